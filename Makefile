@@ -1,0 +1,42 @@
+# Two commands do everything on a machine with Python 3.11 or newer: `make run` and `make test`.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PROMPT ?= Explain in two sentences why the sky is blue.
+
+.PHONY: run test test-slow check lint clean help
+
+help:            ## list the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/:/'
+
+$(VENV)/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit("Twostroke needs Python 3.11 to 3.13, and this is " + sys.version.split()[0] + "; try: make PYTHON=python3.12 run") if not (3, 11) <= sys.version_info[:2] <= (3, 13) else None'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.core: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@ $(VENV)/.core
+
+run: $(VENV)/.core   ## install the core, fetch the default model, answer a prompt, show the two phases
+	$(BIN)/twostroke run smollm2 "$(PROMPT)"
+
+test: $(VENV)/.dev   ## install the development extras and run the tests
+	$(BIN)/python -m pytest -m "not slow and not gpu"
+
+test-slow: $(VENV)/.dev   ## the tests that take minutes
+	$(BIN)/python -m pytest -m "slow and not gpu"
+
+lint: $(VENV)/.dev   ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+check: lint test   ## what CI runs
+
+clean:   ## remove the venv and every cache of this folder
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

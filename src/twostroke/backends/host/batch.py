@@ -1,0 +1,64 @@
+"""A Step rendered as arrays: born complete, dead with the step. Decode tokens come first, one a sequence; prefill
+chunks follow, so that each phase's attention reads one contiguous range of tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from twostroke.backends.host.rows import RowSet
+from twostroke.core.step import Step
+
+Int32Array = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    token_ids: Int32Array  # [num_tokens]
+    positions: Int32Array  # [num_tokens]
+    num_decodes: int  # the first segments, and the first tokens
+    segment_first: Int32Array  # [num_segments] index of a segment's first token
+    segment_count: Int32Array  # [num_segments] its tokens
+    segment_start: Int32Array  # [num_segments] the position of its first token
+    tables: tuple[Int32Array, ...]  # a KV group each, [num_segments, max blocks]
+    logit_rows: Int32Array  # [num_logits] tokens whose logits are wanted, in token order
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_segments(self) -> int:
+        return len(self.segment_first)
+
+    @staticmethod
+    def from_step(step: Step, rows: RowSet) -> Batch:
+        token_ids: list[int] = [rows[slot.seq_id].last_token for slot in step.decodes]
+        positions: list[int] = [slot.position for slot in step.decodes]
+        firsts, counts, starts = list(range(len(step.decodes))), [1] * len(step.decodes), list(positions)
+        logit_rows = list(firsts)
+        for chunk in step.prefills:
+            first, count = len(token_ids), len(chunk.token_ids)
+            firsts.append(first)
+            counts.append(count)
+            starts.append(chunk.start)
+            token_ids.extend(chunk.token_ids)
+            positions.extend(range(chunk.start, chunk.end))
+            if chunk.prompt_logprobs is not None:
+                logit_rows.extend(range(first, first + count))
+            elif chunk.samples:
+                logit_rows.append(first + count - 1)
+        seq_ids = [slot.seq_id for slot in step.decodes] + [chunk.seq_id for chunk in step.prefills]
+        per_row = [rows[seq_id].tables for seq_id in seq_ids]
+        return Batch(
+            token_ids=np.array(token_ids, dtype=np.int32),
+            positions=np.array(positions, dtype=np.int32),
+            num_decodes=len(step.decodes),
+            segment_first=np.array(firsts, dtype=np.int32),
+            segment_count=np.array(counts, dtype=np.int32),
+            segment_start=np.array(starts, dtype=np.int32),
+            tables=tuple(np.stack(group) for group in zip(*per_row, strict=True)),
+            logit_rows=np.array(logit_rows, dtype=np.int32),
+        )

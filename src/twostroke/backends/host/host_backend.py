@@ -1,0 +1,95 @@
+"""The part of a host backend that is not arithmetic: one launch thread that runs steps in order, rows, sampling.
+A backend gives `forward`; everything a Step asks for around it happens here, once for all of them."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+import numpy.typing as npt
+
+from twostroke.backends.host.batch import Batch
+from twostroke.backends.host.rows import RowSet
+from twostroke.backends.host.sampler import token_logprobs
+from twostroke.core.kv_layout import KVLayout
+from twostroke.core.step import PrefillChunk, SampledToken, Step, StepResult, TokenLogprobs
+
+
+class HostTicket:
+    def __init__(self, future: Future[StepResult]) -> None:
+        self._future = future
+
+    @property
+    def ready(self) -> bool:
+        return self._future.done()
+
+    def result(self) -> StepResult:
+        return self._future.result()
+
+
+class HostBackend(ABC):
+    name: str
+
+    def __init__(self, layout: KVLayout, max_context: int, vocab_size: int) -> None:
+        self.layout = layout
+        self.rows = RowSet(layout, max_context, vocab_size)
+        self._launcher = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"{self.name}-launch")
+
+    @abstractmethod
+    def forward(self, batch: Batch) -> npt.NDArray[np.float32]:
+        """Compute every token of the batch, write its KV, and return logits  # [len(batch.logit_rows), vocab]"""
+
+    def launch(self, step: Step) -> HostTicket:
+        return HostTicket(self._launcher.submit(self.execute, step))
+
+    def execute(self, step: Step) -> StepResult:
+        """Run one step to its end on the calling thread."""
+        started_s = time.perf_counter()
+        self.rows.update(step)
+        sampled: dict[int, SampledToken] = {}
+        prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
+        errors: dict[int, str] = {}
+        if step.num_tokens:
+            logits = self.forward(Batch.from_step(step, self.rows))
+            cursor = 0
+            for slot in step.decodes:
+                self._sample(slot.seq_id, logits[cursor], sampled, errors)
+                cursor += 1
+            for chunk in step.prefills:
+                if chunk.prompt_logprobs is not None:
+                    rows = logits[cursor : cursor + len(chunk.token_ids)]
+                    prompt_logprobs[chunk.seq_id] = _chunk_logprobs(chunk, rows)
+                    cursor += len(chunk.token_ids)
+                elif chunk.samples:
+                    cursor += 1
+                if chunk.samples:
+                    self._sample(chunk.seq_id, logits[cursor - 1], sampled, errors)
+        return StepResult(step.step_id, sampled, prompt_logprobs, errors, time.perf_counter() - started_s)
+
+    def _sample(
+        self, seq_id: int, logits: npt.NDArray[np.float32], sampled: dict[int, SampledToken], errors: dict[int, str]
+    ) -> None:
+        row = self.rows[seq_id]
+        if not np.isfinite(logits).all():
+            errors[seq_id] = "the model produced logits that are not finite"
+            row.last_token = 0  # a step may already be launched behind this one; its result is dropped
+            return
+        token = row.sampler.sample(logits)
+        row.last_token = token.token_id
+        sampled[seq_id] = token
+
+    def close(self) -> None:
+        self._launcher.shutdown(wait=True)
+
+
+def _chunk_logprobs(chunk: PrefillChunk, logits: npt.NDArray[np.float32]) -> tuple[TokenLogprobs, ...]:
+    """For each position of the chunk, the logprobs of the token that follows it in the prompt."""
+    assert chunk.prompt_logprobs is not None
+    targets = [*chunk.token_ids[1:]]
+    if chunk.next_token_id is not None:
+        targets.append(chunk.next_token_id)
+    return tuple(
+        token_logprobs(row, target, chunk.prompt_logprobs) for row, target in zip(logits, targets, strict=False)
+    )

@@ -1,0 +1,53 @@
+"""The rows of a host backend: what it keeps for each running Sequence from step to step, and nothing the step sends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from twostroke.backends.host.sampler import RowSampler
+from twostroke.core.kv_layout import KVLayout
+from twostroke.core.step import RowJoin, Step
+
+NO_BLOCK = -1
+"""A block table's entry that was never granted, or whose block lies behind a sliding window."""
+
+
+@dataclass(slots=True)
+class Row:
+    seq_id: int
+    last_token: int
+    sampler: RowSampler
+    tables: tuple[npt.NDArray[np.int32], ...]  # one a KV group, [max blocks of a sequence]
+
+
+class RowSet:
+    """Rows by sequence id; `update` takes a step's leaves, joins and grants, in that order."""
+
+    def __init__(self, layout: KVLayout, max_context: int, vocab_size: int) -> None:
+        self._layout = layout
+        self._table_len = layout.blocks_for(max_context)
+        self._vocab_size = vocab_size
+        self._rows: dict[int, Row] = {}
+
+    def __getitem__(self, seq_id: int) -> Row:
+        return self._rows[seq_id]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def update(self, step: Step) -> None:
+        for seq_id in step.leaves:
+            del self._rows[seq_id]
+        for join in step.joins:
+            self._rows[join.seq_id] = self._open(join)
+        for grant in step.grants:
+            table = self._rows[grant.seq_id].tables[grant.group]
+            table[grant.first_index : grant.first_index + len(grant.block_ids)] = grant.block_ids
+
+    def _open(self, join: RowJoin) -> Row:
+        tables = tuple(np.full(self._table_len, NO_BLOCK, dtype=np.int32) for _ in self._layout.groups)
+        sampler = RowSampler(join.request, join.sample_index, join.output_token_ids, self._vocab_size)
+        return Row(join.seq_id, last_token=NO_BLOCK, sampler=sampler, tables=tables)

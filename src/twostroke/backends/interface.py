@@ -1,0 +1,47 @@
+"""What a backend is: it executes Steps on one device, in the order they are launched, and keeps a row for each running
+Sequence. It declares what it supports, or declines with a reason. Chooses no work: that is the scheduler's."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from twostroke.core.kv_layout import KVLayout
+from twostroke.core.step import Step, StepResult
+from twostroke.models.checkpoint import Checkpoint
+
+
+class Ticket(Protocol):
+    """A launched step."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether `result()` would return at once."""
+
+    def result(self) -> StepResult:
+        """Wait for the step. Tickets are awaited in launch order."""
+
+
+class Backend(Protocol):
+    name: str
+
+    def launch(self, step: Step) -> Ticket:
+        """Start a step and return before it is done where the device allows; steps run in launch order."""
+
+    def close(self) -> None:
+        """Free threads and memory. The backend is of no use after."""
+
+
+class BackendFactory(Protocol):
+    """What a backend's folder registers: cheap questions first, then `create`."""
+
+    name: str
+
+    def supports(self, checkpoint: Checkpoint) -> str | None:
+        """None, or one sentence on why this model cannot run on this backend on this machine."""
+
+    def kv_bytes_per_token(self, checkpoint: Checkpoint, layers: tuple[int, ...]) -> int:
+        """Bytes that one token's K and V take over these layers."""
+
+    def create(
+        self, checkpoint: Checkpoint, layout: KVLayout, *, max_context: int, max_tokens_per_step: int, threads: int
+    ) -> Backend: ...

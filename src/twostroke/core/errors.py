@@ -1,0 +1,18 @@
+"""The errors that are meant for a user: one clear sentence each. The CLI prints them and exits with 2;
+anything else that escapes is a bug."""
+
+
+class TwostrokeError(Exception):
+    """Base of every error whose message is written for the user."""
+
+
+class BadRequestError(TwostrokeError):
+    """A request that can never be served: it names the field and what was wrong with it."""
+
+
+class ModelError(TwostrokeError):
+    """A model that cannot be found, read, or run: truncated, corrupt, hostile or unknown."""
+
+
+class BackendError(TwostrokeError):
+    """No backend can run this model here, or a backend failed; the message carries each reason."""

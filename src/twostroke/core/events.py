@@ -1,0 +1,39 @@
+"""What the engine tells its caller after a step: plain data, one event a sample that moved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from twostroke.core.sequence import FinishReason
+from twostroke.core.step import TokenLogprobs
+from twostroke.core.timing import SequenceTiming
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillProgress:
+    """A prompt was read a chunk further; no token yet."""
+
+    request_id: str
+    sample_index: int
+    computed_tokens: int
+    total_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """New output of one sample; with `finish_reason`, its last event. `text` holds whole characters only, and may be
+    empty while a character or a possible stop string is incomplete."""
+
+    request_id: str
+    sample_index: int
+    token_ids: tuple[int, ...]
+    text: str
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+    timing: SequenceTiming | None = None
+    """Set on the last event."""
+
+
+Event = PrefillProgress | TokenEvent

@@ -1,0 +1,34 @@
+"""What a user asked for: immutable, made of token ids. Knows nothing of text, KV or progress."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from twostroke.core.errors import BadRequestError
+from twostroke.core.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    priority: int = 0
+    """Lower runs first; equal priorities run in order of arrival."""
+    eos_token_ids: frozenset[int] = frozenset()
+    cache_salt: str = ""
+    """Requests with different salts never share a prefix: it keeps tenants apart."""
+    arrival_s: float = 0.0
+    """On the engine's monotonic clock; `Engine.add` fills it in."""
+    seed: int = 0
+    """The seed in force: the user's, or one drawn by the engine."""
+
+    def __post_init__(self) -> None:
+        if not self.prompt_token_ids:
+            raise BadRequestError("the prompt is empty: at least one token is needed")
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """The token ids that end an answer."""
+        ids = frozenset(self.sampling.stop_token_ids)
+        return ids if self.sampling.ignore_eos else ids | self.eos_token_ids

@@ -1,0 +1,82 @@
+"""One sample's progress through its two phases. Only `Scheduler.apply` advances it.
+
+tokens    [ prompt ............... | output ....... ]
+computed  [ ==== num_computed ==== ]                    KV is written and known to be
+in flight                          [ == ]               launched, results not yet applied
+prefill   [ ======= prefill_len ======= ]               known when the prefill began: prompt, or prompt + output
+                                                        when a preempted sequence resumes
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from twostroke.core.request import Request
+from twostroke.core.timing import SequenceTiming
+
+
+class Phase(Enum):
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+class SequenceState(Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class FinishReason(Enum):
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    seq_id: int
+    request: Request
+    sample_index: int
+    max_total_tokens: int
+    """Prompt plus output, at most: what admission reserved for."""
+    tokens: list[int] = field(default_factory=list)
+    num_computed: int = 0
+    num_in_flight: int = 0
+    prefill_len: int = 0
+    state: SequenceState = SequenceState.WAITING
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+    timing: SequenceTiming = field(default_factory=SequenceTiming)
+
+    def __post_init__(self) -> None:
+        if not self.tokens:
+            self.tokens = list(self.request.prompt_token_ids)
+        self.prefill_len = len(self.tokens)
+
+    @property
+    def prompt_len(self) -> int:
+        return len(self.request.prompt_token_ids)
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        return self.tokens[self.prompt_len :]
+
+    @property
+    def num_output(self) -> int:
+        return len(self.tokens) - self.prompt_len
+
+    @property
+    def next_position(self) -> int:
+        """The first position that no launched step covers."""
+        return self.num_computed + self.num_in_flight
+
+    @property
+    def phase(self) -> Phase:
+        """The phase of the next piece of work, counting what is already launched as done."""
+        return Phase.PREFILL if self.next_position < self.prefill_len else Phase.DECODE
+
+    @property
+    def is_finished(self) -> bool:
+        return self.state is SequenceState.FINISHED

@@ -1,0 +1,110 @@
+"""The work order of one forward pass and what comes back. A Step is frozen, says its phases in its types, and never
+holds the value of a token that is still being sampled: a decode slot's input is the last token of its backend row.
+
+A row is what a backend keeps for a running Sequence between steps: last token, block tables, sampling state.
+Only what changed is sent: `joins` opens rows, `grants` extends their block tables, `leaves` closes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from twostroke.core.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillChunk:
+    """A contiguous range of one Sequence's known tokens to compute now."""
+
+    seq_id: int
+    start: int
+    token_ids: tuple[int, ...]
+    samples: bool
+    """True when this chunk completes the prefill: its last position yields a token."""
+    prompt_logprobs: int | None = None
+    """When set: for each position of the chunk whose next token is known, the logprob of that next token, and this
+    many of the most likely ones. The next token of the chunk's last position comes in `next_token_id`."""
+    next_token_id: int | None = None
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeSlot:
+    """One Sequence's next token: the row's last token enters at `position`."""
+
+    seq_id: int
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class RowJoin:
+    """Opens a row (or reopens it after preemption; then some output is already known)."""
+
+    seq_id: int
+    request: Request
+    sample_index: int = 0
+    output_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BlockGrant:
+    """Entries `first_index`, `first_index + 1`, ... of a row's block table in one KV group."""
+
+    seq_id: int
+    group: int
+    first_index: int
+    block_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A backend takes leaves, then joins, then grants; then computes decodes and prefills side by side."""
+
+    step_id: int
+    prefills: tuple[PrefillChunk, ...] = ()
+    decodes: tuple[DecodeSlot, ...] = ()
+    joins: tuple[RowJoin, ...] = ()
+    leaves: tuple[int, ...] = ()
+    grants: tuple[BlockGrant, ...] = ()
+
+    @property
+    def num_prefill_tokens(self) -> int:
+        return sum(len(chunk.token_ids) for chunk in self.prefills)
+
+    @property
+    def num_decode_tokens(self) -> int:
+        return len(self.decodes)
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_prefill_tokens + self.num_decode_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """The log-probability of one token, and of the most likely tokens at its position, best first."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    token_id: int
+    logprobs: TokenLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What came back. A sequence in `errors` could not be continued (its logits were not finite, say); the rest of
+    the step is sound."""
+
+    step_id: int
+    sampled: Mapping[int, SampledToken]
+    prompt_logprobs: Mapping[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
+    errors: Mapping[int, str] = field(default_factory=dict)
+    compute_s: float = 0.0

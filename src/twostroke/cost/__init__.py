@@ -1,0 +1,1 @@
+"""What a step should cost: model shapes and physical floors. Standard library only."""

@@ -1,0 +1,1 @@
+"""Joining scheduler, backend and text: the loop, its construction, the offline API."""

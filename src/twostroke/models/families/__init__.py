@@ -1,0 +1,1 @@
+"""Model families: each file names its differences."""

@@ -1,0 +1,1 @@
+"""Reading weight files: GGUF and safetensors, memory-mapped, never pickle."""

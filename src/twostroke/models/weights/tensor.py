@@ -1,0 +1,77 @@
+"""One stored tensor, as its bytes lie in the file, with its kind. Knows how rows are laid out; what a kind's numbers
+mean is in `quantisation.py`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+import numpy.typing as npt
+
+
+class WeightKind(Enum):
+    """How numbers are stored: (values a block, bytes a block)."""
+
+    F32 = (1, 4)
+    F16 = (1, 2)
+    BF16 = (1, 2, "bf16")  # a third entry keeps it from being an alias of F16
+    Q8_0 = (32, 34)
+    Q4_0 = (32, 18)
+    Q4_1 = (32, 20)
+    Q4_K = (256, 144)
+    Q5_K = (256, 176)
+    Q6_K = (256, 210)
+
+    @property
+    def block_values(self) -> int:
+        return int(self.value[0])
+
+    @property
+    def block_bytes(self) -> int:
+        return int(self.value[1])
+
+    @property
+    def is_quantised(self) -> bool:
+        return self.block_values > 1
+
+    def row_bytes(self, num_values: int) -> int:
+        return num_values // self.block_values * self.block_bytes
+
+    @property
+    def bits_per_weight(self) -> float:
+        return 8 * self.block_bytes / self.block_values
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WeightTensor:
+    """Rows first, as a matrix multiplies: `shape` is (outputs, inputs), or (n,) for a vector."""
+
+    name: str
+    kind: WeightKind
+    shape: tuple[int, ...]
+    data: npt.NDArray[np.uint8]  # [rows, bytes a row], often a read-only view of a memory map; a vector is one row
+
+    @property
+    def nbytes(self) -> int:
+        return self.data.nbytes
+
+    def rows(self, start: int, stop: int) -> WeightTensor:
+        """A view of some rows of a matrix: how fused projections are split."""
+        return WeightTensor(self.name, self.kind, (stop - start, *self.shape[1:]), self.data[start:stop])
+
+    def take_rows(self, order: npt.NDArray[np.intp]) -> WeightTensor:
+        """A copy with the rows in another order."""
+        return WeightTensor(self.name, self.kind, (len(order), *self.shape[1:]), self.data[order])
+
+    def to_float32(self) -> npt.NDArray[np.float32]:
+        from twostroke.models.weights.quantisation import dequantise
+
+        return dequantise(self.kind, self.data).reshape(self.shape)
+
+
+def from_float32(name: str, values: npt.NDArray[np.float32]) -> WeightTensor:
+    """An F32 tensor over an array: for norms that a loader adjusts, and for random weights."""
+    rows = values.shape[0] if values.ndim > 1 else 1
+    data = np.ascontiguousarray(values, dtype=np.float32).reshape(rows, -1).view(np.uint8)
+    return WeightTensor(name, WeightKind.F32, tuple(values.shape), data)
