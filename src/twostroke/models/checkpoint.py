@@ -20,7 +20,7 @@ class Checkpoint:
     tensors: Mapping[str, WeightTensor]
     """Canonical names, exactly those of `spec.tensor_shapes()`."""
     gguf_metadata: Mapping[str, Any] | None = None
-    """The GGUF key-values, tokenizer fields among them; None for a Hugging Face folder (then `path` holds the files)."""
+    """The GGUF key-values, tokenizer fields among them; None for a Hugging Face folder (`path` holds its files)."""
 
     @property
     def weight_bytes(self) -> int:
