@@ -61,8 +61,8 @@ _GGUF_NEUTRAL: dict[str, Sequence[Any]] = {
 def spec_from_config(
     config: Fields, family: str, *, rotary_dim: int | None = None, handled: Sequence[str] = (), tied: bool = False
 ) -> ModelSpec:
-    """The spec of a plain decoder, full attention in every layer. `handled` names features that are refused otherwise
-    and that the calling family reads itself; `tied` is what the architecture takes an absent tie_word_embeddings for."""
+    """The spec of a plain decoder, full attention in every layer. `handled` names features that are refused
+    unless the calling family reads them; `tied` is what an absent tie_word_embeddings means to the architecture."""
     config.refuse_unless({name: values for name, values in _HF_NEUTRAL.items() if name not in handled})
     hidden_size = config.integer("hidden_size", 1, _MAX_HIDDEN)
     num_heads = config.integer("num_attention_heads", 1, _MAX_HEADS)
@@ -78,9 +78,7 @@ def spec_from_config(
     activation_name = "hidden_activation" if config.get("hidden_activation") is not None else "hidden_act"
     activation = config.text(activation_name)
     if activation not in _ACTIVATIONS:
-        raise config.error(
-            activation_name, f"is {shown(activation)}; the supported ones are {', '.join(_ACTIVATIONS)}"
-        )
+        raise config.error(activation_name, f"is {shown(activation)}; the supported ones are {', '.join(_ACTIVATIONS)}")
     layer = LayerSpec(rope_from_config(config, rotary_dim, max_context))
     return ModelSpec(
         family=family,

@@ -38,8 +38,7 @@ HF_GEMMA_NAMES = replace(
 
 def gemma(spec: ModelSpec) -> ModelSpec:
     """What Gemma 2 and 3 have in common."""
-    return replace(
-spec, sandwich_norms=True, embedding_scale=math.sqrt(spec.hidden_size))
+    return replace(spec, sandwich_norms=True, embedding_scale=math.sqrt(spec.hidden_size))
 
 
 def soft_cap(fields: Fields, name: str, default: float | None = None) -> float | None:
@@ -52,15 +51,15 @@ def soft_cap(fields: Fields, name: str, default: float | None = None) -> float |
 
 
 def scale_from_config(config: Fields) -> float:
-    return config.number("query_pre_attn_scalar", 1e-3, 1e6) ** -0.5
+    return 1 / math.sqrt(config.number("query_pre_attn_scalar", 1e-3, 1e6))
 
 
 def scale_from_size(spec: ModelSpec, large_layers: int) -> float:
     """A GGUF file does not hold query_pre_attn_scalar: it is the head size, but for the largest model of each
     generation, which is known by its number of layers."""
     if spec.num_layers == large_layers:
-        return (spec.hidden_size // spec.num_heads) ** -0.5
-    return spec.head_dim**-0.5
+        return 1 / math.sqrt(spec.hidden_size // spec.num_heads)
+    return 1 / math.sqrt(spec.head_dim)
 
 
 def _from_config(config: Fields) -> ModelSpec:

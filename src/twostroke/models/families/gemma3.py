@@ -65,8 +65,10 @@ def _ropes_from_config(config: Fields, spec: ModelSpec) -> tuple[RopeSpec, RopeS
     local, whole = local or nothing, whole or nothing
     local_default = config.number("rope_local_base_freq", 1.0, 1e15, _LOCAL_THETA)
     ropes = []
-    for settings, theta in ((local, rope.theta_from(local, nothing, local_default)),
-                            (whole, rope.theta_from(whole, config, _GLOBAL_THETA))):
+    for settings, theta in (
+        (local, rope.theta_from(local, nothing, local_default)),
+        (whole, rope.theta_from(whole, config, _GLOBAL_THETA)),
+    ):
         settings.refuse_unless({"partial_rotary_factor": (1, 1.0)})
         scaling = rope.scaling_from(settings, config, spec.head_dim, spec.max_context)
         ropes.append(RopeSpec(theta, spec.head_dim, scaling))

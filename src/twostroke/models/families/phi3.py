@@ -14,9 +14,7 @@ from twostroke.models.weights.tensor import WeightTensor
 
 def _from_config(config: Fields) -> ModelSpec:
     config.refuse_unless({"attention_bias": (False,)})
-    spec = decoder.spec_from_config(
-        config, "phi3", rotary_dim=_rotary_dim(config), handled=("partial_rotary_factor",)
-    )
+    spec = decoder.spec_from_config(config, "phi3", rotary_dim=_rotary_dim(config), handled=("partial_rotary_factor",))
     return decoder.windowed(spec, config)
 
 

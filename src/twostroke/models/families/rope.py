@@ -66,9 +66,7 @@ def _longrope_from(settings: Fields, config: Fields, dim: int, max_context: int)
         short_factors=settings.numbers("short_factor", dim // 2, 1e-6, _MAX_FACTOR),
         long_factors=settings.numbers("long_factor", dim // 2, 1e-6, _MAX_FACTOR),
         original_max_context=original,
-        attention_factor=settings.number(
-            "attention_factor", 1e-3, 1e3, longrope_attention_factor(stretch, original)
-        ),
+        attention_factor=settings.number("attention_factor", 1e-3, 1e3, longrope_attention_factor(stretch, original)),
     )
 
 
@@ -107,7 +105,9 @@ def _divisors(source: str, tensors: Mapping[str, WeightTensor], name: str, dim: 
     if name not in tensors:
         raise ModelError(f"{source}: the tensor {name} is missing")
     if tensors[name].shape != (dim // 2,):
-        raise ModelError(f"{source}: {name} has shape {tensors[name].shape}, and the rotary dimensions ask for {dim // 2}")
+        raise ModelError(
+            f"{source}: {name} has shape {tensors[name].shape}, and the rotary dimensions ask for {dim // 2}"
+        )
     values = tensors[name].to_float32()
     if not bool((values > 1e-6).all()) or not bool((values < _MAX_FACTOR).all()):
         raise ModelError(f"{source}: {name} must hold positive numbers only")
