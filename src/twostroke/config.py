@@ -80,8 +80,8 @@ def resolve(
     fits = _fitting_context(config, groups, budget, max_context)
     if fits < min(max_context, config.kv.block_size * 2):
         raise BadRequestError(
-            f"{budget} bytes for KV hold less than two blocks of {config.kv.block_size} tokens ({block_bytes} bytes each): "
-            "give more memory to KV"
+            f"{budget} bytes for KV hold less than two blocks of {config.kv.block_size} tokens "
+            f"({block_bytes} bytes each): give more memory to KV"
         )
     if fits < max_context:
         if config.max_context is not None:

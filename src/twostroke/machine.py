@@ -1,4 +1,5 @@
-"""What this machine really offers a process: cores and memory after cgroup limits and affinity. Standard library only."""
+"""What this machine really offers a process: cores and memory, after cgroup limits and affinity. Standard library
+only."""
 
 from __future__ import annotations
 

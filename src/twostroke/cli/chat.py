@@ -31,7 +31,7 @@ def chat(
     prefix_caching: options.PrefixCaching = True,
     verbose: options.Verbose = False,
 ) -> None:
-    """Talk with a model. After each turn a line shows both phases and the prefix-cache hit: the history is read once."""
+    """Talk with a model. After each turn a line shows both phases and the prefix-cache hit: history is read once."""
     console = Console(stderr=True)
     config = options.engine_config(backend, threads, max_context, kv_memory, max_tokens_per_step, prefix_caching)
     sampling = options.sampling_params(max_tokens, temperature, top_k, top_p, min_p, repetition_penalty, seed, stop)

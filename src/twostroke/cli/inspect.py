@@ -75,7 +75,8 @@ def _memory_rows(checkpoint: Checkpoint, backend: str) -> list[tuple[str, str]]:
         ("KV", f"{units.size(per_token)} a token; {units.size(full_bytes)} for {context:,} tokens"),
         (
             "this machine",
-            f"{here.threads} threads, {units.size(here.available_memory_bytes)} of {units.size(here.total_memory_bytes)} free",
+            f"{here.threads} threads, {units.size(here.available_memory_bytes)} free "
+            f"of {units.size(here.total_memory_bytes)}",
         ),
         ("fits", _fits(checkpoint, free, per_token, full_bytes)),
     ]

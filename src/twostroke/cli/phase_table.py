@@ -42,7 +42,8 @@ def print_phases(
     console.print(table)
     if ceilings is not None:
         console.print(
-            f"The floor is what this machine allows: {ceilings.multiply_adds_per_s / 1e9:,.0f} G multiply-adds/s to read, "
+            "The floor is what this machine allows: "
+            f"{ceilings.multiply_adds_per_s / 1e9:,.0f} G multiply-adds/s to read, "
             f"{ceilings.read_bytes_per_s / 1e9:.1f} GB/s to write ({ceilings.source}).",
             style="dim",
             highlight=False,
@@ -58,7 +59,8 @@ def turn_line(timing: SequenceTiming) -> str:
     """One turn of a conversation in one line, the prefix-cache hit first."""
     computed = timing.prompt_tokens - timing.cached_tokens
     return (
-        f"read {computed} of {timing.prompt_tokens} tokens ({timing.cached_tokens} cached) in {units.seconds(timing.prefill_s)}"
+        f"read {computed} of {timing.prompt_tokens} tokens ({timing.cached_tokens} cached)"
+        f" in {units.seconds(timing.prefill_s)}"
         f" · wrote {len(timing.token_times_s)} in {units.seconds(timing.decode_s)}"
         f" ({units.rate(len(timing.token_times_s) - 1, timing.decode_s)})"
     )
