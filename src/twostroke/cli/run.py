@@ -46,7 +46,7 @@ def run(
     phases: Annotated[bool, typer.Option(help="Show the phase table.")] = True,
     verbose: options.Verbose = False,
 ) -> None:
-    """Answer one prompt, streaming, then show its two phases: how long it read, how long it wrote, against what floor."""
+    """Answer one prompt, streaming, then show its two phases: how long it read, how long it wrote, and the floors."""
     console = Console(stderr=True, quiet=as_json)
     config = options.engine_config(backend, threads, max_context, kv_memory, max_tokens_per_step, prefix_caching=True)
     sampling = options.sampling_params(max_tokens, temperature, top_k, top_p, min_p, repetition_penalty, seed, stop)
