@@ -16,6 +16,8 @@ from twostroke.backends.host.sampler import token_logprobs
 from twostroke.core.kv_layout import KVLayout
 from twostroke.core.step import PrefillChunk, SampledToken, Step, StepResult, TokenLogprobs
 
+NOT_FINITE = "the model produced logits that are not finite"
+
 
 class HostTicket:
     def __init__(self, future: Future[StepResult]) -> None:
@@ -60,11 +62,14 @@ class HostBackend(ABC):
             for chunk in step.prefills:
                 if chunk.prompt_logprobs is not None:
                     rows = logits[cursor : cursor + len(chunk.token_ids)]
-                    prompt_logprobs[chunk.seq_id] = _chunk_logprobs(chunk, rows)
+                    if np.isfinite(rows).all():
+                        prompt_logprobs[chunk.seq_id] = _chunk_logprobs(chunk, rows)
+                    else:
+                        errors[chunk.seq_id] = NOT_FINITE
                     cursor += len(chunk.token_ids)
                 elif chunk.samples:
                     cursor += 1
-                if chunk.samples:
+                if chunk.samples and chunk.seq_id not in errors:
                     self._sample(chunk.seq_id, logits[cursor - 1], sampled, errors)
         return StepResult(step.step_id, sampled, prompt_logprobs, errors, time.perf_counter() - started_s)
 
@@ -73,9 +78,8 @@ class HostBackend(ABC):
     ) -> None:
         row = self.rows[seq_id]
         if not np.isfinite(logits).all():
-            errors[seq_id] = "the model produced logits that are not finite"
-            row.last_token = 0  # a step may already be launched behind this one; its result is dropped
-            return
+            errors[seq_id] = NOT_FINITE
+            return  # a step may already be launched behind this one: it reads the old last token and is dropped
         token = row.sampler.sample(logits)
         row.last_token = token.token_id
         sampled[seq_id] = token

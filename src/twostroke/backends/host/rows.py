@@ -50,4 +50,5 @@ class RowSet:
     def _open(self, join: RowJoin) -> Row:
         tables = tuple(np.full(self._table_len, NO_BLOCK, dtype=np.int32) for _ in self._layout.groups)
         sampler = RowSampler(join.request, join.sample_index, join.output_token_ids, self._vocab_size)
-        return Row(join.seq_id, last_token=NO_BLOCK, sampler=sampler, tables=tables)
+        last_token = (join.output_token_ids or join.request.prompt_token_ids)[-1]
+        return Row(join.seq_id, last_token=last_token, sampler=sampler, tables=tables)

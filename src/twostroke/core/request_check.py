@@ -1,0 +1,25 @@
+"""Whether a request's token ids exist in a model's vocabulary: asked once, before the request is queued, so that no
+backend meets an id it cannot index."""
+
+from __future__ import annotations
+
+from twostroke.core.errors import BadRequestError
+from twostroke.core.request import Request
+
+
+def check_request(request: Request, vocab_size: int) -> None:
+    """Raise BadRequestError, naming the field, where a token id lies outside the vocabulary."""
+    sampling = request.sampling
+    named_ids = (
+        ("prompt_token_ids", request.prompt_token_ids),
+        ("logit_bias", sampling.logit_bias),
+        ("stop_token_ids", sampling.stop_token_ids),
+    )
+    for name, token_ids in named_ids:
+        for token_id in token_ids:
+            if not 0 <= token_id < vocab_size:
+                raise BadRequestError(
+                    f"{name} holds the token id {token_id}; this model's ids run from 0 to {vocab_size - 1}"
+                )
+    if sampling.min_tokens > 0 and sum(token_id < vocab_size for token_id in request.stop_ids) >= vocab_size:
+        raise BadRequestError("min_tokens cannot be met: every token of the vocabulary is a stop token")
