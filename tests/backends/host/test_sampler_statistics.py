@@ -1,6 +1,7 @@
 """Draws follow the distribution they claim, and are independent of each other. Seeds are fixed: these never flake."""
 
 from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -99,6 +100,6 @@ def test_neighbouring_seeds_are_independent(chi_square_limit):
 def test_independence_would_notice_a_link(chi_square_limit):
     row = sampler(77, SamplingParams())
     tokens = [row.sample(LOGITS).token_id for _ in range(NUM_DRAWS)]
-    linked = [(a, a if i % 10 == 0 else b) for i, (a, b) in enumerate(zip(tokens, tokens[1:], strict=False))]
+    linked = [(a, a if i % 10 == 0 else b) for i, (a, b) in enumerate(pairwise(tokens))]
     value, degrees = independence(linked)
     assert value > chi_square_limit(degrees)
