@@ -40,9 +40,7 @@ class SamplingParams:
     """The same for every prompt token but the first. Such a request does not use the prefix cache."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
-        object.__setattr__(self, "stop", tuple(self.stop))
+        object.__setattr__(self, "stop", _texts(self.stop))
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         object.__setattr__(self, "logit_bias", dict(self.logit_bias))
         if self.max_tokens is not None:
@@ -83,6 +81,15 @@ class SamplingParams:
     @property
     def has_penalties(self) -> bool:
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    """A lone string is a list of one, as users write it."""
+    if isinstance(value, str):
+        return (value,)
+    if not isinstance(value, (tuple, list)):
+        raise BadRequestError(f"stop must be a string or a list of strings, not {value!r}")
+    return tuple(value)
 
 
 def _integer(name: str, value: object, low: int, high: int | None) -> None:

@@ -1,0 +1,72 @@
+"""`twostroke chat`: a conversation. Each turn sends the whole history again, and the line below it shows how much of it
+the prefix cache had kept."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from twostroke.cli import options, session
+from twostroke.cli.phase_table import turn_line
+from twostroke.core.errors import BadRequestError
+
+HELP = "/reset forgets the conversation, /exit (or Ctrl-D) leaves."
+
+
+def chat(
+    model: options.Model,
+    system: options.System = None,
+    max_tokens: options.MaxTokens = 512,
+    temperature: options.Temperature = 0.7,
+    top_k: options.TopK = None,
+    top_p: options.TopP = 0.95,
+    min_p: options.MinP = 0.0,
+    repetition_penalty: options.RepetitionPenalty = 1.0,
+    seed: options.Seed = None,
+    stop: options.Stop = None,
+    backend: options.Backend = "auto",
+    threads: options.Threads = None,
+    max_context: options.MaxContext = None,
+    kv_memory: options.KVMemory = None,
+    max_tokens_per_step: options.MaxTokensPerStep = 512,
+    prefix_caching: options.PrefixCaching = True,
+    verbose: options.Verbose = False,
+) -> None:
+    """Talk with a model. After each turn a line shows both phases and the prefix-cache hit: history is read once."""
+    console = Console(stderr=True)
+    config = options.engine_config(backend, threads, max_context, kv_memory, max_tokens_per_step, prefix_caching)
+    sampling = options.sampling_params(max_tokens, temperature, top_k, top_p, min_p, repetition_penalty, seed, stop)
+    opening = [{"role": "system", "content": system}] if system is not None else []
+    messages = list(opening)
+    with session.load(model, config, console, verbose=verbose) as llm:
+        console.print(HELP, style="dim", highlight=False)
+        while (line := _read_line()) is not None:
+            if line in ("/exit", "/quit"):
+                break
+            if line == "/reset":
+                messages = list(opening)
+                console.print("The conversation is forgotten; its KV may still be in the cache.", style="dim")
+                continue
+            if line.startswith("/"):
+                console.print(HELP, style="dim", highlight=False)
+                continue
+            if not line:
+                continue
+            turn = [*messages, {"role": "user", "content": line}]
+            try:
+                result = session.stream_answer(llm, llm.chat_token_ids(turn), sampling, console)
+            except BadRequestError as error:
+                console.print(f"{error}. /reset starts a new conversation.", style="yellow", highlight=False)
+                continue
+            except KeyboardInterrupt:
+                console.print("\n(stopped; this turn is forgotten)", style="dim")
+                continue
+            messages = [*turn, {"role": "assistant", "content": result.text}]
+            console.print(turn_line(result.timing), style="dim", highlight=False)
+
+
+def _read_line() -> str | None:
+    try:
+        return input("> ").strip()
+    except EOFError:
+        print()
+        return None

@@ -1,0 +1,93 @@
+"""`twostroke inspect`: what a model is, and what of it fits in this machine."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from rich.console import Console
+from rich.table import Table
+
+from twostroke import backends, machine
+from twostroke.cli import options, units
+from twostroke.engine.build import kv_needs
+from twostroke.models.checkpoint import Checkpoint
+from twostroke.models.loading import load_checkpoint
+from twostroke.models.resolve import resolve
+
+
+def inspect(model: options.Model, backend: options.Backend = "auto") -> None:
+    """Show a model's shape, parameters, quantisation, KV bytes a token, and what fits in this machine's memory."""
+    checkpoint = load_checkpoint(resolve(model), name=model)
+    console = Console()
+    table = Table.grid(padding=(0, 2))
+    for label, value in [*_shape_rows(checkpoint), *_weight_rows(checkpoint), *_memory_rows(checkpoint, backend)]:
+        table.add_row(f"[dim]{label}[/dim]", value)
+    console.print(table, highlight=False)
+
+
+def _shape_rows(checkpoint: Checkpoint) -> list[tuple[str, str]]:
+    spec = checkpoint.spec
+    windows = "; ".join(
+        f"{len(layers)} layers " + ("full" if window is None else f"windowed to {window}")
+        for window, layers in spec.kv_windows()
+    )
+    return [
+        ("model", checkpoint.name),
+        ("file", str(checkpoint.path)),
+        ("family", spec.family),
+        (
+            "parameters",
+            f"{checkpoint.num_parameters / 1e6:,.1f}M" + (" (tied embeddings)" if spec.tied_embeddings else ""),
+        ),
+        ("layers", f"{spec.num_layers} of {spec.hidden_size} wide, MLP {spec.intermediate_size}"),
+        ("attention", f"{spec.num_heads} query heads, {spec.num_kv_heads} KV heads of {spec.head_dim}; {windows}"),
+        ("vocabulary", f"{spec.vocab_size:,}"),
+        ("context", f"{spec.max_context:,} tokens"),
+    ]
+
+
+def _weight_rows(checkpoint: Checkpoint) -> list[tuple[str, str]]:
+    kinds: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
+    for tensor in checkpoint.tensors.values():
+        kinds[tensor.kind.name] += 1
+        sizes[tensor.kind.name] += tensor.nbytes
+    parts = [f"{name} {kinds[name]} tensors, {units.size(total)}" for name, total in sizes.most_common()]
+    bits = 8 * checkpoint.weight_bytes / checkpoint.num_parameters
+    return [
+        ("weights", f"{units.size(checkpoint.weight_bytes)}, {bits:.2f} bits a parameter"),
+        ("stored as", "; ".join(parts)),
+    ]
+
+
+def _memory_rows(checkpoint: Checkpoint, backend: str) -> list[tuple[str, str]]:
+    factory, reason = backends.choose(backend, checkpoint)
+    needs = kv_needs(factory, checkpoint)
+    per_token = sum(need.bytes_per_token for need in needs)
+    here = machine.detect()
+    free = max(here.available_memory_bytes - checkpoint.weight_bytes, 0)
+    context = checkpoint.spec.max_context
+    full_bytes = sum(
+        min(context, need.window if need.window is not None else context) * need.bytes_per_token for need in needs
+    )
+    return [
+        ("backend", f"{factory.name} ({reason})"),
+        ("KV", f"{units.size(per_token)} a token; {units.size(full_bytes)} for {context:,} tokens"),
+        (
+            "this machine",
+            f"{here.threads} threads, {units.size(here.available_memory_bytes)} free "
+            f"of {units.size(here.total_memory_bytes)}",
+        ),
+        ("fits", _fits(checkpoint, free, per_token, full_bytes)),
+    ]
+
+
+def _fits(checkpoint: Checkpoint, free: int, per_token: int, full_bytes: int) -> str:
+    if free == 0:
+        return f"no: the weights alone take {units.size(checkpoint.weight_bytes)}"
+    sequences = free // full_bytes
+    if sequences == 0:
+        return f"the weights, and about {free // per_token:,} tokens of KV: less than one full context"
+    return (
+        f"the weights, and {free // per_token:,} tokens of KV: {sequences} sequences of {checkpoint.spec.max_context:,}"
+    )

@@ -1,0 +1,108 @@
+"""Options that several commands share, each explained once, and their way into an EngineConfig."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+import typer
+
+from twostroke.config import EngineConfig, KVConfig
+from twostroke.core.errors import BadRequestError
+from twostroke.core.sampling_params import SamplingParams
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="A short name (smollm2), a path to a .gguf file or a Hugging Face folder, or a Hub id (org/name).",
+    ),
+]
+Backend = Annotated[
+    str,
+    typer.Option(help="auto, cpu (native code, quantised weights), or reference (numpy, slow, written to be read)."),
+]
+Threads = Annotated[int | None, typer.Option(help="Threads; default: the cores this process may really use.")]
+MaxContext = Annotated[
+    int | None, typer.Option(help="Prompt and answer together, in tokens; default: what the model was made for.")
+]
+KVMemory = Annotated[
+    str | None,
+    typer.Option(metavar="SIZE", help="Memory for KV blocks, like 512MB or 2GiB; default: a share of what is free."),
+]
+MaxTokensPerStep = Annotated[
+    int, typer.Option(help="A step's token budget. Smaller: smoother streams. Larger: faster prompts.")
+]
+PrefixCaching = Annotated[bool, typer.Option(help="Reuse the KV of a prompt's beginning that was read before.")]
+MaxTokens = Annotated[int, typer.Option(help="The longest answer, in tokens.")]
+Temperature = Annotated[float, typer.Option(help="0 always takes the likeliest token; higher is more random.")]
+TopK = Annotated[int | None, typer.Option(help="Draw from the k likeliest tokens only.")]
+TopP = Annotated[float, typer.Option(help="Draw from the likeliest tokens that hold this share of the probability.")]
+MinP = Annotated[float, typer.Option(help="Drop tokens less likely than this share of the likeliest one.")]
+RepetitionPenalty = Annotated[float, typer.Option(help="Above 1 discourages what was already said.")]
+Seed = Annotated[int | None, typer.Option(help="The same seed draws the same answer.")]
+Stop = Annotated[list[str] | None, typer.Option(help="End the answer at this text; may be given several times.")]
+System = Annotated[str | None, typer.Option(help="A system message for the chat template.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say what was chosen, and why.")]
+
+_UNITS = {
+    "": 1,
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KIB": 2**10,
+    "MIB": 2**20,
+    "GIB": 2**30,
+    "TIB": 2**40,
+}
+
+
+def parse_size(text: str) -> int:
+    """Bytes of "512MB", "2 GiB", "1000000"."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    unit = match.group(2).upper() if match else None
+    if match is None or unit not in _UNITS:
+        raise BadRequestError(f"{text!r} is not a size: write something like 512MB or 2GiB")
+    return int(float(match.group(1)) * _UNITS[unit])
+
+
+def engine_config(
+    backend: str,
+    threads: int | None,
+    max_context: int | None,
+    kv_memory: str | None,
+    max_tokens_per_step: int,
+    prefix_caching: bool,
+) -> EngineConfig:
+    memory_bytes = parse_size(kv_memory) if kv_memory is not None else None
+    return EngineConfig(
+        backend=backend,
+        threads=threads,
+        max_context=max_context,
+        max_tokens_per_step=max_tokens_per_step,
+        kv=KVConfig(memory_bytes=memory_bytes, prefix_caching=prefix_caching),
+    )
+
+
+def sampling_params(
+    max_tokens: int,
+    temperature: float,
+    top_k: int | None,
+    top_p: float,
+    min_p: float,
+    repetition_penalty: float,
+    seed: int | None,
+    stop: list[str] | None,
+) -> SamplingParams:
+    return SamplingParams(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        seed=seed,
+        stop=tuple(stop or ()),
+    )

@@ -1,0 +1,70 @@
+"""The two phases of one finished answer, as a table: how long it read, how long it wrote, and against what floor."""
+
+from __future__ import annotations
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from twostroke.cli import units
+from twostroke.core.timing import SequenceTiming
+from twostroke.cost.hardware import Ceilings
+from twostroke.engine.floors import PhaseFloors
+
+
+def print_phases(
+    console: Console, timing: SequenceTiming, floors: PhaseFloors | None, ceilings: Ceilings | None
+) -> None:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("phase", "tokens", "time", "rate", "felt as", "floor", "of the floor's speed"):
+        table.add_column(name, justify="left" if name in ("phase", "felt as") else "right", no_wrap=True)
+    computed = timing.prompt_tokens - timing.cached_tokens
+    written = len(timing.token_times_s)
+    prompt = f"{computed}" + (f" + {timing.cached_tokens} cached" if timing.cached_tokens else "")
+    table.add_row(
+        "prefill (read)",
+        prompt,
+        units.seconds(timing.prefill_s),
+        units.rate(computed, timing.prefill_s),
+        f"TTFT {units.seconds(timing.ttft_s)}",
+        units.seconds(floors.prefill_s if floors else None),
+        _share(floors.prefill_s if floors else None, timing.prefill_s),
+    )
+    table.add_row(
+        "decode (write)",
+        str(written),
+        units.seconds(timing.decode_s),
+        units.rate(written - 1, timing.decode_s),
+        f"TPOT {units.seconds(timing.tpot_s)}",
+        units.seconds(floors.decode_s if floors and written > 1 else None),
+        _share(floors.decode_s if floors else None, timing.decode_s),
+    )
+    console.print(table)
+    if ceilings is not None:
+        console.print(
+            "The floor is what this machine allows: "
+            f"{ceilings.multiply_adds_per_s / 1e9:,.0f} G multiply-adds/s to read, "
+            f"{ceilings.read_bytes_per_s / 1e9:.1f} GB/s to write ({ceilings.source}).",
+            style="dim",
+            highlight=False,
+        )
+    queue = timing.queue_s or 0.0
+    details = [f"queue {units.seconds(queue)}", f"{timing.prefill_chunks} prefill chunks"]
+    if timing.preemptions:
+        details.append(f"{timing.preemptions} preemptions, {timing.recomputed_tokens} tokens computed again")
+    console.print(" · ".join(details), style="dim", highlight=False)
+
+
+def turn_line(timing: SequenceTiming) -> str:
+    """One turn of a conversation in one line, the prefix-cache hit first."""
+    computed = timing.prompt_tokens - timing.cached_tokens
+    return (
+        f"read {computed} of {timing.prompt_tokens} tokens ({timing.cached_tokens} cached)"
+        f" in {units.seconds(timing.prefill_s)}"
+        f" · wrote {len(timing.token_times_s)} in {units.seconds(timing.decode_s)}"
+        f" ({units.rate(len(timing.token_times_s) - 1, timing.decode_s)})"
+    )
+
+
+def _share(floor_s: float | None, actual_s: float | None) -> str:
+    return "-" if not floor_s or not actual_s else f"{floor_s / actual_s:.0%}"

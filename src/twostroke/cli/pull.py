@@ -1,0 +1,14 @@
+"""`twostroke pull`: fetch a model now, to run it offline later."""
+
+from __future__ import annotations
+
+import typer
+
+from twostroke.cli import options
+
+
+def pull(name: options.Model) -> None:
+    """Fetch a model into the cache folder, verify it, and print where it is."""
+    from twostroke.models.resolve import resolve
+
+    typer.echo(str(resolve(name)))

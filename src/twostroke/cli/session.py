@@ -1,0 +1,61 @@
+"""Loading a model and streaming one answer to the terminal: what `run` and `chat` share."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from twostroke.cli import units
+from twostroke.config import EngineConfig
+from twostroke.core.errors import BackendError
+from twostroke.core.events import PrefillProgress
+from twostroke.core.sampling_params import SamplingParams
+from twostroke.engine.offline import LLM
+from twostroke.engine.results import GenerationResult, Sample
+
+PROGRESS_FROM_TOKENS = 1024
+"""Shorter prompts are read before a progress line could be."""
+
+
+def load(model: str, config: EngineConfig, console: Console, *, verbose: bool) -> LLM:
+    started_s = time.perf_counter()
+    with console.status(f"loading {model}"):
+        llm = LLM(model, config)
+    checkpoint = llm.assembly.checkpoint
+    console.print(
+        f"{model}: {checkpoint.spec.family}, {checkpoint.num_parameters / 1e6:,.0f}M parameters, "
+        f"{units.size(checkpoint.weight_bytes)} of weights, on {llm.assembly.backend_name} "
+        f"with {llm.assembly.resolved.threads} threads, ready in {units.seconds(time.perf_counter() - started_s)}",
+        style="dim",
+        highlight=False,
+    )
+    if verbose:
+        for note in llm.assembly.notes:
+            console.print(f"  {note}", style="dim", highlight=False)
+    return llm
+
+
+def stream_answer(llm: LLM, prompt_ids: Sequence[int], sampling: SamplingParams, console: Console) -> GenerationResult:
+    """Print the answer as it is written; the result holds it whole."""
+    result = GenerationResult("", None, tuple(prompt_ids), [Sample()])
+    shows_progress = console.is_terminal and len(prompt_ids) >= PROGRESS_FROM_TOKENS
+    for event in llm.stream(prompt_ids, sampling):
+        if isinstance(event, PrefillProgress):
+            if shows_progress:
+                console.print(f"\rreading {event.computed_tokens}/{event.total_tokens}", end="", style="dim")
+            continue
+        if shows_progress:
+            console.print("\r" + " " * 40 + "\r", end="")
+            shows_progress = False
+        result.absorb(event)
+        if event.text:
+            sys.stdout.write(event.text)
+            sys.stdout.flush()
+    sys.stdout.write("\n")
+    sys.stdout.flush()
+    if result.error is not None:
+        raise BackendError(result.error)
+    return result

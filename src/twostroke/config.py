@@ -1,0 +1,145 @@
+"""What a user may choose, composed and frozen, and how it is resolved once against a model and a machine. Every choice
+that was left open comes back with its reason. Standard library only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from twostroke.core.errors import BadRequestError
+from twostroke.core.kv_layout import KVGroup, KVLayout
+from twostroke.machine import Machine
+
+KV_SHARE_OF_MEMORY = 0.25
+"""Of the memory available once the weights are in: a default that leaves room for the rest of a laptop."""
+MAX_BLOCK_SIZE = 256
+
+
+@dataclass(frozen=True, slots=True)
+class KVConfig:
+    block_size: int = 16
+    memory_bytes: int | None = None
+    """Bytes for all KV blocks; None: a share of what is free."""
+    prefix_caching: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    backend: str = "auto"
+    threads: int | None = None
+    max_context: int | None = None
+    """Tokens of prompt and answer together; None: what the model was trained for, as far as memory allows."""
+    max_tokens_per_step: int = 512
+    """The step's token budget: bounds how long a step with prefill chunks keeps the running streams waiting."""
+    max_running: int = 64
+    run_ahead: bool = True
+    """Schedule one step ahead of the results, so that neither host nor device waits for the other."""
+    kv: KVConfig = field(default_factory=KVConfig)
+
+    def __post_init__(self) -> None:
+        for name in ("threads", "max_context", "max_tokens_per_step", "max_running"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise BadRequestError(f"{name} must be at least 1, not {value}")
+        if self.kv.block_size % 16 or not 16 <= self.kv.block_size <= MAX_BLOCK_SIZE:
+            raise BadRequestError(
+                f"block_size must be a multiple of 16 up to {MAX_BLOCK_SIZE}, not {self.kv.block_size}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class KVGroupNeed:
+    """What one KV group of a model asks for: its layers, its window, its bytes a token on the chosen backend."""
+
+    layers: tuple[int, ...]
+    window: int | None
+    bytes_per_token: int
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedConfig:
+    config: EngineConfig
+    threads: int
+    max_context: int
+    layout: KVLayout
+    kv_bytes: int
+    reasons: tuple[str, ...]
+
+
+def resolve(
+    config: EngineConfig, model_max_context: int, groups: tuple[KVGroupNeed, ...], weight_bytes: int, machine: Machine
+) -> ResolvedConfig:
+    """Fill in what was left open. Raises when what was asked for cannot be had, with what would fit."""
+    reasons: list[str] = []
+    threads = config.threads or machine.threads
+    reasons.append(f"{threads} threads: " + ("asked for" if config.threads else "the cores this process may use"))
+    max_context = config.max_context or model_max_context
+    if max_context > model_max_context:
+        raise BadRequestError(f"max_context {max_context} is more than the {model_max_context} this model was made for")
+    budget, why = _kv_budget(config, weight_bytes, machine)
+    block_bytes = config.kv.block_size * sum(group.bytes_per_token for group in groups)
+    fits = _fitting_context(config, groups, budget, max_context)
+    if fits < min(max_context, config.kv.block_size * 2):
+        raise BadRequestError(
+            f"{budget} bytes for KV hold less than two blocks of {config.kv.block_size} tokens "
+            f"({block_bytes} bytes each): give more memory to KV"
+        )
+    if fits < max_context:
+        if config.max_context is not None:
+            need = sum(_group_tokens(config, group, max_context) * group.bytes_per_token for group in groups)
+            raise BadRequestError(
+                f"a context of {max_context} needs {need} bytes of KV and {budget} are there ({why}): {fits} would fit"
+            )
+        reasons.append(f"context {fits}: what {budget} bytes of KV hold of the model's {model_max_context}")
+        max_context = fits
+    else:
+        reasons.append(
+            f"context {max_context}: " + ("asked for" if config.max_context else "what the model was made for")
+        )
+    layout = _layout(config, groups, budget, max_context)
+    kv_bytes = sum(g.num_blocks * need.bytes_per_token for g, need in zip(layout.groups, groups, strict=True))
+    kv_bytes *= config.kv.block_size
+    blocks = " + ".join(str(group.num_blocks) for group in layout.groups)
+    reasons.append(f"KV {blocks} blocks of {config.kv.block_size} tokens, {kv_bytes / 1e6:.0f} MB: {why}")
+    return ResolvedConfig(replace(config, threads=threads), threads, max_context, layout, kv_bytes, tuple(reasons))
+
+
+def _kv_budget(config: EngineConfig, weight_bytes: int, machine: Machine) -> tuple[int, str]:
+    if config.kv.memory_bytes is not None:
+        return config.kv.memory_bytes, "asked for"
+    free = max(machine.available_memory_bytes - weight_bytes, 0)
+    return int(free * KV_SHARE_OF_MEMORY), f"at most {KV_SHARE_OF_MEMORY:.0%} of the memory left beside the weights"
+
+
+def _group_tokens(config: EngineConfig, group: KVGroupNeed, context: int) -> int:
+    """Tokens of KV that one sequence of this context holds at most: behind a window, blocks are given back."""
+    tokens = context
+    if group.window is not None:
+        tokens = min(context, group.window + 2 * config.max_tokens_per_step + config.kv.block_size)
+    return -(-tokens // config.kv.block_size) * config.kv.block_size
+
+
+def _fitting_context(config: EngineConfig, groups: tuple[KVGroupNeed, ...], budget: int, context: int) -> int:
+    """The longest context, up to `context`, of which one sequence fits in the budget."""
+    low, high = 0, context
+    while low < high:
+        middle = (low + high + 1) // 2
+        if sum(_group_tokens(config, group, middle) * group.bytes_per_token for group in groups) <= budget:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _layout(config: EngineConfig, groups: tuple[KVGroupNeed, ...], budget: int, max_context: int) -> KVLayout:
+    """Blocks for as many full-length sequences as the budget holds, up to all that may run."""
+    size = config.kv.block_size
+    one = [_group_tokens(config, group, max_context) for group in groups]
+    one_bytes = sum(tokens * group.bytes_per_token for tokens, group in zip(one, groups, strict=True))
+    sequences = max(1.0, min(float(config.max_running), budget / one_bytes))
+    return KVLayout(
+        block_size=size,
+        groups=tuple(
+            KVGroup(group.layers, group.window, num_blocks=int(sequences * tokens) // size)
+            for tokens, group in zip(one, groups, strict=True)
+        ),
+    )

@@ -1,0 +1,71 @@
+"""From a name and a config to a running engine: the only file that joins concrete parts. Says what it chose and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from twostroke import backends, machine
+from twostroke.config import EngineConfig, KVGroupNeed, ResolvedConfig, resolve
+from twostroke.engine.engine import Engine
+from twostroke.models.checkpoint import Checkpoint
+from twostroke.models.loading import load_checkpoint
+from twostroke.models.resolve import resolve as resolve_model
+from twostroke.scheduling.scheduler import Scheduler, SchedulerConfig
+from twostroke.text.loading import load_tokenizer
+from twostroke.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Assembly:
+    """An engine with the parts it was built from."""
+
+    engine: Engine
+    checkpoint: Checkpoint
+    tokenizer: Tokenizer
+    resolved: ResolvedConfig
+    backend_name: str
+    notes: tuple[str, ...]
+    """Each choice that was made, with its reason."""
+
+
+def build(model: str, config: EngineConfig) -> Assembly:
+    checkpoint = load_checkpoint(resolve_model(model), name=model)
+    tokenizer = load_tokenizer(checkpoint.path, checkpoint.gguf_metadata)
+    return assemble(checkpoint, tokenizer, config)
+
+
+def kv_needs(factory: backends.BackendFactory, checkpoint: Checkpoint) -> tuple[KVGroupNeed, ...]:
+    return tuple(
+        KVGroupNeed(layers, window, factory.kv_bytes_per_token(checkpoint, layers))
+        for window, layers in checkpoint.spec.kv_windows()
+    )
+
+
+def assemble(checkpoint: Checkpoint, tokenizer: Tokenizer, config: EngineConfig) -> Assembly:
+    factory, reason = backends.choose(config.backend, checkpoint)
+    resolved = resolve(
+        config,
+        checkpoint.spec.max_context,
+        kv_needs(factory, checkpoint),
+        checkpoint.weight_bytes,
+        machine.detect(),
+    )
+    backend = factory.create(
+        checkpoint,
+        resolved.layout,
+        max_context=resolved.max_context,
+        max_tokens_per_step=config.max_tokens_per_step,
+        threads=resolved.threads,
+    )
+    scheduler = Scheduler(
+        SchedulerConfig(
+            max_context=resolved.max_context,
+            max_tokens_per_step=config.max_tokens_per_step,
+            max_running=config.max_running,
+            prefix_caching=config.kv.prefix_caching,
+        ),
+        resolved.layout,
+    )
+    engine = Engine(scheduler, backend, checkpoint.spec.vocab_size, tokenizer, run_ahead=config.run_ahead)
+    notes = (f"backend {factory.name}: {reason}", *resolved.reasons, *getattr(backend, "notes", ()))
+    return Assembly(engine, checkpoint, tokenizer, resolved, factory.name, notes)

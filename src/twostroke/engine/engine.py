@@ -1,0 +1,144 @@
+"""The loop that joins Scheduler and Backend: launch a step, schedule the next while the device works, apply what came
+back, tell the caller. One request that fails never stops it. Single-threaded: callers serialise their calls."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+
+from twostroke.backends.host.sampler import check_request
+from twostroke.backends.interface import Backend, Ticket
+from twostroke.core.errors import BadRequestError
+from twostroke.core.events import Event, PrefillProgress, TokenEvent
+from twostroke.core.request import Request
+from twostroke.core.sequence import FinishReason, Sequence
+from twostroke.core.step import Step, TokenLogprobs
+from twostroke.engine.streaming import TextStream
+from twostroke.scheduling.scheduler import Scheduler, SequenceAdvance
+from twostroke.text.tokenizer import Tokenizer
+
+
+class Engine:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        backend: Backend,
+        vocab_size: int,
+        tokenizer: Tokenizer | None = None,
+        *,
+        run_ahead: bool = True,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.scheduler = scheduler
+        self.backend = backend
+        self._vocab_size = vocab_size
+        self._tokenizer = tokenizer
+        self._clock = clock
+        self._max_in_flight = 2 if run_ahead else 1
+        self._in_flight: deque[tuple[Step, Ticket]] = deque()
+        self._streams: dict[int, TextStream] = {}
+        self._live: dict[str, int] = {}  # request id -> samples that have not finished
+        self._pending: list[Event] = []  # events of aborts, delivered with the next step
+
+    @property
+    def busy(self) -> bool:
+        """Whether a call of `step` has something to do."""
+        return bool(self._in_flight or self._pending or self.scheduler.has_work)
+
+    def add(self, request: Request) -> str:
+        """Queue a request; raises BadRequestError when it could never be served."""
+        if request.request_id in self._live:
+            raise BadRequestError(f"request id {request.request_id!r} is already in use")
+        check_request(request, self._vocab_size)
+        if request.sampling.stop and self._tokenizer is None:
+            raise BadRequestError("stop strings need a tokenizer, and this engine has none: use stop_token_ids")
+        seed = request.sampling.seed
+        request = replace(request, arrival_s=self._clock(), seed=secrets.randbits(64) if seed is None else seed)
+        sequences = self.scheduler.add(request)
+        self._live[request.request_id] = len(sequences)
+        if self._tokenizer is not None:
+            sampling = request.sampling
+            for sequence in sequences:
+                self._streams[sequence.seq_id] = TextStream(
+                    self._tokenizer,
+                    sampling.stop,
+                    include_stop=sampling.include_stop_string,
+                    min_tokens=sampling.min_tokens,
+                )
+        return request.request_id
+
+    def abort(self, request_id: str) -> None:
+        """End a request at once, whatever it is doing; an unknown or finished id is no error."""
+        for sequence in self.scheduler.abort(request_id, self._clock()):
+            event = TokenEvent(request_id, sequence.sample_index, (), "")
+            self._pending.append(self._finished(event, sequence))
+
+    def step(self) -> list[Event]:
+        """Launch what can be launched, wait for the oldest step in flight, and return what happened."""
+        events, self._pending = self._pending, []
+        while len(self._in_flight) < self._max_in_flight:
+            step = self.scheduler.schedule(self._clock())
+            if step is None:
+                break
+            self._in_flight.append((step, self.backend.launch(step)))
+        if not self._in_flight:
+            return events
+        step, ticket = self._in_flight.popleft()
+        try:
+            result = ticket.result()
+        except Exception as error:
+            message = f"the {self.backend.name} backend failed: {error or type(error).__name__}"
+            advances = self.scheduler.fail(step, message, self._clock())
+        else:
+            advances = self.scheduler.apply(step, result, self._clock())
+        for advance in advances:
+            events.extend(self._events_of(advance))
+        return events
+
+    def close(self) -> None:
+        self.backend.close()
+
+    def _events_of(self, advance: SequenceAdvance) -> list[Event]:
+        sequence = advance.sequence
+        if advance.token is None and not sequence.is_finished and not advance.prompt_logprobs:
+            computed = min(sequence.num_computed, sequence.prefill_len)
+            name, index = sequence.request.request_id, sequence.sample_index
+            return [PrefillProgress(name, index, computed, sequence.prefill_len)]
+        token_ids: tuple[int, ...] = ()
+        logprobs: tuple[TokenLogprobs, ...] = ()
+        text, stopped = "", False
+        if advance.token is not None:
+            token_ids = (advance.token.token_id,)
+            logprobs = (advance.token.logprobs,) if advance.token.logprobs is not None else ()
+            text, stopped = self._text_of(sequence, advance.token.token_id)
+        if stopped:
+            del self._streams[sequence.seq_id]  # nothing held back may follow a stop string
+            self.scheduler.finish(sequence, FinishReason.STOP, self._clock())
+        event = TokenEvent(
+            sequence.request.request_id, sequence.sample_index, token_ids, text, logprobs, advance.prompt_logprobs
+        )
+        return [self._finished(event, sequence) if sequence.is_finished else event]
+
+    def _text_of(self, sequence: Sequence, token_id: int) -> tuple[str, bool]:
+        """The text a new token adds, and whether it completed a stop string."""
+        stream = self._streams.get(sequence.seq_id)
+        if stream is None or token_id in sequence.request.stop_ids:
+            return "", False  # a stop token says "done": it is not part of the answer
+        return stream.push(token_id)
+
+    def _finished(self, event: TokenEvent, sequence: Sequence) -> TokenEvent:
+        """The sample's last event: the text that was held back joins it."""
+        text, reason = event.text, sequence.finish_reason
+        stream = self._streams.pop(sequence.seq_id, None)
+        if stream is not None:
+            rest, stopped = stream.finish()
+            text += rest
+            reason = FinishReason.STOP if stopped else reason
+        name = event.request_id
+        self._live[name] -= 1
+        if self._live[name] == 0:
+            del self._live[name]
+        return replace(event, text=text, finish_reason=reason, error=sequence.error, timing=sequence.timing)

@@ -1,0 +1,29 @@
+"""What the hardware would have allowed for one finished sample: its two floors, from the cost room's physics and this
+machine's measured ceilings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from twostroke.core.timing import SequenceTiming
+from twostroke.cost.floor import decode_floor_s, prefill_floor_s
+from twostroke.cost.hardware import Ceilings
+from twostroke.cost.model_shape import ModelShape
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseFloors:
+    prefill_s: float
+    """To read the tokens that were not cached, on an idle machine."""
+    decode_s: float
+    """To write every token after the first, alone, at its own context length."""
+
+
+def phase_floors(shape: ModelShape, ceilings: Ceilings, timing: SequenceTiming) -> PhaseFloors:
+    computed = timing.prompt_tokens - timing.cached_tokens
+    first = timing.prompt_tokens + 1
+    last = timing.prompt_tokens + len(timing.token_times_s)
+    return PhaseFloors(
+        prefill_s=prefill_floor_s(shape, timing.cached_tokens, computed, ceilings),
+        decode_s=sum(decode_floor_s(shape, context, ceilings) for context in range(first, last)),
+    )

@@ -1,0 +1,197 @@
+"""The offline API: `LLM("smollm2").generate(...)`, `.chat(...)`, `.stream(...)`. Calls from several threads are
+serialised a step at a time, and share their steps: two streams run as one batch."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
+from types import TracebackType
+from typing import Any
+
+from twostroke.config import EngineConfig
+from twostroke.core.errors import BadRequestError
+from twostroke.core.events import Event, PrefillProgress, TokenEvent
+from twostroke.core.request import Request
+from twostroke.core.sampling_params import SamplingParams
+from twostroke.engine.build import Assembly, build
+from twostroke.engine.results import GenerationResult, Sample
+
+Prompt = str | Sequence[int]
+Message = Mapping[str, Any]
+
+
+class LLM:
+    """A model ready to answer. `LLM("smollm2", max_context=4096)`; options are the fields of EngineConfig."""
+
+    def __init__(self, model: str, config: EngineConfig | None = None, **options: Any) -> None:
+        if config is not None and options:
+            raise BadRequestError("give either a config or options, not both")
+        try:
+            config = config or EngineConfig(**options)
+        except TypeError as error:
+            raise BadRequestError(f"unknown option: {error}") from error
+        self._own(build(model, config))
+
+    @classmethod
+    def from_assembly(cls, assembly: Assembly) -> LLM:
+        llm = cls.__new__(cls)
+        llm._own(assembly)
+        return llm
+
+    def _own(self, assembly: Assembly) -> None:
+        self.assembly = assembly
+        self.engine = assembly.engine
+        self.tokenizer = assembly.tokenizer
+        self._lock = threading.Lock()
+        self._numbers = count()
+        self._inboxes: dict[str, deque[Event]] = {}
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool | None = None,
+    ) -> list[GenerationResult]:
+        """Answer every prompt (text or token ids), in one continuous batch; results come in the prompts' order.
+        `progress` shows a bar; None: when there are several prompts and a terminal to show it on."""
+        batch = _as_batch(prompts)
+        choices = _per_prompt(sampling, len(batch))
+        requests = [self.request(prompt, choice) for prompt, choice in zip(batch, choices, strict=True)]
+        texts = [prompt if isinstance(prompt, str) else None for prompt in batch]
+        if progress is None:
+            progress = len(batch) > 1 and sys.stderr.isatty()
+        return self._run(requests, texts, progress)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool | None = None,
+    ) -> list[GenerationResult]:
+        """Answer one conversation, or several at once, through the model's chat template."""
+        conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        prompts = [self.chat_token_ids(conversation) for conversation in conversations]  # type: ignore[arg-type]
+        return self.generate(prompts, sampling, progress=progress)
+
+    def stream(self, prompt: Prompt, sampling: SamplingParams | None = None) -> Iterator[Event]:
+        """Yield events as the answer comes: PrefillProgress while the prompt is read, TokenEvent as it is written.
+        Leaving the loop early aborts the request."""
+        return self._events_of(self.request(prompt, sampling or SamplingParams()))
+
+    def chat_token_ids(self, messages: Sequence[Message]) -> list[int]:
+        """The prompt of a conversation, as the model's chat template renders it. Special tokens that a user wrote
+        inside a message stay plain text."""
+        return self.tokenizer.encode_chat(messages)
+
+    def request(self, prompt: Prompt, sampling: SamplingParams) -> Request:
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        return Request(
+            request_id=f"request-{next(self._numbers)}",
+            prompt_token_ids=tuple(int(token_id) for token_id in ids),
+            sampling=sampling,
+            eos_token_ids=self.tokenizer.eos_token_ids,
+        )
+
+    def close(self) -> None:
+        self.engine.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _run(self, requests: list[Request], texts: list[str | None], progress: bool) -> list[GenerationResult]:
+        results = {
+            request.request_id: GenerationResult(
+                request.request_id, text, request.prompt_token_ids, [Sample() for _ in range(request.sampling.n)]
+            )
+            for request, text in zip(requests, texts, strict=True)
+        }
+        from twostroke.engine.progress import BatchProgress
+
+        try:
+            for request in requests:
+                self._add(request)
+            with BatchProgress(len(requests), shown=progress) as bar:
+                pending = set(results)
+                while pending:
+                    self._step()
+                    for name in list(pending):
+                        for event in self._take(name):
+                            if isinstance(event, TokenEvent):
+                                results[name].absorb(event)
+                                bar.count_tokens(len(event.token_ids))
+                        if results[name].is_finished:
+                            pending.discard(name)
+                            bar.finish_one()
+        finally:
+            self._forget([request.request_id for request in requests])
+        return list(results.values())
+
+    def _events_of(self, request: Request) -> Iterator[Event]:
+        self._add(request)
+        unfinished = request.sampling.n
+        try:
+            while unfinished:
+                for event in self._take(request.request_id):
+                    if isinstance(event, TokenEvent) and event.finish_reason is not None:
+                        unfinished -= 1
+                    yield event
+                if unfinished:
+                    self._step()
+        finally:
+            self._forget([request.request_id])
+
+    def _add(self, request: Request) -> None:
+        with self._lock:
+            self.engine.add(request)
+            self._inboxes[request.request_id] = deque()
+
+    def _take(self, request_id: str) -> list[Event]:
+        with self._lock:
+            inbox = self._inboxes[request_id]
+            events = list(inbox)
+            inbox.clear()
+            return events
+
+    def _step(self) -> None:
+        with self._lock:
+            if not self.engine.busy:
+                return
+            for event in self.engine.step():
+                if (inbox := self._inboxes.get(event.request_id)) is not None:
+                    inbox.append(event)
+
+    def _forget(self, request_ids: list[str]) -> None:
+        """Abort what is unfinished, and close the inboxes."""
+        with self._lock:
+            for name in request_ids:
+                if self._inboxes.pop(name, None) is not None:
+                    self.engine.abort(name)
+
+
+def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str):
+        return [prompts]
+    if prompts and isinstance(prompts[0], int):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def _per_prompt(sampling: SamplingParams | Sequence[SamplingParams] | None, count_: int) -> list[SamplingParams]:
+    if sampling is None or isinstance(sampling, SamplingParams):
+        return [sampling or SamplingParams()] * count_
+    if len(sampling) != count_:
+        raise BadRequestError(f"{len(sampling)} sampling parameters were given for {count_} prompts")
+    return list(sampling)
+
+
+__all__ = ["LLM", "GenerationResult", "PrefillProgress", "Sample", "TokenEvent"]

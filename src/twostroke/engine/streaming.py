@@ -1,0 +1,33 @@
+"""One sample's tokens becoming text as they come: detokenising and stop strings joined. Knows no scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from twostroke.text.detokenizer import IncrementalDetokenizer
+from twostroke.text.stop_strings import StopStringMatcher
+from twostroke.text.tokenizer import Tokenizer
+
+
+class TextStream:
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str], *, include_stop: bool, min_tokens: int) -> None:
+        self._detokenizer = IncrementalDetokenizer(tokenizer)
+        self._matcher = StopStringMatcher(tuple(stop), include=include_stop) if stop else None
+        self._tokens_before_stop = min_tokens
+
+    def push(self, token_id: int) -> tuple[str, bool]:
+        """New text that is safe to show, and whether a stop string ended the answer."""
+        text = self._detokenizer.push([token_id])
+        if self._tokens_before_stop > 0:
+            self._tokens_before_stop -= 1
+            return text, False
+        return (text, False) if self._matcher is None else self._matcher.push(text)
+
+    def finish(self) -> tuple[str, bool]:
+        """What was held back: an unfinished character, the beginning of a stop string that never came."""
+        text, stopped = self._detokenizer.finish(), False
+        if self._matcher is not None:
+            text, stopped = self._matcher.push(text)
+            if not stopped:
+                text += self._matcher.finish()
+        return text, stopped

@@ -1,0 +1,188 @@
+"""A memory-mapped reader of safetensors files, one or sharded over a folder. Every size and offset is checked before
+it is trusted, as the format demands: the tensors cover the data exactly, without holes or overlap. Never pickle."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from twostroke.core.errors import ModelError
+from twostroke.models.weights.mapped_file import map_file, quoted
+from twostroke.models.weights.tensor import WeightKind, WeightTensor
+
+MAX_HEADER_BYTES = 100_000_000
+"""The format's own limit."""
+SINGLE_FILE = "model.safetensors"
+MAX_DIMENSIONS = 8
+INDEX_FILE = "model.safetensors.index.json"
+PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+
+_KINDS = {"F32": WeightKind.F32, "F16": WeightKind.F16, "BF16": WeightKind.BF16}
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    name: str
+    kind: WeightKind
+    shape: tuple[int, ...]
+    start: int  # from the start of the data
+    end: int
+
+
+def open_folder(folder: Path | str) -> dict[str, WeightTensor]:
+    """The tensors of a Hugging Face folder: `model.safetensors`, or the shards that its index names."""
+    folder = Path(folder)
+    if (folder / SINGLE_FILE).is_file():
+        return open_safetensors(folder / SINGLE_FILE)
+    if (folder / INDEX_FILE).is_file():
+        return _open_shards(folder)
+    raise ModelError(_nothing_found(folder))
+
+
+def open_safetensors(path: Path | str) -> dict[str, WeightTensor]:
+    """The tensors of one file, in the order of their data; each a read-only view of the memory map."""
+    path = Path(path)
+    buffer = map_file(path)
+    if len(buffer) < 8:
+        raise ModelError(f"{path} is truncated: a safetensors file takes 8 bytes at least, and it holds {len(buffer)}")
+    header_bytes = int.from_bytes(buffer[:8], "little")
+    if header_bytes > MAX_HEADER_BYTES:
+        raise ModelError(
+            f"{path} is not a safetensors file, or is corrupt: its header claims {header_bytes} bytes, and at most "
+            f"{MAX_HEADER_BYTES} are allowed"
+        )
+    data_start = 8 + header_bytes
+    if data_start > len(buffer):
+        raise ModelError(f"{path} is truncated: its header ends at byte {data_start}, and it holds {len(buffer)} bytes")
+    header = _parse_object(str(path), buffer[8:data_start])
+    entries = [_parse_entry(path, name, fields) for name, fields in header.items() if name != "__metadata__"]
+    entries.sort(key=lambda entry: (entry.start, entry.end))
+    _check_cover(path, entries, len(buffer) - data_start)
+    whole: npt.NDArray[np.uint8] = np.frombuffer(buffer, dtype=np.uint8)
+    tensors: dict[str, WeightTensor] = {}
+    for entry in entries:
+        rows = math.prod(entry.shape[:-1])
+        row_bytes = entry.kind.row_bytes(entry.shape[-1] if entry.shape else 1)
+        data = whole[data_start + entry.start : data_start + entry.end].reshape(rows, row_bytes)
+        tensors[entry.name] = WeightTensor(entry.name, entry.kind, entry.shape, data)
+    return tensors
+
+
+def _parse_object(source: str, raw: bytes) -> dict[str, Any]:
+    """A JSON object whose keys are unique, or a ModelError."""
+    try:
+        text = raw.decode("utf-8")
+        parsed = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
+    except UnicodeDecodeError as error:
+        raise ModelError(f"{source}: the header is not valid UTF-8 at byte {error.start} of it") from error
+    except json.JSONDecodeError as error:
+        raise ModelError(f"{source}: the header is not valid JSON: {error}") from error
+    except (ValueError, RecursionError) as error:  # a repeated key, a number without end, nesting without end
+        raise ModelError(f"{source}: the header cannot be read: {error}") from error
+    if not isinstance(parsed, dict):
+        raise ModelError(f"{source}: the header is not a JSON object")
+    return parsed
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        seen: set[str] = set()
+        repeated = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise ValueError(f"the key {quoted(repeated)} occurs twice")
+    return result
+
+
+def _refuse_constant(text: str) -> Any:
+    raise ValueError(f"{text} is not JSON")
+
+
+def _parse_entry(path: Path, name: str, fields: object) -> _Entry:
+    what = f"{path}: tensor {quoted(name)}"
+    if not isinstance(fields, dict) or not {"dtype", "shape", "data_offsets"} <= fields.keys():
+        raise ModelError(f"{what} must have dtype, shape and data_offsets")
+    dtype, shape, offsets = fields["dtype"], fields["shape"], fields["data_offsets"]
+    kind = _KINDS.get(dtype) if isinstance(dtype, str) else None
+    if kind is None:
+        raise ModelError(f"{what} is stored as {quoted(dtype)}, which is not read; these are: {', '.join(_KINDS)}")
+    if not _are_sizes(shape, MAX_DIMENSIONS):
+        raise ModelError(f"{what} has the shape {quoted(shape)}; up to {MAX_DIMENSIONS} whole numbers are read")
+    if not _are_sizes(offsets, 2) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise ModelError(f"{what} has the data_offsets {quoted(offsets)}; they must be its first byte and its end")
+    expected = math.prod(shape) * kind.block_bytes
+    if offsets[1] - offsets[0] != expected:
+        raise ModelError(f"{what} of shape {quoted(shape)} takes {expected} bytes, not {offsets[1] - offsets[0]}")
+    return _Entry(name, kind, tuple(shape), offsets[0], offsets[1])
+
+
+def _are_sizes(value: object, most: int) -> bool:
+    return (
+        isinstance(value, list)
+        and len(value) <= most
+        and all(type(item) is int and 0 <= item < 2**63 for item in value)
+    )
+
+
+def _check_cover(path: Path, entries: list[_Entry], data_bytes: int) -> None:
+    position, previous = 0, "the header"
+    for entry in entries:
+        if entry.start != position:
+            fault = "overlap" if entry.start < position else "have a hole between them"
+            raise ModelError(f"{path}: {previous} and tensor {quoted(entry.name)} {fault}")
+        position, previous = entry.end, f"tensor {quoted(entry.name)}"
+    if position > data_bytes:
+        raise ModelError(
+            f"{path} is truncated: its tensors take {position} bytes after the header, and {data_bytes} are there"
+        )
+    if position < data_bytes:
+        raise ModelError(f"{path}: {data_bytes - position} bytes at its end belong to no tensor")
+
+
+def _open_shards(folder: Path) -> dict[str, WeightTensor]:
+    index_path = folder / INDEX_FILE
+    raw = map_file(index_path)
+    if len(raw) > MAX_HEADER_BYTES:
+        raise ModelError(f"{index_path} holds {len(raw)} bytes; at most {MAX_HEADER_BYTES} are allowed")
+    weight_map = _parse_object(str(index_path), raw[:]).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ModelError(f"{index_path} has no weight_map of tensor names to files")
+    shards: dict[str, Mapping[str, WeightTensor]] = {}
+    tensors: dict[str, WeightTensor] = {}
+    for name, shard in weight_map.items():
+        if not isinstance(shard, str) or shard not in shards:
+            shards[shard] = open_safetensors(_shard_path(folder, shard))
+        if name not in shards[shard]:
+            raise ModelError(f"{index_path} places tensor {quoted(name)} in {shard}, which does not hold it")
+        tensors[name] = shards[shard][name]
+    return tensors
+
+
+def _shard_path(folder: Path, shard: object) -> Path:
+    """A shard is a plain file name beside its index: nothing that could lead out of the folder."""
+    plain = isinstance(shard, str) and shard.endswith(".safetensors") and not set(shard) & set('/\\:\0"')
+    if not plain:
+        raise ModelError(f"{folder / INDEX_FILE} names the shard {quoted(shard)}; a plain .safetensors name is needed")
+    path = folder / str(shard)
+    if not path.is_file():
+        raise ModelError(f"{folder} lacks the shard {shard}, which its {INDEX_FILE} names")
+    return path
+
+
+def _nothing_found(folder: Path) -> str:
+    if not folder.is_dir():
+        return f"{folder} is not a folder"
+    names = sorted(entry.name for entry in folder.iterdir())
+    pickles = [name for name in names if name.endswith(PICKLE_SUFFIXES)]
+    if pickles:
+        return (
+            f"{folder} holds its weights as {pickles[0]} only; pickle files are never read, because loading one can "
+            "run any code: convert the model to safetensors"
+        )
+    return f"{folder} holds neither {SINGLE_FILE} nor {INDEX_FILE}"

@@ -1,0 +1,66 @@
+"""Resolving a config: what is left open is filled in with a reason, what cannot be had is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from twostroke.config import EngineConfig, KVConfig, KVGroupNeed, resolve
+from twostroke.core.errors import BadRequestError
+from twostroke.machine import Machine, detect
+
+MACHINE = Machine(threads=2, total_memory_bytes=16 << 30, available_memory_bytes=8 << 30)
+FULL = KVGroupNeed(layers=tuple(range(30)), window=None, bytes_per_token=23_040)
+WINDOWED = KVGroupNeed(layers=tuple(range(30, 60)), window=64, bytes_per_token=23_040)
+
+
+def test_defaults_come_from_model_and_machine() -> None:
+    resolved = resolve(EngineConfig(), 8192, (FULL,), 98_000_000, MACHINE)
+    assert resolved.threads == 2
+    assert resolved.max_context == 8192
+    assert resolved.kv_bytes <= (MACHINE.available_memory_bytes - 98_000_000) // 4
+    assert resolved.layout.groups[0].num_blocks * 16 >= 8192
+    assert any("threads" in reason for reason in resolved.reasons)
+
+
+def test_context_shrinks_to_what_memory_holds_and_says_so() -> None:
+    config = EngineConfig(kv=KVConfig(memory_bytes=100 * 16 * 23_040))
+    resolved = resolve(config, 8192, (FULL,), 0, MACHINE)
+    assert resolved.max_context == 1600
+    assert resolved.layout.groups[0].num_blocks == 100
+    assert any("1600" in reason for reason in resolved.reasons)
+
+
+def test_an_asked_context_that_does_not_fit_is_refused_with_what_would() -> None:
+    config = EngineConfig(max_context=4096, kv=KVConfig(memory_bytes=100 * 16 * 23_040))
+    with pytest.raises(BadRequestError, match="1600 would fit"):
+        resolve(config, 8192, (FULL,), 0, MACHINE)
+
+
+def test_context_beyond_the_model_is_refused() -> None:
+    with pytest.raises(BadRequestError, match="9000 is more than the 8192"):
+        resolve(EngineConfig(max_context=9000), 8192, (FULL,), 0, MACHINE)
+
+
+def test_windowed_groups_take_fewer_blocks() -> None:
+    config = EngineConfig(max_tokens_per_step=64, kv=KVConfig(memory_bytes=1 << 30))
+    layout = resolve(config, 8192, (FULL, WINDOWED), 0, MACHINE).layout
+    full, windowed = layout.groups
+    assert windowed.num_blocks < full.num_blocks / 10
+    assert windowed.num_blocks * 16 >= 64 + 2 * 64
+
+
+def test_almost_no_memory_is_refused() -> None:
+    with pytest.raises(BadRequestError, match="give more memory to KV"):
+        resolve(EngineConfig(kv=KVConfig(memory_bytes=1000)), 8192, (FULL,), 0, MACHINE)
+
+
+@pytest.mark.parametrize("bad", [{"threads": 0}, {"max_running": -1}, {"kv": KVConfig(block_size=10)}])
+def test_bad_values_are_refused(bad: dict[str, object]) -> None:
+    with pytest.raises(BadRequestError):
+        EngineConfig(**bad)  # type: ignore[arg-type]
+
+
+def test_this_machine_is_detected() -> None:
+    machine = detect()
+    assert machine.threads >= 1
+    assert 0 < machine.available_memory_bytes <= machine.total_memory_bytes
