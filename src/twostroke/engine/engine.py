@@ -9,11 +9,11 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
-from twostroke.backends.host.sampler import check_request
 from twostroke.backends.interface import Backend, Ticket
 from twostroke.core.errors import BadRequestError
 from twostroke.core.events import Event, PrefillProgress, TokenEvent
 from twostroke.core.request import Request
+from twostroke.core.request_check import check_request
 from twostroke.core.sequence import FinishReason, Sequence
 from twostroke.core.step import Step, TokenLogprobs
 from twostroke.engine.streaming import TextStream
