@@ -34,7 +34,14 @@ class LongRopeScaling:
     attention_factor: float
 
 
-RopeScaling = Llama3Scaling | LinearScaling | LongRopeScaling
+@dataclass(frozen=True, slots=True)
+class FrequencyDivisors:
+    """One divisor a frequency, as a GGUF file stores Llama 3's scaling: already worked out."""
+
+    divisors: tuple[float, ...]
+
+
+RopeScaling = Llama3Scaling | LinearScaling | LongRopeScaling | FrequencyDivisors
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +60,8 @@ class RopeSpec:
             return base
         if isinstance(scaling, LinearScaling):
             return base / scaling.factor
+        if isinstance(scaling, FrequencyDivisors):
+            return base / np.asarray(scaling.divisors, dtype=np.float64)
         if isinstance(scaling, LongRopeScaling):
             beyond = max_context > scaling.original_max_context
             return base / np.asarray(scaling.long_factors if beyond else scaling.short_factors, dtype=np.float64)

@@ -1,0 +1,37 @@
+"""The reference backend: numpy, float32, written to be read, and what the fast backends are tested against.
+Start at `model.py`; `prefill.py` and `decode.py` hold what the two phases do differently."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from twostroke.core.kv_layout import KVLayout
+from twostroke.models.checkpoint import Checkpoint
+
+if TYPE_CHECKING:
+    from twostroke.backends.reference.backend import ReferenceBackend
+
+_FLOAT32_BYTES = 4
+
+
+class ReferenceFactory:
+    name = "reference"
+
+    def supports(self, checkpoint: Checkpoint) -> str | None:
+        return None  # whatever a ModelSpec can say, it runs
+
+    def kv_bytes_per_token(self, checkpoint: Checkpoint, layers: tuple[int, ...]) -> int:
+        spec = checkpoint.spec
+        return 2 * len(layers) * spec.num_kv_heads * spec.head_dim * _FLOAT32_BYTES
+
+    def create(
+        self, checkpoint: Checkpoint, layout: KVLayout, *, max_context: int, max_tokens_per_step: int, threads: int
+    ) -> ReferenceBackend:
+        """The last two are hints that this backend has no use for: numpy allocates as it goes and its matrix products
+        choose their own threads."""
+        from twostroke.backends.reference.backend import ReferenceBackend
+
+        return ReferenceBackend(checkpoint, layout, max_context)
+
+
+FACTORY = ReferenceFactory()

@@ -1,0 +1,60 @@
+"""The small functions a decoder is made of, on float32 arrays of any leading shape. None of them knows a model."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float32]
+
+
+def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
+    """[n, inputs] times [outputs, inputs] -> [n, outputs]: weights are stored one output a row."""
+    y: Array = x @ weight.T
+    return y if bias is None else y + bias
+
+
+def rms_norm(x: Array, weight: Array, eps: float) -> Array:
+    """Scale the last axis to a root mean square of 1, then by a learned weight a dimension. Unlike a layer norm it
+    subtracts no mean, which costs less and has proved to matter little."""
+    mean_square = np.mean(np.square(x), axis=-1, keepdims=True)
+    normed: Array = x / np.sqrt(mean_square + np.float32(eps)) * weight
+    return normed
+
+
+def silu(x: Array) -> Array:
+    """x times its sigmoid, written with tanh, which cannot overflow."""
+    y: Array = x * (np.float32(0.5) * (1 + np.tanh(np.float32(0.5) * x)))
+    return y
+
+
+def gelu_tanh(x: Array) -> Array:
+    """x times the normal distribution's share below x, in the tanh approximation that Gemma was trained with."""
+    inner = np.float32(math.sqrt(2 / math.pi)) * (x + np.float32(0.044715) * x * x * x)
+    y: Array = np.float32(0.5) * x * (1 + np.tanh(inner))
+    return y
+
+
+def soft_cap(x: Array, cap: float | None) -> Array:
+    """Bend values smoothly into (-cap, cap); None leaves them."""
+    return x if cap is None else np.float32(cap) * np.tanh(x / np.float32(cap))
+
+
+def softmax(scores: Array) -> Array:
+    """Over the last axis. The maximum is taken out first so that exp cannot overflow: it cancels in the quotient."""
+    exponentials = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    weights: Array = exponentials / exponentials.sum(axis=-1, keepdims=True)
+    return weights
+
+
+def rotate(x: Array, cos: Array, sin: Array) -> Array:
+    """The rotary embedding: turn each pair (x[i], x[i + d/2]) of a head by an angle that grows with the position, so
+    that the product of a query and a key depends on how far apart they are, and on nothing else of where they are.
+
+    x [n, heads, head_dim]; cos, sin [n, d/2] with d the rotated dimensions, which may be fewer than a head has."""
+    half = cos.shape[-1]
+    cos, sin = cos[:, None, :], sin[:, None, :]  # the same for every head
+    first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    return np.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=-1)

@@ -1,0 +1,42 @@
+"""Prefill attention: a chunk of one sequence's prompt, all its tokens at once. Each sees the context before the chunk
+and the chunk up to itself, which a mask says; the work is matrix products: prefill is bound by arithmetic."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from twostroke.backends.reference.arithmetic import Array, soft_cap, softmax
+from twostroke.backends.reference.kv_store import KVStore, Table
+from twostroke.models.spec import ModelSpec
+
+
+def attend_prefill(spec: ModelSpec, kv: KVStore, layer: int, queries: Array, first: int, table: Table) -> Array:
+    """queries [chunk, heads, head_dim] of one sequence, at positions first, first + 1, ...; table [blocks].
+    Returns [chunk, heads * head_dim]."""
+    window = spec.layers[layer].window
+    end = first + len(queries)
+    # The chunk's first token looks back furthest: nothing before its window is read.
+    start = 0 if window is None else max(0, first - window + 1)
+    keys, values = kv.read(layer, table, start, end)  # [context, kv_heads, head_dim], the chunk itself included
+    visible = visibility(first, end, start, window)  # [chunk, context]
+    outputs = np.empty((len(queries), spec.num_heads, spec.head_dim), dtype=np.float32)
+    # One KV head at a time, with the query heads that share it: it bounds the memory that scores take.
+    for kv_head in range(spec.num_kv_heads):
+        heads = slice(kv_head * spec.queries_per_kv_head, (kv_head + 1) * spec.queries_per_kv_head)
+        head_queries = queries[:, heads].transpose(1, 0, 2)  # [queries a KV head, chunk, head_dim]
+        scores = head_queries @ keys[:, kv_head].T * np.float32(spec.attention_scale)  # [.., chunk, context]
+        scores = np.where(visible, soft_cap(scores, spec.attention_softcap), np.float32(-np.inf))
+        mixed = softmax(scores) @ values[:, kv_head]  # [.., chunk, head_dim]
+        outputs[:, heads] = mixed.transpose(1, 0, 2)
+    return outputs.reshape(len(queries), -1)
+
+
+def visibility(first: int, end: int, start: int, window: int | None) -> npt.NDArray[np.bool_]:
+    """Which of the keys at start..end-1 each query at first..end-1 may read  # [end - first, end - start]
+
+    Causal: none that come after it. Windowed: none at or before `position - window`. Every query sees itself."""
+    queries = np.arange(first, end)[:, None]
+    keys = np.arange(start, end)[None, :]
+    causal = keys <= queries
+    return causal if window is None else causal & (keys > queries - window)

@@ -1,0 +1,133 @@
+"""What a family declares: how its files' settings become a ModelSpec, and how their tensors become canonical ones.
+A stored tensor lists the canonical names it holds, in row order: one for a plain tensor, several for a fused one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from twostroke.models.families.fields import Fields
+from twostroke.models.spec import ModelSpec
+from twostroke.models.weights.tensor import WeightTensor, from_float32
+
+Adjustment = Callable[[WeightTensor, ModelSpec], WeightTensor]
+"""What a format stored differently from what the model multiplies by, put right."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorNames:
+    """The tensors of one file format. Names in `layer` follow `layer_prefix` with the layer's index filled in."""
+
+    layer_prefix: str
+    whole: Mapping[str, tuple[str, ...]]
+    layer: Mapping[str, tuple[str, ...]]
+    adjust: Mapping[str, Adjustment] = field(default_factory=dict)
+    """By canonical name, without `layers.N.`."""
+    ignored_prefixes: tuple[str, ...] = ()
+    ignored_suffixes: tuple[str, ...] = ()
+    """Tensors that a file may hold and the model does not need."""
+    renamed_prefixes: Mapping[str, str] = field(default_factory=dict)
+
+    def is_ignored(self, name: str) -> bool:
+        return name.startswith(self.ignored_prefixes) or name.endswith(self.ignored_suffixes)
+
+    def plain(self, name: str) -> str:
+        """The name without what a larger model put around it."""
+        for prefix, replacement in self.renamed_prefixes.items():
+            if name.startswith(prefix):
+                return replacement + name[len(prefix) :]
+        return name
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    name: str
+    hf_architectures: tuple[str, ...]
+    """What `architectures` says in a config.json."""
+    gguf_architectures: tuple[str, ...]
+    """What `general.architecture` says in a GGUF file; empty when another family's files hold this one's models."""
+    spec_from_config: Callable[[Fields], ModelSpec]
+    spec_from_gguf: Callable[[Fields, Mapping[str, WeightTensor]], ModelSpec]
+    hf_names: TensorNames
+    gguf_names: TensorNames
+
+
+HF_LAYER: dict[str, tuple[str, ...]] = {
+    "input_layernorm.weight": ("attention_norm",),
+    "self_attn.q_proj.weight": ("q",),
+    "self_attn.k_proj.weight": ("k",),
+    "self_attn.v_proj.weight": ("v",),
+    "self_attn.o_proj.weight": ("o",),
+    "self_attn.q_proj.bias": ("q_bias",),
+    "self_attn.k_proj.bias": ("k_bias",),
+    "self_attn.v_proj.bias": ("v_bias",),
+    "self_attn.o_proj.bias": ("o_bias",),
+    "self_attn.q_norm.weight": ("q_norm",),
+    "self_attn.k_norm.weight": ("k_norm",),
+    "post_attention_layernorm.weight": ("mlp_norm",),
+    "mlp.gate_proj.weight": ("gate",),
+    "mlp.up_proj.weight": ("up",),
+    "mlp.down_proj.weight": ("down",),
+}
+
+HF_NAMES = TensorNames(
+    layer_prefix="model.layers.{}.",
+    whole={
+        "model.embed_tokens.weight": ("embedding",),
+        "model.norm.weight": ("final_norm",),
+        "lm_head.weight": ("output",),
+    },
+    layer=HF_LAYER,
+    # Old checkpoints carry the rotary table, which is computed here.
+    ignored_suffixes=(".rotary_emb.inv_freq",),
+)
+
+GGUF_LAYER: dict[str, tuple[str, ...]] = {
+    "attn_norm.weight": ("attention_norm",),
+    "attn_q.weight": ("q",),
+    "attn_k.weight": ("k",),
+    "attn_v.weight": ("v",),
+    "attn_output.weight": ("o",),
+    "attn_q.bias": ("q_bias",),
+    "attn_k.bias": ("k_bias",),
+    "attn_v.bias": ("v_bias",),
+    "attn_output.bias": ("o_bias",),
+    "attn_q_norm.weight": ("q_norm",),
+    "attn_k_norm.weight": ("k_norm",),
+    "ffn_norm.weight": ("mlp_norm",),
+    "post_attention_norm.weight": ("post_attention_norm",),
+    "post_ffw_norm.weight": ("post_mlp_norm",),
+    "ffn_gate.weight": ("gate",),
+    "ffn_up.weight": ("up",),
+    "ffn_down.weight": ("down",),
+}
+
+GGUF_NAMES = TensorNames(
+    layer_prefix="blk.{}.",
+    whole={
+        "token_embd.weight": ("embedding",),
+        "output_norm.weight": ("final_norm",),
+        "output.weight": ("output",),
+    },
+    layer=GGUF_LAYER,
+    # Rotary divisors become part of the spec (see `rope.py`), and are no weights.
+    ignored_prefixes=("rope_freqs.", "rope_factors_long.", "rope_factors_short."),
+    ignored_suffixes=(".attn_rot_embd.weight",),
+)
+
+
+def add_one(tensor: WeightTensor, spec: ModelSpec) -> WeightTensor:
+    """Gemma's checkpoints store a norm's weight less one."""
+    return from_float32(tensor.name, tensor.to_float32() + np.float32(1))
+
+
+def halves_from_pairs(tensor: WeightTensor, spec: ModelSpec) -> WeightTensor:
+    """GGUF's "llama" files order each head's q and k rows for a rotation of neighbours: 0, d/2, 1, d/2 + 1, ...
+    Back to 0, 1, ... d - 1, so that every backend rotates `i` with `i + d / 2` and knows no other way."""
+    rows = np.arange(tensor.shape[0])
+    order = rows.reshape(-1, spec.head_dim // 2, 2).swapaxes(1, 2).reshape(-1)
+    if len(tensor.shape) == 1:
+        return from_float32(tensor.name, tensor.to_float32()[order])
+    return tensor.take_rows(order)

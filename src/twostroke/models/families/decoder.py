@@ -1,0 +1,203 @@
+"""What all families share: a decoder's dimensions, read from a config.json or from GGUF metadata. A family starts from
+the spec made here and replaces what is different about it. A setting that asks for something that is not implemented
+is refused here or in the family's file, never passed over."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+from twostroke.core.errors import ModelError
+from twostroke.models.families.fields import Fields, shown
+from twostroke.models.families.rope import MAX_CONTEXT, rope_from_config, rope_from_gguf
+from twostroke.models.spec import LayerSpec, ModelSpec
+from twostroke.models.weights.tensor import WeightTensor
+
+# Far above any model there is: what keeps a hostile file from asking for endless work.
+MAX_LAYERS = 1024
+_MAX_HIDDEN = 2**17
+_MAX_INTERMEDIATE = 2**20
+_MAX_HEADS = 4096
+_MAX_HEAD_DIM = 1024
+_MAX_VOCAB = 2**22
+
+_ACTIVATIONS: dict[str, Literal["silu", "gelu_tanh"]] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
+
+_NO = (False,)
+_HF_NEUTRAL: dict[str, Sequence[Any]] = {
+    "quantization_config": (),
+    "mlp_bias": _NO,
+    "is_encoder_decoder": _NO,
+    "add_cross_attention": _NO,
+    "use_bidirectional_attention": _NO,
+    "num_local_experts": (0,),
+    "num_experts": (0,),
+    "attn_logit_softcapping": (),
+    "final_logit_softcapping": (),
+    "partial_rotary_factor": (1, 1.0),
+}
+_GGUF_NEUTRAL: dict[str, Sequence[Any]] = {
+    "expert_count": (0,),
+    "attention.causal": (True,),
+    "attention.max_alibi_bias": (0, 0.0),
+    "attention.clamp_kqv": (0, 0.0),
+    "attention.scale": (),
+    "attention.temperature_scale": (),
+    "logit_scale": (1, 1.0),
+    "residual_scale": (1, 1.0),
+    "embedding_scale": (1, 1.0),
+    "use_parallel_residual": _NO,
+    "rope.scale_linear": (1, 1.0),
+    "attn_logit_softcapping": (0, 0.0),
+    "final_logit_softcapping": (0, 0.0),
+}
+
+
+def spec_from_config(
+    config: Fields, family: str, *, rotary_dim: int | None = None, handled: Sequence[str] = (), tied: bool = False
+) -> ModelSpec:
+    """The spec of a plain decoder, full attention in every layer. `handled` names features that are refused
+    unless the calling family reads them; `tied` is what an absent tie_word_embeddings means to the architecture."""
+    config.refuse_unless({name: values for name, values in _HF_NEUTRAL.items() if name not in handled})
+    hidden_size = config.integer("hidden_size", 1, _MAX_HIDDEN)
+    num_heads = config.integer("num_attention_heads", 1, _MAX_HEADS)
+    head_dim = _head_dim(config, "head_dim", hidden_size, num_heads)
+    max_context = config.integer("max_position_embeddings", 1, MAX_CONTEXT)
+    rotary_dim = rotary_dim or head_dim
+    if "partial_rotary_factor" not in handled:
+        for name in ("rope_scaling", "rope_parameters"):
+            if (section := config.section(name)) is not None:
+                section.refuse_unless({"partial_rotary_factor": (1, 1.0)})
+    attention_bias = config.flag("attention_bias", default=False)
+    # Gemma says hidden_activation, the others hidden_act.
+    activation_name = "hidden_activation" if config.get("hidden_activation") is not None else "hidden_act"
+    activation = config.text(activation_name)
+    if activation not in _ACTIVATIONS:
+        raise config.error(activation_name, f"is {shown(activation)}; the supported ones are {', '.join(_ACTIVATIONS)}")
+    layer = LayerSpec(rope_from_config(config, rotary_dim, max_context))
+    return ModelSpec(
+        family=family,
+        vocab_size=config.integer("vocab_size", 1, _MAX_VOCAB),
+        hidden_size=hidden_size,
+        intermediate_size=config.integer("intermediate_size", 1, _MAX_INTERMEDIATE),
+        num_heads=num_heads,
+        num_kv_heads=_num_kv_heads(config, "num_key_value_heads", num_heads),
+        head_dim=head_dim,
+        max_context=max_context,
+        layers=(layer,) * config.integer("num_hidden_layers", 1, MAX_LAYERS),
+        norm_eps=config.number("rms_norm_eps", 0.0, 1.0),
+        activation=_ACTIVATIONS[activation],
+        qkv_bias=attention_bias,
+        output_bias=attention_bias,
+        tied_embeddings=config.flag("tie_word_embeddings", default=tied),
+    )
+
+
+def spec_from_gguf(
+    fields: Fields, tensors: Mapping[str, WeightTensor], family: str, *, handled: Sequence[str] = ()
+) -> ModelSpec:
+    """The same from a GGUF file, where the presence of a tensor says what config.json says with a flag."""
+    fields.refuse_unless({name: values for name, values in _GGUF_NEUTRAL.items() if name not in handled})
+    hidden_size = fields.integer("embedding_length", 1, _MAX_HIDDEN)
+    num_heads = fields.integer("attention.head_count", 1, _MAX_HEADS)
+    head_dim = _head_dim(fields, "attention.key_length", hidden_size, num_heads)
+    if fields.integer("attention.value_length", 1, _MAX_HEAD_DIM, head_dim) != head_dim:
+        raise fields.error("attention.value_length", "differs from attention.key_length, which is not supported")
+    rotary_dim = fields.integer("rope.dimension_count", 2, head_dim, head_dim)
+    if rotary_dim % 2:
+        raise fields.error("rope.dimension_count", f"must be even, not {rotary_dim}")
+    if "rope.dimension_count" not in handled and rotary_dim != head_dim:
+        raise fields.error("rope.dimension_count", f"is {rotary_dim} of {head_dim}: partial rotation is not supported")
+    max_context = fields.integer("context_length", 1, MAX_CONTEXT)
+    layer = LayerSpec(rope_from_gguf(fields, tensors, rotary_dim, max_context))
+    return ModelSpec(
+        family=family,
+        vocab_size=_embedding_rows(fields, tensors),
+        hidden_size=hidden_size,
+        intermediate_size=fields.integer("feed_forward_length", 1, _MAX_INTERMEDIATE),
+        num_heads=num_heads,
+        num_kv_heads=_num_kv_heads(fields, "attention.head_count_kv", num_heads),
+        head_dim=head_dim,
+        max_context=max_context,
+        layers=(layer,) * fields.integer("block_count", 1, MAX_LAYERS),
+        norm_eps=fields.number("attention.layer_norm_rms_epsilon", 0.0, 1.0),
+        qkv_bias="blk.0.attn_q.bias" in tensors,
+        output_bias="blk.0.attn_output.bias" in tensors,
+        tied_embeddings="output.weight" not in tensors,
+    )
+
+
+def with_windows(spec: ModelSpec, window: int | None, sliding: Sequence[bool]) -> ModelSpec:
+    """The spec with a sliding window in some of its layers. A window that no context outgrows is full attention."""
+    effective = window if window is not None and window < spec.max_context else None
+    layers = tuple(
+        replace(layer, window=effective if is_sliding else None)
+        for layer, is_sliding in zip(spec.layers, sliding, strict=True)
+    )
+    return replace(spec, layers=layers)
+
+
+def windowed(spec: ModelSpec, config: Fields, sliding_by_rule: Sequence[bool] | None = None) -> ModelSpec:
+    """The windows of a config.json: `sliding_window` wide, in the layers that `layer_types` names one by one, or else
+    in those of the family's rule (None: in all of them, if a width is given)."""
+    window = window_from(config, "sliding_window")
+    by_rule = sliding_by_rule or (window is not None,) * spec.num_layers
+    sliding = sliding_layers(config, spec.num_layers, by_rule)
+    if any(sliding) and window is None:
+        raise config.error("sliding_window", "is missing, and some layers slide")
+    return with_windows(spec, window, sliding)
+
+
+def sliding_layers(config: Fields, num_layers: int, by_rule: Sequence[bool]) -> tuple[bool, ...]:
+    if config.get("layer_types") is None:
+        return tuple(by_rule)
+    kinds = config.strings("layer_types", num_layers)
+    for kind in kinds:
+        if kind not in ("full_attention", "sliding_attention"):
+            raise config.error("layer_types", f"holds {shown(kind)}, which is not supported")
+    return tuple(kind == "sliding_attention" for kind in kinds)
+
+
+def window_from(fields: Fields, name: str, default: int | None = None) -> int | None:
+    """A window's width. GGUF writes 0 for none."""
+    value = fields.get(name)
+    if value is None:
+        return default
+    if value == 0 and fields.prefix:
+        return None
+    return fields.integer(name, 1, MAX_CONTEXT)
+
+
+def every_nth_full(num_layers: int, period: int) -> tuple[bool, ...]:
+    """Gemma's pattern: of each `period` layers the last has full attention, the others slide."""
+    return tuple((index + 1) % period != 0 for index in range(num_layers))
+
+
+def _num_kv_heads(fields: Fields, name: str, num_heads: int) -> int:
+    num_kv_heads = fields.integer(name, 1, _MAX_HEADS, num_heads)
+    if num_heads % num_kv_heads:
+        raise fields.error(name, f"is {num_kv_heads}, and the {num_heads} heads are not a multiple of it")
+    return num_kv_heads
+
+
+def _head_dim(fields: Fields, name: str, hidden_size: int, num_heads: int) -> int:
+    if fields.get(name) is None and hidden_size % num_heads:
+        raise fields.error(name, f"is missing, and hidden size {hidden_size} is no multiple of the {num_heads} heads")
+    head_dim = fields.integer(name, 2, _MAX_HEAD_DIM, hidden_size // num_heads)
+    if head_dim % 2:
+        raise fields.error(name, f"must be even for a rotary embedding, not {head_dim}")
+    return head_dim
+
+
+def _embedding_rows(fields: Fields, tensors: Mapping[str, WeightTensor]) -> int:
+    embedding = tensors.get("token_embd.weight")
+    if embedding is None:
+        raise ModelError(f"{fields.source}: the tensor token_embd.weight is missing")
+    if len(embedding.shape) != 2 or not 1 <= embedding.shape[0] <= _MAX_VOCAB:
+        raise ModelError(f"{fields.source}: token_embd.weight has shape {embedding.shape}, and a matrix is needed")
+    return embedding.shape[0]

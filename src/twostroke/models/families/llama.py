@@ -1,0 +1,35 @@
+"""Llama 2 and 3, SmolLM2, and everything else that says LlamaForCausalLM: the plain decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from twostroke.models.families import decoder
+from twostroke.models.families.declaration import GGUF_NAMES, HF_NAMES, Family, halves_from_pairs
+from twostroke.models.families.fields import Fields
+from twostroke.models.spec import ModelSpec
+from twostroke.models.weights.tensor import WeightTensor
+
+
+def _from_config(config: Fields) -> ModelSpec:
+    config.refuse_unless({"sliding_window": ()})
+    return decoder.windowed(decoder.spec_from_config(config, "llama"), config)
+
+
+def _from_gguf(fields: Fields, tensors: Mapping[str, WeightTensor]) -> ModelSpec:
+    spec = decoder.spec_from_gguf(fields, tensors, "llama")
+    # Mistral's files are "llama" files too; where a window is written, it holds for every layer.
+    window = decoder.window_from(fields, "attention.sliding_window")
+    return decoder.with_windows(spec, window, (True,) * spec.num_layers)
+
+
+FAMILY = Family(
+    name="llama",
+    hf_architectures=("LlamaForCausalLM",),
+    gguf_architectures=("llama",),
+    spec_from_config=_from_config,
+    spec_from_gguf=_from_gguf,
+    hf_names=HF_NAMES,
+    gguf_names=replace(GGUF_NAMES, adjust=dict.fromkeys(("q", "k", "q_bias", "k_bias"), halves_from_pairs)),
+)

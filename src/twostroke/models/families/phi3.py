@@ -1,0 +1,58 @@
+"""Phi-3: q, k and v in one matrix, gate and up in another, LongRoPE, and a rotation that may cover a part of a head."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from twostroke.models.families import decoder, rope
+from twostroke.models.families.declaration import GGUF_LAYER, GGUF_NAMES, HF_LAYER, HF_NAMES, Family
+from twostroke.models.families.fields import Fields
+from twostroke.models.spec import ModelSpec
+from twostroke.models.weights.tensor import WeightTensor
+
+
+def _from_config(config: Fields) -> ModelSpec:
+    config.refuse_unless({"attention_bias": (False,)})
+    spec = decoder.spec_from_config(config, "phi3", rotary_dim=_rotary_dim(config), handled=("partial_rotary_factor",))
+    return decoder.windowed(spec, config)
+
+
+def _rotary_dim(config: Fields) -> int | None:
+    """How much of a head is rotated: all of it, unless the rope's section or the config's top names a share."""
+    share = rope.rope_settings(config).number(
+        "partial_rotary_factor", 0.01, 1.0, config.number("partial_rotary_factor", 0.01, 1.0, 1.0)
+    )
+    num_heads = config.integer("num_attention_heads", 1, 4096)
+    head_dim = config.integer("head_dim", 2, 1024, config.integer("hidden_size", 2, 2**17) // num_heads)
+    rotary_dim = int(head_dim * share)
+    if rotary_dim < 2 or rotary_dim % 2:
+        raise config.error("partial_rotary_factor", f"gives {rotary_dim} rotary dimensions, and pairs are needed")
+    return rotary_dim
+
+
+def _from_gguf(fields: Fields, tensors: Mapping[str, WeightTensor]) -> ModelSpec:
+    spec = decoder.spec_from_gguf(fields, tensors, "phi3", handled=("rope.dimension_count",))
+    window = decoder.window_from(fields, "attention.sliding_window")
+    return decoder.with_windows(spec, window, (True,) * spec.num_layers)
+
+
+FAMILY = Family(
+    name="phi3",
+    hf_architectures=("Phi3ForCausalLM",),
+    gguf_architectures=("phi3",),
+    spec_from_config=_from_config,
+    spec_from_gguf=_from_gguf,
+    hf_names=replace(
+        HF_NAMES,
+        layer={
+            **HF_LAYER,
+            "self_attn.qkv_proj.weight": ("q", "k", "v"),
+            "mlp.gate_up_proj.weight": ("gate", "up"),
+        },
+    ),
+    gguf_names=replace(
+        GGUF_NAMES,
+        layer={**GGUF_LAYER, "attn_qkv.weight": ("q", "k", "v"), "ffn_up.weight": ("gate", "up")},
+    ),
+)

@@ -1,0 +1,50 @@
+"""Qwen2 and 2.5: biases on q, k and v, none on the output, and a sliding window in the upper layers if asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from twostroke.models.families import decoder
+from twostroke.models.families.declaration import GGUF_NAMES, HF_NAMES, Family
+from twostroke.models.families.fields import Fields
+from twostroke.models.spec import ModelSpec
+from twostroke.models.weights.tensor import WeightTensor
+
+
+def with_upper_windows(spec: ModelSpec, config: Fields) -> ModelSpec:
+    """Both generations keep a `sliding_window` in their configs that only `use_sliding_window` puts in force."""
+    if not config.flag("use_sliding_window", default=False):
+        return decoder.windowed(spec, config.without("sliding_window"))
+    first = config.integer("max_window_layers", 0, decoder.MAX_LAYERS)
+    return decoder.windowed(spec, config, [index >= first for index in range(spec.num_layers)])
+
+
+def refuse_window(spec: ModelSpec, fields: Fields) -> ModelSpec:
+    """Which layers would slide is not written in a Qwen GGUF file, so only a window without effect is let in."""
+    window = decoder.window_from(fields, "attention.sliding_window")
+    if window is not None and window < spec.max_context:
+        raise fields.error("attention.sliding_window", f"is {window}, which is not supported for this architecture")
+    return spec
+
+
+def _from_config(config: Fields) -> ModelSpec:
+    config.refuse_unless({"attention_bias": (False,)})
+    spec = replace(decoder.spec_from_config(config, "qwen2"), qkv_bias=True)
+    return with_upper_windows(spec, config)
+
+
+def _from_gguf(fields: Fields, tensors: Mapping[str, WeightTensor]) -> ModelSpec:
+    spec = replace(decoder.spec_from_gguf(fields, tensors, "qwen2"), qkv_bias=True)
+    return refuse_window(spec, fields)
+
+
+FAMILY = Family(
+    name="qwen2",
+    hf_architectures=("Qwen2ForCausalLM",),
+    gguf_architectures=("qwen2",),
+    spec_from_config=_from_config,
+    spec_from_gguf=_from_gguf,
+    hf_names=HF_NAMES,
+    gguf_names=GGUF_NAMES,
+)

@@ -1,0 +1,33 @@
+"""Qwen3: a norm over each head of q and k, and a head size of its own instead of Qwen2's biases."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from twostroke.models.families import decoder
+from twostroke.models.families.declaration import GGUF_NAMES, HF_NAMES, Family
+from twostroke.models.families.fields import Fields
+from twostroke.models.families.qwen2 import refuse_window, with_upper_windows
+from twostroke.models.spec import ModelSpec
+from twostroke.models.weights.tensor import WeightTensor
+
+
+def _from_config(config: Fields) -> ModelSpec:
+    config = config.over({"head_dim": 128})
+    return with_upper_windows(replace(decoder.spec_from_config(config, "qwen3"), qk_norm=True), config)
+
+
+def _from_gguf(fields: Fields, tensors: Mapping[str, WeightTensor]) -> ModelSpec:
+    return refuse_window(replace(decoder.spec_from_gguf(fields, tensors, "qwen3"), qk_norm=True), fields)
+
+
+FAMILY = Family(
+    name="qwen3",
+    hf_architectures=("Qwen3ForCausalLM",),
+    gguf_architectures=("qwen3",),
+    spec_from_config=_from_config,
+    spec_from_gguf=_from_gguf,
+    hf_names=HF_NAMES,
+    gguf_names=GGUF_NAMES,
+)

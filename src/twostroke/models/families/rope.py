@@ -1,0 +1,114 @@
+"""Rotary embeddings as files describe them: config.json in its old and new manner, GGUF keys and divisor tensors.
+A scaling that is not implemented is refused; none is ever guessed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from twostroke.core.errors import ModelError
+from twostroke.models.families.fields import Fields, shown
+from twostroke.models.spec import (
+    FrequencyDivisors,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    RopeScaling,
+    RopeSpec,
+)
+from twostroke.models.weights.tensor import WeightTensor
+
+MAX_CONTEXT = 2**30
+DEFAULT_THETA = 10_000.0
+_MAX_THETA = 1e15
+_MAX_FACTOR = 1e6
+
+
+def rope_settings(config: Fields) -> Fields:
+    """The rope's own section, whichever name it has: `rope_scaling` until transformers 4, `rope_parameters` since."""
+    return config.section("rope_scaling") or config.section("rope_parameters") or Fields(config.source, {})
+
+
+def theta_from(settings: Fields, config: Fields, default: float = DEFAULT_THETA) -> float:
+    """`rope_theta` from the rope's section, or from the top of the config, where it was before."""
+    return settings.number("rope_theta", 1.0, _MAX_THETA, config.number("rope_theta", 1.0, _MAX_THETA, default))
+
+
+def rope_from_config(config: Fields, dim: int, max_context: int) -> RopeSpec:
+    settings = rope_settings(config)
+    return RopeSpec(theta_from(settings, config), dim, scaling_from(settings, config, dim, max_context))
+
+
+def scaling_from(settings: Fields, config: Fields, dim: int, max_context: int) -> RopeScaling | None:
+    name = "rope_type" if settings.get("rope_type") is not None else "type"
+    kind = settings.text(name, "default")
+    if kind == "default":
+        return None
+    if kind == "linear":
+        return LinearScaling(settings.number("factor", 1e-3, _MAX_FACTOR))
+    if kind == "llama3":
+        low, high = settings.number("low_freq_factor", 1e-3, 1e3), settings.number("high_freq_factor", 1e-3, 1e3)
+        if low >= high:
+            raise settings.error("low_freq_factor", "must be below high_freq_factor")
+        original = settings.integer("original_max_position_embeddings", 1, MAX_CONTEXT)
+        return Llama3Scaling(settings.number("factor", 1e-3, _MAX_FACTOR), low, high, original)
+    if kind in ("longrope", "su"):  # "su" is what Phi-3 called it first
+        return _longrope_from(settings, config, dim, max_context)
+    raise settings.error(name, f"is {shown(kind)}; the supported ones are default, linear, llama3 and longrope")
+
+
+def _longrope_from(settings: Fields, config: Fields, dim: int, max_context: int) -> LongRopeScaling:
+    # Phi-3 keeps it at the top of its config.
+    holder = config if config.get("original_max_position_embeddings") is not None else settings
+    original = holder.integer("original_max_position_embeddings", 2, MAX_CONTEXT)
+    stretch = settings.number("factor", 1e-3, _MAX_FACTOR, max_context / original)
+    return LongRopeScaling(
+        short_factors=settings.numbers("short_factor", dim // 2, 1e-6, _MAX_FACTOR),
+        long_factors=settings.numbers("long_factor", dim // 2, 1e-6, _MAX_FACTOR),
+        original_max_context=original,
+        attention_factor=settings.number("attention_factor", 1e-3, 1e3, longrope_attention_factor(stretch, original)),
+    )
+
+
+def longrope_attention_factor(stretch: float, original_max_context: int) -> float:
+    """LongRoPE's own choice: attention sharpens a little as the context is stretched."""
+    return 1.0 if stretch <= 1.0 else math.sqrt(1 + math.log(stretch) / math.log(original_max_context))
+
+
+def rope_from_gguf(fields: Fields, tensors: Mapping[str, WeightTensor], dim: int, max_context: int) -> RopeSpec:
+    theta = fields.number("rope.freq_base", 1.0, _MAX_THETA, DEFAULT_THETA)
+    kind = fields.text("rope.scaling.type", "none")
+    fields.refuse_unless({"rope.scaling.type": ("none", "linear", "longrope")})
+    scaling: RopeScaling | None = None
+    if "rope_factors_long.weight" in tensors or "rope_factors_short.weight" in tensors:
+        original = fields.integer("rope.scaling.original_context_length", 2, MAX_CONTEXT, max(max_context, 2))
+        scaling = LongRopeScaling(
+            short_factors=_divisors(fields.source, tensors, "rope_factors_short.weight", dim),
+            long_factors=_divisors(fields.source, tensors, "rope_factors_long.weight", dim),
+            original_max_context=original,
+            attention_factor=fields.number(
+                "rope.scaling.attn_factor", 1e-3, 1e3, longrope_attention_factor(max_context / original, original)
+            ),
+        )
+    elif kind == "longrope":
+        raise fields.error("rope.scaling.type", "is 'longrope', and the file holds no rope_factors tensors")
+    elif "rope_freqs.weight" in tensors:  # Llama 3's scaling, worked out when the file was written
+        scaling = FrequencyDivisors(_divisors(fields.source, tensors, "rope_freqs.weight", dim))
+        if kind == "linear":
+            raise fields.error("rope.scaling.type", "is 'linear' beside a rope_freqs tensor, which is not supported")
+    elif kind == "linear":
+        scaling = LinearScaling(fields.number("rope.scaling.factor", 1e-3, _MAX_FACTOR))
+    return RopeSpec(theta, dim, scaling)
+
+
+def _divisors(source: str, tensors: Mapping[str, WeightTensor], name: str, dim: int) -> tuple[float, ...]:
+    if name not in tensors:
+        raise ModelError(f"{source}: the tensor {name} is missing")
+    if tensors[name].shape != (dim // 2,):
+        raise ModelError(
+            f"{source}: {name} has shape {tensors[name].shape}, and the rotary dimensions ask for {dim // 2}"
+        )
+    values = tensors[name].to_float32()
+    if not bool((values > 1e-6).all()) or not bool((values < _MAX_FACTOR).all()):
+        raise ModelError(f"{source}: {name} must hold positive numbers only")
+    return tuple(float(value) for value in values)

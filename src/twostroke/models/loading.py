@@ -1,0 +1,131 @@
+"""From files to a Checkpoint: finds the family, asks it for the spec, and brings the tensors to canonical names.
+Nothing is read that a name, a shape or a small correction does not need: weights stay views of the memory map."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from twostroke.core.errors import ModelError
+from twostroke.models.checkpoint import Checkpoint
+from twostroke.models.families import family_of_config, family_of_gguf
+from twostroke.models.families.declaration import TensorNames
+from twostroke.models.families.fields import Fields, shown
+from twostroke.models.spec import ModelSpec, layer_name
+from twostroke.models.weights.gguf import open_gguf
+from twostroke.models.weights.safetensors import open_folder
+from twostroke.models.weights.tensor import WeightTensor
+
+_MAX_CONFIG_BYTES = 16 * 2**20
+_SHOWN_NAMES = 4
+
+
+def load_checkpoint(path: Path, name: str | None = None) -> Checkpoint:
+    """Open a .gguf file or a Hugging Face folder (config.json beside safetensors files)."""
+    path = Path(path)
+    name = name or (path.stem if path.suffix == ".gguf" else path.resolve().name)
+    if path.is_dir():
+        return _load_folder(path, name)
+    if not path.is_file():
+        raise ModelError(f"there is no model at {path}: a .gguf file or a folder with config.json is needed")
+    return _load_gguf(path, name)
+
+
+def _load_gguf(path: Path, name: str) -> Checkpoint:
+    file = open_gguf(path)
+    architecture = Fields(path.name, file.metadata).text("general.architecture")
+    family = family_of_gguf(architecture)
+    fields = Fields(path.name, file.metadata, prefix=f"{architecture}.")
+    spec = family.spec_from_gguf(fields, file.tensors)
+    tensors = canonical_tensors(path.name, file.tensors, family.gguf_names, spec)
+    return Checkpoint(name, path, spec, tensors, gguf_metadata=file.metadata)
+
+
+def _load_folder(path: Path, name: str) -> Checkpoint:
+    config = Fields("config.json", read_config(path))
+    architectures = config.get("architectures")
+    if not isinstance(architectures, list) or len(architectures) != 1 or not isinstance(architectures[0], str):
+        raise config.error("architectures", f"must be a list of one name, not {shown(architectures)}")
+    family = family_of_config(architectures[0])
+    spec = family.spec_from_config(config)
+    tensors = canonical_tensors(str(path), open_folder(path), family.hf_names, spec)
+    return Checkpoint(name, path, spec, tensors)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    file = folder / "config.json"
+    try:
+        if file.stat().st_size > _MAX_CONFIG_BYTES:
+            raise ModelError(f"{file} is larger than a model's config can be")
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelError(f"{file} cannot be read: {error.strerror or error}") from None
+    except (ValueError, RecursionError):  # not JSON, not UTF-8, or nested beyond reason
+        raise ModelError(f"{file} is not valid JSON") from None
+    if not isinstance(config, dict):
+        raise ModelError(f"{file} must hold a JSON object")
+    return config
+
+
+def canonical_tensors(
+    source: str, stored: Mapping[str, WeightTensor], names: TensorNames, spec: ModelSpec
+) -> dict[str, WeightTensor]:
+    """Exactly the tensors of `spec.tensor_shapes()`, renamed, split and put right; anything missing, misshapen or
+    left over is refused."""
+    shapes = spec.tensor_shapes()
+    found: dict[str, WeightTensor] = {}
+    unknown: list[str] = []
+    for stored_name, tensor in stored.items():
+        if names.is_ignored(stored_name):
+            continue
+        targets = _targets(names.plain(stored_name), names, spec)
+        if targets == ("output",) and spec.tied_embeddings:
+            continue  # some files repeat the embedding under this name; the model is declared to use the embedding
+        if targets is None or any(target not in shapes for target in targets):
+            unknown.append(stored_name)
+            continue
+        for target, part in _split(source, tensor, targets, shapes):
+            if target in found:
+                raise ModelError(f"{source}: {shown(stored_name)} gives {target} a second time")
+            adjust = names.adjust.get(target.rpartition(".")[2])
+            found[target] = part if adjust is None else adjust(part, spec)
+    missing = [name for name in shapes if name not in found]
+    if missing:
+        raise ModelError(f"{source}: tensors are missing: {_listed(missing)}")
+    if unknown:
+        raise ModelError(f"{source}: tensors that a {spec.family} model does not have: {_listed(unknown)}")
+    return {name: found[name] for name in shapes}
+
+
+def _targets(stored_name: str, names: TensorNames, spec: ModelSpec) -> tuple[str, ...] | None:
+    """The canonical names that a stored tensor holds; None when it is no tensor of this family."""
+    if stored_name in names.whole:
+        return names.whole[stored_name]
+    match = re.fullmatch(re.escape(names.layer_prefix).replace(r"\{\}", r"(\d{1,6})") + "(.+)", stored_name)
+    if match is None or match[2] not in names.layer:
+        return None
+    return tuple(layer_name(int(match[1]), target) for target in names.layer[match[2]])
+
+
+def _split(
+    source: str, tensor: WeightTensor, targets: tuple[str, ...], shapes: Mapping[str, tuple[int, ...]]
+) -> list[tuple[str, WeightTensor]]:
+    wanted = [shapes[target] for target in targets]
+    whole = (sum(shape[0] for shape in wanted), *wanted[0][1:])
+    if tensor.shape != whole:
+        raise ModelError(f"{source}: {shown(tensor.name)} has shape {tensor.shape}, and the model asks for {whole}")
+    if len(targets) == 1:
+        return [(targets[0], tensor)]
+    parts, start = [], 0
+    for target, shape in zip(targets, wanted, strict=True):
+        parts.append((target, tensor.rows(start, start + shape[0])))
+        start += shape[0]
+    return parts
+
+
+def _listed(names: list[str]) -> str:
+    more = len(names) - _SHOWN_NAMES
+    return ", ".join(name[:80] for name in names[:_SHOWN_NAMES]) + (f" and {more} more" if more > 0 else "")
