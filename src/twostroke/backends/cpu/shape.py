@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from twostroke.backends.cpu.arguments import TileKind
 
+SPAN = 256
+"""Positions whose attention scores are held at once."""
+
 
 @dataclass(frozen=True, slots=True)
 class KernelShape:
@@ -43,3 +46,10 @@ class KernelShape:
     def queries_together(self, accumulators: int) -> int:
         """Tokens of a prefill chunk that share them too."""
         return max(1, min(8, accumulators // 4) // self.heads_together)
+
+    def scratch_bytes(self, accumulators: int, depth: int) -> int:
+        """What one thread needs at most: to open a panel of weights this deep, or to attend."""
+        panel = depth // 32 * (512 * 2 + 4 * 32 * 2)  # two columns: eight times 64 bytes, and 32 floats, each
+        rows = self.heads_together * self.queries_together(accumulators)
+        attention = 4 * rows * (SPAN + 2 * self.head_dim)  # scores, a span's weighted sums, the running ones
+        return max(panel, attention)

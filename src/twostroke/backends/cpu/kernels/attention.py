@@ -8,20 +8,12 @@ from __future__ import annotations
 from twostroke.backends.cpu.arguments import AttentionField, KVGroupField, StepField
 from twostroke.backends.cpu.kernels.emitter import F32, F32X16, I32, I64, POINTER, Emitter, Value, Variable
 from twostroke.backends.cpu.kernels.operation import Operation, operation
-from twostroke.backends.cpu.shape import KernelShape
+from twostroke.backends.cpu.shape import SPAN, KernelShape
 
-SPAN = 256
-"""Positions whose scores are held at once."""
 RUN = 16
 """Keys that lie side by side in a block."""
 MASKED, NOTHING_YET = -3.0e38, -1.0e30
 """A masked score lies so far below an empty maximum that its weight is exactly zero."""
-
-
-def attention_scratch_bytes(shape: KernelShape, accumulators: int) -> int:
-    """A thread's scores of a span, a span's weighted sums and the running ones."""
-    rows = shape.heads_together * shape.queries_together(accumulators)
-    return 4 * rows * (SPAN + 2 * shape.head_dim)
 
 
 def emit_attention(e: Emitter, shape: KernelShape) -> None:

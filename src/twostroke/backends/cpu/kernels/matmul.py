@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from twostroke.backends.cpu.arguments import TILE_OUTPUTS, MatmulField, OperandField, StepField, TileKind
+from twostroke.backends.cpu.arguments import TILE_OUTPUTS, MatmulField, OperandField, TileKind
 from twostroke.backends.cpu.kernels.emitter import F32, I32, Emitter, Value
 from twostroke.backends.cpu.kernels.operation import Operation, operation
 from twostroke.backends.cpu.kernels.tiles import (
@@ -123,11 +123,3 @@ class _Product:
         for total, output in zip(totals, outputs, strict=True):
             for index, cell in enumerate(total):
                 e.store_floats(cell.value, output, TILE_OUTPUTS * index)
-
-
-def panel_scratch_bytes(depth: int) -> int:
-    """What opening a Q4_1 panel needs, for two columns."""
-    return depth // TileKind.Q4_1.group_values * (512 * 2 + 4 * 32 * 2)
-
-
-__all__ = ["StepField", "emit_matmul", "matmul_name", "panel_scratch_bytes"]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 
-from twostroke.backends.cpu.arguments import OperandField, StepField
+from twostroke.backends.cpu.arguments import OperandField
 from twostroke.backends.cpu.kernels.emitter import F32, I32, I64, I8X16, POINTER, Emitter, Value
 
 PARAMETERS = (
@@ -98,5 +98,3 @@ class OperandWriter:
         e.store(build.fmul(build.sitofp(count, F32), scale), e.at(self._sums, group, F32), 4)
         e.store(build.mul(count, count.type(-128)), e.at(self._offsets, group, I32), 4)
 
-
-__all__ = ["Operation", "OperandWriter", "StepField", "operation"]
