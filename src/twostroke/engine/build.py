@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from twostroke import backends, machine
+from twostroke.backends.interface import BackendFactory
 from twostroke.config import EngineConfig, KVGroupNeed, ResolvedConfig, resolve
 from twostroke.engine.engine import Engine
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.loading import load_checkpoint
 from twostroke.models.resolve import resolve as resolve_model
-from twostroke.scheduling.scheduler import Scheduler, SchedulerConfig
+from twostroke.scheduling.config import SchedulerConfig
+from twostroke.scheduling.scheduler import Scheduler
 from twostroke.text.loading import load_tokenizer
 from twostroke.text.tokenizer import Tokenizer
 
@@ -34,7 +36,7 @@ def build(model: str, config: EngineConfig) -> Assembly:
     return assemble(checkpoint, tokenizer, config)
 
 
-def kv_needs(factory: backends.BackendFactory, checkpoint: Checkpoint) -> tuple[KVGroupNeed, ...]:
+def kv_needs(factory: BackendFactory, checkpoint: Checkpoint) -> tuple[KVGroupNeed, ...]:
     return tuple(
         KVGroupNeed(layers, window, factory.kv_bytes_per_token(checkpoint, layers))
         for window, layers in checkpoint.spec.kv_windows()

@@ -9,13 +9,13 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
-from twostroke.backends.host.sampler import check_request
 from twostroke.backends.interface import Backend, Ticket
 from twostroke.core.errors import BadRequestError
 from twostroke.core.events import Event, PrefillProgress, TokenEvent
 from twostroke.core.request import Request
+from twostroke.core.request_check import check_request
 from twostroke.core.sequence import FinishReason, Sequence
-from twostroke.core.step import Step, TokenLogprobs
+from twostroke.core.step import Step
 from twostroke.engine.streaming import TextStream
 from twostroke.scheduling.scheduler import Scheduler, SequenceAdvance
 from twostroke.text.tokenizer import Tokenizer
@@ -103,24 +103,29 @@ class Engine:
 
     def _events_of(self, advance: SequenceAdvance) -> list[Event]:
         sequence = advance.sequence
-        if advance.token is None and not sequence.is_finished and not advance.prompt_logprobs:
-            computed = min(sequence.num_computed, sequence.prefill_len)
-            name, index = sequence.request.request_id, sequence.sample_index
-            return [PrefillProgress(name, index, computed, sequence.prefill_len)]
-        token_ids: tuple[int, ...] = ()
-        logprobs: tuple[TokenLogprobs, ...] = ()
+        name, index = sequence.request.request_id, sequence.sample_index
+        events: list[Event] = []
+        if advance.prefill_computed is not None:
+            events.append(PrefillProgress(name, index, advance.prefill_computed, sequence.prefill_len))
         text, stopped = "", False
-        if advance.token is not None:
-            token_ids = (advance.token.token_id,)
-            logprobs = (advance.token.logprobs,) if advance.token.logprobs is not None else ()
-            text, stopped = self._text_of(sequence, advance.token.token_id)
+        for token in advance.sampled:
+            text, stopped = self._text_of(sequence, token.token_id)
         if stopped:
             del self._streams[sequence.seq_id]  # nothing held back may follow a stop string
-            self.scheduler.finish(sequence, FinishReason.STOP, self._clock())
+            self.scheduler.finish(sequence, FinishReason.STOP, now_s=self._clock())
         event = TokenEvent(
-            sequence.request.request_id, sequence.sample_index, token_ids, text, logprobs, advance.prompt_logprobs
+            name,
+            index,
+            token_ids=tuple(token.token_id for token in advance.sampled),
+            text=text,
+            logprobs=tuple(token.logprobs for token in advance.sampled if token.logprobs is not None),
+            prompt_logprobs=advance.prompt_logprobs,
         )
-        return [self._finished(event, sequence) if sequence.is_finished else event]
+        if sequence.is_finished:
+            events.append(self._finished(event, sequence))
+        elif event.token_ids or event.prompt_logprobs:
+            events.append(event)
+        return events
 
     def _text_of(self, sequence: Sequence, token_id: int) -> tuple[str, bool]:
         """The text a new token adds, and whether it completed a stop string."""

@@ -45,7 +45,10 @@ class RowSet:
             self._rows[join.seq_id] = self._open(join)
         for grant in step.grants:
             table = self._rows[grant.seq_id].tables[grant.group]
-            table[grant.first_index : grant.first_index + len(grant.block_ids)] = grant.block_ids
+            end = grant.first_index + len(grant.block_ids)
+            if end > len(table):  # numpy would drop a single id without a word
+                raise IndexError(f"a grant reaches entry {end} of a block table of {len(table)}")
+            table[grant.first_index : end] = grant.block_ids
 
     def _open(self, join: RowJoin) -> Row:
         tables = tuple(np.full(self._table_len, NO_BLOCK, dtype=np.int32) for _ in self._layout.groups)

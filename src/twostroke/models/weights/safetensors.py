@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,10 @@ def open_folder(folder: Path | str) -> dict[str, WeightTensor]:
         return open_safetensors(folder / SINGLE_FILE)
     if (folder / INDEX_FILE).is_file():
         return _open_shards(folder)
-    raise ModelError(_nothing_found(folder))
+    if not folder.is_dir():
+        raise ModelError(f"{folder} is not a folder")
+    refuse_pickle(folder, (entry.name for entry in folder.iterdir()))
+    raise ModelError(f"{folder} holds neither {SINGLE_FILE} nor {INDEX_FILE}")
 
 
 def open_safetensors(path: Path | str) -> dict[str, WeightTensor]:
@@ -175,14 +178,11 @@ def _shard_path(folder: Path, shard: object) -> Path:
     return path
 
 
-def _nothing_found(folder: Path) -> str:
-    if not folder.is_dir():
-        return f"{folder} is not a folder"
-    names = sorted(entry.name for entry in folder.iterdir())
-    pickles = [name for name in names if name.endswith(PICKLE_SUFFIXES)]
+def refuse_pickle(folder: Path, names: Iterable[str]) -> None:
+    """Raise if these names of a folder without safetensors hold its weights as pickle."""
+    pickles = sorted(name for name in names if name.endswith(PICKLE_SUFFIXES))
     if pickles:
-        return (
+        raise ModelError(
             f"{folder} holds its weights as {pickles[0]} only; pickle files are never read, because loading one can "
             "run any code: convert the model to safetensors"
         )
-    return f"{folder} holds neither {SINGLE_FILE} nor {INDEX_FILE}"

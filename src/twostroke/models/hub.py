@@ -1,0 +1,75 @@
+"""Models on the Hugging Face Hub: what an id means, and its files in the Hub's own local cache. Only what is read is
+downloaded: never pickle, never code. `huggingface_hub` is imported when a download is asked for."""
+
+from __future__ import annotations
+
+import glob
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+FOLDER_PATTERNS = ["model*.safetensors", "*.json", "*.jinja", "tokenizer.model", "*.txt"]
+FOLDER_IGNORED = ["*/*"]
+"""Sub-folders hold other exports of the same weights."""
+
+_HUB_ID = re.compile(
+    r"(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?(:(?P<file>[^:]+\.gguf))?",
+    re.ASCII,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class HubId:
+    repository: str
+    revision: str | None = None
+    file: str | None = None
+    """One GGUF file of the repository; None: its safetensors, as a folder."""
+
+
+class HubError(Exception):
+    """Why the Hub gave nothing; `resolve` makes the user's sentence of it."""
+
+
+def parse_hub_id(name: str) -> HubId | None:
+    """`org/name`, `org/name@revision`, `org/name:file.gguf` or `org/name@revision:file.gguf`; else None."""
+    match = _HUB_ID.fullmatch(name)
+    return HubId(match["repository"], match["revision"], match["file"]) if match else None
+
+
+def download(hub_id: HubId) -> Path:
+    """The local path of the file, or of the folder, with the Hub's progress bar while it downloads."""
+    import huggingface_hub
+    from huggingface_hub import constants, errors
+
+    where = f"{constants.ENDPOINT}, cache {constants.HF_HUB_CACHE}"
+    try:
+        # A snapshot of one file too: unlike hf_hub_download, it fails at once when there is no network.
+        snapshot = huggingface_hub.snapshot_download(
+            hub_id.repository,
+            revision=hub_id.revision,
+            allow_patterns=FOLDER_PATTERNS if hub_id.file is None else [glob.escape(hub_id.file)],
+            ignore_patterns=FOLDER_IGNORED if hub_id.file is None else None,
+        )
+    except errors.GatedRepoError as error:
+        reason = "the repository is gated: accept its terms on its page and log in with `hf auth login`"
+        raise HubError(f"{where}: {reason}") from error
+    except errors.RepositoryNotFoundError as error:
+        raise HubError(f"{where}: there is no such repository, or it is private") from error
+    except errors.RevisionNotFoundError as error:
+        raise HubError(f"{where}: the repository has no revision {hub_id.revision!r}") from error
+    except errors.LocalEntryNotFoundError as error:
+        cause = _first_line(error.__cause__ or error)
+        raise HubError(f"{where}: it is not in the cache, and the Hub could not be reached ({cause})") from error
+    except Exception as error:  # HTTP, disk, validation: the library has no common base for them
+        raise HubError(f"{where}: {_first_line(error)}") from error
+    if hub_id.file is None:
+        return Path(snapshot)
+    path = Path(snapshot) / hub_id.file
+    if not path.is_file():
+        raise HubError(f"{where}: the repository has no file {hub_id.file!r}")
+    return path
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__

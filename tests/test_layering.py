@@ -1,0 +1,178 @@
+"""The arrows of the design, held by reading every module's imports, wherever in the file they stand."""
+
+import ast
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[1] / "src" / "twostroke"
+MODULES = {
+    ".".join(("twostroke", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__"): path
+    for path in sorted(PACKAGE.rglob("*.py"))
+}
+
+
+@dataclass(frozen=True)
+class Room:
+    rooms: frozenset[str]
+    """Other rooms it may import."""
+    packages: frozenset[str] = frozenset()
+    """Third-party packages it may import, beside the standard library."""
+
+
+def room(rooms="", packages=""):
+    return Room(frozenset(rooms.split()), frozenset(packages.split()))
+
+
+BELOW_ENGINE = "core kv cost scheduling models text backends config machine cache"
+ROOMS = {
+    "core": room(),
+    "machine": room(),
+    "cache": room("core"),
+    "config": room("core machine"),
+    "kv": room("core"),
+    "cost": room("core"),
+    "scheduling": room("core kv cost"),
+    "models": room("core cache", "numpy huggingface_hub"),
+    "text": room("core", "tokenizers jinja2"),
+    "backends": room("core models cache machine", "numpy"),
+    "backends.cpu": room("core models cache machine", "numpy llvmlite"),
+    "backends.cuda": room("core models cache machine", "numpy torch triton"),
+    "engine": room(BELOW_ENGINE, "rich"),
+    "cli": room(f"{BELOW_ENGINE} engine", "typer rich"),
+}
+UNSAFE = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
+SHARED_BACKEND_PARTS = ("twostroke.backends.interface", "twostroke.backends.host")
+# Whoever chooses or loads a concrete part; inside the engine that is build.py alone.
+CHOOSERS = ("twostroke.models.loading", "twostroke.models.resolve", "twostroke.text.loading")
+
+
+def imports_of(source, module, is_package=False):
+    """Every module that a source imports, by full name; names taken from a twostroke package count as modules where
+    they are modules."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parents = module.split(".")[: None if is_package and node.level == 1 else -node.level + is_package]
+                base = ".".join([*parents, base]).rstrip(".")
+            found |= {name if (name := f"{base}.{alias.name}") in MODULES else base for alias in node.names}
+    return found
+
+
+def room_of(module):
+    """The longest entry of ROOMS that a twostroke module lies in; None for the package itself."""
+    parts = module.split(".")[1:]
+    names = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+    return next((name for name in names if name in ROOMS), None)
+
+
+def faults(module, imported):
+    """What is wrong with a module's imports, a sentence each."""
+    own = room_of(module)
+    if own is None:
+        return [f"{module} lies in no room that the layering test knows"]
+    allowed, top = ROOMS[own], own.split(".")[0]
+    found = []
+    for name in sorted(imported):
+        root = name.split(".")[0]
+        if root in UNSAFE:
+            found.append(f"{module} imports {name}: no pickle, anywhere")
+        elif root == "twostroke":
+            found.extend(_internal_faults(module, top, allowed, name))
+        elif root not in sys.stdlib_module_names and root not in allowed.packages:
+            found.append(f"{module} imports {name}: {own} may import {sorted(allowed.packages) or 'no package'}")
+    return found
+
+
+def _internal_faults(module, top, allowed, name):
+    target = room_of(name)
+    target_top = target.split(".")[0] if target else None
+    if target is None:
+        return [] if name == "twostroke" else [f"{module} imports {name}, which is in no known room"]
+    if target_top != top and target_top not in allowed.rooms:
+        return [f"{module} imports {name}: {top} may import {sorted(allowed.rooms) or 'itself alone'}"]
+    if target_top == "backends":
+        return _backend_faults(module, name)
+    if top == "engine" and module != "twostroke.engine.build" and name in CHOOSERS:
+        return [f"{module} imports {name}: inside the engine only build.py does"]
+    return []
+
+
+def _backend_faults(module, name):
+    folder = ".".join(name.split(".")[:3])
+    if module.startswith("twostroke.backends"):
+        # A backend knows itself and the shared parts, never another backend; the registry names modules as strings.
+        same = module == folder or module.startswith(f"{folder}.")
+        sound = same or folder in SHARED_BACKEND_PARTS
+    elif name == "twostroke.backends":
+        sound = not module.startswith("twostroke.engine") or module == "twostroke.engine.build"
+    else:
+        sound = name == "twostroke.backends.interface"
+    return [] if sound else [f"{module} imports {name}: a concrete backend is reached through the registry alone"]
+
+
+def test_the_package_was_found():
+    assert {"twostroke", "twostroke.core.step", "twostroke.backends", "twostroke.engine"} <= set(MODULES)
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if name != "twostroke"])
+def test_imports_follow_the_arrows(module):
+    path = MODULES[module]
+    imported = imports_of(path.read_text(encoding="utf-8"), module, path.name == "__init__.py")
+    assert faults(module, imported) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("twostroke.core.step", "import numpy"),
+        ("twostroke.core.step", "from twostroke.kv.ledger import KVLedger"),
+        ("twostroke.kv.ledger", "def f():\n    import numpy as np"),
+        ("twostroke.kv.ledger", "from twostroke import cost"),
+        ("twostroke.cost.floor", "from twostroke.models.spec import ModelSpec"),
+        ("twostroke.cost.floor", "from ..models import spec"),
+        ("twostroke.scheduling.scheduler", "from twostroke.backends.interface import Backend"),
+        ("twostroke.models.spec", "import torch"),
+        ("twostroke.models.spec", "from twostroke.text.tokenizer import Tokenizer"),
+        ("twostroke.text.tokenizer", "from twostroke.models.checkpoint import Checkpoint"),
+        ("twostroke.text.tokenizer", "import transformers"),
+        ("twostroke.backends.host.rows", "from twostroke.kv.ledger import KVLedger"),
+        ("twostroke.backends.host.rows", "import llvmlite.binding"),
+        ("twostroke.backends.reference.forward", "from twostroke.backends.cpu.kernels import dot"),
+        ("twostroke.backends.cpu.kernels.dot", "import torch"),
+        ("twostroke.backends", "import twostroke.backends.cpu"),
+        ("twostroke.engine.engine", "from twostroke import backends"),
+        ("twostroke.engine.engine", "from twostroke.backends.host.sampler import RowSampler"),
+        ("twostroke.engine.engine", "from twostroke.models.loading import load_checkpoint"),
+        ("twostroke.engine.build", "from twostroke.backends.cpu.backend import CpuBackend"),
+        ("twostroke.engine.build", "import pickle"),
+        ("twostroke.cli.run", "import numpy"),
+        ("twostroke.scheduling.scheduler", "from twostroke.cli import app"),
+        ("twostroke.utils", "import math"),
+    ],
+)
+def test_a_wrong_import_is_noticed(module, source):
+    assert faults(module, imports_of(source, module)) != []
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("twostroke.core.step", "from twostroke.core.request import Request\nimport math, os.path"),
+        ("twostroke.scheduling.scheduler", "from twostroke.kv.ledger import KVLedger"),
+        ("twostroke.models.loading", "import numpy.typing as npt\nfrom twostroke import cache"),
+        ("twostroke.backends.cpu.kernels.dot", "from llvmlite import ir\nfrom . import emitter"),
+        ("twostroke.backends.cpu.backend", "from twostroke.backends.host.sampler import RowSampler"),
+        ("twostroke.engine.build", "from twostroke import backends\nfrom twostroke.models.loading import load"),
+        ("twostroke.engine.engine", "from twostroke.backends.interface import Backend"),
+        ("twostroke.cli.run", "import typer\nfrom twostroke import __version__"),
+    ],
+)
+def test_a_right_import_is_let_through(module, source):
+    assert faults(module, imports_of(source, module)) == []
