@@ -1,0 +1,77 @@
+"""Drives a host backend's forward pass directly, without an engine: one sequence in scattered blocks, computed in the
+pieces a test asks for. Blocks that fall behind a sliding window are taken away as the scheduler would."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import numpy.typing as npt
+
+from twostroke.backends.host.batch import Batch
+from twostroke.backends.host.host_backend import HostBackend
+from twostroke.backends.host.rows import NO_BLOCK
+from twostroke.core.kv_layout import KVGroup, KVLayout
+from twostroke.core.request import Request
+from twostroke.core.step import BlockGrant, DecodeSlot, PrefillChunk, RowJoin, Step
+from twostroke.models.spec import ModelSpec
+
+Logits = npt.NDArray[np.float32]
+
+
+def layout_for(spec: ModelSpec, num_tokens: int, block_size: int, num_sequences: int = 1) -> KVLayout:
+    blocks = (-(-num_tokens // block_size) + 1) * num_sequences
+    groups = tuple(KVGroup(layers, window, blocks) for window, layers in spec.kv_windows())
+    return KVLayout(block_size, groups)
+
+
+class Driver:
+    """One sequence on a backend."""
+
+    def __init__(self, backend: HostBackend, token_ids: list[int], seq_id: int = 0) -> None:
+        self.backend, self.token_ids, self.seq_id = backend, token_ids, seq_id
+        self.position = 0
+        layout = backend.layout
+        num_blocks = layout.blocks_for(len(token_ids))
+        grants = []
+        for index, group in enumerate(layout.groups):
+            ids = random.Random(seq_id + index).sample(range(group.num_blocks), num_blocks)
+            grants.append(BlockGrant(seq_id, index, 0, tuple(ids)))
+        join = RowJoin(seq_id, Request(str(seq_id), tuple(token_ids)))
+        backend.rows.update(Step(0, joins=(join,), grants=tuple(grants)))
+
+    def prefill(self, count: int) -> Logits:
+        """The next tokens as one chunk  # [count, vocab]"""
+        chunk = tuple(self.token_ids[self.position : self.position + count])
+        return self._run(Step(1, prefills=(PrefillChunk(self.seq_id, self.position, chunk, False, 0),)), count)
+
+    def decode(self) -> Logits:
+        """The next token as a decode slot  # [1, vocab]"""
+        self.backend.rows[self.seq_id].last_token = self.token_ids[self.position]
+        return self._run(Step(1, decodes=(DecodeSlot(self.seq_id, self.position),)), 1)
+
+    def leave(self) -> None:
+        self.backend.rows.update(Step(2, leaves=(self.seq_id,)))
+
+    def _run(self, step: Step, count: int) -> Logits:
+        self._take_blocks_behind_windows()
+        logits = self.backend.forward(Batch.from_step(step, self.backend.rows))
+        self.position += count
+        return logits
+
+    def _take_blocks_behind_windows(self) -> None:
+        layout = self.backend.layout
+        for group, table in zip(layout.groups, self.backend.rows[self.seq_id].tables, strict=True):
+            if group.window is not None:
+                oldest = max(0, self.position - group.window + 1)  # the next query reads nothing before it
+                table[: oldest // layout.block_size] = NO_BLOCK
+
+
+def logits_by_prefill(backend: HostBackend, token_ids: list[int], chunk_sizes: list[int]) -> Logits:
+    """All logits, computed in chunks of these sizes; whatever is left goes token by token as decodes."""
+    driver = Driver(backend, token_ids)
+    parts = [driver.prefill(size) for size in chunk_sizes]
+    while driver.position < len(token_ids):
+        parts.append(driver.decode())
+    driver.leave()
+    return np.concatenate(parts)

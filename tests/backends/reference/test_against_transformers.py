@@ -1,0 +1,112 @@
+"""The reference backend's logits against Hugging Face transformers', for a random checkpoint of every family, through
+save and load, and whatever pieces the sequence is computed in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from tests.backends.driver import layout_for, logits_by_prefill
+from tests.models.tiny_checkpoints import (
+    MAX_CONTEXT,
+    ORIGINAL_CONTEXT,
+    VOCAB_SIZE,
+    make_classic,
+    make_tiny,
+    transformers_logits,
+    variants,
+)
+from tests.models.tiny_gguf import write_gguf
+
+from twostroke.backends.reference import FACTORY
+from twostroke.models.checkpoint import Checkpoint
+from twostroke.models.loading import load_checkpoint
+
+TOLERANCE = 1e-4
+NUM_TOKENS = 53
+BLOCK_SIZE = 8
+# Longer than any window here and than several blocks; pieces that end inside blocks and inside windows.
+PIECES = {"whole": [53], "chunks": [5, 16, 1, 23, 8], "decodes": [1], "mixed": [20, 11]}
+GGUF_VARIANTS = (
+    "llama",
+    "llama_tied",
+    "llama_llama3",
+    "llama_linear",
+    "llama_bias",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gemma2",
+    "gemma3",
+    "phi3",
+    "phi3_longrope",
+    "phi3_partial",
+)
+
+
+def tokens(count: int = NUM_TOKENS) -> list[int]:
+    return [int(token) for token in np.random.default_rng(7).integers(6, VOCAB_SIZE, count)]
+
+
+def reference_logits(
+    checkpoint: Checkpoint, token_ids: list[int], pieces: list[int], max_context: int = ORIGINAL_CONTEXT
+) -> npt.NDArray[np.float32]:
+    layout = layout_for(checkpoint.spec, len(token_ids), BLOCK_SIZE)
+    backend = FACTORY.create(checkpoint, layout, max_context=max_context, max_tokens_per_step=64, threads=1)
+    try:
+        return logits_by_prefill(backend, token_ids, pieces)
+    finally:
+        backend.close()
+
+
+def assert_close(ours: npt.NDArray[np.float32], theirs: npt.NDArray[np.float32]) -> None:
+    assert ours.shape == theirs.shape
+    assert theirs.std() > 0.5, "logits this flat would prove nothing"
+    assert np.abs(ours - theirs).max() < TOLERANCE
+
+
+@pytest.mark.parametrize("variant", variants())
+def test_every_family_in_every_way(variant: str, tmp_path: Path) -> None:
+    folder, model = make_tiny(variant, tmp_path)
+    expected = transformers_logits(model, tokens())
+    checkpoint = load_checkpoint(folder)
+    for pieces in PIECES.values():
+        assert_close(reference_logits(checkpoint, tokens(), pieces), expected)
+
+
+@pytest.mark.parametrize("variant", ["llama", "llama_llama3", "mistral", "qwen2", "gemma2", "gemma3", "phi3_partial"])
+def test_configs_of_the_older_manner(variant: str, tmp_path: Path) -> None:
+    folder, model = make_tiny(variant, tmp_path)
+    new = load_checkpoint(folder).spec
+    make_classic(folder)
+    checkpoint = load_checkpoint(folder)
+    assert checkpoint.spec == new
+    assert_close(reference_logits(checkpoint, tokens(), [NUM_TOKENS]), transformers_logits(model, tokens()))
+
+
+@pytest.mark.parametrize("variant", GGUF_VARIANTS)
+def test_the_same_model_as_gguf(variant: str, tmp_path: Path) -> None:
+    # A GGUF file does not hold query_pre_attn_scalar (it follows from the head size), nor most of them the pattern.
+    changes: dict[str, Any] = {"query_pre_attn_scalar": 32} if variant.startswith("gemma") else {}
+    folder, model = make_tiny(variant, tmp_path / "folder", **changes)
+    overrides = {"attention.sliding_window_pattern": 3} if variant == "gemma3" else {}
+    checkpoint = load_checkpoint(write_gguf(model, tmp_path / "tiny.gguf", **overrides))
+    expected = transformers_logits(model, tokens())
+    assert_close(reference_logits(checkpoint, tokens(), [30, 10]), expected)
+    assert checkpoint.spec.tensor_shapes() == load_checkpoint(folder).spec.tensor_shapes()
+
+
+@pytest.mark.parametrize("variant", ["phi3_longrope", "phi3_partial"])
+@pytest.mark.parametrize("as_gguf", [False, True])
+def test_longrope_beyond_the_original_context(variant: str, as_gguf: bool, tmp_path: Path) -> None:
+    """The engine's context decides for the long factors; transformers goes by the sequence, so it must be long too."""
+    folder, model = make_tiny(variant, tmp_path / "folder")
+    long = tokens(ORIGINAL_CONTEXT + 20)
+    checkpoint = load_checkpoint(write_gguf(model, tmp_path / "tiny.gguf") if as_gguf else folder)
+    ours = reference_logits(checkpoint, long, [50, 30], max_context=MAX_CONTEXT)
+    assert_close(ours, transformers_logits(model, long))
+    within = [reference_logits(checkpoint, tokens(), [NUM_TOKENS], limit) for limit in (ORIGINAL_CONTEXT, MAX_CONTEXT)]
+    assert np.abs(within[0] - within[1]).max() > 0.01

@@ -1,0 +1,186 @@
+"""Tiny random checkpoints of every family, made and saved by transformers: what loaders and backends are held against.
+Sizes are multiples of 32 and heads multiples of 16, which every backend can run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import PreTrainedModel
+
+VOCAB_SIZE = 256
+WINDOW = 16
+MAX_CONTEXT = 256
+ORIGINAL_CONTEXT = 64
+"""What the LongRoPE variants were "trained" with."""
+
+_SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": MAX_CONTEXT,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_GEMMA = {**_SIZES, "head_dim": 32, "num_hidden_layers": 4, "sliding_window": WINDOW}
+_LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+def _longrope(rotary_dim: int) -> dict[str, Any]:
+    pairs = range(rotary_dim // 2)
+    return {
+        "rope_type": "longrope",
+        "short_factor": [1.0 + 0.1 * i for i in pairs],
+        "long_factor": [1.5 + 0.5 * i for i in pairs],
+    }
+
+
+def _llama(**settings: Any) -> PreTrainedModel:
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**_SIZES, **settings}))
+
+
+def _mistral(**settings: Any) -> PreTrainedModel:
+    return transformers.MistralForCausalLM(
+        transformers.MistralConfig(**{**_SIZES, "sliding_window": WINDOW, "head_dim": 32, **settings})
+    )
+
+
+def _qwen2(**settings: Any) -> PreTrainedModel:
+    return transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**{**_SIZES, **settings}))
+
+
+def _qwen3(**settings: Any) -> PreTrainedModel:
+    return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**{**_SIZES, "head_dim": 32, **settings}))
+
+
+def _gemma2(**settings: Any) -> PreTrainedModel:
+    # Caps low enough, and a scale far enough from the head size's, for the logits to feel them.
+    caps = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 5.0, "query_pre_attn_scalar": 20}
+    return transformers.Gemma2ForCausalLM(transformers.Gemma2Config(**{**_GEMMA, **caps, **settings}))
+
+
+def _gemma3_config(**settings: Any) -> transformers.Gemma3TextConfig:
+    kinds = ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]
+    ropes = {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+        "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1_000_000.0},
+    }
+    own = {"layer_types": kinds, "rope_parameters": ropes, "query_pre_attn_scalar": 20}
+    return transformers.Gemma3TextConfig(**{**_GEMMA, **own, **settings})
+
+
+def _gemma3(**settings: Any) -> PreTrainedModel:
+    return transformers.Gemma3ForCausalLM(_gemma3_config(**settings))
+
+
+def _gemma3_vision() -> PreTrainedModel:
+    """Text inside a model that sees images: the nested config, the prefixed names, the tensors to leave out."""
+    vision = transformers.SiglipVisionConfig(
+        hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, image_size=32, patch_size=16
+    )
+    config = transformers.Gemma3Config(
+        text_config=_gemma3_config(),
+        vision_config=vision,
+        mm_tokens_per_image=4,
+        image_token_index=3,
+        boi_token_index=4,
+        eoi_token_index=5,
+    )
+    return transformers.Gemma3ForConditionalGeneration(config)
+
+
+def _phi3(**settings: Any) -> PreTrainedModel:
+    return transformers.Phi3ForCausalLM(transformers.Phi3Config(**{**_SIZES, "sliding_window": None, **settings}))
+
+
+_LONG = {"original_max_position_embeddings": ORIGINAL_CONTEXT}
+_BUILDERS: dict[str, Callable[[], PreTrainedModel]] = {
+    "llama": _llama,
+    "llama_tied": lambda: _llama(tie_word_embeddings=True, num_key_value_heads=4),
+    "llama_llama3": lambda: _llama(rope_parameters=_LLAMA3_ROPE),
+    "llama_linear": lambda: _llama(rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}),
+    "llama_bias": lambda: _llama(attention_bias=True, num_key_value_heads=1),
+    "mistral": _mistral,
+    "qwen2": lambda: _qwen2(tie_word_embeddings=True),
+    "qwen2_window": lambda: _qwen2(use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1),
+    "qwen3": _qwen3,
+    "gemma2": _gemma2,
+    "gemma3": _gemma3,
+    "gemma3_vision": _gemma3_vision,
+    "phi3": lambda: _phi3(sliding_window=WINDOW),
+    "phi3_longrope": lambda: _phi3(rope_parameters=_longrope(16), **_LONG),
+    "phi3_partial": lambda: _phi3(
+        hidden_size=128, rope_parameters={**_longrope(16), "partial_rotary_factor": 0.5}, **_LONG
+    ),
+}
+
+
+def variants() -> list[str]:
+    return list(_BUILDERS)
+
+
+def make_tiny(variant: str, folder: Path, **changes: Any) -> tuple[Path, PreTrainedModel]:
+    """A random model, saved as safetensors in `folder` and returned as transformers runs it (float32, eager)."""
+    torch.manual_seed(len(variant) * 1000 + sum(map(ord, variant)))
+    builder = _BUILDERS[variant]
+    model = builder(**changes) if changes else builder()
+    model = model.eval()
+    model.set_attn_implementation("eager")
+    _randomise(model, norm_centre=0.0 if variant.startswith("gemma") else 1.0)
+    model.save_pretrained(folder)
+    return folder, model
+
+
+def _randomise(model: PreTrainedModel, norm_centre: float) -> None:
+    """Every weight matters: a fresh model's norms are all ones, its biases zero and its logits nearly flat."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn_like(parameter)
+            if "norm" in name:
+                parameter.copy_(norm_centre + 0.2 * noise)
+            elif name.endswith("bias"):
+                parameter.copy_(0.5 * noise)
+            elif "embed" in name:
+                parameter.copy_(0.3 * noise)
+            else:
+                parameter.copy_(1.5 * noise / parameter.shape[-1] ** 0.5)
+
+
+def make_classic(folder: Path) -> None:
+    """Rewrite a saved config.json in the manner of transformers 4, which most models on the Hub still have."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    ropes = config.pop("rope_parameters")
+    config.pop("layer_types", None)
+    config["torch_dtype"] = config.pop("dtype", "float32")
+    if "full_attention" in ropes:
+        config["rope_local_base_freq"] = ropes["sliding_attention"]["rope_theta"]
+        ropes = ropes["full_attention"]
+        config["sliding_window_pattern"] = 3
+    config["rope_theta"] = ropes.pop("rope_theta")
+    if "partial_rotary_factor" in ropes:
+        config["partial_rotary_factor"] = ropes.pop("partial_rotary_factor")
+    kind = ropes.pop("rope_type")
+    config["rope_scaling"] = None if kind == "default" else {"type": kind, **ropes}
+    path.write_text(json.dumps(config))
+
+
+def transformers_logits(model: PreTrainedModel, token_ids: list[int]) -> Any:
+    """float32 [num_tokens, vocab] as a numpy array."""
+    with torch.no_grad():
+        return model(input_ids=torch.tensor([token_ids]), use_cache=False).logits[0].float().numpy()

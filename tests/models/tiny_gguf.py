@@ -1,0 +1,126 @@
+"""Writes a tiny transformers model as an F32 GGUF file, with the names, keys and row order that llama.cpp's converter
+gives them. Uses the `gguf` package, so that the file is not of our own making."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from twostroke.models.families.rope import longrope_attention_factor
+
+_ARCHITECTURES = {
+    "llama": gguf.MODEL_ARCH.LLAMA,
+    "mistral": gguf.MODEL_ARCH.LLAMA,
+    "qwen2": gguf.MODEL_ARCH.QWEN2,
+    "qwen3": gguf.MODEL_ARCH.QWEN3,
+    "gemma2": gguf.MODEL_ARCH.GEMMA2,
+    "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
+    "phi3": gguf.MODEL_ARCH.PHI3,
+}
+
+
+def write_gguf(model: PreTrainedModel, path: Path, **overrides: Any) -> Path:
+    """`overrides` replace or add keys, without the architecture's prefix."""
+    config = model.config
+    architecture = _ARCHITECTURES[config.model_type]
+    name = gguf.MODEL_ARCH_NAMES[architecture]
+    writer = gguf.GGUFWriter(path, name)
+    for key, value in {**_keys(config), **overrides}.items():
+        _add_key(writer, f"{name}.{key}", value)
+    names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
+    for stored_name, tensor in model.state_dict().items():
+        if stored_name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        new_name = names.get_name(stored_name, try_suffixes=(".weight", ".bias"))
+        assert new_name is not None, stored_name
+        writer.add_tensor(new_name, _stored(config, stored_name, tensor))
+    for extra_name, values in _rope_tensors(config).items():
+        writer.add_tensor(extra_name, values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _keys(config: Any) -> dict[str, Any]:
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    ropes = config.rope_parameters.get("full_attention", config.rope_parameters)
+    keys: dict[str, Any] = {
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "block_count": config.num_hidden_layers,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "attention.key_length": head_dim,
+        "attention.value_length": head_dim,
+        "rope.freq_base": ropes["rope_theta"],
+        "rope.dimension_count": int(head_dim * ropes.get("partial_rotary_factor", 1.0)),
+    }
+    if getattr(config, "sliding_window", None):
+        keys["attention.sliding_window"] = config.sliding_window
+    if ropes["rope_type"] == "linear":
+        keys |= {"rope.scaling.type": "linear", "rope.scaling.factor": ropes["factor"]}
+    if ropes["rope_type"] == "longrope":
+        original = ropes["original_max_position_embeddings"]
+        keys["rope.scaling.original_context_length"] = original
+        stretch = config.max_position_embeddings / original
+        keys["rope.scaling.attn_factor"] = longrope_attention_factor(stretch, original)
+    for cap in ("attn_logit_softcapping", "final_logit_softcapping"):
+        if getattr(config, cap, None):
+            keys[cap] = getattr(config, cap)
+    return keys
+
+
+def _add_key(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    else:
+        writer.add_array(key, value)
+
+
+def _stored(config: Any, name: str, tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[np.float32]]:
+    if config.model_type.startswith("gemma") and name.endswith("norm.weight"):
+        tensor = tensor + 1
+    if config.model_type in ("llama", "mistral"):
+        if ".q_proj." in name:
+            tensor = _pairs_from_halves(tensor, config.num_attention_heads)
+        if ".k_proj." in name:
+            tensor = _pairs_from_halves(tensor, config.num_key_value_heads)
+    return tensor.float().contiguous().numpy()
+
+
+def _pairs_from_halves(tensor: torch.Tensor, num_heads: int) -> torch.Tensor:
+    """Each head's two halves, interleaved row by row."""
+    first, second = tensor.reshape(num_heads, 2, -1, *tensor.shape[1:]).unbind(1)
+    return torch.stack([first, second], dim=2).reshape(tensor.shape)
+
+
+def _rope_tensors(config: Any) -> dict[str, np.ndarray[Any, np.dtype[np.float32]]]:
+    ropes = config.rope_parameters
+    if ropes.get("rope_type") == "longrope":
+        return {
+            "rope_factors_long.weight": np.array(ropes["long_factor"], dtype=np.float32),
+            "rope_factors_short.weight": np.array(ropes["short_factor"], dtype=np.float32),
+        }
+    if ropes.get("rope_type") == "llama3":
+        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+        scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")
+        dim = 2 * len(scaled)
+        plain = ropes["rope_theta"] ** -(np.arange(0, dim, 2, dtype=np.float64) / dim)
+        return {"rope_freqs.weight": (plain / scaled.double().numpy()).astype(np.float32)}
+    return {}
