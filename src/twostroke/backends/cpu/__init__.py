@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from twostroke.core.errors import BackendError
 from twostroke.core.kv_layout import KVLayout
+from twostroke.cost.hardware import Ceilings
 from twostroke.models.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
@@ -35,6 +36,20 @@ class CpuFactory:
     def kv_bytes_per_token(self, checkpoint: Checkpoint, layers: tuple[int, ...]) -> int:
         spec = checkpoint.spec
         return 2 * len(layers) * spec.num_kv_heads * spec.head_dim * _FLOAT16_BYTES
+
+    def ceilings(self, checkpoint: Checkpoint, threads: int) -> Ceilings:
+        from twostroke.backends.cpu import isa
+        from twostroke.backends.cpu.ceilings import machine_rates
+        from twostroke.backends.cpu.weights import tile_kinds
+
+        rates = machine_rates(isa.choose(), max(1, threads))
+        quantised = any(kind.is_quantised for kind in tile_kinds(checkpoint))
+        arithmetic = "8-bit integers" if quantised else "float32"
+        return Ceilings(
+            read_bytes_per_s=rates.read_bytes_per_s,
+            multiply_adds_per_s=rates.dot_multiply_adds_per_s if quantised else rates.float_multiply_adds_per_s,
+            source=f"measured on this machine: {rates.isa}, {arithmetic}, threads: {rates.threads}",
+        )
 
     def create(
         self,

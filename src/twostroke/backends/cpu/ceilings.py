@@ -31,7 +31,7 @@ _VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Ceilings:
+class MachineRates:
     read_bytes_per_s: float
     """All threads together, from memory."""
     dot_multiply_adds_per_s: float
@@ -42,7 +42,7 @@ class Ceilings:
     threads: int
 
 
-def ceilings(isa: InstructionSet, threads: int) -> Ceilings:
+def machine_rates(isa: InstructionSet, threads: int) -> MachineRates:
     """From the cache, or measured now."""
     path = _entry_path(isa, threads)
     stored = _read(path)
@@ -53,12 +53,12 @@ def ceilings(isa: InstructionSet, threads: int) -> Ceilings:
     return found
 
 
-def measure(isa: InstructionSet, threads: int, read_bytes: int = _READ_BYTES) -> Ceilings:
+def measure(isa: InstructionSet, threads: int, read_bytes: int = _READ_BYTES) -> MachineRates:
     code = load_or_compile("ceilings", isa, lambda: _module_text(isa))
     share = read_bytes // threads // 4096 * 4096
     memory = zeros((threads, share), np.uint8)
     memory.fill(1)  # untouched pages would all be the same page of zeros
-    data = zeros((threads, 1024), np.uint8)
+    data = np.random.default_rng(0).integers(0, 16, (threads, 1024), dtype=np.uint8)  # small enough for every dot
     read = _function(code, "read_memory", 3)
     dots, multiply_adds = _function(code, "integer_dots", 2), _function(code, "float_multiply_adds", 2)
     read_s = _best_s(
@@ -67,7 +67,7 @@ def measure(isa: InstructionSet, threads: int, read_bytes: int = _READ_BYTES) ->
     dot_s = _best_s(threads, lambda i: dots(_ROUNDS, address_of(data) + 1024 * i), _REPEATS)
     float_s = _best_s(threads, lambda i: multiply_adds(_ROUNDS, address_of(data) + 1024 * i), _REPEATS)
     rounds = threads * _ROUNDS * _CHAINS_TIMES_UNROLL
-    return Ceilings(threads * share / read_s, rounds * 64 / dot_s, rounds * 16 / float_s, isa.name, threads)
+    return MachineRates(threads * share / read_s, rounds * 64 / dot_s, rounds * 16 / float_s, isa.name, threads)
 
 
 def _module_text(isa: InstructionSet) -> str:
@@ -97,8 +97,9 @@ def _best_s(threads: int, work: Callable[[int], None], repeats: int) -> float:
         worker.start()
     for worker in workers:
         worker.join()
-    rounds = zip(*spans, strict=True)
-    return min(max(end for _, end in times) - min(start for start, _ in times) for times in rounds)
+    starts_s = [min(start for start, _ in times) for times in zip(*spans, strict=True)]
+    ends_s = [max(end for _, end in times) for times in zip(*spans, strict=True)]
+    return min(end - start for start, end in zip(starts_s, ends_s, strict=True))
 
 
 def _entry_path(isa: InstructionSet, threads: int) -> Path:
@@ -106,17 +107,17 @@ def _entry_path(isa: InstructionSet, threads: int) -> Path:
     return cache_folder() / "ceilings" / f"{key.hexdigest()[:40]}.json"
 
 
-def _read(path: Path) -> Ceilings | None:
+def _read(path: Path) -> MachineRates | None:
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
-        found = Ceilings(**fields)
+        found = MachineRates(**fields)
         rates = (found.read_bytes_per_s, found.dot_multiply_adds_per_s, found.float_multiply_adds_per_s)
         return found if all(math.isfinite(rate) and rate > 0 for rate in rates) else None
     except (OSError, ValueError, TypeError):
         return None
 
 
-def _write(path: Path, found: Ceilings) -> None:
+def _write(path: Path, found: MachineRates) -> None:
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".writing-")

@@ -202,9 +202,7 @@ class Program:
             NormField.ROWS: StepField.NUM_TOKENS,
         }
 
-    def _add_norm(
-        self, operand: Operand, weight: Floats, reader: Projection, *, logits_only: bool = False
-    ) -> None:
+    def _add_norm(self, operand: Operand, weight: Floats, reader: Projection, *, logits_only: bool = False) -> None:
         fields = self._norm_fields(self.hidden, weight) | operand.fields_for(reader)
         if logits_only:
             fields |= {NormField.ROWS: StepField.NUM_LOGITS, NormField.GATHER: 1}

@@ -41,9 +41,7 @@ class ThreadPool:
         work = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)(code.address("work"))
         try:
             for index in range(1, threads):
-                worker = threading.Thread(
-                    target=work, args=(self._address, index), name=f"cpu-{index}", daemon=True
-                )
+                worker = threading.Thread(target=work, args=(self._address, index), name=f"cpu-{index}", daemon=True)
                 worker.start()
                 self._workers.append(worker)
         except RuntimeError as error:

@@ -24,7 +24,11 @@ def module_text(isa: InstructionSet) -> str:
 
 def _emit_read(e: Emitter) -> None:
     """Reads `count` bytes, a multiple of the step; the result keeps the loads from being optimised away."""
-    with e.function("read_memory", (("memory", POINTER), ("count", I64), ("result", POINTER))) as (memory, count, result):
+    with e.function("read_memory", (("memory", POINTER), ("count", I64), ("result", POINTER))) as (
+        memory,
+        count,
+        result,
+    ):
         chains = [e.variable(I32X16, e.ints(0)) for _ in range(READ_STEP_BYTES // 64)]
         with e.loop(0, count, READ_STEP_BYTES) as offset:
             place = e.at(memory, offset)
@@ -38,14 +42,17 @@ def _emit_read(e: Emitter) -> None:
 
 
 def _emit_dots(e: Emitter) -> None:
-    """`count` rounds of CHAINS * UNROLL dot products of 64 bytes."""
+    """`count` rounds of CHAINS * UNROLL dot products of 64 bytes. No two have the same operands: a compiler would
+    otherwise compute one and add it many times. `data` holds the activations, and the weights after them."""
     with e.function("integer_dots", (("count", I64), ("data", POINTER))) as (count, data):
-        weights, activations = e.load(I8X64, data), e.load(I32, data)
-        chains = [e.variable(I32X16, e.load(I32X16, e.at(data, 64 * index))) for index in range(CHAINS)]
-        with e.loop(0, count):
-            for _ in range(UNROLL):
-                for chain in chains:
-                    chain.value = dot_small(e, chain.value, weights, activations)
+        weights = [e.load(I8X64, e.at(data, 64 * (1 + index))) for index in range(CHAINS)]
+        chains = [e.variable(I32X16, e.ints(0)) for _ in range(CHAINS)]
+        with e.loop(0, count) as number:
+            for offset in range(UNROLL):
+                place = e.rem(e.add(e.mul(number, UNROLL), offset), 16)
+                activations = e.load_at(I32, data, place)
+                for chain, weight in zip(chains, weights, strict=True):
+                    chain.value = dot_small(e, chain.value, weight, activations)
         for index, chain in enumerate(chains):
             e.store(chain.value, e.at(data, 64 * index))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from twostroke.backends.cpu.kernels.emitter import I8X64, I16, I32, I32X16, I8, Emitter, Value
+from twostroke.backends.cpu.kernels.emitter import I8, I8X64, I16, I32, I32X16, Emitter, Value
 
 BIAS = 128
 """An 8-bit weight is stored as q + 128; its dot product must be lowered by 128 times the sum of the activations."""

@@ -109,7 +109,8 @@ class _Product:
         e = self._e
         column = e.mul(tile, TILE_OUTPUTS)
         outputs = [
-            e.at(self._output, e.add(e.mul(e.add(row, index), self._stride), column), F32) for index in range(len(totals))
+            e.at(self._output, e.add(e.mul(e.add(row, index), self._stride), column), F32)
+            for index in range(len(totals))
         ]
         with e.when(e.is_nonzero(self._bias)):
             bias = e.at(e.pointer(self._bias), column, F32)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from enum import IntEnum
 
 from twostroke.backends.cpu.arguments import OperandField
-from twostroke.backends.cpu.kernels.emitter import F32, I32, I64, I8X16, POINTER, Emitter, Value
+from twostroke.backends.cpu.kernels.emitter import F32, I8X16, I32, I64, POINTER, Emitter, Value
 
 PARAMETERS = (
     ("arguments", POINTER),
@@ -97,4 +97,3 @@ class OperandWriter:
         e.store(scale, e.at(self._scales, group, F32), 4)
         e.store(build.fmul(build.sitofp(count, F32), scale), e.at(self._sums, group, F32), 4)
         e.store(build.mul(count, count.type(-128)), e.at(self._offsets, group, I32), 4)
-
