@@ -97,9 +97,9 @@ def _best_s(threads: int, work: Callable[[int], None], repeats: int) -> float:
         worker.start()
     for worker in workers:
         worker.join()
-    starts_s = [min(start for start, _ in times) for times in zip(*spans, strict=True)]
-    ends_s = [max(end for _, end in times) for times in zip(*spans, strict=True)]
-    return min(end - start for start, end in zip(starts_s, ends_s, strict=True))
+    starts_s = [min(span[repeat][0] for span in spans) for repeat in range(repeats)]
+    ends_s = [max(span[repeat][1] for span in spans) for repeat in range(repeats)]
+    return min(end_s - start_s for start_s, end_s in zip(starts_s, ends_s, strict=True))
 
 
 def _entry_path(isa: InstructionSet, threads: int) -> Path:

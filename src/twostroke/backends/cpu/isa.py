@@ -70,7 +70,7 @@ def unsupported_platform() -> str | None:
     """One sentence on why no kernel can run on this machine, or None."""
     if sys.byteorder != "little":
         return "this machine is big-endian and the kernels read little-endian weights"
-    if _architecture() not in ("x86_64", "aarch64"):
+    if architecture() not in ("x86_64", "aarch64"):
         return f"there are kernels for x86-64 and 64-bit ARM, not for {platform.machine() or 'this machine'}"
     if os.name != "posix":
         return "its worker threads need POSIX threads"
@@ -81,7 +81,7 @@ def choose(name: str | None = None) -> InstructionSet:
     """The set asked for by name or by $TWOSTROKE_CPU_ISA, else the fastest this machine has."""
     import llvmlite.binding as llvm
 
-    found = available(_architecture(), llvm.get_host_cpu_name(), llvm.get_host_cpu_features())
+    found = available(architecture(), llvm.get_host_cpu_name(), llvm.get_host_cpu_features())
     wanted = name or os.environ.get(ISA_VARIABLE)
     if not wanted and found:
         return found[0]
@@ -92,6 +92,6 @@ def choose(name: str | None = None) -> InstructionSet:
     raise BackendError(f"this machine has no instruction set {wanted!r}; it has: {names}")
 
 
-def _architecture() -> str:
+def architecture() -> str:
     machine = platform.machine().lower()
     return {"amd64": "x86_64", "arm64": "aarch64"}.get(machine, machine)

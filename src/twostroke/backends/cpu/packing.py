@@ -1,4 +1,4 @@
-"""Stored weights to the layouts that tiles read. An output tile is 16 rows of the matrix, input group after input group;
+"""Stored weights to the layouts that tiles read. An output tile is 16 rows of the matrix, group of inputs after group;
 within a group the 16 rows lie side by side, four bytes each, so that one vector holds four inputs of 16 outputs.
 Kinds without a tile of their own are brought to the nearest one that has."""
 

@@ -7,6 +7,7 @@ import ctypes
 import os
 import threading
 import weakref
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -60,7 +61,7 @@ class ThreadPool:
         self._run_step(self._address)
 
 
-def _stop(publish: ctypes._CFuncPtr, address: int, workers: list[threading.Thread], kept: object) -> None:
+def _stop(publish: Callable[[int, int], None], address: int, workers: list[threading.Thread], kept: object) -> None:
     if workers and workers[0].is_alive():  # in a forked child they are not, and there is nobody to tell
         publish(address, -1)
         for worker in workers:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from twostroke.backends.cpu.kernels.emitter import I8, I8X64, I16, I32, I32X16, Emitter, Value
+from twostroke.backends.cpu.kernels.emitter import I1, I8, I8X64, I16, I32, I32X16, Emitter, Value
 
 BIAS = 128
 """An 8-bit weight is stored as q + 128; its dot product must be lowered by 128 times the sum of the activations."""
@@ -76,8 +76,7 @@ def _avx2(emitter: Emitter, accumulator: Value, weights: Value, activations: Val
     for part in _split(emitter, weights, 2):
         left, right = part, spread
         if signed:
-            flag = ir.Constant(I32.__class__(1), 0)
-            left = emitter.external("llvm.abs.v32i8", bytes32, [bytes32, ir.IntType(1)], [part, flag])
+            left = emitter.external("llvm.abs.v32i8", bytes32, [bytes32, I1], [part, ir.Constant(I1, 0)])
             right = emitter.external("llvm.x86.avx2.psign.b", bytes32, [bytes32] * 2, [spread, part])
         pairs = emitter.external("llvm.x86.avx2.pmadd.ub.sw", words16, [bytes32] * 2, [left, right])
         ones = ir.Constant(words16, [1] * 16)

@@ -1,0 +1,35 @@
+"""Packed tiles back to float32, written from the description of the layouts alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from twostroke.backends.cpu.arguments import TileKind
+from twostroke.backends.cpu.packing import PackedMatrix
+
+
+def unpack(matrix: PackedMatrix) -> npt.NDArray[np.float32]:
+    """[tiles * 16, depth], padding included"""
+    values = np.zeros((matrix.num_tiles * 16, matrix.depth), dtype=np.float32)
+    for tile, groups in enumerate(matrix.data):
+        for row in range(16):
+            for index, group in enumerate(groups):
+                size = matrix.kind.group_values
+                values[16 * tile + row, size * index : size * (index + 1)] = _group(matrix.kind, group, row)
+    return values
+
+
+def _group(kind: TileKind, group: npt.NDArray[np.uint8], row: int) -> npt.NDArray[np.float32]:
+    if kind is TileKind.Q4_1:
+        own = group[:256].reshape(4, 16, 4)[:, row].reshape(16)  # 16 bytes: value i low, value i + 16 high
+        scale, minimum = group[256:].view("<f2").reshape(2, 16)[:, row].astype(np.float32)
+        quants = np.concatenate([own & 15, own >> 4]).astype(np.float32)
+        return (quants * scale + minimum).astype(np.float32)
+    if kind is TileKind.Q8_0:
+        own = group[:512].reshape(8, 16, 4)[:, row].reshape(32)
+        scale = group[512:].view("<f2")[row].astype(np.float32)
+        return ((own.astype(np.float32) - 128) * scale).astype(np.float32)
+    if kind is TileKind.BF16:
+        return (group.view("<u2")[row : row + 1].astype(np.uint32) << 16).view(np.float32)
+    return group.view("<f4" if kind is TileKind.F32 else "<f2")[row : row + 1].astype(np.float32)
