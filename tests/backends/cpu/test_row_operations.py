@@ -1,0 +1,158 @@
+"""Norms, activations, soft cap, q/k norm and rope against numpy in float64, on every instruction set."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import numpy as np
+import pytest
+from tests.backends.cpu.native import SHAPE, code_for, instruction_set_names, run
+
+from twostroke.backends.cpu import isa as instruction_sets
+from twostroke.backends.cpu.arguments import ActivationField, NormField, RopeField, StepField, float_bits
+from twostroke.backends.cpu.memory import address_of, float_zeros, zeros
+from twostroke.backends.cpu.program import Operand
+
+ROWS, WIDTH, EPSILON = 5, 96, 1e-5
+pytestmark = pytest.mark.parametrize("isa_name", instruction_set_names())
+
+
+def random_rows(width: int = WIDTH, scale: float = 3.0) -> np.ndarray:
+    rows = float_zeros(ROWS, width)
+    rows[:] = np.random.default_rng(2).standard_normal((ROWS, width)) * scale
+    return rows
+
+
+def norm_fields(inputs: np.ndarray, weight: np.ndarray) -> dict[IntEnum, int]:
+    return {
+        NormField.INPUT: address_of(inputs),
+        NormField.WIDTH: WIDTH,
+        NormField.WEIGHT: address_of(weight),
+        NormField.EPSILON: float_bits(EPSILON),
+        NormField.ROWS: StepField.NUM_TOKENS,
+    }
+
+
+def normed(inputs: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    wide = inputs.astype(np.float64)
+    return wide / np.sqrt((wide**2).mean(axis=-1, keepdims=True) + EPSILON) * weight
+
+
+def execute(isa_name: str, name: str, fields: dict[IntEnum, int], step: dict[int, int] | None = None) -> None:
+    run(code_for(instruction_sets.choose(isa_name)), [(name, fields)], step or {StepField.NUM_TOKENS: ROWS}, 2)
+
+
+def test_norm(isa_name: str) -> None:
+    inputs, weight, operand = random_rows(), random_rows()[0].copy(), Operand.create(8, WIDTH)
+    fields = norm_fields(inputs, weight) | operand.fields(floats=True, quantised=True)
+    execute(isa_name, "norm", fields)
+    expected = normed(inputs, weight)
+    assert np.abs(operand.floats[:ROWS] - expected).max() < 3e-6
+    groups = operand.quantised.view(np.int8)[:ROWS].reshape(ROWS, -1, 32)
+    sums = groups.sum(axis=2, dtype=np.int32)
+    scales = np.abs(operand.floats[:ROWS].reshape(ROWS, -1, 32)).max(axis=2) / np.float32(127)
+    assert np.allclose(operand.scales[:ROWS], scales, rtol=1e-6)
+    assert np.abs(groups * operand.scales[:ROWS, :, None] - expected.reshape(groups.shape)).max() <= scales.max() * 0.51
+    assert np.allclose(operand.sums[:ROWS], sums * operand.scales[:ROWS], rtol=1e-6)
+    assert np.array_equal(operand.offsets[:ROWS], -128 * sums)
+
+
+def test_norm_of_the_rows_whose_logits_are_wanted(isa_name: str) -> None:
+    inputs, weight, operand = random_rows(), random_rows()[0].copy(), Operand.create(4, WIDTH)
+    wanted = np.array([4, 1], dtype=np.int32)
+    fields = norm_fields(inputs, weight) | operand.fields(floats=True, quantised=False)
+    fields |= {NormField.ROWS: StepField.NUM_LOGITS, NormField.GATHER: 1}
+    execute(isa_name, "norm", fields, {StepField.NUM_LOGITS: 2, StepField.LOGIT_ROWS: address_of(wanted)})
+    assert np.abs(operand.floats[:2] - normed(inputs[wanted], weight)).max() < 3e-6
+
+
+def test_norm_add(isa_name: str) -> None:
+    inputs, weight, target = random_rows(), random_rows()[0].copy(), random_rows(scale=1.0)
+    expected = target + normed(inputs, weight)
+    execute(isa_name, "norm_add", norm_fields(inputs, weight) | {NormField.ADD_TO: address_of(target)})
+    assert np.abs(target - expected).max() < 3e-6
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_broken_number_is_not_quantised_away(isa_name: str, value: float) -> None:
+    inputs, operand = random_rows(), Operand.create(8, WIDTH)
+    inputs[3, 40] = value
+    fields = norm_fields(inputs, inputs[0]) | operand.fields(floats=False, quantised=True)
+    execute(isa_name, "quantise", fields)
+    finite = np.isfinite(operand.scales[:ROWS])
+    assert not finite[3, 1]
+    assert finite.sum() == finite.size - 1
+
+
+def test_zeros_are_quantised_to_zeros(isa_name: str) -> None:
+    inputs, operand = float_zeros(ROWS, WIDTH), Operand.create(8, WIDTH)
+    execute(isa_name, "quantise", norm_fields(inputs, inputs[0]) | operand.fields(floats=False, quantised=True))
+    assert not operand.quantised.any()
+    assert np.isfinite(operand.scales).all()
+
+
+def test_gated_activation(isa_name: str) -> None:
+    inputs, operand = random_rows(2 * WIDTH, scale=8.0), Operand.create(8, WIDTH)
+    inputs[0, :6] = [-1e30, 1e30, -100.0, 100.0, 0.0, -1e-30]
+    fields: dict[IntEnum, int] = {
+        ActivationField.INPUT: address_of(inputs),
+        ActivationField.STRIDE: 2 * WIDTH,
+        ActivationField.UP_OFFSET: WIDTH,
+        ActivationField.WIDTH: WIDTH,
+        ActivationField.ROWS: StepField.NUM_TOKENS,
+    }
+    assert SHAPE.activation == "gelu_tanh"
+    execute(isa_name, "gated_gelu_tanh", fields | operand.fields(floats=True, quantised=False))
+    gate, up = np.split(inputs.astype(np.float64), 2, axis=1)
+    expected = gate / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3))) * up
+    assert np.allclose(operand.floats[:ROWS], expected, rtol=2e-6, atol=1e-5)
+
+
+def test_soft_cap(isa_name: str) -> None:
+    values = random_rows(scale=40.0)
+    values[0, :4] = [1e30, -1e30, 0.0, 30.0]
+    expected = 30 * np.tanh(values.astype(np.float64) / 30)
+    fields: dict[IntEnum, int] = {
+        ActivationField.INPUT: address_of(values),
+        ActivationField.STRIDE: WIDTH,
+        ActivationField.ROWS: StepField.NUM_LOGITS,
+        ActivationField.CAP: float_bits(30.0),
+    }
+    execute(isa_name, "soft_cap", fields, {StepField.NUM_LOGITS: ROWS})
+    assert np.abs(values - expected).max() < 1e-5
+
+
+@pytest.mark.parametrize("half", [8, 6, 1])
+def test_norm_and_rope_of_queries(isa_name: str, half: int) -> None:
+    """Some dimensions may stay unrotated; no KV head here, so nothing is stored."""
+    heads, dim = 2, SHAPE.head_dim
+    values, weight = random_rows(heads * dim), random_rows()[0].copy()
+    positions = np.array([3, 0, 7, 7, 2], dtype=np.int32)
+    angles = np.random.default_rng(4).uniform(0, 6, (8, half))
+    cosines, sines = float_zeros(8, half), float_zeros(8, half)
+    cosines[:], sines[:] = np.cos(angles), np.sin(angles)
+    expected = normed(values.reshape(ROWS, heads, dim), weight[:dim])
+    turned = expected.copy()
+    low, high = expected[..., :half], expected[..., half : 2 * half]
+    cosine, sine = (table[positions][:, None].astype(np.float64) for table in (cosines, sines))
+    turned[..., :half] = low * cosine - high * sine
+    turned[..., half : 2 * half] = high * cosine + low * sine
+    slots = zeros((ROWS,), np.int32)
+    fields: dict[IntEnum, int] = {
+        RopeField.INPUT: address_of(values),
+        RopeField.STRIDE: heads * dim,
+        RopeField.NUM_HEADS: heads,
+        RopeField.Q_NORM: address_of(weight),
+        RopeField.EPSILON: float_bits(EPSILON),
+        RopeField.COSINES: address_of(cosines),
+        RopeField.SINES: address_of(sines),
+        RopeField.HALF: half,
+        RopeField.GROUP: int(StepField.KV_GROUPS),
+    }
+    step = {
+        StepField.NUM_TOKENS: ROWS,
+        StepField.POSITIONS: address_of(positions),
+        StepField.KV_GROUPS: address_of(slots),
+    }
+    execute(isa_name, "rope_and_store", fields, step)
+    assert np.abs(values.reshape(turned.shape) - turned).max() < 5e-6
