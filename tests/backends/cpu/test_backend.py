@@ -1,0 +1,189 @@
+"""The CPU backend as a Backend: what it declines, mixed steps, steps larger than it was created for, notes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.backends.cpu.quantised_checkpoint import mixed_checkpoint
+from tests.backends.driver import Driver, layout_for, logits_by_prefill
+from tests.models.tiny_checkpoints import VOCAB_SIZE
+
+from twostroke.backends.cpu import FACTORY
+from twostroke.backends.cpu.backend import CpuBackend
+from twostroke.backends.cpu.isa import ISA_VARIABLE
+from twostroke.backends.host.batch import Batch
+from twostroke.core.errors import BackendError
+from twostroke.core.request import Request
+from twostroke.core.sampling_params import SamplingParams
+from twostroke.core.step import BlockGrant, DecodeSlot, PrefillChunk, RowJoin, Step
+from twostroke.models.checkpoint import Checkpoint
+
+NUM_TOKENS = 70
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    return mixed_checkpoint(tmp_path_factory.mktemp("mixed"))
+
+
+def create(checkpoint: Checkpoint, *, max_tokens: int = 128, threads: int = 2, block_size: int = 16) -> CpuBackend:
+    layout = layout_for(checkpoint.spec, NUM_TOKENS, block_size, num_sequences=4)
+    return FACTORY.create(checkpoint, layout, max_context=128, max_tokens_per_step=max_tokens, threads=threads)
+
+
+def random_tokens(seed: int, count: int = NUM_TOKENS) -> list[int]:
+    return [int(token) for token in np.random.default_rng(seed).integers(3, VOCAB_SIZE, count)]
+
+
+def grant(driver: Driver, block_ids: range) -> None:
+    """Blocks of its own, for drivers that share a backend."""
+    grants = (BlockGrant(driver.seq_id, 0, 0, tuple(block_ids)),)
+    driver.backend.rows.update(Step(0, grants=grants))
+
+
+def test_a_sequence_has_the_same_bits_in_any_company(checkpoint: Checkpoint) -> None:
+    backend = create(checkpoint)
+    tokens = [random_tokens(seed) for seed in range(3)]
+    alone = [logits_by_prefill(backend, ids, [NUM_TOKENS]) for ids in tokens]
+    drivers = [Driver(backend, ids, seq_id) for seq_id, ids in enumerate(tokens)]
+    for seq_id, driver in enumerate(drivers):
+        grant(driver, range(6 * seq_id, 6 * seq_id + 5))
+    drivers[0].prefill(40)
+    drivers[1].prefill(33)
+    backend.rows[0].last_token, backend.rows[1].last_token = tokens[0][40], tokens[1][33]
+    step = Step(
+        1,
+        decodes=(DecodeSlot(0, 40), DecodeSlot(1, 33)),
+        prefills=(PrefillChunk(2, 0, tuple(tokens[2][:29]), False, 0),),
+    )
+    together = backend.forward(Batch.from_step(step, backend.rows))
+    assert np.array_equal(together[0], alone[0][40])
+    assert np.array_equal(together[1], alone[1][33])
+    assert np.array_equal(together[2:], alone[2][:29])
+    backend.close()
+
+
+def test_steps_larger_than_expected_work(checkpoint: Checkpoint) -> None:
+    tokens = random_tokens(5)
+    roomy, tight = create(checkpoint), create(checkpoint, max_tokens=8)
+    expected = logits_by_prefill(roomy, tokens, [NUM_TOKENS])
+    assert np.array_equal(logits_by_prefill(tight, tokens, [3, 9, 40, 18]), expected)
+    assert np.array_equal(logits_by_prefill(tight, tokens, [NUM_TOKENS]), expected)
+    roomy.close()
+    tight.close()
+
+
+def test_logits_of_the_wanted_rows_alone(checkpoint: Checkpoint) -> None:
+    backend = create(checkpoint)
+    tokens = random_tokens(6)
+    whole = logits_by_prefill(backend, tokens, [NUM_TOKENS])
+    driver = Driver(backend, tokens)
+    for first, last, samples in ((0, 30, False), (30, 70, True)):
+        step = Step(1, prefills=(PrefillChunk(0, first, tuple(tokens[first:last]), samples),))
+        logits = backend.forward(Batch.from_step(step, backend.rows))
+        assert logits.shape == (int(samples), VOCAB_SIZE)
+    assert np.array_equal(logits[0], whole[-1])
+    driver.leave()
+    backend.close()
+
+
+def test_larger_blocks_change_nothing(checkpoint: Checkpoint) -> None:
+    small, large = create(checkpoint), create(checkpoint, block_size=48)
+    tokens = random_tokens(8)
+    expected = logits_by_prefill(small, tokens, [NUM_TOKENS])
+    assert np.array_equal(logits_by_prefill(large, tokens, [50, 17]), expected)
+    small.close()
+    large.close()
+
+
+def test_a_step_runs_and_samples(checkpoint: Checkpoint) -> None:
+    backend = create(checkpoint)
+    tokens = random_tokens(9, 20)
+    expected = logits_by_prefill(backend, tokens, [20])[-1].argmax()
+    request = Request("a", tuple(tokens), SamplingParams(temperature=0.0))
+    step = Step(
+        1,
+        joins=(RowJoin(7, request),),
+        grants=(BlockGrant(7, 0, 0, (3, 1)),),
+        prefills=(PrefillChunk(7, 0, tuple(tokens), True),),
+    )
+    first = backend.launch(step).result()
+    assert first.sampled[7].token_id == expected
+    second = backend.launch(Step(2, decodes=(DecodeSlot(7, 20),))).result()
+    assert set(second.sampled) == {7}
+    backend.close()
+
+
+def test_a_bad_step_is_an_error_and_the_next_one_works(checkpoint: Checkpoint) -> None:
+    backend = create(checkpoint)
+    tokens = random_tokens(11)
+    expected = logits_by_prefill(backend, tokens, [NUM_TOKENS])
+    driver = Driver(backend, tokens)
+    for bad in (VOCAB_SIZE, -1):
+        driver.token_ids = [bad, *tokens[1:]]
+        with pytest.raises(IndexError):
+            driver.prefill(5)
+    driver.leave()
+    assert np.array_equal(logits_by_prefill(backend, tokens, [NUM_TOKENS]), expected)
+    backend.close()
+
+
+def test_weights_that_are_not_finite_are_noticed(checkpoint: Checkpoint) -> None:
+    tensors = dict(checkpoint.tensors)
+    norm = tensors["layers.0.mlp_norm"]
+    broken = norm.data.copy()
+    broken.view(np.float32)[0, 3] = np.nan
+    tensors["layers.0.mlp_norm"] = replace(norm, data=broken)
+    backend = create(replace(checkpoint, tensors=tensors))
+    assert not np.isfinite(logits_by_prefill(backend, random_tokens(1), [NUM_TOKENS])).any()
+    backend.close()
+
+
+def test_two_backends_live_in_one_process(checkpoint: Checkpoint) -> None:
+    first, second = create(checkpoint), create(checkpoint, threads=1)
+    tokens = random_tokens(2)
+    one = Driver(first, tokens)
+    one.prefill(30)
+    expected = logits_by_prefill(second, tokens, [NUM_TOKENS])
+    second.close()
+    assert np.array_equal(one.prefill(40), expected[30:])
+    first.close()
+
+
+def test_repacked_weights_are_reported(checkpoint: Checkpoint) -> None:
+    backend = create(checkpoint)
+    assert backend.notes == (f"{checkpoint.spec.num_layers} tensors Q4_0 repacked to Q4_1 (exact)",)
+    backend.close()
+
+
+def test_shapes_that_do_not_fit_are_declined(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    def reason(**changes: int) -> str | None:
+        return FACTORY.supports(replace(checkpoint, spec=replace(checkpoint.spec, **changes)))
+
+    assert reason() is None
+    assert "head size of a multiple of 16, and this model's is 24" in str(reason(head_dim=24))
+    assert "hidden size of a multiple of 32, and this model's is 80" in str(reason(hidden_size=80))
+    assert "intermediate size" in str(reason(intermediate_size=100))
+    assert "attention width" in str(reason(num_heads=1, num_kv_heads=1))
+    monkeypatch.setenv(ISA_VARIABLE, "sse9")
+    assert "no instruction set 'sse9'" in str(reason())
+
+
+def test_a_block_size_that_does_not_fit_is_refused(checkpoint: Checkpoint) -> None:
+    with pytest.raises(BackendError, match="multiple of 16 tokens, not 24"):
+        create(checkpoint, block_size=24)
+
+
+def test_kv_bytes(checkpoint: Checkpoint) -> None:
+    spec = checkpoint.spec
+    assert FACTORY.kv_bytes_per_token(checkpoint, (0, 1)) == 2 * 2 * spec.num_kv_heads * spec.head_dim * 2
+
+
+def test_ceilings(checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TWOSTROKE_CACHE", str(tmp_path))
+    found = FACTORY.ceilings(checkpoint, 2)
+    assert "8-bit integers, threads: 2" in found.source
+    assert found == FACTORY.ceilings(checkpoint, 2)

@@ -1,0 +1,90 @@
+"""Compiled code on disk: found again, verified before it is loaded, and never in the way."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.backends.cpu.native import SHAPE
+
+from twostroke.backends.cpu import isa as instruction_sets
+from twostroke.backends.cpu.compile import NativeCode, compile_object, load_or_compile, read_entry
+from twostroke.backends.cpu.isa import GENERIC_ARM, NEON_DOTPROD, InstructionSet
+from twostroke.backends.cpu.kernels.build import module_text
+
+SEVEN = "define i64 @number() { ret i64 7 }"
+EIGHT = "define i64 @number() { ret i64 8 }"
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TWOSTROKE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def compile_as(text: str, label: str = "test") -> NativeCode:
+    return load_or_compile(label, instruction_sets.choose(), lambda: text)
+
+
+def number(code: NativeCode) -> int:
+    return int(ctypes.CFUNCTYPE(ctypes.c_int64)(code.address("number"))())
+
+
+def test_a_second_process_finds_the_code(cache: Path) -> None:
+    first = compile_as(SEVEN)
+    second = compile_as(EIGHT)  # not looked at: the label is the same
+    assert (number(first), first.from_cache) == (7, False)
+    assert (number(second), second.from_cache) == (7, True)
+    assert [path.suffix for path in (cache / "kernels").iterdir()] == [".o"]
+
+
+def test_another_label_or_instruction_set_is_another_entry(cache: Path) -> None:
+    compile_as(SEVEN)
+    assert number(compile_as(EIGHT, "other")) == 8
+    generic = load_or_compile("test", instruction_sets.choose("generic"), lambda: EIGHT)
+    assert number(generic) == 8
+    assert len(list((cache / "kernels").iterdir())) == 3
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "empty", "foreign", "headless"])
+def test_a_damaged_entry_is_compiled_again(cache: Path, damage: str) -> None:
+    compile_as(SEVEN)
+    (path,) = (cache / "kernels").iterdir()
+    content = bytearray(path.read_bytes())
+    content[-40] ^= 1
+    damaged = {
+        "truncated": path.read_bytes()[:-1],
+        "flipped": bytes(content),
+        "empty": b"",
+        "foreign": b"\x7fELF" * 100,
+        "headless": path.read_bytes()[:30],
+    }
+    path.write_bytes(damaged[damage])
+    assert read_entry(path) is None
+    again = compile_as(EIGHT)
+    assert (number(again), again.from_cache) == (8, False)
+    assert compile_as(SEVEN).from_cache
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(cache: Path) -> None:
+    cache.write_text("a file where the folder should be")
+    assert number(compile_as(SEVEN)) == 7
+    assert number(compile_as(EIGHT)) == 8
+
+
+def test_an_unknown_function_is_an_error(cache: Path) -> None:
+    with pytest.raises(KeyError, match="missing"):
+        compile_as(SEVEN).address("missing")
+
+
+@pytest.mark.parametrize("isa", [NEON_DOTPROD, GENERIC_ARM], ids=lambda isa: isa.name)
+def test_arm_code_is_emitted(isa: InstructionSet) -> None:
+    """It cannot run here; that it verifies and becomes an object for ARM can be shown."""
+    code = compile_object(module_text(SHAPE, isa), isa, triple="aarch64-unknown-linux-gnu")
+    assert code[:4] == b"\x7fELF"
+    assert int.from_bytes(code[18:20], "little") == 183  # the ELF number of AArch64
+    instructions = np.frombuffer(code[: len(code) // 4 * 4], dtype="<u4")
+    has_sdot = bool(((instructions & 0xFFE0FC00) == 0x4E809400).any())
+    assert has_sdot == (isa is NEON_DOTPROD)

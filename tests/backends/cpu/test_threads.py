@@ -1,0 +1,136 @@
+"""The thread pool: every thread runs every entry, barriers hold, and nothing is left running or waiting."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from enum import IntEnum
+
+import numpy as np
+import pytest
+from tests.backends.cpu.native import code_for
+
+from twostroke.backends.cpu import isa as instruction_sets
+from twostroke.backends.cpu.arguments import NormField, StepField
+from twostroke.backends.cpu.memory import address_of, float_zeros
+from twostroke.backends.cpu.program import Tape
+from twostroke.backends.cpu.threads import ThreadPool
+from twostroke.core.errors import BackendError
+
+WIDTH = 32
+
+
+def pool_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("cpu-")]
+
+
+class Chain:
+    """Each entry reads what the one before it wrote, all rows of it: a barrier that leaks shows in the end."""
+
+    def __init__(self, threads: int, length: int) -> None:
+        code = code_for(instruction_sets.choose())
+        self.rows = threads
+        self.values, self.weight = float_zeros(self.rows, WIDTH), float_zeros(WIDTH)
+        self.values[:] = 1.0
+        self.weight[:] = 1.0
+        self.tape = Tape(code)
+        fields: dict[IntEnum, int] = {
+            NormField.INPUT: address_of(self.values),
+            NormField.WIDTH: WIDTH,
+            NormField.WEIGHT: address_of(self.weight),
+            NormField.ROWS: StepField.NUM_TOKENS,
+            NormField.ADD_TO: address_of(self.values),
+        }
+        for _ in range(length):
+            self.tape.add("norm_add", fields)
+        self.entries = self.tape.entries()
+        self.step = np.array([self.rows, 0, 0, 0, 0, 0, 0], dtype=np.int64)
+        self.pool = ThreadPool(code, threads, 4096)
+
+    def run(self) -> None:
+        self.pool.run(self.entries, self.step)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_steps_one_after_the_other(threads: int) -> None:
+    chain = Chain(threads, 50)
+    try:
+        for _ in range(40):
+            chain.run()
+        # A row of equal values x becomes x + 1 by each norm_add.
+        assert np.array_equal(chain.values, np.full((threads, WIDTH), 1.0 + 50 * 40, dtype=np.float32))
+    finally:
+        chain.pool.close()
+
+
+def test_workers_that_fell_asleep_wake_up() -> None:
+    chain = Chain(3, 5)
+    try:
+        for _ in range(3):
+            time.sleep(0.05)
+            chain.run()
+        assert chain.values[0, 0] == 16.0
+    finally:
+        chain.pool.close()
+
+
+def test_idle_workers_use_no_cpu() -> None:
+    chain = Chain(3, 5)
+    try:
+        chain.run()
+        time.sleep(0.1)
+        before = time.process_time()
+        time.sleep(0.2)
+        assert time.process_time() - before < 0.1
+    finally:
+        chain.pool.close()
+
+
+def test_close_ends_the_threads_and_twice_is_fine() -> None:
+    before = len(pool_threads())
+    chain = Chain(4, 1)
+    assert len(pool_threads()) == before + 3
+    chain.pool.close()
+    chain.pool.close()
+    assert len(pool_threads()) == before
+    with pytest.raises(BackendError, match="closed"):
+        chain.run()
+
+
+def test_a_forgotten_pool_ends_its_threads() -> None:
+    before = len(pool_threads())
+    chain = Chain(4, 1)
+    chain.run()
+    del chain
+    gc.collect()
+    assert len(pool_threads()) == before
+
+
+def test_two_pools_run_side_by_side() -> None:
+    chains = [Chain(2, 30), Chain(3, 30)]
+    workers = [threading.Thread(target=lambda c=chain: [c.run() for _ in range(20)]) for chain in chains]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(timeout=60)
+    assert [chain.values[0, 0] for chain in chains] == [601.0, 601.0]
+    for chain in chains:
+        chain.pool.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_forked_child_is_refused_and_does_not_hang() -> None:
+    chain = Chain(2, 1)
+    child = os.fork()
+    if child == 0:
+        try:
+            chain.run()
+        except BackendError:
+            os._exit(7)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    chain.run()
+    chain.pool.close()
