@@ -10,8 +10,16 @@ import pytest
 from tests.backends.cpu.native import code_for, instruction_set_names, run
 
 from twostroke.backends.cpu import isa as instruction_sets
-from twostroke.backends.cpu.arguments import AttentionField, KVGroupField, RopeField, StepField, TileKind, float_bits
-from twostroke.backends.cpu.backend import query_blocks
+from twostroke.backends.cpu.arguments import (
+    AttentionField,
+    KVGroupField,
+    QueryBlockField,
+    RopeField,
+    StepField,
+    TileKind,
+    float_bits,
+)
+from twostroke.backends.cpu.attention_work import AttentionWork
 from twostroke.backends.cpu.kv_store import KVStore
 from twostroke.backends.cpu.memory import address_of, float_zeros
 from twostroke.backends.cpu.program import NO_WINDOW
@@ -67,9 +75,11 @@ class Attention:
         self.store.places[0].memory[:] = rng.integers(0, 120, self.store.places[0].memory.shape)  # stale, but finite
         self._run([(0, length) for length in lengths], 0, "rope_and_store", 1)
 
-    def attend(self, segments: list[tuple[int, int]], num_decodes: int = 0, threads: int = 1) -> np.ndarray:
+    def attend(
+        self, segments: list[tuple[int, int]], num_decodes: int = 0, threads: int = 1, split_for: int = 0
+    ) -> np.ndarray:
         """[tokens, heads, head_dim] of a part of each sequence: (first position, tokens)."""
-        return self._run(segments, num_decodes, "attention", threads)
+        return self._run(segments, num_decodes, "attention", threads, split_for)
 
     def expected(self, segments: list[tuple[int, int]]) -> np.ndarray:
         case, parts = self.case, []
@@ -88,14 +98,18 @@ class Attention:
                     parts.append(weights @ values / weights.sum())
         return np.array(parts).reshape(-1, case.num_heads, case.head_dim)
 
-    def _run(self, segments: list[tuple[int, int]], num_decodes: int, operation: str, threads: int) -> np.ndarray:
+    def _run(
+        self, segments: list[tuple[int, int]], num_decodes: int, operation: str, threads: int, split_for: int = 0
+    ) -> np.ndarray:
+        """`split_for`: a number of threads for which the work is split, whatever number runs it."""
         case = self.case
         batch = make_batch(segments, num_decodes, self.tables)
         rows = [p[start : start + count] for p, (start, count) in zip(self.projected, segments, strict=True)]
         inputs = float_zeros(batch.num_tokens, self.width)
         inputs[:] = np.concatenate(rows)
         output = float_zeros(batch.num_tokens, case.num_heads * case.head_dim)
-        blocks = query_blocks(batch, case.shape.queries_together(self.isa.accumulators))
+        work = AttentionWork(case.shape, case.kv_heads, self.isa.accumulators, split_for or 1)
+        blocks = work.blocks(batch)
         (slots,) = self.store.slots(batch)
         group = int(StepField.KV_GROUPS)
         step = {
@@ -103,6 +117,8 @@ class Attention:
             StepField.NUM_QUERY_BLOCKS: len(blocks),
             StepField.POSITIONS: address_of(batch.positions),
             StepField.QUERY_BLOCKS: address_of(blocks),
+            StepField.SPAN_RESULTS: address_of(work.span_results),
+            StepField.SPAN_COUNTS: address_of(work.span_counts),
             group + KVGroupField.SLOTS: address_of(slots),
             group + KVGroupField.TABLES: address_of(self.tables),
             group + KVGroupField.TABLE_STRIDE: self.tables.shape[1],
@@ -177,6 +193,32 @@ def test_a_query_has_the_same_bits_in_any_company(name: str) -> None:
     assert np.array_equal(np.concatenate(pieces), whole)
     assert np.array_equal(np.concatenate(decodes), whole[500:])
     assert np.array_equal(attention.attend([(0, 530)], threads=3), whole)
+
+
+@pytest.mark.parametrize("name", ["three", "three, windowed", "three, window across spans", "sixteen, in two groups"])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_splitting_a_long_context_changes_no_bit(name: str, threads: int) -> None:
+    lengths = [530, 256, 257, 40]
+    attention = Attention(CASES[name], lengths)
+    decodes = [(length - 1, 1) for length in lengths]
+    whole = attention.attend(decodes, num_decodes=4)
+    split = attention.attend(decodes, num_decodes=4, threads=threads, split_for=64)
+    assert np.array_equal(split, whole)
+    assert np.abs(split - attention.expected(decodes)).max() < 2e-6
+
+
+def test_the_work_list_of_split_decodes() -> None:
+    case = CASES["three"]
+    batch = make_batch([(530, 1), (255, 1), (256, 1), (0, 5)], 3, np.zeros((4, 40), dtype=np.int32))
+    blocks = AttentionWork(case.shape, case.kv_heads, accumulators=24, threads=8).blocks(batch)
+    by_token = [blocks[blocks[:, QueryBlockField.TOKEN] == token] for token in range(3)]
+    assert [list(part[:, QueryBlockField.SPAN]) for part in by_token] == [[0, 1, 2], [0], [0, 1]]
+    assert [int(part[0, QueryBlockField.NUM_SPANS]) for part in by_token] == [3, 0, 2]
+    results = blocks[blocks[:, QueryBlockField.NUM_SPANS] > 0]
+    assert len({int(row[QueryBlockField.FIRST_RESULT] + row[QueryBlockField.SPAN]) for row in results}) == 5
+    assert list(blocks[6:, QueryBlockField.COUNT]) == [2, 2, 1]
+    busy = AttentionWork(case.shape, case.kv_heads, accumulators=24, threads=2).blocks(batch)
+    assert not busy[:, QueryBlockField.NUM_SPANS].any(), "nine pieces are enough for two threads"
 
 
 def test_what_lies_under_the_mask_does_not_matter() -> None:

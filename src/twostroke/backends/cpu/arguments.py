@@ -50,8 +50,23 @@ class StepField(_Field):
     NUM_QUERY_BLOCKS = auto()
     POSITIONS = auto()  # i32 [num_tokens]
     LOGIT_ROWS = auto()  # i32 [num_logits]
-    QUERY_BLOCKS = auto()  # i32 [num_query_blocks, 4]: first token, tokens, first position, segment
+    QUERY_BLOCKS = auto()  # i32 [num_query_blocks, QueryBlockField]
+    SPAN_RESULTS = auto()  # f32, what the spans of split queries leave for their merging
+    SPAN_COUNTS = auto()  # i64, how many spans of a split query are done
     KV_GROUPS = auto()  # three fields a KV group follow from here, see KVGroupField
+
+
+class QueryBlockField(_Field):
+    """One piece of attention's work, to be done for every group of heads: some queries over all their keys, or one
+    query over one span of them, the last span to be done merging all."""
+
+    TOKEN = auto()  # the first
+    COUNT = auto()
+    POSITION = auto()  # of the first
+    SEGMENT = auto()
+    SPAN = auto()
+    NUM_SPANS = auto()  # 0: not split
+    FIRST_RESULT = auto()  # spans of split queries before this one's
 
 
 class KVGroupField(_Field):

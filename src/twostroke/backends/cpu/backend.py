@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twostroke.backends.cpu.arguments import KVGroupField, StepField
+from twostroke.backends.cpu.attention_work import AttentionWork
 from twostroke.backends.cpu.compile import load_or_compile
 from twostroke.backends.cpu.isa import InstructionSet
 from twostroke.backends.cpu.kv_store import KVStore
@@ -61,6 +62,7 @@ class CpuBackend(HostBackend):
         """What a user should know of how the weights are held, a sentence each."""
         self._kv = KVStore(layout, self._spec.num_kv_heads, self._shape)
         self._rotations = {rope: RotationTable(rope, max_context) for rope in {x.rope for x in self._spec.layers}}
+        self._attention = AttentionWork(self._shape, self._spec.num_kv_heads, isa.accumulators, threads)
         self._program = self._make_program(max_tokens_per_step, 1)
         depth = max(self._spec.hidden_size, self._spec.intermediate_size, self._spec.num_heads * self._spec.head_dim)
         self._pool = ThreadPool(self._code, threads, self._shape.scratch_bytes(isa.accumulators, depth))
@@ -112,7 +114,7 @@ class CpuBackend(HostBackend):
         self, batch: Batch, slots: list[npt.NDArray[np.int32]]
     ) -> tuple[npt.NDArray[np.int64], list[npt.NDArray[np.int32]]]:
         """The record that the tape reads, and the arrays it points into."""
-        blocks = query_blocks(batch, self._shape.queries_together(self.isa.accumulators))
+        blocks = self._attention.blocks(batch)
         kept = [np.ascontiguousarray(array) for array in (batch.positions, batch.logit_rows, blocks)]
         record = np.zeros(int(StepField.KV_GROUPS) + len(KVGroupField) * len(slots), dtype=np.int64)
         record[StepField.NUM_TOKENS] = batch.num_tokens
@@ -120,6 +122,8 @@ class CpuBackend(HostBackend):
         record[StepField.NUM_QUERY_BLOCKS] = len(blocks)
         for field, array in zip((StepField.POSITIONS, StepField.LOGIT_ROWS, StepField.QUERY_BLOCKS), kept, strict=True):
             record[field] = address_of(array)
+        record[StepField.SPAN_RESULTS] = address_of(self._attention.span_results)
+        record[StepField.SPAN_COUNTS] = address_of(self._attention.span_counts)
         for index, (group_slots, table) in enumerate(zip(slots, batch.tables, strict=True)):
             first = int(StepField.KV_GROUPS) + len(KVGroupField) * index
             rows = np.ascontiguousarray(table)
@@ -132,18 +136,3 @@ class CpuBackend(HostBackend):
     def close(self) -> None:
         super().close()
         self._pool.close()
-
-
-def query_blocks(batch: Batch, together: int) -> npt.NDArray[np.int32]:
-    """The work list of attention: [blocks, 4] of first token, tokens, first position, segment. A block has one token,
-    or `together` tokens of one prefill chunk that share each load of K and V."""
-    decodes = np.arange(batch.num_decodes, dtype=np.int32)
-    ones = np.ones_like(decodes)
-    found = [np.stack([decodes, ones, batch.positions[: batch.num_decodes], decodes], axis=1)]
-    for segment in range(batch.num_decodes, batch.num_segments):
-        first, count = int(batch.segment_first[segment]), int(batch.segment_count[segment])
-        whole = count // together * together
-        for offsets, size in ((np.arange(0, whole, together), together), (np.arange(whole, count), 1)):
-            columns = (first + offsets, size, int(batch.segment_start[segment]) + offsets, segment)
-            found.append(np.stack(np.broadcast_arrays(*columns), axis=1).astype(np.int32))
-    return np.concatenate(found)

@@ -47,6 +47,15 @@ class KernelShape:
         """Tokens of a prefill chunk that share them too."""
         return max(1, min(8, accumulators // 4) // self.heads_together)
 
+    @property
+    def head_groups_per_kv_head(self) -> int:
+        return self.queries_per_kv_head // self.heads_together
+
+    @property
+    def span_result_floats(self) -> int:
+        """What one span of one query leaves for merging, for one group of heads: weighted sums, maxima, sums."""
+        return self.heads_together * (self.head_dim + 2)
+
     def scratch_bytes(self, accumulators: int, depth: int) -> int:
         """What one thread needs at most: to open a panel of weights this deep, or to attend."""
         panel = depth // 32 * (512 * 2 + 4 * 32 * 2)  # two columns: eight times 64 bytes, and 32 floats, each

@@ -5,13 +5,14 @@ on chunking or on threads, and no score matrix is larger than a span."""
 
 from __future__ import annotations
 
-from twostroke.backends.cpu.arguments import AttentionField, KVGroupField, StepField
+from twostroke.backends.cpu.arguments import AttentionField, KVGroupField, QueryBlockField, StepField
 from twostroke.backends.cpu.kernels.emitter import F32, F32X16, I32, I64, POINTER, Emitter, Value, Variable
 from twostroke.backends.cpu.kernels.operation import Operation, operation
 from twostroke.backends.cpu.shape import SPAN, KernelShape
 
 RUN = 16
 """Keys that lie side by side in a block."""
+RUNS_A_SPAN = SPAN // RUN
 MASKED, NOTHING_YET = -3.0e38, -1.0e30
 """A masked score lies so far below an empty maximum that its weight is exactly zero."""
 
@@ -20,24 +21,53 @@ def emit_attention(e: Emitter, shape: KernelShape) -> None:
     """Work is (block of queries, group of heads), dealt to threads in turn: neighbours cost nearly the same."""
     together = shape.queries_together(e.isa.accumulators)
     for queries in sorted({1, together}):
-        _Attend(e, shape, queries).emit()
+        _Attend(e, shape, queries).emit_whole()
+    _Attend(e, shape, 1).emit_span()
+    _Attend(e, shape, 1).emit_merge()
     with operation(e, "attention") as op:
         groups_per_kv_head = shape.queries_per_kv_head // shape.heads_together
         head_groups = e.mul(op.integer(AttentionField.NUM_KV_HEADS), groups_per_kv_head)
         items = e.mul(op.step_integer(StepField.NUM_QUERY_BLOCKS), head_groups)
         with e.loop(op.thread, items, op.threads) as item:
-            block, head_group = e.div(item, head_groups), e.rem(item, head_groups)
-            record = e.at(op.step_address(StepField.QUERY_BLOCKS), e.mul(block, 4), I32)
-            token, count, position, segment = (e.build.sext(e.load_at(I32, record, i), I64) for i in range(4))
-            arguments = _attend_arguments(op, shape, token, position, segment, head_group)
-            if together == 1:
-                e.call(_attend_name(1), arguments)
-            else:
-                with e.build.if_else(e.build.icmp_signed("==", count, e.integer(1))) as (single, several):
-                    with single:
-                        e.call(_attend_name(1), arguments)
-                    with several:
-                        e.call(_attend_name(together), arguments)
+            block = _Block(op, e.div(item, head_groups))
+            head_group = e.rem(item, head_groups)
+            arguments = _attend_arguments(op, shape, block, head_group)
+            with e.build.if_else(e.is_nonzero(block[QueryBlockField.NUM_SPANS])) as (split, whole):
+                with split:
+                    _attend_span(op, shape, block, head_groups, head_group, arguments)
+                with whole:
+                    single = e.build.icmp_signed("==", block[QueryBlockField.COUNT], e.integer(1))
+                    with e.build.if_else(single) as (one, several):
+                        with one:
+                            e.call(_attend_name(1), arguments)
+                        with several:
+                            e.call(_attend_name(together), arguments)
+
+
+class _Block:
+    def __init__(self, op: Operation, index: Value) -> None:
+        e = self._e = op.emitter
+        self._record = e.at(op.step_address(StepField.QUERY_BLOCKS), e.mul(index, len(QueryBlockField)), I32)
+
+    def __getitem__(self, field: QueryBlockField) -> Value:
+        return self._e.build.sext(self._e.load_at(I32, self._record, int(field)), I64)
+
+
+def _attend_span(
+    op: Operation, shape: KernelShape, block: _Block, head_groups: Value, head_group: Value, arguments: list[Value]
+) -> None:
+    """Whoever finishes a query's last span merges them, in their order: who that is changes nothing."""
+    e = op.emitter
+    spans, first = block[QueryBlockField.NUM_SPANS], block[QueryBlockField.FIRST_RESULT]
+    before = e.add(e.mul(first, head_groups), e.mul(head_group, spans))
+    results = e.at(op.step_address(StepField.SPAN_RESULTS), e.mul(before, shape.span_result_floats), F32)
+    span = block[QueryBlockField.SPAN]
+    e.call("attend_span", [*arguments, span, e.at(results, e.mul(span, shape.span_result_floats), F32)])
+    counter = e.atomic_pointer(op.step_address(StepField.SPAN_COUNTS), before)
+    done = e.build.atomic_rmw("add", counter, e.integer(1), "acq_rel")
+    with e.when(e.build.icmp_signed("==", e.add(done, 1), spans)):
+        e.build.store_atomic(e.integer(0), counter, "monotonic", 8)
+        e.call("merge_spans", [results, spans, arguments[9], op.scratch])
 
 
 def _attend_name(queries: int) -> str:
@@ -60,10 +90,9 @@ _ATTEND_PARAMETERS = (
 )
 
 
-def _attend_arguments(
-    op: Operation, shape: KernelShape, token: Value, position: Value, segment: Value, head_group: Value
-) -> list[Value]:
+def _attend_arguments(op: Operation, shape: KernelShape, block: _Block, head_group: Value) -> list[Value]:
     e = op.emitter
+    token, segment = block[QueryBlockField.TOKEN], block[QueryBlockField.SEGMENT]
     kv_head = e.div(head_group, shape.queries_per_kv_head // shape.heads_together)
     first_dim = e.mul(head_group, shape.heads_together * shape.head_dim)
     stride, output_stride = op.integer(AttentionField.STRIDE), op.integer(AttentionField.OUTPUT_STRIDE)
@@ -75,7 +104,7 @@ def _attend_arguments(
         e.at(op.address(AttentionField.STORE), e.mul(kv_head, shape.block_bytes)),
         e.mul(op.integer(AttentionField.NUM_KV_HEADS), shape.block_bytes),
         e.at(op.step_address(e.add(group, int(KVGroupField.TABLES))), e.mul(segment, table_stride), I32),
-        position,
+        block[QueryBlockField.POSITION],
         op.integer(AttentionField.WINDOW),
         op.float(AttentionField.SCALE),
         op.float(AttentionField.CAP),
@@ -92,27 +121,68 @@ class _Attend:
         self._e, self._shape, self._queries = e, shape, queries
         self._rows = [(query, head) for query in range(queries) for head in range(shape.heads_together)]
 
-    def emit(self) -> None:
-        e, shape = self._e, self._shape
+    def emit_whole(self) -> None:
+        """All keys of the block's queries, span after span."""
+        e = self._e
         with e.function(_attend_name(self._queries), _ATTEND_PARAMETERS) as values:
             self._bind(values)
-            first_key = e.larger(e.add(e.sub(self._position, self._window), 1), 0)
-            first_run = e.div(first_key, RUN)
-            last_run = e.add(e.div(e.add(self._position, self._queries - 1), RUN), 1)
-            maxima = [e.variable(F32, F32(NOTHING_YET)) for _ in self._rows]
-            sums = [e.variable(F32, F32(0.0)) for _ in self._rows]
-            for row in range(len(self._rows)):
-                for place in range(0, shape.head_dim, 16):
-                    e.store_floats(e.floats(0.0), self._running, row * shape.head_dim + place)
-            runs_a_span = SPAN // RUN
-            with e.loop(e.div(first_run, runs_a_span), e.div(e.add(last_run, runs_a_span - 1), runs_a_span)) as span:
-                start = e.larger(e.mul(span, runs_a_span), first_run)
-                stop = e.smaller(e.mul(e.add(span, 1), runs_a_span), last_run)
-                span_maxima = self._score(start, stop)
-                span_sums = self._weigh(start, stop, span_maxima)
-                self._sum_values(start, stop)
-                self._merge(maxima, sums, span_maxima, span_sums)
+            first_run, last_run = self._runs()
+            maxima, sums = self._start()
+            with e.loop(e.div(first_run, RUNS_A_SPAN), e.div(e.add(last_run, RUNS_A_SPAN - 1), RUNS_A_SPAN)) as span:
+                span_maxima, span_sums = self._attend_span(span, first_run, last_run)
+                self._merge(maxima, sums, span_maxima, span_sums, self._partial)
             self._finish(sums)
+
+    def emit_span(self) -> None:
+        """One span of one query's keys; its result goes to memory: [rows][head_dim], maxima, sums. A span behind the
+        query's window leaves a result that merging ignores."""
+        e, rows = self._e, len(self._rows)
+        with e.function("attend_span", (*_ATTEND_PARAMETERS, ("span", I64), ("result", POINTER))) as values:
+            *shared, span, result = values
+            self._bind(shared)
+            self._partial = result
+            span_maxima, span_sums = self._attend_span(span, *self._runs())
+            tail = e.at(result, rows * self._shape.head_dim, F32)
+            for row in range(rows):
+                e.store(span_maxima[row], e.at(tail, row, F32), 4)
+                e.store(span_sums[row], e.at(tail, rows + row, F32), 4)
+
+    def emit_merge(self) -> None:
+        """The results of a query's spans, in order, as `emit_whole` would have merged them."""
+        e, rows, size = self._e, len(self._rows), self._shape.span_result_floats
+        parameters = (("results", POINTER), ("spans", I64), ("output", POINTER), ("scratch", POINTER))
+        with e.function("merge_spans", parameters) as (results, spans, output, scratch):
+            self._running, self._output, self._output_stride = scratch, output, e.integer(0)
+            maxima, sums = self._start()
+            with e.loop(0, spans) as span:
+                result = e.at(results, e.mul(span, size), F32)
+                tail = e.at(result, rows * self._shape.head_dim, F32)
+                span_maxima = [e.load_at(F32, tail, row) for row in range(rows)]
+                span_sums = [e.load_at(F32, tail, rows + row) for row in range(rows)]
+                self._merge(maxima, sums, span_maxima, span_sums, result)
+            self._finish(sums)
+
+    def _runs(self) -> tuple[Value, Value]:
+        """The first run of 16 keys that any query reads, and the one after the last."""
+        e = self._e
+        first_key = e.larger(e.add(e.sub(self._position, self._window), 1), 0)
+        return e.div(first_key, RUN), e.add(e.div(e.add(self._position, self._queries - 1), RUN), 1)
+
+    def _start(self) -> tuple[list[Variable], list[Variable]]:
+        e = self._e
+        for place in range(0, len(self._rows) * self._shape.head_dim, 16):
+            e.store_floats(e.floats(0.0), self._running, place)
+        return [e.variable(F32, F32(NOTHING_YET)) for _ in self._rows], [e.variable(F32, F32(0.0)) for _ in self._rows]
+
+    def _attend_span(self, span: Value, first_run: Value, last_run: Value) -> tuple[list[Value], list[Value]]:
+        """The part of a span that lies between two runs: its maxima and sums; the weighted values go to `partial`."""
+        e = self._e
+        start = e.larger(e.mul(span, RUNS_A_SPAN), first_run)
+        stop = e.smaller(e.mul(e.add(span, 1), RUNS_A_SPAN), last_run)
+        maxima = self._score(start, stop)
+        sums = self._weigh(start, stop, maxima)
+        self._sum_values(start, stop)
+        return maxima, sums
 
     def _bind(self, values: list[Value]) -> None:
         e, shape = self._e, self._shape
@@ -216,7 +286,12 @@ class _Attend:
                 variable.value = e.multiply_add(value, weight, variable.value)
 
     def _merge(
-        self, maxima: list[Variable], sums: list[Variable], span_maxima: list[Value], span_sums: list[Value]
+        self,
+        maxima: list[Variable],
+        sums: list[Variable],
+        span_maxima: list[Value],
+        span_sums: list[Value],
+        partial: Value,
     ) -> None:
         """Both sides are brought to the common maximum. A span that a query cannot see changes nothing, exactly."""
         e, shape = self._e, self._shape
@@ -229,7 +304,7 @@ class _Attend:
             total = e.multiply_add(e.splat(sums[row].value), old, grown)
             sums[row].value = e.first_lane(total)
             for place in range(row * shape.head_dim, (row + 1) * shape.head_dim, 16):
-                grown = e.build.fmul(e.load_floats(self._partial, place), new)
+                grown = e.build.fmul(e.load_floats(partial, place), new)
                 e.store_floats(e.multiply_add(e.load_floats(self._running, place), old, grown), self._running, place)
 
     def _finish(self, sums: list[Variable]) -> None:

@@ -156,6 +156,11 @@ class Emitter:
     def pointer(self, address: Value) -> Value:
         return self.build.inttoptr(address, POINTER)
 
+    def atomic_pointer(self, pointer: Value, index: Value | int) -> Value:
+        """The address of a 64-bit integer, typed, which the builder wants for atomic operations."""
+        address = self.build.ptrtoint(self.at(pointer, index, I64), I64)
+        return self.build.inttoptr(address, I64.as_pointer())
+
     def prefetch(self, pointer: Value) -> None:
         hints = [ir.Constant(I32, hint) for hint in (0, 3, 1)]  # read, keep in every level, data
         self.external("llvm.prefetch.p0", VOID, [POINTER, I32, I32, I32], [pointer, *hints])

@@ -26,12 +26,6 @@ def _field(e: Emitter, pool: Value, field: PoolField) -> Value:
     return e.load_at(I64, pool, int(field))
 
 
-def _atomic(e: Emitter, pool: Value, index: Value | int) -> Value:
-    """A typed pointer, which the builder wants for atomic stores."""
-    address = e.build.ptrtoint(e.at(pool, index, I64), I64)
-    return e.build.inttoptr(address, I64.as_pointer())
-
-
 def _pause(e: Emitter) -> None:
     if e.isa.architecture == "x86_64":
         e.external("llvm.x86.sse2.pause", VOID, [], [])
@@ -41,12 +35,12 @@ def _pause(e: Emitter) -> None:
 
 def _emit_barrier(e: Emitter, pool: Value, thread: Value, threads: Value) -> None:
     build = e.build
-    mine = _atomic(e, pool, e.add(e.mul(thread, POOL_LINE), int(PoolField.FLAGS)))
+    mine = e.atomic_pointer(pool, e.add(e.mul(thread, POOL_LINE), int(PoolField.FLAGS)))
     epoch = e.add(build.load_atomic(mine, "monotonic", 8, typ=I64), 1)
     build.store_atomic(epoch, mine, "release", 8)
     spins = e.variable(I64, e.integer(0))
     with e.loop(0, threads) as other:
-        flag = _atomic(e, pool, e.add(e.mul(other, POOL_LINE), int(PoolField.FLAGS)))
+        flag = e.atomic_pointer(pool, e.add(e.mul(other, POOL_LINE), int(PoolField.FLAGS)))
         check, wait, passed = (build.append_basic_block(name) for name in ("check", "wait", "passed"))
         build.branch(check)
         build.position_at_end(check)
@@ -98,7 +92,7 @@ def _emit_publish(e: Emitter) -> None:
 
 def _publish(e: Emitter, pool: Value, number: Value) -> None:
     _lock(e, pool, "pthread_mutex_lock")
-    e.build.store_atomic(number, _atomic(e, pool, int(PoolField.GO)), "release", 8)
+    e.build.store_atomic(number, e.atomic_pointer(pool, int(PoolField.GO)), "release", 8)
     e.external("pthread_cond_broadcast", I32, [POINTER], [e.at(pool, int(PoolField.CONDITION), I64)])
     _lock(e, pool, "pthread_mutex_unlock")
 
@@ -109,7 +103,7 @@ def _emit_run_step(e: Emitter) -> None:
     with e.function("run_step", (("pool", POINTER),)) as (pool,):
         several = e.build.icmp_signed(">", _field(e, pool, PoolField.THREADS), e.integer(1))
         with e.when(several):
-            number = e.build.load_atomic(_atomic(e, pool, int(PoolField.GO)), "monotonic", 8, typ=I64)
+            number = e.build.load_atomic(e.atomic_pointer(pool, int(PoolField.GO)), "monotonic", 8, typ=I64)
             _publish(e, pool, e.add(number, 1))
         e.call("run_tape", [pool, e.integer(0)])
 
@@ -118,7 +112,7 @@ def _emit_work(e: Emitter) -> None:
     """A worker's life: wait for a number it has not seen, run the tape, until the number is negative."""
     with e.function("work", (("pool", POINTER), ("thread", I64))) as (pool, thread):
         build = e.build
-        go = _atomic(e, pool, int(PoolField.GO))
+        go = e.atomic_pointer(pool, int(PoolField.GO))
         seen = e.variable(I64, e.integer(0))
         spins = e.variable(I64)
         rest, check, idle, asleep, doze, awake, act, run, leave = (
