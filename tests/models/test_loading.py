@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 import torch
@@ -206,8 +207,6 @@ def test_nothing_there(tmp_path: Path) -> None:
 
 
 def test_a_gguf_file_of_an_unknown_architecture(tmp_path: Path) -> None:
-    import gguf
-
     for value in ("mamba", None):
         path = tmp_path / f"{value}.gguf"
         writer = gguf.GGUFWriter(path, "mamba")
@@ -223,6 +222,18 @@ def test_a_gguf_file_of_an_unknown_architecture(tmp_path: Path) -> None:
             ModelError, match="'mamba' is not supported; known are: llama" if value else "must be a str"
         ):
             load_checkpoint(path)
+
+
+def test_a_part_of_a_split_gguf_file(tmp_path: Path) -> None:
+    path = tmp_path / "part.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_uint16("split.count", 3)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(ModelError, match=r"split\.count is 3, which is not supported"):
+        load_checkpoint(path)
 
 
 def test_a_config_with_another_size_than_its_tensors(llama: Path) -> None:
