@@ -37,9 +37,9 @@ ROOMS = {
     "scheduling": room("core kv cost"),
     "models": room("core cache", "numpy huggingface_hub"),
     "text": room("core", "tokenizers jinja2"),
-    "backends": room("core models cache machine", "numpy"),
-    "backends.cpu": room("core models cache machine", "numpy llvmlite"),
-    "backends.cuda": room("core models cache machine", "numpy torch triton"),
+    "backends": room("core cost models cache machine", "numpy"),
+    "backends.cpu": room("core cost models cache machine", "numpy llvmlite"),
+    "backends.cuda": room("core cost models cache machine", "numpy torch triton"),
     "engine": room(BELOW_ENGINE, "rich"),
     "cli": room(f"{BELOW_ENGINE} engine", "typer rich"),
 }

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from twostroke.core.kv_layout import KVLayout
 from twostroke.core.step import Step, StepResult
+from twostroke.cost.hardware import Ceilings
 from twostroke.models.checkpoint import Checkpoint
 
 
@@ -41,6 +42,9 @@ class BackendFactory(Protocol):
 
     def kv_bytes_per_token(self, checkpoint: Checkpoint, layers: tuple[int, ...]) -> int:
         """Bytes that one token's K and V take over these layers."""
+
+    def ceilings(self, checkpoint: Checkpoint, threads: int) -> Ceilings:
+        """What this machine allows, measured (or remembered from when it was), in this model's arithmetic."""
 
     def create(
         self, checkpoint: Checkpoint, layout: KVLayout, *, max_context: int, max_tokens_per_step: int, threads: int

@@ -15,8 +15,8 @@ from twostroke.engine.floors import PhaseFloors
 def print_phases(
     console: Console, timing: SequenceTiming, floors: PhaseFloors | None, ceilings: Ceilings | None
 ) -> None:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("phase", "tokens", "time", "rate", "felt as", "floor", "of the floor's speed"):
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for name in ("phase", "tokens", "time", "rate", "felt as", "floor", "of floor"):
         table.add_column(name, justify="left" if name in ("phase", "felt as") else "right", no_wrap=True)
     computed = timing.prompt_tokens - timing.cached_tokens
     written = len(timing.token_times_s)
@@ -49,7 +49,8 @@ def print_phases(
             highlight=False,
         )
     queue = timing.queue_s or 0.0
-    details = [f"queue {units.seconds(queue)}", f"{timing.prefill_chunks} prefill chunks"]
+    chunks = timing.prefill_chunks
+    details = [f"queue {units.seconds(queue)}", f"{chunks} prefill chunk" + "s" * (chunks != 1)]
     if timing.preemptions:
         details.append(f"{timing.preemptions} preemptions, {timing.recomputed_tokens} tokens computed again")
     console.print(" · ".join(details), style="dim", highlight=False)

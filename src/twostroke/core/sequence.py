@@ -45,6 +45,8 @@ class Sequence:
     num_computed: int = 0
     num_in_flight: int = 0
     prefill_len: int = 0
+    high_water: int = 0
+    """Positions below this were launched before a preemption: computing them again is recomputation."""
     state: SequenceState = SequenceState.WAITING
     finish_reason: FinishReason | None = None
     error: str | None = None

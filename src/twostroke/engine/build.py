@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
 from twostroke import backends, machine
 from twostroke.backends.interface import BackendFactory
 from twostroke.config import EngineConfig, KVGroupNeed, ResolvedConfig, resolve
+from twostroke.cost.hardware import Ceilings
+from twostroke.cost.model_shape import ModelShape
 from twostroke.engine.engine import Engine
+from twostroke.engine.shape import shape_of
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.loading import load_checkpoint
 from twostroke.models.resolve import resolve as resolve_model
@@ -25,15 +29,29 @@ class Assembly:
     checkpoint: Checkpoint
     tokenizer: Tokenizer
     resolved: ResolvedConfig
-    backend_name: str
+    factory: BackendFactory
+    shape: ModelShape
     notes: tuple[str, ...]
     """Each choice that was made, with its reason."""
 
+    @property
+    def backend_name(self) -> str:
+        return self.factory.name
+
+    def ceilings(self) -> Ceilings:
+        """What this machine allows. The first call on a machine may take a moment: it measures."""
+        return self.factory.ceilings(self.checkpoint, self.resolved.threads)
+
 
 def build(model: str, config: EngineConfig) -> Assembly:
-    checkpoint = load_checkpoint(resolve_model(model), name=model)
+    checkpoint = load_checkpoint(resolve_model(model, progress=_say), name=model)
     tokenizer = load_tokenizer(checkpoint.path, checkpoint.gguf_metadata)
     return assemble(checkpoint, tokenizer, config)
+
+
+def _say(message: str) -> None:
+    """Fetching a model takes a while: nobody should wait before a silent program."""
+    print(message, file=sys.stderr)
 
 
 def kv_needs(factory: BackendFactory, checkpoint: Checkpoint) -> tuple[KVGroupNeed, ...]:
@@ -45,13 +63,8 @@ def kv_needs(factory: BackendFactory, checkpoint: Checkpoint) -> tuple[KVGroupNe
 
 def assemble(checkpoint: Checkpoint, tokenizer: Tokenizer, config: EngineConfig) -> Assembly:
     factory, reason = backends.choose(config.backend, checkpoint)
-    resolved = resolve(
-        config,
-        checkpoint.spec.max_context,
-        kv_needs(factory, checkpoint),
-        checkpoint.weight_bytes,
-        machine.detect(),
-    )
+    needs = kv_needs(factory, checkpoint)
+    resolved = resolve(config, checkpoint.spec.max_context, needs, checkpoint.weight_bytes, machine.detect())
     backend = factory.create(
         checkpoint,
         resolved.layout,
@@ -70,4 +83,5 @@ def assemble(checkpoint: Checkpoint, tokenizer: Tokenizer, config: EngineConfig)
     )
     engine = Engine(scheduler, backend, checkpoint.spec.vocab_size, tokenizer, run_ahead=config.run_ahead)
     notes = (f"backend {factory.name}: {reason}", *resolved.reasons, *getattr(backend, "notes", ()))
-    return Assembly(engine, checkpoint, tokenizer, resolved, factory.name, notes)
+    shape = shape_of(checkpoint, [need.bytes_per_token for need in needs])
+    return Assembly(engine, checkpoint, tokenizer, resolved, factory, shape, notes)

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import count
 from types import TracebackType
 from typing import Any
@@ -18,6 +19,7 @@ from twostroke.core.request import Request
 from twostroke.core.sampling_params import SamplingParams
 from twostroke.engine.build import Assembly, build
 from twostroke.engine.results import GenerationResult, Sample
+from twostroke.text.chat import ChatEncoder
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
@@ -86,7 +88,11 @@ class LLM:
     def chat_token_ids(self, messages: Sequence[Message]) -> list[int]:
         """The prompt of a conversation, as the model's chat template renders it. Special tokens that a user wrote
         inside a message stay plain text."""
-        return self.tokenizer.encode_chat(messages)
+        return self._chat_encoder.encode(messages)
+
+    @cached_property
+    def _chat_encoder(self) -> ChatEncoder:
+        return ChatEncoder(self.tokenizer)
 
     def request(self, prompt: Prompt, sampling: SamplingParams) -> Request:
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
@@ -99,6 +105,8 @@ class LLM:
 
     def close(self) -> None:
         self.engine.close()
+        if "_chat_encoder" in self.__dict__:
+            self._chat_encoder.close()
 
     def __enter__(self) -> LLM:
         return self

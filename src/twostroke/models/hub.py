@@ -6,14 +6,14 @@ from __future__ import annotations
 import glob
 import re
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 FOLDER_PATTERNS = ["model*.safetensors", "*.json", "*.jinja", "tokenizer.model", "*.txt"]
 FOLDER_IGNORED = ["*/*"]
 """Sub-folders hold other exports of the same weights."""
 
 _HUB_ID = re.compile(
-    r"(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?(:(?P<file>[^:]+\.gguf))?",
+    r"(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?(:(?P<file>[^:/\\][^:\\]*\.gguf))?",
     re.ASCII,
 )
 
@@ -33,7 +33,9 @@ class HubError(Exception):
 def parse_hub_id(name: str) -> HubId | None:
     """`org/name`, `org/name@revision`, `org/name:file.gguf` or `org/name@revision:file.gguf`; else None."""
     match = _HUB_ID.fullmatch(name)
-    return HubId(match["repository"], match["revision"], match["file"]) if match else None
+    if match is None or ".." in PurePosixPath(match["file"] or "").parts:
+        return None
+    return HubId(match["repository"], match["revision"], match["file"])
 
 
 def download(hub_id: HubId) -> Path:

@@ -40,7 +40,7 @@ class RowSet:
 
     def update(self, step: Step) -> None:
         for seq_id in step.leaves:
-            del self._rows[seq_id]
+            self._rows.pop(seq_id, None)  # a step that raised may have ended before it opened this row
         for join in step.joins:
             self._rows[join.seq_id] = self._open(join)
         for grant in step.grants:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from twostroke.core.kv_layout import KVLayout
+from twostroke.cost.hardware import Ceilings
 from twostroke.models.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
@@ -23,6 +24,11 @@ class ReferenceFactory:
     def kv_bytes_per_token(self, checkpoint: Checkpoint, layers: tuple[int, ...]) -> int:
         spec = checkpoint.spec
         return 2 * len(layers) * spec.num_kv_heads * spec.head_dim * _FLOAT32_BYTES
+
+    def ceilings(self, checkpoint: Checkpoint, threads: int) -> Ceilings:
+        from twostroke.backends.reference.ceilings import measure
+
+        return measure()
 
     def create(
         self, checkpoint: Checkpoint, layout: KVLayout, *, max_context: int, max_tokens_per_step: int, threads: int

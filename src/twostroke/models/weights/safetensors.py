@@ -109,6 +109,8 @@ def _refuse_constant(text: str) -> Any:
 
 def _parse_entry(path: Path, name: str, fields: object) -> _Entry:
     what = f"{path}: tensor {quoted(name)}"
+    if not name.isascii() and any("\ud800" <= character <= "\udfff" for character in name):
+        raise ModelError(f"{what} has a name that is not valid Unicode")
     if not isinstance(fields, dict) or not {"dtype", "shape", "data_offsets"} <= fields.keys():
         raise ModelError(f"{what} must have dtype, shape and data_offsets")
     dtype, shape, offsets = fields["dtype"], fields["shape"], fields["data_offsets"]
@@ -162,7 +164,7 @@ def _open_shards(folder: Path) -> dict[str, WeightTensor]:
         if not isinstance(shard, str) or shard not in shards:
             shards[shard] = open_safetensors(_shard_path(folder, shard))
         if name not in shards[shard]:
-            raise ModelError(f"{index_path} places tensor {quoted(name)} in {shard}, which does not hold it")
+            raise ModelError(f"{index_path} places tensor {quoted(name)} in {quoted(shard)}, which does not hold it")
         tensors[name] = shards[shard][name]
     return tensors
 
@@ -174,7 +176,7 @@ def _shard_path(folder: Path, shard: object) -> Path:
         raise ModelError(f"{folder / INDEX_FILE} names the shard {quoted(shard)}; a plain .safetensors name is needed")
     path = folder / str(shard)
     if not path.is_file():
-        raise ModelError(f"{folder} lacks the shard {shard}, which its {INDEX_FILE} names")
+        raise ModelError(f"{folder} lacks the shard {quoted(shard)}, which its {INDEX_FILE} names")
     return path
 
 

@@ -1,0 +1,62 @@
+"""A model as the cost of running it sees it: plain numbers, the same whatever the file format or backend."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class KVGroupShape:
+    """Layers that attend alike."""
+
+    num_layers: int
+    window: int | None
+    """A query reads this many positions at most, itself among them; None: all up to itself."""
+    bytes_per_token: int
+    """K and V of one position, over all the group's layers."""
+
+    def positions_read(self, context_len: int) -> int:
+        """How many positions the last query of a context reads, itself among them."""
+        return context_len if self.window is None else min(context_len, self.window)
+
+    def query_key_pairs(self, start: int, num_tokens: int) -> int:
+        """The causal pairs, in one layer, of the queries at positions start to start + num_tokens - 1."""
+        end = start + num_tokens
+        if self.window is None:
+            return _triangle(end) - _triangle(start)
+        full_from = max(start, min(end, self.window))  # from here on every query reads a whole window
+        return _triangle(full_from) - _triangle(start) + (end - full_from) * self.window
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    num_parameters: int
+    layer_matmul_parameters: int
+    """Parameters of the layers' matrix products: each meets every token once."""
+    head_matmul_parameters: int
+    """The output head's, tied or not: each meets only the tokens whose logits are wanted."""
+    weight_bytes_per_step: int
+    """Bytes of weights that a step reads whatever its batch: all but an untied embedding table, of which a step gathers
+    a row a token. A tied table is read in full, as the head."""
+    num_heads: int
+    head_dim: int
+    kv_groups: tuple[KVGroupShape, ...]
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """What one more token of context takes while no window is full."""
+        return sum(group.bytes_per_token for group in self.kv_groups)
+
+    def kv_bytes_read(self, context_len: int) -> int:
+        """Bytes of K and V that the last query of a context reads, its own position among them."""
+        return sum(group.positions_read(context_len) * group.bytes_per_token for group in self.kv_groups)
+
+    def attention_multiply_adds(self, start: int, num_tokens: int) -> int:
+        """Scores and weighted values of a causal range: head_dim multiply-adds each, a head, a query-key pair."""
+        pairs = sum(group.num_layers * group.query_key_pairs(start, num_tokens) for group in self.kv_groups)
+        return 2 * self.num_heads * self.head_dim * pairs
+
+
+def _triangle(count: int) -> int:
+    """1 + 2 + ... + count."""
+    return count * (count + 1) // 2

@@ -1,0 +1,93 @@
+"""The proof behind `ledger.check()`: no block lost, none shared wrongly, the index true. It reads, and changes nothing.
+Quadratic in places: for tests and for idle moments."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from twostroke.core.sequence import Sequence
+from twostroke.kv.block_pool import ConservationError
+
+if TYPE_CHECKING:
+    from twostroke.kv.ledger import Holding, KVLedger
+
+
+def check(ledger: KVLedger, running: list[Sequence], holdings: Mapping[int, Holding]) -> None:
+    expected, actual = {sequence.seq_id for sequence in running}, set(holdings)
+    if expected != actual:
+        raise ConservationError(
+            f"sequences {sorted(actual - expected)} hold blocks and do not run; "
+            f"sequences {sorted(expected - actual)} run and hold none"
+        )
+    for number, pool in enumerate(ledger.pools):
+        tables = [(sequence, holdings[sequence.seq_id].tables[number]) for sequence in running]
+        held = Counter(block for _, table in tables for block in table if block is not None)
+        try:
+            pool.check(held)
+            _check_sharing(ledger, number, tables)
+        except ConservationError as error:
+            raise ConservationError(f"KV group {number}: {error}") from None
+    for sequence in running:
+        _check_tables(ledger, sequence, holdings[sequence.seq_id])
+    _check_index(ledger)
+
+
+def _check_tables(ledger: KVLedger, sequence: Sequence, holding: Holding) -> None:
+    """Every position that is launched has a block, every key that may still be read is held, nothing else is."""
+    block_size = ledger.layout.block_size
+    for number, (group, table) in enumerate(zip(ledger.layout.groups, holding.tables, strict=True)):
+        name = f"sequence {sequence.seq_id}, KV group {number}"
+        if len(table) < ledger.layout.blocks_for(sequence.next_position):
+            raise ConservationError(f"{name}: {len(table)} blocks for {sequence.next_position} positions")
+        first_needed = 0 if group.window is None else max(0, sequence.num_computed - group.window + 1) // block_size
+        for index, block in enumerate(table):
+            if (block is None) != (index < first_needed):
+                raise ConservationError(f"{name}: entry {index} is {block}, and entries from {first_needed} are needed")
+        if holding.num_granted[number] != len(table):
+            raise ConservationError(f"{name}: {holding.num_granted[number]} of {len(table)} entries were granted")
+
+
+def _check_sharing(ledger: KVLedger, number: int, tables: list[tuple[Sequence, list[int | None]]]) -> None:
+    """A block in two tables is a full, committed block at the same place of the same prefix."""
+    block_size = ledger.layout.block_size
+    seen: dict[int, tuple[Sequence, int]] = {}
+    for sequence, table in tables:
+        for index, block in enumerate(table):
+            if block is None:
+                continue
+            entry = ledger.index.entry_of(number, block)
+            end = (index + 1) * block_size
+            if entry is not None and list(entry.node.tokens) != sequence.tokens[end - block_size : end]:
+                raise ConservationError(f"block {block} of sequence {sequence.seq_id} is indexed with other tokens")
+            if entry is not None and sequence.num_computed < end:
+                raise ConservationError(f"block {block} of sequence {sequence.seq_id} is indexed before it is computed")
+            if block not in seen:
+                seen[block] = (sequence, index)
+                continue
+            other, other_index = seen[block]
+            both = f"block {block} is shared by sequences {other.seq_id} and {sequence.seq_id}"
+            if other_index != index:
+                raise ConservationError(f"{both} at entries {other_index} and {index}")
+            if min(sequence.num_computed, other.num_computed) < end:
+                raise ConservationError(f"{both} and is not computed by both")
+            if sequence.tokens[:end] != other.tokens[:end]:
+                raise ConservationError(f"{both}, whose tokens differ before position {end}")
+
+
+def _check_index(ledger: KVLedger) -> None:
+    placed = [0] * len(ledger.pools)
+    for entry in ledger.index.entries():
+        if all(block is None for block in entry.blocks):
+            raise ConservationError(f"the index keeps an entry without a block for tokens {entry.node.tokens}")
+        for number, block in enumerate(entry.blocks):
+            if block is None:
+                continue
+            placed[number] += 1
+            if not ledger.pools[number].is_findable(block) or ledger.index.entry_of(number, block) is not entry:
+                raise ConservationError(f"KV group {number}: the index points to block {block}, which is not its own")
+    for number, pool in enumerate(ledger.pools):
+        findable = sum(pool.is_findable(block) for block in range(pool.num_blocks))
+        if findable != placed[number]:
+            raise ConservationError(f"KV group {number}: {findable} blocks are findable, {placed[number]} are indexed")

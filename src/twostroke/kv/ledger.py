@@ -1,0 +1,253 @@
+"""KVLedger: the scheduler's only door to KV space: match, begin, reserve, commit, release, check. It keeps one pool a
+KV group and one block table a group and running sequence, and the prefix index over them. Touches no tensor.
+
+Blocks may be reused as soon as they are released, even while a launched step still reads or writes them: a backend runs
+steps in launch order, so a block's next owner cannot touch it before that step is done."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from twostroke.core.kv_layout import KVGroup, KVLayout
+from twostroke.core.sequence import Sequence
+from twostroke.core.step import BlockGrant
+from twostroke.kv.block_pool import BlockPool
+from twostroke.kv.prefix_index import Digest, PrefixEntry, PrefixIndex, PrefixNode
+
+
+@dataclass(slots=True)
+class Holding:
+    """What one running sequence holds. An entry of a table is None when its block lies behind the window."""
+
+    tables: tuple[list[int | None], ...]
+    first_held: list[int]
+    """One a group: entries below it are None, all others are blocks."""
+    num_granted: list[int]
+    """One a group: entries the backend was told of."""
+    num_committed: int
+    """Full blocks that were matched, or whose KV is computed and was offered to the index."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixMatch:
+    """The longest reusable prefix. Good until the next change of the ledger."""
+
+    num_tokens: int
+    tables: tuple[tuple[int | None, ...], ...]
+
+
+class KVLedger:
+    def __init__(
+        self,
+        layout: KVLayout,
+        *,
+        prefix_caching: bool = True,
+        key: bytes | None = None,
+        digest: Digest | None = None,
+    ) -> None:
+        self.layout = layout
+        self.index = PrefixIndex(len(layout.groups), key=key, digest=digest)
+        self.pools = tuple(self._pool(number, group) for number, group in enumerate(layout.groups))
+        self._prefix_caching = prefix_caching
+        self._holdings: dict[int, Holding] = {}
+        self._chains: dict[int, list[PrefixNode]] = {}  # by sequence: root, then one node a full block, hashed once
+
+    def _pool(self, number: int, group: KVGroup) -> BlockPool:
+        return BlockPool(group.num_blocks, on_evict=lambda block: self.index.remove(number, block))
+
+    @property
+    def max_total_tokens(self) -> int | None:
+        """The most tokens that one sequence alone can grow to; None: no bound, every group has a window that fits.
+        The last token sampled is never an input, so its KV is never written."""
+        block_size = self.layout.block_size
+        bounds = [
+            group.num_blocks * block_size + 1
+            for group in self.layout.groups
+            if group.window is None or group.num_blocks < self._blocks_spanned(group.window)
+        ]
+        return min(bounds, default=None)
+
+    def _blocks_spanned(self, num_positions: int) -> int:
+        """The most blocks that a run of consecutive positions can touch."""
+        return self.layout.blocks_for(num_positions - 1) + 1
+
+    def _first_needed(self, group: KVGroup, position: int) -> int:
+        """The first table entry that a query at `position` or later can read."""
+        if group.window is None:
+            return 0
+        return max(0, position - group.window + 1) // self.layout.block_size
+
+    # Finding
+
+    def match(self, sequence: Sequence) -> PrefixMatch:
+        """The longest prefix that every group can serve, always at least one token short of the known tokens, so that
+        something is left to compute. A full group needs all of its blocks, a window only those still readable."""
+        groups = self.layout.groups
+        entries: list[PrefixEntry | None] = []
+        best_blocks = 0
+        run_starts = [0] * len(groups)  # where the unbroken run of present blocks that ends here began
+        for index in range((len(sequence.tokens) - 1) // self.layout.block_size):
+            entry = self.index.find(self._node(sequence, index))
+            if entry is not None:
+                self._chains[sequence.seq_id][index + 1] = entry.node
+            entries.append(entry)
+            for number in range(len(groups)):
+                if entry is None or entry.blocks[number] is None:
+                    run_starts[number] = index + 1
+            if any(group.window is None and start for group, start in zip(groups, run_starts, strict=True)):
+                break
+            end = (index + 1) * self.layout.block_size
+            if all(  # the last block itself is always asked for: a window of one token would match without evidence
+                start <= min(index, self._first_needed(group, end))
+                for group, start in zip(groups, run_starts, strict=True)
+            ):
+                best_blocks = index + 1
+        num_tokens = best_blocks * self.layout.block_size
+        return PrefixMatch(
+            num_tokens,
+            tuple(
+                self._matched_table(number, self._first_needed(group, num_tokens), entries[:best_blocks])
+                for number, group in enumerate(groups)
+            ),
+        )
+
+    @staticmethod
+    def _matched_table(number: int, first: int, entries: list[PrefixEntry | None]) -> tuple[int | None, ...]:
+        return tuple(
+            None if entry is None or index < first else entry.blocks[number] for index, entry in enumerate(entries)
+        )
+
+    def _node(self, sequence: Sequence, index: int) -> PrefixNode:
+        """The name of one full block of known tokens. Tokens are only ever appended, so names are kept."""
+        chain = self._chains.get(sequence.seq_id)
+        if chain is None:
+            chain = self._chains[sequence.seq_id] = [self.index.root(self._namespace(sequence))]
+        block_size = self.layout.block_size
+        while len(chain) < index + 2:
+            start = (len(chain) - 1) * block_size
+            chain.append(self.index.child(chain[-1], tuple(sequence.tokens[start : start + block_size])))
+        return chain[index + 1]
+
+    def _namespace(self, sequence: Sequence) -> str:
+        """Who may share: requests of one salt, or the samples of one request only."""
+        request = sequence.request
+        if self._prefix_caching and request.sampling.prompt_logprobs is None:
+            return f"salt:{request.cache_salt}"
+        return f"request:{sequence.seq_id - sequence.sample_index}"  # the id of sample 0: never used again
+
+    # Taking and giving back
+
+    def begin(self, sequence: Sequence, match: PrefixMatch) -> None:
+        """Open the sequence's tables with the matched blocks."""
+        for pool, table in zip(self.pools, match.tables, strict=True):
+            for block in table:
+                if block is not None:
+                    pool.retain(block)
+        first_held = [self._first_needed(group, match.num_tokens) for group in self.layout.groups]
+        num_committed = match.num_tokens // self.layout.block_size
+        tables = tuple(list(table) for table in match.tables)
+        self._holdings[sequence.seq_id] = Holding(tables, first_held, list(first_held), num_committed)
+
+    def room(self, sequence: Sequence) -> int:
+        """The position up to which `reserve` would succeed now."""
+        tables = self._holdings[sequence.seq_id].tables
+        blocks = min(len(table) + pool.num_available for table, pool in zip(tables, self.pools, strict=True))
+        return blocks * self.layout.block_size
+
+    def reserve(self, sequence: Sequence, end: int) -> tuple[BlockGrant, ...] | None:
+        """Blocks for every position below `end`: all, and what the backend has not been told of yet; or None, and
+        nothing is taken."""
+        holding = self._holdings[sequence.seq_id]
+        wanted = self.layout.blocks_for(end)
+        if wanted <= len(holding.tables[0]):  # the tables of a sequence are all of one length
+            return ()
+        if end > self.room(sequence):
+            return None
+        grants: list[BlockGrant] = []
+        for number, (table, pool) in enumerate(zip(holding.tables, self.pools, strict=True)):
+            table.extend(pool.allocate() for _ in range(wanted - len(table)))
+            first = holding.num_granted[number]
+            blocks = tuple(block for block in table[first:] if block is not None)
+            holding.num_granted[number] = len(table)
+            grants.append(BlockGrant(sequence.seq_id, number, first, blocks))
+        return tuple(grants)
+
+    def commit(self, sequence: Sequence) -> None:
+        """The KV of positions below `num_computed` is written: enter the new full blocks in the index, and release
+        those behind the window. Queries in flight and to come are all at `num_computed` or later."""
+        holding = self._holdings[sequence.seq_id]
+        for index in range(holding.num_committed, sequence.num_computed // self.layout.block_size):
+            entry = self.index.find_or_add(self._node(sequence, index))
+            if entry is None:
+                continue  # a collision: this block stays private
+            self._chains[sequence.seq_id][index + 1] = entry.node
+            for number, table in enumerate(holding.tables):
+                block = table[index]
+                if block is not None and entry.blocks[number] is None:
+                    self.index.place(entry, number, block)
+                    self.pools[number].mark_findable(block)
+        holding.num_committed = sequence.num_computed // self.layout.block_size
+        for number, group in enumerate(self.layout.groups):
+            first_needed = self._first_needed(group, sequence.num_computed)
+            table = holding.tables[number]
+            for index in range(holding.first_held[number], first_needed):
+                block = table[index]
+                assert block is not None
+                self.pools[number].release(block)
+                table[index] = None
+            holding.first_held[number] = max(holding.first_held[number], first_needed)
+
+    def release(self, sequence: Sequence, *, tainted: bool = False) -> None:
+        """Give back every block. What is in the index stays findable until evicted, unless its content is `tainted`:
+        then no other sequence may find it."""
+        holding = self._holdings.pop(sequence.seq_id)
+        for number, (table, pool) in enumerate(zip(holding.tables, self.pools, strict=True)):
+            for block in reversed(table):
+                if block is None:
+                    break
+                if tainted and pool.is_findable(block):
+                    self.index.remove(number, block)
+                    pool.mark_lost(block)
+                pool.release(block)
+
+    def retire(self, sequence: Sequence) -> None:
+        """The sequence is finished and released: drop what was kept for its return."""
+        self._chains.pop(sequence.seq_id, None)
+
+    # Looking ahead, for admission
+
+    def blocks_to_come(self, sequence: Sequence, end: int, max_chunk: int) -> list[int]:
+        """One a group: blocks that a running sequence will still take to be computed up to `end`."""
+        holding = self._holdings[sequence.seq_id]
+        return [
+            self._blocks_ahead(group, len(table), first, end, max_chunk)
+            for group, table, first in zip(self.layout.groups, holding.tables, holding.first_held, strict=True)
+        ]
+
+    def fits(self, match: PrefixMatch, end: int, max_chunk: int, spare: Iterable[int]) -> bool:
+        """Whether a sequence that begins with `match` can be computed up to `end`, with `spare` blocks a group left."""
+        for group, pool, table, left in zip(self.layout.groups, self.pools, match.tables, spare, strict=True):
+            ahead = self._blocks_ahead(group, len(table), self._first_needed(group, match.num_tokens), end, max_chunk)
+            revived = sum(block is not None and pool.references(block) == 0 for block in table)
+            if ahead + revived + left > pool.num_available:
+                return False
+        return True
+
+    def _blocks_ahead(self, group: KVGroup, num_entries: int, first_held: int, end: int, max_chunk: int) -> int:
+        """A window gives blocks back as it moves on, so it never takes more than it spans while a chunk is computed."""
+        ahead = self.layout.blocks_for(end) - num_entries
+        if group.window is not None:
+            ahead = min(ahead, self._blocks_spanned(group.window - 1 + max_chunk) - (num_entries - first_held))
+        return max(0, ahead)
+
+    # Proof
+
+    def holding(self, sequence: Sequence) -> Holding | None:
+        return self._holdings.get(sequence.seq_id)
+
+    def check(self, running: Iterable[Sequence]) -> None:
+        """Prove conservation, given every sequence that holds blocks; raises ConservationError."""
+        from twostroke.kv.conservation import check
+
+        check(self, list(running), self._holdings)

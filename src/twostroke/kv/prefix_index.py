@@ -1,0 +1,101 @@
+"""From a prefix of tokens to the blocks that hold its KV. A block is named by a keyed hash chained over all blocks
+before it, and a hit is believed only after the whole prefix was compared: a collision is a miss, never a wrong answer.
+Knows nothing of reference counts: the ledger keeps pools and index in step."""
+
+from __future__ import annotations
+
+import secrets
+from array import array
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from hashlib import blake2b
+
+DIGEST_BYTES = 16
+KEY_BYTES = 32
+
+Digest = Callable[[bytes], bytes]
+
+
+def keyed_digest(key: bytes) -> Digest:
+    """Without the key nobody can choose prompts whose hashes collide, or learn a prompt from a hash."""
+
+    def digest(data: bytes) -> bytes:
+        return blake2b(data, key=key, digest_size=DIGEST_BYTES).digest()
+
+    return digest
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PrefixNode:
+    """One full block of a prefix, with the prefix before it; a root has no parent and no tokens."""
+
+    digest: bytes
+    parent: PrefixNode | None
+    tokens: tuple[int, ...]
+    namespace: str
+
+    def same_prefix(self, other: PrefixNode) -> bool:
+        """Whether both name the same tokens in the same namespace. Chains that met once share their nodes (the ledger
+        adopts the index's), so this rarely walks more than one link."""
+        mine, theirs = self, other
+        while mine is not theirs:
+            if mine.tokens != theirs.tokens or mine.digest != theirs.digest:
+                return False
+            if mine.parent is None or theirs.parent is None:
+                return mine.parent is theirs.parent and mine.namespace == theirs.namespace
+            mine, theirs = mine.parent, theirs.parent
+        return True
+
+
+@dataclass(slots=True, eq=False)
+class PrefixEntry:
+    node: PrefixNode
+    blocks: list[int | None]
+    """One a KV group: the block that holds this prefix's last `block_size` tokens, if the group still has it."""
+
+
+class PrefixIndex:
+    def __init__(self, num_groups: int, *, key: bytes | None = None, digest: Digest | None = None) -> None:
+        self._num_groups = num_groups
+        self._digest = digest or keyed_digest(secrets.token_bytes(KEY_BYTES) if key is None else key)
+        self._entries: dict[bytes, PrefixEntry] = {}
+        self._of_block: tuple[dict[int, PrefixEntry], ...] = tuple({} for _ in range(num_groups))
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def root(self, namespace: str) -> PrefixNode:
+        """Where the chains of a namespace begin: chains of two namespaces never meet."""
+        return PrefixNode(self._digest(namespace.encode()), None, (), namespace)
+
+    def child(self, parent: PrefixNode, tokens: tuple[int, ...]) -> PrefixNode:
+        """Hash one more full block: once, for all groups."""
+        digest = self._digest(parent.digest + array("q", tokens).tobytes())
+        return PrefixNode(digest, parent, tokens, parent.namespace)
+
+    def find(self, node: PrefixNode) -> PrefixEntry | None:
+        entry = self._entries.get(node.digest)
+        return entry if entry is not None and entry.node.same_prefix(node) else None
+
+    def find_or_add(self, node: PrefixNode) -> PrefixEntry | None:
+        """The entry for this prefix; the caller places a block in a new one at once. None when another prefix has the
+        same hash: the first one keeps its place."""
+        entry = self._entries.setdefault(node.digest, PrefixEntry(node, [None] * self._num_groups))
+        return entry if entry.node.same_prefix(node) else None
+
+    def place(self, entry: PrefixEntry, group: int, block: int) -> None:
+        entry.blocks[group] = block
+        self._of_block[group][block] = entry
+
+    def remove(self, group: int, block: int) -> None:
+        """Forget one group's block; the entry goes with its last block."""
+        entry = self._of_block[group].pop(block)
+        entry.blocks[group] = None
+        if not any(block is not None for block in entry.blocks):
+            del self._entries[entry.node.digest]
+
+    def entry_of(self, group: int, block: int) -> PrefixEntry | None:
+        return self._of_block[group].get(block)
+
+    def entries(self) -> Iterator[PrefixEntry]:
+        return iter(self._entries.values())

@@ -1,0 +1,144 @@
+"""Who runs: admission of waiting sequences, and preemption of running ones when KV runs out.
+
+Progress: what is accepted fits the pools alone; the oldest running sequence is never preempted; the first in line is
+never passed by one that could run in its place. So the oldest of all always moves on, and everyone becomes the oldest.
+"""
+
+from __future__ import annotations
+
+import math
+
+from twostroke.core.errors import BadRequestError
+from twostroke.core.request import Request
+from twostroke.core.sequence import Phase, Sequence, SequenceState
+from twostroke.kv.ledger import KVLedger
+from twostroke.scheduling.config import SchedulerConfig
+from twostroke.scheduling.plan import StepPlan
+from twostroke.scheduling.queue import RankedQueue
+
+
+class Admission:
+    def __init__(self, config: SchedulerConfig, ledger: KVLedger) -> None:
+        self._config = config
+        self._ledger = ledger
+        self._watermarks = [math.ceil(pool.num_blocks * config.kv_watermark) for pool in ledger.pools]
+        self._first_samples: dict[int, Sequence] = {}  # by sequence id, for siblings that wait for their prompt
+        self.waiting = RankedQueue(config.priority_aging_s)
+        self.running = RankedQueue(config.priority_aging_s)
+        self.rows_to_close: list[int] = []
+        self.num_preemptions = 0
+        self.prefix_hit_tokens = 0
+        self.prefix_lookup_tokens = 0
+
+    def total_tokens(self, request: Request) -> int:
+        """Prompt plus output, at most; raises for what could never finish."""
+        prompt_len, max_tokens = len(request.prompt_token_ids), request.sampling.max_tokens
+        limit, where = self._config.max_context, f"max_context is {self._config.max_context}"
+        pool_limit = self._ledger.max_total_tokens
+        if pool_limit is not None and pool_limit < limit:
+            limit, where = pool_limit, f"the KV cache has room for {pool_limit}"
+        if prompt_len >= limit:
+            raise BadRequestError(
+                f"the prompt has {prompt_len} tokens, and {where} tokens, of which one at least is for the answer"
+            )
+        if max_tokens is None:
+            return limit
+        if prompt_len + max_tokens > limit:
+            raise BadRequestError(
+                f"the prompt's {prompt_len} tokens and max_tokens {max_tokens} make {prompt_len + max_tokens} tokens, "
+                f"and {where}"
+            )
+        return prompt_len + max_tokens
+
+    def enqueue(self, samples: list[Sequence]) -> None:
+        for sequence in samples:
+            self.waiting.add(sequence)
+            if sequence is not samples[0]:
+                self._first_samples[sequence.seq_id] = samples[0]
+
+    # Waiting to running
+
+    def admit(self, plan: StepPlan) -> Sequence | None:
+        """Let the first in line in, if it may; it is given its matched blocks and a row, and no work yet."""
+        if plan.has_preempted or len(self.running) >= self._config.running_limit:
+            return None
+        head = next((sequence for sequence in self.waiting if self._is_eligible(sequence)), None)
+        if head is None:
+            return None
+        match = self._ledger.match(head)
+        target = min(len(head.tokens) + 1, head.max_total_tokens - 1)
+        # Alone, it always may: it fits, if need be by chunks as small as the room.
+        if len(self.running) and not self._ledger.fits(match, target, self._config.chunk_limit, self._spare_blocks()):
+            return None
+        self.waiting.remove(head)
+        self.running.add(head)
+        self._first_samples.pop(head.seq_id, None)
+        self._ledger.begin(head, match)
+        head.state = SequenceState.RUNNING
+        head.num_computed = match.num_tokens
+        head.prefill_len = len(head.tokens)
+        if head.timing.preemptions == 0:
+            head.timing.cached_tokens = match.num_tokens
+            self.prefix_hit_tokens += match.num_tokens
+            self.prefix_lookup_tokens += head.prompt_len
+        plan.add_join(head)
+        return head
+
+    def _is_eligible(self, sequence: Sequence) -> bool:
+        """Sample 0 computes the prompt for its siblings; a preempted sequence first learns what it has in flight.
+        Whoever is not eligible may be passed, but not forever: both conditions end by themselves."""
+        if sequence.num_in_flight:
+            return False
+        first = self._first_samples.get(sequence.seq_id)
+        return first is None or first.num_output > 0 or first.is_finished
+
+    def _spare_blocks(self) -> list[int]:
+        """One a group: what admission must leave free: the watermark, and what running prefills still have to take."""
+        spare = list(self._watermarks)
+        for sequence in self.running:
+            if sequence.phase is Phase.PREFILL:
+                target = min(sequence.prefill_len + 1, sequence.max_total_tokens - 1)
+                ahead = self._ledger.blocks_to_come(sequence, target, self._config.chunk_limit)
+                spare = [left + more for left, more in zip(spare, ahead, strict=True)]
+        return spare
+
+    # Running to waiting
+
+    def make_room(self, plan: StepPlan, sequence: Sequence, end: int) -> bool:
+        """Blocks for `sequence` up to `end`, if need be by preempting younger ones, the youngest first. False: only
+        older ones, or such as have work in this step, could give way."""
+        while self._ledger.room(sequence) < end:
+            victim = self._youngest(plan)
+            if victim is None or self.running.rank(victim) <= self.running.rank(sequence):
+                return False
+            self._preempt(victim)
+            plan.has_preempted = True
+        return True
+
+    def _youngest(self, plan: StepPlan) -> Sequence | None:
+        return next((sequence for sequence in reversed(self.running) if sequence not in plan), None)
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Its blocks go, its tokens stay: it is computed again later, from what the prefix index still has. A token in
+        flight will arrive and be kept."""
+        self.stop_running(sequence)
+        sequence.state = SequenceState.WAITING
+        sequence.high_water = max(sequence.high_water, sequence.next_position)
+        sequence.num_computed = 0
+        sequence.timing.preemptions += 1
+        self.num_preemptions += 1
+        self.waiting.add(sequence)
+
+    def stop_running(self, sequence: Sequence, *, tainted: bool = False) -> None:
+        self.running.remove(sequence)
+        self._ledger.release(sequence, tainted=tainted)
+        self.rows_to_close.append(sequence.seq_id)
+
+    def retire(self, sequence: Sequence, *, tainted: bool = False) -> None:
+        """Forget a sequence that is finished, wherever it was."""
+        if sequence.state is SequenceState.RUNNING:
+            self.stop_running(sequence, tainted=tainted)
+        else:
+            self.waiting.remove(sequence)
+            self._first_samples.pop(sequence.seq_id, None)
+        self._ledger.retire(sequence)

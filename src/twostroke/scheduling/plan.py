@@ -1,0 +1,52 @@
+"""A Step while it is being chosen: what fits in its token budget so far. Frozen into a Step when complete."""
+
+from __future__ import annotations
+
+from twostroke.core.sequence import Sequence
+from twostroke.core.step import BlockGrant, DecodeSlot, PrefillChunk, RowJoin, Step
+
+
+class StepPlan:
+    def __init__(self, max_tokens: int) -> None:
+        self.tokens_left = max_tokens
+        self.sequences: dict[int, Sequence] = {}
+        """Who has work in this step."""
+        self.has_preempted = False
+        self._prefills: list[PrefillChunk] = []
+        self._decodes: list[DecodeSlot] = []
+        self._joins: list[RowJoin] = []
+        self._grants: list[BlockGrant] = []
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    def __contains__(self, sequence: Sequence) -> bool:
+        return sequence.seq_id in self.sequences
+
+    def add_slot(self, sequence: Sequence, slot: DecodeSlot, grants: tuple[BlockGrant, ...]) -> None:
+        self._decodes.append(slot)
+        self._add(sequence, 1, grants)
+
+    def add_chunk(self, sequence: Sequence, chunk: PrefillChunk, grants: tuple[BlockGrant, ...]) -> None:
+        self._prefills.append(chunk)
+        self._add(sequence, len(chunk.token_ids), grants)
+
+    def add_join(self, sequence: Sequence) -> None:
+        output = tuple(sequence.output_token_ids)
+        self._joins.append(RowJoin(sequence.seq_id, sequence.request, sequence.sample_index, output))
+
+    def _add(self, sequence: Sequence, num_tokens: int, grants: tuple[BlockGrant, ...]) -> None:
+        self.sequences[sequence.seq_id] = sequence
+        self._grants.extend(grants)
+        self.tokens_left -= num_tokens
+        sequence.num_in_flight += num_tokens
+
+    def freeze(self, step_id: int, leaves: tuple[int, ...]) -> Step:
+        return Step(
+            step_id,
+            prefills=tuple(self._prefills),
+            decodes=tuple(self._decodes),
+            joins=tuple(self._joins),
+            leaves=leaves,
+            grants=tuple(self._grants),
+        )

@@ -1,0 +1,71 @@
+"""What is particular to prefill: chunks of known tokens, as large as budget and KV allow, and their prompt logprobs."""
+
+from __future__ import annotations
+
+from twostroke.core.sequence import Phase, Sequence, SequenceState
+from twostroke.core.step import PrefillChunk
+from twostroke.kv.ledger import KVLedger
+from twostroke.scheduling.admission import Admission
+from twostroke.scheduling.config import SchedulerConfig
+from twostroke.scheduling.plan import StepPlan
+
+
+class PrefillPlanner:
+    def __init__(self, config: SchedulerConfig, ledger: KVLedger, admission: Admission) -> None:
+        self._config = config
+        self._ledger = ledger
+        self._admission = admission
+
+    def fill(self, plan: StepPlan, now_s: float) -> None:
+        """Prefills already begun come first, then new sequences, while the step has tokens left."""
+        for sequence in self._admission.running:
+            if plan.tokens_left == 0:
+                return
+            if sequence.state is SequenceState.RUNNING and sequence.phase is Phase.PREFILL and sequence not in plan:
+                self._add_chunk(plan, sequence, now_s)
+        while plan.tokens_left > 0:
+            admitted = self._admission.admit(plan)
+            if admitted is None:
+                return
+            self._add_chunk(plan, admitted, now_s)
+
+    def _add_chunk(self, plan: StepPlan, sequence: Sequence, now_s: float) -> None:
+        start = sequence.next_position
+        if not self._admission.make_room(plan, sequence, start + 1):
+            return  # only older sequences hold what it needs: it sits this step out
+        end = min(
+            start + plan.tokens_left,
+            start + self._config.chunk_limit,
+            sequence.prefill_len,
+            self._ledger.room(sequence),
+        )
+        chunk = prefill_chunk(sequence, start, end)
+        grants = self._ledger.reserve(sequence, chunk.end)
+        assert grants is not None  # `end` lies within the room
+        plan.add_chunk(sequence, chunk, grants)
+        timing = sequence.timing
+        timing.prefill_chunks += 1
+        timing.recomputed_tokens += max(0, min(chunk.end, sequence.high_water) - start)
+        if timing.scheduled_s is None:
+            timing.scheduled_s = now_s
+
+
+def prefill_chunk(sequence: Sequence, start: int, end: int) -> PrefillChunk:
+    """The chunk from `start` to `end`, or to where prompt logprobs begin to be wanted. Sample 0 reports them, each
+    position once: those launched before a preemption were reported then."""
+    wanted = sequence.request.sampling.prompt_logprobs if sequence.sample_index == 0 else None
+    last_reporting = sequence.prompt_len - 1  # the prompt's last position has no next prompt token
+    if wanted is not None and sequence.high_water < last_reporting and start < last_reporting:
+        if start < sequence.high_water:
+            end, wanted = min(end, sequence.high_water), None
+    else:
+        wanted = None
+    follows = wanted is not None and end < sequence.prompt_len
+    return PrefillChunk(
+        sequence.seq_id,
+        start,
+        tuple(sequence.tokens[start:end]),
+        samples=end == sequence.prefill_len,
+        prompt_logprobs=wanted,
+        next_token_id=sequence.tokens[end] if follows else None,
+    )

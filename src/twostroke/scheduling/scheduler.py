@@ -1,0 +1,231 @@
+"""The Scheduler: queues, budget and ledger in, frozen Steps out. Only `apply` advances a Sequence. It may run ahead of
+the results: what is launched counts as `num_in_flight`, and a token still being sampled is never looked at.
+What treats the phases differently is in prefill.py and decode.py, who runs is in admission.py."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, replace
+
+from twostroke.core.errors import BadRequestError
+from twostroke.core.kv_layout import KVLayout
+from twostroke.core.request import Request
+from twostroke.core.sequence import FinishReason, Phase, Sequence, SequenceState
+from twostroke.core.step import DecodeSlot, PrefillChunk, SampledToken, Step, StepResult, TokenLogprobs
+from twostroke.core.timing import SequenceTiming
+from twostroke.kv.ledger import KVLedger
+from twostroke.scheduling.admission import Admission
+from twostroke.scheduling.config import SchedulerConfig
+from twostroke.scheduling.decode import DecodePlanner, finish_reason
+from twostroke.scheduling.plan import StepPlan
+from twostroke.scheduling.prefill import PrefillPlanner
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceAdvance:
+    """What one step did for one sequence."""
+
+    sequence: Sequence
+    sampled: tuple[SampledToken, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    prefill_computed: int | None = None
+    """Positions computed, of `sequence.prefill_len`, when the step held a chunk of it."""
+    finished: bool = False
+    """Its `finish_reason` and `error` say why."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupCounts:
+    """The blocks of one KV group; free, cached and used make up the whole."""
+
+    free: int
+    cached: int
+    used: int
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerCounts:
+    waiting: int
+    running_prefill: int
+    running_decode: int
+    steps_in_flight: int
+    preemptions: int
+    prefix_hit_tokens: int
+    """Prompt tokens found in the prefix cache when first admitted, of `prefix_lookup_tokens`."""
+    prefix_lookup_tokens: int
+    blocks: tuple[GroupCounts, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    step: Step
+    sequences: dict[int, Sequence]
+
+
+class Scheduler:
+    def __init__(self, config: SchedulerConfig, layout: KVLayout, *, ledger: KVLedger | None = None) -> None:
+        self.config = config
+        self.ledger = ledger or KVLedger(layout, prefix_caching=config.prefix_caching)
+        self._admission = Admission(config, self.ledger)
+        self._decodes = DecodePlanner(self.ledger, self._admission)
+        self._prefills = PrefillPlanner(config, self.ledger, self._admission)
+        self._launched: deque[_Launched] = deque()  # oldest first: results arrive in launch order
+        self._samples: dict[str, list[Sequence]] = {}  # unfinished ones, by request
+        self._next_seq_id = 0
+        self._next_step_id = 0
+        self._now_s = 0.0
+
+    # In and out
+
+    def add(self, request: Request) -> list[Sequence]:
+        """Queue a request; one Sequence a sample. Raises BadRequestError for what could never finish."""
+        if request.request_id in self._samples:
+            raise BadRequestError(f"the request id {request.request_id!r} is in use by a request that is not finished")
+        max_total_tokens = self._admission.total_tokens(request)
+        samples = []
+        for sample_index in range(request.sampling.n):
+            timing = SequenceTiming(arrival_s=request.arrival_s, prompt_tokens=len(request.prompt_token_ids))
+            samples.append(Sequence(self._next_seq_id, request, sample_index, max_total_tokens, timing=timing))
+            self._next_seq_id += 1
+        self._samples[request.request_id] = list(samples)
+        self._admission.enqueue(samples)
+        return samples
+
+    def abort(self, request_id: str, now_s: float | None = None) -> list[Sequence]:
+        """End every unfinished sample of a request, at any moment; unknown ids are no error. Returns those ended."""
+        ended = list(self._samples.get(request_id, ()))
+        for sequence in ended:
+            self.finish(sequence, FinishReason.ABORT, now_s=now_s)
+        return ended
+
+    def finish(
+        self, sequence: Sequence, reason: FinishReason, error: str | None = None, now_s: float | None = None
+    ) -> bool:
+        """End a sequence now, also with work in flight: what is still to come for it is dropped. False: it was over."""
+        if sequence.is_finished:
+            return False
+        self._admission.retire(sequence, tainted=reason is FinishReason.ERROR)
+        sequence.state = SequenceState.FINISHED
+        sequence.finish_reason = reason
+        sequence.error = error
+        sequence.timing.finished_s = self._now_s if now_s is None else now_s
+        samples = self._samples[sequence.request.request_id]
+        samples.remove(sequence)
+        if not samples:
+            del self._samples[sequence.request.request_id]
+        return True
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a sequence is unfinished, or a launched step not applied."""
+        return bool(self._samples or self._launched)
+
+    def counts(self) -> SchedulerCounts:
+        admission = self._admission
+        num_prefill = sum(sequence.phase is Phase.PREFILL for sequence in admission.running)
+        return SchedulerCounts(
+            waiting=len(admission.waiting),
+            running_prefill=num_prefill,
+            running_decode=len(admission.running) - num_prefill,
+            steps_in_flight=len(self._launched),
+            preemptions=admission.num_preemptions,
+            prefix_hit_tokens=admission.prefix_hit_tokens,
+            prefix_lookup_tokens=admission.prefix_lookup_tokens,
+            blocks=tuple(GroupCounts(p.num_free, p.num_cached, p.num_referenced) for p in self.ledger.pools),
+        )
+
+    def check(self) -> None:
+        """Prove that no block is lost or shared wrongly; raises ConservationError."""
+        self.ledger.check(self._admission.running)
+
+    # The loop
+
+    def schedule(self, now_s: float) -> Step | None:
+        """The next step to launch; None when nothing can be launched before a result is applied or a request added."""
+        self._now_s = now_s
+        plan = StepPlan(self.config.max_tokens_per_step)
+        self._decodes.fill(plan)
+        self._prefills.fill(plan, now_s)
+        if not len(plan):
+            return None
+        step = plan.freeze(self._next_step_id, leaves=tuple(self._admission.rows_to_close))
+        self._admission.rows_to_close.clear()
+        self._next_step_id += 1
+        self._launched.append(_Launched(step, plan.sequences))
+        return step
+
+    def apply(self, step: Step, result: StepResult, now_s: float) -> list[SequenceAdvance]:
+        """Take in the results of the oldest launched step."""
+        launched = self._take(step, now_s)
+        if result.step_id != step.step_id:
+            raise ValueError(f"the result of step {result.step_id} was given for step {step.step_id}")
+        advances = []
+        for work in _work_of(step):
+            advance = self._advance(launched.sequences[work.seq_id], work, result)
+            if advance is not None:
+                advances.append(advance)
+        return advances
+
+    def fail(self, step: Step, message: str, now_s: float) -> list[SequenceAdvance]:
+        """The backend raised on the oldest launched step: its sequences end with an error, all others go on."""
+        launched = self._take(step, now_s)
+        advances = []
+        for work in _work_of(step):
+            sequence = launched.sequences[work.seq_id]
+            sequence.num_in_flight -= _num_tokens(work)
+            if self.finish(sequence, FinishReason.ERROR, message):
+                advances.append(SequenceAdvance(sequence, finished=True))
+        return advances
+
+    def _take(self, step: Step, now_s: float) -> _Launched:
+        if not self._launched or self._launched[0].step.step_id != step.step_id:
+            raise ValueError(f"step {step.step_id} is not the oldest launched step")
+        self._now_s = now_s
+        return self._launched.popleft()
+
+    def _advance(
+        self, sequence: Sequence, work: PrefillChunk | DecodeSlot, result: StepResult
+    ) -> SequenceAdvance | None:
+        num_tokens = _num_tokens(work)
+        sequence.num_in_flight -= num_tokens
+        if sequence.is_finished:
+            return None  # found finished after this step was launched: a wasted slot, and nothing else
+        timing = sequence.timing
+        if isinstance(work, PrefillChunk):
+            timing.prefill_compute_s += result.compute_s
+        else:
+            timing.decode_compute_s += result.compute_s
+        samples = isinstance(work, DecodeSlot) or work.samples
+        token = result.sampled.get(sequence.seq_id) if samples else None
+        error = result.errors.get(sequence.seq_id)
+        if error is None and samples and token is None:
+            error = "the backend returned no token"
+        if error is not None:
+            self.finish(sequence, FinishReason.ERROR, error)
+            return SequenceAdvance(sequence, finished=True)
+        prefill_computed: int | None = None
+        if sequence.state is SequenceState.RUNNING:
+            sequence.num_computed += num_tokens
+            self.ledger.commit(sequence)
+            prefill_computed = sequence.num_computed if isinstance(work, PrefillChunk) else None
+        # else it was preempted meanwhile: the KV of this step is lost, its token is not.
+        prompt_logprobs = result.prompt_logprobs.get(sequence.seq_id, ())
+        advance = SequenceAdvance(sequence, prompt_logprobs=prompt_logprobs, prefill_computed=prefill_computed)
+        return advance if token is None else self._append(advance, token)
+
+    def _append(self, advance: SequenceAdvance, token: SampledToken) -> SequenceAdvance:
+        sequence = advance.sequence
+        sequence.tokens.append(token.token_id)
+        sequence.timing.token_times_s.append(self._now_s)
+        reason = finish_reason(sequence)
+        if reason is not None:
+            self.finish(sequence, reason)
+        return replace(advance, sampled=(token,), finished=reason is not None)
+
+
+def _work_of(step: Step) -> tuple[PrefillChunk | DecodeSlot, ...]:
+    return (*step.decodes, *step.prefills)
+
+
+def _num_tokens(work: PrefillChunk | DecodeSlot) -> int:
+    return len(work.token_ids) if isinstance(work, PrefillChunk) else 1

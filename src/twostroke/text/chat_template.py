@@ -1,0 +1,195 @@
+"""Messages to a prompt, by the model's own Jinja template. The template is a stranger's program: it runs sandboxed in a
+process of its own (`template_worker.py`) that is ended when it takes too long, so no loop, power or doubling string in
+it can stop or fill this process. Knows no tokens."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from twostroke.core.errors import BadRequestError, ModelError
+from twostroke.text.tokenizer import Tokenizer
+
+MAX_TEMPLATE_CHARS = 512 * 1024
+MAX_OUTPUT_CHARS = 32 * 2**20
+MAX_MEMORY_BYTES = 512 * 2**20
+RENDER_LIMIT_S = 2.0
+START_LIMIT_S = 30.0
+"""For the process to come up, which on a loaded machine is not the template's fault."""
+
+_KEPT_ENVIRONMENT = ("PATH", "SYSTEMROOT", "TZ", "LANG", "LC_ALL", "LC_TIME", "LD_LIBRARY_PATH")
+"""What the template's process is told of this one's environment: nothing secret."""
+
+
+class ChatTemplate:
+    """Renders are one at a time; a server with more threads may hold more than one of these."""
+
+    def __init__(self, source: str, bos_token: str | None = None, eos_token: str | None = None) -> None:
+        if len(source) > MAX_TEMPLATE_CHARS:
+            raise ModelError(f"the chat template has {len(source)} characters; at most {MAX_TEMPLATE_CHARS} are taken")
+        self._source = source
+        tokens = {"bos_token": bos_token, "eos_token": eos_token}
+        self._tokens = {name: text for name, text in tokens.items() if text is not None}
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @staticmethod
+    def of(tokenizer: Tokenizer) -> ChatTemplate:
+        if tokenizer.chat_template is None:
+            raise BadRequestError("this model has no chat template, so it cannot chat; give it a plain prompt instead")
+        return ChatTemplate(tokenizer.chat_template, tokenizer.bos_token, tokenizer.eos_token)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **extra: Any,
+    ) -> str:
+        """`extra` reaches the template as variables of its own (`enable_thinking`, ...)."""
+        variables = {
+            **self._tokens,
+            "documents": None,
+            **extra,
+            "messages": check_messages(messages),
+            "tools": None if tools is None else list(tools),
+            "add_generation_prompt": add_generation_prompt,
+        }
+        try:
+            line = json.dumps(variables).encode("ascii") + b"\n"
+        except (TypeError, ValueError, RecursionError) as error:
+            raise BadRequestError(f"messages, tools and template options must be plain JSON values: {error}") from None
+        with self._lock:
+            reply = self._ask(line)
+        if "refused" in reply:
+            raise BadRequestError(f"the model's chat template refused the messages: {reply['refused']}")
+        if "failed" in reply:
+            raise ModelError(f"the model's chat template failed: {reply['failed']}")
+        return str(reply["text"])
+
+    def close(self) -> None:
+        """End the template's process; a later render starts another."""
+        if self._process is not None:
+            _end(self._process)
+            self._process = None
+
+    def _ask(self, line: bytes) -> dict[str, Any]:
+        process = self._process
+        if process is None or process.poll() is not None:
+            self.close()
+            process = self._process = self._start()
+        try:
+            return _exchange(process, line, RENDER_LIMIT_S)
+        except _ProcessEndedError as ended:
+            self.close()
+            reason = f"it ran for {RENDER_LIMIT_S:g} s and was stopped" if ended.by_clock else "its process ended"
+            return {"failed": reason}
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        environment = {name: os.environ[name] for name in _KEPT_ENVIRONMENT if name in os.environ}
+        environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "twostroke.text.template_worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env=environment,
+                start_new_session=True,  # Ctrl-C is for this process, which ends that one
+            )
+        except OSError as error:
+            raise ModelError(f"the process for the chat template could not be started: {error}") from None
+        weakref.finalize(self, _end, process)
+        limits = {"max_output_chars": MAX_OUTPUT_CHARS, "max_memory_bytes": MAX_MEMORY_BYTES}
+        try:
+            _exchange(process, json.dumps({"source": self._source, **limits}).encode("ascii") + b"\n", START_LIMIT_S)
+        except _ProcessEndedError:
+            _end(process)
+            raise ModelError("the process for the chat template did not start") from None
+        return process
+
+
+class _ProcessEndedError(Exception):
+    def __init__(self, by_clock: bool) -> None:
+        self.by_clock = by_clock
+
+
+def _exchange(process: subprocess.Popen[bytes], line: bytes, limit_s: float) -> dict[str, Any]:
+    """Send a line, take one back; past the limit the process is killed, which ends the wait on every platform."""
+    assert process.stdin is not None and process.stdout is not None
+    timed_out = threading.Event()
+
+    def stop() -> None:
+        timed_out.set()
+        process.kill()
+
+    clock = threading.Timer(limit_s, stop)
+    clock.daemon = True
+    clock.start()
+    try:
+        process.stdin.write(line)
+        process.stdin.flush()
+        reply = process.stdout.readline()
+    except (BrokenPipeError, OSError):
+        reply = b""
+    finally:
+        clock.cancel()
+    if not reply.endswith(b"\n"):
+        raise _ProcessEndedError(timed_out.is_set())
+    value: dict[str, Any] = json.loads(reply)
+    return value
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with contextlib.suppress(OSError):  # what was never sent cannot be flushed now
+                pipe.close()
+    process.wait()
+
+
+def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The messages as a template reads them: text parts joined by line breaks; roles are the template's matter."""
+    if isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence):
+        raise BadRequestError("messages must be a list of messages")
+    if not messages:
+        raise BadRequestError("messages is empty: at least one message is needed")
+    return [_check_message(f"messages[{index}]", message) for index, message in enumerate(messages)]
+
+
+def _check_message(name: str, message: object) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise BadRequestError(f"{name} must be an object with role and content, not {type(message).__name__}")
+    if not isinstance(message.get("role"), str):
+        raise BadRequestError(f"{name}.role must be text")
+    content = message.get("content")
+    if content is None:
+        if not message.get("tool_calls"):
+            raise BadRequestError(f"{name}.content is missing")
+        return dict(message)
+    if not isinstance(content, str):
+        content = _join_parts(f"{name}.content", content)
+    return {**message, "content": content}
+
+
+def _join_parts(name: str, parts: object) -> str:
+    if not isinstance(parts, Sequence):
+        raise BadRequestError(f"{name} must be text or a list of parts")
+    texts: list[str] = []
+    for index, part in enumerate(parts):
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind != "text":
+            raise BadRequestError(f"{name}[{index}] must be a part of type text, not {kind!r:.60}")
+        if not isinstance(part.get("text"), str):
+            raise BadRequestError(f"{name}[{index}].text must be text")
+        texts.append(part["text"])
+    return "\n".join(texts)

@@ -1,0 +1,110 @@
+"""Text to token ids and back, with the ids that a model treats specially. Built by `folder_tokenizer` and
+`gguf_tokenizer`. The `tokenizers` library encodes; decoding is done here, so that a stream and a whole text agree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cached_property
+
+from tokenizers import Tokenizer as Backend
+
+from twostroke.core.errors import BadRequestError
+from twostroke.text.token_bytes import Spelling, piece_bytes
+
+
+class Tokenizer:
+    def __init__(
+        self,
+        backend: Backend,
+        spelling: Spelling,
+        *,
+        vocab_size: int,
+        bos_token_id: int | None,
+        eos_token_id: int | None,
+        eos_token_ids: frozenset[int],
+        prefix_ids: tuple[int, ...] = (),
+        suffix_ids: tuple[int, ...] = (),
+        leading_spaces_dropped: int = 0,
+        chat_template: str | None = None,
+    ) -> None:
+        self._backend = backend
+        self._spelling = spelling
+        added = backend.get_added_tokens_decoder()
+        self._added_texts: dict[int, str] = {token_id: token.content for token_id, token in added.items()}
+        self._bytes: dict[int, bytes] = {}
+        self.special_tokens: dict[str, int] = {token.content: i for i, token in added.items() if token.special}
+        self._special_ids = frozenset(self.special_tokens.values())
+        self.vocab_size = vocab_size
+        self.bos_token_id = bos_token_id
+        self.eos_token_id = eos_token_id
+        self.eos_token_ids = eos_token_ids
+        """Every id that ends an answer: end of text, end of turn."""
+        self.prefix_ids = prefix_ids
+        """What `encode(add_special_tokens=True)` puts before the text, often BOS."""
+        self.suffix_ids = suffix_ids
+        self.leading_spaces_dropped = leading_spaces_dropped
+        """SentencePiece puts a space before the text it encodes; decoding takes as many away."""
+        self.chat_template = chat_template
+
+    @property
+    def add_bos(self) -> bool:
+        return self.bos_token_id is not None and self.bos_token_id in self.prefix_ids
+
+    @property
+    def bos_token(self) -> str | None:
+        return None if self.bos_token_id is None else self._backend.id_to_token(self.bos_token_id)
+
+    @property
+    def eos_token(self) -> str | None:
+        return None if self.eos_token_id is None else self._backend.id_to_token(self.eos_token_id)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
+        """With `parse_special=False`, `<|im_start|>` and its like in the text are plain characters: the guard against
+        users who write control tokens. A rendered chat template already holds its BOS, so pass
+        `add_special_tokens=False` with one."""
+        if not isinstance(text, str):
+            raise BadRequestError(f"the text to encode must be a string, not {type(text).__name__}")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise BadRequestError(f"the text holds half of a surrogate pair at character {error.start}") from None
+        backend = self._backend if parse_special else self._plain_backend
+        ids: list[int] = backend.encode(text, add_special_tokens=False).ids
+        return [*self.prefix_ids, *ids, *self.suffix_ids] if add_special_tokens else ids
+
+    @cached_property
+    def _plain_backend(self) -> Backend:
+        """A copy that sees no special tokens; a switch on the one backend would not be safe between threads."""
+        backend = Backend.from_str(self._backend.to_str())
+        backend.encode_special_tokens = True  # the library's name for "encode them as text"
+        return backend
+
+    def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
+        """Bytes that are not UTF-8 become U+FFFD; ids outside the vocabulary (a padded embedding has such) nothing."""
+        skipped = self._special_ids if skip_special_tokens else frozenset()
+        raw = b"".join(self.token_bytes(token_id) for token_id in ids if token_id not in skipped)
+        text = raw.decode("utf-8", "replace")
+        for _ in range(self.leading_spaces_dropped):
+            text = text.removeprefix(" ")
+        return text
+
+    def token_bytes(self, token_id: int) -> bytes:
+        found = self._bytes.get(token_id)
+        if found is None:
+            found = self._bytes[token_id] = self._read_bytes(token_id)
+        return found
+
+    def _read_bytes(self, token_id: int) -> bytes:
+        if not 0 <= token_id < self.vocab_size:
+            return b""
+        if token_id in self._added_texts:
+            return self._added_texts[token_id].encode()
+        piece = self._backend.id_to_token(token_id)
+        return b"" if piece is None else piece_bytes(piece, self._spelling)
+
+    def token_text(self, token_id: int) -> str:
+        """One token on its own, for showing; part of a character shows as U+FFFD."""
+        return self.token_bytes(token_id).decode("utf-8", "replace")
+
+    def is_special(self, token_id: int) -> bool:
+        return token_id in self._special_ids

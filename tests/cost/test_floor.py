@@ -1,0 +1,58 @@
+"""Floors against numbers worked out by hand for SmolLM2-135M: Q4_1 layers, a Q8_0 tied table, F32 norms, f16 KV."""
+
+import pytest
+
+from twostroke.cost.floor import decode_floor_s, prefill_floor_s, prefill_multiply_adds
+from twostroke.cost.hardware import Ceilings
+from twostroke.cost.model_shape import KVGroupShape, ModelShape
+
+# One layer: q and o 576 x 576, k and v 192 x 576, gate, up and down 1536 x 576 = 3,538,944; thirty of them.
+# The table: 49,152 x 576. Norms: 61 x 576.
+SMOLLM2 = ModelShape(
+    num_parameters=134_515_008,
+    layer_matmul_parameters=106_168_320,
+    head_matmul_parameters=28_311_552,
+    weight_bytes_per_step=96_576_768,
+    num_heads=9,
+    head_dim=64,
+    kv_groups=(KVGroupShape(num_layers=30, window=None, bytes_per_token=23_040),),  # 30 x 2 x 3 x 64 x 2 bytes
+)
+CEILINGS = Ceilings(read_bytes_per_s=40e9, multiply_adds_per_s=400e9, source="a round machine")
+
+
+def test_prefill_of_512_is_bound_by_arithmetic():
+    # 512 x 106,168,320 = 54,358,179,840; the head once, 28,311,552;
+    # attention: 2 x 9 x 64 x 30 layers x 512 x 513 / 2 pairs = 4,538,695,680.
+    assert prefill_multiply_adds(SMOLLM2, 0, 512) == 58_925_187_072
+    assert prefill_floor_s(SMOLLM2, 0, 512, CEILINGS) == pytest.approx(0.14731296768)
+
+
+def test_a_short_prefill_is_bound_by_reading_the_weights():
+    # 8 tokens are about 0.9 G multiply-adds, 2.2 ms; 96.6 MB at 40 GB/s take 2.41 ms.
+    assert prefill_floor_s(SMOLLM2, 0, 8, CEILINGS) == pytest.approx(0.0024144192)
+    assert prefill_floor_s(SMOLLM2, 0, 1, CEILINGS) == prefill_floor_s(SMOLLM2, 0, 8, CEILINGS)
+
+
+def test_cached_tokens_cost_attention_only():
+    # 100 tokens after 400 cached: pairs 401 + ... + 500 = 45,050.
+    expected = 100 * 106_168_320 + 28_311_552 + 2 * 9 * 64 * 30 * 45_050
+    assert prefill_multiply_adds(SMOLLM2, 400, 100) == expected
+    assert prefill_floor_s(SMOLLM2, 400, 100, CEILINGS) > prefill_floor_s(SMOLLM2, 0, 100, CEILINGS)
+
+
+def test_nothing_to_read_costs_nothing():
+    assert prefill_floor_s(SMOLLM2, 512, 0, CEILINGS) == 0.0
+
+
+def test_decode_reads_the_weights_and_its_context():
+    # 512 positions of 23,040 bytes are 11,796,480; with the weights 108,373,248: 2.709 ms at 40 GB/s, 369 a second.
+    assert decode_floor_s(SMOLLM2, 512, CEILINGS) == pytest.approx(0.0027093312)
+    assert 1 / decode_floor_s(SMOLLM2, 512, CEILINGS) == pytest.approx(369.1, abs=0.05)
+
+
+@pytest.mark.parametrize("wrong", [0.0, -1.0, float("inf"), float("nan")])
+def test_ceilings_are_positive_and_finite(wrong):
+    with pytest.raises(ValueError, match="read_bytes_per_s"):
+        Ceilings(wrong, 1.0, "wrong")
+    with pytest.raises(ValueError, match="multiply_adds_per_s"):
+        Ceilings(1.0, wrong, "wrong")

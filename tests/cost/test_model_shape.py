@@ -1,0 +1,42 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from twostroke.cost.model_shape import KVGroupShape, ModelShape
+
+
+@given(
+    start=st.integers(0, 60),
+    num_tokens=st.integers(0, 60),
+    window=st.one_of(st.none(), st.integers(1, 70)),
+)
+def test_query_key_pairs_are_those_of_the_mask(start, num_tokens, window):
+    """Counted one by one: a query at q reads keys above q - window, up to q."""
+    counted = sum(
+        1
+        for query in range(start, start + num_tokens)
+        for key in range(query + 1)
+        if window is None or key > query - window
+    )
+    assert KVGroupShape(1, window, 1).query_key_pairs(start, num_tokens) == counted
+
+
+@pytest.mark.parametrize(("window", "context_len", "positions"), [(None, 100, 100), (8, 5, 5), (8, 8, 8), (8, 100, 8)])
+def test_positions_read_stop_at_the_window(window, context_len, positions):
+    assert KVGroupShape(1, window, 1).positions_read(context_len) == positions
+
+
+def test_groups_add_up():
+    shape = ModelShape(
+        num_parameters=0,
+        layer_matmul_parameters=0,
+        head_matmul_parameters=0,
+        weight_bytes_per_step=0,
+        num_heads=4,
+        head_dim=8,
+        kv_groups=(KVGroupShape(2, None, 100), KVGroupShape(3, 4, 1000)),
+    )
+    assert shape.kv_bytes_per_token == 1100
+    assert shape.kv_bytes_read(10) == 10 * 100 + 4 * 1000
+    # Queries 0 to 5: 1+2+3+4+5+6 pairs in each full layer, 1+2+3+4+4+4 in each windowed one.
+    assert shape.attention_multiply_adds(0, 6) == 2 * 4 * 8 * (2 * 21 + 3 * 18)

@@ -1,0 +1,68 @@
+"""The numbers of a checkpoint: SmolLM2-135M's dimensions in the kinds of its GGUF file, and an untied model."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from twostroke.cost.model_shape import KVGroupShape
+from twostroke.engine.shape import shape_of
+from twostroke.models.checkpoint import Checkpoint
+from twostroke.models.spec import LayerSpec, ModelSpec, RopeSpec
+from twostroke.models.weights.tensor import WeightKind, WeightTensor
+
+LAYER = LayerSpec(RopeSpec(theta=10_000.0, dim=64))
+SMOLLM2 = ModelSpec(
+    family="llama",
+    vocab_size=49_152,
+    hidden_size=576,
+    intermediate_size=1536,
+    num_heads=9,
+    num_kv_heads=3,
+    head_dim=64,
+    max_context=8192,
+    layers=(LAYER,) * 30,
+    norm_eps=1e-5,
+    tied_embeddings=True,
+)
+
+
+def checkpoint_of(spec):
+    """Every tensor at its true size, without the memory: one zero byte, seen many times."""
+    tensors = {}
+    for name, shape in spec.tensor_shapes().items():
+        kind = WeightKind.F32 if len(shape) == 1 else WeightKind.Q8_0 if name == "embedding" else WeightKind.Q4_1
+        rows = shape[0] if len(shape) == 2 else 1
+        data = np.broadcast_to(np.zeros(1, dtype=np.uint8), (rows, kind.row_bytes(shape[-1])))
+        tensors[name] = WeightTensor(name, kind, shape, data)
+    return Checkpoint("model", Path("model.gguf"), spec, tensors)
+
+
+def test_smollm2():
+    shape = shape_of(checkpoint_of(SMOLLM2), [23_040])
+    assert shape.num_parameters == 134_515_008
+    assert shape.layer_matmul_parameters == 106_168_320
+    assert shape.head_matmul_parameters == 28_311_552
+    # 106,168,320 x 20 / 32 in Q4_1, 28,311,552 x 34 / 32 in Q8_0, 61 norms of 576 in F32.
+    assert shape.weight_bytes_per_step == 66_355_200 + 30_081_024 + 140_544
+    assert (shape.num_heads, shape.head_dim) == (9, 64)
+    assert shape.kv_groups == (KVGroupShape(30, None, 23_040),)
+
+
+def test_an_untied_table_is_gathered_not_read():
+    tied = shape_of(checkpoint_of(SMOLLM2), [1])
+    untied = shape_of(checkpoint_of(replace(SMOLLM2, tied_embeddings=False)), [1])
+    assert untied.num_parameters - tied.num_parameters == 28_311_552
+    assert untied.head_matmul_parameters == tied.head_matmul_parameters
+    assert untied.layer_matmul_parameters == tied.layer_matmul_parameters
+    # The Q8_0 table gives way to a Q4_1 head.
+    assert untied.weight_bytes_per_step == 66_355_200 + 28_311_552 * 20 // 32 + 140_544
+
+
+def test_windowed_layers_are_a_group_of_their_own():
+    spec = replace(SMOLLM2, layers=(replace(LAYER, window=512), LAYER, replace(LAYER, window=512)))
+    shape = shape_of(checkpoint_of(spec), [768, 1536])
+    assert shape.kv_groups == (KVGroupShape(1, None, 768), KVGroupShape(2, 512, 1536))
+    with pytest.raises(ValueError, match="zip"):
+        shape_of(checkpoint_of(spec), [768])

@@ -1,0 +1,152 @@
+"""The engine's loop in small: a real Scheduler over the fake backend, checked after every move."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from tests.scheduling.fake_backend import FakeBackend, FakeTicket, expected_output
+from twostroke.core.kv_layout import KVGroup, KVLayout
+from twostroke.core.request import Request
+from twostroke.core.sampling_params import SamplingParams
+from twostroke.core.sequence import FinishReason, Sequence
+from twostroke.core.step import Step
+from twostroke.kv.ledger import KVLedger
+from twostroke.kv.prefix_index import Digest
+from twostroke.scheduling.config import SchedulerConfig
+from twostroke.scheduling.scheduler import Scheduler, SequenceAdvance
+
+VOCAB_SIZE = 32
+
+
+def layout(*groups: tuple[int | None, int], block_size: int = 4) -> KVLayout:
+    """Groups as (window, blocks)."""
+    return KVLayout(block_size, tuple(KVGroup((layer,), *group) for layer, group in enumerate(groups)))
+
+
+def request(
+    name: str,
+    prompt: list[int] | range,
+    *,
+    priority: int = 0,
+    salt: str = "",
+    eos: frozenset[int] = frozenset(),
+    arrival_s: float = 0.0,
+    seed: int = 0,
+    **sampling: object,
+) -> Request:
+    sampling_params = SamplingParams(**sampling)  # type: ignore[arg-type]
+    return Request(name, tuple(prompt), sampling_params, priority, eos, salt, arrival_s, seed)
+
+
+@dataclass
+class Record:
+    """What the caller of the scheduler has seen of one sequence."""
+
+    tokens: list[int] = field(default_factory=list)
+    prompt_positions: list[int] = field(default_factory=list)
+    finished: int = 0
+
+
+class Loop:
+    def __init__(
+        self,
+        kv_layout: KVLayout,
+        *,
+        depth: int = 0,
+        digest: Digest | None = None,
+        **config: object,
+    ) -> None:
+        config.setdefault("max_context", 64)
+        self.config = SchedulerConfig(**config)  # type: ignore[arg-type]
+        ledger = KVLedger(kv_layout, prefix_caching=self.config.prefix_caching, digest=digest)
+        self.scheduler = Scheduler(self.config, kv_layout, ledger=ledger)
+        self.backend = FakeBackend(
+            kv_layout,
+            max_context=self.config.max_context,
+            vocab_size=VOCAB_SIZE,
+            max_tokens_per_step=self.config.max_tokens_per_step,
+            caching=self.config.prefix_caching,
+        )
+        self.depth = depth
+        self.now_s = 0.0
+        self.in_flight: deque[tuple[Step, FakeTicket]] = deque()
+        self.records: dict[Sequence, Record] = {}
+
+    def add(self, new: Request) -> list[Sequence]:
+        sequences = self.scheduler.add(new)
+        self.records |= {sequence: Record() for sequence in sequences}
+        return sequences
+
+    @property
+    def unfinished(self) -> list[Sequence]:
+        return [sequence for sequence in self.records if not sequence.is_finished]
+
+    def launch(self) -> Step | None:
+        self.now_s += 1.0
+        step = self.scheduler.schedule(self.now_s)
+        if step is None:
+            # Nothing to launch is only right when results are awaited or nobody is left.
+            assert self.in_flight or not self.unfinished, "an empty step while work can run"
+        else:
+            self.in_flight.append((step, self.backend.launch(step)))
+        self.scheduler.check()
+        return step
+
+    def settle(self) -> list[SequenceAdvance]:
+        """Apply the oldest result."""
+        self.now_s += 1.0
+        step, ticket = self.in_flight.popleft()
+        advances = self.scheduler.apply(step, ticket.result(), self.now_s)
+        for advance in advances:
+            record = self.records[advance.sequence]
+            record.tokens += [token.token_id for token in advance.sampled]
+            record.prompt_positions += [int(-item.logprob) for item in advance.prompt_logprobs]
+            record.finished += advance.finished
+        self.scheduler.check()
+        return advances
+
+    def turn(self) -> list[SequenceAdvance]:
+        """As the engine does: launch, run up to `depth` steps ahead, apply."""
+        step = self.launch()
+        if self.in_flight and (step is None or len(self.in_flight) > self.depth):
+            return self.settle()
+        return []
+
+    def run(self, max_turns: int = 10_000) -> None:
+        for _ in range(max_turns):
+            if not self.scheduler.has_work:
+                break
+            self.turn()
+        assert not self.scheduler.has_work, "it does not come to an end"
+        self.check_idle()
+
+    def check_idle(self) -> None:
+        """Everything was given back."""
+        assert not self.in_flight and not self.unfinished
+        self.scheduler.ledger.check([])
+        counts = self.scheduler.counts()
+        assert (counts.waiting, counts.running_prefill, counts.running_decode, counts.steps_in_flight) == (0, 0, 0, 0)
+        assert all(group.used == 0 for group in counts.blocks)
+        assert set(self.backend.rows) == set(self.scheduler._admission.rows_to_close)
+        assert not self.scheduler.ledger._chains and not self.scheduler._admission._first_samples
+
+    def check_output(self, sequence: Sequence) -> None:
+        """It got exactly the tokens that it gets alone, or, ended from outside, the first of them."""
+        expected = expected_output(sequence.request, sequence.sample_index, sequence.max_total_tokens, VOCAB_SIZE)
+        record = self.records[sequence]
+        assert sequence.output_token_ids == record.tokens
+        if sequence.finish_reason in (FinishReason.ABORT, FinishReason.ERROR):
+            assert record.tokens == expected[: len(record.tokens)]
+            return
+        assert record.tokens == expected
+        assert record.finished == 1
+        stopped = expected[-1] in sequence.request.stop_ids
+        assert sequence.finish_reason is (FinishReason.STOP if stopped else FinishReason.LENGTH)
+        reports = sequence.request.sampling.prompt_logprobs is not None and sequence.sample_index == 0
+        assert record.prompt_positions == (list(range(sequence.prompt_len - 1)) if reports else [])
+        assert len(sequence.timing.token_times_s) == len(record.tokens)
+
+    def check_outputs(self) -> None:
+        for sequence in self.records:
+            self.check_output(sequence)
