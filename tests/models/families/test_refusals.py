@@ -142,6 +142,8 @@ def test_spoilt_settings_are_named(configs: Configs, variant: str, name: str, va
         ("gemma3", "attn_logit_softcapping", 50.0),
         ("gemma3", "rope_parameters", {"rope_type": "default"}),
         ("gemma3", "rope_parameters", {"full_attention": {"rope_type": "yarn"}}),
+        ("gemma3", "rope_scaling", {"rope_type": "linear", "factor": 8.0}),
+        ("llama_llama3", "rope_scaling", {"rope_type": "linear", "factor": 8.0}),
         ("phi3_partial", "attention_bias", True),
         ("phi3_partial", "rope_parameters", {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}),
         ("phi3_partial", "rope_parameters", {"partial_rotary_factor": 0.03}),
