@@ -1,0 +1,92 @@
+"""The CPU backend: native code through llvmlite. Start at `backend.py`; `program.py` is the forward pass as a tape,
+`kernels/` generates what the tape calls. Importing this costs nothing: numpy and llvmlite come with `create`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from twostroke.core.errors import BackendError
+from twostroke.core.kv_layout import KVLayout
+from twostroke.cost.hardware import Ceilings
+from twostroke.models.checkpoint import Checkpoint
+
+if TYPE_CHECKING:
+    from twostroke.backends.cpu.backend import CpuBackend
+
+_FLOAT16_BYTES = 2
+
+
+class CpuFactory:
+    name = "cpu"
+
+    def supports(self, checkpoint: Checkpoint) -> str | None:
+        from twostroke.backends.cpu import isa
+
+        reason = isa.unsupported_platform() or _unsupported_shape(checkpoint)
+        if reason is not None:
+            return reason
+        try:
+            isa.choose()
+        except ImportError:
+            return "llvmlite, which makes its native code, cannot be imported"
+        except BackendError as error:
+            return str(error)
+        return None
+
+    def kv_bytes_per_token(self, checkpoint: Checkpoint, layers: tuple[int, ...]) -> int:
+        spec = checkpoint.spec
+        return 2 * len(layers) * spec.num_kv_heads * spec.head_dim * _FLOAT16_BYTES
+
+    def ceilings(self, checkpoint: Checkpoint, threads: int) -> Ceilings:
+        from twostroke.backends.cpu import isa
+        from twostroke.backends.cpu.ceilings import machine_rates
+        from twostroke.backends.cpu.weights import tile_kinds
+
+        rates = machine_rates(isa.choose(), max(1, threads))
+        quantised = any(kind.is_quantised for kind in tile_kinds(checkpoint))
+        arithmetic = "8-bit integers" if quantised else "float32"
+        return Ceilings(
+            read_bytes_per_s=rates.read_bytes_per_s,
+            multiply_adds_per_s=rates.dot_multiply_adds_per_s if quantised else rates.float_multiply_adds_per_s,
+            source=f"measured on this machine: {rates.isa}, {arithmetic}, threads: {rates.threads}",
+        )
+
+    def create(
+        self,
+        checkpoint: Checkpoint,
+        layout: KVLayout,
+        *,
+        max_context: int,
+        max_tokens_per_step: int,
+        threads: int,
+        isa_name: str | None = None,
+    ) -> CpuBackend:
+        from twostroke.backends.cpu import isa
+        from twostroke.backends.cpu.backend import CpuBackend
+
+        return CpuBackend(
+            checkpoint,
+            layout,
+            isa.choose(isa_name),
+            max_context=max_context,
+            max_tokens_per_step=max_tokens_per_step,
+            threads=max(1, threads),
+        )
+
+
+def _unsupported_shape(checkpoint: Checkpoint) -> str | None:
+    spec = checkpoint.spec
+    if spec.head_dim % 16:
+        return f"its attention needs a head size of a multiple of 16, and this model's is {spec.head_dim}"
+    sizes = {
+        "hidden size": spec.hidden_size,
+        "intermediate size": spec.intermediate_size,
+        "attention width": spec.num_heads * spec.head_dim,
+    }
+    for name, size in sizes.items():
+        if size % 32:
+            return f"its tiles need a {name} of a multiple of 32, and this model's is {size}"
+    return None
+
+
+FACTORY = CpuFactory()

@@ -1,0 +1,170 @@
+"""What native operations are told: the fields of the argument records that Python fills and kernels read, all 64-bit
+integers (addresses, counts, the bits of floats). Both sides index by these names, so they cannot drift apart."""
+
+from __future__ import annotations
+
+import struct
+from enum import Enum, IntEnum, auto
+
+
+class TileKind(Enum):
+    """How a packed matrix is laid out: (inputs a group, bytes a group of one 16-output tile)."""
+
+    Q4_1 = (32, 16 * 16 + 64)  # nibbles, 16 f16 scales, 16 f16 minimums
+    Q8_0 = (32, 16 * 32 + 32)  # bytes of q + 128, 16 f16 scales
+    F32 = (1, 64)
+    F16 = (1, 32)
+    BF16 = (1, 32, "bf16")
+
+    @property
+    def group_values(self) -> int:
+        return int(self.value[0])
+
+    @property
+    def group_bytes(self) -> int:
+        return int(self.value[1])
+
+    @property
+    def is_quantised(self) -> bool:
+        return self.group_values > 1
+
+
+TILE_OUTPUTS = 16
+ROW_MULTIPLE = 4
+"""Tiles compute rows in fours at most: buffers of rows have room for a multiple of this."""
+PANEL_OUTPUTS = 32
+"""Packed matrices are padded to this many outputs, so that tiles may take two columns at a time."""
+
+
+class _Field(IntEnum):
+    @staticmethod
+    def _generate_next_value_(name: str, start: int, count: int, last_values: list[int]) -> int:
+        return count
+
+
+class StepField(_Field):
+    """What changes from step to step; one record for the whole tape."""
+
+    NUM_TOKENS = auto()
+    NUM_LOGITS = auto()
+    NUM_QUERY_BLOCKS = auto()
+    POSITIONS = auto()  # i32 [num_tokens]
+    LOGIT_ROWS = auto()  # i32 [num_logits]
+    QUERY_BLOCKS = auto()  # i32 [num_query_blocks, 4]: first token, tokens, first position, segment
+    KV_GROUPS = auto()  # three fields a KV group follow from here, see KVGroupField
+
+
+class KVGroupField(_Field):
+    SLOTS = auto()  # i32 [num_tokens] where a token's KV goes: block * block_size + offset
+    TABLES = auto()  # i32 [num_segments, stride]
+    TABLE_STRIDE = auto()
+
+
+class OperandField(_Field):
+    """Where the input of a matrix product lies: the first fields of each operation that writes or reads one.
+    Zero addresses are not written."""
+
+    FLOATS = auto()  # f32 [rows, width]
+    QUANTISED = auto()  # s8 [rows, width]
+    SCALES = auto()  # f32 [rows, width / 32]
+    SUMS = auto()  # f32 [rows, width / 32] scale times the sum of the group
+    OFFSETS = auto()  # i32 [rows, width / 32] -128 times the sum of the group
+
+
+_AFTER_OPERAND = len(OperandField)
+
+
+class _OperandUser(IntEnum):
+    @staticmethod
+    def _generate_next_value_(name: str, start: int, count: int, last_values: list[int]) -> int:
+        return _AFTER_OPERAND + count
+
+
+class MatmulField(_OperandUser):
+    WEIGHTS = auto()
+    DEPTH = auto()
+    NUM_TILES = auto()
+    ROWS = auto()  # which StepField holds the number of rows
+    OUTPUT = auto()  # f32 [rows, stride]
+    OUTPUT_STRIDE = auto()
+    BIAS = auto()  # f32 [outputs], or 0
+    ACCUMULATE = auto()  # 1: add to what the output holds
+
+
+class NormField(_OperandUser):
+    INPUT = auto()  # f32 [rows, width]
+    WIDTH = auto()
+    WEIGHT = auto()  # f32 [width]
+    EPSILON = auto()
+    ROWS = auto()
+    GATHER = auto()  # 1: the rows are those of StepField.LOGIT_ROWS
+    ADD_TO = auto()  # norm_add: f32 [rows, width]
+
+
+class ActivationField(_OperandUser):
+    INPUT = auto()  # f32 [rows, stride]
+    STRIDE = auto()
+    UP_OFFSET = auto()
+    WIDTH = auto()
+    ROWS = auto()
+    CAP = auto()
+
+
+class RopeField(_Field):
+    INPUT = auto()  # f32 [rows, stride]: q, then k, then v
+    STRIDE = auto()
+    NUM_HEADS = auto()
+    NUM_KV_HEADS = auto()
+    K_OFFSET = auto()
+    V_OFFSET = auto()
+    Q_NORM = auto()  # f32 [head_dim], or 0
+    K_NORM = auto()
+    EPSILON = auto()
+    COSINES = auto()  # f32 [max_context, half]
+    SINES = auto()
+    HALF = auto()  # rotated pairs
+    STORE = auto()
+    GROUP = auto()  # the first StepField of the layer's KV group
+
+
+class AttentionField(_Field):
+    QUERIES = auto()  # f32 [rows, stride]
+    STRIDE = auto()
+    NUM_KV_HEADS = auto()
+    STORE = auto()
+    GROUP = auto()
+    WINDOW = auto()  # keys a query reads, itself among them
+    SCALE = auto()
+    CAP = auto()
+    OUTPUT = auto()  # f32 [rows, heads * head_dim]
+    OUTPUT_STRIDE = auto()
+
+
+class TapeField(_Field):
+    """One entry of the tape."""
+
+    FUNCTION = auto()
+    ARGUMENTS = auto()
+    BARRIER = auto()  # 1: every thread waits for all after this operation
+
+
+class PoolField(_Field):
+    """What the threads of a pool share; lines of their own for what is written while others spin on it."""
+
+    GO = 0  # the number of the step being run; negative: leave
+    TAPE = 16
+    TAPE_LENGTH = 17
+    STEP = 18
+    THREADS = 19
+    SCRATCH = 20
+    SCRATCH_BYTES = 21  # a thread
+    MUTEX = 32
+    CONDITION = 64
+    FLAGS = 96  # a line of 16 a thread: how many barriers it has reached
+
+
+POOL_LINE = 16
+
+
+def float_bits(value: float) -> int:
+    return int(struct.unpack("<I", struct.pack("<f", value))[0])

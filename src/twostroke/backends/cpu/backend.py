@@ -1,0 +1,149 @@
+"""The CPU model as a Backend: packed weights, KV store, compiled code, threads, and the program that joins them.
+Rows, sampling and the launch thread are those of every host backend (`backends/host`)."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from twostroke.backends.cpu.arguments import KVGroupField, StepField
+from twostroke.backends.cpu.compile import load_or_compile
+from twostroke.backends.cpu.isa import InstructionSet
+from twostroke.backends.cpu.kv_store import KVStore
+from twostroke.backends.cpu.memory import address_of
+from twostroke.backends.cpu.program import Program
+from twostroke.backends.cpu.rotation import RotationTable
+from twostroke.backends.cpu.shape import KernelShape
+from twostroke.backends.cpu.threads import ThreadPool
+from twostroke.backends.cpu.weights import Weights, tile_kinds
+from twostroke.backends.host.batch import Batch
+from twostroke.backends.host.host_backend import HostBackend
+from twostroke.core.errors import BackendError
+from twostroke.core.kv_layout import KVLayout
+from twostroke.models.checkpoint import Checkpoint
+from twostroke.models.weights.quantisation import dequantise
+
+
+def kernel_shape(checkpoint: Checkpoint, block_size: int) -> KernelShape:
+    spec = checkpoint.spec
+    return KernelShape(
+        head_dim=spec.head_dim,
+        queries_per_kv_head=spec.queries_per_kv_head,
+        block_size=block_size,
+        activation=spec.activation,
+        soft_capped=spec.attention_softcap is not None,
+        tile_kinds=tile_kinds(checkpoint),
+    )
+
+
+class CpuBackend(HostBackend):
+    name = "cpu"
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        layout: KVLayout,
+        isa: InstructionSet,
+        *,
+        max_context: int,
+        max_tokens_per_step: int,
+        threads: int,
+    ) -> None:
+        if layout.block_size % 16:
+            raise BackendError(f"the cpu backend needs KV blocks of a multiple of 16 tokens, not {layout.block_size}")
+        super().__init__(layout, max_context, checkpoint.spec.vocab_size)
+        self.isa = isa
+        self._spec = checkpoint.spec
+        self._shape = kernel_shape(checkpoint, layout.block_size)
+        self._code = load_or_compile(self._shape.key, isa, self._module_text)
+        self._weights = Weights.from_checkpoint(checkpoint)
+        self.notes = self._weights.notes
+        """What a user should know of how the weights are held, a sentence each."""
+        self._kv = KVStore(layout, self._spec.num_kv_heads, self._shape)
+        self._rotations = {rope: RotationTable(rope, max_context) for rope in {x.rope for x in self._spec.layers}}
+        self._program = self._make_program(max_tokens_per_step, 1)
+        depth = max(self._spec.hidden_size, self._spec.intermediate_size, self._spec.num_heads * self._spec.head_dim)
+        self._pool = ThreadPool(self._code, threads, self._shape.scratch_bytes(isa.accumulators, depth))
+
+    def _module_text(self) -> str:
+        from twostroke.backends.cpu.kernels.build import module_text
+
+        return module_text(self._shape, self.isa)
+
+    def _make_program(self, max_tokens: int, max_logits: int) -> Program:
+        return Program(
+            self._spec,
+            self._weights,
+            self._kv,
+            self._rotations,
+            self._code,
+            max_tokens=max_tokens,
+            max_logits=max_logits,
+        )
+
+    def forward(self, batch: Batch) -> npt.NDArray[np.float32]:
+        num_tokens, num_logits = batch.num_tokens, len(batch.logit_rows)
+        program = self._program
+        if num_tokens > program.max_tokens or num_logits > program.max_logits:
+            # Twice as much as is needed: a slowly growing batch must not rebuild at every step.
+            wanted = 2 * num_logits if num_logits > program.max_logits else program.max_logits
+            program = self._make_program(max(num_tokens, program.max_tokens), min(wanted, max(num_tokens, num_logits)))
+            self._program = program
+        for rotation in self._rotations.values():
+            rotation.reach(int(batch.positions.max()))
+        slots = self._kv.slots(batch)
+        program.hidden[:num_tokens] = self._embed(batch.token_ids)
+        step, kept = self._step_record(batch, slots)
+        self._pool.run(program.entries, step)
+        del kept  # the record pointed into it until here
+        return program.logits[:num_logits, : self._spec.vocab_size].copy()
+
+    def _embed(self, token_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+        """[num_tokens, hidden]"""
+        if token_ids.min() < 0:
+            raise IndexError("a step holds a negative token id")
+        table = self._weights.embedding
+        rows = dequantise(table.kind, table.data[token_ids])
+        if self._spec.embedding_scale != 1.0:
+            rows *= np.float32(self._spec.embedding_scale)
+        return rows
+
+    def _step_record(
+        self, batch: Batch, slots: list[npt.NDArray[np.int32]]
+    ) -> tuple[npt.NDArray[np.int64], list[npt.NDArray[np.int32]]]:
+        """The record that the tape reads, and the arrays it points into."""
+        blocks = query_blocks(batch, self._shape.queries_together(self.isa.accumulators))
+        kept = [np.ascontiguousarray(array) for array in (batch.positions, batch.logit_rows, blocks)]
+        record = np.zeros(int(StepField.KV_GROUPS) + len(KVGroupField) * len(slots), dtype=np.int64)
+        record[StepField.NUM_TOKENS] = batch.num_tokens
+        record[StepField.NUM_LOGITS] = len(batch.logit_rows)
+        record[StepField.NUM_QUERY_BLOCKS] = len(blocks)
+        for field, array in zip((StepField.POSITIONS, StepField.LOGIT_ROWS, StepField.QUERY_BLOCKS), kept, strict=True):
+            record[field] = address_of(array)
+        for index, (group_slots, table) in enumerate(zip(slots, batch.tables, strict=True)):
+            first = int(StepField.KV_GROUPS) + len(KVGroupField) * index
+            rows = np.ascontiguousarray(table)
+            record[first + KVGroupField.SLOTS] = address_of(group_slots)
+            record[first + KVGroupField.TABLES] = address_of(rows)
+            record[first + KVGroupField.TABLE_STRIDE] = rows.shape[1]
+            kept += [group_slots, rows]
+        return record, kept
+
+    def close(self) -> None:
+        super().close()
+        self._pool.close()
+
+
+def query_blocks(batch: Batch, together: int) -> npt.NDArray[np.int32]:
+    """The work list of attention: [blocks, 4] of first token, tokens, first position, segment. A block has one token,
+    or `together` tokens of one prefill chunk that share each load of K and V."""
+    decodes = np.arange(batch.num_decodes, dtype=np.int32)
+    ones = np.ones_like(decodes)
+    found = [np.stack([decodes, ones, batch.positions[: batch.num_decodes], decodes], axis=1)]
+    for segment in range(batch.num_decodes, batch.num_segments):
+        first, count = int(batch.segment_first[segment]), int(batch.segment_count[segment])
+        whole = count // together * together
+        for offsets, size in ((np.arange(0, whole, together), together), (np.arange(whole, count), 1)):
+            columns = (first + offsets, size, int(batch.segment_start[segment]) + offsets, segment)
+            found.append(np.stack(np.broadcast_arrays(*columns), axis=1).astype(np.int32))
+    return np.concatenate(found)

@@ -1,0 +1,111 @@
+"""LLVM IR to callable native code, kept on disk between processes. What is loaded is verified first: an entry that is
+truncated or corrupt is compiled again, and a folder that cannot be written only costs the next process its time."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import llvmlite
+import llvmlite.binding as llvm
+
+from twostroke.backends.cpu.isa import InstructionSet
+from twostroke.cache import cache_folder
+
+_MAGIC = b"TWOSTROKE-KERNELS-1\n"
+_DIGEST_BYTES = 32
+
+
+class NativeCode:
+    """Functions of one object file; alive as long as this object is."""
+
+    def __init__(self, object_code: bytes, isa: InstructionSet, *, from_cache: bool) -> None:
+        self.from_cache = from_cache
+        self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _target_machine(isa))
+        self._engine.add_object_file(llvm.ObjectFileRef.from_data(object_code))
+        self._engine.finalize_object()
+
+    def address(self, name: str) -> int:
+        found = int(self._engine.get_function_address(name))
+        if not found:
+            raise KeyError(name)
+        return found
+
+
+def load_or_compile(label: str, isa: InstructionSet, module_text: Callable[[], str]) -> NativeCode:
+    """`label` names what the code is specialised for; `module_text` is called on a miss only, and may then import
+    the generators."""
+    path = _entry_path(label, isa)
+    stored = read_entry(path)
+    if stored is not None:
+        return NativeCode(stored, isa, from_cache=True)
+    code = compile_object(module_text(), isa)
+    _write_entry(path, code)
+    return NativeCode(code, isa, from_cache=False)
+
+
+def compile_object(module_text: str, isa: InstructionSet, triple: str | None = None) -> bytes:
+    """Optimised object code; for another machine's `triple`, it can be inspected but not run."""
+    machine = _target_machine(isa, triple)
+    module = llvm.parse_assembly(module_text)
+    module.verify()
+    passes = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=3))
+    passes.getModulePassManager().run(module, passes)
+    return bytes(machine.emit_object(module))
+
+
+def _target_machine(isa: InstructionSet, triple: str | None = None) -> llvm.TargetMachine:
+    if triple is None:
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+        target = llvm.Target.from_default_triple()
+    else:
+        llvm.initialize_all_targets()
+        llvm.initialize_all_asmprinters()
+        target = llvm.Target.from_triple(triple)
+    return target.create_target_machine(cpu=isa.cpu, features=isa.features, opt=3, jit=True)
+
+
+def read_entry(path: Path) -> bytes | None:
+    """The object code of a cache entry, or None where there is none that can be trusted to be whole."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return None
+    if not content.startswith(_MAGIC):
+        return None
+    digest, code = content[len(_MAGIC) :][:_DIGEST_BYTES], content[len(_MAGIC) + _DIGEST_BYTES :]
+    return code if hashlib.sha256(code).digest() == digest else None
+
+
+def _write_entry(path: Path, code: bytes) -> None:
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
+    except OSError:
+        return
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(_MAGIC + hashlib.sha256(code).digest() + code)
+        Path(temporary).replace(path)
+    except OSError:
+        Path(temporary).unlink(missing_ok=True)
+
+
+def _entry_path(label: str, isa: InstructionSet) -> Path:
+    parts = (label, isa.name, isa.architecture, isa.cpu, isa.features, *_builder_identity())
+    return cache_folder() / "kernels" / f"{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:40]}.o"
+
+
+@cache
+def _builder_identity() -> tuple[str, ...]:
+    """What else decides the code: LLVM, the CPU it compiles for, and the source of this package."""
+    sources = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
+        sources.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    llvm_version = ".".join(str(number) for number in llvm.llvm_version_info)
+    return (llvmlite.__version__, llvm_version, llvm.get_host_cpu_name(), sources.hexdigest())

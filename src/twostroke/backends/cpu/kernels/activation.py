@@ -1,0 +1,54 @@
+"""The gated activation of the MLP, and the soft cap of logits."""
+
+from __future__ import annotations
+
+import math
+
+from twostroke.backends.cpu.arguments import ActivationField
+from twostroke.backends.cpu.kernels.emitter import F32, Emitter, Value
+from twostroke.backends.cpu.kernels.operation import OperandWriter, operation
+
+
+def _silu(e: Emitter, value: Value) -> Value:
+    return e.sigmoid_product(value, value)
+
+
+def _gelu_tanh(e: Emitter, value: Value) -> Value:
+    """x / 2 * (1 + tanh(u)) is x * sigmoid(2u), with u = sqrt(2 / pi) * (x + 0.044715 x^3)."""
+    build = e.build
+    cube = build.fmul(build.fmul(value, value), value)
+    inner = e.multiply_add(cube, e.floats(0.044715), value)
+    return e.sigmoid_product(value, build.fmul(inner, e.floats(2 * math.sqrt(2 / math.pi))))
+
+
+ACTIVATIONS = {"silu": _silu, "gelu_tanh": _gelu_tanh}
+
+
+def emit_gated_activation(e: Emitter, activation: str) -> None:
+    """operand[row] = activation(gate[row]) * up[row]"""
+    function = ACTIVATIONS[activation]
+    with operation(e, f"gated_{activation}") as op:
+        width, stride = op.integer(ActivationField.WIDTH), op.integer(ActivationField.STRIDE)
+        first, last = op.share(op.step_integer(op.integer(ActivationField.ROWS)))
+        with e.loop(first, last) as row:
+            gate = e.at(op.address(ActivationField.INPUT), e.mul(row, stride), F32)
+            up = e.at(gate, op.integer(ActivationField.UP_OFFSET), F32)
+            writer = OperandWriter(op, row, width)
+            with e.loop(0, e.div(width, 32)) as group:
+                places = [e.add(e.mul(group, 32), offset) for offset in (0, 16)]
+                halves = [
+                    e.build.fmul(function(e, e.load_floats(gate, place)), e.load_floats(up, place)) for place in places
+                ]
+                writer.write_group(group, *halves)
+
+
+def emit_soft_cap(e: Emitter) -> None:
+    """input[row] = cap * tanh(input[row] / cap), in place; threads share the columns of all rows."""
+    with operation(e, "soft_cap") as op:
+        stride = op.integer(ActivationField.STRIDE)
+        cap = e.splat(op.float(ActivationField.CAP))
+        values = op.address(ActivationField.INPUT)
+        first, last = op.share(e.div(e.mul(op.step_integer(op.integer(ActivationField.ROWS)), stride), 16))
+        with e.loop(first, last) as index:
+            place = e.mul(index, 16)
+            e.store_floats(e.soft_cap(e.load_floats(values, place), cap), values, place)

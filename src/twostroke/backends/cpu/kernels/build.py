@@ -1,0 +1,31 @@
+"""All kernels of a model shape as one LLVM module."""
+
+from __future__ import annotations
+
+from llvmlite import ir
+
+from twostroke.backends.cpu.isa import InstructionSet
+from twostroke.backends.cpu.kernels.activation import emit_gated_activation, emit_soft_cap
+from twostroke.backends.cpu.kernels.attention import emit_attention
+from twostroke.backends.cpu.kernels.emitter import Emitter
+from twostroke.backends.cpu.kernels.matmul import emit_matmul
+from twostroke.backends.cpu.kernels.norms import emit_norm, emit_norm_add, emit_quantise
+from twostroke.backends.cpu.kernels.rope_kv import emit_rope_and_store
+from twostroke.backends.cpu.kernels.threads import emit_threads
+from twostroke.backends.cpu.shape import KernelShape
+
+
+def module_text(shape: KernelShape, isa: InstructionSet) -> str:
+    module = ir.Module("twostroke_cpu")
+    emitter = Emitter(module, isa)
+    for kind in shape.tile_kinds:
+        emit_matmul(emitter, kind)
+    emit_norm(emitter)
+    emit_norm_add(emitter)
+    emit_quantise(emitter)
+    emit_gated_activation(emitter, shape.activation)
+    emit_soft_cap(emitter)
+    emit_rope_and_store(emitter, shape)
+    emit_attention(emitter, shape)
+    emit_threads(emitter)
+    return str(module)

@@ -1,0 +1,67 @@
+"""RMSNorm, and writing rows as the input of a matrix product. A row is one thread's work."""
+
+from __future__ import annotations
+
+from twostroke.backends.cpu.arguments import NormField, StepField
+from twostroke.backends.cpu.kernels.emitter import F32, F32X16, I32, I64, Emitter, Value
+from twostroke.backends.cpu.kernels.operation import OperandWriter, operation
+
+
+def inverse_rms(e: Emitter, values: Value, width: Value, epsilon: Value) -> Value:
+    """1 / sqrt(mean of squares + epsilon), in all lanes; the width is a multiple of 16."""
+    total = e.variable(F32X16, e.floats(0.0))
+    with e.loop(0, width, 16) as index:
+        value = e.load_floats(values, index)
+        total.value = e.multiply_add(value, value, total.value)
+    mean = e.build.fdiv(e.reduce_sum(total.value), e.build.sitofp(width, F32))
+    return e.splat(e.build.fdiv(F32(1.0), e.square_root(e.build.fadd(mean, epsilon))))
+
+
+def emit_norm(e: Emitter) -> None:
+    """operand[row] = norm(input[row]) * weight; the rows are all, or those whose logits are wanted."""
+    with operation(e, "norm") as op:
+        width, weight = op.integer(NormField.WIDTH), op.address(NormField.WEIGHT)
+        gathered = e.is_nonzero(op.integer(NormField.GATHER))
+        first, last = op.share(op.step_integer(op.integer(NormField.ROWS)))
+        with e.loop(first, last) as row:
+            source = e.variable(I64, row)
+            with e.when(gathered):
+                source.value = e.build.sext(e.load_at(I32, op.step_address(StepField.LOGIT_ROWS), row), I64)
+            values = e.at(op.address(NormField.INPUT), e.mul(source.value, width), F32)
+            inverse = inverse_rms(e, values, width, op.float(NormField.EPSILON))
+            writer = OperandWriter(op, row, width)
+            with e.loop(0, e.div(width, 32)) as group:
+                halves = []
+                for offset in (0, 16):
+                    place = e.add(e.mul(group, 32), offset)
+                    normed = e.build.fmul(e.load_floats(values, place), inverse)
+                    halves.append(e.build.fmul(normed, e.load_floats(weight, place)))
+                writer.write_group(group, *halves)
+
+
+def emit_norm_add(e: Emitter) -> None:
+    """add_to[row] += norm(input[row]) * weight: a block's output joining the residual."""
+    with operation(e, "norm_add") as op:
+        width, weight = op.integer(NormField.WIDTH), op.address(NormField.WEIGHT)
+        first, last = op.share(op.step_integer(op.integer(NormField.ROWS)))
+        with e.loop(first, last) as row:
+            values = e.at(op.address(NormField.INPUT), e.mul(row, width), F32)
+            target = e.at(op.address(NormField.ADD_TO), e.mul(row, width), F32)
+            inverse = inverse_rms(e, values, width, op.float(NormField.EPSILON))
+            with e.loop(0, width, 16) as place:
+                normed = e.build.fmul(e.load_floats(values, place), inverse)
+                product = e.build.fmul(normed, e.load_floats(weight, place))
+                e.store_floats(e.build.fadd(e.load_floats(target, place), product), target, place)
+
+
+def emit_quantise(e: Emitter) -> None:
+    """operand[row] = input[row], as it is."""
+    with operation(e, "quantise") as op:
+        width = op.integer(NormField.WIDTH)
+        first, last = op.share(op.step_integer(op.integer(NormField.ROWS)))
+        with e.loop(first, last) as row:
+            values = e.at(op.address(NormField.INPUT), e.mul(row, width), F32)
+            writer = OperandWriter(op, row, width)
+            with e.loop(0, e.div(width, 32)) as group:
+                place = e.mul(group, 32)
+                writer.write_group(group, e.load_floats(values, place), e.load_floats(values, e.add(place, 16)))

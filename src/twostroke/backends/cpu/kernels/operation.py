@@ -1,0 +1,99 @@
+"""The shape every operation of the tape shares: its argument record, the step's record, and this thread's part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import IntEnum
+
+from twostroke.backends.cpu.arguments import OperandField
+from twostroke.backends.cpu.kernels.emitter import F32, I8X16, I32, I64, POINTER, Emitter, Value
+
+PARAMETERS = (
+    ("arguments", POINTER),
+    ("step", POINTER),
+    ("thread", I64),
+    ("threads", I64),
+    ("scratch", POINTER),
+)
+
+
+class Operation:
+    def __init__(self, emitter: Emitter, values: list[Value]) -> None:
+        self.emitter = emitter
+        self.arguments, self.step, self.thread, self.threads, self.scratch = values
+
+    def integer(self, field: IntEnum) -> Value:
+        return self.emitter.load_at(I64, self.arguments, int(field))
+
+    def address(self, field: IntEnum) -> Value:
+        return self.emitter.pointer(self.integer(field))
+
+    def float(self, field: IntEnum) -> Value:
+        bits = self.emitter.build.trunc(self.integer(field), I32)
+        return self.emitter.build.bitcast(bits, F32)
+
+    def step_integer(self, field: Value | int) -> Value:
+        return self.emitter.load_at(I64, self.step, field)
+
+    def step_address(self, field: Value | int) -> Value:
+        return self.emitter.pointer(self.step_integer(field))
+
+    def share(self, count: Value) -> tuple[Value, Value]:
+        """This thread's contiguous part of `count` items."""
+        e = self.emitter
+        first = e.div(e.mul(count, self.thread), self.threads)
+        return first, e.div(e.mul(count, e.add(self.thread, 1)), self.threads)
+
+
+@contextmanager
+def operation(emitter: Emitter, name: str) -> Iterator[Operation]:
+    with emitter.function(name, PARAMETERS) as values:
+        yield Operation(emitter, values)
+
+
+class OperandWriter:
+    """Writes one row of a matrix product's input, as floats, quantised in groups of 32, or both."""
+
+    def __init__(self, op: Operation, row: Value, width: Value) -> None:
+        e = self._emitter = op.emitter
+        addresses = {field: op.integer(field) for field in OperandField}
+        self._has_floats = e.is_nonzero(addresses[OperandField.FLOATS])
+        self._has_quantised = e.is_nonzero(addresses[OperandField.QUANTISED])
+        groups = e.mul(row, e.div(width, 32))
+        self._floats = e.at(e.pointer(addresses[OperandField.FLOATS]), e.mul(row, width), F32)
+        self._quantised = e.at(e.pointer(addresses[OperandField.QUANTISED]), e.mul(row, width))
+        self._scales, self._sums = (
+            e.at(e.pointer(addresses[field]), groups, F32) for field in (OperandField.SCALES, OperandField.SUMS)
+        )
+        self._offsets = e.at(e.pointer(addresses[OperandField.OFFSETS]), groups, I32)
+
+    def write_group(self, group: Value, low: Value, high: Value) -> None:
+        """The 32 values of a group, in two vectors."""
+        e = self._emitter
+        with e.when(self._has_floats):
+            e.store_floats(low, self._floats, e.mul(group, 32))
+            e.store_floats(high, self._floats, e.add(e.mul(group, 32), 16))
+        with e.when(self._has_quantised):
+            self._quantise(group, (low, high))
+
+    def _quantise(self, group: Value, halves: tuple[Value, Value]) -> None:
+        """Scale by the largest magnitude over 127, round to nearest. NaN and infinity make the scale so, too."""
+        e = self._emitter
+        build = e.build
+        largest = e.reduce_maximum(e.maximum(*(e.magnitude(half) for half in halves)))
+        floor = largest.type(1e-20)
+        largest = build.select(build.fcmp_ordered("<", largest, floor), floor, largest)
+        scale = build.fmul(largest, largest.type(1 / 127))
+        inverse = e.splat(build.fdiv(largest.type(127.0), largest))
+        total = None
+        for index, half in enumerate(halves):
+            bits = e.nearest_bits(build.fmul(half, inverse))
+            numbers = build.sub(bits, e.ints(0x4B400000))
+            place = e.at(self._quantised, e.add(e.mul(group, 32), 16 * index))
+            e.store(build.trunc(numbers, I8X16), place)
+            total = numbers if total is None else build.add(total, numbers)
+        count = e.reduce_sum(total)
+        e.store(scale, e.at(self._scales, group, F32), 4)
+        e.store(build.fmul(build.sitofp(count, F32), scale), e.at(self._sums, group, F32), 4)
+        e.store(build.mul(count, count.type(-128)), e.at(self._offsets, group, I32), 4)

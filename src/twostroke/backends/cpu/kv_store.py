@@ -1,0 +1,57 @@
+"""The memory behind the KV blocks, in f16, and where each token of a step lies in it. K and V of one block and one KV
+head are together (`kernels/rope_kv.py` says how). What is stored is finite: kernels saturate, and blocks start as
+zeros, so a stale entry under a mask can never spoil a sum."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from twostroke.backends.cpu.memory import Bytes, zeros
+from twostroke.backends.cpu.shape import KernelShape
+from twostroke.backends.host.batch import Batch
+from twostroke.core.kv_layout import KVLayout
+
+Int32Array = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPlace:
+    group: int
+    memory: Bytes  # [num_blocks, kv_heads, block_bytes]
+
+
+class KVStore:
+    def __init__(self, layout: KVLayout, num_kv_heads: int, shape: KernelShape) -> None:
+        self._layout = layout
+        self.places: dict[int, LayerPlace] = {}
+        for index, group in enumerate(layout.groups):
+            size = (len(group.layers), group.num_blocks, num_kv_heads, shape.block_bytes)
+            memory: Bytes = zeros(size, np.uint8)  # type: ignore[assignment]
+            for position, layer in enumerate(group.layers):
+                self.places[layer] = LayerPlace(index, memory[position])
+
+    def slots(self, batch: Batch) -> list[Int32Array]:
+        """For each group, where every token goes: block * block_size + offset  # [num_tokens]. Raises where the step
+        would read or write a block that was never granted: native code would not notice."""
+        size = self._layout.block_size
+        segments = np.repeat(np.arange(batch.num_segments), batch.segment_count)  # [num_tokens]
+        indices, offsets = np.divmod(batch.positions, size)
+        last = (batch.segment_start + batch.segment_count - 1) // size  # [num_segments]
+        found = []
+        for group, table in zip(self._layout.groups, batch.tables, strict=True):
+            oldest = np.zeros_like(batch.segment_start)
+            if group.window is not None:
+                oldest = np.maximum(batch.segment_start - group.window + 1, 0)
+            used = int(last.max()) + 1
+            if used > table.shape[1]:
+                raise IndexError("a step holds a position beyond the context this backend was created for")
+            columns = np.arange(used)
+            read = (columns >= (oldest // size)[:, None]) & (columns <= last[:, None])
+            entries = table[:, :used][read]
+            if ((entries < 0) | (entries >= group.num_blocks)).any():
+                raise IndexError("a step reads or writes a position whose KV block was never granted")
+            found.append((table[segments, indices] * size + offsets).astype(np.int32))
+        return found

@@ -1,0 +1,54 @@
+"""Memory that kernels read and write: anonymous maps, zero until touched, on lines of 64 bytes and in huge pages where
+the system gives them."""
+
+from __future__ import annotations
+
+import mmap
+
+import numpy as np
+import numpy.typing as npt
+
+LINE_BYTES = 64
+_HUGE_PAGE_BYTES = 1 << 21
+
+Bytes = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
+
+
+class Arena:
+    """A fixed number of bytes, handed out piece by piece; it lives as long as any piece does."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self._map = mmap.mmap(-1, num_bytes + 2 * LINE_BYTES)
+        if num_bytes > _HUGE_PAGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
+            self._map.madvise(mmap.MADV_HUGEPAGE)
+        self._bytes: Bytes = np.frombuffer(self._map, dtype=np.uint8)
+        self._used = -self._bytes.ctypes.data % LINE_BYTES
+
+    def take(self, num_bytes: int) -> Bytes:
+        piece = self._bytes[self._used : self._used + num_bytes]
+        if len(piece) != num_bytes:
+            raise MemoryError(f"an arena has {len(self._bytes) - self._used} bytes left, not {num_bytes}")
+        self._used += padded(num_bytes, LINE_BYTES)
+        return piece
+
+
+def zeros(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[np.generic]:
+    """An array of its own on a line of 64 bytes."""
+    kind = np.dtype(dtype)
+    count = int(np.prod(shape, dtype=np.int64))
+    return Arena(max(1, count * kind.itemsize)).take(count * kind.itemsize).view(kind).reshape(shape)
+
+
+def float_zeros(*shape: int) -> Floats:
+    array: Floats = zeros(shape, np.float32)  # type: ignore[assignment]
+    return array
+
+
+def address_of(array: npt.NDArray[np.generic] | None) -> int:
+    """0 stands for absent."""
+    return 0 if array is None else int(array.ctypes.data)
+
+
+def padded(count: int, multiple: int) -> int:
+    return -(-count // multiple) * multiple

@@ -1,0 +1,247 @@
+"""The step program: a tape of operations built once for a model and a capacity, which every thread runs from end to
+end over its own part. A step only fills in the step record. Entries that write apart need no barrier between them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from twostroke.backends.cpu.arguments import (
+    ROW_MULTIPLE,
+    ActivationField,
+    AttentionField,
+    KVGroupField,
+    MatmulField,
+    NormField,
+    OperandField,
+    RopeField,
+    StepField,
+    TapeField,
+    float_bits,
+)
+from twostroke.backends.cpu.compile import NativeCode
+from twostroke.backends.cpu.kv_store import KVStore
+from twostroke.backends.cpu.memory import Bytes, Floats, address_of, float_zeros, padded, zeros
+from twostroke.backends.cpu.rotation import RotationTable
+from twostroke.backends.cpu.weights import LayerWeights, Projection, Weights
+from twostroke.models.spec import ModelSpec, RopeSpec
+
+Record = npt.NDArray[np.int64]
+NO_WINDOW = 1 << 30
+
+
+class Tape:
+    """Entries in the order they run."""
+
+    def __init__(self, code: NativeCode) -> None:
+        self._code = code
+        self._entries: list[tuple[int, int, int]] = []
+        self._records: list[Record] = []
+
+    def add(self, function: str, fields: Mapping[IntEnum, int], *, barrier: bool = True) -> None:
+        """One operation; fields that are not given are 0."""
+        record = np.zeros(max(fields) + 16, dtype=np.int64)
+        for field, value in fields.items():
+            record[field] = value
+        self._records.append(record)  # keeps it where the tape points
+        self._entries.append((self._code.address(function), address_of(record), int(barrier)))
+
+    def entries(self) -> Record:
+        """[operations, fields of an entry]. The caller keeps the tape alive."""
+        assert len(TapeField) == 3
+        return np.array(self._entries, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Operand:
+    """The input of a projection, in the forms that some projection reads."""
+
+    floats: Floats  # [rows, width]
+    quantised: Bytes  # [rows, width], signed
+    scales: Floats  # [rows, width / 32]
+    sums: Floats
+    offsets: npt.NDArray[np.generic]
+
+    @staticmethod
+    def create(rows: int, width: int) -> Operand:
+        quantised: Bytes = zeros((rows, width), np.uint8)  # type: ignore[assignment]
+        groups = (rows, width // 32)
+        return Operand(
+            float_zeros(rows, width), quantised, float_zeros(*groups), float_zeros(*groups), zeros(groups, np.int32)
+        )
+
+    def fields(self, *, floats: bool, quantised: bool) -> dict[IntEnum, int]:
+        found: dict[IntEnum, int] = {}
+        if floats:
+            found[OperandField.FLOATS] = address_of(self.floats)
+        if quantised:
+            found |= {
+                OperandField.QUANTISED: address_of(self.quantised),
+                OperandField.SCALES: address_of(self.scales),
+                OperandField.SUMS: address_of(self.sums),
+                OperandField.OFFSETS: address_of(self.offsets),
+            }
+        return found
+
+    def fields_for(self, projection: Projection) -> dict[IntEnum, int]:
+        return self.fields(floats=projection.reads_floats, quantised=projection.reads_quantised)
+
+
+class Program:
+    """The tape of a model, with the buffers its operations pass on to each other."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        weights: Weights,
+        kv: KVStore,
+        rotations: Mapping[RopeSpec, RotationTable],
+        code: NativeCode,
+        *,
+        max_tokens: int,
+        max_logits: int,
+    ) -> None:
+        self._spec, self._kv, self._rotations = spec, kv, rotations
+        self.max_tokens, self.max_logits = max_tokens, max_logits
+        rows, self._query_width = padded(max_tokens, ROW_MULTIPLE), spec.num_heads * spec.head_dim
+        widest = max(max(layer.attention_in.width, layer.mlp_in.width) for layer in weights.layers)
+        self.hidden = float_zeros(rows, spec.hidden_size)
+        self.logits = float_zeros(padded(max_logits, ROW_MULTIPLE), weights.head.width)
+        self._projected = float_zeros(rows, widest)
+        self._block_output = float_zeros(rows if spec.sandwich_norms else 0, spec.hidden_size)
+        self._normed = Operand.create(rows, spec.hidden_size)
+        self._mixed = Operand.create(rows, self._query_width)
+        self._gated = Operand.create(rows, spec.intermediate_size)
+        self._tape = Tape(code)
+        for index, layer in enumerate(weights.layers):
+            self._add_attention(index, layer)
+            self._add_mlp(layer)
+        self._add_head(weights)
+        self.entries = self._tape.entries()
+
+    def _add_attention(self, index: int, layer: LayerWeights) -> None:
+        spec, place = self._spec, self._kv.places[index]
+        q_column, k_column, v_column = layer.attention_in.columns
+        stride = layer.attention_in.width
+        group = int(StepField.KV_GROUPS) + len(KVGroupField) * place.group
+        self._add_norm(self._normed, layer.attention_norm, layer.attention_in)
+        self._add_projection(layer.attention_in, self._normed, self._projected)
+        rotation = self._rotations[spec.layers[index].rope]
+        assert q_column == 0
+        rope: dict[IntEnum, int] = {
+            RopeField.INPUT: address_of(self._projected),
+            RopeField.STRIDE: stride,
+            RopeField.NUM_HEADS: spec.num_heads,
+            RopeField.NUM_KV_HEADS: spec.num_kv_heads,
+            RopeField.K_OFFSET: k_column,
+            RopeField.V_OFFSET: v_column,
+            RopeField.Q_NORM: address_of(layer.q_norm),
+            RopeField.K_NORM: address_of(layer.k_norm),
+            RopeField.EPSILON: float_bits(spec.norm_eps),
+            RopeField.COSINES: address_of(rotation.cosines),
+            RopeField.SINES: address_of(rotation.sines),
+            RopeField.HALF: rotation.half,
+            RopeField.STORE: address_of(place.memory),
+            RopeField.GROUP: group,
+        }
+        self._tape.add("rope_and_store", rope)
+        attention: dict[IntEnum, int] = {
+            AttentionField.QUERIES: address_of(self._projected),
+            AttentionField.STRIDE: stride,
+            AttentionField.NUM_KV_HEADS: spec.num_kv_heads,
+            AttentionField.STORE: address_of(place.memory),
+            AttentionField.GROUP: group,
+            AttentionField.WINDOW: spec.layers[index].window or NO_WINDOW,
+            AttentionField.SCALE: float_bits(spec.attention_scale),
+            AttentionField.CAP: float_bits(spec.attention_softcap or 1.0),
+            AttentionField.OUTPUT: address_of(self._mixed.floats),
+            AttentionField.OUTPUT_STRIDE: self._query_width,
+        }
+        self._tape.add("attention", attention)
+        if layer.attention_out.reads_quantised:
+            self._add_quantise(self._mixed, self._query_width)
+        self._add_to_residual(layer.attention_out, self._mixed, layer.post_attention_norm)
+
+    def _add_mlp(self, layer: LayerWeights) -> None:
+        spec = self._spec
+        self._add_norm(self._normed, layer.mlp_norm, layer.mlp_in)
+        self._add_projection(layer.mlp_in, self._normed, self._projected)
+        activation: dict[IntEnum, int] = {
+            ActivationField.INPUT: address_of(self._projected),
+            ActivationField.STRIDE: layer.mlp_in.width,
+            ActivationField.UP_OFFSET: layer.mlp_in.columns[1],
+            ActivationField.WIDTH: spec.intermediate_size,
+            ActivationField.ROWS: StepField.NUM_TOKENS,
+        }
+        self._tape.add(f"gated_{spec.activation}", activation | self._gated.fields_for(layer.mlp_out))
+        self._add_to_residual(layer.mlp_out, self._gated, layer.post_mlp_norm)
+
+    def _add_head(self, weights: Weights) -> None:
+        cap = self._spec.logits_softcap
+        self._add_norm(self._normed, weights.final_norm, weights.head, logits_only=True)
+        self._add_projection(weights.head, self._normed, self.logits, rows=StepField.NUM_LOGITS)
+        if cap is not None:
+            fields: dict[IntEnum, int] = {
+                ActivationField.INPUT: address_of(self.logits),
+                ActivationField.STRIDE: weights.head.width,
+                ActivationField.ROWS: StepField.NUM_LOGITS,
+                ActivationField.CAP: float_bits(cap),
+            }
+            self._tape.add("soft_cap", fields)
+
+    def _norm_fields(self, source: Floats, weight: Floats | None) -> dict[IntEnum, int]:
+        return {
+            NormField.INPUT: address_of(source),
+            NormField.WIDTH: source.shape[1],
+            NormField.WEIGHT: address_of(weight),
+            NormField.EPSILON: float_bits(self._spec.norm_eps),
+            NormField.ROWS: StepField.NUM_TOKENS,
+        }
+
+    def _add_norm(self, operand: Operand, weight: Floats, reader: Projection, *, logits_only: bool = False) -> None:
+        fields = self._norm_fields(self.hidden, weight) | operand.fields_for(reader)
+        if logits_only:
+            fields |= {NormField.ROWS: StepField.NUM_LOGITS, NormField.GATHER: 1}
+        self._tape.add("norm", fields)
+
+    def _add_quantise(self, operand: Operand, width: int) -> None:
+        fields = self._norm_fields(operand.floats, None) | operand.fields(floats=False, quantised=True)
+        self._tape.add("quantise", fields | {NormField.WIDTH: width})
+
+    def _add_projection(
+        self,
+        projection: Projection,
+        operand: Operand,
+        output: Floats,
+        *,
+        rows: StepField = StepField.NUM_TOKENS,
+        accumulate: bool = False,
+    ) -> None:
+        """Its parts write columns of their own: one barrier, after the last."""
+        for part in projection.parts:
+            matrix = part.matrix
+            fields: dict[IntEnum, int] = {
+                MatmulField.WEIGHTS: address_of(matrix.data),
+                MatmulField.DEPTH: matrix.depth,
+                MatmulField.NUM_TILES: matrix.num_tiles,
+                MatmulField.ROWS: rows,
+                MatmulField.OUTPUT: address_of(output) + 4 * part.column,
+                MatmulField.OUTPUT_STRIDE: projection.width,
+                MatmulField.BIAS: address_of(part.bias),
+                MatmulField.ACCUMULATE: int(accumulate),
+            }
+            fields |= operand.fields(floats=True, quantised=True)
+            self._tape.add(f"matmul_{matrix.kind.name.lower()}", fields, barrier=part is projection.parts[-1])
+
+    def _add_to_residual(self, projection: Projection, operand: Operand, norm: Floats | None) -> None:
+        """A block's output joins the residual, through a norm of its own where the model has one."""
+        if norm is None:
+            self._add_projection(projection, operand, self.hidden, accumulate=True)
+            return
+        self._add_projection(projection, operand, self._block_output)
+        fields = self._norm_fields(self._block_output, norm)
+        self._tape.add("norm_add", fields | {NormField.ADD_TO: address_of(self.hidden)})

@@ -1,0 +1,32 @@
+"""Cosines and sines of the rotary embedding, by position, computed when a position is first reached. They are filled in
+runs of fixed places, so a position's numbers are the same whatever was asked for first."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from twostroke.backends.cpu.memory import float_zeros
+from twostroke.models.spec import RopeSpec
+
+_RUN = 1024
+
+
+class RotationTable:
+    def __init__(self, rope: RopeSpec, max_context: int) -> None:
+        self._frequencies = rope.inverse_frequencies(max_context)
+        self._factor = rope.attention_factor
+        self._filled = 0
+        self.half = len(self._frequencies)
+        # Memory is untouched, and so costs nothing, until it is filled.
+        self.cosines = float_zeros(max_context, self.half)
+        self.sines = float_zeros(max_context, self.half)
+
+    def reach(self, position: int) -> None:
+        """Make positions up to this one available."""
+        while self._filled <= position:
+            end = min(self._filled + _RUN, len(self.cosines))
+            # In float64: at position 100,000 a float32 angle is off by a hundredth of a radian.
+            angles = np.arange(self._filled, end)[:, None] * self._frequencies
+            self.cosines[self._filled : end] = np.cos(angles) * self._factor
+            self.sines[self._filled : end] = np.sin(angles) * self._factor
+            self._filled = end

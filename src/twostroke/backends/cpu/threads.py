@@ -1,0 +1,67 @@
+"""The threads of one engine: they live in native code between steps, spinning a while and then asleep, and never need
+Python's lock to start working."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+import weakref
+
+import numpy as np
+import numpy.typing as npt
+
+from twostroke.backends.cpu.arguments import POOL_LINE, PoolField
+from twostroke.backends.cpu.compile import NativeCode
+from twostroke.backends.cpu.memory import address_of, padded, zeros
+from twostroke.core.errors import BackendError
+
+_Record = npt.NDArray[np.int64]
+
+
+class ThreadPool:
+    """Runs a tape on `threads` threads, the caller being one of them. One step at a time."""
+
+    def __init__(self, code: NativeCode, threads: int, scratch_bytes: int) -> None:
+        self.threads = threads
+        self._process = os.getpid()
+        self._scratch = zeros((threads, padded(scratch_bytes, 4096)), np.uint8)
+        self._pool: _Record = zeros((int(PoolField.FLAGS) + POOL_LINE * (threads + 1),), np.int64)  # type: ignore[assignment]
+        self._pool[PoolField.THREADS] = threads
+        self._pool[PoolField.SCRATCH] = address_of(self._scratch)
+        self._pool[PoolField.SCRATCH_BYTES] = self._scratch.shape[1]
+        self._address = address_of(self._pool)
+        self._run_step = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(code.address("run_step"))
+        ctypes.CFUNCTYPE(None, ctypes.c_void_p)(code.address("initialise_pool"))(self._address)
+        self._workers: list[threading.Thread] = []
+        # What threads use is kept alive by the finalizer until they are gone.
+        kept = (code, self._pool, self._scratch)
+        publish = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)(code.address("publish"))
+        self.close = weakref.finalize(self, _stop, publish, self._address, self._workers, kept)
+        work = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)(code.address("work"))
+        try:
+            for index in range(1, threads):
+                worker = threading.Thread(target=work, args=(self._address, index), name=f"cpu-{index}", daemon=True)
+                worker.start()
+                self._workers.append(worker)
+        except RuntimeError as error:
+            self.close()
+            raise BackendError(f"the system would not start {threads} threads; ask for fewer") from error
+
+    def run(self, tape: _Record, step: _Record) -> None:
+        """Every operation of the tape, on every thread; returns when all are done."""
+        if os.getpid() != self._process:
+            raise BackendError("the cpu backend cannot be used in a forked process: create the engine there")
+        if not self.close.alive:
+            raise BackendError("the cpu backend is closed")
+        self._pool[PoolField.TAPE] = address_of(tape)
+        self._pool[PoolField.TAPE_LENGTH] = len(tape)
+        self._pool[PoolField.STEP] = address_of(step)
+        self._run_step(self._address)
+
+
+def _stop(publish: ctypes._CFuncPtr, address: int, workers: list[threading.Thread], kept: object) -> None:
+    if workers and workers[0].is_alive():  # in a forked child they are not, and there is nobody to tell
+        publish(address, -1)
+        for worker in workers:
+            worker.join()
