@@ -84,7 +84,6 @@ class KVLedger:
         """The longest prefix that every group can serve, always at least one token short of the known tokens, so that
         something is left to compute. A full group needs all of its blocks, a window only those still readable."""
         groups, block_size = self.layout.groups, self.layout.block_size
-        has_full_group = any(group.window is None for group in groups)
         chain = self._chain(sequence)
         entries: list[PrefixEntry | None] = []
         best_blocks = 0
@@ -102,12 +101,8 @@ class KVLedger:
                 # The last block itself is always asked for: a window of one token would match without evidence.
                 first_needed = min(index, self._first_needed(group, (index + 1) * block_size))
                 serves_all = serves_all and run_starts[number] <= first_needed
-            if (
-                has_full_group
-                and not serves_all
-                and any(start and group.window is None for group, start in zip(groups, run_starts, strict=True))
-            ):
-                break
+            if any(start and group.window is None for group, start in zip(groups, run_starts, strict=True)):
+                break  # a full group misses a block: nothing longer can be served
             entries.append(entry)
             if serves_all:
                 best_blocks = index + 1
