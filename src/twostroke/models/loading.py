@@ -38,7 +38,6 @@ def _load_gguf(path: Path, name: str) -> Checkpoint:
     file = open_gguf(path)
     settings = Fields(path.name, file.metadata)
     architecture = settings.text("general.architecture")
-    settings.refuse_unless({"split.count": (0, 1)})  # one part of a model that lies in several files
     family = family_of_gguf(architecture)
     fields = Fields(path.name, file.metadata, prefix=f"{architecture}.")
     spec = family.spec_from_gguf(fields, file.tensors)
