@@ -37,9 +37,8 @@ def test_two_streams_move_side_by_side(llm: LLM) -> None:
 
     def read(name: str) -> None:
         start.wait()
-        for event in llm.stream(f"{name} counts: one, two,", replace(GREEDY, max_tokens=24)):
-            if isinstance(event, TokenEvent):
-                order.append(name)
+        stream = llm.stream(f"{name} counts: one, two,", replace(GREEDY, max_tokens=24))
+        order.extend(name for event in stream if isinstance(event, TokenEvent))
 
     threads = [threading.Thread(target=read, args=(name,)) for name in ("Ann", "Bob")]
     for thread in threads:
