@@ -80,7 +80,7 @@ def _cgroup_folders(root: Path, controller: str) -> list[Path]:
     except (OSError, UnicodeDecodeError):
         return []
     for line in lines:
-        _, controllers, path = (line.split(":", 2) + ["", ""])[:3]
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
         if controller in controllers.split(","):
             folder = top / path.lstrip("/")
             chain = [folder, *folder.parents]
