@@ -88,6 +88,7 @@ def test_pull_prints_where_the_model_is(smollm2_path: Path) -> None:
         (("run", "smollm2", "hi", "--temperature", "-1"), "temperature"),
         (("run", "smollm2", "hi", "--backend", "quantum"), "reference"),
         (("run", "smollm2", "hi", "--kv-memory", "lots"), "not a size"),
+        (("run", "smollm2", "hi", "--raw", "--system", "Be brief."), "--system"),
         (("run", "smollm2", "hi", "--kv-memory", "900TB"), "this machine has"),
         (("run", "smollm2", "hi", "--threads", "100000"), "threads"),
         (("run", "smollm2", "hi", "--max-tokens-per-step", "1000000000"), "max_tokens_per_step"),

@@ -50,6 +50,8 @@ def run(
     console = Console(stderr=True, quiet=as_json)
     config = options.engine_config(backend, threads, max_context, kv_memory, max_tokens_per_step, prefix_caching=True)
     sampling = options.sampling_params(max_tokens, temperature, top_k, top_p, min_p, repetition_penalty, seed, stop)
+    if raw and system is not None:
+        raise BadRequestError("--raw uses no chat template, so there is no place for --system")
     text = _prompt_text(prompt)
     with session.load(model, config, console, verbose=verbose) as llm:
         prompt_ids = _prompt_ids(llm, text, system, raw)
