@@ -3,6 +3,9 @@ the prefix cache had kept."""
 
 from __future__ import annotations
 
+import io
+import sys
+
 from rich.console import Console
 
 from twostroke.cli import options, session
@@ -33,6 +36,8 @@ def chat(
 ) -> None:
     """Talk with a model. After each turn a line shows both phases and the prefix-cache hit: history is read once."""
     console = Console(stderr=True)
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")  # a stray byte is no reason to end a conversation
     config = options.engine_config(backend, threads, max_context, kv_memory, max_tokens_per_step, prefix_caching)
     sampling = options.sampling_params(max_tokens, temperature, top_k, top_p, min_p, repetition_penalty, seed, stop)
     opening = [{"role": "system", "content": system}] if system is not None else []
@@ -55,7 +60,9 @@ def chat(
             try:
                 result = session.stream_answer(llm, llm.chat_token_ids(turn), sampling, console)
             except BadRequestError as error:
-                console.print(f"{error}. /reset starts a new conversation.", style="yellow", highlight=False)
+                console.print(
+                    f"{error}. /reset starts a new conversation.", style="yellow", highlight=False, markup=False
+                )
                 continue
             except KeyboardInterrupt:
                 console.print("\n(stopped; this turn is forgotten)", style="dim")
