@@ -81,7 +81,7 @@ def test_generators_are_imported_on_a_miss_only(cache: Path) -> None:
     """They are slow to import, and a second process has no need of them."""
     program = (
         "import sys; from tests.backends.cpu.native import code_for; from twostroke.backends.cpu.isa import choose;"
-        "code_for(choose()); print('llvmlite.ir' in sys.modules)"
+        "code_for(choose()); print('twostroke.backends.cpu.kernels.emitter' in sys.modules)"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     runs = [
