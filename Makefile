@@ -44,7 +44,7 @@ BENCH_OPTIONS = $(if $(ENGINES),--engines $(ENGINES)) $(if $(WORKLOADS),--worklo
   $(if $(THREADS),--threads $(THREADS)) $(if $(MODEL),--model $(MODEL)) $(if $(QUICK),--quick)
 
 bench-cpu: $(VENV)/.core   ## install the CPU peers in venvs of their own and measure all engines in turns
-	BENCH_COMMAND="make bench-cpu $(MAKEOVERRIDES)" $(BIN)/python -m bench.peers $(BENCH_OPTIONS)
+	BENCH_COMMAND="make bench-cpu $(filter-out BENCH_HOME=%,$(MAKEOVERRIDES))" $(BIN)/python -m bench.peers $(BENCH_OPTIONS)
 
 clean:   ## remove the venv and every cache of this folder
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build

@@ -87,16 +87,16 @@ def _install(home: Home, peer: str, recipe: Recipe) -> dict[str, Any]:
     pip = [str(home.python(peer)), "-m", "pip", "--disable-pip-version-check", "--no-input"]
     with tempfile.TemporaryDirectory(prefix="bench-download-") as downloads:
         started_s = time.perf_counter()
-        _run([sys.executable, "-m", "venv", str(home.venv(peer))], log, environment)
+        run_logged([sys.executable, "-m", "venv", str(home.venv(peer))], log, environment)
         into = (f"--{FETCH_FOLDERS[recipe.fetch]}", downloads)
-        _run([*pip, recipe.fetch, *into, *recipe.requirements], log, environment)
+        run_logged([*pip, recipe.fetch, *into, *recipe.requirements], log, environment)
         downloaded_s = time.perf_counter()
         # Exactly what was downloaded: so the bytes counted are the bytes installed.
         files = sorted(str(path) for path in Path(downloads).iterdir())
         download_mb = sum(Path(path).stat().st_size for path in files) / 1e6
-        _run([*pip, "install", "--no-deps", "--no-cache-dir", *files], log, environment)
+        run_logged([*pip, "install", "--no-deps", "--no-cache-dir", *files], log, environment)
         if recipe.remove:
-            _run([*pip, "uninstall", "--yes", *recipe.remove], log, environment)
+            run_logged([*pip, "uninstall", "--yes", *recipe.remove], log, environment)
         finished_s = time.perf_counter()
     if not _imports(home, peer):
         raise InstallError(f"{peer} was installed, but `import {recipe.imports}` fails; see {log}")
@@ -108,7 +108,7 @@ def _install(home: Home, peer: str, recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def _run(command: list[str], log: Path, environment: dict[str, str]) -> None:
+def run_logged(command: list[str], log: Path, environment: dict[str, str]) -> None:
     with log.open("ab") as file:
         status = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, env=environment, check=False).returncode
     if status:

@@ -79,6 +79,8 @@ def read_off(workload: Workload, prompts: Sequence[Sequence[int]], outputs: Sequ
             "wall_s": wall_s,
         }
     (output,), (prompt,) = outputs, prompts
+    if output.token_times_s[-1] <= output.token_times_s[0]:
+        raise ValueError("all tokens came at once: there is no time between them to measure")
     return {
         "prefill_tokens_per_s": len(prompt) / output.ttft_s,
         "decode_tokens_per_s": output.decode_tokens_per_s,

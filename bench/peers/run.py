@@ -108,7 +108,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say("interrupted: what was measured so far follows")
     finally:
         crew.end()
-    report.installs, report.facts, report.absent = crew.installs, crew.facts, crew.absent
+    report.installs, report.facts = crew.installs, crew.facts
+    # A page that is published names no folder of the machine that made it.
+    report.absent = {name: reason.replace(str(crew.home.folder), "bench") for name, reason in crew.absent.items()}
     report.duration_s = say.elapsed_s
     for heading, table in report.tables().items():
         print(f"\n{heading}\n{table}")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from bench.peers.crew import Crew
 from bench.peers.engines import Engine
 from bench.peers.guard import Guard
-from bench.peers.metrics import METRICS, Output, read_off
+from bench.peers.metrics import METRICS, Metric, Output, read_off
 from bench.peers.summary import Sample
 from bench.peers.worker import Worker
 from bench.peers.workloads import PromptSource, Workload
@@ -89,6 +89,11 @@ def _sample(
 
 def describe(sample: Sample) -> str:
     metrics = [metric for metric in METRICS if metric.workload == sample.workload and metric.name in sample.values]
-    figures = ", ".join(f"{metric.title[3:]} {sample.values[metric.name]:.{metric.digits}f}" for metric in metrics)
+    figures = ", ".join(f"{_short_title(metric)} {sample.values[metric.name]:.{metric.digits}f}" for metric in metrics)
     noise = f"  NOISY ({sample.disturbance})" if sample.disturbance.is_noisy else ""
     return f"{sample.workload} repetition {sample.repetition + 1}  {sample.engine:<16} {figures}{noise}"
+
+
+def _short_title(metric: Metric) -> str:
+    """Without the workload's name, which the line has already said."""
+    return metric.title.removeprefix(f"{metric.workload.upper()} ")

@@ -64,6 +64,7 @@ class Worker:
         except OSError:
             line = None
         if line is None:
+            self._lines.put(None)  # whoever asks next must learn it too
             raise WorkerError(f"{self.name} ended during {request['op']!r}: {self._last_words()}")
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:

@@ -10,9 +10,13 @@ import pytest
 from bench.peers.guard import Guard, ProcessorTimes, processor_times, shares, spin_s
 
 needs_proc = pytest.mark.skipif(not Path("/proc/stat").exists(), reason="reads /proc")
-BURN = (
-    "import time; end = time.process_time() + 0.3\nwhile time.process_time() < end: pass\nprint(1, flush=True); input()"
-)
+BURN = """
+import time
+while time.process_time() < 0.4:
+    pass
+print("burnt", flush=True)
+input()
+"""
 
 
 def test_what_is_not_ours_is_foreign():

@@ -35,6 +35,8 @@ def test_an_answer_of_the_wrong_length_is_refused():
     workload = Workload("w1", "", (100, 100), 3)
     with pytest.raises(ValueError, match="3 tokens were asked for and 2 came"):
         read_off(workload, [[0] * 100], [output(0.5, 0.6)])
+    with pytest.raises(ValueError, match="all tokens came at once"):
+        read_off(workload, [[0] * 100], [output(0.5, 0.5, 0.5)])
     with pytest.raises(ValueError, match="1 answers were asked for and 0 came"):
         read_off(workload, [[0] * 100], [])
 
