@@ -61,7 +61,7 @@ def ensure_converted(home: Home, source: Path, weights: str, say: Say) -> Path:
     ensure_installed(home, conversion.peer, say)
     say(f"{weights}: converting {origin.name}")
     target.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = target.with_name(f"unfinished-{target.name}")
+    unfinished = target.with_name(f"unfinished-{os.getpid()}-{target.name}")
     _remove(unfinished)
     names = {"SOURCE": str(origin), "TARGET": str(unfinished)}
     command = [str(home.python(conversion.peer)), *(names.get(word, word) for word in conversion.command)]
@@ -72,7 +72,10 @@ def ensure_converted(home: Home, source: Path, weights: str, say: Say) -> Path:
     if status or not unfinished.exists():
         _remove(unfinished)
         raise InstallError(f"{weights} could not be made (exit {status}); see {log}")
-    unfinished.rename(target)
+    if target.exists():  # another run was quicker
+        _remove(unfinished)
+    else:
+        unfinished.rename(target)
     return target
 
 

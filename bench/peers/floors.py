@@ -21,8 +21,8 @@ from twostroke.models.loading import load_checkpoint
 
 
 class Yardstick:
-    """One model's shape, and this machine's ceilings: the best of all the times they were measured in this run, since
-    a busy moment can only make them lower."""
+    """One model's shape, and this machine's ceilings: the best of all the times they were measured in this run (not
+    what an earlier day's cache holds), since a busy moment can only make them lower."""
 
     def __init__(self, source: Path, threads: int) -> None:
         self._checkpoint: Checkpoint = load_checkpoint(source, name=source.stem)
@@ -31,6 +31,8 @@ class Yardstick:
         needs = kv_needs(factory, self._checkpoint)
         self.shape: ModelShape = shape_of(self._checkpoint, [need.bytes_per_token for need in needs])
         self.ceilings: Ceilings = factory.ceilings(self._checkpoint, threads)
+        self.measured: list[Ceilings] = []
+        """Each measurement of this run: a virtual machine's ceilings move with its neighbours."""
 
     def measure(self) -> None:
         """Measure the ceilings once more; takes a fraction of a second."""
@@ -41,10 +43,13 @@ class Yardstick:
         rates = measure(isa.choose(), self._threads)
         quantised = any(kind.is_quantised for kind in tile_kinds(self._checkpoint))
         multiply_adds = rates.dot_multiply_adds_per_s if quantised else rates.float_multiply_adds_per_s
+        self.measured.append(
+            replace(self.ceilings, read_bytes_per_s=rates.read_bytes_per_s, multiply_adds_per_s=multiply_adds)
+        )
         self.ceilings = replace(
             self.ceilings,
-            read_bytes_per_s=max(self.ceilings.read_bytes_per_s, rates.read_bytes_per_s),
-            multiply_adds_per_s=max(self.ceilings.multiply_adds_per_s, multiply_adds),
+            read_bytes_per_s=max(found.read_bytes_per_s for found in self.measured),
+            multiply_adds_per_s=max(found.multiply_adds_per_s for found in self.measured),
         )
 
     def best_values(self, workload: Workload) -> dict[str, float]:

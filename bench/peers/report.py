@@ -35,6 +35,7 @@ class Report:
     facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     absent: Mapping[str, str] = field(default_factory=dict)
     ceilings: Ceilings | None = None
+    ceilings_measured: list[Ceilings] = field(default_factory=list)
     best: dict[str, float] = field(default_factory=dict)
     """By metric key: what the ceilings allow."""
     duration_s: float = 0.0
@@ -72,6 +73,7 @@ class Report:
             "workloads": [asdict(workload) for workload in self.workloads],
             "prompts_fingerprint": self.prompts_fingerprint,
             "ceilings": None if self.ceilings is None else asdict(self.ceilings),
+            "ceilings_measured": [asdict(found) for found in self.ceilings_measured],
             "ceilings_allow": self.best,
             "summary": {key: {name: asdict(s) for name, s in row.items()} for key, row in spreads.items()},
             "quality": {name: quality.as_json() for name, quality in self.quality.items()},

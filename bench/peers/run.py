@@ -139,7 +139,7 @@ def _run_parts(crew: Crew, engines: list[Engine], report: Report, options: argpa
             measure_speed(crew, engines, plan, prompts, guard, yardstick.measure, report.samples)
         finally:
             crew.end()
-        report.ceilings = yardstick.ceilings
+        report.ceilings, report.ceilings_measured = yardstick.ceilings, yardstick.measured
         for workload in report.workloads:
             values = yardstick.best_values(workload)
             report.best.update({f"{workload.name}.{name}": value for name, value in values.items()})
