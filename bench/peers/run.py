@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -101,6 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         workloads=workloads,
         engines=[engine.name for engine in engines],
     )
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ended from outside: what is known is still written
     crew = Crew(Home.find(options.home), source_path, options.threads, say)
     try:
         _run_parts(crew, crew.prepare(engines), report, options)
