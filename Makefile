@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PROMPT ?= Explain in two sentences why the sky is blue.
 
-.PHONY: run test test-slow check lint clean help
+.PHONY: run test test-slow check lint clean help bench-cpu
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/:/'
@@ -36,6 +36,15 @@ lint: $(VENV)/.dev   ## ruff and mypy
 	$(BIN)/mypy
 
 check: lint test   ## what CI runs
+
+# Options by variables, e.g. make bench-cpu ENGINES=twostroke,llama-cpp-q4_0 WORKLOADS=w1 REPETITIONS=3
+# (PARTS, THREADS, MODEL and QUICK=1 too; BENCH_HOME=folder keeps the peers' venvs and models elsewhere).
+BENCH_OPTIONS = $(if $(ENGINES),--engines $(ENGINES)) $(if $(WORKLOADS),--workloads $(WORKLOADS)) \
+  $(if $(REPETITIONS),--repetitions $(REPETITIONS)) $(if $(PARTS),--parts $(PARTS)) \
+  $(if $(THREADS),--threads $(THREADS)) $(if $(MODEL),--model $(MODEL)) $(if $(QUICK),--quick)
+
+bench-cpu: $(VENV)/.core   ## install the CPU peers in venvs of their own and measure all engines in turns
+	BENCH_COMMAND="make bench-cpu $(filter-out BENCH_HOME=%,$(MAKEOVERRIDES))" $(BIN)/python -m bench.peers $(BENCH_OPTIONS)
 
 clean:   ## remove the venv and every cache of this folder
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build

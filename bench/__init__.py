@@ -1,0 +1,1 @@
+"""Measurements against other engines. Not part of the product; runs from a checkout."""
