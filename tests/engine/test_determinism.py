@@ -1,5 +1,5 @@
 """Greedy tokens do not depend on company, chunking, caching, preemption or run-ahead: each pair is a test, on the
-reference and on the CPU backend, over the real SmolLM2."""
+reference and on the CPU backend, over SmolLM2's real weights."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def test_on_a_prefix_hit(make_llm: MakeLLM, alone: dict[str, list[int]]) -> None
 def test_preempted_and_resumed(make_llm: MakeLLM, alone: dict[str, list[int]]) -> None:
     plain = make_llm(WAYS["plain"])
     bytes_per_block = plain.assembly.resolved.kv_bytes // plain.assembly.resolved.layout.groups[0].num_blocks
-    # Nine blocks hold any one of the four answers, and not the four together.
-    llm = make_llm(replace(WAYS["plain"], max_context=9 * 16, kv=KVConfig(memory_bytes=9 * bytes_per_block)))
+    # Seven blocks hold every prompt, any one of the answers, and not the four answers together.
+    llm = make_llm(replace(WAYS["plain"], max_context=7 * 16, kv=KVConfig(memory_bytes=7 * bytes_per_block)))
     results = llm.generate(PROMPTS, GREEDY)
     assert sum(result.timing.preemptions for result in results) > 0
     for result in results:

@@ -1,4 +1,4 @@
-"""The loop and the offline API over the real model: events, stop conditions, errors, concurrency. Determinism has a
+"""The loop and the offline API over real weights: events, stop conditions, errors, concurrency. Determinism has a
 file of its own."""
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ def llm(make_llm: MakeLLM) -> LLM:
     return make_llm(WAYS["plain"])
 
 
-def test_chat_answers_and_stops_by_itself(llm: LLM) -> None:
+def test_chat_answers_and_stops_by_itself(smollm2_llm: LLM) -> None:
+    llm = smollm2_llm
     result = llm.chat(CHAT, GREEDY)[0]
     assert "Paris" in result.text
     assert result.finish_reason == "stop"
@@ -71,7 +72,8 @@ def test_stop_string_across_tokens_ends_the_text_before_it(llm: LLM) -> None:
     assert kept.text == whole[: whole.index(stop) + len(stop)]
 
 
-def test_min_tokens_keeps_it_writing(llm: LLM) -> None:
+def test_min_tokens_keeps_it_writing(smollm2_llm: LLM) -> None:
+    llm = smollm2_llm
     short = llm.chat(CHAT, GREEDY)[0]
     longer = llm.chat(CHAT, replace(GREEDY, min_tokens=len(short.token_ids) + 5, max_tokens=64))[0]
     assert len(longer.token_ids) >= len(short.token_ids) + 5

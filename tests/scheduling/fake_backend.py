@@ -1,6 +1,6 @@
 """A backend without arithmetic. It keeps rows as a real one does, and in place of keys and values it writes the whole
 prefix that a key depends on; every step it checks that each key a query may read is the sequence's own. The token it
-samples is a function of the prefix alone: what a request must get is known without a scheduler (`expected_output`)."""
+samples is a function of the prefix alone, so `expected_output` knows what a request must get without a scheduler."""
 
 from __future__ import annotations
 

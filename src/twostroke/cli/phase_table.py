@@ -49,7 +49,8 @@ def print_phases(
             highlight=False,
         )
     queue = timing.queue_s or 0.0
-    details = [f"queue {units.seconds(queue)}", f"{timing.prefill_chunks} prefill chunk" + "s" * (timing.prefill_chunks != 1)]
+    chunks = timing.prefill_chunks
+    details = [f"queue {units.seconds(queue)}", f"{chunks} prefill chunk" + "s" * (chunks != 1)]
     if timing.preemptions:
         details.append(f"{timing.preemptions} preemptions, {timing.recomputed_tokens} tokens computed again")
     console.print(" · ".join(details), style="dim", highlight=False)

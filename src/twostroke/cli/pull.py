@@ -11,4 +11,4 @@ def pull(name: options.Model) -> None:
     """Fetch a model into the cache folder, verify it, and print where it is."""
     from twostroke.models.resolve import resolve
 
-    typer.echo(str(resolve(name)))
+    typer.echo(str(resolve(name, progress=lambda message: typer.echo(message, err=True))))

@@ -15,12 +15,14 @@ from twostroke.core.events import PrefillProgress
 from twostroke.core.sampling_params import SamplingParams
 from twostroke.engine.offline import LLM
 from twostroke.engine.results import GenerationResult, Sample
+from twostroke.models.resolve import resolve
 
 PROGRESS_FROM_TOKENS = 1024
 """Shorter prompts are read before a progress line could be."""
 
 
 def load(model: str, config: EngineConfig, console: Console, *, verbose: bool) -> LLM:
+    resolve(model, progress=console.print)  # first, so that a download's own progress bar has the screen
     started_s = time.perf_counter()
     with console.status(f"loading {model}"):
         llm = LLM(model, config)

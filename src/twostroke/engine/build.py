@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
 from twostroke import backends, machine
@@ -43,9 +44,14 @@ class Assembly:
 
 
 def build(model: str, config: EngineConfig) -> Assembly:
-    checkpoint = load_checkpoint(resolve_model(model), name=model)
+    checkpoint = load_checkpoint(resolve_model(model, progress=_say), name=model)
     tokenizer = load_tokenizer(checkpoint.path, checkpoint.gguf_metadata)
     return assemble(checkpoint, tokenizer, config)
+
+
+def _say(message: str) -> None:
+    """Fetching a model takes a while: nobody should wait before a silent program."""
+    print(message, file=sys.stderr)
 
 
 def kv_needs(factory: BackendFactory, checkpoint: Checkpoint) -> tuple[KVGroupNeed, ...]:

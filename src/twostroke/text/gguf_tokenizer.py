@@ -98,15 +98,17 @@ def merges_from_scores(tokens: list[str], types: list[int], scores: list[float])
     """SentencePiece joins the neighbours whose joined piece scores best, and has no list of merges: so every way to
     make a piece of two others is one, best score first. Of the ways to make one piece the longer left part goes first,
     which in a run of one character is the leftmost, as SentencePiece breaks its ties."""
-    usable = {token: token_id for token_id, token in enumerate(tokens) if types[token_id] == TokenType.NORMAL and token}
-    ranked: list[tuple[float, int, int, str, str]] = []
-    for token, token_id in usable.items():
+    usable = [token_id for token_id, token in enumerate(tokens) if types[token_id] == TokenType.NORMAL and token]
+    known = {tokens[token_id] for token_id in usable}
+    usable.sort(key=lambda token_id: -scores[token_id])  # stable: of equal scores the lower id first
+    merges: list[tuple[str, str]] = []
+    for token_id in usable:
+        token = tokens[token_id]
         for cut in range(len(token) - 1, 0, -1):
-            left, right = token[:cut], token[cut:]
-            if left in usable and right in usable:
-                ranked.append((-scores[token_id], token_id, -cut, left, right))
-    ranked.sort()
-    return [(left, right) for *_, left, right in ranked]
+            left = token[:cut]
+            if left in known and (right := token[cut:]) in known:
+                merges.append((left, right))
+    return merges
 
 
 def _token_types(fields: TokenizerFields, metadata: Mapping[str, Any]) -> list[int]:

@@ -77,7 +77,9 @@ def test_every_family_in_every_way(variant: str, tmp_path: Path) -> None:
         assert_close(reference_logits(checkpoint, tokens(), pieces), expected)
 
 
-@pytest.mark.parametrize("variant", ["llama", "llama_llama3", "mistral", "qwen2", "gemma2", "gemma3", "phi3_partial"])
+@pytest.mark.parametrize(
+    "variant", ["llama", "llama_llama3", "mistral", "qwen2_window", "gemma2", "gemma3", "phi3_partial"]
+)
 def test_configs_of_the_older_manner(variant: str, tmp_path: Path) -> None:
     folder, model = make_tiny(variant, tmp_path)
     new = load_checkpoint(folder).spec

@@ -131,10 +131,12 @@ def test_version_2_and_nested_arrays(tmp_path: Path) -> None:
 
 
 def test_the_real_model_opens_fast_and_equals_the_oracle(smollm2_path: Path) -> None:
-    started_s = time.perf_counter()
-    found = open_gguf(smollm2_path)
-    elapsed_s = time.perf_counter() - started_s
-    assert elapsed_s < 1.0  # about 0.04 s on an idle core
+    elapsed_s = []
+    for _ in range(3):
+        started_s = time.perf_counter()
+        found = open_gguf(smollm2_path)
+        elapsed_s.append(time.perf_counter() - started_s)
+    assert min(elapsed_s) < 0.5  # 0.04 s on an idle core
     assert len(found.metadata["tokenizer.ggml.tokens"]) == found.metadata["llama.vocab_size"] == 49152
     oracle = gguf.GGUFReader(smollm2_path)
     assert found.metadata["tokenizer.ggml.merges"] == oracle.fields["tokenizer.ggml.merges"].contents()

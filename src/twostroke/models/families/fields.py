@@ -10,6 +10,9 @@ from typing import Any
 
 from twostroke.core.errors import ModelError
 
+_MAX_WHOLE = 2**63
+"""JSON's integers have no end; one beyond this would not even become a float."""
+
 
 @dataclass(frozen=True, slots=True)
 class Fields:
@@ -105,4 +108,6 @@ def shown(value: object) -> str:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < _MAX_WHOLE

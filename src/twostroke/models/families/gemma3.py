@@ -57,6 +57,7 @@ def _ropes_from_config(config: Fields, spec: ModelSpec) -> tuple[RopeSpec, RopeS
     parameters = config.section("rope_parameters")
     nothing = Fields(config.source, {})
     if parameters is not None:  # one section for each kind of layer
+        config.refuse_unless({"rope_scaling": ()})
         local, whole = parameters.section("sliding_attention"), parameters.section("full_attention")
         if local is None and whole is None:
             raise config.error("rope_parameters", "must hold sliding_attention and full_attention")

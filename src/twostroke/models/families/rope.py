@@ -26,7 +26,10 @@ _MAX_FACTOR = 1e6
 
 def rope_settings(config: Fields) -> Fields:
     """The rope's own section, whichever name it has: `rope_scaling` until transformers 4, `rope_parameters` since."""
-    return config.section("rope_scaling") or config.section("rope_parameters") or Fields(config.source, {})
+    old, new = config.section("rope_scaling"), config.section("rope_parameters")
+    if old is not None and new is not None and old.values != new.values:
+        raise config.error("rope_scaling", "differs from rope_parameters, and only one can hold")
+    return old or new or Fields(config.source, {})
 
 
 def theta_from(settings: Fields, config: Fields, default: float = DEFAULT_THETA) -> float:

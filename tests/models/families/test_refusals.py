@@ -1,0 +1,239 @@
+"""What a config may not say. Each family's valid settings, made by transformers, are spoilt one at a time; whatever
+comes in, what comes out is a sound spec or a ModelError that names the setting."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.models.tiny_checkpoints import make_tiny
+from tests.models.tiny_gguf import write_gguf
+
+from twostroke.core.errors import ModelError
+from twostroke.models.families import FAMILIES, family_of_config, family_of_gguf
+from twostroke.models.families.fields import Fields
+from twostroke.models.spec import ModelSpec
+from twostroke.models.weights.gguf import GGUFFile, open_gguf
+
+VARIANTS = ("llama_llama3", "mistral", "qwen2_window", "qwen3", "gemma2", "gemma3", "phi3_partial")
+Configs = dict[str, dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def configs(tmp_path_factory: pytest.TempPathFactory) -> Configs:
+    made = {}
+    for variant in VARIANTS:
+        folder, _ = make_tiny(variant, tmp_path_factory.mktemp(variant))
+        made[variant] = json.loads((folder / "config.json").read_text())
+    return made
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, GGUFFile]:
+    made = {}
+    for variant in VARIANTS:
+        folder = tmp_path_factory.mktemp(variant)
+        _, model = make_tiny(variant, folder)
+        made[variant] = open_gguf(write_gguf(model, folder / "tiny.gguf"))
+    return made
+
+
+def read(config: dict[str, Any]) -> ModelSpec:
+    return family_of_config(config["architectures"][0]).spec_from_config(Fields("config.json", config))
+
+
+def read_gguf(file: GGUFFile, changes: dict[str, Any]) -> ModelSpec:
+    name = file.metadata["general.architecture"]
+    metadata = {**file.metadata, **{f"{name}.{key}": value for key, value in changes.items()}}
+    return family_of_gguf(name).spec_from_gguf(Fields("tiny.gguf", metadata, f"{name}."), file.tensors)
+
+
+def check_sound(spec: ModelSpec) -> None:
+    assert spec.num_heads % spec.num_kv_heads == 0
+    assert all(size >= 1 for shape in spec.tensor_shapes().values() for size in shape)
+    for rope in {layer.rope for layer in spec.layers}:
+        assert rope.inverse_frequencies(100).shape == (rope.dim // 2,)
+        assert rope.dim <= spec.head_dim
+
+
+def test_unknown_architectures_are_refused_with_the_known_ones() -> None:
+    with pytest.raises(ModelError, match=r"'MambaForCausalLM' is not supported; known are: LlamaForCausalLM, .*Phi3"):
+        family_of_config("MambaForCausalLM")
+    with pytest.raises(ModelError, match=r"'mamba' is not supported; known are: llama, qwen2, .*phi3"):
+        family_of_gguf("mamba")
+
+
+def test_every_family_is_registered_once() -> None:
+    names = [name for family in FAMILIES for name in (*family.hf_architectures, *family.gguf_architectures)]
+    assert len(names) == len(set(names))
+    assert len({family.name for family in FAMILIES}) == len(FAMILIES)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("hidden_size", None),
+        ("hidden_size", -64),
+        ("hidden_size", 0),
+        ("hidden_size", 64.0),
+        ("hidden_size", "64"),
+        ("hidden_size", True),
+        ("hidden_size", 10**30),
+        ("intermediate_size", 0),
+        ("num_hidden_layers", None),
+        ("num_hidden_layers", 10**9),
+        ("num_attention_heads", 0),
+        ("num_key_value_heads", 3),
+        ("num_key_value_heads", 0),
+        ("vocab_size", 2**40),
+        ("max_position_embeddings", 0),
+        ("rms_norm_eps", float("nan")),
+        ("rms_norm_eps", -1e-5),
+        ("rms_norm_eps", 10**400),
+        ("tie_word_embeddings", "yes"),
+        ("mlp_bias", True),
+        ("quantization_config", {"quant_method": "gptq"}),
+        ("num_local_experts", 8),
+        ("rope_scaling", {"rope_type": "yarn", "factor": 4.0}),
+        ("rope_scaling", {"type": "dynamic", "factor": 4.0}),
+        ("rope_scaling", {"type": ["linear"], "factor": 4.0}),
+        ("rope_scaling", {"type": "linear"}),
+        ("rope_scaling", "linear"),
+        ("layer_types", ["full_attention"]),
+        ("layer_types", ["chunked_attention"]),
+    ],
+)
+def test_spoilt_settings_are_named(configs: Configs, variant: str, name: str, value: object) -> None:
+    config = {**configs[variant], name: value}
+    if name == "rope_scaling":
+        config.pop("rope_parameters")
+    if value is None:
+        config.pop(name)
+    if value == ["chunked_attention"]:
+        config["layer_types"] = value * config["num_hidden_layers"]
+    named = "rope_type|type|factor|rope_scaling" if name == "rope_scaling" else name
+    with pytest.raises(ModelError, match=rf"^config\.json: .*({named})"):
+        read(config)
+
+
+@pytest.mark.parametrize(
+    ("variant", "name", "value"),
+    [
+        ("llama_llama3", "hidden_act", "gelu"),
+        ("llama_llama3", "hidden_act", None),
+        ("llama_llama3", "sliding_window", 16),
+        ("llama_llama3", "head_dim", 17),
+        ("llama_llama3", "partial_rotary_factor", 0.5),
+        ("llama_llama3", "attn_logit_softcapping", 50.0),
+        ("mistral", "attention_bias", True),
+        ("mistral", "sliding_window", 0),
+        ("mistral", "sliding_window", "all"),
+        ("qwen2_window", "sliding_window", None),
+        ("qwen2_window", "use_sliding_window", False),
+        ("qwen3", "attention_bias", "yes"),
+        ("gemma2", "hidden_activation", "relu"),
+        ("gemma2", "query_pre_attn_scalar", 0),
+        ("gemma2", "use_bidirectional_attention", True),
+        ("gemma2", "sliding_window", None),
+        ("gemma3", "attn_logit_softcapping", 50.0),
+        ("gemma3", "rope_parameters", {"rope_type": "default"}),
+        ("gemma3", "rope_parameters", {"full_attention": {"rope_type": "yarn"}}),
+        ("gemma3", "rope_scaling", {"rope_type": "linear", "factor": 8.0}),
+        ("llama_llama3", "rope_scaling", {"rope_type": "linear", "factor": 8.0}),
+        ("phi3_partial", "attention_bias", True),
+        ("phi3_partial", "rope_parameters", {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}),
+        ("phi3_partial", "rope_parameters", {"partial_rotary_factor": 0.03}),
+    ],
+)
+def test_what_a_family_does_not_have_is_refused(configs: Configs, variant: str, name: str, value: object) -> None:
+    read(configs[variant])  # it is this setting, and no other
+    with pytest.raises(ModelError, match=r"^config\.json: "):
+        read({**configs[variant], name: value})
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("block_count", -1),
+        ("block_count", 10**9),
+        ("block_count", [3, 3]),
+        ("embedding_length", 0),
+        ("attention.head_count", 3.5),
+        ("attention.head_count_kv", [2, 2, 2]),
+        ("attention.head_count_kv", 3),
+        ("attention.value_length", 64),
+        ("attention.layer_norm_rms_epsilon", float("inf")),
+        ("attention.causal", False),
+        ("expert_count", 8),
+        ("rope.scaling.type", "yarn"),
+        ("rope.dimension_count", 3),
+        ("rope.dimension_count", 10**6),
+        ("attention.sliding_window", -4),
+        ("attention.clamp_kqv", 8.0),
+        ("logit_scale", 0.5),
+    ],
+)
+def test_spoilt_gguf_keys_are_named(files: dict[str, GGUFFile], variant: str, name: str, value: object) -> None:
+    without_window = {"attention.sliding_window": 0} if variant == "qwen2_window" else {}
+    read_gguf(files[variant], without_window)  # it is this key, and no other
+    changes = {**without_window, name: value}
+    with pytest.raises(ModelError, match=rf"^tiny\.gguf: \w+\.{name} "):
+        read_gguf(files[variant], changes)
+
+
+def test_a_qwen_window_in_gguf_is_refused_because_its_layers_are_unknown(files: dict[str, GGUFFile]) -> None:
+    with pytest.raises(ModelError, match="sliding_window is 16, which is not supported"):
+        read_gguf(files["qwen2_window"], {})
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=6,
+)
+FUZZ = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@FUZZ
+@given(data=st.data())
+def test_any_config_is_a_sound_spec_or_a_model_error(configs: Configs, data: st.DataObject) -> None:
+    config = dict(configs[data.draw(st.sampled_from(VARIANTS))])
+    for name in data.draw(st.lists(st.sampled_from(sorted(config)), min_size=1, max_size=3)):
+        if name != "architectures":
+            config[name] = data.draw(JSON_VALUES)
+    if isinstance(config.get("rope_parameters"), dict) and data.draw(st.booleans()):
+        ropes = dict(config["rope_parameters"])
+        if ropes:
+            ropes[data.draw(st.sampled_from(sorted(ropes)))] = data.draw(JSON_VALUES)
+        config["rope_parameters"] = ropes
+    try:
+        spec = read(config)
+    except ModelError as error:
+        assert len(str(error)) < 300
+    else:
+        check_sound(spec)
+
+
+@FUZZ
+@given(data=st.data())
+def test_any_gguf_metadata_is_a_sound_spec_or_a_model_error(files: dict[str, GGUFFile], data: st.DataObject) -> None:
+    file = files[data.draw(st.sampled_from(VARIANTS))]
+    keys = sorted(key.partition(".")[2] for key in file.metadata if not key.startswith("general."))
+    names = data.draw(st.lists(st.sampled_from(keys), min_size=1, max_size=3))
+    try:
+        spec = read_gguf(file, {name: data.draw(JSON_VALUES) for name in names})
+    except ModelError as error:
+        assert len(str(error)) < 300
+    else:
+        check_sound(spec)
+
+
+def test_a_long_value_is_not_shown_whole(configs: Configs) -> None:
+    with pytest.raises(ModelError) as caught:
+        read({**configs["qwen3"], "hidden_act": "x" * 100_000})
+    assert len(str(caught.value)) < 300
