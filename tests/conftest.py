@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
+# Before numpy and torch are imported: two threads of BLAS beside another process take longer than one alone.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 from pathlib import Path
 
 import pytest

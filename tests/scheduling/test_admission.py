@@ -144,3 +144,31 @@ def test_a_preempted_sequence_may_finish_with_the_token_in_flight() -> None:
     assert younger.finish_reason is FinishReason.LENGTH
     loop.run()
     loop.check_outputs()
+
+
+def test_nobody_is_admitted_into_the_blocks_of_one_just_preempted() -> None:
+    """It waits for its token in flight, so the next in line could pass it, and would be in its way."""
+    loop = Loop(layout((None, 8)), depth=1, kv_watermark=0.0, max_running=2)
+    loop.add(request("elder", range(11), max_tokens=10))
+    younger = loop.add(request("younger", range(20, 31), max_tokens=10))[0]
+    next_in_line = loop.add(request("next", range(3), max_tokens=2))[0]
+    loop.launch()
+    while loop.launch() and younger.timing.preemptions == 0:
+        loop.settle()
+    assert next_in_line.state is SequenceState.WAITING
+    loop.run()
+    loop.check_outputs()
+
+
+def test_a_prompt_preempted_with_a_chunk_in_flight_reports_each_position_once() -> None:
+    loop = Loop(layout((None, 8)), kv_watermark=0.0, max_chunk_tokens=8)
+    loop.add(request("elder", range(8), max_tokens=9))
+    younger = loop.add(request("younger", range(30, 53), max_tokens=2, prompt_logprobs=0))[0]
+    loop.turn()
+    loop.turn()
+    while younger.timing.preemptions == 0:  # run ahead, to where the elder needs a block of the younger
+        assert loop.launch() is not None
+    assert younger.num_computed + younger.num_in_flight > 0
+    loop.run()
+    assert younger.timing.recomputed_tokens > 0
+    loop.check_outputs()

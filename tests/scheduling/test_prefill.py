@@ -81,6 +81,18 @@ def test_the_samples_of_a_request_share_the_prompt_that_the_first_one_reads() ->
         loop.check_outputs()
 
 
+def test_siblings_wait_for_the_prompt_even_when_a_step_has_room() -> None:
+    loop = Loop(layout((None, 40)), max_tokens_per_step=100)
+    samples = loop.add(request("a", range(13), n=3, max_tokens=4))
+    loop.add(request("b", range(20, 33), max_tokens=4))
+    step = loop.launch()
+    assert step is not None
+    assert [chunk.seq_id for chunk in step.prefills] == [0, 3], "others may pass the siblings"
+    loop.settle()
+    loop.run()
+    assert [sample.timing.cached_tokens for sample in samples] == [0, 12, 12]
+
+
 def test_siblings_go_on_when_the_first_sample_is_gone() -> None:
     loop = Loop(layout((None, 40)), max_tokens_per_step=6)
     first, second = loop.add(request("a", range(13), n=2, max_tokens=4))

@@ -138,11 +138,11 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 TestSchedulerMachine = SchedulerMachine.TestCase
 TestSchedulerMachine.settings = settings(
-    max_examples=120, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=100, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(data=st.data(), kv_layout=layouts(), config=configs)
 def test_every_request_finishes_with_the_tokens_it_gets_alone(
     data: st.DataObject, kv_layout: KVLayout, config: dict[str, object]

@@ -83,51 +83,44 @@ class KVLedger:
     def match(self, sequence: Sequence) -> PrefixMatch:
         """The longest prefix that every group can serve, always at least one token short of the known tokens, so that
         something is left to compute. A full group needs all of its blocks, a window only those still readable."""
-        groups = self.layout.groups
+        groups, block_size = self.layout.groups, self.layout.block_size
+        chain = self._chain(sequence)
         entries: list[PrefixEntry | None] = []
         best_blocks = 0
         run_starts = [0] * len(groups)  # where the unbroken run of present blocks that ends here began
-        for index in range((len(sequence.tokens) - 1) // self.layout.block_size):
-            entry = self.index.find(self._node(sequence, index))
+        for index in range((len(sequence.tokens) - 1) // block_size):
+            if index + 1 == len(chain):
+                self._extend_chain(chain, sequence)
+            entry = self.index.find(chain[index + 1])
             if entry is not None:
-                self._chains[sequence.seq_id][index + 1] = entry.node
-            entries.append(entry)
-            for number in range(len(groups)):
+                chain[index + 1] = entry.node
+            serves_all = entry is not None
+            for number, group in enumerate(groups):
                 if entry is None or entry.blocks[number] is None:
                     run_starts[number] = index + 1
-            if any(group.window is None and start for group, start in zip(groups, run_starts, strict=True)):
-                break
-            end = (index + 1) * self.layout.block_size
-            if all(  # the last block itself is always asked for: a window of one token would match without evidence
-                start <= min(index, self._first_needed(group, end))
-                for group, start in zip(groups, run_starts, strict=True)
-            ):
+                # The last block itself is always asked for: a window of one token would match without evidence.
+                first_needed = min(index, self._first_needed(group, (index + 1) * block_size))
+                serves_all = serves_all and run_starts[number] <= first_needed
+            if any(start and group.window is None for group, start in zip(groups, run_starts, strict=True)):
+                break  # a full group misses a block: nothing longer can be served
+            entries.append(entry)
+            if serves_all:
                 best_blocks = index + 1
-        num_tokens = best_blocks * self.layout.block_size
-        return PrefixMatch(
-            num_tokens,
-            tuple(
-                self._matched_table(number, self._first_needed(group, num_tokens), entries[:best_blocks])
-                for number, group in enumerate(groups)
-            ),
-        )
+        firsts = [self._first_needed(group, best_blocks * block_size) for group in groups]
+        tables = tuple(_matched_table(number, first, entries[:best_blocks]) for number, first in enumerate(firsts))
+        return PrefixMatch(best_blocks * block_size, tables)
 
-    @staticmethod
-    def _matched_table(number: int, first: int, entries: list[PrefixEntry | None]) -> tuple[int | None, ...]:
-        return tuple(
-            None if entry is None or index < first else entry.blocks[number] for index, entry in enumerate(entries)
-        )
-
-    def _node(self, sequence: Sequence, index: int) -> PrefixNode:
-        """The name of one full block of known tokens. Tokens are only ever appended, so names are kept."""
+    def _chain(self, sequence: Sequence) -> list[PrefixNode]:
+        """The names of a sequence's full blocks after their root. Tokens are only ever appended, so names are kept."""
         chain = self._chains.get(sequence.seq_id)
         if chain is None:
             chain = self._chains[sequence.seq_id] = [self.index.root(self._namespace(sequence))]
-        block_size = self.layout.block_size
-        while len(chain) < index + 2:
-            start = (len(chain) - 1) * block_size
-            chain.append(self.index.child(chain[-1], tuple(sequence.tokens[start : start + block_size])))
-        return chain[index + 1]
+        return chain
+
+    def _extend_chain(self, chain: list[PrefixNode], sequence: Sequence) -> None:
+        start = (len(chain) - 1) * self.layout.block_size
+        tokens = tuple(sequence.tokens[start : start + self.layout.block_size])
+        chain.append(self.index.child(chain[-1], tokens))
 
     def _namespace(self, sequence: Sequence) -> str:
         """Who may share: requests of one salt, or the samples of one request only."""
@@ -177,26 +170,37 @@ class KVLedger:
         """The KV of positions below `num_computed` is written: enter the new full blocks in the index, and release
         those behind the window. Queries in flight and to come are all at `num_computed` or later."""
         holding = self._holdings[sequence.seq_id]
-        for index in range(holding.num_committed, sequence.num_computed // self.layout.block_size):
-            entry = self.index.find_or_add(self._node(sequence, index))
+        num_full = sequence.num_computed // self.layout.block_size
+        if num_full > holding.num_committed:
+            self._enter(sequence, holding, num_full)
+        for number, group in enumerate(self.layout.groups):
+            if group.window is not None:
+                self._slide(holding, number, self._first_needed(group, sequence.num_computed))
+
+    def _enter(self, sequence: Sequence, holding: Holding, num_full: int) -> None:
+        chain = self._chain(sequence)
+        for index in range(holding.num_committed, num_full):
+            if index + 1 == len(chain):
+                self._extend_chain(chain, sequence)
+            entry = self.index.find_or_add(chain[index + 1])
             if entry is None:
                 continue  # a collision: this block stays private
-            self._chains[sequence.seq_id][index + 1] = entry.node
+            chain[index + 1] = entry.node
             for number, table in enumerate(holding.tables):
                 block = table[index]
                 if block is not None and entry.blocks[number] is None:
                     self.index.place(entry, number, block)
                     self.pools[number].mark_findable(block)
-        holding.num_committed = sequence.num_computed // self.layout.block_size
-        for number, group in enumerate(self.layout.groups):
-            first_needed = self._first_needed(group, sequence.num_computed)
-            table = holding.tables[number]
-            for index in range(holding.first_held[number], first_needed):
-                block = table[index]
-                assert block is not None
-                self.pools[number].release(block)
-                table[index] = None
-            holding.first_held[number] = max(holding.first_held[number], first_needed)
+        holding.num_committed = num_full
+
+    def _slide(self, holding: Holding, number: int, first_needed: int) -> None:
+        table = holding.tables[number]
+        for index in range(holding.first_held[number], first_needed):
+            block = table[index]
+            assert block is not None
+            self.pools[number].release(block)
+            table[index] = None
+            holding.first_held[number] = index + 1
 
     def release(self, sequence: Sequence, *, tainted: bool = False) -> None:
         """Give back every block. What is in the index stays findable until evicted, unless its content is `tainted`:
@@ -251,3 +255,9 @@ class KVLedger:
         from twostroke.kv.conservation import check
 
         check(self, list(running), self._holdings)
+
+
+def _matched_table(number: int, first: int, entries: list[PrefixEntry | None]) -> tuple[int | None, ...]:
+    return tuple(
+        None if entry is None or index < first else entry.blocks[number] for index, entry in enumerate(entries)
+    )

@@ -25,7 +25,7 @@ def keyed_digest(key: bytes) -> Digest:
     return digest
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class PrefixNode:
     """One full block of a prefix, with the prefix before it; a root has no parent and no tokens."""
 
@@ -80,8 +80,10 @@ class PrefixIndex:
     def find_or_add(self, node: PrefixNode) -> PrefixEntry | None:
         """The entry for this prefix; the caller places a block in a new one at once. None when another prefix has the
         same hash: the first one keeps its place."""
-        entry = self._entries.setdefault(node.digest, PrefixEntry(node, [None] * self._num_groups))
-        return entry if entry.node.same_prefix(node) else None
+        if node.digest in self._entries:
+            return self.find(node)
+        entry = self._entries[node.digest] = PrefixEntry(node, [None] * self._num_groups)
+        return entry
 
     def place(self, entry: PrefixEntry, group: int, block: int) -> None:
         entry.blocks[group] = block

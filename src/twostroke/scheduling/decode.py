@@ -21,9 +21,10 @@ class DecodePlanner:
             if sequence.state is not SequenceState.RUNNING or not wants_slot(sequence):
                 continue
             position = sequence.next_position
-            if self._admission.make_room(plan, sequence, position + 1):
+            grants = self._ledger.reserve(sequence, position + 1)
+            if grants is None and self._admission.make_room(plan, sequence, position + 1):
                 grants = self._ledger.reserve(sequence, position + 1)
-                assert grants is not None
+            if grants is not None:  # else only older ones hold what it needs: it sits this step out
                 plan.add_slot(sequence, DecodeSlot(sequence.seq_id, position), grants)
 
 

@@ -5,7 +5,7 @@ What treats the phases differently is in prefill.py and decode.py, who runs is i
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from twostroke.core.errors import BadRequestError
 from twostroke.core.kv_layout import KVLayout
@@ -190,16 +190,12 @@ class Scheduler:
         sequence.num_in_flight -= num_tokens
         if sequence.is_finished:
             return None  # found finished after this step was launched: a wasted slot, and nothing else
-        timing = sequence.timing
-        if isinstance(work, PrefillChunk):
-            timing.prefill_compute_s += result.compute_s
+        is_chunk = isinstance(work, PrefillChunk)
+        if is_chunk:
+            sequence.timing.prefill_compute_s += result.compute_s
         else:
-            timing.decode_compute_s += result.compute_s
-        samples = isinstance(work, DecodeSlot) or work.samples
-        token = result.sampled.get(sequence.seq_id) if samples else None
-        error = result.errors.get(sequence.seq_id)
-        if error is None and samples and token is None:
-            error = "the backend returned no token"
+            sequence.timing.decode_compute_s += result.compute_s
+        token, error = _outcome(work, result)
         if error is not None:
             self.finish(sequence, FinishReason.ERROR, error)
             return SequenceAdvance(sequence, finished=True)
@@ -207,20 +203,28 @@ class Scheduler:
         if sequence.state is SequenceState.RUNNING:
             sequence.num_computed += num_tokens
             self.ledger.commit(sequence)
-            prefill_computed = sequence.num_computed if isinstance(work, PrefillChunk) else None
+            prefill_computed = sequence.num_computed if is_chunk else None
         # else it was preempted meanwhile: the KV of this step is lost, its token is not.
+        finished = token is not None and self._append(sequence, token)
         prompt_logprobs = result.prompt_logprobs.get(sequence.seq_id, ())
-        advance = SequenceAdvance(sequence, prompt_logprobs=prompt_logprobs, prefill_computed=prefill_computed)
-        return advance if token is None else self._append(advance, token)
+        sampled = () if token is None else (token,)
+        return SequenceAdvance(sequence, sampled, prompt_logprobs, prefill_computed, finished)
 
-    def _append(self, advance: SequenceAdvance, token: SampledToken) -> SequenceAdvance:
-        sequence = advance.sequence
+    def _append(self, sequence: Sequence, token: SampledToken) -> bool:
+        """One token more; True when it was the last."""
         sequence.tokens.append(token.token_id)
         sequence.timing.token_times_s.append(self._now_s)
         reason = finish_reason(sequence)
-        if reason is not None:
-            self.finish(sequence, reason)
-        return replace(advance, sampled=(token,), finished=reason is not None)
+        return reason is not None and self.finish(sequence, reason)
+
+
+def _outcome(work: PrefillChunk | DecodeSlot, result: StepResult) -> tuple[SampledToken | None, str | None]:
+    """The token that came of a piece of work, or the error."""
+    error = result.errors.get(work.seq_id)
+    if error is not None or (isinstance(work, PrefillChunk) and not work.samples):
+        return None, error
+    token = result.sampled.get(work.seq_id)
+    return token, "the backend returned no token" if token is None else None
 
 
 def _work_of(step: Step) -> tuple[PrefillChunk | DecodeSlot, ...]:

@@ -12,8 +12,8 @@ from tests.backends.cpu.random_weights import random_tensor
 from twostroke.backends.cpu import isa as instruction_sets
 from twostroke.backends.cpu.arguments import MatmulField, NormField, StepField, TileKind
 from twostroke.backends.cpu.memory import Arena, address_of, float_zeros, padded
+from twostroke.backends.cpu.operand import Operand
 from twostroke.backends.cpu.packing import pack, packed_bytes
-from twostroke.backends.cpu.program import Operand
 from twostroke.models.weights.tensor import WeightKind
 
 DEPTH = 160
@@ -37,12 +37,12 @@ def product(
     matrix = pack([tensor], Arena(packed_bytes(kind, outputs, DEPTH)))
     inputs = float_zeros(padded(rows, 4), DEPTH)
     inputs[:rows] = rng.standard_normal((rows, DEPTH)) * rng.uniform(0.1, 10, (rows, 1))
-    operand = Operand.create(padded(rows, 4), DEPTH)
+    operand = Operand(padded(rows, 4), DEPTH)
     width = padded(outputs, 32)
     output, bias_values = float_zeros(padded(rows, 4), width), float_zeros(width)
     output[:rows] = held = rng.standard_normal((rows, width)).astype(np.float32)
     bias_values[:] = rng.standard_normal(width)
-    quantise: dict[IntEnum, int] = {
+    prepare: dict[IntEnum, int] = {
         NormField.INPUT: address_of(inputs),
         NormField.WIDTH: DEPTH,
         NormField.ROWS: StepField.NUM_TOKENS,
@@ -58,9 +58,9 @@ def product(
         MatmulField.ACCUMULATE: int(accumulate),
     }
     both = operand.fields(floats=True, quantised=True)
-    run(code, [("quantise", quantise | both), (f"matmul_{kind.name.lower()}", multiply | both)], {0: rows}, threads)
+    run(code, [("prepare", prepare | both), (f"matmul_{kind.name.lower()}", multiply | both)], {0: rows}, threads)
 
-    groups = operand.quantised.view(np.int8)[:rows].reshape(rows, -1, 32).astype(np.float64)
+    groups = operand.quantised[:rows].reshape(rows, -1, 32).astype(np.float64)
     restored = (groups * operand.scales[:rows, :, None]).reshape(rows, DEPTH)
     assert np.abs(restored - inputs[:rows]).max() <= operand.scales[:rows].max() * 0.501
     used = restored if kind.is_quantised else inputs[:rows].astype(np.float64)
@@ -110,9 +110,9 @@ def test_a_row_has_the_same_bits_in_any_company(kind: TileKind) -> None:
     inputs[:] = rng.standard_normal((12, DEPTH))
     results = []
     for rows in (1, 2, 6, 11):
-        operand, output = Operand.create(12, DEPTH), float_zeros(12, 64)
+        operand, output = Operand(12, DEPTH), float_zeros(12, 64)
         both = operand.fields(floats=True, quantised=True)
-        quantise: dict[IntEnum, int] = {
+        prepare: dict[IntEnum, int] = {
             NormField.INPUT: address_of(inputs),
             NormField.WIDTH: DEPTH,
             NormField.ROWS: StepField.NUM_TOKENS,
@@ -125,7 +125,7 @@ def test_a_row_has_the_same_bits_in_any_company(kind: TileKind) -> None:
             MatmulField.OUTPUT: address_of(output),
             MatmulField.OUTPUT_STRIDE: 64,
         }
-        run(code, [("quantise", quantise | both), (f"matmul_{kind.name.lower()}", multiply | both)], {0: rows})
+        run(code, [("prepare", prepare | both), (f"matmul_{kind.name.lower()}", multiply | both)], {0: rows})
         results.append(output[0].copy())
     assert all(np.array_equal(result, results[0]) for result in results)
 

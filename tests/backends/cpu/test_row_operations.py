@@ -11,7 +11,7 @@ from tests.backends.cpu.native import SHAPE, code_for, instruction_set_names, ru
 from twostroke.backends.cpu import isa as instruction_sets
 from twostroke.backends.cpu.arguments import ActivationField, NormField, RopeField, StepField, float_bits
 from twostroke.backends.cpu.memory import address_of, float_zeros, zeros
-from twostroke.backends.cpu.program import Operand
+from twostroke.backends.cpu.operand import Operand
 
 ROWS, WIDTH, EPSILON = 5, 96, 1e-5
 pytestmark = pytest.mark.parametrize("isa_name", instruction_set_names())
@@ -43,12 +43,12 @@ def execute(isa_name: str, name: str, fields: dict[IntEnum, int], step: dict[int
 
 
 def test_norm(isa_name: str) -> None:
-    inputs, weight, operand = random_rows(), random_rows()[0].copy(), Operand.create(8, WIDTH)
+    inputs, weight, operand = random_rows(), random_rows()[0].copy(), Operand(8, WIDTH)
     fields = norm_fields(inputs, weight) | operand.fields(floats=True, quantised=True)
     execute(isa_name, "norm", fields)
     expected = normed(inputs, weight)
     assert np.abs(operand.floats[:ROWS] - expected).max() < 3e-6
-    groups = operand.quantised.view(np.int8)[:ROWS].reshape(ROWS, -1, 32)
+    groups = operand.quantised[:ROWS].reshape(ROWS, -1, 32)
     sums = groups.sum(axis=2, dtype=np.int32)
     scales = np.abs(operand.floats[:ROWS].reshape(ROWS, -1, 32)).max(axis=2) / np.float32(127)
     assert np.allclose(operand.scales[:ROWS], scales, rtol=1e-6)
@@ -58,7 +58,7 @@ def test_norm(isa_name: str) -> None:
 
 
 def test_norm_of_the_rows_whose_logits_are_wanted(isa_name: str) -> None:
-    inputs, weight, operand = random_rows(), random_rows()[0].copy(), Operand.create(4, WIDTH)
+    inputs, weight, operand = random_rows(), random_rows()[0].copy(), Operand(4, WIDTH)
     wanted = np.array([4, 1], dtype=np.int32)
     fields = norm_fields(inputs, weight) | operand.fields(floats=True, quantised=False)
     fields |= {NormField.ROWS: StepField.NUM_LOGITS, NormField.GATHER: 1}
@@ -75,24 +75,24 @@ def test_norm_add(isa_name: str) -> None:
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_a_broken_number_is_not_quantised_away(isa_name: str, value: float) -> None:
-    inputs, operand = random_rows(), Operand.create(8, WIDTH)
+    inputs, operand = random_rows(), Operand(8, WIDTH)
     inputs[3, 40] = value
     fields = norm_fields(inputs, inputs[0]) | operand.fields(floats=False, quantised=True)
-    execute(isa_name, "quantise", fields)
+    execute(isa_name, "prepare", fields)
     finite = np.isfinite(operand.scales[:ROWS])
     assert not finite[3, 1]
     assert finite.sum() == finite.size - 1
 
 
 def test_zeros_are_quantised_to_zeros(isa_name: str) -> None:
-    inputs, operand = float_zeros(ROWS, WIDTH), Operand.create(8, WIDTH)
-    execute(isa_name, "quantise", norm_fields(inputs, inputs[0]) | operand.fields(floats=False, quantised=True))
+    inputs, operand = float_zeros(ROWS, WIDTH), Operand(8, WIDTH)
+    execute(isa_name, "prepare", norm_fields(inputs, inputs[0]) | operand.fields(floats=False, quantised=True))
     assert not operand.quantised.any()
     assert np.isfinite(operand.scales).all()
 
 
 def test_gated_activation(isa_name: str) -> None:
-    inputs, operand = random_rows(2 * WIDTH, scale=8.0), Operand.create(8, WIDTH)
+    inputs, operand = random_rows(2 * WIDTH, scale=8.0), Operand(8, WIDTH)
     inputs[0, :6] = [-1e30, 1e30, -100.0, 100.0, 0.0, -1e-30]
     fields: dict[IntEnum, int] = {
         ActivationField.INPUT: address_of(inputs),

@@ -77,13 +77,15 @@ class KVGroupField(_Field):
 
 class OperandField(_Field):
     """Where the input of a matrix product lies: the first fields of each operation that writes or reads one.
-    Zero addresses are not written."""
+    Zero addresses are not written. With THREAD_BYTES, every thread writes all rows to a copy of its own, that many
+    bytes after the one before, and reads it without waiting for others; else threads share the rows."""
 
     FLOATS = auto()  # f32 [rows, width]
     QUANTISED = auto()  # s8 [rows, width]
     SCALES = auto()  # f32 [rows, width / 32]
     SUMS = auto()  # f32 [rows, width / 32] scale times the sum of the group
     OFFSETS = auto()  # i32 [rows, width / 32] -128 times the sum of the group
+    THREAD_BYTES = auto()
 
 
 _AFTER_OPERAND = len(OperandField)

@@ -14,7 +14,7 @@ from twostroke.backends.host.batch import Batch
 
 Int32Array = npt.NDArray[np.int32]
 _PIECES_A_THREAD = 4
-"""Fewer pieces than this for each thread, and decodes are split: the last piece to end would keep the others waiting."""
+"""With fewer pieces than this for each thread, decodes are split: the last to end would keep all others waiting."""
 
 
 class AttentionWork:
@@ -31,7 +31,8 @@ class AttentionWork:
         few = batch.num_decodes * self._head_groups < _PIECES_A_THREAD * self._threads
         split = self._threads > 1 and few
         decodes = split_decodes(batch) if split else whole_decodes(batch)
-        self._make_room(len(decodes))
+        if split:
+            self._make_room(len(decodes))
         return np.concatenate([decodes, prefill_blocks(batch, self._together)])
 
     def _make_room(self, num_spans: int) -> None:

@@ -63,6 +63,7 @@ class CpuBackend(HostBackend):
         self._kv = KVStore(layout, self._spec.num_kv_heads, self._shape)
         self._rotations = {rope: RotationTable(rope, max_context) for rope in {x.rope for x in self._spec.layers}}
         self._attention = AttentionWork(self._shape, self._spec.num_kv_heads, isa.accumulators, threads)
+        self._single_row = self._make_program(1, 1, copies=threads)
         self._program = self._make_program(max_tokens_per_step, 1)
         depth = max(self._spec.hidden_size, self._spec.intermediate_size, self._spec.num_heads * self._spec.head_dim)
         self._pool = ThreadPool(self._code, threads, self._shape.scratch_bytes(isa.accumulators, depth))
@@ -72,7 +73,7 @@ class CpuBackend(HostBackend):
 
         return module_text(self._shape, self.isa)
 
-    def _make_program(self, max_tokens: int, max_logits: int) -> Program:
+    def _make_program(self, max_tokens: int, max_logits: int, copies: int = 1) -> Program:
         return Program(
             self._spec,
             self._weights,
@@ -81,16 +82,23 @@ class CpuBackend(HostBackend):
             self._code,
             max_tokens=max_tokens,
             max_logits=max_logits,
+            copies=copies,
         )
+
+    def _program_for(self, num_tokens: int, num_logits: int) -> Program:
+        if num_tokens == 1:
+            return self._single_row
+        now = self._program
+        if num_tokens > now.max_tokens or num_logits > now.max_logits:
+            # Logits are wide: room for twice as many as were ever asked for, never for more than tokens.
+            tokens = max(num_tokens, now.max_tokens)
+            logits = now.max_logits if num_logits <= now.max_logits else min(2 * num_logits, tokens)
+            self._program = self._make_program(tokens, logits)
+        return self._program
 
     def forward(self, batch: Batch) -> npt.NDArray[np.float32]:
         num_tokens, num_logits = batch.num_tokens, len(batch.logit_rows)
-        program = self._program
-        if num_tokens > program.max_tokens or num_logits > program.max_logits:
-            # Twice as much as is needed: a slowly growing batch must not rebuild at every step.
-            wanted = 2 * num_logits if num_logits > program.max_logits else program.max_logits
-            program = self._make_program(max(num_tokens, program.max_tokens), min(wanted, max(num_tokens, num_logits)))
-            self._program = program
+        program = self._program_for(num_tokens, num_logits)
         for rotation in self._rotations.values():
             rotation.reach(int(batch.positions.max()))
         slots = self._kv.slots(batch)

@@ -29,7 +29,7 @@ class KVStore:
         self.places: dict[int, LayerPlace] = {}
         for index, group in enumerate(layout.groups):
             size = (len(group.layers), group.num_blocks, num_kv_heads, shape.block_bytes)
-            memory: Bytes = zeros(size, np.uint8)  # type: ignore[assignment]
+            memory = zeros(size, np.uint8)
             for position, layer in enumerate(group.layers):
                 self.places[layer] = LayerPlace(index, memory[position])
 

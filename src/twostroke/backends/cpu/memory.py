@@ -4,6 +4,7 @@ the system gives them."""
 from __future__ import annotations
 
 import mmap
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,7 @@ _HUGE_PAGE_BYTES = 1 << 21
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
+Scalar = TypeVar("Scalar", bound=np.generic)
 
 
 class Arena:
@@ -33,16 +35,14 @@ class Arena:
         return piece
 
 
-def zeros(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[np.generic]:
+def zeros(shape: tuple[int, ...], kind: type[Scalar]) -> npt.NDArray[Scalar]:
     """An array of its own on a line of 64 bytes."""
-    kind = np.dtype(dtype)
-    count = int(np.prod(shape, dtype=np.int64))
-    return Arena(max(1, count * kind.itemsize)).take(count * kind.itemsize).view(kind).reshape(shape)
+    num_bytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(kind).itemsize
+    return Arena(num_bytes).take(num_bytes).view(kind).reshape(shape)
 
 
 def float_zeros(*shape: int) -> Floats:
-    array: Floats = zeros(shape, np.float32)  # type: ignore[assignment]
-    return array
+    return zeros(shape, np.float32)
 
 
 def address_of(array: npt.NDArray[np.generic] | None) -> int:

@@ -4,7 +4,6 @@ end over its own part. A step only fills in the step record. Entries that write 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
@@ -17,7 +16,6 @@ from twostroke.backends.cpu.arguments import (
     KVGroupField,
     MatmulField,
     NormField,
-    OperandField,
     RopeField,
     StepField,
     TapeField,
@@ -25,7 +23,8 @@ from twostroke.backends.cpu.arguments import (
 )
 from twostroke.backends.cpu.compile import NativeCode
 from twostroke.backends.cpu.kv_store import KVStore
-from twostroke.backends.cpu.memory import Bytes, Floats, address_of, float_zeros, padded, zeros
+from twostroke.backends.cpu.memory import Floats, address_of, float_zeros, padded
+from twostroke.backends.cpu.operand import Operand
 from twostroke.backends.cpu.rotation import RotationTable
 from twostroke.backends.cpu.weights import LayerWeights, Projection, Weights
 from twostroke.models.spec import ModelSpec, RopeSpec
@@ -56,41 +55,6 @@ class Tape:
         return np.array(self._entries, dtype=np.int64)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Operand:
-    """The input of a projection, in the forms that some projection reads."""
-
-    floats: Floats  # [rows, width]
-    quantised: Bytes  # [rows, width], signed
-    scales: Floats  # [rows, width / 32]
-    sums: Floats
-    offsets: npt.NDArray[np.generic]
-
-    @staticmethod
-    def create(rows: int, width: int) -> Operand:
-        quantised: Bytes = zeros((rows, width), np.uint8)  # type: ignore[assignment]
-        groups = (rows, width // 32)
-        return Operand(
-            float_zeros(rows, width), quantised, float_zeros(*groups), float_zeros(*groups), zeros(groups, np.int32)
-        )
-
-    def fields(self, *, floats: bool, quantised: bool) -> dict[IntEnum, int]:
-        found: dict[IntEnum, int] = {}
-        if floats:
-            found[OperandField.FLOATS] = address_of(self.floats)
-        if quantised:
-            found |= {
-                OperandField.QUANTISED: address_of(self.quantised),
-                OperandField.SCALES: address_of(self.scales),
-                OperandField.SUMS: address_of(self.sums),
-                OperandField.OFFSETS: address_of(self.offsets),
-            }
-        return found
-
-    def fields_for(self, projection: Projection) -> dict[IntEnum, int]:
-        return self.fields(floats=projection.reads_floats, quantised=projection.reads_quantised)
-
-
 class Program:
     """The tape of a model, with the buffers its operations pass on to each other."""
 
@@ -104,7 +68,10 @@ class Program:
         *,
         max_tokens: int,
         max_logits: int,
+        copies: int = 1,
     ) -> None:
+        """With as many `copies` as there are threads, each thread prepares the inputs of matrix products for itself:
+        more work in all, and less waiting. It pays for a single row."""
         self._spec, self._kv, self._rotations = spec, kv, rotations
         self.max_tokens, self.max_logits = max_tokens, max_logits
         rows, self._query_width = padded(max_tokens, ROW_MULTIPLE), spec.num_heads * spec.head_dim
@@ -113,9 +80,10 @@ class Program:
         self.logits = float_zeros(padded(max_logits, ROW_MULTIPLE), weights.head.width)
         self._projected = float_zeros(rows, widest)
         self._block_output = float_zeros(rows if spec.sandwich_norms else 0, spec.hidden_size)
-        self._normed = Operand.create(rows, spec.hidden_size)
-        self._mixed = Operand.create(rows, self._query_width)
-        self._gated = Operand.create(rows, spec.intermediate_size)
+        self._attended = float_zeros(rows, self._query_width)
+        self._normed = Operand(rows, spec.hidden_size, copies)
+        self._mixed = Operand(rows, self._query_width, copies)
+        self._gated = Operand(rows, spec.intermediate_size, copies)
         self._tape = Tape(code)
         for index, layer in enumerate(weights.layers):
             self._add_attention(index, layer)
@@ -158,12 +126,12 @@ class Program:
             AttentionField.WINDOW: spec.layers[index].window or NO_WINDOW,
             AttentionField.SCALE: float_bits(spec.attention_scale),
             AttentionField.CAP: float_bits(spec.attention_softcap or 1.0),
-            AttentionField.OUTPUT: address_of(self._mixed.floats),
+            AttentionField.OUTPUT: address_of(self._attended),
             AttentionField.OUTPUT_STRIDE: self._query_width,
         }
         self._tape.add("attention", attention)
-        if layer.attention_out.reads_quantised:
-            self._add_quantise(self._mixed, self._query_width)
+        fields = self._norm_fields(self._attended, None)
+        self._add_row_operation("prepare", fields, self._mixed, layer.attention_out)
         self._add_to_residual(layer.attention_out, self._mixed, layer.post_attention_norm)
 
     def _add_mlp(self, layer: LayerWeights) -> None:
@@ -177,7 +145,7 @@ class Program:
             ActivationField.WIDTH: spec.intermediate_size,
             ActivationField.ROWS: StepField.NUM_TOKENS,
         }
-        self._tape.add(f"gated_{spec.activation}", activation | self._gated.fields_for(layer.mlp_out))
+        self._add_row_operation(f"gated_{spec.activation}", activation, self._gated, layer.mlp_out)
         self._add_to_residual(layer.mlp_out, self._gated, layer.post_mlp_norm)
 
     def _add_head(self, weights: Weights) -> None:
@@ -203,14 +171,17 @@ class Program:
         }
 
     def _add_norm(self, operand: Operand, weight: Floats, reader: Projection, *, logits_only: bool = False) -> None:
-        fields = self._norm_fields(self.hidden, weight) | operand.fields_for(reader)
+        fields = self._norm_fields(self.hidden, weight)
         if logits_only:
             fields |= {NormField.ROWS: StepField.NUM_LOGITS, NormField.GATHER: 1}
-        self._tape.add("norm", fields)
+        self._add_row_operation("norm", fields, operand, reader)
 
-    def _add_quantise(self, operand: Operand, width: int) -> None:
-        fields = self._norm_fields(operand.floats, None) | operand.fields(floats=False, quantised=True)
-        self._tape.add("quantise", fields | {NormField.WIDTH: width})
+    def _add_row_operation(
+        self, function: str, fields: dict[IntEnum, int], operand: Operand, reader: Projection
+    ) -> None:
+        """Prepares the input of a projection, in the forms it reads. Threads that read copies of their own go on."""
+        forms = operand.fields(floats=reader.reads_floats, quantised=reader.reads_quantised)
+        self._tape.add(function, fields | forms, barrier=operand.copies == 1)
 
     def _add_projection(
         self,

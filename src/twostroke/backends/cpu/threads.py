@@ -27,7 +27,7 @@ class ThreadPool:
         self.threads = threads
         self._process = os.getpid()
         self._scratch = zeros((threads, padded(scratch_bytes, 4096)), np.uint8)
-        self._pool: _Record = zeros((int(PoolField.FLAGS) + POOL_LINE * (threads + 1),), np.int64)  # type: ignore[assignment]
+        self._pool = zeros((int(PoolField.FLAGS) + POOL_LINE * (threads + 1),), np.int64)
         self._pool[PoolField.THREADS] = threads
         self._pool[PoolField.SCRATCH] = address_of(self._scratch)
         self._pool[PoolField.SCRATCH_BYTES] = self._scratch.shape[1]

@@ -9,7 +9,7 @@ from twostroke.backends.cpu.kernels.activation import emit_gated_activation, emi
 from twostroke.backends.cpu.kernels.attention import emit_attention
 from twostroke.backends.cpu.kernels.emitter import Emitter
 from twostroke.backends.cpu.kernels.matmul import emit_matmul
-from twostroke.backends.cpu.kernels.norms import emit_norm, emit_norm_add, emit_quantise
+from twostroke.backends.cpu.kernels.norms import emit_norm, emit_norm_add, emit_prepare
 from twostroke.backends.cpu.kernels.rope_kv import emit_rope_and_store
 from twostroke.backends.cpu.kernels.threads import emit_threads
 from twostroke.backends.cpu.shape import KernelShape
@@ -22,7 +22,7 @@ def module_text(shape: KernelShape, isa: InstructionSet) -> str:
         emit_matmul(emitter, kind)
     emit_norm(emitter)
     emit_norm_add(emitter)
-    emit_quantise(emitter)
+    emit_prepare(emitter)
     emit_gated_activation(emitter, shape.activation)
     emit_soft_cap(emitter)
     emit_rope_and_store(emitter, shape)

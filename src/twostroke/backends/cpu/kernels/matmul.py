@@ -82,13 +82,13 @@ class _Product:
     def _input_row(self, row: Value) -> InputRow:
         e, op = self._e, self._op
         if not self._kind.is_quantised:
-            return InputRow(e.at(op.address(OperandField.FLOATS), e.mul(row, self._depth), F32))
+            return InputRow(e.at(op.operand_address(OperandField.FLOATS), e.mul(row, self._depth), F32))
         groups = e.mul(row, self._groups)
         return InputRow(
-            e.at(op.address(OperandField.QUANTISED), e.mul(row, self._depth)),
-            e.at(op.address(OperandField.SCALES), groups, F32),
-            e.at(op.address(OperandField.SUMS), groups, F32),
-            e.at(op.address(OperandField.OFFSETS), groups, I32),
+            e.at(op.operand_address(OperandField.QUANTISED), e.mul(row, self._depth)),
+            e.at(op.operand_address(OperandField.SCALES), groups, F32),
+            e.at(op.operand_address(OperandField.SUMS), groups, F32),
+            e.at(op.operand_address(OperandField.OFFSETS), groups, I32),
         )
 
     def _packed_tile(self, places: list[Value], *, prefetch: bool = False) -> TileMaker:

@@ -22,7 +22,7 @@ def emit_norm(e: Emitter) -> None:
     with operation(e, "norm") as op:
         width, weight = op.integer(NormField.WIDTH), op.address(NormField.WEIGHT)
         gathered = e.is_nonzero(op.integer(NormField.GATHER))
-        first, last = op.share(op.step_integer(op.integer(NormField.ROWS)))
+        first, last = op.share_rows(op.step_integer(op.integer(NormField.ROWS)))
         with e.loop(first, last) as row:
             source = e.variable(I64, row)
             with e.when(gathered):
@@ -54,11 +54,11 @@ def emit_norm_add(e: Emitter) -> None:
                 e.store_floats(e.build.fadd(e.load_floats(target, place), product), target, place)
 
 
-def emit_quantise(e: Emitter) -> None:
+def emit_prepare(e: Emitter) -> None:
     """operand[row] = input[row], as it is."""
-    with operation(e, "quantise") as op:
+    with operation(e, "prepare") as op:
         width = op.integer(NormField.WIDTH)
-        first, last = op.share(op.step_integer(op.integer(NormField.ROWS)))
+        first, last = op.share_rows(op.step_integer(op.integer(NormField.ROWS)))
         with e.loop(first, last) as row:
             values = e.at(op.address(NormField.INPUT), e.mul(row, width), F32)
             writer = OperandWriter(op, row, width)

@@ -45,6 +45,18 @@ class Operation:
         first = e.div(e.mul(count, self.thread), self.threads)
         return first, e.div(e.mul(count, e.add(self.thread, 1)), self.threads)
 
+    def operand_address(self, field: OperandField) -> Value:
+        """In this thread's copy, where threads have one each."""
+        e = self.emitter
+        return e.pointer(e.add(self.integer(field), e.mul(self.thread, self.integer(OperandField.THREAD_BYTES))))
+
+    def share_rows(self, count: Value) -> tuple[Value, Value]:
+        """This thread's rows of an operand: a part of them, or all where it has a copy of its own."""
+        e = self.emitter
+        own = e.is_nonzero(self.integer(OperandField.THREAD_BYTES))
+        first, last = self.share(count)
+        return e.build.select(own, e.integer(0), first), e.build.select(own, count, last)
+
 
 @contextmanager
 def operation(emitter: Emitter, name: str) -> Iterator[Operation]:
@@ -57,16 +69,14 @@ class OperandWriter:
 
     def __init__(self, op: Operation, row: Value, width: Value) -> None:
         e = self._emitter = op.emitter
-        addresses = {field: op.integer(field) for field in OperandField}
-        self._has_floats = e.is_nonzero(addresses[OperandField.FLOATS])
-        self._has_quantised = e.is_nonzero(addresses[OperandField.QUANTISED])
+        self._has_floats = e.is_nonzero(op.integer(OperandField.FLOATS))
+        self._has_quantised = e.is_nonzero(op.integer(OperandField.QUANTISED))
         groups = e.mul(row, e.div(width, 32))
-        self._floats = e.at(e.pointer(addresses[OperandField.FLOATS]), e.mul(row, width), F32)
-        self._quantised = e.at(e.pointer(addresses[OperandField.QUANTISED]), e.mul(row, width))
-        self._scales, self._sums = (
-            e.at(e.pointer(addresses[field]), groups, F32) for field in (OperandField.SCALES, OperandField.SUMS)
-        )
-        self._offsets = e.at(e.pointer(addresses[OperandField.OFFSETS]), groups, I32)
+        self._floats = e.at(op.operand_address(OperandField.FLOATS), e.mul(row, width), F32)
+        self._quantised = e.at(op.operand_address(OperandField.QUANTISED), e.mul(row, width))
+        self._scales = e.at(op.operand_address(OperandField.SCALES), groups, F32)
+        self._sums = e.at(op.operand_address(OperandField.SUMS), groups, F32)
+        self._offsets = e.at(op.operand_address(OperandField.OFFSETS), groups, I32)
 
     def write_group(self, group: Value, low: Value, high: Value) -> None:
         """The 32 values of a group, in two vectors."""

@@ -1,0 +1,57 @@
+"""The input of a projection in memory: rows of floats, and the same rows in 8 bits, a scale for each 32 values."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from twostroke.backends.cpu.arguments import OperandField
+from twostroke.backends.cpu.memory import LINE_BYTES, Arena, Bytes, Floats, Scalar, address_of, padded
+
+GROUP_VALUES = 32
+
+
+class Operand:
+    """One for all threads, or a copy for each; the arrays here are the first copy's."""
+
+    floats: Floats  # [rows, width]
+    quantised: npt.NDArray[np.int8]  # [rows, width]
+    scales: Floats  # [rows, width / 32]
+    sums: Floats  # [rows, width / 32] the scale times the sum of the group
+    offsets: npt.NDArray[np.int32]  # [rows, width / 32] -128 times the sum of the group
+
+    def __init__(self, rows: int, width: int, copies: int = 1) -> None:
+        self.copies = copies
+        groups = width // GROUP_VALUES
+        sizes = [padded(count, LINE_BYTES) for count in (4 * rows * width, rows * width, *[4 * rows * groups] * 3)]
+        self._copy_bytes = sum(sizes)
+        memory = Arena(copies * self._copy_bytes).take(copies * self._copy_bytes)
+        ends = np.cumsum(sizes)
+        floats, quantised, scales, sums, offsets = (
+            memory[end - size : end] for end, size in zip(ends, sizes, strict=True)
+        )
+        self.floats = _shaped(floats, np.float32, rows, width)
+        self.quantised = _shaped(quantised, np.int8, rows, width)
+        self.scales = _shaped(scales, np.float32, rows, groups)
+        self.sums = _shaped(sums, np.float32, rows, groups)
+        self.offsets = _shaped(offsets, np.int32, rows, groups)
+
+    def fields(self, *, floats: bool, quantised: bool) -> dict[IntEnum, int]:
+        """For an operation that reads or writes these forms."""
+        found: dict[IntEnum, int] = {OperandField.THREAD_BYTES: self._copy_bytes if self.copies > 1 else 0}
+        if floats:
+            found[OperandField.FLOATS] = address_of(self.floats)
+        if quantised:
+            found |= {
+                OperandField.QUANTISED: address_of(self.quantised),
+                OperandField.SCALES: address_of(self.scales),
+                OperandField.SUMS: address_of(self.sums),
+                OperandField.OFFSETS: address_of(self.offsets),
+            }
+        return found
+
+
+def _shaped(memory: Bytes, kind: type[Scalar], rows: int, width: int) -> npt.NDArray[Scalar]:
+    return memory[: rows * width * np.dtype(kind).itemsize].view(kind).reshape(rows, width)
