@@ -12,6 +12,8 @@ from twostroke.machine import Machine
 KV_SHARE_OF_MEMORY = 0.25
 """Of the memory available once the weights are in: a default that leaves room for the rest of a laptop."""
 MAX_BLOCK_SIZE = 256
+QUANTISE_CHOICES = ("q8_0", "q4_1", "none")
+LOAD_CHOICES = ("file", "random")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +36,21 @@ class EngineConfig:
     run_ahead: bool = True
     """Schedule one step ahead of the results, so that neither host nor device waits for the other."""
     kv: KVConfig = field(default_factory=KVConfig)
+    quantise: str | None = None
+    """What float matrices are brought to as they are loaded, of QUANTISE_CHOICES; None: chosen by backend and memory.
+    Weights that are stored quantised stay as they are."""
+    load: str = "file"
+    """Of LOAD_CHOICES. "random": a folder with config.json alone gives the shape, and the weights are drawn."""
 
     def __post_init__(self) -> None:
         for name in ("threads", "max_context", "max_tokens_per_step", "max_running"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise BadRequestError(f"{name} must be at least 1, not {value}")
+        for name, choices in (("quantise", (None, *QUANTISE_CHOICES)), ("load", LOAD_CHOICES)):
+            value = getattr(self, name)
+            if value not in choices:
+                raise BadRequestError(f"{name} must be one of {', '.join(filter(None, choices))}, not {value!r:.60}")
         if self.kv.block_size % 16 or not 16 <= self.kv.block_size <= MAX_BLOCK_SIZE:
             raise BadRequestError(
                 f"block_size must be a multiple of 16 up to {MAX_BLOCK_SIZE}, not {self.kv.block_size}"

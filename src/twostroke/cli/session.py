@@ -10,7 +10,7 @@ from rich.console import Console
 
 from twostroke.cli import units
 from twostroke.config import EngineConfig
-from twostroke.core.errors import BackendError
+from twostroke.core.errors import BackendError, BadRequestError
 from twostroke.core.events import PrefillProgress
 from twostroke.core.sampling_params import SamplingParams
 from twostroke.engine.offline import LLM
@@ -22,6 +22,8 @@ PROGRESS_FROM_TOKENS = 1024
 
 
 def load(model: str, config: EngineConfig, console: Console, *, verbose: bool) -> LLM:
+    if config.load == "random":
+        raise BadRequestError("random weights have no tokenizer, so there is no text to show: use LLM with token ids")
     resolve(model, progress=console.print)  # first, so that a download's own progress bar has the screen
     started_s = time.perf_counter()
     with console.status(f"loading {model}"):
@@ -29,7 +31,7 @@ def load(model: str, config: EngineConfig, console: Console, *, verbose: bool) -
     checkpoint = llm.assembly.checkpoint
     console.print(
         f"{model}: {checkpoint.spec.family}, {checkpoint.num_parameters / 1e6:,.0f}M parameters, "
-        f"{units.size(checkpoint.weight_bytes)} of weights, on {llm.assembly.backend_name} "
+        f"{units.size(checkpoint.held_bytes)} of weights, on {llm.assembly.backend_name} "
         f"with {llm.assembly.resolved.threads} threads, ready in {units.seconds(time.perf_counter() - started_s)}",
         style="dim",
         highlight=False,

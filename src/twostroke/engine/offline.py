@@ -20,6 +20,7 @@ from twostroke.core.sampling_params import SamplingParams
 from twostroke.engine.build import Assembly, build
 from twostroke.engine.results import GenerationResult, Sample
 from twostroke.text.chat import ChatEncoder
+from twostroke.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
@@ -46,10 +47,15 @@ class LLM:
     def _own(self, assembly: Assembly) -> None:
         self.assembly = assembly
         self.engine = assembly.engine
-        self.tokenizer = assembly.tokenizer
         self._lock = threading.Lock()
         self._numbers = count()
         self._inboxes: dict[str, deque[Event]] = {}
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        if self.assembly.tokenizer is None:
+            raise BadRequestError("random weights have no tokenizer, so they read no text: give token ids instead")
+        return self.assembly.tokenizer
 
     def generate(
         self,
@@ -100,7 +106,7 @@ class LLM:
             request_id=f"request-{next(self._numbers)}",
             prompt_token_ids=tuple(int(token_id) for token_id in ids),
             sampling=sampling,
-            eos_token_ids=self.tokenizer.eos_token_ids,
+            eos_token_ids=frozenset() if self.assembly.tokenizer is None else self.tokenizer.eos_token_ids,
         )
 
     def close(self) -> None:
