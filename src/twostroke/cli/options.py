@@ -38,8 +38,8 @@ Quantise = Annotated[
     str | None,
     typer.Option(
         metavar="KIND",
-        help="What float weights are brought to on load: q8_0, q4_1 or none; default: q8_0, or q4_1 if memory is short. "
-        "Weights stored quantised stay as they are.",
+        help="What float weights are brought to on load: q8_0, q4_1 or none; default: q8_0, or q4_1 if memory is short."
+        " Weights stored quantised stay as they are.",
     ),
 ]
 Load = Annotated[

@@ -13,7 +13,6 @@ import struct
 import tempfile
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
@@ -63,7 +62,7 @@ def entry_path(checkpoint: Checkpoint) -> Path | None:
     return _folder() / f"{source.hexdigest()[:24]}-{form.hexdigest()[:24]}"
 
 
-def read(path: Path, num_bytes: int, threads: int = 1) -> Bytes | None:
+def read(path: Path, num_bytes: int) -> Bytes | None:
     """An entry's weights, read-only in the page cache, which all processes share; None where it is not whole.
 
     They are mapped, not read into huge pages of our own: decode is as fast either way (see bench/results/startup.md),
@@ -84,7 +83,7 @@ def read(path: Path, num_bytes: int, threads: int = 1) -> Bytes | None:
     stored = rest[: -_TRAILER.size].tobytes()
     if rest[-_TRAILER.size :].tobytes() != _trailer(path, num_bytes, stored):
         return None
-    if _sums(data, threads).tobytes() != stored:
+    if _sums(data).tobytes() != stored:
         return None
     with contextlib.suppress(OSError):
         os.utime(path)  # used now: the folder is cleared of what was not used for longest
@@ -132,22 +131,11 @@ def _sum_bytes(num_bytes: int) -> int:
     return -(-num_bytes // _CHUNK_BYTES) * 8
 
 
-def _sums(data: Bytes, threads: int = 1) -> Sums:
+def _sums(data: Bytes) -> Sums:
     """The sum of each chunk's 64-bit words: any one wrong word, page or sector changes it."""
     words: Sums = data.view(np.uint64)  # arenas are whole lines
     step = _CHUNK_BYTES // 8
-    sums = np.zeros(-(-len(words) // step), dtype=np.uint64)
-
-    def fill(part: int) -> None:
-        for index in range(part, len(sums), threads):
-            sums[index] = np.add.reduce(words[index * step : (index + 1) * step])
-
-    if threads == 1:
-        fill(0)
-    else:
-        with ThreadPoolExecutor(threads, thread_name_prefix="check") as pool:
-            list(pool.map(fill, range(threads)))
-    return sums
+    return np.array([np.add.reduce(words[first : first + step]) for first in range(0, len(words), step)], np.uint64)
 
 
 def _clear(newest: Path) -> None:

@@ -72,7 +72,7 @@ class Weights:
         matrices = [name for name in checkpoint.tensors if checkpoint.is_multiplied(name)]
         num_bytes = sum(_held_bytes(checkpoint, name) for name in matrices)
         path = packed_cache.entry_path(checkpoint)
-        kept = None if path is None else packed_cache.read(path, num_bytes, threads)
+        kept = None if path is None else packed_cache.read(path, num_bytes)
         arena = Arena(num_bytes) if kept is None else Arena.over(kept)
         layout = _Layout(checkpoint, arena)
         weights = layout.weights()
