@@ -12,6 +12,8 @@ from twostroke.machine import Machine
 KV_SHARE_OF_MEMORY = 0.25
 """Of the memory available once the weights are in: a default that leaves room for the rest of a laptop."""
 MAX_BLOCK_SIZE = 256
+LIMITS = {"threads": 1024, "max_context": 2**31 - 1, "max_tokens_per_step": 2**16, "max_running": 2**16}
+"""The most that may be asked for: beyond it a slip of the finger, and memory for buffers that no step would fill."""
 QUANTISE_CHOICES = ("q8_0", "q4_1", "none")
 LOAD_CHOICES = ("file", "random")
 
@@ -43,10 +45,12 @@ class EngineConfig:
     """Of LOAD_CHOICES. "random": a folder with config.json alone gives the shape, and the weights are drawn."""
 
     def __post_init__(self) -> None:
-        for name in ("threads", "max_context", "max_tokens_per_step", "max_running"):
+        for name, limit in LIMITS.items():
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise BadRequestError(f"{name} must be at least 1, not {value}")
+            if value is None and name in ("threads", "max_context"):
+                continue
+            if not isinstance(value, int) or not 1 <= value <= limit:
+                raise BadRequestError(f"{name} must be an integer from 1 to {limit}, not {value!r}")
         for name, choices in (("quantise", (None, *QUANTISE_CHOICES)), ("load", LOAD_CHOICES)):
             value = getattr(self, name)
             if value not in choices:
@@ -116,6 +120,10 @@ def resolve(
 
 def _kv_budget(config: EngineConfig, weight_bytes: int, machine: Machine) -> tuple[int, str]:
     if config.kv.memory_bytes is not None:
+        if config.kv.memory_bytes > machine.total_memory_bytes:
+            raise BadRequestError(
+                f"{config.kv.memory_bytes} bytes for KV are more than the {machine.total_memory_bytes} this machine has"
+            )
         return config.kv.memory_bytes, "asked for"
     free = max(machine.available_memory_bytes - weight_bytes, 0)
     return int(free * KV_SHARE_OF_MEMORY), f"at most {KV_SHARE_OF_MEMORY:.0%} of the memory left beside the weights"

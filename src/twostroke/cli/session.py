@@ -44,10 +44,11 @@ def load(model: str, config: EngineConfig, console: Console, *, verbose: bool, c
         f"with {llm.assembly.resolved.threads} threads, ready in {units.seconds(time.perf_counter() - started_s)}",
         style="dim",
         highlight=False,
+        markup=False,
     )
     if verbose:
         for note in llm.assembly.notes:
-            console.print(f"  {note}", style="dim", highlight=False)
+            console.print(f"  {note}", style="dim", highlight=False, markup=False)
     return llm
 
 
@@ -55,10 +56,15 @@ def _load_shown(model: str, config: EngineConfig, console: Console, process: Pop
     from twostroke.engine.offline import LLM
     from twostroke.models.resolve import resolve
 
-    resolve(model, progress=console.print)  # first, so that a download's own progress bar has the screen
+    def say(message: str) -> None:
+        console.print(message, markup=False, highlight=False)
+
+    resolve(model, progress=say)  # first, so that a download's own progress bar has the screen
     if not console.is_terminal:
         return LLM(model, config, template_process=process)
-    with console.status(f"loading {model}"):
+    from rich.text import Text
+
+    with console.status(Text(f"loading {model}")):
         return LLM(model, config, template_process=process)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from twostroke import backends, machine
 from twostroke.backends.interface import BackendFactory
 from twostroke.config import EngineConfig, KVGroupNeed, ResolvedConfig, resolve
+from twostroke.core.errors import BackendError
 from twostroke.cost.hardware import Ceilings
 from twostroke.cost.model_shape import ModelShape
 from twostroke.engine.engine import Engine
@@ -88,13 +89,20 @@ def assemble(checkpoint: Checkpoint, tokenizer: Tokenizer | None, config: Engine
         checkpoint, quantise_reason = by_default(checkpoint, here)
     needs = kv_needs(factory, checkpoint)
     resolved = resolve(config, checkpoint.spec.max_context, needs, checkpoint.held_bytes, here)
-    backend = factory.create(
-        checkpoint,
-        resolved.layout,
-        max_context=resolved.max_context,
-        max_tokens_per_step=config.max_tokens_per_step,
-        threads=resolved.threads,
-    )
+    try:
+        backend = factory.create(
+            checkpoint,
+            resolved.layout,
+            max_context=resolved.max_context,
+            max_tokens_per_step=config.max_tokens_per_step,
+            threads=resolved.threads,
+        )
+    except (MemoryError, OSError) as error:
+        reason = str(error) or "not enough memory"
+        raise BackendError(
+            f"the {factory.name} backend could not be set up with {resolved.kv_bytes} bytes of KV and "
+            f"{resolved.threads} threads: {reason}"
+        ) from error
     scheduler = Scheduler(
         SchedulerConfig(
             max_context=resolved.max_context,
