@@ -20,8 +20,9 @@ CLI = "from twostroke.cli import main; main()"
 PARTS = """
 import json, sys, time
 spawned_s, model, prompt = float(sys.argv[1]), sys.argv[2], sys.argv[3]
-marks = [("interpreter", time.monotonic())]
-def mark(name): marks.append((name, time.monotonic()))
+marks = []
+def mark(name): marks.append((name, time.monotonic(), time.process_time()))
+mark("interpreter")
 from twostroke.text.chat_template import start_process
 process = start_process()
 mark("start the template's process")
@@ -43,8 +44,9 @@ for event in llm.stream(ids, SamplingParams(max_tokens=1, temperature=0.0)):
         break
 mark("prefill and first token")
 llm.close()
-ends = [spawned_s] + [end for _, end in marks]
-print(json.dumps({"tokens": len(ids), "parts": {n: e - b for (n, e), b in zip(marks, ends)}}))
+before = [("", spawned_s, 0.0), *marks]
+parts = {name: (end - marks_end, cpu - marks_cpu) for (name, end, cpu), (_, marks_end, marks_cpu) in zip(marks, before)}
+print(json.dumps({"tokens": len(ids), "parts": parts}))
 """
 
 
@@ -68,7 +70,8 @@ def first_byte_s(model: str, prompt: str) -> float:
     return taken_s
 
 
-def parts_s(model: str, prompt: str) -> tuple[int, dict[str, float]]:
+def parts_s(model: str, prompt: str) -> tuple[int, dict[str, list[float]]]:
+    """The prompt's tokens, and (seconds, seconds of CPU) of each part."""
     command = [sys.executable, "-c", PARTS, str(time.monotonic()), model, prompt]
     finished = subprocess.run(command, capture_output=True, text=True, env=environment(), check=False)
     if finished.returncode:
@@ -96,8 +99,9 @@ def main() -> None:
     print(f"twostroke run, process start to first byte of the answer: {_spread(totals)}")
     print("the parts, through the API:")
     for name in parts[0]:
-        print(f"  {name:<46} {_spread([part[name] for part in parts])}")
-    print(f"  {'together':<46} {_spread([sum(part.values()) for part in parts])}")
+        cpu_s = statistics.median(part[name][1] for part in parts)
+        print(f"  {name:<46} {_spread([part[name][0] for part in parts])}; {1e3 * cpu_s:.0f} ms of CPU")
+    print(f"  {'together':<46} {_spread([sum(wall_s for wall_s, _ in part.values()) for part in parts])}")
 
 
 def _spread(values_s: list[float]) -> str:

@@ -4,8 +4,6 @@ run it and agree."""
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +15,7 @@ from twostroke import LLM, SamplingParams
 from twostroke.backends.cpu import FACTORY as CPU
 from twostroke.backends.reference import FACTORY as REFERENCE
 from twostroke.core.errors import BadRequestError, ModelError
-from twostroke.models.random_weights import random_checkpoint
+from twostroke.models.random_weights import KINDS, random_checkpoint
 from twostroke.models.weights.tensor import WeightKind
 
 TOKENS = list(range(3, 40))
@@ -46,7 +44,7 @@ def test_every_family_runs_on_both_backends(variant: str, tmp_path: Path) -> Non
     assert np.sqrt(((found[0] - found[1]) ** 2).mean()) < 0.05 * found[1].std()
 
 
-@pytest.mark.parametrize("kind", [kind for kind in WeightKind if not kind.name.endswith("_K")])
+@pytest.mark.parametrize("kind", KINDS)
 def test_weights_have_the_spread_that_keeps_activations_level(kind: WeightKind, tmp_path: Path) -> None:
     folder = config_alone("llama", tmp_path)
     one, same, other = (random_checkpoint(folder, kind, seed=seed) for seed in (1, 1, 2))
@@ -74,14 +72,8 @@ def test_an_llm_of_random_weights_takes_token_ids_and_no_text(tmp_path: Path) ->
 def test_what_is_no_config_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"need a folder with config\.json"):
         random_checkpoint(tmp_path, WeightKind.Q4_1)
-    with pytest.raises(ModelError, match="not drawn in Q4_K"):
+    with pytest.raises(ModelError, match="F32, F16, BF16, not in Q4_K"):
         random_checkpoint(config_alone("llama", tmp_path), WeightKind.Q4_K)
-
-
-def test_the_command_refuses_in_a_sentence(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", "from twostroke.cli import main; main()", "run", str(tmp_path), "hi"]
-    done = subprocess.run([*command, "--load", "random"], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 2 and "no tokenizer" in done.stderr and "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("config", sorted(SHAPES.glob("*/config.json")), ids=lambda path: path.parent.name)

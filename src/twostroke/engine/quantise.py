@@ -26,8 +26,8 @@ def as_asked(asked: str | None, checkpoint: Checkpoint) -> tuple[Checkpoint, str
 
 def by_default(checkpoint: Checkpoint, machine: Machine) -> tuple[Checkpoint, str | None]:
     """For a backend that quantises as it loads. On a CPU decode is as fast as weights are read, and prefill multiplies
-    8-bit integers several times faster than floats; the logits of Q8_0 are those of floats to a part in a hundred or
-    two of their spread. So it is the default, and Q4_1, which costs quality, only where Q8_0 does not fit."""
+    8-bit integers several times faster than floats; Q8_0 keeps SmolLM2's perplexity within 1% of its float weights'.
+    So it is the default, and Q4_1, which costs quality, only where Q8_0 does not fit."""
     if not checkpoint.has_float_matrices:
         return checkpoint, None
     small = replace(checkpoint, quantise_to=WeightKind.Q8_0)

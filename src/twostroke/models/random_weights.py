@@ -16,6 +16,8 @@ from twostroke.models.weights.tensor import WeightKind, WeightTensor, from_float
 
 Bytes = npt.NDArray[np.uint8]
 
+KINDS = (WeightKind.Q4_1, WeightKind.Q4_0, WeightKind.Q8_0, WeightKind.F32, WeightKind.F16, WeightKind.BF16)
+
 # The spread of a block whose quants are uniform, in units of its scale: sqrt((levels^2 - 1) / 12).
 _NIBBLE_SPREAD, _BYTE_SPREAD = 4.61, 73.6
 _NORM_NOISE, _BIAS_SPREAD = 0.1, 0.1
@@ -44,10 +46,12 @@ def random_checkpoint(folder: Path, kind: WeightKind, *, seed: int = 0, name: st
 def _random_matrix(name: str, shape: tuple[int, ...], kind: WeightKind, rng: np.random.Generator) -> WeightTensor:
     """Numbers of a spread of 1 / sqrt(inputs), so that what goes through a layer neither grows nor vanishes."""
     rows, depth = shape
+    if kind not in KINDS:
+        raise ModelError(f"random weights are drawn in {', '.join(kind.name for kind in KINDS)}, not in {kind.name}")
     if depth % kind.block_values:
         raise ModelError(f"{name} has rows of {depth} values, not a multiple of {kind.name}'s {kind.block_values}")
     spread = depth**-0.5
-    if kind in (WeightKind.Q4_1, WeightKind.Q4_0, WeightKind.Q8_0):
+    if kind.is_quantised:
         data = _random_blocks(kind, rows, depth // kind.block_values, spread, rng)
     else:
         data = _random_floats(kind, rng.standard_normal((rows, depth), dtype=np.float32) * np.float32(spread))
@@ -71,6 +75,4 @@ def _random_floats(kind: WeightKind, values: npt.NDArray[np.float32]) -> Bytes:
         return values.view(np.uint8)
     if kind is WeightKind.F16:
         return values.astype("<f2").view(np.uint8)
-    if kind is WeightKind.BF16:
-        return (values.view(np.uint32) >> 16).astype("<u2").view(np.uint8)
-    raise ModelError(f"random weights are not drawn in {kind.name}")
+    return (values.view(np.uint32) >> 16).astype("<u2").view(np.uint8)  # BF16
