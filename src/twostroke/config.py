@@ -14,6 +14,8 @@ KV_SHARE_OF_MEMORY = 0.25
 MAX_BLOCK_SIZE = 256
 LIMITS = {"threads": 1024, "max_context": 2**31 - 1, "max_tokens_per_step": 2**16, "max_running": 2**16}
 """The most that may be asked for: beyond it a slip of the finger, and memory for buffers that no step would fill."""
+QUANTISE_CHOICES = ("q8_0", "q4_1", "none")
+LOAD_CHOICES = ("file", "random")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,11 @@ class EngineConfig:
     run_ahead: bool = True
     """Schedule one step ahead of the results, so that neither host nor device waits for the other."""
     kv: KVConfig = field(default_factory=KVConfig)
+    quantise: str | None = None
+    """What float matrices are brought to as they are loaded, of QUANTISE_CHOICES; None: chosen by backend and memory.
+    Weights that are stored quantised stay as they are."""
+    load: str = "file"
+    """Of LOAD_CHOICES. "random": a folder with config.json alone gives the shape, and the weights are drawn."""
 
     def __post_init__(self) -> None:
         for name, limit in LIMITS.items():
@@ -44,6 +51,10 @@ class EngineConfig:
                 continue
             if not isinstance(value, int) or not 1 <= value <= limit:
                 raise BadRequestError(f"{name} must be an integer from 1 to {limit}, not {value!r}")
+        for name, choices in (("quantise", (None, *QUANTISE_CHOICES)), ("load", LOAD_CHOICES)):
+            value = getattr(self, name)
+            if value not in choices:
+                raise BadRequestError(f"{name} must be one of {', '.join(filter(None, choices))}, not {value!r:.60}")
         if self.kv.block_size % 16 or not 16 <= self.kv.block_size <= MAX_BLOCK_SIZE:
             raise BadRequestError(
                 f"block_size must be a multiple of 16 up to {MAX_BLOCK_SIZE}, not {self.kv.block_size}"

@@ -211,3 +211,22 @@ def test_text_parts_are_joined_and_tool_calls_need_no_content() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     messages = [{"role": "user", "content": parts}, {"role": "assistant", "content": None, "tool_calls": [1]}]
     assert template.render(messages) == "[a\nb][None[1]]"
+
+
+def test_a_process_that_was_started_early_is_used_and_ended() -> None:
+    started = chat_template.start_process()
+    template = ChatTemplate("ok", started=started)
+    assert template.render(TALK) == "ok"
+    assert template._process is started
+    template.close()
+    assert started.poll() is not None
+    unused = chat_template.start_process()
+    ChatTemplate("ok", started=unused).close()
+    assert unused.poll() is not None
+
+
+def test_a_process_that_ended_before_its_template_came_is_replaced() -> None:
+    started = chat_template.start_process()
+    started.kill()
+    started.wait()
+    assert ChatTemplate("ok", started=started).render(TALK) == "ok"

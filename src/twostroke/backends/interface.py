@@ -36,6 +36,9 @@ class BackendFactory(Protocol):
     """What a backend's folder registers: cheap questions first, then `create`."""
 
     name: str
+    quantises_on_load: bool
+    """Whether `create` holds float matrices as the checkpoint's `held_kind` says; one that does not declines a
+    checkpoint that asks for it."""
 
     def supports(self, checkpoint: Checkpoint) -> str | None:
         """None, or one sentence on why this model cannot run on this backend on this machine."""

@@ -1,14 +1,15 @@
-"""The commands, gathered. Each file registers one."""
+"""The commands, by name. Each file has one, and is imported only when it is the one that was typed, or for help."""
 
 from __future__ import annotations
+
+import sys
+from importlib import import_module
 
 import typer
 
 from twostroke import __version__
-from twostroke.cli.chat import chat
-from twostroke.cli.inspect import inspect
-from twostroke.cli.pull import pull
-from twostroke.cli.run import run
+
+COMMANDS = ("run", "chat", "pull", "inspect")
 
 app = typer.Typer(
     name="twostroke",
@@ -39,5 +40,6 @@ def root(
     pass
 
 
-for command in (run, chat, pull, inspect):
-    app.command()(command)
+typed = sys.argv[1:2]
+for name in typed if typed and typed[0] in COMMANDS else COMMANDS:
+    app.command()(getattr(import_module(f"twostroke.cli.{name}"), name))

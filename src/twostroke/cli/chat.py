@@ -31,6 +31,7 @@ def chat(
     max_context: options.MaxContext = None,
     kv_memory: options.KVMemory = None,
     max_tokens_per_step: options.MaxTokensPerStep = 512,
+    quantise: options.Quantise = None,
     prefix_caching: options.PrefixCaching = True,
     verbose: options.Verbose = False,
 ) -> None:
@@ -38,7 +39,9 @@ def chat(
     console = Console(stderr=True)
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")  # a stray byte is no reason to end a conversation
-    config = options.engine_config(backend, threads, max_context, kv_memory, max_tokens_per_step, prefix_caching)
+    config = options.engine_config(
+        backend, threads, max_context, kv_memory, max_tokens_per_step, prefix_caching, quantise
+    )
     sampling = options.sampling_params(max_tokens, temperature, top_k, top_p, min_p, repetition_penalty, seed, stop)
     opening = [{"role": "system", "content": system}] if system is not None else []
     messages = list(opening)

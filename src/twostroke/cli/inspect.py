@@ -11,6 +11,7 @@ from rich.text import Text
 from twostroke import backends, machine
 from twostroke.cli import options, units
 from twostroke.engine.build import kv_needs
+from twostroke.engine.quantise import by_default
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.loading import load_checkpoint
 from twostroke.models.resolve import resolve
@@ -63,16 +64,20 @@ def _weight_rows(checkpoint: Checkpoint) -> list[tuple[str, str]]:
 
 def _memory_rows(checkpoint: Checkpoint, backend: str) -> list[tuple[str, str]]:
     factory, reason = backends.choose(backend, checkpoint)
+    here = machine.detect()
+    quantised = None
+    if factory.quantises_on_load:
+        checkpoint, quantised = by_default(checkpoint, here)
     needs = kv_needs(factory, checkpoint)
     per_token = sum(need.bytes_per_token for need in needs)
-    here = machine.detect()
-    free = max(here.available_memory_bytes - checkpoint.weight_bytes, 0)
+    free = max(here.available_memory_bytes - checkpoint.held_bytes, 0)
     context = checkpoint.spec.max_context
     full_bytes = sum(
         min(context, need.window if need.window is not None else context) * need.bytes_per_token for need in needs
     )
     return [
         ("backend", f"{factory.name} ({reason})"),
+        *([("on load", quantised)] if quantised is not None else []),
         ("KV", f"{units.size(per_token)} a token; {units.size(full_bytes)} for {context:,} tokens"),
         (
             "this machine",
@@ -85,7 +90,7 @@ def _memory_rows(checkpoint: Checkpoint, backend: str) -> list[tuple[str, str]]:
 
 def _fits(checkpoint: Checkpoint, free: int, per_token: int, full_bytes: int) -> str:
     if free == 0:
-        return f"no: the weights alone take {units.size(checkpoint.weight_bytes)}"
+        return f"no: the weights alone take {units.size(checkpoint.held_bytes)}"
     sequences = free // full_bytes
     if sequences == 0:
         return f"the weights, and about {free // per_token:,} tokens of KV: less than one full context"

@@ -34,6 +34,17 @@ MaxTokensPerStep = Annotated[
     int, typer.Option(help="A step's token budget. Smaller: smoother streams. Larger: faster prompts.")
 ]
 PrefixCaching = Annotated[bool, typer.Option(help="Reuse the KV of a prompt's beginning that was read before.")]
+Quantise = Annotated[
+    str | None,
+    typer.Option(
+        metavar="KIND",
+        help="What float weights are brought to on load: q8_0, q4_1 or none; default: q8_0, or q4_1 if memory is short."
+        " Weights stored quantised stay as they are.",
+    ),
+]
+Load = Annotated[
+    str, typer.Option(help="file, or random: weights drawn at random for a config.json, for benchmarks (no text).")
+]
 MaxTokens = Annotated[int, typer.Option(help="The longest answer, in tokens.")]
 Temperature = Annotated[float, typer.Option(help="0 always takes the likeliest token; higher is more random.")]
 TopK = Annotated[int | None, typer.Option(help="Draw from the k likeliest tokens only.")]
@@ -75,6 +86,8 @@ def engine_config(
     kv_memory: str | None,
     max_tokens_per_step: int,
     prefix_caching: bool,
+    quantise: str | None,
+    load: str = "file",
 ) -> EngineConfig:
     memory_bytes = parse_size(kv_memory) if kv_memory is not None else None
     return EngineConfig(
@@ -83,6 +96,8 @@ def engine_config(
         max_context=max_context,
         max_tokens_per_step=max_tokens_per_step,
         kv=KVConfig(memory_bytes=memory_bytes, prefix_caching=prefix_caching),
+        quantise=quantise,
+        load=load,
     )
 
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from twostroke.cli import options, session
-from twostroke.cli.phase_table import print_phases
 from twostroke.core.errors import BackendError, BadRequestError
-from twostroke.engine.floors import PhaseFloors, phase_floors
-from twostroke.engine.offline import LLM
 from twostroke.engine.results import GenerationResult
+
+if TYPE_CHECKING:  # whatever the answer does not wait for is imported behind it
+    from twostroke.engine.floors import PhaseFloors
+    from twostroke.engine.offline import LLM
 
 DEFAULT_MAX_TOKENS = 256
 
@@ -40,6 +41,8 @@ def run(
     max_context: options.MaxContext = None,
     kv_memory: options.KVMemory = None,
     max_tokens_per_step: options.MaxTokensPerStep = 512,
+    quantise: options.Quantise = None,
+    load: options.Load = "file",
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object with the answer and its timing.")
     ] = False,
@@ -48,12 +51,14 @@ def run(
 ) -> None:
     """Answer one prompt, streaming, then show its two phases: how long it read, how long it wrote, and the floors."""
     console = Console(stderr=True, quiet=as_json)
-    config = options.engine_config(backend, threads, max_context, kv_memory, max_tokens_per_step, prefix_caching=True)
+    config = options.engine_config(
+        backend, threads, max_context, kv_memory, max_tokens_per_step, True, quantise=quantise, load=load
+    )
     sampling = options.sampling_params(max_tokens, temperature, top_k, top_p, min_p, repetition_penalty, seed, stop)
     if raw and system is not None:
         raise BadRequestError("--raw uses no chat template, so there is no place for --system")
     text = _prompt_text(prompt)
-    with session.load(model, config, console, verbose=verbose) as llm:
+    with session.load(model, config, console, verbose=verbose, chats=not raw) as llm:
         prompt_ids = _prompt_ids(llm, text, system, raw)
         if as_json:
             result = llm.generate(prompt_ids, sampling)[0]
@@ -65,6 +70,8 @@ def run(
         if result.finish_reason == "length":
             console.print(f"(stopped at {len(result.token_ids)} tokens; --max-tokens sets the limit)", style="dim")
         if phases:
+            from twostroke.cli.phase_table import print_phases
+
             print_phases(console, result.timing, _floors(llm, result), llm.assembly.ceilings())
 
 
@@ -92,6 +99,8 @@ def _prompt_ids(llm: LLM, text: str, system: str | None, raw: bool) -> list[int]
 
 
 def _floors(llm: LLM, result: GenerationResult) -> PhaseFloors:
+    from twostroke.engine.floors import phase_floors
+
     return phase_floors(llm.assembly.shape, llm.assembly.ceilings(), result.timing)
 
 

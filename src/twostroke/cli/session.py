@@ -5,35 +5,42 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from subprocess import Popen
+from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.text import Text
 
 from twostroke.cli import units
 from twostroke.config import EngineConfig
-from twostroke.core.errors import BackendError
+from twostroke.core.errors import BackendError, BadRequestError
 from twostroke.core.events import PrefillProgress
 from twostroke.core.sampling_params import SamplingParams
-from twostroke.engine.offline import LLM
 from twostroke.engine.results import GenerationResult, Sample
-from twostroke.models.resolve import resolve
+from twostroke.text.chat_template import end_process, start_process
+
+if TYPE_CHECKING:
+    from twostroke.engine.offline import LLM
 
 PROGRESS_FROM_TOKENS = 1024
 """Shorter prompts are read before a progress line could be."""
 
 
-def load(model: str, config: EngineConfig, console: Console, *, verbose: bool) -> LLM:
-    def say(message: str) -> None:
-        console.print(message, markup=False, highlight=False)
-
-    resolve(model, progress=say)  # first, so that a download's own progress bar has the screen
+def load(model: str, config: EngineConfig, console: Console, *, verbose: bool, chats: bool = True) -> LLM:
+    """`chats`: the chat template's process is started first of all, and comes up while the model is loaded."""
+    if config.load == "random":
+        raise BadRequestError("random weights have no tokenizer, so there is no text to show: use LLM with token ids")
     started_s = time.perf_counter()
-    with console.status(Text(f"loading {model}")):
-        llm = LLM(model, config)
+    process = start_process() if chats else None
+    try:
+        llm = _load_shown(model, config, console, process)
+    except BaseException:
+        if process is not None:
+            end_process(process)
+        raise
     checkpoint = llm.assembly.checkpoint
     console.print(
         f"{model}: {checkpoint.spec.family}, {checkpoint.num_parameters / 1e6:,.0f}M parameters, "
-        f"{units.size(checkpoint.weight_bytes)} of weights, on {llm.assembly.backend_name} "
+        f"{units.size(checkpoint.held_bytes)} of weights, on {llm.assembly.backend_name} "
         f"with {llm.assembly.resolved.threads} threads, ready in {units.seconds(time.perf_counter() - started_s)}",
         style="dim",
         highlight=False,
@@ -43,6 +50,22 @@ def load(model: str, config: EngineConfig, console: Console, *, verbose: bool) -
         for note in llm.assembly.notes:
             console.print(f"  {note}", style="dim", highlight=False, markup=False)
     return llm
+
+
+def _load_shown(model: str, config: EngineConfig, console: Console, process: Popen[bytes] | None) -> LLM:
+    from twostroke.engine.offline import LLM
+    from twostroke.models.resolve import resolve
+
+    def say(message: str) -> None:
+        console.print(message, markup=False, highlight=False)
+
+    resolve(model, progress=say)  # first, so that a download's own progress bar has the screen
+    if not console.is_terminal:
+        return LLM(model, config, template_process=process)
+    from rich.text import Text
+
+    with console.status(Text(f"loading {model}")):
+        return LLM(model, config, template_process=process)
 
 
 def stream_answer(llm: LLM, prompt_ids: Sequence[int], sampling: SamplingParams, console: Console) -> GenerationResult:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from twostroke import backends, machine
 from twostroke.backends.interface import BackendFactory
@@ -12,14 +13,19 @@ from twostroke.core.errors import BackendError
 from twostroke.cost.hardware import Ceilings
 from twostroke.cost.model_shape import ModelShape
 from twostroke.engine.engine import Engine
+from twostroke.engine.quantise import KINDS, as_asked, by_default
 from twostroke.engine.shape import shape_of
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.loading import load_checkpoint
 from twostroke.models.resolve import resolve as resolve_model
+from twostroke.models.weights.tensor import WeightKind
 from twostroke.scheduling.config import SchedulerConfig
 from twostroke.scheduling.scheduler import Scheduler
 from twostroke.text.loading import load_tokenizer
 from twostroke.text.tokenizer import Tokenizer
+
+RANDOM_KIND = "q4_1"
+"""What random weights are drawn in unless asked otherwise: what a model of that size would be run in on this memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +34,8 @@ class Assembly:
 
     engine: Engine
     checkpoint: Checkpoint
-    tokenizer: Tokenizer
+    tokenizer: Tokenizer | None
+    """None: a model without text, which takes and gives token ids."""
     resolved: ResolvedConfig
     factory: BackendFactory
     shape: ModelShape
@@ -45,9 +52,21 @@ class Assembly:
 
 
 def build(model: str, config: EngineConfig) -> Assembly:
+    if config.load == "random":
+        return _build_random(model, config)
     checkpoint = load_checkpoint(resolve_model(model, progress=_say), name=model)
     tokenizer = load_tokenizer(checkpoint.path, checkpoint.gguf_metadata)
     return assemble(checkpoint, tokenizer, config)
+
+
+def _build_random(model: str, config: EngineConfig) -> Assembly:
+    """A model's shape with weights drawn at random, in the kind they would be held in; token ids only, no text."""
+    from twostroke.models.random_weights import random_checkpoint
+
+    kind = KINDS[config.quantise or RANDOM_KIND] or WeightKind.BF16
+    checkpoint = random_checkpoint(Path(model), kind, name=model)
+    assembly = assemble(checkpoint, None, replace(config, quantise=None))
+    return replace(assembly, notes=(f"random weights: asked for, {kind.name}", *assembly.notes))
 
 
 def _say(message: str) -> None:
@@ -62,10 +81,14 @@ def kv_needs(factory: BackendFactory, checkpoint: Checkpoint) -> tuple[KVGroupNe
     )
 
 
-def assemble(checkpoint: Checkpoint, tokenizer: Tokenizer, config: EngineConfig) -> Assembly:
+def assemble(checkpoint: Checkpoint, tokenizer: Tokenizer | None, config: EngineConfig) -> Assembly:
+    here = machine.detect()
+    checkpoint, quantise_reason = as_asked(config.quantise, checkpoint)
     factory, reason = backends.choose(config.backend, checkpoint)
+    if config.quantise is None and config.load == "file" and factory.quantises_on_load:
+        checkpoint, quantise_reason = by_default(checkpoint, here)
     needs = kv_needs(factory, checkpoint)
-    resolved = resolve(config, checkpoint.spec.max_context, needs, checkpoint.weight_bytes, machine.detect())
+    resolved = resolve(config, checkpoint.spec.max_context, needs, checkpoint.held_bytes, here)
     try:
         backend = factory.create(
             checkpoint,
@@ -90,6 +113,7 @@ def assemble(checkpoint: Checkpoint, tokenizer: Tokenizer, config: EngineConfig)
         resolved.layout,
     )
     engine = Engine(scheduler, backend, checkpoint.spec.vocab_size, tokenizer, run_ahead=config.run_ahead)
-    notes = (f"backend {factory.name}: {reason}", *resolved.reasons, *getattr(backend, "notes", ()))
+    reasons = (f"backend {factory.name}: {reason}", quantise_reason, *resolved.reasons, *getattr(backend, "notes", ()))
+    notes = tuple(reason for reason in reasons if reason is not None)
     shape = shape_of(checkpoint, [need.bytes_per_token for need in needs])
     return Assembly(engine, checkpoint, tokenizer, resolved, factory, shape, notes)

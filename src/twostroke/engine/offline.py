@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import count
 from numbers import Integral
+from subprocess import Popen
 from types import TracebackType
 from typing import Any
 
@@ -22,6 +23,8 @@ from twostroke.engine.interrupts import uninterrupted
 from twostroke.engine.results import GenerationResult, Sample
 from twostroke.engine.turns import FairLock
 from twostroke.text.chat import ChatEncoder
+from twostroke.text.chat_template import end_process
+from twostroke.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
@@ -30,14 +33,22 @@ Message = Mapping[str, Any]
 class LLM:
     """A model ready to answer. `LLM("smollm2", max_context=4096)`; options are the fields of EngineConfig."""
 
-    def __init__(self, model: str, config: EngineConfig | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        model: str,
+        config: EngineConfig | None = None,
+        *,
+        template_process: Popen[bytes] | None = None,
+        **options: Any,
+    ) -> None:
+        """`template_process` is one of `text.chat_template.start_process`, for who will chat and is in a hurry."""
         if config is not None and options:
             raise BadRequestError("give either a config or options, not both")
         try:
             config = config or EngineConfig(**options)
         except TypeError as error:
             raise BadRequestError(f"unknown option: {error}") from error
-        self._own(build(model, config))
+        self._own(build(model, config), template_process)
 
     @classmethod
     def from_assembly(cls, assembly: Assembly) -> LLM:
@@ -45,15 +56,21 @@ class LLM:
         llm._own(assembly)
         return llm
 
-    def _own(self, assembly: Assembly) -> None:
+    def _own(self, assembly: Assembly, template_process: Popen[bytes] | None = None) -> None:
         self.assembly = assembly
         self.engine = assembly.engine
-        self.tokenizer = assembly.tokenizer
+        self._template_process = template_process
         self._lock = FairLock()
         self._numbers = count()
         self._inboxes: dict[str, deque[Event]] = {}
         self._left: deque[str] = deque()  # requests nobody listens to any more
         self._closed = False
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        if self.assembly.tokenizer is None:
+            raise BadRequestError("random weights have no tokenizer, so they read no text: give token ids instead")
+        return self.assembly.tokenizer
 
     def generate(
         self,
@@ -98,7 +115,8 @@ class LLM:
 
     @cached_property
     def _chat_encoder(self) -> ChatEncoder:
-        return ChatEncoder(self.tokenizer)
+        process, self._template_process = self._template_process, None
+        return ChatEncoder(self.tokenizer, process)
 
     def request(self, prompt: Prompt, sampling: SamplingParams) -> Request:
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
@@ -108,7 +126,7 @@ class LLM:
             request_id=f"request-{next(self._numbers)}",
             prompt_token_ids=tuple(int(token_id) for token_id in ids),
             sampling=sampling,
-            eos_token_ids=self.tokenizer.eos_token_ids,
+            eos_token_ids=frozenset() if self.assembly.tokenizer is None else self.tokenizer.eos_token_ids,
         )
 
     def close(self) -> None:
@@ -118,6 +136,9 @@ class LLM:
             self.engine.close()
         if "_chat_encoder" in self.__dict__:
             self._chat_encoder.close()
+        if self._template_process is not None:
+            end_process(self._template_process)
+            self._template_process = None
 
     def __enter__(self) -> LLM:
         return self

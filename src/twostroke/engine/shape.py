@@ -15,7 +15,7 @@ def shape_of(checkpoint: Checkpoint, kv_bytes_per_token_by_group: Sequence[int])
     shapes = spec.tensor_shapes()
     head = "embedding" if spec.tied_embeddings else "output"
     matrices = {name: prod(shape) for name, shape in shapes.items() if len(shape) == 2}
-    weight_bytes = checkpoint.weight_bytes
+    weight_bytes = checkpoint.held_bytes
     if not spec.tied_embeddings:
         weight_bytes -= checkpoint.tensors["embedding"].nbytes
     groups = zip(spec.kv_windows(), kv_bytes_per_token_by_group, strict=True)

@@ -9,7 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from twostroke.models.spec import ModelSpec
-from twostroke.models.weights.tensor import WeightTensor
+from twostroke.models.weights.tensor import WeightKind, WeightTensor
+
+
+class FileTensors(dict[str, WeightTensor]):
+    """Tensors just as these files hold them. What is made from them may be kept and known again by the files; a plain
+    mapping, which a checkpoint with changed or random tensors has, promises nothing of the kind."""
+
+    def __init__(self, tensors: Mapping[str, WeightTensor], files: tuple[Path, ...]) -> None:
+        super().__init__(tensors)
+        self.files = files
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +30,39 @@ class Checkpoint:
     """Canonical names, exactly those of `spec.tensor_shapes()`."""
     gguf_metadata: Mapping[str, Any] | None = None
     """The GGUF key-values, tokenizer fields among them; None for a Hugging Face folder (`path` holds its files)."""
+    quantise_to: WeightKind | None = None
+    """What a backend that quantises as it loads is to bring float matrices to (see `held_kind`); None: nothing."""
 
     @property
     def weight_bytes(self) -> int:
+        """As stored."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
+
+    @property
+    def held_bytes(self) -> int:
+        """As held once loaded; an embedding that is the output matrix too counts as that."""
+        total = 0
+        for name, tensor in self.tensors.items():
+            rows = tensor.shape[0] if len(tensor.shape) == 2 else 1
+            total += rows * self.held_kind(name).row_bytes(tensor.shape[-1])
+        return total
+
+    @property
+    def has_float_matrices(self) -> bool:
+        return any(self.is_multiplied(name) and not tensor.kind.is_quantised for name, tensor in self.tensors.items())
+
+    def is_multiplied(self, name: str) -> bool:
+        """Whether a tensor is a matrix that tokens are multiplied by: all but an embedding that is only looked up."""
+        return len(self.tensors[name].shape) == 2 and (name != "embedding" or self.spec.tied_embeddings)
+
+    def held_kind(self, name: str) -> WeightKind:
+        """How a tensor is multiplied by: quantised ones always as they are stored, float matrices as `quantise_to`
+        says. The output matrix is never brought below 8 bits, since its error is the logits' own; an embedding's rows
+        are looked up as they are stored, whatever is multiplied by."""
+        kind = self.tensors[name].kind
+        if self.quantise_to is None or kind.is_quantised or not self.is_multiplied(name):
+            return kind
+        return WeightKind.Q8_0 if name in ("output", "embedding") else self.quantise_to
 
     @property
     def num_parameters(self) -> int:

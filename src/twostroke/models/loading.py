@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from twostroke.core.errors import ModelError
-from twostroke.models.checkpoint import Checkpoint
+from twostroke.models.checkpoint import Checkpoint, FileTensors
 from twostroke.models.families import family_of_config, family_of_gguf
-from twostroke.models.families.declaration import TensorNames
+from twostroke.models.families.declaration import Family, TensorNames
 from twostroke.models.families.fields import Fields, shown
 from twostroke.models.spec import ModelSpec, layer_name
 from twostroke.models.weights.gguf import open_gguf
-from twostroke.models.weights.safetensors import open_folder
+from twostroke.models.weights.safetensors import open_folder, weight_files
 from twostroke.models.weights.tensor import WeightTensor
 
 _MAX_CONFIG_BYTES = 16 * 2**20
@@ -41,18 +41,23 @@ def _load_gguf(path: Path, name: str) -> Checkpoint:
     fields = Fields(path.name, file.metadata, prefix=f"{architecture}.")
     spec = family.spec_from_gguf(fields, file.tensors)
     tensors = canonical_tensors(path.name, file.tensors, family.gguf_names, spec)
-    return Checkpoint(name, path, spec, tensors, gguf_metadata=file.metadata)
+    return Checkpoint(name, path, spec, FileTensors(tensors, (path,)), gguf_metadata=file.metadata)
 
 
 def _load_folder(path: Path, name: str) -> Checkpoint:
-    config = Fields("config.json", read_config(path))
+    family, spec = read_folder_spec(path)
+    tensors = canonical_tensors(str(path), open_folder(path), family.hf_names, spec)
+    return Checkpoint(name, path, spec, FileTensors(tensors, (path / "config.json", *weight_files(path))))
+
+
+def read_folder_spec(folder: Path) -> tuple[Family, ModelSpec]:
+    """What a Hugging Face folder's config.json declares."""
+    config = Fields("config.json", read_config(folder))
     architectures = config.get("architectures")
     if not isinstance(architectures, list) or len(architectures) != 1 or not isinstance(architectures[0], str):
         raise config.error("architectures", f"must be a list of one name, not {shown(architectures)}")
     family = family_of_config(architectures[0])
-    spec = family.spec_from_config(config)
-    tensors = canonical_tensors(str(path), open_folder(path), family.hf_names, spec)
-    return Checkpoint(name, path, spec, tensors)
+    return family, family.spec_from_config(config)
 
 
 def read_config(folder: Path) -> dict[str, Any]:

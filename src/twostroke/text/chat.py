@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from subprocess import Popen
 from typing import Any
 
 from twostroke.core.errors import BadRequestError
@@ -16,9 +17,9 @@ NONCHARACTERS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
 
 
 class ChatEncoder:
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, template_process: Popen[bytes] | None = None) -> None:
         self._tokenizer = tokenizer
-        self._template = ChatTemplate.of(tokenizer)
+        self._template = ChatTemplate.of(tokenizer, template_process)
         longest_first = sorted(tokenizer.special_tokens, key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
 

@@ -12,10 +12,12 @@ import sys
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from twostroke.core.errors import BadRequestError, ModelError
-from twostroke.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:  # the tokenizers library is not needed to start a process early
+    from twostroke.text.tokenizer import Tokenizer
 
 MAX_TEMPLATE_CHARS = 512 * 1024
 MAX_OUTPUT_CHARS = 32 * 2**20
@@ -31,7 +33,14 @@ _KEPT_ENVIRONMENT = ("PATH", "SYSTEMROOT", "TZ", "LANG", "LC_ALL", "LC_TIME", "L
 class ChatTemplate:
     """Renders are one at a time; a server with more threads may hold more than one of these."""
 
-    def __init__(self, source: str, bos_token: str | None = None, eos_token: str | None = None) -> None:
+    def __init__(
+        self,
+        source: str,
+        bos_token: str | None = None,
+        eos_token: str | None = None,
+        started: subprocess.Popen[bytes] | None = None,
+    ) -> None:
+        """`started` is a process from `start_process`, which this template then owns."""
         if len(source) > MAX_TEMPLATE_CHARS:
             raise ModelError(f"the chat template has {len(source)} characters; at most {MAX_TEMPLATE_CHARS} are taken")
         self._source = source
@@ -39,12 +48,13 @@ class ChatTemplate:
         self._tokens = {name: text for name, text in tokens.items() if text is not None}
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
+        self._started = started
 
     @staticmethod
-    def of(tokenizer: Tokenizer) -> ChatTemplate:
+    def of(tokenizer: Tokenizer, started: subprocess.Popen[bytes] | None = None) -> ChatTemplate:
         if tokenizer.chat_template is None:
             raise BadRequestError("this model has no chat template, so it cannot chat; give it a plain prompt instead")
-        return ChatTemplate(tokenizer.chat_template, tokenizer.bos_token, tokenizer.eos_token)
+        return ChatTemplate(tokenizer.chat_template, tokenizer.bos_token, tokenizer.eos_token, started)
 
     def render(
         self,
@@ -77,15 +87,15 @@ class ChatTemplate:
 
     def close(self) -> None:
         """End the template's process; a later render starts another."""
-        if self._process is not None:
-            _end(self._process)
-            self._process = None
+        for process in (self._process, self._started):
+            if process is not None:
+                end_process(process)
+        self._process = self._started = None
 
     def _ask(self, line: bytes) -> dict[str, Any]:
         process = self._process
         if process is None or process.poll() is not None:
-            self.close()
-            process = self._process = self._start()
+            process = self._process = self._set_up()
         try:
             return _exchange(process, line, RENDER_LIMIT_S)
         except _ProcessEndedError as ended:
@@ -93,26 +103,17 @@ class ChatTemplate:
             reason = f"it ran for {RENDER_LIMIT_S:g} s and was stopped" if ended.by_clock else "its process ended"
             return {"failed": reason}
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        environment = {name: os.environ[name] for name in _KEPT_ENVIRONMENT if name in os.environ}
-        environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-        try:
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "twostroke.text.template_worker"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env=environment,
-                start_new_session=True,  # Ctrl-C is for this process, which ends that one
-            )
-        except OSError as error:
-            raise ModelError(f"the process for the chat template could not be started: {error}") from None
-        weakref.finalize(self, _end, process)
+    def _set_up(self) -> subprocess.Popen[bytes]:
+        process, self._started = self._started, None
+        self.close()
+        if process is None or process.poll() is not None:
+            process = start_process()
+        weakref.finalize(self, end_process, process)
         limits = {"max_output_chars": MAX_OUTPUT_CHARS, "max_memory_bytes": MAX_MEMORY_BYTES}
         try:
             _exchange(process, json.dumps({"source": self._source, **limits}).encode("ascii") + b"\n", START_LIMIT_S)
         except _ProcessEndedError:
-            _end(process)
+            end_process(process)
             raise ModelError("the process for the chat template did not start") from None
         return process
 
@@ -148,7 +149,25 @@ def _exchange(process: subprocess.Popen[bytes], line: bytes, limit_s: float) -> 
     return value
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def start_process() -> subprocess.Popen[bytes]:
+    """A process for some template, which it is told later: who knows that one will be needed starts it early, and it
+    comes up while the model is loaded."""
+    environment = {name: os.environ[name] for name in _KEPT_ENVIRONMENT if name in os.environ}
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", "twostroke.text.template_worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+            start_new_session=True,  # Ctrl-C is for this process, which ends that one
+        )
+    except OSError as error:
+        raise ModelError(f"the process for the chat template could not be started: {error}") from None
+
+
+def end_process(process: subprocess.Popen[bytes]) -> None:
     process.kill()
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:

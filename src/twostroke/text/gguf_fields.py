@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from enum import IntEnum
+from itertools import chain
 from typing import Any
 
 from twostroke.core.errors import ModelError
@@ -51,9 +52,18 @@ class TokenizerFields:
 
     def merges(self) -> list[tuple[str, str]]:
         key = "tokenizer.ggml.merges"
-        known = set(self.tokens)
+        known = set(self.tokens) - {""}
+        lines = self._strings(key)
+        # All at once, since a vocabulary has 10^5 merges; one that is wrong is looked for only when there is one.
+        split = [tuple(line.split(" ")) for line in lines]
+        if (
+            set(map(len, split)) <= {2}
+            and known.issuperset(chain.from_iterable(split))
+            and known.issuperset(map("".join, split))
+        ):
+            return split  # type: ignore[return-value]
         pairs: list[tuple[str, str]] = []
-        for index, line in enumerate(self._strings(key)):
+        for index, line in enumerate(lines):
             left, space, right = line.partition(" ")
             if not (left and space and right) or " " in right:
                 raise ModelError(f"{key}[{index}] is {line[:60]!r}, not two tokens with a space between them")
@@ -67,6 +77,8 @@ class TokenizerFields:
         if self._metadata.get(key) is None:
             return [TokenType.NORMAL] * len(self.tokens)
         types = self._of_vocabulary_length(key)
+        if set(map(type, types)) == {int}:
+            return types
         for index, value in enumerate(types):
             if isinstance(value, bool) or not isinstance(value, int):
                 raise ModelError(f"{key}[{index}] must be an integer, not {value!r:.60}")
@@ -88,6 +100,8 @@ class TokenizerFields:
 
     def _strings(self, key: str) -> list[str]:
         values = self._list(key)
+        if set(map(type, values)) <= {str}:
+            return values
         for index, value in enumerate(values):
             if not isinstance(value, str):
                 raise ModelError(f"{key}[{index}] must be text, not {value!r:.60}")

@@ -20,6 +20,7 @@ END_OF_TURN_TEXTS = frozenset(
     {"<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<EOT>"}
 )
 """GGUF has no list of the tokens that end an answer, as generation_config.json has; these do wherever they are."""
+_ADDED_TYPES = frozenset({TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED})
 
 
 def read_gguf_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
@@ -122,10 +123,13 @@ def _token_types(fields: TokenizerFields, metadata: Mapping[str, Any]) -> list[i
         for token_id, token in enumerate(fields.tokens):
             if byte_token_value(token) is not None and metadata["tokenizer.ggml.model"] == "llama":
                 types[token_id] = TokenType.BYTE
-    for token_id, token in enumerate(fields.tokens):
-        if token in END_OF_TURN_TEXTS:
-            types[token_id] = TokenType.CONTROL
+    for token_id in _end_of_turn_ids(fields):
+        types[token_id] = TokenType.CONTROL
     return types
+
+
+def _end_of_turn_ids(fields: TokenizerFields) -> set[int]:
+    return {fields.tokens.index(text) for text in END_OF_TURN_TEXTS.intersection(fields.tokens)}
 
 
 def _add_tokens(backend: Backend, tokens: list[str], types: list[int], *, strips_right: bool = False) -> None:
@@ -138,7 +142,7 @@ def _add_tokens(backend: Backend, tokens: list[str], types: list[int], *, strips
             rstrip=strips_right and kind == TokenType.CONTROL and token not in keeps_space,
         )
         for token, kind in zip(tokens, types, strict=True)
-        if token and kind in (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)
+        if kind in _ADDED_TYPES and token
     ]
     backend.add_tokens(added)
 
@@ -156,7 +160,7 @@ def _finish(
     bos = fields.token_id("tokenizer.ggml.bos_token_id", default=1 if is_sentencepiece else None)
     eos = fields.token_id("tokenizer.ggml.eos_token_id", default=2 if is_sentencepiece else None)
     endings = {eos, *(fields.token_id(f"tokenizer.ggml.{name}_token_id") for name in ("eot", "eom"))}
-    endings |= {token_id for token_id, token in enumerate(fields.tokens) if token in END_OF_TURN_TEXTS}
+    endings |= _end_of_turn_ids(fields)
     with_bos = fields.flag("tokenizer.ggml.add_bos_token", adds_bos) and bos is not None
     with_eos = fields.flag("tokenizer.ggml.add_eos_token", False) and eos is not None
     return Tokenizer(

@@ -111,7 +111,10 @@ def _limit_cpu_time() -> None:
 
 def main() -> None:
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
-    setup = json.loads(requests.readline())
+    line = requests.readline()
+    if not line:
+        return  # started for nothing
+    setup = json.loads(line)
     _limit_memory(setup["max_memory_bytes"])
     compiled: dict[str, jinja2.Template] = {}
     reply: dict[str, Any] = {"ready": True}

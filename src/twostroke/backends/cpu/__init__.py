@@ -18,6 +18,7 @@ _FLOAT16_BYTES = 2
 
 class CpuFactory:
     name = "cpu"
+    quantises_on_load = True
 
     def supports(self, checkpoint: Checkpoint) -> str | None:
         from twostroke.backends.cpu import isa

@@ -57,7 +57,7 @@ class CpuBackend(HostBackend):
         self._spec = checkpoint.spec
         self._shape = kernel_shape(checkpoint, layout.block_size)
         self._code = load_or_compile(self._shape.key, isa, self._module_text)
-        self._weights = Weights.from_checkpoint(checkpoint)
+        self._weights = Weights.from_checkpoint(checkpoint, threads)
         self.notes = self._weights.notes
         """What a user should know of how the weights are held, a sentence each."""
         self._kv = KVStore(layout, self._spec.num_kv_heads, self._shape)

@@ -21,16 +21,26 @@ class Arena:
     """A fixed number of bytes, handed out piece by piece; it lives as long as any piece does."""
 
     def __init__(self, num_bytes: int) -> None:
-        self._map = mmap.mmap(-1, num_bytes + 2 * LINE_BYTES)
+        memory = mmap.mmap(-1, max(1, num_bytes))
         if num_bytes > _HUGE_PAGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
-            self._map.madvise(mmap.MADV_HUGEPAGE)
-        self._bytes: Bytes = np.frombuffer(self._map, dtype=np.uint8)
-        self._used = -self._bytes.ctypes.data % LINE_BYTES
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        self.memory: Bytes = np.frombuffer(memory, dtype=np.uint8)[:num_bytes]
+        self._used = 0  # a map begins on a page, and so on a line
+
+    @staticmethod
+    def over(memory: Bytes) -> Arena:
+        """Of memory that is there already, from its beginning."""
+        if memory.ctypes.data % LINE_BYTES:
+            raise ValueError(f"an arena begins on a line of {LINE_BYTES} bytes")
+        arena = Arena(0)
+        arena.memory = memory
+        return arena
 
     def take(self, num_bytes: int) -> Bytes:
-        piece = self._bytes[self._used : self._used + num_bytes]
+        """Pieces of the same sizes taken in the same order lie at the same places in every arena."""
+        piece = self.memory[self._used : self._used + num_bytes]
         if len(piece) != num_bytes:
-            raise MemoryError(f"an arena has {len(self._bytes) - self._used} bytes left, not {num_bytes}")
+            raise MemoryError(f"an arena has {len(self.memory) - self._used} bytes left, not {num_bytes}")
         self._used += padded(num_bytes, LINE_BYTES)
         return piece
 

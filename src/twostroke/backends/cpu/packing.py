@@ -4,6 +4,7 @@ Kinds without a tile of their own are brought to the nearest one that has."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy.typing as npt
 
 from twostroke.backends.cpu.arguments import PANEL_OUTPUTS, TILE_OUTPUTS, TileKind
 from twostroke.backends.cpu.memory import Arena, Bytes, padded
-from twostroke.models.weights.quantisation import quantise
+from twostroke.models.weights.quantisation import dequantise, quantise
 from twostroke.models.weights.tensor import WeightKind, WeightTensor
 
 _TILE_KINDS = {
@@ -62,22 +63,32 @@ def packed_bytes(kind: TileKind, outputs: int, depth: int) -> int:
     return tiles * (depth // kind.group_values) * kind.group_bytes
 
 
-def pack(tensors: list[WeightTensor], arena: Arena) -> PackedMatrix:
-    """Matrices of one tile kind, stacked; all but the last have whole panels of outputs."""
-    kind = tile_kind(tensors[0].kind)
-    depth = tensors[0].shape[1]
-    outputs = sum(tensor.shape[0] for tensor in tensors)
-    groups = depth // kind.group_values
-    data = arena.take(packed_bytes(kind, outputs, depth)).reshape(-1, groups, kind.group_bytes)
+def place(kind: TileKind, outputs: int, depth: int, arena: Arena) -> PackedMatrix:
+    """Where a matrix lies, or is to be packed."""
+    shape = (-1, depth // kind.group_values, kind.group_bytes)
+    return PackedMatrix(kind, outputs, depth, arena.take(packed_bytes(kind, outputs, depth)).reshape(shape))
+
+
+def fill(matrix: PackedMatrix, tensors: Sequence[WeightTensor], quantise_to: WeightKind | None = None) -> None:
+    """Matrices of one tile kind, stacked; all but the last have whole panels of outputs. Those of floats are brought
+    to `quantise_to` first, if it is given."""
     first = 0
     for tensor in tensors:
         tiles = -(-tensor.shape[0] // TILE_OUTPUTS)
-        _pack_rows(tensor.kind, tensor.data, data[first : first + tiles])
+        target = None if tensor.kind.is_quantised else quantise_to
+        _pack_rows(tensor.kind, target or tensor.kind, tensor.data, matrix.data[first : first + tiles])
         first += tiles
-    return PackedMatrix(kind, outputs, depth, data)
 
 
-def _pack_rows(kind: WeightKind, rows: Bytes, tiles: npt.NDArray[np.uint8]) -> None:
+def pack(tensors: Sequence[WeightTensor], arena: Arena, quantise_to: WeightKind | None = None) -> PackedMatrix:
+    """`place` and `fill` in one."""
+    kind = quantise_to if quantise_to is not None and not tensors[0].kind.is_quantised else tensors[0].kind
+    matrix = place(tile_kind(kind), sum(tensor.shape[0] for tensor in tensors), tensors[0].shape[1], arena)
+    fill(matrix, tensors, quantise_to)
+    return matrix
+
+
+def _pack_rows(stored: WeightKind, held: WeightKind, rows: Bytes, tiles: npt.NDArray[np.uint8]) -> None:
     """rows [outputs, bytes a row] to tiles [tiles, groups, bytes a group], slab by slab."""
     slab = max(1, _SLAB_BYTES // max(1, tiles[0].nbytes))
     for first in range(0, len(tiles), slab):
@@ -86,7 +97,9 @@ def _pack_rows(kind: WeightKind, rows: Bytes, tiles: npt.NDArray[np.uint8]) -> N
         missing = len(target) * TILE_OUTPUTS - len(source)
         if missing:
             source = np.concatenate([source, np.zeros((missing, rows.shape[1]), dtype=np.uint8)])
-        match kind:
+        if held is not stored:
+            source = quantise(held, dequantise(stored, source))
+        match held:
             case WeightKind.Q4_1:
                 _pack_q4_1(source, target)
             case WeightKind.Q4_0:
@@ -96,10 +109,9 @@ def _pack_rows(kind: WeightKind, rows: Bytes, tiles: npt.NDArray[np.uint8]) -> N
             case WeightKind.Q8_0:
                 _pack_q8_0(source, target)
             case WeightKind.Q5_K | WeightKind.Q6_K:
-                values = WeightTensor("", kind, (len(source), -1), source).to_float32()
-                _pack_q8_0(quantise(WeightKind.Q8_0, values), target)
+                _pack_q8_0(quantise(WeightKind.Q8_0, dequantise(held, source)), target)
             case _:
-                _pack_floats(source, target, 4 if kind is WeightKind.F32 else 2)
+                _pack_floats(source, target, 4 if held is WeightKind.F32 else 2)
 
 
 def _pack_q4_1(source: Bytes, target: npt.NDArray[np.uint8]) -> None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from twostroke.backends.cpu import packed_cache
 from twostroke.backends.cpu.arguments import PANEL_OUTPUTS, TileKind
 from twostroke.backends.cpu.memory import LINE_BYTES, Arena, Floats, float_zeros, padded
-from twostroke.backends.cpu.packing import PackedMatrix, pack, packed_bytes, repacking_note, tile_kind
+from twostroke.backends.cpu.packing import PackedMatrix, fill, packed_bytes, place, repacking_note, tile_kind
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.spec import layer_name
-from twostroke.models.weights.tensor import WeightKind, WeightTensor
+from twostroke.models.weights.tensor import WeightTensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,38 +67,67 @@ class Weights:
     notes: tuple[str, ...]
 
     @staticmethod
-    def from_checkpoint(checkpoint: Checkpoint) -> Weights:
-        return _Packer(checkpoint).pack()
+    def from_checkpoint(checkpoint: Checkpoint, threads: int = 1) -> Weights:
+        """From the cache of packed weights, or packed now, by so many threads, and put there."""
+        matrices = [name for name in checkpoint.tensors if checkpoint.is_multiplied(name)]
+        num_bytes = sum(_held_bytes(checkpoint, name) for name in matrices)
+        path = packed_cache.entry_path(checkpoint)
+        kept = None if path is None else packed_cache.read(path, num_bytes)
+        arena = Arena(num_bytes) if kept is None else Arena.over(kept)
+        layout = _Layout(checkpoint, arena)
+        weights = layout.weights()
+        if kept is not None:
+            return weights
+        layout.fill(threads)
+        refused = None if path is None else packed_cache.write(path, arena.memory)
+        if refused is None:
+            return weights
+        return replace(
+            weights, notes=(*weights.notes, f"the packed weights are not kept for the next start: {refused}")
+        )
 
 
 def tile_kinds(checkpoint: Checkpoint) -> tuple[TileKind, ...]:
     """The kinds of tile that a model needs, in a fixed order."""
-    found = {tile_kind(tensor.kind) for name, tensor in checkpoint.tensors.items() if _is_projection(checkpoint, name)}
+    found = {tile_kind(checkpoint.held_kind(name)) for name in checkpoint.tensors if checkpoint.is_multiplied(name)}
     return tuple(kind for kind in TileKind if kind in found)
 
 
-def _is_projection(checkpoint: Checkpoint, name: str) -> bool:
-    tied_head = name == "embedding" and checkpoint.spec.tied_embeddings
-    return len(checkpoint.tensors[name].shape) == 2 and (name != "embedding" or tied_head)
+def _held_bytes(checkpoint: Checkpoint, name: str) -> int:
+    """What a matrix takes of an arena, joined to others or not."""
+    outputs, depth = checkpoint.tensors[name].shape
+    return padded(packed_bytes(tile_kind(checkpoint.held_kind(name)), outputs, depth), LINE_BYTES)
 
 
-class _Packer:
-    def __init__(self, checkpoint: Checkpoint) -> None:
+class _Layout:
+    """Where every tensor goes, found without reading a matrix; then `fill` packs them, if nobody did before."""
+
+    def __init__(self, checkpoint: Checkpoint, arena: Arena) -> None:
+        self._checkpoint, self._arena = checkpoint, arena
         self._spec, self._tensors = checkpoint.spec, checkpoint.tensors
-        self._repacked: Counter[WeightKind] = Counter()
-        matrices = [tensor for name, tensor in self._tensors.items() if _is_projection(checkpoint, name)]
-        sizes = [packed_bytes(tile_kind(t.kind), t.shape[0], t.shape[1]) + 2 * LINE_BYTES for t in matrices]
-        self._arena = Arena(sum(sizes))
+        self._changed: Counter[str] = Counter()
+        self._to_fill: list[tuple[PackedMatrix, list[str]]] = []
 
-    def pack(self) -> Weights:
+    def weights(self) -> Weights:
         layers = tuple(self._layer(index) for index in range(self._spec.num_layers))
         head = self._projection(["embedding" if self._spec.tied_embeddings else "output"])
         final_norm = self._vector("final_norm")
         assert final_norm is not None
-        notes = tuple(
-            f"{count} tensors {kind.name} {repacking_note(kind)}" for kind, count in sorted_counts(self._repacked)
-        )
+        notes = tuple(f"{count} tensors {change}" for change, count in sorted(self._changed.items()))
         return Weights(self._tensors["embedding"], layers, final_norm, head, notes)
+
+    def fill(self, threads: int) -> None:
+        def fill_one(item: tuple[PackedMatrix, list[str]]) -> None:
+            matrix, names = item
+            quantised = {self._checkpoint.held_kind(name) for name in names if self._is_quantised_now(name)}
+            fill(matrix, [self._tensors[name] for name in names], quantised.pop() if quantised else None)
+
+        largest_first = sorted(self._to_fill, key=lambda item: -item[0].data.nbytes)
+        with ThreadPoolExecutor(threads, thread_name_prefix="pack") as pool:
+            list(pool.map(fill_one, largest_first))  # numpy lets go of Python's lock for what takes long here
+
+    def _is_quantised_now(self, name: str) -> bool:
+        return self._checkpoint.held_kind(name) is not self._tensors[name].kind
 
     def _layer(self, index: int) -> LayerWeights:
         def name(part: str) -> str:
@@ -128,23 +159,36 @@ class _Packer:
     def _projection(self, names: list[str]) -> Projection:
         runs: list[list[str]] = []
         for name in names:
-            before = self._tensors[runs[-1][-1]] if runs else None
-            kind = tile_kind(self._tensors[name].kind)
-            if before is not None and tile_kind(before.kind) is kind and before.shape[0] % PANEL_OUTPUTS == 0:
+            if runs and self._kind(runs[-1][-1]) is self._kind(name) and self._has_whole_panels(runs[-1][-1]):
                 runs[-1].append(name)
             else:
                 runs.append([name])
-            if repacking_note(self._tensors[name].kind):
-                self._repacked[self._tensors[name].kind] += 1
+            self._count_change(name)
         parts, columns, column = [], [], 0
         for run in runs:
-            tensors = [self._tensors[name] for name in run]
             start = column
-            for tensor in tensors:
+            for name in run:
                 columns.append(column)
-                column += padded(tensor.shape[0], PANEL_OUTPUTS)
-            parts.append(ProjectionPart(pack(tensors, self._arena), start, self._bias(run, column - start)))
+                column += padded(self._tensors[name].shape[0], PANEL_OUTPUTS)
+            outputs = sum(self._tensors[name].shape[0] for name in run)
+            matrix = place(self._kind(run[0]), outputs, self._tensors[run[0]].shape[1], self._arena)
+            self._to_fill.append((matrix, run))
+            parts.append(ProjectionPart(matrix, start, self._bias(run, column - start)))
         return Projection(tuple(parts), tuple(columns), column)
+
+    def _kind(self, name: str) -> TileKind:
+        return tile_kind(self._checkpoint.held_kind(name))
+
+    def _has_whole_panels(self, name: str) -> bool:
+        return self._tensors[name].shape[0] % PANEL_OUTPUTS == 0
+
+    def _count_change(self, name: str) -> None:
+        """For the notes: what is held otherwise than it is stored."""
+        stored = self._tensors[name].kind
+        if self._is_quantised_now(name):
+            self._changed[f"{stored.name} quantised to {self._checkpoint.held_kind(name).name}"] += 1
+        elif change := repacking_note(stored):
+            self._changed[f"{stored.name} {change}"] += 1
 
     def _bias(self, names: list[str], width: int) -> Floats | None:
         vectors = [self._vector(f"{name}_bias") for name in names]
@@ -156,7 +200,3 @@ class _Packer:
         bias = float_zeros(width)
         bias[:] = np.concatenate(present)
         return bias
-
-
-def sorted_counts(counts: Counter[WeightKind]) -> list[tuple[WeightKind, int]]:
-    return sorted(counts.items(), key=lambda item: item[0].name)

@@ -17,8 +17,11 @@ _FLOAT32_BYTES = 4
 
 class ReferenceFactory:
     name = "reference"
+    quantises_on_load = False
 
     def supports(self, checkpoint: Checkpoint) -> str | None:
+        if checkpoint.quantise_to is not None:
+            return "it multiplies by the weights as they are stored, in float32: it quantises none"
         return None  # whatever a ModelSpec can say, it runs
 
     def kv_bytes_per_token(self, checkpoint: Checkpoint, layers: tuple[int, ...]) -> int:

@@ -49,6 +49,13 @@ def open_folder(folder: Path | str) -> dict[str, WeightTensor]:
     raise ModelError(f"{folder} holds neither {SINGLE_FILE} nor {INDEX_FILE}")
 
 
+def weight_files(folder: Path) -> tuple[Path, ...]:
+    """The files that `open_folder` may read."""
+    if (folder / SINGLE_FILE).is_file():
+        return (folder / SINGLE_FILE,)
+    return (folder / INDEX_FILE, *sorted(folder.glob("*.safetensors")))
+
+
 def open_safetensors(path: Path | str) -> dict[str, WeightTensor]:
     """The tensors of one file, in the order of their data; each a read-only view of the memory map."""
     path = Path(path)

@@ -1,0 +1,78 @@
+"""A model's shape with random weights: a folder that holds config.json and nothing else is enough to measure how fast
+the model would run. Matrices are drawn in the kind they are asked for, not quantised from floats."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from twostroke.core.errors import ModelError
+from twostroke.models.checkpoint import Checkpoint
+from twostroke.models.loading import read_folder_spec
+from twostroke.models.weights.tensor import WeightKind, WeightTensor, from_float32
+
+Bytes = npt.NDArray[np.uint8]
+
+KINDS = (WeightKind.Q4_1, WeightKind.Q4_0, WeightKind.Q8_0, WeightKind.F32, WeightKind.F16, WeightKind.BF16)
+
+# The spread of a block whose quants are uniform, in units of its scale: sqrt((levels^2 - 1) / 12).
+_NIBBLE_SPREAD, _BYTE_SPREAD = 4.61, 73.6
+_NORM_NOISE, _BIAS_SPREAD = 0.1, 0.1
+
+
+def random_checkpoint(folder: Path, kind: WeightKind, *, seed: int = 0, name: str | None = None) -> Checkpoint:
+    """The model that config.json describes. Of a quantised kind, the embedding and the output matrix are Q8_0, as
+    quantising on load has it (`Checkpoint.held_kind`). The same seed draws the same weights."""
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"random weights need a folder with config.json, and {folder} is none")
+    _, spec = read_folder_spec(folder)
+    tensors: dict[str, WeightTensor] = {}
+    for tensor_name, shape in spec.tensor_shapes().items():
+        rng = np.random.default_rng([seed, int.from_bytes(hashlib.sha256(tensor_name.encode()).digest()[:8], "little")])
+        if len(shape) == 1:
+            is_bias = tensor_name.endswith("_bias")
+            noise = rng.standard_normal(shape, dtype=np.float32)
+            vector = _BIAS_SPREAD * noise if is_bias else 1 + _NORM_NOISE * noise
+            tensors[tensor_name] = from_float32(tensor_name, vector.astype(np.float32))
+            continue
+        is_outer = tensor_name in ("embedding", "output") and kind.is_quantised
+        tensors[tensor_name] = _random_matrix(tensor_name, shape, WeightKind.Q8_0 if is_outer else kind, rng)
+    return Checkpoint(name or folder.resolve().name, folder, spec, tensors)
+
+
+def _random_matrix(name: str, shape: tuple[int, ...], kind: WeightKind, rng: np.random.Generator) -> WeightTensor:
+    """Numbers of a spread of 1 / sqrt(inputs), so that what goes through a layer neither grows nor vanishes."""
+    rows, depth = shape
+    if kind not in KINDS:
+        raise ModelError(f"random weights are drawn in {', '.join(kind.name for kind in KINDS)}, not in {kind.name}")
+    if depth % kind.block_values:
+        raise ModelError(f"{name} has rows of {depth} values, not a multiple of {kind.name}'s {kind.block_values}")
+    spread = depth**-0.5
+    if kind.is_quantised:
+        data = _random_blocks(kind, rows, depth // kind.block_values, spread, rng)
+    else:
+        data = _random_floats(kind, rng.standard_normal((rows, depth), dtype=np.float32) * np.float32(spread))
+    return WeightTensor(name, kind, shape, data)
+
+
+def _random_blocks(kind: WeightKind, rows: int, blocks: int, spread: float, rng: np.random.Generator) -> Bytes:
+    """[rows, bytes a row]: every byte at random, then scales (and minimums) over the first ones of each block."""
+    data = np.frombuffer(bytearray(rng.bytes(rows * blocks * kind.block_bytes)), dtype=np.uint8)
+    by_block = data.reshape(rows * blocks, kind.block_bytes)
+    unit = spread / (_BYTE_SPREAD if kind is WeightKind.Q8_0 else _NIBBLE_SPREAD)
+    scales = rng.uniform(0.5 * unit, 1.5 * unit, (rows * blocks, 1)).astype("<f2")
+    by_block[:, :2] = scales.view(np.uint8)
+    if kind is WeightKind.Q4_1:
+        by_block[:, 2:4] = (scales * np.float16(-7.5)).view(np.uint8)
+    return data.reshape(rows, -1)
+
+
+def _random_floats(kind: WeightKind, values: npt.NDArray[np.float32]) -> Bytes:
+    if kind is WeightKind.F32:
+        return values.view(np.uint8)
+    if kind is WeightKind.F16:
+        return values.astype("<f2").view(np.uint8)
+    return (values.view(np.uint32) >> 16).astype("<u2").view(np.uint8)  # BF16

@@ -1,0 +1,260 @@
+"""Packed weights on disk: found again bit for bit, known by their files and their form, whole or not used at all, and
+never in the way."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import threading
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from tests.backends.driver import layout_for, logits_by_prefill
+from tests.models.tiny_checkpoints import make_tiny
+
+from twostroke.backends.cpu import FACTORY, packed_cache
+from twostroke.backends.cpu.weights import Weights
+from twostroke.models.checkpoint import Checkpoint
+from twostroke.models.loading import load_checkpoint
+from twostroke.models.weights.tensor import WeightKind
+
+TOKENS = list(range(3, 40))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny("llama", tmp_path_factory.mktemp("model"))[0]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The cache of packed weights, which here takes models of any size."""
+    monkeypatch.setenv("TWOSTROKE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(packed_cache, "LEAST_BYTES", 0)
+    return tmp_path / "cache" / "packed"
+
+
+def load(model: Path, quantise_to: WeightKind | None = WeightKind.Q8_0) -> Checkpoint:
+    return replace(load_checkpoint(model), quantise_to=quantise_to)
+
+
+def path_of(checkpoint: Checkpoint) -> Path:
+    path = packed_cache.entry_path(checkpoint)
+    assert path is not None
+    return path
+
+
+def packed(weights: Weights) -> list[np.ndarray]:
+    projections = [weights.head]
+    for layer in weights.layers:
+        projections += [layer.attention_in, layer.attention_out, layer.mlp_in, layer.mlp_out]
+    return [part.matrix.data for projection in projections for part in projection.parts]
+
+
+def same(one: Weights, other: Weights) -> bool:
+    return all(np.array_equal(a, b) for a, b in zip(packed(one), packed(other), strict=True))
+
+
+def is_kept(weights: Weights) -> bool:
+    """Whether they were mapped from the cache: such memory is read-only."""
+    return not any(data.flags.writeable for data in packed(weights))
+
+
+def logits(checkpoint: Checkpoint) -> np.ndarray:
+    layout = layout_for(checkpoint.spec, len(TOKENS), 16)
+    backend = FACTORY.create(checkpoint, layout, max_context=64, max_tokens_per_step=64, threads=2)
+    try:
+        return logits_by_prefill(backend, TOKENS, [30])
+    finally:
+        backend.close()
+
+
+@pytest.mark.parametrize("quantise_to", [None, WeightKind.Q8_0, WeightKind.Q4_1])
+def test_the_second_start_maps_what_the_first_packed(model: Path, folder: Path, quantise_to: WeightKind | None) -> None:
+    checkpoint = load(model, quantise_to)
+    first, second = Weights.from_checkpoint(checkpoint, threads=2), Weights.from_checkpoint(checkpoint)
+    assert not is_kept(first) and is_kept(second)
+    assert same(first, second) and first.notes == second.notes
+    assert [path.name for path in folder.iterdir()] == [path_of(checkpoint).name]
+
+
+def test_logits_from_the_cache_are_the_same_bits(model: Path, folder: Path) -> None:
+    assert np.array_equal(logits(load(model)), logits(load(model)))
+    assert is_kept(Weights.from_checkpoint(load(model)))
+
+
+def test_a_key_for_each_form_and_file(
+    model: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = {path_of(load(model, kind)) for kind in (None, WeightKind.Q8_0, WeightKind.Q4_1)}
+    copy = shutil.copytree(model, tmp_path / "copy")
+    paths.add(path_of(load(copy)))
+    file = copy / "model.safetensors"
+    status = file.stat()
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+    paths.add(path_of(load(copy)))
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 64  # the same size and, put back, the same time: the tensors' own bytes tell
+    file.write_bytes(content)
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+    paths.add(path_of(load(copy)))
+    monkeypatch.setattr(packed_cache, "_builder_identity", lambda: b"another version of the packing code")
+    paths.add(path_of(load(copy)))
+    assert len(paths) == 7
+
+
+def test_the_packing_code_is_part_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = packed_cache._builder_identity()
+    read_bytes = Path.read_bytes
+
+    def edited(path: Path) -> bytes:
+        return read_bytes(path) + (b"# edited" if path.name == "packing.py" else b"")
+
+    monkeypatch.setattr(Path, "read_bytes", edited)
+    assert packed_cache._builder_identity.__wrapped__() != before
+
+
+def test_tensors_that_no_file_holds_are_not_kept(model: Path, folder: Path) -> None:
+    checkpoint = load(model)
+    changed = replace(checkpoint, tensors=dict(checkpoint.tensors))
+    assert packed_cache.entry_path(changed) is None
+    Weights.from_checkpoint(changed)
+    assert not folder.exists()
+
+
+def test_a_small_model_is_not_kept(model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_cache, "LEAST_BYTES", 1 << 30)
+    assert packed_cache.entry_path(load(model)) is None
+
+
+@pytest.mark.parametrize(
+    "damage", ["truncated", "longer", "flipped", "zeroed page", "sums", "trailer", "empty", "renamed"]
+)
+def test_a_damaged_entry_is_packed_again(model: Path, folder: Path, damage: str) -> None:
+    checkpoint = load(model)
+    expected = Weights.from_checkpoint(checkpoint)
+    path = path_of(checkpoint)
+    content = bytearray(path.read_bytes())
+    match damage:
+        case "truncated":
+            del content[-4096:]
+        case "longer":
+            content += bytes(64)
+        case "flipped":
+            content[5000] ^= 1
+        case "zeroed page":
+            content[4096:8192] = bytes(4096)
+        case "sums":
+            content[-60] ^= 1
+        case "trailer":
+            content[-1] ^= 1
+        case "empty":
+            content.clear()
+        case "renamed":  # another model's entry under this one's name
+            other = load(model, WeightKind.Q4_1)
+            Weights.from_checkpoint(other)
+            content[:] = path_of(other).read_bytes()
+    path.unlink()
+    path.write_bytes(content)
+    again = Weights.from_checkpoint(checkpoint)
+    assert not is_kept(again) and same(again, expected)
+    assert is_kept(Weights.from_checkpoint(checkpoint)), "the damaged entry was not replaced"
+
+
+def test_an_entry_of_the_right_size_and_the_wrong_name_is_refused(model: Path, folder: Path) -> None:
+    checkpoint = load(model)
+    Weights.from_checkpoint(checkpoint)
+    path = path_of(checkpoint)
+    size = len(path.read_bytes())
+    moved = path.rename(path.with_name("0" * 24 + "-" + "0" * 24))
+    assert packed_cache.read(moved, size - 56 - 8) is None
+
+
+def test_a_mapped_entry_survives_its_removal(model: Path, folder: Path) -> None:
+    fresh = Weights.from_checkpoint(load(model))
+    kept = Weights.from_checkpoint(load(model))
+    shutil.rmtree(folder)
+    assert is_kept(kept) and same(fresh, kept)
+
+
+def note_of(weights: Weights) -> str:
+    return " ".join(note for note in weights.notes if "not kept" in note)
+
+
+def test_a_folder_that_cannot_be_written_is_done_without(model: Path, folder: Path) -> None:
+    folder.parent.parent.mkdir(exist_ok=True)
+    folder.parent.write_text("a file where the folder should be")
+    assert "cannot be written" in note_of(Weights.from_checkpoint(load(model)))
+
+
+def test_a_full_disk_is_done_without(model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        assert "No space left" in note_of(Weights.from_checkpoint(load(model)))
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
+        assert "has 1000 left" in note_of(Weights.from_checkpoint(load(model)))
+    assert list(folder.iterdir()) == []
+    assert not note_of(Weights.from_checkpoint(load(model)))
+
+
+def test_what_a_killed_process_left_is_cleared_and_a_writer_at_work_is_not(model: Path, folder: Path) -> None:
+    folder.mkdir(parents=True)
+    abandoned, at_work = folder / ".writing-old", folder / ".writing-new"
+    abandoned.write_bytes(bytes(100))
+    at_work.write_bytes(bytes(100))
+    os.utime(abandoned, (1, 1))
+    Weights.from_checkpoint(load(model))
+    assert not abandoned.exists() and at_work.exists()
+
+
+def test_the_longest_unused_entries_go_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = np.arange(4096, dtype=np.uint8)
+    monkeypatch.setattr(packed_cache, "_FOLDER_LIMIT_BYTES", 4 * 4200)
+    paths = [folder / f"source{index}-form" for index in range(5)]
+    for index, path in enumerate(paths[:4]):
+        assert packed_cache.write(path, data) is None
+        os.utime(path, (1000 + index, 1000 + index))
+    assert packed_cache.read(paths[0], len(data)) is not None  # used now
+    assert packed_cache.write(paths[4], data) is None
+    assert [path.exists() for path in paths] == [True, False, True, True, True]
+
+
+def test_few_forms_of_one_source_are_kept(folder: Path) -> None:
+    data = np.zeros(4096, dtype=np.uint8)
+    for index in range(5):
+        packed_cache.write(folder / f"source-form{index}", data)
+        os.utime(folder / f"source-form{index}", (1000 + index, 1000 + index))
+    packed_cache.write(folder / "other-form", data)
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "other-form",
+        "source-form2",
+        "source-form3",
+        "source-form4",
+    ]
+
+
+def test_many_at_once_write_and_read_whole_entries(folder: Path) -> None:
+    data = np.random.default_rng(0).integers(0, 256, 1 << 20, dtype=np.uint8)
+    path, found = folder / "source-form", []
+
+    def work() -> None:
+        for _ in range(5):
+            assert packed_cache.write(path, data) is None
+            found.append(packed_cache.read(path, len(data)))
+
+    workers = [threading.Thread(target=work) for _ in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert len(found) == 20
+    assert all(entry is not None and np.array_equal(entry, data) for entry in found)
+    assert [entry.name for entry in folder.iterdir()] == ["source-form"]

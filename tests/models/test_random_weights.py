@@ -1,0 +1,88 @@
+"""A shape with random weights: every family's config is enough, the same seed gives the same weights, and both backends
+run it and agree."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.backends.driver import layout_for, logits_by_prefill
+from tests.models.tiny_checkpoints import make_tiny, variants
+
+from twostroke import LLM, SamplingParams
+from twostroke.backends.cpu import FACTORY as CPU
+from twostroke.backends.reference import FACTORY as REFERENCE
+from twostroke.core.errors import BadRequestError, ModelError
+from twostroke.models.random_weights import KINDS, random_checkpoint
+from twostroke.models.weights.tensor import WeightKind
+
+TOKENS = list(range(3, 40))
+SHAPES = Path(__file__).parents[2] / "bench" / "shapes"
+
+
+def config_alone(variant: str, folder: Path) -> Path:
+    source, _ = make_tiny(variant, folder / "whole")
+    alone = folder / "alone"
+    alone.mkdir()
+    (alone / "config.json").write_text((source / "config.json").read_text())
+    return alone
+
+
+@pytest.mark.parametrize("variant", variants())
+def test_every_family_runs_on_both_backends(variant: str, tmp_path: Path) -> None:
+    checkpoint = random_checkpoint(config_alone(variant, tmp_path), WeightKind.Q4_1)
+    assert {name: tensor.shape for name, tensor in checkpoint.tensors.items()} == checkpoint.spec.tensor_shapes()
+    found = []
+    for factory in (CPU, REFERENCE):
+        layout = layout_for(checkpoint.spec, len(TOKENS), 16)
+        backend = factory.create(checkpoint, layout, max_context=64, max_tokens_per_step=64, threads=1)
+        found.append(logits_by_prefill(backend, TOKENS, [len(TOKENS)]))
+        backend.close()
+    assert np.isfinite(found[0]).all() and found[1].std() > 0.05
+    assert np.sqrt(((found[0] - found[1]) ** 2).mean()) < 0.05 * found[1].std()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_have_the_spread_that_keeps_activations_level(kind: WeightKind, tmp_path: Path) -> None:
+    folder = config_alone("llama", tmp_path)
+    one, same, other = (random_checkpoint(folder, kind, seed=seed) for seed in (1, 1, 2))
+    tensor = one.tensors["layers.0.gate"]
+    values = tensor.to_float32()
+    assert tensor.kind is kind
+    assert abs(values.std() * tensor.shape[1] ** 0.5 - 1) < 0.12
+    assert abs(values.mean()) < 0.1 * values.std()
+    assert one.tensors["output"].kind is (WeightKind.Q8_0 if kind.is_quantised else kind)
+    assert all(np.array_equal(one.tensors[name].data, same.tensors[name].data) for name in one.tensors)
+    assert not np.array_equal(tensor.data, other.tensors["layers.0.gate"].data)
+    assert not np.array_equal(tensor.data, one.tensors["layers.1.gate"].data)
+
+
+def test_an_llm_of_random_weights_takes_token_ids_and_no_text(tmp_path: Path) -> None:
+    folder = config_alone("llama", tmp_path)
+    with LLM(str(folder), load="random", max_context=64) as llm:
+        (result,) = llm.generate(TOKENS, SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True))
+        assert len(result.token_ids) == 5 and result.text == ""
+        assert llm.assembly.notes[0] == "random weights: asked for, Q4_1"
+        with pytest.raises(BadRequestError, match="no tokenizer"):
+            llm.generate("hello")
+
+
+def test_what_is_no_config_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"need a folder with config\.json"):
+        random_checkpoint(tmp_path, WeightKind.Q4_1)
+    with pytest.raises(ModelError, match="F32, F16, BF16, not in Q4_K"):
+        random_checkpoint(config_alone("llama", tmp_path), WeightKind.Q4_K)
+
+
+@pytest.mark.parametrize("config", sorted(SHAPES.glob("*/config.json")), ids=lambda path: path.parent.name)
+def test_published_shapes_are_read(config: Path) -> None:
+    from twostroke.models.loading import read_folder_spec
+
+    _, spec = read_folder_spec(config.parent)
+    stated = json.loads(config.read_text())
+    assert (spec.hidden_size, spec.num_layers) == (stated["hidden_size"], stated["num_hidden_layers"])
+    if config.parent.name == "llama-3.2-1b":
+        parameters = sum(int(np.prod(shape)) for shape in spec.tensor_shapes().values())
+        assert parameters == 1_235_814_400  # as its model card counts them
