@@ -64,3 +64,9 @@ def test_this_machine_is_detected() -> None:
     machine = detect()
     assert machine.threads >= 1
     assert 0 < machine.available_memory_bytes <= machine.total_memory_bytes
+
+
+@pytest.mark.parametrize("kind", ["fp8", "", "F16"])
+def test_an_unknown_kv_kind_is_refused(kind: str) -> None:
+    with pytest.raises(BadRequestError, match="the KV kind must be one of auto, f16, bf16, int8"):
+        KVConfig(kind=kind)

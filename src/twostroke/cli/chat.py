@@ -27,13 +27,16 @@ def chat(
     threads: options.Threads = None,
     max_context: options.MaxContext = None,
     kv_memory: options.KVMemory = None,
+    kv_type: options.KVType = "auto",
     max_tokens_per_step: options.MaxTokensPerStep = 512,
     prefix_caching: options.PrefixCaching = True,
     verbose: options.Verbose = False,
 ) -> None:
     """Talk with a model. After each turn a line shows both phases and the prefix-cache hit: history is read once."""
     console = Console(stderr=True)
-    config = options.engine_config(backend, threads, max_context, kv_memory, max_tokens_per_step, prefix_caching)
+    config = options.engine_config(
+        backend, threads, max_context, kv_memory, max_tokens_per_step, prefix_caching, kv_type
+    )
     sampling = options.sampling_params(max_tokens, temperature, top_k, top_p, min_p, repetition_penalty, seed, stop)
     opening = [{"role": "system", "content": system}] if system is not None else []
     messages = list(opening)

@@ -39,6 +39,7 @@ def run(
     threads: options.Threads = None,
     max_context: options.MaxContext = None,
     kv_memory: options.KVMemory = None,
+    kv_type: options.KVType = "auto",
     max_tokens_per_step: options.MaxTokensPerStep = 512,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object with the answer and its timing.")
@@ -48,7 +49,9 @@ def run(
 ) -> None:
     """Answer one prompt, streaming, then show its two phases: how long it read, how long it wrote, and the floors."""
     console = Console(stderr=True, quiet=as_json)
-    config = options.engine_config(backend, threads, max_context, kv_memory, max_tokens_per_step, prefix_caching=True)
+    config = options.engine_config(
+        backend, threads, max_context, kv_memory, max_tokens_per_step, prefix_caching=True, kv_type=kv_type
+    )
     sampling = options.sampling_params(max_tokens, temperature, top_k, top_p, min_p, repetition_penalty, seed, stop)
     text = _prompt_text(prompt)
     with session.load(model, config, console, verbose=verbose) as llm:

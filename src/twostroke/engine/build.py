@@ -54,16 +54,16 @@ def _say(message: str) -> None:
     print(message, file=sys.stderr)
 
 
-def kv_needs(factory: BackendFactory, checkpoint: Checkpoint) -> tuple[KVGroupNeed, ...]:
+def kv_needs(factory: BackendFactory, checkpoint: Checkpoint, kv_kind: str = "auto") -> tuple[KVGroupNeed, ...]:
     return tuple(
-        KVGroupNeed(layers, window, factory.kv_bytes_per_token(checkpoint, layers))
+        KVGroupNeed(layers, window, factory.kv_bytes_per_token(checkpoint, layers, kv_kind))
         for window, layers in checkpoint.spec.kv_windows()
     )
 
 
 def assemble(checkpoint: Checkpoint, tokenizer: Tokenizer, config: EngineConfig) -> Assembly:
     factory, reason = backends.choose(config.backend, checkpoint)
-    needs = kv_needs(factory, checkpoint)
+    needs = kv_needs(factory, checkpoint, config.kv.kind)
     resolved = resolve(config, checkpoint.spec.max_context, needs, checkpoint.weight_bytes, machine.detect())
     backend = factory.create(
         checkpoint,
@@ -71,6 +71,7 @@ def assemble(checkpoint: Checkpoint, tokenizer: Tokenizer, config: EngineConfig)
         max_context=resolved.max_context,
         max_tokens_per_step=config.max_tokens_per_step,
         threads=resolved.threads,
+        kv_kind=config.kv.kind,
     )
     scheduler = Scheduler(
         SchedulerConfig(
