@@ -66,6 +66,19 @@ def test_this_machine_is_detected() -> None:
     assert 0 < machine.available_memory_bytes <= machine.total_memory_bytes
 
 
+@pytest.mark.parametrize(
+    "bad", [{"threads": 10**6}, {"max_tokens_per_step": 10**9}, {"max_running": None}, {"threads": "2"}]
+)
+def test_numbers_beyond_reason_are_refused(bad: dict[str, object]) -> None:
+    with pytest.raises(BadRequestError, match=f"{next(iter(bad))} must be an integer from 1 to"):
+        EngineConfig(**bad)  # type: ignore[arg-type]
+
+
+def test_more_kv_than_the_machine_has_is_refused() -> None:
+    with pytest.raises(BadRequestError, match="more than the 17179869184 this machine has"):
+        resolve(EngineConfig(kv=KVConfig(memory_bytes=17 << 30)), 8192, (FULL,), 0, MACHINE)
+
+
 @pytest.mark.parametrize("kind", ["fp8", "", "F16"])
 def test_an_unknown_kv_kind_is_refused(kind: str) -> None:
     with pytest.raises(BadRequestError, match="the KV kind must be one of auto, f16, bf16, int8"):

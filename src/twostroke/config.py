@@ -14,6 +14,8 @@ KV_SHARE_OF_MEMORY = 0.25
 MAX_BLOCK_SIZE = 256
 KV_KINDS = ("auto", "f16", "bf16", "int8")
 """What K and V may be kept in. A backend may decline a kind; `auto` is its own choice."""
+LIMITS = {"threads": 1024, "max_context": 2**31 - 1, "max_tokens_per_step": 2**16, "max_running": 2**16}
+"""The most that may be asked for: beyond it a slip of the finger, and memory for buffers that no step would fill."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +46,12 @@ class EngineConfig:
     kv: KVConfig = field(default_factory=KVConfig)
 
     def __post_init__(self) -> None:
-        for name in ("threads", "max_context", "max_tokens_per_step", "max_running"):
+        for name, limit in LIMITS.items():
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise BadRequestError(f"{name} must be at least 1, not {value}")
+            if value is None and name in ("threads", "max_context"):
+                continue
+            if not isinstance(value, int) or not 1 <= value <= limit:
+                raise BadRequestError(f"{name} must be an integer from 1 to {limit}, not {value!r}")
         if self.kv.block_size % 16 or not 16 <= self.kv.block_size <= MAX_BLOCK_SIZE:
             raise BadRequestError(
                 f"block_size must be a multiple of 16 up to {MAX_BLOCK_SIZE}, not {self.kv.block_size}"
@@ -113,6 +117,10 @@ def resolve(
 
 def _kv_budget(config: EngineConfig, weight_bytes: int, machine: Machine) -> tuple[int, str]:
     if config.kv.memory_bytes is not None:
+        if config.kv.memory_bytes > machine.total_memory_bytes:
+            raise BadRequestError(
+                f"{config.kv.memory_bytes} bytes for KV are more than the {machine.total_memory_bytes} this machine has"
+            )
         return config.kv.memory_bytes, "asked for"
     free = max(machine.available_memory_bytes - weight_bytes, 0)
     return int(free * KV_SHARE_OF_MEMORY), f"at most {KV_SHARE_OF_MEMORY:.0%} of the memory left beside the weights"

@@ -20,10 +20,10 @@ class Machine:
 
 def detect() -> Machine:
     total, available = _system_memory()
-    limit, used = _cgroup_memory()
-    if limit is not None and limit < total:
-        total = limit
-        available = min(available, max(limit - used, 0))
+    memory = cgroup_memory()
+    if memory is not None and memory.limit_bytes < total:
+        total = memory.limit_bytes
+        available = min(available, max(memory.limit_bytes - memory.used_bytes, 0))
     return Machine(available_threads(), total, available)
 
 
@@ -31,20 +31,69 @@ def available_threads() -> int:
     """Cores this process may use: its affinity, cut by the cgroup's CPU quota."""
     affinity = getattr(os, "sched_getaffinity", None)  # not on macOS
     cores = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
-    quota = _cgroup_cpu_quota()
+    quota = cgroup_cpu_quota()
     return max(1, min(cores, int(quota))) if quota is not None else max(1, cores)
 
 
-def _cgroup_folder() -> Path | None:
-    """The cgroup v2 folder of this process."""
+@dataclass(frozen=True, slots=True)
+class CgroupMemory:
+    limit_bytes: int
+    used_bytes: int
+    """Without the page cache, which the kernel gives back when memory is asked for."""
+
+
+def cgroup_cpu_quota(root: Path = Path("/")) -> float | None:
+    """Cores, by the tightest quota of this process's cgroup and its parents; None: no quota."""
+    quotas = []
+    for folder in _cgroup_folders(root, ""):
+        numbers = _read_numbers(folder / "cpu.max")  # version 2: quota (or max) and period
+        if len(numbers) == 2 and numbers[0] is not None and numbers[1]:
+            quotas.append(numbers[0] / numbers[1])
+    for folder in _cgroup_folders(root, "cpu"):
+        quota, period = _read_numbers(folder / "cpu.cfs_quota_us"), _read_numbers(folder / "cpu.cfs_period_us")
+        if quota and period and period[0] and quota[0] is not None and quota[0] > 0:  # -1: no quota
+            quotas.append(quota[0] / period[0])
+    return min(quotas, default=None)
+
+
+def cgroup_memory(root: Path = Path("/")) -> CgroupMemory | None:
+    """The limit, of this process's cgroup and its parents, that leaves the least; None: no limit."""
+    found = []
+    for controller, limit_file, used_file, prefix in (
+        ("", "memory.max", "memory.current", ""),  # version 2
+        ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+    ):
+        for folder in _cgroup_folders(root, controller):
+            limit, used = _read_numbers(folder / limit_file), _read_numbers(folder / used_file)
+            if limit and limit[0] is not None:
+                cached = _page_cache_bytes(folder / "memory.stat", prefix)
+                found.append(CgroupMemory(limit[0], max(0, (used[0] or 0 if used else 0) - cached)))
+    return min(found, key=lambda memory: memory.limit_bytes - memory.used_bytes, default=None)
+
+
+def _cgroup_folders(root: Path, controller: str) -> list[Path]:
+    """This process's folder in the hierarchy of a version 1 controller, or ("") of version 2, and that folder's
+    parents. A container often sees its own folder as the hierarchy's top: then only the top exists."""
+    top = root / "sys/fs/cgroup" / controller
     try:
-        for line in Path("/proc/self/cgroup").read_text().splitlines():
-            if line.startswith("0::"):
-                folder = Path("/sys/fs/cgroup") / line[3:].lstrip("/")
-                return folder if folder.is_dir() else Path("/sys/fs/cgroup")
-    except OSError:
-        return None
-    return None
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except (OSError, UnicodeDecodeError):
+        return []
+    for line in lines:
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if controller in controllers.split(","):
+            folder = top / path.lstrip("/")
+            chain = [folder, *folder.parents]
+            return [place for place in chain[: chain.index(top) + 1] if place.is_dir()] if top in chain else []
+    return []
+
+
+def _page_cache_bytes(stat: Path, prefix: str) -> int:
+    try:
+        fields = dict(line.split(" ", 1) for line in stat.read_text().splitlines() if " " in line)
+        return sum(int(fields.get(f"{prefix}{kind}_file", 0)) for kind in ("active", "inactive"))
+    except (OSError, ValueError):
+        return 0
 
 
 def _read_numbers(path: Path) -> list[int | None]:
@@ -53,23 +102,6 @@ def _read_numbers(path: Path) -> list[int | None]:
         return [None if word == "max" else int(word) for word in path.read_text().split()]
     except (OSError, ValueError):
         return []
-
-
-def _cgroup_cpu_quota() -> float | None:
-    folder = _cgroup_folder()
-    numbers = _read_numbers(folder / "cpu.max") if folder is not None else []
-    if len(numbers) == 2 and numbers[0] is not None and numbers[1]:
-        return max(1.0, numbers[0] / numbers[1])
-    return None
-
-
-def _cgroup_memory() -> tuple[int | None, int]:
-    folder = _cgroup_folder()
-    if folder is None:
-        return None, 0
-    limit = _read_numbers(folder / "memory.max")
-    used = _read_numbers(folder / "memory.current")
-    return (limit[0] if limit else None), (used[0] or 0 if used else 0)
 
 
 def _system_memory() -> tuple[int, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -11,20 +12,25 @@ from pathlib import Path
 
 import pytest
 
+COMMAND = [sys.executable, "-c", "from twostroke.cli import main; main()"]
+ENVIRONMENT = {**os.environ, "COLUMNS": "140", "PYTHONPATH": os.pathsep.join(sys.path)}
 
-def twostroke(*arguments: str, stdin: str | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", "from twostroke.cli import main; main()", *arguments],
-        input=stdin if stdin is not None else "",
+
+def twostroke(*arguments: str, stdin: str | bytes = "", **environment: str) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [*COMMAND, *arguments],
+        input=stdin.encode() if isinstance(stdin, str) else stdin,
         capture_output=True,
-        text=True,
         timeout=120,
-        env={**os.environ, "COLUMNS": "140", "PYTHONPATH": os.pathsep.join(sys.path), **environment},
+        env={**ENVIRONMENT, **environment},
     )
+    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
 def test_run_streams_an_answer_and_shows_both_phases(smollm2_path: Path) -> None:
-    done = twostroke("run", "smollm2", "What is the capital of France?", "--max-tokens", "24")
+    # The short form of this question is a near-tie of two first tokens, which quantised arithmetic may turn.
+    question = "What is the capital of France? Answer in one short sentence."
+    done = twostroke("run", "smollm2", question, "--max-tokens", "24")
     assert done.returncode == 0, done.stderr
     assert "Paris" in done.stdout
     assert "prefill (read)" in done.stderr
@@ -82,6 +88,10 @@ def test_pull_prints_where_the_model_is(smollm2_path: Path) -> None:
         (("run", "smollm2", "hi", "--temperature", "-1"), "temperature"),
         (("run", "smollm2", "hi", "--backend", "quantum"), "reference"),
         (("run", "smollm2", "hi", "--kv-memory", "lots"), "not a size"),
+        (("run", "smollm2", "hi", "--raw", "--system", "Be brief."), "--system"),
+        (("run", "smollm2", "hi", "--kv-memory", "900TB"), "this machine has"),
+        (("run", "smollm2", "hi", "--threads", "100000"), "threads"),
+        (("run", "smollm2", "hi", "--max-tokens-per-step", "1000000000"), "max_tokens_per_step"),
         (("run", "smollm2", "hi", "--max-context", "100000"), "8192"),
         (("inspect", "/etc/hostname"), "gguf"),
     ],
@@ -91,6 +101,99 @@ def test_bad_input_is_one_sentence_and_exit_code_2(arguments: tuple[str, ...], e
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     assert expected in done.stderr
+
+
+@pytest.mark.parametrize("width", ["60", "80"])
+def test_the_phase_table_is_whole_at_any_width(smollm2_path: Path, width: str) -> None:
+    done = twostroke("run", "smollm2", "Hello", "--max-tokens", "4", COLUMNS=width)
+    assert done.returncode == 0, done.stderr
+    assert "…" not in done.stderr
+    assert "of floor" in done.stderr
+
+
+def test_a_name_with_brackets_is_a_name(smollm2_path: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "[/bold] [red]"
+    folder.mkdir(parents=True)
+    (folder / "model.gguf").symlink_to(smollm2_path)
+    for arguments in (("inspect", str(folder)), ("run", str(folder), "Hi", "--max-tokens", "1", "-v")):
+        done = twostroke(*arguments, COLUMNS="400")
+        assert done.returncode == 0, done.stderr
+        assert str(folder) in done.stdout + done.stderr
+
+
+def test_standard_input_that_is_not_text(smollm2_path: Path) -> None:
+    done = twostroke("run", "smollm2", stdin=b"Hi \xff")
+    assert done.returncode == 2
+    assert "standard input is not UTF-8 text: byte 3" in done.stderr
+    done = twostroke("chat", "smollm2", "--max-tokens", "1", stdin=b"Hi \xff\n", PYTHONUTF8="1")
+    assert done.returncode == 0, done.stderr
+    assert "read " in done.stderr
+
+
+def test_an_answer_that_the_terminal_cannot_show(smollm2_path: Path) -> None:
+    done = twostroke("run", "smollm2", "π", "--raw", "--max-tokens", "8", "--stop", "never", PYTHONIOENCODING="ascii")
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_reader_who_leaves_early_is_no_error(smollm2_path: Path) -> None:
+    for extra in ([], ["--json"]):
+        command = [*COMMAND, "run", "smollm2", "Count from one to twenty", "--max-tokens", "30", *extra]
+        reading, writing = os.pipe()
+        os.close(reading)
+        try:
+            done = subprocess.run(
+                command, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60, env=ENVIRONMENT
+            )
+        finally:
+            os.close(writing)
+        assert "Traceback" not in done.stderr and "Exception" not in done.stderr
+
+
+def test_a_hostile_name_cannot_move_the_cursor(tmp_path: Path) -> None:
+    done = twostroke("inspect", str(tmp_path / "\x1b[2Jmodel\n.gguf"))
+    assert done.returncode == 2
+    assert "\x1b" not in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no pseudo-terminals")
+def test_ctrl_c_ends_a_turn_and_the_conversation_goes_on(smollm2_path: Path) -> None:
+    import pty
+
+    master, slave = pty.openpty()
+    process = subprocess.Popen(
+        [*COMMAND, "chat", "smollm2", "--max-tokens", "4000", "--temperature", "0"],
+        stdin=slave, stdout=slave, stderr=slave, env=ENVIRONMENT,
+    )  # fmt: skip
+    os.close(slave)
+    seen = b""
+
+    def read_until(mark: bytes) -> None:
+        nonlocal seen
+        deadline_s = time.monotonic() + 60
+        while mark not in seen:
+            assert time.monotonic() < deadline_s, seen
+            seen += os.read(master, 4096)
+        seen = seen.partition(mark)[2]
+
+    try:
+        read_until(b"> ")
+        os.write(master, b"Write a very long story about a fox.\n")
+        read_until(b"fox.")
+        read_until(b" the ")
+        process.send_signal(signal.SIGINT)
+        read_until(b"this turn is forgotten")
+        read_until(b"> ")
+        os.write(master, b"What is two plus two? Answer with one number.\n")
+        read_until(b" cached)")  # the line below the second turn
+        read_until(b"> ")
+        os.write(master, b"/exit\n")
+        assert process.wait(timeout=60) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(master)
 
 
 def test_help_teaches_the_two_phases() -> None:

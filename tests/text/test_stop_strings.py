@@ -92,3 +92,17 @@ def test_long_stop_strings_stay_cheap() -> None:
         matcher.push("a" * 19)
         matcher.push("c")
     assert time.process_time() - started_s < 5.0
+
+
+def test_passed_over_while_it_may_not_stop() -> None:
+    matcher = StopStringMatcher(["END", "aa"])
+    assert matcher.push("one END two aaaa", may_stop=False) == ("one END two aaa", False)
+    assert matcher.push(" EN", may_stop=False) == ("a ", False)  # "END" began here, and may be completed later
+    assert matcher.push("D three") == ("", True)
+    assert matcher.stopped_by == "END"
+
+
+def test_an_overlap_of_a_passed_over_stop_string_counts() -> None:
+    matcher = StopStringMatcher(["aba"])
+    assert matcher.push("aba", may_stop=False) == ("ab", False)
+    assert matcher.push("ba!") == ("", True)

@@ -3,6 +3,9 @@ the prefix cache had kept."""
 
 from __future__ import annotations
 
+import io
+import sys
+
 from rich.console import Console
 
 from twostroke.cli import options, session
@@ -34,6 +37,8 @@ def chat(
 ) -> None:
     """Talk with a model. After each turn a line shows both phases and the prefix-cache hit: history is read once."""
     console = Console(stderr=True)
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")  # a stray byte is no reason to end a conversation
     config = options.engine_config(
         backend, threads, max_context, kv_memory, max_tokens_per_step, prefix_caching, kv_type
     )
@@ -58,7 +63,9 @@ def chat(
             try:
                 result = session.stream_answer(llm, llm.chat_token_ids(turn), sampling, console)
             except BadRequestError as error:
-                console.print(f"{error}. /reset starts a new conversation.", style="yellow", highlight=False)
+                console.print(
+                    f"{error}. /reset starts a new conversation.", style="yellow", highlight=False, markup=False
+                )
                 continue
             except KeyboardInterrupt:
                 console.print("\n(stopped; this turn is forgotten)", style="dim")

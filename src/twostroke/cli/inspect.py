@@ -6,6 +6,7 @@ from collections import Counter
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from twostroke import backends, machine
 from twostroke.cli import options, units
@@ -21,7 +22,7 @@ def inspect(model: options.Model, backend: options.Backend = "auto") -> None:
     console = Console()
     table = Table.grid(padding=(0, 2))
     for label, value in [*_shape_rows(checkpoint), *_weight_rows(checkpoint), *_memory_rows(checkpoint, backend)]:
-        table.add_row(f"[dim]{label}[/dim]", value)
+        table.add_row(Text(label, style="dim"), Text(value))
     console.print(table, highlight=False)
 
 

@@ -69,7 +69,7 @@ _UNITS = {
 
 def parse_size(text: str) -> int:
     """Bytes of "512MB", "2 GiB", "1000000"."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    match = re.fullmatch(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*([A-Za-z]*)\s*", text)
     unit = match.group(2).upper() if match else None
     if match is None or unit not in _UNITS:
         raise BadRequestError(f"{text!r} is not a size: write something like 512MB or 2GiB")

@@ -11,26 +11,24 @@ from twostroke.core.timing import SequenceTiming
 from twostroke.cost.hardware import Ceilings
 from twostroke.engine.floors import PhaseFloors
 
+COLUMNS = ("phase", "tokens", "time", "rate", "felt as", "floor", "of floor")
+
 
 def print_phases(
     console: Console, timing: SequenceTiming, floors: PhaseFloors | None, ceilings: Ceilings | None
 ) -> None:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for name in ("phase", "tokens", "time", "rate", "felt as", "floor", "of floor"):
-        table.add_column(name, justify="left" if name in ("phase", "felt as") else "right", no_wrap=True)
     computed = timing.prompt_tokens - timing.cached_tokens
     written = len(timing.token_times_s)
-    prompt = f"{computed}" + (f" + {timing.cached_tokens} cached" if timing.cached_tokens else "")
-    table.add_row(
+    prefill = (
         "prefill (read)",
-        prompt,
+        str(computed),
         units.seconds(timing.prefill_s),
         units.rate(computed, timing.prefill_s),
         f"TTFT {units.seconds(timing.ttft_s)}",
         units.seconds(floors.prefill_s if floors else None),
         _share(floors.prefill_s if floors else None, timing.prefill_s),
     )
-    table.add_row(
+    decode = (
         "decode (write)",
         str(written),
         units.seconds(timing.decode_s),
@@ -39,7 +37,7 @@ def print_phases(
         units.seconds(floors.decode_s if floors and written > 1 else None),
         _share(floors.decode_s if floors else None, timing.decode_s),
     )
-    console.print(table)
+    _print_table(console, [prefill, decode])
     if ceilings is not None:
         console.print(
             "The floor is what this machine allows: "
@@ -50,10 +48,27 @@ def print_phases(
         )
     queue = timing.queue_s or 0.0
     chunks = timing.prefill_chunks
-    details = [f"queue {units.seconds(queue)}", f"{chunks} prefill chunk" + "s" * (chunks != 1)]
+    details = [f"{timing.cached_tokens} more tokens cached"] if timing.cached_tokens else []
+    details += [f"queue {units.seconds(queue)}", f"{chunks} prefill chunk" + "s" * (chunks != 1)]
     if timing.preemptions:
         details.append(f"{timing.preemptions} preemptions, {timing.recomputed_tokens} tokens computed again")
     console.print(" · ".join(details), style="dim", highlight=False)
+
+
+def _print_table(console: Console, rows: list[tuple[str, ...]]) -> None:
+    """Never cut: columns move together on a narrow terminal, and where that is not enough each phase is a sentence."""
+    for padding in (2, 1, 0):
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, padding, 0, 0))
+        for name in COLUMNS:
+            table.add_column(name, justify="left" if name in ("phase", "felt as") else "right", no_wrap=True)
+        for row in rows:
+            table.add_row(*row)
+        if console.measure(table, options=console.options.update(max_width=1000)).maximum <= console.width:
+            console.print(table)
+            return
+    for phase, tokens, time, rate, felt_as, floor, share in rows:
+        line = f"{phase}: {tokens} tokens in {time} ({rate}), {felt_as}, floor {floor}, {share} of floor"
+        console.print(line, highlight=False)
 
 
 def turn_line(timing: SequenceTiming) -> str:

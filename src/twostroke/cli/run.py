@@ -12,7 +12,7 @@ from rich.console import Console
 
 from twostroke.cli import options, session
 from twostroke.cli.phase_table import print_phases
-from twostroke.core.errors import BadRequestError
+from twostroke.core.errors import BackendError, BadRequestError
 from twostroke.engine.floors import PhaseFloors, phase_floors
 from twostroke.engine.offline import LLM
 from twostroke.engine.results import GenerationResult
@@ -53,11 +53,15 @@ def run(
         backend, threads, max_context, kv_memory, max_tokens_per_step, prefix_caching=True, kv_type=kv_type
     )
     sampling = options.sampling_params(max_tokens, temperature, top_k, top_p, min_p, repetition_penalty, seed, stop)
+    if raw and system is not None:
+        raise BadRequestError("--raw uses no chat template, so there is no place for --system")
     text = _prompt_text(prompt)
     with session.load(model, config, console, verbose=verbose) as llm:
         prompt_ids = _prompt_ids(llm, text, system, raw)
         if as_json:
             result = llm.generate(prompt_ids, sampling)[0]
+            if result.error is not None:
+                raise BackendError(result.error)
             print(json.dumps(_as_json(result, _floors(llm, result)), ensure_ascii=False))
             return
         result = session.stream_answer(llm, prompt_ids, sampling, console)
@@ -70,10 +74,17 @@ def run(
 def _prompt_text(prompt: str | None) -> str:
     if prompt is None and sys.stdin.isatty():
         raise BadRequestError("there is no prompt: give one as the second argument, or pipe it in")
-    text = sys.stdin.read() if prompt is None or prompt == "-" else prompt
+    text = _standard_input() if prompt is None or prompt == "-" else prompt
     if not text.strip():
         raise BadRequestError("the prompt is empty")
     return text
+
+
+def _standard_input() -> str:
+    try:
+        return sys.stdin.buffer.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise BadRequestError(f"standard input is not UTF-8 text: byte {error.start} is not") from None
 
 
 def _prompt_ids(llm: LLM, text: str, system: str | None, raw: bool) -> list[int]:
@@ -93,7 +104,6 @@ def _as_json(result: GenerationResult, floors: PhaseFloors) -> dict[str, object]
         "text": result.text,
         "token_ids": result.token_ids,
         "finish_reason": result.finish_reason,
-        "error": result.error,
         "timing": {
             "queue_s": timing.queue_s,
             "ttft_s": timing.ttft_s,

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 
 from rich.console import Console
+from rich.text import Text
 
 from twostroke.cli import units
 from twostroke.config import EngineConfig
@@ -22,9 +23,12 @@ PROGRESS_FROM_TOKENS = 1024
 
 
 def load(model: str, config: EngineConfig, console: Console, *, verbose: bool) -> LLM:
-    resolve(model, progress=console.print)  # first, so that a download's own progress bar has the screen
+    def say(message: str) -> None:
+        console.print(message, markup=False, highlight=False)
+
+    resolve(model, progress=say)  # first, so that a download's own progress bar has the screen
     started_s = time.perf_counter()
-    with console.status(f"loading {model}"):
+    with console.status(Text(f"loading {model}")):
         llm = LLM(model, config)
     checkpoint = llm.assembly.checkpoint
     console.print(
@@ -33,10 +37,11 @@ def load(model: str, config: EngineConfig, console: Console, *, verbose: bool) -
         f"with {llm.assembly.resolved.threads} threads, ready in {units.seconds(time.perf_counter() - started_s)}",
         style="dim",
         highlight=False,
+        markup=False,
     )
     if verbose:
         for note in llm.assembly.notes:
-            console.print(f"  {note}", style="dim", highlight=False)
+            console.print(f"  {note}", style="dim", highlight=False, markup=False)
     return llm
 
 

@@ -26,6 +26,8 @@ class Request:
     def __post_init__(self) -> None:
         if not self.prompt_token_ids:
             raise BadRequestError("the prompt is empty: at least one token is needed")
+        if isinstance(self.priority, bool) or not isinstance(self.priority, int):
+            raise BadRequestError(f"priority must be an integer, not {self.priority!r}")
 
     @property
     def stop_ids(self) -> frozenset[int]:

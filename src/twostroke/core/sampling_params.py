@@ -41,6 +41,10 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", _texts(self.stop))
+        if not isinstance(self.stop_token_ids, (tuple, list, set, frozenset)):
+            raise BadRequestError(f"stop_token_ids must be a list of token ids, not {self.stop_token_ids!r}")
+        if not isinstance(self.logit_bias, Mapping):
+            raise BadRequestError(f"logit_bias must map token ids to numbers, not {self.logit_bias!r}")
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         object.__setattr__(self, "logit_bias", dict(self.logit_bias))
         if self.max_tokens is not None:

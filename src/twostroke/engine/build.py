@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from twostroke import backends, machine
 from twostroke.backends.interface import BackendFactory
 from twostroke.config import EngineConfig, KVGroupNeed, ResolvedConfig, resolve
+from twostroke.core.errors import BackendError
 from twostroke.cost.hardware import Ceilings
 from twostroke.cost.model_shape import ModelShape
 from twostroke.engine.engine import Engine
@@ -65,14 +66,21 @@ def assemble(checkpoint: Checkpoint, tokenizer: Tokenizer, config: EngineConfig)
     factory, reason = backends.choose(config.backend, checkpoint)
     needs = kv_needs(factory, checkpoint, config.kv.kind)
     resolved = resolve(config, checkpoint.spec.max_context, needs, checkpoint.weight_bytes, machine.detect())
-    backend = factory.create(
-        checkpoint,
-        resolved.layout,
-        max_context=resolved.max_context,
-        max_tokens_per_step=config.max_tokens_per_step,
-        threads=resolved.threads,
-        kv_kind=config.kv.kind,
-    )
+    try:
+        backend = factory.create(
+            checkpoint,
+            resolved.layout,
+            max_context=resolved.max_context,
+            max_tokens_per_step=config.max_tokens_per_step,
+            threads=resolved.threads,
+            kv_kind=config.kv.kind,
+        )
+    except (MemoryError, OSError) as error:
+        reason = str(error) or "not enough memory"
+        raise BackendError(
+            f"the {factory.name} backend could not be set up with {resolved.kv_bytes} bytes of KV and "
+            f"{resolved.threads} threads: {reason}"
+        ) from error
     scheduler = Scheduler(
         SchedulerConfig(
             max_context=resolved.max_context,

@@ -15,10 +15,23 @@ from twostroke.core.events import Event, PrefillProgress, TokenEvent
 from twostroke.core.request import Request
 from twostroke.core.request_check import check_request
 from twostroke.core.sequence import FinishReason, Sequence
-from twostroke.core.step import Step
+from twostroke.core.step import Step, StepResult
+from twostroke.engine.interrupts import uninterrupted
 from twostroke.engine.streaming import TextStream
 from twostroke.scheduling.scheduler import Scheduler, SequenceAdvance
 from twostroke.text.tokenizer import Tokenizer
+
+
+class _UnlaunchedTicket:
+    """A step that could not even be launched."""
+
+    ready = True
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def result(self) -> StepResult:
+        raise self._error
 
 
 class Engine:
@@ -41,7 +54,7 @@ class Engine:
         self._in_flight: deque[tuple[Step, Ticket]] = deque()
         self._streams: dict[int, TextStream] = {}
         self._live: dict[str, int] = {}  # request id -> samples that have not finished
-        self._pending: list[Event] = []  # events of aborts, delivered with the next step
+        self._pending: list[Event] = []  # events that no call of `step` has returned yet
 
     @property
     def busy(self) -> bool:
@@ -57,46 +70,68 @@ class Engine:
             raise BadRequestError("stop strings need a tokenizer, and this engine has none: use stop_token_ids")
         seed = request.sampling.seed
         request = replace(request, arrival_s=self._clock(), seed=secrets.randbits(64) if seed is None else seed)
-        sequences = self.scheduler.add(request)
-        self._live[request.request_id] = len(sequences)
-        if self._tokenizer is not None:
-            sampling = request.sampling
-            for sequence in sequences:
-                self._streams[sequence.seq_id] = TextStream(
-                    self._tokenizer,
-                    sampling.stop,
-                    include_stop=sampling.include_stop_string,
-                    min_tokens=sampling.min_tokens,
-                )
+        with uninterrupted():
+            sequences = self.scheduler.add(request)
+            self._live[request.request_id] = len(sequences)
+            if self._tokenizer is not None:
+                sampling = request.sampling
+                for sequence in sequences:
+                    self._streams[sequence.seq_id] = TextStream(
+                        self._tokenizer,
+                        sampling.stop,
+                        include_stop=sampling.include_stop_string,
+                        min_tokens=sampling.min_tokens,
+                    )
         return request.request_id
 
     def abort(self, request_id: str) -> None:
         """End a request at once, whatever it is doing; an unknown or finished id is no error."""
-        for sequence in self.scheduler.abort(request_id, self._clock()):
-            event = TokenEvent(request_id, sequence.sample_index, (), "")
-            self._pending.append(self._finished(event, sequence))
+        with uninterrupted():
+            for sequence in self.scheduler.abort(request_id, self._clock()):
+                event = TokenEvent(request_id, sequence.sample_index, (), "")
+                self._pending.append(self._finished(event, sequence))
 
     def step(self) -> list[Event]:
-        """Launch what can be launched, wait for the oldest step in flight, and return what happened."""
+        """Launch what can be launched, wait for the oldest step in flight, and return what happened. An interrupt while
+        it waits loses nothing: the next call waits for the same step."""
+        with uninterrupted():
+            self._launch()
+        if self._in_flight:
+            step, ticket = self._in_flight[0]
+            try:
+                outcome: StepResult | Exception = ticket.result()
+            except Exception as error:
+                outcome = error
+            with uninterrupted():
+                self._in_flight.popleft()
+                self._settle(step, ticket, outcome)
         events, self._pending = self._pending, []
+        return events
+
+    def _launch(self) -> None:
         while len(self._in_flight) < self._max_in_flight:
+            if self._in_flight and isinstance(self._in_flight[-1][1], _UnlaunchedTicket):
+                return  # the backend does not know that step's rows: nothing may build on them
             step = self.scheduler.schedule(self._clock())
             if step is None:
-                break
-            self._in_flight.append((step, self.backend.launch(step)))
-        if not self._in_flight:
-            return events
-        step, ticket = self._in_flight.popleft()
-        try:
-            result = ticket.result()
-        except Exception as error:
-            message = f"the {self.backend.name} backend failed: {error or type(error).__name__}"
-            advances = self.scheduler.fail(step, message, self._clock())
+                return
+            ticket: Ticket
+            try:
+                ticket = self.backend.launch(step)
+            except Exception as error:  # it fails in its turn: results are applied in launch order
+                ticket = _UnlaunchedTicket(error)
+            self._in_flight.append((step, ticket))
+
+    def _settle(self, step: Step, ticket: Ticket, outcome: StepResult | Exception) -> None:
+        now_s = self._clock()
+        if isinstance(outcome, StepResult):
+            advances = self.scheduler.apply(step, outcome, now_s)
         else:
-            advances = self.scheduler.apply(step, result, self._clock())
+            message = f"the {self.backend.name} backend failed: {str(outcome) or type(outcome).__name__}"
+            launched = not isinstance(ticket, _UnlaunchedTicket)
+            advances = self.scheduler.fail(step, message, now_s, launched=launched)
         for advance in advances:
-            events.extend(self._events_of(advance))
-        return events
+            self._pending.extend(self._events_of(advance))
 
     def close(self) -> None:
         self.backend.close()
@@ -122,7 +157,9 @@ class Engine:
             prompt_logprobs=advance.prompt_logprobs,
         )
         if sequence.is_finished:
-            events.append(self._finished(event, sequence))
+            last = self._finished(event, sequence)
+            # The last token that fits may complete a stop string too: the text was cut there, so that is the reason.
+            events.append(replace(last, finish_reason=FinishReason.STOP) if stopped else last)
         elif event.token_ids or event.prompt_logprobs:
             events.append(event)
         return events

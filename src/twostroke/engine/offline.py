@@ -4,11 +4,11 @@ serialised a step at a time, and share their steps: two streams run as one batch
 from __future__ import annotations
 
 import sys
-import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import count
+from numbers import Integral
 from types import TracebackType
 from typing import Any
 
@@ -18,7 +18,9 @@ from twostroke.core.events import Event, PrefillProgress, TokenEvent
 from twostroke.core.request import Request
 from twostroke.core.sampling_params import SamplingParams
 from twostroke.engine.build import Assembly, build
+from twostroke.engine.interrupts import uninterrupted
 from twostroke.engine.results import GenerationResult, Sample
+from twostroke.engine.turns import FairLock
 from twostroke.text.chat import ChatEncoder
 
 Prompt = str | Sequence[int]
@@ -47,9 +49,11 @@ class LLM:
         self.assembly = assembly
         self.engine = assembly.engine
         self.tokenizer = assembly.tokenizer
-        self._lock = threading.Lock()
+        self._lock = FairLock()
         self._numbers = count()
         self._inboxes: dict[str, deque[Event]] = {}
+        self._left: deque[str] = deque()  # requests nobody listens to any more
+        self._closed = False
 
     def generate(
         self,
@@ -76,6 +80,8 @@ class LLM:
         progress: bool | None = None,
     ) -> list[GenerationResult]:
         """Answer one conversation, or several at once, through the model's chat template."""
+        if isinstance(messages, (str, Mapping)):
+            raise BadRequestError("messages must be a list of messages, each with a role and content")
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
         prompts = [self.chat_token_ids(conversation) for conversation in conversations]  # type: ignore[arg-type]
         return self.generate(prompts, sampling, progress=progress)
@@ -96,6 +102,8 @@ class LLM:
 
     def request(self, prompt: Prompt, sampling: SamplingParams) -> Request:
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        if not isinstance(ids, Sequence) or not all(isinstance(token_id, Integral) for token_id in ids):
+            raise BadRequestError(f"a prompt must be text or a list of token ids, not {prompt!r:.80}")
         return Request(
             request_id=f"request-{next(self._numbers)}",
             prompt_token_ids=tuple(int(token_id) for token_id in ids),
@@ -104,7 +112,10 @@ class LLM:
         )
 
     def close(self) -> None:
-        self.engine.close()
+        """Free the backend; calls that are still running end with an error."""
+        with self._lock:
+            self._closed = True
+            self.engine.close()
         if "_chat_encoder" in self.__dict__:
             self._chat_encoder.close()
 
@@ -131,7 +142,7 @@ class LLM:
             with BatchProgress(len(requests), shown=progress) as bar:
                 pending = set(results)
                 while pending:
-                    self._step()
+                    self._step(next(iter(pending)))
                     for name in list(pending):
                         for event in self._take(name):
                             if isinstance(event, TokenEvent):
@@ -154,42 +165,56 @@ class LLM:
                         unfinished -= 1
                     yield event
                 if unfinished:
-                    self._step()
+                    self._step(request.request_id)
         finally:
             self._forget([request.request_id])
 
     def _add(self, request: Request) -> None:
         with self._lock:
-            self.engine.add(request)
-            self._inboxes[request.request_id] = deque()
+            if self._closed:
+                raise BadRequestError("this LLM is closed")
+            with uninterrupted():
+                self.engine.add(request)
+                self._inboxes[request.request_id] = deque()
 
     def _take(self, request_id: str) -> list[Event]:
-        with self._lock:
-            inbox = self._inboxes[request_id]
-            events = list(inbox)
-            inbox.clear()
-            return events
+        inbox = self._inboxes[request_id]
+        return [inbox.popleft() for _ in range(len(inbox))]
 
-    def _step(self) -> None:
+    def _step(self, request_id: str) -> None:
+        """One step for everyone, unless another thread's has brought news of this request while we waited."""
         with self._lock:
-            if not self.engine.busy:
-                return
-            for event in self.engine.step():
-                if (inbox := self._inboxes.get(event.request_id)) is not None:
-                    inbox.append(event)
+            self._abort_left()
+            if not self._inboxes[request_id] and self.engine.busy:
+                events = self.engine.step()
+                with uninterrupted():
+                    for event in events:
+                        if (inbox := self._inboxes.get(event.request_id)) is not None:
+                            inbox.append(event)
 
     def _forget(self, request_ids: list[str]) -> None:
-        """Abort what is unfinished, and close the inboxes."""
-        with self._lock:
-            for name in request_ids:
-                if self._inboxes.pop(name, None) is not None:
-                    self.engine.abort(name)
+        """Close the inboxes, and abort what is unfinished. A stream that is collected as garbage ends here at any
+        moment, also inside a step of this very thread: so this never waits for the lock; its holder aborts for us."""
+        for name in request_ids:
+            if self._inboxes.pop(name, None) is not None:
+                self._left.append(name)
+        if self._left and self._lock.try_acquire():
+            try:
+                self._abort_left()
+            finally:
+                self._lock.release()
+
+    def _abort_left(self) -> None:
+        while self._left:
+            self.engine.abort(self._left.popleft())
 
 
 def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str):
         return [prompts]
-    if prompts and isinstance(prompts[0], int):
+    if not isinstance(prompts, Sequence):
+        raise BadRequestError(f"prompts must be text, token ids, or a list of either, not {type(prompts).__name__}")
+    if prompts and isinstance(prompts[0], Integral):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]
 

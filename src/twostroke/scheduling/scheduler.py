@@ -166,15 +166,20 @@ class Scheduler:
                 advances.append(advance)
         return advances
 
-    def fail(self, step: Step, message: str, now_s: float) -> list[SequenceAdvance]:
-        """The backend raised on the oldest launched step: its sequences end with an error, all others go on."""
-        launched = self._take(step, now_s)
+    def fail(self, step: Step, message: str, now_s: float, *, launched: bool = True) -> list[SequenceAdvance]:
+        """The backend raised on the oldest launched step: its sequences end with an error, all others go on. Where it
+        was never `launched`, the backend has not seen its joins and leaves."""
+        sequences = self._take(step, now_s).sequences
         advances = []
         for work in _work_of(step):
-            sequence = launched.sequences[work.seq_id]
+            sequence = sequences[work.seq_id]
             sequence.num_in_flight -= _num_tokens(work)
             if self.finish(sequence, FinishReason.ERROR, message):
                 advances.append(SequenceAdvance(sequence, finished=True))
+        if not launched:
+            never_opened = {join.seq_id for join in step.joins}
+            to_close = [seq_id for seq_id in self._admission.rows_to_close if seq_id not in never_opened]
+            self._admission.rows_to_close[:] = [*step.leaves, *to_close]
         return advances
 
     def _take(self, step: Step, now_s: float) -> _Launched:

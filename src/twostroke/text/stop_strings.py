@@ -29,8 +29,15 @@ class _Pattern:
 
     def push(self, character: str) -> bool:
         """Whether the text now ends with this stop string."""
+        if self.matched == len(self.text):  # it was complete, and passed over
+            self.matched = self._fallback[self.matched]
         self.matched = self._extend(self.matched, character)
         return self.matched == len(self.text)
+
+    @property
+    def still_possible(self) -> int:
+        """The characters at the text's end that a stop string may yet begin with."""
+        return self._fallback[self.matched] if self.matched == len(self.text) else self.matched
 
 
 class StopStringMatcher:
@@ -43,8 +50,9 @@ class StopStringMatcher:
         self._held = ""
         self.stopped_by: str | None = None
 
-    def push(self, text: str) -> tuple[str, bool]:
-        """The text that can be shown now, and whether a stop string was found; nothing follows one."""
+    def push(self, text: str, *, may_stop: bool = True) -> tuple[str, bool]:
+        """The text that can be shown now, and whether a stop string was found; nothing follows one. Without `may_stop`,
+        one that this text completes is passed over; one that it only begins may be completed later."""
         if self.stopped_by is not None:
             return "", True
         if not self._patterns:
@@ -52,11 +60,11 @@ class StopStringMatcher:
         held = self._held + text
         for end, character in enumerate(text, start=len(self._held) + 1):
             complete = [pattern.text for pattern in self._patterns if pattern.push(character)]
-            if complete:
+            if complete and may_stop:
                 stop = max(complete, key=len)
                 self.stopped_by, self._held = stop, ""
                 return held[: end if self._include else end - len(stop)], True
-        keep = max(pattern.matched for pattern in self._patterns)
+        keep = max(pattern.still_possible for pattern in self._patterns)
         shown = len(held) - keep
         self._held = held[shown:]
         return held[:shown], False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -52,3 +53,14 @@ def test_rates_are_remembered(cache: Path, monkeypatch: pytest.MonkeyPatch) -> N
         path.write_text('{"read_bytes_per_s": NaN}')
     assert machine_rates(choose(), 1).read_bytes_per_s == 1e10
     assert calls == [1, 2, 1]
+
+
+def test_what_has_aged_is_measured_again_and_only_raised(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = iter(
+        [MachineRates(1e10, 2e10, 3e10, choose().name, 1), MachineRates(2e10, 1e10, 3e10, choose().name, 1)]
+    )
+    monkeypatch.setattr(ceilings, "measure", lambda isa, threads: next(measured))
+    machine_rates(choose(), 1)
+    for path in cache.iterdir():
+        os.utime(path, (0, 0))
+    assert machine_rates(choose(), 1) == MachineRates(2e10, 2e10, 3e10, choose().name, 1)

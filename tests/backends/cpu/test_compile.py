@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -72,6 +75,20 @@ def test_a_cache_that_cannot_be_written_is_done_without(cache: Path) -> None:
     cache.write_text("a file where the folder should be")
     assert number(compile_as(SEVEN)) == 7
     assert number(compile_as(EIGHT)) == 8
+
+
+def test_generators_are_imported_on_a_miss_only(cache: Path) -> None:
+    """They are slow to import, and a second process has no need of them."""
+    program = (
+        "import sys; from tests.backends.cpu.native import code_for; from twostroke.backends.cpu.isa import choose;"
+        "code_for(choose()); print('twostroke.backends.cpu.kernels.emitter' in sys.modules)"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    runs = [
+        subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+        for _ in range(2)
+    ]
+    assert [run.stdout.strip() for run in runs] == ["True", "False"]
 
 
 def test_an_unknown_function_is_an_error(cache: Path) -> None:

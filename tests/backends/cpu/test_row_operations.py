@@ -10,6 +10,7 @@ from tests.backends.cpu.native import SHAPE, code_for, instruction_set_names, ru
 
 from twostroke.backends.cpu import isa as instruction_sets
 from twostroke.backends.cpu.arguments import ActivationField, NormField, RopeField, StepField, float_bits
+from twostroke.backends.cpu.kernels.operation import PEAK_RATIO
 from twostroke.backends.cpu.memory import address_of, float_zeros, zeros
 from twostroke.backends.cpu.operand import Operand
 
@@ -48,12 +49,11 @@ def test_norm(isa_name: str) -> None:
     execute(isa_name, "norm", fields)
     expected = normed(inputs, weight)
     assert np.abs(operand.floats[:ROWS] - expected).max() < 3e-6
-    groups = operand.quantised[:ROWS].reshape(ROWS, -1, 32)
-    sums = groups.sum(axis=2, dtype=np.int32)
-    scales = np.abs(operand.floats[:ROWS].reshape(ROWS, -1, 32)).max(axis=2) / np.float32(127)
-    assert np.allclose(operand.scales[:ROWS], scales, rtol=1e-6)
-    assert np.abs(groups * operand.scales[:ROWS, :, None] - expected.reshape(groups.shape)).max() <= scales.max() * 0.51
-    assert np.allclose(operand.sums[:ROWS], sums * operand.scales[:ROWS], rtol=1e-6)
+    scales = operand.scales[:ROWS]
+    restored = operand.restored()[:ROWS]
+    assert (np.abs(restored - expected).reshape(ROWS, -1, 32) <= 0.501 * scales[..., None] + 3e-6).all()
+    sums = np.rint(restored.reshape(ROWS, -1, 32) / scales[..., None]).sum(axis=2)
+    assert np.allclose(operand.sums[:ROWS], sums * scales, rtol=1e-6)
     assert np.array_equal(operand.offsets[:ROWS], -128 * sums)
 
 
@@ -71,6 +71,19 @@ def test_norm_add(isa_name: str) -> None:
     expected = target + normed(inputs, weight)
     execute(isa_name, "norm_add", norm_fields(inputs, weight) | {NormField.ADD_TO: address_of(target)})
     assert np.abs(target - expected).max() < 3e-6
+
+
+@pytest.mark.parametrize("ratio", [1.0, 1.9, 3.1, 100.0, 127.9, 129.0, 1e6])
+def test_one_large_value_costs_the_others_no_precision(isa_name: str, ratio: float) -> None:
+    inputs, operand = random_rows(scale=1.0), Operand(8, WIDTH)
+    np.clip(inputs, -1, 1, out=inputs)
+    inputs[:, [6, 41, 94]] = 1.0
+    inputs[:, [5, 40, 95]] = ratio * np.array([1, -1, 1])
+    fields = norm_fields(inputs, inputs[0]) | operand.fields(floats=False, quantised=True)
+    execute(isa_name, "prepare", fields)
+    expected = max(1.0, ratio / 128) / 127 if ratio > PEAK_RATIO else ratio / 127
+    assert np.allclose(operand.scales[:ROWS], expected, rtol=1e-6)
+    assert np.abs(operand.restored()[:ROWS] - inputs).max() <= 0.501 * expected
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])

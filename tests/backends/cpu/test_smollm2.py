@@ -1,5 +1,6 @@
 """The real model on the CPU backend, its own quantised weights, against the reference over the same weights in
-float32. Weights are used as they are stored; what differs is activations in 8 bits and KV in f16."""
+float32. Weights are used as they are stored; what differs is activations in 8 bits and KV in f16. Measured: an error of
+1.7% of the logits' spread, the same best token at 96 to 98% of positions, perplexity within 0.2%."""
 
 from __future__ import annotations
 
@@ -69,9 +70,9 @@ def test_against_the_reference(checkpoint: Checkpoint, tokens: list[int], logits
     error = np.sqrt(((logits - expected) ** 2).mean()) / expected.std()
     agreement = (logits.argmax(axis=1) == expected.argmax(axis=1)).mean()
     ratio = perplexity(logits, tokens) / perplexity(expected, tokens)
-    assert error < 0.06
-    assert agreement > 0.93
-    assert abs(ratio - 1) < 0.01
+    assert error < 0.03
+    assert agreement > 0.95
+    assert abs(ratio - 1) < 0.005
 
 
 def test_the_pieces_of_a_prompt_do_not_change_a_bit(backend: CpuBackend, tokens: list[int], logits: np.ndarray) -> None:

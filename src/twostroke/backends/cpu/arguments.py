@@ -85,6 +85,9 @@ class OperandField(_Field):
     SCALES = auto()  # f32 [rows, width / 32]
     SUMS = auto()  # f32 [rows, width / 32] scale times the sum of the group
     OFFSETS = auto()  # i32 [rows, width / 32] -128 times the sum of the group
+    PEAKS = auto()  # i32 [rows, width / 32] where in the group its largest value is; from bit 5 on, in which of the
+    # eight steps of a nibble tile: 2 * (place % 16 // 4) + place // 16
+    PEAK_DIGITS = auto()  # i32 [rows, width / 32] that value's upper digit, at its byte among four
     THREAD_BYTES = auto()
 
 

@@ -1,4 +1,5 @@
-"""The input of a projection in memory: rows of floats, and the same rows in 8 bits, a scale for each 32 values."""
+"""The input of a projection in memory: rows of floats, and the same rows in 8 bits, a scale for each 32 values
+and a second digit for the largest of them."""
 
 from __future__ import annotations
 
@@ -21,15 +22,17 @@ class Operand:
     scales: Floats  # [rows, width / 32]
     sums: Floats  # [rows, width / 32] the scale times the sum of the group
     offsets: npt.NDArray[np.int32]  # [rows, width / 32] -128 times the sum of the group
+    peaks: npt.NDArray[np.int32]  # [rows, width / 32] where in the group its largest value is
+    peak_digits: npt.NDArray[np.int32]  # [rows, width / 32] its upper digit: it counts 128 times, beside `quantised`
 
     def __init__(self, rows: int, width: int, copies: int = 1) -> None:
         self.copies = copies
         groups = width // GROUP_VALUES
-        sizes = [padded(count, LINE_BYTES) for count in (4 * rows * width, rows * width, *[4 * rows * groups] * 3)]
+        sizes = [padded(count, LINE_BYTES) for count in (4 * rows * width, rows * width, *[4 * rows * groups] * 5)]
         self._copy_bytes = sum(sizes)
         memory = Arena(copies * self._copy_bytes).take(copies * self._copy_bytes)
         ends = np.cumsum(sizes)
-        floats, quantised, scales, sums, offsets = (
+        floats, quantised, scales, sums, offsets, peaks, peak_digits = (
             memory[end - size : end] for end, size in zip(ends, sizes, strict=True)
         )
         self.floats = _shaped(floats, np.float32, rows, width)
@@ -37,6 +40,16 @@ class Operand:
         self.scales = _shaped(scales, np.float32, rows, groups)
         self.sums = _shaped(sums, np.float32, rows, groups)
         self.offsets = _shaped(offsets, np.int32, rows, groups)
+        self.peaks = _shaped(peaks, np.int32, rows, groups)
+        self.peak_digits = _shaped(peak_digits, np.int32, rows, groups)
+
+    def restored(self) -> npt.NDArray[np.float64]:
+        """The quantised rows as numbers  # [rows, width]"""
+        groups = self.quantised.reshape(*self.scales.shape, GROUP_VALUES).astype(np.float64)
+        places = (self.peaks & (GROUP_VALUES - 1))[..., None]
+        upper = (self.peak_digits >> (8 * (self.peaks & 3))).astype(np.int8)[..., None]
+        np.put_along_axis(groups, places, np.take_along_axis(groups, places, -1) + 128.0 * upper, -1)
+        return (groups * self.scales[..., None]).reshape(self.quantised.shape)
 
     def fields(self, *, floats: bool, quantised: bool) -> dict[IntEnum, int]:
         """For an operation that reads or writes these forms."""
@@ -49,6 +62,8 @@ class Operand:
                 OperandField.SCALES: address_of(self.scales),
                 OperandField.SUMS: address_of(self.sums),
                 OperandField.OFFSETS: address_of(self.offsets),
+                OperandField.PEAKS: address_of(self.peaks),
+                OperandField.PEAK_DIGITS: address_of(self.peak_digits),
             }
         return found
 

@@ -89,6 +89,8 @@ class _Product:
             e.at(op.operand_address(OperandField.SCALES), groups, F32),
             e.at(op.operand_address(OperandField.SUMS), groups, F32),
             e.at(op.operand_address(OperandField.OFFSETS), groups, I32),
+            e.at(op.operand_address(OperandField.PEAKS), groups, I32),
+            e.at(op.operand_address(OperandField.PEAK_DIGITS), groups, I32),
         )
 
     def _packed_tile(self, places: list[Value], *, prefetch: bool = False) -> TileMaker:

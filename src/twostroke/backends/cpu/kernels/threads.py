@@ -9,7 +9,8 @@ from twostroke.backends.cpu.arguments import POOL_LINE, PoolField, TapeField
 from twostroke.backends.cpu.kernels.emitter import I32, I64, POINTER, VOID, Emitter, Value
 from twostroke.backends.cpu.kernels.operation import PARAMETERS
 
-SPINS_BEFORE_YIELD = 2000
+SPINS_BEFORE_YIELD = 100
+"""A few microseconds: enough when every thread has a core, short when two of them share one."""
 SPINS_BEFORE_SLEEP = 20000
 """About half a millisecond: longer than the gap between two decode steps, shorter than a user notices."""
 

@@ -20,6 +20,7 @@ from twostroke.backends.cpu.kernels.emitter import (
     I16X16,
     I32,
     I32X16,
+    I64,
     Emitter,
     Value,
     Variable,
@@ -32,12 +33,14 @@ PREFETCH_BYTES = 1280
 
 @dataclass(frozen=True, slots=True)
 class InputRow:
-    """One row of activations: quantised (values, scales, sums, offsets), or floats in `values` alone."""
+    """One row of activations: quantised, or floats in `values` alone."""
 
     values: Value
     scales: Value = None
     sums: Value = None
     offsets: Value = None
+    peaks: Value = None
+    peak_digits: Value = None
 
 
 class GroupedWeights(Protocol):
@@ -48,6 +51,9 @@ class GroupedWeights(Protocol):
 
     def steps(self, group: Value) -> Iterator[tuple[int, list[Value]]]:
         """Eight times: which byte of the 32 activations to start from, and [columns] of 64 weight bytes for them."""
+
+    def step_of(self, group: Value, peak: Value) -> list[Value]:
+        """[columns] of the 64 bytes that hold a place of the group, given as OperandField.PEAKS is."""
 
     def scales(self, group: Value) -> list[Value]: ...
 
@@ -78,6 +84,13 @@ class PackedQ4:
             yield 4 * quarter, [low_nibbles(e, value) for value in packed]
             yield 16 + 4 * quarter, [high_nibbles(e, value) for value in packed]
 
+    def step_of(self, group: Value, peak: Value) -> list[Value]:
+        e, build = self._emitter, self._emitter.build
+        offset = e.mul(build.and_(peak, e.integer(12)), 16)  # 64 bytes for each four places
+        shift = e.splat(build.trunc(build.lshr(build.and_(peak, e.integer(16)), e.integer(2)), I32))
+        words = [e.load(I32X16, e.at(self._group(tile, group), offset), 64) for tile in self._tiles]
+        return [low_nibbles(e, build.bitcast(build.lshr(word, shift), I8X64)) for word in words]
+
     def scales(self, group: Value) -> list[Value]:
         return [self._emitter.load_halves(self._group(tile, group), 128) for tile in self._tiles]
 
@@ -106,6 +119,11 @@ class PackedQ8:
                     e.prefetch(e.at(place, PREFETCH_BYTES + line))
         for eighth in range(8):
             yield 4 * eighth, [e.load(I8X64, e.at(place, 64 * eighth), 32) for place in places]
+
+    def step_of(self, group: Value, peak: Value) -> list[Value]:
+        e = self._emitter
+        offset = e.mul(e.build.and_(peak, e.integer(28)), 16)
+        return [e.load(I8X64, e.at(self._group(tile, group), offset), 32) for tile in self._tiles]
 
     def scales(self, group: Value) -> list[Value]:
         return [self._emitter.load_halves(self._group(tile, group), 256) for tile in self._tiles]
@@ -148,6 +166,12 @@ class UnpackedQ4:
             columns = range(self.columns)
             yield start, [e.load(I8X64, e.at(place, 64 * (index * self.columns + column)), 64) for column in columns]
 
+    def step_of(self, group: Value, peak: Value) -> list[Value]:
+        e = self._emitter
+        offset = e.mul(e.build.and_(peak, e.integer(7 << 5)), 2 * self.columns)  # the step lies from bit 5 on
+        place = e.at(e.at(self._bytes, e.mul(group, 512 * self.columns)), offset)
+        return [e.load(I8X64, e.at(place, 64 * column), 64) for column in range(self.columns)]
+
     def scales(self, group: Value) -> list[Value]:
         return [self._emitter.load_floats(self._floats_of(group, 0, column)) for column in range(self.columns)]
 
@@ -169,12 +193,7 @@ def quantised_tile(e: Emitter, weights: GroupedWeights, rows: list[InputRow], gr
     dot = dot_biased if weights.biased else dot_small
     totals = [[e.variable(F32X16, e.floats(0.0)) for _ in range(weights.columns)] for _ in rows]
     with e.loop(0, groups) as group:
-        integers = []
-        for row in rows:
-            start = e.ints(0)
-            if weights.biased and not unbiases_itself(e):
-                start = e.splat(e.load_at(I32, row.offsets, group))
-            integers.append([start] * weights.columns)
+        integers = _starting_integers(e, weights, rows, group)
         places = [e.at(row.values, e.mul(group, 32)) for row in rows]
         for first, columns in weights.steps(group):
             for index, place in enumerate(places):
@@ -191,6 +210,27 @@ def quantised_tile(e: Emitter, weights: GroupedWeights, rows: list[InputRow], gr
                     value = e.multiply_add(minimums[column], row_sum, value)
                 total[column].value = value
     return totals
+
+
+def _starting_integers(e: Emitter, weights: GroupedWeights, rows: list[InputRow], group: Value) -> list[list[Value]]:
+    """Where a group's integers start from: 128 times its peak's upper digit times the weights there, and for biased
+    weights what they are too large by. Few groups have a peak: where no row does, it is passed by  # [rows][columns]"""
+    build, dot = e.build, dot_biased if weights.biased else dot_small
+    digits = [e.load_at(I32, row.peak_digits, group) for row in rows]
+    either = digits[0]
+    for digit in digits[1:]:
+        either = build.or_(either, digit)
+    starts = [[e.variable(I32X16, e.ints(0)) for _ in range(weights.columns)] for _ in rows]
+    with e.when(build.icmp_signed("!=", either, I32(0))):
+        for row, digit, start in zip(rows, digits, starts, strict=True):
+            step = weights.step_of(group, build.zext(e.load_at(I32, row.peaks, group), I64))
+            for cell, weight in zip(start, step, strict=True):
+                cell.value = build.shl(dot(e, e.ints(0), weight, digit), e.ints(7))
+    values = [[cell.value for cell in start] for start in starts]
+    if weights.biased and not unbiases_itself(e):
+        offsets = [e.splat(e.load_at(I32, row.offsets, group)) for row in rows]
+        values = [[build.add(v, offset) for v in start] for start, offset in zip(values, offsets, strict=True)]
+    return values
 
 
 def float_tile(e: Emitter, kind: TileKind, tiles: list[Value], rows: list[InputRow], depth: Value) -> Tile:
