@@ -26,6 +26,9 @@ from twostroke.backends.cpu.shape import RUN, SPAN, AttentionScratch, KernelShap
 
 def emit_attention(e: Emitter, shape: KernelShape) -> None:
     """Work is (block of queries, group of heads), dealt to threads in turn: neighbours cost nearly the same."""
+    code = kv_code(e, shape)
+    if isinstance(code, QuantisedCode):
+        code.emit_widen()
     for queries in sorted({1, shape.queries_together(e.isa.accumulators)}):
         Accumulate(e, shape, queries).emit()
     piece = _Piece(e, shape)

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from llvmlite import ir
 
 from twostroke.backends.cpu.kernels import numbers
-from twostroke.backends.cpu.kernels.emitter import F32, I8, I8X16, I16, I32, I32X16, Emitter, Value
+from twostroke.backends.cpu.kernels.emitter import F32, I8, I8X16, I16, I32, I32X16, I64, POINTER, Emitter, Value
 from twostroke.backends.cpu.kv_kind import KVKind
 from twostroke.backends.cpu.shape import RUN, KernelShape
 
@@ -201,13 +201,23 @@ class QuantisedCode(PairCode):
         top = e.larger_float(F32(1e-20), e.reduce(largest, e.larger_float))
         return e.build.fmul(top, F32(1 / 127)), e.build.fdiv(F32(127.0), top)
 
-    def open_run(self, source: Value, target: Value) -> None:
-        """K or V of one run, 8 bits to bf16, in the same order."""
+    def emit_widen(self) -> None:
+        """A function that widens numbers of 8 bits to bf16, in the same order. Left to itself, LLVM would inline it,
+        unroll it whole and spill."""
         e = self._e
-        with e.loop(0, RUN * self._shape.head_dim, 32) as place:
+        with e.function("widen", (("source", POINTER), ("target", POINTER), ("count", I64)), opaque=True) as values:
+            self._widen(*values)
+
+    def _widen(self, source: Value, target: Value, count: Value) -> None:
+        e = self._e
+        with e.loop(0, count, 32) as place:
             halves = [e.load(I8X16, e.at(source, e.add(place, offset))) for offset in (0, 16)]
             floats = [e.build.sitofp(e.build.sext(half, I32X16), ir.VectorType(F32, 16)) for half in halves]
             e.store(numbers.exact_bf16(e, *floats), e.at(target, place, I16), 2)
+
+    def open_run(self, source: Value, target: Value) -> None:
+        """K or V of one run."""
+        self._e.call("widen", [source, target, self._e.integer(RUN * self._shape.head_dim)])
 
     def store_weights(self, weights: Value, scales: Value | None, place: Value, total: Value) -> Value:
         e = self._e
