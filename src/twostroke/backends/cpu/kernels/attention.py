@@ -226,8 +226,10 @@ class _Piece:
         stop = e.smaller(e.add(first, RUNS_A_SPAN), e.add(e.div(last_position, RUN), 1))
         with e.loop(start, stop) as run:
             target = e.at(opened, e.mul(e.sub(run, first), code.run_bytes))
-            code.open_run(self._pages.keys(run), target)
-            code.open_run(self._pages.values(run), e.at(target, RUNS_A_SPAN * code.run_bytes))
+            ahead = e.smaller(e.add(run, 1), e.sub(stop, 1))
+            code.open_run(self._pages.keys(run), self._pages.keys(ahead), target)
+            values = e.at(target, RUNS_A_SPAN * code.run_bytes)
+            code.open_run(self._pages.values(run), self._pages.values(ahead), values)
 
     def _accumulate(self, queries: int, query: Value, span: Value, running: Value, state: State) -> None:
         e = self._e

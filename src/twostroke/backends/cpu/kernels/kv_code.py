@@ -205,19 +205,21 @@ class QuantisedCode(PairCode):
         """A function that widens numbers of 8 bits to bf16, in the same order. Left to itself, LLVM would inline it,
         unroll it whole and spill."""
         e = self._e
-        with e.function("widen", (("source", POINTER), ("target", POINTER), ("count", I64)), opaque=True) as values:
+        pointers = [(name, POINTER) for name in ("source", "ahead", "target")]
+        with e.function("widen", [*pointers, ("count", I64)], opaque=True) as values:
             self._widen(*values)
 
-    def _widen(self, source: Value, target: Value, count: Value) -> None:
+    def _widen(self, source: Value, ahead: Value, target: Value, count: Value) -> None:
         e = self._e
         with e.loop(0, count, 32) as place:
+            e.prefetch(e.at(ahead, place))
             halves = [e.load(I8X16, e.at(source, e.add(place, offset))) for offset in (0, 16)]
             floats = [e.build.sitofp(e.build.sext(half, I32X16), ir.VectorType(F32, 16)) for half in halves]
             e.store(numbers.exact_bf16(e, *floats), e.at(target, place, I16), 2)
 
-    def open_run(self, source: Value, target: Value) -> None:
-        """K or V of one run."""
-        self._e.call("widen", [source, target, self._e.integer(RUN * self._shape.head_dim)])
+    def open_run(self, source: Value, ahead: Value, target: Value) -> None:
+        """K or V of one run; what lies `ahead` will be wanted next."""
+        self._e.call("widen", [source, ahead, target, self._e.integer(RUN * self._shape.head_dim)])
 
     def store_weights(self, weights: Value, scales: Value | None, place: Value, total: Value) -> Value:
         e = self._e
