@@ -199,7 +199,10 @@ def main() -> None:
                 line += f"  {rate / 1e9:6.1f} GB/s = {rate / rates.read_bytes_per_s:4.0%} of reading"
             else:
                 rate = workload.multiply_adds / best_s
-                line += f"  {rate / 1e9:6.1f} Gmac/s = {rate / rates.float_multiply_adds_per_s:4.0%} of f32"
+                pairs = isa.has_bf16_dot and kind != "f16"
+                ceiling = rates.float_multiply_adds_per_s * (2 if pairs else 1)  # a dot of pairs takes as long
+                share = f"{rate / ceiling:4.0%} of {'bf16 dots' if pairs else 'f32'}"
+                line += f"  {rate / 1e9:6.1f} Gmac/s = {share}"
             print(f"{line}; rope and store {store_s * LAYERS * 1e3:6.2f} ms")
             bench.pool.close()
 
