@@ -77,3 +77,9 @@ def test_numbers_beyond_reason_are_refused(bad: dict[str, object]) -> None:
 def test_more_kv_than_the_machine_has_is_refused() -> None:
     with pytest.raises(BadRequestError, match="more than the 17179869184 this machine has"):
         resolve(EngineConfig(kv=KVConfig(memory_bytes=17 << 30)), 8192, (FULL,), 0, MACHINE)
+
+
+@pytest.mark.parametrize("kind", ["fp8", "", "F16"])
+def test_an_unknown_kv_kind_is_refused(kind: str) -> None:
+    with pytest.raises(BadRequestError, match="the KV kind must be one of auto, f16, bf16, int8"):
+        KVConfig(kind=kind)

@@ -12,6 +12,8 @@ from twostroke.machine import Machine
 KV_SHARE_OF_MEMORY = 0.25
 """Of the memory available once the weights are in: a default that leaves room for the rest of a laptop."""
 MAX_BLOCK_SIZE = 256
+KV_KINDS = ("auto", "f16", "bf16", "int8")
+"""What K and V may be kept in. A backend may decline a kind; `auto` is its own choice."""
 LIMITS = {"threads": 1024, "max_context": 2**31 - 1, "max_tokens_per_step": 2**16, "max_running": 2**16}
 """The most that may be asked for: beyond it a slip of the finger, and memory for buffers that no step would fill."""
 QUANTISE_CHOICES = ("q8_0", "q4_1", "none")
@@ -24,6 +26,12 @@ class KVConfig:
     memory_bytes: int | None = None
     """Bytes for all KV blocks; None: a share of what is free."""
     prefix_caching: bool = True
+    kind: str = "auto"
+    """One of KV_KINDS. int8 takes about half of the memory, and a little of the quality."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in KV_KINDS:
+            raise BadRequestError(f"the KV kind must be one of {', '.join(KV_KINDS)}, not {self.kind!r:.60}")
 
 
 @dataclass(frozen=True, slots=True)

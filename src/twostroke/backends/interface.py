@@ -43,12 +43,19 @@ class BackendFactory(Protocol):
     def supports(self, checkpoint: Checkpoint) -> str | None:
         """None, or one sentence on why this model cannot run on this backend on this machine."""
 
-    def kv_bytes_per_token(self, checkpoint: Checkpoint, layers: tuple[int, ...]) -> int:
-        """Bytes that one token's K and V take over these layers."""
+    def kv_bytes_per_token(self, checkpoint: Checkpoint, layers: tuple[int, ...], kv_kind: str = "auto") -> int:
+        """Bytes that one token's K and V take over these layers. Raises BackendError for a kind it does not offer."""
 
     def ceilings(self, checkpoint: Checkpoint, threads: int) -> Ceilings:
         """What this machine allows, measured (or remembered from when it was), in this model's arithmetic."""
 
     def create(
-        self, checkpoint: Checkpoint, layout: KVLayout, *, max_context: int, max_tokens_per_step: int, threads: int
+        self,
+        checkpoint: Checkpoint,
+        layout: KVLayout,
+        *,
+        max_context: int,
+        max_tokens_per_step: int,
+        threads: int,
+        kv_kind: str = "auto",
     ) -> Backend: ...

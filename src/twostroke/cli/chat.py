@@ -30,6 +30,7 @@ def chat(
     threads: options.Threads = None,
     max_context: options.MaxContext = None,
     kv_memory: options.KVMemory = None,
+    kv_type: options.KVType = "auto",
     max_tokens_per_step: options.MaxTokensPerStep = 512,
     quantise: options.Quantise = None,
     prefix_caching: options.PrefixCaching = True,
@@ -40,7 +41,7 @@ def chat(
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")  # a stray byte is no reason to end a conversation
     config = options.engine_config(
-        backend, threads, max_context, kv_memory, max_tokens_per_step, prefix_caching, quantise
+        backend, threads, max_context, kv_memory, max_tokens_per_step, prefix_caching, kv_type, quantise
     )
     sampling = options.sampling_params(max_tokens, temperature, top_k, top_p, min_p, repetition_penalty, seed, stop)
     opening = [{"role": "system", "content": system}] if system is not None else []

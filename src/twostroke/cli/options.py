@@ -30,6 +30,14 @@ KVMemory = Annotated[
     str | None,
     typer.Option(metavar="SIZE", help="Memory for KV blocks, like 512MB or 2GiB; default: a share of what is free."),
 ]
+KVType = Annotated[
+    str,
+    typer.Option(
+        metavar="KIND",
+        help="What K and V are kept in: f16, bf16 or int8 (half the memory, a little less exact); auto: the fastest "
+        "of 16 bits.",
+    ),
+]
 MaxTokensPerStep = Annotated[
     int, typer.Option(help="A step's token budget. Smaller: smoother streams. Larger: faster prompts.")
 ]
@@ -86,6 +94,7 @@ def engine_config(
     kv_memory: str | None,
     max_tokens_per_step: int,
     prefix_caching: bool,
+    kv_type: str,
     quantise: str | None,
     load: str = "file",
 ) -> EngineConfig:
@@ -95,7 +104,7 @@ def engine_config(
         threads=threads,
         max_context=max_context,
         max_tokens_per_step=max_tokens_per_step,
-        kv=KVConfig(memory_bytes=memory_bytes, prefix_caching=prefix_caching),
+        kv=KVConfig(memory_bytes=memory_bytes, prefix_caching=prefix_caching, kind=kv_type),
         quantise=quantise,
         load=load,
     )

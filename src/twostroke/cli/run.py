@@ -40,6 +40,7 @@ def run(
     threads: options.Threads = None,
     max_context: options.MaxContext = None,
     kv_memory: options.KVMemory = None,
+    kv_type: options.KVType = "auto",
     max_tokens_per_step: options.MaxTokensPerStep = 512,
     quantise: options.Quantise = None,
     load: options.Load = "file",
@@ -52,7 +53,7 @@ def run(
     """Answer one prompt, streaming, then show its two phases: how long it read, how long it wrote, and the floors."""
     console = Console(stderr=True, quiet=as_json)
     config = options.engine_config(
-        backend, threads, max_context, kv_memory, max_tokens_per_step, True, quantise=quantise, load=load
+        backend, threads, max_context, kv_memory, max_tokens_per_step, True, kv_type, quantise, load
     )
     sampling = options.sampling_params(max_tokens, temperature, top_k, top_p, min_p, repetition_penalty, seed, stop)
     if raw and system is not None:

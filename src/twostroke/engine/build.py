@@ -74,9 +74,9 @@ def _say(message: str) -> None:
     print(message, file=sys.stderr)
 
 
-def kv_needs(factory: BackendFactory, checkpoint: Checkpoint) -> tuple[KVGroupNeed, ...]:
+def kv_needs(factory: BackendFactory, checkpoint: Checkpoint, kv_kind: str = "auto") -> tuple[KVGroupNeed, ...]:
     return tuple(
-        KVGroupNeed(layers, window, factory.kv_bytes_per_token(checkpoint, layers))
+        KVGroupNeed(layers, window, factory.kv_bytes_per_token(checkpoint, layers, kv_kind))
         for window, layers in checkpoint.spec.kv_windows()
     )
 
@@ -87,7 +87,7 @@ def assemble(checkpoint: Checkpoint, tokenizer: Tokenizer | None, config: Engine
     factory, reason = backends.choose(config.backend, checkpoint)
     if config.quantise is None and config.load == "file" and factory.quantises_on_load:
         checkpoint, quantise_reason = by_default(checkpoint, here)
-    needs = kv_needs(factory, checkpoint)
+    needs = kv_needs(factory, checkpoint, config.kv.kind)
     resolved = resolve(config, checkpoint.spec.max_context, needs, checkpoint.held_bytes, here)
     try:
         backend = factory.create(
@@ -96,6 +96,7 @@ def assemble(checkpoint: Checkpoint, tokenizer: Tokenizer | None, config: Engine
             max_context=resolved.max_context,
             max_tokens_per_step=config.max_tokens_per_step,
             threads=resolved.threads,
+            kv_kind=config.kv.kind,
         )
     except (MemoryError, OSError) as error:
         reason = str(error) or "not enough memory"

@@ -1,8 +1,9 @@
-"""Writing KV and attending, both phases at once, against a softmax in numpy over keys and values rounded to f16."""
+"""Writing KV and attending, both phases at once, in each kind of KV, against a softmax in numpy over queries, keys and
+values rounded as the kind rounds them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import numpy as np
@@ -20,6 +21,7 @@ from twostroke.backends.cpu.arguments import (
     float_bits,
 )
 from twostroke.backends.cpu.attention_work import AttentionWork
+from twostroke.backends.cpu.kv_kind import KVKind
 from twostroke.backends.cpu.kv_store import KVStore
 from twostroke.backends.cpu.memory import address_of, float_zeros
 from twostroke.backends.cpu.program import NO_WINDOW
@@ -38,15 +40,52 @@ class Case:
     window: int | None = None
     capped: bool = False
     block_size: int = 16
+    kind: KVKind = KVKind.F16
 
     @property
     def shape(self) -> KernelShape:
         ratio = self.queries_per_kv_head
-        return KernelShape(self.head_dim, ratio, self.block_size, "silu", self.capped, (TileKind.F32,))
+        return KernelShape(self.head_dim, ratio, self.block_size, "silu", self.capped, (TileKind.F32,), self.kind)
 
     @property
     def num_heads(self) -> int:
         return self.kv_heads * self.queries_per_kv_head
+
+
+def to_bf16(array: np.ndarray) -> np.ndarray:
+    """To nearest even."""
+    bits = np.ascontiguousarray(array, dtype=np.float32).view(np.uint32).astype(np.uint64)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
+    return rounded.astype(np.uint32).view(np.float32).reshape(array.shape)
+
+
+def as_stored(kind: KVKind, heads: np.ndarray) -> np.ndarray:
+    """[tokens, heads, head_dim] K or V as they come back from the store."""
+    if kind is KVKind.F16:
+        return heads.astype(np.float16).astype(np.float64)
+    if kind is KVKind.BF16:
+        return to_bf16(heads).astype(np.float64)
+    largest = np.abs(heads).max(axis=-1, keepdims=True)
+    return np.rint(heads * (np.float32(127) / largest)).astype(np.float64) * (largest * np.float32(1 / 127))
+
+
+def as_multiplied(case: Case, queries: np.ndarray) -> np.ndarray:
+    """Queries as the scores see them, without the score's scale."""
+    if case.kind is KVKind.F16:
+        return queries.astype(np.float64)
+    factor = np.float32(case.head_dim**-0.5)
+    factor *= np.float32(1) if case.capped else np.float32(1 / np.log(2))
+    return to_bf16(queries.astype(np.float32) * factor).astype(np.float64) / np.float64(factor)
+
+
+# What is left: f32 sums; and where weights are rounded to 8 bits of mantissa, half of their last one.
+LARGEST_ERROR = {KVKind.F16: 2e-6, KVKind.BF16: 4e-3, KVKind.INT8: 8e-3}
+USUAL_ERROR = {KVKind.F16: 1e-7, KVKind.BF16: 5e-4, KVKind.INT8: 1.2e-3}
+
+
+def assert_close(kind: KVKind, ours: np.ndarray, expected: np.ndarray) -> None:
+    assert np.abs(ours - expected).max() < LARGEST_ERROR[kind]
+    assert np.sqrt(((ours - expected) ** 2).mean()) < USUAL_ERROR[kind]
 
 
 def make_batch(segments: list[tuple[int, int]], num_decodes: int, tables: np.ndarray) -> Batch:
@@ -84,15 +123,15 @@ class Attention:
     def expected(self, segments: list[tuple[int, int]]) -> np.ndarray:
         case, parts = self.case, []
         for projected, (start, count) in zip(self.projected, segments, strict=True):
-            heads = projected.reshape(len(projected), -1, case.head_dim).astype(np.float64)
-            stored = heads[:, case.num_heads :].astype(np.float16).astype(np.float64)
+            heads = projected.reshape(len(projected), -1, case.head_dim)
+            queries, stored = as_multiplied(case, heads), as_stored(case.kind, heads[:, case.num_heads :])
             for position in range(start, start + count):
                 first = 0 if case.window is None else max(0, position - case.window + 1)
                 for head in range(case.num_heads):
                     kv_head = head // case.queries_per_kv_head
                     keys = stored[first : position + 1, kv_head]
                     values = stored[first : position + 1, case.kv_heads + kv_head]
-                    scores = keys @ heads[position, head] * case.head_dim**-0.5
+                    scores = keys @ queries[position, head] * case.head_dim**-0.5
                     scores = CAP * np.tanh(scores / CAP) if case.capped else scores
                     weights = np.exp(scores - scores.max())
                     parts.append(weights @ values / weights.sum())
@@ -169,42 +208,50 @@ LENGTHS = [1, 17, 300, 257, 48, 530]
 SEGMENTS = [(0, 1), (16, 1), (299, 1), (240, 17), (0, 48), (509, 21)]
 
 
+each_kind = pytest.mark.parametrize("kind", KVKind, ids=lambda kind: kind.value)
+
+
+@each_kind
 @pytest.mark.parametrize("name", CASES)
-def test_both_phases_against_a_softmax(name: str) -> None:
-    attention = Attention(CASES[name], LENGTHS)
+def test_both_phases_against_a_softmax(name: str, kind: KVKind) -> None:
+    attention = Attention(replace(CASES[name], kind=kind), LENGTHS)
     ours = attention.attend(SEGMENTS, num_decodes=3, threads=2)
-    assert np.abs(ours - attention.expected(SEGMENTS)).max() < 2e-6
+    assert_close(kind, ours, attention.expected(SEGMENTS))
 
 
+@each_kind
 @pytest.mark.parametrize("isa_name", instruction_set_names()[1:])
 @pytest.mark.parametrize("name", ["three, windowed", "four, capped"])
-def test_other_instruction_sets(name: str, isa_name: str) -> None:
-    attention = Attention(CASES[name], LENGTHS, isa_name)
+def test_other_instruction_sets(name: str, isa_name: str, kind: KVKind) -> None:
+    attention = Attention(replace(CASES[name], kind=kind), LENGTHS, isa_name)
     ours = attention.attend(SEGMENTS, num_decodes=3)
-    assert np.abs(ours - attention.expected(SEGMENTS)).max() < 2e-6
+    assert_close(kind, ours, attention.expected(SEGMENTS))
 
 
+@each_kind
 @pytest.mark.parametrize("name", ["three", "three, window across spans", "four, capped"])
-def test_a_query_has_the_same_bits_in_any_company(name: str) -> None:
-    attention = Attention(CASES[name], [530])
+def test_a_query_has_the_same_bits_in_any_company(name: str, kind: KVKind) -> None:
+    attention = Attention(replace(CASES[name], kind=kind), [530])
     whole = attention.attend([(0, 530)])
     pieces = [attention.attend([(start, min(23, 530 - start))]) for start in range(0, 530, 23)]
     decodes = [attention.attend([(position, 1)], num_decodes=1) for position in range(500, 530)]
     assert np.array_equal(np.concatenate(pieces), whole)
     assert np.array_equal(np.concatenate(decodes), whole[500:])
     assert np.array_equal(attention.attend([(0, 530)], threads=3), whole)
+    assert np.array_equal(attention.attend([(0, 530)], threads=3, split_for=64), whole), "smaller tiles"
 
 
+@each_kind
 @pytest.mark.parametrize("name", ["three", "three, windowed", "three, window across spans", "sixteen, in two groups"])
 @pytest.mark.parametrize("threads", [1, 3])
-def test_splitting_a_long_context_changes_no_bit(name: str, threads: int) -> None:
+def test_splitting_a_long_context_changes_no_bit(name: str, threads: int, kind: KVKind) -> None:
     lengths = [530, 256, 257, 40]
-    attention = Attention(CASES[name], lengths)
+    attention = Attention(replace(CASES[name], kind=kind), lengths)
     decodes = [(length - 1, 1) for length in lengths]
     whole = attention.attend(decodes, num_decodes=4)
     split = attention.attend(decodes, num_decodes=4, threads=threads, split_for=64)
     assert np.array_equal(split, whole)
-    assert np.abs(split - attention.expected(decodes)).max() < 2e-6
+    assert_close(kind, split, attention.expected(decodes))
 
 
 def test_the_work_list_of_split_decodes() -> None:
@@ -216,30 +263,73 @@ def test_the_work_list_of_split_decodes() -> None:
     assert [int(part[0, QueryBlockField.NUM_SPANS]) for part in by_token] == [3, 0, 2]
     results = blocks[blocks[:, QueryBlockField.NUM_SPANS] > 0]
     assert len({int(row[QueryBlockField.FIRST_RESULT] + row[QueryBlockField.SPAN]) for row in results}) == 5
-    assert list(blocks[6:, QueryBlockField.COUNT]) == [2, 2, 1]
+    assert list(blocks[6:, QueryBlockField.COUNT]) == [2, 2, 1], "few queries are spread over threads"
+    long = make_batch([(0, 500)], 0, np.zeros((1, 40), dtype=np.int32))
+    tiles = AttentionWork(case.shape, case.kv_heads, accumulators=24, threads=2).blocks(long)
+    assert set(tiles[:-1, QueryBlockField.COUNT]) == {32}
+    assert tiles[:, QueryBlockField.COUNT].sum() == 500
     busy = AttentionWork(case.shape, case.kv_heads, accumulators=24, threads=2).blocks(batch)
     assert not busy[:, QueryBlockField.NUM_SPANS].any(), "nine pieces are enough for two threads"
 
 
-def test_what_lies_under_the_mask_does_not_matter() -> None:
-    """Blocks hold other sequences' leftovers, at worst the largest numbers that f16 has."""
-    attention = Attention(CASES["three"], [21])
-    before = attention.attend([(0, 21)])
-    memory = attention.store.places[0].memory
-    case = CASES["three"]
-    second = memory[attention.tables[0, 1]].view(np.float16).reshape(case.kv_heads, 2, -1)
-    second[:, 0].reshape(case.kv_heads, case.head_dim, 16)[:, :, 5:] = 65504  # K is transposed
-    second[:, 1].reshape(case.kv_heads, 16, case.head_dim)[:, 5:] = -65504
-    assert np.array_equal(attention.attend([(0, 21)]), before)
+def written(attention: Attention, block: int) -> tuple[np.ndarray, np.ndarray]:
+    """Views of a block's K and V as [kv_heads, 16 tokens, head_dim] of raw elements, for blocks of 16 tokens."""
+    case, memory = attention.case, attention.store.places[0].memory[block]
+    element = np.uint8 if case.kind is KVKind.INT8 else np.uint16
+    size = 16 * case.head_dim
+    parts = memory[:, : 2 * size * np.dtype(element).itemsize].view(element).reshape(case.kv_heads, 2, size)
+    if case.kind is KVKind.F16:
+        keys = parts[:, 0].reshape(-1, case.head_dim, 16).swapaxes(1, 2)
+        return keys, parts[:, 1].reshape(-1, 16, case.head_dim)
+    keys = parts[:, 0].reshape(-1, case.head_dim // 2, 16, 2).transpose(0, 2, 1, 3)  # [.., 16, dims / 2, 2]
+    values = parts[:, 1].reshape(-1, 8, case.head_dim, 2).swapaxes(2, 3)  # [.., 8, 2, dims]
+    return keys, values
 
 
-def test_stored_values_saturate_and_nan_is_not_stored() -> None:
-    attention = Attention(CASES["two"], [4])
-    attention.projected[0][:] = [[1e30], [-np.inf], [np.nan], [1.0]]
+@each_kind
+def test_what_lies_under_the_mask_does_not_matter(kind: KVKind) -> None:
+    """Blocks hold other sequences' leftovers, at worst the largest numbers that the kind has."""
+    case = replace(CASES["three"], kind=kind)
+    attention = Attention(case, [22])
+    before = attention.attend([(0, 22)])
+    largest = {KVKind.F16: (0x7BFF, 0xFBFF), KVKind.BF16: (0x7F7F, 0xFF7F), KVKind.INT8: (127, 129)}[kind]
+    block = int(attention.tables[0, 1])
+    keys, values = written(attention, block)
+    keys[:, 6:] = largest[0]
+    hidden = values[:, 6:] if kind is KVKind.F16 else values[:, 3:]
+    hidden[:] = largest[1]
+    if kind is KVKind.INT8:
+        scales = attention.store.places[0].memory[block, :, case.shape.scales_offset :].view(np.float32)
+        scales.reshape(-1, 2, 16)[:, :, 6:] = 65504 / 127
+    assert np.array_equal(attention.attend([(0, 22)]), before)
+
+
+@each_kind
+def test_stored_values_saturate_and_nan_is_not_stored(kind: KVKind) -> None:
+    attention = Attention(replace(CASES["two"], kind=kind), [4])
+    attention.projected[0][:] = [[3.4e38], [-np.inf], [np.nan], [1.0]]
     attention._run([(0, 4)], 0, "rope_and_store", 1)
-    stored = attention.store.places[0].memory.view(np.float16)
-    assert np.isfinite(stored).all()
-    assert stored.max() == 65504
+    memory = attention.store.places[0].memory
+    if kind is KVKind.F16:
+        assert np.isfinite(memory.view(np.float16)).all()
+        assert memory.view(np.float16).max() == 65504
+    elif kind is KVKind.BF16:
+        stored = (memory.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+        assert np.isfinite(stored).all()
+        assert stored.max() == np.float32(float.fromhex("0x1.fep127"))
+    else:
+        scales = memory[:, :, attention.case.shape.scales_offset :].view(np.float32)
+        assert np.isfinite(scales).all()
+        assert scales.reshape(-1, 2, 16)[:, :, :2].max() == np.float32(65504) * np.float32(1 / 127)
+
+
+@each_kind
+def test_a_query_that_is_not_finite_is_noticed(kind: KVKind) -> None:
+    attention = Attention(replace(CASES["three"], kind=kind), [40])
+    attention.projected[0][33, 5] = np.nan  # the first head of one token
+    ours = attention.attend([(0, 40)])
+    assert np.isnan(ours[33, 0]).all()
+    assert np.isfinite(np.delete(ours, 33, axis=0)).all()
 
 
 @pytest.mark.parametrize("isa_name", instruction_set_names())
@@ -258,6 +348,21 @@ def test_f16_rounds_to_nearest_even(isa_name: str) -> None:
     keys = stored[:, : 16 * 16].reshape(3, 16, 16).transpose(0, 2, 1).reshape(48, 16)
     assert np.array_equal(values.view(np.uint16), attention.projected[0][:, 32:].astype(np.float16).view(np.uint16))
     assert np.array_equal(keys.view(np.uint16), attention.projected[0][:, 16:32].astype(np.float16).view(np.uint16))
+
+
+@pytest.mark.parametrize("isa_name", instruction_set_names())
+def test_bf16_rounds_to_nearest_even(isa_name: str) -> None:
+    attention = Attention(Case(16, 1, kv_heads=1, kind=KVKind.BF16), [48], isa_name)
+    rng = np.random.default_rng(3)
+    inputs = attention.projected[0]
+    inputs[:] = np.ldexp(rng.uniform(-1, 1, inputs.shape), rng.integers(-60, 60, inputs.shape))
+    inputs[0, 32:36] = [1 + 2.0**-8, 1 + 3 * 2.0**-8, -0.0, 2.0**-126]  # ties, zero, the smallest normal number
+    attention._run([(0, 48)], 0, "rope_and_store", 1)
+    for index, block in enumerate(attention.tables[0]):
+        expected = to_bf16(inputs[16 * index : 16 * index + 16]).view(np.uint32) >> 16
+        keys, values = written(attention, int(block))
+        assert np.array_equal(keys.reshape(16, 16), expected[:, 16:32])
+        assert np.array_equal(values.reshape(16, 16), expected[:, 32:])
 
 
 def test_a_block_that_was_never_granted_is_refused() -> None:

@@ -29,9 +29,18 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     return mixed_checkpoint(tmp_path_factory.mktemp("mixed"))
 
 
-def create(checkpoint: Checkpoint, *, max_tokens: int = 128, threads: int = 2, block_size: int = 16) -> CpuBackend:
+def create(
+    checkpoint: Checkpoint,
+    *,
+    max_tokens: int = 128,
+    threads: int = 2,
+    block_size: int = 16,
+    kv_kind: str = "auto",
+) -> CpuBackend:
     layout = layout_for(checkpoint.spec, NUM_TOKENS, block_size, num_sequences=4)
-    return FACTORY.create(checkpoint, layout, max_context=128, max_tokens_per_step=max_tokens, threads=threads)
+    return FACTORY.create(
+        checkpoint, layout, max_context=128, max_tokens_per_step=max_tokens, threads=threads, kv_kind=kv_kind
+    )
 
 
 def random_tokens(seed: int, count: int = NUM_TOKENS) -> list[int]:
@@ -155,7 +164,7 @@ def test_two_backends_live_in_one_process(checkpoint: Checkpoint) -> None:
 
 def test_repacked_weights_are_reported(checkpoint: Checkpoint) -> None:
     backend = create(checkpoint)
-    assert backend.notes == (f"{checkpoint.spec.num_layers} tensors Q4_0 repacked to Q4_1 (exact)",)
+    assert backend.notes[0] == f"{checkpoint.spec.num_layers} tensors Q4_0 repacked to Q4_1 (exact)"
     backend.close()
 
 
@@ -179,7 +188,31 @@ def test_a_block_size_that_does_not_fit_is_refused(checkpoint: Checkpoint) -> No
 
 def test_kv_bytes(checkpoint: Checkpoint) -> None:
     spec = checkpoint.spec
-    assert FACTORY.kv_bytes_per_token(checkpoint, (0, 1)) == 2 * 2 * spec.num_kv_heads * spec.head_dim * 2
+    values = 2 * 2 * spec.num_kv_heads * spec.head_dim
+    for kind, expected in {"auto": 2 * values, "bf16": 2 * values, "int8": values + 2 * 8 * spec.num_kv_heads}.items():
+        assert FACTORY.kv_bytes_per_token(checkpoint, (0, 1), kind) == expected
+        backend = create(checkpoint, kv_kind=kind)
+        (group,) = backend.layout.groups
+        held = sum(place.memory.nbytes for place in backend._kv.places.values())
+        assert held * 2 == expected * group.num_blocks * backend.layout.block_size * spec.num_layers
+        backend.close()
+
+
+def test_kv_kinds_and_their_notes(checkpoint: Checkpoint) -> None:
+    backend = create(checkpoint, kv_kind="int8")
+    assert backend.notes[-1] == "KV in int8: asked for"
+    backend.close()
+    with pytest.raises(BackendError, match="no KV kind 'fp4'; it has: auto, f16, bf16, int8"):
+        create(checkpoint, kv_kind="fp4")
+
+
+@pytest.mark.parametrize("kind", ["f16", "bf16", "int8"])
+def test_the_pieces_of_a_prompt_do_not_change_a_bit(checkpoint: Checkpoint, kind: str) -> None:
+    backend = create(checkpoint, kv_kind=kind)
+    tokens = random_tokens(12)
+    whole = logits_by_prefill(backend, tokens, [NUM_TOKENS])
+    assert np.array_equal(logits_by_prefill(backend, tokens, [1, 33, 2]), whole)
+    backend.close()
 
 
 def test_ceilings(checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

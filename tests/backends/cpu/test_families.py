@@ -46,7 +46,11 @@ def reference_logits(checkpoint: Checkpoint) -> np.ndarray:
 
 
 def cpu_logits(
-    checkpoint: Checkpoint, pieces: list[list[int]], isa_name: str | None = None, threads: int = 2
+    checkpoint: Checkpoint,
+    pieces: list[list[int]],
+    isa_name: str | None = None,
+    threads: int = 2,
+    kv_kind: str = "auto",
 ) -> list[np.ndarray]:
     layout = layout_for(checkpoint.spec, len(TOKENS), BLOCK_SIZE)
     backend = FACTORY.create(
@@ -55,6 +59,7 @@ def cpu_logits(
         max_context=ORIGINAL_CONTEXT,
         max_tokens_per_step=64,
         threads=threads,
+        kv_kind=kv_kind,
         isa_name=isa_name,
     )
     try:
@@ -69,10 +74,14 @@ def test_every_family_in_every_way(variant: str, tmp_path: Path, half_precision_
     checkpoint = load_checkpoint(folder)
     assert FACTORY.supports(checkpoint) is None
     expected = reference_logits(checkpoint)
-    whole, *others = cpu_logits(checkpoint, PIECES)
+    whole, *others = cpu_logits(checkpoint, PIECES, kv_kind="f16")
     assert np.abs(whole - expected).max() < 5e-3 * expected.std()
     assert np.sqrt(((whole - expected) ** 2).mean()) < 2e-4 * expected.std()
     assert all(np.array_equal(other, whole) for other in others), "the pieces a prompt came in changed its logits"
+    for kind, limit in (("bf16", 0.02), ("int8", 0.03)):
+        rounded, *others = cpu_logits(checkpoint, PIECES, kv_kind=kind)
+        assert np.sqrt(((rounded - expected) ** 2).mean()) < limit * expected.std()
+        assert all(np.array_equal(other, rounded) for other in others)
 
 
 @pytest.mark.parametrize("isa_name", instruction_set_names())

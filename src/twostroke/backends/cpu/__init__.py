@@ -13,8 +13,6 @@ from twostroke.models.checkpoint import Checkpoint
 if TYPE_CHECKING:
     from twostroke.backends.cpu.backend import CpuBackend
 
-_FLOAT16_BYTES = 2
-
 
 class CpuFactory:
     name = "cpu"
@@ -34,9 +32,12 @@ class CpuFactory:
             return str(error)
         return None
 
-    def kv_bytes_per_token(self, checkpoint: Checkpoint, layers: tuple[int, ...]) -> int:
+    def kv_bytes_per_token(self, checkpoint: Checkpoint, layers: tuple[int, ...], kv_kind: str = "auto") -> int:
+        from twostroke.backends.cpu import isa
+        from twostroke.backends.cpu.kv_kind import choose_kv_kind
+
         spec = checkpoint.spec
-        return 2 * len(layers) * spec.num_kv_heads * spec.head_dim * _FLOAT16_BYTES
+        return len(layers) * spec.num_kv_heads * choose_kv_kind(kv_kind, isa.choose()).token_bytes(spec.head_dim)
 
     def ceilings(self, checkpoint: Checkpoint, threads: int) -> Ceilings:
         from twostroke.backends.cpu import isa
@@ -60,6 +61,7 @@ class CpuFactory:
         max_context: int,
         max_tokens_per_step: int,
         threads: int,
+        kv_kind: str = "auto",
         isa_name: str | None = None,
     ) -> CpuBackend:
         from twostroke.backends.cpu import isa
@@ -72,6 +74,7 @@ class CpuFactory:
             max_context=max_context,
             max_tokens_per_step=max_tokens_per_step,
             threads=max(1, threads),
+            kv_kind=kv_kind,
         )
 
 

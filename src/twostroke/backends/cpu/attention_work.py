@@ -1,6 +1,6 @@
-"""A step's attention as a list of pieces of work, and the memory that pieces of one query meet in. A piece is a few
-queries of a prefill chunk, which share each load of K and V; or a decode's one query; or, when there are too few of
-these to keep every thread busy, one span of a decode's keys."""
+"""A step's attention as a list of pieces of work, and the memory that pieces of one query meet in. A piece is a tile of
+a prefill chunk's queries, which read each span of K and V together; or a decode's one query; or, when there are too
+few of these to keep every thread busy, one span of a decode's keys."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from twostroke.backends.host.batch import Batch
 Int32Array = npt.NDArray[np.int32]
 _PIECES_A_THREAD = 4
 """With fewer pieces than this for each thread, decodes are split: the last to end would keep all others waiting."""
+_TILES_A_THREAD = 8
 
 
 class AttentionWork:
     def __init__(self, shape: KernelShape, num_kv_heads: int, accumulators: int, threads: int) -> None:
         self._together = shape.queries_together(accumulators)
+        self._tile = shape.queries_a_tile(accumulators)
         self._head_groups = num_kv_heads * shape.head_groups_per_kv_head
         self._threads = threads
         self._result_floats = shape.span_result_floats
@@ -33,7 +35,12 @@ class AttentionWork:
         decodes = split_decodes(batch) if split else whole_decodes(batch)
         if split:
             self._make_room(len(decodes))
-        return np.concatenate([decodes, prefill_blocks(batch, self._together)])
+        return np.concatenate([decodes, prefill_blocks(batch, self._tile_for(batch.num_tokens - batch.num_decodes))])
+
+    def _tile_for(self, num_tokens: int) -> int:
+        """As large a tile as still leaves every thread several pieces."""
+        fair = num_tokens * self._head_groups // (_TILES_A_THREAD * self._threads)
+        return max(self._together, min(self._tile, fair // self._together * self._together))
 
     def _make_room(self, num_spans: int) -> None:
         count = num_spans * self._head_groups
@@ -66,17 +73,16 @@ def split_decodes(batch: Batch) -> Int32Array:
     return records
 
 
-def prefill_blocks(batch: Batch, together: int) -> Int32Array:
-    """Blocks of `together` tokens of a chunk, and of one token for what is left of it."""
+def prefill_blocks(batch: Batch, tile: int) -> Int32Array:
+    """Tiles of `tile` tokens of a chunk; the last one may be smaller."""
     found = [_records(0)]
     for segment in range(batch.num_decodes, batch.num_segments):
         count = int(batch.segment_count[segment])
-        whole = count // together * together
-        for offsets, size in ((np.arange(0, whole, together), together), (np.arange(whole, count), 1)):
-            records = _records(len(offsets))
-            records[:, QueryBlockField.TOKEN] = batch.segment_first[segment] + offsets
-            records[:, QueryBlockField.COUNT] = size
-            records[:, QueryBlockField.POSITION] = batch.segment_start[segment] + offsets
-            records[:, QueryBlockField.SEGMENT] = segment
-            found.append(records)
+        offsets = np.arange(0, count, tile)
+        records = _records(len(offsets))
+        records[:, QueryBlockField.TOKEN] = batch.segment_first[segment] + offsets
+        records[:, QueryBlockField.COUNT] = np.minimum(tile, count - offsets)
+        records[:, QueryBlockField.POSITION] = batch.segment_start[segment] + offsets
+        records[:, QueryBlockField.SEGMENT] = segment
+        found.append(records)
     return np.concatenate(found)

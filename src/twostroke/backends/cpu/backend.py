@@ -10,6 +10,7 @@ from twostroke.backends.cpu.arguments import KVGroupField, StepField
 from twostroke.backends.cpu.attention_work import AttentionWork
 from twostroke.backends.cpu.compile import load_or_compile
 from twostroke.backends.cpu.isa import InstructionSet
+from twostroke.backends.cpu.kv_kind import KVKind, choose_kv_kind
 from twostroke.backends.cpu.kv_store import KVStore
 from twostroke.backends.cpu.memory import address_of
 from twostroke.backends.cpu.program import Program
@@ -25,7 +26,7 @@ from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.weights.quantisation import dequantise
 
 
-def kernel_shape(checkpoint: Checkpoint, block_size: int) -> KernelShape:
+def kernel_shape(checkpoint: Checkpoint, block_size: int, kv_kind: KVKind) -> KernelShape:
     spec = checkpoint.spec
     return KernelShape(
         head_dim=spec.head_dim,
@@ -34,6 +35,7 @@ def kernel_shape(checkpoint: Checkpoint, block_size: int) -> KernelShape:
         activation=spec.activation,
         soft_capped=spec.attention_softcap is not None,
         tile_kinds=tile_kinds(checkpoint),
+        kv_kind=kv_kind,
     )
 
 
@@ -49,17 +51,19 @@ class CpuBackend(HostBackend):
         max_context: int,
         max_tokens_per_step: int,
         threads: int,
+        kv_kind: str = "auto",
     ) -> None:
         if layout.block_size % 16:
             raise BackendError(f"the cpu backend needs KV blocks of a multiple of 16 tokens, not {layout.block_size}")
         super().__init__(layout, max_context, checkpoint.spec.vocab_size)
         self.isa = isa
         self._spec = checkpoint.spec
-        self._shape = kernel_shape(checkpoint, layout.block_size)
+        self._shape = kernel_shape(checkpoint, layout.block_size, choose_kv_kind(kv_kind, isa))
         self._code = load_or_compile(self._shape.key, isa, self._module_text)
         self._weights = Weights.from_checkpoint(checkpoint, threads)
-        self.notes = self._weights.notes
-        """What a user should know of how the weights are held, a sentence each."""
+        chosen = "asked for" if kv_kind != "auto" else "the fastest of 16 bits on this CPU"
+        self.notes = (*self._weights.notes, f"KV in {self._shape.kv_kind.value}: {chosen}")
+        """What a user should know of how weights and KV are held, a sentence each."""
         self._kv = KVStore(layout, self._spec.num_kv_heads, self._shape)
         self._rotations = {rope: RotationTable(rope, max_context) for rope in {x.rope for x in self._spec.layers}}
         self._attention = AttentionWork(self._shape, self._spec.num_kv_heads, isa.accumulators, threads)

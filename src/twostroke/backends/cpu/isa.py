@@ -33,12 +33,25 @@ class InstructionSet:
     """Weight tiles (of 16 outputs) a matrix tile keeps in registers."""
     accumulators: int
     """Vectors of 16 floats that fit in registers beside what feeds them."""
+    has_bf16_dot: bool = False
+    """Multiplies pairs of bf16 and adds them to f32 in one instruction."""
 
 
-def _avx512_vnni(cpu: str, features: str) -> InstructionSet:
+def _avx512_vnni(cpu: str, features: Mapping[str, bool]) -> InstructionSet:
     # LLVM prefers 256-bit vectors on some CPUs; these tiles are laid out for 512.
-    wide = f"{features},-prefer-256-bit"
-    return InstructionSet("avx512-vnni", "x86_64", cpu, wide, True, True, tile_rows=4, tile_columns=2, accumulators=24)
+    wide = ",".join([*(f"{'+' if on else '-'}{name}" for name, on in features.items()), "-prefer-256-bit"])
+    return InstructionSet(
+        "avx512-vnni",
+        "x86_64",
+        cpu,
+        wide,
+        True,
+        True,
+        tile_rows=4,
+        tile_columns=2,
+        accumulators=24,
+        has_bf16_dot=features.get("avx512bf16", False),
+    )
 
 
 AVX2 = InstructionSet("avx2", "x86_64", "x86-64-v3", "", True, True, tile_rows=2, tile_columns=1, accumulators=6)
@@ -57,7 +70,7 @@ def available(architecture: str, cpu: str, features: Mapping[str, bool]) -> tupl
     if architecture == "x86_64":
         found: list[InstructionSet] = []
         if all(features.get(name, False) for name in _AVX512_NEEDS):
-            found.append(_avx512_vnni(cpu, ",".join(f"{'+' if on else '-'}{name}" for name, on in features.items())))
+            found.append(_avx512_vnni(cpu, features))
         if all(features.get(name, False) for name in _AVX2_NEEDS):
             found.append(AVX2)
         return (*found, GENERIC_X86)

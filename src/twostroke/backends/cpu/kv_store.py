@@ -1,5 +1,5 @@
-"""The memory behind the KV blocks, in f16, and where each token of a step lies in it. K and V of one block and one KV
-head are together (`kernels/rope_kv.py` says how). What is stored is finite: kernels saturate, and blocks start as
+"""The memory behind the KV blocks and where each token of a step lies in it. K and V of one block and one KV head are
+together (`kernels/kv_code.py` says how, for each kind). What is stored is finite: kernels saturate, and blocks start as
 zeros, so a stale entry under a mask can never spoil a sum."""
 
 from __future__ import annotations

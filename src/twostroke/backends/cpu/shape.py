@@ -4,11 +4,18 @@ argument records, so models of the same shape share code."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 from twostroke.backends.cpu.arguments import TileKind
+from twostroke.backends.cpu.kv_kind import KVKind
 
 SPAN = 256
 """Positions whose attention scores are held at once."""
+RUN = 16
+"""Keys that lie side by side in a block."""
+LANES = 16
+_TILE_ROWS = 96
+"""Query vectors that one piece of prefill's attention takes over each span: K and V are read from far away once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,23 +27,29 @@ class KernelShape:
     soft_capped: bool
     """Attention scores pass a soft cap."""
     tile_kinds: tuple[TileKind, ...]
+    kv_kind: KVKind = KVKind.F16
 
     @property
     def key(self) -> str:
         kinds = "+".join(kind.name for kind in self.tile_kinds)
         cap = "capped" if self.soft_capped else "plain"
         sizes = f"{self.head_dim}x{self.queries_per_kv_head}x{self.block_size}"
-        return f"{sizes}-{self.activation}-{cap}-{kinds}"
+        return f"{sizes}-{self.kv_kind.value}-{self.activation}-{cap}-{kinds}"
 
     @property
     def block_bytes(self) -> int:
         """K and V of one block and one KV head."""
-        return 2 * 2 * self.block_size * self.head_dim
+        return self.block_size * self.kv_kind.token_bytes(self.head_dim)
 
     @property
     def value_offset(self) -> int:
         """Bytes from K to V within them."""
-        return 2 * self.block_size * self.head_dim
+        return self.block_size * self.head_dim * self.kv_kind.element_bytes
+
+    @property
+    def scales_offset(self) -> int:
+        """Bytes from K to the scales, of kinds that have them: f32 [block_size] of K, then of V."""
+        return 2 * self.value_offset
 
     @property
     def heads_together(self) -> int:
@@ -47,6 +60,11 @@ class KernelShape:
         """Tokens of a prefill chunk that share them too."""
         return max(1, min(8, accumulators // 4) // self.heads_together)
 
+    def queries_a_tile(self, accumulators: int) -> int:
+        """Tokens of a prefill chunk that one piece of work takes at most, a few together at a time."""
+        together = self.queries_together(accumulators)
+        return together * max(1, _TILE_ROWS // (together * self.heads_together))
+
     @property
     def head_groups_per_kv_head(self) -> int:
         return self.queries_per_kv_head // self.heads_together
@@ -54,11 +72,30 @@ class KernelShape:
     @property
     def span_result_floats(self) -> int:
         """What one span of one query leaves for merging, for one group of heads: weighted sums, maxima, sums."""
-        return self.heads_together * (self.head_dim + 2)
+        return self.heads_together * self.head_dim + 2 * LANES
 
     def scratch_bytes(self, accumulators: int, depth: int) -> int:
         """What one thread needs at most: to open a panel of weights this deep, or to attend."""
         panel = depth // 32 * (512 * 2 + 4 * 32 * 2)  # two columns: eight times 64 bytes, and 32 floats, each
-        rows = self.heads_together * self.queries_together(accumulators)
-        attention = 4 * rows * (SPAN + 2 * self.head_dim)  # scores, a span's weighted sums, the running ones
-        return max(panel, attention)
+        return max(panel, AttentionScratch.of(self, accumulators).total)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionScratch:
+    """Where the parts of a thread's scratch begin while it attends, in bytes."""
+
+    running: int  # f32 [tile rows][head_dim], after the prepared queries
+    maxima: int  # f32 [tile rows], with room for a whole vector after the last
+    sums: int  # f32 [tile rows], too
+    scores: int  # f32 [rows together][SPAN]
+    weights: int  # [rows together][SPAN]
+    opened: int  # bf16, K and V of a span, of kinds that are not multiplied as they are stored
+    total: int
+
+    @classmethod
+    def of(cls, shape: KernelShape, accumulators: int) -> AttentionScratch:
+        rows = shape.queries_a_tile(accumulators) * shape.heads_together
+        vectors, state = 4 * rows * shape.head_dim, 4 * LANES * (rows // LANES + 2)
+        span = 4 * shape.heads_together * shape.queries_together(accumulators) * SPAN
+        opened = 2 * 2 * SPAN * shape.head_dim if shape.kv_kind is KVKind.INT8 else 0
+        return cls(*accumulate((vectors, vectors, state, state, span, span, opened)))

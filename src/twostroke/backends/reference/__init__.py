@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from twostroke.core.errors import BackendError
 from twostroke.core.kv_layout import KVLayout
 from twostroke.cost.hardware import Ceilings
 from twostroke.models.checkpoint import Checkpoint
@@ -24,7 +25,8 @@ class ReferenceFactory:
             return "it multiplies by the weights as they are stored, in float32: it quantises none"
         return None  # whatever a ModelSpec can say, it runs
 
-    def kv_bytes_per_token(self, checkpoint: Checkpoint, layers: tuple[int, ...]) -> int:
+    def kv_bytes_per_token(self, checkpoint: Checkpoint, layers: tuple[int, ...], kv_kind: str = "auto") -> int:
+        _check_kv_kind(kv_kind)
         spec = checkpoint.spec
         return 2 * len(layers) * spec.num_kv_heads * spec.head_dim * _FLOAT32_BYTES
 
@@ -34,13 +36,26 @@ class ReferenceFactory:
         return measure()
 
     def create(
-        self, checkpoint: Checkpoint, layout: KVLayout, *, max_context: int, max_tokens_per_step: int, threads: int
+        self,
+        checkpoint: Checkpoint,
+        layout: KVLayout,
+        *,
+        max_context: int,
+        max_tokens_per_step: int,
+        threads: int,
+        kv_kind: str = "auto",
     ) -> ReferenceBackend:
-        """The last two are hints that this backend has no use for: numpy allocates as it goes and its matrix products
-        choose their own threads."""
+        """Tokens and threads are hints that this backend has no use for: numpy allocates as it goes and its matrix
+        products choose their own threads."""
         from twostroke.backends.reference.backend import ReferenceBackend
 
+        _check_kv_kind(kv_kind)
         return ReferenceBackend(checkpoint, layout, max_context)
+
+
+def _check_kv_kind(kv_kind: str) -> None:
+    if kv_kind != "auto":
+        raise BackendError(f"the reference backend keeps KV in float32 alone, not in {kv_kind}")
 
 
 FACTORY = ReferenceFactory()

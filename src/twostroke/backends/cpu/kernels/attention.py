@@ -1,29 +1,40 @@
 """Paged attention, for both phases: causal, windowed, soft-capped, the query heads of a KV head sharing each load.
 Keys are taken in spans of SPAN positions, at fixed places whatever the query: each span gives a maximum, a sum and a
 weighted sum of values, and spans are merged in order. A query's arithmetic therefore never depends on its neighbours,
-on chunking or on threads, and no score matrix is larger than a span."""
+on chunking or on threads, and no score matrix is larger than a span. Numbers are the business of `kv_code.py`."""
 
 from __future__ import annotations
 
 from twostroke.backends.cpu.arguments import AttentionField, KVGroupField, QueryBlockField, StepField
-from twostroke.backends.cpu.kernels.emitter import F32, F32X16, I32, I64, POINTER, Emitter, Value, Variable
+from twostroke.backends.cpu.kernels.emitter import F32, I32, I64, LANES, POINTER, Emitter, Value
+from twostroke.backends.cpu.kernels.kv_code import QuantisedCode, kv_code
 from twostroke.backends.cpu.kernels.operation import Operation, operation
-from twostroke.backends.cpu.shape import SPAN, KernelShape
-
-RUN = 16
-"""Keys that lie side by side in a block."""
-RUNS_A_SPAN = SPAN // RUN
-MASKED, NOTHING_YET = -3.0e38, -1.0e30
-"""A masked score lies so far below an empty maximum that its weight is exactly zero."""
+from twostroke.backends.cpu.kernels.span import (
+    LOG2_E,
+    NOTHING_YET,
+    RUNS_A_SPAN,
+    Accumulate,
+    Pages,
+    State,
+    accumulate_name,
+    first_run,
+    lane_of,
+    merge_vector,
+)
+from twostroke.backends.cpu.shape import RUN, SPAN, AttentionScratch, KernelShape
 
 
 def emit_attention(e: Emitter, shape: KernelShape) -> None:
     """Work is (block of queries, group of heads), dealt to threads in turn: neighbours cost nearly the same."""
-    together = shape.queries_together(e.isa.accumulators)
-    for queries in sorted({1, together}):
-        _Attend(e, shape, queries).emit_whole()
-    _Attend(e, shape, 1).emit_span()
-    _Attend(e, shape, 1).emit_merge()
+    code = kv_code(e, shape)
+    if isinstance(code, QuantisedCode):
+        code.emit_widen()
+    for queries in sorted({1, shape.queries_together(e.isa.accumulators)}):
+        Accumulate(e, shape, queries).emit()
+    piece = _Piece(e, shape)
+    piece.emit_whole()
+    piece.emit_span()
+    piece.emit_merge()
     with operation(e, "attention") as op:
         groups_per_kv_head = shape.queries_per_kv_head // shape.heads_together
         head_groups = e.mul(op.integer(AttentionField.NUM_KV_HEADS), groups_per_kv_head)
@@ -31,17 +42,12 @@ def emit_attention(e: Emitter, shape: KernelShape) -> None:
         with e.loop(op.thread, items, op.threads) as item:
             block = _Block(op, e.div(item, head_groups))
             head_group = e.rem(item, head_groups)
-            arguments = _attend_arguments(op, shape, block, head_group)
+            arguments = _piece_arguments(op, shape, block, head_group)
             with e.build.if_else(e.is_nonzero(block[QueryBlockField.NUM_SPANS])) as (split, whole):
                 with split:
                     _attend_span(op, shape, block, head_groups, head_group, arguments)
                 with whole:
-                    single = e.build.icmp_signed("==", block[QueryBlockField.COUNT], e.integer(1))
-                    with e.build.if_else(single) as (one, several):
-                        with one:
-                            e.call(_attend_name(1), arguments)
-                        with several:
-                            e.call(_attend_name(together), arguments)
+                    e.call("attend", arguments)
 
 
 class _Block:
@@ -67,16 +73,14 @@ def _attend_span(
     done = e.build.atomic_rmw("add", counter, e.integer(1), "acq_rel")
     with e.when(e.build.icmp_signed("==", e.add(done, 1), spans)):
         e.build.store_atomic(e.integer(0), counter, "monotonic", 8)
-        e.call("merge_spans", [results, spans, arguments[9], op.scratch])
+        output = arguments[[name for name, _ in _PIECE_PARAMETERS].index("output")]
+        e.call("merge_spans", [results, spans, output, op.scratch])
 
 
-def _attend_name(queries: int) -> str:
-    return f"attend_{queries}"
-
-
-_ATTEND_PARAMETERS = (
+_PIECE_PARAMETERS = (
     ("query", POINTER),
     ("query_stride", I64),
+    ("count", I64),
     ("store", POINTER),
     ("block_stride", I64),
     ("table", POINTER),
@@ -90,7 +94,7 @@ _ATTEND_PARAMETERS = (
 )
 
 
-def _attend_arguments(op: Operation, shape: KernelShape, block: _Block, head_group: Value) -> list[Value]:
+def _piece_arguments(op: Operation, shape: KernelShape, block: _Block, head_group: Value) -> list[Value]:
     e = op.emitter
     token, segment = block[QueryBlockField.TOKEN], block[QueryBlockField.SEGMENT]
     kv_head = e.div(head_group, shape.queries_per_kv_head // shape.heads_together)
@@ -101,6 +105,7 @@ def _attend_arguments(op: Operation, shape: KernelShape, block: _Block, head_gro
     return [
         e.at(op.address(AttentionField.QUERIES), e.add(e.mul(token, stride), first_dim), F32),
         stride,
+        block[QueryBlockField.COUNT],
         e.at(op.address(AttentionField.STORE), e.mul(kv_head, shape.block_bytes)),
         e.mul(op.integer(AttentionField.NUM_KV_HEADS), shape.block_bytes),
         e.at(op.step_address(e.add(group, int(KVGroupField.TABLES))), e.mul(segment, table_stride), I32),
@@ -114,204 +119,141 @@ def _attend_arguments(op: Operation, shape: KernelShape, block: _Block, head_gro
     ]
 
 
-class _Attend:
-    """One block of queries (consecutive positions) and one group of heads: `rows` query vectors, query by query."""
+class _Piece:
+    """A tile of queries over all their keys, or one query over one span of them, for one group of heads."""
 
-    def __init__(self, e: Emitter, shape: KernelShape, queries: int) -> None:
-        self._e, self._shape, self._queries = e, shape, queries
-        self._rows = [(query, head) for query in range(queries) for head in range(shape.heads_together)]
+    def __init__(self, e: Emitter, shape: KernelShape) -> None:
+        self._e, self._shape, self._code = e, shape, kv_code(e, shape)
+        self._heads, self._query_floats = shape.heads_together, shape.heads_together * shape.head_dim
+        self._places = AttentionScratch.of(shape, e.isa.accumulators)
 
     def emit_whole(self) -> None:
-        """All keys of the block's queries, span after span."""
-        e = self._e
-        with e.function(_attend_name(self._queries), _ATTEND_PARAMETERS) as values:
+        """Span after span; within one, a few queries at a time."""
+        e, together = self._e, self._shape.queries_together(self._e.isa.accumulators)
+        with e.function("attend", _PIECE_PARAMETERS) as values:
             self._bind(values)
-            first_run, last_run = self._runs()
-            maxima, sums = self._start()
-            with e.loop(e.div(first_run, RUNS_A_SPAN), e.div(e.add(last_run, RUNS_A_SPAN - 1), RUNS_A_SPAN)) as span:
-                span_maxima, span_sums = self._attend_span(span, first_run, last_run)
-                self._merge(maxima, sums, span_maxima, span_sums, self._partial)
-            self._finish(sums)
+            count = self._count
+            running, state = self._running_in(self._scratch)
+            last_position = e.add(self._position, e.sub(count, 1))
+            self._prepare()
+            self._start(running, state, count)
+            first_span = e.div(first_run(e, self._position, self._window), RUNS_A_SPAN)
+            whole = e.sub(count, e.rem(count, together))
+            with e.loop(first_span, e.add(e.div(last_position, SPAN), 1)) as span:
+                self._open(span, last_position)
+                with e.loop(0, whole, together) as query:
+                    self._accumulate(together, query, span, running, state)
+                if together > 1:
+                    with e.loop(whole, count) as query:
+                        self._accumulate(1, query, span, running, state)
+            with e.loop(0, count) as query:
+                self._finish(query, running, state)
 
     def emit_span(self) -> None:
-        """One span of one query's keys; its result goes to memory: [rows][head_dim], maxima, sums. A span behind the
+        """One span of one query's keys; its result goes to memory: [heads][head_dim], maxima, sums. A span behind the
         query's window leaves a result that merging ignores."""
-        e, rows = self._e, len(self._rows)
-        with e.function("attend_span", (*_ATTEND_PARAMETERS, ("span", I64), ("result", POINTER))) as values:
+        e = self._e
+        with e.function("attend_span", (*_PIECE_PARAMETERS, ("span", I64), ("result", POINTER))) as values:
             *shared, span, result = values
             self._bind(shared)
-            self._partial = result
-            span_maxima, span_sums = self._attend_span(span, *self._runs())
-            tail = e.at(result, rows * self._shape.head_dim, F32)
-            for row in range(rows):
-                e.store(span_maxima[row], e.at(tail, row, F32), 4)
-                e.store(span_sums[row], e.at(tail, rows + row, F32), 4)
+            state = self._state_of_result(result)
+            self._prepare()
+            self._start(result, state, e.integer(1))
+            self._open(span, self._position)
+            self._accumulate(1, e.integer(0), span, result, state)
 
     def emit_merge(self) -> None:
         """The results of a query's spans, in order, as `emit_whole` would have merged them."""
-        e, rows, size = self._e, len(self._rows), self._shape.span_result_floats
+        e, head_dim = self._e, self._shape.head_dim
         parameters = (("results", POINTER), ("spans", I64), ("output", POINTER), ("scratch", POINTER))
         with e.function("merge_spans", parameters) as (results, spans, output, scratch):
-            self._running, self._output, self._output_stride = scratch, output, e.integer(0)
-            maxima, sums = self._start()
+            self._output, self._output_stride = output, e.integer(0)
+            running, state = self._running_in(scratch)
+            self._start(running, state, e.integer(1))
             with e.loop(0, spans) as span:
-                result = e.at(results, e.mul(span, size), F32)
-                tail = e.at(result, rows * self._shape.head_dim, F32)
-                span_maxima = [e.load_at(F32, tail, row) for row in range(rows)]
-                span_sums = [e.load_at(F32, tail, rows + row) for row in range(rows)]
-                self._merge(maxima, sums, span_maxima, span_sums, result)
-            self._finish(sums)
-
-    def _runs(self) -> tuple[Value, Value]:
-        """The first run of 16 keys that any query reads, and the one after the last."""
-        e = self._e
-        first_key = e.larger(e.add(e.sub(self._position, self._window), 1), 0)
-        return e.div(first_key, RUN), e.add(e.div(e.add(self._position, self._queries - 1), RUN), 1)
-
-    def _start(self) -> tuple[list[Variable], list[Variable]]:
-        e = self._e
-        for place in range(0, len(self._rows) * self._shape.head_dim, 16):
-            e.store_floats(e.floats(0.0), self._running, place)
-        return [e.variable(F32, F32(NOTHING_YET)) for _ in self._rows], [e.variable(F32, F32(0.0)) for _ in self._rows]
-
-    def _attend_span(self, span: Value, first_run: Value, last_run: Value) -> tuple[list[Value], list[Value]]:
-        """The part of a span that lies between two runs: its maxima and sums; the weighted values go to `partial`."""
-        e = self._e
-        start = e.larger(e.mul(span, RUNS_A_SPAN), first_run)
-        stop = e.smaller(e.mul(e.add(span, 1), RUNS_A_SPAN), last_run)
-        maxima = self._score(start, stop)
-        sums = self._weigh(start, stop, maxima)
-        self._sum_values(start, stop)
-        return maxima, sums
+                result = e.at(results, e.mul(span, self._shape.span_result_floats), F32)
+                its = self._state_of_result(result)
+                old, new = state.merge(e.load_floats(its.maxima), e.load_floats(its.sums), self._heads)
+                for row in range(self._heads):
+                    factors = lane_of(e, old, row), lane_of(e, new, row)
+                    for place in range(row * head_dim, (row + 1) * head_dim, LANES):
+                        merge_vector(e, running, place, e.load_floats(result, place), *factors)
+            self._finish(e.integer(0), running, state)
 
     def _bind(self, values: list[Value]) -> None:
-        e, shape = self._e, self._shape
-        (query, stride, self._store, self._block_stride, self._table, self._position) = values[:6]
-        (self._window, scale, cap, self._output, self._output_stride, scratch) = values[6:]
-        self._scale, self._cap = e.splat(scale), e.splat(cap)
-        self._query_rows = [
-            e.at(query, e.add(e.mul(stride, index), head * shape.head_dim), F32) for index, head in self._rows
+        e = self._e
+        (self._query, self._query_stride, self._count, *self._paging, self._position, self._window) = values[:8]
+        (scale, self._cap, self._output, self._output_stride, self._scratch) = values[8:]
+        self._pages = Pages(e, self._shape, *self._paging)
+        self._factor = e.splat(scale if self._shape.soft_capped else e.build.fmul(scale, F32(LOG2_E)))
+
+    def _running_in(self, scratch: Value) -> tuple[Value, State]:
+        e, places = self._e, self._places
+        running, maxima, sums = (e.at(scratch, place) for place in (places.running, places.maxima, places.sums))
+        return running, State(e, maxima, sums)
+
+    def _state_of_result(self, result: Value) -> State:
+        maxima = self._e.at(result, self._query_floats, F32)
+        return State(self._e, maxima, self._e.at(maxima, LANES, F32))
+
+    def _prepared(self, query: Value) -> Value:
+        return self._e.at(self._scratch, self._e.mul(query, self._code.query_bytes * self._query_floats))
+
+    def _prepare(self) -> None:
+        e, head_dim = self._e, self._shape.head_dim
+        with e.loop(0, self._count) as query:
+            source, target = e.at(self._query, e.mul(query, self._query_stride), F32), self._prepared(query)
+            for head in range(self._heads):
+                place = e.at(target, head * head_dim * self._code.query_bytes)
+                self._code.prepare_query(e.at(source, head * head_dim, F32), self._factor, place)
+
+    def _start(self, running: Value, state: State, count: Value) -> None:
+        e = self._e
+        with e.loop(0, e.mul(count, self._query_floats), LANES) as place:
+            e.store_floats(e.floats(0.0), running, place)
+        with e.loop(0, e.mul(count, self._heads), LANES) as row:
+            e.store_floats(e.floats(NOTHING_YET), state.maxima, row)
+            e.store_floats(e.floats(0.0), state.sums, row)
+
+    def _open(self, span: Value, last_position: Value) -> None:
+        """Widens what the queries will read of a span, for kinds that are not multiplied as they are stored."""
+        e, code = self._e, self._code
+        if not isinstance(code, QuantisedCode):
+            return
+        opened = e.at(self._scratch, self._places.opened)
+        first = e.mul(span, RUNS_A_SPAN)
+        start = e.larger(first, first_run(e, self._position, self._window))
+        stop = e.smaller(e.add(first, RUNS_A_SPAN), e.add(e.div(last_position, RUN), 1))
+        with e.loop(start, stop) as run:
+            target = e.at(opened, e.mul(e.sub(run, first), code.run_bytes))
+            ahead = e.smaller(e.add(run, 1), e.sub(stop, 1))
+            code.open_run(self._pages.keys(run), self._pages.keys(ahead), target)
+            values = e.at(target, RUNS_A_SPAN * code.run_bytes)
+            code.open_run(self._pages.values(run), self._pages.values(ahead), values)
+
+    def _accumulate(self, queries: int, query: Value, span: Value, running: Value, state: State) -> None:
+        e = self._e
+        mine = state.from_row(e.mul(query, self._heads))
+        arguments = [
+            self._prepared(query),
+            *self._paging,
+            e.add(self._position, query),
+            self._window,
+            self._cap,
+            span,
+            e.at(running, e.mul(query, self._query_floats), F32),
+            mine.maxima,
+            mine.sums,
+            e.at(self._scratch, self._places.scores),
         ]
-        self._scores = scratch  # f32 [rows][SPAN]
-        self._partial = e.at(scratch, len(self._rows) * SPAN, F32)  # f32 [rows][head_dim]
-        self._running = e.at(self._partial, len(self._rows) * shape.head_dim, F32)  # f32 [rows][head_dim]
+        e.call(accumulate_name(queries), arguments)
 
-    def _block_of(self, run: Value) -> tuple[Value, Value]:
-        """The address of the block that holds a run of 16 positions, and the run's index in it."""
-        e = self._e
-        runs_a_block = self._shape.block_size // RUN
-        block = e.build.sext(e.load_at(I32, self._table, e.div(run, runs_a_block)), I64)
-        return e.at(self._store, e.mul(block, self._block_stride)), e.rem(run, runs_a_block)
-
-    def _score_place(self, row: int, start: Value, run: Value) -> Value:
-        e = self._e
-        return e.at(self._scores, e.add(e.mul(e.sub(run, start), RUN), row * SPAN), F32)
-
-    def _score(self, start: Value, stop: Value) -> list[Value]:
-        """scores = cap(q . k * scale), masked; the maximum of each row."""
-        e, shape = self._e, self._shape
-        highest = [e.variable(F32X16, e.floats(NOTHING_YET)) for _ in self._rows]
-        with e.loop(start, stop) as run:
-            block, index = self._block_of(run)
-            keys = e.at(block, e.mul(index, 2 * RUN * shape.head_dim))
-            # Even and odd dimensions sum apart: two chains a row, added once, in every variant of this code.
-            dots = [[e.variable(F32X16, e.floats(0.0)) for _ in range(2)] for _ in self._rows]
-            with e.loop(0, shape.head_dim, 8) as first:
-                for offset in range(8):
-                    dim = e.add(first, offset)
-                    key = e.load_halves(keys, e.mul(dim, RUN))
-                    for row, query in enumerate(self._query_rows):
-                        chain = dots[row][offset % 2]
-                        chain.value = e.multiply_add(key, e.broadcast(query, dim), chain.value)
-            for row, (query, _) in enumerate(self._rows):
-                even, odd = dots[row]
-                score = e.build.fmul(e.build.fadd(even.value, odd.value), self._scale)
-                if shape.soft_capped:
-                    score = e.soft_cap(score, self._cap)
-                score = e.build.select(self._visible(run, query), score, e.floats(MASKED))
-                e.store_floats(score, self._score_place(row, start, run))
-                highest[row].value = e.larger_float(highest[row].value, score)
-        return [e.reduce(variable.value, e.larger_float) for variable in highest]
-
-    def _visible(self, run: Value, query: int) -> Value:
-        """Which of the run's 16 positions this query reads: not after it, not behind its window."""
-        e = self._e
-        position = e.add(self._position, query)
-        ahead = e.splat(e.build.trunc(e.sub(position, e.mul(run, RUN)), I32))  # position minus the run's first
-        lane = e.ints(range(16))
-        behind = e.splat(e.build.trunc(e.sub(e.sub(position, self._window), e.mul(run, RUN)), I32))
-        return e.build.and_(e.build.icmp_signed("<=", lane, ahead), e.build.icmp_signed(">", lane, behind))
-
-    def _weigh(self, start: Value, stop: Value, maxima: list[Value]) -> list[Value]:
-        """scores become e^(score - maximum); the sum of each row."""
-        e = self._e
-        sums = [e.variable(F32X16, e.floats(0.0)) for _ in self._rows]
-        spread = [e.splat(maximum) for maximum in maxima]
-        with e.loop(start, stop) as run:
-            for row in range(len(self._rows)):
-                place = self._score_place(row, start, run)
-                weight = e.exponential(e.build.fsub(e.load_floats(place), spread[row]))
-                e.store_floats(weight, place)
-                sums[row].value = e.build.fadd(sums[row].value, weight)
-        return [e.reduce_sum(variable.value) for variable in sums]
-
-    def _sum_values(self, start: Value, stop: Value) -> None:
-        """partial = weights x values, a few vectors of the head at a time so that sums stay in registers."""
-        e, shape = self._e, self._shape
-        vectors = shape.head_dim // 16
-        width = max(1, min(vectors, e.isa.accumulators // len(self._rows)))
-        for first in range(0, vectors, width):
-            columns = range(first, min(first + width, vectors))
-            totals = [[e.variable(F32X16, e.floats(0.0)) for _ in columns] for _ in self._rows]
-            with e.loop(start, stop) as run:
-                block, index = self._block_of(run)
-                values = e.at(block, e.add(e.mul(index, 2 * RUN * shape.head_dim), shape.value_offset))
-                weights = [self._score_place(row, start, run) for row in range(len(self._rows))]
-                with e.loop(0, RUN, 2) as pair:
-                    for offset in range(2):
-                        self._add_value(e.add(pair, offset), values, weights, columns, totals)
-            for row, total in enumerate(totals):
-                for column, variable in zip(columns, total, strict=True):
-                    e.store_floats(variable.value, self._partial, row * shape.head_dim + 16 * column)
-
-    def _add_value(
-        self, token: Value, values: Value, weights: list[Value], columns: range, totals: list[list[Variable]]
-    ) -> None:
-        e = self._e
-        place = e.mul(token, self._shape.head_dim)
-        loaded = [e.load_halves(values, e.add(place, 16 * column)) for column in columns]
-        for row, total in enumerate(totals):
-            weight = e.broadcast(weights[row], token)
-            for value, variable in zip(loaded, total, strict=True):
-                variable.value = e.multiply_add(value, weight, variable.value)
-
-    def _merge(
-        self,
-        maxima: list[Variable],
-        sums: list[Variable],
-        span_maxima: list[Value],
-        span_sums: list[Value],
-        partial: Value,
-    ) -> None:
-        """Both sides are brought to the common maximum. A span that a query cannot see changes nothing, exactly."""
-        e, shape = self._e, self._shape
-        for row in range(len(self._rows)):
-            common = e.larger_float(maxima[row].value, span_maxima[row])
-            old = e.exponential(e.splat(e.build.fsub(maxima[row].value, common)))
-            new = e.exponential(e.splat(e.build.fsub(span_maxima[row], common)))
-            maxima[row].value = common
-            grown = e.build.fmul(e.splat(span_sums[row]), new)
-            total = e.multiply_add(e.splat(sums[row].value), old, grown)
-            sums[row].value = e.first_lane(total)
-            for place in range(row * shape.head_dim, (row + 1) * shape.head_dim, 16):
-                grown = e.build.fmul(e.load_floats(partial, place), new)
-                e.store_floats(e.multiply_add(e.load_floats(self._running, place), old, grown), self._running, place)
-
-    def _finish(self, sums: list[Variable]) -> None:
-        e, shape = self._e, self._shape
-        for row, (query, head) in enumerate(self._rows):
-            total = e.splat(sums[row].value)
-            output = e.at(self._output, e.add(e.mul(self._output_stride, query), head * shape.head_dim), F32)
-            for place in range(0, shape.head_dim, 16):
-                mean = e.build.fdiv(e.load_floats(self._running, row * shape.head_dim + place), total)
-                e.store_floats(mean, output, place)
+    def _finish(self, query: Value, running: Value, state: State) -> None:
+        e, head_dim = self._e, self._shape.head_dim
+        output = e.at(self._output, e.mul(query, self._output_stride), F32)
+        sums = state.from_row(e.mul(query, self._heads)).sums
+        mine = e.at(running, e.mul(query, self._query_floats), F32)
+        for head in range(self._heads):
+            total = e.broadcast(sums, head)
+            for place in range(head * head_dim, (head + 1) * head_dim, LANES):
+                e.store_floats(e.build.fdiv(e.load_floats(mine, place), total), output, place)

@@ -47,14 +47,23 @@ class Emitter:
 
     @contextmanager
     def function(
-        self, name: str, parameters: Sequence[tuple[str, Any]], *, result: Any = VOID, inline: bool = False
+        self,
+        name: str,
+        parameters: Sequence[tuple[str, Any]],
+        *,
+        result: Any = VOID,
+        inline: bool = False,
+        opaque: bool = False,
     ) -> Iterator[list[Value]]:
-        """Opens a function; a `result` other than void is returned by the body. Pointers do not alias."""
+        """Opens a function; a `result` other than void is returned by the body. Pointers do not alias. One that is
+        opaque is never inlined."""
         made = ir.Function(self.module, ir.FunctionType(result, [kind for _, kind in parameters]), name)
         made.attributes.add("nounwind")
         if inline:
             made.linkage = "internal"
             made.attributes.add("alwaysinline")
+        if opaque:
+            made.attributes.add("noinline")
         for argument, (label, kind) in zip(made.args, parameters, strict=True):
             argument.name = label
             if kind is POINTER:

@@ -1,13 +1,11 @@
-"""Between the projections and attention: q/k norm, rotary embedding, and the writing of K and V into their blocks.
-A block of one KV head holds K as [tokens / 16][head_dim][16] and then V as [tokens][head_dim], in f16: scores read 16
-keys at a time, the weighted sum reads whole values."""
+"""Between the projections and attention: q/k norm, rotary embedding, and the writing of K and V into their blocks, in
+the layout of their kind (`kv_code.py`)."""
 
 from __future__ import annotations
 
-from llvmlite import ir
-
 from twostroke.backends.cpu.arguments import KVGroupField, RopeField, StepField
-from twostroke.backends.cpu.kernels.emitter import F32, I16, I32, I64, Emitter, Value
+from twostroke.backends.cpu.kernels.emitter import F32, F32X16, I32, I64, Emitter, Value
+from twostroke.backends.cpu.kernels.kv_code import kv_code
 from twostroke.backends.cpu.kernels.norms import inverse_rms
 from twostroke.backends.cpu.kernels.operation import Operation, operation
 from twostroke.backends.cpu.shape import KernelShape
@@ -49,14 +47,18 @@ def _norm_and_rotate(op: Operation, shape: KernelShape, values: Value, norm: Rop
         e.at(op.address(table), e.mul(position, half), F32) for table in (RopeField.COSINES, RopeField.SINES)
     )
     upper = e.at(values, half, F32)
-    with e.loop(0, half) as index:
-        low, high = e.load_at(F32, values, index), e.load_at(F32, upper, index)
-        cosine, sine = e.load_at(F32, cosines, index), e.load_at(F32, sines, index)
-        build = e.build
-        turned_low = build.fsub(build.fmul(low, cosine), build.fmul(high, sine))
-        turned_high = build.fadd(build.fmul(high, cosine), build.fmul(low, sine))
-        e.store(turned_low, e.at(values, index, F32), 4)
-        e.store(turned_high, e.at(upper, index, F32), 4)
+    whole = e.sub(half, e.rem(half, 16))
+    for start, stop, lanes in ((e.integer(0), whole, 16), (whole, half, 1)):
+        kind = F32X16 if lanes == 16 else F32
+        with e.loop(start, stop, lanes) as index:
+            low, high, cosine, sine = (
+                e.load(kind, e.at(array, index, F32), 4) for array in (values, upper, cosines, sines)
+            )
+            build = e.build
+            turned_low = build.fsub(build.fmul(low, cosine), build.fmul(high, sine))
+            turned_high = build.fadd(build.fmul(high, cosine), build.fmul(low, sine))
+            e.store(turned_low, e.at(values, index, F32), 4)
+            e.store(turned_high, e.at(upper, index, F32), 4)
 
 
 def _store(op: Operation, shape: KernelShape, key: Value, value: Value, token: Value, head: Value) -> None:
@@ -67,13 +69,4 @@ def _store(op: Operation, shape: KernelShape, key: Value, value: Value, token: V
     block, offset = e.div(slot, shape.block_size), e.rem(slot, shape.block_size)
     index = e.add(e.mul(block, op.integer(RopeField.NUM_KV_HEADS)), head)
     place = e.at(op.address(RopeField.STORE), e.mul(index, shape.block_bytes))
-    run = e.at(place, e.mul(e.div(offset, 16), 16 * shape.head_dim), I16)
-    column = e.at(run, e.rem(offset, 16), I16)
-    for first in range(0, shape.head_dim, 16):
-        halves = e.to_halves(e.load_floats(key, first))
-        for lane in range(16):
-            number = e.build.extract_element(halves, ir.Constant(I32, lane))
-            e.store(number, e.at(column, 16 * (first + lane), I16), 2)
-    values = e.at(e.at(place, shape.value_offset), e.mul(offset, shape.head_dim), I16)
-    for first in range(0, shape.head_dim, 16):
-        e.store(e.to_halves(e.load_floats(value, first)), e.at(values, first, I16), 2)
+    kv_code(e, shape).store(key, value, place, offset)

@@ -1,0 +1,290 @@
+"""One span of keys met by a few queries: scores, weights and the weighted sum of values, merged into what earlier spans
+left. Knows pages, masks and softmax; which queries and spans there are is `attention.py`'s to say."""
+
+from __future__ import annotations
+
+import math
+
+from llvmlite import ir
+
+from twostroke.backends.cpu.kernels.emitter import F32, F32X16, I32, I64, LANES, POINTER, Emitter, Value, Variable
+from twostroke.backends.cpu.kernels.kv_code import QuantisedCode, kv_code
+from twostroke.backends.cpu.kernels.numbers import power_of_two
+from twostroke.backends.cpu.shape import RUN, SPAN, AttentionScratch, KernelShape
+
+RUNS_A_SPAN = SPAN // RUN
+MASKED, NOTHING_YET = -3.0e38, -1.0e30
+"""A masked score lies so far below an empty maximum that its weight is exactly zero."""
+LOG2_E = 1 / math.log(2)
+"""Scores are in units of ln 2, so that weights are powers of two."""
+_MERGE_DEGREE = 7
+_UNROLL = 8
+
+
+def first_run(e: Emitter, position: Value, window: Value) -> Value:
+    """The first run of 16 keys that a query at this position reads."""
+    return e.div(e.larger(e.add(e.sub(position, window), 1), 0), RUN)
+
+
+class Pages:
+    """Where runs of keys lie: a block table over the store of one KV head."""
+
+    def __init__(self, e: Emitter, shape: KernelShape, store: Value, block_stride: Value, table: Value) -> None:
+        self._e, self._shape = e, shape
+        self._store, self._block_stride, self._table = store, block_stride, table
+
+    def block_of(self, run: Value) -> tuple[Value, Value]:
+        """The address of the block that holds a run of 16 positions, and the run's index in it."""
+        e = self._e
+        runs_a_block = self._shape.block_size // RUN
+        block = e.build.sext(e.load_at(I32, self._table, e.div(run, runs_a_block)), I64)
+        return e.at(self._store, e.mul(block, self._block_stride)), e.rem(run, runs_a_block)
+
+    def keys(self, run: Value) -> Value:
+        return self._part(run, 0)
+
+    def values(self, run: Value) -> Value:
+        return self._part(run, self._shape.value_offset)
+
+    def _part(self, run: Value, offset: int) -> Value:
+        e = self._e
+        block, index = self.block_of(run)
+        run_bytes = RUN * self._shape.head_dim * self._shape.kv_kind.element_bytes
+        return e.at(block, e.add(e.mul(index, run_bytes), offset))
+
+    def key_scales(self, run: Value) -> Value:
+        return self._scales(run, 0)
+
+    def value_scales(self, run: Value) -> Value:
+        return self._scales(run, 4 * self._shape.block_size)
+
+    def _scales(self, run: Value, offset: int) -> Value:
+        e = self._e
+        block, index = self.block_of(run)
+        return e.load_floats(e.at(block, e.add(e.mul(index, 4 * RUN), self._shape.scales_offset + offset)))
+
+
+class State:
+    """The maxima and sums that softmax remembers, f32, one of each for a row: a query and a head."""
+
+    def __init__(self, e: Emitter, maxima: Value, sums: Value) -> None:
+        self._e, self.maxima, self.sums = e, maxima, sums
+
+    def from_row(self, row: Value) -> State:
+        return State(self._e, *(self._e.at(array, row, F32) for array in (self.maxima, self.sums)))
+
+    def merge(self, maxima: Value, sums: Value, rows: int) -> tuple[Value, Value]:
+        """With those of a span, a lane a row; returns what the running and the new weighted sums are multiplied by.
+        A span that a query cannot see changes nothing, exactly."""
+        e = self._e
+        before, before_sums = e.load_floats(self.maxima), e.load_floats(self.sums)
+        common = e.larger_float(before, maxima)
+        old, new = (power_of_two(e, e.build.fsub(x, common), _MERGE_DEGREE) for x in (before, maxima))
+        total = e.multiply_add(before_sums, old, e.build.fmul(sums, new))
+        for vector, place in ((common, self.maxima), (total, self.sums)):
+            lanes = ir.Constant(ir.VectorType(I32, rows), list(range(rows)))
+            e.store(e.build.shuffle_vector(vector, vector, lanes), place, 4)  # others' lanes lie behind
+        return old, new
+
+
+def merge_vector(e: Emitter, running: Value, place: Value | int, new_sum: Value, old: Value, new: Value) -> None:
+    merged = e.multiply_add(e.load_floats(running, place), old, e.build.fmul(new_sum, new))
+    e.store_floats(merged, running, place)
+
+
+def lane_of(e: Emitter, vector: Value, row: int) -> Value:
+    return e.splat(e.build.extract_element(vector, ir.Constant(I32, row)))
+
+
+def accumulate_name(queries: int) -> str:
+    return f"accumulate_{queries}"
+
+
+_PARAMETERS = (
+    ("queries", POINTER),
+    ("store", POINTER),
+    ("block_stride", I64),
+    ("table", POINTER),
+    ("position", I64),
+    ("window", I64),
+    ("cap", F32),
+    ("span", I64),
+    ("running", POINTER),
+    ("maxima", POINTER),
+    ("sums", POINTER),
+    ("scratch", POINTER),
+)
+
+
+class Accumulate:
+    """A few queries (consecutive positions) and one group of heads: a row is a query and a head, query by query."""
+
+    def __init__(self, e: Emitter, shape: KernelShape, queries: int) -> None:
+        self._e, self._shape, self._queries, self._code = e, shape, queries, kv_code(e, shape)
+        self._rows = [(query, head) for query in range(queries) for head in range(shape.heads_together)]
+
+    def emit(self) -> None:
+        e = self._e
+        with e.function(accumulate_name(self._queries), _PARAMETERS) as values:
+            self._bind(values)
+            with e.when(e.build.icmp_signed("<", self._start, self._stop)):
+                maxima = self._score()
+                sums = self._weigh(maxima)
+                old, new = self._state.merge(self._in_lanes(maxima), self._in_lanes(sums), len(self._rows))
+                self._sum_values(old, new)
+
+    def _bind(self, values: list[Value]) -> None:
+        e, shape = self._e, self._shape
+        (queries, store, block_stride, table, self._position, self._window, cap, span) = values[:8]
+        (self._running, maxima, sums, scratch) = values[8:]
+        self._cap, self._state = e.splat(cap), State(e, maxima, sums)
+        self._pages = Pages(e, shape, store, block_stride, table)
+        row_bytes = shape.head_dim * self._code.query_bytes
+        self._query_rows = [e.at(queries, row * row_bytes) for row in range(len(self._rows))]
+        self._first = e.mul(span, RUNS_A_SPAN)
+        self._start = e.larger(self._first, first_run(e, self._position, self._window))
+        after = e.add(e.div(e.add(self._position, self._queries - 1), RUN), 1)
+        self._stop = e.smaller(e.add(self._first, RUNS_A_SPAN), after)
+        places = AttentionScratch.of(shape, e.isa.accumulators)
+        self._scores = scratch
+        self._weights = e.at(scratch, places.weights - places.scores)
+        self._opened = e.at(scratch, places.opened - places.scores)
+
+    def _in_lanes(self, values: list[Value]) -> Value:
+        """One float a row, as a vector."""
+        vector = self._e.floats(0.0)
+        for row, value in enumerate(values):
+            vector = self._e.build.insert_element(vector, value, ir.Constant(I32, row))
+        return vector
+
+    def _keys(self, run: Value) -> Value:
+        if not isinstance(self._code, QuantisedCode):
+            return self._pages.keys(run)
+        return self._e.at(self._opened, self._e.mul(self._e.sub(run, self._first), self._code.run_bytes))
+
+    def _values(self, run: Value) -> Value:
+        if not isinstance(self._code, QuantisedCode):
+            return self._pages.values(run)
+        return self._e.at(self._keys(run), RUNS_A_SPAN * self._code.run_bytes)
+
+    def _place(self, array: Value, number_bytes: int, row: int, run: Value) -> Value:
+        """Of a run's scores or weights."""
+        e = self._e
+        return e.at(array, e.mul(e.add(e.mul(e.sub(run, self._first), RUN), row * SPAN), number_bytes))
+
+    def _score_place(self, row: int, run: Value) -> Value:
+        return self._place(self._scores, 4, row, run)
+
+    def _weight_place(self, row: int, run: Value) -> Value:
+        return self._place(self._weights, self._code.weight_bytes, row, run)
+
+    def _score(self) -> list[Value]:
+        """scores = cap(q . k), masked; the maximum of each row. Several runs at a time, then what is left singly: the
+        arithmetic of a run is the same in both."""
+        e = self._e
+        highest = [e.variable(F32X16, e.floats(NOTHING_YET)) for _ in self._rows]
+        together = min(4, max(1, e.isa.accumulators // len(self._rows)))
+        whole = e.sub(self._stop, e.rem(e.sub(self._stop, self._start), together))
+        with e.loop(self._start, whole, together) as run:
+            self._score_runs(run, together, highest)
+        if together > 1:
+            with e.loop(whole, self._stop) as run:
+                self._score_runs(run, 1, highest)
+        return [e.reduce(variable.value, e.larger_float) for variable in highest]
+
+    def _score_runs(self, first: Value, count: int, highest: list[Variable]) -> None:
+        e, code = self._e, self._code
+        runs = [e.add(first, index) for index in range(count)]
+        keys = [self._keys(run) for run in runs]
+        dots = [[e.variable(F32X16, e.floats(0.0)) for _ in runs] for _ in self._rows]
+        with e.loop(0, self._shape.head_dim // code.numbers_a_step, _UNROLL) as start:
+            for offset in range(_UNROLL):
+                step = e.add(start, offset)
+                loaded = [code.load_key(place, step) for place in keys]
+                for row, query in enumerate(self._query_rows):
+                    number = code.broadcast(query, step)
+                    for key, dot in zip(loaded, dots[row], strict=True):
+                        dot.value = code.multiply(dot.value, key, number)
+        scales = [self._pages.key_scales(run) if self._shape.kv_kind.has_scales else None for run in runs]
+        with e.build.if_else(self._all_visible(first, count)) as (plain, partly):
+            for branch, masked in ((plain, False), (partly, True)):
+                with branch:
+                    for index, run in enumerate(runs):
+                        for row in range(len(self._rows)):
+                            score = self._finish_score(dots[row][index].value, scales[index])
+                            if masked:
+                                visible = self._visible(run, self._rows[row][0])
+                                score = e.build.select(visible, score, e.floats(MASKED))
+                            e.store_floats(score, self._score_place(row, run))
+                            highest[row].value = e.larger_float(highest[row].value, score)
+
+    def _finish_score(self, score: Value, scales: Value | None) -> Value:
+        e = self._e
+        if scales is not None:
+            score = e.build.fmul(score, scales)
+        if self._shape.soft_capped:
+            score = e.build.fmul(e.soft_cap(score, self._cap), e.floats(LOG2_E))
+        return score
+
+    def _all_visible(self, run: Value, count: int) -> Value:
+        """Whether every query reads all keys of these runs."""
+        e = self._e
+        first_key = e.mul(run, RUN)
+        last = e.build.icmp_signed("<", e.add(first_key, RUN * count - 1), e.add(self._position, 1))
+        behind = e.sub(e.add(self._position, self._queries - 1), self._window)
+        return e.build.and_(last, e.build.icmp_signed(">", first_key, behind))
+
+    def _visible(self, run: Value, query: int) -> Value:
+        """Which of the run's 16 positions this query reads: not after it, not behind its window."""
+        e = self._e
+        position = e.add(self._position, query)
+        ahead = e.splat(e.build.trunc(e.sub(position, e.mul(run, RUN)), I32))  # position minus the run's first
+        lane = e.ints(range(LANES))
+        behind = e.splat(e.build.trunc(e.sub(e.sub(position, self._window), e.mul(run, RUN)), I32))
+        return e.build.and_(e.build.icmp_signed("<=", lane, ahead), e.build.icmp_signed(">", lane, behind))
+
+    def _weigh(self, maxima: list[Value]) -> list[Value]:
+        """weights = 2^(score - maximum); the sum of each row."""
+        e, code = self._e, self._code
+        sums = [e.variable(F32X16, e.floats(0.0)) for _ in self._rows]
+        spread = [e.splat(maximum) for maximum in maxima]
+        with e.loop(self._start, self._stop) as run:
+            scales = self._pages.value_scales(run) if self._shape.kv_kind.has_scales else None
+            for row, total in enumerate(sums):
+                score = e.load_floats(self._score_place(row, run))
+                weights = power_of_two(e, e.build.fsub(score, spread[row]), code.series_degree)
+                total.value = code.store_weights(weights, scales, self._weight_place(row, run), total.value)
+        return [e.reduce_sum(variable.value) for variable in sums]
+
+    def _sum_values(self, old: Value, new: Value) -> None:
+        """running = running * old + weights x values * new, a few vectors of the head at a time so that sums stay in
+        registers."""
+        e, code, rows = self._e, self._code, range(len(self._rows))
+        vectors = self._shape.head_dim // LANES
+        passes = -(-vectors // max(1, min(vectors, e.isa.accumulators // len(rows))))
+        width = -(-vectors // passes)
+        steps = RUN // code.numbers_a_step
+        unroll = min(steps, _UNROLL)
+        for first in range(0, vectors, width):
+            columns = range(first, min(first + width, vectors))
+            totals = [[e.variable(F32X16, e.floats(0.0)) for _ in columns] for _ in rows]
+            with e.loop(self._start, self._stop) as run:
+                values, weights = self._values(run), [self._weight_place(row, run) for row in rows]
+                with e.loop(0, steps, unroll) as start:
+                    for offset in range(unroll):
+                        self._add_values(e.add(start, offset), values, weights, columns, totals)
+            for row in rows:
+                factors = lane_of(e, old, row), lane_of(e, new, row)
+                for column, total in zip(columns, totals[row], strict=True):
+                    place = row * self._shape.head_dim + LANES * column
+                    merge_vector(e, self._running, place, total.value, *factors)
+
+    def _add_values(
+        self, step: Value, values: Value, weights: list[Value], columns: range, totals: list[list[Variable]]
+    ) -> None:
+        code = self._code
+        loaded = [code.load_value(values, step, column) for column in columns]
+        for row, total in enumerate(totals):
+            weight = code.broadcast(weights[row], step)
+            for value, variable in zip(loaded, total, strict=True):
+                variable.value = code.multiply(variable.value, value, weight)
