@@ -7,7 +7,7 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from twostroke.backends.cpu.arguments import OperandField
+from twostroke.backends.cpu.arguments import GatedField, OperandField
 from twostroke.backends.cpu.memory import LINE_BYTES, Arena, Bytes, Floats, Scalar, address_of, padded
 
 GROUP_VALUES = 32
@@ -21,15 +21,19 @@ class Operand:
     scales: Floats  # [rows, width / 32]
     sums: Floats  # [rows, width / 32] the scale times the sum of the group
     offsets: npt.NDArray[np.int32]  # [rows, width / 32] -128 times the sum of the group
+    half_offsets: npt.NDArray[np.int32]  # [rows, width / 16] -32 times the sum of each half of a group
 
     def __init__(self, rows: int, width: int, copies: int = 1) -> None:
         self.copies = copies
         groups = width // GROUP_VALUES
-        sizes = [padded(count, LINE_BYTES) for count in (4 * rows * width, rows * width, *[4 * rows * groups] * 3)]
+        lists = 4 * rows * groups
+        sizes = [
+            padded(count, LINE_BYTES) for count in (4 * rows * width, rows * width, lists, lists, lists, 2 * lists)
+        ]
         self._copy_bytes = sum(sizes)
         memory = Arena(copies * self._copy_bytes).take(copies * self._copy_bytes)
         ends = np.cumsum(sizes)
-        floats, quantised, scales, sums, offsets = (
+        floats, quantised, scales, sums, offsets, half_offsets = (
             memory[end - size : end] for end, size in zip(ends, sizes, strict=True)
         )
         self.floats = _shaped(floats, np.float32, rows, width)
@@ -37,8 +41,9 @@ class Operand:
         self.scales = _shaped(scales, np.float32, rows, groups)
         self.sums = _shaped(sums, np.float32, rows, groups)
         self.offsets = _shaped(offsets, np.int32, rows, groups)
+        self.half_offsets = _shaped(half_offsets, np.int32, rows, 2 * groups)
 
-    def fields(self, *, floats: bool, quantised: bool) -> dict[IntEnum, int]:
+    def fields(self, *, floats: bool, quantised: bool, halves: bool = False) -> dict[IntEnum, int]:
         """For an operation that reads or writes these forms."""
         found: dict[IntEnum, int] = {OperandField.THREAD_BYTES: self._copy_bytes if self.copies > 1 else 0}
         if floats:
@@ -50,7 +55,14 @@ class Operand:
                 OperandField.SUMS: address_of(self.sums),
                 OperandField.OFFSETS: address_of(self.offsets),
             }
+        if halves:
+            found[OperandField.HALF_OFFSETS] = address_of(self.half_offsets)
         return found
+
+    def target_fields(self, *, floats: bool, quantised: bool, halves: bool = False) -> dict[IntEnum, int]:
+        """The same, of what a gated product writes."""
+        found = self.fields(floats=floats, quantised=quantised, halves=halves)
+        return {GatedField(GatedField.TARGET_FLOATS + field): value for field, value in found.items()}
 
 
 def _shaped(memory: Bytes, kind: type[Scalar], rows: int, width: int) -> npt.NDArray[Scalar]:

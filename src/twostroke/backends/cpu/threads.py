@@ -49,8 +49,9 @@ class ThreadPool:
             self.close()
             raise BackendError(f"the system would not start {threads} threads; ask for fewer") from error
 
-    def run(self, tape: _Record, step: _Record) -> None:
-        """Every operation of the tape, on every thread; returns when all are done."""
+    def run(self, tape: _Record, step: _Record, times: _Record | None = None) -> None:
+        """Every operation of the tape, on every thread; returns when all are done. With `times`, an array of
+        [threads, entries, fields of TimeField], each thread notes when it came to and left every entry."""
         if os.getpid() != self._process:
             raise BackendError("the cpu backend cannot be used in a forked process: create the engine there")
         if not self.close.alive:
@@ -58,6 +59,7 @@ class ThreadPool:
         self._pool[PoolField.TAPE] = address_of(tape)
         self._pool[PoolField.TAPE_LENGTH] = len(tape)
         self._pool[PoolField.STEP] = address_of(step)
+        self._pool[PoolField.TIMES] = address_of(times)
         self._run_step(self._address)
 
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from enum import IntEnum
 
 from twostroke.backends.cpu.arguments import OperandField
-from twostroke.backends.cpu.kernels.emitter import F32, I8X16, I32, I64, POINTER, Emitter, Value
+from twostroke.backends.cpu.kernels.emitter import F32, I8X16, I32, I32X16, I64, POINTER, Emitter, Value
 
 PARAMETERS = (
     ("arguments", POINTER),
@@ -50,6 +50,11 @@ class Operation:
         e = self.emitter
         return e.pointer(e.add(self.integer(field), e.mul(self.thread, self.integer(OperandField.THREAD_BYTES))))
 
+    def shifted(self, field: IntEnum) -> Operation:
+        """This operation, its argument record read from another field on."""
+        arguments = self.emitter.at(self.arguments, int(field), I64)
+        return Operation(self.emitter, [arguments, self.step, self.thread, self.threads, self.scratch])
+
     def share_rows(self, count: Value) -> tuple[Value, Value]:
         """This thread's rows of an operand: a part of them, or all where it has a copy of its own."""
         e = self.emitter
@@ -71,12 +76,14 @@ class OperandWriter:
         e = self._emitter = op.emitter
         self._has_floats = e.is_nonzero(op.integer(OperandField.FLOATS))
         self._has_quantised = e.is_nonzero(op.integer(OperandField.QUANTISED))
+        self._has_halves = e.is_nonzero(op.integer(OperandField.HALF_OFFSETS))
         groups = e.mul(row, e.div(width, 32))
         self._floats = e.at(op.operand_address(OperandField.FLOATS), e.mul(row, width), F32)
         self._quantised = e.at(op.operand_address(OperandField.QUANTISED), e.mul(row, width))
         self._scales = e.at(op.operand_address(OperandField.SCALES), groups, F32)
         self._sums = e.at(op.operand_address(OperandField.SUMS), groups, F32)
         self._offsets = e.at(op.operand_address(OperandField.OFFSETS), groups, I32)
+        self._half_offsets = e.at(op.operand_address(OperandField.HALF_OFFSETS), e.mul(groups, 2), I32)
 
     def write_group(self, group: Value, low: Value, high: Value) -> None:
         """The 32 values of a group, in two vectors."""
@@ -91,19 +98,25 @@ class OperandWriter:
         """Scale by the largest magnitude over 127, round to nearest. NaN and infinity make the scale so, too."""
         e = self._emitter
         build = e.build
-        largest = e.reduce_maximum(e.maximum(*(e.magnitude(half) for half in halves)))
+        # The bits of magnitudes are ordered as integers as they are as floats, NaN above infinity: one instruction.
+        magnitudes = [build.and_(build.bitcast(half, I32X16), e.ints(0x7FFFFFFF)) for half in halves]
+        largest = build.bitcast(e.reduce(e.larger_integer(*magnitudes), e.larger_integer), F32)
         floor = largest.type(1e-20)
         largest = build.select(build.fcmp_ordered("<", largest, floor), floor, largest)
         scale = build.fmul(largest, largest.type(1 / 127))
         inverse = e.splat(build.fdiv(largest.type(127.0), largest))
-        total = None
+        numbers = []
         for index, half in enumerate(halves):
             bits = e.nearest_bits(build.fmul(half, inverse))
-            numbers = build.sub(bits, e.ints(0x4B400000))
+            numbers.append(build.sub(bits, e.ints(0x4B400000)))
             place = e.at(self._quantised, e.add(e.mul(group, 32), 16 * index))
-            e.store(build.trunc(numbers, I8X16), place)
-            total = numbers if total is None else build.add(total, numbers)
-        count = e.reduce_sum(total)
+            e.store(build.trunc(numbers[-1], I8X16), place)
+        count = e.reduce_sum(build.add(*numbers))
         e.store(scale, e.at(self._scales, group, F32), 4)
         e.store(build.fmul(build.sitofp(count, F32), scale), e.at(self._sums, group, F32), 4)
         e.store(build.mul(count, count.type(-128)), e.at(self._offsets, group, I32), 4)
+        with e.when(self._has_halves):
+            first = e.reduce_sum(numbers[0])
+            for index, part in enumerate((first, build.sub(count, first))):
+                place = e.at(self._half_offsets, e.add(e.mul(group, 2), index), I32)
+                e.store(build.mul(part, part.type(-32)), place, 4)
