@@ -6,6 +6,7 @@ import ctypes
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,9 @@ import pytest
 from tests.backends.cpu.native import SHAPE
 
 from twostroke.backends.cpu import isa as instruction_sets
+from twostroke.backends.cpu.arguments import TileKind
 from twostroke.backends.cpu.compile import NativeCode, compile_object, load_or_compile, read_entry
-from twostroke.backends.cpu.isa import GENERIC_ARM, NEON_DOTPROD, InstructionSet
+from twostroke.backends.cpu.isa import AVX2_VNNI, GENERIC_ARM, NEON_DOTPROD, InstructionSet
 from twostroke.backends.cpu.kernels.build import module_text
 
 SEVEN = "define i64 @number() { ret i64 7 }"
@@ -96,12 +98,24 @@ def test_an_unknown_function_is_an_error(cache: Path) -> None:
         compile_as(SEVEN).address("missing")
 
 
-@pytest.mark.parametrize("isa", [NEON_DOTPROD, GENERIC_ARM], ids=lambda isa: isa.name)
-def test_arm_code_is_emitted(isa: InstructionSet) -> None:
+@pytest.mark.parametrize(("isa", "count"), [(NEON_DOTPROD, len(TileKind)), (GENERIC_ARM, 1)])
+def test_arm_code_is_emitted(isa: InstructionSet, count: int) -> None:
     """It cannot run here; that it verifies and becomes an object for ARM can be shown."""
-    code = compile_object(module_text(SHAPE, isa), isa, triple="aarch64-unknown-linux-gnu")
+    shape = replace(SHAPE, tile_kinds=tuple(TileKind)[:count])
+    code = compile_object(module_text(shape, isa), isa, triple="aarch64-unknown-linux-gnu")
     assert code[:4] == b"\x7fELF"
     assert int.from_bytes(code[18:20], "little") == 183  # the ELF number of AArch64
     instructions = np.frombuffer(code[: len(code) // 4 * 4], dtype="<u4")
     has_sdot = bool(((instructions & 0xFFE0FC00) == 0x4E809400).any())
     assert has_sdot == (isa is NEON_DOTPROD)
+
+
+def test_avx2_with_vnni_is_emitted() -> None:
+    """Few machines that run the tests have it; its dot product must be there, on 256 bits and in the short encoding."""
+    shape = replace(SHAPE, tile_kinds=(TileKind.Q4_1, TileKind.Q8_0))
+    code = compile_object(module_text(shape, AVX2_VNNI), AVX2_VNNI, triple="x86_64-unknown-linux-gnu")
+    first, second, third, opcode = (np.frombuffer(code, dtype=np.uint8)[at : len(code) - 3 + at] for at in range(4))
+    # VEX.256.66.0F38.W0 50: three bytes of prefix, then the opcode.
+    in_map = (first == 0xC4) & (second & 0x1F == 2)
+    found = in_map & (third & 0x87 == 5) & (opcode == 0x50)
+    assert found.sum() > 100

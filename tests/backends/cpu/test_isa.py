@@ -18,6 +18,7 @@ AVX512_FEATURES = AVX2_FEATURES | dict.fromkeys(("avx512f", "avx512bw", "avx512v
         ("x86_64", AVX512_FEATURES, ["avx512-vnni", "avx2", "generic"]),
         ("x86_64", AVX512_FEATURES | {"avx512vnni": False}, ["avx2", "generic"]),
         ("x86_64", AVX2_FEATURES, ["avx2", "generic"]),
+        ("x86_64", AVX2_FEATURES | {"avxvnni": True}, ["avx2-vnni", "avx2", "generic"]),
         ("x86_64", AVX2_FEATURES | {"f16c": False}, ["generic"]),
         ("x86_64", {}, ["generic"]),
         ("aarch64", {"dotprod": True, "neon": True}, ["neon-dotprod", "generic"]),

@@ -29,19 +29,28 @@ def test_exact_kinds(kind: WeightKind) -> None:
     assert not values[40:].any()
 
 
-@pytest.mark.parametrize(
-    ("kind", "tolerance"),
-    # Q4_K: a scale rounded to f16 is off by 2^-11, fifteen times over. Q8_0: half a step of the largest of a group.
-    [(WeightKind.Q4_K, 2**-10), (WeightKind.Q5_K, 0.5 / 127 + 2**-10), (WeightKind.Q6_K, 0.5 / 127 + 2**-10)],
-)
-def test_repacked_kinds_are_near(kind: WeightKind, tolerance: float) -> None:
-    tensor = random_tensor(kind, 32, 512)
+@pytest.mark.parametrize("kind", [WeightKind.Q4_K, WeightKind.Q5_K, WeightKind.Q6_K])
+def test_k_kinds_are_exact_but_for_their_scales(kind: WeightKind) -> None:
+    """Products of two scales are rounded to f16: each of the two terms of a value is off by 2^-11 of itself at most."""
+    tensor = random_tensor(kind, 40, 512)
     stored, values = tensor.to_float32(), packed_values([tensor])
-    groups = np.abs(stored.reshape(32, -1, 32)).max(axis=2, keepdims=True)
-    # Q4_K's two rounded terms may each be larger than their sum.
-    scale = np.maximum(groups, np.abs(stored).max() if kind is WeightKind.Q4_K else 0)
-    assert (np.abs(values - stored).reshape(32, -1, 32) <= tolerance * scale).all()
+    groups = stored.reshape(40, -1, 16)
+    # A term may be larger than the value: by no more than what the group's values span, and what lies below them.
+    terms = np.ptp(groups, axis=2, keepdims=True) * 32 + np.abs(groups).max(axis=2, keepdims=True)
+    assert (np.abs(values[:40].reshape(groups.shape) - groups) <= 2**-11 * terms).all()
+    assert not values[40:].any()
     assert repacking_note(kind) is not None
+
+
+@pytest.mark.parametrize(("kind", "offsets"), [(WeightKind.Q5_K, (0, 2)), (WeightKind.Q6_K, (208,))])
+def test_k_kinds_are_exact_where_their_scales_are(kind: WeightKind, offsets: tuple[int, ...]) -> None:
+    """With powers of two as outer scales every product fits f16, and every value must be the stored one."""
+    tensor = random_tensor(kind, 32, 512)
+    blocks = tensor.data.reshape(32, 2, kind.block_bytes).copy()
+    for offset in offsets:
+        blocks[..., offset : offset + 2] = np.array([2**-6], dtype="<f2").view(np.uint8)
+    exact = WeightTensor("weights", kind, tensor.shape, blocks.reshape(32, -1))
+    assert np.array_equal(packed_values([exact]), exact.to_float32())
 
 
 def test_large_matrices_go_slab_by_slab() -> None:

@@ -13,10 +13,10 @@ import pytest
 from tests.backends.cpu.native import code_for
 
 from twostroke.backends.cpu import isa as instruction_sets
-from twostroke.backends.cpu.arguments import NormField, StepField
+from twostroke.backends.cpu.arguments import NormField, StepField, TimeField
 from twostroke.backends.cpu.memory import address_of, float_zeros
 from twostroke.backends.cpu.program import Tape
-from twostroke.backends.cpu.threads import ThreadPool
+from twostroke.backends.cpu.threads import PIN_VARIABLE, ThreadPool
 from twostroke.core.errors import BackendError
 
 WIDTH = 32
@@ -134,3 +134,46 @@ def test_a_forked_child_is_refused_and_does_not_hang() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     chain.run()
     chain.pool.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="there is no affinity here")
+@pytest.mark.parametrize(("extra", "variable", "pinned"), [(0, None, True), (0, "0", False), (1, None, False)])
+def test_workers_have_a_core_each_where_they_use_all(
+    extra: int, variable: str | None, pinned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(PIN_VARIABLE, raising=False)
+    if variable is not None:
+        monkeypatch.setenv(PIN_VARIABLE, variable)
+    before = os.sched_getaffinity(0)
+    running = set(pool_threads())
+    chain = Chain(len(before) + extra, 1)
+    try:
+        chain.run()  # every worker has come as far as its work
+        found = [os.sched_getaffinity(worker.native_id or 0) for worker in set(pool_threads()) - running]
+    finally:
+        chain.pool.close()
+    assert os.sched_getaffinity(0) == before
+    if pinned:
+        assert all(len(cores) == 1 for cores in found)
+        assert len(set.union(set(), *found)) == len(before) - 1
+    else:
+        assert all(cores == before for cores in found)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_threads_note_when_they_come_and_go(threads: int) -> None:
+    chain = Chain(threads, 6)
+    times = np.zeros((threads, 6, len(TimeField)), dtype=np.int64)
+    try:
+        chain.pool.run(chain.entries, chain.step, times)
+        chain.run()  # and so all are through with what they note of the run before
+        noted = times.copy()
+        chain.run()
+    finally:
+        chain.pool.close()
+    assert np.array_equal(times, noted)
+    flat = times.reshape(threads, -1)
+    assert (flat > 0).all()
+    assert (np.diff(flat, axis=1) >= 0).all()  # in order, within a thread
+    last_done = times[:, :, TimeField.DONE].max(axis=0)
+    assert (times[:, :, TimeField.LEAVE] >= last_done).all()  # nobody leaves a barrier before all are done

@@ -26,6 +26,12 @@ def _group(kind: TileKind, group: npt.NDArray[np.uint8], row: int) -> npt.NDArra
         scale, minimum = group[256:].view("<f2").reshape(2, 16)[:, row].astype(np.float32)
         quants = np.concatenate([own & 15, own >> 4]).astype(np.float32)
         return (quants * scale + minimum).astype(np.float32)
+    if kind is TileKind.Q4_0:
+        own = group[:256].reshape(4, 16, 4)[:, row].reshape(16)
+        scale = group[256:].view("<f2")[row].astype(np.float32)
+        return ((np.concatenate([own & 15, own >> 4]).astype(np.float32) - 8) * scale).astype(np.float32)
+    if kind in (TileKind.Q5_K, TileKind.Q6_K):
+        return _planes(kind, group, row)
     if kind is TileKind.Q8_0:
         own = group[:512].reshape(8, 16, 4)[:, row].reshape(32)
         scale = group[512:].view("<f2")[row].astype(np.float32)
@@ -33,3 +39,18 @@ def _group(kind: TileKind, group: npt.NDArray[np.uint8], row: int) -> npt.NDArra
     if kind is TileKind.BF16:
         return (group.view("<u2")[row : row + 1].astype(np.uint32) << 16).view(np.float32)
     return group.view("<f4" if kind is TileKind.F32 else "<f2")[row : row + 1].astype(np.float32)
+
+
+def _planes(kind: TileKind, group: npt.NDArray[np.uint8], row: int) -> npt.NDArray[np.float32]:
+    bits, values = (1, []) if kind is TileKind.Q5_K else (2, [])
+    for value in range(32):
+        half, quarter, byte = value // 16, value % 16 // 4, value % 4
+        low = int(group[64 * quarter + 4 * row + byte]) >> (4 * half) & 15
+        place = bits * (2 * quarter + half)  # among the bits of all planes
+        plane = int(group[256 + 64 * (place // 8) + 4 * row + byte])
+        values.append(low | ((plane >> place % 8) & ((1 << bits) - 1)) << 4)
+    first, second = group[-64:].view("<f2").reshape(2, 16)[:, row].astype(np.float32)
+    numbers = np.array(values, dtype=np.float32)
+    if kind is TileKind.Q5_K:
+        return numbers * first + second
+    return (numbers - 32) * np.repeat([first, second], 16)

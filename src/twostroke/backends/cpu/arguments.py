@@ -11,6 +11,9 @@ class TileKind(Enum):
     """How a packed matrix is laid out: (inputs a group, bytes a group of one 16-output tile)."""
 
     Q4_1 = (32, 16 * 16 + 64)  # nibbles, 16 f16 scales, 16 f16 minimums
+    Q4_0 = (32, 16 * 16 + 32)  # nibbles of q + 8, 16 f16 scales
+    Q5_K = (32, 16 * 16 + 64 + 64)  # nibbles, a plane of fifth bits, 16 f16 scales, 16 f16 minimums
+    Q6_K = (32, 16 * 16 + 128 + 64)  # nibbles of q + 32, two planes of bit pairs, 16 f16 scales for each half
     Q8_0 = (32, 16 * 32 + 32)  # bytes of q + 128, 16 f16 scales
     F32 = (1, 64)
     F16 = (1, 32)
@@ -88,6 +91,7 @@ class OperandField(_Field):
     PEAKS = auto()  # i32 [rows, width / 32] where in the group its largest value is; from bit 5 on, in which of the
     # eight steps of a nibble tile: 2 * (place % 16 // 4) + place // 16
     PEAK_DIGITS = auto()  # i32 [rows, width / 32] that value's upper digit, at its byte among four
+    HALF_OFFSETS = auto()  # i32 [rows, width / 16] -32 times the sum of each half of a group
     THREAD_BYTES = auto()
 
 
@@ -109,6 +113,25 @@ class MatmulField(_OperandUser):
     OUTPUT_STRIDE = auto()
     BIAS = auto()  # f32 [outputs], or 0
     ACCUMULATE = auto()  # 1: add to what the output holds
+
+
+class GatedField(_OperandUser):
+    """Two products of one input, gate and up, and the activation that joins them into the input of another."""
+
+    WEIGHTS = auto()  # the gate's tiles
+    UP_BYTES = auto()  # from a tile of the gate to the same of up
+    DEPTH = auto()
+    NUM_TILES = auto()  # of the gate
+    ROWS = auto()
+    TARGET_FLOATS = auto()  # from here on the fields of OperandField, of what is written
+    TARGET_QUANTISED = auto()
+    TARGET_SCALES = auto()
+    TARGET_SUMS = auto()
+    TARGET_OFFSETS = auto()
+    TARGET_PEAKS = auto()
+    TARGET_PEAK_DIGITS = auto()
+    TARGET_HALF_OFFSETS = auto()
+    TARGET_THREAD_BYTES = auto()
 
 
 class NormField(_OperandUser):
@@ -168,6 +191,14 @@ class TapeField(_Field):
     BARRIER = auto()  # 1: every thread waits for all after this operation
 
 
+class TimeField(_Field):
+    """When a thread came to an entry of the tape, was done with its part, and went on after the barrier."""
+
+    BEGIN = auto()
+    DONE = auto()
+    LEAVE = auto()
+
+
 class PoolField(_Field):
     """What the threads of a pool share; lines of their own for what is written while others spin on it."""
 
@@ -178,6 +209,7 @@ class PoolField(_Field):
     THREADS = 19
     SCRATCH = 20
     SCRATCH_BYTES = 21  # a thread
+    TIMES = 22  # i64 [threads, entries, fields of TimeField] of the clock that counts in hardware, or 0
     MUTEX = 32
     CONDITION = 64
     FLAGS = 96  # a line of 16 a thread: how many barriers it has reached

@@ -6,14 +6,14 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from twostroke.backends.cpu.arguments import KVGroupField, StepField
+from twostroke.backends.cpu.arguments import KVGroupField, StepField, TimeField
 from twostroke.backends.cpu.attention_work import AttentionWork
 from twostroke.backends.cpu.compile import load_or_compile
 from twostroke.backends.cpu.isa import InstructionSet
 from twostroke.backends.cpu.kv_kind import KVKind, choose_kv_kind
 from twostroke.backends.cpu.kv_store import KVStore
 from twostroke.backends.cpu.memory import address_of
-from twostroke.backends.cpu.program import Program
+from twostroke.backends.cpu.program import Program, Tape
 from twostroke.backends.cpu.rotation import RotationTable
 from twostroke.backends.cpu.shape import KernelShape
 from twostroke.backends.cpu.threads import ThreadPool
@@ -101,6 +101,16 @@ class CpuBackend(HostBackend):
         return self._program
 
     def forward(self, batch: Batch) -> npt.NDArray[np.float32]:
+        return self._run(batch)
+
+    def profile(self, batch: Batch) -> tuple[Tape, npt.NDArray[np.int64]]:
+        """What `forward` does, timed: the tape it ran, and [threads, entries, fields of TimeField] in clock ticks."""
+        tape = self._program_for(batch.num_tokens, len(batch.logit_rows)).tape
+        times = np.zeros((self._pool.threads, len(tape.names), len(TimeField)), dtype=np.int64)
+        self._run(batch, times)
+        return tape, times
+
+    def _run(self, batch: Batch, times: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.float32]:
         num_tokens, num_logits = batch.num_tokens, len(batch.logit_rows)
         program = self._program_for(num_tokens, num_logits)
         for rotation in self._rotations.values():
@@ -108,7 +118,7 @@ class CpuBackend(HostBackend):
         slots = self._kv.slots(batch)
         program.hidden[:num_tokens] = self._embed(batch.token_ids)
         step, kept = self._step_record(batch, slots)
-        self._pool.run(program.entries, step)
+        self._pool.run(program.entries, step, times)
         del kept  # the record pointed into it until here
         return program.logits[:num_logits, : self._spec.vocab_size].copy()
 

@@ -27,10 +27,12 @@ class InstructionSet:
     has_fma: bool
     has_half: bool
     """Converts between f16 and f32 in hardware."""
+    packed_rows: int
+    """Activation rows a matrix tile keeps in registers when it reads weights as they are packed, one column of 16."""
     tile_rows: int
-    """Activation rows a matrix tile keeps in registers."""
+    """The same when weights were opened before,"""
     tile_columns: int
-    """Weight tiles (of 16 outputs) a matrix tile keeps in registers."""
+    """and how many columns it then takes."""
     accumulators: int
     """Vectors of 16 floats that fit in registers beside what feeds them."""
     has_bf16_dot: bool = False
@@ -40,26 +42,19 @@ class InstructionSet:
 def _avx512_vnni(cpu: str, features: Mapping[str, bool]) -> InstructionSet:
     # LLVM prefers 256-bit vectors on some CPUs; these tiles are laid out for 512.
     wide = ",".join([*(f"{'+' if on else '-'}{name}" for name, on in features.items()), "-prefer-256-bit"])
+    has_bf16_dot = features.get("avx512bf16", False)
     return InstructionSet(
-        "avx512-vnni",
-        "x86_64",
-        cpu,
-        wide,
-        True,
-        True,
-        tile_rows=4,
-        tile_columns=2,
-        accumulators=24,
-        has_bf16_dot=features.get("avx512bf16", False),
+        "avx512-vnni", "x86_64", cpu, wide, True, True, 16, 4, 2, accumulators=24, has_bf16_dot=has_bf16_dot
     )
 
 
-AVX2 = InstructionSet("avx2", "x86_64", "x86-64-v3", "", True, True, tile_rows=2, tile_columns=1, accumulators=6)
+AVX2 = InstructionSet("avx2", "x86_64", "x86-64-v3", "", True, True, 4, 4, 1, accumulators=6)
+AVX2_VNNI = InstructionSet("avx2-vnni", "x86_64", "x86-64-v3", "+avxvnni", True, True, 4, 4, 1, accumulators=6)
 NEON_DOTPROD = InstructionSet(
-    "neon-dotprod", "aarch64", "generic", "+neon,+dotprod", True, True, tile_rows=2, tile_columns=1, accumulators=6
+    "neon-dotprod", "aarch64", "generic", "+neon,+dotprod", True, True, 4, 4, 1, accumulators=6
 )
-GENERIC_X86 = InstructionSet("generic", "x86_64", "x86-64", "", False, False, 2, 1, accumulators=3)
-GENERIC_ARM = InstructionSet("generic", "aarch64", "generic", "+neon", True, True, 2, 1, accumulators=6)
+GENERIC_X86 = InstructionSet("generic", "x86_64", "x86-64", "", False, False, 4, 4, 1, accumulators=3)
+GENERIC_ARM = InstructionSet("generic", "aarch64", "generic", "+neon", True, True, 4, 4, 1, accumulators=6)
 
 _AVX512_NEEDS = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni", "fma", "f16c")
 _AVX2_NEEDS = ("avx2", "fma", "f16c", "bmi", "bmi2", "lzcnt", "movbe")
@@ -72,7 +67,7 @@ def available(architecture: str, cpu: str, features: Mapping[str, bool]) -> tupl
         if all(features.get(name, False) for name in _AVX512_NEEDS):
             found.append(_avx512_vnni(cpu, features))
         if all(features.get(name, False) for name in _AVX2_NEEDS):
-            found.append(AVX2)
+            found += [AVX2_VNNI, AVX2] if features.get("avxvnni", False) else [AVX2]
         return (*found, GENERIC_X86)
     if architecture == "aarch64":
         return (NEON_DOTPROD, GENERIC_ARM) if features.get("dotprod", False) else (GENERIC_ARM,)

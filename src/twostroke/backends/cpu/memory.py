@@ -21,7 +21,8 @@ class Arena:
     """A fixed number of bytes, handed out piece by piece; it lives as long as any piece does."""
 
     def __init__(self, num_bytes: int) -> None:
-        memory = mmap.mmap(-1, max(1, num_bytes))
+        # Private: a shared map, Python's default, is the kernel's shared memory, which gets no huge pages.
+        memory = mmap.mmap(-1, max(1, num_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if num_bytes > _HUGE_PAGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
             memory.madvise(mmap.MADV_HUGEPAGE)
         self.memory: Bytes = np.frombuffer(memory, dtype=np.uint8)[:num_bytes]

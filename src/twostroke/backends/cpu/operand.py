@@ -8,7 +8,7 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from twostroke.backends.cpu.arguments import OperandField
+from twostroke.backends.cpu.arguments import GatedField, OperandField
 from twostroke.backends.cpu.memory import LINE_BYTES, Arena, Bytes, Floats, Scalar, address_of, padded
 
 GROUP_VALUES = 32
@@ -24,15 +24,17 @@ class Operand:
     offsets: npt.NDArray[np.int32]  # [rows, width / 32] -128 times the sum of the group
     peaks: npt.NDArray[np.int32]  # [rows, width / 32] where in the group its largest value is
     peak_digits: npt.NDArray[np.int32]  # [rows, width / 32] its upper digit: it counts 128 times, beside `quantised`
+    half_offsets: npt.NDArray[np.int32]  # [rows, width / 16] -32 times the sum of each half of a group
 
     def __init__(self, rows: int, width: int, copies: int = 1) -> None:
         self.copies = copies
         groups = width // GROUP_VALUES
-        sizes = [padded(count, LINE_BYTES) for count in (4 * rows * width, rows * width, *[4 * rows * groups] * 5)]
+        lists = 4 * rows * groups
+        sizes = [padded(count, LINE_BYTES) for count in (4 * rows * width, rows * width, *[lists] * 5, 2 * lists)]
         self._copy_bytes = sum(sizes)
         memory = Arena(copies * self._copy_bytes).take(copies * self._copy_bytes)
         ends = np.cumsum(sizes)
-        floats, quantised, scales, sums, offsets, peaks, peak_digits = (
+        floats, quantised, scales, sums, offsets, peaks, peak_digits, half_offsets = (
             memory[end - size : end] for end, size in zip(ends, sizes, strict=True)
         )
         self.floats = _shaped(floats, np.float32, rows, width)
@@ -42,6 +44,7 @@ class Operand:
         self.offsets = _shaped(offsets, np.int32, rows, groups)
         self.peaks = _shaped(peaks, np.int32, rows, groups)
         self.peak_digits = _shaped(peak_digits, np.int32, rows, groups)
+        self.half_offsets = _shaped(half_offsets, np.int32, rows, 2 * groups)
 
     def restored(self) -> npt.NDArray[np.float64]:
         """The quantised rows as numbers  # [rows, width]"""
@@ -51,7 +54,7 @@ class Operand:
         np.put_along_axis(groups, places, np.take_along_axis(groups, places, -1) + 128.0 * upper, -1)
         return (groups * self.scales[..., None]).reshape(self.quantised.shape)
 
-    def fields(self, *, floats: bool, quantised: bool) -> dict[IntEnum, int]:
+    def fields(self, *, floats: bool, quantised: bool, halves: bool = False) -> dict[IntEnum, int]:
         """For an operation that reads or writes these forms."""
         found: dict[IntEnum, int] = {OperandField.THREAD_BYTES: self._copy_bytes if self.copies > 1 else 0}
         if floats:
@@ -65,7 +68,14 @@ class Operand:
                 OperandField.PEAKS: address_of(self.peaks),
                 OperandField.PEAK_DIGITS: address_of(self.peak_digits),
             }
+        if halves:
+            found[OperandField.HALF_OFFSETS] = address_of(self.half_offsets)
         return found
+
+    def target_fields(self, *, floats: bool, quantised: bool, halves: bool = False) -> dict[IntEnum, int]:
+        """The same, of what a gated product writes."""
+        found = self.fields(floats=floats, quantised=quantised, halves=halves)
+        return {GatedField(GatedField.TARGET_FLOATS + field): value for field, value in found.items()}
 
 
 def _shaped(memory: Bytes, kind: type[Scalar], rows: int, width: int) -> npt.NDArray[Scalar]:

@@ -21,10 +21,10 @@ _TILE_KINDS = {
     WeightKind.BF16: TileKind.BF16,
     WeightKind.Q8_0: TileKind.Q8_0,
     WeightKind.Q4_1: TileKind.Q4_1,
-    WeightKind.Q4_0: TileKind.Q4_1,  # exact: the minimum is -8 times the scale
-    WeightKind.Q4_K: TileKind.Q4_1,  # its scales rounded to f16
-    WeightKind.Q5_K: TileKind.Q8_0,  # requantised
-    WeightKind.Q6_K: TileKind.Q8_0,
+    WeightKind.Q4_0: TileKind.Q4_0,
+    WeightKind.Q4_K: TileKind.Q4_1,  # as of all K kinds, the products of its scales rounded to f16
+    WeightKind.Q5_K: TileKind.Q5_K,
+    WeightKind.Q6_K: TileKind.Q6_K,
 }
 _SLAB_BYTES = 1 << 18
 """Packed at a time: source and destination stay in the cache over the few passes each needs."""
@@ -37,12 +37,10 @@ def tile_kind(kind: WeightKind) -> TileKind:
 def repacking_note(kind: WeightKind) -> str | None:
     """What a user should know of weights of this kind; None when they are used as they are stored."""
     match kind:
-        case WeightKind.Q4_0:
-            return "repacked to Q4_1 (exact)"
         case WeightKind.Q4_K:
             return "repacked to Q4_1 (scales rounded to f16)"
         case WeightKind.Q5_K | WeightKind.Q6_K:
-            return "requantised to Q8_0"
+            return "with their scales rounded to f16"
     return None
 
 
@@ -103,13 +101,15 @@ def _pack_rows(stored: WeightKind, held: WeightKind, rows: Bytes, tiles: npt.NDA
             case WeightKind.Q4_1:
                 _pack_q4_1(source, target)
             case WeightKind.Q4_0:
-                _pack_q4_1(_q4_0_as_q4_1(source), target)
+                _pack_q4_0(source, target)
             case WeightKind.Q4_K:
                 _pack_q4_1(_q4_k_as_q4_1(source), target)
             case WeightKind.Q8_0:
                 _pack_q8_0(source, target)
-            case WeightKind.Q5_K | WeightKind.Q6_K:
-                _pack_q8_0(quantise(WeightKind.Q8_0, dequantise(held, source)), target)
+            case WeightKind.Q5_K:
+                _pack_planes(*_q5_k_numbers(source), 1, target)
+            case WeightKind.Q6_K:
+                _pack_planes(*_q6_k_numbers(source), 2, target)
             case _:
                 _pack_floats(source, target, 4 if held is WeightKind.F32 else 2)
 
@@ -129,6 +129,16 @@ def _pack_q4_1(source: Bytes, target: npt.NDArray[np.uint8]) -> None:
         target_halves[:, :, first : first + 16] = halves[:, :, :, which].transpose(0, 2, 1)
 
 
+def _pack_q4_0(source: Bytes, target: npt.NDArray[np.uint8]) -> None:
+    """A block is a scale and 16 bytes of nibbles, as Q4_1's."""
+    count, groups, _ = target.shape
+    blocks = source.reshape(count, TILE_OUTPUTS, groups, 18)
+    words, scales = blocks[..., 2:].view("<u4"), blocks[..., :2].view("<u2")[..., 0]
+    for word in range(4):
+        target.view("<u4")[:, :, 16 * word : 16 * word + 16] = words[..., word].transpose(0, 2, 1)
+    target.view("<u2")[:, :, 128:] = scales.transpose(0, 2, 1)
+
+
 def _pack_q8_0(source: Bytes, target: npt.NDArray[np.uint8]) -> None:
     """A block is a scale and 32 signed bytes, which become unsigned by a flip of the sign bit."""
     count, groups, _ = target.shape
@@ -146,18 +156,6 @@ def _pack_floats(source: Bytes, target: npt.NDArray[np.uint8], value_bytes: int)
     kind = f"<u{value_bytes}"
     values = np.ascontiguousarray(source).view(kind).reshape(count, TILE_OUTPUTS, depth)
     target.view(kind)[:] = values.transpose(0, 2, 1)
-
-
-def _q4_0_as_q4_1(source: Bytes) -> Bytes:
-    """scale * (q - 8) is scale * q + minimum with minimum -8 * scale."""
-    blocks = source.reshape(len(source), -1, 18)
-    result = np.empty((*blocks.shape[:2], 20), dtype=np.uint8)
-    scales = np.ascontiguousarray(blocks[..., :2]).view("<f2")
-    result[..., :2] = blocks[..., :2]
-    with np.errstate(over="ignore"):
-        result[..., 2:4] = (scales * np.float16(-8)).view(np.uint8)
-    result[..., 4:] = blocks[..., 2:]
-    return result.reshape(len(source), -1)
 
 
 def _q4_k_as_q4_1(source: Bytes) -> Bytes:
@@ -181,3 +179,54 @@ def _q4_k_scales(blocks: Bytes) -> tuple[npt.NDArray[np.float32], npt.NDArray[np
     scales = np.concatenate([first & 63, (last & 15) | ((first >> 6) << 4)], axis=-1)
     minimums = np.concatenate([second & 63, (last >> 4) | ((second >> 6) << 4)], axis=-1)
     return scales * whole[..., :1], minimums * whole[..., 1:]
+
+
+def _q5_k_numbers(source: Bytes) -> tuple[Bytes, npt.NDArray[np.float16]]:
+    """What a slab of rows holds: numbers of five bits [rows, groups, 32], and [rows, groups, (scale, minimum)]."""
+    blocks = source.reshape(len(source), -1, 176)
+    scales, minimums = _q4_k_scales(blocks)
+    high, nibbles = blocks[..., 16:48], blocks[..., 48:].reshape(*blocks.shape[:2], 4, 32)
+    numbers = np.empty((*blocks.shape[:2], 8, 32), dtype=np.uint8)
+    for index in range(8):  # bit `index` of each high byte is the fifth bit of sub-block `index`
+        low = (nibbles[:, :, index // 2] >> (4 * (index % 2))) & 15
+        numbers[:, :, index] = low | (((high >> index) & 1) << 4)
+    with np.errstate(over="ignore", invalid="ignore"):
+        halves = np.stack([scales, -minimums], axis=-1).astype(np.float16)
+    return numbers.reshape(len(source), -1, 32), halves.reshape(len(source), -1, 2)
+
+
+def _q6_k_numbers(source: Bytes) -> tuple[Bytes, npt.NDArray[np.float16]]:
+    """Numbers of six bits [rows, groups, 32], and the scales of their halves [rows, groups, 2]."""
+    blocks = source.reshape(len(source), -1, 210)
+    nibbles = blocks[..., :128].reshape(*blocks.shape[:2], 2, 64)
+    high = blocks[..., 128:192].reshape(*blocks.shape[:2], 2, 32)
+    numbers = np.empty((*blocks.shape[:2], 2, 4, 32), dtype=np.uint8)
+    for index in range(4):
+        first = 32 * (index % 2)
+        low = (nibbles[..., first : first + 32] >> (4 * (index // 2))) & 15
+        numbers[:, :, :, index] = low | (((high >> (2 * index)) & 3) << 4)
+    whole = np.ascontiguousarray(blocks[..., 208:]).view("<f2").astype(np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        scales = (blocks[..., 192:208].view(np.int8) * whole).astype(np.float16)
+    return numbers.reshape(len(source), -1, 32), scales.reshape(len(source), -1, 2)
+
+
+def _pack_planes(numbers: Bytes, halves: npt.NDArray[np.float16], bits: int, target: npt.NDArray[np.uint8]) -> None:
+    """Nibbles as Q4_1's, then planes of the `bits` above them. A step takes four values of each output (of low nibbles
+    4j to 4j + 3, of high ones 16 more), and those of step s lie from bit s * bits on, eight bits a plane."""
+    count, groups, _ = target.shape
+    numbers = numbers.reshape(count, TILE_OUTPUTS, groups, 32).transpose(0, 2, 1, 3)  # [tiles, groups, outputs, 32]
+    low = numbers & 15
+    nibbles = (low[..., :16] | (low[..., 16:] << 4)).reshape(count, groups, TILE_OUTPUTS, 4, 4)
+    target[:, :, :256] = nibbles.transpose(0, 1, 3, 2, 4).reshape(count, groups, 256)
+    steps_a_plane = 8 // bits
+    for plane in range(bits):
+        held = np.zeros((count, groups, TILE_OUTPUTS, 4), dtype=np.uint8)
+        for place in range(steps_a_plane):
+            step = plane * steps_a_plane + place
+            first = 4 * (step // 2) + 16 * (step % 2)
+            held |= (numbers[..., first : first + 4] >> 4) << (bits * place)
+        first = 256 + 64 * plane
+        target[:, :, first : first + 64] = held.reshape(count, groups, 64)
+    ordered = halves.astype("<f2").reshape(count, TILE_OUTPUTS, groups, 2).transpose(0, 2, 3, 1)
+    target.view("<f2")[:, :, -32:] = ordered.reshape(count, groups, 32)

@@ -13,18 +13,21 @@ from twostroke.backends.cpu.arguments import (
     ROW_MULTIPLE,
     ActivationField,
     AttentionField,
+    GatedField,
     KVGroupField,
     MatmulField,
     NormField,
     RopeField,
     StepField,
     TapeField,
+    TileKind,
     float_bits,
 )
 from twostroke.backends.cpu.compile import NativeCode
 from twostroke.backends.cpu.kv_store import KVStore
 from twostroke.backends.cpu.memory import Floats, address_of, float_zeros, padded
 from twostroke.backends.cpu.operand import Operand
+from twostroke.backends.cpu.packing import PackedMatrix
 from twostroke.backends.cpu.rotation import RotationTable
 from twostroke.backends.cpu.weights import LayerWeights, Projection, Weights
 from twostroke.models.spec import ModelSpec, RopeSpec
@@ -39,13 +42,25 @@ class Tape:
     def __init__(self, code: NativeCode) -> None:
         self._code = code
         self._entries: list[tuple[int, int, int]] = []
+        self.names: list[str] = []
+        self.matrices: list[PackedMatrix | None] = []
+        """What each entry multiplies by, if anything: for who wants to know what a step's time went to."""
         self._records: list[Record] = []
 
-    def add(self, function: str, fields: Mapping[IntEnum, int], *, barrier: bool = True) -> None:
+    def add(
+        self,
+        function: str,
+        fields: Mapping[IntEnum, int],
+        *,
+        barrier: bool = True,
+        matrix: PackedMatrix | None = None,
+    ) -> None:
         """One operation; fields that are not given are 0."""
         record = np.zeros(max(fields) + 16, dtype=np.int64)
         for field, value in fields.items():
             record[field] = value
+        self.names.append(function)
+        self.matrices.append(matrix)
         self._records.append(record)  # keeps it where the tape points
         self._entries.append((self._code.address(function), address_of(record), int(barrier)))
 
@@ -83,13 +98,13 @@ class Program:
         self._attended = float_zeros(rows, self._query_width)
         self._normed = Operand(rows, spec.hidden_size, copies)
         self._mixed = Operand(rows, self._query_width, copies)
-        self._gated = Operand(rows, spec.intermediate_size, copies)
-        self._tape = Tape(code)
+        self._gated = Operand(rows, spec.intermediate_size)
+        self.tape = Tape(code)
         for index, layer in enumerate(weights.layers):
             self._add_attention(index, layer)
             self._add_mlp(layer)
         self._add_head(weights)
-        self.entries = self._tape.entries()
+        self.entries = self.tape.entries()
 
     def _add_attention(self, index: int, layer: LayerWeights) -> None:
         spec, place = self._spec, self._kv.places[index]
@@ -116,7 +131,7 @@ class Program:
             RopeField.STORE: address_of(place.memory),
             RopeField.GROUP: group,
         }
-        self._tape.add("rope_and_store", rope)
+        self.tape.add("rope_and_store", rope)
         attention: dict[IntEnum, int] = {
             AttentionField.QUERIES: address_of(self._projected),
             AttentionField.STRIDE: stride,
@@ -129,24 +144,45 @@ class Program:
             AttentionField.OUTPUT: address_of(self._attended),
             AttentionField.OUTPUT_STRIDE: self._query_width,
         }
-        self._tape.add("attention", attention)
+        self.tape.add("attention", attention)
         fields = self._norm_fields(self._attended, None)
         self._add_row_operation("prepare", fields, self._mixed, layer.attention_out)
         self._add_to_residual(layer.attention_out, self._mixed, layer.post_attention_norm)
 
     def _add_mlp(self, layer: LayerWeights) -> None:
-        spec = self._spec
         self._add_norm(self._normed, layer.mlp_norm, layer.mlp_in)
-        self._add_projection(layer.mlp_in, self._normed, self._projected)
+        if layer.mlp_in.is_one_matrix:
+            self._add_gated_projection(layer)
+        else:
+            self._add_projection(layer.mlp_in, self._normed, self._projected)
+            self._add_activation(layer)
+        self._add_to_residual(layer.mlp_out, self._gated, layer.post_mlp_norm)
+
+    def _add_gated_projection(self, layer: LayerWeights) -> None:
+        """Gate, up and the activation in one: what they pass on to each other never reaches memory."""
+        matrix = layer.mlp_in.parts[0].matrix
+        tiles = matrix.num_tiles // 2
+        fields: dict[IntEnum, int] = {
+            GatedField.WEIGHTS: address_of(matrix.data),
+            GatedField.UP_BYTES: tiles * matrix.data[0].nbytes,
+            GatedField.DEPTH: matrix.depth,
+            GatedField.NUM_TILES: tiles,
+            GatedField.ROWS: StepField.NUM_TOKENS,
+        }
+        fields |= self._normed.fields(floats=True, quantised=True, halves=True)
+        fields |= self._gated.target_fields(**_forms_read(layer.mlp_out))
+        name = f"matmul_gated_{self._spec.activation}_{matrix.kind.name.lower()}"
+        self.tape.add(name, fields, matrix=matrix)
+
+    def _add_activation(self, layer: LayerWeights) -> None:
         activation: dict[IntEnum, int] = {
             ActivationField.INPUT: address_of(self._projected),
             ActivationField.STRIDE: layer.mlp_in.width,
             ActivationField.UP_OFFSET: layer.mlp_in.columns[1],
-            ActivationField.WIDTH: spec.intermediate_size,
+            ActivationField.WIDTH: self._spec.intermediate_size,
             ActivationField.ROWS: StepField.NUM_TOKENS,
         }
-        self._add_row_operation(f"gated_{spec.activation}", activation, self._gated, layer.mlp_out)
-        self._add_to_residual(layer.mlp_out, self._gated, layer.post_mlp_norm)
+        self._add_row_operation(f"gated_{self._spec.activation}", activation, self._gated, layer.mlp_out)
 
     def _add_head(self, weights: Weights) -> None:
         cap = self._spec.logits_softcap
@@ -159,7 +195,7 @@ class Program:
                 ActivationField.ROWS: StepField.NUM_LOGITS,
                 ActivationField.CAP: float_bits(cap),
             }
-            self._tape.add("soft_cap", fields)
+            self.tape.add("soft_cap", fields)
 
     def _norm_fields(self, source: Floats, weight: Floats | None) -> dict[IntEnum, int]:
         return {
@@ -180,8 +216,7 @@ class Program:
         self, function: str, fields: dict[IntEnum, int], operand: Operand, reader: Projection
     ) -> None:
         """Prepares the input of a projection, in the forms it reads. Threads that read copies of their own go on."""
-        forms = operand.fields(floats=reader.reads_floats, quantised=reader.reads_quantised)
-        self._tape.add(function, fields | forms, barrier=operand.copies == 1)
+        self.tape.add(function, fields | operand.fields(**_forms_read(reader)), barrier=operand.copies == 1)
 
     def _add_projection(
         self,
@@ -205,8 +240,9 @@ class Program:
                 MatmulField.BIAS: address_of(part.bias),
                 MatmulField.ACCUMULATE: int(accumulate),
             }
-            fields |= operand.fields(floats=True, quantised=True)
-            self._tape.add(f"matmul_{matrix.kind.name.lower()}", fields, barrier=part is projection.parts[-1])
+            fields |= operand.fields(floats=True, quantised=True, halves=True)
+            last = part is projection.parts[-1]
+            self.tape.add(f"matmul_{matrix.kind.name.lower()}", fields, barrier=last, matrix=matrix)
 
     def _add_to_residual(self, projection: Projection, operand: Operand, norm: Floats | None) -> None:
         """A block's output joins the residual, through a norm of its own where the model has one."""
@@ -215,4 +251,14 @@ class Program:
             return
         self._add_projection(projection, operand, self._block_output)
         fields = self._norm_fields(self._block_output, norm)
-        self._tape.add("norm_add", fields | {NormField.ADD_TO: address_of(self.hidden)})
+        self.tape.add("norm_add", fields | {NormField.ADD_TO: address_of(self.hidden)})
+
+
+def _forms_read(projection: Projection) -> dict[str, bool]:
+    """The forms of its input that a projection reads: others are not written."""
+    kinds = [part.matrix.kind for part in projection.parts]
+    return {
+        "floats": any(not kind.is_quantised for kind in kinds),
+        "quantised": any(kind.is_quantised for kind in kinds),
+        "halves": TileKind.Q6_K in kinds,
+    }

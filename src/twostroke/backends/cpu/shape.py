@@ -76,7 +76,8 @@ class KernelShape:
 
     def scratch_bytes(self, accumulators: int, depth: int) -> int:
         """What one thread needs at most: to open a panel of weights this deep, or to attend."""
-        panel = depth // 32 * (512 * 2 + 4 * 32 * 2)  # two columns: eight times 64 bytes, and 32 floats, each
+        # Four columns: eight times 64 bytes, and 32 floats, each; and what a few tiles leave to be joined.
+        panel = 4096 + depth // 32 * (512 + 4 * 32) * 4
         return max(panel, AttentionScratch.of(self, accumulators).total)
 
 

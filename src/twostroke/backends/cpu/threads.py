@@ -3,6 +3,7 @@ Python's lock to start working."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import threading
@@ -18,6 +19,7 @@ from twostroke.backends.cpu.memory import address_of, padded, zeros
 from twostroke.core.errors import BackendError
 
 _Record = npt.NDArray[np.int64]
+PIN_VARIABLE = "TWOSTROKE_CPU_PIN"
 
 
 class ThreadPool:
@@ -40,17 +42,21 @@ class ThreadPool:
         publish = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)(code.address("publish"))
         self.close = weakref.finalize(self, _stop, publish, self._address, self._workers, kept)
         work = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)(code.address("work"))
+        cores = _cores(threads)
         try:
             for index in range(1, threads):
-                worker = threading.Thread(target=work, args=(self._address, index), name=f"cpu-{index}", daemon=True)
+                core = None if cores is None else cores[index]
+                arguments = (work, self._address, index, core)
+                worker = threading.Thread(target=_work, args=arguments, name=f"cpu-{index}", daemon=True)
                 worker.start()
                 self._workers.append(worker)
         except RuntimeError as error:
             self.close()
             raise BackendError(f"the system would not start {threads} threads; ask for fewer") from error
 
-    def run(self, tape: _Record, step: _Record) -> None:
-        """Every operation of the tape, on every thread; returns when all are done."""
+    def run(self, tape: _Record, step: _Record, times: _Record | None = None) -> None:
+        """Every operation of the tape, on every thread; returns when all are done. With `times`, an array of
+        [threads, entries, fields of TimeField], each thread notes when it came to and left every entry."""
         if os.getpid() != self._process:
             raise BackendError("the cpu backend cannot be used in a forked process: create the engine there")
         if not self.close.alive:
@@ -58,7 +64,25 @@ class ThreadPool:
         self._pool[PoolField.TAPE] = address_of(tape)
         self._pool[PoolField.TAPE_LENGTH] = len(tape)
         self._pool[PoolField.STEP] = address_of(step)
+        self._pool[PoolField.TIMES] = address_of(times)
         self._run_step(self._address)
+
+
+def _cores(threads: int) -> list[int] | None:
+    """A core for each thread, or None where they are left to the system: unless there are as many threads as cores that
+    this process may use (with fewer, a second engine would choose the same ones), and by $TWOSTROKE_CPU_PIN=0."""
+    if os.environ.get(PIN_VARIABLE) == "0" or not hasattr(os, "sched_setaffinity"):
+        return None
+    allowed = sorted(os.sched_getaffinity(0))
+    return allowed if len(allowed) == threads else None
+
+
+def _work(work: Callable[[int, int], None], address: int, index: int, core: int | None) -> None:
+    """Only workers are pinned: the caller's thread is not ours, and finds the core that they leave."""
+    if core is not None:
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, {core})  # 0 is this thread alone
+    work(address, index)
 
 
 def _stop(publish: Callable[[int, int], None], address: int, workers: list[threading.Thread], kept: object) -> None:

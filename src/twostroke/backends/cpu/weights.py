@@ -36,12 +36,9 @@ class Projection:
     """Outputs, padding included."""
 
     @property
-    def reads_floats(self) -> bool:
-        return any(not part.matrix.kind.is_quantised for part in self.parts)
-
-    @property
-    def reads_quantised(self) -> bool:
-        return any(part.matrix.kind.is_quantised for part in self.parts)
+    def is_one_matrix(self) -> bool:
+        """Of one kind throughout, and without biases: what a gated product asks of gate and up."""
+        return len(self.parts) == 1 and self.parts[0].bias is None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

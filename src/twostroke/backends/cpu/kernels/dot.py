@@ -13,7 +13,7 @@ BIAS = 128
 
 def unbiases_itself(emitter: Emitter) -> bool:
     """Whether `dot_biased` removes the bias, or the accumulator must start at -128 times the sum of activations."""
-    return emitter.isa.name != "avx512-vnni"
+    return emitter.isa.name not in ("avx512-vnni", "avx2-vnni")
 
 
 def dot_small(emitter: Emitter, accumulator: Value, weights: Value, activations: Value) -> Value:
@@ -21,6 +21,8 @@ def dot_small(emitter: Emitter, accumulator: Value, weights: Value, activations:
     match emitter.isa.name:
         case "avx512-vnni":
             return _vnni(emitter, accumulator, weights, activations)
+        case "avx2-vnni":
+            return _narrow_vnni(emitter, accumulator, weights, activations)
         case "avx2":
             return _avx2(emitter, accumulator, weights, activations, signed=False)
         case "neon-dotprod":
@@ -33,6 +35,8 @@ def dot_biased(emitter: Emitter, accumulator: Value, weights: Value, activations
     match emitter.isa.name:
         case "avx512-vnni":
             return _vnni(emitter, accumulator, weights, activations)
+        case "avx2-vnni":
+            return _narrow_vnni(emitter, accumulator, weights, activations)
         case "avx2":
             return _avx2(emitter, accumulator, _unbias(emitter, weights), activations, signed=True)
         case "neon-dotprod":
@@ -48,6 +52,16 @@ def _vnni(emitter: Emitter, accumulator: Value, weights: Value, activations: Val
     words = emitter.build.bitcast(weights, I32X16)
     name = "llvm.x86.avx512.vpdpbusd.512"
     return emitter.external(name, I32X16, [I32X16] * 3, [accumulator, words, emitter.splat(activations)])
+
+
+def _narrow_vnni(emitter: Emitter, accumulator: Value, weights: Value, activations: Value) -> Value:
+    """The same in two halves of 256 bits; LLVM takes the encoding that the features allow."""
+    kind = ir.VectorType(I32, 8)
+    spread = _split(emitter, emitter.splat(activations), 2)[0]
+    words = _split(emitter, emitter.build.bitcast(weights, I32X16), 2)
+    halves = zip(_split(emitter, accumulator, 2), words, strict=True)
+    name = "llvm.x86.avx512.vpdpbusd.256"
+    return _join(emitter, [emitter.external(name, kind, [kind] * 3, [total, part, spread]) for total, part in halves])
 
 
 def _split(emitter: Emitter, vector: Value, parts: int) -> list[Value]:

@@ -53,17 +53,18 @@ class Emitter:
         *,
         result: Any = VOID,
         inline: bool = False,
-        opaque: bool = False,
+        apart: bool = False,
     ) -> Iterator[list[Value]]:
-        """Opens a function; a `result` other than void is returned by the body. Pointers do not alias. One that is
-        opaque is never inlined."""
+        """Opens a function; a `result` other than void is returned by the body. Pointers do not alias. `apart` keeps
+        it from being inlined: its registers are its own."""
         made = ir.Function(self.module, ir.FunctionType(result, [kind for _, kind in parameters]), name)
         made.attributes.add("nounwind")
+        if apart:
+            made.linkage = "internal"
+            made.attributes.add("noinline")
         if inline:
             made.linkage = "internal"
             made.attributes.add("alwaysinline")
-        if opaque:
-            made.attributes.add("noinline")
         for argument, (label, kind) in zip(made.args, parameters, strict=True):
             argument.name = label
             if kind is POINTER:
@@ -209,14 +210,12 @@ class Emitter:
     def magnitude(self, value: Value) -> Value:
         return self.external("llvm.fabs.v16f32", F32X16, [F32X16], [value])
 
-    def maximum(self, left: Value, right: Value) -> Value:
-        """The larger; NaN when either is NaN, so that a broken number is seen in the end."""
-        suffix = "v16f32" if left.type == F32X16 else "f32"
-        return self.external(f"llvm.maximum.{suffix}", left.type, [left.type] * 2, [left, right])
-
     def larger_float(self, left: Value, right: Value) -> Value:
         """The larger; `left` when `right` is NaN. One instruction, for what a later NaN will reveal anyway."""
         return self.build.select(self.build.fcmp_ordered(">", right, left), right, left)
+
+    def larger_integer(self, left: Value, right: Value) -> Value:
+        return self.build.select(self.build.icmp_signed(">", left, right), left, right)
 
     def square_root(self, value: Value) -> Value:
         return self.external("llvm.sqrt.f32", F32, [F32], [value])
@@ -241,15 +240,6 @@ class Emitter:
 
     def reduce_sum(self, value: Value) -> Value:
         return self.reduce(value, self.build.add if value.type == I32X16 else self.build.fadd)
-
-    def reduce_maximum(self, value: Value) -> Value:
-        """The largest lane; NaN when one is NaN."""
-
-        def combine(left: Value, right: Value) -> Value:
-            suffix = f"v{left.type.count}f32" if isinstance(left.type, ir.VectorType) else "f32"
-            return self.external(f"llvm.maximum.{suffix}", left.type, [left.type] * 2, [left, right])
-
-        return self.reduce(value, combine)
 
     # f16
 

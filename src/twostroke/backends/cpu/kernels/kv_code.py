@@ -206,7 +206,7 @@ class QuantisedCode(PairCode):
         unroll it whole and spill."""
         e = self._e
         pointers = [(name, POINTER) for name in ("source", "ahead", "target")]
-        with e.function("widen", [*pointers, ("count", I64)], opaque=True) as values:
+        with e.function("widen", [*pointers, ("count", I64)], apart=True) as values:
             self._widen(*values)
 
     def _widen(self, source: Value, ahead: Value, target: Value, count: Value) -> None:

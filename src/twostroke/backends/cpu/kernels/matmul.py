@@ -1,128 +1,164 @@
 """Matrix products of the tape: output[rows, outputs] = input x weights, a bias and what the output held added on
-request. One row streams the packed weights once; more rows go by panels, opened once where that pays. Threads share
-the (panel, rows) plane evenly."""
+request; and the gated pair of them. One row streams the packed weights once; a few rows read each panel of them while
+it is near; many rows open it first. Threads share the (panel, rows) plane evenly."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from twostroke.backends.cpu.arguments import TILE_OUTPUTS, MatmulField, OperandField, TileKind
-from twostroke.backends.cpu.kernels.emitter import F32, I32, Emitter, Value
-from twostroke.backends.cpu.kernels.operation import Operation, operation
-from twostroke.backends.cpu.kernels.tiles import (
-    InputRow,
-    PackedQ4,
-    PackedQ8,
-    Tile,
-    UnpackedQ4,
-    float_tile,
-    quantised_tile,
-)
+from twostroke.backends.cpu.arguments import TILE_OUTPUTS, GatedField, MatmulField, TileKind
+from twostroke.backends.cpu.kernels.activation import ACTIVATIONS
+from twostroke.backends.cpu.kernels.emitter import F32, I64, POINTER, Emitter, Value
+from twostroke.backends.cpu.kernels.operation import OperandWriter, Operation, operation
+from twostroke.backends.cpu.kernels.tile_calls import TileCalls, TileOutput, tallest_tile, tile_columns
 
-TileMaker = Callable[[list[InputRow]], Tile]
+OPEN_FROM_ROWS = 128
+"""From so many rows on, opening a panel costs less than reading its packed form for every few of them."""
+TILE_SCRATCH_BYTES = 4096
+"""What the results of a few tiles take, before they are joined."""
+_JOIN = "join_gated"
 
 
 def matmul_name(kind: TileKind) -> str:
     return f"matmul_{kind.name.lower()}"
 
 
+def gated_name(kind: TileKind, activation: str) -> str:
+    return f"matmul_gated_{activation}_{kind.name.lower()}"
+
+
 def emit_matmul(e: Emitter, kind: TileKind) -> None:
     with operation(e, matmul_name(kind)) as op:
-        product = _Product(op, kind)
         rows = op.step_integer(op.integer(MatmulField.ROWS))
-        with e.build.if_else(e.build.icmp_signed("==", rows, e.integer(1))) as (single, several):
-            with single:
-                product.emit_single_row()
-            with several:
-                product.emit_panels(rows)
+        _few_or_many(e, kind, rows, _Product(op, kind).emit)
+
+
+def emit_gated_matmul(e: Emitter, kind: TileKind, activation: str) -> None:
+    """target[row] = activation(gate(input[row])) * up(input[row])"""
+    with operation(e, gated_name(kind, activation)) as op:
+        rows = op.step_integer(op.integer(GatedField.ROWS))
+        _few_or_many(e, kind, rows, _GatedProduct(op, kind).emit)
+
+
+def emit_join(e: Emitter, activation: str) -> None:
+    """Rows of one group: activation(gate) * up, from what tiles left in scratch into the target."""
+    function = ACTIVATIONS[activation]
+    pointers = (("target", POINTER), ("thread", I64), ("results", POINTER))
+    numbers = (("row", I64), ("count", I64), ("group", I64), ("width", I64))
+    with e.function(_JOIN, (*pointers, *numbers), apart=True) as (target, thread, results, row, count, group, width):
+        op = Operation(e, [target, None, thread, None, None])
+        with e.loop(0, count) as index:
+            place = e.at(results, e.mul(index, 4 * TILE_OUTPUTS), F32)
+            gates, ups = ([e.load_floats(place, first + half) for half in (0, TILE_OUTPUTS)] for first in (0, 32))
+            joined = [e.build.fmul(function(e, gate), up) for gate, up in zip(gates, ups, strict=True)]
+            OperandWriter(op, e.add(row, index), width).write_group(group, *joined)
+
+
+def _few_or_many(e: Emitter, kind: TileKind, rows: Value, emit: Callable[[Value, bool], None]) -> None:
+    if not kind.is_quantised:
+        emit(rows, False)
+        return
+    with e.build.if_else(e.build.icmp_signed("<", rows, e.integer(OPEN_FROM_ROWS))) as (few, many):
+        with few:
+            emit(rows, False)
+        with many:
+            emit(rows, True)
+
+
+def _over_plane(
+    op: Operation, panels: Value, height: int, rows: Value, work: Callable[[Value, Value, Value], None]
+) -> None:
+    """`work(panel, first row, row after the last)` for this thread's part: the plane of (panel, block of rows) is cut
+    into equal runs, panel by panel; a run may begin and end inside a panel."""
+    e = op.emitter
+    blocks = e.larger(e.div(e.add(rows, height - 1), height), 1)
+    live = e.build.select(e.is_nonzero(rows), panels, e.integer(0))
+    first, last = op.share(e.mul(live, blocks))
+    with e.loop(e.div(first, blocks), e.div(e.add(last, e.sub(blocks, 1)), blocks)) as panel:
+        start = e.larger(e.sub(first, e.mul(panel, blocks)), 0)
+        stop = e.smaller(e.sub(last, e.mul(panel, blocks)), blocks)
+        work(panel, e.mul(start, height), e.smaller(e.mul(stop, height), rows))
 
 
 class _Product:
     def __init__(self, op: Operation, kind: TileKind) -> None:
-        e = self._e = op.emitter
-        self._op, self._kind = op, kind
-        self._depth = op.integer(MatmulField.DEPTH)
-        self._groups = e.div(self._depth, kind.group_values)
-        self._tile_bytes = e.mul(self._groups, kind.group_bytes)
-        self._num_tiles = op.integer(MatmulField.NUM_TILES)
-        self._weights = op.address(MatmulField.WEIGHTS)
-        self._output = op.address(MatmulField.OUTPUT)
-        self._stride = op.integer(MatmulField.OUTPUT_STRIDE)
-        self._bias = op.integer(MatmulField.BIAS)
-        self._accumulate = op.integer(MatmulField.ACCUMULATE)
+        self._e, self._op = op.emitter, op
+        self._tiles = TileCalls(op, kind, op.integer(MatmulField.DEPTH))
 
-    def emit_single_row(self) -> None:
-        e = self._e
-        row = self._input_row(e.integer(0))
-        first, last = self._op.share(self._num_tiles)
-        with e.loop(first, last) as tile:
-            place = e.at(self._weights, e.mul(tile, self._tile_bytes))
-            self._store(self._packed_tile([place], prefetch=True)([row]), e.integer(0), tile)
-
-    def emit_panels(self, rows: Value) -> None:
-        """The plane of (panel, block of rows) is cut into equal runs, panel by panel; a run may begin and end inside
-        a panel."""
-        e, isa = self._e, self._e.isa
-        blocks = e.larger(e.div(e.add(rows, isa.tile_rows - 1), isa.tile_rows), 1)
-        live = e.build.select(e.is_nonzero(rows), e.div(self._num_tiles, isa.tile_columns), e.integer(0))
-        first, last = self._op.share(e.mul(live, blocks))
-        with e.loop(e.div(first, blocks), e.div(e.add(last, e.sub(blocks, 1)), blocks)) as panel:
-            start = e.larger(e.sub(first, e.mul(panel, blocks)), 0)
-            stop = e.smaller(e.sub(last, e.mul(panel, blocks)), blocks)
-            tile = e.mul(panel, isa.tile_columns)
-            places = [
-                e.at(self._weights, e.mul(e.add(tile, column), self._tile_bytes)) for column in range(isa.tile_columns)
-            ]
-            make = self._opened_panel(places) if self._kind is TileKind.Q4_1 else self._packed_tile(places)
-            with e.loop(start, stop) as block:
-                row = e.mul(block, isa.tile_rows)
-                inputs = [self._input_row(e.add(row, index)) for index in range(isa.tile_rows)]
-                self._store(make(inputs), row, tile)
-
-    def _input_row(self, row: Value) -> InputRow:
+    def _output(self, row: Value, tile: Value) -> TileOutput:
         e, op = self._e, self._op
-        if not self._kind.is_quantised:
-            return InputRow(e.at(op.operand_address(OperandField.FLOATS), e.mul(row, self._depth), F32))
-        groups = e.mul(row, self._groups)
-        return InputRow(
-            e.at(op.operand_address(OperandField.QUANTISED), e.mul(row, self._depth)),
-            e.at(op.operand_address(OperandField.SCALES), groups, F32),
-            e.at(op.operand_address(OperandField.SUMS), groups, F32),
-            e.at(op.operand_address(OperandField.OFFSETS), groups, I32),
-            e.at(op.operand_address(OperandField.PEAKS), groups, I32),
-            e.at(op.operand_address(OperandField.PEAK_DIGITS), groups, I32),
-        )
+        stride, column = op.integer(MatmulField.OUTPUT_STRIDE), e.mul(tile, TILE_OUTPUTS)
+        bias = op.integer(MatmulField.BIAS)
+        own_bias = e.build.select(e.is_nonzero(bias), e.add(bias, e.mul(column, 4)), bias)
+        place = e.at(op.address(MatmulField.OUTPUT), e.add(e.mul(row, stride), column), F32)
+        return TileOutput(place, stride, own_bias, op.integer(MatmulField.ACCUMULATE))
 
-    def _packed_tile(self, places: list[Value], *, prefetch: bool = False) -> TileMaker:
-        e, kind = self._e, self._kind
-        if kind is TileKind.Q4_1:
-            return lambda rows: quantised_tile(e, PackedQ4(e, places, prefetch=prefetch), rows, self._groups)
-        if kind is TileKind.Q8_0:
-            return lambda rows: quantised_tile(e, PackedQ8(e, places, prefetch=prefetch), rows, self._groups)
-        return lambda rows: float_tile(e, kind, places, rows, self._depth)
+    def emit(self, rows: Value, opened: bool) -> None:
+        e, op = self._e, self._op
+        columns = tile_columns(e, opened=opened)
 
-    def _opened_panel(self, places: list[Value]) -> TileMaker:
+        def sweep(panel: Value, start: Value, stop: Value) -> None:
+            tile = e.mul(panel, columns)
+            weights = e.at(op.address(MatmulField.WEIGHTS), e.mul(tile, self._tiles.tile_bytes))
+            if opened:
+                self._tiles.open(weights, op.scratch)
+                weights = op.scratch
+
+            def multiply(height: int, row: Value) -> None:
+                output = self._output(row, tile)
+                self._tiles.call(height, row, weights, output, opened=opened)
+
+            self._tiles.over_rows(start, stop, multiply, opened=opened)
+
+        panels = e.div(op.integer(MatmulField.NUM_TILES), columns)
+        _over_plane(op, panels, tallest_tile(e, opened=opened), rows, sweep)
+
+
+class _GatedProduct:
+    """A panel is one group of outputs: two tiles of the gate and the same two of up, whose results meet in scratch as
+    [rows][two of gate, two of up][16]."""
+
+    def __init__(self, op: Operation, kind: TileKind) -> None:
+        self._e, self._op = op.emitter, op
+        self._tiles = TileCalls(op, kind, op.integer(GatedField.DEPTH))
+        self._target = op.shifted(GatedField.TARGET_FLOATS)
+        self._num_tiles = op.integer(GatedField.NUM_TILES)
+
+    def emit(self, rows: Value, opened: bool) -> None:
         e = self._e
-        panel = UnpackedQ4(e, self._op.scratch, self._groups, len(places))
-        panel.fill(PackedQ4(e, places), self._groups)
-        return lambda rows: quantised_tile(e, panel, rows, self._groups)
 
-    def _store(self, totals: Tile, row: Value, tile: Value) -> None:
+        def sweep(panel: Value, start: Value, stop: Value) -> None:
+            places = self._places(panel, tile_columns(e, opened=opened))
+            if opened:
+                places = [self._open(place, index) for index, place in enumerate(places)]
+
+            def multiply(height: int, row: Value) -> None:
+                self._call_tiles(places, height, row, opened)
+                target = self._target
+                width = e.mul(self._num_tiles, TILE_OUTPUTS)
+                rows_written = [row, e.integer(height), panel, width]
+                e.call(_JOIN, [target.arguments, target.thread, self._op.scratch, *rows_written])
+
+            self._tiles.over_rows(start, stop, multiply, opened=opened)
+
+        _over_plane(self._op, e.div(self._num_tiles, 2), tallest_tile(e, opened=opened), rows, sweep)
+
+    def _places(self, panel: Value, columns: int) -> list[Value]:
+        """Where each call of a tile begins to read, so many columns each."""
+        e, tile_bytes = self._e, self._tiles.tile_bytes
+        gate = e.at(self._op.address(GatedField.WEIGHTS), e.mul(e.mul(panel, 2), tile_bytes))
+        up = e.at(gate, self._op.integer(GatedField.UP_BYTES))
+        return [e.at(first, e.mul(tile_bytes, column)) for first in (gate, up) for column in range(0, 2, columns)]
+
+    def _open(self, place: Value, index: int) -> Value:
         e = self._e
-        column = e.mul(tile, TILE_OUTPUTS)
-        outputs = [
-            e.at(self._output, e.add(e.mul(e.add(row, index), self._stride), column), F32)
-            for index in range(len(totals))
-        ]
-        with e.when(e.is_nonzero(self._bias)):
-            bias = e.at(e.pointer(self._bias), column, F32)
-            for total in totals:
-                for index, cell in enumerate(total):
-                    cell.value = e.build.fadd(cell.value, e.load_floats(bias, TILE_OUTPUTS * index))
-        with e.when(e.is_nonzero(self._accumulate)):
-            for total, output in zip(totals, outputs, strict=True):
-                for index, cell in enumerate(total):
-                    cell.value = e.build.fadd(cell.value, e.load_floats(output, TILE_OUTPUTS * index))
-        for total, output in zip(totals, outputs, strict=True):
-            for index, cell in enumerate(total):
-                e.store_floats(cell.value, output, TILE_OUTPUTS * index)
+        scratch = e.at(self._op.scratch, e.add(e.mul(self._tiles.opened_bytes(), index), TILE_SCRATCH_BYTES))
+        self._tiles.open(place, scratch)
+        return scratch
+
+    def _call_tiles(self, places: list[Value], height: int, row: Value, opened: bool) -> None:
+        e, none = self._e, self._e.integer(0)
+        for index, place in enumerate(places):
+            target = e.at(self._op.scratch, index * 4 // len(places) * TILE_OUTPUTS, F32)
+            output = TileOutput(target, e.integer(4 * TILE_OUTPUTS), none, none)
+            self._tiles.call(height, row, place, output, opened=opened)

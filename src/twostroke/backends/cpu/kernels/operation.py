@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from enum import IntEnum
 
 from twostroke.backends.cpu.arguments import OperandField
-from twostroke.backends.cpu.kernels.emitter import F32, I1, I8X16, I16, I32, I64, POINTER, Emitter, Value
+from twostroke.backends.cpu.kernels.emitter import F32, I1, I8X16, I16, I32, I32X16, I64, POINTER, Emitter, Value
 
 PEAK_RATIO = 3.0
 """How much larger than the second largest of its group a value must be to get a second digit. On SmolLM2 a tenth of
@@ -54,6 +54,11 @@ class Operation:
         e = self.emitter
         return e.pointer(e.add(self.integer(field), e.mul(self.thread, self.integer(OperandField.THREAD_BYTES))))
 
+    def shifted(self, field: IntEnum) -> Operation:
+        """This operation, its argument record read from another field on."""
+        arguments = self.emitter.at(self.arguments, int(field), I64)
+        return Operation(self.emitter, [arguments, self.step, self.thread, self.threads, self.scratch])
+
     def share_rows(self, count: Value) -> tuple[Value, Value]:
         """This thread's rows of an operand: a part of them, or all where it has a copy of its own."""
         e = self.emitter
@@ -75,6 +80,7 @@ class OperandWriter:
         e = self._emitter = op.emitter
         self._has_floats = e.is_nonzero(op.integer(OperandField.FLOATS))
         self._has_quantised = e.is_nonzero(op.integer(OperandField.QUANTISED))
+        self._has_halves = e.is_nonzero(op.integer(OperandField.HALF_OFFSETS))
         groups = e.mul(row, e.div(width, 32))
         self._floats = e.at(op.operand_address(OperandField.FLOATS), e.mul(row, width), F32)
         self._quantised = e.at(op.operand_address(OperandField.QUANTISED), e.mul(row, width))
@@ -84,6 +90,7 @@ class OperandWriter:
             e.at(op.operand_address(field), groups, I32)
             for field in (OperandField.OFFSETS, OperandField.PEAKS, OperandField.PEAK_DIGITS)
         )
+        self._half_offsets = e.at(op.operand_address(OperandField.HALF_OFFSETS), e.mul(groups, 2), I32)
 
     def write_group(self, group: Value, low: Value, high: Value) -> None:
         """The 32 values of a group, in two vectors."""
@@ -100,14 +107,16 @@ class OperandWriter:
         make the scale so, too: they are seen in the end."""
         e = self._emitter
         build = e.build
-        magnitudes = [e.magnitude(half) for half in halves]
-        largest = e.reduce_maximum(e.maximum(*magnitudes))
-        peak = self._position(magnitudes, largest)
+        # The bits of magnitudes are ordered as integers as they are as floats, NaN above infinity: one instruction.
+        magnitudes = [build.and_(build.bitcast(half, I32X16), e.ints(0x7FFFFFFF)) for half in halves]
+        largest_bits = e.reduce(e.larger_integer(*magnitudes), e.larger_integer)
+        peak = self._position(magnitudes, largest_bits)
         lanes = [build.icmp_signed("==", e.ints(range(first, first + 16)), e.splat(peak)) for first in (0, 16)]
-        others = [build.select(at, e.floats(0.0), m) for at, m in zip(lanes, magnitudes, strict=True)]
-        second = e.reduce_maximum(e.maximum(*others))
+        others = [build.select(at, e.ints(0), m) for at, m in zip(lanes, magnitudes, strict=True)]
+        second = build.bitcast(e.reduce(e.larger_integer(*others), e.larger_integer), F32)
+        largest = build.bitcast(largest_bits, F32)
         has_peak = build.fcmp_ordered(">", largest, build.fmul(second, F32(PEAK_RATIO)))
-        beside_peak = e.maximum(build.fmul(second, F32(1 / 127)), build.fmul(largest, F32(1 / (127 * 128))))
+        beside_peak = e.larger_float(build.fmul(second, F32(1 / 127)), build.fmul(largest, F32(1 / (127 * 128))))
         scale = build.select(has_peak, beside_peak, build.fmul(largest, F32(1 / 127)))
         scale = build.select(build.fcmp_ordered("<", scale, F32(1e-20)), F32(1e-20), scale)
         inverse = e.splat(build.fdiv(F32(1.0), scale))
@@ -119,20 +128,33 @@ class OperandWriter:
         for index, (at, number) in enumerate(zip(lanes, numbers, strict=True)):
             lower = build.sub(number, build.select(at, raised, e.ints(0)))
             e.store(build.trunc(lower, I8X16), e.at(self._quantised, e.add(e.mul(group, 32), 16 * index)))
-        count = e.reduce_sum(build.add(*numbers))
-        byte = build.shl(build.and_(peak, I32(3)), I32(3))
         e.store(scale, e.at(self._scales, group, F32), 4)
+        self._write_sums(group, scale, numbers)
+        self._write_peak(group, peak, upper)
+
+    def _write_sums(self, group: Value, scale: Value, numbers: list[Value]) -> None:
+        e, build = self._emitter, self._emitter.build
+        count = e.reduce_sum(build.add(*numbers))
         e.store(build.fmul(build.sitofp(count, F32), scale), e.at(self._sums, group, F32), 4)
         e.store(build.mul(count, I32(-128)), e.at(self._offsets, group, I32), 4)
+        with e.when(self._has_halves):
+            first = e.reduce_sum(numbers[0])
+            for index, part in enumerate((first, build.sub(count, first))):
+                place = e.at(self._half_offsets, e.add(e.mul(group, 2), index), I32)
+                e.store(build.mul(part, I32(-32)), place, 4)
+
+    def _write_peak(self, group: Value, peak: Value, upper: Value) -> None:
+        e, build = self._emitter, self._emitter.build
+        byte = build.shl(build.and_(peak, I32(3)), I32(3))
         step = build.or_(build.lshr(build.and_(peak, I32(12)), I32(1)), build.lshr(peak, I32(4)))
         e.store(build.or_(peak, build.shl(step, I32(5))), e.at(self._peaks, group, I32), 4)
         e.store(build.shl(build.and_(upper, I32(255)), byte), e.at(self._peak_digits, group, I32), 4)
 
     def _position(self, magnitudes: list[Value], largest: Value) -> Value:
-        """The first of the 32 places that holds the largest magnitude; the last place when it is NaN."""
+        """The first of the 32 places that holds the largest magnitude."""
         e, build = self._emitter, self._emitter.build
         spread = e.splat(largest)
-        equal = [build.bitcast(build.fcmp_ordered("==", m, spread), I16) for m in magnitudes]
+        equal = [build.bitcast(build.icmp_signed("==", m, spread), I16) for m in magnitudes]
         low, high = (build.zext(bits, I32) for bits in equal)
-        mask = build.or_(build.or_(low, build.shl(high, I32(16))), I32(-(2**31)))
+        mask = build.or_(low, build.shl(high, I32(16)))
         return e.external("llvm.cttz.i32", I32, [I32, I1], [mask, I1(1)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from twostroke.backends.cpu.arguments import POOL_LINE, PoolField, TapeField
+from twostroke.backends.cpu.arguments import POOL_LINE, PoolField, TapeField, TimeField
 from twostroke.backends.cpu.kernels.emitter import I32, I64, POINTER, VOID, Emitter, Value
 from twostroke.backends.cpu.kernels.operation import PARAMETERS
 
@@ -32,6 +32,12 @@ def _pause(e: Emitter) -> None:
         e.external("llvm.x86.sse2.pause", VOID, [], [])
     else:
         e.external("llvm.aarch64.hint", VOID, [I32], [ir.Constant(I32, 1)])
+
+
+def _clock(e: Emitter) -> Value:
+    """The counter that runs at one rate on all cores."""
+    name = "llvm.readcyclecounter" if e.isa.architecture == "x86_64" else "llvm.readsteadycounter"
+    return e.external(name, I64, [], [])
 
 
 def _emit_barrier(e: Emitter, pool: Value, thread: Value, threads: Value) -> None:
@@ -63,13 +69,24 @@ def _emit_run_tape(e: Emitter) -> None:
         scratch_bytes = _field(e, pool, PoolField.SCRATCH_BYTES)
         scratch = e.at(e.pointer(_field(e, pool, PoolField.SCRATCH)), e.mul(scratch_bytes, thread))
         kind = ir.FunctionType(VOID, [kind for _, kind in PARAMETERS])
+        times = _field(e, pool, PoolField.TIMES)
+
+        def note(index: Value, field: TimeField) -> None:
+            with e.when(e.is_nonzero(times)):
+                entry_number = e.add(e.mul(length, thread), index)
+                place = e.at(e.pointer(times), e.add(e.mul(entry_number, len(TimeField)), int(field)), I64)
+                e.store(_clock(e), place, 8)
+
         with e.loop(0, length) as index:
+            note(index, TimeField.BEGIN)
             entry = e.at(tape, e.mul(index, len(TapeField)), I64)
             address = e.load_at(I64, entry, int(TapeField.FUNCTION))
             arguments = e.pointer(e.load_at(I64, entry, int(TapeField.ARGUMENTS)))
             e.build.call(e.build.inttoptr(address, kind.as_pointer()), [arguments, step, thread, threads, scratch])
+            note(index, TimeField.DONE)
             with e.when(e.is_nonzero(e.load_at(I64, entry, int(TapeField.BARRIER)))):
                 _emit_barrier(e, pool, thread, threads)
+            note(index, TimeField.LEAVE)
 
 
 def _lock(e: Emitter, pool: Value, function: str) -> None:
