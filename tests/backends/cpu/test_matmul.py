@@ -49,6 +49,7 @@ def product(
     kind: TileKind,
     rows: int,
     *,
+    depth: int = 0,
     outputs: int = 112,
     bias: bool = False,
     accumulate: bool = False,
@@ -56,7 +57,7 @@ def product(
 ) -> tuple[np.ndarray, np.ndarray]:
     """(ours, numpy's), over the activations as they were quantised."""
     rng = np.random.default_rng(rows)
-    depth, width = depth_of(kind), padded(outputs, 32)
+    depth, width = depth or depth_of(kind), padded(outputs, 32)
     matrix = pack([random_tensor(KINDS[kind], outputs, depth)], Arena(packed_bytes(kind, outputs, depth)))
     inputs, operand = random_inputs(rows, depth), Operand(rows, depth)
     output, bias_values = float_zeros(rows, width), float_zeros(width)
@@ -100,6 +101,12 @@ def test_products(isa_name: str, kind: TileKind, rows: int) -> None:
 def test_bias_and_accumulation(isa_name: str, kind: TileKind) -> None:
     for rows in (1, 3):
         assert_near(*product(isa_name, kind, rows, bias=True, accumulate=True))
+
+
+@pytest.mark.parametrize("rows", [1, 18, MANY])
+def test_rows_that_are_kept_apart(rows: int) -> None:
+    assert Operand(3, 2048).quantised.strides[0] == 2048 + 64
+    assert_near(*product(instruction_set_names()[0], TileKind.Q4_1, rows, depth=2048, outputs=32))
 
 
 @pytest.mark.parametrize("outputs", [1, 16, 33, 112])

@@ -84,7 +84,7 @@ class OperandField(_Field):
     bytes after the one before, and reads it without waiting for others; else threads share the rows."""
 
     FLOATS = auto()  # f32 [rows, width]
-    QUANTISED = auto()  # s8 [rows, width]
+    QUANTISED = auto()  # s8 [rows, width], rows apart by `quantised_stride`
     SCALES = auto()  # f32 [rows, width / 32]
     SUMS = auto()  # f32 [rows, width / 32] scale times the sum of the group
     OFFSETS = auto()  # i32 [rows, width / 32] -128 times the sum of the group
@@ -93,6 +93,16 @@ class OperandField(_Field):
     PEAK_DIGITS = auto()  # i32 [rows, width / 32] that value's upper digit, at its byte among four
     HALF_OFFSETS = auto()  # i32 [rows, width / 16] -32 times the sum of each half of a group
     THREAD_BYTES = auto()
+
+
+ALIASED_BYTES = 2048
+STRIDE_PADDING_BYTES = 64
+
+
+def quantised_stride(width: int) -> int:
+    """Bytes from one quantised row to the next. Rows of a multiple of 2048 bytes would share the few lines of a cache
+    that hold such addresses: sixteen of them do not fit, and a line more between rows keeps them apart."""
+    return width + STRIDE_PADDING_BYTES if width % ALIASED_BYTES == 0 else width
 
 
 _AFTER_OPERAND = len(OperandField)

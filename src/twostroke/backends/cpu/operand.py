@@ -8,7 +8,7 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from twostroke.backends.cpu.arguments import GatedField, OperandField
+from twostroke.backends.cpu.arguments import GatedField, OperandField, quantised_stride
 from twostroke.backends.cpu.memory import LINE_BYTES, Arena, Bytes, Floats, Scalar, address_of, padded
 
 GROUP_VALUES = 32
@@ -29,8 +29,8 @@ class Operand:
     def __init__(self, rows: int, width: int, copies: int = 1) -> None:
         self.copies = copies
         groups = width // GROUP_VALUES
-        lists = 4 * rows * groups
-        sizes = [padded(count, LINE_BYTES) for count in (4 * rows * width, rows * width, *[lists] * 5, 2 * lists)]
+        lists, stride = 4 * rows * groups, quantised_stride(width)
+        sizes = [padded(count, LINE_BYTES) for count in (4 * rows * width, rows * stride, *[lists] * 5, 2 * lists)]
         self._copy_bytes = sum(sizes)
         memory = Arena(copies * self._copy_bytes).take(copies * self._copy_bytes)
         ends = np.cumsum(sizes)
@@ -38,7 +38,7 @@ class Operand:
             memory[end - size : end] for end, size in zip(ends, sizes, strict=True)
         )
         self.floats = _shaped(floats, np.float32, rows, width)
-        self.quantised = _shaped(quantised, np.int8, rows, width)
+        self.quantised = _shaped(quantised, np.int8, rows, stride)[:, :width]
         self.scales = _shaped(scales, np.float32, rows, groups)
         self.sums = _shaped(sums, np.float32, rows, groups)
         self.offsets = _shaped(offsets, np.int32, rows, groups)

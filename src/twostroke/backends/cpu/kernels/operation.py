@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 
-from twostroke.backends.cpu.arguments import OperandField
+from twostroke.backends.cpu.arguments import ALIASED_BYTES, STRIDE_PADDING_BYTES, OperandField
 from twostroke.backends.cpu.kernels.emitter import F32, I1, I8X16, I16, I32, I32X16, I64, POINTER, Emitter, Value
 
 PEAK_RATIO = 3.0
@@ -73,6 +73,12 @@ def operation(emitter: Emitter, name: str) -> Iterator[Operation]:
         yield Operation(emitter, values)
 
 
+def quantised_stride(e: Emitter, width: Value) -> Value:
+    """As `arguments.quantised_stride`."""
+    aliased = e.build.icmp_signed("==", e.rem(width, ALIASED_BYTES), e.integer(0))
+    return e.build.select(aliased, e.add(width, STRIDE_PADDING_BYTES), width)
+
+
 class OperandWriter:
     """Writes one row of a matrix product's input, as floats, quantised in groups of 32, or both."""
 
@@ -83,7 +89,7 @@ class OperandWriter:
         self._has_halves = e.is_nonzero(op.integer(OperandField.HALF_OFFSETS))
         groups = e.mul(row, e.div(width, 32))
         self._floats = e.at(op.operand_address(OperandField.FLOATS), e.mul(row, width), F32)
-        self._quantised = e.at(op.operand_address(OperandField.QUANTISED), e.mul(row, width))
+        self._quantised = e.at(op.operand_address(OperandField.QUANTISED), e.mul(row, quantised_stride(e, width)))
         self._scales = e.at(op.operand_address(OperandField.SCALES), groups, F32)
         self._sums = e.at(op.operand_address(OperandField.SUMS), groups, F32)
         self._offsets, self._peaks, self._peak_digits = (

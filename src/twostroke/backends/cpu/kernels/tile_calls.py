@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from twostroke.backends.cpu.arguments import TILE_OUTPUTS, OperandField, TileKind
 from twostroke.backends.cpu.kernels.emitter import F32, I8, I32, I64, POINTER, Emitter, Value
-from twostroke.backends.cpu.kernels.operation import Operation
+from twostroke.backends.cpu.kernels.operation import Operation, quantised_stride
 from twostroke.backends.cpu.kernels.tile_weights import OpenedWeights, PackedWeights
 from twostroke.backends.cpu.kernels.tiles import InputRow, Tile, float_tile, quantised_tile
 
@@ -73,7 +73,7 @@ def _row(e: Emitter, kind: TileKind, first: Sequence[Value], depth: Value, index
         return InputRow(e.at(values, e.mul(depth, index), F32))
     groups = e.mul(e.div(depth, kind.group_values), index)
     return InputRow(
-        e.at(values, e.mul(depth, index)),
+        e.at(values, e.mul(quantised_stride(e, depth), index)),
         e.at(scales, groups, F32),
         e.at(sums, groups, F32),
         e.at(offsets, groups, I32),
@@ -112,6 +112,7 @@ class TileCalls:
     def __init__(self, op: Operation, kind: TileKind, depth: Value) -> None:
         e = self._e = op.emitter
         self._kind, self._depth = kind, depth
+        self._stride = quantised_stride(e, depth) if kind.is_quantised else depth
         self.groups = e.div(depth, kind.group_values)
         self.tile_bytes = e.mul(self.groups, kind.group_bytes)
         values = OperandField.QUANTISED if kind.is_quantised else OperandField.FLOATS
@@ -131,7 +132,7 @@ class TileCalls:
         values, scales, sums, offsets, half_offsets, peaks, peak_digits = self._input
         groups = e.mul(row, self.groups)
         return [
-            e.at(values, e.mul(row, self._depth), I8 if self._kind.is_quantised else F32),
+            e.at(values, e.mul(row, self._stride), I8 if self._kind.is_quantised else F32),
             e.at(scales, groups, F32),
             e.at(sums, groups, F32),
             e.at(offsets, groups, I32),
