@@ -20,9 +20,9 @@ from twostroke.backends.host.batch import Batch
 from twostroke.core.kv_layout import KVGroup, KVLayout
 from twostroke.core.request import Request
 from twostroke.core.step import BlockGrant, DecodeSlot, PrefillChunk, RowJoin, Step
-from twostroke.models import resolve
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.loading import load_checkpoint
+from twostroke.models.resolve import resolve
 
 BLOCK_SIZE = 16
 

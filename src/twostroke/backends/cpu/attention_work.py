@@ -15,7 +15,7 @@ from twostroke.backends.host.batch import Batch
 Int32Array = npt.NDArray[np.int32]
 _PIECES_A_THREAD = 4
 """With fewer pieces than this for each thread, decodes are split: the last to end would keep all others waiting."""
-_TILES_A_THREAD = 8
+_TILES_A_THREAD = 3
 
 
 class AttentionWork:
@@ -35,6 +35,8 @@ class AttentionWork:
         decodes = split_decodes(batch) if split else whole_decodes(batch)
         if split:
             self._make_room(len(decodes))
+        if batch.num_tokens == batch.num_decodes:
+            return decodes
         return np.concatenate([decodes, prefill_blocks(batch, self._tile_for(batch.num_tokens - batch.num_decodes))])
 
     def _tile_for(self, num_tokens: int) -> int:

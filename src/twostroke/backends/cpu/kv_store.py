@@ -12,7 +12,7 @@ import numpy.typing as npt
 from twostroke.backends.cpu.memory import Bytes, zeros
 from twostroke.backends.cpu.shape import KernelShape
 from twostroke.backends.host.batch import Batch
-from twostroke.core.kv_layout import KVLayout
+from twostroke.core.kv_layout import KVGroup, KVLayout
 
 Int32Array = npt.NDArray[np.int32]
 
@@ -41,17 +41,19 @@ class KVStore:
         indices, offsets = np.divmod(batch.positions, size)
         last = (batch.segment_start + batch.segment_count - 1) // size  # [num_segments]
         found = []
+        used = int(last.max()) + 1
         for group, table in zip(self._layout.groups, batch.tables, strict=True):
-            oldest = np.zeros_like(batch.segment_start)
-            if group.window is not None:
-                oldest = np.maximum(batch.segment_start - group.window + 1, 0)
-            used = int(last.max()) + 1
             if used > table.shape[1]:
                 raise IndexError("a step holds a position beyond the context this backend was created for")
-            columns = np.arange(used)
-            read = (columns >= (oldest // size)[:, None]) & (columns <= last[:, None])
-            entries = table[:, :used][read]
-            if ((entries < 0) | (entries >= group.num_blocks)).any():
-                raise IndexError("a step reads or writes a position whose KV block was never granted")
+            self._check_granted(batch, group, table, last)
             found.append((table[segments, indices] * size + offsets).astype(np.int32))
         return found
+
+    def _check_granted(self, batch: Batch, group: KVGroup, table: Int32Array, last: Int32Array) -> None:
+        """Row by row: it is less work than one mask over all rows, and most steps have few."""
+        size = self._layout.block_size
+        for row, start, end in zip(table, batch.segment_start.tolist(), last.tolist(), strict=True):
+            oldest = 0 if group.window is None else max(start - group.window + 1, 0)
+            entries = row[oldest // size : end + 1]
+            if entries.min() < 0 or entries.max() >= group.num_blocks:
+                raise IndexError("a step reads or writes a position whose KV block was never granted")

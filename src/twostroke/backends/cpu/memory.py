@@ -58,7 +58,7 @@ def float_zeros(*shape: int) -> Floats:
 
 def address_of(array: npt.NDArray[np.generic] | None) -> int:
     """0 stands for absent."""
-    return 0 if array is None else int(array.ctypes.data)
+    return 0 if array is None else int(array.__array_interface__["data"][0])  # `ctypes.data` takes three times as long
 
 
 def padded(count: int, multiple: int) -> int:
