@@ -72,7 +72,6 @@ def _starts(e: Emitter, weights: GroupedWeights, rows: list[InputRow], group: Va
     """What integer sums start from: the bias of the weights taken away, and 128 times a peak's upper digit times the
     weights there. Few groups have a peak: where no row does, it is passed by  # [rows][sets of scales][columns]"""
     build, sets = e.build, scale_sets(weights.kind)
-    dot = dot_biased if weights.kind is TileKind.Q8_0 else dot_small
     digits = [e.load_at(I32, row.peak_digits, group) for row in rows]
     either = digits[0]
     for digit in digits[1:]:
@@ -80,15 +79,8 @@ def _starts(e: Emitter, weights: GroupedWeights, rows: list[InputRow], group: Va
     added = [[[e.variable(I32X16, e.ints(0)) for _ in range(weights.columns)] for _ in range(sets)] for _ in rows]
     with e.when(build.icmp_signed("!=", either, I32(0))):
         for row, digit, cells in zip(rows, digits, added, strict=True):
-            peak = build.zext(e.load_at(I32, row.peaks, group), I64)
-            step = weights.step_of(group, peak)
-            for half, own in enumerate(cells):
-                at_half = digit
-                if sets == 2:  # places 0 to 15, and 16 to 31
-                    in_half = build.icmp_signed("==", build.lshr(build.and_(peak, I64(16)), I64(4)), I64(half))
-                    at_half = build.select(in_half, digit, I32(0))
-                for cell, weight in zip(own, step, strict=True):
-                    cell.value = build.shl(dot(e, e.ints(0), weight, at_half), e.ints(7))
+            with e.when(build.icmp_signed("!=", digit, I32(0))):
+                _add_peak(e, weights, row, digit, cells, group)
     return [
         [
             [build.add(cell.value, _start(e, weights.kind, row, group, half)) for cell in own]
@@ -96,6 +88,21 @@ def _starts(e: Emitter, weights: GroupedWeights, rows: list[InputRow], group: Va
         ]
         for row, cells in zip(rows, added, strict=True)
     ]
+
+
+def _add_peak(
+    e: Emitter, weights: GroupedWeights, row: InputRow, digit: Value, cells: list[list[Variable]], group: Value
+) -> None:
+    build, dot = e.build, dot_biased if weights.kind is TileKind.Q8_0 else dot_small
+    peak = build.zext(e.load_at(I32, row.peaks, group), I64)
+    step = weights.step_of(group, peak)
+    for half, own in enumerate(cells):
+        at_half = digit
+        if len(cells) == 2:  # places 0 to 15, and 16 to 31
+            in_half = build.icmp_signed("==", build.lshr(build.and_(peak, I64(16)), I64(4)), I64(half))
+            at_half = build.select(in_half, digit, I32(0))
+        for cell, weight in zip(own, step, strict=True):
+            cell.value = build.shl(dot(e, e.ints(0), weight, at_half), e.ints(7))
 
 
 def _start(e: Emitter, kind: TileKind, row: InputRow, group: Value, half: int) -> Value:
