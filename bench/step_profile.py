@@ -8,14 +8,17 @@ A step is `decodes` sequences of `context` tokens each, and a chunk of `prefill`
 from __future__ import annotations
 
 import argparse
+import atexit
+import os
+import tempfile
 import time
-from pathlib import Path
 
 import numpy as np
 
 from twostroke.backends.cpu import FACTORY
 from twostroke.backends.cpu.arguments import TimeField
 from twostroke.backends.cpu.backend import CpuBackend
+from twostroke.backends.cpu.kernels import operation
 from twostroke.backends.host.batch import Batch
 from twostroke.core.kv_layout import KVGroup, KVLayout
 from twostroke.core.request import Request
@@ -37,9 +40,14 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--runs", type=int, default=50)
     parser.add_argument("--isa", default=None)
+    parser.add_argument("--peak-ratio", type=float, default=None, help="compile with another PEAK_RATIO")
     options = parser.parse_args()
-    known = Path(options.model)
-    checkpoint = load_checkpoint(known if known.exists() else resolve(options.model))
+    checkpoint = load_checkpoint(resolve(options.model))
+    if options.peak_ratio is not None:
+        folder = tempfile.TemporaryDirectory()
+        atexit.register(folder.cleanup)
+        os.environ["TWOSTROKE_CACHE"] = folder.name
+        operation.PEAK_RATIO = options.peak_ratio
     decodes = options.decodes if not options.prefill else 0
     lengths = [options.context] * decodes + ([options.prefix + options.prefill] if options.prefill else [])
     backend, batch = prepare(checkpoint, lengths, decodes, options.prefix, options.threads, options.isa)
