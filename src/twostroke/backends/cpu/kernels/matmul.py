@@ -14,6 +14,8 @@ from twostroke.backends.cpu.kernels.tile_calls import TileCalls, TileOutput, tal
 
 OPEN_FROM_ROWS = 128
 """From so many rows on, opening a panel costs less than reading its packed form for every few of them."""
+ROWS_OF_A_THREAD = 96
+"""With so many rows for each thread, opening every panel itself costs a thread less than fetching others' rows."""
 TILE_SCRATCH_BYTES = 4096
 """What the results of a few tiles take, before they are joined."""
 _JOIN = "join_gated"
@@ -68,15 +70,22 @@ def _few_or_many(e: Emitter, kind: TileKind, rows: Value, emit: Callable[[Value,
 def _over_plane(
     op: Operation, panels: Value, height: int, rows: Value, work: Callable[[Value, Value, Value], None]
 ) -> None:
-    """`work(panel, first row, row after the last)` for this thread's part: the plane of (panel, block of rows) is cut
-    into equal runs, panel by panel; a run may begin and end inside a panel."""
+    """`work(panel, first row, row after the last)` for this thread's part of the plane of (panel, block of rows).
+
+    Many rows are cut by rows: a thread then reads what it wrote itself in the operation before, and cores that share no
+    cache (two of a virtual machine, say) need not send rows to each other. Few rows are cut into equal runs, panel by
+    panel; a run may begin and end inside a panel."""
     e = op.emitter
     blocks = e.larger(e.div(e.add(rows, height - 1), height), 1)
     live = e.build.select(e.is_nonzero(rows), panels, e.integer(0))
-    first, last = op.share(e.mul(live, blocks))
-    with e.loop(e.div(first, blocks), e.div(e.add(last, e.sub(blocks, 1)), blocks)) as panel:
-        start = e.larger(e.sub(first, e.mul(panel, blocks)), 0)
-        stop = e.smaller(e.sub(last, e.mul(panel, blocks)), blocks)
+    by_rows = e.build.icmp_signed(">=", rows, e.mul(op.threads, ROWS_OF_A_THREAD))
+    first, last = op.share(e.build.select(by_rows, blocks, e.mul(live, blocks)))
+    first_panel = e.build.select(by_rows, e.integer(0), e.div(first, blocks))
+    last_panel = e.build.select(by_rows, live, e.div(e.add(last, e.sub(blocks, 1)), blocks))
+    with e.loop(first_panel, last_panel) as panel:
+        before = e.build.select(by_rows, e.integer(0), e.mul(panel, blocks))
+        start = e.larger(e.sub(first, before), 0)
+        stop = e.smaller(e.sub(last, before), blocks)
         work(panel, e.mul(start, height), e.smaller(e.mul(stop, height), rows))
 
 
