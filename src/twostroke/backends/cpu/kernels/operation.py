@@ -22,9 +22,8 @@ from twostroke.backends.cpu.kernels.emitter import (
 )
 
 PEAK_RATIO = 4.0
-"""How much larger than the second largest of its group a value must be to get a second digit. At 3, the error
-that 8-bit activations bring to SmolLM2's logprobs falls by a third and products take a fifth longer; at 5, by a quarter
-and a twentieth (docs/performance.md)."""
+"""How much larger than the second largest of its group a value must be to get a second digit. Smaller is closer to
+float32 and slower (docs/performance.md has the figures)."""
 
 PARAMETERS = (
     ("arguments", POINTER),
