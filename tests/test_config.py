@@ -6,25 +6,27 @@ import pytest
 
 from twostroke.config import EngineConfig, KVConfig, KVGroupNeed, resolve
 from twostroke.core.errors import BadRequestError
-from twostroke.machine import Machine, detect
+from twostroke.core.step_sizes import StepSizes
+from twostroke.machine import MemorySpace, detect
 
-MACHINE = Machine(threads=2, total_memory_bytes=16 << 30, available_memory_bytes=8 << 30)
+MEMORY = MemorySpace("this machine", total_bytes=16 << 30, free_beside_weights_bytes=8 << 30, kv_share=0.25)
+SUITS = StepSizes(block_size=16, max_tokens_per_step=512, max_running=64)
 FULL = KVGroupNeed(layers=tuple(range(30)), window=None, bytes_per_token=23_040)
 WINDOWED = KVGroupNeed(layers=tuple(range(30, 60)), window=64, bytes_per_token=23_040)
 
 
 def test_defaults_come_from_model_and_machine() -> None:
-    resolved = resolve(EngineConfig(), 8192, (FULL,), 98_000_000, MACHINE)
+    resolved = resolve(EngineConfig(), 8192, (FULL,), MEMORY, SUITS, 2)
     assert resolved.threads == 2
     assert resolved.max_context == 8192
-    assert resolved.kv_bytes <= (MACHINE.available_memory_bytes - 98_000_000) // 4
+    assert resolved.kv_bytes <= MEMORY.free_beside_weights_bytes // 4
     assert resolved.layout.groups[0].num_blocks * 16 >= 8192
     assert any("threads" in reason for reason in resolved.reasons)
 
 
 def test_context_shrinks_to_what_memory_holds_and_says_so() -> None:
     config = EngineConfig(kv=KVConfig(memory_bytes=100 * 16 * 23_040))
-    resolved = resolve(config, 8192, (FULL,), 0, MACHINE)
+    resolved = resolve(config, 8192, (FULL,), MEMORY, SUITS, 2)
     assert resolved.max_context == 1600
     assert resolved.layout.groups[0].num_blocks == 100
     assert any("1600" in reason for reason in resolved.reasons)
@@ -33,17 +35,17 @@ def test_context_shrinks_to_what_memory_holds_and_says_so() -> None:
 def test_an_asked_context_that_does_not_fit_is_refused_with_what_would() -> None:
     config = EngineConfig(max_context=4096, kv=KVConfig(memory_bytes=100 * 16 * 23_040))
     with pytest.raises(BadRequestError, match="1600 would fit"):
-        resolve(config, 8192, (FULL,), 0, MACHINE)
+        resolve(config, 8192, (FULL,), MEMORY, SUITS, 2)
 
 
 def test_context_beyond_the_model_is_refused() -> None:
     with pytest.raises(BadRequestError, match="9000 is more than the 8192"):
-        resolve(EngineConfig(max_context=9000), 8192, (FULL,), 0, MACHINE)
+        resolve(EngineConfig(max_context=9000), 8192, (FULL,), MEMORY, SUITS, 2)
 
 
 def test_windowed_groups_take_fewer_blocks() -> None:
     config = EngineConfig(max_tokens_per_step=64, kv=KVConfig(memory_bytes=1 << 30))
-    layout = resolve(config, 8192, (FULL, WINDOWED), 0, MACHINE).layout
+    layout = resolve(config, 8192, (FULL, WINDOWED), MEMORY, SUITS, 2).layout
     full, windowed = layout.groups
     assert windowed.num_blocks < full.num_blocks / 10
     assert windowed.num_blocks * 16 >= 64 + 2 * 64
@@ -51,7 +53,7 @@ def test_windowed_groups_take_fewer_blocks() -> None:
 
 def test_almost_no_memory_is_refused() -> None:
     with pytest.raises(BadRequestError, match="give more memory to KV"):
-        resolve(EngineConfig(kv=KVConfig(memory_bytes=1000)), 8192, (FULL,), 0, MACHINE)
+        resolve(EngineConfig(kv=KVConfig(memory_bytes=1000)), 8192, (FULL,), MEMORY, SUITS, 2)
 
 
 @pytest.mark.parametrize("bad", [{"threads": 0}, {"max_running": -1}, {"kv": KVConfig(block_size=10)}])
@@ -67,7 +69,7 @@ def test_this_machine_is_detected() -> None:
 
 
 @pytest.mark.parametrize(
-    "bad", [{"threads": 10**6}, {"max_tokens_per_step": 10**9}, {"max_running": None}, {"threads": "2"}]
+    "bad", [{"threads": 10**6}, {"max_tokens_per_step": 10**9}, {"max_running": 2**20}, {"threads": "2"}]
 )
 def test_numbers_beyond_reason_are_refused(bad: dict[str, object]) -> None:
     with pytest.raises(BadRequestError, match=f"{next(iter(bad))} must be an integer from 1 to"):
@@ -76,7 +78,7 @@ def test_numbers_beyond_reason_are_refused(bad: dict[str, object]) -> None:
 
 def test_more_kv_than_the_machine_has_is_refused() -> None:
     with pytest.raises(BadRequestError, match="more than the 17179869184 this machine has"):
-        resolve(EngineConfig(kv=KVConfig(memory_bytes=17 << 30)), 8192, (FULL,), 0, MACHINE)
+        resolve(EngineConfig(kv=KVConfig(memory_bytes=17 << 30)), 8192, (FULL,), MEMORY, SUITS, 2)
 
 
 @pytest.mark.parametrize("kind", ["fp8", "", "F16"])

@@ -7,22 +7,23 @@ from dataclasses import dataclass, field, replace
 
 from twostroke.core.errors import BadRequestError
 from twostroke.core.kv_layout import KVGroup, KVLayout
-from twostroke.machine import Machine
+from twostroke.core.step_sizes import StepSizes
+from twostroke.machine import MemorySpace
 
-KV_SHARE_OF_MEMORY = 0.25
-"""Of the memory available once the weights are in: a default that leaves room for the rest of a laptop."""
 MAX_BLOCK_SIZE = 256
 KV_KINDS = ("auto", "f16", "bf16", "int8")
 """What K and V may be kept in. A backend may decline a kind; `auto` is its own choice."""
 LIMITS = {"threads": 1024, "max_context": 2**31 - 1, "max_tokens_per_step": 2**16, "max_running": 2**16}
 """The most that may be asked for: beyond it a slip of the finger, and memory for buffers that no step would fill."""
 QUANTISE_CHOICES = ("q8_0", "q4_1", "none")
+DTYPE_CHOICES = ("auto", "bf16", "f16")
 LOAD_CHOICES = ("file", "random")
 
 
 @dataclass(frozen=True, slots=True)
 class KVConfig:
-    block_size: int = 16
+    block_size: int | None = None
+    """Tokens in a block; None: what suits the backend."""
     memory_bytes: int | None = None
     """Bytes for all KV blocks; None: a share of what is free."""
     prefix_caching: bool = True
@@ -40,33 +41,37 @@ class EngineConfig:
     threads: int | None = None
     max_context: int | None = None
     """Tokens of prompt and answer together; None: what the model was trained for, as far as memory allows."""
-    max_tokens_per_step: int = 512
-    """The step's token budget: bounds how long a step with prefill chunks keeps the running streams waiting."""
-    max_running: int = 64
+    max_tokens_per_step: int | None = None
+    """The step's token budget: bounds how long a step with prefill chunks keeps the running streams waiting. None: what
+    suits the backend."""
+    max_running: int | None = None
+    """Streams that run at a time; None: what suits the backend."""
     run_ahead: bool = True
     """Schedule one step ahead of the results, so that neither host nor device waits for the other."""
     kv: KVConfig = field(default_factory=KVConfig)
     quantise: str | None = None
     """What float matrices are brought to as they are loaded, of QUANTISE_CHOICES; None: chosen by backend and memory.
     Weights that are stored quantised stay as they are."""
+    dtype: str = "auto"
+    """Of DTYPE_CHOICES: which 16-bit floats a backend that has them computes in; "auto": as the weights are stored."""
     load: str = "file"
     """Of LOAD_CHOICES. "random": a folder with config.json alone gives the shape, and the weights are drawn."""
 
     def __post_init__(self) -> None:
         for name, limit in LIMITS.items():
             value = getattr(self, name)
-            if value is None and name in ("threads", "max_context"):
+            if value is None:
                 continue
             if not isinstance(value, int) or not 1 <= value <= limit:
                 raise BadRequestError(f"{name} must be an integer from 1 to {limit}, not {value!r}")
-        for name, choices in (("quantise", (None, *QUANTISE_CHOICES)), ("load", LOAD_CHOICES)):
+        offered = (("quantise", (None, *QUANTISE_CHOICES)), ("dtype", DTYPE_CHOICES), ("load", LOAD_CHOICES))
+        for name, choices in offered:
             value = getattr(self, name)
             if value not in choices:
                 raise BadRequestError(f"{name} must be one of {', '.join(filter(None, choices))}, not {value!r:.60}")
-        if self.kv.block_size % 16 or not 16 <= self.kv.block_size <= MAX_BLOCK_SIZE:
-            raise BadRequestError(
-                f"block_size must be a multiple of 16 up to {MAX_BLOCK_SIZE}, not {self.kv.block_size}"
-            )
+        block_size = self.kv.block_size
+        if block_size is not None and (block_size % 16 or not 16 <= block_size <= MAX_BLOCK_SIZE):
+            raise BadRequestError(f"block_size must be a multiple of 16 up to {MAX_BLOCK_SIZE}, not {block_size}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,32 +88,44 @@ class ResolvedConfig:
     config: EngineConfig
     threads: int
     max_context: int
+    sizes: StepSizes
     layout: KVLayout
     kv_bytes: int
     reasons: tuple[str, ...]
 
 
 def resolve(
-    config: EngineConfig, model_max_context: int, groups: tuple[KVGroupNeed, ...], weight_bytes: int, machine: Machine
+    config: EngineConfig,
+    model_max_context: int,
+    groups: tuple[KVGroupNeed, ...],
+    memory: MemorySpace,
+    suits: StepSizes,
+    machine_threads: int,
 ) -> ResolvedConfig:
-    """Fill in what was left open. Raises when what was asked for cannot be had, with what would fit."""
+    """Fill in what was left open, sizes by what `suits` the backend. Raises when what was asked for cannot be had, with
+    what would fit."""
     reasons: list[str] = []
-    threads = config.threads or machine.threads
+    threads = config.threads or machine_threads
     reasons.append(f"{threads} threads: " + ("asked for" if config.threads else "the cores this process may use"))
+    sizes = StepSizes(
+        config.kv.block_size or suits.block_size,
+        config.max_tokens_per_step or suits.max_tokens_per_step,
+        config.max_running or suits.max_running,
+    )
     max_context = config.max_context or model_max_context
     if max_context > model_max_context:
         raise BadRequestError(f"max_context {max_context} is more than the {model_max_context} this model was made for")
-    budget, why = _kv_budget(config, weight_bytes, machine)
-    block_bytes = config.kv.block_size * sum(group.bytes_per_token for group in groups)
-    fits = _fitting_context(config, groups, budget, max_context)
-    if fits < min(max_context, config.kv.block_size * 2):
+    budget, why = _kv_budget(config, memory)
+    block_bytes = sizes.block_size * sum(group.bytes_per_token for group in groups)
+    fits = _fitting_context(sizes, groups, budget, max_context)
+    if fits < min(max_context, sizes.block_size * 2):
         raise BadRequestError(
-            f"{budget} bytes for KV hold less than two blocks of {config.kv.block_size} tokens "
+            f"{budget} bytes for KV ({why}) hold less than two blocks of {sizes.block_size} tokens "
             f"({block_bytes} bytes each): give more memory to KV"
         )
     if fits < max_context:
         if config.max_context is not None:
-            need = sum(_group_tokens(config, group, max_context) * group.bytes_per_token for group in groups)
+            need = sum(_group_tokens(sizes, group, max_context) * group.bytes_per_token for group in groups)
             raise BadRequestError(
                 f"a context of {max_context} needs {need} bytes of KV and {budget} are there ({why}): {fits} would fit"
             )
@@ -118,51 +135,53 @@ def resolve(
         reasons.append(
             f"context {max_context}: " + ("asked for" if config.max_context else "what the model was made for")
         )
-    layout = _layout(config, groups, budget, max_context)
+    layout = _layout(sizes, groups, budget, max_context)
     kv_bytes = sum(g.num_blocks * need.bytes_per_token for g, need in zip(layout.groups, groups, strict=True))
-    kv_bytes *= config.kv.block_size
+    kv_bytes *= sizes.block_size
     blocks = " + ".join(str(group.num_blocks) for group in layout.groups)
-    reasons.append(f"KV {blocks} blocks of {config.kv.block_size} tokens, {kv_bytes / 1e6:.0f} MB: {why}")
-    return ResolvedConfig(replace(config, threads=threads), threads, max_context, layout, kv_bytes, tuple(reasons))
+    reasons.append(f"KV {blocks} blocks of {sizes.block_size} tokens, {kv_bytes / 1e6:.0f} MB: {why}")
+    return ResolvedConfig(
+        replace(config, threads=threads), threads, max_context, sizes, layout, kv_bytes, tuple(reasons)
+    )
 
 
-def _kv_budget(config: EngineConfig, weight_bytes: int, machine: Machine) -> tuple[int, str]:
+def _kv_budget(config: EngineConfig, memory: MemorySpace) -> tuple[int, str]:
     if config.kv.memory_bytes is not None:
-        if config.kv.memory_bytes > machine.total_memory_bytes:
+        if config.kv.memory_bytes > memory.total_bytes:
             raise BadRequestError(
-                f"{config.kv.memory_bytes} bytes for KV are more than the {machine.total_memory_bytes} this machine has"
+                f"{config.kv.memory_bytes} bytes for KV are more than the {memory.total_bytes} {memory.owner} has"
             )
         return config.kv.memory_bytes, "asked for"
-    free = max(machine.available_memory_bytes - weight_bytes, 0)
-    return int(free * KV_SHARE_OF_MEMORY), f"at most {KV_SHARE_OF_MEMORY:.0%} of the memory left beside the weights"
+    why = f"at most {memory.kv_share:.0%} of the memory of {memory.owner} left beside the weights"
+    return int(memory.free_beside_weights_bytes * memory.kv_share), why
 
 
-def _group_tokens(config: EngineConfig, group: KVGroupNeed, context: int) -> int:
+def _group_tokens(sizes: StepSizes, group: KVGroupNeed, context: int) -> int:
     """Tokens of KV that one sequence of this context holds at most: behind a window, blocks are given back."""
     tokens = context
     if group.window is not None:
-        tokens = min(context, group.window + 2 * config.max_tokens_per_step + config.kv.block_size)
-    return -(-tokens // config.kv.block_size) * config.kv.block_size
+        tokens = min(context, group.window + 2 * sizes.max_tokens_per_step + sizes.block_size)
+    return -(-tokens // sizes.block_size) * sizes.block_size
 
 
-def _fitting_context(config: EngineConfig, groups: tuple[KVGroupNeed, ...], budget: int, context: int) -> int:
+def _fitting_context(sizes: StepSizes, groups: tuple[KVGroupNeed, ...], budget: int, context: int) -> int:
     """The longest context, up to `context`, of which one sequence fits in the budget."""
     low, high = 0, context
     while low < high:
         middle = (low + high + 1) // 2
-        if sum(_group_tokens(config, group, middle) * group.bytes_per_token for group in groups) <= budget:
+        if sum(_group_tokens(sizes, group, middle) * group.bytes_per_token for group in groups) <= budget:
             low = middle
         else:
             high = middle - 1
     return low
 
 
-def _layout(config: EngineConfig, groups: tuple[KVGroupNeed, ...], budget: int, max_context: int) -> KVLayout:
+def _layout(sizes: StepSizes, groups: tuple[KVGroupNeed, ...], budget: int, max_context: int) -> KVLayout:
     """Blocks for as many full-length sequences as the budget holds, up to all that may run."""
-    size = config.kv.block_size
-    one = [_group_tokens(config, group, max_context) for group in groups]
+    size = sizes.block_size
+    one = [_group_tokens(sizes, group, max_context) for group in groups]
     one_bytes = sum(tokens * group.bytes_per_token for tokens, group in zip(one, groups, strict=True))
-    sequences = max(1.0, min(float(config.max_running), budget / one_bytes))
+    sequences = max(1.0, min(float(sizes.max_running), budget / one_bytes))
     return KVLayout(
         block_size=size,
         groups=tuple(

@@ -18,6 +18,26 @@ class Machine:
     available_memory_bytes: int
 
 
+KV_SHARE_OF_MEMORY = 0.25
+"""Of the host's memory available once the weights are in: a default that leaves room for the rest of a laptop."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySpace:
+    """Where a backend's weights and KV live."""
+
+    owner: str
+    total_bytes: int
+    free_beside_weights_bytes: int
+    kv_share: float
+    """How much of that KV may take unless asked otherwise."""
+
+
+def host_memory(machine: Machine, weight_bytes: int) -> MemorySpace:
+    free = max(machine.available_memory_bytes - weight_bytes, 0)
+    return MemorySpace("this machine", machine.total_memory_bytes, free, KV_SHARE_OF_MEMORY)
+
+
 def detect() -> Machine:
     total, available = _system_memory()
     memory = cgroup_memory()

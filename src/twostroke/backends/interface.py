@@ -7,7 +7,9 @@ from typing import Protocol
 
 from twostroke.core.kv_layout import KVLayout
 from twostroke.core.step import Step, StepResult
+from twostroke.core.step_sizes import StepSizes
 from twostroke.cost.hardware import Ceilings
+from twostroke.machine import Machine, MemorySpace
 from twostroke.models.checkpoint import Checkpoint
 
 
@@ -40,11 +42,17 @@ class BackendFactory(Protocol):
     """Whether `create` holds float matrices as the checkpoint's `held_kind` says; one that does not declines a
     checkpoint that asks for it."""
 
+    suits: StepSizes
+    """What it runs best with."""
+
     def supports(self, checkpoint: Checkpoint) -> str | None:
         """None, or one sentence on why this model cannot run on this backend on this machine."""
 
     def kv_bytes_per_token(self, checkpoint: Checkpoint, layers: tuple[int, ...], kv_kind: str = "auto") -> int:
         """Bytes that one token's K and V take over these layers. Raises BackendError for a kind it does not offer."""
+
+    def memory(self, checkpoint: Checkpoint, here: Machine) -> MemorySpace:
+        """Where weights and KV live, and what the weights leave of it."""
 
     def ceilings(self, checkpoint: Checkpoint, threads: int) -> Ceilings:
         """What this machine allows, measured (or remembered from when it was), in this model's arithmetic."""
@@ -57,5 +65,7 @@ class BackendFactory(Protocol):
         max_context: int,
         max_tokens_per_step: int,
         threads: int,
+        max_running: int = 64,
         kv_kind: str = "auto",
+        dtype: str = "auto",
     ) -> Backend: ...

@@ -31,7 +31,7 @@ def chat(
     max_context: options.MaxContext = None,
     kv_memory: options.KVMemory = None,
     kv_type: options.KVType = "auto",
-    max_tokens_per_step: options.MaxTokensPerStep = 512,
+    max_tokens_per_step: options.MaxTokensPerStep = None,
     quantise: options.Quantise = None,
     prefix_caching: options.PrefixCaching = True,
     verbose: options.Verbose = False,

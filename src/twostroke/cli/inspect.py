@@ -70,7 +70,8 @@ def _memory_rows(checkpoint: Checkpoint, backend: str) -> list[tuple[str, str]]:
         checkpoint, quantised = by_default(checkpoint, here)
     needs = kv_needs(factory, checkpoint)
     per_token = sum(need.bytes_per_token for need in needs)
-    free = max(here.available_memory_bytes - checkpoint.held_bytes, 0)
+    memory = factory.memory(checkpoint, here)
+    free = memory.free_beside_weights_bytes
     context = checkpoint.spec.max_context
     full_bytes = sum(
         min(context, need.window if need.window is not None else context) * need.bytes_per_token for need in needs
@@ -80,9 +81,9 @@ def _memory_rows(checkpoint: Checkpoint, backend: str) -> list[tuple[str, str]]:
         *([("on load", quantised)] if quantised is not None else []),
         ("KV", f"{units.size(per_token)} a token; {units.size(full_bytes)} for {context:,} tokens"),
         (
-            "this machine",
-            f"{here.threads} threads, {units.size(here.available_memory_bytes)} free "
-            f"of {units.size(here.total_memory_bytes)}",
+            memory.owner,
+            f"{here.threads} threads, {units.size(memory.total_bytes)} of memory, "
+            f"{units.size(free)} free beside the weights",
         ),
         ("fits", _fits(checkpoint, free, per_token, full_bytes)),
     ]

@@ -20,7 +20,10 @@ Model = Annotated[
 ]
 Backend = Annotated[
     str,
-    typer.Option(help="auto, cpu (native code, quantised weights), or reference (numpy, slow, written to be read)."),
+    typer.Option(
+        help="auto, cuda (an NVIDIA GPU; needs the extra [cuda]), cpu (native code, quantised weights), or reference "
+        "(numpy, slow, written to be read)."
+    ),
 ]
 Threads = Annotated[int | None, typer.Option(help="Threads; default: the cores this process may really use.")]
 MaxContext = Annotated[
@@ -39,7 +42,10 @@ KVType = Annotated[
     ),
 ]
 MaxTokensPerStep = Annotated[
-    int, typer.Option(help="A step's token budget. Smaller: smoother streams. Larger: faster prompts.")
+    int | None,
+    typer.Option(
+        help="A step's token budget. Smaller: smoother streams. Larger: faster prompts. Default: as suits the backend."
+    ),
 ]
 PrefixCaching = Annotated[bool, typer.Option(help="Reuse the KV of a prompt's beginning that was read before.")]
 Quantise = Annotated[
@@ -92,7 +98,7 @@ def engine_config(
     threads: int | None,
     max_context: int | None,
     kv_memory: str | None,
-    max_tokens_per_step: int,
+    max_tokens_per_step: int | None,
     prefix_caching: bool,
     kv_type: str,
     quantise: str | None,

@@ -41,7 +41,7 @@ def run(
     max_context: options.MaxContext = None,
     kv_memory: options.KVMemory = None,
     kv_type: options.KVType = "auto",
-    max_tokens_per_step: options.MaxTokensPerStep = 512,
+    max_tokens_per_step: options.MaxTokensPerStep = None,
     quantise: options.Quantise = None,
     load: options.Load = "file",
     as_json: Annotated[

@@ -88,15 +88,18 @@ def assemble(checkpoint: Checkpoint, tokenizer: Tokenizer | None, config: Engine
     if config.quantise is None and config.load == "file" and factory.quantises_on_load:
         checkpoint, quantise_reason = by_default(checkpoint, here)
     needs = kv_needs(factory, checkpoint, config.kv.kind)
-    resolved = resolve(config, checkpoint.spec.max_context, needs, checkpoint.held_bytes, here)
+    memory = factory.memory(checkpoint, here)
+    resolved = resolve(config, checkpoint.spec.max_context, needs, memory, factory.suits, here.threads)
     try:
         backend = factory.create(
             checkpoint,
             resolved.layout,
             max_context=resolved.max_context,
-            max_tokens_per_step=config.max_tokens_per_step,
+            max_tokens_per_step=resolved.sizes.max_tokens_per_step,
+            max_running=resolved.sizes.max_running,
             threads=resolved.threads,
             kv_kind=config.kv.kind,
+            dtype=config.dtype,
         )
     except (MemoryError, OSError) as error:
         reason = str(error) or "not enough memory"
@@ -107,8 +110,8 @@ def assemble(checkpoint: Checkpoint, tokenizer: Tokenizer | None, config: Engine
     scheduler = Scheduler(
         SchedulerConfig(
             max_context=resolved.max_context,
-            max_tokens_per_step=config.max_tokens_per_step,
-            max_running=config.max_running,
+            max_tokens_per_step=resolved.sizes.max_tokens_per_step,
+            max_running=resolved.sizes.max_running,
             prefix_caching=config.kv.prefix_caching,
         ),
         resolved.layout,

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 from twostroke.core.errors import BackendError
 from twostroke.core.kv_layout import KVLayout
+from twostroke.core.step_sizes import StepSizes
 from twostroke.cost.hardware import Ceilings
+from twostroke.machine import Machine, MemorySpace, host_memory
 from twostroke.models.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
 class CpuFactory:
     name = "cpu"
     quantises_on_load = True
+
+    suits = StepSizes(block_size=16, max_tokens_per_step=512, max_running=64)
 
     def supports(self, checkpoint: Checkpoint) -> str | None:
         from twostroke.backends.cpu import isa
@@ -38,6 +42,9 @@ class CpuFactory:
 
         spec = checkpoint.spec
         return len(layers) * spec.num_kv_heads * choose_kv_kind(kv_kind, isa.choose()).token_bytes(spec.head_dim)
+
+    def memory(self, checkpoint: Checkpoint, here: Machine) -> MemorySpace:
+        return host_memory(here, checkpoint.held_bytes)
 
     def ceilings(self, checkpoint: Checkpoint, threads: int) -> Ceilings:
         from twostroke.backends.cpu import isa
@@ -61,12 +68,16 @@ class CpuFactory:
         max_context: int,
         max_tokens_per_step: int,
         threads: int,
+        max_running: int = 64,
         kv_kind: str = "auto",
+        dtype: str = "auto",
         isa_name: str | None = None,
     ) -> CpuBackend:
         from twostroke.backends.cpu import isa
         from twostroke.backends.cpu.backend import CpuBackend
 
+        if dtype != "auto":
+            raise BackendError(f"the cpu backend's arithmetic follows the weights' kind: it has no {dtype} to choose")
         return CpuBackend(
             checkpoint,
             layout,

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 from twostroke.core.errors import BackendError
 from twostroke.core.kv_layout import KVLayout
+from twostroke.core.step_sizes import StepSizes
 from twostroke.cost.hardware import Ceilings
+from twostroke.machine import Machine, MemorySpace, host_memory
 from twostroke.models.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
@@ -20,6 +22,8 @@ class ReferenceFactory:
     name = "reference"
     quantises_on_load = False
 
+    suits = StepSizes(block_size=16, max_tokens_per_step=512, max_running=64)
+
     def supports(self, checkpoint: Checkpoint) -> str | None:
         if checkpoint.quantise_to is not None:
             return "it multiplies by the weights as they are stored, in float32: it quantises none"
@@ -29,6 +33,9 @@ class ReferenceFactory:
         _check_kv_kind(kv_kind)
         spec = checkpoint.spec
         return 2 * len(layers) * spec.num_kv_heads * spec.head_dim * _FLOAT32_BYTES
+
+    def memory(self, checkpoint: Checkpoint, here: Machine) -> MemorySpace:
+        return host_memory(here, checkpoint.held_bytes)
 
     def ceilings(self, checkpoint: Checkpoint, threads: int) -> Ceilings:
         from twostroke.backends.reference.ceilings import measure
@@ -43,13 +50,17 @@ class ReferenceFactory:
         max_context: int,
         max_tokens_per_step: int,
         threads: int,
+        max_running: int = 64,
         kv_kind: str = "auto",
+        dtype: str = "auto",
     ) -> ReferenceBackend:
-        """Tokens and threads are hints that this backend has no use for: numpy allocates as it goes and its matrix
+        """Sizes and threads are hints that this backend has no use for: numpy allocates as it goes and its matrix
         products choose their own threads."""
         from twostroke.backends.reference.backend import ReferenceBackend
 
         _check_kv_kind(kv_kind)
+        if dtype != "auto":
+            raise BackendError(f"the reference backend computes in float32 alone, not in {dtype}")
         return ReferenceBackend(checkpoint, layout, max_context)
 
 

@@ -1,0 +1,15 @@
+"""How large blocks and steps are. A backend says what suits it; what the user asks for wins."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class StepSizes:
+    block_size: int
+    """Tokens in a KV block."""
+    max_tokens_per_step: int
+    """Decode slots and prefill tokens of one step together."""
+    max_running: int
+    """Sequences that run at a time."""
