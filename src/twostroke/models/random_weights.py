@@ -1,9 +1,11 @@
 """A model's shape with random weights: a folder that holds config.json and nothing else is enough to measure how fast
-the model would run. Matrices are drawn in the kind they are asked for, not quantised from floats."""
+the model would run. Matrices are drawn in the kind they are asked for, not quantised from floats, and only when they
+are looked at: a backend with a faster way to draw (on a GPU, say) never looks."""
 
 from __future__ import annotations
 
 import hashlib
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -31,31 +33,68 @@ def random_checkpoint(folder: Path, kind: WeightKind, *, seed: int = 0, name: st
     _, spec = read_folder_spec(folder)
     tensors: dict[str, WeightTensor] = {}
     for tensor_name, shape in spec.tensor_shapes().items():
-        rng = np.random.default_rng([seed, int.from_bytes(hashlib.sha256(tensor_name.encode()).digest()[:8], "little")])
-        if len(shape) == 1:
-            is_bias = tensor_name.endswith("_bias")
-            noise = rng.standard_normal(shape, dtype=np.float32)
-            vector = _BIAS_SPREAD * noise if is_bias else 1 + _NORM_NOISE * noise
-            tensors[tensor_name] = from_float32(tensor_name, vector.astype(np.float32))
-            continue
-        is_outer = tensor_name in ("embedding", "output") and kind.is_quantised
-        tensors[tensor_name] = _random_matrix(tensor_name, shape, WeightKind.Q8_0 if is_outer else kind, rng)
+        tensor_kind = WeightKind.F32 if len(shape) == 1 else kind
+        if tensor_name in ("embedding", "output") and kind.is_quantised:
+            tensor_kind = WeightKind.Q8_0
+        tensors[tensor_name] = DrawnTensor(tensor_name, tensor_kind, shape, seed)
     return Checkpoint(name or folder.resolve().name, folder, spec, tensors)
 
 
-def _random_matrix(name: str, shape: tuple[int, ...], kind: WeightKind, rng: np.random.Generator) -> WeightTensor:
+class DrawnTensor(WeightTensor):
+    """A tensor whose numbers are drawn when they are first read, from a stream of its own: whichever are read, and in
+    whatever order, they are the same."""
+
+    __slots__ = ("_drawn", "seed")
+    seed: int
+    _drawn: Bytes | None
+
+    def __init__(self, name: str, kind: WeightKind, shape: tuple[int, ...], seed: int) -> None:
+        if kind not in KINDS:
+            known = ", ".join(kind.name for kind in KINDS)
+            raise ModelError(f"random weights are drawn in {known}, not in {kind.name}")
+        if shape[-1] % kind.block_values:
+            raise ModelError(
+                f"{name} has rows of {shape[-1]} values, not a multiple of {kind.name}'s {kind.block_values}"
+            )
+        for field, value in (("name", name), ("kind", kind), ("shape", shape), ("seed", seed), ("_drawn", None)):
+            object.__setattr__(self, field, value)
+
+    @property
+    def data(self) -> Bytes:  # type: ignore[override]
+        drawn = self._drawn
+        if drawn is None:
+            drawn = self._draw()
+            object.__setattr__(self, "_drawn", drawn)
+        return drawn
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape[:-1]) * self.kind.row_bytes(self.shape[-1])
+
+    @property
+    def mean_and_spread(self) -> tuple[float, float]:
+        """What the numbers are drawn around: for whoever draws them elsewhere."""
+        if len(self.shape) > 1:
+            return 0.0, self.shape[-1] ** -0.5
+        return (0.0, _BIAS_SPREAD) if self.name.endswith("_bias") else (1.0, _NORM_NOISE)
+
+    def _draw(self) -> Bytes:
+        digest = hashlib.sha256(self.name.encode()).digest()
+        rng = np.random.default_rng([self.seed, int.from_bytes(digest[:8], "little")])
+        if len(self.shape) == 1:
+            mean, spread = self.mean_and_spread
+            vector = mean + spread * rng.standard_normal(self.shape, dtype=np.float32)
+            return from_float32(self.name, vector.astype(np.float32)).data
+        return _random_matrix(self.shape, self.kind, rng)
+
+
+def _random_matrix(shape: tuple[int, ...], kind: WeightKind, rng: np.random.Generator) -> Bytes:
     """Numbers of a spread of 1 / sqrt(inputs), so that what goes through a layer neither grows nor vanishes."""
     rows, depth = shape
-    if kind not in KINDS:
-        raise ModelError(f"random weights are drawn in {', '.join(kind.name for kind in KINDS)}, not in {kind.name}")
-    if depth % kind.block_values:
-        raise ModelError(f"{name} has rows of {depth} values, not a multiple of {kind.name}'s {kind.block_values}")
     spread = depth**-0.5
     if kind.is_quantised:
-        data = _random_blocks(kind, rows, depth // kind.block_values, spread, rng)
-    else:
-        data = _random_floats(kind, rng.standard_normal((rows, depth), dtype=np.float32) * np.float32(spread))
-    return WeightTensor(name, kind, shape, data)
+        return _random_blocks(kind, rows, depth // kind.block_values, spread, rng)
+    return _random_floats(kind, rng.standard_normal((rows, depth), dtype=np.float32) * np.float32(spread))
 
 
 def _random_blocks(kind: WeightKind, rows: int, blocks: int, spread: float, rng: np.random.Generator) -> Bytes:
