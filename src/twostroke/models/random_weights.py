@@ -60,7 +60,7 @@ class DrawnTensor(WeightTensor):
             object.__setattr__(self, field, value)
 
     @property
-    def data(self) -> Bytes:  # type: ignore[override]
+    def data(self) -> Bytes:
         drawn = self._drawn
         if drawn is None:
             drawn = self._draw()

@@ -1,0 +1,25 @@
+"""Writing single entries of the block tables."""
+# mypy: disable-error-code="no-untyped-def,misc"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+BLOCK = 256
+
+
+@triton.jit(do_not_specialize=["count"])
+def _write_entries_kernel(table, indices, values, count, BLOCK: tl.constexpr):
+    entries = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    is_entry = entries < count
+    index = tl.load(indices + entries, mask=is_entry, other=0)
+    value = tl.load(values + entries, mask=is_entry, other=0)
+    tl.store(table + index, value, mask=is_entry)
+
+
+def write_entries(table: torch.Tensor, indices: torch.Tensor, values: torch.Tensor) -> None:
+    """table.view(-1)[indices] = values, all int32."""
+    count = len(indices)
+    _write_entries_kernel[(triton.cdiv(count, BLOCK),)](table, indices, values, count, BLOCK=BLOCK)

@@ -1,0 +1,145 @@
+"""A checkpoint's tensors on the device, in the type that is computed in: matrices that read the same input are one.
+Files are read by several threads straight into their place; random weights are drawn on the device."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from math import prod
+from zlib import crc32
+
+import numpy as np
+import torch
+
+from twostroke.models.checkpoint import Checkpoint
+from twostroke.models.random_weights import DrawnTensor
+from twostroke.models.spec import ModelSpec, layer_name
+from twostroke.models.weights.tensor import WeightKind, WeightTensor
+
+LOAD_THREADS = 8
+"""Enough to keep a disk, the page cache and the link to the device busy at once."""
+SLICE_VALUES = 1 << 25
+"""What is converted on the host goes over in slices of so many numbers: no second copy of a large matrix in memory."""
+_STORED_AS = {WeightKind.F32: torch.float32, WeightKind.F16: torch.float16, WeightKind.BF16: torch.bfloat16}
+
+Progress = Callable[[int, int], None]
+"""Bytes done, bytes in all."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerWeights:
+    """Matrices are [outputs, inputs]; what a family lacks is None."""
+
+    attention_norm: torch.Tensor
+    qkv: torch.Tensor  # [(heads + 2 * kv_heads) * head_dim, hidden]: q, then k, then v
+    qkv_bias: torch.Tensor | None
+    q_norm: torch.Tensor | None
+    k_norm: torch.Tensor | None
+    o: torch.Tensor
+    o_bias: torch.Tensor | None
+    post_attention_norm: torch.Tensor | None
+    mlp_norm: torch.Tensor
+    gate_up: torch.Tensor  # [2 * intermediate, hidden]: gate, then up
+    down: torch.Tensor
+    post_mlp_norm: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Weights:
+    embedding: torch.Tensor  # [vocab, hidden]
+    layers: tuple[LayerWeights, ...]
+    final_norm: torch.Tensor
+    head: torch.Tensor  # [vocab, hidden]; the embedding itself where the two are tied
+
+    @staticmethod
+    def from_checkpoint(
+        checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, progress: Progress | None = None
+    ) -> Weights:
+        loader = _Loader(checkpoint, device, dtype)
+        spec = checkpoint.spec
+        layers = tuple(_layer(loader, spec, index) for index in range(spec.num_layers))
+        embedding = loader.place(("embedding",))
+        head = embedding if spec.tied_embeddings else loader.place(("output",))
+        final_norm = loader.place(("final_norm",))
+        loader.fill(progress)
+        return Weights(embedding, layers, final_norm, head)
+
+
+def held_bytes(checkpoint: Checkpoint) -> int:
+    """What the weights take on the device."""
+    return 2 * sum(prod(shape) for shape in checkpoint.spec.tensor_shapes().values())
+
+
+def _layer(loader: _Loader, spec: ModelSpec, index: int) -> LayerWeights:
+    def place(*names: str) -> torch.Tensor:
+        return loader.place(tuple(layer_name(index, name) for name in names))
+
+    return LayerWeights(
+        attention_norm=place("attention_norm"),
+        qkv=place("q", "k", "v"),
+        qkv_bias=place("q_bias", "k_bias", "v_bias") if spec.qkv_bias else None,
+        q_norm=place("q_norm") if spec.qk_norm else None,
+        k_norm=place("k_norm") if spec.qk_norm else None,
+        o=place("o"),
+        o_bias=place("o_bias") if spec.output_bias else None,
+        post_attention_norm=place("post_attention_norm") if spec.sandwich_norms else None,
+        mlp_norm=place("mlp_norm"),
+        gate_up=place("gate", "up"),
+        down=place("down"),
+        post_mlp_norm=place("post_mlp_norm") if spec.sandwich_norms else None,
+    )
+
+
+@dataclass(slots=True)
+class _Loader:
+    """Gives every tensor its place first, then fills the places, several at a time."""
+
+    checkpoint: Checkpoint
+    device: torch.device
+    dtype: torch.dtype
+    _places: list[tuple[WeightTensor, torch.Tensor]] = field(default_factory=list)
+
+    def place(self, names: Sequence[str]) -> torch.Tensor:
+        """Room for tensors joined by rows."""
+        tensors = [self.checkpoint.tensors[name] for name in names]
+        rows = sum(tensor.shape[0] for tensor in tensors)
+        joined = torch.empty((rows, *tensors[0].shape[1:]), dtype=self.dtype, device=self.device)
+        start = 0
+        for tensor in tensors:
+            self._places.append((tensor, joined[start : start + tensor.shape[0]]))
+            start += tensor.shape[0]
+        return joined
+
+    def fill(self, progress: Progress | None) -> None:
+        total = sum(place.nbytes for _, place in self._places)
+        done = 0
+        with warnings.catch_warnings(), ThreadPoolExecutor(LOAD_THREADS, thread_name_prefix="load") as threads:
+            warnings.filterwarnings("ignore", message=".*NumPy array is not writable")  # memory maps; nobody writes
+            for place in threads.map(lambda pair: _fill(*pair), self._places):
+                done += place.nbytes
+                if progress is not None:
+                    progress(done, total)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+def _fill(tensor: WeightTensor, place: torch.Tensor) -> torch.Tensor:
+    if isinstance(tensor, DrawnTensor):
+        return _draw(tensor, place)
+    if tensor.kind in _STORED_AS:
+        numbers = torch.from_numpy(np.ascontiguousarray(tensor.data)).view(_STORED_AS[tensor.kind])
+        return place.copy_(numbers.view(tensor.shape))
+    rows = max(1, SLICE_VALUES // tensor.shape[-1])
+    for start in range(0, tensor.shape[0], rows):
+        part = tensor.rows(start, min(start + rows, tensor.shape[0]))
+        place[start : start + rows].copy_(torch.from_numpy(part.to_float32()))
+    return place
+
+
+def _draw(tensor: DrawnTensor, place: torch.Tensor) -> torch.Tensor:
+    mean, spread = tensor.mean_and_spread
+    generator = torch.Generator(place.device)
+    generator.manual_seed(tensor.seed * 2**32 + crc32(tensor.name.encode()))
+    return place.normal_(mean, spread, generator=generator)
