@@ -46,6 +46,9 @@ class EngineConfig:
     suits the backend."""
     max_running: int | None = None
     """Streams that run at a time; None: what suits the backend."""
+    itl_target_ms: float | None = None
+    """Beside running streams, a step takes no more prefill than should keep it this short; None: what suits the
+    backend."""
     run_ahead: bool = True
     """Schedule one step ahead of the results, so that neither host nor device waits for the other."""
     kv: KVConfig = field(default_factory=KVConfig)
@@ -69,6 +72,8 @@ class EngineConfig:
             value = getattr(self, name)
             if value not in choices:
                 raise BadRequestError(f"{name} must be one of {', '.join(filter(None, choices))}, not {value!r:.60}")
+        if self.itl_target_ms is not None and not 0.0 < self.itl_target_ms < float("inf"):
+            raise BadRequestError(f"itl_target_ms must be a number above 0, not {self.itl_target_ms!r}")
         block_size = self.kv.block_size
         if block_size is not None and (block_size % 16 or not 16 <= block_size <= MAX_BLOCK_SIZE):
             raise BadRequestError(f"block_size must be a multiple of 16 up to {MAX_BLOCK_SIZE}, not {block_size}")
@@ -111,6 +116,7 @@ def resolve(
         config.kv.block_size or suits.block_size,
         config.max_tokens_per_step or suits.max_tokens_per_step,
         config.max_running or suits.max_running,
+        config.itl_target_ms or suits.itl_target_ms,
     )
     max_context = config.max_context or model_max_context
     if max_context > model_max_context:

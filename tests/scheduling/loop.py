@@ -14,6 +14,7 @@ from twostroke.core.step import Step
 from twostroke.kv.ledger import KVLedger
 from twostroke.kv.prefix_index import Digest
 from twostroke.scheduling.config import SchedulerConfig
+from twostroke.scheduling.pace import PrefillPace
 from twostroke.scheduling.scheduler import Scheduler, SequenceAdvance
 
 VOCAB_SIZE = 32
@@ -55,12 +56,13 @@ class Loop:
         *,
         depth: int = 0,
         digest: Digest | None = None,
+        pace: PrefillPace | None = None,
         **config: object,
     ) -> None:
         config.setdefault("max_context", 64)
         self.config = SchedulerConfig(**config)  # type: ignore[arg-type]
         ledger = KVLedger(kv_layout, prefix_caching=self.config.prefix_caching, digest=digest)
-        self.scheduler = Scheduler(self.config, kv_layout, ledger=ledger)
+        self.scheduler = Scheduler(self.config, kv_layout, ledger=ledger, pace=pace)
         self.backend = FakeBackend(
             kv_layout,
             max_context=self.config.max_context,
@@ -105,6 +107,13 @@ class Loop:
             record.finished += advance.finished
         self.scheduler.check()
         return advances
+
+    def move(self) -> Step | None:
+        """Launch one step and apply it; returns the step."""
+        step = self.launch()
+        if step is not None:
+            self.settle()
+        return step
 
     def turn(self) -> list[SequenceAdvance]:
         """As the engine does: launch, run up to `depth` steps ahead, apply."""

@@ -10,6 +10,7 @@ from twostroke.core.errors import BackendError
 from twostroke.models.checkpoint import Checkpoint
 
 BACKENDS: dict[str, str] = {
+    "cuda": "twostroke.backends.cuda",
     "cpu": "twostroke.backends.cpu",
     "reference": "twostroke.backends.reference",
 }

@@ -13,3 +13,5 @@ class StepSizes:
     """Decode slots and prefill tokens of one step together."""
     max_running: int
     """Sequences that run at a time."""
+    itl_target_ms: float | None = None
+    """How long a step with prefill may keep running streams waiting; None: its token budget alone bounds it."""

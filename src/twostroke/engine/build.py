@@ -20,6 +20,7 @@ from twostroke.models.loading import load_checkpoint
 from twostroke.models.resolve import resolve as resolve_model
 from twostroke.models.weights.tensor import WeightKind
 from twostroke.scheduling.config import SchedulerConfig
+from twostroke.scheduling.pace import PrefillPace
 from twostroke.scheduling.scheduler import Scheduler
 from twostroke.text.loading import load_tokenizer
 from twostroke.text.tokenizer import Tokenizer
@@ -107,6 +108,10 @@ def assemble(checkpoint: Checkpoint, tokenizer: Tokenizer | None, config: Engine
             f"the {factory.name} backend could not be set up with {resolved.kv_bytes} bytes of KV and "
             f"{resolved.threads} threads: {reason}"
         ) from error
+    shape = shape_of(checkpoint, [need.bytes_per_token for need in needs])
+    itl_target_ms, pace = resolved.sizes.itl_target_ms, None
+    if itl_target_ms is not None:
+        pace = PrefillPace(shape, factory.ceilings(checkpoint, resolved.threads), itl_target_ms / 1e3)
     scheduler = Scheduler(
         SchedulerConfig(
             max_context=resolved.max_context,
@@ -115,9 +120,9 @@ def assemble(checkpoint: Checkpoint, tokenizer: Tokenizer | None, config: Engine
             prefix_caching=config.kv.prefix_caching,
         ),
         resolved.layout,
+        pace=pace,
     )
     engine = Engine(scheduler, backend, checkpoint.spec.vocab_size, tokenizer, run_ahead=config.run_ahead)
     reasons = (f"backend {factory.name}: {reason}", quantise_reason, *resolved.reasons, *getattr(backend, "notes", ()))
     notes = tuple(reason for reason in reasons if reason is not None)
-    shape = shape_of(checkpoint, [need.bytes_per_token for need in needs])
     return Assembly(engine, checkpoint, tokenizer, resolved, factory, shape, notes)

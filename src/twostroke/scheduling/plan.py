@@ -9,6 +9,8 @@ from twostroke.core.step import BlockGrant, DecodeSlot, PrefillChunk, RowJoin, S
 class StepPlan:
     def __init__(self, max_tokens: int) -> None:
         self.tokens_left = max_tokens
+        self.seconds_left: float | None = None
+        """What the prefills of this step may still take; None: as long as they need."""
         self.sequences: dict[int, Sequence] = {}
         """Who has work in this step."""
         self.has_preempted = False
@@ -16,6 +18,10 @@ class StepPlan:
         self._decodes: list[DecodeSlot] = []
         self._joins: list[RowJoin] = []
         self._grants: list[BlockGrant] = []
+
+    @property
+    def is_full(self) -> bool:
+        return self.tokens_left == 0 or (self.seconds_left is not None and self.seconds_left <= 0.0)
 
     def __len__(self) -> int:
         return len(self.sequences)

@@ -7,23 +7,30 @@ from twostroke.core.step import PrefillChunk
 from twostroke.kv.ledger import KVLedger
 from twostroke.scheduling.admission import Admission
 from twostroke.scheduling.config import SchedulerConfig
+from twostroke.scheduling.pace import LEAST_TOKENS, PrefillPace
 from twostroke.scheduling.plan import StepPlan
 
 
 class PrefillPlanner:
-    def __init__(self, config: SchedulerConfig, ledger: KVLedger, admission: Admission) -> None:
+    def __init__(
+        self, config: SchedulerConfig, ledger: KVLedger, admission: Admission, pace: PrefillPace | None = None
+    ) -> None:
         self._config = config
         self._ledger = ledger
         self._admission = admission
+        self._pace = pace
 
     def fill(self, plan: StepPlan, now_s: float) -> None:
-        """Prefills already begun come first, then new sequences, while the step has tokens left."""
+        """Prefills already begun come first, then new sequences, while the step has tokens left, and, beside running
+        streams, seconds."""
+        if self._pace is not None and len(plan):
+            plan.seconds_left = self._pace.itl_target_s
         for sequence in self._admission.running:
-            if plan.tokens_left == 0:
+            if plan.is_full:
                 return
             if sequence.state is SequenceState.RUNNING and sequence.phase is Phase.PREFILL and sequence not in plan:
                 self._add_chunk(plan, sequence, now_s)
-        while plan.tokens_left > 0:
+        while not plan.is_full:
             admitted = self._admission.admit(plan)
             if admitted is None:
                 return
@@ -39,6 +46,10 @@ class PrefillPlanner:
             sequence.prefill_len,
             self._ledger.room(sequence),
         )
+        if self._pace is not None and plan.seconds_left is not None:
+            paced = self._pace.tokens_within(plan.seconds_left, start, end - start)
+            end = min(end, start + max(paced, LEAST_TOKENS))
+            plan.seconds_left -= self._pace.seconds(start, end - start)
         chunk = prefill_chunk(sequence, start, end)
         grants = self._ledger.reserve(sequence, chunk.end)
         assert grants is not None  # `end` lies within the room

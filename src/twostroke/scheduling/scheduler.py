@@ -17,6 +17,7 @@ from twostroke.kv.ledger import KVLedger
 from twostroke.scheduling.admission import Admission
 from twostroke.scheduling.config import SchedulerConfig
 from twostroke.scheduling.decode import DecodePlanner, finish_reason
+from twostroke.scheduling.pace import PrefillPace
 from twostroke.scheduling.plan import StepPlan
 from twostroke.scheduling.prefill import PrefillPlanner
 
@@ -63,12 +64,21 @@ class _Launched:
 
 
 class Scheduler:
-    def __init__(self, config: SchedulerConfig, layout: KVLayout, *, ledger: KVLedger | None = None) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        layout: KVLayout,
+        *,
+        ledger: KVLedger | None = None,
+        pace: PrefillPace | None = None,
+    ) -> None:
+        """`pace`: how much prefill a step may hold beside running streams; None: up to its token budget."""
         self.config = config
+        self._pace = pace
         self.ledger = ledger or KVLedger(layout, prefix_caching=config.prefix_caching)
         self._admission = Admission(config, self.ledger)
         self._decodes = DecodePlanner(self.ledger, self._admission)
-        self._prefills = PrefillPlanner(config, self.ledger, self._admission)
+        self._prefills = PrefillPlanner(config, self.ledger, self._admission, pace)
         self._launched: deque[_Launched] = deque()  # oldest first: results arrive in launch order
         self._samples: dict[str, list[Sequence]] = {}  # unfinished ones, by request
         self._next_seq_id = 0
@@ -159,6 +169,8 @@ class Scheduler:
         launched = self._take(step, now_s)
         if result.step_id != step.step_id:
             raise ValueError(f"the result of step {result.step_id} was given for step {step.step_id}")
+        if self._pace is not None:
+            self._pace.observe(step, result.compute_s)
         advances = []
         for work in _work_of(step):
             advance = self._advance(launched.sequences[work.seq_id], work, result)

@@ -20,5 +20,7 @@ class KVStore:
                 keys = torch.zeros(shape, dtype=dtype, device=device)
                 layers[layer] = (index, keys, torch.zeros(shape, dtype=dtype, device=device))
         self.group_of = tuple(layers[layer][0] for layer in range(spec.num_layers))
-        self.keys = tuple(layers[layer][1] for layer in range(spec.num_layers))  # [blocks, kv_heads, block_size, head_dim]
+        self.keys = tuple(
+            layers[layer][1] for layer in range(spec.num_layers)
+        )  # [blocks, kv_heads, block_size, head_dim]
         self.values = tuple(layers[layer][2] for layer in range(spec.num_layers))

@@ -44,7 +44,9 @@ class DeviceRows:
                 self._free.append(row)
         for join in step.joins:
             if not self._free:
-                raise IndexError(f"a row for sequence {join.seq_id} was asked for, and all {self.padding_row} are taken")
+                raise IndexError(
+                    f"a row for sequence {join.seq_id} was asked for, and all {self.padding_row} are taken"
+                )
             row = self._free.pop()
             self.index_of[join.seq_id] = row
             self.sampling.open(row, join)

@@ -1,0 +1,170 @@
+"""The CUDA backend: torch and Triton, behind the extra [cuda]. Start at `backend.py`; `model.py` is the forward pass,
+`kernels/` what it launches. Importing this costs nothing: torch comes when a device was found and asked about."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from functools import cache
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from twostroke.core.errors import BackendError
+from twostroke.core.kv_layout import KVLayout
+from twostroke.core.step_sizes import StepSizes
+from twostroke.cost.hardware import Ceilings
+from twostroke.machine import Machine, MemorySpace
+from twostroke.models.checkpoint import Checkpoint
+
+if TYPE_CHECKING:
+    import torch
+
+    from twostroke.backends.cuda.backend import CudaBackend
+    from twostroke.backends.cuda.weights import Progress
+
+KV_SHARE_OF_DEVICE = 0.95
+"""Of what weights and buffers leave: a GPU is mostly one program's own."""
+GRAPH_BYTES = 1 << 30
+"""Set aside for captured graphs, cuBLAS workspaces and compiled kernels."""
+LEAST_CAPABILITY = (8, 0)
+"""The first with bf16 matrix units and asynchronous copies."""
+MAX_HEAD_DIM = 256
+_ELEMENT_BYTES = 2
+
+
+class CudaFactory:
+    name = "cuda"
+    quantises_on_load = False
+    suits = StepSizes(block_size=64, max_tokens_per_step=8192, max_running=512, itl_target_ms=40.0)
+
+    def supports(self, checkpoint: Checkpoint) -> str | None:
+        reason = _no_device() or _unsupported_shape(checkpoint)
+        if reason is not None:
+            return reason
+        import torch
+
+        if not torch.cuda.is_available():
+            return "torch finds no CUDA device: is it a build without CUDA?"
+        capability = torch.cuda.get_device_capability()
+        if capability < LEAST_CAPABILITY:
+            return f"it needs compute capability 8.0 or newer, and this device has {capability[0]}.{capability[1]}"
+        return None
+
+    def kv_bytes_per_token(self, checkpoint: Checkpoint, layers: tuple[int, ...], kv_kind: str = "auto") -> int:
+        if kv_kind not in ("auto", "f16", "bf16"):
+            raise BackendError(f"the cuda backend keeps KV in what it computes in, bf16 or f16, not in {kv_kind}")
+        spec = checkpoint.spec
+        return 2 * len(layers) * spec.num_kv_heads * spec.head_dim * _ELEMENT_BYTES
+
+    def memory(self, checkpoint: Checkpoint, here: Machine) -> MemorySpace:
+        import torch
+
+        from twostroke.backends.cuda.model import Buffers
+        from twostroke.backends.cuda.weights import held_bytes
+
+        free, total = torch.cuda.mem_get_info()
+        beside = held_bytes(checkpoint) + GRAPH_BYTES
+        beside += Buffers.num_bytes(checkpoint.spec, self.suits.max_tokens_per_step, self.suits.max_running)
+        return MemorySpace(torch.cuda.get_device_name(), total, max(0, free - beside), KV_SHARE_OF_DEVICE)
+
+    def ceilings(self, checkpoint: Checkpoint, threads: int) -> Ceilings:
+        from twostroke.backends.cuda.ceilings import machine_rates
+
+        rates = machine_rates()
+        return Ceilings(rates.copy_bytes_per_s, rates.multiply_adds_per_s, f"measured on this {rates.device}: bf16")
+
+    def measured_limits(self) -> dict[str, float]:
+        """What else `twostroke bench limits` shows."""
+        from twostroke.backends.cuda.ceilings import machine_rates
+
+        return machine_rates().as_figures()
+
+    def create(
+        self,
+        checkpoint: Checkpoint,
+        layout: KVLayout,
+        *,
+        max_context: int,
+        max_tokens_per_step: int,
+        threads: int,
+        max_running: int = 64,
+        kv_kind: str = "auto",
+        dtype: str = "auto",
+    ) -> CudaBackend:
+        import torch
+
+        from twostroke.backends.cuda.backend import CudaBackend
+        from twostroke.backends.cuda.weights import held_bytes
+
+        chosen = _dtype(checkpoint, dtype)
+        if kv_kind != "auto" and kv_kind != ("f16" if chosen == torch.float16 else "bf16"):
+            raise BackendError(f"the cuda backend keeps KV in what it computes in: {kv_kind} needs --dtype {kv_kind}")
+        try:
+            return CudaBackend(
+                checkpoint,
+                layout,
+                device=torch.device("cuda"),
+                dtype=chosen,
+                max_context=max_context,
+                max_tokens_per_step=max_tokens_per_step,
+                max_running=max_running,
+                progress=_progress_line(),
+            )
+        except torch.cuda.OutOfMemoryError as error:
+            free, total = torch.cuda.mem_get_info()
+            raise BackendError(
+                f"{torch.cuda.get_device_name()} ran out of memory: the weights take "
+                f"{held_bytes(checkpoint) / 1e9:.1f} GB of its {total / 1e9:.1f}, {free / 1e9:.1f} GB were left; give KV less with --kv-memory, or bound "
+                f"the step with --max-tokens-per-step"
+            ) from error
+
+
+def _dtype(checkpoint: Checkpoint, dtype: str) -> torch.dtype:
+    """As the weights are stored, where that is a 16-bit float; bf16 otherwise."""
+    import torch
+
+    if dtype == "auto":
+        kinds = {tensor.kind.name for name, tensor in checkpoint.tensors.items() if checkpoint.is_multiplied(name)}
+        dtype = "f16" if kinds == {"F16"} else "bf16"
+    return {"bf16": torch.bfloat16, "f16": torch.float16}[dtype]
+
+
+@cache
+def _no_device() -> str | None:
+    """Asked of the driver's library, which takes a millisecond; importing torch to ask takes seconds."""
+    if find_spec("torch") is None or find_spec("triton") is None:
+        return "torch and triton are not installed: pip install 'twostroke[cuda]'"
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return "there is no NVIDIA driver on this machine"
+    count = ctypes.c_int(0)
+    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0 or count.value == 0:
+        return "the NVIDIA driver finds no device"
+    return None
+
+
+def _unsupported_shape(checkpoint: Checkpoint) -> str | None:
+    spec = checkpoint.spec
+    if checkpoint.quantise_to is not None:
+        return "it computes in 16-bit floats: it quantises nothing on load"
+    if spec.head_dim > MAX_HEAD_DIM or spec.head_dim % 16:
+        return f"its attention needs a head size of a multiple of 16 up to {MAX_HEAD_DIM}, not {spec.head_dim}"
+    if spec.queries_per_kv_head > 16:
+        return f"its attention shares a key among 16 queries at most, not {spec.queries_per_kv_head}"
+    return None
+
+
+def _progress_line() -> Progress | None:
+    """Bytes loaded, on a terminal's standard error."""
+    if not sys.stderr.isatty():
+        return None
+
+    def show(done: int, total: int) -> None:
+        end = "\n" if done == total else ""
+        print(f"\rweights: {done / 1e9:.1f} of {total / 1e9:.1f} GB", end=end, file=sys.stderr, flush=True)
+
+    return show
+
+
+FACTORY = CudaFactory()

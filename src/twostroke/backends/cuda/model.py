@@ -1,0 +1,264 @@
+"""The forward pass of a decoder on a device. Decode tokens come first, prefill chunks follow; attention is called once
+a phase on its own range. Two ways through a layer: cuBLAS for many tokens, fused kernels that stream each weight once
+for a few. Nothing here waits, allocates or reads a number back, so that all of it can be captured in a graph."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from twostroke.backends.cuda.attention import Attention, PrefillSegments
+from twostroke.backends.cuda.kernels.activation import gated
+from twostroke.backends.cuda.kernels.embedding import gather
+from twostroke.backends.cuda.kernels.gemv import linear_few
+from twostroke.backends.cuda.kernels.norms import rms_norm, sandwich
+from twostroke.backends.cuda.kernels.rope import rope_and_store
+from twostroke.backends.cuda.kv_store import KVStore
+from twostroke.backends.cuda.weights import LayerWeights, Weights
+from twostroke.models.spec import ModelSpec, RopeSpec
+
+FEW_ROWS = 4
+"""Up to so many tokens the fused kernels read weights faster than cuBLAS (`bench/cuda/layer.py`)."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenArrays:
+    """What every layer needs to know of the step's tokens: int32 on the device, [num_tokens] each."""
+
+    token_ids: torch.Tensor
+    rows: torch.Tensor
+    positions: torch.Tensor
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+class Buffers:
+    """Activations of the largest step, made once."""
+
+    def __init__(self, spec: ModelSpec, num_tokens: int, num_logits: int, device: torch.device, dtype: torch.dtype):
+        def empty(width: int) -> torch.Tensor:
+            return torch.zeros(num_tokens, width, dtype=dtype, device=device)
+
+        attention_width = spec.num_heads * spec.head_dim
+        self.residual = empty(spec.hidden_size)
+        self.normed = empty(spec.hidden_size)
+        self.block_out = empty(spec.hidden_size)
+        self.qkv = empty(attention_width + 2 * spec.num_kv_heads * spec.head_dim)
+        self.attention = empty(attention_width)
+        self.gate_up = empty(2 * spec.intermediate_size)
+        self.activated = empty(spec.intermediate_size)
+        self.selected = torch.zeros(num_logits, spec.hidden_size, dtype=dtype, device=device)
+        self.logits = torch.zeros(num_logits, spec.vocab_size, dtype=torch.float32, device=device)
+
+    @staticmethod
+    def num_bytes(spec: ModelSpec, num_tokens: int, num_logits: int) -> int:
+        attention_width = spec.num_heads * spec.head_dim
+        width = 3 * spec.hidden_size + 2 * attention_width + 2 * spec.num_kv_heads * spec.head_dim
+        width += 3 * spec.intermediate_size
+        return 2 * num_tokens * width + num_logits * (2 * spec.hidden_size + 4 * spec.vocab_size)
+
+
+class Decoder:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        weights: Weights,
+        kv: KVStore,
+        attention: Attention,
+        buffers: Buffers,
+        tables: torch.Tensor,
+        last_tokens: torch.Tensor,
+        max_context: int,
+    ) -> None:
+        self._spec, self._weights, self._kv, self._attention = spec, weights, kv, attention
+        self._buffers, self._tables, self._last_tokens = buffers, tables, last_tokens
+        ropes = {layer.rope for layer in spec.layers}
+        self._rotations = {rope: rotation(rope, max_context, weights.embedding.device) for rope in ropes}
+
+    def forward(
+        self, tokens: TokenArrays, num_decodes: int, prefill: PrefillSegments | None, *, pdl: bool = False
+    ) -> torch.Tensor:
+        """Compute every token and write its keys and values. Returns the residual stream # [num_tokens, hidden]"""
+        spec, weights = self._spec, self._weights
+        residual = self._buffers.residual[: len(tokens)]
+        gather(
+            weights.embedding,
+            tokens.token_ids,
+            tokens.rows,
+            self._last_tokens,
+            residual,
+            scale=spec.embedding_scale,
+            pdl=pdl,
+        )
+        if len(tokens) <= FEW_ROWS and not spec.sandwich_norms:
+            for index, layer in enumerate(weights.layers):
+                self._few_rows_layer(index, layer, tokens, num_decodes, prefill, residual, pdl=pdl)
+        else:
+            normed = self._buffers.normed[: len(tokens)]
+            rms_norm(residual, weights.layers[0].attention_norm, normed, eps=spec.norm_eps)
+            for index, layer in enumerate(weights.layers):
+                self._many_rows_layer(index, layer, tokens, num_decodes, prefill, residual, normed)
+        return residual
+
+    def logits(self, residual: torch.Tensor, wanted: torch.Tensor | None, *, pdl: bool = False) -> torch.Tensor:
+        """Of all rows of the residual stream, or of those `wanted` (int32 indices)  # [rows, vocab] float32"""
+        spec, weights = self._spec, self._weights
+        if wanted is not None:
+            selected = self._buffers.selected[: len(wanted)]
+            torch.index_select(residual, 0, wanted, out=selected)
+            residual = selected
+        logits = self._buffers.logits[: len(residual)]
+        if len(residual) <= FEW_ROWS:
+            linear_few(residual, weights.head, logits, norm_weight=weights.final_norm, eps=spec.norm_eps, pdl=pdl)
+        else:
+            normed = self._buffers.block_out[: len(residual)]
+            rms_norm(residual, weights.final_norm, normed, eps=spec.norm_eps)
+            _wide_product(normed, weights.head, logits)
+        if spec.logits_softcap is not None:
+            logits.div_(spec.logits_softcap).tanh_().mul_(spec.logits_softcap)
+        return logits
+
+    def _few_rows_layer(
+        self,
+        index: int,
+        layer: LayerWeights,
+        tokens: TokenArrays,
+        num_decodes: int,
+        prefill: PrefillSegments | None,
+        residual: torch.Tensor,
+        *,
+        pdl: bool,
+    ) -> None:
+        """Each product with the norm before it and the sum after it in one kernel."""
+        count, eps, buffers = len(tokens), self._spec.norm_eps, self._buffers
+        qkv = buffers.qkv[:count]
+        linear_few(residual, layer.qkv, qkv, norm_weight=layer.attention_norm, eps=eps, bias=layer.qkv_bias, pdl=pdl)
+        mixed = self._attend(index, layer, qkv, tokens, num_decodes, prefill, pdl=pdl)
+        linear_few(mixed, layer.o, residual, bias=layer.o_bias, residual=residual, pdl=pdl)
+        activated = buffers.activated[:count]
+        kind = self._spec.activation
+        linear_few(residual, layer.gate_up, activated, norm_weight=layer.mlp_norm, eps=eps, gated=kind, pdl=pdl)
+        linear_few(activated, layer.down, residual, residual=residual, pdl=pdl)
+
+    def _many_rows_layer(
+        self,
+        index: int,
+        layer: LayerWeights,
+        tokens: TokenArrays,
+        num_decodes: int,
+        prefill: PrefillSegments | None,
+        residual: torch.Tensor,
+        normed: torch.Tensor,
+    ) -> None:
+        """`normed` enters as attention's input and leaves as the next layer's."""
+        count, buffers = len(tokens), self._buffers
+        qkv = buffers.qkv[:count]
+        _product(normed, layer.qkv, layer.qkv_bias, qkv)
+        mixed = self._attend(index, layer, qkv, tokens, num_decodes, prefill)
+        self._join(mixed, layer.o, layer.o_bias, layer.post_attention_norm, residual, layer.mlp_norm, normed)
+        gate_up, activated = buffers.gate_up[:count], buffers.activated[:count]
+        torch.mm(normed, layer.gate_up.t(), out=gate_up)
+        gated(gate_up, activated, kind=self._spec.activation)
+        layers = self._weights.layers
+        next_norm = layers[index + 1].attention_norm if index + 1 < len(layers) else self._weights.final_norm
+        self._join(activated, layer.down, None, layer.post_mlp_norm, residual, next_norm, normed)
+
+    def _join(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        post_norm: torch.Tensor | None,
+        residual: torch.Tensor,
+        next_norm: torch.Tensor,
+        normed: torch.Tensor,
+    ) -> None:
+        """What a block found joins the residual stream, which is then normed for the next block."""
+        eps = self._spec.norm_eps
+        if post_norm is not None:
+            found = self._buffers.block_out[: len(x)]
+            _product(x, weight, bias, found)
+            sandwich(found, post_norm, residual, next_norm, normed, eps=eps)
+            return
+        residual.addmm_(x, weight.t())
+        if bias is not None:
+            residual.add_(bias)
+        rms_norm(residual, next_norm, normed, eps=eps)
+
+    def _attend(
+        self,
+        index: int,
+        layer: LayerWeights,
+        qkv: torch.Tensor,
+        tokens: TokenArrays,
+        num_decodes: int,
+        prefill: PrefillSegments | None,
+        *,
+        pdl: bool = False,
+    ) -> torch.Tensor:
+        """[num_tokens, heads * head_dim]"""
+        spec, kv = self._spec, self._kv
+        keys, values, table = kv.keys[index], kv.values[index], self._tables[kv.group_of[index]]
+        rope, window = spec.layers[index].rope, spec.layers[index].window
+        rope_and_store(
+            qkv,
+            self._rotations[rope],
+            tokens.positions,
+            tokens.rows,
+            table,
+            keys,
+            values,
+            num_heads=spec.num_heads,
+            num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            rope_dim=rope.dim,
+            q_norm=layer.q_norm,
+            k_norm=layer.k_norm,
+            eps=spec.norm_eps,
+            pdl=pdl,
+        )
+        width = spec.num_heads * spec.head_dim
+        queries = qkv[:, :width].unflatten(1, (spec.num_heads, spec.head_dim))
+        out = self._buffers.attention[: len(tokens)]
+        options = {"scale": spec.attention_scale, "window": window, "softcap": spec.attention_softcap}
+        if num_decodes:
+            self._attention.decode(
+                queries[:num_decodes],
+                keys,
+                values,
+                table,
+                tokens.rows[:num_decodes],
+                tokens.positions[:num_decodes],
+                out[:num_decodes],
+                **options,
+                pdl=pdl,
+            )
+        if prefill is not None:
+            self._attention.prefill(queries, keys, values, table, prefill, out, **options)
+        return out
+
+
+def rotation(rope: RopeSpec, max_context: int, device: torch.device) -> torch.Tensor:
+    """Cosines, then sines, of every position # [max_context, rope dim] float32. Angles in float64: at position 100,000
+    a float32 angle is off by a hundredth of a radian."""
+    frequencies = torch.from_numpy(rope.inverse_frequencies(max_context)).to(device)
+    angles = torch.arange(max_context, dtype=torch.float64, device=device)[:, None] * frequencies
+    both = torch.cat([angles.cos(), angles.sin()], dim=1) * rope.attention_factor
+    return both.to(torch.float32).contiguous()
+
+
+def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
+    if bias is None:
+        torch.mm(x, weight.t(), out=out)
+    else:
+        torch.addmm(bias, x, weight.t(), out=out)
+
+
+def _wide_product(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
+    """With float32 results: in 16 bits many of a vocabulary's logits would be equal."""
+    if x.is_cuda:
+        torch.mm(x, weight.t(), out_dtype=torch.float32, out=out)
+    else:
+        torch.mm(x.float(), weight.float().t(), out=out)

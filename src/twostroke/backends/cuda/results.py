@@ -1,0 +1,115 @@
+"""What comes back from the device: sampled tokens copied to pinned memory behind the step's kernels, and an event that
+says when they are there. Nobody waits until a ticket's result is asked for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+
+from twostroke.backends.host.host_backend import NOT_FINITE
+from twostroke.core.step import SampledToken, Step, StepResult, TokenLogprobs
+
+LogprobReader = Callable[[], TokenLogprobs]
+PromptLogprobReader = Callable[[], tuple[TokenLogprobs, ...]]
+
+
+class Arrival:
+    """One step's place in host memory, with its events."""
+
+    def __init__(self, capacity: int, *, is_cuda: bool) -> None:
+        self.tokens = torch.zeros(capacity, dtype=torch.int32, pin_memory=is_cuda)
+        self.started = torch.cuda.Event(enable_timing=True) if is_cuda else None
+        self.arrived = torch.cuda.Event(enable_timing=True) if is_cuda else None
+        self.launched_s = 0.0
+
+    def start(self) -> None:
+        self.launched_s = time.perf_counter()
+        if self.started is not None:
+            self.started.record()
+
+    def finish(self, tokens: torch.Tensor) -> None:
+        self.tokens[: len(tokens)].copy_(tokens, non_blocking=True)
+        if self.arrived is not None:
+            self.arrived.record()
+
+    def seconds(self) -> float:
+        if self.started is None or self.arrived is None:
+            return time.perf_counter() - self.launched_s
+        return self.started.elapsed_time(self.arrived) / 1e3
+
+
+class Results:
+    """Arrivals in turn; one is free again when its result was read."""
+
+    def __init__(self, capacity: int, device: torch.device) -> None:
+        self._capacity, self._is_cuda = capacity, device.type == "cuda"
+        self._free: list[Arrival] = []
+
+    def start(self) -> Arrival:
+        arrival = self._free.pop() if self._free else Arrival(self._capacity, is_cuda=self._is_cuda)
+        arrival.start()
+        return arrival
+
+    def collect(
+        self,
+        step: Step,
+        arrival: Arrival,
+        tokens: torch.Tensor,
+        logprobs: Mapping[int, LogprobReader] | None = None,
+        prompt_logprobs: Mapping[int, PromptLogprobReader] | None = None,
+    ) -> CudaTicket:
+        """`tokens` on the device, one for each decode slot and each chunk that samples, in that order."""
+        arrival.finish(tokens)
+        return CudaTicket(step, arrival, self._free, logprobs or {}, prompt_logprobs or {})
+
+
+class CudaTicket:
+    def __init__(
+        self,
+        step: Step,
+        arrival: Arrival,
+        free: list[Arrival],
+        logprobs: Mapping[int, LogprobReader],
+        prompt_logprobs: Mapping[int, PromptLogprobReader],
+    ) -> None:
+        self._step, self._arrival, self._free = step, arrival, free
+        self._logprobs, self._prompt_logprobs = logprobs, prompt_logprobs
+        self._result: StepResult | None = None
+
+    @property
+    def ready(self) -> bool:
+        arrived = self._arrival.arrived
+        return self._result is not None or arrived is None or arrived.query()
+
+    def result(self) -> StepResult:
+        if self._result is None:
+            if self._arrival.arrived is not None:
+                self._arrival.arrived.synchronize()
+            self._result = self._read()
+            self._free.append(self._arrival)
+        return self._result
+
+    def _read(self) -> StepResult:
+        step = self._step
+        sampling = sampling_ids(step)
+        tokens = self._arrival.tokens[: len(sampling)].tolist()
+        sampled: dict[int, SampledToken] = {}
+        errors: dict[int, str] = {}
+        for seq_id, token in zip(sampling, tokens, strict=True):
+            if token < 0:
+                errors[seq_id] = NOT_FINITE
+            elif seq_id in self._logprobs:
+                sampled[seq_id] = SampledToken(token, self._logprobs[seq_id]())
+            else:
+                sampled[seq_id] = SampledToken(token)
+        prompt_logprobs = {seq_id: read() for seq_id, read in self._prompt_logprobs.items() if seq_id not in errors}
+        return StepResult(step.step_id, sampled, prompt_logprobs, errors, self._arrival.seconds())
+
+
+def sampling_ids(step: Step) -> list[int]:
+    """The sequences that get a token of this step: decodes, then the chunks that complete a prefill."""
+    ids = [slot.seq_id for slot in step.decodes]
+    ids.extend(chunk.seq_id for chunk in step.prefills if chunk.samples)
+    return ids

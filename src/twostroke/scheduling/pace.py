@@ -1,0 +1,56 @@
+"""How many prompt tokens fit beside running streams, so that none of them waits longer than the inter-token target.
+A chunk's seconds are its arithmetic over the measured peak, divided by an efficiency that is learnt from finished
+steps. Knows costs; knows nothing of queues or blocks."""
+
+from __future__ import annotations
+
+from twostroke.core.step import Step
+from twostroke.cost.floor import prefill_multiply_adds
+from twostroke.cost.hardware import Ceilings
+from twostroke.cost.model_shape import ModelShape
+
+FIRST_EFFICIENCY = 0.6
+LEARNING_RATE = 0.2
+LEAST_LEARNT_TOKENS = 256
+"""Shorter prefills are bound by other things than arithmetic, and would teach the wrong efficiency."""
+LEAST_TOKENS = 64
+"""What a step with running streams may always prefill: prompts must move on, however tight the target."""
+
+
+class PrefillPace:
+    def __init__(self, shape: ModelShape, ceilings: Ceilings, itl_target_s: float) -> None:
+        if itl_target_s <= 0.0:
+            raise ValueError(f"itl_target_s must be above 0, not {itl_target_s}")
+        self.itl_target_s = itl_target_s
+        self._shape = shape
+        self._peak = ceilings.multiply_adds_per_s
+        self._efficiency = FIRST_EFFICIENCY
+
+    @property
+    def efficiency(self) -> float:
+        return self._efficiency
+
+    def seconds(self, start: int, num_tokens: int) -> float:
+        """What a chunk from position `start` on should take."""
+        return prefill_multiply_adds(self._shape, start, num_tokens) / (self._peak * self._efficiency)
+
+    def tokens_within(self, seconds: float, start: int, limit: int) -> int:
+        """The longest chunk from `start` on, up to `limit`, that should take no longer."""
+        if limit <= 0 or self.seconds(start, limit) <= seconds:
+            return limit
+        low, high = 0, limit
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.seconds(start, middle) <= seconds:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def observe(self, step: Step, compute_s: float) -> None:
+        """Learn from what a step took."""
+        if step.num_prefill_tokens < LEAST_LEARNT_TOKENS or compute_s <= 0.0:
+            return
+        work = sum(prefill_multiply_adds(self._shape, chunk.start, len(chunk.token_ids)) for chunk in step.prefills)
+        measured = min(1.0, max(0.02, work / (self._peak * compute_s)))
+        self._efficiency += LEARNING_RATE * (measured - self._efficiency)

@@ -1,0 +1,72 @@
+"""The pace of prefill beside running streams: what a target allows, what always moves, what is learnt."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.scheduling.loop import Loop, layout, request
+from twostroke.core.step import PrefillChunk, Step
+from twostroke.cost.hardware import Ceilings
+from twostroke.cost.model_shape import KVGroupShape, ModelShape
+from twostroke.scheduling.pace import FIRST_EFFICIENCY, LEAST_TOKENS, PrefillPace
+
+SHAPE = ModelShape(10**9, 10**9, 10**7, 2 * 10**9, 32, 128, (KVGroupShape(16, None, 1 << 16),))
+CEILINGS = Ceilings(4e12, 4e14, "made up")
+
+
+def pace(itl_target_s: float = 0.01) -> PrefillPace:
+    return PrefillPace(SHAPE, CEILINGS, itl_target_s)
+
+
+@pytest.mark.parametrize("start", [0, 1000, 100_000])
+def test_the_longest_chunk_within_the_target(start: int) -> None:
+    fits = pace().tokens_within(0.01, start, 1 << 20)
+    assert pace().seconds(start, fits) <= 0.01 < pace().seconds(start, fits + 1)
+
+
+def test_chunks_shrink_as_the_context_grows() -> None:
+    fits = [pace().tokens_within(0.01, start, 1 << 20) for start in (0, 10_000, 100_000)]
+    assert fits[0] > fits[1] > fits[2] > 0
+
+
+def test_a_limit_that_fits_is_returned_as_it_is() -> None:
+    assert pace().tokens_within(0.01, 0, 7) == 7
+    assert pace().tokens_within(0.01, 0, 0) == 0
+
+
+def test_efficiency_is_learnt_from_long_prefills_alone() -> None:
+    learning = pace()
+    slow_s = 4 * learning.seconds(0, 1024)
+    learning.observe(Step(0, prefills=(PrefillChunk(0, 0, tuple(range(100)), True),)), slow_s)
+    assert learning.efficiency == FIRST_EFFICIENCY
+    for _ in range(50):
+        learning.observe(Step(0, prefills=(PrefillChunk(0, 0, tuple(range(1024)), True),)), slow_s)
+    assert learning.seconds(0, 1024) == pytest.approx(slow_s, rel=0.02)
+
+
+def test_a_target_must_be_positive() -> None:
+    with pytest.raises(ValueError, match="itl_target_s"):
+        pace(0.0)
+
+
+def test_prompts_alone_take_the_whole_step_and_beside_streams_only_their_share() -> None:
+    tight = PrefillPace(SHAPE, CEILINGS, itl_target_s=1e-9)  # nothing fits, so the least is taken
+    loop = Loop(layout((None, 400)), max_context=1200, max_tokens_per_step=512, pace=tight)
+    loop.add(request("first", range(30), max_tokens=60))
+    loop.move()
+    loop.add(request("long", range(1000), max_tokens=2))
+    chunks = []
+    for _ in range(6):
+        step = loop.move()
+        assert step is not None
+        chunks += [len(chunk.token_ids) for chunk in step.prefills]
+    assert chunks == [LEAST_TOKENS] * 6
+
+
+def test_without_streams_the_token_budget_alone_counts() -> None:
+    tight = PrefillPace(SHAPE, CEILINGS, itl_target_s=1e-9)
+    loop = Loop(layout((None, 400)), max_context=1200, max_tokens_per_step=512, pace=tight)
+    loop.add(request("long", range(1000), max_tokens=2))
+    step = loop.move()
+    assert step is not None
+    assert [len(chunk.token_ids) for chunk in step.prefills] == [512]
