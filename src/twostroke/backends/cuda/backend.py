@@ -86,25 +86,75 @@ class CudaBackend:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
+    # Decode: a batch size has a graph, and a step sends two integers a stream.
+
     def _launch_decode(self, step: Step, arrival: Arrival) -> CudaTicket:
-        index_of = self.rows.index_of
-        rows = [index_of[slot.seq_id] for slot in step.decodes]
-        self._send_decodes(rows, [slot.position for slot in step.decodes])
+        row_of = self.rows.index_of
+        rows = [row_of[slot.seq_id] for slot in step.decodes]
+        if not rows:
+            return self._results.collect(step, arrival, self._tokens[:0])
         bucket = self._bucket(len(rows))
+        self._send_decodes(bucket, rows, [slot.position for slot in step.decodes])
         features = self.rows.sampling.features(rows)
-        if features.is_plain:
-            self._graphs.run(("decode", bucket), lambda: self._decode(bucket, features))
-        else:
+        if features.filters or features.edits:
             self._graphs.run(("logits", bucket), lambda: self._decode(bucket, None))
             self._sample(self._staging.views((bucket, bucket))[0][: len(rows)], features)
-        readers = self._logprob_readers(step, rows)
-        return self._results.collect(step, arrival, self._tokens[: len(rows)], readers)
+        else:
+            self._graphs.run(("decode", bucket), lambda: self._decode(bucket, PLAIN))
+        return self._results.collect(step, arrival, self._tokens[: len(rows)], self._logprobs(step, rows))
+
+    def _bucket(self, count: int) -> int:
+        return self._buckets[bisect_left(self._buckets, count)]
+
+    def _send_decodes(self, bucket: int, rows: list[int], positions: list[int]) -> None:
+        padded_rows = np.full(bucket, self.rows.padding_row, dtype=np.int32)
+        padded_positions = np.zeros(bucket, dtype=np.int32)
+        padded_rows[: len(rows)] = rows
+        padded_positions[: len(rows)] = positions
+        self._staging.send((padded_rows, padded_positions))
 
     def _decode(self, bucket: int, features: SamplingFeatures | None) -> None:
-        """A whole step of `bucket` decodes whose rows and positions lie in the staging buffer."""
+        """A step of `bucket` decodes whose rows and positions lie in the staging buffer; without features, up to its
+        logits."""
         rows, positions = self._staging.views((bucket, bucket))
         tokens = TokenArrays(self._from_rows[:bucket], rows, positions)
         residual = self._decoder.forward(tokens, bucket, None, pdl=self._pdl)
         self._decoder.logits(residual, None, pdl=self._pdl)
         if features is not None:
-            self._sample(rows, features)
+            self._sample(rows, features, pdl=self._pdl)
+
+    def _sample(self, rows: torch.Tensor, features: SamplingFeatures, *, pdl: bool = False) -> None:
+        logits, tokens = self._buffers.logits[: len(rows)], self._tokens[: len(rows)]
+        self.rows.sampling.sample(logits, rows, self.rows.last_tokens, tokens, features, pdl=pdl)
+
+    # Prefill: all tokens of the step in one pass, whatever their number; a short tail alone replays a graph.
+
+    def _launch_prefill(self, step: Step, arrival: Arrival) -> CudaTicket:
+        pad_to = self._tail_bucket(step)
+        batch = Batch.from_step(step, self.rows.index_of, pad_to=pad_to, padding_row=self.rows.padding_row)
+        arrays, tiles = self._send_batch(batch, pad_to)
+        if pad_to:
+            self._graphs.run(("tail", pad_to), lambda: self._prefill(arrays, 0, tiles, PLAIN))
+            return self._results.collect(step, arrival, self._tokens[:1])
+        self._prefill(arrays, batch.num_decodes, tiles, None)
+        prompt_logprobs = self._prompt_logprobs(step, batch)
+        rows = batch.sampled_rows.tolist()
+        if rows:
+            residual = self._buffers.residual[: batch.num_tokens]
+            self._decoder.logits(residual, arrays[SAMPLED_TOKENS])
+            self._sample(arrays[SAMPLED_ROWS], self.rows.sampling.features(rows))
+        return self._results.collect(
+            step, arrival, self._tokens[: len(rows)], self._logprobs(step, rows), prompt_logprobs
+        )
+
+    def _tail_bucket(self, step: Step) -> int:
+        """The padded size of a step that is one short chunk, plainly sampled; 0 for any other."""
+        if step.decodes or len(step.prefills) != 1:
+            return 0
+        (chunk,) = step.prefills
+        features = self.rows.sampling.features([self.rows.index_of[chunk.seq_id]])
+        is_plain = not (features.filters or features.edits) and chunk.prompt_logprobs is None
+        wants_logprobs = self.rows.sampling.logprobs_wanted(self.rows.index_of[chunk.seq_id]) is not None
+        if not chunk.samples or not is_plain or wants_logprobs or len(chunk.token_ids) > TAIL_BUCKETS[-1]:
+            return 0
+        return TAIL_BUCKETS[bisect_left(TAIL_BUCKETS, len(chunk.token_ids))]

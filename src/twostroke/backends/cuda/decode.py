@@ -1,0 +1,61 @@
+"""The decode path: a step of decodes alone. Each batch size has a captured graph from embedding to sampling; a step
+sends two integers a stream, pads up to the graph's size, and replays it."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+import numpy as np
+import torch
+
+from twostroke.backends.cuda.graphs import buckets_up_to
+from twostroke.backends.cuda.kernels.embedding import FROM_ROW
+from twostroke.backends.cuda.model import TokenArrays
+from twostroke.backends.cuda.parts import PLAIN, Parts, is_plain
+from twostroke.backends.cuda.sampling import SamplingFeatures
+from twostroke.core.step import Step
+
+
+class DecodePath:
+    def __init__(self, parts: Parts, max_rows: int) -> None:
+        self._parts = parts
+        self._buckets = buckets_up_to(max_rows)
+        self._from_rows = torch.full_like(parts.tokens, FROM_ROW)
+
+    def launch(self, step: Step) -> list[int]:
+        """Start the step; its tokens will be in `parts.tokens`, in the order of the returned rows."""
+        parts = self._parts
+        row_of = parts.rows.index_of
+        rows = [row_of[slot.seq_id] for slot in step.decodes]
+        bucket = self._buckets[bisect_left(self._buckets, len(rows))]
+        self._send(bucket, rows, [slot.position for slot in step.decodes])
+        features = parts.rows.sampling.features(rows)
+        if is_plain(features):
+            parts.graphs.run(("decode", bucket), lambda: self._run(bucket, PLAIN))
+        else:
+            parts.graphs.run(("logits", bucket), lambda: self._run(bucket, None))
+            parts.sample(parts.staging.views((bucket, bucket))[0][: len(rows)], features)
+        return rows
+
+    def prepare(self) -> None:
+        """Capture every batch size, the largest first: what it allocates serves the others too."""
+        for bucket in reversed(self._buckets):
+            self._send(bucket, [], [])
+            self._parts.graphs.prepare(("decode", bucket), lambda bucket=bucket: self._run(bucket, PLAIN))
+
+    def _send(self, bucket: int, rows: list[int], positions: list[int]) -> None:
+        padded_rows = np.full(bucket, self._parts.rows.padding_row, dtype=np.int32)
+        padded_positions = np.zeros(bucket, dtype=np.int32)
+        padded_rows[: len(rows)] = rows
+        padded_positions[: len(rows)] = positions
+        self._parts.staging.send((padded_rows, padded_positions))
+
+    def _run(self, bucket: int, features: SamplingFeatures | None) -> None:
+        """The step whose rows and positions lie in the staging buffer; without features, up to its logits."""
+        parts = self._parts
+        rows, positions = parts.staging.views((bucket, bucket))
+        tokens = TokenArrays(self._from_rows[:bucket], rows, positions)
+        residual = parts.decoder.forward(tokens, bucket, None, pdl=parts.pdl)
+        parts.decoder.logits(residual, None, pdl=parts.pdl)
+        if features is not None:
+            parts.sample(rows, features, pdl=parts.pdl)

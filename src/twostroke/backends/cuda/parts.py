@@ -1,0 +1,40 @@
+"""What both phases' paths work with, made once by the backend."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from twostroke.backends.cuda.attention import Attention
+from twostroke.backends.cuda.graphs import GraphCache
+from twostroke.backends.cuda.model import Buffers, Decoder
+from twostroke.backends.cuda.rows import DeviceRows
+from twostroke.backends.cuda.sampling import SamplingFeatures
+from twostroke.backends.cuda.staging import Staging
+
+PLAIN = SamplingFeatures(draws=True)
+"""Greedy rows and plain draws, which one pair of kernels serves: what captured graphs sample by."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Parts:
+    rows: DeviceRows
+    decoder: Decoder
+    buffers: Buffers
+    attention: Attention
+    graphs: GraphCache
+    staging: Staging
+    tokens: torch.Tensor
+    """int32 [max rows]: what the step sampled."""
+    pdl: bool
+    """Whether kernels of a decode chain may start before the one ahead has ended."""
+
+    def sample(self, rows: torch.Tensor, features: SamplingFeatures, *, pdl: bool = False) -> None:
+        """From the logits buffer to `tokens` and the rows' last tokens."""
+        logits, tokens = self.buffers.logits[: len(rows)], self.tokens[: len(rows)]
+        self.rows.sampling.sample(logits, rows, self.rows.last_tokens, tokens, features, pdl=pdl)
+
+
+def is_plain(features: SamplingFeatures) -> bool:
+    return not (features.filters or features.edits)
