@@ -67,3 +67,24 @@ class Batch:
             sampled_tokens=sampled_tokens,
             sampled_rows=rows[sampled_tokens],
         )
+
+    @staticmethod
+    def of_padding(num_tokens: int, padding_row: int) -> Batch:
+        """A chunk of nobody's: what a graph is captured with."""
+
+        def zeros(count: int) -> Integers:
+            return np.zeros(count, dtype=np.int32)
+
+        rows = np.full(num_tokens, padding_row, dtype=np.int32)
+        return Batch(
+            token_ids=zeros(num_tokens),
+            rows=rows,
+            positions=zeros(num_tokens),
+            num_decodes=0,
+            segment_first=zeros(1),
+            segment_count=np.ones(1, dtype=np.int32),
+            segment_start=zeros(1),
+            segment_rows=rows[:1],
+            sampled_tokens=zeros(1),
+            sampled_rows=rows[:1],
+        )

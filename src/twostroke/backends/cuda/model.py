@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 import torch
 
-from twostroke.backends.cuda.attention import Attention, PrefillSegments
+from twostroke.backends.cuda.attention import Attention
 from twostroke.backends.cuda.kernels.activation import gated
 from twostroke.backends.cuda.kernels.embedding import gather
 from twostroke.backends.cuda.kernels.gemv import linear_few
 from twostroke.backends.cuda.kernels.norms import rms_norm, sandwich
+from twostroke.backends.cuda.kernels.prefill_tiles import PrefillSegments
 from twostroke.backends.cuda.kernels.rope import rope_and_store
 from twostroke.backends.cuda.kv_store import KVStore
 from twostroke.backends.cuda.weights import LayerWeights, Weights

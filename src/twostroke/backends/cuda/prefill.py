@@ -7,13 +7,14 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from twostroke.backends.cuda.batch import Batch
-from twostroke.backends.cuda.kernels.prefill_tiles import PrefillSegments, PrefillTiles
+from twostroke.backends.cuda.kernels.prefill_tiles import ITEM_FIELDS, PrefillSegments
+from twostroke.backends.cuda.logprobs import prompt_logprob_readers
 from twostroke.backends.cuda.model import TokenArrays
 from twostroke.backends.cuda.parts import PLAIN, Parts, is_plain
+from twostroke.backends.cuda.results import PromptLogprobReader
 from twostroke.core.step import Step
 
 TAIL_BUCKETS = (16, 32, 64, 128, 256)
@@ -34,8 +35,8 @@ class PrefillPath:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
 
-    def launch(self, step: Step) -> tuple[Batch, list[int]]:
-        """Start the step; tokens as with `DecodePath.launch`. Returns the batch too: prompt logprobs need it."""
+    def launch(self, step: Step) -> tuple[list[int], dict[int, PromptLogprobReader]]:
+        """Start the step; tokens as with `DecodePath.launch`. Prompt logprobs can be read when the step is done."""
         parts = self._parts
         pad_to = self._tail_bucket(step)
         batch = Batch.from_step(step, parts.rows.index_of, pad_to=pad_to, padding_row=parts.rows.padding_row)
@@ -43,6 +44,62 @@ class PrefillPath:
         rows = batch.sampled_rows.tolist()
         if pad_to:
             parts.graphs.run(("tail", pad_to), lambda: self._run_tail(staged))
-        else:
-            parts.decoder.forward(staged.tokens, batch.num_decodes, staged.segments)
-        return batch, rows
+            return rows, {}
+        residual = parts.decoder.forward(staged.tokens, batch.num_decodes, staged.segments)
+        prompt_logprobs = prompt_logprob_readers(step, batch, residual, parts)  # before sampling takes the buffer
+        if rows:
+            parts.decoder.logits(residual, staged.sampled_tokens)
+            parts.sample(staged.sampled_rows, parts.rows.sampling.features(rows))
+        return rows, prompt_logprobs
+
+    def prepare(self) -> None:
+        """Capture the short chunks, and have every kernel of the general path compiled."""
+        parts = self._parts
+        for size in reversed(TAIL_BUCKETS):
+            nobody = Batch.of_padding(size, parts.rows.padding_row)
+            staged = self._send(nobody, is_tail=True)
+            parts.graphs.prepare(("tail", size), lambda staged=staged: self._run_tail(staged))
+
+    def _tail_bucket(self, step: Step) -> int:
+        """The padded size of a step that is one short chunk, plainly sampled; 0 for any other."""
+        if step.decodes or len(step.prefills) != 1:
+            return 0
+        (chunk,) = step.prefills
+        if not chunk.samples or chunk.prompt_logprobs is not None or len(chunk.token_ids) > TAIL_BUCKETS[-1]:
+            return 0
+        sampling, row = self._parts.rows.sampling, self._parts.rows.index_of[chunk.seq_id]
+        if not is_plain(sampling.features([row])) or sampling.logprobs_wanted(row) is not None:
+            return 0
+        return TAIL_BUCKETS[bisect_left(TAIL_BUCKETS, len(chunk.token_ids))]
+
+    def _send(self, batch: Batch, *, is_tail: bool) -> StagedBatch:
+        tiles = self._parts.attention.tiles(
+            batch.segment_count.tolist(), batch.segment_start.tolist(), batch.num_tokens, is_captured=is_tail
+        )
+        arrays = (
+            batch.token_ids,
+            batch.rows,
+            batch.positions,
+            batch.segment_first,
+            batch.segment_count,
+            batch.segment_start,
+            batch.segment_rows,
+            batch.sampled_tokens,
+            batch.sampled_rows,
+            tiles.items.reshape(-1),
+        )
+        staging = self._parts.staging
+        staging.send(arrays)
+        token_ids, rows, positions, first, count, start, segment_rows, sampled_tokens, sampled_rows, items = (
+            staging.views(tuple(len(array) for array in arrays))
+        )
+        segments = PrefillSegments(
+            first, count, start, segment_rows, items.view(-1, ITEM_FIELDS), tiles.tile_rows, tiles.has_parts
+        )
+        return StagedBatch(TokenArrays(token_ids, rows, positions), segments, sampled_tokens, sampled_rows)
+
+    def _run_tail(self, staged: StagedBatch) -> None:
+        parts = self._parts
+        residual = parts.decoder.forward(staged.tokens, 0, staged.segments)
+        parts.decoder.logits(residual, staged.sampled_tokens)
+        parts.sample(staged.sampled_rows, PLAIN)
