@@ -113,9 +113,9 @@ class CudaFactory:
         except torch.cuda.OutOfMemoryError as error:
             free, total = torch.cuda.mem_get_info()
             raise BackendError(
-                f"{torch.cuda.get_device_name()} ran out of memory: the weights take "
-                f"{held_bytes(checkpoint) / 1e9:.1f} GB of its {total / 1e9:.1f}, {free / 1e9:.1f} GB were left; give KV less with --kv-memory, or bound "
-                f"the step with --max-tokens-per-step"
+                f"{torch.cuda.get_device_name()} ran out of memory: the weights take {held_bytes(checkpoint) / 1e9:.1f}"
+                f" GB of its {total / 1e9:.1f}, {free / 1e9:.1f} GB were left; give KV less with --kv-memory, or bound"
+                f" the step with --max-tokens-per-step"
             ) from error
 
 

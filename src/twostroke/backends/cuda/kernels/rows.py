@@ -1,6 +1,6 @@
-"""Writing single entries of the block tables."""
+# ruff: noqa: N803  (constant parameters of kernels are written in capitals)
 # mypy: disable-error-code="no-untyped-def,misc"
-
+"""Writing single entries of the block tables."""
 from __future__ import annotations
 
 import torch
