@@ -97,33 +97,22 @@ def _prefetch_to_l2(weight_rows, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def _finish(
-    y,  # [BLOCK_N, ROWS], float32
-    up,  # the same, where gated
-    n,
-    bias,
-    residual,
-    out,
-    num_rows,
-    outputs,
-    residual_stride,
-    out_stride,
-    GATED: tl.constexpr,
-    ROWS: tl.constexpr,
-):
-    """What comes after a product, and its store."""
+def _to_add(tensor, stride, n, num_rows, outputs, BLOCK_N: tl.constexpr, ROWS: tl.constexpr):
+    """A residual's or a bias's part, [BLOCK_N, ROWS]; zeros where there is none. Loaded long before it is needed."""
+    if tensor is None:
+        part = tl.zeros([BLOCK_N, ROWS], tl.float32)
+    else:
+        row = tl.arange(0, ROWS)[None, :].to(tl.int64)
+        mask = (row < num_rows) & (n[:, None] < outputs)
+        part = tl.load(tensor + row * stride + n[:, None], mask=mask, other=0.0).to(tl.float32)
+    return part
+
+
+@triton.jit
+def _store_rows(y, out, out_stride, n, num_rows, outputs, ROWS: tl.constexpr):
     row = tl.arange(0, ROWS)[None, :].to(tl.int64)
-    column = n[:, None]
-    mask = (row < num_rows) & (column < outputs)
-    if bias is not None:
-        y += tl.load(bias + column, mask=column < outputs, other=0.0).to(tl.float32)
-        if GATED is not None:
-            up += tl.load(bias + outputs + column, mask=column < outputs, other=0.0).to(tl.float32)
-    if GATED is not None:
-        y = activate(y, up, GATED)
-    if residual is not None:
-        y += tl.load(residual + row * residual_stride + column, mask=mask, other=0.0).to(tl.float32)
-    tl.store(out + row * out_stride + column, y.to(out.dtype.element_ty), mask=mask)
+    mask = (row < num_rows) & (n[:, None] < outputs)
+    tl.store(out + row * out_stride + n[:, None], y.to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -195,10 +184,12 @@ def _fma_rows(
         _prefetch_to_l2(weight_rows, WIDTH)
         if GATED is not None:
             _prefetch_to_l2(weight_rows + up_offset, WIDTH)
+    bias_part = _to_add(bias, 0, n, num_rows, outputs, BLOCK_N, ROWS)
     if PDL:
         if EARLY_TRIGGER:
             gdc_launch_dependents()
         gdc_wait()
+    residual_part = _to_add(residual, residual_stride, n, num_rows, outputs, BLOCK_N, ROWS)
 
     sums = ()
     up_sums = ()
@@ -206,7 +197,7 @@ def _fma_rows(
     for _ in tl.static_range(ROWS):
         sums = sums + (tl.zeros([BLOCK_N, BLOCK_K // 8], tl.float32),)
         up_sums = up_sums + (tl.zeros([BLOCK_N, BLOCK_K // 8], tl.float32),)
-        squares = squares + (tl.zeros([1, BLOCK_K // 8], tl.float32),)
+        squares = squares + (tl.zeros([BLOCK_K], tl.float32),)
     for tile in tl.static_range(TILES):
         if tile < PREFETCH_TILES:
             w = w_ahead[tile].to(tl.float32)
@@ -226,8 +217,7 @@ def _fma_rows(
             x_row = x + tl.minimum(row, num_rows - 1) * x_stride
             value = _tile(x_row + k, k, tile * BLOCK_K, WIDTH, BLOCK_K).to(tl.float32)
             if norm_weight is not None:
-                square = _partial_sums((value * value)[None, :], 1, BLOCK_K)
-                new_squares = new_squares + (squares[row] + square,)
+                new_squares = new_squares + (squares[row] + value * value,)
                 value *= scale
             new_sums = new_sums + (sums[row] + _partial_sums(w * value[None, :], BLOCK_N, BLOCK_K),)
             if GATED is not None:
@@ -243,15 +233,18 @@ def _fma_rows(
 
     levels: tl.constexpr = (ROWS > 1) + (ROWS > 2) + (ROWS > 4)
     y = tl.reshape(tl.sum(_stack(sums, ROWS, levels), 1), [BLOCK_N, ROWS])
-    up = y
-    if GATED is not None:
-        up = tl.reshape(tl.sum(_stack(up_sums, ROWS, levels), 1), [BLOCK_N, ROWS])
     if norm_weight is not None:
-        total = tl.reshape(tl.sum(_stack(squares, ROWS, levels), 1), [1, ROWS])
+        total = tl.reshape(tl.sum(_stack(squares, ROWS, levels), 0, keep_dims=True), [1, ROWS])
         factor = tl.rsqrt(total / WIDTH + eps)
         y *= factor
-        up *= factor
-    _finish(y, up, n, bias, residual, out, num_rows, outputs, residual_stride, out_stride, GATED, ROWS)
+    y += bias_part
+    if GATED is not None:
+        up = tl.reshape(tl.sum(_stack(up_sums, ROWS, levels), 1), [BLOCK_N, ROWS])
+        if norm_weight is not None:
+            up *= factor
+        up += _to_add(bias, 0, n + outputs, num_rows, 2 * outputs, BLOCK_N, ROWS)
+        y = activate(y, up, GATED)
+    _store_rows(y + residual_part, out, out_stride, n, num_rows, outputs, ROWS)
 
 
 @triton.jit
@@ -302,10 +295,12 @@ def _dot_rows(
         _prefetch_to_l2(weight_rows, WIDTH)
         if GATED is not None:
             _prefetch_to_l2(weight_rows + up_offset, WIDTH)
+    bias_part = _to_add(bias, 0, n, num_rows, outputs, BLOCK_N, ROWS)
     if PDL:
         if EARLY_TRIGGER:
             gdc_launch_dependents()
         gdc_wait()
+    residual_part = _to_add(residual, residual_stride, n, num_rows, outputs, BLOCK_N, ROWS)
 
     w_pointers = weight_rows[None, :, :] + k[:, None, :]  # [warps, BLOCK_N, inputs]
     x_pointers = x + row[None, None, :] * x_stride + k[:, :, None]  # [warps, inputs, rows]
@@ -346,10 +341,15 @@ def _dot_rows(
         gdc_launch_dependents()
 
     y = tl.sum(sums, 0)
-    up = tl.sum(up_sums, 0) if GATED is not None else y
     if norm_weight is not None and not SCALE_FIRST:
         total = tl.sum(tl.reshape(squares, [step // 8, ROWS]), 0)
         factor = tl.rsqrt(total / WIDTH + eps)[None, :]
         y *= factor
-        up *= factor
-    _finish(y, up, n, bias, residual, out, num_rows, outputs, residual_stride, out_stride, GATED, ROWS)
+    y += bias_part
+    if GATED is not None:
+        up = tl.sum(up_sums, 0)
+        if norm_weight is not None and not SCALE_FIRST:
+            up *= factor
+        up += _to_add(bias, 0, n + outputs, num_rows, 2 * outputs, BLOCK_N, ROWS)
+        y = activate(y, up, GATED)
+    _store_rows(y + residual_part, out, out_stride, n, num_rows, outputs, ROWS)

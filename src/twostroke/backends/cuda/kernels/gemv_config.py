@@ -59,16 +59,17 @@ def _preferred(num_rows: int, outputs: int, width: int, gated: bool) -> GemvConf
 
 @cache
 def fit(config: GemvConfig, width: int, bytes_an_element: int = 2) -> GemvConfig:
-    """The configuration with its block cut down until it divides the width, or to a size whose masked end is small."""
-    warps = config.num_warps if config.method == "dot" else 1
+    """The configuration with its block cut down until it divides the width, or leaves little of the last one masked."""
+    warps = config.num_warps
     block_k = config.block_k
     if config.method == "dot":
-        # Stages of wider elements must still fit in shared memory.
-        block_k = max(block_k * 2 // max(bytes_an_element, 2), 16)
-    smallest = 16 if config.method == "dot" else 256
-    while block_k > smallest and width % (block_k * warps):
-        block_k //= 2
-    if width % (block_k * warps):
-        block_k = max(smallest, 64 if config.method == "dot" else 256)
-    tiles = -(-width // block_k)
-    return replace(config, block_k=block_k, prefetch_tiles=min(config.prefetch_tiles, tiles))
+        block_k = max(block_k * 2 // max(bytes_an_element, 2), 16)  # stages of wide elements must fit, too
+        while block_k > 16 and -width % (block_k * warps) > width // 8:
+            block_k //= 2
+    else:
+        while block_k > 256 and -width % block_k > width // 8:
+            block_k //= 2
+        # A warp reads 256 inputs at a time. Where inputs and weights lie in the same threads, nothing is exchanged.
+        warps = min(warps, max(block_k // 256, 1))
+    prefetch_tiles = min(config.prefetch_tiles, -(-width // block_k))
+    return replace(config, block_k=block_k, num_warps=warps, prefetch_tiles=prefetch_tiles)

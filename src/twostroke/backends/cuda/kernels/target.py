@@ -33,11 +33,8 @@ class Target:
 
 
 def target_of(device: torch.device | str) -> Target:
-    """The target behind a torch device; a device of the host has kernels in the interpreter only."""
-    device = torch.device(device)
-    if device.type == "cuda" and device.index is None:
-        device = torch.device("cuda", torch.cuda.current_device())
-    return _target(device)
+    """The target behind a torch device, the current one where it names none; the host has the interpreter only."""
+    return _target(torch.device(device))
 
 
 @cache
