@@ -1,0 +1,78 @@
+# ruff: noqa: N803  (constant parameters of kernels are written in capitals)
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+"""The gate of an MLP: activation(gate) * up, the two halves of one fused product. Mathematics in float32."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from twostroke.backends.cuda.kernels.target import launch_options
+
+Activation = Literal["silu", "gelu_tanh"]
+
+_BLOCK: Final = 1024
+
+
+def gated(
+    gate_up: torch.Tensor,  # [num_tokens, 2 * intermediate]: gate, then up
+    out: torch.Tensor,  # [num_tokens, intermediate]
+    *,
+    kind: Activation,
+    pdl: bool = False,
+) -> None:
+    """out = activation(gate) * up."""
+    num_tokens, intermediate = out.shape
+    if num_tokens == 0:
+        return
+    _gated[(num_tokens, triton.cdiv(intermediate, _BLOCK))](
+        gate_up,
+        out,
+        gate_up.stride(0),
+        out.stride(0),
+        INTERMEDIATE=intermediate,
+        KIND=kind,
+        BLOCK=_BLOCK,
+        PDL=pdl,
+        num_warps=4,
+        **launch_options(pdl),
+    )
+
+
+@triton.jit
+def activate(gate, up, KIND: tl.constexpr):
+    """activation(gate) * up, of float32 tensors of one shape."""
+    tl.static_assert((KIND == "silu") | (KIND == "gelu_tanh"))
+    inner = gate
+    if KIND == "gelu_tanh":
+        # gelu's 0.5 * (1 + tanh(z)) is sigmoid(2z): one exponential, and no overflow.
+        inner = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
+    return gate * tl.sigmoid(inner) * up
+
+
+@triton.jit
+def _gated(
+    gate_up,
+    out,
+    gate_up_stride,
+    out_stride,
+    INTERMEDIATE: tl.constexpr,
+    KIND: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    token = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = columns < INTERMEDIATE
+    source = gate_up + token * gate_up_stride + columns
+    gate = tl.load(source, mask=mask).to(tl.float32)
+    up = tl.load(source + INTERMEDIATE, mask=mask).to(tl.float32)
+    y = activate(gate, up, KIND)
+    tl.store(out + token * out_stride + columns, y.to(out.dtype.element_ty), mask=mask)

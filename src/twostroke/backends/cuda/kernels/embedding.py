@@ -1,0 +1,78 @@
+# ruff: noqa: N803  (constant parameters of kernels are written in capitals)
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+"""The embedding gather. It knows that a token may still be unknown to the host: sampled by the step before, it lies in
+the device's rows. It knows nothing of steps or sequences."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from twostroke.backends.cuda.kernels.target import launch_options
+
+FROM_ROW: Final = -1
+"""A token id the host does not know yet: the row's last sampled token is meant."""
+
+
+def gather(
+    embedding: torch.Tensor,  # [vocabulary, hidden]
+    token_ids: torch.Tensor,  # int32 [num_tokens]
+    rows: torch.Tensor,  # int32 [num_tokens]
+    last_tokens: torch.Tensor,  # int32 [num_rows]
+    out: torch.Tensor,  # [num_tokens, hidden]
+    *,
+    scale: float = 1.0,
+    pdl: bool = False,
+) -> None:
+    """out[t] = embedding[id] * scale, where id is token_ids[t], or the row's last token where that says FROM_ROW."""
+    num_tokens, hidden = out.shape
+    if num_tokens == 0:
+        return
+    block = triton.next_power_of_2(hidden)
+    _gather[(num_tokens,)](
+        embedding,
+        token_ids,
+        rows,
+        last_tokens,
+        out,
+        scale,
+        embedding.stride(0),
+        out.stride(0),
+        HIDDEN=hidden,
+        BLOCK=block,
+        PDL=pdl,
+        num_warps=min(max(block // 512, 1), 8),
+        **launch_options(pdl),
+    )
+
+
+@triton.jit(do_not_specialize_on_alignment=["token_ids", "rows"])
+def _gather(
+    embedding,
+    token_ids,
+    rows,
+    last_tokens,
+    out,
+    scale,
+    embedding_stride,
+    out_stride,
+    HIDDEN: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    token = tl.program_id(0)
+    columns = tl.arange(0, BLOCK)
+    token_id = tl.load(token_ids + token)
+    if token_id < 0:
+        token_id = tl.load(last_tokens + tl.load(rows + token)).to(tl.int32)
+    source = embedding + token_id.to(tl.int64) * embedding_stride
+    x = tl.load(source + columns, mask=columns < HIDDEN).to(tl.float32) * scale
+    target = out + token.to(tl.int64) * out_stride
+    tl.store(target + columns, x.to(out.dtype.element_ty), mask=columns < HIDDEN)

@@ -1,0 +1,355 @@
+# ruff: noqa: N803, RUF005  (constant parameters are written in capitals; kernels cannot unpack a tuple)
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment, var-annotated"
+"""Matrix products for a few rows, which are as fast as weights can be read: the norm before, and the bias, gate or
+residual after, ride along. Under a dependent launch a program has its first weights on their way before it waits for
+the kernel ahead: weights never change. Which shapes are cut how is gemv_config's to say."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from twostroke.backends.cuda.kernels.activation import Activation, activate
+from twostroke.backends.cuda.kernels.gemv_config import FMA_ROWS, MAX_ROWS, GemvConfig, choose, fit
+from twostroke.backends.cuda.kernels.target import launch_options, target_of
+
+
+def linear_few(
+    x: torch.Tensor,  # [num_rows, width]
+    weight: torch.Tensor,  # [outputs, width], contiguous; with gated [2 * outputs, width]: gate, then up
+    out: torch.Tensor,  # [num_rows, outputs], of any float type
+    *,
+    norm_weight: torch.Tensor | None = None,  # [width]
+    eps: float = 0.0,
+    bias: torch.Tensor | None = None,  # [outputs]; with gated [2 * outputs]
+    residual: torch.Tensor | None = None,  # [num_rows, outputs]; may be out itself
+    gated: Activation | None = None,
+    pdl: bool = False,
+    config: GemvConfig | None = None,
+) -> None:
+    """out = norm(x) @ weight.T + bias, gated, plus residual; what is None is left out. For 1 to MAX_ROWS rows."""
+    num_rows, width = x.shape
+    outputs = out.shape[1]
+    assert 1 <= num_rows <= MAX_ROWS and weight.is_contiguous()
+    if config is None:
+        config = choose(num_rows, outputs, width, gated is not None, weight.element_size())
+    else:
+        config = fit(config, width, weight.element_size())
+    constants: dict[str, object] = {
+        "WIDTH": width,
+        "GATED": gated,
+        "BLOCK_N": config.block_n,
+        "BLOCK_K": config.block_k,
+        "PREFETCH_L2": pdl and config.prefetch_l2,
+        "PDL": pdl,
+        "EARLY_TRIGGER": config.early_trigger,
+    }
+    if config.method == "fma":
+        assert num_rows <= FMA_ROWS
+        kernel = _fma_rows
+        constants |= {
+            "ROWS": triton.next_power_of_2(num_rows),
+            "TILES": triton.cdiv(width, config.block_k),
+            "PREFETCH_TILES": config.prefetch_tiles,
+        }
+    else:
+        kernel = _dot_rows
+        constants |= {
+            "ROWS": 8 if num_rows <= 8 else 16,
+            "WARPS": config.num_warps,
+            "STAGES": config.num_stages,
+            # A row's products with the norm's weights may leave float16's range before they are scaled.
+            "SCALE_FIRST": norm_weight is not None and x.dtype == torch.float16,
+            # The interpreter's dot would take bfloat16 for integers.
+            "WIDEN": target_of(x.device).interpreted,
+        }
+    kernel[(triton.cdiv(outputs, config.block_n),)](
+        x,
+        norm_weight,
+        weight,
+        bias,
+        residual,
+        out,
+        eps,
+        num_rows,
+        outputs,
+        x.stride(0),
+        0 if residual is None else residual.stride(0),
+        out.stride(0),
+        **constants,
+        num_warps=config.num_warps,
+        **launch_options(pdl),
+    )
+
+
+@triton.jit
+def _prefetch_to_l2(weight_rows, WIDTH: tl.constexpr):
+    """Ask for whole rows of weights to be brought to L2, a line of 128 bytes at a time. weight_rows: [outputs, 1]."""
+    line: tl.constexpr = 1024 // weight_rows.dtype.element_ty.primitive_bitwidth
+    lines: tl.constexpr = triton.next_power_of_2(triton.cdiv(WIDTH, line))
+    offsets = tl.minimum(tl.arange(0, lines) * line, WIDTH - 1)
+    addresses = (weight_rows + offsets[None, :]).to(tl.int64)
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [addresses], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
+def _to_add(tensor, stride, n, num_rows, outputs, BLOCK_N: tl.constexpr, ROWS: tl.constexpr):
+    """A residual's or a bias's part, [BLOCK_N, ROWS]; zeros where there is none. Loaded long before it is needed."""
+    if tensor is None:
+        part = tl.zeros([BLOCK_N, ROWS], tl.float32)
+    else:
+        row = tl.arange(0, ROWS)[None, :].to(tl.int64)
+        mask = (row < num_rows) & (n[:, None] < outputs)
+        part = tl.load(tensor + row * stride + n[:, None], mask=mask, other=0.0).to(tl.float32)
+    return part
+
+
+@triton.jit
+def _store_rows(y, out, out_stride, n, num_rows, outputs, ROWS: tl.constexpr):
+    row = tl.arange(0, ROWS)[None, :].to(tl.int64)
+    mask = (row < num_rows) & (n[:, None] < outputs)
+    tl.store(out + row * out_stride + n[:, None], y.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _tile(pointers, k, START: tl.constexpr, WIDTH: tl.constexpr, BLOCK_K: tl.constexpr):
+    """A tile of weights or inputs; only the last one of a width that the block does not divide pays for a mask."""
+    if START + BLOCK_K <= WIDTH:
+        tile = tl.load(pointers + START)
+    else:
+        tile = tl.load(pointers + START, mask=k + START < WIDTH, other=0.0)
+    return tile
+
+
+@triton.jit
+def _stack(parts, COUNT: tl.constexpr, LEVELS: tl.constexpr):
+    """Tensors of one shape as one tensor with them along LEVELS more axes of 2, the first the most significant, so
+    that a single reduction between threads serves all."""
+    for level in tl.static_range(LEVELS):
+        joined = ()
+        for i in tl.static_range(COUNT >> (level + 1)):
+            joined = joined + (tl.join(parts[i], parts[i + (COUNT >> (level + 1))]),)
+        parts = joined
+    return parts[0]
+
+
+@triton.jit
+def _partial_sums(products, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
+    """Sums over the 8 inputs that lie in one thread."""
+    return tl.sum(tl.reshape(products, [BLOCK_N, BLOCK_K // 8, 8]), 2)
+
+
+@triton.jit(do_not_specialize=["num_rows", "outputs"])
+def _fma_rows(
+    x,
+    norm_weight,
+    weight,
+    bias,
+    residual,
+    out,
+    eps,
+    num_rows,
+    outputs,
+    x_stride,
+    residual_stride,
+    out_stride,
+    WIDTH: tl.constexpr,
+    GATED: tl.constexpr,
+    ROWS: tl.constexpr,  # num_rows or more, a power of two
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    TILES: tl.constexpr,
+    PREFETCH_TILES: tl.constexpr,
+    PREFETCH_L2: tl.constexpr,
+    PDL: tl.constexpr,
+    EARLY_TRIGGER: tl.constexpr,
+):
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    k = tl.arange(0, BLOCK_K)
+    # Programs past the end read the last output's weights again: no mask, and no store.
+    weight_rows = weight + tl.minimum(n, outputs - 1).to(tl.int64)[:, None] * WIDTH
+    up_offset = outputs.to(tl.int64) * WIDTH
+    w_pointers = weight_rows + k[None, :]
+    w_ahead = ()
+    up_ahead = ()
+    for tile in tl.static_range(PREFETCH_TILES):
+        w_ahead = w_ahead + (_tile(w_pointers, k[None, :], tile * BLOCK_K, WIDTH, BLOCK_K),)
+        if GATED is not None:
+            up_ahead = up_ahead + (_tile(w_pointers + up_offset, k[None, :], tile * BLOCK_K, WIDTH, BLOCK_K),)
+    if PREFETCH_L2:
+        _prefetch_to_l2(weight_rows, WIDTH)
+        if GATED is not None:
+            _prefetch_to_l2(weight_rows + up_offset, WIDTH)
+    bias_part = _to_add(bias, 0, n, num_rows, outputs, BLOCK_N, ROWS)
+    if PDL:
+        if EARLY_TRIGGER:
+            gdc_launch_dependents()
+        gdc_wait()
+    residual_part = _to_add(residual, residual_stride, n, num_rows, outputs, BLOCK_N, ROWS)
+
+    sums = ()
+    up_sums = ()
+    squares = ()
+    for _ in tl.static_range(ROWS):
+        sums = sums + (tl.zeros([BLOCK_N, BLOCK_K // 8], tl.float32),)
+        up_sums = up_sums + (tl.zeros([BLOCK_N, BLOCK_K // 8], tl.float32),)
+        squares = squares + (tl.zeros([BLOCK_K], tl.float32),)
+    for tile in tl.static_range(TILES):
+        if tile < PREFETCH_TILES:
+            w = w_ahead[tile].to(tl.float32)
+        else:
+            w = _tile(w_pointers, k[None, :], tile * BLOCK_K, WIDTH, BLOCK_K).to(tl.float32)
+        if GATED is not None:
+            if tile < PREFETCH_TILES:
+                up_w = up_ahead[tile].to(tl.float32)
+            else:
+                up_w = _tile(w_pointers + up_offset, k[None, :], tile * BLOCK_K, WIDTH, BLOCK_K).to(tl.float32)
+        if norm_weight is not None:
+            scale = _tile(norm_weight + k, k, tile * BLOCK_K, WIDTH, BLOCK_K).to(tl.float32)
+        new_sums = ()
+        new_up_sums = ()
+        new_squares = ()
+        for row in tl.static_range(ROWS):
+            x_row = x + tl.minimum(row, num_rows - 1) * x_stride
+            value = _tile(x_row + k, k, tile * BLOCK_K, WIDTH, BLOCK_K).to(tl.float32)
+            if norm_weight is not None:
+                new_squares = new_squares + (squares[row] + value * value,)
+                value *= scale
+            new_sums = new_sums + (sums[row] + _partial_sums(w * value[None, :], BLOCK_N, BLOCK_K),)
+            if GATED is not None:
+                up_sum = _partial_sums(up_w * value[None, :], BLOCK_N, BLOCK_K)
+                new_up_sums = new_up_sums + (up_sums[row] + up_sum,)
+        sums = new_sums
+        if GATED is not None:
+            up_sums = new_up_sums
+        if norm_weight is not None:
+            squares = new_squares
+    if PDL and not EARLY_TRIGGER:
+        gdc_launch_dependents()
+
+    levels: tl.constexpr = (ROWS > 1) + (ROWS > 2) + (ROWS > 4)
+    y = tl.reshape(tl.sum(_stack(sums, ROWS, levels), 1), [BLOCK_N, ROWS])
+    if norm_weight is not None:
+        total = tl.reshape(tl.sum(_stack(squares, ROWS, levels), 0, keep_dims=True), [1, ROWS])
+        factor = tl.rsqrt(total / WIDTH + eps)
+        y *= factor
+    y += bias_part
+    if GATED is not None:
+        up = tl.reshape(tl.sum(_stack(up_sums, ROWS, levels), 1), [BLOCK_N, ROWS])
+        if norm_weight is not None:
+            up *= factor
+        up += _to_add(bias, 0, n + outputs, num_rows, 2 * outputs, BLOCK_N, ROWS)
+        y = activate(y, up, GATED)
+    _store_rows(y + residual_part, out, out_stride, n, num_rows, outputs, ROWS)
+
+
+@triton.jit
+def _dot(w, value, sums, WIDEN: tl.constexpr):
+    if WIDEN:
+        w = w.to(tl.float32)
+        value = value.to(tl.float32)
+    return tl.dot(w, value, sums, input_precision="ieee")
+
+
+@triton.jit(do_not_specialize=["num_rows", "outputs"])
+def _dot_rows(
+    x,
+    norm_weight,
+    weight,
+    bias,
+    residual,
+    out,
+    eps,
+    num_rows,
+    outputs,
+    x_stride,
+    residual_stride,
+    out_stride,
+    WIDTH: tl.constexpr,
+    GATED: tl.constexpr,
+    ROWS: tl.constexpr,  # 8 or 16
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    WARPS: tl.constexpr,
+    STAGES: tl.constexpr,
+    SCALE_FIRST: tl.constexpr,
+    WIDEN: tl.constexpr,
+    PREFETCH_L2: tl.constexpr,
+    PDL: tl.constexpr,
+    EARLY_TRIGGER: tl.constexpr,
+):
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    row = tl.arange(0, ROWS)
+    # The product is batched, an input range a warp: so even 16 outputs keep several warps busy, and the warps' sums
+    # meet once, at the end.
+    k = tl.arange(0, WARPS)[:, None] * BLOCK_K + tl.arange(0, BLOCK_K)[None, :]  # [warps, inputs]
+    step: tl.constexpr = WARPS * BLOCK_K
+    masked: tl.constexpr = WIDTH % step != 0
+    weight_rows = weight + tl.minimum(n, outputs - 1).to(tl.int64)[:, None] * WIDTH
+    up_offset = outputs.to(tl.int64) * WIDTH
+    if PREFETCH_L2:
+        _prefetch_to_l2(weight_rows, WIDTH)
+        if GATED is not None:
+            _prefetch_to_l2(weight_rows + up_offset, WIDTH)
+    bias_part = _to_add(bias, 0, n, num_rows, outputs, BLOCK_N, ROWS)
+    if PDL:
+        if EARLY_TRIGGER:
+            gdc_launch_dependents()
+        gdc_wait()
+    residual_part = _to_add(residual, residual_stride, n, num_rows, outputs, BLOCK_N, ROWS)
+
+    w_pointers = weight_rows[None, :, :] + k[:, None, :]  # [warps, BLOCK_N, inputs]
+    x_pointers = x + row[None, None, :] * x_stride + k[:, :, None]  # [warps, inputs, rows]
+    in_batch = row[None, None, :] < num_rows
+    if SCALE_FIRST:
+        first_squares = tl.zeros([WARPS, BLOCK_K, ROWS], tl.float32)
+        for start in tl.range(0, WIDTH, step):
+            value = tl.load(x_pointers + start, mask=in_batch & (k[:, :, None] + start < WIDTH), other=0.0)
+            first_squares += value.to(tl.float32) * value.to(tl.float32)
+        first_factor = tl.rsqrt(tl.sum(tl.reshape(first_squares, [step, ROWS]), 0) / WIDTH + eps)
+
+    sums = tl.zeros([WARPS, BLOCK_N, ROWS], tl.float32)
+    up_sums = tl.zeros([WARPS, BLOCK_N, ROWS], tl.float32)
+    squares = tl.zeros([WARPS, BLOCK_K // 8, ROWS], tl.float32)
+    for start in tl.range(0, WIDTH, step, num_stages=STAGES):
+        if masked:
+            w = tl.load(w_pointers + start, mask=k[:, None, :] + start < WIDTH, other=0.0)
+            value = tl.load(x_pointers + start, mask=in_batch & (k[:, :, None] + start < WIDTH), other=0.0)
+        else:
+            w = tl.load(w_pointers + start)
+            value = tl.load(x_pointers + start, mask=in_batch, other=0.0)
+        if norm_weight is not None:
+            scale = tl.load(norm_weight + k + start, mask=k + start < WIDTH, other=0.0).to(tl.float32)[:, :, None]
+            value = value.to(tl.float32)
+            if SCALE_FIRST:
+                scale = scale * first_factor[None, None, :]
+            else:
+                squares += tl.sum(tl.reshape(value * value, [WARPS, BLOCK_K // 8, 8, ROWS]), 2)
+            value = (value * scale).to(w.dtype)
+        sums = _dot(w, value, sums, WIDEN)
+        if GATED is not None:
+            if masked:
+                up_w = tl.load(w_pointers + up_offset + start, mask=k[:, None, :] + start < WIDTH, other=0.0)
+            else:
+                up_w = tl.load(w_pointers + up_offset + start)
+            up_sums = _dot(up_w, value, up_sums, WIDEN)
+    if PDL and not EARLY_TRIGGER:
+        gdc_launch_dependents()
+
+    y = tl.sum(sums, 0)
+    if norm_weight is not None and not SCALE_FIRST:
+        total = tl.sum(tl.reshape(squares, [step // 8, ROWS]), 0)
+        factor = tl.rsqrt(total / WIDTH + eps)[None, :]
+        y *= factor
+    y += bias_part
+    if GATED is not None:
+        up = tl.sum(up_sums, 0)
+        if norm_weight is not None and not SCALE_FIRST:
+            up *= factor
+        up += _to_add(bias, 0, n + outputs, num_rows, 2 * outputs, BLOCK_N, ROWS)
+        y = activate(y, up, GATED)
+    _store_rows(y + residual_part, out, out_stride, n, num_rows, outputs, ROWS)

@@ -1,0 +1,75 @@
+"""How the few-row products are cut, by their shape: a table, so that nothing is tuned while a user waits. The entries
+are guesses of this file alone until `bench/cuda/layer.py` has measured them on the card at hand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Final, Literal
+
+MAX_ROWS: Final = 16
+FMA_ROWS: Final = 8
+"""Rows beyond which a thread's accumulators would not fit in its registers."""
+
+Method = Literal["fma", "dot"]
+
+
+@dataclass(frozen=True)
+class GemvConfig:
+    method: Method
+    """fma: every thread multiplies and adds in float32; its cost grows with the rows. dot: tensor cores, with the
+    weights' rows as the tall side and the batch padded to 8 or 16; its cost does not."""
+    block_n: int
+    """Outputs a program computes."""
+    block_k: int
+    """Inputs taken at a time: by the whole program (fma), or by each warp of it (dot)."""
+    num_warps: int
+    num_stages: int = 4
+    """Tiles of weights kept on their way in shared memory (dot)."""
+    prefetch_tiles: int = 1
+    """Tiles of weights that a program of a dependent launch holds in registers before it waits (fma)."""
+    prefetch_l2: bool = False
+    """Whether a program of a dependent launch asks for all of its weights to be in L2 before it waits."""
+    early_trigger: bool = True
+    """Whether the next kernel may start at once, to fetch weights meanwhile, or when this one has read its own."""
+
+
+def choose(num_rows: int, outputs: int, width: int, gated: bool, bytes_an_element: int = 2) -> GemvConfig:
+    """The configuration for weights of [outputs, width], or of twice as many outputs where gated."""
+    return fit(_preferred(num_rows, outputs, width, gated), width, bytes_an_element)
+
+
+@cache
+def _preferred(num_rows: int, outputs: int, width: int, gated: bool) -> GemvConfig:
+    is_large = width >= 4096 or outputs * width >= 2**24
+    if num_rows > 2:
+        return GemvConfig("dot", 16, 128, 4, num_stages=4, prefetch_l2=True, early_trigger=not is_large)
+    if outputs >= 2**15:  # a vocabulary
+        config = GemvConfig("fma", 4, 2048, 8) if width >= 2048 else GemvConfig("fma", 8, 1024, 8)
+    elif gated:
+        config = GemvConfig("fma", 4, 1024, 4)
+    elif outputs >= width:  # qkv
+        config = GemvConfig("fma", 2, 2048, 4)
+    elif not is_large:  # o and down of a small model: few programs, each to be soon done
+        config = GemvConfig("fma", 4, 2048, 8) if width <= 2048 else GemvConfig("fma", 2, 1024, 4)
+    else:
+        config = GemvConfig("fma", 4, 2048, 8)
+    return replace(config, early_trigger=not is_large)
+
+
+@cache
+def fit(config: GemvConfig, width: int, bytes_an_element: int = 2) -> GemvConfig:
+    """The configuration with its block cut down until it divides the width, or leaves little of the last one masked."""
+    warps = config.num_warps
+    block_k = config.block_k
+    if config.method == "dot":
+        block_k = max(block_k * 2 // max(bytes_an_element, 2), 16)  # stages of wide elements must fit, too
+        while block_k > 16 and -width % (block_k * warps) > width // 8:
+            block_k //= 2
+    else:
+        while block_k > 256 and -width % block_k > width // 8:
+            block_k //= 2
+        # A warp reads 256 inputs at a time. Where inputs and weights lie in the same threads, nothing is exchanged.
+        warps = min(warps, max(block_k // 256, 1))
+    prefetch_tiles = min(config.prefetch_tiles, -(-width // block_k))
+    return replace(config, block_k=block_k, num_warps=warps, prefetch_tiles=prefetch_tiles)

@@ -1,0 +1,131 @@
+# ruff: noqa: N803  (constant parameters of kernels are written in capitals)
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+"""RMS norms of whole rows, alone or fused with the residual stream. Weights are what the row is multiplied by: where a
+family stores them less one, whoever loads them adds it. Mathematics in float32; the residual stays in its own type."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from twostroke.backends.cuda.kernels.target import launch_options
+
+
+def rms_norm(
+    x: torch.Tensor,  # [num_tokens, hidden]
+    weight: torch.Tensor,  # [hidden]
+    out: torch.Tensor,  # [num_tokens, hidden]; may be x
+    *,
+    eps: float,
+    pdl: bool = False,
+) -> None:
+    """out = norm(x) * weight."""
+    _launch(x, None, None, weight, out, eps, pdl)
+
+
+def add_rms_norm(
+    x: torch.Tensor,  # [num_tokens, hidden]
+    residual: torch.Tensor,  # [num_tokens, hidden], updated
+    weight: torch.Tensor,  # [hidden]
+    out: torch.Tensor,  # [num_tokens, hidden]; may be x
+    *,
+    eps: float,
+    pdl: bool = False,
+) -> None:
+    """residual += x; out = norm(residual) * weight."""
+    _launch(x, None, residual, weight, out, eps, pdl)
+
+
+def sandwich(
+    x: torch.Tensor,  # [num_tokens, hidden]
+    post_weight: torch.Tensor,  # [hidden]
+    residual: torch.Tensor,  # [num_tokens, hidden], updated
+    weight: torch.Tensor | None,  # [hidden]
+    out: torch.Tensor | None,  # [num_tokens, hidden]; may be x
+    *,
+    eps: float,
+    pdl: bool = False,
+) -> None:
+    """residual += norm(x) * post_weight; out = norm(residual) * weight: a block's output is normed before it joins the
+    residual, and the next block's input norm follows. Without a weight and an out only the first half is done."""
+    _launch(x, post_weight, residual, weight, out, eps, pdl)
+
+
+def _launch(
+    x: torch.Tensor,
+    post_weight: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor | None,
+    out: torch.Tensor | None,
+    eps: float,
+    pdl: bool,
+) -> None:
+    assert (weight is None) == (out is None)
+    num_tokens, hidden = x.shape
+    if num_tokens == 0:
+        return
+    block = triton.next_power_of_2(hidden)
+    _norm[(num_tokens,)](
+        x,
+        post_weight,
+        residual,
+        weight,
+        out,
+        eps,
+        x.stride(0),
+        0 if residual is None else residual.stride(0),
+        0 if out is None else out.stride(0),
+        HIDDEN=hidden,
+        BLOCK=block,
+        PDL=pdl,
+        num_warps=min(max(block // 512, 1), 16),
+        **launch_options(pdl),
+    )
+
+
+@triton.jit
+def _normalised(row, eps, HIDDEN: tl.constexpr):
+    return row * tl.rsqrt(tl.sum(row * row, 0) / HIDDEN + eps)
+
+
+@triton.jit
+def _norm(
+    x,
+    post_weight,
+    residual,
+    weight,
+    out,
+    eps,
+    x_stride,
+    residual_stride,
+    out_stride,
+    HIDDEN: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    mask = columns < HIDDEN
+    # Weights never change, so they may be on their way before the kernel ahead has ended.
+    if weight is not None:
+        scale = tl.load(weight + columns, mask=mask, other=0.0).to(tl.float32)
+    if post_weight is not None:
+        post_scale = tl.load(post_weight + columns, mask=mask, other=0.0).to(tl.float32)
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    row = tl.load(x + token * x_stride + columns, mask=mask, other=0.0).to(tl.float32)
+    if post_weight is not None:
+        row = _normalised(row, eps, HIDDEN) * post_scale
+    if residual is not None:
+        residual_row = residual + token * residual_stride + columns
+        row += tl.load(residual_row, mask=mask, other=0.0).to(tl.float32)
+        rounded = row.to(residual.dtype.element_ty)
+        tl.store(residual_row, rounded, mask=mask)
+        # The norm is of what later layers will read.
+        row = rounded.to(tl.float32)
+    if weight is not None:
+        y = _normalised(row, eps, HIDDEN) * scale
+        tl.store(out + token * out_stride + columns, y.to(out.dtype.element_ty), mask=mask)

@@ -1,0 +1,192 @@
+# ruff: noqa: N803  (constant parameters of kernels are written in capitals)
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+"""What stands between the qkv product and attention: the norms of queries and keys where a family has them, the rotary
+embedding, and the write of keys and values to the paged cache. One pass, mathematics in float32."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from twostroke.backends.cuda.kernels.target import launch_options
+
+FEW_TOKENS: Final = 64
+"""Up to here a token's heads are spread over many small programs, as latency is what counts; above, a program takes
+more of them, as it is the memory's pace."""
+
+
+def rope_and_store(
+    qkv: torch.Tensor,  # [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]; queries are turned in place
+    cos_sin: torch.Tensor,  # float32 [max_context, rope_dim]: cosines of the pairs, then sines
+    positions: torch.Tensor,  # int32 [num_tokens]
+    rows: torch.Tensor,  # int32 [num_tokens]
+    table: torch.Tensor,  # int32 [num_rows, table_len]: a row's blocks
+    k_cache: torch.Tensor,  # [num_blocks, num_kv_heads, block_size, head_dim]
+    v_cache: torch.Tensor,  # the same
+    *,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    rope_dim: int,
+    q_norm: torch.Tensor | None = None,  # [head_dim]
+    k_norm: torch.Tensor | None = None,  # [head_dim]
+    eps: float = 0.0,
+    pdl: bool = False,
+    heads_per_program: int | None = None,
+) -> None:
+    """Turn queries in place; turn keys and write them and the values to block table[row, position // block_size], slot
+    position % block_size. Dimension i is paired with i + rope_dim / 2; those from rope_dim on are not turned."""
+    assert (q_norm is None) == (k_norm is None)
+    assert k_cache.stride() == v_cache.stride()
+    num_tokens = positions.shape[0]
+    if num_tokens == 0:
+        return
+    all_heads = num_heads + 2 * num_kv_heads
+    if heads_per_program is None:
+        elements = 512 if num_tokens <= FEW_TOKENS else 2048
+        heads_per_program = max(elements // triton.next_power_of_2(head_dim), 1)
+    heads_per_program = min(heads_per_program, triton.next_power_of_2(all_heads))
+    groups = triton.cdiv(all_heads, heads_per_program)
+    rest = head_dim - rope_dim
+    _rope_and_store[(num_tokens * groups,)](
+        qkv,
+        cos_sin,
+        positions,
+        rows,
+        table,
+        k_cache,
+        v_cache,
+        q_norm,
+        k_norm,
+        eps,
+        qkv.stride(0),
+        table.stride(0),
+        k_cache.stride(0),
+        HEADS=num_heads,
+        KV_HEADS=num_kv_heads,
+        HEAD_DIM=head_dim,
+        HALF=rope_dim // 2,
+        HALF_BLOCK=triton.next_power_of_2(rope_dim // 2),
+        REST_BLOCK=triton.next_power_of_2(rest) if rest else 0,
+        BLOCK_SIZE=k_cache.shape[2],
+        PROGRAM_HEADS=heads_per_program,
+        GROUPS=groups,
+        PDL=pdl,
+        num_warps=min(max(heads_per_program * head_dim // 512, 1), 8),
+        **launch_options(pdl),
+    )
+
+
+@triton.jit
+def _store_part(
+    x,  # [heads, columns], float32
+    head,  # [heads, 1]
+    column,  # [1, columns]
+    mask,
+    qkv_row,
+    k_slot,
+    v_slot,
+    WRITE_QUERIES: tl.constexpr,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+):
+    """Each head's columns to where its kind belongs: queries back, keys and values to their slots."""
+    x = x.to(qkv_row.dtype.element_ty)
+    if WRITE_QUERIES:
+        tl.store(qkv_row + head * HEAD_DIM + column, x, mask=mask & (head < HEADS))
+    is_key = (head >= HEADS) & (head < HEADS + KV_HEADS)
+    tl.store(k_slot + (head - HEADS) * (BLOCK_SIZE * HEAD_DIM) + column, x, mask=mask & is_key)
+    is_value = (head >= HEADS + KV_HEADS) & (head < HEADS + 2 * KV_HEADS)
+    tl.store(v_slot + (head - HEADS - KV_HEADS) * (BLOCK_SIZE * HEAD_DIM) + column, x, mask=mask & is_value)
+
+
+@triton.jit
+def _norm_weight(q_norm, k_norm, column, mask, is_query, is_value):
+    """The factor of each head's columns: [heads, columns]."""
+    q_weight = tl.load(q_norm + column, mask=mask, other=0.0).to(tl.float32)
+    k_weight = tl.load(k_norm + column, mask=mask, other=0.0).to(tl.float32)
+    return tl.where(is_value, 1.0, tl.where(is_query, q_weight, k_weight))
+
+
+@triton.jit(do_not_specialize=["table_stride"], do_not_specialize_on_alignment=["positions", "rows"])
+def _rope_and_store(
+    qkv,
+    cos_sin,
+    positions,
+    rows,
+    table,
+    k_cache,
+    v_cache,
+    q_norm,
+    k_norm,
+    eps,
+    qkv_stride,
+    table_stride,
+    cache_stride,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HALF: tl.constexpr,  # pairs that are turned
+    HALF_BLOCK: tl.constexpr,
+    REST_BLOCK: tl.constexpr,  # 0: all dimensions are turned
+    BLOCK_SIZE: tl.constexpr,
+    PROGRAM_HEADS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    # A token's programs lie side by side, so that its cosines are read from memory once.
+    token = tl.program_id(0) // GROUPS
+    head = (tl.program_id(0) % GROUPS) * PROGRAM_HEADS + tl.arange(0, PROGRAM_HEADS)[:, None]
+    column = tl.arange(0, HALF_BLOCK)[None, :]
+    in_head = head < HEADS + 2 * KV_HEADS
+    mask = in_head & (column < HALF)
+    is_query = head < HEADS
+    is_value = head >= HEADS + KV_HEADS
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    qkv_row = qkv + token.to(tl.int64) * qkv_stride
+    first = tl.load(qkv_row + head * HEAD_DIM + column, mask=mask, other=0.0).to(tl.float32)
+    second = tl.load(qkv_row + head * HEAD_DIM + HALF + column, mask=mask, other=0.0).to(tl.float32)
+    position = tl.load(positions + token)
+    block = tl.load(table + tl.load(rows + token).to(tl.int64) * table_stride + position // BLOCK_SIZE)
+    slot = block.to(tl.int64) * cache_stride + (position % BLOCK_SIZE) * HEAD_DIM
+    k_slot = k_cache + slot
+    v_slot = v_cache + slot
+    angles = cos_sin + position.to(tl.int64) * (2 * HALF) + column
+    cos = tl.load(angles, mask=column < HALF, other=0.0)
+    sin = tl.load(angles + HALF, mask=column < HALF, other=0.0)
+
+    if REST_BLOCK:
+        rest_column = 2 * HALF + tl.arange(0, REST_BLOCK)[None, :]
+        rest_mask = in_head & (rest_column < HEAD_DIM)
+        rest = tl.load(qkv_row + head * HEAD_DIM + rest_column, mask=rest_mask, other=0.0).to(tl.float32)
+    if q_norm is not None:
+        squares = tl.sum(first * first + second * second, 1)
+        if REST_BLOCK:
+            squares += tl.sum(rest * rest, 1)
+        scale = tl.where(is_value, 1.0, tl.rsqrt(squares / HEAD_DIM + eps)[:, None])
+        first *= scale * _norm_weight(q_norm, k_norm, column, column < HALF, is_query, is_value)
+        second *= scale * _norm_weight(q_norm, k_norm, HALF + column, column < HALF, is_query, is_value)
+        if REST_BLOCK:
+            in_rest = rest_column < HEAD_DIM
+            rest *= scale * _norm_weight(q_norm, k_norm, rest_column, in_rest, is_query, is_value)
+
+    turned_first = tl.where(is_value, first, first * cos - second * sin)
+    turned_second = tl.where(is_value, second, second * cos + first * sin)
+    _store_part(turned_first, head, column, mask, qkv_row, k_slot, v_slot, True, HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE)
+    _store_part(
+        turned_second, head, HALF + column, mask, qkv_row, k_slot, v_slot, True, HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE
+    )
+    if REST_BLOCK:
+        # What is neither turned nor normed is already in its place in the queries.
+        _store_part(
+            rest, head, rest_column, rest_mask, qkv_row, k_slot, v_slot, q_norm is not None, HEADS, KV_HEADS,
+            HEAD_DIM, BLOCK_SIZE,
+        )  # fmt: skip

@@ -1,0 +1,51 @@
+"""What the device at hand can do, asked once: the kernels' wrappers and the model choose by it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+import triton
+
+
+@dataclass(frozen=True)
+class Target:
+    """A device as kernels see it."""
+
+    interpreted: bool
+    """Kernels run in Triton's interpreter, on the host: slow, and blind to what only hardware has."""
+    capability: tuple[int, int]
+    """CUDA's compute capability; (0, 0) on the host."""
+    num_sms: int
+    """Streaming multiprocessors: how many programs run at once, at least."""
+
+    @property
+    def has_pdl(self) -> bool:
+        """Whether a kernel may be launched before the one ahead of it has ended (programmatic dependent launch)."""
+        return not self.interpreted and self.capability >= (9, 0)
+
+    @property
+    def is_hopper(self) -> bool:
+        """Whether the warp-group matrix instructions of sm_90 are there; later chips have others instead."""
+        return not self.interpreted and self.capability[0] == 9
+
+
+def target_of(device: torch.device | str) -> Target:
+    """The target behind a torch device, the current one where it names none; the host has the interpreter only."""
+    return _target(torch.device(device))
+
+
+@cache
+def _target(device: torch.device) -> Target:
+    interpreted = bool(triton.knobs.runtime.interpret)
+    if device.type != "cuda":
+        return Target(interpreted=interpreted, capability=(0, 0), num_sms=1)
+    properties = torch.cuda.get_device_properties(device)
+    return Target(interpreted, (properties.major, properties.minor), properties.multi_processor_count)
+
+
+def launch_options(pdl: bool) -> dict[str, Any]:
+    """Launch keywords for a kernel of a dependent chain; the interpreter knows none of them."""
+    return {"launch_pdl": True} if pdl else {}

@@ -1,0 +1,132 @@
+"""Compiles the layer's kernels for sm_90 without a card, and says what came out. Run as a program of its own: in a
+process with the interpreter on, kernels cannot be compiled."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from twostroke.backends.cuda.kernels import activation, embedding, gemv, norms, rope
+from twostroke.backends.cuda.kernels.gemv_config import GemvConfig
+
+HOPPER = GPUTarget("cuda", 90, 32)
+POINTERS = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32", torch.int32: "*i32"}
+
+
+class Recorder:
+    """Stands where a kernel stands in its module, and compiles what it would have launched."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel = kernel
+        self.ptx: list[str] = []
+
+    def __getitem__(self, grid: object) -> Any:
+        return self.compile
+
+    def compile(self, *values: Any, **keywords: Any) -> None:
+        kernel = self.kernel
+        names = kernel.arg_names
+        arguments = dict(zip(names, values, strict=False)) | {n: v for n, v in keywords.items() if n in names}
+        options = {name: value for name, value in keywords.items() if name not in names}
+        signature, constants, attributes = {}, {}, {}
+        for index, parameter in enumerate(kernel.params):
+            value = arguments[parameter.name]
+            if isinstance(value, torch.Tensor):
+                signature[parameter.name] = POINTERS[value.dtype]
+                is_aligned = not parameter.do_not_specialize_on_alignment
+            elif parameter.is_constexpr or value is None:
+                signature[parameter.name] = "constexpr"
+                constants[(index,)] = value
+                continue
+            else:
+                signature[parameter.name] = "fp32" if isinstance(value, float) else "i32"
+                is_aligned = isinstance(value, int) and not parameter.do_not_specialize and value % 16 == 0
+            if is_aligned:
+                attributes[(index,)] = [["tt.divisibility", 16]]
+        source = ASTSource(kernel, signature, constexprs=constants, attrs=attributes)
+        self.ptx.append(triton.compile(source, target=HOPPER, options=options).asm["ptx"])
+
+
+def record(module: Any, name: str) -> Recorder:
+    recorder = Recorder(getattr(module, name))
+    setattr(module, name, recorder)
+    return recorder
+
+
+def calls(pdl: bool) -> Iterator[tuple[str, str]]:
+    """Every kernel's name and code, as its wrapper would launch it on tensors of a real model's sizes."""
+    half, ints = torch.bfloat16, torch.zeros(4, dtype=torch.int32)
+    hidden, x, weight = 2560, torch.empty(4, 2560, dtype=half), torch.empty(2560, dtype=half)
+
+    recorder = record(embedding, "_gather")
+    embedding.gather(torch.empty(8, hidden, dtype=half), ints, ints, ints, x, scale=2.0, pdl=pdl)
+    yield "gather", recorder.ptx[0]
+
+    recorder = record(norms, "_norm")
+    norms.rms_norm(x, weight, x, eps=1e-6, pdl=pdl)
+    norms.add_rms_norm(x, x, weight, x, eps=1e-6, pdl=pdl)
+    norms.sandwich(x, weight, x, weight, x, eps=1e-6, pdl=pdl)
+    norms.sandwich(x, weight, x, None, None, eps=1e-6, pdl=pdl)
+    yield from (("norm", ptx) for ptx in recorder.ptx)
+
+    recorder = record(activation, "_gated")
+    activation.gated(torch.empty(4, 19456, dtype=half), torch.empty(4, 9728, dtype=half), kind="gelu_tanh", pdl=pdl)
+    yield "gated", recorder.ptx[0]
+
+    recorder = record(rope, "_rope_and_store")
+    for head_dim, rope_dim, norm in ((128, 128, None), (128, 128, weight), (96, 72, weight)):
+        cache = torch.empty(3, 8, 64, head_dim, dtype=half)
+        rope.rope_and_store(
+            torch.empty(4, 48 * head_dim, dtype=half), torch.empty(64, rope_dim), ints, ints, ints[:, None], cache,
+            cache, num_heads=32, num_kv_heads=8, head_dim=head_dim, rope_dim=rope_dim, q_norm=norm, k_norm=norm,
+            pdl=pdl,
+        )  # fmt: skip
+    yield from (("rope", ptx) for ptx in recorder.ptx)
+    yield from gemv_calls(pdl)
+
+
+def gemv_calls(pdl: bool) -> Iterator[tuple[str, str]]:
+    half, hidden = torch.bfloat16, 2560
+    weight, norm_weight = torch.empty(512, hidden, dtype=half), torch.empty(hidden, dtype=half)
+    recorders = {"fma": record(gemv, "_fma_rows"), "dot": record(gemv, "_dot_rows")}
+    fma = GemvConfig("fma", 4, 512, 4, prefetch_tiles=2, prefetch_l2=True, early_trigger=False)
+    dot = GemvConfig("dot", 16, 64, 4, prefetch_l2=True)
+    for rows, config in ((1, None), (1, fma), (4, fma), (4, dot), (16, dot)):
+        x, y = torch.empty(rows, hidden, dtype=half), torch.empty(rows, 512, dtype=half)
+        gemv.linear_few(x, weight, y, residual=y, bias=norm_weight, pdl=pdl, config=config)
+        gate = torch.empty(rows, 256, dtype=half)
+        gemv.linear_few(x, weight, gate, norm_weight=norm_weight, gated="silu", pdl=pdl, config=config)
+        logits = torch.empty(rows, 512)
+        gemv.linear_few(x, weight, logits, norm_weight=norm_weight, pdl=pdl, config=config)
+    half = torch.float16
+    x, y = torch.empty(4, hidden, dtype=half), torch.empty(4, 512, dtype=half)
+    gemv.linear_few(x, weight.to(half), y, norm_weight=norm_weight.to(half), pdl=pdl, config=dot)
+    for name, recorder in recorders.items():
+        yield from ((name, ptx) for ptx in recorder.ptx)
+
+
+def main(pdl: bool) -> None:
+    facts = [
+        {
+            "kernel": name,
+            "waits": ptx.count("griddepcontrol.wait"),
+            "triggers": ptx.count("griddepcontrol.launch_dependents"),
+            "tensor_core_products": ptx.count("mma.sync"),
+            "asynchronous_copies": ptx.count("cp.async.cg"),
+            "wide_loads": ptx.count(".v4.b32"),
+            "prefetches": ptx.count("prefetch.global.L2"),
+        }
+        for name, ptx in calls(pdl)
+    ]
+    print(json.dumps(facts))
+
+
+if __name__ == "__main__":
+    main(pdl=sys.argv[1] == "pdl")

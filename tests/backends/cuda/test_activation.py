@@ -1,0 +1,31 @@
+import pytest
+import torch
+from tests.backends.cuda.closeness import DTYPES, assert_close, poisoned, random
+from transformers.activations import ACT2FN
+
+from twostroke.backends.cuda.kernels.activation import gated
+
+TRANSFORMERS_NAME = {"silu": "silu", "gelu_tanh": "gelu_pytorch_tanh"}
+
+
+@pytest.mark.parametrize("kind", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("tokens", "intermediate"), [(1, 1024), (3, 1100), (2, 96)])
+def test_gated_is_transformers_activation_times_up(device, kind, dtype, tokens, intermediate):
+    gate_up = random(tokens, 2 * intermediate, dtype=dtype, device=device) * 4
+    out = poisoned(tokens, intermediate, dtype=dtype, device=device)
+    gated(gate_up, out, kind=kind)
+    gate, up = gate_up.float().chunk(2, dim=1)
+    assert_close(out, ACT2FN[TRANSFORMERS_NAME[kind]](gate) * up)
+
+
+@pytest.mark.parametrize("kind", ["silu", "gelu_tanh"])
+def test_large_gates_overflow_nothing(device, kind):
+    gate_up = torch.tensor([[-300.0, -30.0, 30.0, 300.0, 1.0, 1.0, 1.0, 1.0]], device=device)
+    out = poisoned(1, 4, dtype=torch.float32, device=device)
+    gated(gate_up, out, kind=kind)
+    torch.testing.assert_close(out, torch.tensor([[0.0, 0.0, 30.0, 300.0]], device=device))
+
+
+def test_no_tokens(device):
+    gated(torch.empty(0, 32, device=device), torch.empty(0, 16, device=device), kind="silu")

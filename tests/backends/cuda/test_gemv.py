@@ -1,0 +1,138 @@
+from dataclasses import replace
+
+import pytest
+import torch
+from tests.backends.cuda.closeness import DTYPES, assert_close, poisoned, random
+from torch.nn import functional
+
+from twostroke.backends.cuda.kernels.gemv import linear_few
+from twostroke.backends.cuda.kernels.gemv_config import GemvConfig, choose, fit
+
+EPS = 1e-5
+FMA = GemvConfig("fma", block_n=4, block_k=256, num_warps=1, prefetch_tiles=1)
+DOT = GemvConfig("dot", block_n=16, block_k=32, num_warps=2, num_stages=2)
+CONFIGS = [FMA, replace(FMA, block_n=1, prefetch_tiles=2), DOT]
+
+
+def expected(x, weight, norm_weight=None, bias=None, residual=None, gated=None):
+    """The same in torch's float32."""
+    x = x.float()
+    if norm_weight is not None:
+        x = functional.rms_norm(x, x.shape[1:], norm_weight.float(), EPS)
+    y = functional.linear(x, weight.float(), None if bias is None else bias.float())
+    if gated is not None:
+        gate, up = y.chunk(2, dim=1)
+        y = (functional.silu(gate) if gated == "silu" else functional.gelu(gate, approximate="tanh")) * up
+    return y if residual is None else y + residual.float()
+
+
+def check(device, dtype, rows, outputs, width, config, *, normed=False, biased=False, gated=None, out_dtype=None):
+    kinds = {"dtype": dtype, "device": device}
+    x = random(rows, width, **kinds)
+    weight = random(outputs * (2 if gated else 1), width, **kinds) * width**-0.5
+    options = {
+        "norm_weight": random(width, seed=1, **kinds) + 1 if normed else None,
+        "bias": random(len(weight), seed=2, **kinds) if biased else None,
+        "gated": gated,
+    }
+    out = poisoned(rows, outputs, dtype=out_dtype or dtype, device=device)
+    linear_few(x, weight, out, eps=EPS, config=config, **options)
+    reference = expected(x, weight, **options)
+    assert_close(out if out_dtype is None else out.to(dtype), reference)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=["fma", "fma-narrow", "dot"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [1, 3, 8])
+def test_plain_products(device, config, dtype, rows):
+    check(device, dtype, rows, outputs=6, width=512, config=config)
+
+
+@pytest.mark.parametrize("config", [FMA, DOT], ids=["fma", "dot"])
+@pytest.mark.parametrize("width", [576, 40, 264])
+def test_widths_that_no_block_divides(device, config, width):
+    check(device, torch.float32, 2, outputs=19, width=width, config=config, normed=True, gated="silu")
+
+
+@pytest.mark.parametrize("config", [FMA, DOT], ids=["fma", "dot"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [1, 4])
+def test_a_norm_ahead(device, config, dtype, rows):
+    check(device, dtype, rows, outputs=16, width=256, config=config, normed=True)
+
+
+@pytest.mark.parametrize("config", [FMA, DOT], ids=["fma", "dot"])
+@pytest.mark.parametrize("gated", ["silu", "gelu_tanh"])
+def test_norm_bias_and_gate_together(device, config, gated):
+    check(device, torch.float32, 5, outputs=18, width=256, config=config, normed=True, biased=True, gated=gated)
+
+
+@pytest.mark.parametrize("config", [FMA, DOT], ids=["fma", "dot"])
+def test_logits_come_out_in_float32(device, config):
+    check(device, torch.bfloat16, 2, outputs=33, width=256, config=config, normed=True, out_dtype=torch.float32)
+
+
+@pytest.mark.parametrize("config", [FMA, DOT], ids=["fma", "dot"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_residual_is_updated_in_place(device, config, dtype):
+    x = random(3, 256, dtype=dtype, device=device)
+    weight = random(24, 256, dtype=dtype, device=device) / 16
+    residual = random(3, 24, dtype=dtype, device=device, seed=9)
+    reference = expected(x, weight, residual=residual)
+    linear_few(x, weight, residual, residual=residual, config=config)
+    assert_close(residual, reference)
+
+
+@pytest.mark.parametrize("config", [FMA, DOT], ids=["fma", "dot"])
+def test_rows_of_a_wider_buffer_and_nothing_beside_them(device, config):
+    """Inputs and outputs with strides; rows beyond the batch and columns beside it stay as they were."""
+    x = random(5, 600, dtype=torch.float32, device=device)
+    weight = random(18, 256, dtype=torch.float32, device=device)
+    out = torch.full((5, 40), 7.0, device=device)
+    linear_few(x[:3, :256], weight, out[:3, :18], config=config)
+    assert_close(out[:3, :18], expected(x[:3, :256], weight))
+    assert (out[3:] == 7.0).all() and (out[:, 18:] == 7.0).all()
+
+
+def test_sixteen_rows_by_tensor_cores(device):
+    check(device, torch.float32, 13, outputs=16, width=256, config=DOT, normed=True)
+
+
+@pytest.mark.parametrize("config", [FMA, DOT], ids=["fma", "dot"])
+def test_float16_rows_too_large_for_their_product_with_the_norms_weight(device, config):
+    x = random(2, 256, dtype=torch.float16, device=device) * 15000
+    norm_weight = torch.full((256,), 12.0, dtype=torch.float16, device=device)
+    weight = random(16, 256, dtype=torch.float16, device=device) / 16
+    out = poisoned(2, 16, dtype=torch.float16, device=device)
+    linear_few(x, weight, out, norm_weight=norm_weight, eps=EPS, config=config)
+    assert_close(out, expected(x, weight, norm_weight=norm_weight))
+
+
+@pytest.mark.parametrize(("rows", "outputs", "width"), [(1, 24, 256), (2, 32, 192), (8, 16, 320)])
+def test_the_default_configuration(device, rows, outputs, width):
+    check(device, torch.float32, rows, outputs, width, None, normed=True)
+
+
+WIDTHS = [64, 576, 1024, 1536, 2048, 2560, 3072, 4096, 5120, 8960, 14336]
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("outputs", [576, 1024, 6144, 151936])
+def test_every_choice_is_one_that_a_kernel_can_run(width, outputs):
+    for rows in (1, 2, 3, 8, 16):
+        for gated in (False, True):
+            config = choose(rows, outputs, width, gated)
+            assert config.block_k & (config.block_k - 1) == 0
+            assert config.method == "dot" or rows <= 8
+            block = config.block_k * (config.num_warps if config.method == "dot" else 1)
+            tiles = -(-width // block)
+            assert config.prefetch_tiles <= -(-width // config.block_k)
+            assert tiles * block - width <= max(width // 8, 255), "a masked end that costs more than it should"
+
+
+def test_a_block_is_cut_to_suit_the_width():
+    assert fit(GemvConfig("fma", 4, 2048, 8), 3072).block_k == 1024
+    assert fit(GemvConfig("fma", 4, 1024, 4), 2560) == GemvConfig("fma", 4, 512, 2)
+    assert fit(GemvConfig("fma", 4, 2048, 8), 8960).block_k == 1024, "2.8% masked is better than small blocks"
+    assert fit(GemvConfig("dot", 16, 128, 4), 2560).block_k == 128
+    assert fit(GemvConfig("dot", 16, 128, 4), 576).block_k == 32
