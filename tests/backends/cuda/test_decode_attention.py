@@ -101,12 +101,13 @@ def test_one_long_context_among_short_ones(device):
 
 def test_shapes_at_random(device):
     rng = np.random.default_rng(5)
-    for seed in range(12):
-        group = int(rng.choice([1, 3, 4, 8]))
-        kv_heads = int(rng.integers(1, 3))
+    for seed in range(10):
+        group, kv_heads, padding = int(rng.choice([1, 3, 4, 8])), int(rng.integers(1, 3)), int(rng.integers(0, 3))
+        contexts = rng.integers(1, 140, size=int(rng.integers(1, 5))).tolist()
+        fine = SplitPlan(target_items=8, smallest_tokens=16, max_items=8 + len(contexts) + padding)
         check(
             device,
-            rng.integers(1, 140, size=int(rng.integers(1, 5))).tolist(),
+            contexts,
             heads=group * kv_heads,
             kv_heads=kv_heads,
             head_dim=int(rng.choice([64, 96])),
@@ -114,9 +115,8 @@ def test_shapes_at_random(device):
             config=PLAIN if rng.random() < 0.5 else WIDE,
             window=int(rng.integers(1, 80)) if rng.random() < 0.4 else None,
             softcap=float(rng.uniform(1, 30)) if rng.random() < 0.3 else None,
-            padding=int(rng.integers(0, 3)),
-            plan=None if rng.random() < 0.5 else SplitPlan(target_items=20, smallest_tokens=16, max_items=26),
-            num_sms=int(rng.integers(24, 40)),
+            padding=padding,
+            plan=None if rng.random() < 0.5 else fine,
             seed=seed,
         )
 
@@ -130,7 +130,7 @@ def cuts(contexts, plan, block):
 
 def test_the_grid_holds_every_cut():
     rng = np.random.default_rng(1)
-    for _ in range(2000):
+    for _ in range(500):
         contexts = rng.integers(1, 10 ** int(rng.integers(1, 6)), size=int(rng.integers(1, 300))).tolist()
         kv_heads, num_sms = int(rng.integers(1, 33)), int(rng.integers(1, 200))
         block = int(rng.choice([16, 32, 64, 128]))

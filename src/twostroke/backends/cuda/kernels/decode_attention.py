@@ -2,7 +2,7 @@
 Knows how to cut the keys of a whole batch into work items of about one size, on the device, so that one captured graph
 serves every context. Does not know layers, steps or who wrote the keys."""
 
-# ruff: noqa: N803, N806, RET505, SIM108
+# ruff: noqa: N803, N806, SIM108
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,no-untyped-call"
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-LOG2_E = 1.4426950408889634
+from twostroke.backends.cuda.kernels.scores import cap_scores, score_factors
+
 ROWS = tl.constexpr(16)
 """Query heads of a program: a group is padded to what a tensor-core product takes at least."""
 
@@ -133,16 +134,6 @@ def _locate(
     return token, split, splits
 
 
-@triton.jit
-def _cap(scores, score_scale, cap_log2, HAS_SOFTCAP: tl.constexpr):
-    """Scores times log2(e), through the soft cap if there is one; the scale then holds 1 / cap already."""
-    if HAS_SOFTCAP:
-        # tanh by a form that is right at both infinities.
-        return cap_log2 * (1.0 - 2.0 / (tl.exp2(scores * (score_scale * 2.8853900817779268)) + 1.0))
-    else:
-        return scores * score_scale
-
-
 @triton.jit(do_not_specialize=["window", "num_tokens", "table_stride", "target_items", "smallest_blocks"])
 def _decode_kernel(
     queries,
@@ -232,7 +223,7 @@ def _decode_kernel(
         values = tl.load(v_head + offsets[:, None], mask=held, other=0.0)
         if KEYS_FIRST:
             scores = tl.dot(keys, tl.trans(query), input_precision=PRECISION)  # [BLOCK, ROWS]
-            scores = _cap(scores, score_scale, cap_log2, HAS_SOFTCAP)
+            scores = cap_scores(scores, score_scale, cap_log2, HAS_SOFTCAP)
             scores = tl.where(readable[:, None], scores, float("-inf"))
             new_peak = tl.maximum(peak, tl.max(scores, 0))
             weights = tl.exp2(scores - new_peak[None, :])
@@ -243,7 +234,7 @@ def _decode_kernel(
             )
         else:
             scores = tl.dot(query, tl.trans(keys), input_precision=PRECISION)  # [ROWS, BLOCK]
-            scores = _cap(scores, score_scale, cap_log2, HAS_SOFTCAP)
+            scores = cap_scores(scores, score_scale, cap_log2, HAS_SOFTCAP)
             scores = tl.where(readable[None, :], scores, float("-inf"))
             new_peak = tl.maximum(peak, tl.max(scores, 1))
             weights = tl.exp2(scores - new_peak[:, None])
@@ -323,11 +314,6 @@ def _reduce(
         total = total * decay + tl.sum(weights, 0)
         peak = new_peak
     tl.store(out_token + own, (value_sum / total[:, None]).to(out_token.dtype.element_ty), mask=head_held)
-
-
-def score_factors(scale: float, softcap: float | None) -> tuple[float, float]:
-    """What `_cap` multiplies by: before and after the soft cap, with log2(e) folded in."""
-    return (scale * LOG2_E, 0.0) if softcap is None else (scale / softcap, softcap * LOG2_E)
 
 
 def attend_decode(
