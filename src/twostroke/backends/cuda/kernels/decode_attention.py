@@ -1,0 +1,400 @@
+"""Decode attention over the paged cache: one query token a sequence, all query heads of a KV head in one program.
+Knows how to cut the keys of a whole batch into work items of about one size, on the device, so that one captured graph
+serves every context. Does not know layers, steps or who wrote the keys."""
+
+# ruff: noqa: N803, N806, SIM108
+# mypy: disable-error-code="untyped-decorator,no-untyped-def,no-untyped-call"
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, log2
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from twostroke.backends.cuda.kernels.scores import cap_scores, score_factors
+
+ROWS = tl.constexpr(16)
+"""Query heads of a program: a group is padded to what a tensor-core product takes at least."""
+
+
+@dataclass(frozen=True)
+class DecodeConfig:
+    """How one program walks its keys."""
+
+    block: int
+    """Keys a round."""
+    warps: int
+    stages: int
+    """Triton's number: 3, 5 and 7 keep about 1, 2 and 3 rounds of loads in flight behind the block table."""
+    keys_first: bool
+    """Whether K is the left operand of the first product (asynchronous on Hopper) instead of the queries."""
+
+
+@dataclass(frozen=True)
+class SplitPlan:
+    """How far a batch's keys are cut; host-known numbers only, the cuts themselves are made on the device."""
+
+    target_items: int
+    """Work items, a KV head, that a batch is cut into when its sequences alone are fewer."""
+    smallest_tokens: int
+    """No item is cut shorter than this."""
+    max_items: int
+    """Never more items than this, whatever the contexts: the height of the grid."""
+
+
+def split_plan(
+    num_tokens: int, kv_heads: int, num_sms: int, max_context: int | None = None, split_tokens: int | None = None
+) -> SplitPlan:
+    """Two programs an SM where the sequences alone give fewer; none shorter than 64 tokens (32 for a single sequence,
+    where latency is all). An item more than the sequences need exits at once, so the grid stays near both numbers."""
+    target = max(1, 2 * num_sms // kv_heads)
+    smallest = split_tokens if split_tokens is not None else (32 if num_tokens == 1 else 64)
+    items = num_tokens + target
+    if max_context is not None:
+        items = min(items, num_tokens * ceil(max_context / smallest))
+    return SplitPlan(target_items=target, smallest_tokens=smallest, max_items=items)
+
+
+def decode_config(num_tokens: int, head_dim: int) -> DecodeConfig:
+    """The configuration for a batch, by measurement on an H200."""
+    if head_dim > 128:
+        return DecodeConfig(block=32, warps=4, stages=3, keys_first=False)
+    if num_tokens == 1:
+        return DecodeConfig(block=32, warps=2, stages=5, keys_first=False)
+    return DecodeConfig(block=64, warps=4, stages=5, keys_first=True)
+
+
+class DecodeScratch:
+    """Where items of one sequence leave their parts for the last of them; made once, shared by all layers in a row."""
+
+    def __init__(
+        self, max_tokens: int, heads: int, kv_heads: int, head_dim: int, device: torch.device | str, num_sms: int
+    ) -> None:
+        self.max_tokens = max_tokens
+        self.num_sms = num_sms
+        self.max_items = max_tokens + max(1, 4 * num_sms // kv_heads)  # twice the plan's target, for measuring
+        # [max_items, kv_heads, group, head_dim] and [max_items, kv_heads, group]
+        self.partials = torch.empty(self.max_items * heads * head_dim, dtype=torch.float32, device=device)
+        self.log_sums = torch.empty(self.max_items * heads, dtype=torch.float32, device=device)
+        # Zero before the first launch; the last item of a sequence sets its own back to zero.
+        self.arrivals = torch.zeros(max_tokens * kv_heads, dtype=torch.int32, device=device)
+
+
+@triton.jit
+def _key_blocks(position, window, HAS_WINDOW: tl.constexpr, BLOCK: tl.constexpr):
+    """The first block of keys that a query reads, and how many."""
+    if HAS_WINDOW:
+        first = tl.maximum(position - window + 1, 0) // BLOCK
+    else:
+        first = position * 0
+    return first, position // BLOCK + 1 - first
+
+
+@triton.jit
+def _splits_of(blocks, chunk):
+    """Into how many items a sequence is cut: none below a quarter more than a chunk, at most one more than it fills."""
+    return tl.maximum((blocks + chunk * 3 // 4) // chunk, 1)
+
+
+@triton.jit
+def _locate(
+    item,
+    positions,
+    num_tokens,
+    window,
+    target_items,
+    smallest_blocks,
+    HAS_WINDOW: tl.constexpr,
+    BLOCK: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """Which token an item belongs to, its number among that token's items, and how many those are.
+
+    Every program cuts the whole batch: it is a few hundred integers, and no table has to be made before the launch."""
+    if WIDTH == 1:
+        _, blocks = _key_blocks(tl.load(positions), window, HAS_WINDOW, BLOCK)
+        chunk = tl.maximum(tl.cdiv(blocks, target_items), smallest_blocks)
+        splits = _splits_of(blocks, chunk)
+        token = tl.where(item < splits, 0, 1)
+        split = item
+    else:
+        index = tl.arange(0, WIDTH)
+        held = index < num_tokens
+        _, blocks = _key_blocks(tl.load(positions + index, mask=held, other=0), window, HAS_WINDOW, BLOCK)
+        total = tl.sum(tl.where(held, blocks, 0), 0)
+        chunk = tl.maximum(tl.cdiv(total, target_items), smallest_blocks)
+        each = tl.where(held, _splits_of(blocks, chunk), 0)
+        token = tl.sum((tl.cumsum(each, 0) <= item).to(tl.int32), 0)
+        split = item - tl.sum(tl.where(index < token, each, 0), 0)
+        splits = tl.sum(tl.where(index == token, each, 0), 0)
+    return token, split, splits
+
+
+@triton.jit(do_not_specialize=["window", "num_tokens", "table_stride", "target_items", "smallest_blocks"])
+def _decode_kernel(
+    queries,
+    k_cache,
+    v_cache,
+    table,
+    rows,
+    positions,
+    out,
+    partials,
+    log_sums,
+    arrivals,
+    score_scale,
+    cap_log2,
+    window,
+    num_tokens,
+    query_stride,
+    table_stride,
+    target_items,
+    smallest_blocks,
+    GROUP: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
+    WIDTH: tl.constexpr,
+    REDUCE_GROUP: tl.constexpr,
+    REDUCE_ITEMS: tl.constexpr,
+    KEYS_FIRST: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+    PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    kv_head = tl.program_id(0)
+    item = tl.program_id(1)
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    token, split, splits = _locate(
+        item, positions, num_tokens, window, target_items, smallest_blocks, HAS_WINDOW, BLOCK, WIDTH
+    )
+    if token >= num_tokens:
+        return
+    position = tl.load(positions + token)
+    first_block, blocks = _key_blocks(position, window, HAS_WINDOW, BLOCK)
+    begin = (first_block + blocks * split // splits) * BLOCK
+    end = tl.minimum((first_block + blocks * (split + 1) // splits) * BLOCK, position + 1)
+    oldest = tl.maximum(position - window + 1, 0) if HAS_WINDOW else 0
+
+    head = tl.arange(0, ROWS)
+    dim = tl.arange(0, DIM)
+    key = tl.arange(0, BLOCK)
+    head_held = (head < GROUP)[:, None] & (dim < HEAD_DIM)[None, :]
+    own_heads = kv_head * GROUP * HEAD_DIM + head[:, None] * HEAD_DIM + dim[None, :]
+    query = tl.load(queries + token.to(tl.int64) * query_stride + own_heads, mask=head_held, other=0.0)
+    table_row = table + tl.load(rows + token).to(tl.int64) * table_stride
+    k_head = k_cache + kv_head * PAGE * HEAD_DIM + dim[None, :]
+    v_head = v_cache + kv_head * PAGE * HEAD_DIM + dim[None, :]
+    PAGE_ELEMENTS: tl.constexpr = KV_HEADS * PAGE * HEAD_DIM
+
+    peak = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    if KEYS_FIRST:
+        value_sum = tl.zeros([DIM, ROWS], tl.float32)
+    else:
+        value_sum = tl.zeros([ROWS, DIM], tl.float32)
+    for start in tl.range(begin, end, BLOCK, num_stages=STAGES):
+        at = start + key
+        readable = at < end
+        if HAS_WINDOW:
+            readable = readable & (at >= oldest)
+        if PAGE >= BLOCK:
+            page = tl.load(table_row + start // PAGE).to(tl.int64)
+            offsets = page * PAGE_ELEMENTS + (start % PAGE + key) * HEAD_DIM
+        else:
+            page = tl.load(table_row + at // PAGE, mask=readable, other=0).to(tl.int64)
+            offsets = page * PAGE_ELEMENTS + (at % PAGE) * HEAD_DIM
+        # What lies behind the context is another sequence's or nobody's, and may be anything: zero times NaN is NaN.
+        if HEAD_DIM == DIM:
+            held = readable[:, None]
+        else:
+            held = readable[:, None] & (dim < HEAD_DIM)[None, :]
+        keys = tl.load(k_head + offsets[:, None], mask=held, other=0.0)  # [BLOCK, DIM]
+        values = tl.load(v_head + offsets[:, None], mask=held, other=0.0)
+        if KEYS_FIRST:
+            scores = tl.dot(keys, tl.trans(query), input_precision=PRECISION)  # [BLOCK, ROWS]
+            scores = cap_scores(scores, score_scale, cap_log2, HAS_SOFTCAP)
+            scores = tl.where(readable[:, None], scores, float("-inf"))
+            new_peak = tl.maximum(peak, tl.max(scores, 0))
+            weights = tl.exp2(scores - new_peak[None, :])
+            decay = tl.exp2(peak - new_peak)
+            total = total * decay + tl.sum(weights, 0)
+            value_sum = tl.dot(
+                tl.trans(values), weights.to(values.dtype), value_sum * decay[None, :], input_precision=PRECISION
+            )
+        else:
+            scores = tl.dot(query, tl.trans(keys), input_precision=PRECISION)  # [ROWS, BLOCK]
+            scores = cap_scores(scores, score_scale, cap_log2, HAS_SOFTCAP)
+            scores = tl.where(readable[None, :], scores, float("-inf"))
+            new_peak = tl.maximum(peak, tl.max(scores, 1))
+            weights = tl.exp2(scores - new_peak[:, None])
+            decay = tl.exp2(peak - new_peak)
+            total = total * decay + tl.sum(weights, 1)
+            value_sum = tl.dot(weights.to(values.dtype), values, value_sum * decay[:, None], input_precision=PRECISION)
+        peak = new_peak
+    if KEYS_FIRST:
+        mean = tl.trans(value_sum / total[None, :])
+    else:
+        mean = value_sum / total[:, None]
+    out_token = out + token.to(tl.int64) * (KV_HEADS * GROUP * HEAD_DIM) + kv_head * GROUP * HEAD_DIM
+    if splits == 1:
+        tl.store(out_token + head[:, None] * HEAD_DIM + dim[None, :], mean.to(out.dtype.element_ty), mask=head_held)
+        return
+
+    slot = item.to(tl.int64) * KV_HEADS + kv_head
+    tl.store(partials + slot * (GROUP * HEAD_DIM) + head[:, None] * HEAD_DIM + dim[None, :], mean, mask=head_held)
+    tl.store(log_sums + slot * GROUP + head, peak + tl.log2(total), mask=head < GROUP)
+    # Every thread's part is written before one thread says so, and read only after the last has said so.
+    tl.debug_barrier()
+    arrived = tl.atomic_add(arrivals + token * KV_HEADS + kv_head, 1, sem="acq_rel", scope="gpu")
+    if arrived == splits - 1:
+        tl.debug_barrier()
+        first_slot = (item - split).to(tl.int64) * KV_HEADS + kv_head
+        _reduce(
+            partials, log_sums, out_token, first_slot, splits,
+            GROUP, KV_HEADS, HEAD_DIM, DIM, REDUCE_GROUP, REDUCE_ITEMS,
+        )  # fmt: skip
+        tl.store(arrivals + token * KV_HEADS + kv_head, 0)
+
+
+@triton.jit
+def _reduce(
+    partials,
+    log_sums,
+    out_token,
+    first_slot,
+    splits,
+    GROUP: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM: tl.constexpr,
+    REDUCE_GROUP: tl.constexpr,
+    REDUCE_ITEMS: tl.constexpr,
+):
+    """Joins the items of one token and KV head. Past the first-level cache, which may hold what was there before."""
+    head = tl.arange(0, REDUCE_GROUP)
+    dim = tl.arange(0, DIM)
+    head_held = (head < GROUP)[:, None] & (dim < HEAD_DIM)[None, :]
+    own = head[:, None] * HEAD_DIM + dim[None, :]
+    peak = tl.full([REDUCE_GROUP], float("-inf"), tl.float32)
+    total = tl.zeros([REDUCE_GROUP], tl.float32)
+    value_sum = tl.zeros([REDUCE_GROUP, DIM], tl.float32)
+    for start in tl.range(0, splits, REDUCE_ITEMS, num_stages=1):
+        index = start + tl.arange(0, REDUCE_ITEMS)
+        slots = first_slot + index * KV_HEADS
+        held = index < splits
+        log_sum = tl.load(
+            log_sums + slots[:, None] * GROUP + head[None, :],
+            mask=held[:, None] & (head < GROUP)[None, :],
+            other=float("-inf"),
+            cache_modifier=".cg",
+        )
+        # Padded heads have no key at all: a finite peak keeps them from infinity minus infinity.
+        log_sum = tl.where((head < GROUP)[None, :], log_sum, 0.0)
+        part = tl.load(
+            partials + slots[:, None, None] * (GROUP * HEAD_DIM) + own[None, :, :],
+            mask=held[:, None, None] & head_held[None, :, :],
+            other=0.0,
+            cache_modifier=".cg",
+        )
+        new_peak = tl.maximum(peak, tl.max(log_sum, 0))
+        decay = tl.exp2(peak - new_peak)
+        weights = tl.exp2(log_sum - new_peak[None, :])
+        value_sum = value_sum * decay[:, None] + tl.sum(part * weights[:, :, None], 0)
+        total = total * decay + tl.sum(weights, 0)
+        peak = new_peak
+    tl.store(out_token + own, (value_sum / total[:, None]).to(out_token.dtype.element_ty), mask=head_held)
+
+
+def attend_decode(
+    queries: torch.Tensor,  # [num_tokens, heads, head_dim], any token stride
+    k_cache: torch.Tensor,  # [num_blocks + 1, kv_heads, block_size, head_dim], contiguous
+    v_cache: torch.Tensor,
+    table: torch.Tensor,  # int32 [num_rows, table_len]
+    rows: torch.Tensor,  # int32 [num_tokens]
+    positions: torch.Tensor,  # int32 [num_tokens]
+    out: torch.Tensor,  # [num_tokens, heads * head_dim], contiguous
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    scratch: DecodeScratch,
+    max_context: int | None = None,
+    split_tokens: int | None = None,
+    config: DecodeConfig | None = None,
+    plan: SplitPlan | None = None,
+    pdl: bool = False,
+) -> None:
+    """Token t reads the keys at positions `max(0, p - window + 1)..p` of row `rows[t]`, p being `positions[t]`."""
+    num_tokens, heads, head_dim = queries.shape
+    _, kv_heads, page, _ = k_cache.shape
+    group = heads // kv_heads
+    config = config or decode_config(num_tokens, head_dim)
+    plan = plan or split_plan(num_tokens, kv_heads, scratch.num_sms, max_context, split_tokens)
+    if num_tokens > scratch.max_tokens or plan.max_items > scratch.max_items:
+        raise ValueError(
+            f"Decode scratch for {scratch.max_tokens} tokens ({scratch.max_items} items) cannot hold {num_tokens} "
+            f"({plan.max_items})."
+        )
+    if group > ROWS.value:
+        raise ValueError(f"Decode attention takes at most {ROWS.value} query heads a KV head, not {group}.")
+    if not (k_cache.is_contiguous() and v_cache.is_contiguous() and queries.stride(1) == head_dim):
+        raise ValueError("Decode attention wants contiguous caches and contiguous heads of a token.")
+    dim = max(16, triton.next_power_of_2(head_dim))
+    reduce_group = triton.next_power_of_2(group)
+    score_scale, cap_log2 = score_factors(scale, softcap)
+    _decode_kernel[(kv_heads, plan.max_items)](
+        queries,
+        k_cache,
+        v_cache,
+        table,
+        rows,
+        positions,
+        out,
+        scratch.partials,
+        scratch.log_sums,
+        scratch.arrivals,
+        score_scale,
+        cap_log2,
+        window or 0,
+        num_tokens,
+        queries.stride(0),
+        table.stride(0),
+        plan.target_items,
+        ceil(plan.smallest_tokens / config.block),
+        GROUP=group,
+        KV_HEADS=kv_heads,
+        HEAD_DIM=head_dim,
+        DIM=dim,
+        PAGE=page,
+        BLOCK=config.block,
+        STAGES=config.stages,
+        WIDTH=_plan_width(num_tokens),
+        REDUCE_GROUP=reduce_group,
+        # Parts are joined this many at a time: 8192 numbers in registers.
+        REDUCE_ITEMS=max(1, min(16, 8192 // (reduce_group * dim))),
+        KEYS_FIRST=config.keys_first,
+        HAS_WINDOW=window is not None,
+        HAS_SOFTCAP=softcap is not None,
+        PRECISION="ieee" if queries.dtype == torch.float32 else "tf32",
+        PDL=pdl,
+        num_warps=config.warps,
+        **({"launch_pdl": True} if pdl else {}),
+    )
+
+
+def _plan_width(num_tokens: int) -> int:
+    """Few widths, so that few variants are compiled."""
+    if num_tokens == 1:
+        return 1
+    return 32 if num_tokens <= 32 else 4 ** ceil(log2(num_tokens) / 2)

@@ -1,0 +1,83 @@
+"""Paged attention said plainly in float64, and random caches to try it on: no split, no tile, no online softmax."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+
+
+@dataclass
+class PagedCache:
+    """A cache in which every context has its own pages, in random order, and all else is NaN."""
+
+    k: torch.Tensor  # [num_blocks + 1, kv_heads, block_size, head_dim]
+    v: torch.Tensor
+    table: torch.Tensor  # int32 [num_rows + 1, table_len]; the last row is padding, all scratch
+    contexts: list[int]
+
+    @classmethod
+    def random(cls, rng, contexts, kv_heads, block_size, head_dim, dtype, device, spare_pages=1):
+        """`contexts[r]` keys for row r. Positions behind a context, pages of nobody and the scratch page are NaN."""
+        pages = [-(-context // block_size) for context in contexts]
+        num_blocks = sum(pages) + spare_pages
+        order = rng.permutation(num_blocks)
+        table = np.full((len(contexts) + 1, max(pages) + 2), num_blocks, dtype=np.int32)
+        shape = (num_blocks + 1, kv_heads, block_size, head_dim)
+        k, v = np.full(shape, np.nan, np.float32), np.full(shape, np.nan, np.float32)
+        given = 0
+        for row, (context, count) in enumerate(zip(contexts, pages, strict=True)):
+            table[row, :count] = order[given : given + count]
+            given += count
+            for page, block in enumerate(table[row, :count]):
+                filled = min(block_size, context - page * block_size)
+                k[block, :, :filled] = rng.standard_normal((kv_heads, filled, head_dim))
+                v[block, :, :filled] = rng.standard_normal((kv_heads, filled, head_dim))
+
+        def put(array):
+            return torch.from_numpy(array).to(dtype=dtype, device=device)
+
+        return cls(put(k), put(v), torch.from_numpy(table).to(device), list(contexts))
+
+    def keys_and_values(self, row, end):
+        """The first `end` keys and values of a row, each float64 [end, kv_heads, head_dim]."""
+        block_size = self.k.shape[2]
+        blocks = self.table[row, : -(-end // block_size)].long()
+
+        def gather(cache):
+            pages = cache[blocks].to(torch.float64).cpu().numpy()  # [pages, kv_heads, block_size, head_dim]
+            return pages.transpose(0, 2, 1, 3).reshape(-1, pages.shape[1], pages.shape[3])[:end]
+
+        return gather(self.k), gather(self.v)
+
+
+def attend(query, cache, row, position, scale, window=None, softcap=None):
+    """One token's attention, float64 [heads, head_dim]; query is [heads, head_dim]."""
+    heads = query.shape[0]
+    keys, values = cache.keys_and_values(row, position + 1)
+    first = 0 if window is None else max(0, position - window + 1)
+    group = heads // keys.shape[1]
+    result = np.empty((heads, keys.shape[2]))
+    for head in range(heads):
+        scores = keys[first:, head // group] @ query[head] * scale
+        if softcap is not None:
+            scores = softcap * np.tanh(scores / softcap)
+        weights = np.exp(scores - scores.max())
+        result[head] = (weights / weights.sum()) @ values[first:, head // group]
+    return result
+
+
+def random_queries(rng, num_tokens, heads, kv_heads, head_dim, dtype, device):
+    """The query part of a fused qkv buffer, so that tokens lie further apart than their heads reach."""
+    fused = rng.standard_normal((num_tokens, (heads + 2 * kv_heads) * head_dim)).astype(np.float32)
+    buffer = torch.from_numpy(fused).to(dtype=dtype, device=device)
+    return buffer[:, : heads * head_dim].view(num_tokens, heads, head_dim)
+
+
+def assert_near(out, expected, dtype):
+    got = out.to(torch.float64).cpu().numpy().reshape(expected.shape)
+    assert np.isfinite(got).all()
+    np.testing.assert_allclose(got, expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])

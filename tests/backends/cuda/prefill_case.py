@@ -1,0 +1,73 @@
+"""Random prefill steps, for any kernel that runs them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from tests.backends.cuda.paged import PagedCache, assert_near, attend, random_queries
+
+from twostroke.backends.cuda.kernels.prefill_tiles import PrefillScratch, PrefillSegments, PrefillTiles
+
+
+@dataclass
+class PrefillCase:
+    """Segments of the given counts and starts, in any rows, with queries around them that belong to nobody."""
+
+    cache: PagedCache
+    queries: torch.Tensor
+    segments: PrefillSegments
+    scratch: PrefillScratch
+    out: torch.Tensor
+    counts: list[int]
+    starts: list[int]
+    rows: list[int]
+    first_tokens: list[int]
+
+    @classmethod
+    def random(
+        cls, rng, counts, starts, *, heads, kv_heads, head_dim, block_size, dtype, device,
+        tile_rows=16, window=None, num_sms=1, padding=0, before=2,
+    ):  # fmt: skip
+        contexts = [start + count for start, count in zip(starts, counts, strict=True)]
+        rows = rng.permutation(len(counts)).tolist()
+        by_row = [contexts[rows.index(row)] for row in range(len(rows))]
+        cache = PagedCache.random(rng, by_row, kv_heads, block_size, head_dim, dtype, device)
+        if window is not None:  # pages that no query can still read were given back
+            for row, start in zip(rows, starts, strict=True):
+                cache.table[row, : max(0, start - window + 1) // block_size] = cache.k.shape[0] - 1
+        # Decode tokens lie before the segments, padding behind them.
+        first_tokens = (before + np.cumsum([0, *counts[:-1]])).tolist()
+        num_tokens = before + sum(counts) + padding
+        group = heads // kv_heads
+        shape = {"tile_rows": tile_rows, "group": group, "kv_heads": kv_heads, "num_sms": num_sms}
+        capacity = PrefillTiles.capacity(sum(counts), len(counts), **shape) if padding else None
+        tiles = PrefillTiles.build(counts, starts, window=window, pad_items=capacity, **shape)
+
+        def put(numbers):
+            return torch.tensor(numbers, dtype=torch.int32, device=device)
+
+        segments = PrefillSegments(
+            put(first_tokens), put(counts), put(starts), put(rows),
+            torch.from_numpy(tiles.items).to(device), tile_rows, tiles.part_items,
+        )  # fmt: skip
+        scratch = PrefillScratch(kv_heads, head_dim, device, num_sms, tile_rows)
+        scratch.partials.fill_(float("nan"))
+        scratch.log_sums.fill_(float("nan"))
+        out = torch.full((num_tokens, heads * head_dim), float("nan"), dtype=dtype, device=device)
+        queries = random_queries(rng, num_tokens, heads, kv_heads, head_dim, dtype, device)
+        return cls(cache, queries, segments, scratch, out, list(counts), list(starts), rows, first_tokens)
+
+    def check(self, scale, window=None, softcap=None, sample=None, rng=None):
+        """Every query of every segment, or `sample` of them, against plain arithmetic; all else is left as it was."""
+        _, heads, head_dim = self.queries.shape
+        touched = torch.zeros(len(self.out), dtype=torch.bool)
+        for first, count, start, row in zip(self.first_tokens, self.counts, self.starts, self.rows, strict=True):
+            touched[first : first + count] = True
+            chosen = range(count) if sample is None else sorted({0, count - 1, *rng.integers(0, count, sample)})
+            for i in chosen:
+                query = self.queries[first + i].to(torch.float64).cpu().numpy()
+                expected = attend(query, self.cache, row, start + int(i), scale, window, softcap)
+                assert_near(self.out[first + i].view(heads, head_dim), expected, self.out.dtype)
+        assert self.out[~touched.to(self.out.device)].isnan().all(), "a query of nobody was written"

@@ -1,0 +1,162 @@
+"""Decode attention against plain float64 arithmetic; all that a query must not read is NaN."""
+
+import numpy as np
+import pytest
+import torch
+from tests.backends.cuda.paged import PagedCache, assert_near, attend, random_queries
+
+from twostroke.backends.cuda.kernels.decode_attention import (
+    DecodeConfig,
+    DecodeScratch,
+    SplitPlan,
+    attend_decode,
+    split_plan,
+)
+
+PLAIN = DecodeConfig(block=16, warps=4, stages=3, keys_first=False)
+WIDE = DecodeConfig(block=32, warps=4, stages=3, keys_first=True)
+
+
+def check(
+    device, contexts, *, heads, kv_heads, head_dim, block_size, config, dtype=torch.float32,
+    window=None, softcap=None, padding=0, num_sms=4, plan=None, seed=0, calls=1,
+):  # fmt: skip
+    rng = np.random.default_rng(seed)
+    cache = PagedCache.random(rng, contexts, kv_heads, block_size, head_dim, dtype, device)
+    num_tokens = len(contexts) + padding
+    # Rows in any order; padding reads the scratch page, which its own result alone may show.
+    order = rng.permutation(len(contexts)).tolist()
+    rows = order + [len(contexts)] * padding
+    positions = [contexts[row] - 1 for row in order] + [0] * padding
+    if window is not None:
+        for row, position in zip(order, positions, strict=False):
+            cache.table[row, : max(0, position - window + 1) // block_size] = cache.k.shape[0] - 1
+    queries = random_queries(rng, num_tokens, heads, kv_heads, head_dim, dtype, device)
+    scratch = DecodeScratch(num_tokens, heads, kv_heads, head_dim, device, num_sms)
+    scale = head_dim**-0.5
+    scratch.partials.fill_(float("nan"))
+    for _ in range(calls):
+        out = torch.full((num_tokens, heads * head_dim), float("nan"), dtype=dtype, device=device)
+        attend_decode(
+            queries, cache.k, cache.v, cache.table,
+            torch.tensor(rows, dtype=torch.int32, device=device),
+            torch.tensor(positions, dtype=torch.int32, device=device),
+            out, scale=scale, window=window, softcap=softcap, scratch=scratch, config=config, plan=plan,
+        )  # fmt: skip
+        for token, row in enumerate(order):
+            query = queries[token].to(torch.float64).cpu().numpy()
+            expected = attend(query, cache, row, positions[token], scale, window, softcap)
+            assert_near(out[token], expected, dtype)
+        assert int(scratch.arrivals.abs().sum()) == 0, "counters are left as they were found"
+
+
+@pytest.mark.parametrize("heads, kv_heads", [(2, 2), (6, 2), (4, 1), (8, 1), (16, 1)])
+@pytest.mark.parametrize("config", [PLAIN, WIDE], ids=["queries first", "keys first"])
+def test_groups(device, heads, kv_heads, config):
+    check(device, [1, 37, 80], heads=heads, kv_heads=kv_heads, head_dim=64, block_size=16, config=config)
+
+
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+def test_head_sizes(device, head_dim):
+    check(device, [70], heads=2, kv_heads=1, head_dim=head_dim, block_size=16, config=PLAIN)
+
+
+@pytest.mark.parametrize("block_size", [16, 64])
+@pytest.mark.parametrize("config", [PLAIN, WIDE], ids=["queries first", "keys first"])
+def test_page_sizes(device, block_size, config):
+    check(device, [16, 64, 65, 130], heads=4, kv_heads=2, head_dim=64, block_size=block_size, config=config)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision(device, dtype):
+    if device == "cpu" and dtype == torch.bfloat16:
+        pytest.skip("the interpreter multiplies the bits of bfloat16")
+    check(device, [100, 33], heads=4, kv_heads=2, head_dim=64, block_size=16, config=PLAIN, dtype=dtype)
+
+
+@pytest.mark.parametrize("window", [1, 5, 16, 40, 1000])
+def test_windows(device, window):
+    check(device, [90, 3, 41], heads=4, kv_heads=2, head_dim=64, block_size=16, config=PLAIN, window=window)
+
+
+def test_soft_cap(device):
+    check(device, [50, 9], heads=4, kv_heads=2, head_dim=64, block_size=16, config=PLAIN, softcap=2.0)
+
+
+def test_a_soft_cap_far_below_the_scores_does_not_overflow(device):
+    check(device, [50], heads=4, kv_heads=2, head_dim=64, block_size=16, config=PLAIN, softcap=1e-3)
+
+
+def test_padding_tokens_disturb_nobody(device):
+    check(device, [50, 20, 3], heads=4, kv_heads=2, head_dim=64, block_size=16, config=PLAIN, padding=3)
+
+
+def test_scratch_serves_call_after_call(device):
+    check(device, [150, 30], heads=4, kv_heads=2, head_dim=64, block_size=16, config=PLAIN, calls=3)
+
+
+def test_one_long_context_among_short_ones(device):
+    check(device, [3, 200, 5, 9], heads=2, kv_heads=1, head_dim=64, block_size=16, config=PLAIN, num_sms=8)
+
+
+def test_shapes_at_random(device):
+    rng = np.random.default_rng(5)
+    for seed in range(10):
+        group, kv_heads, padding = int(rng.choice([1, 3, 4, 8])), int(rng.integers(1, 3)), int(rng.integers(0, 3))
+        contexts = rng.integers(1, 140, size=int(rng.integers(1, 5))).tolist()
+        fine = SplitPlan(target_items=8, smallest_tokens=16, max_items=8 + len(contexts) + padding)
+        check(
+            device,
+            contexts,
+            heads=group * kv_heads,
+            kv_heads=kv_heads,
+            head_dim=int(rng.choice([64, 96])),
+            block_size=int(rng.choice([16, 64])),
+            config=PLAIN if rng.random() < 0.5 else WIDE,
+            window=int(rng.integers(1, 80)) if rng.random() < 0.4 else None,
+            softcap=float(rng.uniform(1, 30)) if rng.random() < 0.3 else None,
+            padding=padding,
+            plan=None if rng.random() < 0.5 else fine,
+            seed=seed,
+        )
+
+
+def cuts(contexts, plan, block):
+    """The device's cut of a batch, in plain Python: how many items each context gets."""
+    blocks = [-(-context // block) for context in contexts]
+    chunk = max(-(-sum(blocks) // plan.target_items), -(-plan.smallest_tokens // block))
+    return [max(1, (count + chunk * 3 // 4) // chunk) for count in blocks]
+
+
+def test_the_grid_holds_every_cut():
+    rng = np.random.default_rng(1)
+    for _ in range(500):
+        contexts = rng.integers(1, 10 ** int(rng.integers(1, 6)), size=int(rng.integers(1, 300))).tolist()
+        kv_heads, num_sms = int(rng.integers(1, 33)), int(rng.integers(1, 200))
+        block = int(rng.choice([16, 32, 64, 128]))
+        bound = max(contexts) if rng.random() < 0.5 else None
+        plan = split_plan(len(contexts), kv_heads, num_sms, bound)
+        parts = cuts(contexts, plan, block)
+        assert sum(parts) <= plan.max_items
+        assert all(part <= -(-context // block) for part, context in zip(parts, contexts, strict=True))
+
+
+def test_cuts_for_known_batches():
+    def cut(contexts):
+        return cuts(contexts, split_plan(len(contexts), 8, 132), 64)
+
+    assert cut([4096] * 64) == [1] * 64
+    assert cut([2048] * 256) == [1] * 256
+    assert set(cut([8192] * 8)) == {4}
+    assert cut([512]) == [8]
+    assert 25 <= cut([32768])[0] <= 34
+    assert max(cut([1024] * 63 + [32768])) > 8, "a long context among short ones is cut"
+
+
+def test_too_small_a_scratch_is_refused(device):
+    cache = PagedCache.random(np.random.default_rng(0), [4, 4], 1, 16, 64, torch.float32, device)
+    queries = torch.zeros((2, 1, 64), device=device)
+    index = torch.zeros(2, dtype=torch.int32, device=device)
+    scratch = DecodeScratch(1, 1, 1, 64, device, 4)
+    with pytest.raises(ValueError, match="scratch for 1 tokens"):
+        attend_decode(queries, cache.k, cache.v, cache.table, index, index, queries[:, 0], scale=1.0, scratch=scratch)

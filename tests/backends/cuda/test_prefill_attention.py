@@ -1,0 +1,125 @@
+"""Prefill attention in plain Triton against plain float64 arithmetic; all that a query must not read is NaN."""
+
+import numpy as np
+import pytest
+import torch
+from tests.backends.cuda.prefill_case import PrefillCase
+
+from twostroke.backends.cuda.kernels.prefill_attention import PrefillConfig, attend_prefill
+
+SMALL = PrefillConfig(block=16, warps=4, stages=2)
+
+
+def check(
+    device, counts, starts, *, heads=4, kv_heads=2, head_dim=64, block_size=16,
+    dtype=torch.float32, window=None, softcap=None, seed=0, config=SMALL, **tiling,
+):  # fmt: skip
+    rng = np.random.default_rng(seed)
+    case = PrefillCase.random(
+        rng, counts, starts, heads=heads, kv_heads=kv_heads, head_dim=head_dim, block_size=block_size,
+        dtype=dtype, device=device, window=window, **tiling,
+    )  # fmt: skip
+    scale = head_dim**-0.5
+    attend_prefill(
+        case.queries, case.cache.k, case.cache.v, case.cache.table, case.segments, case.out,
+        scale=scale, window=window, softcap=softcap, scratch=case.scratch, config=config,
+    )  # fmt: skip
+    case.check(scale, window, softcap)
+    return case
+
+
+@pytest.mark.parametrize("heads, kv_heads", [(2, 2), (6, 2), (4, 1), (8, 1), (16, 1)])
+def test_groups(device, heads, kv_heads):
+    check(device, [9, 20], [0, 13], heads=heads, kv_heads=kv_heads)
+
+
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+def test_head_sizes(device, head_dim):
+    check(device, [11], [7], heads=2, kv_heads=1, head_dim=head_dim)
+
+
+@pytest.mark.parametrize("block_size", [16, 64])
+@pytest.mark.parametrize("block", [16, 32])
+def test_page_sizes(device, block_size, block):
+    check(device, [1, 33, 16], [40, 0, 64], block_size=block_size, config=PrefillConfig(block, warps=4, stages=2))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision(device, dtype):
+    if device == "cpu" and dtype == torch.bfloat16:
+        pytest.skip("the interpreter multiplies the bits of bfloat16")
+    check(device, [20, 7], [0, 30], dtype=dtype)
+
+
+@pytest.mark.parametrize("window", [1, 5, 16, 30, 1000])
+def test_windows(device, window):
+    check(device, [25, 3], [40, 0], window=window)
+
+
+def test_soft_cap(device):
+    check(device, [12, 3], [0, 20], softcap=2.0)
+
+
+@pytest.mark.parametrize("window", [None, 70])
+def test_keys_of_a_tile_are_shared_out_where_tiles_are_few(device, window):
+    case = check(device, [9], [600], heads=4, kv_heads=1, num_sms=6, window=window)
+    assert (case.segments.part_items > 0) == (window is None)
+
+
+def test_parts_that_a_window_leaves_without_keys(device):
+    """A plan made for full layers, used by a layer with a window."""
+    rng = np.random.default_rng(3)
+    case = PrefillCase.random(
+        rng, [9], [600], heads=4, kv_heads=1, head_dim=64, block_size=16, dtype=torch.float32, device=device, num_sms=6
+    )
+    attend_prefill(
+        case.queries, case.cache.k, case.cache.v, case.cache.table, case.segments, case.out,
+        scale=0.125, window=3, scratch=case.scratch, config=SMALL,
+    )  # fmt: skip
+    assert case.segments.part_items > 1
+    case.check(0.125, window=3)
+
+
+def test_cut_and_whole_tiles_side_by_side_and_padded(device):
+    case = check(device, [5, 3, 2], [900, 0, 30], heads=3, kv_heads=1, num_sms=3, padding=4)
+    parts = case.segments.items[:, 3].cpu().numpy()
+    assert parts.max() > 1 and 1 in parts and -1 in parts
+
+
+def test_shapes_at_random(device):
+    rng = np.random.default_rng(11)
+    for seed in range(8):
+        group, kv_heads, segments = int(rng.choice([1, 3, 4, 8])), int(rng.integers(1, 3)), int(rng.integers(1, 4))
+        check(
+            device,
+            rng.integers(1, 24, size=segments).tolist(),
+            [int(rng.integers(0, 300)) if rng.random() < 0.5 else 0 for _ in range(segments)],
+            heads=group * kv_heads,
+            kv_heads=kv_heads,
+            head_dim=int(rng.choice([64, 96])),
+            block_size=int(rng.choice([16, 64])),
+            window=int(rng.integers(1, 60)) if rng.random() < 0.4 else None,
+            softcap=float(rng.uniform(1, 30)) if rng.random() < 0.3 else None,
+            padding=int(rng.integers(0, 3)),
+            num_sms=int(rng.integers(1, 4)),
+            tile_rows=int(rng.choice([16, 32])),
+            seed=seed,
+        )
+
+
+def test_too_small_a_scratch_is_refused(device):
+    rng = np.random.default_rng(0)
+    shape = {"heads": 1, "kv_heads": 1, "head_dim": 64, "block_size": 16, "dtype": torch.float32, "device": device}
+    case = PrefillCase.random(rng, [4], [900], num_sms=4, **shape)
+    small = PrefillCase.random(rng, [4], [900], num_sms=1, **shape).scratch
+    with pytest.raises(ValueError, match="Prefill scratch for 2 parts"):
+        attend_prefill(
+            case.queries,
+            case.cache.k,
+            case.cache.v,
+            case.cache.table,
+            case.segments,
+            case.out,
+            scale=1.0,
+            scratch=small,
+        )
