@@ -1,0 +1,1 @@
+"""The CUDA backend: torch and Triton. Nothing outside this folder imports either."""
