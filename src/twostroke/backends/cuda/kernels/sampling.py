@@ -1,0 +1,202 @@
+"""One token for each row of a batch: a survey of every (row, block of the vocabulary), then one program a row chooses.
+Greedy takes the best score, lowest id first; a draw inverts the cumulative distribution in id order. Which row it is in
+the batch, and what else the batch holds, changes nothing: blocks lie at fixed places."""
+
+# Kernels are Triton: arguments have no types, constants are in capitals, and a constant `if` stands alone.
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+# ruff: noqa: N803, SIM102
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from twostroke.backends.cuda.kernels.sampling_state import NUM_OUTPUT, NUM_WORDS, SCALE, uniform
+
+NEGATIVE_INFINITY = tl.constexpr(float("-inf"))
+WEIGHT_ONE = tl.constexpr(2**40)
+"""Weights that are added up one by one are whole numbers: the best token weighs this. Their sums are exact, so no order
+of adding changes a choice, and a token of weight 0 is never drawn."""
+
+
+@triton.jit
+def _survey(
+    logits,
+    rows,
+    state,
+    block_best,
+    block_best_id,
+    block_total,
+    stride,
+    vocab,
+    num_blocks,
+    BLOCK: tl.constexpr,
+    DRAWS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Of one block: its best score (NaN where any is not finite), the lowest id that has it, and the sum of
+    exp((score - best) / temperature)."""
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    block = tl.program_id(0)
+    entry = tl.program_id(1)
+    ids = block * BLOCK + tl.arange(0, BLOCK)
+    source = logits + entry.to(tl.int64) * stride
+    scores = tl.load(source + ids, mask=ids < vocab, other=NEGATIVE_INFINITY).to(tl.float32)
+    best, offset = tl.max(scores, axis=0, return_indices=True)
+    is_sound = (tl.abs(scores) < float("inf")) | (ids >= vocab)
+    all_sound = tl.min(is_sound.to(tl.int32), axis=0)
+    summary = entry * num_blocks + block
+    tl.store(block_best + summary, tl.where(all_sound == 1, best, float("nan")))
+    tl.store(block_best_id + summary, block * BLOCK + offset)
+    if DRAWS:
+        record = state + tl.load(rows + entry).to(tl.int64) * NUM_WORDS
+        scale = tl.load(record + SCALE).to(tl.float64, bitcast=True).to(tl.float32)
+        reference = tl.where(best == NEGATIVE_INFINITY, 0.0, best)
+        tl.store(block_total + summary, tl.sum(tl.exp2((scores - reference) * scale), axis=0))
+
+
+@triton.jit
+def _draw(
+    source,
+    record,
+    best,
+    block_bests,
+    block_totals,
+    vocab,
+    BLOCK: tl.constexpr,
+):
+    """Invert the row's cumulative distribution: find the block by the blocks' totals, then the token inside it."""
+    scale = tl.load(record + SCALE).to(tl.float64, bitcast=True)
+    shares = tl.exp2((block_bests.to(tl.float64) - best.to(tl.float64)) * scale)
+    running = tl.cumsum(block_totals.to(tl.float64) * shares, axis=0)
+    total = tl.max(running, axis=0)
+    target = uniform(record) * total
+    # The last block of any weight, where rounding lets no running total exceed the target.
+    block = tl.minimum(tl.sum((running <= target).to(tl.int32), 0), tl.sum((running < total).to(tl.int32), 0))
+    places = tl.arange(0, running.shape[0])
+    before = tl.max(tl.where(places < block, running, 0.0), axis=0)
+    is_block = places == block
+    share = tl.sum(tl.where(is_block, shares, 0.0), axis=0)
+    block_best = tl.max(tl.where(is_block, block_bests, NEGATIVE_INFINITY), axis=0)
+
+    ids = block * BLOCK + tl.arange(0, BLOCK)
+    scores = tl.load(source + ids, mask=ids < vocab, other=NEGATIVE_INFINITY).to(tl.float32)
+    weights = tl.exp2((scores.to(tl.float64) - block_best.to(tl.float64)) * scale)
+    running_weight = tl.cumsum((weights * WEIGHT_ONE + 0.5).to(tl.int64), axis=0)
+    whole = tl.max(running_weight, axis=0)
+    inside_target = ((target - before) / share * WEIGHT_ONE).to(tl.int64)
+    inside = tl.sum((running_weight <= tl.minimum(inside_target, whole - 1)).to(tl.int32), axis=0)
+    return block * BLOCK + inside
+
+
+@triton.jit
+def _choose(
+    logits,
+    rows,
+    state,
+    block_best,
+    block_best_id,
+    block_total,
+    last_tokens,
+    tokens_out,
+    stride,
+    vocab,
+    num_blocks,
+    padding_row,
+    BLOCK: tl.constexpr,
+    SUMMARIES: tl.constexpr,
+    DRAWS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Choose a row's token and advance the row; -1 and nothing advanced where a logit was not finite."""
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    entry = tl.program_id(0)
+    row = tl.load(rows + entry)
+    record = state + row.to(tl.int64) * NUM_WORDS
+    places = tl.arange(0, SUMMARIES)
+    exists = places < num_blocks
+    bests = tl.load(block_best + entry * num_blocks + places, mask=exists, other=NEGATIVE_INFINITY)
+    best_ids = tl.load(block_best_id + entry * num_blocks + places, mask=exists, other=vocab)
+    is_broken = tl.max((bests != bests).to(tl.int32), axis=0)
+    best = tl.max(bests, axis=0)
+    token = tl.min(tl.where(bests == best, best_ids, vocab), axis=0)
+    if DRAWS:
+        # A row with every token masked has no weight to draw by; it keeps the lowest id.
+        if (is_broken == 0) & (best > NEGATIVE_INFINITY) & (tl.load(record + SCALE) != 0):
+            totals = tl.load(block_total + entry * num_blocks + places, mask=exists, other=0.0)
+            source = logits + entry.to(tl.int64) * stride
+            token = _draw(source, record, best, bests, totals, vocab, BLOCK)
+    tl.store(tokens_out + entry, tl.where(is_broken == 1, -1, token))
+    if (is_broken == 0) & (row != padding_row):
+        tl.store(last_tokens + row, token)
+        tl.store(record + NUM_OUTPUT, tl.load(record + NUM_OUTPUT) + 1)
+
+
+def survey(
+    logits: torch.Tensor,
+    rows: torch.Tensor,
+    state: torch.Tensor,
+    summaries: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    *,
+    draws: bool,
+    block: int,
+    pdl: bool = False,
+) -> None:
+    """Summarise each (row, block): best score float32, its id int32, total weight float32, each [batch, num_blocks]."""
+    batch, vocab = logits.shape
+    num_blocks = triton.cdiv(vocab, block)
+    _survey[(num_blocks, batch)](
+        logits,
+        rows,
+        state,
+        *summaries,
+        logits.stride(0),
+        vocab,
+        num_blocks,
+        BLOCK=block,
+        DRAWS=draws,
+        PDL=pdl,
+        num_warps=4,
+        launch_pdl=pdl,
+    )
+
+
+def choose(
+    logits: torch.Tensor,
+    rows: torch.Tensor,
+    state: torch.Tensor,
+    summaries: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    last_tokens: torch.Tensor,
+    tokens_out: torch.Tensor,
+    *,
+    draws: bool,
+    block: int,
+    pdl: bool = False,
+) -> None:
+    """Choose from what `survey` found: tokens_out int32 [batch], last_tokens int32 [max_rows + 1] at each row."""
+    batch, vocab = logits.shape
+    num_blocks = triton.cdiv(vocab, block)
+    _choose[(batch,)](
+        logits,
+        rows,
+        state,
+        *summaries,
+        last_tokens,
+        tokens_out,
+        logits.stride(0),
+        vocab,
+        num_blocks,
+        state.shape[0] - 1,
+        BLOCK=block,
+        SUMMARIES=triton.next_power_of_2(num_blocks),
+        DRAWS=draws,
+        PDL=pdl,
+        num_warps=8 if draws else 1,
+        launch_pdl=pdl,
+    )

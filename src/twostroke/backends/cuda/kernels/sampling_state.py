@@ -1,0 +1,79 @@
+"""What the device keeps of a row's sampling: one record of 64-bit words for each row, and how kernels read it.
+Numbers are float64 bits in their word. Also the row's random number, the same bits as backends/host/random_stream.py.
+Knows nothing of logits."""
+
+# Kernels are Triton: arguments have no types, and constants are in capitals.
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+# ruff: noqa: N803
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+# The words of a record. A record of zeros is a greedy row that nothing edits: the padding row.
+SCALE = tl.constexpr(0)
+"""log2(e) / temperature, at most LARGEST_SCALE; 0 for a greedy row."""
+TOP_P = tl.constexpr(1)
+"""0 when off, as are MIN_P and TOP_K."""
+MIN_P = tl.constexpr(2)
+TOP_K = tl.constexpr(3)
+SEED = tl.constexpr(4)
+SAMPLE_INDEX = tl.constexpr(5)
+NUM_OUTPUT = tl.constexpr(6)
+"""Tokens written so far: advanced by the kernel that chooses the token."""
+MIN_TOKENS = tl.constexpr(7)
+"""0 when the row has no stop ids to hold back."""
+REPETITION = tl.constexpr(8)
+PRESENCE = tl.constexpr(9)
+FREQUENCY = tl.constexpr(10)
+COUNTS = tl.constexpr(11)
+"""Address of int32 [vocab]: 2 for each time the row wrote the token, plus 1 where its prompt has it. 0: none."""
+LISTS = tl.constexpr(12)
+"""Address of int32 words: bias ids, bias values (float32 bits), stop ids."""
+NUM_BIASES = tl.constexpr(13)
+NUM_STOPS = tl.constexpr(14)
+NUM_WORDS = tl.constexpr(15)
+
+LARGEST_SCALE = 3e38
+"""Finite as float32, so that 0 times it is 0: the best token weighs 1 at any temperature."""
+
+
+@triton.jit
+def philox4x32(c0, c1, k0, k1):
+    """The first two words of Philox 4x32-10 for the counter (c0, c1, 0, 0); all words are uint32."""
+    c2 = c0 * 0
+    c3 = c0 * 0
+    for _ in tl.static_range(10):
+        high_0, low_0 = tl.umulhi(c0, 0xD2511F53), c0 * 0xD2511F53
+        high_1, low_1 = tl.umulhi(c2, 0xCD9E8D57), c2 * 0xCD9E8D57
+        c0, c1, c2, c3 = high_1 ^ c1 ^ k0, low_1, high_0 ^ c3 ^ k1, low_0
+        k0, k1 = k0 + 0x9E3779B9, k1 + 0xBB67AE85
+    return c0, c1
+
+
+@triton.jit
+def uniform(record):
+    """A row's number in [0, 1) for its next token, float64 with 53 random bits."""
+    seed = tl.load(record + SEED)
+    output_index = tl.load(record + NUM_OUTPUT).to(tl.uint32)
+    sample_index = tl.load(record + SAMPLE_INDEX).to(tl.uint32)
+    first, second = philox4x32(output_index, sample_index, seed.to(tl.uint32), (seed >> 32).to(tl.uint32))
+    bits = (first >> 5).to(tl.int64) * 67108864 + (second >> 6).to(tl.int64)
+    return bits.to(tl.float64) * 1.1102230246251565e-16  # 2 ** -53, exact in every float type
+
+
+@triton.jit
+def _place_records(state, records, WIDTH: tl.constexpr):
+    """records: int64 [changed, 1 + NUM_WORDS], the row first."""
+    record = records + tl.program_id(0) * (NUM_WORDS + 1)
+    words = tl.arange(0, WIDTH)
+    values = tl.load(record + 1 + words, mask=words < NUM_WORDS)
+    row = tl.load(record)
+    tl.store(state + row * NUM_WORDS + words, values, mask=words < NUM_WORDS)
+
+
+def place_records(state: torch.Tensor, records: torch.Tensor) -> None:
+    """Overwrite the records of the rows that changed; records int64 [changed, 1 + NUM_WORDS]."""
+    _place_records[(records.shape[0],)](state, records, WIDTH=triton.next_power_of_2(NUM_WORDS.value))
