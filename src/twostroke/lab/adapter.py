@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from twostroke.backends.interface import Backend, Ticket
 from twostroke.core.errors import BackendError
@@ -52,11 +52,14 @@ class EngineAdapter:
         self._recorder = engine.backend if isinstance(engine.backend, StepRecorder) else StepRecorder(engine.backend)
         engine.backend = self._recorder
         self._log: list[StepWork] = []
+        self._live: set[str] = set()
 
     def add(self, token_ids: Sequence[int], out_len: int) -> str:
         self._num_requests += 1
         sampling = SamplingParams(temperature=self._temperature, max_tokens=out_len, ignore_eos=True)
-        return self._engine.add(Request(f"bench-{self._num_requests}", tuple(token_ids), sampling))
+        request_id = self._engine.add(Request(f"bench-{self._num_requests}", tuple(token_ids), sampling))
+        self._live.add(request_id)
+        return request_id
 
     def step(self) -> list[tuple[str, int, bool]]:
         events = self._engine.step()
@@ -69,7 +72,10 @@ class EngineAdapter:
                 continue
             if event.error is not None:
                 raise BackendError(event.error)
-            outputs.append((event.request_id, len(event.token_ids), event.finish_reason is not None))
+            is_finished = event.finish_reason is not None
+            if is_finished:
+                self._live.discard(event.request_id)
+            outputs.append((event.request_id, len(event.token_ids), is_finished))
         return outputs
 
     def busy(self) -> bool:
@@ -83,10 +89,11 @@ class EngineAdapter:
         log, self._log = self._log, []
         return log
 
-    def abandon(self, request_ids: Iterable[str]) -> None:
+    def abandon(self) -> None:
         """End what a workload that failed has left behind."""
-        for request_id in request_ids:
+        for request_id in self._live:
             self._engine.abort(request_id)
+        self._live.clear()
         while self._engine.busy:
             self._engine.step()
         self._recorder.in_flight.clear()

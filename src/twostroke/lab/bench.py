@@ -85,7 +85,7 @@ class Bench:
                 if (written := len(stream.times_s)) != stream.out_len:
                     raise BackendError(f"{written} tokens were written where {stream.out_len} were asked for")
         except BaseException:
-            self._adapter.abandon(stage.streams)
+            self._adapter.abandon()
             raise
         return stage, Floors(self._shape, self._ceilings, self._adapter.take_log())
 
