@@ -41,7 +41,8 @@ ROOMS = {
     "backends.cpu": room("core cost models cache machine", "numpy llvmlite"),
     "backends.cuda": room("core cost models cache machine", "numpy torch triton"),
     "engine": room(BELOW_ENGINE, "rich"),
-    "cli": room(f"{BELOW_ENGINE} engine", "typer rich"),
+    "lab": room("core cost config machine models backends engine"),
+    "cli": room(f"{BELOW_ENGINE} engine lab", "typer rich"),
 }
 UNSAFE = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 SHARED_BACKEND_PARTS = ("twostroke.backends.interface", "twostroke.backends.host")
@@ -152,6 +153,9 @@ def test_imports_follow_the_arrows(module):
         ("twostroke.engine.engine", "from twostroke.models.loading import load_checkpoint"),
         ("twostroke.engine.build", "from twostroke.backends.cpu.backend import CpuBackend"),
         ("twostroke.engine.build", "import pickle"),
+        ("twostroke.lab.bench", "from twostroke.cli import units"),
+        ("twostroke.lab.bench", "import rich"),
+        ("twostroke.engine.engine", "from twostroke.lab.stage import Stage"),
         ("twostroke.cli.run", "import numpy"),
         ("twostroke.scheduling.scheduler", "from twostroke.cli import app"),
         ("twostroke.utils", "import math"),

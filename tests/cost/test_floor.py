@@ -2,7 +2,15 @@
 
 import pytest
 
-from twostroke.cost.floor import decode_floor_s, prefill_floor_s, prefill_multiply_adds
+from twostroke.cost.floor import (
+    StepWork,
+    decode_floor_s,
+    prefill_floor_s,
+    prefill_multiply_adds,
+    step_bytes_read,
+    step_floor_s,
+    step_multiply_adds,
+)
 from twostroke.cost.hardware import Ceilings
 from twostroke.cost.model_shape import KVGroupShape, ModelShape
 
@@ -48,6 +56,55 @@ def test_decode_reads_the_weights_and_its_context():
     # 512 positions of 23,040 bytes are 11,796,480; with the weights 108,373,248: 2.709 ms at 40 GB/s, 369 a second.
     assert decode_floor_s(SMOLLM2, 512, CEILINGS) == pytest.approx(0.0027093312)
     assert 1 / decode_floor_s(SMOLLM2, 512, CEILINGS) == pytest.approx(369.1, abs=0.05)
+
+
+def test_a_step_of_one_stream_is_its_decode_floor():
+    work = StepWork(contexts=(512,))
+    assert step_floor_s(SMOLLM2, work, CEILINGS) == decode_floor_s(SMOLLM2, 512, CEILINGS)
+    # Every weight meets the one token; 512 keys and values, 64 numbers each, in 9 heads of 30 layers.
+    assert step_multiply_adds(SMOLLM2, work) == 106_168_320 + 28_311_552 + 2 * 9 * 64 * 30 * 512
+
+
+def test_a_batch_reads_the_weights_once_and_every_context():
+    work = StepWork(contexts=(100, 200, 300))
+    assert step_bytes_read(SMOLLM2, work) == 96_576_768 + 600 * 23_040
+    alone_s = sum(decode_floor_s(SMOLLM2, context, CEILINGS) for context in (100, 200, 300))
+    assert step_floor_s(SMOLLM2, work, CEILINGS) < alone_s / 2
+
+
+def test_a_large_batch_is_bound_by_arithmetic():
+    # 256 streams at a context of one: 256 x 134,479,872 weights and 256 x 34,560 of attention at 400 G/s.
+    work = StepWork(contexts=(1,) * 256)
+    assert step_floor_s(SMOLLM2, work, CEILINGS) == pytest.approx(256 * (134_479_872 + 34_560) / 400e9)
+
+
+def test_a_step_of_one_whole_prompt_is_its_prefill_floor():
+    work = StepWork(chunks=((0, 512),), num_sampling_chunks=1)
+    assert step_floor_s(SMOLLM2, work, CEILINGS) == prefill_floor_s(SMOLLM2, 0, 512, CEILINGS)
+
+
+def test_chunks_add_up_to_the_prompt_where_arithmetic_binds():
+    first, last = StepWork(chunks=((0, 256),)), StepWork(chunks=((256, 256),), num_sampling_chunks=1)
+    both_s = step_floor_s(SMOLLM2, first, CEILINGS) + step_floor_s(SMOLLM2, last, CEILINGS)
+    assert both_s == pytest.approx(prefill_floor_s(SMOLLM2, 0, 512, CEILINGS))
+
+
+def test_a_chunk_reads_what_lies_before_it_up_to_its_window():
+    windowed = ModelShape(0, 0, 0, 1000, 1, 1, (KVGroupShape(1, None, 10), KVGroupShape(1, 8, 100)))
+    assert step_bytes_read(windowed, StepWork(chunks=((0, 4),))) == 1000
+    # Position 20 reads positions 0 to 19 in the full layer, 13 to 19 in the windowed one.
+    assert step_bytes_read(windowed, StepWork(chunks=((20, 4),))) == 1000 + 20 * 10 + 7 * 100
+
+
+def test_both_phases_share_one_step():
+    mixed = StepWork(chunks=((0, 300),), num_sampling_chunks=1, contexts=(50, 60))
+    parts = StepWork(chunks=((0, 300),), num_sampling_chunks=1), StepWork(contexts=(50, 60))
+    assert step_multiply_adds(SMOLLM2, mixed) == sum(step_multiply_adds(SMOLLM2, part) for part in parts)
+    assert step_bytes_read(SMOLLM2, mixed) == sum(step_bytes_read(SMOLLM2, part) for part in parts) - 96_576_768
+
+
+def test_a_step_without_work_costs_nothing():
+    assert step_floor_s(SMOLLM2, StepWork(), CEILINGS) == 0.0
 
 
 @pytest.mark.parametrize("wrong", [0.0, -1.0, float("inf"), float("nan")])

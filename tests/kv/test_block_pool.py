@@ -29,6 +29,18 @@ def test_uncached_blocks_are_used_before_cached_ones() -> None:
     assert not pool.is_findable(cached)
 
 
+def test_cached_blocks_are_given_up_all_at_once_and_held_ones_stay() -> None:
+    pool, evicted = make_pool(4)
+    held, first, second = (allocate_findable(pool) for _ in range(3))
+    pool.release(first)
+    pool.release(second)
+    pool.evict_cached()
+    assert evicted == [first, second]
+    assert (pool.num_free, pool.num_cached, pool.num_referenced) == (3, 0, 1)
+    assert pool.is_findable(held) and not pool.is_findable(first)
+    pool.check({held: 1})
+
+
 def test_the_least_recently_released_is_evicted_first() -> None:
     pool, evicted = make_pool(3)
     blocks = [allocate_findable(pool) for _ in range(3)]

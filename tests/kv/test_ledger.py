@@ -63,6 +63,26 @@ def test_full_blocks_are_found_again_up_to_one_token_before_the_end() -> None:
     ledger.check([])
 
 
+@pytest.mark.parametrize("groups", [((None, 10),), ((None, 10), (5, 10))])
+def test_cleared_prefixes_are_found_no_more_but_for_those_that_run(groups: tuple[tuple[int | None, int], ...]) -> None:
+    ledger = Ledger(*groups)
+    ledger.run(ledger.sequence(range(11)))
+    ledger.run(ledger.sequence(range(50, 61)))
+    running = ledger.sequence(range(11))
+    assert ledger.start(running) == 8
+    ledger.compute(running, 9)
+    ledger.clear_prefixes()
+    ledger.check([running])
+    assert ledger.run(ledger.sequence(range(50, 61))) == 0
+    assert ledger.run(ledger.sequence(range(11))) == 8, "a running sequence holds it"
+    ledger.release(running)
+    ledger.clear_prefixes()
+    ledger.check([])
+    assert len(ledger.index) == 0
+    assert all(pool.num_free == pool.num_blocks for pool in ledger.pools)
+    assert ledger.run(ledger.sequence(range(11))) == 0
+
+
 def test_running_sequences_share_full_blocks_and_nothing_else() -> None:
     ledger = Ledger((None, 10))
     one, other = ledger.sequence(range(11)), ledger.sequence(range(11))

@@ -59,7 +59,7 @@ def requests(draw: st.DrawFn, name: str, now_s: float) -> Request:
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Any interleaving of arrivals, launches, results, aborts, early finishes, errors and failing steps."""
+    """Any interleaving of arrivals, launches, results, aborts, early finishes, errors, failing steps and forgetting."""
 
     loop: Loop
 
@@ -121,6 +121,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         for advance in self.loop.scheduler.fail(step, "the device is gone", self.loop.now_s):
             assert advance.sequence.finish_reason is FinishReason.ERROR and advance.finished
             self.failed.add(advance.sequence.seq_id)
+
+    @rule()
+    def clear_prefixes(self) -> None:
+        self.loop.scheduler.clear_prefixes()
+        assert all(group.cached == 0 for group in self.loop.scheduler.counts().blocks)
 
     @invariant()
     def conserved(self) -> None:

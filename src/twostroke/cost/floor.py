@@ -1,7 +1,10 @@
-"""The least time that physics allows each phase: its arithmetic at the measured peak, its bytes at the measured
-bandwidth. Counts only what no implementation can avoid; knows nothing of batches or launches."""
+"""The least time that physics allows each phase, and a whole step: its arithmetic at the measured peak, its bytes at
+the measured bandwidth. Counts only what no implementation can avoid; knows nothing of launches."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from twostroke.cost.hardware import Ceilings
 from twostroke.cost.model_shape import ModelShape
@@ -31,3 +34,45 @@ def decode_floor_s(shape: ModelShape, context_len: int, ceilings: Ceilings) -> f
     """Seconds to write one token alone, when `context_len` tokens (the one that enters among them) are known: every
     weight and the KV of that context are read once."""
     return (shape.weight_bytes_per_step + shape.kv_bytes_read(context_len)) / ceilings.read_bytes_per_s
+
+
+@dataclass(frozen=True, slots=True)
+class StepWork:
+    """What a step computes, as its cost sees it."""
+
+    chunks: tuple[tuple[int, int], ...] = ()
+    """Of each prefill chunk: its first position and its number of tokens."""
+    num_sampling_chunks: int = 0
+    """Chunks whose last position yields a token: the head runs for those alone."""
+    contexts: Sequence[int] = ()
+    """Of each decode slot: the tokens known, the one that enters among them."""
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(num_tokens for _, num_tokens in self.chunks) + len(self.contexts)
+
+
+def step_multiply_adds(shape: ModelShape, work: StepWork) -> int:
+    attention = sum(shape.attention_multiply_adds(start, num_tokens) for start, num_tokens in work.chunks)
+    attention += sum(shape.attention_multiply_adds(context - 1, 1) for context in work.contexts)
+    num_sampled = len(work.contexts) + work.num_sampling_chunks
+    return shape.layer_matmul_parameters * work.num_tokens + shape.head_matmul_parameters * num_sampled + attention
+
+
+def step_bytes_read(shape: ModelShape, work: StepWork) -> int:
+    """The weights once, whatever the batch; each context; what lies before a chunk, once for all its queries."""
+    decodes = sum(shape.kv_bytes_read(context) for context in work.contexts)
+    prefixes = sum(
+        (start if group.window is None else min(start, group.window - 1)) * group.bytes_per_token
+        for start, _ in work.chunks
+        for group in shape.kv_groups
+    )
+    return shape.weight_bytes_per_step + decodes + prefixes
+
+
+def step_floor_s(shape: ModelShape, work: StepWork, ceilings: Ceilings) -> float:
+    """Seconds of one step with exactly this work: by its bytes or by its arithmetic, whichever takes longer."""
+    if work.num_tokens == 0:
+        return 0.0
+    compute_s = step_multiply_adds(shape, work) / ceilings.multiply_adds_per_s
+    return max(compute_s, step_bytes_read(shape, work) / ceilings.read_bytes_per_s)

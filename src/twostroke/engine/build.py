@@ -52,11 +52,12 @@ class Assembly:
         return self.factory.ceilings(self.checkpoint, self.resolved.threads)
 
 
-def build(model: str, config: EngineConfig) -> Assembly:
+def build(model: str, config: EngineConfig, *, text: bool = True) -> Assembly:
+    """`text` False: token ids in and out, and no tokenizer is loaded."""
     if config.load == "random":
         return _build_random(model, config)
     checkpoint = load_checkpoint(resolve_model(model, progress=_say), name=model)
-    tokenizer = load_tokenizer(checkpoint.path, checkpoint.gguf_metadata)
+    tokenizer = load_tokenizer(checkpoint.path, checkpoint.gguf_metadata) if text else None
     return assemble(checkpoint, tokenizer, config)
 
 

@@ -91,6 +91,12 @@ class Engine:
                 event = TokenEvent(request_id, sequence.sample_index, (), "")
                 self._pending.append(self._finished(event, sequence))
 
+    def clear_prefixes(self) -> None:
+        """Forget cached prefixes, so that the next prompt is read in full: for measuring, and for privacy. What running
+        requests hold stays theirs, and findable."""
+        with uninterrupted():
+            self.scheduler.clear_prefixes()
+
     def step(self) -> list[Event]:
         """Launch what can be launched, wait for the oldest step in flight, and return what happened. An interrupt while
         it waits loses nothing: the next call waits for the same step."""

@@ -87,6 +87,14 @@ class BlockPool:
             del self._cached[block]
             self._free.append(block)
 
+    def evict_cached(self) -> None:
+        """Give up everything that is kept only in case it is found again."""
+        while self._cached:
+            block, _ = self._cached.popitem(last=False)
+            self._findable[block] = 0
+            self._on_evict(block)
+            self._free.append(block)
+
     def check(self, held: Mapping[int, int]) -> None:
         """`held`: how many tables hold each block. Raises when the pool's own books say otherwise."""
         free = set(self._free)

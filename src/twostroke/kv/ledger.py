@@ -219,6 +219,11 @@ class KVLedger:
         """The sequence is finished and released: drop what was kept for its return."""
         self._chains.pop(sequence.seq_id, None)
 
+    def clear_prefixes(self) -> None:
+        """Forget every block that nobody holds: a prefix is then found only where a running sequence has it."""
+        for pool in self.pools:
+            pool.evict_cached()
+
     # Looking ahead, for admission
 
     def blocks_to_come(self, sequence: Sequence, end: int, max_chunk: int) -> list[int]:

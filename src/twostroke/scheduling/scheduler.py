@@ -144,6 +144,10 @@ class Scheduler:
             blocks=tuple(GroupCounts(p.num_free, p.num_cached, p.num_referenced) for p in self.ledger.pools),
         )
 
+    def clear_prefixes(self) -> None:
+        """Forget cached prefixes that no running sequence holds, at any moment."""
+        self.ledger.clear_prefixes()
+
     def check(self) -> None:
         """Prove that no block is lost or shared wrongly; raises ConservationError."""
         self.ledger.check(self._admission.running)

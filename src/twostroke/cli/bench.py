@@ -1,0 +1,202 @@
+"""`twostroke bench`: workloads on one engine, each figure beside its floor; `twostroke bench limits`: the floor's own
+measurements."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from twostroke.cli import options, units
+from twostroke.config import EngineConfig
+from twostroke.core.errors import BadRequestError
+
+if TYPE_CHECKING:
+    from twostroke.engine.build import Assembly
+    from twostroke.lab.bench import Bench
+
+MAX_AT_ONCE = 256
+"""What the widest workload has running at a time."""
+MAX_REPETITIONS = 1000
+
+ModelOrLimits = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL|limits",
+        help="A model as `run` takes it, or `limits`: measure what this machine allows at most, and run no model.",
+    ),
+]
+
+
+def bench(
+    model: ModelOrLimits,
+    workloads: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIST",
+            help="Which, in which order, and in other sizes: single,batch or nano:n=8,single:prompt_len=64:reps=1; "
+            "default: all.",
+        ),
+    ] = None,
+    scale: Annotated[
+        str | None,
+        typer.Option(
+            metavar="full|small",
+            help="full: the sizes that other engines are measured with; small: a couple of minutes on two cores. "
+            "Default: full on cuda, small elsewhere.",
+        ),
+    ] = None,
+    repetitions: Annotated[int, typer.Option(help="Play each workload this often and show medians.")] = 1,
+    json_path: Annotated[
+        Path | None,
+        typer.Option("--json", metavar="FILE", help="Where the record goes; default: a new file in this folder."),
+    ] = None,
+    load: options.Load = "file",
+    backend: options.Backend = "auto",
+    threads: options.Threads = None,
+    max_context: options.MaxContext = None,
+    kv_memory: options.KVMemory = None,
+    kv_type: options.KVType = "auto",
+    max_tokens_per_step: Annotated[
+        int | None, typer.Option(help="A step's token budget; default: the engine's own.")
+    ] = None,
+    max_running: Annotated[int, typer.Option(help="Requests that run at a time.")] = MAX_AT_ONCE,
+    quantise: options.Quantise = None,
+    verbose: options.Verbose = False,
+) -> None:
+    """Measure an engine on workloads, each figure beside its floor: the best that this machine's measured bandwidth and
+    arithmetic allow for that very work. The floor's share says how much of the hardware was used.
+
+    \b
+    single   one stream alone: TTFT (reading the prompt), TPOT (each token after)
+    prefill  one long prompt: TTFT, bound by arithmetic
+    batch    many requests of one length at once: tokens/s, and the gaps between a stream's tokens (ITL)
+    prefix   one request after another behind a long shared prefix: TTFT cold, and when the cache has it
+    noisy    streams decode when a long prompt arrives: how much their ITL suffers, how long the prompt takes
+    online   requests arrive at random, as at a server: TTFT and ITL under load
+    nano     256 requests of mixed lengths at once (nano-vLLM's benchmark): tokens/s
+
+    Prompts are random and seeded, temperature 0.6, end tokens ignored, output lengths exact; prefixes are forgotten in
+    between. The table goes to standard output, a JSON record with machine, versions and command to a file.
+    """
+    console, notes = Console(), Console(stderr=True)
+    if not 1 <= repetitions <= MAX_REPETITIONS:
+        raise BadRequestError(f"repetitions must be from 1 to {MAX_REPETITIONS}, not {repetitions}")
+    _check_place(json_path)
+    if model == "limits":
+        _limits(console, notes, backend, threads, json_path)
+        return
+    from twostroke.lab.sizes import SCALES, check_names, choose, scale_for
+
+    if scale is not None and scale not in SCALES:
+        raise BadRequestError(f"scale must be one of {', '.join(SCALES)}, not {scale!r:.60}")
+    check_names(workloads)
+    config = options.engine_config(
+        backend,
+        threads,
+        max_context,
+        kv_memory,
+        max_tokens_per_step or EngineConfig().max_tokens_per_step,
+        True,
+        kv_type,
+        quantise,
+        load,
+    )
+    assembly, start = _start(model, dataclasses.replace(config, max_running=max_running), notes, verbose)
+    try:
+        scale = scale or scale_for(assembly.backend_name)
+        chosen = choose(workloads, scale)
+        ceilings = assembly.ceilings()
+        bench = _bench_of(assembly)
+        start["first_token_s"] = bench.first_token_s()
+        results = []
+        for workload in chosen:
+            # Lines only: a bar that moves while time counts would be measured with the rest.
+            _note(notes, f"{workload.NAME}: {workload.MEASURES}")
+            result = bench.run(workload, repetitions, lambda message: _note(notes, f"  {message}"))
+            results.append(result)
+            _note(notes, f"  skipped; {result.skipped}" if result.skipped else f"  {units.seconds(result.duration_s)}")
+    finally:
+        assembly.engine.close()
+    from twostroke.cli.bench_table import print_results
+    from twostroke.lab.record import bench_record
+
+    print_results(console, results, start, ceilings, _heading(assembly, scale), repetitions)
+    record = bench_record(assembly, ceilings, results, scale=scale, repetitions=repetitions, start=start)
+    _write(notes, json_path or _default_path(f"{assembly.checkpoint.name}-{assembly.backend_name}"), record)
+
+
+def _start(model: str, config: EngineConfig, notes: Console, verbose: bool) -> tuple[Assembly, dict[str, float | None]]:
+    """An engine without text, and how long that took: from the process's start where the system tells it."""
+    began_s = time.perf_counter()
+    from twostroke.engine.build import build
+    from twostroke.lab.record import process_age_s
+
+    assembly = build(model, config, text=False)
+    age_s = process_age_s()
+    ready_s = time.perf_counter() - began_s if age_s is None else age_s
+    _note(notes, f"{model}: ready after {units.seconds(ready_s)}")
+    for note in assembly.notes if verbose else ():
+        _note(notes, f"  {note}")
+    return assembly, {"ready_s": ready_s, "first_token_s": None}
+
+
+def _bench_of(assembly: Assembly) -> Bench:
+    from twostroke.lab.bench import Bench
+
+    return Bench(assembly.engine, assembly.checkpoint.spec.vocab_size, assembly.shape, assembly.ceilings())
+
+
+def _heading(assembly: Assembly, scale: str) -> str:
+    checkpoint = assembly.checkpoint
+    weights = "random weights" if assembly.resolved.config.load == "random" else "its weights"
+    sizes = (
+        "full sizes, as other engines are measured with"
+        if scale == "full"
+        else "SMALL sizes, which compare with no other engine's figures (--scale full has those)"
+    )
+    return (
+        f"{checkpoint.name}: {checkpoint.spec.family}, {checkpoint.num_parameters / 1e6:,.0f}M parameters, {weights}, "
+        f"{units.size(assembly.shape.weight_bytes_per_step)} a step, on {assembly.backend_name} "
+        f"with {assembly.resolved.threads} threads\n{sizes}"
+    )
+
+
+def _limits(console: Console, notes: Console, backend: str, threads: int | None, json_path: Path | None) -> None:
+    from twostroke.cli.bench_table import print_limits
+    from twostroke.lab.limits import measure_limits
+    from twostroke.lab.record import environment
+
+    limits = measure_limits(backend, threads)
+    print_limits(console, limits)
+    _write(notes, json_path or _default_path("limits"), {**environment(), "limits": dataclasses.asdict(limits)})
+
+
+def _check_place(path: Path | None) -> None:
+    """Before minutes are spent on what could not be written."""
+    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+        raise BadRequestError(f"{path} cannot be written: give a file in a folder that exists")
+
+
+def _default_path(name: str) -> Path:
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(name).name).strip("-.") or "model"
+    return Path(f"bench-{plain}-{datetime.now():%Y%m%d-%H%M%S}.json")
+
+
+def _write(notes: Console, path: Path, record: dict[str, Any]) -> None:
+    try:
+        path.write_text(json.dumps(record, indent=1, default=str) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise BadRequestError(f"the record could not be written to {path}: {error.strerror}") from None
+    _note(notes, f"record: {path}")
+
+
+def _note(notes: Console, text: str) -> None:
+    notes.print(text, style="dim", highlight=False, markup=False, soft_wrap=True)
