@@ -24,8 +24,8 @@ _NORM_NOISE, _BIAS_SPREAD = 0.1, 0.1
 
 
 def random_checkpoint(folder: Path, kind: WeightKind, *, seed: int = 0, name: str | None = None) -> Checkpoint:
-    """The model that config.json describes. Of a quantised kind, the embedding and the output matrix are Q8_0, as
-    quantising on load has it (`Checkpoint.held_kind`). The same seed draws the same weights."""
+    """The model that config.json describes. Of a quantised kind, the embedding and the output matrix are Q8_0 and
+    routers F32, as quantising on load has it (`Checkpoint.held_kind`). The same seed draws the same weights."""
     if not (folder / "config.json").is_file():
         raise ModelError(f"random weights need a folder with config.json, and {folder} is none")
     _, spec = read_folder_spec(folder)
@@ -38,9 +38,16 @@ def random_checkpoint(folder: Path, kind: WeightKind, *, seed: int = 0, name: st
             vector = _BIAS_SPREAD * noise if is_bias else 1 + _NORM_NOISE * noise
             tensors[tensor_name] = from_float32(tensor_name, vector.astype(np.float32))
             continue
-        is_outer = tensor_name in ("embedding", "output") and kind.is_quantised
-        tensors[tensor_name] = _random_matrix(tensor_name, shape, WeightKind.Q8_0 if is_outer else kind, rng)
+        tensors[tensor_name] = _random_matrix(tensor_name, shape, _kind_of(tensor_name, kind), rng)
     return Checkpoint(name or folder.resolve().name, folder, spec, tensors)
+
+
+def _kind_of(tensor_name: str, kind: WeightKind) -> WeightKind:
+    if not kind.is_quantised:
+        return kind
+    if tensor_name in ("embedding", "output"):
+        return WeightKind.Q8_0
+    return WeightKind.F32 if tensor_name.endswith(".router") else kind
 
 
 def _random_matrix(name: str, shape: tuple[int, ...], kind: WeightKind, rng: np.random.Generator) -> WeightTensor:
