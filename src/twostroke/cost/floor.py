@@ -24,10 +24,10 @@ def prefill_floor_s(shape: ModelShape, start: int, num_tokens: int, ceilings: Ce
     if num_tokens <= 0:
         return 0.0
     compute_s = prefill_multiply_adds(shape, start, num_tokens) / ceilings.multiply_adds_per_s
-    return max(compute_s, shape.weight_bytes_per_step / ceilings.read_bytes_per_s)
+    return max(compute_s, shape.weight_bytes_read(num_tokens) / ceilings.read_bytes_per_s)
 
 
 def decode_floor_s(shape: ModelShape, context_len: int, ceilings: Ceilings) -> float:
     """Seconds to write one token alone, when `context_len` tokens (the one that enters among them) are known: every
-    weight and the KV of that context are read once."""
-    return (shape.weight_bytes_per_step + shape.kv_bytes_read(context_len)) / ceilings.read_bytes_per_s
+    weight that it meets and the KV of that context are read once."""
+    return (shape.weight_bytes_read(1) + shape.kv_bytes_read(context_len)) / ceilings.read_bytes_per_s
