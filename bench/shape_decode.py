@@ -39,10 +39,10 @@ def main() -> None:
         spec, threads, shape = llm.assembly.checkpoint.spec, llm.assembly.resolved.threads, llm.assembly.shape
         load = " ".join(f"{value:.1f}" for value in os.getloadavg())
         print(f"{options.folder}: {llm.assembly.checkpoint.num_parameters / 1e9:.2f}B parameters, random "
-              f"{options.quantise}, {shape.weight_bytes_per_step / 1e6:.0f} MB of weights, {threads} threads, "
+              f"{options.quantise}, {shape.weight_bytes_read(1) / 1e6:.0f} MB of weights, {threads} threads, "
               f"built in {time.perf_counter() - started_s:.1f} s; load average {load}")  # fmt: skip
         prompt = [index * 7919 % spec.vocab_size for index in range(options.context)]
-        token_bytes = shape.weight_bytes_per_step + shape.kv_bytes_read(options.context + options.tokens // 2)
+        token_bytes = shape.weight_bytes_read(1) + shape.kv_bytes_read(options.context + options.tokens // 2)
         gaps_s: list[float] = []
         bandwidths = [measure(isa.choose(), threads).read_bytes_per_s]
         for _ in range(options.rounds):

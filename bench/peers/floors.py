@@ -81,7 +81,7 @@ def _batch_floor_s(shape: ModelShape, ceilings: Ceilings, workload: Workload) ->
     parameters = shape.layer_matmul_parameters + shape.head_matmul_parameters
     for written in range(1, workload.output_tokens):
         contexts = [length + written for length in lengths]
-        num_bytes = shape.weight_bytes_per_step + _sum(contexts, shape.kv_bytes_read)
+        num_bytes = shape.weight_bytes_read(len(contexts)) + _sum(contexts, shape.kv_bytes_read)
         multiply_adds = parameters * len(contexts) + _sum(
             contexts, lambda context: shape.attention_multiply_adds(context - 1, 1)
         )

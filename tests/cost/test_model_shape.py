@@ -1,8 +1,10 @@
+from random import Random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twostroke.cost.model_shape import KVGroupShape, ModelShape
+from twostroke.cost.model_shape import ExpertsShape, KVGroupShape, ModelShape
 
 
 @given(
@@ -40,3 +42,14 @@ def test_groups_add_up():
     assert shape.kv_bytes_read(10) == 10 * 100 + 4 * 1000
     # Queries 0 to 5: 1+2+3+4+5+6 pairs in each full layer, 1+2+3+4+4+4 in each windowed one.
     assert shape.attention_multiply_adds(0, 6) == 2 * 4 * 8 * (2 * 21 + 3 * 18)
+
+
+def test_experts_that_a_batch_reads():
+    """Against a count over random choices: 6 tokens that each choose 2 of 8 without regard to the others."""
+    random = Random(0)
+    rounds = 20_000
+    touched = sum(len({expert for _ in range(6) for expert in random.sample(range(8), 2)}) for _ in range(rounds))
+    experts = ExpertsShape(num_experts=8, experts_per_token=2, weight_bytes=800)
+    assert experts.weight_bytes_read(6) / 100 == pytest.approx(touched / rounds, rel=0.01)
+    assert experts.weight_bytes_read(1) == pytest.approx(200)
+    assert experts.weight_bytes_read(10_000) == pytest.approx(800)

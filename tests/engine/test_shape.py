@@ -6,10 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from twostroke.cost.model_shape import KVGroupShape
+from twostroke.cost.floor import decode_floor_s, prefill_floor_s
+from twostroke.cost.hardware import Ceilings
+from twostroke.cost.model_shape import ExpertsShape, KVGroupShape
 from twostroke.engine.shape import shape_of
 from twostroke.models.checkpoint import Checkpoint
-from twostroke.models.spec import LayerSpec, ModelSpec, RopeSpec
+from twostroke.models.spec import LayerSpec, ModelSpec, MoeSpec, RopeSpec
 from twostroke.models.weights.tensor import WeightKind, WeightTensor
 
 LAYER = LayerSpec(RopeSpec(theta=10_000.0, dim=64))
@@ -66,3 +68,36 @@ def test_windowed_layers_are_a_group_of_their_own():
     assert shape.kv_groups == (KVGroupShape(1, None, 768), KVGroupShape(2, 512, 1536))
     with pytest.raises(ValueError, match="zip"):
         shape_of(checkpoint_of(spec), [768])
+
+
+def test_a_token_meets_only_its_experts():
+    """Qwen3-30B-A3B: 30.5 billion parameters, of which a token meets 3.3 (its embedding table among them)."""
+    spec = replace(
+        SMOLLM2,
+        vocab_size=151_936,
+        hidden_size=2048,
+        num_heads=32,
+        num_kv_heads=4,
+        head_dim=128,
+        layers=(LAYER,) * 48,
+        qk_norm=True,
+        tied_embeddings=False,
+        moe=MoeSpec(num_experts=128, experts_per_token=8, expert_intermediate_size=768),
+    )
+    shape = shape_of(checkpoint_of(spec), [1])
+    assert shape.num_parameters == 30_532_122_624
+    an_expert, head = 3 * 2048 * 768, 151_936 * 2048
+    attention = 2048 * (32 + 4 + 4) * 128 + 32 * 128 * 2048
+    assert shape.layer_matmul_parameters == 48 * (attention + 128 * 2048 + 8 * an_expert)
+    assert shape.experts == ExpertsShape(128, 8, 48 * 128 * an_expert * 20 // 32)
+    vectors = 4 * (48 * (2 * 2048 + 2 * 128) + 2048)
+    always = (48 * (attention + 128 * 2048) + head) * 20 // 32 + vectors
+    assert shape.weight_bytes_per_step == always
+    assert shape.weight_bytes_read(1) == pytest.approx(always + 48 * 8 * an_expert * 20 / 32)
+    ceilings = Ceilings(read_bytes_per_s=1e12, multiply_adds_per_s=1e12, source="a test")
+    assert decode_floor_s(shape, 1, ceilings) == pytest.approx((shape.weight_bytes_read(1) + 1) / 1e12)
+    # A long prompt is bound by arithmetic with what its tokens meet, a short one by the experts it is likely to touch.
+    met = shape.layer_matmul_parameters * 4096 + shape.head_matmul_parameters + shape.attention_multiply_adds(0, 4096)
+    assert prefill_floor_s(shape, 0, 4096, ceilings) == pytest.approx(met / 1e12)
+    fast = replace(ceilings, multiply_adds_per_s=1e18)
+    assert prefill_floor_s(shape, 0, 4, fast) == pytest.approx(shape.weight_bytes_read(4) / 1e12)

@@ -17,9 +17,11 @@ from tests.models.tiny_checkpoints import make_tiny, variants
 from tests.models.tiny_gguf import write_gguf
 
 from twostroke.core.errors import ModelError
-from twostroke.models.loading import load_checkpoint
+from twostroke.models.families import family_of_gguf
+from twostroke.models.loading import canonical_tensors, load_checkpoint
 from twostroke.models.weights.gguf import open_gguf
 from twostroke.models.weights.safetensors import open_folder
+from twostroke.models.weights.tensor import WeightTensor
 
 Tensors = dict[str, torch.Tensor]
 
@@ -69,6 +71,56 @@ def test_fused_matrices_are_split_in_order(tmp_path: Path) -> None:
     parts = [checkpoint.tensors[f"layers.1.{name}"].to_float32() for name in "qkv"]
     assert [part.shape[0] for part in parts] == [64, 32, 32]
     np.testing.assert_array_equal(np.concatenate(parts), fused)
+
+
+@pytest.mark.parametrize("variant", ["qwen3_moe", "mixtral"])
+def test_experts_in_stacks_are_the_experts_one_by_one(variant: str, tmp_path: Path) -> None:
+    """As transformers holds them, as llama.cpp's converter writes them, and as the Hub has them."""
+    folder, model = make_tiny(variant, tmp_path / "folder")
+    expected = load_checkpoint(folder)
+    as_gguf = load_checkpoint(write_gguf(model, tmp_path / "tiny.gguf"))
+    assert (as_gguf.spec.family, as_gguf.spec.moe) == (expected.spec.family, expected.spec.moe)
+    save_file(model.state_dict(), folder / "model.safetensors")
+    assert "model.layers.0.mlp.experts.gate_up_proj" in open_folder(folder)
+    for other in (load_checkpoint(folder), as_gguf):
+        for name, tensor in expected.tensors.items():
+            np.testing.assert_array_equal(other.tensors[name].to_float32(), tensor.to_float32(), err_msg=name)
+        assert not other.tensors["layers.1.experts.2.up"].data.flags.owndata
+
+
+def test_experts_of_early_gguf_files_are_a_tensor_each(tmp_path: Path) -> None:
+    _, model = make_tiny("mixtral", tmp_path)
+    file = open_gguf(write_gguf(model, tmp_path / "tiny.gguf"))
+    stored: dict[str, WeightTensor] = {}
+    for name, tensor in file.tensors.items():
+        if "_exps." not in name:
+            stored[name] = tensor
+            continue
+        experts, rows, _ = tensor.shape
+        flat = WeightTensor(name, tensor.kind, (experts * rows, tensor.shape[2]), tensor.data)
+        for expert in range(experts):
+            part = flat.rows(expert * rows, (expert + 1) * rows)
+            stored[name.replace("_exps.", f".{expert}.")] = part
+    expected = load_checkpoint(tmp_path / "tiny.gguf")
+    found = canonical_tensors("tiny.gguf", stored, family_of_gguf("llama").gguf_names, expected.spec)
+    for name, tensor in expected.tensors.items():
+        np.testing.assert_array_equal(found[name].to_float32(), tensor.to_float32(), err_msg=name)
+
+
+@pytest.mark.parametrize("shape", [(3, 192, 64), (4 * 192, 64), (4, 96, 64)])
+def test_a_misshapen_stack_of_experts_is_named(shape: tuple[int, ...], tmp_path: Path) -> None:
+    folder, model = make_tiny("mixtral", tmp_path)
+    state = {**model.state_dict(), "model.layers.1.mlp.experts.gate_up_proj": torch.zeros(shape)}
+    save_file(state, folder / "model.safetensors")
+    with pytest.raises(ModelError, match=r"1\.mlp\.experts\.gate_up_proj' has shape"):
+        load_checkpoint(folder)
+
+
+def test_a_missing_expert_is_named(tmp_path: Path) -> None:
+    folder, _ = make_tiny("qwen3_moe", tmp_path)
+    rewrite(folder, lambda tensors: tensors.pop("model.layers.2.mlp.experts.5.up_proj.weight"))
+    with pytest.raises(ModelError, match=r"missing: layers\.2\.experts\.5\.up$"):
+        load_checkpoint(folder)
 
 
 def test_gguf_rows_of_q_and_k_are_put_back(tmp_path: Path) -> None:

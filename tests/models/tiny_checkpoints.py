@@ -68,6 +68,16 @@ def _qwen3(**settings: Any) -> PreTrainedModel:
     return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**{**_SIZES, "head_dim": 32, **settings}))
 
 
+def _qwen3_moe(**settings: Any) -> PreTrainedModel:
+    own = {"head_dim": 32, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+    return transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**{**_SIZES, **own, **settings}))
+
+
+def _mixtral(**settings: Any) -> PreTrainedModel:
+    own = {"num_local_experts": 4, "num_experts_per_tok": 2}
+    return transformers.MixtralForCausalLM(transformers.MixtralConfig(**{**_SIZES, **own, **settings}))
+
+
 def _gemma2(**settings: Any) -> PreTrainedModel:
     # Caps low enough, and a scale far enough from the head size's, for the logits to feel them.
     caps = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 5.0, "query_pre_attn_scalar": 20}
@@ -109,7 +119,7 @@ def _phi3(**settings: Any) -> PreTrainedModel:
 
 
 _LONG = {"original_max_position_embeddings": ORIGINAL_CONTEXT}
-_BUILDERS: dict[str, Callable[[], PreTrainedModel]] = {
+_BUILDERS: dict[str, Callable[..., PreTrainedModel]] = {
     "llama": _llama,
     "llama_tied": lambda: _llama(tie_word_embeddings=True, num_key_value_heads=4),
     "llama_llama3": lambda: _llama(rope_parameters=_LLAMA3_ROPE),
@@ -119,6 +129,9 @@ _BUILDERS: dict[str, Callable[[], PreTrainedModel]] = {
     "qwen2": lambda: _qwen2(tie_word_embeddings=True),
     "qwen2_window": lambda: _qwen2(use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1),
     "qwen3": _qwen3,
+    "qwen3_moe": lambda **settings: _qwen3_moe(norm_topk_prob=True, **settings),
+    "qwen3_moe_unnormalised": lambda: _qwen3_moe(num_experts_per_tok=2),
+    "mixtral": _mixtral,
     "gemma2": _gemma2,
     "gemma3": _gemma3,
     "gemma3_vision": _gemma3_vision,
@@ -132,6 +145,11 @@ _BUILDERS: dict[str, Callable[[], PreTrainedModel]] = {
 
 def variants() -> list[str]:
     return list(_BUILDERS)
+
+
+def dense_variants() -> list[str]:
+    """Those without a mixture of experts."""
+    return [variant for variant in _BUILDERS if "moe" not in variant and variant != "mixtral"]
 
 
 def make_tiny(variant: str, folder: Path, **changes: Any) -> tuple[Path, PreTrainedModel]:

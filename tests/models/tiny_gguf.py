@@ -3,6 +3,7 @@ gives them. Uses the `gguf` package, so that the file is not of our own making."
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ from twostroke.models.families.rope import longrope_attention_factor
 _ARCHITECTURES = {
     "llama": gguf.MODEL_ARCH.LLAMA,
     "mistral": gguf.MODEL_ARCH.LLAMA,
+    "mixtral": gguf.MODEL_ARCH.LLAMA,
     "qwen2": gguf.MODEL_ARCH.QWEN2,
     "qwen3": gguf.MODEL_ARCH.QWEN3,
+    "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE,
     "gemma2": gguf.MODEL_ARCH.GEMMA2,
     "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
     "phi3": gguf.MODEL_ARCH.PHI3,
@@ -33,7 +36,7 @@ def write_gguf(model: PreTrainedModel, path: Path, **overrides: Any) -> Path:
     for key, value in {**_keys(config), **overrides}.items():
         _add_key(writer, f"{name}.{key}", value)
     names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
-    for stored_name, tensor in model.state_dict().items():
+    for stored_name, tensor in _gguf_parts(model.state_dict()):
         if stored_name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         new_name = names.get_name(stored_name, try_suffixes=(".weight", ".bias"))
@@ -46,6 +49,16 @@ def write_gguf(model: PreTrainedModel, path: Path, **overrides: Any) -> Path:
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def _gguf_parts(state: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Stacks of experts have names of their own, and gate and up are apart."""
+    for name, tensor in state.items():
+        if name.endswith("mlp.experts.gate_up_proj"):
+            for part, half in zip(("gate", "up"), tensor.chunk(2, dim=1), strict=True):
+                yield name.replace("gate_up_proj", f"{part}_proj.weight"), half
+        else:
+            yield name + (".weight" if name.endswith("mlp.experts.down_proj") else ""), tensor
 
 
 def _keys(config: Any) -> dict[str, Any]:
@@ -64,6 +77,10 @@ def _keys(config: Any) -> dict[str, Any]:
         "rope.freq_base": ropes["rope_theta"],
         "rope.dimension_count": int(head_dim * ropes.get("partial_rotary_factor", 1.0)),
     }
+    if getattr(config, "num_local_experts", None):
+        keys |= {"expert_count": config.num_local_experts, "expert_used_count": config.num_experts_per_tok}
+    if getattr(config, "moe_intermediate_size", None):
+        keys["expert_feed_forward_length"] = config.moe_intermediate_size
     if getattr(config, "sliding_window", None):
         keys["attention.sliding_window"] = config.sliding_window
     if ropes["rope_type"] == "linear":
@@ -95,7 +112,7 @@ def _add_key(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
 def _stored(config: Any, name: str, tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[np.float32]]:
     if config.model_type.startswith("gemma") and name.endswith("norm.weight"):
         tensor = tensor + 1
-    if config.model_type in ("llama", "mistral"):
+    if config.model_type in ("llama", "mistral", "mixtral"):
         if ".q_proj." in name:
             tensor = _pairs_from_halves(tensor, config.num_attention_heads)
         if ".k_proj." in name:

@@ -15,6 +15,7 @@ from twostroke.engine.quantise import by_default
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.loading import load_checkpoint
 from twostroke.models.resolve import resolve
+from twostroke.models.spec import ModelSpec
 
 
 def inspect(model: options.Model, backend: options.Backend = "auto") -> None:
@@ -41,11 +42,18 @@ def _shape_rows(checkpoint: Checkpoint) -> list[tuple[str, str]]:
             "parameters",
             f"{checkpoint.num_parameters / 1e6:,.1f}M" + (" (tied embeddings)" if spec.tied_embeddings else ""),
         ),
-        ("layers", f"{spec.num_layers} of {spec.hidden_size} wide, MLP {spec.intermediate_size}"),
+        ("layers", f"{spec.num_layers} of {spec.hidden_size} wide, {_mlp(spec)}"),
         ("attention", f"{spec.num_heads} query heads, {spec.num_kv_heads} KV heads of {spec.head_dim}; {windows}"),
         ("vocabulary", f"{spec.vocab_size:,}"),
         ("context", f"{spec.max_context:,} tokens"),
     ]
+
+
+def _mlp(spec: ModelSpec) -> str:
+    if spec.moe is None:
+        return f"MLP {spec.intermediate_size}"
+    moe = spec.moe
+    return f"{moe.num_experts} experts of {moe.expert_intermediate_size}, {moe.experts_per_token} a token"
 
 
 def _weight_rows(checkpoint: Checkpoint) -> list[tuple[str, str]]:

@@ -27,13 +27,13 @@ def prefill_floor_s(shape: ModelShape, start: int, num_tokens: int, ceilings: Ce
     if num_tokens <= 0:
         return 0.0
     compute_s = prefill_multiply_adds(shape, start, num_tokens) / ceilings.multiply_adds_per_s
-    return max(compute_s, shape.weight_bytes_per_step / ceilings.read_bytes_per_s)
+    return max(compute_s, shape.weight_bytes_read(num_tokens) / ceilings.read_bytes_per_s)
 
 
 def decode_floor_s(shape: ModelShape, context_len: int, ceilings: Ceilings) -> float:
     """Seconds to write one token alone, when `context_len` tokens (the one that enters among them) are known: every
-    weight and the KV of that context are read once."""
-    return (shape.weight_bytes_per_step + shape.kv_bytes_read(context_len)) / ceilings.read_bytes_per_s
+    weight that it meets and the KV of that context are read once."""
+    return (shape.weight_bytes_read(1) + shape.kv_bytes_read(context_len)) / ceilings.read_bytes_per_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +59,15 @@ def step_multiply_adds(shape: ModelShape, work: StepWork) -> int:
     return shape.layer_matmul_parameters * work.num_tokens + shape.head_matmul_parameters * num_sampled + attention
 
 
-def step_bytes_read(shape: ModelShape, work: StepWork) -> int:
-    """The weights once, whatever the batch; each context; what lies before a chunk, once for all its queries."""
+def step_bytes_read(shape: ModelShape, work: StepWork) -> float:
+    """The weights that it meets, once; each context; what lies before a chunk, once for all its queries."""
     decodes = sum(shape.kv_bytes_read(context) for context in work.contexts)
     prefixes = sum(
         (start if group.window is None else min(start, group.window - 1)) * group.bytes_per_token
         for start, _ in work.chunks
         for group in shape.kv_groups
     )
-    return shape.weight_bytes_per_step + decodes + prefixes
+    return shape.weight_bytes_read(work.num_tokens) + decodes + prefixes
 
 
 def step_floor_s(shape: ModelShape, work: StepWork, ceilings: Ceilings) -> float:

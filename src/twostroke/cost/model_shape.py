@@ -29,18 +29,39 @@ class KVGroupShape:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertsShape:
+    """The experts of all layers together; their router is counted with the rest of the layer."""
+
+    num_experts: int
+    experts_per_token: int
+    weight_bytes: int
+
+    def weight_bytes_read(self, num_tokens: int) -> float:
+        """What a step of so many tokens reads, if they choose without regard to each other: an expert is left alone
+        by one token with a probability of 1 - k / E, and by all of them with that to the power of their number."""
+        untouched = (1 - self.experts_per_token / self.num_experts) ** num_tokens
+        return self.weight_bytes * (1 - untouched)
+
+
+@dataclass(frozen=True, slots=True)
 class ModelShape:
     num_parameters: int
+    """All of them, whether a token meets them or not."""
     layer_matmul_parameters: int
-    """Parameters of the layers' matrix products: each meets every token once."""
+    """Parameters of the layers' matrix products that a token meets, once each: of experts, only those it is sent to."""
     head_matmul_parameters: int
     """The output head's, tied or not: each meets only the tokens whose logits are wanted."""
     weight_bytes_per_step: int
     """Bytes of weights that a step reads whatever its batch: all but an untied embedding table, of which a step gathers
-    a row a token. A tied table is read in full, as the head."""
+    a row a token, and experts, which `experts` counts. A tied table is read in full, as the head."""
     num_heads: int
     head_dim: int
     kv_groups: tuple[KVGroupShape, ...]
+    experts: ExpertsShape | None = None
+
+    def weight_bytes_read(self, num_tokens: int) -> float:
+        """Bytes of weights that a step of so many tokens reads, each once; of experts, what is to be expected."""
+        return self.weight_bytes_per_step + (self.experts.weight_bytes_read(num_tokens) if self.experts else 0)
 
     @property
     def kv_bytes_per_token(self) -> int:

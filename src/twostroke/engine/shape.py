@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from twostroke.cost.model_shape import KVGroupShape, ModelShape
+from twostroke.cost.model_shape import ExpertsShape, KVGroupShape, ModelShape
 from twostroke.models.checkpoint import Checkpoint
 
 
@@ -15,16 +15,26 @@ def shape_of(checkpoint: Checkpoint, kv_bytes_per_token_by_group: Sequence[int])
     shapes = spec.tensor_shapes()
     head = "embedding" if spec.tied_embeddings else "output"
     matrices = {name: prod(shape) for name, shape in shapes.items() if len(shape) == 2}
+    in_layers = sum(count for name, count in matrices.items() if name not in ("embedding", "output"))
     weight_bytes = checkpoint.held_bytes
+    experts = None
+    if (moe := spec.moe) is not None:
+        names = [name for name in shapes if ".experts." in name]
+        expert_bytes = sum(checkpoint.held_tensor_bytes(name) for name in names)
+        experts = ExpertsShape(moe.num_experts, moe.experts_per_token, expert_bytes)
+        weight_bytes -= expert_bytes
+        one_parameters = sum(matrices[name] for name in names) // moe.num_experts  # an expert in each layer
+        in_layers -= one_parameters * (moe.num_experts - moe.experts_per_token)
     if not spec.tied_embeddings:
         weight_bytes -= checkpoint.tensors["embedding"].nbytes
     groups = zip(spec.kv_windows(), kv_bytes_per_token_by_group, strict=True)
     return ModelShape(
         num_parameters=checkpoint.num_parameters,
-        layer_matmul_parameters=sum(count for name, count in matrices.items() if name not in ("embedding", "output")),
+        layer_matmul_parameters=in_layers,
         head_matmul_parameters=matrices[head],
         weight_bytes_per_step=weight_bytes,
         num_heads=spec.num_heads,
         head_dim=spec.head_dim,
         kv_groups=tuple(KVGroupShape(len(layers), window, num_bytes) for (window, layers), num_bytes in groups),
+        experts=experts,
     )

@@ -41,11 +41,12 @@ class Checkpoint:
     @property
     def held_bytes(self) -> int:
         """As held once loaded; an embedding that is the output matrix too counts as that."""
-        total = 0
-        for name, tensor in self.tensors.items():
-            rows = tensor.shape[0] if len(tensor.shape) == 2 else 1
-            total += rows * self.held_kind(name).row_bytes(tensor.shape[-1])
-        return total
+        return sum(self.held_tensor_bytes(name) for name in self.tensors)
+
+    def held_tensor_bytes(self, name: str) -> int:
+        shape = self.tensors[name].shape
+        rows = shape[0] if len(shape) == 2 else 1
+        return rows * self.held_kind(name).row_bytes(shape[-1])
 
     @property
     def has_float_matrices(self) -> bool:
@@ -57,10 +58,12 @@ class Checkpoint:
 
     def held_kind(self, name: str) -> WeightKind:
         """How a tensor is multiplied by: quantised ones always as they are stored, float matrices as `quantise_to`
-        says. The output matrix is never brought below 8 bits, since its error is the logits' own; an embedding's rows
-        are looked up as they are stored, whatever is multiplied by."""
+        says. The output matrix is never brought below 8 bits, since its error is the logits' own; routers stay as they
+        are, since theirs would send tokens to other experts; an embedding's rows are looked up as they are stored,
+        whatever is multiplied by."""
         kind = self.tensors[name].kind
-        if self.quantise_to is None or kind.is_quantised or not self.is_multiplied(name):
+        is_kept = kind.is_quantised or not self.is_multiplied(name) or name.endswith(".router")
+        if self.quantise_to is None or is_kept:
             return kind
         return WeightKind.Q8_0 if name in ("output", "embedding") else self.quantise_to
 

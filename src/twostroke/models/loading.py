@@ -81,17 +81,21 @@ def canonical_tensors(
     """Exactly the tensors of `spec.tensor_shapes()`, renamed, split and put right; anything missing, misshapen or
     left over is refused."""
     shapes = spec.tensor_shapes()
+    num_experts = 0 if spec.moe is None else spec.moe.num_experts
+    in_layer = names.in_layer(num_experts)
     found: dict[str, WeightTensor] = {}
     unknown: list[str] = []
     for stored_name, tensor in stored.items():
         if names.is_ignored(stored_name):
             continue
-        targets = _targets(names.plain(stored_name), names, spec)
+        targets, is_stacked = _targets(names.plain(stored_name), names, in_layer)
         if targets == ("output",) and spec.tied_embeddings:
             continue  # some files repeat the embedding under this name; the model is declared to use the embedding
         if targets is None or any(target not in shapes for target in targets):
             unknown.append(stored_name)
             continue
+        if is_stacked:
+            tensor = _unstacked(source, tensor, num_experts)
         for target, part in _split(source, tensor, targets, shapes):
             if target in found:
                 raise ModelError(f"{source}: {shown(stored_name)} gives {target} a second time")
@@ -105,14 +109,29 @@ def canonical_tensors(
     return {name: found[name] for name in shapes}
 
 
-def _targets(stored_name: str, names: TensorNames, spec: ModelSpec) -> tuple[str, ...] | None:
-    """The canonical names that a stored tensor holds; None when it is no tensor of this family."""
+def _targets(
+    stored_name: str, names: TensorNames, in_layer: Mapping[str, tuple[str, ...]]
+) -> tuple[tuple[str, ...] | None, bool]:
+    """The canonical names that a stored tensor holds (None when it is no tensor of this family), and whether it holds
+    them along an axis of experts."""
     if stored_name in names.whole:
-        return names.whole[stored_name]
+        return names.whole[stored_name], False
     match = re.fullmatch(re.escape(names.layer_prefix).replace(r"\{\}", r"(\d{1,6})") + "(.+)", stored_name)
-    if match is None or match[2] not in names.layer:
-        return None
-    return tuple(layer_name(int(match[1]), target) for target in names.layer[match[2]])
+    if match is None or match[2] not in in_layer:
+        return None, False
+    targets = tuple(layer_name(int(match[1]), target) for target in in_layer[match[2]])
+    return targets, match[2] in names.stacked_experts
+
+
+def _unstacked(source: str, tensor: WeightTensor, num_experts: int) -> WeightTensor:
+    """[experts, rows, inputs] as [experts * rows, inputs], which its bytes are already."""
+    if len(tensor.shape) != 3 or tensor.shape[0] != num_experts:
+        raise ModelError(
+            f"{source}: {shown(tensor.name)} has shape {tensor.shape}, and the model asks for "
+            f"a matrix for each of {num_experts} experts"
+        )
+    shape = (tensor.shape[0] * tensor.shape[1], tensor.shape[2])
+    return WeightTensor(tensor.name, tensor.kind, shape, tensor.data)
 
 
 def _split(

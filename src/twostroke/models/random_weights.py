@@ -26,16 +26,14 @@ _NORM_NOISE, _BIAS_SPREAD = 0.1, 0.1
 
 
 def random_checkpoint(folder: Path, kind: WeightKind, *, seed: int = 0, name: str | None = None) -> Checkpoint:
-    """The model that config.json describes. Of a quantised kind, the embedding and the output matrix are Q8_0, as
-    quantising on load has it (`Checkpoint.held_kind`). The same seed draws the same weights."""
+    """The model that config.json describes. Of a quantised kind, the embedding and the output matrix are Q8_0 and
+    routers F32, as quantising on load has it (`Checkpoint.held_kind`). The same seed draws the same weights."""
     if not (folder / "config.json").is_file():
         raise ModelError(f"random weights need a folder with config.json, and {folder} is none")
     _, spec = read_folder_spec(folder)
     tensors: dict[str, WeightTensor] = {}
     for tensor_name, shape in spec.tensor_shapes().items():
-        tensor_kind = WeightKind.F32 if len(shape) == 1 else kind
-        if tensor_name in ("embedding", "output") and kind.is_quantised:
-            tensor_kind = WeightKind.Q8_0
+        tensor_kind = WeightKind.F32 if len(shape) == 1 else _kind_of(tensor_name, kind)
         tensors[tensor_name] = DrawnTensor(tensor_name, tensor_kind, shape, seed)
     return Checkpoint(name or folder.resolve().name, folder, spec, tensors)
 
@@ -86,6 +84,14 @@ class DrawnTensor(WeightTensor):
             vector = mean + spread * rng.standard_normal(self.shape, dtype=np.float32)
             return from_float32(self.name, vector.astype(np.float32)).data
         return _random_matrix(self.shape, self.kind, rng)
+
+
+def _kind_of(tensor_name: str, kind: WeightKind) -> WeightKind:
+    if not kind.is_quantised:
+        return kind
+    if tensor_name in ("embedding", "output"):
+        return WeightKind.Q8_0
+    return WeightKind.F32 if tensor_name.endswith(".router") else kind
 
 
 def _random_matrix(shape: tuple[int, ...], kind: WeightKind, rng: np.random.Generator) -> Bytes:

@@ -95,11 +95,24 @@ class LayerSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class MoeSpec:
+    """A mixture of experts in place of each layer's MLP: a router's softmax over all experts, of which a token is sent
+    to the likeliest few; their outputs are summed, weighted by the router's shares."""
+
+    num_experts: int
+    experts_per_token: int
+    expert_intermediate_size: int
+    normalise_weights: bool = True
+    """Whether the chosen experts' shares are scaled to a sum of 1."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     family: str
     vocab_size: int
     hidden_size: int
     intermediate_size: int
+    """Of a layer's MLP. A model with `moe` has none: its experts' size is there."""
     num_heads: int
     num_kv_heads: int
     head_dim: int
@@ -120,6 +133,8 @@ class ModelSpec:
     logits_softcap: float | None = None
     embedding_scale: float = 1.0
     tied_embeddings: bool = False
+    moe: MoeSpec | None = None
+    """Experts in every layer; None: a plain MLP in every layer."""
 
     def __post_init__(self) -> None:
         if self.attention_scale == 0.0:
@@ -148,10 +163,13 @@ class ModelSpec:
             "v": (kv_dim, hidden),
             "o": (hidden, query_dim),
             "mlp_norm": (hidden,),
-            "gate": (self.intermediate_size, hidden),
-            "up": (self.intermediate_size, hidden),
-            "down": (hidden, self.intermediate_size),
         }
+        if self.moe is None:
+            layer |= _gated_mlp("", hidden, self.intermediate_size)
+        else:
+            layer["router"] = (self.moe.num_experts, hidden)
+            for expert in range(self.moe.num_experts):
+                layer |= _gated_mlp(expert_name(expert, ""), hidden, self.moe.expert_intermediate_size)
         if self.qkv_bias:
             layer |= {"q_bias": (query_dim,), "k_bias": (kv_dim,), "v_bias": (kv_dim,)}
         if self.output_bias:
@@ -164,9 +182,22 @@ class ModelSpec:
         if not self.tied_embeddings:
             shapes["output"] = (self.vocab_size, hidden)
         for index in range(self.num_layers):
-            shapes |= {layer_name(index, name): shape for name, shape in layer.items()}
+            shapes.update({layer_name(index, name): shape for name, shape in layer.items()})
         return shapes
+
+
+def _gated_mlp(prefix: str, hidden: int, intermediate: int) -> dict[str, tuple[int, ...]]:
+    return {
+        f"{prefix}gate": (intermediate, hidden),
+        f"{prefix}up": (intermediate, hidden),
+        f"{prefix}down": (hidden, intermediate),
+    }
 
 
 def layer_name(index: int, name: str) -> str:
     return f"layers.{index}.{name}"
+
+
+def expert_name(expert: int, name: str) -> str:
+    """Within a layer."""
+    return f"experts.{expert}.{name}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from twostroke.core.request import Request
 from twostroke.core.sampling_params import SamplingParams
 from twostroke.core.step import BlockGrant, DecodeSlot, PrefillChunk, RowJoin, Step
 from twostroke.models.checkpoint import Checkpoint
+from twostroke.models.spec import MoeSpec
 
 NUM_TOKENS = 70
 
@@ -169,13 +171,14 @@ def test_weights_that_are_used_as_they_are_stored_need_no_note(checkpoint: Check
 
 
 def test_shapes_that_do_not_fit_are_declined(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    def reason(**changes: int) -> str | None:
+    def reason(**changes: Any) -> str | None:
         return FACTORY.supports(replace(checkpoint, spec=replace(checkpoint.spec, **changes)))
 
     assert reason() is None
     assert "head size of a multiple of 16, and this model's is 24" in str(reason(head_dim=24))
     assert "hidden size of a multiple of 32, and this model's is 80" in str(reason(hidden_size=80))
     assert "intermediate size" in str(reason(intermediate_size=100))
+    assert "mixture of experts" in str(reason(moe=MoeSpec(4, 2, 32)))
     assert "attention width" in str(reason(num_heads=1, num_kv_heads=1))
     monkeypatch.setenv(ISA_VARIABLE, "sse9")
     assert "no instruction set 'sse9'" in str(reason())

@@ -12,7 +12,7 @@ import pytest
 from tests.backends.cpu.native import instruction_set_names
 from tests.backends.cpu.quantised_checkpoint import mixed_checkpoint
 from tests.backends.driver import layout_for, logits_by_prefill
-from tests.models.tiny_checkpoints import ORIGINAL_CONTEXT, VOCAB_SIZE, make_tiny, variants
+from tests.models.tiny_checkpoints import ORIGINAL_CONTEXT, VOCAB_SIZE, dense_variants, make_tiny
 
 from twostroke.backends.cpu import FACTORY
 from twostroke.backends.reference import FACTORY as REFERENCE
@@ -68,7 +68,7 @@ def cpu_logits(
         backend.close()
 
 
-@pytest.mark.parametrize("variant", variants())
+@pytest.mark.parametrize("variant", dense_variants())
 def test_every_family_in_every_way(variant: str, tmp_path: Path, half_precision_kv: None) -> None:
     folder, _ = make_tiny(variant, tmp_path)
     checkpoint = load_checkpoint(folder)

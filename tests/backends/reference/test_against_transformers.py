@@ -39,6 +39,8 @@ GGUF_VARIANTS = (
     "mistral",
     "qwen2",
     "qwen3",
+    "qwen3_moe",
+    "mixtral",
     "gemma2",
     "gemma3",
     "phi3",
@@ -78,7 +80,8 @@ def test_every_family_in_every_way(variant: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "variant", ["llama", "llama_llama3", "mistral", "qwen2_window", "gemma2", "gemma3", "phi3_partial"]
+    "variant",
+    ["llama", "llama_llama3", "mistral", "qwen2_window", "qwen3_moe", "mixtral", "gemma2", "gemma3", "phi3_partial"],
 )
 def test_configs_of_the_older_manner(variant: str, tmp_path: Path) -> None:
     folder, model = make_tiny(variant, tmp_path)

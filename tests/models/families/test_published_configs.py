@@ -9,7 +9,7 @@ import pytest
 
 from twostroke.models.families import family_of_config
 from twostroke.models.families.fields import Fields
-from twostroke.models.spec import LinearScaling, Llama3Scaling, LongRopeScaling, ModelSpec
+from twostroke.models.spec import LinearScaling, Llama3Scaling, LongRopeScaling, ModelSpec, MoeSpec
 
 
 def spec_of(config: dict[str, Any]) -> ModelSpec:
@@ -187,6 +187,55 @@ PHI_3_MINI_128K = {
     "rope_scaling": {"type": "su", "short_factor": [1.0] * 48, "long_factor": [2.0] * 48},
     "sliding_window": 262144,
 }
+QWEN3_30B_A3B = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "attention_bias": False,
+    "decoder_sparse_step": 1,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "max_position_embeddings": 40960,
+    "max_window_layers": 48,
+    "mlp_only_layers": [],
+    "model_type": "qwen3_moe",
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+    "num_attention_heads": 32,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 4,
+    "output_router_logits": False,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "rope_theta": 1000000.0,
+    "router_aux_loss_coef": 0.001,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    "use_sliding_window": False,
+    "vocab_size": 151936,
+}
+MIXTRAL_8X7B = {
+    "architectures": ["MixtralForCausalLM"],
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 32768,
+    "model_type": "mixtral",
+    "num_attention_heads": 32,
+    "num_experts_per_tok": 2,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "num_local_experts": 8,
+    "output_router_logits": False,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 1000000.0,
+    "router_aux_loss_coef": 0.02,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    "vocab_size": 32000,
+}
 
 
 # What their makers say of them, in billions.
@@ -201,6 +250,8 @@ PHI_3_MINI_128K = {
         (GEMMA_2_2B, 2.614),
         (GEMMA_3_4B, 3.880),
         (PHI_3_MINI_4K, 3.821),
+        (QWEN3_30B_A3B, 30.532),
+        (MIXTRAL_8X7B, 46.703),
     ],
 )
 def test_the_spec_has_the_published_number_of_parameters(config: dict[str, Any], billions: float) -> None:
@@ -238,3 +289,10 @@ def test_what_gemma_adds() -> None:
     assert spec.tied_embeddings
     assert spec_of(GEMMA_3_4B).attention_softcap is None
     assert spec_of(GEMMA_3_4B).qk_norm
+
+
+def test_experts() -> None:
+    assert spec_of(QWEN3_30B_A3B).moe == MoeSpec(128, 8, 768, normalise_weights=True)
+    assert spec_of({**QWEN3_30B_A3B, "norm_topk_prob": None}).moe == MoeSpec(128, 8, 768, normalise_weights=False)
+    assert spec_of(MIXTRAL_8X7B).moe == MoeSpec(8, 2, 14336, normalise_weights=True)
+    assert spec_of(QWEN3_0_6B).moe is None

@@ -19,13 +19,14 @@ from twostroke.models.spec import ModelSpec
 from twostroke.models.weights.gguf import GGUFFile, open_gguf
 
 VARIANTS = ("llama_llama3", "mistral", "qwen2_window", "qwen3", "gemma2", "gemma3", "phi3_partial")
+MOE_VARIANTS = ("qwen3_moe", "mixtral")
 Configs = dict[str, dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
 def configs(tmp_path_factory: pytest.TempPathFactory) -> Configs:
     made = {}
-    for variant in VARIANTS:
+    for variant in (*VARIANTS, *MOE_VARIANTS):
         folder, _ = make_tiny(variant, tmp_path_factory.mktemp(variant))
         made[variant] = json.loads((folder / "config.json").read_text())
     return made
@@ -34,7 +35,7 @@ def configs(tmp_path_factory: pytest.TempPathFactory) -> Configs:
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, GGUFFile]:
     made = {}
-    for variant in VARIANTS:
+    for variant in (*VARIANTS, *MOE_VARIANTS):
         folder = tmp_path_factory.mktemp(variant)
         _, model = make_tiny(variant, folder)
         made[variant] = open_gguf(write_gguf(model, folder / "tiny.gguf"))
@@ -144,6 +145,17 @@ def test_spoilt_settings_are_named(configs: Configs, variant: str, name: str, va
         ("gemma3", "rope_parameters", {"full_attention": {"rope_type": "yarn"}}),
         ("gemma3", "rope_scaling", {"rope_type": "linear", "factor": 8.0}),
         ("llama_llama3", "rope_scaling", {"rope_type": "linear", "factor": 8.0}),
+        ("qwen3_moe", "decoder_sparse_step", 2),
+        ("qwen3_moe", "mlp_only_layers", [0]),
+        ("qwen3_moe", "mlp_only_layers", "none"),
+        ("qwen3_moe", "moe_intermediate_size", None),
+        ("qwen3_moe", "num_local_experts", 10**6),
+        ("qwen3_moe", "num_experts", 7),
+        ("qwen3_moe", "num_experts_per_tok", 7),
+        ("qwen3_moe", "norm_topk_prob", 1),
+        ("mixtral", "num_local_experts", 0),
+        ("mixtral", "num_experts_per_tok", 0),
+        ("mixtral", "attention_bias", True),
         ("phi3_partial", "attention_bias", True),
         ("phi3_partial", "rope_parameters", {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}),
         ("phi3_partial", "rope_parameters", {"partial_rotary_factor": 0.03}),
@@ -186,6 +198,33 @@ def test_spoilt_gguf_keys_are_named(files: dict[str, GGUFFile], variant: str, na
         read_gguf(files[variant], changes)
 
 
+@pytest.mark.parametrize("variant", MOE_VARIANTS)
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("expert_count", -1),
+        ("expert_count", 2**20),
+        ("expert_used_count", 0),
+        ("expert_used_count", 100),
+        ("expert_feed_forward_length", 0),
+        ("expert_shared_count", 1),
+        ("expert_gating_func", 2),
+        ("expert_weights_scale", 2.5),
+        ("expert_weights_norm", "yes"),
+    ],
+)
+def test_spoilt_expert_keys_are_named(files: dict[str, GGUFFile], variant: str, name: str, value: object) -> None:
+    assert read_gguf(files[variant], {}).moe is not None
+    with pytest.raises(ModelError, match=rf"^tiny\.gguf: \w+\.{name} "):
+        read_gguf(files[variant], {name: value})
+
+
+def test_experts_and_layers_together_are_limited(configs: Configs) -> None:
+    """Each expert of each layer is three tensors to list."""
+    with pytest.raises(ModelError, match="num_local_experts is 4000, too many for 1000 layers"):
+        read({**configs["mixtral"], "num_local_experts": 4000, "num_hidden_layers": 1000})
+
+
 def test_a_qwen_window_in_gguf_is_refused_because_its_layers_are_unknown(files: dict[str, GGUFFile]) -> None:
     with pytest.raises(ModelError, match="sliding_window is 16, which is not supported"):
         read_gguf(files["qwen2_window"], {})
@@ -202,7 +241,7 @@ FUZZ = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCh
 @FUZZ
 @given(data=st.data())
 def test_any_config_is_a_sound_spec_or_a_model_error(configs: Configs, data: st.DataObject) -> None:
-    config = dict(configs[data.draw(st.sampled_from(VARIANTS))])
+    config = dict(configs[data.draw(st.sampled_from((*VARIANTS, *MOE_VARIANTS)))])
     for name in data.draw(st.lists(st.sampled_from(sorted(config)), min_size=1, max_size=3)):
         if name != "architectures":
             config[name] = data.draw(JSON_VALUES)
@@ -222,7 +261,7 @@ def test_any_config_is_a_sound_spec_or_a_model_error(configs: Configs, data: st.
 @FUZZ
 @given(data=st.data())
 def test_any_gguf_metadata_is_a_sound_spec_or_a_model_error(files: dict[str, GGUFFile], data: st.DataObject) -> None:
-    file = files[data.draw(st.sampled_from(VARIANTS))]
+    file = files[data.draw(st.sampled_from((*VARIANTS, *MOE_VARIANTS)))]
     keys = sorted(key.partition(".")[2] for key in file.metadata if not key.startswith("general."))
     names = data.draw(st.lists(st.sampled_from(keys), min_size=1, max_size=3))
     try:

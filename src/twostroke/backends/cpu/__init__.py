@@ -91,6 +91,8 @@ class CpuFactory:
 
 def _unsupported_shape(checkpoint: Checkpoint) -> str | None:
     spec = checkpoint.spec
+    if spec.moe is not None:
+        return "it has no kernels for a mixture of experts"
     if spec.head_dim % 16:
         return f"its attention needs a head size of a multiple of 16, and this model's is {spec.head_dim}"
     sizes = {

@@ -14,6 +14,7 @@ from twostroke.backends.host.batch import Batch
 from twostroke.backends.reference.arithmetic import Array, gelu_tanh, linear, rms_norm, rotate, silu, soft_cap
 from twostroke.backends.reference.decode import attend_decode
 from twostroke.backends.reference.kv_store import KVStore, Slots
+from twostroke.backends.reference.mlp import gated_mlp, mixture_of_experts
 from twostroke.backends.reference.prefill import attend_prefill
 from twostroke.backends.reference.weights import LayerWeights, Weights
 from twostroke.models.spec import ModelSpec, RopeSpec
@@ -86,11 +87,14 @@ def _attend(spec: ModelSpec, layer: int, queries: Array, batch: Batch, kv: KVSto
 
 
 def _mlp_block(spec: ModelSpec, weights: LayerWeights, hidden: Array) -> Array:
-    """What the gated MLP adds: one projection decides how much of the other passes  # [num_tokens, hidden]"""
+    """What the MLP, or the experts in its place, add  # [num_tokens, hidden]"""
     normed = rms_norm(hidden, weights.mlp_norm, spec.norm_eps)
     activate = silu if spec.activation == "silu" else gelu_tanh
-    gated = activate(linear(normed, weights.gate)) * linear(normed, weights.up)  # [num_tokens, intermediate]
-    output = linear(gated, weights.down)
+    if spec.moe is not None and weights.router is not None:
+        output = mixture_of_experts(spec.moe, weights.router, weights.experts, activate, normed)
+    else:
+        assert weights.mlp is not None
+        output = gated_mlp(weights.mlp, activate, normed)
     if weights.post_mlp_norm is not None:
         output = rms_norm(output, weights.post_mlp_norm, spec.norm_eps)
     return output

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from twostroke.models.checkpoint import Checkpoint
-from twostroke.models.spec import layer_name
+from twostroke.models.spec import MoeSpec, expert_name
 
 Array = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class GatedMlp:
+    """A layer's MLP, or one of its experts."""
+
+    gate: Array  # [intermediate, hidden]
+    up: Array  # [intermediate, hidden]
+    down: Array  # [hidden, intermediate]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +33,9 @@ class LayerWeights:
     v: Array
     o: Array
     mlp_norm: Array
-    gate: Array
-    up: Array
-    down: Array
+    mlp: GatedMlp | None = None
+    router: Array | None = None  # [experts, hidden]
+    experts: tuple[GatedMlp, ...] = ()
     q_bias: Array | None = None
     k_bias: Array | None = None
     v_bias: Array | None = None
@@ -45,11 +55,28 @@ class Weights:
 
     @staticmethod
     def from_checkpoint(checkpoint: Checkpoint) -> Weights:
-        arrays = {name: tensor.to_float32() for name, tensor in checkpoint.tensors.items()}
-        layers = []
-        for index in range(checkpoint.spec.num_layers):
-            prefix = layer_name(index, "")
-            own = {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
-            layers.append(LayerWeights(**own))
-        embedding = arrays["embedding"]
-        return Weights(embedding, tuple(layers), arrays["final_norm"], arrays.get("output", embedding))
+        spec, tensors = checkpoint.spec, checkpoint.tensors
+        by_layer: list[dict[str, Array]] = [{} for _ in range(spec.num_layers)]
+        for name, tensor in tensors.items():
+            if name.startswith("layers."):
+                _, index, own_name = name.split(".", 2)
+                by_layer[int(index)][own_name] = tensor.to_float32()
+        layers = tuple(_layer_weights(own, spec.moe) for own in by_layer)
+        embedding = tensors["embedding"].to_float32()
+        output = embedding if spec.tied_embeddings else tensors["output"].to_float32()
+        return Weights(embedding, layers, tensors["final_norm"].to_float32(), output)
+
+
+def _layer_weights(arrays: dict[str, Array], moe: MoeSpec | None) -> LayerWeights:
+    if moe is None:
+        return LayerWeights(**_without_mlps(arrays), mlp=_gated_mlp(arrays, ""))
+    experts = tuple(_gated_mlp(arrays, expert_name(expert, "")) for expert in range(moe.num_experts))
+    return LayerWeights(**_without_mlps(arrays), experts=experts)
+
+
+def _gated_mlp(arrays: dict[str, Array], prefix: str) -> GatedMlp:
+    return GatedMlp(arrays[f"{prefix}gate"], arrays[f"{prefix}up"], arrays[f"{prefix}down"])
+
+
+def _without_mlps(arrays: dict[str, Array]) -> dict[str, Any]:
+    return {name: array for name, array in arrays.items() if name.rpartition(".")[2] not in ("gate", "up", "down")}

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from twostroke.core.errors import ModelError
-from twostroke.models.families import gemma2, gemma3, llama, mistral, phi3, qwen2, qwen3
+from twostroke.models.families import gemma2, gemma3, llama, mistral, mixtral, phi3, qwen2, qwen3, qwen3_moe
 from twostroke.models.families.declaration import Family
 from twostroke.models.families.fields import shown
 
 FAMILIES: tuple[Family, ...] = (
     llama.FAMILY,
     mistral.FAMILY,
+    mixtral.FAMILY,
     qwen2.FAMILY,
     qwen3.FAMILY,
+    qwen3_moe.FAMILY,
     gemma2.FAMILY,
     gemma3.FAMILY,
     phi3.FAMILY,

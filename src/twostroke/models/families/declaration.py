@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from twostroke.models.families.fields import Fields
-from twostroke.models.spec import ModelSpec
+from twostroke.models.spec import ModelSpec, expert_name
 from twostroke.models.weights.tensor import WeightTensor, from_float32
 
 Adjustment = Callable[[WeightTensor, ModelSpec], WeightTensor]
@@ -23,6 +23,10 @@ class TensorNames:
     layer_prefix: str
     whole: Mapping[str, tuple[str, ...]]
     layer: Mapping[str, tuple[str, ...]]
+    experts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Tensors of one expert of a layer: `{}` is its index, and the canonical names are those of one expert."""
+    stacked_experts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Tensors with an axis more, in front, that counts a layer's experts."""
     adjust: Mapping[str, Adjustment] = field(default_factory=dict)
     """By canonical name, without `layers.N.`."""
     ignored_prefixes: tuple[str, ...] = ()
@@ -39,6 +43,20 @@ class TensorNames:
             if name.startswith(prefix):
                 return replacement + name[len(prefix) :]
         return name
+
+    def in_layer(self, num_experts: int) -> dict[str, tuple[str, ...]]:
+        """`layer`, and every expert's tensors by their full names within a layer."""
+        names = dict(self.layer)
+        for expert in range(num_experts):
+            for stored, targets in self.experts.items():
+                names[stored.format(expert)] = _of_experts(range(expert, expert + 1), targets)
+        for stored, targets in self.stacked_experts.items():
+            names[stored] = _of_experts(range(num_experts), targets)
+        return names
+
+
+def _of_experts(experts: range, targets: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(expert_name(expert, target) for expert in experts for target in targets)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from twostroke.models.families import decoder
+from twostroke.models.families import decoder, experts
 from twostroke.models.families.declaration import GGUF_NAMES, HF_NAMES, Family, halves_from_pairs
 from twostroke.models.families.fields import Fields
 from twostroke.models.spec import ModelSpec
@@ -18,7 +18,11 @@ def _from_config(config: Fields) -> ModelSpec:
 
 
 def _from_gguf(fields: Fields, tensors: Mapping[str, WeightTensor]) -> ModelSpec:
-    spec = decoder.spec_from_gguf(fields, tensors, "llama")
+    if experts.has_experts(fields):  # Mixtral's files say "llama" as well
+        spec = decoder.spec_from_gguf(fields, tensors, "mixtral", handled=("expert_count",))
+        spec = replace(spec, moe=experts.moe_from_gguf(fields, tensors, spec))
+    else:
+        spec = decoder.spec_from_gguf(fields, tensors, "llama")
     # Mistral's files are "llama" files too; where a window is written, it holds for every layer.
     window = decoder.window_from(fields, "attention.sliding_window")
     return decoder.with_windows(spec, window, (True,) * spec.num_layers)
@@ -31,5 +35,7 @@ FAMILY = Family(
     spec_from_config=_from_config,
     spec_from_gguf=_from_gguf,
     hf_names=HF_NAMES,
-    gguf_names=replace(GGUF_NAMES, adjust=dict.fromkeys(("q", "k", "q_bias", "k_bias"), halves_from_pairs)),
+    gguf_names=experts.with_gguf_experts(
+        replace(GGUF_NAMES, adjust=dict.fromkeys(("q", "k", "q_bias", "k_bias"), halves_from_pairs))
+    ),
 )

@@ -1,0 +1,46 @@
+"""Qwen3-MoE: Qwen3 with a mixture of experts, smaller than its MLP would be, in place of each layer's MLP."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from twostroke.models.families import decoder, experts
+from twostroke.models.families.declaration import GGUF_NAMES, HF_LAYER, HF_NAMES, Family
+from twostroke.models.families.fields import Fields
+from twostroke.models.families.qwen2 import refuse_window, with_upper_windows
+from twostroke.models.spec import ModelSpec
+from twostroke.models.weights.tensor import WeightTensor
+
+
+def _from_config(config: Fields) -> ModelSpec:
+    config = config.over({"head_dim": 128})
+    spec = decoder.spec_from_config(config, "qwen3_moe", handled=("num_experts", "num_local_experts"))
+    moe = experts.moe_from_config(
+        config,
+        spec,
+        expert_intermediate_size=experts.expert_size_from(config, "moe_intermediate_size"),
+        normalise_weights=config.flag("norm_topk_prob", default=False),
+    )
+    return with_upper_windows(replace(spec, qk_norm=True, moe=moe), config)
+
+
+def _from_gguf(fields: Fields, tensors: Mapping[str, WeightTensor]) -> ModelSpec:
+    spec = decoder.spec_from_gguf(fields, tensors, "qwen3_moe", handled=("expert_count",))
+    return refuse_window(replace(spec, qk_norm=True, moe=experts.moe_from_gguf(fields, tensors, spec)), fields)
+
+
+FAMILY = Family(
+    name="qwen3_moe",
+    hf_architectures=("Qwen3MoeForCausalLM",),
+    gguf_architectures=("qwen3moe",),
+    spec_from_config=_from_config,
+    spec_from_gguf=_from_gguf,
+    hf_names=replace(
+        HF_NAMES,
+        layer={**HF_LAYER, "mlp.gate.weight": ("router",)},
+        experts={f"mlp.experts.{{}}.{name}_proj.weight": (name,) for name in ("gate", "up", "down")},
+        stacked_experts=experts.HF_STACKED_EXPERTS,
+    ),
+    gguf_names=experts.with_gguf_experts(GGUF_NAMES),
+)
