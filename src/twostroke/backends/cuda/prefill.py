@@ -93,8 +93,9 @@ class PrefillPath:
         token_ids, rows, positions, first, count, start, segment_rows, sampled_tokens, sampled_rows, items = (
             staging.views(tuple(len(array) for array in arrays))
         )
+        part_items = self._parts.attention.max_part_items if is_tail else tiles.part_items
         segments = PrefillSegments(
-            first, count, start, segment_rows, items.view(-1, ITEM_FIELDS), tiles.tile_rows, tiles.has_parts
+            first, count, start, segment_rows, items.view(-1, ITEM_FIELDS), tiles.tile_rows, part_items
         )
         return StagedBatch(TokenArrays(token_ids, rows, positions), segments, sampled_tokens, sampled_rows)
 
