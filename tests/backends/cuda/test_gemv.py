@@ -4,6 +4,8 @@ import pytest
 import torch
 from tests.backends.cuda.closeness import DTYPES, assert_close, poisoned, random
 from torch.nn import functional
+from transformers.models.llama.configuration_llama import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
 from twostroke.backends.cuda.kernels.gemv import linear_few
 from twostroke.backends.cuda.kernels.gemv_config import GemvConfig, choose, fit
@@ -111,6 +113,23 @@ def test_float16_rows_too_large_for_their_product_with_the_norms_weight(device, 
 @pytest.mark.parametrize(("rows", "outputs", "width"), [(1, 24, 256), (2, 32, 192), (8, 16, 320)])
 def test_the_default_configuration(device, rows, outputs, width):
     check(device, torch.float32, rows, outputs, width, None, normed=True)
+
+
+@pytest.mark.parametrize("config", [FMA, DOT], ids=["fma", "dot"])
+def test_an_mlp_is_transformers(device, config):
+    """Norm, gate, up, down and the residual, in two launches."""
+    hidden, intermediate = 96, 40
+    torch.manual_seed(0)
+    mlp = LlamaMLP(LlamaConfig(hidden_size=hidden, intermediate_size=intermediate)).to(device).requires_grad_(False)
+    norm = LlamaRMSNorm(hidden, EPS).to(device).requires_grad_(False)
+    norm.weight.uniform_(0.5, 1.5)
+    residual = random(3, hidden, dtype=torch.float32, device=device)
+    reference = residual + mlp(norm(residual))
+    gate_up = torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight])
+    between = poisoned(3, intermediate, dtype=torch.float32, device=device)
+    linear_few(residual, gate_up, between, norm_weight=norm.weight, eps=EPS, gated="silu", config=config)
+    linear_few(between, mlp.down_proj.weight, residual, residual=residual, config=config)
+    assert_close(residual, reference)
 
 
 WIDTHS = [64, 576, 1024, 1536, 2048, 2560, 3072, 4096, 5120, 8960, 14336]

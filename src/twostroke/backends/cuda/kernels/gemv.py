@@ -248,6 +248,11 @@ def _fma_rows(
 
 
 @triton.jit
+def _part(pointers, in_range, MASKED: tl.constexpr):
+    return tl.load(pointers, mask=in_range, other=0.0) if MASKED else tl.load(pointers)
+
+
+@triton.jit
 def _dot(w, value, sums, WIDEN: tl.constexpr):
     if WIDEN:
         w = w.to(tl.float32)
@@ -316,14 +321,11 @@ def _dot_rows(
     up_sums = tl.zeros([WARPS, BLOCK_N, ROWS], tl.float32)
     squares = tl.zeros([WARPS, BLOCK_K // 8, ROWS], tl.float32)
     for start in tl.range(0, WIDTH, step, num_stages=STAGES):
-        if masked:
-            w = tl.load(w_pointers + start, mask=k[:, None, :] + start < WIDTH, other=0.0)
-            value = tl.load(x_pointers + start, mask=in_batch & (k[:, :, None] + start < WIDTH), other=0.0)
-        else:
-            w = tl.load(w_pointers + start)
-            value = tl.load(x_pointers + start, mask=in_batch, other=0.0)
+        w = _part(w_pointers + start, k[:, None, :] + start < WIDTH, masked)
+        present = in_batch & (k[:, :, None] + start < WIDTH) if masked else in_batch
+        value = tl.load(x_pointers + start, mask=present, other=0.0)
         if norm_weight is not None:
-            scale = tl.load(norm_weight + k + start, mask=k + start < WIDTH, other=0.0).to(tl.float32)[:, :, None]
+            scale = _part(norm_weight + k + start, k + start < WIDTH, masked).to(tl.float32)[:, :, None]
             value = value.to(tl.float32)
             if SCALE_FIRST:
                 scale = scale * first_factor[None, None, :]
@@ -332,10 +334,7 @@ def _dot_rows(
             value = (value * scale).to(w.dtype)
         sums = _dot(w, value, sums, WIDEN)
         if GATED is not None:
-            if masked:
-                up_w = tl.load(w_pointers + up_offset + start, mask=k[:, None, :] + start < WIDTH, other=0.0)
-            else:
-                up_w = tl.load(w_pointers + up_offset + start)
+            up_w = _part(w_pointers + up_offset + start, k[:, None, :] + start < WIDTH, masked)
             up_sums = _dot(up_w, value, up_sums, WIDEN)
     if PDL and not EARLY_TRIGGER:
         gdc_launch_dependents()

@@ -41,17 +41,22 @@ def choose(num_rows: int, outputs: int, width: int, gated: bool, bytes_an_elemen
 
 @cache
 def _preferred(num_rows: int, outputs: int, width: int, gated: bool) -> GemvConfig:
-    is_large = width >= 4096 or outputs * width >= 2**24
+    is_large = outputs * width >= 2**24
+    is_vocabulary = outputs >= 2**15
     if num_rows > 2:
-        return GemvConfig("dot", 16, 128, 4, num_stages=4, prefetch_l2=True, early_trigger=not is_large)
-    if outputs >= 2**15:  # a vocabulary
-        config = GemvConfig("fma", 4, 2048, 8) if width >= 2048 else GemvConfig("fma", 8, 1024, 8)
+        # Every program reads all inputs: tall blocks read them less often, but there must be a program for every SM.
+        if gated or outputs >= 4096:
+            config = GemvConfig("dot", 16 if gated else 32, 64, 4, prefetch_l2=True)
+        else:
+            config = GemvConfig("dot", 16, 128, 4, prefetch_l2=True)
+    elif is_vocabulary:
+        config = GemvConfig("fma", 4, 2048, 8) if width >= 2048 else GemvConfig("fma", 8, 1024, 4)
     elif gated:
         config = GemvConfig("fma", 4, 1024, 4)
     elif outputs >= width:  # qkv
         config = GemvConfig("fma", 2, 2048, 4)
     elif not is_large:  # o and down of a small model: few programs, each to be soon done
-        config = GemvConfig("fma", 4, 2048, 8) if width <= 2048 else GemvConfig("fma", 2, 1024, 4)
+        config = GemvConfig("fma", 4, 2048, 8) if width <= 2048 else GemvConfig("fma", 2, 1024, 4, prefetch_tiles=3)
     else:
         config = GemvConfig("fma", 4, 2048, 8)
     return replace(config, early_trigger=not is_large)

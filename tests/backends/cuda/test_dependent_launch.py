@@ -1,0 +1,79 @@
+"""A chain of dependent launches must give what the same kernels give one after another: a kernel that read before it
+waited, or a neighbour that did not wait at all, would show."""
+
+import pytest
+import torch
+from tests.backends.cuda.closeness import random
+
+from twostroke.backends.cuda.kernels.activation import gated
+from twostroke.backends.cuda.kernels.embedding import gather
+from twostroke.backends.cuda.kernels.gemv import linear_few
+from twostroke.backends.cuda.kernels.norms import add_rms_norm, rms_norm, sandwich
+from twostroke.backends.cuda.kernels.rope import rope_and_store
+from twostroke.backends.cuda.kernels.target import target_of
+
+HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, HEAD_DIM = 256, 384, 4, 2, 64
+EPS = 1e-5
+
+
+class Chain:
+    """Every kernel of the layer, each reading what the one before wrote; attention's place is taken by its queries."""
+
+    def __init__(self, device, rows):
+        kinds = {"dtype": torch.bfloat16, "device": device}
+        self.rows = rows
+        self.embedding = random(50, HIDDEN, **kinds)
+        self.qkv_weight = random((HEADS + 2 * KV_HEADS) * HEAD_DIM, HIDDEN, **kinds) / 16
+        self.o_weight = random(HIDDEN, HEADS * HEAD_DIM, **kinds) / 16
+        self.gate_up_weight = random(2 * INTERMEDIATE, HIDDEN, **kinds) / 16
+        self.down_weight = random(HIDDEN, INTERMEDIATE, **kinds) / 16
+        self.norm_weight = random(HIDDEN, **kinds) / 4 + 1
+        self.residual, self.x = (torch.empty(rows, HIDDEN, **kinds) for _ in range(2))
+        self.qkv = torch.empty(rows, len(self.qkv_weight), **kinds)
+        self.gate_up, self.between = (torch.empty(rows, n * INTERMEDIATE, **kinds) for n in (2, 1))
+        self.caches = [torch.zeros(2, KV_HEADS, 16, HEAD_DIM, **kinds) for _ in range(2)]
+        self.ids = torch.arange(rows, dtype=torch.int32, device=device)
+        self.table = torch.zeros(rows, 1, dtype=torch.int32, device=device)
+        self.cos_sin = random(16, HEAD_DIM, dtype=torch.float32, device=device)
+
+    def run(self, pdl, layers=6):
+        norm, own = {"eps": EPS, "pdl": pdl}, self.norm_weight
+        gather(self.embedding, self.ids, self.ids, self.ids, self.residual, pdl=pdl)
+        for _ in range(layers):
+            linear_few(self.residual, self.qkv_weight, self.qkv, norm_weight=own, **norm)
+            rope_and_store(
+                self.qkv, self.cos_sin, self.ids, self.ids, self.table, *self.caches, num_heads=HEADS,
+                num_kv_heads=KV_HEADS, head_dim=HEAD_DIM, rope_dim=HEAD_DIM, pdl=pdl,
+            )  # fmt: skip
+            queries = self.qkv[:, : HEADS * HEAD_DIM]
+            linear_few(queries, self.o_weight, self.residual, residual=self.residual, pdl=pdl)
+            linear_few(self.residual, self.gate_up_weight, self.between, norm_weight=own, gated="silu", **norm)
+            linear_few(self.between, self.down_weight, self.x, pdl=pdl)
+            sandwich(self.x, own, self.residual, own, self.x, **norm)
+            linear_few(self.x, self.gate_up_weight, self.gate_up, pdl=pdl)
+            gated(self.gate_up, self.between, kind="gelu_tanh", pdl=pdl)
+            linear_few(self.between, self.down_weight, self.x, pdl=pdl)
+            add_rms_norm(self.x, self.residual, own, self.x, **norm)
+        rms_norm(self.residual, own, self.x, **norm)
+        return self.x
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no card")
+@pytest.mark.parametrize("rows", [1, 2, 4, 8])
+def test_a_chain_of_dependent_launches_in_a_graph(device, rows):
+    if not target_of(device).has_pdl:
+        pytest.skip("the card has no dependent launches")
+    chain = Chain(device, rows)
+    expected = chain.run(pdl=False).clone()
+    assert torch.isfinite(expected).all()
+    chain.run(pdl=True)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        chain.run(pdl=True)
+    for _ in range(20):
+        chain.x.fill_(float("nan"))
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(chain.x, expected)

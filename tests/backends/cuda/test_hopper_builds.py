@@ -1,0 +1,30 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pdl", [False, True], ids=["plain", "pdl"])
+def test_every_kernel_compiles_for_hopper(tmp_path, pdl):
+    """Without a card: the compiler takes them all, and what makes them fast is in the code."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
+    command = [sys.executable, "-m", "tests.backends.cuda.hopper_builds", "pdl" if pdl else "plain"]
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    builds = json.loads(done.stdout)
+    assert {build["kernel"] for build in builds} == {"gather", "norm", "gated", "rope", "fma", "dot"}
+    for build in builds:
+        # The chain of dependent launches holds only if every kernel of it waits.
+        assert build["waits"] == build["triggers"] == int(pdl), build
+        if build["kernel"] == "dot":
+            assert build["tensor_core_products"] and build["asynchronous_copies"], build
+        else:
+            assert build["wide_loads"], build
+    assert any(build["prefetches"] for build in builds) == pdl
