@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from tests.backends.cuda.paged import PagedCache, assert_near, attend, random_queries
 
-from twostroke.backends.cuda.kernels.prefill_tiles import PrefillScratch, PrefillSegments, PrefillTiles
+from twostroke.backends.cuda.kernels.prefill_tiles import PrefillScratch, PrefillTiles, PrefillWork
 
 
 @dataclass
@@ -17,7 +17,7 @@ class PrefillCase:
 
     cache: PagedCache
     queries: torch.Tensor
-    segments: PrefillSegments
+    work: PrefillWork
     scratch: PrefillScratch
     out: torch.Tensor
     counts: list[int]
@@ -43,21 +43,14 @@ class PrefillCase:
         group = heads // kv_heads
         shape = {"tile_rows": tile_rows, "group": group, "kv_heads": kv_heads, "num_sms": num_sms}
         capacity = PrefillTiles.capacity(sum(counts), len(counts), **shape) if padding else None
-        tiles = PrefillTiles.build(counts, starts, window=window, pad_items=capacity, **shape)
-
-        def put(numbers):
-            return torch.tensor(numbers, dtype=torch.int32, device=device)
-
-        segments = PrefillSegments(
-            put(first_tokens), put(counts), put(starts), put(rows),
-            torch.from_numpy(tiles.items).to(device), tile_rows, tiles.part_items,
-        )  # fmt: skip
+        tiles = PrefillTiles.build(first_tokens, counts, starts, rows, window=window, pad_items=capacity, **shape)
+        work = PrefillWork(torch.from_numpy(tiles.items).to(device), tile_rows, tiles.part_items)
         scratch = PrefillScratch(kv_heads, head_dim, device, num_sms, tile_rows)
         scratch.partials.fill_(float("nan"))
         scratch.log_sums.fill_(float("nan"))
         out = torch.full((num_tokens, heads * head_dim), float("nan"), dtype=dtype, device=device)
         queries = random_queries(rng, num_tokens, heads, kv_heads, head_dim, dtype, device)
-        return cls(cache, queries, segments, scratch, out, list(counts), list(starts), rows, first_tokens)
+        return cls(cache, queries, work, scratch, out, list(counts), list(starts), rows, first_tokens)
 
     def check(self, scale, window=None, softcap=None, sample=None, rng=None):
         """Every query of every segment, or `sample` of them, against plain arithmetic; all else is left as it was."""

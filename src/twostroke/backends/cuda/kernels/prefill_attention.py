@@ -13,18 +13,19 @@ import torch
 import triton
 import triton.language as tl
 
-from twostroke.backends.cuda.kernels.prefill_tiles import PrefillScratch, PrefillSegments
+from twostroke.backends.cuda.kernels.prefill_tiles import ITEM_FIELDS, PrefillScratch, PrefillWork
 from twostroke.backends.cuda.kernels.scores import cap_scores, score_factors
 
 LOWEST = tl.constexpr(-1.0e30)
 """The peak of a query that has seen no key yet: finite, so that a wholly masked block weighs nothing and is no NaN."""
+FIELDS = tl.constexpr(ITEM_FIELDS)
 COMBINE_ROWS = 8
 COMBINE_PARTS = 8
 
 
 @dataclass(frozen=True)
 class PrefillConfig:
-    """How one program walks its keys; the height of its tile comes with the segments."""
+    """How one program walks its keys; the height of its tile comes with the work."""
 
     block: int
     warps: int
@@ -121,10 +122,6 @@ def _prefill_kernel(
     k_cache,
     v_cache,
     table,
-    first_tokens,
-    counts,
-    starts,
-    rows,
     items,
     out,
     partials,
@@ -148,25 +145,23 @@ def _prefill_kernel(
 ):
     kv_head = tl.program_id(0)
     item = tl.program_id(1)
-    segment = tl.load(items + item * 4)
-    if segment < 0:
+    own = items + item * FIELDS
+    tokens = tl.load(own + 2)
+    if tokens == 0:
         return
-    tile, part, parts = tl.load(items + item * 4 + 1), tl.load(items + item * 4 + 2), tl.load(items + item * 4 + 3)
-    count, start = tl.load(counts + segment), tl.load(starts + segment)
-    TOKENS: tl.constexpr = TILE // GROUP
+    table_row = table + tl.load(own).to(tl.int64) * table_stride
+    first_token, base, part, parts = tl.load(own + 1), tl.load(own + 3), tl.load(own + 5), tl.load(own + 6)
     row = tl.arange(0, TILE)
     dim = tl.arange(0, DIM)
-    token = tile * TOKENS + row // GROUP
-    row_held = (row < TOKENS * GROUP) & (token < count)
+    row_held = row < tokens * GROUP
     held = row_held[:, None] & (dim < HEAD_DIM)[None, :]
-    at = (tl.load(first_tokens + segment) + token).to(tl.int64)
+    at = (first_token + row // GROUP).to(tl.int64)
     own_heads = (kv_head * GROUP + row % GROUP)[:, None] * HEAD_DIM + dim[None, :]
     query = tl.load(queries + at[:, None] * query_stride + own_heads, mask=held, other=0.0)
 
     # The tile's queries stand at positions base..last. Blocks of keys from clear to full hold only keys that all of
     # them read; those before and after are cut by the window and by the diagonal.
-    base = start + tile * TOKENS
-    last = start + tl.minimum((tile + 1) * TOKENS, count) - 1
+    last = base + tokens - 1
     high = last // BLOCK + 1
     full = (base + 1) // BLOCK
     if HAS_WINDOW:
@@ -182,8 +177,7 @@ def _prefill_kernel(
     clear = tl.minimum(tl.maximum(clear, begin), end)
     full = tl.minimum(tl.maximum(full, clear), end)
 
-    position = start + token
-    table_row = table + tl.load(rows + segment).to(tl.int64) * table_stride
+    position = base + row // GROUP
     k_head = k_cache + kv_head * PAGE * HEAD_DIM + dim[None, :]
     v_head = v_cache + kv_head * PAGE * HEAD_DIM + dim[None, :]
     peak = tl.full([TILE], LOWEST, tl.float32)
@@ -219,8 +213,6 @@ def _prefill_kernel(
 def _combine_kernel(
     partials,
     log_sums,
-    first_tokens,
-    counts,
     items,
     out,
     GROUP: tl.constexpr,
@@ -234,14 +226,12 @@ def _combine_kernel(
     """Joins the parts of cut tiles; a tile's rows are shared out among as many programs as it has parts."""
     item = tl.program_id(0)
     kv_head = tl.program_id(1)
-    segment, parts = tl.load(items + item * 4), tl.load(items + item * 4 + 3)
-    if (segment < 0) | (parts < 2):
+    own = items + item * FIELDS
+    first_token, tokens, part, parts = tl.load(own + 1), tl.load(own + 2), tl.load(own + 5), tl.load(own + 6)
+    if parts < 2:
         return
-    tile, part = tl.load(items + item * 4 + 1), tl.load(items + item * 4 + 2)
-    first_token, count = tl.load(first_tokens + segment), tl.load(counts + segment)
-    TOKENS: tl.constexpr = TILE // GROUP
     dim = tl.arange(0, DIM)
-    held_rows = tl.minimum(TOKENS, count - tile * TOKENS) * GROUP
+    held_rows = tokens * GROUP
     for first_row in tl.range(part * ROWS, held_rows, parts * ROWS, num_stages=1):
         row = first_row + tl.arange(0, ROWS)
         row_held = row < held_rows
@@ -265,7 +255,7 @@ def _combine_kernel(
             value_sum = value_sum * decay[:, None] + tl.sum(mean * weights[:, :, None], 0)
             total = total * decay + tl.sum(weights, 0)
             peak = new_peak
-        at = (first_token + tile * TOKENS + row // GROUP).to(tl.int64)
+        at = (first_token + row // GROUP).to(tl.int64)
         own_heads = (kv_head * GROUP + row % GROUP)[:, None] * HEAD_DIM + dim[None, :]
         result = value_sum / tl.where(total == 0.0, 1.0, total)[:, None]
         out_rows = out + at[:, None] * (KV_HEADS * GROUP * HEAD_DIM)
@@ -273,21 +263,19 @@ def _combine_kernel(
 
 
 def combine_parts(
-    segments: PrefillSegments, scratch: PrefillScratch, out: torch.Tensor, kv_heads: int, group: int, head_dim: int
+    work: PrefillWork, scratch: PrefillScratch, out: torch.Tensor, kv_heads: int, group: int, head_dim: int
 ) -> None:
     """The second launch, after any kernel that left parts of tiles in the scratch."""
-    _combine_kernel[(segments.part_items, kv_heads)](
+    _combine_kernel[(work.part_items, kv_heads)](
         scratch.partials,
         scratch.log_sums,
-        segments.first_tokens,
-        segments.counts,
-        segments.items,
+        work.items,
         out,
         GROUP=group,
         KV_HEADS=kv_heads,
         HEAD_DIM=head_dim,
         DIM=max(16, triton.next_power_of_2(head_dim)),
-        TILE=segments.tile_rows,
+        TILE=work.tile_rows,
         ROWS=COMBINE_ROWS,
         PARTS=COMBINE_PARTS,
         num_warps=4,
@@ -298,21 +286,21 @@ def check_shapes(
     queries: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
-    segments: PrefillSegments,
+    work: PrefillWork,
     scratch: PrefillScratch,
 ) -> tuple[int, int, int, int]:
     """KV heads, group, head size and page size; raises where a kernel would read or write amiss."""
     _, heads, head_dim = queries.shape
     _, kv_heads, page, _ = k_cache.shape
     group = heads // kv_heads
-    if group > segments.tile_rows:
-        raise ValueError(f"A tile of {segments.tile_rows} rows cannot hold a group of {group} heads.")
+    if group > work.tile_rows:
+        raise ValueError(f"A tile of {work.tile_rows} rows cannot hold a group of {group} heads.")
     if not (k_cache.is_contiguous() and v_cache.is_contiguous() and queries.stride(1) == head_dim):
         raise ValueError("Prefill attention wants contiguous caches and contiguous heads of a token.")
-    if segments.part_items * segments.tile_rows > scratch.max_items * scratch.tile_rows:
+    if work.part_items * work.tile_rows > scratch.max_items * scratch.tile_rows:
         raise ValueError(
             f"Prefill scratch for {scratch.max_items} parts of {scratch.tile_rows} rows cannot hold "
-            f"{segments.part_items} of {segments.tile_rows}."
+            f"{work.part_items} of {work.tile_rows}."
         )
     return kv_heads, group, head_dim, page
 
@@ -322,7 +310,7 @@ def attend_prefill(
     k_cache: torch.Tensor,  # [num_blocks + 1, kv_heads, block_size, head_dim], contiguous
     v_cache: torch.Tensor,
     table: torch.Tensor,  # int32 [num_rows, table_len]
-    segments: PrefillSegments,
+    work: PrefillWork,
     out: torch.Tensor,  # [num_tokens, heads * head_dim], contiguous
     *,
     scale: float,
@@ -333,19 +321,15 @@ def attend_prefill(
 ) -> None:
     """Query i of a segment stands at position `start + i` and reads every key of its row up to there, the segment's own
     included: they are in the cache already."""
-    kv_heads, group, head_dim, page = check_shapes(queries, k_cache, v_cache, segments, scratch)
-    config = config or prefill_config(segments.tile_rows, head_dim)
+    kv_heads, group, head_dim, page = check_shapes(queries, k_cache, v_cache, work, scratch)
+    config = config or prefill_config(work.tile_rows, head_dim)
     score_scale, cap_log2 = score_factors(scale, softcap)
-    _prefill_kernel[(kv_heads, len(segments.items))](
+    _prefill_kernel[(kv_heads, len(work.items))](
         queries,
         k_cache,
         v_cache,
         table,
-        segments.first_tokens,
-        segments.counts,
-        segments.starts,
-        segments.rows,
-        segments.items,
+        work.items,
         out,
         scratch.partials,
         scratch.log_sums,
@@ -359,7 +343,7 @@ def attend_prefill(
         HEAD_DIM=head_dim,
         DIM=max(16, triton.next_power_of_2(head_dim)),
         PAGE=page,
-        TILE=segments.tile_rows,
+        TILE=work.tile_rows,
         BLOCK=config.block,
         STAGES=config.stages,
         HAS_WINDOW=window is not None,
@@ -367,5 +351,5 @@ def attend_prefill(
         PRECISION="ieee" if queries.dtype == torch.float32 else "tf32",
         num_warps=config.warps,
     )
-    if segments.part_items:
-        combine_parts(segments, scratch, out, kv_heads, group, head_dim)
+    if work.part_items:
+        combine_parts(work, scratch, out, kv_heads, group, head_dim)

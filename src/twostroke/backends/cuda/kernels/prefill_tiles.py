@@ -14,7 +14,9 @@ KEY_BLOCK = 64
 """Keys a unit of work, when tiles are weighed against each other."""
 SMALLEST_BLOCKS = 4
 """A tile's keys are not shared out in smaller parts than this: a part costs its start and its partial result."""
-ITEM_FIELDS = 4
+ITEM_FIELDS = 8
+"""Row of the block table, first token among the queries, tokens (0 in a padding item), position of the first token, end
+of the segment's context, part, parts, nothing. Whole, so that a program waits for memory once before its first page."""
 
 
 def target_items(kv_heads: int, num_sms: int) -> int:
@@ -27,17 +29,18 @@ class PrefillTiles:
     """A launch's work items on the host. A tile is `tile_rows // group` tokens of one segment with all query heads of a
     KV head; an item is a tile, or one of the equal parts that its keys were cut into."""
 
-    items: npt.NDArray[np.int32]  # [num_items, 4]: segment, tile, part, parts; segment -1 is padding
+    items: npt.NDArray[np.int32]  # [num_items, ITEM_FIELDS]
     tile_rows: int
-    group: int
     part_items: int
     """Items that are a part of a tile; they come first, and a second launch joins them. 0 if no tile was cut."""
 
     @classmethod
     def build(
         cls,
+        first_tokens: Sequence[int],
         counts: Sequence[int],
         starts: Sequence[int],
+        rows: Sequence[int],
         *,
         tile_rows: int,
         group: int,
@@ -46,28 +49,31 @@ class PrefillTiles:
         window: int | None = None,
         pad_items: int | None = None,
     ) -> PrefillTiles:
-        """Segment s has `counts[s]` tokens from position `starts[s]` on. `pad_items` fixes the number of items, for a
-        captured graph; `capacity` says how many are always enough."""
-        tokens = tile_rows // group
-        tiles_of = -(-np.asarray(counts, dtype=np.int64) // tokens)
-        segment = np.repeat(np.arange(len(counts)), tiles_of)
-        tile = np.arange(len(segment)) - np.repeat(np.cumsum(tiles_of) - tiles_of, tiles_of)
-        start, count = np.asarray(starts, dtype=np.int64)[segment], np.asarray(counts, dtype=np.int64)[segment]
-        last = start + np.minimum((tile + 1) * tokens, count) - 1
-        first = np.zeros_like(last) if window is None else np.maximum(start + tile * tokens - window + 1, 0)
-        blocks = last // KEY_BLOCK + 1 - first // KEY_BLOCK
+        """Segment s has `counts[s]` tokens from position `starts[s]` of row `rows[s]` on, which lie among the queries
+        from `first_tokens[s]` on. `pad_items` fixes the number of items, for a captured graph; `capacity` says how
+        many are always enough."""
+        segments = np.array([first_tokens, counts, starts, rows], dtype=np.int64)
+        tile_tokens = tile_rows // group
+        tiles_of = -(-segments[1] // tile_tokens)
+        first, count, start, row = np.repeat(segments, tiles_of, axis=1)
+        offset = (np.arange(len(row)) - np.repeat(np.cumsum(tiles_of) - tiles_of, tiles_of)) * tile_tokens
+        tokens = np.minimum(tile_tokens, count - offset)
+        position = start + offset
+        oldest = np.zeros_like(position) if window is None else np.maximum(position - window + 1, 0)
+        blocks = (position + tokens - 1) // KEY_BLOCK + 1 - oldest // KEY_BLOCK
         chunk = max(-(-int(blocks.sum()) // target_items(kv_heads, num_sms)), SMALLEST_BLOCKS)
         parts = np.maximum(blocks // chunk, 1)
         # Cut tiles first, so that an item's index is also its place in the scratch; then the longest.
-        order = np.lexsort((tile, segment, -blocks, parts == 1))
-        segment, tile, parts = segment[order], tile[order], parts[order]
-        part = np.arange(parts.sum()) - np.repeat(np.cumsum(parts) - parts, parts)
-        items = np.stack([np.repeat(segment, parts), np.repeat(tile, parts), part, np.repeat(parts, parts)], axis=1)
-        if pad_items is not None:
-            if len(items) > pad_items:
-                raise ValueError(f"{len(items)} items of prefill attention do not fit {pad_items}.")
-            items = np.concatenate([items, np.full((pad_items - len(items), ITEM_FIELDS), -1)])
-        return cls(np.ascontiguousarray(items, dtype=np.int32), tile_rows, group, int(parts[parts > 1].sum()))
+        order = np.lexsort((-blocks, parts == 1))
+        tiles = np.stack([row, first + offset, tokens, position, start + count, parts], axis=1)[order]
+        parts = parts[order]
+        items = np.zeros((max(int(parts.sum()), pad_items or 0), ITEM_FIELDS), dtype=np.int32)
+        used = int(parts.sum())
+        if pad_items is not None and used > pad_items:
+            raise ValueError(f"{used} items of prefill attention do not fit {pad_items}.")
+        items[:used, [0, 1, 2, 3, 4, 6]] = np.repeat(tiles, parts, axis=0)
+        items[:used, 5] = np.arange(used) - np.repeat(np.cumsum(parts) - parts, parts)
+        return cls(items, tile_rows, int(parts[parts > 1].sum()))
 
     @staticmethod
     def capacity(num_tokens: int, num_segments: int, *, tile_rows: int, group: int, kv_heads: int, num_sms: int) -> int:
@@ -77,14 +83,10 @@ class PrefillTiles:
 
 
 @dataclass(frozen=True)
-class PrefillSegments:
-    """A step's prefill chunks on the device; `items` is a `PrefillTiles`' of the same tile height."""
+class PrefillWork:
+    """`PrefillTiles` on the device."""
 
-    first_tokens: torch.Tensor  # int32 [num_segments]: where a segment begins among the queries
-    counts: torch.Tensor  # int32 [num_segments]: its tokens
-    starts: torch.Tensor  # int32 [num_segments]: the position of its first token
-    rows: torch.Tensor  # int32 [num_segments]: its row of the block table
-    items: torch.Tensor  # int32 [num_items, 4]
+    items: torch.Tensor  # int32 [num_items, ITEM_FIELDS]
     tile_rows: int
     part_items: int
     """At most so many items are parts of a tile; 0 saves the second launch."""
