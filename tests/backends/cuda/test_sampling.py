@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from twostroke.backends.cuda.kernels import sampling_state
+from twostroke.backends.cuda.kernels.sampling_search import SearchShape
 from twostroke.backends.cuda.sampling import SamplingRows
 from twostroke.backends.host.random_stream import philox4x32, uniform
 from twostroke.backends.host.sampler import RowSampler
@@ -14,7 +15,9 @@ from twostroke.core.sampling_params import SamplingParams
 from twostroke.core.step import RowJoin
 
 VOCAB = 1003
-BLOCK = 256
+BLOCK = 512
+# Few wide rounds are quick under the interpreter.
+SMALL = {"column": 32, "list_size": 128, "search": SearchShape(chunk=64, part=64, fan=64)}
 
 
 def stream(seed, count, vocab=VOCAB, spread=3.0):
@@ -36,7 +39,7 @@ class Device:
 
     def __init__(self, device, max_rows=8, vocab=VOCAB, block=BLOCK):
         self.device, self.max_rows = device, max_rows
-        self.rows = SamplingRows(max_rows, vocab, device, block=block)
+        self.rows = SamplingRows(max_rows, vocab, device, block=block, **SMALL)
         self.last = torch.full((max_rows + 1,), -7, dtype=torch.int32, device=device)
 
     def open(self, *joins, first=0):
@@ -118,3 +121,30 @@ def test_draws_are_the_hosts_over_several_steps(device):
     steps = [stream(seed, len(joins)) for seed in range(8)]
     ours, theirs = both(device, joins, steps)
     assert ours == theirs
+
+
+FILTERS = {
+    "top_k": {"top_k": 20},
+    "top_k_1": {"top_k": 1},
+    "more_than_columns": {"top_k": 40},
+    "more_than_a_list": {"top_k": 500},
+    "top_p": {"top_p": 0.9},
+    "top_p_small": {"top_p": 1e-6},
+    "top_p_flat": {"top_p": 0.95, "temperature": 8.0},
+    "min_p": {"min_p": 0.02},
+    "min_p_1": {"min_p": 1.0},
+    "min_p_flat": {"min_p": 0.3, "temperature": 20.0},
+    "k_and_p": {"top_k": 30, "top_p": 0.8},
+    "wide_k_and_p": {"top_k": 600, "top_p": 0.7, "temperature": 4.0},
+    "p_and_min_p": {"top_p": 0.95, "min_p": 0.1},
+    "min_p_within_p": {"top_p": 0.5, "min_p": 0.001},
+    "all": {"top_k": 25, "top_p": 0.9, "min_p": 0.05, "temperature": 0.8},
+}
+
+
+def test_filters_are_the_hosts(device):
+    joins = [join(SamplingParams(**parameters), seed) for seed, parameters in enumerate(FILTERS.values())]
+    for seed in range(2):
+        logits = stream(seed, len(joins))
+        ours, theirs = both(device, joins, [logits])
+        assert dict(zip(FILTERS, ours[0], strict=True)) == dict(zip(FILTERS, theirs[0], strict=True))

@@ -4,25 +4,30 @@ Knows logits and rows; nothing of the model, of KV or of steps."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import triton
 
 from twostroke.backends.cuda.kernels import sampling as kernels
-from twostroke.backends.cuda.kernels import sampling_state as words
+from twostroke.backends.cuda.kernels.sampling_edits import edit
+from twostroke.backends.cuda.kernels.sampling_filters import FilterScratch, filter_rows
+from twostroke.backends.cuda.kernels.sampling_search import SearchShape
+from twostroke.backends.cuda.kernels.sampling_state import COUNTS, LISTS, place_records
+from twostroke.backends.cuda.sampling_records import RECORD_WORDS, RowRecord, has_edits, has_filters, record_of
 from twostroke.backends.cuda.upload import UploadRing
 from twostroke.core.step import RowJoin
 
 BLOCK = 4096
 """Scores to a block of the vocabulary. A draw's rounding depends on it, so it does not vary with the batch."""
+COLUMN = 128
+"""Top-k up to the number of such columns starts from the best score of each."""
+LIST_SIZE = 4096
+"""Candidates that a filtered row may list; one with more is searched whole."""
+DEFAULT_SEARCH = SearchShape()
 DRAWS, FILTERS, EDITS = 1, 2, 4
-RECORD_WORDS = words.NUM_WORDS.value
-WORD_MASK = 2**64 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,32 +43,45 @@ class SamplingFeatures:
 
 
 class SamplingRows:
-    """The sampling of up to `max_rows` rows. Row `max_rows` pads batches: it is greedy and keeps no state."""
+    """The sampling of up to `max_rows` rows, in batches of up to `max_batch` (as many, unless said). Row `max_rows`
+    pads batches: it is greedy and keeps no state."""
 
-    def __init__(self, max_rows: int, vocab_size: int, device: torch.device | str, *, block: int = BLOCK) -> None:
+    def __init__(
+        self,
+        max_rows: int,
+        vocab_size: int,
+        device: torch.device | str,
+        *,
+        max_batch: int | None = None,
+        block: int = BLOCK,
+        column: int = COLUMN,
+        list_size: int = LIST_SIZE,
+        search: SearchShape = DEFAULT_SEARCH,
+    ) -> None:
         self._device = torch.device(device)
+        self._max_batch = max_batch or max_rows
         self._vocab_size = vocab_size
-        self._block = block
-        num_blocks = triton.cdiv(vocab_size, block)
+        self._block, self._column, self._list_size, self._search = block, column, list_size, search
+        self._num_blocks = triton.cdiv(vocab_size, block)
         self._state = torch.zeros(max_rows + 1, RECORD_WORDS, dtype=torch.int64, device=self._device)
-        self._arrived = torch.zeros(max_rows * (RECORD_WORDS + 1), dtype=torch.int64, device=self._device)
-        self._summaries = (
-            torch.zeros(max_rows, num_blocks, dtype=torch.float32, device=self._device),
-            torch.zeros(max_rows, num_blocks, dtype=torch.int32, device=self._device),
-            torch.zeros(max_rows, num_blocks, dtype=torch.float32, device=self._device),
-        )
+        self._summaries = kernels.Summaries.allocate(self._max_batch, self._num_blocks, self._device)
+        self._filter_scratch: FilterScratch | None = None
+        self._edited: torch.Tensor | None = None  # [max_batch, vocab]
         self._uploads = UploadRing(self._device)
         self._needs = [0] * (max_rows + 1)
         self._logprobs: list[int | None] = [None] * (max_rows + 1)
         self._changed: dict[int, RowJoin] = {}
+        # What the records of open rows point at. It never moves, so captured graphs stay true; memory that is given
+        # back is reused in the stream's order, behind the steps that were launched before.
+        self._held: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
 
     def open(self, row: int, join: RowJoin) -> None:
         """Begin a row, or go on with one that has written `join.output_token_ids`; `flush` tells the device."""
         sampling = join.request.sampling
         needs = 0 if sampling.is_greedy else DRAWS
-        if not sampling.is_greedy and _has_filters(join, self._vocab_size):
+        if has_filters(sampling, self._vocab_size):
             needs |= FILTERS
-        if sampling.has_penalties or sampling.logit_bias or sampling.min_tokens:
+        if has_edits(sampling):
             needs |= EDITS
         self._needs[row] = needs
         self._logprobs[row] = sampling.logprobs
@@ -74,6 +92,7 @@ class SamplingRows:
         self._needs[row] = 0
         self._logprobs[row] = None
         self._changed.pop(row, None)
+        self._held.pop(row, None)
 
     def logprobs_wanted(self, row: int) -> int | None:
         """How many of the most likely tokens the row wants beside the chosen one's logprob; None: no logprobs."""
@@ -89,13 +108,43 @@ class SamplingRows:
         """Queue what was opened since the last flush: one copy to the device, behind the steps launched before."""
         if not self._changed:
             return
-        records = np.zeros((len(self._changed), 1 + RECORD_WORDS), dtype=np.int64)
-        for record, (row, join) in zip(records, self._changed.items(), strict=True):
-            record[0] = row
-            _fill_record(record[1:], join, self._vocab_size)
-        self._changed.clear()
-        self._uploads.send(records.reshape(-1), self._arrived)
-        words.place_records(self._state, self._arrived[: records.size].view(len(records), -1))
+        changed, self._changed = self._changed, {}
+        records = {row: record_of(join, self._vocab_size) for row, join in changed.items()}
+        for row, record in records.items():
+            self._hold(row, record)
+        parts = [np.concatenate([[row], record.words]) for row, record in records.items()]
+        for record in records.values():
+            parts += (record.lists, record.seen_ids, record.output_ids)
+        payload = np.concatenate(parts)
+        arrived = torch.empty(len(payload), dtype=torch.int64, device=self._device)
+        self._uploads.send(payload, arrived)
+
+        first = len(records) * (1 + RECORD_WORDS)
+        place_records(self._state, arrived[:first].view(len(records), 1 + RECORD_WORDS))
+        for row, record in records.items():
+            sizes = [len(record.lists), len(record.seen_ids), len(record.output_ids)]
+            if row in self._held:
+                self._fill(row, *torch.split(arrived[first : first + sum(sizes)], sizes))
+            first += sum(sizes)
+
+    def _hold(self, row: int, record: RowRecord) -> None:
+        """Make room for what a row's record points at, and write the addresses into it."""
+        self._held.pop(row, None)
+        if len(record.lists) or record.has_penalties:
+            lists = torch.empty(len(record.lists), dtype=torch.int64, device=self._device)
+            counts: torch.Tensor | None = None
+            if record.has_penalties:
+                counts = torch.zeros(self._vocab_size, dtype=torch.int32, device=self._device)
+                record.words[COUNTS.value] = counts.data_ptr()
+            record.words[LISTS.value] = lists.data_ptr()
+            self._held[row] = (lists, counts)
+
+    def _fill(self, row: int, lists: torch.Tensor, seen_ids: torch.Tensor, output_ids: torch.Tensor) -> None:
+        held_lists, counts = self._held[row]
+        held_lists.copy_(lists)
+        if counts is not None:
+            counts.index_fill_(0, seen_ids, 1)
+            counts.index_add_(0, output_ids, torch.full_like(output_ids, 2, dtype=torch.int32))
 
     def sample(
         self,
@@ -107,43 +156,42 @@ class SamplingRows:
         *,
         pdl: bool = False,
     ) -> None:
-        """Choose a token for each row and advance it. logits [batch, vocab], rows int32 [batch]; writes tokens_out
-        int32 [batch] (-1 where logits are not finite) and, at each row, last_tokens int32 [max_rows + 1]."""
-        if features.filters or features.edits:
-            raise NotImplementedError
-        state, block = self._state, self._block
-        kernels.survey(logits, rows, state, self._summaries, draws=features.draws, block=block, pdl=pdl)
-        kernels.choose(
-            logits,
-            rows,
-            state,
-            self._summaries,
-            last_tokens,
-            tokens_out,
+        """Choose a token for each row and advance it. logits float32 [batch, vocab], rows int32 [batch]; writes
+        tokens_out int32 [batch] (-1 where logits are not finite) and, at each row, last_tokens int32 [max_rows + 1].
+        The logits stay as they are."""
+        if len(logits) > self._max_batch or logits.stride(1) != 1 or logits.dtype != torch.float32:
+            raise ValueError(f"logits must be float32 rows, at most {self._max_batch}: {logits.dtype} {logits.shape}")
+        self.prepare(features)
+        filters = self._filter_scratch if features.filters else None
+        edited = self._edited if features.edits else None
+        shared = (rows, self._state)
+        if edited is not None:
+            edit(logits, edited, *shared, block=self._block, pdl=pdl)
+        kernels.survey(
+            *(logits, edited, *shared, self._summaries, filters),
             draws=features.draws,
-            block=block,
+            block=self._block,
+            column=self._column,
+            pdl=pdl,
+        )
+        if filters is not None:
+            summaries = (self._summaries.best, self._summaries.total)
+            filter_rows(logits, edited, *shared, *summaries, filters, block=self._block, pdl=pdl)
+        kernels.choose(
+            *(logits, edited, *shared, self._summaries, filters, last_tokens, tokens_out),
+            draws=features.draws,
+            block=self._block,
+            search=self._search,
             pdl=pdl,
         )
 
-
-def _has_filters(join: RowJoin, vocab_size: int) -> bool:
-    sampling = join.request.sampling
-    has_top_k = sampling.top_k is not None and sampling.top_k < vocab_size
-    return has_top_k or sampling.top_p < 1.0 or sampling.min_p > 0.0
-
-
-def _fill_record(record: npt.NDArray[np.int64], join: RowJoin, vocab_size: int) -> None:
-    """The words of a row, without addresses: see kernels/sampling_state.py."""
-    request, sampling = join.request, join.request.sampling
-    numbers = record.view(np.float64)
-    if not sampling.is_greedy:
-        # Temperatures below 1e-38 and the smallest one allowed choose alike.
-        numbers[words.SCALE.value] = min(math.log2(math.e) / max(sampling.temperature, 1e-300), words.LARGEST_SCALE)
-    if sampling.top_p < 1.0:
-        numbers[words.TOP_P.value] = sampling.top_p
-    numbers[words.MIN_P.value] = sampling.min_p
-    if sampling.top_k is not None and sampling.top_k < vocab_size:
-        record[words.TOP_K.value] = sampling.top_k
-    record[words.SEED.value] = np.uint64(request.seed & WORD_MASK).view(np.int64)
-    record[words.SAMPLE_INDEX.value] = join.sample_index
-    record[words.NUM_OUTPUT.value] = len(join.output_token_ids)
+    def prepare(self, features: SamplingFeatures) -> None:
+        """Allocate what batches with these features need, once; `sample` does so too, but a capture should not."""
+        if features.filters and self._filter_scratch is None:
+            num_columns = triton.cdiv(self._vocab_size, self._column)
+            self._filter_scratch = FilterScratch.allocate(
+                self._max_batch, self._num_blocks, num_columns, self._list_size, self._device
+            )
+        if features.edits and self._edited is None:
+            shape = (self._max_batch, self._vocab_size)
+            self._edited = torch.empty(shape, dtype=torch.float32, device=self._device)

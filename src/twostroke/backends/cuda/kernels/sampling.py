@@ -8,55 +8,98 @@ the batch, and what else the batch holds, changes nothing: blocks lie at fixed p
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from twostroke.backends.cuda.kernels.sampling_state import NUM_OUTPUT, NUM_WORDS, SCALE, uniform
+from twostroke.backends.cuda.kernels.sampling_filters import FilterScratch
+from twostroke.backends.cuda.kernels.sampling_search import SearchShape, draw_filtered
+from twostroke.backends.cuda.kernels.sampling_state import (
+    COUNTS,
+    MIN_TOKENS,
+    NEGATIVE_INFINITY,
+    NUM_OUTPUT,
+    NUM_WORDS,
+    SCALE,
+    WEIGHT_ONE,
+    source_of,
+    uniform,
+)
 
-NEGATIVE_INFINITY = tl.constexpr(float("-inf"))
-WEIGHT_ONE = tl.constexpr(2**40)
-"""Weights that are added up one by one are whole numbers: the best token weighs this. Their sums are exact, so no order
-of adding changes a choice, and a token of weight 0 is never drawn."""
+
+class Summaries(NamedTuple):
+    """What the survey finds, [batch, num_blocks] each."""
+
+    best: torch.Tensor
+    """float32: the block's best score; NaN where one is not finite."""
+    best_id: torch.Tensor
+    """int32: the lowest id that has it."""
+    total: torch.Tensor
+    """float32: the sum of exp((score - best) / temperature)."""
+
+    @classmethod
+    def allocate(cls, batch: int, num_blocks: int, device: torch.device) -> Summaries:
+        shape = (batch, num_blocks)
+        return cls(
+            torch.empty(shape, dtype=torch.float32, device=device),
+            torch.empty(shape, dtype=torch.int32, device=device),
+            torch.empty(shape, dtype=torch.float32, device=device),
+        )
 
 
 @triton.jit
 def _survey(
     logits,
+    edited,
     rows,
     state,
     block_best,
     block_best_id,
     block_total,
+    column_best,
     stride,
     vocab,
     num_blocks,
+    num_columns,
     BLOCK: tl.constexpr,
+    COLUMN: tl.constexpr,
     DRAWS: tl.constexpr,
+    FILTERS: tl.constexpr,
+    EDITS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Of one block: its best score (NaN where any is not finite), the lowest id that has it, and the sum of
-    exp((score - best) / temperature)."""
+    """Summarise one block of one row."""
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
     block = tl.program_id(0)
     entry = tl.program_id(1)
+    record = state + tl.load(rows + entry).to(tl.int64) * NUM_WORDS
     ids = block * BLOCK + tl.arange(0, BLOCK)
-    source = logits + entry.to(tl.int64) * stride
-    scores = tl.load(source + ids, mask=ids < vocab, other=NEGATIVE_INFINITY).to(tl.float32)
+    source = source_of(logits, edited, record, entry, stride, vocab, EDITS)
+    scores = tl.load(source + ids, mask=ids < vocab, other=NEGATIVE_INFINITY)
     best, offset = tl.max(scores, axis=0, return_indices=True)
     is_sound = (tl.abs(scores) < float("inf")) | (ids >= vocab)
+    if EDITS:
+        # Edited scores hold -inf only where a stop id is masked.
+        masks_stops = tl.load(record + NUM_OUTPUT) < tl.load(record + MIN_TOKENS)
+        is_sound = is_sound | (masks_stops & (scores == NEGATIVE_INFINITY))
     all_sound = tl.min(is_sound.to(tl.int32), axis=0)
     summary = entry * num_blocks + block
     tl.store(block_best + summary, tl.where(all_sound == 1, best, float("nan")))
     tl.store(block_best_id + summary, block * BLOCK + offset)
     if DRAWS:
-        record = state + tl.load(rows + entry).to(tl.int64) * NUM_WORDS
         scale = tl.load(record + SCALE).to(tl.float64, bitcast=True).to(tl.float32)
+        scale = tl.where(scale > 0.0, scale, 1.0)  # a greedy row's total is read by nobody
         reference = tl.where(best == NEGATIVE_INFINITY, 0.0, best)
         tl.store(block_total + summary, tl.sum(tl.exp2((scores - reference) * scale), axis=0))
+    if FILTERS:
+        bests = tl.max(tl.reshape(scores, [BLOCK // COLUMN, COLUMN]), axis=1)
+        columns = block * (BLOCK // COLUMN) + tl.arange(0, BLOCK // COLUMN)
+        tl.store(column_best + entry * num_columns + columns, bests, mask=columns < num_columns)
 
 
 @triton.jit
@@ -96,11 +139,18 @@ def _draw(
 @triton.jit
 def _choose(
     logits,
+    edited,
     rows,
     state,
     block_best,
     block_best_id,
     block_total,
+    floors,
+    marks,
+    amounts,
+    list_counts,
+    list_ids,
+    list_scores,
     last_tokens,
     tokens_out,
     stride,
@@ -109,7 +159,13 @@ def _choose(
     padding_row,
     BLOCK: tl.constexpr,
     SUMMARIES: tl.constexpr,
+    LIST: tl.constexpr,
+    CHUNK: tl.constexpr,
+    PART: tl.constexpr,
+    FAN: tl.constexpr,
     DRAWS: tl.constexpr,
+    FILTERS: tl.constexpr,
+    EDITS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Choose a row's token and advance the row; -1 and nothing advanced where a logit was not finite."""
@@ -130,37 +186,78 @@ def _choose(
         # A row with every token masked has no weight to draw by; it keeps the lowest id.
         if (is_broken == 0) & (best > NEGATIVE_INFINITY) & (tl.load(record + SCALE) != 0):
             totals = tl.load(block_total + entry * num_blocks + places, mask=exists, other=0.0)
-            source = logits + entry.to(tl.int64) * stride
-            token = _draw(source, record, best, bests, totals, vocab, BLOCK)
+            source = source_of(logits, edited, record, entry, stride, vocab, EDITS)
+            is_plain = True
+            if FILTERS:
+                is_plain = tl.load(floors + entry) == float("inf")
+                if not is_plain:
+                    token = draw_filtered(
+                        source,
+                        record,
+                        entry,
+                        best,
+                        bests,
+                        totals,
+                        floors,
+                        marks,
+                        amounts,
+                        list_counts,
+                        list_ids,
+                        list_scores,
+                        vocab,
+                        num_blocks,
+                        BLOCK,
+                        SUMMARIES,
+                        LIST,
+                        CHUNK,
+                        PART,
+                        FAN,
+                    )
+            if is_plain:
+                token = _draw(source, record, best, bests, totals, vocab, BLOCK)
     tl.store(tokens_out + entry, tl.where(is_broken == 1, -1, token))
     if (is_broken == 0) & (row != padding_row):
         tl.store(last_tokens + row, token)
         tl.store(record + NUM_OUTPUT, tl.load(record + NUM_OUTPUT) + 1)
+        if EDITS:
+            counts_address = tl.load(record + COUNTS)
+            if counts_address != 0:
+                count = counts_address.to(tl.pointer_type(tl.int32)) + token
+                tl.store(count, tl.load(count) + 2)
 
 
 def survey(
     logits: torch.Tensor,
+    edited: torch.Tensor | None,
     rows: torch.Tensor,
     state: torch.Tensor,
-    summaries: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    summaries: Summaries,
+    filters: FilterScratch | None,
     *,
     draws: bool,
     block: int,
+    column: int,
     pdl: bool = False,
 ) -> None:
-    """Summarise each (row, block): best score float32, its id int32, total weight float32, each [batch, num_blocks]."""
+    """Summarise every block of every row, and its columns where some row has filters."""
     batch, vocab = logits.shape
-    num_blocks = triton.cdiv(vocab, block)
+    num_blocks = summaries.best.shape[1]
     _survey[(num_blocks, batch)](
         logits,
+        edited,
         rows,
         state,
         *summaries,
+        None if filters is None else filters.column_best,
         logits.stride(0),
         vocab,
         num_blocks,
+        0 if filters is None else filters.column_best.shape[1],
         BLOCK=block,
+        COLUMN=column,
         DRAWS=draws,
+        FILTERS=filters is not None,
+        EDITS=edited is not None,
         PDL=pdl,
         num_warps=4,
         launch_pdl=pdl,
@@ -169,24 +266,29 @@ def survey(
 
 def choose(
     logits: torch.Tensor,
+    edited: torch.Tensor | None,
     rows: torch.Tensor,
     state: torch.Tensor,
-    summaries: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    summaries: Summaries,
+    filters: FilterScratch | None,
     last_tokens: torch.Tensor,
     tokens_out: torch.Tensor,
     *,
     draws: bool,
     block: int,
+    search: SearchShape,
     pdl: bool = False,
 ) -> None:
-    """Choose from what `survey` found: tokens_out int32 [batch], last_tokens int32 [max_rows + 1] at each row."""
+    """Choose from what was found: tokens_out int32 [batch], last_tokens int32 [max_rows + 1] at each row."""
     batch, vocab = logits.shape
-    num_blocks = triton.cdiv(vocab, block)
+    num_blocks = summaries.best.shape[1]
     _choose[(batch,)](
         logits,
+        edited,
         rows,
         state,
         *summaries,
+        *((None,) * 6 if filters is None else filters[1:]),
         last_tokens,
         tokens_out,
         logits.stride(0),
@@ -195,7 +297,13 @@ def choose(
         state.shape[0] - 1,
         BLOCK=block,
         SUMMARIES=triton.next_power_of_2(num_blocks),
+        LIST=0 if filters is None else filters.list_ids.shape[1],
+        CHUNK=search.chunk,
+        PART=search.part,
+        FAN=search.fan,
         DRAWS=draws,
+        FILTERS=filters is not None,
+        EDITS=edited is not None,
         PDL=pdl,
         num_warps=8 if draws else 1,
         launch_pdl=pdl,

@@ -24,7 +24,7 @@ SAMPLE_INDEX = tl.constexpr(5)
 NUM_OUTPUT = tl.constexpr(6)
 """Tokens written so far: advanced by the kernel that chooses the token."""
 MIN_TOKENS = tl.constexpr(7)
-"""0 when the row has no stop ids to hold back."""
+"""The stop ids are masked before so many; 0 when the row has none."""
 REPETITION = tl.constexpr(8)
 PRESENCE = tl.constexpr(9)
 FREQUENCY = tl.constexpr(10)
@@ -36,6 +36,10 @@ NUM_BIASES = tl.constexpr(13)
 NUM_STOPS = tl.constexpr(14)
 NUM_WORDS = tl.constexpr(15)
 
+NEGATIVE_INFINITY = tl.constexpr(float("-inf"))
+WEIGHT_ONE = tl.constexpr(2**40)
+"""Weights that are added up one by one are whole numbers: the best token weighs this. Their sums are exact, so no order
+of adding changes a choice, and a token of weight 0 is never drawn."""
 LARGEST_SCALE = 3e38
 """Finite as float32, so that 0 times it is 0: the best token weighs 1 at any temperature."""
 
@@ -62,6 +66,22 @@ def uniform(record):
     first, second = philox4x32(output_index, sample_index, seed.to(tl.uint32), (seed >> 32).to(tl.uint32))
     bits = (first >> 5).to(tl.int64) * 67108864 + (second >> 6).to(tl.int64)
     return bits.to(tl.float64) * 1.1102230246251565e-16  # 2 ** -53, exact in every float type
+
+
+@triton.jit
+def is_edited(record):
+    """Whether the row's scores differ from its logits at its next token."""
+    masks_stops = tl.load(record + NUM_OUTPUT) < tl.load(record + MIN_TOKENS)
+    return masks_stops | (tl.load(record + COUNTS) != 0) | (tl.load(record + NUM_BIASES) > 0)
+
+
+@triton.jit
+def source_of(logits, edited, record, entry, stride, vocab, EDITS: tl.constexpr):
+    """Where the scores of a batch entry lie: in its logits, or in the edited copy of them."""
+    source = logits + entry.to(tl.int64) * stride
+    if EDITS:
+        source = tl.where(is_edited(record), edited + entry.to(tl.int64) * vocab, source)
+    return source
 
 
 @triton.jit

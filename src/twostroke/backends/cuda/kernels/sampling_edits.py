@@ -1,0 +1,130 @@
+"""Scores that differ from the logits: a row's bias, then repetition, presence and frequency penalties, then its stop
+ids masked below min_tokens. Written to a copy, since logprobs are of the logits as they were; a row without edits is
+not copied. Knows one block of one row at a time."""
+
+# Kernels are Triton: arguments have no types, and constants are in capitals.
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+# ruff: noqa: N803
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from twostroke.backends.cuda.kernels.sampling_state import (
+    COUNTS,
+    FREQUENCY,
+    LISTS,
+    MIN_TOKENS,
+    NEGATIVE_INFINITY,
+    NUM_BIASES,
+    NUM_OUTPUT,
+    NUM_STOPS,
+    NUM_WORDS,
+    PRESENCE,
+    REPETITION,
+    is_edited,
+)
+
+FLOAT32_MAX = tl.constexpr(3.4028234663852886e38)
+
+
+@triton.jit
+def _penalise(scores, counts, record):
+    """In float64, rounded once and kept finite, as the host does."""
+    repetition = tl.load(record + REPETITION).to(tl.float64, bitcast=True)
+    presence = tl.load(record + PRESENCE).to(tl.float64, bitcast=True)
+    frequency = tl.load(record + FREQUENCY).to(tl.float64, bitcast=True)
+    values = scores.to(tl.float64)
+    values = tl.where(values > 0, values / repetition, values * repetition)
+    times = (counts >> 1).to(tl.float64)
+    values -= tl.where(times > 0, presence, 0.0) + frequency * times
+    return tl.minimum(tl.maximum(values, -FLOAT32_MAX), FLOAT32_MAX).to(tl.float32)
+
+
+@triton.jit
+def _edit(
+    logits,
+    edited,
+    rows,
+    state,
+    stride,
+    vocab,
+    BLOCK: tl.constexpr,
+    LIST_PART: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    first = tl.program_id(0) * BLOCK
+    entry = tl.program_id(1)
+    record = state + tl.load(rows + entry).to(tl.int64) * NUM_WORDS
+    if is_edited(record):
+        ids = first + tl.arange(0, BLOCK)
+        inside = ids < vocab
+        scores = tl.load(logits + entry.to(tl.int64) * stride + ids, mask=inside, other=0.0)
+        # What is not finite stays so whatever is done to it; then -inf can only be a mask.
+        scores = tl.where(tl.abs(scores) < float("inf"), scores, float("nan"))
+        is_sound = scores == scores
+        target = edited + entry.to(tl.int64) * vocab
+        lists = tl.load(record + LISTS).to(tl.pointer_type(tl.int32))
+        num_biases = tl.load(record + NUM_BIASES).to(tl.int32)
+        if num_biases > 0:
+            tl.store(target + ids, scores, mask=inside)
+            tl.debug_barrier()  # the block's scores are there before single ones are changed
+            start = 0
+            while start < num_biases:
+                places = start + tl.arange(0, LIST_PART)
+                biased = tl.load(lists + places, mask=places < num_biases, other=-1)
+                is_here = (biased >= first) & (biased < first + BLOCK)
+                bias = tl.load(lists + num_biases + places, mask=is_here, other=0).to(tl.float32, bitcast=True)
+                tl.store(target + biased, tl.load(target + biased, mask=is_here) + bias, mask=is_here)
+                start += LIST_PART
+            tl.debug_barrier()
+            scores = tl.load(target + ids, mask=inside, other=0.0)
+        counts_address = tl.load(record + COUNTS)
+        if counts_address != 0:
+            counts = tl.load(counts_address.to(tl.pointer_type(tl.int32)) + ids, mask=inside, other=0)
+            scores = tl.where((counts > 0) & is_sound, _penalise(scores, counts, record), scores)
+        tl.store(target + ids, scores, mask=inside)
+        if tl.load(record + NUM_OUTPUT) < tl.load(record + MIN_TOKENS):
+            tl.debug_barrier()
+            num_stops = tl.load(record + NUM_STOPS).to(tl.int32)
+            start = 0
+            while start < num_stops:
+                places = start + tl.arange(0, LIST_PART)
+                stops = tl.load(lists + 2 * num_biases + places, mask=places < num_stops, other=-1)
+                is_here = (stops >= first) & (stops < first + BLOCK)
+                values = tl.load(target + stops, mask=is_here, other=0.0)
+                tl.store(target + stops, tl.where(values == values, NEGATIVE_INFINITY, values), mask=is_here)
+
+                start += LIST_PART
+
+
+def edit(
+    logits: torch.Tensor,
+    edited: torch.Tensor,
+    rows: torch.Tensor,
+    state: torch.Tensor,
+    *,
+    block: int,
+    pdl: bool = False,
+) -> None:
+    """Write the scores of the rows that have edits to `edited`, float32 [batch, vocab]."""
+    batch, vocab = logits.shape
+    _edit[(triton.cdiv(vocab, block), batch)](
+        logits,
+        edited,
+        rows,
+        state,
+        logits.stride(0),
+        vocab,
+        BLOCK=block,
+        LIST_PART=128,
+        PDL=pdl,
+        num_warps=4,
+        launch_pdl=pdl,
+    )
