@@ -1,0 +1,174 @@
+"""A mixture of experts for a few tokens: two kernels that read the chosen experts' weights and no others. Each program
+works out the routing from the router's logits itself, which costs less than a kernel in between. Deterministic: a
+program sums all experts of its outputs, in order."""
+
+# ruff: noqa: N803, SIM108  (compile-time constants are in capitals; Triton wants its branches in full)
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from twostroke.backends.cuda.kernels.moe_routing import launch_options, ranks_of_experts
+
+
+@dataclass(frozen=True, slots=True)
+class GemvTile:
+    """What a program takes: so many outputs, read in pieces of so many inputs."""
+
+    outputs: int
+    depth: int
+    num_warps: int = 4
+
+
+GATE_UP_TILE = GemvTile(outputs=16, depth=512, num_warps=8)
+DOWN_TILE = GemvTile(outputs=4, depth=256)
+
+
+@triton.jit
+def gated(gate, up, GELU: tl.constexpr):
+    """The activation of one projection times the other, in float32."""
+    if GELU:  # in the tanh approximation; 0.5 * (1 + tanh(z)) is the sigmoid of 2 * z
+        activated = gate * tl.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
+    else:
+        activated = gate * tl.sigmoid(gate)
+    return activated * up
+
+
+@triton.jit
+def _gate_up_kernel(
+    x, logits, gate_up, activations, hidden: tl.constexpr, intermediate: tl.constexpr, experts: tl.constexpr,
+    top_k: tl.constexpr, GELU: tl.constexpr, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr,
+    EXPERTS_PADDED: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """A program: a pair (token, slot) and a block of its expert's intermediate values."""
+    pair = tl.program_id(1)
+    token = pair // top_k
+    outputs = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
+    ids = tl.arange(0, EXPERTS_PADDED)
+    depth = tl.arange(0, DEPTH)
+    if PDL:
+        # The trigger comes after the wait: whatever starts then may read the logits, as `_down_kernel` does.
+        gdc_wait()
+        gdc_launch_dependents()
+    values = tl.load(logits + token * experts + ids, mask=ids < experts, other=float("-inf"))
+    ranks = ranks_of_experts(values, ids, EXPERTS_PADDED)
+    expert = tl.sum(tl.where(ranks == pair % top_k, ids, 0), 0)
+    is_output = (outputs < intermediate)[:, None]
+    gate_rows = gate_up + expert.to(tl.int64) * (2 * intermediate * hidden) + outputs[:, None] * hidden + depth[None, :]
+    up_rows = gate_rows + intermediate * hidden
+    gate_sums = tl.zeros([OUTPUTS, DEPTH], tl.float32)
+    up_sums = tl.zeros([OUTPUTS, DEPTH], tl.float32)
+    for start in tl.static_range(0, hidden, DEPTH):
+        is_depth = start + depth < hidden
+        mask = is_output & is_depth[None, :]
+        gate_weights = tl.load(gate_rows + start, mask=mask, other=0.0)
+        up_weights = tl.load(up_rows + start, mask=mask, other=0.0)
+        inputs = tl.load(x + token.to(tl.int64) * hidden + start + depth, mask=is_depth, other=0.0).to(tl.float32)
+        gate_sums += gate_weights.to(tl.float32) * inputs[None, :]
+        up_sums += up_weights.to(tl.float32) * inputs[None, :]
+    result = gated(tl.sum(gate_sums, 1), tl.sum(up_sums, 1), GELU)
+    mask = outputs < intermediate
+    tl.store(activations + pair * intermediate + outputs, result.to(activations.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _down_kernel(
+    activations, logits, down, residual, out, hidden: tl.constexpr, intermediate: tl.constexpr, experts: tl.constexpr,
+    top_k: tl.constexpr, NORMALISE: tl.constexpr, HAS_RESIDUAL: tl.constexpr, OUTPUTS: tl.constexpr,
+    DEPTH: tl.constexpr, SLOTS: tl.constexpr, EXPERTS_PADDED: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """A program: a token and a block of outputs, over all the token's experts."""
+    token = tl.program_id(1)
+    outputs = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
+    ids = tl.arange(0, EXPERTS_PADDED)
+    slots = tl.arange(0, SLOTS)
+    depth = tl.arange(0, DEPTH)
+    # Before the wait, while `_gate_up_kernel` still runs: it let this one start only after the logits were written.
+    values = tl.load(logits + token * experts + ids, mask=ids < experts, other=float("-inf"))
+    ranks = ranks_of_experts(values, ids, EXPERTS_PADDED)
+    exponentials = tl.exp(values - tl.max(values, 0))
+    is_chosen = tl.reshape(ranks, [1, EXPERTS_PADDED]) == tl.reshape(slots, [SLOTS, 1])
+    is_chosen = is_chosen & (tl.reshape(slots, [SLOTS, 1]) < top_k)
+    chosen = tl.sum(tl.where(is_chosen, tl.reshape(ids, [1, EXPERTS_PADDED]), 0), 1)  # [SLOTS]
+    shares = tl.sum(tl.where(is_chosen, tl.reshape(exponentials, [1, EXPERTS_PADDED]), 0.0), 1)
+    if NORMALISE:
+        shares = shares / tl.sum(shares, 0)
+    else:
+        shares = shares / tl.sum(exponentials, 0)
+
+    bases = tl.reshape(chosen.to(tl.int64) * (hidden * intermediate), [SLOTS, 1, 1])
+    offsets = tl.reshape(outputs, [1, OUTPUTS, 1]) * intermediate + tl.reshape(depth, [1, 1, DEPTH])
+    weight_rows = down + bases + offsets  # [SLOTS, OUTPUTS, DEPTH]
+    is_slot = tl.reshape(slots, [SLOTS, 1, 1]) < top_k
+    is_row = is_slot & (tl.reshape(outputs, [1, OUTPUTS, 1]) < hidden)
+    pairs = token * top_k + tl.reshape(slots, [SLOTS, 1, 1])
+    input_rows = activations + pairs * intermediate + tl.reshape(depth, [1, 1, DEPTH])
+    weights = tl.load(weight_rows, mask=is_row & (tl.reshape(depth, [1, 1, DEPTH]) < intermediate), other=0.0)
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    sums = tl.zeros([SLOTS, OUTPUTS, DEPTH], tl.float32)
+    for start in tl.static_range(0, intermediate, DEPTH):
+        is_depth = tl.reshape(start + depth, [1, 1, DEPTH]) < intermediate
+        if start > 0:
+            weights = tl.load(weight_rows + start, mask=is_row & is_depth, other=0.0)
+        inputs = tl.load(input_rows + start, mask=is_slot & is_depth, other=0.0)
+        sums += weights.to(tl.float32) * inputs.to(tl.float32)
+    result = tl.sum(tl.sum(sums, 2) * shares[:, None], 0)
+    mask = outputs < hidden
+    target = token.to(tl.int64) * hidden + outputs
+    if HAS_RESIDUAL:
+        result += tl.load(residual + target, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out + target, result.to(out.dtype.element_ty), mask=mask)
+
+
+def few_tokens_gate_up(
+    x: torch.Tensor,
+    logits: torch.Tensor,
+    gate_up: torch.Tensor,
+    activations: torch.Tensor,
+    *,
+    top_k: int,
+    gelu: bool = False,
+    tile: GemvTile = GATE_UP_TILE,
+    pdl: bool = False,
+) -> None:
+    """x [num_tokens, hidden], logits float32 [num_tokens, experts], gate_up [experts, 2 * intermediate, hidden]
+    -> activations [num_tokens * top_k, intermediate], a token's slots side by side, the likeliest first."""
+    num_tokens, hidden = x.shape
+    experts, intermediate = gate_up.shape[0], gate_up.shape[1] // 2
+    _gate_up_kernel[(triton.cdiv(intermediate, tile.outputs), num_tokens * top_k)](
+        x, logits, gate_up, activations, hidden, intermediate, experts, top_k, GELU=gelu, OUTPUTS=tile.outputs,
+        DEPTH=min(tile.depth, triton.next_power_of_2(hidden)), EXPERTS_PADDED=triton.next_power_of_2(experts), PDL=pdl,
+        num_warps=tile.num_warps, **launch_options(pdl),
+    )  # fmt: skip
+
+
+def few_tokens_down(
+    activations: torch.Tensor,
+    logits: torch.Tensor,
+    down: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    top_k: int,
+    normalise: bool,
+    residual: torch.Tensor | None = None,
+    tile: GemvTile = DOWN_TILE,
+    pdl: bool = False,
+) -> None:
+    """activations as `few_tokens_gate_up` wrote them, down [experts, hidden, intermediate] -> out [num_tokens, hidden],
+    on top of `residual` if there is one (`out` itself, perhaps). With `pdl` it must directly follow that kernel."""
+    num_tokens, hidden = out.shape
+    experts, _, intermediate = down.shape
+    _down_kernel[(triton.cdiv(hidden, tile.outputs), num_tokens)](
+        activations, logits, down, out if residual is None else residual, out, hidden, intermediate, experts, top_k,
+        NORMALISE=normalise, HAS_RESIDUAL=residual is not None, OUTPUTS=tile.outputs,
+        DEPTH=min(tile.depth, triton.next_power_of_2(intermediate)), SLOTS=triton.next_power_of_2(top_k),
+        EXPERTS_PADDED=triton.next_power_of_2(experts), PDL=pdl, num_warps=tile.num_warps, **launch_options(pdl),
+    )  # fmt: skip

@@ -1,0 +1,208 @@
+"""The mixture of experts on the device against plain float32 torch, and against transformers' own block; both paths,
+whatever the routing does. Without a GPU the kernels run in Triton's interpreter."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
+
+from twostroke.backends.cuda.kernels.moe_decode import GemvTile
+from twostroke.backends.cuda.kernels.moe_grouped import GroupedTile
+from twostroke.backends.cuda.moe import MoeBlock, MoeScratch, MoeTiles, MoeWeights
+from twostroke.models.spec import MoeSpec
+
+HIDDEN = 48
+MOE = MoeSpec(num_experts=6, experts_per_token=3, expert_intermediate_size=40)
+MAX_TOKENS = 40
+TOLERANCES = {torch.float32: 2e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
+SMALL_TILES = MoeTiles(
+    few_gate_up=GemvTile(outputs=32, depth=32),
+    few_down=GemvTile(outputs=32, depth=32),
+    grouped_gate_up=GroupedTile(16, 16, 16, num_warps=4, num_stages=2),
+    grouped_down=GroupedTile(16, 32, 16, num_warps=4, num_stages=2, weights_first=True),
+)
+
+
+def weights_of(moe: MoeSpec, dtype: torch.dtype, device: str, hidden: int = HIDDEN) -> MoeWeights:
+    generator = torch.Generator().manual_seed(1)
+    weights = MoeWeights.empty(moe, hidden, dtype, device)
+    for tensor in (weights.router, weights.gate_up, weights.down):
+        tensor.copy_(torch.randn(tensor.shape, generator=generator) / tensor.shape[-1] ** 0.5)
+    return weights
+
+
+def inputs(num_tokens: int, dtype: torch.dtype, device: str, hidden: int = HIDDEN) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(num_tokens)
+    return torch.randn(num_tokens, hidden, generator=generator).to(device, dtype)
+
+
+def expected_output(moe: MoeSpec, weights: MoeWeights, x: torch.Tensor, activation: str = "silu") -> torch.Tensor:
+    """One token and one expert at a time, in float32."""
+    x = x.float()
+    shares = torch.softmax(x @ weights.router.float().T, dim=-1)
+    out = torch.zeros_like(x)
+    for token in range(len(x)):
+        order = sorted(range(moe.num_experts), key=lambda expert: (-shares[token, expert].item(), expert))
+        chosen = order[: moe.experts_per_token]
+        total = shares[token, chosen].sum() if moe.normalise_weights else 1.0
+        for expert in chosen:
+            gate, up = (weights.gate_up[expert].float() @ x[token]).chunk(2)
+            is_silu = activation == "silu"
+            act = torch.nn.functional.silu(gate) if is_silu else torch.nn.functional.gelu(gate, approximate="tanh")
+            out[token] += shares[token, expert] / total * (weights.down[expert].float() @ (act * up))
+    return out
+
+
+def run(moe: MoeSpec, weights: MoeWeights, x: torch.Tensor, activation: Any = "silu", **options: Any) -> torch.Tensor:
+    hidden = x.shape[1]
+    scratch = MoeScratch(moe, hidden, max(MAX_TOKENS, len(x)), x.dtype, x.device)
+    out = torch.full_like(x, float("nan"))
+    MoeBlock(moe, weights, activation).forward(x, out, scratch, **options)
+    return out
+
+
+def assert_close(ours: torch.Tensor, expected: torch.Tensor) -> None:
+    assert expected.std() > 0.05, "outputs this flat would prove nothing"
+    assert (ours.float() - expected).abs().max() < TOLERANCES[ours.dtype] * max(1.0, expected.abs().max().item())
+
+
+@pytest.mark.parametrize(
+    ("path", "num_tokens"),
+    [("few", 1), ("few", 2), ("few", 17), *(("grouped", num_tokens) for num_tokens in (1, 2, 5, 16, 17, 40))],
+)
+def test_both_paths(path: str, num_tokens: int, device: str) -> None:
+    weights, x = weights_of(MOE, torch.float32, device), inputs(num_tokens, torch.float32, device)
+    assert_close(run(MOE, weights, x, path=path, tiles=SMALL_TILES), expected_output(MOE, weights, x))
+
+
+@pytest.mark.parametrize("path", ["few", "grouped"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision(path: str, dtype: torch.dtype, device: str) -> None:
+    weights, x = weights_of(MOE, dtype, device), inputs(7, dtype, device)
+    assert_close(run(MOE, weights, x, path=path, tiles=SMALL_TILES), expected_output(MOE, weights, x))
+
+
+@pytest.mark.parametrize("path", ["few", "grouped"])
+@pytest.mark.parametrize(
+    "moe",
+    [
+        replace(MOE, normalise_weights=False),
+        replace(MOE, experts_per_token=1),
+        replace(MOE, experts_per_token=6),
+        MoeSpec(num_experts=16, experts_per_token=4, expert_intermediate_size=32),
+        MoeSpec(num_experts=1, experts_per_token=1, expert_intermediate_size=64),
+    ],
+    ids=lambda moe: f"{moe.experts_per_token}of{moe.num_experts}",
+)
+def test_other_mixtures(path: str, moe: MoeSpec, device: str) -> None:
+    weights, x = weights_of(moe, torch.float32, device), inputs(5, torch.float32, device)
+    assert_close(run(moe, weights, x, path=path, tiles=SMALL_TILES), expected_output(moe, weights, x))
+
+
+@pytest.mark.parametrize("path", ["few", "grouped"])
+@pytest.mark.parametrize("favourites", [(4,), (0, 1, 2), (5, 3, 0)])
+def test_all_tokens_to_the_same_experts(path: str, favourites: tuple[int, ...], device: str) -> None:
+    """Experts with more than two tiles, and experts with none."""
+    num_tokens = 3 if path == "few" else 37
+    weights, x = weights_of(MOE, torch.float32, device), inputs(num_tokens, torch.float32, device).abs()
+    weights.router.fill_(-1.0)
+    for rank, expert in enumerate(favourites):
+        weights.router[expert] = 1.0 - 0.01 * rank
+    assert_close(run(MOE, weights, x, path=path, tiles=SMALL_TILES), expected_output(MOE, weights, x))
+
+
+@pytest.mark.parametrize("path", ["few", "grouped"])
+def test_of_equal_experts_the_lower_are_chosen(path: str, device: str) -> None:
+    weights, x = weights_of(MOE, torch.float32, device), inputs(5, torch.float32, device)
+    weights.router.zero_()
+    chosen = [
+        [(weights.gate_up[expert] @ row).chunk(2) for expert in range(MOE.experts_per_token)] for row in x
+    ]  # each token's experts 0, 1, 2
+    expected = torch.stack(
+        [
+            sum(
+                weights.down[expert] @ (torch.nn.functional.silu(gate) * up) / MOE.experts_per_token
+                for expert, (gate, up) in enumerate(parts)
+            )
+            for parts in chosen
+        ]
+    )
+    assert_close(run(MOE, weights, x, path=path, tiles=SMALL_TILES), expected)
+
+
+@pytest.mark.parametrize("path", ["few", "grouped"])
+def test_gelu_and_a_residual_in_place(path: Any, device: str) -> None:
+    weights, x = weights_of(MOE, torch.float32, device), inputs(6, torch.float32, device)
+    residual = inputs(60, torch.float32, device)[:6].clone()
+    expected = residual + expected_output(MOE, weights, x, "gelu_tanh")
+    scratch = MoeScratch(MOE, HIDDEN, MAX_TOKENS, x.dtype, device)
+    block = MoeBlock(MOE, weights, "gelu_tanh")
+    block.forward(x, residual, scratch, residual=residual, path=path, tiles=SMALL_TILES)
+    assert_close(residual, expected)
+
+
+@pytest.mark.parametrize("path", ["few", "grouped"])
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of the interpreter's numpy
+def test_a_spoilt_row_spoils_no_other(path: str, device: str) -> None:
+    """Not-a-number logits must not send a row to an expert that does not exist."""
+    weights, x = weights_of(MOE, torch.float32, device), inputs(6, torch.float32, device)
+    expected = expected_output(MOE, weights, x)
+    x[2] = float("nan")
+    x[4, 5] = float("inf")
+    ours = run(MOE, weights, x, path=path, tiles=SMALL_TILES)
+    healthy = [0, 1, 3, 5]
+    assert_close(ours[healthy], expected[healthy])
+    assert not ours[2].isfinite().any()
+
+
+def test_scratch_serves_steps_of_all_sizes(device: str) -> None:
+    """What a larger step left behind does not reach a smaller one."""
+    weights = weights_of(MOE, torch.float32, device)
+    block, scratch = MoeBlock(MOE, weights), MoeScratch(MOE, HIDDEN, MAX_TOKENS, torch.float32, device)
+    for num_tokens in (40, 3, 20, 1, 9):
+        x = inputs(num_tokens, torch.float32, device)
+        out = torch.empty_like(x)
+        block.forward(x, out, scratch, tiles=SMALL_TILES)
+        assert_close(out, expected_output(MOE, weights, x))
+
+
+def test_the_tiles_it_chooses_itself(device: str) -> None:
+    weights = weights_of(MOE, torch.float32, device)
+    for num_tokens in (1, 8, 40):
+        x = inputs(num_tokens, torch.float32, device)
+        assert_close(run(MOE, weights, x), expected_output(MOE, weights, x))
+
+
+def test_tiles_must_agree_in_their_rows(device: str) -> None:
+    tiles = replace(SMALL_TILES, grouped_down=GroupedTile(32, 16, 16, num_warps=4, num_stages=2))
+    weights, x = weights_of(MOE, torch.float32, device), inputs(6, torch.float32, device)
+    with pytest.raises(ValueError, match="tiles of 16 and of 32 rows"):
+        run(MOE, weights, x, path="grouped", tiles=tiles)
+
+
+@pytest.mark.parametrize("normalise", [False, True])
+@pytest.mark.parametrize("path", ["few", "grouped"])
+def test_against_transformers(path: str, normalise: bool, device: str) -> None:
+    config = transformers.Qwen3MoeConfig(
+        hidden_size=HIDDEN,
+        num_experts=8,
+        num_experts_per_tok=3,
+        moe_intermediate_size=32,
+        norm_topk_prob=normalise,
+        hidden_act="silu",
+    )
+    theirs = Qwen3MoeSparseMoeBlock(config)
+    moe = MoeSpec(8, 3, 32, normalise_weights=normalise)
+    weights = weights_of(moe, torch.float32, device)
+    with torch.no_grad():
+        theirs.gate.weight.copy_(weights.router)
+        theirs.experts.gate_up_proj.copy_(weights.gate_up)
+        theirs.experts.down_proj.copy_(weights.down)
+        x = inputs(11, torch.float32, device)
+        expected = theirs.to(device)(x[None])[0]
+    assert_close(run(moe, weights, x, path=path, tiles=SMALL_TILES), expected)

@@ -1,0 +1,66 @@
+"""Routing and sorting alone: the choice against torch's topk, the order against a stable sort."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from twostroke.backends.cuda.kernels.moe_grouped import most_tiles
+from twostroke.backends.cuda.kernels.moe_routing import route, router_logits, sort_by_expert
+
+EXPERTS, TOP_K = 10, 3
+
+
+def integers(device: str, *shape: int) -> torch.Tensor:
+    return torch.full(shape, -1, dtype=torch.int32, device=device)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 16, 21])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_logits(num_tokens: int, dtype: torch.dtype, device: str) -> None:
+    x, router = (torch.randn(rows, 40, device=device).to(dtype) for rows in (num_tokens, EXPERTS))
+    logits = torch.empty(num_tokens, EXPERTS, device=device)
+    router_logits(x, router, logits)
+    torch.testing.assert_close(logits, x.float() @ router.float().T, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("normalise", [False, True])
+@pytest.mark.parametrize("num_tokens", [1, 8, 19])
+def test_the_likeliest_experts_and_their_shares(num_tokens: int, normalise: bool, device: str) -> None:
+    logits = 3 * torch.randn(num_tokens, EXPERTS, device=device)
+    chosen, places = integers(device, num_tokens, TOP_K), integers(device, num_tokens, TOP_K)
+    shares = torch.empty(num_tokens, TOP_K, device=device)
+    route(logits, chosen, shares, places, integers(device, 3, EXPERTS), normalise=normalise, chunk=8)
+    expected, ids = torch.softmax(logits, -1).topk(TOP_K, -1)
+    if normalise:
+        expected = expected / expected.sum(-1, keepdim=True)
+    assert chosen.tolist() == ids.tolist()
+    torch.testing.assert_close(shares, expected)
+
+
+@pytest.mark.parametrize("tile_tokens", [4, 16])
+@pytest.mark.parametrize("num_tokens", [1, 7, 8, 50, 300])
+@pytest.mark.parametrize("lopsided", [False, True])
+def test_the_order_is_that_of_a_stable_sort(num_tokens: int, tile_tokens: int, lopsided: bool, device: str) -> None:
+    """Over several chunks, and over more of them than the planning program takes at a time."""
+    logits = torch.randn(num_tokens, EXPERTS, device=device)
+    if lopsided:
+        logits[:, 4:6] += 100
+    chosen, places = integers(device, num_tokens, TOP_K), integers(device, num_tokens, TOP_K)
+    shares = torch.empty(num_tokens, TOP_K, device=device)
+    counts = integers(device, -(-num_tokens // 8), EXPERTS)
+    starts, tile_ends = integers(device, EXPERTS + 1), integers(device, EXPERTS)
+    sorted_pairs, rows = integers(device, num_tokens * TOP_K), integers(device, num_tokens, TOP_K)
+    route(logits, chosen, shares, places, counts, normalise=True, chunk=8)
+    sort_by_expert(
+        chosen, places, counts, starts, tile_ends, sorted_pairs, rows, chunk=8, tile_tokens=tile_tokens
+    )  # fmt: skip
+    expert_of_pair = chosen.flatten()
+    expected = torch.sort(expert_of_pair, stable=True).indices
+    assert sorted_pairs.tolist() == expected.tolist()
+    assert sorted_pairs[rows.flatten().long()].tolist() == list(range(num_tokens * TOP_K))
+    per_expert = torch.bincount(expert_of_pair.long(), minlength=EXPERTS)
+    assert starts.tolist() == [0, *torch.cumsum(per_expert, 0).tolist()]
+    tiles = [-(-count // tile_tokens) for count in per_expert.tolist()]
+    assert tile_ends.tolist() == torch.cumsum(torch.tensor(tiles), 0).tolist()
+    assert sum(tiles) <= most_tiles(num_tokens * TOP_K, EXPERTS, tile_tokens)
