@@ -27,7 +27,9 @@ STEP_TOKENS = 24
 MAX_ROWS = 6
 
 
-def cuda_backend(checkpoint: Checkpoint, device: str, dtype: torch.dtype = torch.float32) -> CudaBackend:
+def cuda_backend(
+    checkpoint: Checkpoint, device: str, dtype: torch.dtype = torch.float32, few_rows: int = 0
+) -> CudaBackend:
     return CudaBackend(
         checkpoint,
         layout_for(checkpoint.spec, ORIGINAL_CONTEXT, BLOCK_SIZE, MAX_ROWS),
@@ -36,6 +38,7 @@ def cuda_backend(checkpoint: Checkpoint, device: str, dtype: torch.dtype = torch
         max_context=ORIGINAL_CONTEXT,
         max_tokens_per_step=STEP_TOKENS,
         max_running=MAX_ROWS,
+        few_rows=few_rows,
     )
 
 
@@ -70,7 +73,7 @@ def outputs(checkpoint: Checkpoint, backend: Backend, requests: list[Request]) -
 def mixed_requests(**sampling: object) -> list[Request]:
     rng = np.random.default_rng(3)
     prompts = [rng.integers(6, VOCAB_SIZE, count).tolist() for count in (5, 40, 1, 17)]
-    prompts.append(prompts[1][:32] + [9, 8, 7])  # behind a prefix that is in the cache by then
+    prompts.append([*prompts[1][:32], 9, 8, 7])  # behind a prefix that is in the cache by then
     lengths = (9, 4, 7, 3, 6)
     return [
         Request(f"r{index}", tuple(prompt), SamplingParams(max_tokens=length, seed=index, **sampling))  # type: ignore[arg-type]

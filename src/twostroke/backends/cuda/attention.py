@@ -3,13 +3,12 @@ are, and said; the choice among them by a step's sizes is made here and nowhere 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
+from twostroke.backends.cuda.batch import Batch
 from twostroke.backends.cuda.kernels.decode_attention import DecodeScratch, attend_decode
 from twostroke.backends.cuda.kernels.prefill_attention import attend_prefill
-from twostroke.backends.cuda.kernels.prefill_tiles import PrefillScratch, PrefillSegments, PrefillTiles
+from twostroke.backends.cuda.kernels.prefill_tiles import PrefillScratch, PrefillTiles, PrefillWork
 from twostroke.backends.cuda.kernels.target import target_of
 from twostroke.models.spec import ModelSpec
 
@@ -29,9 +28,7 @@ class Attention:
         self.max_part_items = self._prefill_scratch.max_items
         self.notes: tuple[str, ...] = ()
 
-    def tiles(
-        self, counts: Sequence[int], starts: Sequence[int], num_tokens: int, *, is_captured: bool
-    ) -> PrefillTiles:
+    def tiles(self, batch: Batch, *, is_captured: bool) -> PrefillTiles:
         """The work of a step's chunks; padded to a fixed number of items where a graph is to serve any of its size."""
         sizes = {
             "tile_rows": TILE_ROWS,
@@ -39,8 +36,10 @@ class Attention:
             "kv_heads": self._kv_heads,
             "num_sms": self._num_sms,
         }
-        pad_items = PrefillTiles.capacity(num_tokens, len(counts), **sizes) if is_captured else None
-        return PrefillTiles.build(counts, starts, **sizes, pad_items=pad_items)
+        first, counts = batch.segment_first.tolist(), batch.segment_count.tolist()
+        starts, rows = batch.segment_start.tolist(), batch.segment_rows.tolist()
+        pad_items = PrefillTiles.capacity(batch.num_tokens, len(counts), **sizes) if is_captured else None
+        return PrefillTiles.build(first, counts, starts, rows, **sizes, pad_items=pad_items)
 
     def decode(
         self,
@@ -78,7 +77,7 @@ class Attention:
         keys: torch.Tensor,
         values: torch.Tensor,
         table: torch.Tensor,
-        segments: PrefillSegments,
+        work: PrefillWork,
         out: torch.Tensor,
         *,
         scale: float,
@@ -90,7 +89,7 @@ class Attention:
             keys,
             values,
             table,
-            segments,
+            work,
             out,
             scale=scale,
             window=window,

@@ -14,7 +14,7 @@ from twostroke.backends.cuda.graphs import GraphCache
 from twostroke.backends.cuda.kernels.target import target_of
 from twostroke.backends.cuda.kv_store import KVStore
 from twostroke.backends.cuda.logprobs import logprob_readers
-from twostroke.backends.cuda.model import Buffers, Decoder
+from twostroke.backends.cuda.model import FEW_ROWS, Buffers, Decoder
 from twostroke.backends.cuda.parts import Parts
 from twostroke.backends.cuda.prefill import PrefillPath
 from twostroke.backends.cuda.results import CudaTicket, PromptLogprobReader, Results
@@ -43,6 +43,7 @@ class CudaBackend:
         max_context: int,
         max_tokens_per_step: int,
         max_running: int,
+        few_rows: int = FEW_ROWS,
         progress: Progress | None = None,
     ) -> None:
         spec = checkpoint.spec
@@ -58,7 +59,9 @@ class CudaBackend:
         self._device = device
         self._parts = Parts(
             rows=rows,
-            decoder=Decoder(spec, weights, kv, attention, buffers, rows.tables, rows.last_tokens, max_context),
+            decoder=Decoder(
+                spec, weights, kv, attention, buffers, rows.tables, rows.last_tokens, max_context, few_rows
+            ),
             buffers=buffers,
             attention=attention,
             graphs=GraphCache(device),

@@ -13,7 +13,7 @@ from twostroke.backends.cuda.kernels.activation import gated
 from twostroke.backends.cuda.kernels.embedding import gather
 from twostroke.backends.cuda.kernels.gemv import linear_few
 from twostroke.backends.cuda.kernels.norms import rms_norm, sandwich
-from twostroke.backends.cuda.kernels.prefill_tiles import PrefillSegments
+from twostroke.backends.cuda.kernels.prefill_tiles import PrefillWork
 from twostroke.backends.cuda.kernels.rope import rope_and_store
 from twostroke.backends.cuda.kv_store import KVStore
 from twostroke.backends.cuda.weights import LayerWeights, Weights
@@ -72,14 +72,16 @@ class Decoder:
         tables: torch.Tensor,
         last_tokens: torch.Tensor,
         max_context: int,
+        few_rows: int = FEW_ROWS,
     ) -> None:
+        self._few_rows = few_rows
         self._spec, self._weights, self._kv, self._attention = spec, weights, kv, attention
         self._buffers, self._tables, self._last_tokens = buffers, tables, last_tokens
         ropes = {layer.rope for layer in spec.layers}
         self._rotations = {rope: rotation(rope, max_context, weights.embedding.device) for rope in ropes}
 
     def forward(
-        self, tokens: TokenArrays, num_decodes: int, prefill: PrefillSegments | None, *, pdl: bool = False
+        self, tokens: TokenArrays, num_decodes: int, prefill: PrefillWork | None, *, pdl: bool = False
     ) -> torch.Tensor:
         """Compute every token and write its keys and values. Returns the residual stream # [num_tokens, hidden]"""
         spec, weights = self._spec, self._weights
@@ -93,7 +95,7 @@ class Decoder:
             scale=spec.embedding_scale,
             pdl=pdl,
         )
-        if len(tokens) <= FEW_ROWS and not spec.sandwich_norms:
+        if len(tokens) <= self._few_rows and not spec.sandwich_norms:
             for index, layer in enumerate(weights.layers):
                 self._few_rows_layer(index, layer, tokens, num_decodes, prefill, residual, pdl=pdl)
         else:
@@ -111,7 +113,7 @@ class Decoder:
             torch.index_select(residual, 0, wanted, out=selected)
             residual = selected
         logits = self._buffers.logits[: len(residual)]
-        if len(residual) <= FEW_ROWS:
+        if len(residual) <= self._few_rows:
             linear_few(residual, weights.head, logits, norm_weight=weights.final_norm, eps=spec.norm_eps, pdl=pdl)
         else:
             normed = self._buffers.block_out[: len(residual)]
@@ -127,7 +129,7 @@ class Decoder:
         layer: LayerWeights,
         tokens: TokenArrays,
         num_decodes: int,
-        prefill: PrefillSegments | None,
+        prefill: PrefillWork | None,
         residual: torch.Tensor,
         *,
         pdl: bool,
@@ -149,7 +151,7 @@ class Decoder:
         layer: LayerWeights,
         tokens: TokenArrays,
         num_decodes: int,
-        prefill: PrefillSegments | None,
+        prefill: PrefillWork | None,
         residual: torch.Tensor,
         normed: torch.Tensor,
     ) -> None:
@@ -195,7 +197,7 @@ class Decoder:
         qkv: torch.Tensor,
         tokens: TokenArrays,
         num_decodes: int,
-        prefill: PrefillSegments | None,
+        prefill: PrefillWork | None,
         *,
         pdl: bool = False,
     ) -> torch.Tensor:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from twostroke.backends.cuda.batch import Batch
-from twostroke.backends.cuda.kernels.prefill_tiles import ITEM_FIELDS, PrefillSegments
+from twostroke.backends.cuda.kernels.prefill_tiles import ITEM_FIELDS, PrefillWork
 from twostroke.backends.cuda.logprobs import prompt_logprob_readers
 from twostroke.backends.cuda.model import TokenArrays
 from twostroke.backends.cuda.parts import PLAIN, Parts, is_plain
@@ -26,7 +26,7 @@ class StagedBatch:
     """A batch where the kernels find it."""
 
     tokens: TokenArrays
-    segments: PrefillSegments
+    work: PrefillWork
     sampled_tokens: torch.Tensor
     sampled_rows: torch.Tensor
 
@@ -45,7 +45,7 @@ class PrefillPath:
         if pad_to:
             parts.graphs.run(("tail", pad_to), lambda: self._run_tail(staged))
             return rows, {}
-        residual = parts.decoder.forward(staged.tokens, batch.num_decodes, staged.segments)
+        residual = parts.decoder.forward(staged.tokens, batch.num_decodes, staged.work)
         prompt_logprobs = prompt_logprob_readers(step, batch, residual, parts)  # before sampling takes the buffer
         if rows:
             parts.decoder.logits(residual, staged.sampled_tokens)
@@ -73,34 +73,26 @@ class PrefillPath:
         return TAIL_BUCKETS[bisect_left(TAIL_BUCKETS, len(chunk.token_ids))]
 
     def _send(self, batch: Batch, *, is_tail: bool) -> StagedBatch:
-        tiles = self._parts.attention.tiles(
-            batch.segment_count.tolist(), batch.segment_start.tolist(), batch.num_tokens, is_captured=is_tail
-        )
+        attention = self._parts.attention
+        tiles = attention.tiles(batch, is_captured=is_tail)
         arrays = (
             batch.token_ids,
             batch.rows,
             batch.positions,
-            batch.segment_first,
-            batch.segment_count,
-            batch.segment_start,
-            batch.segment_rows,
             batch.sampled_tokens,
             batch.sampled_rows,
             tiles.items.reshape(-1),
         )
         staging = self._parts.staging
         staging.send(arrays)
-        token_ids, rows, positions, first, count, start, segment_rows, sampled_tokens, sampled_rows, items = (
-            staging.views(tuple(len(array) for array in arrays))
-        )
-        part_items = self._parts.attention.max_part_items if is_tail else tiles.part_items
-        segments = PrefillSegments(
-            first, count, start, segment_rows, items.view(-1, ITEM_FIELDS), tiles.tile_rows, part_items
-        )
-        return StagedBatch(TokenArrays(token_ids, rows, positions), segments, sampled_tokens, sampled_rows)
+        sizes = tuple(len(array) for array in arrays)
+        token_ids, rows, positions, sampled_tokens, sampled_rows, items = staging.views(sizes)
+        part_items = attention.max_part_items if is_tail else tiles.part_items
+        work = PrefillWork(items.view(-1, ITEM_FIELDS), tiles.tile_rows, part_items)
+        return StagedBatch(TokenArrays(token_ids, rows, positions), work, sampled_tokens, sampled_rows)
 
     def _run_tail(self, staged: StagedBatch) -> None:
         parts = self._parts
-        residual = parts.decoder.forward(staged.tokens, 0, staged.segments)
+        residual = parts.decoder.forward(staged.tokens, 0, staged.work)
         parts.decoder.logits(residual, staged.sampled_tokens)
         parts.sample(staged.sampled_rows, PLAIN)

@@ -1,6 +1,7 @@
 # ruff: noqa: N803  (constant parameters of kernels are written in capitals)
 # mypy: disable-error-code="no-untyped-def,misc"
 """Writing single entries of the block tables."""
+
 from __future__ import annotations
 
 import torch
