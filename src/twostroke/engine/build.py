@@ -25,8 +25,8 @@ from twostroke.scheduling.scheduler import Scheduler
 from twostroke.text.loading import load_tokenizer
 from twostroke.text.tokenizer import Tokenizer
 
-RANDOM_KIND = "q4_1"
-"""What random weights are drawn in unless asked otherwise: what a model of that size would be run in on this memory."""
+RANDOM_KIND = WeightKind.Q4_1
+"""What random weights are drawn in for a backend that quantises, unless asked otherwise; others get BF16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +65,11 @@ def _build_random(model: str, config: EngineConfig) -> Assembly:
     """A model's shape with weights drawn at random, in the kind they would be held in; token ids only, no text."""
     from twostroke.models.random_weights import random_checkpoint
 
-    kind = KINDS[config.quantise or RANDOM_KIND] or WeightKind.BF16
+    kind = KINDS[config.quantise or "none"] or WeightKind.BF16
     checkpoint = random_checkpoint(Path(model), kind, name=model)
+    if config.quantise is None and backends.choose(config.backend, checkpoint)[0].quantises_on_load:
+        kind = RANDOM_KIND
+        checkpoint = random_checkpoint(Path(model), kind, name=model)
     assembly = assemble(checkpoint, None, replace(config, quantise=None))
     return replace(assembly, notes=(f"random weights: asked for, {kind.name}", *assembly.notes))
 
