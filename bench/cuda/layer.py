@@ -20,7 +20,7 @@ import torch
 from torch.nn import functional
 
 from twostroke.backends.cuda.kernels.gemv import linear_few
-from twostroke.backends.cuda.kernels.gemv_config import FMA_ROWS, GemvConfig, choose, fit
+from twostroke.backends.cuda.kernels.gemv_config import FMA_ROWS, GemvConfig, choose, fit, l2_width
 
 if __package__:
     from bench.cuda.layer_rest import rest
@@ -77,14 +77,15 @@ def candidates(matrix: Matrix, rows: int) -> list[GemvConfig]:
         2: [(4, 1024, 4, 2), (8, 1024, 4, 1), (4, 2048, 8, 1)],
         4: [(4, 1024, 4, 1), (8, 1024, 4, 1)],
     }
+    ahead = l2_width(matrix.outputs, matrix.width, matrix.gated)
     products = [GemvConfig("fma", n, k, warps, prefetch_tiles=tiles) for n, k, warps, tiles in cuts.get(rows, [])]
     if rows > 1:
         dots = [(16, 64, 4, 4), (16, 128, 4, 4), (32, 64, 4, 4), (16, 64, 8, 4), (32, 128, 4, 3)]
-        products += [GemvConfig("dot", n, k, warps, stages, prefetch_l2=True) for n, k, warps, stages in dots]
+        products += [GemvConfig("dot", n, k, warps, stages, prefetch_width=ahead) for n, k, warps, stages in dots]
     default = choose(rows, matrix.outputs, matrix.width, matrix.gated)
     fitted = [fit(replace(config, early_trigger=default.early_trigger), matrix.width) for config in products]
     other_trigger = replace(default, early_trigger=not default.early_trigger)
-    other_prefetch = replace(default, prefetch_l2=not default.prefetch_l2)
+    other_prefetch = replace(default, prefetch_width=0 if default.prefetch_width else ahead)
     usable = [default, other_trigger, other_prefetch, *fitted]
     return list(dict.fromkeys(config for config in usable if config.method == "dot" or rows <= FMA_ROWS))
 
@@ -163,16 +164,16 @@ def graph_seconds(run: Callable[[], Any], repeats: int = 8) -> float:
 
 def warm_up(cases: list[Case], threads: int) -> None:
     """Compile all variants in threads: the compiler leaves Python's lock for most of its work."""
-    calls = [
-        (case, config, pdl)
-        for case in cases
-        for config in candidates(case.matrix, case.rows)
-        for pdl in ((True, False) if config == candidates(case.matrix, case.rows)[0] else (True,))
-    ]
+    calls: dict[tuple[Matrix, GemvConfig, int, bool], Case] = {}
+    for case in cases:
+        variants = candidates(case.matrix, case.rows)
+        for config, pdl in [(variants[0], False), *((config, True) for config in variants)]:
+            # A dot's code is the same for 1 to 8 rows.
+            calls.setdefault((case.matrix, config, 8 if config.method == "dot" else case.rows, pdl), case)
 
-    def compile_one(call: tuple[Case, GemvConfig, bool]) -> None:
+    def compile_one(call: tuple[Matrix, GemvConfig, int, bool]) -> None:
         torch.cuda.set_device(0)
-        case, config, pdl = call
+        case, (_, config, _, pdl) = calls[call], call
         try:
             case.call(case.copies[0], config, pdl)
         except Exception as error:
@@ -181,11 +182,14 @@ def warm_up(cases: list[Case], threads: int) -> None:
     with ThreadPoolExecutor(threads) as executor:
         list(executor.map(compile_one, calls))
     torch.cuda.synchronize()
+    say(f"compiled {len(calls)} variants for {len(cases)} products")
 
 
 def short(config: GemvConfig) -> str:
     stages = f" x{config.num_stages}" if config.method == "dot" else f" p{config.prefetch_tiles}"
-    flags = (" l2" if config.prefetch_l2 else "") + (" early" if config.early_trigger else "")
+    flags = (f" l2:{config.prefetch_width}" if config.prefetch_width else "") + (
+        " early" if config.early_trigger else ""
+    )
     return f"{config.method} {config.block_n}x{config.block_k} w{config.num_warps}{stages}{flags}"
 
 
@@ -225,7 +229,6 @@ def gemv(models: list[str], rows: list[int], threads: int) -> Iterator[dict[str,
     pool = torch.empty(POOL_BYTES // 2, dtype=torch.bfloat16, device="cuda").normal_(0, 0.02)
     cases = [Case(matrix, count, pool) for model in models for matrix in MODELS[model] for count in rows]
     warm_up(cases, threads)
-    say(f"compiled for {len(cases)} products")
     for case in cases:
         try:
             result = measure(case)

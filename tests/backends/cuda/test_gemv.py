@@ -143,6 +143,8 @@ def test_every_choice_is_one_that_a_kernel_can_run(width, outputs):
             config = choose(rows, outputs, width, gated)
             assert config.block_k & (config.block_k - 1) == 0
             assert config.method == "dot" or rows <= 8
+            assert 0 <= config.prefetch_width <= width
+            assert config.prefetch_width * outputs * (4 if gated else 2) <= 2**24, "more than L2 keeps until it is used"
             block = config.block_k * (config.num_warps if config.method == "dot" else 1)
             tiles = -(-width // block)
             assert config.prefetch_tiles <= -(-width // config.block_k)

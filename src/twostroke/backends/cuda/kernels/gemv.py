@@ -42,7 +42,7 @@ def linear_few(
         "GATED": gated,
         "BLOCK_N": config.block_n,
         "BLOCK_K": config.block_k,
-        "PREFETCH_L2": pdl and config.prefetch_l2,
+        "PREFETCH_WIDTH": min(config.prefetch_width, width) if pdl else 0,
         "PDL": pdl,
         "EARLY_TRIGGER": config.early_trigger,
     }
@@ -86,7 +86,7 @@ def linear_few(
 
 @triton.jit
 def _prefetch_to_l2(weight_rows, WIDTH: tl.constexpr):
-    """Ask for whole rows of weights to be brought to L2, a line of 128 bytes at a time. weight_rows: [outputs, 1]."""
+    """Ask for the beginnings of rows to be brought to L2, a line of 128 bytes at a time. weight_rows: [outputs, 1]."""
     line: tl.constexpr = 1024 // weight_rows.dtype.element_ty.primitive_bitwidth
     lines: tl.constexpr = triton.next_power_of_2(triton.cdiv(WIDTH, line))
     offsets = tl.minimum(tl.arange(0, lines) * line, WIDTH - 1)
@@ -164,7 +164,7 @@ def _fma_rows(
     BLOCK_K: tl.constexpr,
     TILES: tl.constexpr,
     PREFETCH_TILES: tl.constexpr,
-    PREFETCH_L2: tl.constexpr,
+    PREFETCH_WIDTH: tl.constexpr,
     PDL: tl.constexpr,
     EARLY_TRIGGER: tl.constexpr,
 ):
@@ -180,10 +180,10 @@ def _fma_rows(
         w_ahead = w_ahead + (_tile(w_pointers, k[None, :], tile * BLOCK_K, WIDTH, BLOCK_K),)
         if GATED is not None:
             up_ahead = up_ahead + (_tile(w_pointers + up_offset, k[None, :], tile * BLOCK_K, WIDTH, BLOCK_K),)
-    if PREFETCH_L2:
-        _prefetch_to_l2(weight_rows, WIDTH)
+    if PREFETCH_WIDTH:
+        _prefetch_to_l2(weight_rows, PREFETCH_WIDTH)
         if GATED is not None:
-            _prefetch_to_l2(weight_rows + up_offset, WIDTH)
+            _prefetch_to_l2(weight_rows + up_offset, PREFETCH_WIDTH)
     bias_part = _to_add(bias, 0, n, num_rows, outputs, BLOCK_N, ROWS)
     if PDL:
         if EARLY_TRIGGER:
@@ -283,7 +283,7 @@ def _dot_rows(
     STAGES: tl.constexpr,
     SCALE_FIRST: tl.constexpr,
     WIDEN: tl.constexpr,
-    PREFETCH_L2: tl.constexpr,
+    PREFETCH_WIDTH: tl.constexpr,
     PDL: tl.constexpr,
     EARLY_TRIGGER: tl.constexpr,
 ):
@@ -296,10 +296,10 @@ def _dot_rows(
     masked: tl.constexpr = WIDTH % step != 0
     weight_rows = weight + tl.minimum(n, outputs - 1).to(tl.int64)[:, None] * WIDTH
     up_offset = outputs.to(tl.int64) * WIDTH
-    if PREFETCH_L2:
-        _prefetch_to_l2(weight_rows, WIDTH)
+    if PREFETCH_WIDTH:
+        _prefetch_to_l2(weight_rows, PREFETCH_WIDTH)
         if GATED is not None:
-            _prefetch_to_l2(weight_rows + up_offset, WIDTH)
+            _prefetch_to_l2(weight_rows + up_offset, PREFETCH_WIDTH)
     bias_part = _to_add(bias, 0, n, num_rows, outputs, BLOCK_N, ROWS)
     if PDL:
         if EARLY_TRIGGER:

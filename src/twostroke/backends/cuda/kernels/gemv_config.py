@@ -11,6 +11,9 @@ MAX_ROWS: Final = 16
 FMA_ROWS: Final = 8
 """Rows beyond which a thread's accumulators would not fit in its registers."""
 
+_L2_BYTES: Final = 12 * 2**20
+"""What may be asked to be brought to L2 ahead: a part of it, or it would be gone again before it is used."""
+
 Method = Literal["fma", "dot"]
 
 
@@ -28,8 +31,8 @@ class GemvConfig:
     """Tiles of weights kept on their way in shared memory (dot)."""
     prefetch_tiles: int = 1
     """Tiles of weights that a program of a dependent launch holds in registers before it waits (fma)."""
-    prefetch_l2: bool = False
-    """Whether a program of a dependent launch asks for all of its weights to be in L2 before it waits."""
+    prefetch_width: int = 0
+    """Inputs whose weights a program of a dependent launch asks to be brought to L2 before it waits."""
     early_trigger: bool = True
     """Whether the next kernel may start at once, to fetch weights meanwhile, or when this one has read its own."""
 
@@ -39,6 +42,15 @@ def choose(num_rows: int, outputs: int, width: int, gated: bool, bytes_an_elemen
     return fit(_preferred(num_rows, outputs, width, gated), width, bytes_an_element)
 
 
+def l2_width(outputs: int, width: int, gated: bool) -> int:
+    """How many inputs' weights of every output may be on their way to L2 at a time; 0 if it is not worth a line."""
+    rows = outputs * (2 if gated else 1)
+    prefetch_width = width
+    while prefetch_width * rows * 2 > _L2_BYTES:
+        prefetch_width //= 2
+    return prefetch_width if prefetch_width >= 64 else 0
+
+
 @cache
 def _preferred(num_rows: int, outputs: int, width: int, gated: bool) -> GemvConfig:
     is_large = outputs * width >= 2**24
@@ -46,9 +58,10 @@ def _preferred(num_rows: int, outputs: int, width: int, gated: bool) -> GemvConf
     if num_rows > 2:
         # Every program reads all inputs: tall blocks read them less often, but there must be a program for every SM.
         if gated or outputs >= 4096:
-            config = GemvConfig("dot", 16 if gated else 32, 64, 4, prefetch_l2=True)
+            config = GemvConfig("dot", 16 if gated else 32, 64, 4)
         else:
-            config = GemvConfig("dot", 16, 128, 4, prefetch_l2=True)
+            config = GemvConfig("dot", 16, 128, 4)
+        config = replace(config, prefetch_width=l2_width(outputs, width, gated))
     elif is_vocabulary:
         config = GemvConfig("fma", 4, 2048, 8) if width >= 2048 else GemvConfig("fma", 8, 1024, 4)
     elif gated:
