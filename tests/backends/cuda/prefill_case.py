@@ -44,7 +44,7 @@ class PrefillCase:
         shape = {"tile_rows": tile_rows, "group": group, "kv_heads": kv_heads, "num_sms": num_sms}
         capacity = PrefillTiles.capacity(sum(counts), len(counts), **shape) if padding else None
         tiles = PrefillTiles.build(first_tokens, counts, starts, rows, window=window, pad_items=capacity, **shape)
-        work = PrefillWork(torch.from_numpy(tiles.items).to(device), tile_rows, tiles.part_items)
+        work = PrefillWork.of(tiles, device)
         scratch = PrefillScratch(kv_heads, head_dim, device, num_sms, tile_rows)
         scratch.partials.fill_(float("nan"))
         scratch.log_sums.fill_(float("nan"))

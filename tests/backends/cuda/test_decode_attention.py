@@ -160,3 +160,34 @@ def test_too_small_a_scratch_is_refused(device):
     scratch = DecodeScratch(1, 1, 1, 64, device, 4)
     with pytest.raises(ValueError, match="scratch for 1 tokens"):
         attend_decode(queries, cache.k, cache.v, cache.table, index, index, queries[:, 0], scale=1.0, scratch=scratch)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("pdl", [False, True])
+def test_one_captured_graph_serves_every_context(pdl):
+    """Captured with short contexts, replayed with long ones: the cuts are made on the device."""
+    rng = np.random.default_rng(9)
+    contexts, heads, kv_heads, head_dim = [3000, 17, 900, 1], 8, 2, 128
+    cache = PagedCache.random(rng, contexts, kv_heads, 64, head_dim, torch.bfloat16, "cuda")
+    queries = random_queries(rng, 4, heads, kv_heads, head_dim, torch.bfloat16, "cuda")
+    scratch = DecodeScratch(4, heads, kv_heads, head_dim, "cuda", 132)
+    rows = torch.arange(4, dtype=torch.int32, device="cuda")
+    positions = torch.zeros(4, dtype=torch.int32, device="cuda")
+    out = torch.empty((4, heads * head_dim), dtype=torch.bfloat16, device="cuda")
+
+    def launch():
+        attend_decode(queries, cache.k, cache.v, cache.table, rows, positions, out, scale=0.1, scratch=scratch, pdl=pdl)
+
+    launch()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        launch()
+    for share in (1.0, 0.3, 0.7, 1.0):
+        reached = [max(1, int(context * share)) for context in contexts]
+        positions.copy_(torch.tensor(reached, dtype=torch.int32) - 1)
+        out.fill_(float("nan"))
+        graph.replay()
+        for token, context in enumerate(reached):
+            query = queries[token].to(torch.float64).cpu().numpy()
+            assert_near(out[token], attend(query, cache, token, context - 1, 0.1), torch.bfloat16)

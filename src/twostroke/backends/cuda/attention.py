@@ -1,98 +1,146 @@
-"""Attention of a device, a verb for each phase. Which kernels serve is chosen once, by what the device and the model
-are, and said; the choice among them by a step's sizes is made here and nowhere else."""
+"""Attention of a model on a device: which kernel runs each phase, chosen once, with the reason said. Owns the scratch
+that the kernels share. Does not know layers: window and soft cap come with each call."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
 import torch
 
-from twostroke.backends.cuda.batch import Batch
 from twostroke.backends.cuda.kernels.decode_attention import DecodeScratch, attend_decode
-from twostroke.backends.cuda.kernels.prefill_attention import attend_prefill
+from twostroke.backends.cuda.kernels.prefill_attention import attend_prefill, tile_rows_for
 from twostroke.backends.cuda.kernels.prefill_tiles import PrefillScratch, PrefillTiles, PrefillWork
-from twostroke.backends.cuda.kernels.target import target_of
-from twostroke.models.spec import ModelSpec
 
-TILE_ROWS = 128
-"""Queries of a tile, all heads of a KV head counted."""
+INTERPRETED_SMS = 4
+"""A device without multiprocessors is the interpreter: a few, so that keys are shared out there as well."""
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """What of a model and its KV layout the kernels depend on."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    block_size: int
+    dtype: torch.dtype
+
+    @property
+    def group(self) -> int:
+        return self.heads // self.kv_heads
 
 
 class Attention:
-    def __init__(
-        self, spec: ModelSpec, block_size: int, device: torch.device, dtype: torch.dtype, max_rows: int
-    ) -> None:
-        self._group, self._kv_heads = spec.queries_per_kv_head, spec.num_kv_heads
-        self._num_sms = target_of(device).num_sms
-        heads, head_dim = spec.num_heads, spec.head_dim
-        self._decode_scratch = DecodeScratch(max_rows, heads, self._kv_heads, head_dim, device, self._num_sms)
-        self._prefill_scratch = PrefillScratch(self._kv_heads, head_dim, device, self._num_sms, TILE_ROWS)
-        self.max_part_items = self._prefill_scratch.max_items
-        self.notes: tuple[str, ...] = ()
+    """Both phases over the paged cache. Nothing here waits for the device or allocates once it is made, so every call
+    may be captured in a graph; calls that run at once must not share one."""
 
-    def tiles(self, batch: Batch, *, is_captured: bool) -> PrefillTiles:
-        """The work of a step's chunks; padded to a fixed number of items where a graph is to serve any of its size."""
-        sizes = {
-            "tile_rows": TILE_ROWS,
-            "group": self._group,
-            "kv_heads": self._kv_heads,
-            "num_sms": self._num_sms,
-        }
-        first, counts = batch.segment_first.tolist(), batch.segment_count.tolist()
-        starts, rows = batch.segment_start.tolist(), batch.segment_rows.tolist()
-        pad_items = PrefillTiles.capacity(batch.num_tokens, len(counts), **sizes) if is_captured else None
-        return PrefillTiles.build(first, counts, starts, rows, **sizes, pad_items=pad_items)
+    def __init__(self, shape: AttentionShape, device: torch.device | str, max_decode_tokens: int) -> None:
+        self.shape = shape
+        self.device = torch.device(device)
+        on_card = self.device.type == "cuda"
+        self.num_sms = (
+            torch.cuda.get_device_properties(self.device).multi_processor_count if on_card else INTERPRETED_SMS
+        )
+        capability = torch.cuda.get_device_capability(self.device) if on_card else None
+        self._hopper_prefill, self.prefill_choice = _hopper_or_reason(shape, capability)
+        largest_tile = tile_rows_for(1 << 30, shape.group, shape.head_dim)
+        self._decode_scratch = DecodeScratch(
+            max_decode_tokens, shape.heads, shape.kv_heads, shape.head_dim, self.device, self.num_sms
+        )
+        self._prefill_scratch = PrefillScratch(
+            shape.kv_heads, shape.head_dim, self.device, self.num_sms, tile_rows=largest_tile
+        )
 
     def decode(
         self,
-        queries: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        table: torch.Tensor,
-        rows: torch.Tensor,
-        positions: torch.Tensor,
-        out: torch.Tensor,
+        queries: torch.Tensor,  # [num_tokens, heads, head_dim]
+        k_cache: torch.Tensor,  # [num_blocks + 1, kv_heads, block_size, head_dim]
+        v_cache: torch.Tensor,
+        table: torch.Tensor,  # int32 [num_rows, table_len]
+        rows: torch.Tensor,  # int32 [num_tokens]
+        positions: torch.Tensor,  # int32 [num_tokens]
+        out: torch.Tensor,  # [num_tokens, heads * head_dim]
         *,
         scale: float,
-        window: int | None,
-        softcap: float | None,
+        window: int | None = None,
+        softcap: float | None = None,
         pdl: bool = False,
     ) -> None:
+        """Each token reads its row up to its own position."""
         attend_decode(
-            queries,
-            keys,
-            values,
-            table,
-            rows,
-            positions,
-            out,
-            scale=scale,
-            window=window,
-            softcap=softcap,
-            scratch=self._decode_scratch,
-            pdl=pdl,
-        )
+            queries, k_cache, v_cache, table, rows, positions, out,
+            scale=scale, window=window, softcap=softcap, scratch=self._decode_scratch, pdl=pdl,
+        )  # fmt: skip
+
+    def tiles(
+        self,
+        first_tokens: Sequence[int],
+        counts: Sequence[int],
+        starts: Sequence[int],
+        rows: Sequence[int],
+        *,
+        window: int | None = None,
+        tile_rows: int | None = None,
+        pad_items: int | None = None,
+    ) -> PrefillTiles:
+        """The work of a step's prefill chunks, once a step for all layers; a captured graph fixes the last two."""
+        shape = self.shape
+        return PrefillTiles.build(
+            first_tokens, counts, starts, rows,
+            tile_rows=tile_rows or tile_rows_for(max(counts), shape.group, shape.head_dim),
+            group=shape.group, kv_heads=shape.kv_heads, num_sms=self.num_sms, window=window, pad_items=pad_items,
+        )  # fmt: skip
+
+    def capacity(self, num_tokens: int, num_segments: int, tile_rows: int) -> int:
+        """Items that are always enough for so many tokens in so many chunks: what a captured graph has room for."""
+        shape = self.shape
+        return PrefillTiles.capacity(
+            num_tokens, num_segments,
+            tile_rows=tile_rows, group=shape.group, kv_heads=shape.kv_heads, num_sms=self.num_sms,
+        )  # fmt: skip
+
+    @property
+    def max_part_items(self) -> int:
+        """Items that can be parts of tiles, at most: what a captured graph joins."""
+        return self._prefill_scratch.max_items
 
     def prefill(
         self,
-        queries: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        table: torch.Tensor,
+        queries: torch.Tensor,  # [num_tokens, heads, head_dim]
+        k_cache: torch.Tensor,  # [num_blocks + 1, kv_heads, block_size, head_dim]
+        v_cache: torch.Tensor,
+        table: torch.Tensor,  # int32 [num_rows, table_len]
         work: PrefillWork,
-        out: torch.Tensor,
+        out: torch.Tensor,  # [num_tokens, heads * head_dim]
         *,
         scale: float,
-        window: int | None,
-        softcap: float | None,
+        window: int | None = None,
+        softcap: float | None = None,
     ) -> None:
-        attend_prefill(
-            queries,
-            keys,
-            values,
-            table,
-            work,
-            out,
-            scale=scale,
-            window=window,
-            softcap=softcap,
-            scratch=self._prefill_scratch,
-        )
+        """Each query of a chunk reads its row up to its own position, the chunk's own keys included."""
+        if window is not None and work.longest_context <= window:
+            window = None
+        if self._hopper_prefill is not None and window is None and softcap is None:
+            self._hopper_prefill(
+                queries, k_cache, v_cache, table, work, out, scale=scale, scratch=self._prefill_scratch
+            )
+        else:
+            attend_prefill(
+                queries, k_cache, v_cache, table, work, out,
+                scale=scale, window=window, softcap=softcap, scratch=self._prefill_scratch,
+            )  # fmt: skip
+
+
+def _hopper_or_reason(
+    shape: AttentionShape, capability: tuple[int, int] | None
+) -> tuple[Callable[..., None] | None, str]:
+    """The Hopper kernel where it can run, and the choice in a sentence."""
+    try:
+        from twostroke.backends.cuda.kernels.hopper_prefill import attend_prefill_hopper, unsupported
+    except ImportError as error:  # Gluon is experimental in Triton: a release may move what the kernel needs
+        return None, f"prefill attention: plain Triton, as this Triton's Gluon lacks something ({error})"
+    reason = unsupported(shape.head_dim, shape.block_size, shape.dtype, capability)
+    if reason is not None:
+        return None, f"prefill attention: plain Triton, as {reason}"
+    return attend_prefill_hopper, "prefill attention: Gluon for Hopper; plain Triton for windows and soft caps"

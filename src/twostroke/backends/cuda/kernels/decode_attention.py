@@ -60,7 +60,7 @@ def split_plan(
 
 
 def decode_config(num_tokens: int, head_dim: int) -> DecodeConfig:
-    """The configuration for a batch, by measurement on an H200."""
+    """The configuration for a batch; `bench/cuda/attention.py` measures the alternatives."""
     if head_dim > 128:
         return DecodeConfig(block=32, warps=4, stages=3, keys_first=False)
     if num_tokens == 1:

@@ -33,6 +33,8 @@ class PrefillTiles:
     tile_rows: int
     part_items: int
     """Items that are a part of a tile; they come first, and a second launch joins them. 0 if no tile was cut."""
+    longest_context: int
+    """Where the longest context ends; a window no shorter than this hides nothing."""
 
     @classmethod
     def build(
@@ -73,7 +75,7 @@ class PrefillTiles:
             raise ValueError(f"{used} items of prefill attention do not fit {pad_items}.")
         items[:used, [0, 1, 2, 3, 4, 6]] = np.repeat(tiles, parts, axis=0)
         items[:used, 5] = np.arange(used) - np.repeat(np.cumsum(parts) - parts, parts)
-        return cls(items, tile_rows, int(parts[parts > 1].sum()))
+        return cls(items, tile_rows, int(parts[parts > 1].sum()), int((start + count).max(initial=0)))
 
     @staticmethod
     def capacity(num_tokens: int, num_segments: int, *, tile_rows: int, group: int, kv_heads: int, num_sms: int) -> int:
@@ -90,6 +92,14 @@ class PrefillWork:
     tile_rows: int
     part_items: int
     """At most so many items are parts of a tile; 0 saves the second launch."""
+    longest_context: int
+    """No context ends behind this."""
+
+    @classmethod
+    def of(cls, tiles: PrefillTiles, device: torch.device | str) -> PrefillWork:
+        """Copies the items as they are; a captured graph keeps its own items and copies into them instead."""
+        items = torch.from_numpy(tiles.items).to(device)
+        return cls(items, tiles.tile_rows, tiles.part_items, tiles.longest_context)
 
 
 class PrefillScratch:

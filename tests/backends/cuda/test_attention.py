@@ -1,0 +1,50 @@
+"""One attention for both phases: chunks of prompts beside a decode token, one scratch, against plain arithmetic."""
+
+import numpy as np
+import pytest
+import torch
+from tests.backends.cuda.paged import PagedCache, assert_near, attend, random_queries
+
+from twostroke.backends.cuda.attention import Attention, AttentionShape
+from twostroke.backends.cuda.kernels.prefill_tiles import PrefillWork
+
+SHAPE = AttentionShape(heads=6, kv_heads=2, head_dim=64, block_size=16, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("window, softcap", [(None, None), (20, None), (None, 5.0)])
+def test_both_phases_of_one_step(device, window, softcap):
+    rng = np.random.default_rng(4)
+    cache = PagedCache.random(rng, [70, 33, 90], 2, 16, 64, torch.float32, device)
+    attention = Attention(SHAPE, device, max_decode_tokens=4)
+    queries = random_queries(rng, 1 + 12 + 7, 6, 2, 64, torch.float32, device)
+    out = torch.full((20, 6 * 64), float("nan"), device=device)
+    rows, positions = [2], [89]
+    attention.decode(
+        queries[:1], cache.k, cache.v, cache.table,
+        torch.tensor(rows, dtype=torch.int32, device=device), torch.tensor(positions, dtype=torch.int32, device=device),
+        out[:1], scale=0.125, window=window, softcap=softcap,
+    )  # fmt: skip
+    tiles = attention.tiles([1, 13], [12, 7], [58, 26], [0, 1], window=window)
+    work = PrefillWork.of(tiles, device)
+    attention.prefill(queries, cache.k, cache.v, cache.table, work, out, scale=0.125, window=window, softcap=softcap)
+    rows += [0] * 12 + [1] * 7
+    positions += [*range(58, 70), *range(26, 33)]
+    for token, (row, position) in enumerate(zip(rows, positions, strict=True)):
+        query = queries[token].to(torch.float64).cpu().numpy()
+        assert_near(out[token], attend(query, cache, row, position, 0.125, window, softcap), torch.float32)
+
+
+def test_the_choice_says_why(device):
+    attention = Attention(SHAPE, device, max_decode_tokens=1)
+    assert attention.prefill_choice.startswith("prefill attention: plain Triton, as ")
+
+
+def test_a_graph_has_room_for_any_chunks_of_its_size(device):
+    attention = Attention(SHAPE, device, max_decode_tokens=1)
+    room = attention.capacity(64, 4, tile_rows=64)
+    for counts in ([64], [1, 1, 1, 61], [16, 16, 16, 16], [20]):
+        first_tokens = np.cumsum([0, *counts[:-1]]).tolist()
+        starts, rows = [5000] * len(counts), list(range(len(counts)))
+        tiles = attention.tiles(first_tokens, counts, starts, rows, tile_rows=64, pad_items=room)
+        assert len(tiles.items) == room and tiles.part_items <= attention.max_part_items
+        assert tiles.longest_context == 5000 + max(counts)
