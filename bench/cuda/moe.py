@@ -1,7 +1,7 @@
-"""The mixture of experts on the card: checked against float32, then timed by graph replay that walks over several layers'
-weights, so that no cache serves them. The floor is the bytes of the experts that were chosen, or the arithmetic.
+"""The mixture of experts on the card: checked against float32, then timed by graph replay that walks over several
+layers' weights, so that no cache serves them. The floor is the bytes of the chosen experts, or the arithmetic.
 
-    PYTHONPATH=src python bench/cuda/moe.py [--tokens 1,4,16,64,256,2048,8192] [--layers 4] [--no-pdl] [--budget-s 100]"""
+    PYTHONPATH=src python bench/cuda/moe.py [--tokens 1,4,16,64,256,2048,8192] [--layers 4] [--no-pdl] [--budget-s S]"""
 
 from __future__ import annotations
 
@@ -161,9 +161,8 @@ def time_few_parts(bench: Bench, num_tokens: int) -> None:
                 return
             try:
                 us = time_us(work(tile), len(bench.layers))
-                say(
-                    f"part {name:8s} {num_tokens:3d} tokens {tile}: {us:.1f} us, {num_bytes * share / us / 1e6:.2f} TB/s"
-                )
+                rate = num_bytes * share / us / 1e6
+                say(f"part {name:8s} {num_tokens:3d} tokens {tile}: {us:.1f} us, {rate:.2f} TB/s")
             except Exception as failure:
                 say(f"part {name} {tile}: FAILED {type(failure).__name__}: {str(failure)[:160]}")
 
