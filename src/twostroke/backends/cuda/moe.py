@@ -19,7 +19,7 @@ Path = Literal["few", "grouped"]
 
 FEW_TOKENS = 4
 """Up to here tokens seldom share an expert, and sorting would save nothing."""
-_LEAST_CHUNK, _CHUNK, _CHUNK_FROM_TOKENS = 16, 64, 1024
+_LEAST_CHUNK, _CHUNK, _CHUNK_FROM_TOKENS = 16, 32, 1024
 
 
 @dataclass(frozen=True, slots=True)

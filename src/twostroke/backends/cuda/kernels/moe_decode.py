@@ -2,7 +2,7 @@
 works out the routing from the router's logits itself, which costs less than a kernel in between. Deterministic: a
 program sums all experts of its outputs, in order."""
 
-# ruff: noqa: N803, SIM108  (compile-time constants are in capitals; Triton wants its branches in full)
+# ruff: noqa: N803  (compile-time constants are in capitals)
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class GemvTile:
     num_warps: int = 4
 
 
-GATE_UP_TILE = GemvTile(outputs=16, depth=512, num_warps=8)
-DOWN_TILE = GemvTile(outputs=4, depth=256)
+GATE_UP_TILE = GemvTile(outputs=8, depth=1024)
+DOWN_TILE = GemvTile(outputs=4, depth=1024)
 
 
 @triton.jit
@@ -57,7 +57,7 @@ def _gate_up_kernel(
         gdc_wait()
         gdc_launch_dependents()
     values = tl.load(logits + token * experts + ids, mask=ids < experts, other=float("-inf"))
-    ranks = ranks_of_experts(values, ids, EXPERTS_PADDED)
+    ranks = ranks_of_experts(values, ids)
     expert = tl.sum(tl.where(ranks == pair % top_k, ids, 0), 0)
     is_output = (outputs < intermediate)[:, None]
     gate_rows = gate_up + expert.to(tl.int64) * (2 * intermediate * hidden) + outputs[:, None] * hidden + depth[None, :]
@@ -81,46 +81,43 @@ def _gate_up_kernel(
 def _down_kernel(
     activations, logits, down, residual, out, hidden: tl.constexpr, intermediate: tl.constexpr, experts: tl.constexpr,
     top_k: tl.constexpr, NORMALISE: tl.constexpr, HAS_RESIDUAL: tl.constexpr, OUTPUTS: tl.constexpr,
-    DEPTH: tl.constexpr, SLOTS: tl.constexpr, EXPERTS_PADDED: tl.constexpr, PDL: tl.constexpr,
+    DEPTH: tl.constexpr, EXPERTS_PADDED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A program: a token and a block of outputs, over all the token's experts."""
     token = tl.program_id(1)
     outputs = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     ids = tl.arange(0, EXPERTS_PADDED)
-    slots = tl.arange(0, SLOTS)
     depth = tl.arange(0, DEPTH)
+    is_output = (outputs < hidden)[:, None]
+    offsets = outputs[:, None] * intermediate + depth[None, :]
     # Before the wait, while `_gate_up_kernel` still runs: it let this one start only after the logits were written.
-    values = tl.load(logits + token * experts + ids, mask=ids < experts, other=float("-inf"))
-    ranks = ranks_of_experts(values, ids, EXPERTS_PADDED)
-    exponentials = tl.exp(values - tl.max(values, 0))
-    is_chosen = tl.reshape(ranks, [1, EXPERTS_PADDED]) == tl.reshape(slots, [SLOTS, 1])
-    is_chosen = is_chosen & (tl.reshape(slots, [SLOTS, 1]) < top_k)
-    chosen = tl.sum(tl.where(is_chosen, tl.reshape(ids, [1, EXPERTS_PADDED]), 0), 1)  # [SLOTS]
-    shares = tl.sum(tl.where(is_chosen, tl.reshape(exponentials, [1, EXPERTS_PADDED]), 0.0), 1)
+    own_logits = logits + token * experts
+    values = tl.load(own_logits + ids, mask=ids < experts, other=float("-inf"))
+    ranks = ranks_of_experts(values, ids)
+    largest = tl.max(values, 0)
+    total = tl.sum(tl.exp(values - largest), 0)
     if NORMALISE:
-        shares = shares / tl.sum(shares, 0)
-    else:
-        shares = shares / tl.sum(exponentials, 0)
-
-    bases = tl.reshape(chosen.to(tl.int64) * (hidden * intermediate), [SLOTS, 1, 1])
-    offsets = tl.reshape(outputs, [1, OUTPUTS, 1]) * intermediate + tl.reshape(depth, [1, 1, DEPTH])
-    weight_rows = down + bases + offsets  # [SLOTS, OUTPUTS, DEPTH]
-    is_slot = tl.reshape(slots, [SLOTS, 1, 1]) < top_k
-    is_row = is_slot & (tl.reshape(outputs, [1, OUTPUTS, 1]) < hidden)
-    pairs = token * top_k + tl.reshape(slots, [SLOTS, 1, 1])
-    input_rows = activations + pairs * intermediate + tl.reshape(depth, [1, 1, DEPTH])
-    weights = tl.load(weight_rows, mask=is_row & (tl.reshape(depth, [1, 1, DEPTH]) < intermediate), other=0.0)
+        total = tl.sum(tl.where(ranks < top_k, tl.exp(values - largest), 0.0), 0)
+    expert = tl.sum(tl.where(ranks == 0, ids, 0), 0)
+    rows = down + expert.to(tl.int64) * (hidden * intermediate) + offsets
+    weights = tl.load(rows, mask=is_output & (depth < intermediate)[None, :], other=0.0)
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
-    sums = tl.zeros([SLOTS, OUTPUTS, DEPTH], tl.float32)
-    for start in tl.static_range(0, intermediate, DEPTH):
-        is_depth = tl.reshape(start + depth, [1, 1, DEPTH]) < intermediate
-        if start > 0:
-            weights = tl.load(weight_rows + start, mask=is_row & is_depth, other=0.0)
-        inputs = tl.load(input_rows + start, mask=is_slot & is_depth, other=0.0)
-        sums += weights.to(tl.float32) * inputs.to(tl.float32)
-    result = tl.sum(tl.sum(sums, 2) * shares[:, None], 0)
+    sums = tl.zeros([OUTPUTS, DEPTH], tl.float32)
+    for slot in tl.static_range(top_k):
+        if slot > 0:
+            expert = tl.sum(tl.where(ranks == slot, ids, 0), 0)
+            rows = down + expert.to(tl.int64) * (hidden * intermediate) + offsets
+        share = tl.exp(tl.load(own_logits + expert) - largest) / total
+        inputs = activations + (token * top_k + slot) * intermediate + depth
+        for start in tl.static_range(0, intermediate, DEPTH):
+            is_depth = start + depth < intermediate
+            if slot > 0 or start > 0:
+                weights = tl.load(rows + start, mask=is_output & is_depth[None, :], other=0.0)
+            values = tl.load(inputs + start, mask=is_depth, other=0.0).to(tl.float32) * share
+            sums += weights.to(tl.float32) * values[None, :]
+    result = tl.sum(sums, 1)
     mask = outputs < hidden
     target = token.to(tl.int64) * hidden + outputs
     if HAS_RESIDUAL:
@@ -169,6 +166,6 @@ def few_tokens_down(
     _down_kernel[(triton.cdiv(hidden, tile.outputs), num_tokens)](
         activations, logits, down, out if residual is None else residual, out, hidden, intermediate, experts, top_k,
         NORMALISE=normalise, HAS_RESIDUAL=residual is not None, OUTPUTS=tile.outputs,
-        DEPTH=min(tile.depth, triton.next_power_of_2(intermediate)), SLOTS=triton.next_power_of_2(top_k),
+        DEPTH=min(tile.depth, triton.next_power_of_2(intermediate)),
         EXPERTS_PADDED=triton.next_power_of_2(experts), PDL=pdl, num_warps=tile.num_warps, **launch_options(pdl),
     )  # fmt: skip

@@ -19,16 +19,14 @@ _SCATTER_PAIRS = 256
 
 
 @triton.jit
-def ranks_of_experts(logits, ids, EXPERTS_PADDED: tl.constexpr):
-    """[EXPERTS_PADDED] -> the place of each expert when the likeliest comes first and of equals the lower. Counted
+def ranks_of_experts(logits, ids):
+    """[experts] -> the place of each expert when the likeliest comes first and of equals the lower. Counted
     rather than sorted: a place is the number of experts before it. What is not a number comes last, so that a spoilt
     row still goes to experts that exist."""
     logits = tl.where(logits == logits, logits, float("-inf"))
-    others = tl.reshape(logits, [1, EXPERTS_PADDED])
-    own = tl.reshape(logits, [EXPERTS_PADDED, 1])
-    is_earlier = tl.reshape(ids, [1, EXPERTS_PADDED]) < tl.reshape(ids, [EXPERTS_PADDED, 1])
-    before = (others > own) | ((others == own) & is_earlier)
-    return tl.sum(before.to(tl.int32), 1)
+    others, own = logits[:, None], logits[None, :]  # summed over the slower axis: mostly within a thread
+    before = (others > own) | ((others == own) & (ids[:, None] < ids[None, :]))
+    return tl.sum(before.to(tl.int32), 0)
 
 
 @triton.jit
