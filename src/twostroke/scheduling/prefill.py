@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from twostroke.core.sequence import Phase, Sequence, SequenceState
+from twostroke.core.sequence import Sequence, SequenceState
 from twostroke.core.step import PrefillChunk
 from twostroke.kv.ledger import KVLedger
 from twostroke.scheduling.admission import Admission
@@ -18,10 +18,10 @@ class PrefillPlanner:
 
     def fill(self, plan: StepPlan, now_s: float) -> None:
         """Prefills already begun come first, then new sequences, while the step has tokens left."""
-        for sequence in self._admission.running:
+        for sequence in plan.prefilling:
             if plan.tokens_left == 0:
                 return
-            if sequence.state is SequenceState.RUNNING and sequence.phase is Phase.PREFILL and sequence not in plan:
+            if sequence.state is SequenceState.RUNNING:  # else it was preempted on the way
                 self._add_chunk(plan, sequence, now_s)
         while plan.tokens_left > 0:
             admitted = self._admission.admit(plan)
