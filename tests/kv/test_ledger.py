@@ -298,6 +298,14 @@ def corrupt_shared(ledger: Ledger, one: Sequence, other: Sequence) -> None:
     ledger.pools[0].retain(ledger.table(one)[2])  # type: ignore[arg-type]
 
 
+def corrupt_end(ledger: Ledger, one: Sequence, other: Sequence) -> None:
+    ledger._holdings[one.seq_id].end += BLOCK_SIZE
+
+
+def corrupt_commit(ledger: Ledger, one: Sequence, other: Sequence) -> None:
+    one.num_computed = 12  # and nobody told the ledger
+
+
 @pytest.mark.parametrize(
     ("corrupt", "message"),
     [
@@ -305,6 +313,8 @@ def corrupt_shared(ledger: Ledger, one: Sequence, other: Sequence) -> None:
         (corrupt_lost, "counts 1 references and is in 0 tables"),
         (corrupt_tokens, "indexed with other tokens"),
         (corrupt_index, "the index points to block"),
+        (corrupt_end, "sequence 1, KV group 0: 3 blocks, and positions below 16 count as held"),
+        (corrupt_commit, "has computed 12 positions and committed 2 blocks, and is to commit the next at 12"),
         (corrupt_shared, "shared by sequences 1 and 2 and is not computed by both"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from twostroke.core.sequence import FinishReason
 from twostroke.core.step import TokenLogprobs
@@ -19,8 +20,7 @@ class PrefillProgress:
     total_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class TokenEvent:
+class TokenEvent(NamedTuple):
     """New output of one sample; with `finish_reason`, its last event. `text` holds whole characters only, and may be
     empty while a character or a possible stop string is incomplete."""
 

@@ -51,11 +51,14 @@ class Sequence:
     finish_reason: FinishReason | None = None
     error: str | None = None
     timing: SequenceTiming = field(default_factory=SequenceTiming)
+    stop_ids: frozenset[int] = frozenset()
+    """The request's, looked at for every token."""
 
     def __post_init__(self) -> None:
         if not self.tokens:
             self.tokens = list(self.request.prompt_token_ids)
         self.prefill_len = len(self.tokens)
+        self.stop_ids = self.request.stop_ids
 
     @property
     def prompt_len(self) -> int:

@@ -15,8 +15,8 @@ from twostroke.core.events import Event, PrefillProgress, TokenEvent
 from twostroke.core.request import Request
 from twostroke.core.request_check import check_request
 from twostroke.core.sequence import FinishReason, Sequence
-from twostroke.core.step import Step, StepResult
-from twostroke.engine.interrupts import uninterrupted
+from twostroke.core.step import Step, StepResult, TokenLogprobs
+from twostroke.engine.interrupts import HeldInterrupts, uninterrupted
 from twostroke.engine.streaming import TextStream
 from twostroke.scheduling.scheduler import Scheduler, SequenceAdvance
 from twostroke.text.tokenizer import Tokenizer
@@ -100,15 +100,16 @@ class Engine:
     def step(self) -> list[Event]:
         """Launch what can be launched, wait for the oldest step in flight, and return what happened. An interrupt while
         it waits loses nothing: the next call waits for the same step."""
-        with uninterrupted():
+        with HeldInterrupts() as interrupts:
             self._launch()
-        if self._in_flight:
-            step, ticket = self._in_flight[0]
-            try:
-                outcome: StepResult | Exception = ticket.result()
-            except Exception as error:
-                outcome = error
-            with uninterrupted():
+            if self._in_flight:
+                step, ticket = self._in_flight[0]
+                interrupts.let_through()
+                try:
+                    outcome: StepResult | Exception = ticket.result()
+                except Exception as error:
+                    outcome = error
+                interrupts.hold()
                 self._in_flight.popleft()
                 self._settle(step, ticket, outcome)
         events, self._pending = self._pending, []
@@ -137,43 +138,40 @@ class Engine:
             launched = not isinstance(ticket, _UnlaunchedTicket)
             advances = self.scheduler.fail(step, message, now_s, launched=launched)
         for advance in advances:
-            self._pending.extend(self._events_of(advance))
+            self._tell(advance)
 
     def close(self) -> None:
         self.backend.close()
 
-    def _events_of(self, advance: SequenceAdvance) -> list[Event]:
-        sequence = advance.sequence
-        name, index = sequence.request.request_id, sequence.sample_index
-        events: list[Event] = []
-        if advance.prefill_computed is not None:
-            events.append(PrefillProgress(name, index, advance.prefill_computed, sequence.prefill_len))
+    def _tell(self, advance: SequenceAdvance) -> None:
+        """Turn what a step did for a sequence into events."""
+        sequence, sampled = advance.sequence, advance.sampled
+        request, index = sequence.request, sequence.sample_index
+        if (computed := advance.prefill_computed) is not None:
+            self._pending.append(PrefillProgress(request.request_id, index, computed, sequence.prefill_len))
         text, stopped = "", False
-        for token in advance.sampled:
-            text, stopped = self._text_of(sequence, token.token_id)
+        if self._streams:
+            for token in sampled:
+                text, stopped = self._text_of(sequence, token.token_id)
         if stopped:
             del self._streams[sequence.seq_id]  # nothing held back may follow a stop string
             self.scheduler.finish(sequence, FinishReason.STOP, now_s=self._clock())
-        event = TokenEvent(
-            name,
-            index,
-            token_ids=tuple(token.token_id for token in advance.sampled),
-            text=text,
-            logprobs=tuple(token.logprobs for token in advance.sampled if token.logprobs is not None),
-            prompt_logprobs=advance.prompt_logprobs,
-        )
-        if sequence.is_finished:
+        logprobs: tuple[TokenLogprobs, ...] = ()
+        if request.sampling.logprobs is not None:
+            logprobs = tuple(token.logprobs for token in sampled if token.logprobs is not None)
+        token_ids = (sampled[0].token_id,) if len(sampled) == 1 else tuple(token.token_id for token in sampled)
+        event = TokenEvent(request.request_id, index, token_ids, text, logprobs, advance.prompt_logprobs)
+        if advance.finished or stopped:
             last = self._finished(event, sequence)
             # The last token that fits may complete a stop string too: the text was cut there, so that is the reason.
-            events.append(replace(last, finish_reason=FinishReason.STOP) if stopped else last)
-        elif event.token_ids or event.prompt_logprobs:
-            events.append(event)
-        return events
+            self._pending.append(last._replace(finish_reason=FinishReason.STOP) if stopped else last)
+        elif token_ids or advance.prompt_logprobs:
+            self._pending.append(event)
 
     def _text_of(self, sequence: Sequence, token_id: int) -> tuple[str, bool]:
         """The text a new token adds, and whether it completed a stop string."""
         stream = self._streams.get(sequence.seq_id)
-        if stream is None or token_id in sequence.request.stop_ids:
+        if stream is None or token_id in sequence.stop_ids:
             return "", False  # a stop token says "done": it is not part of the answer
         return stream.push(token_id)
 
@@ -189,4 +187,4 @@ class Engine:
         self._live[name] -= 1
         if self._live[name] == 0:
             del self._live[name]
-        return replace(event, text=text, finish_reason=reason, error=sequence.error, timing=sequence.timing)
+        return event._replace(text=text, finish_reason=reason, error=sequence.error, timing=sequence.timing)

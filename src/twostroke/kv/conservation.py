@@ -37,6 +37,11 @@ def check(ledger: KVLedger, running: list[Sequence], holdings: Mapping[int, Hold
 def _check_tables(ledger: KVLedger, sequence: Sequence, holding: Holding) -> None:
     """Every position that is launched has a block, every key that may still be read is held, nothing else is."""
     block_size = ledger.layout.block_size
+    if holding.commits_at != (holding.num_committed + 1) * block_size or sequence.num_computed >= holding.commits_at:
+        raise ConservationError(
+            f"sequence {sequence.seq_id} has computed {sequence.num_computed} positions and committed "
+            f"{holding.num_committed} blocks, and is to commit the next at {holding.commits_at}"
+        )
     for number, (group, table) in enumerate(zip(ledger.layout.groups, holding.tables, strict=True)):
         name = f"sequence {sequence.seq_id}, KV group {number}"
         if len(table) < ledger.layout.blocks_for(sequence.next_position):
@@ -45,6 +50,8 @@ def _check_tables(ledger: KVLedger, sequence: Sequence, holding: Holding) -> Non
         for index, block in enumerate(table):
             if (block is None) != (index < first_needed):
                 raise ConservationError(f"{name}: entry {index} is {block}, and entries from {first_needed} are needed")
+        if holding.end != len(table) * block_size:
+            raise ConservationError(f"{name}: {len(table)} blocks, and positions below {holding.end} count as held")
         if holding.num_granted[number] != len(table):
             raise ConservationError(f"{name}: {holding.num_granted[number]} of {len(table)} entries were granted")
 

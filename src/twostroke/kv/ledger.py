@@ -27,6 +27,10 @@ class Holding:
     """One a group: entries the backend was told of."""
     num_committed: int
     """Full blocks that were matched, or whose KV is computed and was offered to the index."""
+    end: int = 0
+    """Positions below it have a block: nearly every step asks for one more position, and it is there."""
+    commits_at: int = 0
+    """`num_computed` from which on there is a full block more to commit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,7 @@ class KVLedger:
         self.index = PrefixIndex(len(layout.groups), key=key, digest=digest)
         self.pools = tuple(self._pool(number, group) for number, group in enumerate(layout.groups))
         self._prefix_caching = prefix_caching
+        self._windowed = [(number, group) for number, group in enumerate(layout.groups) if group.window is not None]
         self._holdings: dict[int, Holding] = {}
         self._chains: dict[int, list[PrefixNode]] = {}  # by sequence: root, then one node a full block, hashed once
 
@@ -140,7 +145,10 @@ class KVLedger:
         first_held = [self._first_needed(group, match.num_tokens) for group in self.layout.groups]
         num_committed = match.num_tokens // self.layout.block_size
         tables = tuple(list(table) for table in match.tables)
-        self._holdings[sequence.seq_id] = Holding(tables, first_held, list(first_held), num_committed)
+        holding = Holding(tables, first_held, list(first_held), num_committed)
+        holding.end = match.num_tokens
+        holding.commits_at = match.num_tokens + self.layout.block_size
+        self._holdings[sequence.seq_id] = holding
 
     def room(self, sequence: Sequence) -> int:
         """The position up to which `reserve` would succeed now."""
@@ -152,11 +160,12 @@ class KVLedger:
         """Blocks for every position below `end`: all, and what the backend has not been told of yet; or None, and
         nothing is taken."""
         holding = self._holdings[sequence.seq_id]
-        wanted = self.layout.blocks_for(end)
-        if wanted <= len(holding.tables[0]):  # the tables of a sequence are all of one length
+        if end <= holding.end:
             return ()
         if end > self.room(sequence):
             return None
+        wanted = self.layout.blocks_for(end)
+        holding.end = wanted * self.layout.block_size
         grants: list[BlockGrant] = []
         for number, (table, pool) in enumerate(zip(holding.tables, self.pools, strict=True)):
             table.extend(pool.allocate() for _ in range(wanted - len(table)))
@@ -170,12 +179,10 @@ class KVLedger:
         """The KV of positions below `num_computed` is written: enter the new full blocks in the index, and release
         those behind the window. Queries in flight and to come are all at `num_computed` or later."""
         holding = self._holdings[sequence.seq_id]
-        num_full = sequence.num_computed // self.layout.block_size
-        if num_full > holding.num_committed:
-            self._enter(sequence, holding, num_full)
-        for number, group in enumerate(self.layout.groups):
-            if group.window is not None:
-                self._slide(holding, number, self._first_needed(group, sequence.num_computed))
+        if sequence.num_computed >= holding.commits_at:
+            self._enter(sequence, holding, sequence.num_computed // self.layout.block_size)
+        for number, group in self._windowed:
+            self._slide(holding, number, self._first_needed(group, sequence.num_computed))
 
     def _enter(self, sequence: Sequence, holding: Holding, num_full: int) -> None:
         chain = self._chain(sequence)
@@ -192,6 +199,7 @@ class KVLedger:
                     self.index.place(entry, number, block)
                     self.pools[number].mark_findable(block)
         holding.num_committed = num_full
+        holding.commits_at = (num_full + 1) * self.layout.block_size
 
     def _slide(self, holding: Holding, number: int, first_needed: int) -> None:
         table = holding.tables[number]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from twostroke.core.sequence import FinishReason, Phase, Sequence, SequenceState
-from twostroke.core.step import DecodeSlot
+from twostroke.core.sequence import FinishReason, Sequence, SequenceState
 from twostroke.kv.ledger import KVLedger
 from twostroke.scheduling.admission import Admission
 from twostroke.scheduling.plan import StepPlan
@@ -16,29 +15,32 @@ class DecodePlanner:
 
     def fill(self, plan: StepPlan) -> None:
         """A slot for every stream that may still grow, the oldest first: preemption takes the youngest, so it never
-        takes one that already has a slot in this step."""
+        takes one that already has a slot in this step. Those that still read are noted for the prefill planner.
+
+        A slot at `next_position` yields the token after it. Tokens in flight count: with a step launched ahead, the
+        host does not know the last token yet, only that there will be one."""
+        reserve = self._ledger.reserve
         for sequence in self._admission.running:
-            if sequence.state is not SequenceState.RUNNING or not wants_slot(sequence):
-                continue
+            if sequence.state is not SequenceState.RUNNING:
+                continue  # preempted a moment ago
             position = sequence.next_position
-            grants = self._ledger.reserve(sequence, position + 1)
+            if position < sequence.prefill_len:
+                plan.prefilling.append(sequence)
+                continue
+            if position + 1 >= sequence.max_total_tokens:
+                continue
+            grants = reserve(sequence, position + 1)
             if grants is None and self._admission.make_room(plan, sequence, position + 1):
-                grants = self._ledger.reserve(sequence, position + 1)
+                grants = reserve(sequence, position + 1)
             if grants is not None:  # else only older ones hold what it needs: it sits this step out
-                plan.add_slot(sequence, DecodeSlot(sequence.seq_id, position), grants)
-
-
-def wants_slot(sequence: Sequence) -> bool:
-    """A slot at `next_position` yields the token after it. Tokens in flight count: with a step launched ahead, the
-    host does not know the last token yet, only that there will be one."""
-    return sequence.phase is Phase.DECODE and sequence.next_position + 1 < sequence.max_total_tokens
+                plan.add_slot(sequence, position, grants)
 
 
 def finish_reason(sequence: Sequence) -> FinishReason | None:
     """Whether the token just appended ends the answer."""
-    request = sequence.request
-    if sequence.tokens[-1] in request.stop_ids and sequence.num_output >= request.sampling.min_tokens:
+    tokens = sequence.tokens
+    if tokens[-1] in sequence.stop_ids and sequence.num_output >= sequence.request.sampling.min_tokens:
         return FinishReason.STOP
-    if len(sequence.tokens) >= sequence.max_total_tokens:
+    if len(tokens) >= sequence.max_total_tokens:
         return FinishReason.LENGTH
     return None

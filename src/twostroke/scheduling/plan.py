@@ -13,6 +13,8 @@ class StepPlan:
         """What the prefills of this step may still take; None: as long as they need."""
         self.sequences: dict[int, Sequence] = {}
         """Who has work in this step."""
+        self.prefilling: list[Sequence] = []
+        """Running sequences that still have something to read, the first to go first."""
         self.has_preempted = False
         self._prefills: list[PrefillChunk] = []
         self._decodes: list[DecodeSlot] = []
@@ -29,23 +31,26 @@ class StepPlan:
     def __contains__(self, sequence: Sequence) -> bool:
         return sequence.seq_id in self.sequences
 
-    def add_slot(self, sequence: Sequence, slot: DecodeSlot, grants: tuple[BlockGrant, ...]) -> None:
-        self._decodes.append(slot)
-        self._add(sequence, 1, grants)
+    def add_slot(self, sequence: Sequence, position: int, grants: tuple[BlockGrant, ...]) -> None:
+        seq_id = sequence.seq_id
+        self._decodes.append(DecodeSlot(seq_id, position))
+        self.sequences[seq_id] = sequence
+        self.tokens_left -= 1
+        sequence.num_in_flight += 1
+        if grants:
+            self._grants.extend(grants)
 
     def add_chunk(self, sequence: Sequence, chunk: PrefillChunk, grants: tuple[BlockGrant, ...]) -> None:
+        num_tokens = len(chunk.token_ids)
         self._prefills.append(chunk)
-        self._add(sequence, len(chunk.token_ids), grants)
+        self.sequences[sequence.seq_id] = sequence
+        self.tokens_left -= num_tokens
+        sequence.num_in_flight += num_tokens
+        self._grants.extend(grants)
 
     def add_join(self, sequence: Sequence) -> None:
         output = tuple(sequence.output_token_ids)
         self._joins.append(RowJoin(sequence.seq_id, sequence.request, sequence.sample_index, output))
-
-    def _add(self, sequence: Sequence, num_tokens: int, grants: tuple[BlockGrant, ...]) -> None:
-        self.sequences[sequence.seq_id] = sequence
-        self._grants.extend(grants)
-        self.tokens_left -= num_tokens
-        sequence.num_in_flight += num_tokens
 
     def freeze(self, step_id: int, leaves: tuple[int, ...]) -> Step:
         return Step(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from twostroke.core.sequence import Phase, Sequence, SequenceState
+from twostroke.core.sequence import Sequence, SequenceState
 from twostroke.core.step import PrefillChunk
 from twostroke.kv.ledger import KVLedger
 from twostroke.scheduling.admission import Admission
@@ -25,10 +25,10 @@ class PrefillPlanner:
         streams, seconds."""
         if self._pace is not None and len(plan):
             plan.seconds_left = self._pace.itl_target_s
-        for sequence in self._admission.running:
+        for sequence in plan.prefilling:
             if plan.is_full:
                 return
-            if sequence.state is SequenceState.RUNNING and sequence.phase is Phase.PREFILL and sequence not in plan:
+            if sequence.state is SequenceState.RUNNING:  # else it was preempted on the way
                 self._add_chunk(plan, sequence, now_s)
         while not plan.is_full:
             admitted = self._admission.admit(plan)

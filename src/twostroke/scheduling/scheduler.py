@@ -21,10 +21,12 @@ from twostroke.scheduling.pace import PrefillPace
 from twostroke.scheduling.plan import StepPlan
 from twostroke.scheduling.prefill import PrefillPlanner
 
+NO_TOKEN = "the backend returned no token"
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(slots=True)
 class SequenceAdvance:
-    """What one step did for one sequence."""
+    """What one step did for one sequence. (Not frozen: one is made for every token, and read once.)"""
 
     sequence: Sequence
     sampled: tuple[SampledToken, ...] = ()
@@ -175,12 +177,10 @@ class Scheduler:
             raise ValueError(f"the result of step {result.step_id} was given for step {step.step_id}")
         if self._pace is not None:
             self._pace.observe(step, result.compute_s)
-        advances = []
-        for work in _work_of(step):
-            advance = self._advance(launched.sequences[work.seq_id], work, result)
-            if advance is not None:
-                advances.append(advance)
-        return advances
+        sequences = launched.sequences
+        advances = [self._advance_slot(sequences[slot.seq_id], result) for slot in step.decodes]
+        advances += [self._advance_chunk(sequences[chunk.seq_id], chunk, result) for chunk in step.prefills]
+        return [advance for advance in advances if advance is not None]
 
     def fail(self, step: Step, message: str, now_s: float, *, launched: bool = True) -> list[SequenceAdvance]:
         """The backend raised on the oldest launched step: its sequences end with an error, all others go on. Where it
@@ -204,48 +204,56 @@ class Scheduler:
         self._now_s = now_s
         return self._launched.popleft()
 
-    def _advance(
-        self, sequence: Sequence, work: PrefillChunk | DecodeSlot, result: StepResult
-    ) -> SequenceAdvance | None:
-        num_tokens = _num_tokens(work)
-        sequence.num_in_flight -= num_tokens
-        if sequence.is_finished:
+    def _advance_slot(self, sequence: Sequence, result: StepResult) -> SequenceAdvance | None:
+        sequence.num_in_flight -= 1
+        if sequence.state is SequenceState.FINISHED:
             return None  # found finished after this step was launched: a wasted slot, and nothing else
-        is_chunk = isinstance(work, PrefillChunk)
-        if is_chunk:
-            sequence.timing.prefill_compute_s += result.compute_s
-        else:
-            sequence.timing.decode_compute_s += result.compute_s
-        token, error = _outcome(work, result)
+        sequence.timing.decode_compute_s += result.compute_s
+        token = result.sampled.get(sequence.seq_id)
+        if token is None or result.errors:
+            error = result.errors.get(sequence.seq_id) or (NO_TOKEN if token is None else None)
+            if error is not None:
+                return self._advance_to_error(sequence, error)
+            assert token is not None
+        self._compute(sequence, 1)
+        finished = self._append(sequence, token.token_id)
+        return SequenceAdvance(sequence, (token,), finished=finished)
+
+    def _advance_chunk(self, sequence: Sequence, chunk: PrefillChunk, result: StepResult) -> SequenceAdvance | None:
+        num_tokens, seq_id = len(chunk.token_ids), chunk.seq_id
+        sequence.num_in_flight -= num_tokens
+        if sequence.state is SequenceState.FINISHED:
+            return None
+        sequence.timing.prefill_compute_s += result.compute_s
+        token = result.sampled.get(seq_id) if chunk.samples else None
+        error = result.errors.get(seq_id)
+        if error is None and chunk.samples and token is None:
+            error = NO_TOKEN
         if error is not None:
-            self.finish(sequence, FinishReason.ERROR, error)
-            return SequenceAdvance(sequence, finished=True)
-        prefill_computed: int | None = None
+            return self._advance_to_error(sequence, error)
+        self._compute(sequence, num_tokens)
+        computed = sequence.num_computed if sequence.state is SequenceState.RUNNING else None
+        prompt_logprobs = result.prompt_logprobs.get(seq_id, ())
+        if token is None:
+            return SequenceAdvance(sequence, (), prompt_logprobs, computed)
+        return SequenceAdvance(sequence, (token,), prompt_logprobs, computed, self._append(sequence, token.token_id))
+
+    def _advance_to_error(self, sequence: Sequence, error: str) -> SequenceAdvance:
+        self.finish(sequence, FinishReason.ERROR, error)
+        return SequenceAdvance(sequence, finished=True)
+
+    def _compute(self, sequence: Sequence, num_tokens: int) -> None:
+        """The KV of more tokens is there; unless it was preempted meanwhile: then it is lost, its token is not."""
         if sequence.state is SequenceState.RUNNING:
             sequence.num_computed += num_tokens
             self.ledger.commit(sequence)
-            prefill_computed = sequence.num_computed if is_chunk else None
-        # else it was preempted meanwhile: the KV of this step is lost, its token is not.
-        finished = token is not None and self._append(sequence, token)
-        prompt_logprobs = result.prompt_logprobs.get(sequence.seq_id, ())
-        sampled = () if token is None else (token,)
-        return SequenceAdvance(sequence, sampled, prompt_logprobs, prefill_computed, finished)
 
-    def _append(self, sequence: Sequence, token: SampledToken) -> bool:
+    def _append(self, sequence: Sequence, token_id: int) -> bool:
         """One token more; True when it was the last."""
-        sequence.tokens.append(token.token_id)
+        sequence.tokens.append(token_id)
         sequence.timing.token_times_s.append(self._now_s)
         reason = finish_reason(sequence)
         return reason is not None and self.finish(sequence, reason)
-
-
-def _outcome(work: PrefillChunk | DecodeSlot, result: StepResult) -> tuple[SampledToken | None, str | None]:
-    """The token that came of a piece of work, or the error."""
-    error = result.errors.get(work.seq_id)
-    if error is not None or (isinstance(work, PrefillChunk) and not work.samples):
-        return None, error
-    token = result.sampled.get(work.seq_id)
-    return token, "the backend returned no token" if token is None else None
 
 
 def _work_of(step: Step) -> tuple[PrefillChunk | DecodeSlot, ...]:

@@ -88,9 +88,13 @@ class Attention:
         shape = self.shape
         return PrefillTiles.build(
             first_tokens, counts, starts, rows,
-            tile_rows=tile_rows or tile_rows_for(max(counts), shape.group, shape.head_dim),
+            tile_rows=tile_rows or self.tile_rows(max(counts)),
             group=shape.group, kv_heads=shape.kv_heads, num_sms=self.num_sms, window=window, pad_items=pad_items,
         )  # fmt: skip
+
+    def tile_rows(self, num_tokens: int) -> int:
+        """The height of tiles for chunks of up to so many tokens."""
+        return tile_rows_for(num_tokens, self.shape.group, self.shape.head_dim)
 
     def capacity(self, num_tokens: int, num_segments: int, tile_rows: int) -> int:
         """Items that are always enough for so many tokens in so many chunks: what a captured graph has room for."""

@@ -8,7 +8,7 @@ import time
 
 import torch
 
-from twostroke.backends.cuda.attention import Attention
+from twostroke.backends.cuda.attention import Attention, AttentionShape
 from twostroke.backends.cuda.decode import DecodePath
 from twostroke.backends.cuda.graphs import GraphCache
 from twostroke.backends.cuda.kernels.target import target_of
@@ -54,7 +54,8 @@ class CudaBackend:
         sampling = SamplingRows(max_rows, spec.vocab_size, device)
         rows = DeviceRows(layout, max_rows, max_context, sampling, device)
         buffers = Buffers(spec, max_tokens_per_step, max_rows, device, dtype)
-        attention = Attention(spec, layout.block_size, device, dtype, max_rows)
+        shape = AttentionShape(spec.num_heads, spec.num_kv_heads, spec.head_dim, layout.block_size, dtype)
+        attention = Attention(shape, device, max_rows)
         kv = KVStore(spec, layout, device, dtype)
         self._device = device
         self._parts = Parts(
@@ -70,14 +71,14 @@ class CudaBackend:
             pdl=target_of(device).has_pdl,
         )
         self._decodes = DecodePath(self._parts, max_rows)
-        self._prefills = PrefillPath(self._parts)
+        self._prefills = PrefillPath(self._parts, max_context)
         self._results = Results(max_rows, device)
         self._decodes.prepare()
         self._prefills.prepare()
         self.notes = (
             f"weights in {loaded_s - started_s:.1f} s, kernels and {len(self._parts.graphs)} graphs in "
             f"{time.perf_counter() - loaded_s:.1f} s",
-            *attention.notes,
+            attention.prefill_choice,
         )
 
     def launch(self, step: Step) -> CudaTicket:

@@ -32,8 +32,9 @@ class StagedBatch:
 
 
 class PrefillPath:
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, max_context: int) -> None:
         self._parts = parts
+        self._max_context = max_context
 
     def launch(self, step: Step) -> tuple[list[int], dict[int, PromptLogprobReader]]:
         """Start the step; tokens as with `DecodePath.launch`. Prompt logprobs can be read when the step is done."""
@@ -74,7 +75,14 @@ class PrefillPath:
 
     def _send(self, batch: Batch, *, is_tail: bool) -> StagedBatch:
         attention = self._parts.attention
-        tiles = attention.tiles(batch, is_captured=is_tail)
+        segments = (batch.segment_first, batch.segment_count, batch.segment_start, batch.segment_rows)
+        numbers = tuple(array.tolist() for array in segments)
+        if is_tail:  # a graph serves every tail of its size: its grid is fixed, and what is over does nothing
+            tile_rows = attention.tile_rows(batch.num_tokens)
+            pad_items = attention.capacity(batch.num_tokens, 1, tile_rows)
+            tiles = attention.tiles(*numbers, tile_rows=tile_rows, pad_items=pad_items)
+        else:
+            tiles = attention.tiles(*numbers)
         arrays = (
             batch.token_ids,
             batch.rows,
@@ -87,8 +95,12 @@ class PrefillPath:
         staging.send(arrays)
         sizes = tuple(len(array) for array in arrays)
         token_ids, rows, positions, sampled_tokens, sampled_rows, items = staging.views(sizes)
-        part_items = attention.max_part_items if is_tail else tiles.part_items
-        work = PrefillWork(items.view(-1, ITEM_FIELDS), tiles.tile_rows, part_items)
+        work = PrefillWork(
+            items.view(-1, ITEM_FIELDS),
+            tiles.tile_rows,
+            attention.max_part_items if is_tail else tiles.part_items,
+            self._max_context if is_tail else tiles.longest_context,
+        )
         return StagedBatch(TokenArrays(token_ids, rows, positions), work, sampled_tokens, sampled_rows)
 
     def _run_tail(self, staged: StagedBatch) -> None:
