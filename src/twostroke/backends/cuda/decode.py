@@ -4,6 +4,7 @@ sends two integers a stream, pads up to the graph's size, and replays it."""
 from __future__ import annotations
 
 from bisect import bisect_left
+from functools import partial
 
 import numpy as np
 import torch
@@ -41,7 +42,7 @@ class DecodePath:
         """Capture every batch size, the largest first: what it allocates serves the others too."""
         for bucket in reversed(self._buckets):
             self._send(bucket, [], [])
-            self._parts.graphs.prepare(("decode", bucket), lambda bucket=bucket: self._run(bucket, PLAIN))
+            self._parts.graphs.prepare(("decode", bucket), partial(self._run, bucket, PLAIN))
 
     def _send(self, bucket: int, rows: list[int], positions: list[int]) -> None:
         padded_rows = np.full(bucket, self._parts.rows.padding_row, dtype=np.int32)

@@ -16,11 +16,15 @@ from twostroke.backends.cuda.kernels.norms import rms_norm, sandwich
 from twostroke.backends.cuda.kernels.prefill_tiles import PrefillWork
 from twostroke.backends.cuda.kernels.rope import rope_and_store
 from twostroke.backends.cuda.kv_store import KVStore
+from twostroke.backends.cuda.moe import MoeBlock, MoeScratch, MoeWeights
 from twostroke.backends.cuda.weights import LayerWeights, Weights
 from twostroke.models.spec import ModelSpec, RopeSpec
 
-FEW_ROWS = 4
-"""Up to so many tokens the fused kernels read weights faster than cuBLAS (`bench/cuda/layer.py`)."""
+FEW_ROWS = 8
+"""Up to so many tokens the fused kernels of a layer read weights faster than cuBLAS with its norms and sums beside it
+(`bench/cuda/layer.py`)."""
+FEW_LOGITS = 2
+"""The same for the head, where cuBLAS has less to make up for."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,8 +52,10 @@ class Buffers:
         self.block_out = empty(spec.hidden_size)
         self.qkv = empty(attention_width + 2 * spec.num_kv_heads * spec.head_dim)
         self.attention = empty(attention_width)
-        self.gate_up = empty(2 * spec.intermediate_size)
-        self.activated = empty(spec.intermediate_size)
+        dense_width = 0 if spec.moe else spec.intermediate_size
+        self.gate_up = empty(2 * dense_width)
+        self.activated = empty(dense_width)
+        self.experts = MoeScratch(spec.moe, spec.hidden_size, num_tokens, dtype, device) if spec.moe else None
         self.selected = torch.zeros(num_logits, spec.hidden_size, dtype=dtype, device=device)
         self.logits = torch.zeros(num_logits, spec.vocab_size, dtype=torch.float32, device=device)
 
@@ -57,7 +63,10 @@ class Buffers:
     def num_bytes(spec: ModelSpec, num_tokens: int, num_logits: int) -> int:
         attention_width = spec.num_heads * spec.head_dim
         width = 3 * spec.hidden_size + 2 * attention_width + 2 * spec.num_kv_heads * spec.head_dim
-        width += 3 * spec.intermediate_size
+        if spec.moe is None:
+            width += 3 * spec.intermediate_size
+        else:
+            width += spec.moe.experts_per_token * (spec.moe.expert_intermediate_size + spec.hidden_size)
         return 2 * num_tokens * width + num_logits * (2 * spec.hidden_size + 4 * spec.vocab_size)
 
 
@@ -78,6 +87,10 @@ class Decoder:
         self._spec, self._weights, self._kv, self._attention = spec, weights, kv, attention
         self._buffers, self._tables, self._last_tokens = buffers, tables, last_tokens
         ropes = {layer.rope for layer in spec.layers}
+        self._experts = [
+            MoeBlock(spec.moe, layer.mlp, spec.activation) if spec.moe and isinstance(layer.mlp, MoeWeights) else None
+            for layer in weights.layers
+        ]
         self._rotations = {rope: rotation(rope, max_context, weights.embedding.device) for rope in ropes}
 
     def forward(
@@ -113,7 +126,7 @@ class Decoder:
             torch.index_select(residual, 0, wanted, out=selected)
             residual = selected
         logits = self._buffers.logits[: len(residual)]
-        if len(residual) <= self._few_rows:
+        if len(residual) <= min(FEW_LOGITS, self._few_rows):
             linear_few(residual, weights.head, logits, norm_weight=weights.final_norm, eps=spec.norm_eps, pdl=pdl)
         else:
             normed = self._buffers.block_out[: len(residual)]
@@ -140,10 +153,15 @@ class Decoder:
         linear_few(residual, layer.qkv, qkv, norm_weight=layer.attention_norm, eps=eps, bias=layer.qkv_bias, pdl=pdl)
         mixed = self._attend(index, layer, qkv, tokens, num_decodes, prefill, pdl=pdl)
         linear_few(mixed, layer.o, residual, bias=layer.o_bias, residual=residual, pdl=pdl)
-        activated = buffers.activated[:count]
-        kind = self._spec.activation
-        linear_few(residual, layer.gate_up, activated, norm_weight=layer.mlp_norm, eps=eps, gated=kind, pdl=pdl)
-        linear_few(activated, layer.down, residual, residual=residual, pdl=pdl)
+        mlp = layer.mlp
+        if isinstance(mlp, MoeWeights):
+            normed = buffers.normed[:count]
+            rms_norm(residual, layer.mlp_norm, normed, eps=eps, pdl=pdl)
+            self._mix_experts(index, normed, residual, pdl=pdl)
+            return
+        activated, kind = buffers.activated[:count], self._spec.activation
+        linear_few(residual, mlp.gate_up, activated, norm_weight=layer.mlp_norm, eps=eps, gated=kind, pdl=pdl)
+        linear_few(activated, mlp.down, residual, residual=residual, pdl=pdl)
 
     def _many_rows_layer(
         self,
@@ -161,12 +179,21 @@ class Decoder:
         _product(normed, layer.qkv, layer.qkv_bias, qkv)
         mixed = self._attend(index, layer, qkv, tokens, num_decodes, prefill)
         self._join(mixed, layer.o, layer.o_bias, layer.post_attention_norm, residual, layer.mlp_norm, normed)
-        gate_up, activated = buffers.gate_up[:count], buffers.activated[:count]
-        torch.mm(normed, layer.gate_up.t(), out=gate_up)
-        gated(gate_up, activated, kind=self._spec.activation)
-        layers = self._weights.layers
+        layers, mlp = self._weights.layers, layer.mlp
         next_norm = layers[index + 1].attention_norm if index + 1 < len(layers) else self._weights.final_norm
-        self._join(activated, layer.down, None, layer.post_mlp_norm, residual, next_norm, normed)
+        if isinstance(mlp, MoeWeights):
+            self._mix_experts(index, normed, residual)
+            rms_norm(residual, next_norm, normed, eps=self._spec.norm_eps)
+            return
+        gate_up, activated = buffers.gate_up[:count], buffers.activated[:count]
+        torch.mm(normed, mlp.gate_up.t(), out=gate_up)
+        gated(gate_up, activated, kind=self._spec.activation)
+        self._join(activated, mlp.down, None, layer.post_mlp_norm, residual, next_norm, normed)
+
+    def _mix_experts(self, index: int, normed: torch.Tensor, residual: torch.Tensor, *, pdl: bool = False) -> None:
+        experts, scratch = self._experts[index], self._buffers.experts
+        assert experts is not None and scratch is not None
+        experts.forward(normed, residual, scratch, residual=residual, pdl=pdl)
 
     def _join(
         self,
@@ -222,10 +249,9 @@ class Decoder:
             eps=spec.norm_eps,
             pdl=pdl,
         )
-        width = spec.num_heads * spec.head_dim
-        queries = qkv[:, :width].unflatten(1, (spec.num_heads, spec.head_dim))
+        queries = qkv.view(len(tokens), -1, spec.head_dim)[:, : spec.num_heads]
         out = self._buffers.attention[: len(tokens)]
-        options = {"scale": spec.attention_scale, "window": window, "softcap": spec.attention_softcap}
+        scale, softcap = spec.attention_scale, spec.attention_softcap
         if num_decodes:
             self._attention.decode(
                 queries[:num_decodes],
@@ -235,11 +261,15 @@ class Decoder:
                 tokens.rows[:num_decodes],
                 tokens.positions[:num_decodes],
                 out[:num_decodes],
-                **options,
+                scale=scale,
+                window=window,
+                softcap=softcap,
                 pdl=pdl,
             )
         if prefill is not None:
-            self._attention.prefill(queries, keys, values, table, prefill, out, **options)
+            self._attention.prefill(
+                queries, keys, values, table, prefill, out, scale=scale, window=window, softcap=softcap
+            )
         return out
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -59,7 +60,7 @@ class PrefillPath:
         for size in reversed(TAIL_BUCKETS):
             nobody = Batch.of_padding(size, parts.rows.padding_row)
             staged = self._send(nobody, is_tail=True)
-            parts.graphs.prepare(("tail", size), lambda staged=staged: self._run_tail(staged))
+            parts.graphs.prepare(("tail", size), partial(self._run_tail, staged))
 
     def _tail_bucket(self, step: Step) -> int:
         """The padded size of a step that is one short chunk, plainly sampled; 0 for any other."""

@@ -13,6 +13,7 @@ from zlib import crc32
 import numpy as np
 import torch
 
+from twostroke.backends.cuda.moe import MoeWeights
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.random_weights import DrawnTensor
 from twostroke.models.spec import ModelSpec, layer_name
@@ -29,6 +30,12 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class DenseWeights:
+    gate_up: torch.Tensor  # [2 * intermediate, hidden]: gate, then up
+    down: torch.Tensor  # [hidden, intermediate]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class LayerWeights:
     """Matrices are [outputs, inputs]; what a family lacks is None."""
 
@@ -41,8 +48,7 @@ class LayerWeights:
     o_bias: torch.Tensor | None
     post_attention_norm: torch.Tensor | None
     mlp_norm: torch.Tensor
-    gate_up: torch.Tensor  # [2 * intermediate, hidden]: gate, then up
-    down: torch.Tensor
+    mlp: DenseWeights | MoeWeights
     post_mlp_norm: torch.Tensor | None
 
 
@@ -86,10 +92,21 @@ def _layer(loader: _Loader, spec: ModelSpec, index: int) -> LayerWeights:
         o_bias=place("o_bias") if spec.output_bias else None,
         post_attention_norm=place("post_attention_norm") if spec.sandwich_norms else None,
         mlp_norm=place("mlp_norm"),
-        gate_up=place("gate", "up"),
-        down=place("down"),
+        mlp=_experts(loader, spec, index) if spec.moe else DenseWeights(place("gate", "up"), place("down")),
         post_mlp_norm=place("post_mlp_norm") if spec.sandwich_norms else None,
     )
+
+
+def _experts(loader: _Loader, spec: ModelSpec, index: int) -> MoeWeights:
+    assert spec.moe is not None
+    weights = MoeWeights.empty(spec.moe, spec.hidden_size, loader.dtype, loader.device)
+    loader.take(layer_name(index, "router"), weights.router)
+    for expert in range(spec.moe.num_experts):
+        gate, up = weights.gate_up[expert].chunk(2)
+        places = (("gate", gate), ("up", up), ("down", weights.down[expert]))
+        for name, place in places:
+            loader.take(layer_name(index, f"experts.{expert}.{name}"), place)
+    return weights
 
 
 @dataclass(slots=True)
@@ -111,6 +128,10 @@ class _Loader:
             self._places.append((tensor, joined[start : start + tensor.shape[0]]))
             start += tensor.shape[0]
         return joined
+
+    def take(self, name: str, place: torch.Tensor) -> None:
+        """A tensor whose room is there already."""
+        self._places.append((self.checkpoint.tensors[name], place))
 
     def fill(self, progress: Progress | None) -> None:
         total = sum(place.nbytes for _, place in self._places)
