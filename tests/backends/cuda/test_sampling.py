@@ -297,3 +297,28 @@ def test_tokens_come_as_often_as_they_are_likely(device):
     expected = count * probabilities
     chi_square = float((((np.bincount(tokens, minlength=5) - expected) ** 2) / expected).sum())
     assert chi_square < 18.5  # 4 degrees of freedom: exceeded once in a thousand seeds
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("pdl", [False, True])
+def test_a_replayed_graph_chooses_what_eager_calls_choose(device, pdl):
+    if device != "cuda":
+        pytest.skip("graphs need a CUDA device")
+    joins = [join(SamplingParams(**each), seed) for seed, each in enumerate([*FILTERS.values(), *EDITS])]
+    steps = [torch.tensor(stream(seed, len(joins)), device=device) for seed in range(3)]
+    rows = list(range(len(joins)))
+    eager, captured = Device(device, len(joins)), Device(device, len(joins))
+    eager.open(*joins)
+    captured.open(*joins)
+    logits, out = steps[0].clone(), torch.zeros(len(joins), dtype=torch.int32, device=device)
+    row_ids = torch.tensor(rows, dtype=torch.int32, device=device)
+    features = captured.rows.features(rows)
+    captured.rows.sample(logits, row_ids, captured.last, out, features, pdl=pdl)  # compiles and allocates
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured.rows.sample(logits, row_ids, captured.last, out, features, pdl=pdl)
+    captured.open(*joins)  # their counts and lists lie elsewhere now: the graph follows the records
+    for step in steps:
+        logits.copy_(step)
+        graph.replay()
+        assert out.tolist() == eager.step(step, rows)

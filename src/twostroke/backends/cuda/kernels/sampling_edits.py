@@ -125,7 +125,7 @@ def edit(
         logits.stride(0),
         vocab,
         BLOCK=block,
-        LIST_PART=128,
+        LIST_PART=256,
         PDL=pdl,
         num_warps=8,
         launch_pdl=pdl,

@@ -1,1 +1,0 @@
-"""The CUDA backend: torch and Triton. Nothing outside this folder imports either."""
