@@ -213,7 +213,8 @@ def test_extreme_temperatures_and_penalties_do_as_the_host_does(device):
         {"temperature": 0.0, **everything, "repetition_penalty": 100.0, "logit_bias": {0: 100.0, 1: -100.0}},
     ]
     joins = [join(SamplingParams(**each), seed, prompt=(0, 1, 2, 3)) for seed, each in enumerate(parameters)]
-    ours, theirs = both(device, joins, [logits] * 2, vocab=40)
+    lowest = np.full_like(logits, -largest)
+    ours, theirs = both(device, joins, [logits, logits, lowest], vocab=40)
     assert ours == theirs
 
 

@@ -15,6 +15,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from twostroke.backends.cuda.kernels.sampling_state import (
     COUNTS,
+    FLOAT32_MAX,
     FREQUENCY,
     LISTS,
     MIN_TOKENS,
@@ -27,8 +28,6 @@ from twostroke.backends.cuda.kernels.sampling_state import (
     REPETITION,
     is_edited,
 )
-
-FLOAT32_MAX = tl.constexpr(3.4028234663852886e38)
 
 
 @triton.jit

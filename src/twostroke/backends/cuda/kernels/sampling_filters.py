@@ -17,6 +17,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from twostroke.backends.cuda.kernels.sampling_state import (
+    FLOAT32_MAX,
     MIN_P,
     NEGATIVE_INFINITY,
     NUM_WORDS,
@@ -138,7 +139,8 @@ def find_floor(
             least = tl.where(top_k > 0, 0.0, tl.maximum(min_p, (1.0 - top_p) * total / vocab))
         # A little below, so that rounding drops nothing that is kept.
         below = best.to(tl.float64) + tl.log2(tl.maximum(least * 0.999, 1e-300)) / scale
-        floor = tl.where(least > 0.0, below - tl.abs(below) * 1e-6, NEGATIVE_INFINITY).to(tl.float32)
+        below = tl.maximum(below - tl.abs(below) * 1e-6, -FLOAT32_MAX)
+        floor = tl.where(least > 0.0, below, NEGATIVE_INFINITY).to(tl.float32)
         if (top_k > 0) & (top_k <= num_columns):
             columns = tl.arange(0, COLUMNS)
             column_bests = tl.load(
@@ -235,7 +237,7 @@ def narrow(
         if block == 0:
             tl.store(marks + slot * (NUM_MARKS + 1), low)
         for number in tl.static_range(NUM_MARKS):
-            mark = low + (high - low) * ((number + 1) / NUM_MARKS)
+            mark = tl.minimum(low + (high - low) * ((number + 1) / NUM_MARKS), high)
             if number == NUM_MARKS - 1:
                 mark = high
             held = tl.sum(tl.where(scores >= mark, weights, 0.0), axis=0)
