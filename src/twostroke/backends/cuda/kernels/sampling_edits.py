@@ -15,6 +15,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from twostroke.backends.cuda.kernels.sampling_state import (
     COUNTS,
+    FLOAT32_MAX,
     FREQUENCY,
     LISTS,
     MIN_TOKENS,
@@ -28,17 +29,17 @@ from twostroke.backends.cuda.kernels.sampling_state import (
     is_edited,
 )
 
-FLOAT32_MAX = tl.constexpr(3.4028234663852886e38)
-
 
 @triton.jit
 def _penalise(scores, counts, record):
-    """In float64, rounded once and kept finite, as the host does."""
+    """In float64, rounded once to float32 and kept finite, as the host does. One division for a whole block: a last
+    digit of float64 is lost, which float32 does not show."""
     repetition = tl.load(record + REPETITION).to(tl.float64, bitcast=True)
+    inverse = 1.0 / repetition
     presence = tl.load(record + PRESENCE).to(tl.float64, bitcast=True)
     frequency = tl.load(record + FREQUENCY).to(tl.float64, bitcast=True)
     values = scores.to(tl.float64)
-    values = tl.where(values > 0, values / repetition, values * repetition)
+    values = values * tl.where(values > 0, inverse, repetition)
     times = (counts >> 1).to(tl.float64)
     values -= tl.where(times > 0, presence, 0.0) + frequency * times
     return tl.minimum(tl.maximum(values, -FLOAT32_MAX), FLOAT32_MAX).to(tl.float32)
@@ -123,8 +124,8 @@ def edit(
         logits.stride(0),
         vocab,
         BLOCK=block,
-        LIST_PART=128,
+        LIST_PART=256,
         PDL=pdl,
-        num_warps=4,
+        num_warps=8,
         launch_pdl=pdl,
     )

@@ -17,6 +17,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from twostroke.backends.cuda.kernels.sampling_state import (
+    FLOAT32_MAX,
     MIN_P,
     NEGATIVE_INFINITY,
     NUM_WORDS,
@@ -39,10 +40,15 @@ class FilterScratch(NamedTuple):
     """float32 [batch, num_columns]: the best of every so many scores."""
     floors: torch.Tensor
     """float32 [batch]: no lower score is kept; infinity where a row has no filters."""
+    targets: torch.Tensor
+    """float64 [batch]: the weight that top-p asks of a whole row; infinity without top-p."""
     marks: torch.Tensor
     """float32 [batch, 2, 1 + NUM_MARKS]: the scores that cut a bracket, its lowest first, for each narrowing."""
     amounts: torch.Tensor
     """float32 [batch, 2, num_blocks, NUM_MARKS]: a block's weight at or above each mark."""
+    brackets: torch.Tensor
+    """float32 [batch, 3]: the lowest score that can be at the border, the highest (exclusive), and the mark it is at.
+    What one kernel decides the next ones read: decided twice, a sum in another order might decide otherwise."""
     list_counts: torch.Tensor
     """int32 [batch]: candidates found; more than a list holds where it overflowed."""
     list_ids: torch.Tensor
@@ -58,8 +64,10 @@ class FilterScratch(NamedTuple):
         return cls(
             torch.empty(batch, num_columns, dtype=torch.float32, device=device),
             torch.empty(batch, dtype=torch.float32, device=device),
+            torch.empty(batch, dtype=torch.float64, device=device),
             torch.empty(batch, 2, 1 + marks, dtype=torch.float32, device=device),
             torch.empty(batch, 2, num_blocks, marks, dtype=torch.float32, device=device),
+            torch.empty(batch, 3, dtype=torch.float32, device=device),
             torch.empty(batch, dtype=torch.int32, device=device),
             torch.empty(batch, list_size, dtype=torch.int32, device=device),
             torch.empty(batch, list_size, dtype=torch.float32, device=device),
@@ -86,12 +94,6 @@ def weigh(scores, best, scale):
 
 
 @triton.jit
-def total_weight(bests, totals, best, scale):
-    """The weight of a whole row, float64, from its blocks' best scores and totals."""
-    return tl.sum(totals.to(tl.float64) * tl.exp2((bests.to(tl.float64) - best.to(tl.float64)) * scale), axis=0)
-
-
-@triton.jit
 def find_floor(
     rows,
     state,
@@ -99,6 +101,7 @@ def find_floor(
     block_total,
     column_best,
     floors,
+    targets,
     list_counts,
     vocab,
     num_blocks,
@@ -120,6 +123,7 @@ def find_floor(
     min_p = tl.load(record + MIN_P).to(tl.float64, bitcast=True)
     top_k = tl.load(record + TOP_K).to(tl.int32)
     floor = tl.full([], float("inf"), tl.float32)
+    target = tl.full([], float("inf"), tl.float64)
     if (scale > 0.0) & ((top_k > 0) | (top_p > 0.0) | (min_p > 0.0)):
         places = tl.arange(0, SUMMARIES)
         summary = entry * num_blocks + places
@@ -128,12 +132,15 @@ def find_floor(
         best = tl.max(bests, axis=0)
         least = min_p
         if top_p > 0.0:
-            total = total_weight(bests, totals, best, scale)
+            reaches = tl.exp2((bests.to(tl.float64) - best.to(tl.float64)) * scale)
+            total = tl.sum(totals.to(tl.float64) * reaches, axis=0)
+            target = top_p * total
             # Under top-k the nucleus is counted in the weight of the top k, which needs all of them.
             least = tl.where(top_k > 0, 0.0, tl.maximum(min_p, (1.0 - top_p) * total / vocab))
         # A little below, so that rounding drops nothing that is kept.
         below = best.to(tl.float64) + tl.log2(tl.maximum(least * 0.999, 1e-300)) / scale
-        floor = tl.where(least > 0.0, below - tl.abs(below) * 1e-6, NEGATIVE_INFINITY).to(tl.float32)
+        below = tl.maximum(below - tl.abs(below) * 1e-6, -FLOAT32_MAX)
+        floor = tl.where(least > 0.0, below, NEGATIVE_INFINITY).to(tl.float32)
         if (top_k > 0) & (top_k <= num_columns):
             columns = tl.arange(0, COLUMNS)
             column_bests = tl.load(
@@ -152,13 +159,14 @@ def find_floor(
                 count = tl.where(reaches, middle_count, count)
             floor = tl.maximum(floor, tl.min(tl.where(codes >= low, column_bests, float("inf")), axis=0))
     tl.store(floors + entry, floor)
+    tl.store(targets + entry, target)
     tl.store(list_counts + entry, 0)
 
 
 @triton.jit
 def narrowed(entry, pass_index, marks, amounts, target, num_blocks, SUMMARIES: tl.constexpr):
     """The part of a pass's bracket in which the weight at or above falls below the target: its lower and upper score,
-    and each block's weight at or above the upper one."""
+    and the number of the upper one's mark."""
     numbers = tl.arange(0, NUM_MARKS)
     blocks = tl.arange(0, SUMMARIES)
     slot = (entry * 2 + pass_index).to(tl.int64)
@@ -171,8 +179,7 @@ def narrowed(entry, pass_index, marks, amounts, target, num_blocks, SUMMARIES: t
     reached = tl.sum((tl.sum(held.to(tl.float64), axis=0) >= target).to(tl.int32), axis=0)
     lower = tl.load(marks + slot * (NUM_MARKS + 1) + reached)
     upper = tl.min(tl.where(numbers == reached, scores, float("inf")), axis=0)
-    above = tl.sum(tl.where(numbers[None, :] == reached, held, 0.0), axis=1)
-    return lower, upper, above
+    return lower, upper, reached
 
 
 @triton.jit
@@ -183,22 +190,14 @@ def is_narrowed(record):
 
 
 @triton.jit
-def nucleus_weight(record, bests, totals, best):
-    """The weight that top-p asks of a whole row, float64; without top-p more than there is."""
-    scale = tl.load(record + SCALE).to(tl.float64, bitcast=True)
-    top_p = tl.load(record + TOP_P).to(tl.float64, bitcast=True)
-    return tl.where(top_p > 0.0, top_p * total_weight(bests, totals, best, scale), float("inf"))
-
-
-@triton.jit
 def narrow(
     logits,
     edited,
     rows,
     state,
     block_best,
-    block_total,
     floors,
+    targets,
     marks,
     amounts,
     stride,
@@ -228,9 +227,7 @@ def narrow(
         low = tl.load(floors + entry)
         high = best
         if PASS == 1:
-            totals = tl.load(block_total + summary, mask=places < num_blocks, other=0.0)
-            target = nucleus_weight(record, bests, totals, best)
-            low, high, _ = narrowed(entry, 0, marks, amounts, target, num_blocks, SUMMARIES)
+            low, high, _ = narrowed(entry, 0, marks, amounts, tl.load(targets + entry), num_blocks, SUMMARIES)
         slot = (entry * 2 + PASS).to(tl.int64)
         ids = block * BLOCK + tl.arange(0, BLOCK)
         source = source_of(logits, edited, record, entry, stride, vocab, EDITS)
@@ -240,7 +237,7 @@ def narrow(
         if block == 0:
             tl.store(marks + slot * (NUM_MARKS + 1), low)
         for number in tl.static_range(NUM_MARKS):
-            mark = low + (high - low) * ((number + 1) / NUM_MARKS)
+            mark = tl.minimum(low + (high - low) * ((number + 1) / NUM_MARKS), high)
             if number == NUM_MARKS - 1:
                 mark = high
             held = tl.sum(tl.where(scores >= mark, weights, 0.0), axis=0)
@@ -251,28 +248,17 @@ def narrow(
 
 
 @triton.jit
-def bracket_of(entry, record, target, floors, marks, amounts, num_blocks, SUMMARIES: tl.constexpr):
-    """Where a row's border lies: the lowest and the highest score (exclusive) that can be at it, and the weight that
-    each block holds above."""
-    low = tl.load(floors + entry)
-    high = tl.full([], float("inf"), tl.float32)
-    above = tl.zeros([SUMMARIES], tl.float32)
-    if is_narrowed(record):
-        low, high, above = narrowed(entry, 1, marks, amounts, target, num_blocks, SUMMARIES)
-    return low, high, above
-
-
-@triton.jit
 def list_candidates(
     logits,
     edited,
     rows,
     state,
     block_best,
-    block_total,
     floors,
+    targets,
     marks,
     amounts,
+    brackets,
     list_counts,
     list_ids,
     list_scores,
@@ -293,15 +279,16 @@ def list_candidates(
     block = tl.program_id(0)
     entry = tl.program_id(1)
     record = state + tl.load(rows + entry).to(tl.int64) * NUM_WORDS
-    floor = tl.load(floors + entry)
-    if tl.load(block_best + entry * num_blocks + block) >= floor:
-        places = tl.arange(0, SUMMARIES)
-        summary = entry * num_blocks + places
-        bests = tl.load(block_best + summary, mask=places < num_blocks, other=NEGATIVE_INFINITY)
-        totals = tl.load(block_total + summary, mask=places < num_blocks, other=0.0)
-        best = tl.max(bests, axis=0)
-        target = nucleus_weight(record, bests, totals, best)
-        low, high, _ = bracket_of(entry, record, target, floors, marks, amounts, num_blocks, SUMMARIES)
+    low = tl.load(floors + entry)
+    high = tl.full([], float("inf"), tl.float32)
+    mark = tl.full([], NUM_MARKS, tl.int32)
+    if is_narrowed(record):
+        low, high, mark = narrowed(entry, 1, marks, amounts, tl.load(targets + entry), num_blocks, SUMMARIES)
+    if block == 0:
+        tl.store(brackets + entry * 3, low)
+        tl.store(brackets + entry * 3 + 1, high)
+        tl.store(brackets + entry * 3 + 2, mark.to(tl.float32))
+    if tl.load(block_best + entry * num_blocks + block) >= low:
         ids = block * BLOCK + tl.arange(0, BLOCK)
         source = source_of(logits, edited, record, entry, stride, vocab, EDITS)
         scores = tl.load(source + ids, mask=ids < vocab, other=NEGATIVE_INFINITY)
@@ -338,6 +325,7 @@ def filter_rows(
         block_total,
         scratch.column_best,
         scratch.floors,
+        scratch.targets,
         scratch.list_counts,
         vocab,
         num_blocks,
@@ -348,12 +336,11 @@ def filter_rows(
         num_warps=4,
         launch_pdl=pdl,
     )
-    shared = (logits, edited, rows, state, block_best, block_total, scratch.floors, scratch.marks, scratch.amounts)
+    shared = (logits, edited, rows, state, block_best, *scratch[1:5])
     sizes = (logits.stride(0), vocab, num_blocks)
     options = {"BLOCK": block, "SUMMARIES": summaries, "EDITS": edited is not None, "PDL": pdl, "launch_pdl": pdl}
     for index in range(2):
         narrow[(num_blocks, batch)](*shared, *sizes, PASS=index, num_warps=4, **options)
-    lists = (scratch.list_counts, scratch.list_ids, scratch.list_scores)
     list_candidates[(num_blocks, batch)](
-        *shared, *lists, *sizes, LIST=scratch.list_ids.shape[1], num_warps=4, **options
+        *shared, *scratch[5:], *sizes, LIST=scratch.list_ids.shape[1], num_warps=8, **options
     )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import triton
 import triton.language as tl
 
-from twostroke.backends.cuda.kernels.sampling_filters import bracket_of, nucleus_weight, rank_of, weigh
+from twostroke.backends.cuda.kernels.sampling_filters import NUM_MARKS, rank_of, weigh
 from twostroke.backends.cuda.kernels.sampling_state import (
     MIN_P,
     NEGATIVE_INFINITY,
@@ -138,11 +138,9 @@ def draw_filtered(
     record,
     entry,
     best,
-    bests,
-    totals,
-    floors,
-    marks,
+    targets,
     amounts,
+    brackets,
     list_counts,
     list_ids,
     list_scores,
@@ -160,9 +158,16 @@ def draw_filtered(
     top_p = tl.load(record + TOP_P).to(tl.float64, bitcast=True)
     min_p = tl.load(record + MIN_P).to(tl.float64, bitcast=True).to(tl.float32)
     top_k = tl.load(record + TOP_K)
-    target = nucleus_weight(record, bests, totals, best)
-    low, high, above = bracket_of(entry, record, target, floors, marks, amounts, num_blocks, SUMMARIES)
-    target *= WEIGHT_ONE
+    target = tl.load(targets + entry)
+    low = tl.load(brackets + entry * 3)
+    high = tl.load(brackets + entry * 3 + 1)
+    mark = tl.load(brackets + entry * 3 + 2).to(tl.int32)
+    blocks = tl.arange(0, SUMMARIES)
+    above = tl.load(
+        amounts + ((entry * 2 + 1) * num_blocks + blocks) * NUM_MARKS + mark,
+        mask=(blocks < num_blocks) & (mark < NUM_MARKS),
+        other=0.0,
+    )
 
     num_listed = tl.load(list_counts + entry)
     is_list = num_listed <= LIST
@@ -171,24 +176,27 @@ def draw_filtered(
     base_scores = tl.where(is_list, list_scores + entry * LIST, source)
     cut = rank_of(low, vocab - 1)
     top = rank_of(tl.minimum(high, best), tl.where(high <= best, vocab - 1, 0)) + 1
-    if top_k > 0:
+    # In a list the weight above the bracket is already there; in a whole row it is counted with the rest.
+    target -= tl.where(is_list, tl.sum(above.to(tl.float64), axis=0), 0.0)
+    target *= WEIGHT_ONE
+    by_weight = top_k == 0
+    unfinished = (top_k > 0) | (top_p > 0.0)
+    while unfinished:  # top-k, then top-p of what it leaves
+        needed = target.to(tl.int64)
+        needed = tl.where(by_weight, needed + (needed.to(tl.float64) < target).to(tl.int64), top_k)
         cut, cut_weight = raise_cut(
-            base_ids, base_scores, is_list, count, cut, top, False, top_k, best, scale, CHUNK, FAN
+            base_ids, base_scores, is_list, count, cut, top, by_weight, needed, best, scale, CHUNK, FAN
         )
         target = top_p * cut_weight.to(tl.float64)
-    if top_p > 0.0:
-        # In a list the weight above the bracket is already there; in a whole row it is counted with the rest.
-        target -= tl.where(is_list, tl.sum(above.to(tl.float64), axis=0) * WEIGHT_ONE, 0.0)
-        needed = target.to(tl.int64)
-        needed += (needed.to(tl.float64) < target).to(tl.int64)
-        cut, _ = raise_cut(base_ids, base_scores, is_list, count, cut, top, True, needed, best, scale, CHUNK, FAN)
+        unfinished = (by_weight == 0) & (top_p > 0.0)
+        by_weight = by_weight | True
 
     held = weigh_blocks(base_ids, base_scores, is_list, count, above, cut, min_p, best, scale, BLOCK, SUMMARIES, PART)
     running = tl.cumsum(held, axis=0)
     whole = tl.max(running, axis=0)
     at = tl.minimum((uniform(record) * whole.to(tl.float64)).to(tl.int64), whole - 1)
     block = tl.sum((running <= at).to(tl.int32), axis=0)
-    before = tl.sum(tl.where(tl.arange(0, SUMMARIES) < block, held, 0), axis=0)
+    before = tl.sum(tl.where(blocks < block, held, 0), axis=0)
     ids = block * BLOCK + tl.arange(0, BLOCK)
     scores = tl.load(source + ids, mask=ids < vocab, other=NEGATIVE_INFINITY)
     inside = tl.cumsum(kept_weights(ids, scores, ids < vocab, cut, min_p, best, scale), axis=0)

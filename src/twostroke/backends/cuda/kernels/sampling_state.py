@@ -36,6 +36,7 @@ NUM_BIASES = tl.constexpr(13)
 NUM_STOPS = tl.constexpr(14)
 NUM_WORDS = tl.constexpr(15)
 
+FLOAT32_MAX = tl.constexpr(3.4028234663852886e38)
 NEGATIVE_INFINITY = tl.constexpr(float("-inf"))
 WEIGHT_ONE = tl.constexpr(2**40)
 """Weights that are added up one by one are whole numbers: the best token weighs this. Their sums are exact, so no order
