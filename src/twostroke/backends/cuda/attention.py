@@ -12,6 +12,7 @@ from twostroke.backends.cuda.kernels.decode_attention import DecodeScratch, atte
 from twostroke.backends.cuda.kernels.prefill_attention import attend_prefill, tile_rows_for
 from twostroke.backends.cuda.kernels.prefill_tiles import PrefillScratch, PrefillTiles, PrefillWork
 
+SMALLEST_TILE, LARGEST_TILE = 64, 128
 INTERPRETED_SMS = 4
 """A device without multiprocessors is the interpreter: a few, so that keys are shared out there as well."""
 
@@ -88,12 +89,15 @@ class Attention:
         shape = self.shape
         return PrefillTiles.build(
             first_tokens, counts, starts, rows,
-            tile_rows=tile_rows or self.tile_rows(max(counts)),
+            tile_rows=tile_rows or self.tile_rows(sum(counts)),
             group=shape.group, kv_heads=shape.kv_heads, num_sms=self.num_sms, window=window, pad_items=pad_items,
         )  # fmt: skip
 
     def tile_rows(self, num_tokens: int) -> int:
-        """The height of tiles for chunks of up to so many tokens."""
+        """The height of tiles for a step of so many prompt tokens: low ones, unless high ones still fill the device."""
+        rows = num_tokens * self.shape.heads
+        if rows < 2 * LARGEST_TILE * self.num_sms:
+            return SMALLEST_TILE
         return tile_rows_for(num_tokens, self.shape.group, self.shape.head_dim)
 
     def capacity(self, num_tokens: int, num_segments: int, tile_rows: int) -> int:

@@ -57,6 +57,6 @@ class DecodePath:
         rows, positions = parts.staging.views((bucket, bucket))
         tokens = TokenArrays(self._from_rows[:bucket], rows, positions)
         residual = parts.decoder.forward(tokens, bucket, None, pdl=parts.pdl)
-        parts.decoder.logits(residual, None, pdl=parts.pdl)
+        parts.decoder.logits(residual, pdl=parts.pdl)
         if features is not None:
             parts.sample(rows, features, pdl=parts.pdl)

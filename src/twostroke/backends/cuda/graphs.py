@@ -48,7 +48,7 @@ class GraphCache:
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(self._stream):
-            graph.capture_begin(*(() if self._pool is None else (self._pool,)), capture_error_mode="thread_local")
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 work()
             finally:

@@ -57,6 +57,7 @@ class Buffers:
         self.activated = empty(dense_width)
         self.experts = MoeScratch(spec.moe, spec.hidden_size, num_tokens, dtype, device) if spec.moe else None
         self.selected = torch.zeros(num_logits, spec.hidden_size, dtype=dtype, device=device)
+        self.selected_attention = torch.zeros(num_logits, attention_width, dtype=dtype, device=device)
         self.logits = torch.zeros(num_logits, spec.vocab_size, dtype=torch.float32, device=device)
 
     @staticmethod
@@ -94,37 +95,44 @@ class Decoder:
         self._rotations = {rope: rotation(rope, max_context, weights.embedding.device) for rope in ropes}
 
     def forward(
-        self, tokens: TokenArrays, num_decodes: int, prefill: PrefillWork | None, *, pdl: bool = False
+        self,
+        tokens: TokenArrays,
+        num_decodes: int,
+        prefill: PrefillWork | None,
+        *,
+        wanted: torch.Tensor | None = None,
+        pdl: bool = False,
     ) -> torch.Tensor:
-        """Compute every token and write its keys and values. Returns the residual stream # [num_tokens, hidden]"""
-        spec, weights = self._spec, self._weights
+        """Compute every token and write its keys and values. Returns the residual stream # [num_tokens, hidden], or of
+        the tokens `wanted` alone (int32 indices): the last layer then goes on with those, once all keys are written."""
+        weights = self._weights
         residual = self._buffers.residual[: len(tokens)]
-        gather(
-            weights.embedding,
-            tokens.token_ids,
-            tokens.rows,
-            self._last_tokens,
-            residual,
-            scale=spec.embedding_scale,
-            pdl=pdl,
-        )
-        if len(tokens) <= self._few_rows and not spec.sandwich_norms:
-            for index, layer in enumerate(weights.layers):
-                self._few_rows_layer(index, layer, tokens, num_decodes, prefill, residual, pdl=pdl)
-        else:
-            normed = self._buffers.normed[: len(tokens)]
-            rms_norm(residual, weights.layers[0].attention_norm, normed, eps=spec.norm_eps)
-            for index, layer in enumerate(weights.layers):
-                self._many_rows_layer(index, layer, tokens, num_decodes, prefill, residual, normed)
+        scale = self._spec.embedding_scale
+        gather(weights.embedding, tokens.token_ids, tokens.rows, self._last_tokens, residual, scale=scale, pdl=pdl)
+        few = self._are_few(len(tokens))
+        normed = self._buffers.normed[: len(tokens)]
+        if not few:
+            rms_norm(residual, weights.layers[0].attention_norm, normed, eps=self._spec.norm_eps)
+        for index, layer in enumerate(weights.layers):
+            qkv = self._buffers.qkv[: len(tokens)]
+            if few:
+                norm, eps = layer.attention_norm, self._spec.norm_eps
+                linear_few(residual, layer.qkv, qkv, norm_weight=norm, eps=eps, bias=layer.qkv_bias, pdl=pdl)
+            else:
+                _product(normed, layer.qkv, layer.qkv_bias, qkv)
+            mixed = self._attend(index, layer, qkv, tokens, num_decodes, prefill, pdl=pdl and few)
+            if wanted is not None and index == len(weights.layers) - 1:
+                mixed, residual = self._select(mixed, residual, wanted)
+                few, normed = self._are_few(len(wanted)), self._buffers.normed[: len(wanted)]
+            if few:
+                self._finish_few(index, layer, mixed, residual, pdl=pdl)
+            else:
+                self._finish_many(index, layer, mixed, residual, normed)
         return residual
 
-    def logits(self, residual: torch.Tensor, wanted: torch.Tensor | None, *, pdl: bool = False) -> torch.Tensor:
-        """Of all rows of the residual stream, or of those `wanted` (int32 indices)  # [rows, vocab] float32"""
+    def logits(self, residual: torch.Tensor, *, pdl: bool = False) -> torch.Tensor:
+        """[rows, vocab] float32"""
         spec, weights = self._spec, self._weights
-        if wanted is not None:
-            selected = self._buffers.selected[: len(wanted)]
-            torch.index_select(residual, 0, wanted, out=selected)
-            residual = selected
         logits = self._buffers.logits[: len(residual)]
         if len(residual) <= min(FEW_LOGITS, self._few_rows):
             linear_few(residual, weights.head, logits, norm_weight=weights.final_norm, eps=spec.norm_eps, pdl=pdl)
@@ -136,24 +144,24 @@ class Decoder:
             logits.div_(spec.logits_softcap).tanh_().mul_(spec.logits_softcap)
         return logits
 
-    def _few_rows_layer(
-        self,
-        index: int,
-        layer: LayerWeights,
-        tokens: TokenArrays,
-        num_decodes: int,
-        prefill: PrefillWork | None,
-        residual: torch.Tensor,
-        *,
-        pdl: bool,
+    def _are_few(self, num_tokens: int) -> bool:
+        return num_tokens <= self._few_rows and not self._spec.sandwich_norms
+
+    def _select(
+        self, mixed: torch.Tensor, residual: torch.Tensor, wanted: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        chosen_mixed = self._buffers.selected_attention[: len(wanted)]
+        chosen_residual = self._buffers.selected[: len(wanted)]
+        torch.index_select(mixed, 0, wanted, out=chosen_mixed)
+        torch.index_select(residual, 0, wanted, out=chosen_residual)
+        return chosen_mixed, chosen_residual
+
+    def _finish_few(
+        self, index: int, layer: LayerWeights, mixed: torch.Tensor, residual: torch.Tensor, *, pdl: bool
     ) -> None:
-        """Each product with the norm before it and the sum after it in one kernel."""
-        count, eps, buffers = len(tokens), self._spec.norm_eps, self._buffers
-        qkv = buffers.qkv[:count]
-        linear_few(residual, layer.qkv, qkv, norm_weight=layer.attention_norm, eps=eps, bias=layer.qkv_bias, pdl=pdl)
-        mixed = self._attend(index, layer, qkv, tokens, num_decodes, prefill, pdl=pdl)
+        """A layer after its attention: each product with the norm before it and the sum after it in one kernel."""
+        count, eps, buffers, mlp = len(residual), self._spec.norm_eps, self._buffers, layer.mlp
         linear_few(mixed, layer.o, residual, bias=layer.o_bias, residual=residual, pdl=pdl)
-        mlp = layer.mlp
         if isinstance(mlp, MoeWeights):
             normed = buffers.normed[:count]
             rms_norm(residual, layer.mlp_norm, normed, eps=eps, pdl=pdl)
@@ -163,27 +171,17 @@ class Decoder:
         linear_few(residual, mlp.gate_up, activated, norm_weight=layer.mlp_norm, eps=eps, gated=kind, pdl=pdl)
         linear_few(activated, mlp.down, residual, residual=residual, pdl=pdl)
 
-    def _many_rows_layer(
-        self,
-        index: int,
-        layer: LayerWeights,
-        tokens: TokenArrays,
-        num_decodes: int,
-        prefill: PrefillWork | None,
-        residual: torch.Tensor,
-        normed: torch.Tensor,
+    def _finish_many(
+        self, index: int, layer: LayerWeights, mixed: torch.Tensor, residual: torch.Tensor, normed: torch.Tensor
     ) -> None:
-        """`normed` enters as attention's input and leaves as the next layer's."""
-        count, buffers = len(tokens), self._buffers
-        qkv = buffers.qkv[:count]
-        _product(normed, layer.qkv, layer.qkv_bias, qkv)
-        mixed = self._attend(index, layer, qkv, tokens, num_decodes, prefill)
+        """The same by cuBLAS; `normed` leaves as the next layer's input."""
+        count, buffers, mlp, layers = len(residual), self._buffers, layer.mlp, self._weights.layers
         self._join(mixed, layer.o, layer.o_bias, layer.post_attention_norm, residual, layer.mlp_norm, normed)
-        layers, mlp = self._weights.layers, layer.mlp
-        next_norm = layers[index + 1].attention_norm if index + 1 < len(layers) else self._weights.final_norm
+        next_norm = layers[index + 1].attention_norm if index + 1 < len(layers) else None
         if isinstance(mlp, MoeWeights):
             self._mix_experts(index, normed, residual)
-            rms_norm(residual, next_norm, normed, eps=self._spec.norm_eps)
+            if next_norm is not None:
+                rms_norm(residual, next_norm, normed, eps=self._spec.norm_eps)
             return
         gate_up, activated = buffers.gate_up[:count], buffers.activated[:count]
         torch.mm(normed, mlp.gate_up.t(), out=gate_up)
@@ -202,20 +200,21 @@ class Decoder:
         bias: torch.Tensor | None,
         post_norm: torch.Tensor | None,
         residual: torch.Tensor,
-        next_norm: torch.Tensor,
+        next_norm: torch.Tensor | None,
         normed: torch.Tensor,
     ) -> None:
-        """What a block found joins the residual stream, which is then normed for the next block."""
+        """What a block found joins the residual stream, which is then normed for the next block, if there is one."""
         eps = self._spec.norm_eps
         if post_norm is not None:
             found = self._buffers.block_out[: len(x)]
             _product(x, weight, bias, found)
-            sandwich(found, post_norm, residual, next_norm, normed, eps=eps)
+            sandwich(found, post_norm, residual, next_norm, None if next_norm is None else normed, eps=eps)
             return
         residual.addmm_(x, weight.t())
         if bias is not None:
             residual.add_(bias)
-        rms_norm(residual, next_norm, normed, eps=eps)
+        if next_norm is not None:
+            rms_norm(residual, next_norm, normed, eps=eps)
 
     def _attend(
         self,

@@ -18,7 +18,7 @@ from twostroke.backends.cuda.parts import PLAIN, Parts, is_plain
 from twostroke.backends.cuda.results import PromptLogprobReader
 from twostroke.core.step import Step
 
-TAIL_BUCKETS = (16, 32, 64, 128, 256)
+TAIL_BUCKETS = (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024)
 """Tokens that graphs of a lone chunk are made for."""
 
 
@@ -36,6 +36,7 @@ class PrefillPath:
     def __init__(self, parts: Parts, max_context: int) -> None:
         self._parts = parts
         self._max_context = max_context
+        self._buckets = tuple(size for size in TAIL_BUCKETS if size <= len(parts.buffers.residual))
 
     def launch(self, step: Step) -> tuple[list[int], dict[int, PromptLogprobReader]]:
         """Start the step; tokens as with `DecodePath.launch`. Prompt logprobs can be read when the step is done."""
@@ -47,17 +48,24 @@ class PrefillPath:
         if pad_to:
             parts.graphs.run(("tail", pad_to), lambda: self._run_tail(staged))
             return rows, {}
-        residual = parts.decoder.forward(staged.tokens, batch.num_decodes, staged.work)
-        prompt_logprobs = prompt_logprob_readers(step, batch, residual, parts)  # before sampling takes the buffer
+        prompt_logprobs: dict[int, PromptLogprobReader] = {}
+        if any(chunk.prompt_logprobs is not None for chunk in step.prefills):
+            everything = parts.decoder.forward(staged.tokens, batch.num_decodes, staged.work)
+            prompt_logprobs = prompt_logprob_readers(step, batch, everything, parts)  # before sampling takes the buffer
+            residual = everything[staged.sampled_tokens]
+        else:
+            residual = parts.decoder.forward(
+                staged.tokens, batch.num_decodes, staged.work, wanted=staged.sampled_tokens
+            )
         if rows:
-            parts.decoder.logits(residual, staged.sampled_tokens)
+            parts.decoder.logits(residual)
             parts.sample(staged.sampled_rows, parts.rows.sampling.features(rows))
         return rows, prompt_logprobs
 
     def prepare(self) -> None:
         """Capture the short chunks, and have every kernel of the general path compiled."""
         parts = self._parts
-        for size in reversed(TAIL_BUCKETS):
+        for size in reversed(self._buckets):
             nobody = Batch.of_padding(size, parts.rows.padding_row)
             staged = self._send(nobody, is_tail=True)
             parts.graphs.prepare(("tail", size), partial(self._run_tail, staged))
@@ -67,12 +75,16 @@ class PrefillPath:
         if step.decodes or len(step.prefills) != 1:
             return 0
         (chunk,) = step.prefills
-        if not chunk.samples or chunk.prompt_logprobs is not None or len(chunk.token_ids) > TAIL_BUCKETS[-1]:
+        if (
+            not chunk.samples
+            or chunk.prompt_logprobs is not None
+            or len(chunk.token_ids) > max(self._buckets, default=0)
+        ):
             return 0
         sampling, row = self._parts.rows.sampling, self._parts.rows.index_of[chunk.seq_id]
         if not is_plain(sampling.features([row])) or sampling.logprobs_wanted(row) is not None:
             return 0
-        return TAIL_BUCKETS[bisect_left(TAIL_BUCKETS, len(chunk.token_ids))]
+        return self._buckets[bisect_left(self._buckets, len(chunk.token_ids))]
 
     def _send(self, batch: Batch, *, is_tail: bool) -> StagedBatch:
         attention = self._parts.attention
@@ -106,6 +118,6 @@ class PrefillPath:
 
     def _run_tail(self, staged: StagedBatch) -> None:
         parts = self._parts
-        residual = parts.decoder.forward(staged.tokens, 0, staged.work)
-        parts.decoder.logits(residual, staged.sampled_tokens)
+        residual = parts.decoder.forward(staged.tokens, 0, staged.work, wanted=staged.sampled_tokens)
+        parts.decoder.logits(residual)
         parts.sample(staged.sampled_rows, PLAIN)

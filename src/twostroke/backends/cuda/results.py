@@ -12,7 +12,8 @@ from twostroke.backends.host.host_backend import NOT_FINITE
 from twostroke.core.step import SampledToken, Step, StepResult, TokenLogprobs
 
 LogprobReader = Callable[[], TokenLogprobs]
-PromptLogprobReader = Callable[[], tuple[TokenLogprobs, ...]]
+PromptLogprobReader = Callable[[], tuple[TokenLogprobs, ...] | None]
+"""None: some of the prompt's logits are not finite."""
 
 
 class Arrival:
@@ -104,7 +105,13 @@ class CudaTicket:
                 sampled[seq_id] = SampledToken(token, self._logprobs[seq_id]())
             else:
                 sampled[seq_id] = SampledToken(token)
-        prompt_logprobs = {seq_id: read() for seq_id, read in self._prompt_logprobs.items() if seq_id not in errors}
+        prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
+        for seq_id, read in self._prompt_logprobs.items():
+            items = read()
+            if items is None:
+                errors[seq_id] = NOT_FINITE
+            else:
+                prompt_logprobs[seq_id] = items
         return StepResult(step.step_id, sampled, prompt_logprobs, errors, self._arrival.seconds())
 
 

@@ -35,5 +35,5 @@ class UploadRing:
         buffer.numpy()[:] = words
         destination[: len(words)].copy_(buffer, non_blocking=True)
         if self._pinned:
-            self._copied[index] = copied = copied or torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._copied[index] = copied = copied or torch.cuda.Event()
             copied.record()
