@@ -34,14 +34,24 @@ def test_a_limit_that_fits_is_returned_as_it_is() -> None:
     assert pace().tokens_within(0.01, 0, 0) == 0
 
 
-def test_efficiency_is_learnt_from_long_prefills_alone() -> None:
+def step_of(num_tokens: int) -> Step:
+    return Step(0, prefills=(PrefillChunk(0, 0, tuple(range(num_tokens)), True),))
+
+
+def test_efficiency_is_learnt_from_steps_that_arithmetic_binds() -> None:
     learning = pace()
-    slow_s = 4 * learning.seconds(0, 1024)
-    learning.observe(Step(0, prefills=(PrefillChunk(0, 0, tuple(range(100)), True),)), slow_s)
+    slow_s = 1.5 * learning.seconds(0, 1024)
+    learning.observe(step_of(100), slow_s)  # bound by reading the weights
     assert learning.efficiency == FIRST_EFFICIENCY
     for _ in range(50):
-        learning.observe(Step(0, prefills=(PrefillChunk(0, 0, tuple(range(1024)), True),)), slow_s)
+        learning.observe(step_of(1024), slow_s)
     assert learning.seconds(0, 1024) == pytest.approx(slow_s, rel=0.02)
+
+
+def test_a_step_that_was_held_up_teaches_little() -> None:
+    learning = pace()
+    learning.observe(step_of(1024), 1000 * learning.seconds(0, 1024))
+    assert learning.efficiency > 0.95 * FIRST_EFFICIENCY
 
 
 def test_a_target_must_be_positive() -> None:

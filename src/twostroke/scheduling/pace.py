@@ -10,9 +10,11 @@ from twostroke.cost.hardware import Ceilings
 from twostroke.cost.model_shape import ModelShape
 
 FIRST_EFFICIENCY = 0.6
+LEAST_EFFICIENCY, MOST_EFFICIENCY = 0.1, 1.0
 LEARNING_RATE = 0.2
-LEAST_LEARNT_TOKENS = 256
-"""Shorter prefills are bound by other things than arithmetic, and would teach the wrong efficiency."""
+OUTLIER = 2.0
+"""A step that took so many times what was expected was held up by something else (a kernel's first compilation, say):
+it teaches a tenth of what others do."""
 LEAST_TOKENS = 64
 """What a step with running streams may always prefill: prompts must move on, however tight the target."""
 
@@ -24,6 +26,7 @@ class PrefillPace:
         self.itl_target_s = itl_target_s
         self._shape = shape
         self._peak = ceilings.multiply_adds_per_s
+        self._weights_s = shape.weight_bytes_read(LEAST_TOKENS) / ceilings.read_bytes_per_s
         self._efficiency = FIRST_EFFICIENCY
 
     @property
@@ -48,9 +51,13 @@ class PrefillPace:
         return low
 
     def observe(self, step: Step, compute_s: float) -> None:
-        """Learn from what a step took."""
-        if step.num_prefill_tokens < LEAST_LEARNT_TOKENS or compute_s <= 0.0:
+        """Learn from what a step took, unless it was too short to be bound by arithmetic."""
+        if not step.prefills or compute_s <= 0.0:
             return
         work = sum(prefill_multiply_adds(self._shape, chunk.start, len(chunk.token_ids)) for chunk in step.prefills)
-        measured = min(1.0, max(0.02, work / (self._peak * compute_s)))
-        self._efficiency += LEARNING_RATE * (measured - self._efficiency)
+        if work / self._peak < self._weights_s:
+            return
+        measured = work / (self._peak * compute_s)
+        rate = LEARNING_RATE / 10 if measured * OUTLIER < self._efficiency else LEARNING_RATE
+        learnt = self._efficiency + rate * (measured - self._efficiency)
+        self._efficiency = min(MOST_EFFICIENCY, max(LEAST_EFFICIENCY, learnt))

@@ -14,7 +14,7 @@ from twostroke.backends.cuda.graphs import GraphCache
 from twostroke.backends.cuda.kernels.target import target_of
 from twostroke.backends.cuda.kv_store import KVStore
 from twostroke.backends.cuda.logprobs import logprob_readers
-from twostroke.backends.cuda.model import FEW_ROWS, Buffers, Decoder
+from twostroke.backends.cuda.model import Buffers, Decoder
 from twostroke.backends.cuda.parts import Parts
 from twostroke.backends.cuda.prefill import PrefillPath
 from twostroke.backends.cuda.results import CudaTicket, PromptLogprobReader, Results
@@ -43,7 +43,7 @@ class CudaBackend:
         max_context: int,
         max_tokens_per_step: int,
         max_running: int,
-        few_rows: int = FEW_ROWS,
+        few_rows: int | None = None,
         progress: Progress | None = None,
     ) -> None:
         spec = checkpoint.spec
@@ -73,8 +73,10 @@ class CudaBackend:
         self._decodes = DecodePath(self._parts, max_rows)
         self._prefills = PrefillPath(self._parts, max_context)
         self._results = Results(max_rows, device)
-        self._decodes.prepare()
-        self._prefills.prepare()
+        if device.type == "cuda":  # no request waits for a compiler
+            self._prefills.prepare()
+            self._decodes.prepare()
+            self._decodes.prepare_sampling()
         self.notes = (
             f"weights in {loaded_s - started_s:.1f} s, kernels and {len(self._parts.graphs)} graphs in "
             f"{time.perf_counter() - loaded_s:.1f} s",

@@ -70,7 +70,7 @@ class Batch:
 
     @staticmethod
     def of_padding(num_tokens: int, padding_row: int) -> Batch:
-        """A chunk of nobody's: what a graph is captured with."""
+        """A chunk of nobody's: what graphs are captured with, and kernels compiled."""
 
         def zeros(count: int) -> Integers:
             return np.zeros(count, dtype=np.int32)
@@ -79,10 +79,10 @@ class Batch:
         return Batch(
             token_ids=zeros(num_tokens),
             rows=rows,
-            positions=zeros(num_tokens),
+            positions=np.arange(num_tokens, dtype=np.int32),
             num_decodes=0,
             segment_first=zeros(1),
-            segment_count=np.ones(1, dtype=np.int32),
+            segment_count=np.full(1, num_tokens, dtype=np.int32),
             segment_start=zeros(1),
             segment_rows=rows[:1],
             sampled_tokens=zeros(1),

@@ -44,6 +44,13 @@ class DecodePath:
             self._send(bucket, [], [])
             self._parts.graphs.prepare(("decode", bucket), partial(self._run, bucket, PLAIN))
 
+    def prepare_sampling(self) -> None:
+        """Have the kernels of every kind of sampling compiled, on the padding row, which keeps no state."""
+        self._send(1, [], [])
+        rows = self._parts.staging.views((1, 1))[0]
+        for filters, edits in ((True, False), (False, True), (True, True)):
+            self._parts.sample(rows, SamplingFeatures(draws=True, filters=filters, edits=edits))
+
     def _send(self, bucket: int, rows: list[int], positions: list[int]) -> None:
         padded_rows = np.full(bucket, self._parts.rows.padding_row, dtype=np.int32)
         padded_positions = np.zeros(bucket, dtype=np.int32)

@@ -20,9 +20,10 @@ from twostroke.backends.cuda.moe import MoeBlock, MoeScratch, MoeWeights
 from twostroke.backends.cuda.weights import LayerWeights, Weights
 from twostroke.models.spec import ModelSpec, RopeSpec
 
-FEW_ROWS = 8
-"""Up to so many tokens the fused kernels of a layer read weights faster than cuBLAS with its norms and sums beside it
-(`bench/cuda/layer.py`)."""
+SMALL_MATRIX = 1 << 24
+FEW_ROWS_OF_SMALL, FEW_ROWS_OF_LARGE = 8, 2
+"""Up to so many tokens the fused kernels of a layer are faster than cuBLAS with its norms and sums beside it: by the
+weights of an MLP's matrix (`bench/cuda/layer.py`, `bench/cuda/step_profile.py`)."""
 FEW_LOGITS = 2
 """The same for the head, where cuBLAS has less to make up for."""
 
@@ -82,9 +83,11 @@ class Decoder:
         tables: torch.Tensor,
         last_tokens: torch.Tensor,
         max_context: int,
-        few_rows: int = FEW_ROWS,
+        few_rows: int | None = None,
     ) -> None:
-        self._few_rows = few_rows
+        """`few_rows`: up to how many tokens take the fused kernels; None: by the model's size."""
+        is_small = spec.moe is not None or spec.hidden_size * spec.intermediate_size < SMALL_MATRIX
+        self._few_rows = few_rows if few_rows is not None else FEW_ROWS_OF_SMALL if is_small else FEW_ROWS_OF_LARGE
         self._spec, self._weights, self._kv, self._attention = spec, weights, kv, attention
         self._buffers, self._tables, self._last_tokens = buffers, tables, last_tokens
         ropes = {layer.rope for layer in spec.layers}
@@ -112,7 +115,7 @@ class Decoder:
         few = self._are_few(len(tokens))
         normed = self._buffers.normed[: len(tokens)]
         if not few:
-            rms_norm(residual, weights.layers[0].attention_norm, normed, eps=self._spec.norm_eps)
+            rms_norm(residual, weights.layers[0].attention_norm, normed, eps=self._spec.norm_eps, pdl=pdl)
         for index, layer in enumerate(weights.layers):
             qkv = self._buffers.qkv[: len(tokens)]
             if few:
@@ -120,14 +123,14 @@ class Decoder:
                 linear_few(residual, layer.qkv, qkv, norm_weight=norm, eps=eps, bias=layer.qkv_bias, pdl=pdl)
             else:
                 _product(normed, layer.qkv, layer.qkv_bias, qkv)
-            mixed = self._attend(index, layer, qkv, tokens, num_decodes, prefill, pdl=pdl and few)
+            mixed = self._attend(index, layer, qkv, tokens, num_decodes, prefill, pdl=pdl)
             if wanted is not None and index == len(weights.layers) - 1:
                 mixed, residual = self._select(mixed, residual, wanted)
                 few, normed = self._are_few(len(wanted)), self._buffers.normed[: len(wanted)]
             if few:
                 self._finish_few(index, layer, mixed, residual, pdl=pdl)
             else:
-                self._finish_many(index, layer, mixed, residual, normed)
+                self._finish_many(index, layer, mixed, residual, normed, pdl=pdl)
         return residual
 
     def logits(self, residual: torch.Tensor, *, pdl: bool = False) -> torch.Tensor:
@@ -172,21 +175,28 @@ class Decoder:
         linear_few(activated, mlp.down, residual, residual=residual, pdl=pdl)
 
     def _finish_many(
-        self, index: int, layer: LayerWeights, mixed: torch.Tensor, residual: torch.Tensor, normed: torch.Tensor
+        self,
+        index: int,
+        layer: LayerWeights,
+        mixed: torch.Tensor,
+        residual: torch.Tensor,
+        normed: torch.Tensor,
+        *,
+        pdl: bool,
     ) -> None:
         """The same by cuBLAS; `normed` leaves as the next layer's input."""
         count, buffers, mlp, layers = len(residual), self._buffers, layer.mlp, self._weights.layers
-        self._join(mixed, layer.o, layer.o_bias, layer.post_attention_norm, residual, layer.mlp_norm, normed)
+        self._join(mixed, layer.o, layer.o_bias, layer.post_attention_norm, residual, layer.mlp_norm, normed, pdl=pdl)
         next_norm = layers[index + 1].attention_norm if index + 1 < len(layers) else None
         if isinstance(mlp, MoeWeights):
-            self._mix_experts(index, normed, residual)
+            self._mix_experts(index, normed, residual, pdl=pdl)
             if next_norm is not None:
-                rms_norm(residual, next_norm, normed, eps=self._spec.norm_eps)
+                rms_norm(residual, next_norm, normed, eps=self._spec.norm_eps, pdl=pdl)
             return
         gate_up, activated = buffers.gate_up[:count], buffers.activated[:count]
         torch.mm(normed, mlp.gate_up.t(), out=gate_up)
-        gated(gate_up, activated, kind=self._spec.activation)
-        self._join(activated, mlp.down, None, layer.post_mlp_norm, residual, next_norm, normed)
+        gated(gate_up, activated, kind=self._spec.activation, pdl=pdl)
+        self._join(activated, mlp.down, None, layer.post_mlp_norm, residual, next_norm, normed, pdl=pdl)
 
     def _mix_experts(self, index: int, normed: torch.Tensor, residual: torch.Tensor, *, pdl: bool = False) -> None:
         experts, scratch = self._experts[index], self._buffers.experts
@@ -202,19 +212,22 @@ class Decoder:
         residual: torch.Tensor,
         next_norm: torch.Tensor | None,
         normed: torch.Tensor,
+        *,
+        pdl: bool,
     ) -> None:
         """What a block found joins the residual stream, which is then normed for the next block, if there is one."""
         eps = self._spec.norm_eps
         if post_norm is not None:
             found = self._buffers.block_out[: len(x)]
             _product(x, weight, bias, found)
-            sandwich(found, post_norm, residual, next_norm, None if next_norm is None else normed, eps=eps)
+            out = None if next_norm is None else normed
+            sandwich(found, post_norm, residual, next_norm, out, eps=eps, pdl=pdl)
             return
         residual.addmm_(x, weight.t())
         if bias is not None:
             residual.add_(bias)
         if next_norm is not None:
-            rms_norm(residual, next_norm, normed, eps=eps)
+            rms_norm(residual, next_norm, normed, eps=eps, pdl=pdl)
 
     def _attend(
         self,

@@ -36,7 +36,7 @@ class PrefillPath:
     def __init__(self, parts: Parts, max_context: int) -> None:
         self._parts = parts
         self._max_context = max_context
-        self._buckets = tuple(size for size in TAIL_BUCKETS if size <= len(parts.buffers.residual))
+        self._buckets = tuple(size for size in TAIL_BUCKETS if size <= min(len(parts.buffers.residual), max_context))
 
     def launch(self, step: Step) -> tuple[list[int], dict[int, PromptLogprobReader]]:
         """Start the step; tokens as with `DecodePath.launch`. Prompt logprobs can be read when the step is done."""
@@ -69,6 +69,15 @@ class PrefillPath:
             nobody = Batch.of_padding(size, parts.rows.padding_row)
             staged = self._send(nobody, is_tail=True)
             parts.graphs.prepare(("tail", size), partial(self._run_tail, staged))
+        for size in self._general_sizes():
+            nobody = Batch.of_padding(size, parts.rows.padding_row)
+            staged = self._send(nobody, is_tail=False)
+            parts.decoder.forward(staged.tokens, 0, staged.work, wanted=staged.sampled_tokens)
+
+    def _general_sizes(self) -> list[int]:
+        """Steps between whose sizes the kernels' configurations change."""
+        largest = min(len(self._parts.buffers.residual), self._max_context)
+        return [largest >> shift for shift in range(4) if largest >> shift > max(self._buckets, default=0)]
 
     def _tail_bucket(self, step: Step) -> int:
         """The padded size of a step that is one short chunk, plainly sampled; 0 for any other."""

@@ -26,7 +26,7 @@ class GemvTile:
     num_warps: int = 4
 
 
-GATE_UP_TILE = GemvTile(outputs=8, depth=1024)
+GATE_UP_TILE = GemvTile(outputs=4, depth=1024)
 DOWN_TILE = GemvTile(outputs=4, depth=1024)
 
 
