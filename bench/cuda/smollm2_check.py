@@ -1,5 +1,5 @@
-"""A model's greedy tokens on the card against the reference backend's in float32. Where they part, both gaps between the
-two likeliest tokens are printed: a near-tie is decided by rounding, anything else is a fault.
+"""A model's greedy tokens on the card against the reference backend's in float32. Where they part, both gaps between
+the two likeliest tokens are printed: a near-tie is decided by rounding, anything else is a fault.
 
     python bench/cuda/smollm2_check.py MODEL --write FILE      # on any machine: the reference's tokens
     python bench/cuda/smollm2_check.py MODEL --against FILE    # on the card"""
