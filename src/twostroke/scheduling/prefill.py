@@ -24,9 +24,7 @@ class PrefillPlanner:
         """Prefills already begun come first, then new sequences, while the step has tokens left, and, beside running
         streams, seconds."""
         if self._pace is not None and len(plan):
-            # A stream waits for its next token, a prompt for its first: where more of these wait, streams give way.
-            num_waiting = len(plan.prefilling) + len(self._admission.waiting)
-            plan.seconds_left = self._pace.itl_target_s * max(1.0, num_waiting / len(plan))
+            plan.seconds_left = self._pace.itl_target_s
         for sequence in plan.prefilling:
             if plan.is_full:
                 return

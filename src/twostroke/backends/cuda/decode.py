@@ -35,7 +35,7 @@ class DecodePath:
             parts.graphs.run(("decode", bucket), lambda: self._run(bucket, PLAIN))
         else:
             parts.graphs.run(("logits", bucket), lambda: self._run(bucket, None))
-            parts.sample(parts.staging.views((bucket, bucket))[0][: len(rows)], features)
+            parts.sample(parts.staging.views((bucket, bucket))[0][: len(rows)], features, pdl=parts.pdl)
         return rows
 
     def prepare(self) -> None:
@@ -49,7 +49,7 @@ class DecodePath:
         self._send(1, [], [])
         rows = self._parts.staging.views((1, 1))[0]
         for filters, edits in ((True, False), (False, True), (True, True)):
-            self._parts.sample(rows, SamplingFeatures(draws=True, filters=filters, edits=edits))
+            self._parts.sample(rows, SamplingFeatures(draws=True, filters=filters, edits=edits), pdl=self._parts.pdl)
 
     def _send(self, bucket: int, rows: list[int], positions: list[int]) -> None:
         padded_rows = np.full(bucket, self._parts.rows.padding_row, dtype=np.int32)

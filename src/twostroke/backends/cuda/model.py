@@ -123,8 +123,12 @@ class Decoder:
                 linear_few(residual, layer.qkv, qkv, norm_weight=norm, eps=eps, bias=layer.qkv_bias, pdl=pdl)
             else:
                 _product(normed, layer.qkv, layer.qkv_bias, qkv)
-            mixed = self._attend(index, layer, qkv, tokens, num_decodes, prefill, pdl=pdl)
-            if wanted is not None and index == len(weights.layers) - 1:
+            is_last = index == len(weights.layers) - 1
+            self._rotate_and_store(index, layer, qkv, tokens, pdl=pdl)
+            if is_last and wanted is not None and len(wanted) == 0:
+                return residual[:0]  # a chunk inside a prompt: its keys are all that is wanted of it
+            mixed = self._attend(index, qkv, tokens, num_decodes, prefill, pdl=pdl)
+            if is_last and wanted is not None:
                 mixed, residual = self._select(mixed, residual, wanted)
                 few, normed = self._are_few(len(wanted)), self._buffers.normed[: len(wanted)]
             if few:
@@ -229,29 +233,20 @@ class Decoder:
         if next_norm is not None:
             rms_norm(residual, next_norm, normed, eps=eps, pdl=pdl)
 
-    def _attend(
-        self,
-        index: int,
-        layer: LayerWeights,
-        qkv: torch.Tensor,
-        tokens: TokenArrays,
-        num_decodes: int,
-        prefill: PrefillWork | None,
-        *,
-        pdl: bool = False,
-    ) -> torch.Tensor:
-        """[num_tokens, heads * head_dim]"""
+    def _rotate_and_store(
+        self, index: int, layer: LayerWeights, qkv: torch.Tensor, tokens: TokenArrays, *, pdl: bool
+    ) -> None:
+        """Queries are rotated in place; keys and values go to the store."""
         spec, kv = self._spec, self._kv
-        keys, values, table = kv.keys[index], kv.values[index], self._tables[kv.group_of[index]]
-        rope, window = spec.layers[index].rope, spec.layers[index].window
+        rope = spec.layers[index].rope
         rope_and_store(
             qkv,
             self._rotations[rope],
             tokens.positions,
             tokens.rows,
-            table,
-            keys,
-            values,
+            self._tables[kv.group_of[index]],
+            kv.keys[index],
+            kv.values[index],
             num_heads=spec.num_heads,
             num_kv_heads=spec.num_kv_heads,
             head_dim=spec.head_dim,
@@ -261,9 +256,23 @@ class Decoder:
             eps=spec.norm_eps,
             pdl=pdl,
         )
+
+    def _attend(
+        self,
+        index: int,
+        qkv: torch.Tensor,
+        tokens: TokenArrays,
+        num_decodes: int,
+        prefill: PrefillWork | None,
+        *,
+        pdl: bool,
+    ) -> torch.Tensor:
+        """Each phase by its own path  # [num_tokens, heads * head_dim]"""
+        spec, kv = self._spec, self._kv
+        keys, values, table = kv.keys[index], kv.values[index], self._tables[kv.group_of[index]]
         queries = qkv.view(len(tokens), -1, spec.head_dim)[:, : spec.num_heads]
         out = self._buffers.attention[: len(tokens)]
-        scale, softcap = spec.attention_scale, spec.attention_softcap
+        scale, softcap, window = spec.attention_scale, spec.attention_softcap, spec.layers[index].window
         if num_decodes:
             self._attention.decode(
                 queries[:num_decodes],

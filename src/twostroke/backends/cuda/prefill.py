@@ -50,16 +50,16 @@ class PrefillPath:
             return rows, {}
         prompt_logprobs: dict[int, PromptLogprobReader] = {}
         if any(chunk.prompt_logprobs is not None for chunk in step.prefills):
-            everything = parts.decoder.forward(staged.tokens, batch.num_decodes, staged.work)
+            everything = parts.decoder.forward(staged.tokens, batch.num_decodes, staged.work, pdl=parts.pdl)
             prompt_logprobs = prompt_logprob_readers(step, batch, everything, parts)  # before sampling takes the buffer
             residual = everything[staged.sampled_tokens]
         else:
             residual = parts.decoder.forward(
-                staged.tokens, batch.num_decodes, staged.work, wanted=staged.sampled_tokens
+                staged.tokens, batch.num_decodes, staged.work, wanted=staged.sampled_tokens, pdl=parts.pdl
             )
         if rows:
-            parts.decoder.logits(residual)
-            parts.sample(staged.sampled_rows, parts.rows.sampling.features(rows))
+            parts.decoder.logits(residual, pdl=parts.pdl)
+            parts.sample(staged.sampled_rows, parts.rows.sampling.features(rows), pdl=parts.pdl)
         return rows, prompt_logprobs
 
     def prepare(self) -> None:
@@ -72,7 +72,7 @@ class PrefillPath:
         for size in self._general_sizes():
             nobody = Batch.of_padding(size, parts.rows.padding_row)
             staged = self._send(nobody, is_tail=False)
-            parts.decoder.forward(staged.tokens, 0, staged.work, wanted=staged.sampled_tokens)
+            parts.decoder.forward(staged.tokens, 0, staged.work, wanted=staged.sampled_tokens, pdl=parts.pdl)
 
     def _general_sizes(self) -> list[int]:
         """Steps between whose sizes the kernels' configurations change."""
@@ -127,6 +127,6 @@ class PrefillPath:
 
     def _run_tail(self, staged: StagedBatch) -> None:
         parts = self._parts
-        residual = parts.decoder.forward(staged.tokens, 0, staged.work, wanted=staged.sampled_tokens)
-        parts.decoder.logits(residual)
-        parts.sample(staged.sampled_rows, PLAIN)
+        residual = parts.decoder.forward(staged.tokens, 0, staged.work, wanted=staged.sampled_tokens, pdl=parts.pdl)
+        parts.decoder.logits(residual, pdl=parts.pdl)
+        parts.sample(staged.sampled_rows, PLAIN, pdl=parts.pdl)
