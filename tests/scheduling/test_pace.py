@@ -8,7 +8,7 @@ from tests.scheduling.loop import Loop, layout, request
 from twostroke.core.step import PrefillChunk, Step
 from twostroke.cost.hardware import Ceilings
 from twostroke.cost.model_shape import KVGroupShape, ModelShape
-from twostroke.scheduling.pace import FIRST_EFFICIENCY, LEAST_TOKENS, PrefillPace
+from twostroke.scheduling.pace import FIRST_EFFICIENCY, LEAST_TOKENS, ROUND_TOKENS, PrefillPace
 
 SHAPE = ModelShape(10**9, 10**9, 10**7, 2 * 10**9, 32, 128, (KVGroupShape(16, None, 1 << 16),))
 CEILINGS = Ceilings(4e12, 4e14, "made up")
@@ -32,6 +32,15 @@ def test_chunks_shrink_as_the_context_grows() -> None:
 def test_a_limit_that_fits_is_returned_as_it_is() -> None:
     assert pace().tokens_within(0.01, 0, 7) == 7
     assert pace().tokens_within(0.01, 0, 0) == 0
+
+
+def test_a_step_is_cut_at_a_round_number_of_prompt_tokens() -> None:
+    loose = pace(0.05)
+    fits = loose.tokens_within(0.05, 0, 1 << 20)
+    assert loose.chunk_tokens(0.05, 0, 1 << 20, 0) == fits // ROUND_TOKENS * ROUND_TOKENS
+    assert (loose.chunk_tokens(0.05, 0, 1 << 20, 100) + 100) % ROUND_TOKENS == 0
+    assert loose.chunk_tokens(0.05, 0, 7, 100) == 7
+    assert loose.chunk_tokens(1e-9, 0, 1 << 20, 100) == LEAST_TOKENS
 
 
 def step_of(num_tokens: int) -> Step:

@@ -17,6 +17,9 @@ OUTLIER = 2.0
 it teaches a tenth of what others do."""
 LEAST_TOKENS = 64
 """What a step with running streams may always prefill: prompts must move on, however tight the target."""
+ROUND_TOKENS = 256
+"""Where the pace cuts a prompt, it leaves the step a multiple of so many prompt tokens: few different sizes, which is
+what matrix products and captured graphs like."""
 
 
 class PrefillPace:
@@ -36,6 +39,14 @@ class PrefillPace:
     def seconds(self, start: int, num_tokens: int) -> float:
         """What a chunk from position `start` on should take."""
         return prefill_multiply_adds(self._shape, start, num_tokens) / (self._peak * self._efficiency)
+
+    def chunk_tokens(self, seconds: float, start: int, limit: int, num_planned: int) -> int:
+        """How much of `limit` tokens to take into a step that has `num_planned` prompt tokens already."""
+        fits = max(self.tokens_within(seconds, start, limit), min(LEAST_TOKENS, limit))
+        if fits == limit:
+            return limit
+        rounded = (num_planned + fits) // ROUND_TOKENS * ROUND_TOKENS - num_planned
+        return rounded if rounded >= LEAST_TOKENS else fits
 
     def tokens_within(self, seconds: float, start: int, limit: int) -> int:
         """The longest chunk from `start` on, up to `limit`, that should take no longer."""

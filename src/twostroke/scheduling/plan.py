@@ -9,6 +9,7 @@ from twostroke.core.step import BlockGrant, DecodeSlot, PrefillChunk, RowJoin, S
 class StepPlan:
     def __init__(self, max_tokens: int) -> None:
         self.tokens_left = max_tokens
+        self.num_prefill_tokens = 0
         self.seconds_left: float | None = None
         """What the prefills of this step may still take; None: as long as they need."""
         self.sequences: dict[int, Sequence] = {}
@@ -43,6 +44,7 @@ class StepPlan:
     def add_chunk(self, sequence: Sequence, chunk: PrefillChunk, grants: tuple[BlockGrant, ...]) -> None:
         num_tokens = len(chunk.token_ids)
         self._prefills.append(chunk)
+        self.num_prefill_tokens += len(chunk.token_ids)
         self.sequences[sequence.seq_id] = sequence
         self.tokens_left -= num_tokens
         sequence.num_in_flight += num_tokens

@@ -7,7 +7,7 @@ from twostroke.core.step import PrefillChunk
 from twostroke.kv.ledger import KVLedger
 from twostroke.scheduling.admission import Admission
 from twostroke.scheduling.config import SchedulerConfig
-from twostroke.scheduling.pace import LEAST_TOKENS, PrefillPace
+from twostroke.scheduling.pace import PrefillPace
 from twostroke.scheduling.plan import StepPlan
 
 
@@ -47,8 +47,8 @@ class PrefillPlanner:
             self._ledger.room(sequence),
         )
         if self._pace is not None and plan.seconds_left is not None:
-            paced = self._pace.tokens_within(plan.seconds_left, start, end - start)
-            end = min(end, start + max(paced, LEAST_TOKENS))
+            paced = self._pace.chunk_tokens(plan.seconds_left, start, end - start, plan.num_prefill_tokens)
+            end = min(end, start + paced)
             plan.seconds_left -= self._pace.seconds(start, end - start)
         chunk = prefill_chunk(sequence, start, end)
         grants = self._ledger.reserve(sequence, chunk.end)

@@ -16,7 +16,7 @@ from twostroke.backends.cuda.kv_store import KVStore
 from twostroke.backends.cuda.logprobs import logprob_readers
 from twostroke.backends.cuda.model import Buffers, Decoder
 from twostroke.backends.cuda.parts import Parts
-from twostroke.backends.cuda.prefill import PrefillPath
+from twostroke.backends.cuda.prefill import MAX_CHUNKS, PrefillPath
 from twostroke.backends.cuda.results import CudaTicket, PromptLogprobReader, Results
 from twostroke.backends.cuda.rows import DeviceRows
 from twostroke.backends.cuda.sampling import SamplingRows
@@ -51,9 +51,10 @@ class CudaBackend:
         weights = Weights.from_checkpoint(checkpoint, device, dtype, progress)
         loaded_s = time.perf_counter()
         max_rows = min(max_running, max_tokens_per_step)
-        sampling = SamplingRows(max_rows, spec.vocab_size, device)
+        max_sampled = max_rows + MAX_CHUNKS  # a captured step has room for padding
+        sampling = SamplingRows(max_rows, spec.vocab_size, device, max_batch=max_sampled)
         rows = DeviceRows(layout, max_rows, max_context, sampling, device)
-        buffers = Buffers(spec, max_tokens_per_step, max_rows, device, dtype)
+        buffers = Buffers(spec, max_tokens_per_step, max_sampled, device, dtype)
         shape = AttentionShape(spec.num_heads, spec.num_kv_heads, spec.head_dim, layout.block_size, dtype)
         attention = Attention(shape, device, max_rows)
         kv = KVStore(spec, layout, device, dtype)
@@ -67,11 +68,11 @@ class CudaBackend:
             attention=attention,
             graphs=GraphCache(device),
             staging=Staging(STAGED_PER_TOKEN * (max_tokens_per_step + 4096), device),
-            tokens=torch.zeros(max_rows, dtype=torch.int32, device=device),
+            tokens=torch.zeros(max_sampled, dtype=torch.int32, device=device),
             pdl=target_of(device).has_pdl,
         )
         self._decodes = DecodePath(self._parts, max_rows)
-        self._prefills = PrefillPath(self._parts, max_context)
+        self._prefills = PrefillPath(self._parts, max_rows, max_context)
         self._results = Results(max_rows, device)
         if device.type == "cuda":  # no request waits for a compiler
             self._prefills.prepare()

@@ -16,35 +16,58 @@ Integers = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
+class CapturedShape:
+    """The sizes of a step that a graph is made for."""
+
+    decode_slots: int
+    prompt_slots: int
+    sampled_chunks: int
+    """Chunks that may yield a token."""
+
+    @property
+    def num_tokens(self) -> int:
+        return self.decode_slots + self.prompt_slots
+
+    @property
+    def num_sampled(self) -> int:
+        return self.decode_slots + self.sampled_chunks
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     token_ids: Integers  # [num_tokens]; FROM_ROW for decodes, whose token only the device knows
     rows: Integers  # [num_tokens]
     positions: Integers  # [num_tokens]
     num_decodes: int
+    """Tokens that come first, padding among them, and are attended as decodes."""
     segment_first: Integers  # [num_segments] index of a chunk's first token
     segment_count: Integers  # [num_segments] its tokens
     segment_start: Integers  # [num_segments] the position of its first token
     segment_rows: Integers  # [num_segments]
-    sampled_tokens: Integers  # [num_sampled] the tokens whose logits are sampled, decodes first
-    sampled_rows: Integers  # [num_sampled]
+    sampled_tokens: Integers  # the tokens whose logits are sampled, decodes first, then padding
+    sampled_rows: Integers  # their rows
+    num_sampled: int
+    """How many of them are not padding."""
 
     @property
     def num_tokens(self) -> int:
         return len(self.token_ids)
 
     @staticmethod
-    def from_step(step: Step, row_of: Mapping[int, int], *, pad_to: int = 0, padding_row: int = 0) -> Batch:
-        """`pad_to`: at least so many tokens; those that pad belong to the padding row, and to no segment."""
+    def from_step(step: Step, row_of: Mapping[int, int], padding_row: int, shape: CapturedShape | None = None) -> Batch:
+        """`shape`: padded to it; tokens that pad belong to the padding row and to no segment, and what is sampled from
+        them is nobody's."""
         decodes, chunks = step.decodes, step.prefills
+        if shape is None:
+            shape = CapturedShape(len(decodes), step.num_prefill_tokens, sum(chunk.samples for chunk in chunks))
         counts = np.array([len(chunk.token_ids) for chunk in chunks], dtype=np.int32)
         starts = np.array([chunk.start for chunk in chunks], dtype=np.int32)
         chunk_rows = np.array([row_of[chunk.seq_id] for chunk in chunks], dtype=np.int32)
-        firsts = len(decodes) + np.cumsum(counts, dtype=np.int32) - counts
-        num_tokens = max(step.num_tokens, pad_to)
-        token_ids = np.zeros(num_tokens, dtype=np.int32)
-        rows = np.full(num_tokens, padding_row, dtype=np.int32)
-        positions = np.zeros(num_tokens, dtype=np.int32)
-        token_ids[: len(decodes)] = FROM_ROW
+        firsts = shape.decode_slots + np.cumsum(counts, dtype=np.int32) - counts
+        token_ids = np.zeros(shape.num_tokens, dtype=np.int32)
+        rows = np.full(shape.num_tokens, padding_row, dtype=np.int32)
+        positions = np.zeros(shape.num_tokens, dtype=np.int32)
+        token_ids[: shape.decode_slots] = FROM_ROW
         rows[: len(decodes)] = [row_of[slot.seq_id] for slot in decodes]
         positions[: len(decodes)] = [slot.position for slot in decodes]
         for chunk, first, row in zip(chunks, firsts.tolist(), chunk_rows.tolist(), strict=True):
@@ -53,38 +76,42 @@ class Batch:
             rows[first:end] = row
             positions[first:end] = np.arange(chunk.start, chunk.end, dtype=np.int32)
         samples = np.array([chunk.samples for chunk in chunks], dtype=bool)
-        decode_tokens = np.arange(len(decodes), dtype=np.int32)
-        sampled_tokens = np.concatenate([decode_tokens, (firsts + counts - 1)[samples]])
+        chosen = np.concatenate([np.arange(len(decodes), dtype=np.int32), (firsts + counts - 1)[samples]])
+        sampled_tokens = np.zeros(shape.num_sampled, dtype=np.int32)
+        sampled_rows = np.full(shape.num_sampled, padding_row, dtype=np.int32)
+        sampled_tokens[: len(chosen)] = chosen
+        sampled_rows[: len(chosen)] = rows[chosen]
         return Batch(
             token_ids=token_ids,
             rows=rows,
             positions=positions,
-            num_decodes=len(decodes),
+            num_decodes=shape.decode_slots,
             segment_first=firsts,
             segment_count=counts,
             segment_start=starts,
             segment_rows=chunk_rows,
             sampled_tokens=sampled_tokens,
-            sampled_rows=rows[sampled_tokens],
+            sampled_rows=sampled_rows,
+            num_sampled=len(chosen),
         )
 
     @staticmethod
-    def of_padding(num_tokens: int, padding_row: int) -> Batch:
-        """A chunk of nobody's: what graphs are captured with, and kernels compiled."""
-
-        def zeros(count: int) -> Integers:
-            return np.zeros(count, dtype=np.int32)
-
-        rows = np.full(num_tokens, padding_row, dtype=np.int32)
+    def of_nobody(shape: CapturedShape, padding_row: int) -> Batch:
+        """What graphs are captured with, and kernels compiled: the padding row's, one chunk, every position its own."""
+        first, count = shape.decode_slots, shape.prompt_slots
+        positions = np.zeros(shape.num_tokens, dtype=np.int32)
+        positions[first:] = np.arange(count, dtype=np.int32)
+        rows = np.full(shape.num_tokens, padding_row, dtype=np.int32)
         return Batch(
-            token_ids=zeros(num_tokens),
+            token_ids=np.zeros(shape.num_tokens, dtype=np.int32),
             rows=rows,
-            positions=np.arange(num_tokens, dtype=np.int32),
-            num_decodes=0,
-            segment_first=zeros(1),
-            segment_count=np.full(1, num_tokens, dtype=np.int32),
-            segment_start=zeros(1),
+            positions=positions,
+            num_decodes=shape.decode_slots,
+            segment_first=np.array([first], dtype=np.int32),
+            segment_count=np.array([count], dtype=np.int32),
+            segment_start=np.zeros(1, dtype=np.int32),
             segment_rows=rows[:1],
-            sampled_tokens=zeros(1),
-            sampled_rows=rows[:1],
+            sampled_tokens=np.zeros(shape.num_sampled, dtype=np.int32),
+            sampled_rows=np.full(shape.num_sampled, padding_row, dtype=np.int32),
+            num_sampled=0,
         )
