@@ -32,9 +32,9 @@ class AttentionWork:
     def blocks(self, batch: Batch) -> Int32Array:
         """[pieces, fields of QueryBlockField] of all tokens; makes room for the results of split queries."""
         count = batch.num_decodes
-        tokens = np.arange(count, dtype=np.int32)
-        chunks = range(count, batch.num_segments)
-        return self._joined(single_queries(tokens, batch.positions[:count], tokens), batch, chunks)
+        tokens = batch.segment_first[:count]  # a decode is one token, and comes before all chunks
+        singles = single_queries(tokens, batch.positions[:count], tokens)
+        return self._joined(singles, batch, range(count, batch.num_segments))
 
     def logit_blocks(self, batch: Batch) -> Int32Array:
         """The same, of the tokens whose logits are wanted: all of a chunk are tiles of it, fewer are single queries."""
