@@ -15,8 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from twostroke.backends.host.batch import Batch
-from twostroke.backends.host.host_backend import HostBackend
-from twostroke.backends.host.launching import HostTicket
+from twostroke.backends.host.host_backend import HostBackend, HostTicket
 from twostroke.core.errors import BadRequestError
 from twostroke.core.events import TokenEvent
 from twostroke.core.kv_layout import KVGroup, KVLayout

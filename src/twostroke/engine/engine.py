@@ -12,11 +12,11 @@ from dataclasses import replace
 from twostroke.backends.interface import Backend, Ticket
 from twostroke.core.errors import BadRequestError
 from twostroke.core.events import Event, PrefillProgress, TokenEvent
-from twostroke.core.interrupts import uninterrupted
 from twostroke.core.request import Request
 from twostroke.core.request_check import check_request
 from twostroke.core.sequence import FinishReason, Sequence
 from twostroke.core.step import Step, StepResult
+from twostroke.engine.interrupts import uninterrupted
 from twostroke.engine.streaming import TextStream
 from twostroke.scheduling.scheduler import Scheduler, SequenceAdvance
 from twostroke.text.tokenizer import Tokenizer

@@ -16,10 +16,10 @@ from typing import Any
 from twostroke.config import EngineConfig
 from twostroke.core.errors import BadRequestError
 from twostroke.core.events import Event, PrefillProgress, TokenEvent
-from twostroke.core.interrupts import uninterrupted
 from twostroke.core.request import Request
 from twostroke.core.sampling_params import SamplingParams
 from twostroke.engine.build import Assembly, build
+from twostroke.engine.interrupts import uninterrupted
 from twostroke.engine.results import GenerationResult, Sample
 from twostroke.engine.turns import FairLock
 from twostroke.text.chat import ChatEncoder

@@ -22,7 +22,6 @@ from twostroke.backends.host.batch import Batch
 from twostroke.backends.host.host_backend import HostBackend, Scores
 from twostroke.core.errors import BackendError
 from twostroke.core.kv_layout import KVLayout
-from twostroke.machine import available_threads
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.weights.quantisation import dequantise
 
@@ -58,9 +57,7 @@ class CpuBackend(HostBackend):
     ) -> None:
         if layout.block_size % 16:
             raise BackendError(f"the cpu backend needs KV blocks of a multiple of 16 tokens, not {layout.block_size}")
-        super().__init__(
-            layout, max_context, checkpoint.spec.vocab_size, takes_every_core=threads >= available_threads()
-        )
+        super().__init__(layout, max_context, checkpoint.spec.vocab_size)
         self.isa = isa
         self._spec = checkpoint.spec
         self._shape = kernel_shape(checkpoint, layout.block_size, choose_kv_kind(kv_kind, isa))

@@ -1,17 +1,17 @@
-"""The part of a host backend that is not arithmetic: steps launched in order, rows, sampling.
+"""The part of a host backend that is not arithmetic: one launch thread that runs steps in order, rows, sampling.
 A backend gives `forward`; everything a Step asks for around it happens here, once for all of them."""
 
 from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from twostroke.backends.host.batch import Batch
-from twostroke.backends.host.launching import BesideLauncher, HostTicket, InTurnLauncher, Launcher
 from twostroke.backends.host.rows import RowSet
 from twostroke.backends.host.sampler import token_logprobs
 from twostroke.core.kv_layout import KVLayout
@@ -30,19 +30,30 @@ class Scores:
 
     @staticmethod
     def of(logits: npt.NDArray[np.float32]) -> Scores:
-        finite: list[bool] = np.all(np.isfinite(logits), axis=1).tolist()
+        finite = np.isfinite(logits).all(axis=1).tolist()
         best = logits.argmax(axis=1).tolist()
         return Scores(logits, [token if is_finite else None for token, is_finite in zip(best, finite, strict=True)])
+
+
+class HostTicket:
+    def __init__(self, future: Future[StepResult]) -> None:
+        self._future = future
+
+    @property
+    def ready(self) -> bool:
+        return self._future.done()
+
+    def result(self) -> StepResult:
+        return self._future.result()
 
 
 class HostBackend(ABC):
     name: str
 
-    def __init__(self, layout: KVLayout, max_context: int, vocab_size: int, *, takes_every_core: bool = False) -> None:
+    def __init__(self, layout: KVLayout, max_context: int, vocab_size: int) -> None:
         self.layout = layout
         self.rows = RowSet(layout, max_context, vocab_size)
-        kind = InTurnLauncher if takes_every_core else BesideLauncher
-        self._launcher: Launcher = kind(self.execute, f"{self.name}-launch")
+        self._launcher = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"{self.name}-launch")
 
     @abstractmethod
     def forward(self, batch: Batch) -> npt.NDArray[np.float32]:
@@ -53,7 +64,7 @@ class HostBackend(ABC):
         return Scores.of(self.forward(batch))
 
     def launch(self, step: Step) -> HostTicket:
-        return self._launcher.launch(step)
+        return HostTicket(self._launcher.submit(self.execute, step))
 
     def execute(self, step: Step) -> StepResult:
         """Run one step to its end on the calling thread."""
@@ -99,7 +110,7 @@ class HostBackend(ABC):
         sampled[seq_id] = token
 
     def close(self) -> None:
-        self._launcher.close()
+        self._launcher.shutdown(wait=True)
 
 
 def _chunk_logprobs(chunk: PrefillChunk, logits: npt.NDArray[np.float32]) -> tuple[TokenLogprobs, ...]:
