@@ -30,7 +30,7 @@ class Scores:
 
     @staticmethod
     def of(logits: npt.NDArray[np.float32]) -> Scores:
-        finite = np.isfinite(logits).all(axis=1).tolist()
+        finite: list[bool] = np.all(np.isfinite(logits), axis=1).tolist()
         best = logits.argmax(axis=1).tolist()
         return Scores(logits, [token if is_finite else None for token, is_finite in zip(best, finite, strict=True)])
 
