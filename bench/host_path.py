@@ -3,7 +3,8 @@ prints for each step the parts of its way, from the engine's call to the token, 
 
     python bench/host_path.py [MODEL] [--streams 16] [--runs 20] [--threads 2]
 
-Timers are put around methods from outside, so a part's time has a microsecond or so of theirs in it."""
+Timers are put around methods from outside, so a part's time has a microsecond or so of theirs in it. Steps are launched
+one ahead: a decode's parts may be those of its neighbour, and one that waits for Python's lock looks long."""
 
 from __future__ import annotations
 
