@@ -142,6 +142,8 @@ class Bench:
                 AttentionField.CAP: float_bits(1.0),
                 AttentionField.OUTPUT: address_of(output),
                 AttentionField.OUTPUT_STRIDE: HEADS * HEAD_DIM,
+                AttentionField.NUM_BLOCKS: StepField.NUM_QUERY_BLOCKS,
+                AttentionField.BLOCKS: StepField.QUERY_BLOCKS,
             }
         return {
             RopeField.INPUT: address_of(inputs),

@@ -19,6 +19,7 @@ from twostroke.backends.cpu import FACTORY
 from twostroke.backends.cpu.arguments import TimeField
 from twostroke.backends.cpu.backend import CpuBackend
 from twostroke.backends.cpu.kernels import operation
+from twostroke.backends.cpu.program import Tape
 from twostroke.backends.host.batch import Batch
 from twostroke.core.kv_layout import KVGroup, KVLayout
 from twostroke.core.request import Request
@@ -127,8 +128,10 @@ def report(backend: CpuBackend, batch: Batch, ceilings: object, runs: int) -> No
         line = f"{label:34} {len(entries):5} {1e3 * best_s:8.3f} {1e3 * median_s:8.3f} {1e3 * waiting_s:8.3f}"
         matrices = [matrix for matrix in (tape.matrices[index] for index in entries) if matrix is not None]
         if matrices:
-            rows = len(batch.logit_rows) if entries[-1] == _last_product(tape.matrices) else batch.num_tokens
-            multiply_adds = rows * sum(16 * matrix.num_tiles * matrix.depth for matrix in matrices)
+            multiply_adds = sum(
+                _rows(tape, index, batch) * 16 * matrix.num_tiles * matrix.depth
+                for index, matrix in zip(entries, matrices, strict=True)
+            )
             line += f" {1e-9 * multiply_adds / best_s:8.1f} {1e-9 * sum(m.data.nbytes for m in matrices) / best_s:7.1f}"
         print(line)
     print(f"{'sum of the minima':34} {'':5} {1e3 * total_min_s:8.3f}")
@@ -149,8 +152,10 @@ def _label(name: str, matrix: object) -> str:
     return name if matrix is None else f"{name} {matrix.depth} to {matrix.outputs}"  # type: ignore[attr-defined]
 
 
-def _last_product(matrices: list[object]) -> int:  # type: ignore[type-arg]
-    return max(index for index, matrix in enumerate(matrices) if matrix is not None)
+def _rows(tape: Tape, entry: int, batch: Batch) -> int:
+    """From the last layer's attention on, only the rows whose logits are wanted are computed."""
+    last_attention = max(index for index, name in enumerate(tape.names) if name == "attention")
+    return len(batch.logit_rows) if entry > last_attention else batch.num_tokens
 
 
 if __name__ == "__main__":

@@ -120,11 +120,12 @@ class LLM:
 
     def request(self, prompt: Prompt, sampling: SamplingParams) -> Request:
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-        if not isinstance(ids, Sequence) or not all(isinstance(token_id, Integral) for token_id in ids):
+        # By kinds: asking an abstract class about each token takes half a millisecond for a thousand of them.
+        if not isinstance(ids, Sequence) or not all(issubclass(kind, Integral) for kind in set(map(type, ids))):
             raise BadRequestError(f"a prompt must be text or a list of token ids, not {prompt!r:.80}")
         return Request(
             request_id=f"request-{next(self._numbers)}",
-            prompt_token_ids=tuple(int(token_id) for token_id in ids),
+            prompt_token_ids=tuple(map(int, ids)),
             sampling=sampling,
             eos_token_ids=frozenset() if self.assembly.tokenizer is None else self.tokenizer.eos_token_ids,
         )

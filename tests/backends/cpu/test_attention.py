@@ -185,6 +185,8 @@ class Attention:
             AttentionField.CAP: float_bits(CAP),
             AttentionField.OUTPUT: address_of(output),
             AttentionField.OUTPUT_STRIDE: queries,
+            AttentionField.NUM_BLOCKS: StepField.NUM_QUERY_BLOCKS,
+            AttentionField.BLOCKS: StepField.QUERY_BLOCKS,
         }
         fields = rope if operation == "rope_and_store" else attention
         run(code_for(self.isa, case.shape), [(operation, fields)], step, threads)
@@ -270,6 +272,21 @@ def test_the_work_list_of_split_decodes() -> None:
     assert tiles[:, QueryBlockField.COUNT].sum() == 500
     busy = AttentionWork(case.shape, case.kv_heads, accumulators=24, threads=2).blocks(batch)
     assert not busy[:, QueryBlockField.NUM_SPANS].any(), "nine pieces are enough for two threads"
+
+
+def test_the_work_list_of_the_rows_whose_logits_are_wanted() -> None:
+    case = CASES["three"]
+    batch = make_batch([(530, 1), (0, 40), (7, 5), (0, 9)], 1, np.zeros((4, 40), dtype=np.int32))
+    rows = np.array([0, 40, *range(41, 46)], dtype=np.int32)  # the decode, a chunk's last token, all of a chunk, none
+    work = AttentionWork(case.shape, case.kv_heads, accumulators=24, threads=2)
+    blocks = work.logit_blocks(replace(batch, logit_rows=rows))
+    fields = [QueryBlockField.TOKEN, QueryBlockField.COUNT, QueryBlockField.POSITION, QueryBlockField.SEGMENT]
+    assert blocks[:4][:, fields].tolist() == [[0, 1, 530, 0]] * 3 + [[40, 1, 39, 1]]
+    assert blocks[:4, QueryBlockField.NUM_SPANS].tolist() == [3, 3, 3, 0]
+    assert set(blocks[4:, QueryBlockField.SEGMENT]) == {2}
+    assert blocks[4:, QueryBlockField.COUNT].sum() == 5
+    assert blocks[4, QueryBlockField.POSITION] == 7
+    assert work.logit_blocks(batch).shape == (0, len(QueryBlockField))
 
 
 def written(attention: Attention, block: int) -> tuple[np.ndarray, np.ndarray]:

@@ -101,6 +101,31 @@ def test_logits_of_the_wanted_rows_alone(checkpoint: Checkpoint) -> None:
     backend.close()
 
 
+def test_logits_of_some_rows_of_a_mixed_step(checkpoint: Checkpoint) -> None:
+    """A decode, a chunk that samples, one that wants all its logits and one that wants none, in one step."""
+    backend = create(checkpoint)
+    tokens = [random_tokens(seed) for seed in range(4)]
+    alone = [logits_by_prefill(backend, ids, [NUM_TOKENS]) for ids in tokens]
+    drivers = [Driver(backend, ids, seq_id) for seq_id, ids in enumerate(tokens)]
+    for seq_id, driver in enumerate(drivers):
+        grant(driver, range(6 * seq_id, 6 * seq_id + 5))
+    drivers[0].prefill(40)
+    drivers[2].prefill(7)
+    backend.rows[0].last_token = tokens[0][40]
+    step = Step(
+        1,
+        decodes=(DecodeSlot(0, 40),),
+        prefills=(
+            PrefillChunk(1, 0, tuple(tokens[1][:29]), True),
+            PrefillChunk(2, 7, tuple(tokens[2][7:20]), False, 0),
+            PrefillChunk(3, 0, tuple(tokens[3][:11]), False),
+        ),
+    )
+    logits = backend.forward(Batch.from_step(step, backend.rows))
+    assert np.array_equal(logits, np.concatenate([alone[0][40:41], alone[1][28:29], alone[2][7:20]]))
+    backend.close()
+
+
 def test_larger_blocks_change_nothing(checkpoint: Checkpoint) -> None:
     small, large = create(checkpoint), create(checkpoint, block_size=48)
     tokens = random_tokens(8)

@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 from tests.backends.cpu.native import instruction_set_names
 from tests.backends.cpu.quantised_checkpoint import mixed_checkpoint
-from tests.backends.driver import layout_for, logits_by_prefill
+from tests.backends.driver import Driver, layout_for, logits_by_prefill
 from tests.models.tiny_checkpoints import ORIGINAL_CONTEXT, VOCAB_SIZE, dense_variants, make_tiny
 
 from twostroke.backends.cpu import FACTORY
+from twostroke.backends.host.batch import Batch
 from twostroke.backends.reference import FACTORY as REFERENCE
 from twostroke.backends.reference.kv_store import KVStore
+from twostroke.core.step import PrefillChunk, Step
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.loading import load_checkpoint
 
@@ -82,6 +84,27 @@ def test_every_family_in_every_way(variant: str, tmp_path: Path, half_precision_
         rounded, *others = cpu_logits(checkpoint, PIECES, kv_kind=kind)
         assert np.sqrt(((rounded - expected) ** 2).mean()) < limit * expected.std()
         assert all(np.array_equal(other, rounded) for other in others)
+
+
+@pytest.mark.parametrize("kind", ["f16", "int8"])
+@pytest.mark.parametrize("variant", dense_variants())
+def test_a_row_whose_logits_are_wanted_alone_has_the_same_bits(variant: str, kind: str, tmp_path: Path) -> None:
+    """The last layer leaves the other rows out: of a prompt of many rows, and of one of a few."""
+    folder, _ = make_tiny(variant, tmp_path)
+    checkpoint = load_checkpoint(folder)
+    layout = layout_for(checkpoint.spec, len(TOKENS), BLOCK_SIZE)
+    backend = FACTORY.create(
+        checkpoint, layout, max_context=ORIGINAL_CONTEXT, max_tokens_per_step=64, threads=2, kv_kind=kind
+    )
+    whole = logits_by_prefill(backend, TOKENS, [len(TOKENS)])
+    for first in (47, 0):
+        driver = Driver(backend, TOKENS)
+        if first:
+            driver.prefill(first)
+        step = Step(1, prefills=(PrefillChunk(0, first, tuple(TOKENS[first:]), samples=True),))
+        assert np.array_equal(backend.forward(Batch.from_step(step, backend.rows)), whole[-1:])
+        driver.leave()
+    backend.close()
 
 
 @pytest.mark.parametrize("isa_name", instruction_set_names())

@@ -9,7 +9,15 @@ import pytest
 from tests.backends.cpu.native import SHAPE, code_for, instruction_set_names, run
 
 from twostroke.backends.cpu import isa as instruction_sets
-from twostroke.backends.cpu.arguments import ActivationField, NormField, RopeField, StepField, float_bits
+from twostroke.backends.cpu.arguments import (
+    NOT_FINITE,
+    ActivationField,
+    HighestField,
+    NormField,
+    RopeField,
+    StepField,
+    float_bits,
+)
 from twostroke.backends.cpu.kernels.operation import PEAK_RATIO
 from twostroke.backends.cpu.memory import address_of, float_zeros, zeros
 from twostroke.backends.cpu.operand import Operand
@@ -66,11 +74,47 @@ def test_norm_of_the_rows_whose_logits_are_wanted(isa_name: str) -> None:
     assert np.abs(operand.floats[:2] - normed(inputs[wanted], weight)).max() < 3e-6
 
 
+def test_rows_whose_logits_are_wanted_as_they_are(isa_name: str) -> None:
+    inputs, operand = random_rows(), Operand(4, WIDTH)
+    wanted = np.array([4, 1], dtype=np.int32)
+    fields = norm_fields(inputs, inputs[0]) | operand.fields(floats=True, quantised=False)
+    fields |= {NormField.ROWS: StepField.NUM_LOGITS, NormField.GATHER: 1}
+    execute(isa_name, "prepare", fields, {StepField.NUM_LOGITS: 2, StepField.LOGIT_ROWS: address_of(wanted)})
+    assert np.array_equal(operand.floats[:2], inputs[wanted])
+    assert not operand.floats[2:].any()
+
+
 def test_norm_add(isa_name: str) -> None:
     inputs, weight, target = random_rows(), random_rows()[0].copy(), random_rows(scale=1.0)
     expected = target + normed(inputs, weight)
     execute(isa_name, "norm_add", norm_fields(inputs, weight) | {NormField.ADD_TO: address_of(target)})
     assert np.abs(target - expected).max() < 3e-6
+
+
+@pytest.mark.parametrize("width", [96, 83, 5])
+def test_the_highest_of_a_row(isa_name: str, width: int) -> None:
+    """What numpy finds; what lies beyond the width does not count, and a broken number anywhere in it is told."""
+    inputs = float_zeros(12, WIDTH)
+    inputs[:] = np.random.default_rng(4).integers(-40, -30, inputs.shape)  # many ties
+    inputs[1], inputs[2, : width - 1] = -3e38, -1.0
+    inputs[3, width - 1] = inputs[4, 0] = 7.0
+    inputs[5, :width], inputs[6] = -0.0, 0.0
+    inputs[5, 3] = 0.0  # equal to -0.0: the first wins
+    inputs[:7, width:] = np.nan
+    broken = {7: np.nan, 8: -np.nan, 9: np.inf, 10: -np.inf}
+    for row, value in broken.items():
+        inputs[row, width // 2] = value
+    found = zeros((12,), np.int32)
+    fields: dict[IntEnum, int] = {
+        HighestField.INPUT: address_of(inputs),
+        HighestField.STRIDE: WIDTH,
+        HighestField.WIDTH: width,
+        HighestField.ROWS: StepField.NUM_LOGITS,
+        HighestField.OUTPUT: address_of(found),
+    }
+    execute(isa_name, "highest", fields, {StepField.NUM_LOGITS: 12})
+    expected = [NOT_FINITE if row in broken else int(inputs[row, :width].argmax()) for row in range(12)]
+    assert found.tolist() == expected
 
 
 @pytest.mark.parametrize("ratio", [1.0, 1.9, 3.1, 100.0, 127.9, 129.0, 1e6])

@@ -51,9 +51,11 @@ class StepField(_Field):
     NUM_TOKENS = auto()
     NUM_LOGITS = auto()
     NUM_QUERY_BLOCKS = auto()
+    NUM_LOGIT_BLOCKS = auto()
     POSITIONS = auto()  # i32 [num_tokens]
     LOGIT_ROWS = auto()  # i32 [num_logits]
     QUERY_BLOCKS = auto()  # i32 [num_query_blocks, QueryBlockField]
+    LOGIT_BLOCKS = auto()  # i32 [num_logit_blocks, QueryBlockField], of the tokens of LOGIT_ROWS alone
     SPAN_RESULTS = auto()  # f32, what the spans of split queries leave for their merging
     SPAN_COUNTS = auto()  # i64, how many spans of a split query are done
     KV_GROUPS = auto()  # three fields a KV group follow from here, see KVGroupField
@@ -163,6 +165,18 @@ class ActivationField(_OperandUser):
     CAP = auto()
 
 
+NOT_FINITE = -1
+"""In the place of a row's highest value, where a value of it is NaN or infinite."""
+
+
+class HighestField(_Field):
+    INPUT = auto()  # f32 [rows, stride]
+    STRIDE = auto()
+    WIDTH = auto()  # values of a row that count
+    ROWS = auto()
+    OUTPUT = auto()  # i32 [rows]
+
+
 class RopeField(_Field):
     INPUT = auto()  # f32 [rows, stride]: q, then k, then v
     STRIDE = auto()
@@ -191,6 +205,8 @@ class AttentionField(_Field):
     CAP = auto()
     OUTPUT = auto()  # f32 [rows, heads * head_dim]
     OUTPUT_STRIDE = auto()
+    NUM_BLOCKS = auto()  # which StepField holds the number of query blocks
+    BLOCKS = auto()  # and which one their address
 
 
 class TapeField(_Field):

@@ -1,6 +1,6 @@
 """A step's attention as a list of pieces of work, and the memory that pieces of one query meet in. A piece is a tile of
-a prefill chunk's queries, which read each span of K and V together; or a decode's one query; or, when there are too
-few of these to keep every thread busy, one span of a decode's keys."""
+a prefill chunk's queries, which read each span of K and V together; or one query, of a decode, say; or, when there are
+too few of these to keep every thread busy, one span of one query's keys."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from twostroke.backends.host.batch import Batch
 
 Int32Array = npt.NDArray[np.int32]
 _PIECES_A_THREAD = 4
-"""With fewer pieces than this for each thread, decodes are split: the last to end would keep all others waiting."""
+"""With fewer pieces than this for each thread, single queries are split: the last to end would keep all others
+waiting."""
 _TILES_A_THREAD = 3
 
 
@@ -29,15 +30,30 @@ class AttentionWork:
         self.span_counts = zeros((0,), np.int64)
 
     def blocks(self, batch: Batch) -> Int32Array:
-        """[pieces, fields of QueryBlockField]; makes room for the results of split queries."""
-        few = batch.num_decodes * self._head_groups < _PIECES_A_THREAD * self._threads
-        split = self._threads > 1 and few
-        decodes = split_decodes(batch) if split else whole_decodes(batch)
-        if split:
-            self._make_room(len(decodes))
-        if batch.num_tokens == batch.num_decodes:
-            return decodes
-        return np.concatenate([decodes, prefill_blocks(batch, self._tile_for(batch.num_tokens - batch.num_decodes))])
+        """[pieces, fields of QueryBlockField] of all tokens; makes room for the results of split queries."""
+        count = batch.num_decodes
+        tokens = batch.segment_first[:count]  # a decode is one token, and comes before all chunks
+        singles = single_queries(tokens, batch.positions[:count], tokens)
+        return self._joined(singles, batch, range(count, batch.num_segments))
+
+    def logit_blocks(self, batch: Batch) -> Int32Array:
+        """The same, of the tokens whose logits are wanted: all of a chunk are tiles of it, fewer are single queries."""
+        segments = np.searchsorted(batch.segment_first, batch.logit_rows, side="right") - 1  # [num_logits]
+        wanted = np.bincount(segments, minlength=batch.num_segments)  # [num_segments]
+        is_whole = (wanted == batch.segment_count) & (np.arange(batch.num_segments) >= batch.num_decodes)
+        is_single = ~is_whole[segments]
+        tokens = batch.logit_rows[is_single]
+        singles = single_queries(tokens, batch.positions[tokens], segments[is_single])
+        return self._joined(singles, batch, np.flatnonzero(is_whole).tolist())
+
+    def _joined(self, singles: Int32Array, batch: Batch, chunks: range | list[int]) -> Int32Array:
+        if self._threads > 1 and 0 < len(singles) * self._head_groups < _PIECES_A_THREAD * self._threads:
+            singles = split_queries(singles)
+            self._make_room(len(singles))
+        if not chunks:
+            return singles
+        tile = self._tile_for(int(batch.segment_count[chunks].sum()))
+        return np.concatenate([singles, prefill_blocks(batch, chunks, tile)])
 
     def _tile_for(self, num_tokens: int) -> int:
         """As large a tile as still leaves every thread several pieces."""
@@ -55,30 +71,32 @@ def _records(count: int) -> Int32Array:
     return np.zeros((count, len(QueryBlockField)), dtype=np.int32)
 
 
-def whole_decodes(batch: Batch) -> Int32Array:
-    records = _records(batch.num_decodes)
-    records[:, QueryBlockField.TOKEN] = records[:, QueryBlockField.SEGMENT] = np.arange(batch.num_decodes)
+def single_queries(tokens: Int32Array, positions: Int32Array, segments: npt.NDArray[np.integer]) -> Int32Array:
+    records = _records(len(tokens))
+    records[:, QueryBlockField.TOKEN] = tokens
     records[:, QueryBlockField.COUNT] = 1
-    records[:, QueryBlockField.POSITION] = batch.positions[: batch.num_decodes]
+    records[:, QueryBlockField.POSITION] = positions
+    records[:, QueryBlockField.SEGMENT] = segments
     return records
 
 
-def split_decodes(batch: Batch) -> Int32Array:
-    """A record for every span of SPAN positions that a decode's context reaches into; a single one is not split."""
-    whole = whole_decodes(batch)
-    spans = whole[:, QueryBlockField.POSITION] // SPAN + 1  # [num_decodes]
-    records = np.repeat(whole, spans, axis=0)
-    firsts = np.cumsum(spans) - spans
-    records[:, QueryBlockField.SPAN] = np.arange(len(records)) - np.repeat(firsts, spans)
-    records[:, QueryBlockField.FIRST_RESULT] = np.repeat(firsts, spans)
-    records[:, QueryBlockField.NUM_SPANS] = np.repeat(np.where(spans > 1, spans, 0), spans)
-    return records
+def split_queries(singles: Int32Array) -> Int32Array:
+    """A record for every span of SPAN positions that a query's context reaches into; a single one is not split."""
+    found: list[list[int]] = []
+    for record in singles.tolist():  # few, or they would not be split: a loop is quicker than arrays
+        first, spans = len(found), record[QueryBlockField.POSITION] // SPAN + 1
+        record[QueryBlockField.FIRST_RESULT] = first
+        record[QueryBlockField.NUM_SPANS] = spans if spans > 1 else 0
+        for span in range(spans):
+            record[QueryBlockField.SPAN] = span
+            found.append(record.copy())
+    return np.array(found, dtype=np.int32)
 
 
-def prefill_blocks(batch: Batch, tile: int) -> Int32Array:
-    """Tiles of `tile` tokens of a chunk; the last one may be smaller."""
-    found = [_records(0)]
-    for segment in range(batch.num_decodes, batch.num_segments):
+def prefill_blocks(batch: Batch, chunks: range | list[int], tile: int) -> Int32Array:
+    """Tiles of `tile` tokens of these chunks; the last one of each may be smaller."""
+    found = []
+    for segment in chunks:
         count = int(batch.segment_count[segment])
         offsets = np.arange(0, count, tile)
         records = _records(len(offsets))

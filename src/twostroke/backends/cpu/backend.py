@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from twostroke.backends.cpu.arguments import KVGroupField, StepField, TimeField
+from twostroke.backends.cpu.arguments import NOT_FINITE, KVGroupField, StepField, TimeField
 from twostroke.backends.cpu.attention_work import AttentionWork
 from twostroke.backends.cpu.compile import load_or_compile
 from twostroke.backends.cpu.isa import InstructionSet
@@ -19,11 +19,13 @@ from twostroke.backends.cpu.shape import KernelShape
 from twostroke.backends.cpu.threads import ThreadPool
 from twostroke.backends.cpu.weights import Weights, tile_kinds
 from twostroke.backends.host.batch import Batch
-from twostroke.backends.host.host_backend import HostBackend
+from twostroke.backends.host.host_backend import HostBackend, Scores
 from twostroke.core.errors import BackendError
 from twostroke.core.kv_layout import KVLayout
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.weights.quantisation import dequantise
+
+_KEPT_FIELDS = (StepField.POSITIONS, StepField.LOGIT_ROWS, StepField.QUERY_BLOCKS, StepField.LOGIT_BLOCKS)
 
 
 def kernel_shape(checkpoint: Checkpoint, block_size: int, kv_kind: KVKind) -> KernelShape:
@@ -101,7 +103,13 @@ class CpuBackend(HostBackend):
         return self._program
 
     def forward(self, batch: Batch) -> npt.NDArray[np.float32]:
-        return self._run(batch)
+        return self.score(batch).logits.copy()
+
+    def score(self, batch: Batch) -> Scores:
+        program = self._run(batch)
+        num_logits = len(batch.logit_rows)
+        highest = [None if token == NOT_FINITE else token for token in program.highest[:num_logits].tolist()]
+        return Scores(program.logits[:num_logits, : self._spec.vocab_size], highest)
 
     def profile(self, batch: Batch) -> tuple[Tape, npt.NDArray[np.int64]]:
         """What `forward` does, timed: the tape it ran, and [threads, entries, fields of TimeField] in clock ticks."""
@@ -110,9 +118,10 @@ class CpuBackend(HostBackend):
         self._run(batch, times)
         return tape, times
 
-    def _run(self, batch: Batch, times: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.float32]:
-        num_tokens, num_logits = batch.num_tokens, len(batch.logit_rows)
-        program = self._program_for(num_tokens, num_logits)
+    def _run(self, batch: Batch, times: npt.NDArray[np.int64] | None = None) -> Program:
+        """The program that computed the batch; what it found lies in its buffers until the next step."""
+        num_tokens = batch.num_tokens
+        program = self._program_for(num_tokens, len(batch.logit_rows))
         for rotation in self._rotations.values():
             rotation.reach(int(batch.positions.max()))
         slots = self._kv.slots(batch)
@@ -120,7 +129,7 @@ class CpuBackend(HostBackend):
         step, kept = self._step_record(batch, slots)
         self._pool.run(program.entries, step, times)
         del kept  # the record pointed into it until here
-        return program.logits[:num_logits, : self._spec.vocab_size].copy()
+        return program
 
     def _embed(self, token_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
         """[num_tokens, hidden]"""
@@ -136,24 +145,23 @@ class CpuBackend(HostBackend):
         self, batch: Batch, slots: list[npt.NDArray[np.int32]]
     ) -> tuple[npt.NDArray[np.int64], list[npt.NDArray[np.int32]]]:
         """The record that the tape reads, and the arrays it points into."""
-        blocks = self._attention.blocks(batch)
-        kept = [np.ascontiguousarray(array) for array in (batch.positions, batch.logit_rows, blocks)]
-        record = np.zeros(int(StepField.KV_GROUPS) + len(KVGroupField) * len(slots), dtype=np.int64)
-        record[StepField.NUM_TOKENS] = batch.num_tokens
-        record[StepField.NUM_LOGITS] = len(batch.logit_rows)
-        record[StepField.NUM_QUERY_BLOCKS] = len(blocks)
-        for field, array in zip((StepField.POSITIONS, StepField.LOGIT_ROWS, StepField.QUERY_BLOCKS), kept, strict=True):
+        num_logits, work = len(batch.logit_rows), self._attention
+        blocks = work.blocks(batch)
+        logit_blocks = blocks if num_logits == batch.num_tokens else work.logit_blocks(batch)
+        kept = [np.ascontiguousarray(array) for array in (batch.positions, batch.logit_rows, blocks, logit_blocks)]
+        record = [0] * int(StepField.KV_GROUPS)
+        record[StepField.NUM_TOKENS], record[StepField.NUM_LOGITS] = batch.num_tokens, num_logits
+        record[StepField.NUM_QUERY_BLOCKS], record[StepField.NUM_LOGIT_BLOCKS] = len(blocks), len(logit_blocks)
+        for field, array in zip(_KEPT_FIELDS, kept, strict=True):
             record[field] = address_of(array)
-        record[StepField.SPAN_RESULTS] = address_of(self._attention.span_results)
-        record[StepField.SPAN_COUNTS] = address_of(self._attention.span_counts)
-        for index, (group_slots, table) in enumerate(zip(slots, batch.tables, strict=True)):
-            first = int(StepField.KV_GROUPS) + len(KVGroupField) * index
+        record[StepField.SPAN_RESULTS] = address_of(work.span_results)
+        record[StepField.SPAN_COUNTS] = address_of(work.span_counts)
+        assert len(KVGroupField) == 3
+        for group_slots, table in zip(slots, batch.tables, strict=True):
             rows = np.ascontiguousarray(table)
-            record[first + KVGroupField.SLOTS] = address_of(group_slots)
-            record[first + KVGroupField.TABLES] = address_of(rows)
-            record[first + KVGroupField.TABLE_STRIDE] = rows.shape[1]
-            kept += [group_slots, rows]
-        return record, kept
+            record += (address_of(group_slots), address_of(rows), rows.shape[1])
+            kept += (group_slots, rows)
+        return np.array(record, dtype=np.int64), kept
 
     def close(self) -> None:
         super().close()

@@ -37,23 +37,30 @@ class KVStore:
         """For each group, where every token goes: block * block_size + offset  # [num_tokens]. Raises where the step
         would read or write a block that was never granted: native code would not notice."""
         size = self._layout.block_size
-        segments = np.repeat(np.arange(batch.num_segments), batch.segment_count)  # [num_tokens]
-        indices, offsets = np.divmod(batch.positions, size)
-        last = (batch.segment_start + batch.segment_count - 1) // size  # [num_segments]
+        indices, offsets = np.divmod(batch.positions, size)  # [num_tokens]
+        if batch.num_tokens == batch.num_decodes:
+            segments, last = batch.segment_first, indices
+        else:
+            segments = np.repeat(np.arange(batch.num_segments), batch.segment_count)  # [num_tokens]
+            last = (batch.segment_start + batch.segment_count - 1) // size  # [num_segments]
         found = []
         used = int(last.max()) + 1
         for group, table in zip(self._layout.groups, batch.tables, strict=True):
             if used > table.shape[1]:
                 raise IndexError("a step holds a position beyond the context this backend was created for")
-            self._check_granted(batch, group, table, last)
-            found.append((table[segments, indices] * size + offsets).astype(np.int32))
+            self._check_granted(batch, group, table[:, :used], last)
+            found.append(table[segments, indices] * np.int32(size) + offsets)
         return found
 
     def _check_granted(self, batch: Batch, group: KVGroup, table: Int32Array, last: Int32Array) -> None:
-        """Row by row: it is less work than one mask over all rows, and most steps have few."""
-        size = self._layout.block_size
-        for row, start, end in zip(table, batch.segment_start.tolist(), last.tolist(), strict=True):
-            oldest = 0 if group.window is None else max(start - group.window + 1, 0)
-            entries = row[oldest // size : end + 1]
-            if entries.min() < 0 or entries.max() >= group.num_blocks:
-                raise IndexError("a step reads or writes a position whose KV block was never granted")
+        """`table` [num_segments, entries up to the largest of `last`]"""
+        granted = table.view(np.uint32) < group.num_blocks  # negative entries are large ones
+        if granted.all():
+            return
+        entries = np.arange(table.shape[1])
+        is_read = entries <= last[:, None]
+        if group.window is not None:
+            oldest = np.maximum(batch.segment_start - (group.window - 1), 0) // self._layout.block_size
+            is_read &= entries >= oldest[:, None]
+        if not (granted | ~is_read).all():
+            raise IndexError("a step reads or writes a position whose KV block was never granted")

@@ -1,9 +1,11 @@
 """The step program: a tape of operations built once for a model and a capacity, which every thread runs from end to
-end over its own part. A step only fills in the step record. Entries that write apart need no barrier between them."""
+end over its own part. A step only fills in the step record. Entries that write apart need no barrier between them.
+Once the last layer's keys and values are stored, only the rows whose logits are wanted go on."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import numpy as np
@@ -14,9 +16,11 @@ from twostroke.backends.cpu.arguments import (
     ActivationField,
     AttentionField,
     GatedField,
+    HighestField,
     KVGroupField,
     MatmulField,
     NormField,
+    OperandField,
     RopeField,
     StepField,
     TapeField,
@@ -25,7 +29,7 @@ from twostroke.backends.cpu.arguments import (
 )
 from twostroke.backends.cpu.compile import NativeCode
 from twostroke.backends.cpu.kv_store import KVStore
-from twostroke.backends.cpu.memory import Floats, address_of, float_zeros, padded
+from twostroke.backends.cpu.memory import Floats, address_of, float_zeros, padded, zeros
 from twostroke.backends.cpu.operand import Operand
 from twostroke.backends.cpu.packing import PackedMatrix
 from twostroke.backends.cpu.rotation import RotationTable
@@ -70,6 +74,16 @@ class Tape:
         return np.array(self._entries, dtype=np.int64)
 
 
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Which rows operations work on: their residual, and where the step record has their number and their queries."""
+
+    hidden: Floats  # [rows, hidden]
+    count: StepField
+    num_blocks: StepField
+    blocks: StepField
+
+
 class Program:
     """The tape of a model, with the buffers its operations pass on to each other."""
 
@@ -89,16 +103,21 @@ class Program:
         more work in all, and less waiting. It pays for a single row."""
         self._spec, self._kv, self._rotations = spec, kv, rotations
         self.max_tokens, self.max_logits = max_tokens, max_logits
+        self._narrows = max_tokens > 1
         rows, self._query_width = padded(max_tokens, ROW_MULTIPLE), spec.num_heads * spec.head_dim
         widest = max(max(layer.attention_in.width, layer.mlp_in.width) for layer in weights.layers)
         self.hidden = float_zeros(rows, spec.hidden_size)
         self.logits = float_zeros(padded(max_logits, ROW_MULTIPLE), weights.head.width)
+        self.highest = zeros((max_logits,), np.int32)
+        """The place of each row's highest logit, or NOT_FINITE."""
         self._projected = float_zeros(rows, widest)
         self._block_output = float_zeros(rows if spec.sandwich_norms else 0, spec.hidden_size)
         self._attended = float_zeros(rows, self._query_width)
         self._normed = Operand(rows, spec.hidden_size, copies)
         self._mixed = Operand(rows, self._query_width, copies)
         self._gated = Operand(rows, spec.intermediate_size)
+        self._rows = Rows(self.hidden, StepField.NUM_TOKENS, StepField.NUM_QUERY_BLOCKS, StepField.QUERY_BLOCKS)
+        self._narrow_hidden = float_zeros(padded(max_logits, ROW_MULTIPLE) if self._narrows else 0, spec.hidden_size)
         self.tape = Tape(code)
         for index, layer in enumerate(weights.layers):
             self._add_attention(index, layer)
@@ -132,6 +151,8 @@ class Program:
             RopeField.GROUP: group,
         }
         self.tape.add("rope_and_store", rope)
+        is_last = index == spec.num_layers - 1
+        narrowing = self._narrow() if is_last and self._narrows else {}
         attention: dict[IntEnum, int] = {
             AttentionField.QUERIES: address_of(self._projected),
             AttentionField.STRIDE: stride,
@@ -143,11 +164,23 @@ class Program:
             AttentionField.CAP: float_bits(spec.attention_softcap or 1.0),
             AttentionField.OUTPUT: address_of(self._attended),
             AttentionField.OUTPUT_STRIDE: self._query_width,
+            AttentionField.NUM_BLOCKS: self._rows.num_blocks,
+            AttentionField.BLOCKS: self._rows.blocks,
         }
         self.tape.add("attention", attention)
-        fields = self._norm_fields(self._attended, None)
+        fields = self._norm_fields(self._attended, None) | narrowing
         self._add_row_operation("prepare", fields, self._mixed, layer.attention_out)
         self._add_to_residual(layer.attention_out, self._mixed, layer.post_attention_norm)
+
+    def _narrow(self) -> dict[IntEnum, int]:
+        """From here on only the rows whose logits are wanted: their residual moves together. Returns what tells the
+        operation that brings attention's output along to gather its rows."""
+        narrow = Rows(self._narrow_hidden, StepField.NUM_LOGITS, StepField.NUM_LOGIT_BLOCKS, StepField.LOGIT_BLOCKS)
+        gather: dict[IntEnum, int] = {NormField.GATHER: 1}
+        self._rows, source = narrow, self._rows.hidden
+        fields = self._norm_fields(source, None) | gather | {OperandField.FLOATS: address_of(narrow.hidden)}
+        self.tape.add("prepare", fields, barrier=False)  # attention neither reads nor writes it
+        return gather
 
     def _add_mlp(self, layer: LayerWeights) -> None:
         self._add_norm(self._normed, layer.mlp_norm, layer.mlp_in)
@@ -167,7 +200,7 @@ class Program:
             GatedField.UP_BYTES: tiles * matrix.data[0].nbytes,
             GatedField.DEPTH: matrix.depth,
             GatedField.NUM_TILES: tiles,
-            GatedField.ROWS: StepField.NUM_TOKENS,
+            GatedField.ROWS: self._rows.count,
         }
         fields |= self._normed.fields(floats=True, quantised=True, halves=True)
         fields |= self._gated.target_fields(**_forms_read(layer.mlp_out))
@@ -180,14 +213,16 @@ class Program:
             ActivationField.STRIDE: layer.mlp_in.width,
             ActivationField.UP_OFFSET: layer.mlp_in.columns[1],
             ActivationField.WIDTH: self._spec.intermediate_size,
-            ActivationField.ROWS: StepField.NUM_TOKENS,
+            ActivationField.ROWS: self._rows.count,
         }
         self._add_row_operation(f"gated_{self._spec.activation}", activation, self._gated, layer.mlp_out)
 
     def _add_head(self, weights: Weights) -> None:
         cap = self._spec.logits_softcap
-        self._add_norm(self._normed, weights.final_norm, weights.head, logits_only=True)
-        self._add_projection(weights.head, self._normed, self.logits, rows=StepField.NUM_LOGITS)
+        if not self._narrows:  # the one row there is wants logits, or none does
+            self._rows = replace(self._rows, count=StepField.NUM_LOGITS)
+        self._add_norm(self._normed, weights.final_norm, weights.head)
+        self._add_projection(weights.head, self._normed, self.logits)
         if cap is not None:
             fields: dict[IntEnum, int] = {
                 ActivationField.INPUT: address_of(self.logits),
@@ -196,6 +231,14 @@ class Program:
                 ActivationField.CAP: float_bits(cap),
             }
             self.tape.add("soft_cap", fields)
+        highest: dict[IntEnum, int] = {
+            HighestField.INPUT: address_of(self.logits),
+            HighestField.STRIDE: weights.head.width,
+            HighestField.WIDTH: self._spec.vocab_size,
+            HighestField.ROWS: StepField.NUM_LOGITS,
+            HighestField.OUTPUT: address_of(self.highest),
+        }
+        self.tape.add("highest", highest)
 
     def _norm_fields(self, source: Floats, weight: Floats | None) -> dict[IntEnum, int]:
         return {
@@ -203,14 +246,11 @@ class Program:
             NormField.WIDTH: source.shape[1],
             NormField.WEIGHT: address_of(weight),
             NormField.EPSILON: float_bits(self._spec.norm_eps),
-            NormField.ROWS: StepField.NUM_TOKENS,
+            NormField.ROWS: self._rows.count,
         }
 
-    def _add_norm(self, operand: Operand, weight: Floats, reader: Projection, *, logits_only: bool = False) -> None:
-        fields = self._norm_fields(self.hidden, weight)
-        if logits_only:
-            fields |= {NormField.ROWS: StepField.NUM_LOGITS, NormField.GATHER: 1}
-        self._add_row_operation("norm", fields, operand, reader)
+    def _add_norm(self, operand: Operand, weight: Floats, reader: Projection) -> None:
+        self._add_row_operation("norm", self._norm_fields(self._rows.hidden, weight), operand, reader)
 
     def _add_row_operation(
         self, function: str, fields: dict[IntEnum, int], operand: Operand, reader: Projection
@@ -219,13 +259,7 @@ class Program:
         self.tape.add(function, fields | operand.fields(**_forms_read(reader)), barrier=operand.copies == 1)
 
     def _add_projection(
-        self,
-        projection: Projection,
-        operand: Operand,
-        output: Floats,
-        *,
-        rows: StepField = StepField.NUM_TOKENS,
-        accumulate: bool = False,
+        self, projection: Projection, operand: Operand, output: Floats, *, accumulate: bool = False
     ) -> None:
         """Its parts write columns of their own: one barrier, after the last."""
         for part in projection.parts:
@@ -234,7 +268,7 @@ class Program:
                 MatmulField.WEIGHTS: address_of(matrix.data),
                 MatmulField.DEPTH: matrix.depth,
                 MatmulField.NUM_TILES: matrix.num_tiles,
-                MatmulField.ROWS: rows,
+                MatmulField.ROWS: self._rows.count,
                 MatmulField.OUTPUT: address_of(output) + 4 * part.column,
                 MatmulField.OUTPUT_STRIDE: projection.width,
                 MatmulField.BIAS: address_of(part.bias),
@@ -247,11 +281,11 @@ class Program:
     def _add_to_residual(self, projection: Projection, operand: Operand, norm: Floats | None) -> None:
         """A block's output joins the residual, through a norm of its own where the model has one."""
         if norm is None:
-            self._add_projection(projection, operand, self.hidden, accumulate=True)
+            self._add_projection(projection, operand, self._rows.hidden, accumulate=True)
             return
         self._add_projection(projection, operand, self._block_output)
         fields = self._norm_fields(self._block_output, norm)
-        self.tape.add("norm_add", fields | {NormField.ADD_TO: address_of(self.hidden)})
+        self.tape.add("norm_add", fields | {NormField.ADD_TO: address_of(self._rows.hidden)})
 
 
 def _forms_read(projection: Projection) -> dict[str, bool]:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twostroke.backends.host.rows import RowSet
-from twostroke.core.step import Step
+from twostroke.core.step import DecodeSlot, Step
 
 Int32Array = npt.NDArray[np.int32]
 
@@ -35,6 +35,8 @@ class Batch:
 
     @staticmethod
     def from_step(step: Step, rows: RowSet) -> Batch:
+        if not step.prefills:
+            return Batch._of_decodes(step.decodes, rows)
         token_ids: list[int] = [rows[slot.seq_id].last_token for slot in step.decodes]
         positions: list[int] = [slot.position for slot in step.decodes]
         firsts, counts, starts = list(range(len(step.decodes))), [1] * len(step.decodes), list(positions)
@@ -59,6 +61,29 @@ class Batch:
             segment_first=np.array(firsts, dtype=np.int32),
             segment_count=np.array(counts, dtype=np.int32),
             segment_start=np.array(starts, dtype=np.int32),
-            tables=tuple(np.stack(group) for group in zip(*per_row, strict=True)),
+            tables=_stacked(per_row),
             logit_rows=np.array(logit_rows, dtype=np.int32),
         )
+
+    @staticmethod
+    def _of_decodes(slots: tuple[DecodeSlot, ...], rows: RowSet) -> Batch:
+        """The same, of decodes alone: the step that is taken most often, and whose preparation delays it most."""
+        found = [rows[slot.seq_id] for slot in slots]
+        positions = np.array([slot.position for slot in slots], dtype=np.int32)
+        numbers = np.arange(len(slots), dtype=np.int32)
+        return Batch(
+            token_ids=np.array([row.last_token for row in found], dtype=np.int32),
+            positions=positions,
+            num_decodes=len(slots),
+            segment_first=numbers,
+            segment_count=np.ones(len(slots), dtype=np.int32),
+            segment_start=positions,
+            tables=_stacked([row.tables for row in found]),
+            logit_rows=numbers,
+        )
+
+
+def _stacked(per_row: list[tuple[Int32Array, ...]]) -> tuple[Int32Array, ...]:
+    """For each group [rows, max blocks], a copy."""
+    count = len(per_row)
+    return tuple(np.concatenate(group).reshape(count, -1) for group in zip(*per_row, strict=True))

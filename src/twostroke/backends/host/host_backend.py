@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,21 @@ from twostroke.core.kv_layout import KVLayout
 from twostroke.core.step import PrefillChunk, SampledToken, Step, StepResult, TokenLogprobs
 
 NOT_FINITE = "the model produced logits that are not finite"
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """What a forward pass gives: valid until the next one."""
+
+    logits: npt.NDArray[np.float32]  # [num_logits, vocab]
+    highest: list[int | None]
+    """The token of each row's highest logit, the first of equal ones; None: the row's logits are not all finite."""
+
+    @staticmethod
+    def of(logits: npt.NDArray[np.float32]) -> Scores:
+        finite: list[bool] = np.all(np.isfinite(logits), axis=1).tolist()
+        best = logits.argmax(axis=1).tolist()
+        return Scores(logits, [token if is_finite else None for token, is_finite in zip(best, finite, strict=True)])
 
 
 class HostTicket:
@@ -43,6 +59,10 @@ class HostBackend(ABC):
     def forward(self, batch: Batch) -> npt.NDArray[np.float32]:
         """Compute every token of the batch, write its KV, and return logits  # [len(batch.logit_rows), vocab]"""
 
+    def score(self, batch: Batch) -> Scores:
+        """`forward`, and which token is likeliest. A backend that finds it sooner says so itself."""
+        return Scores.of(self.forward(batch))
+
     def launch(self, step: Step) -> HostTicket:
         return HostTicket(self._launcher.submit(self.execute, step))
 
@@ -54,33 +74,38 @@ class HostBackend(ABC):
         prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
         errors: dict[int, str] = {}
         if step.num_tokens:
-            logits = self.forward(Batch.from_step(step, self.rows))
-            cursor = 0
+            scores = self.score(Batch.from_step(step, self.rows))
+            logits, highest, cursor = scores.logits, scores.highest, 0
             for slot in step.decodes:
-                self._sample(slot.seq_id, logits[cursor], sampled, errors)
+                self._sample(slot.seq_id, logits[cursor], highest[cursor], sampled, errors)
                 cursor += 1
             for chunk in step.prefills:
                 if chunk.prompt_logprobs is not None:
-                    rows = logits[cursor : cursor + len(chunk.token_ids)]
-                    if np.isfinite(rows).all():
-                        prompt_logprobs[chunk.seq_id] = _chunk_logprobs(chunk, rows)
-                    else:
+                    end = cursor + len(chunk.token_ids)
+                    if None in highest[cursor:end]:
                         errors[chunk.seq_id] = NOT_FINITE
-                    cursor += len(chunk.token_ids)
+                    else:
+                        prompt_logprobs[chunk.seq_id] = _chunk_logprobs(chunk, logits[cursor:end])
+                    cursor = end
                 elif chunk.samples:
                     cursor += 1
                 if chunk.samples and chunk.seq_id not in errors:
-                    self._sample(chunk.seq_id, logits[cursor - 1], sampled, errors)
+                    self._sample(chunk.seq_id, logits[cursor - 1], highest[cursor - 1], sampled, errors)
         return StepResult(step.step_id, sampled, prompt_logprobs, errors, time.perf_counter() - started_s)
 
     def _sample(
-        self, seq_id: int, logits: npt.NDArray[np.float32], sampled: dict[int, SampledToken], errors: dict[int, str]
+        self,
+        seq_id: int,
+        logits: npt.NDArray[np.float32],
+        highest: int | None,
+        sampled: dict[int, SampledToken],
+        errors: dict[int, str],
     ) -> None:
         row = self.rows[seq_id]
-        if not np.isfinite(logits).all():
+        if highest is None:
             errors[seq_id] = NOT_FINITE
             return  # a step may already be launched behind this one: it reads the old last token and is dropped
-        token = row.sampler.sample(logits)
+        token = row.sampler.sample(logits, highest)
         row.last_token = token.token_id
         sampled[seq_id] = token
 

@@ -45,11 +45,12 @@ class RowSampler:
         if sampling.has_penalties:
             self._seen = SeenTokens(sampling, request.prompt_token_ids, output_token_ids)
 
-    def sample(self, logits: Scores) -> SampledToken:
-        """Choose the next token from finite logits [vocab], and advance."""
+    def sample(self, logits: Scores, highest: int | None = None) -> SampledToken:
+        """Choose the next token from finite logits [vocab], and advance. `highest` is the token of the highest logit,
+        where it is known."""
         scores = self.scores(logits)
         if self._sampling.is_greedy:
-            token_id = int(np.argmax(scores))
+            token_id = int(np.argmax(scores)) if highest is None or scores is not logits else highest
         else:
             ids, weights = candidates(scores, self._sampling)
             token_id = int(ids[draw(weights, uniform(self._seed, self._sample_index, self._num_output))])

@@ -38,7 +38,7 @@ def emit_attention(e: Emitter, shape: KernelShape) -> None:
     with operation(e, "attention") as op:
         groups_per_kv_head = shape.queries_per_kv_head // shape.heads_together
         head_groups = e.mul(op.integer(AttentionField.NUM_KV_HEADS), groups_per_kv_head)
-        items = e.mul(op.step_integer(StepField.NUM_QUERY_BLOCKS), head_groups)
+        items = e.mul(op.step_integer(op.integer(AttentionField.NUM_BLOCKS)), head_groups)
         with e.loop(op.thread, items, op.threads) as item:
             block = _Block(op, e.div(item, head_groups))
             head_group = e.rem(item, head_groups)
@@ -53,7 +53,8 @@ def emit_attention(e: Emitter, shape: KernelShape) -> None:
 class _Block:
     def __init__(self, op: Operation, index: Value) -> None:
         e = self._e = op.emitter
-        self._record = e.at(op.step_address(StepField.QUERY_BLOCKS), e.mul(index, len(QueryBlockField)), I32)
+        blocks = op.step_address(op.integer(AttentionField.BLOCKS))
+        self._record = e.at(blocks, e.mul(index, len(QueryBlockField)), I32)
 
     def __getitem__(self, field: QueryBlockField) -> Value:
         return self._e.build.sext(self._e.load_at(I32, self._record, int(field)), I64)

@@ -8,6 +8,7 @@ from twostroke.backends.cpu.isa import InstructionSet
 from twostroke.backends.cpu.kernels.activation import emit_gated_activation, emit_soft_cap
 from twostroke.backends.cpu.kernels.attention import emit_attention
 from twostroke.backends.cpu.kernels.emitter import Emitter
+from twostroke.backends.cpu.kernels.highest import emit_highest
 from twostroke.backends.cpu.kernels.matmul import emit_gated_matmul, emit_join, emit_matmul
 from twostroke.backends.cpu.kernels.norms import emit_norm, emit_norm_add, emit_prepare
 from twostroke.backends.cpu.kernels.rope_kv import emit_rope_and_store
@@ -29,6 +30,7 @@ def module_text(shape: KernelShape, isa: InstructionSet) -> str:
     emit_prepare(emitter)
     emit_gated_activation(emitter, shape.activation)
     emit_soft_cap(emitter)
+    emit_highest(emitter)
     emit_rope_and_store(emitter, shape)
     emit_attention(emitter, shape)
     emit_threads(emitter)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twostroke.backends.cpu.arguments import NormField, StepField
 from twostroke.backends.cpu.kernels.emitter import F32, F32X16, I32, I64, Emitter, Value
-from twostroke.backends.cpu.kernels.operation import OperandWriter, operation
+from twostroke.backends.cpu.kernels.operation import OperandWriter, Operation, operation
 
 
 def inverse_rms(e: Emitter, values: Value, width: Value, epsilon: Value) -> Value:
@@ -17,17 +17,22 @@ def inverse_rms(e: Emitter, values: Value, width: Value, epsilon: Value) -> Valu
     return e.splat(e.build.fdiv(F32(1.0), e.square_root(e.build.fadd(mean, epsilon))))
 
 
+def _source_row(op: Operation, row: Value) -> Value:
+    """The row itself, or the one whose logits come out as this row."""
+    e = op.emitter
+    source = e.variable(I64, row)
+    with e.when(e.is_nonzero(op.integer(NormField.GATHER))):
+        source.value = e.build.sext(e.load_at(I32, op.step_address(StepField.LOGIT_ROWS), row), I64)
+    return source.value
+
+
 def emit_norm(e: Emitter) -> None:
     """operand[row] = norm(input[row]) * weight; the rows are all, or those whose logits are wanted."""
     with operation(e, "norm") as op:
         width, weight = op.integer(NormField.WIDTH), op.address(NormField.WEIGHT)
-        gathered = e.is_nonzero(op.integer(NormField.GATHER))
         first, last = op.share_rows(op.step_integer(op.integer(NormField.ROWS)))
         with e.loop(first, last) as row:
-            source = e.variable(I64, row)
-            with e.when(gathered):
-                source.value = e.build.sext(e.load_at(I32, op.step_address(StepField.LOGIT_ROWS), row), I64)
-            values = e.at(op.address(NormField.INPUT), e.mul(source.value, width), F32)
+            values = e.at(op.address(NormField.INPUT), e.mul(_source_row(op, row), width), F32)
             inverse = inverse_rms(e, values, width, op.float(NormField.EPSILON))
             writer = OperandWriter(op, row, width)
             with e.loop(0, e.div(width, 32)) as group:
@@ -55,12 +60,12 @@ def emit_norm_add(e: Emitter) -> None:
 
 
 def emit_prepare(e: Emitter) -> None:
-    """operand[row] = input[row], as it is."""
+    """operand[row] = input[row], as it is; the rows are all, or those whose logits are wanted."""
     with operation(e, "prepare") as op:
         width = op.integer(NormField.WIDTH)
         first, last = op.share_rows(op.step_integer(op.integer(NormField.ROWS)))
         with e.loop(first, last) as row:
-            values = e.at(op.address(NormField.INPUT), e.mul(row, width), F32)
+            values = e.at(op.address(NormField.INPUT), e.mul(_source_row(op, row), width), F32)
             writer = OperandWriter(op, row, width)
             with e.loop(0, e.div(width, 32)) as group:
                 place = e.mul(group, 32)
