@@ -21,7 +21,7 @@ from twostroke.backends.cpu.kernels.emitter import (
     Value,
 )
 
-PEAK_RATIO = 4.0
+PEAK_RATIO = 3.0
 """How much larger than the second largest of its group a value must be to get a second digit. Smaller is closer to
 float32 and slower (docs/performance.md has the figures)."""
 
@@ -170,7 +170,7 @@ class OperandWriter:
 
     def _mask_of_at_least(self, magnitudes: list[Value], least: Value) -> Value:
         """A bit for each of the 32 places whose magnitude is at least this; none where it is NaN."""
-        e, build = self._emitter, self._emitter.build
+        build = self._emitter.build
         found = [build.fcmp_ordered(">=", build.bitcast(m, F32X16), least) for m in magnitudes]
         low, high = (build.zext(build.bitcast(bits, I16), I32) for bits in found)
         return build.or_(low, build.shl(high, I32(16)))
