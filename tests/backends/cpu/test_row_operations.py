@@ -11,6 +11,7 @@ from tests.backends.cpu.unpacking import to_bf16
 
 from twostroke.backends.cpu import isa as instruction_sets
 from twostroke.backends.cpu.arguments import (
+    BYTE_MIDDLE,
     START_MIDDLE,
     ActivationField,
     NormField,
@@ -65,6 +66,7 @@ def test_norm(isa_name: str) -> None:
     assert np.array_equal(operand.sums[:ROWS, : sums.shape[1]], to_bf16((sums * scales).astype(np.float32)))
     origins = operand.origins.view(np.int32)
     assert np.array_equal(origins[:ROWS] - operand.starts[:ROWS], START_MIDDLE * sums)
+    assert np.array_equal(origins[:ROWS] - operand.byte_starts[:ROWS], BYTE_MIDDLE * sums)
 
 
 def test_norm_of_the_rows_whose_logits_are_wanted(isa_name: str) -> None:

@@ -6,7 +6,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 
-from twostroke.backends.cpu.arguments import ALIASED_BYTES, ORIGIN, START_MIDDLE, STRIDE_PADDING_BYTES, OperandField
+from twostroke.backends.cpu.arguments import (
+    ALIASED_BYTES,
+    BYTE_MIDDLE,
+    ORIGIN,
+    START_MIDDLE,
+    STRIDE_PADDING_BYTES,
+    OperandField,
+)
 from twostroke.backends.cpu.kernels.emitter import (
     F32,
     F32X16,
@@ -111,9 +118,14 @@ class OperandWriter:
         self._quantised = e.at(op.operand_address(OperandField.QUANTISED), e.mul(row, quantised_stride(e, width)))
         self._origins = e.at(op.operand_address(OperandField.ORIGINS), groups, F32)
         self._sums = e.at(op.operand_address(OperandField.SUMS), e.mul(row, sum_pairs(e, width)), I32)
-        self._starts, self._peaks, self._peak_digits = (
+        self._starts, self._byte_starts, self._peaks, self._peak_digits = (
             e.at(op.operand_address(field), groups, I32)
-            for field in (OperandField.STARTS, OperandField.PEAKS, OperandField.PEAK_DIGITS)
+            for field in (
+                OperandField.STARTS,
+                OperandField.BYTE_STARTS,
+                OperandField.PEAKS,
+                OperandField.PEAK_DIGITS,
+            )
         )
         self._half_offsets = e.at(op.operand_address(OperandField.HALF_OFFSETS), e.mul(groups, 2), I32)
 
@@ -203,8 +215,9 @@ class OperandWriter:
         sum_bits = build.bitcast(build.fmul(build.sitofp(count, F32), e.first_lane(scale)), I32)
         rounded = build.lshr(build.add(sum_bits, I32(0x8000)), I32(16))
         e.store(build.trunc(rounded, I16), e.at(self._sums, group, I16), 2)
-        start = build.sub(build.bitcast(origin, I32), build.mul(count, I32(START_MIDDLE)))
-        e.store(start, e.at(self._starts, group, I32), 4)
+        for middle, starts in ((START_MIDDLE, self._starts), (BYTE_MIDDLE, self._byte_starts)):
+            start = build.sub(build.bitcast(origin, I32), build.mul(count, I32(middle)))
+            e.store(start, e.at(starts, group, I32), 4)
         with e.when(self._has_halves):
             first = e.reduce_sum(numbers[0])
             for index, part in enumerate((first, build.sub(count, first))):

@@ -13,10 +13,11 @@ from twostroke.backends.cpu.kernels.tile_weights import OpenedWeights, PackedWei
 from twostroke.backends.cpu.kernels.tiles import InputRow, Tile, float_tile, quantised_tile
 
 _PARAMETERS = (
-    ("values", POINTER),  # of the first row, as the other six
+    ("values", POINTER),  # of the first row, as the other seven
     ("origins", POINTER),
     ("sums", POINTER),
     ("starts", POINTER),
+    ("byte_starts", POINTER),
     ("half_offsets", POINTER),
     ("peaks", POINTER),
     ("peak_digits", POINTER),
@@ -55,7 +56,7 @@ def emit_tiles(e: Emitter, kind: TileKind) -> None:
 
 def _emit_tile(e: Emitter, kind: TileKind, height: int, *, opened: bool) -> None:
     with e.function(_name(kind, height, opened=opened), _PARAMETERS, apart=True) as values:
-        first_row, (depth, weights), rest = values[:7], values[7:9], values[9:]
+        first_row, (depth, weights), rest = values[:8], values[8:10], values[10:]
         groups = e.div(depth, kind.group_values)
         rows = [_row(e, kind, first_row, depth, index) for index in range(height)]
         if not kind.is_quantised:
@@ -68,7 +69,7 @@ def _emit_tile(e: Emitter, kind: TileKind, height: int, *, opened: bool) -> None
 
 
 def _row(e: Emitter, kind: TileKind, first: Sequence[Value], depth: Value, index: int) -> InputRow:
-    values, origins, sums, starts, half_offsets, peaks, peak_digits = first
+    values, origins, sums, starts, byte_starts, half_offsets, peaks, peak_digits = first
     if not kind.is_quantised:
         return InputRow(e.at(values, e.mul(depth, index), F32))
     groups = e.mul(e.div(depth, kind.group_values), index)
@@ -77,6 +78,7 @@ def _row(e: Emitter, kind: TileKind, first: Sequence[Value], depth: Value, index
         e.at(origins, groups, F32),
         e.at(sums, e.mul(sum_pairs(e, depth), index), I32),
         e.at(starts, groups, I32),
+        e.at(byte_starts, groups, I32),
         e.at(half_offsets, e.mul(groups, 2), I32),
         e.at(peaks, groups, I32),
         e.at(peak_digits, groups, I32),
@@ -121,6 +123,7 @@ class TileCalls:
             OperandField.ORIGINS,
             OperandField.SUMS,
             OperandField.STARTS,
+            OperandField.BYTE_STARTS,
             OperandField.HALF_OFFSETS,
             OperandField.PEAKS,
             OperandField.PEAK_DIGITS,
@@ -129,13 +132,14 @@ class TileCalls:
 
     def _rows_from(self, row: Value) -> list[Value]:
         e = self._e
-        values, origins, sums, starts, half_offsets, peaks, peak_digits = self._input
+        values, origins, sums, starts, byte_starts, half_offsets, peaks, peak_digits = self._input
         groups = e.mul(row, self.groups)
         return [
             e.at(values, e.mul(row, self._stride), I8 if self._kind.is_quantised else F32),
             e.at(origins, groups, F32),
             e.at(sums, e.mul(row, sum_pairs(e, self._depth)), I32),
             e.at(starts, groups, I32),
+            e.at(byte_starts, groups, I32),
             e.at(half_offsets, e.mul(groups, 2), I32),
             e.at(peaks, groups, I32),
             e.at(peak_digits, groups, I32),

@@ -34,6 +34,7 @@ class InputRow:
     origins: Value = None
     sums: Value = None
     starts: Value = None
+    byte_starts: Value = None
     half_offsets: Value = None
     peaks: Value = None
     peak_digits: Value = None
@@ -129,16 +130,18 @@ def _add_peak(
 
 def _start(e: Emitter, kind: TileKind, row: InputRow, group: Value, half: int) -> Value:
     """Weights are stored as they count from the lowest, and sums count from the middle."""
-    start = e.splat(e.load_at(I32, row.starts, group))
-    times = middle(kind) // START_MIDDLE
-    if times == 1:
-        return start  # one load
+    match kind:
+        case TileKind.Q4_1 | TileKind.Q4_0:
+            return e.splat(e.load_at(I32, row.starts, group))
+        case TileKind.Q8_0 if not unbiases_itself(e):
+            return e.splat(e.load_at(I32, row.byte_starts, group))
     origin = e.build.bitcast(e.broadcast(row.origins, group), I32X16)
-    if kind is TileKind.Q8_0 and unbiases_itself(e):
-        return origin
     if kind is TileKind.Q6_K:
         return e.build.add(origin, e.splat(e.load_at(I32, row.half_offsets, e.add(e.mul(group, 2), half))))
-    return e.build.add(origin, e.build.mul(e.build.sub(start, origin), e.ints(times)))
+    if kind is TileKind.Q5_K:
+        to_middle = e.build.sub(e.splat(e.load_at(I32, row.starts, group)), origin)
+        return e.build.add(origin, e.build.mul(to_middle, e.ints(middle(kind) // START_MIDDLE)))
+    return origin
 
 
 def float_tile(e: Emitter, kind: TileKind, tile: Value, rows: list[InputRow], depth: Value) -> Tile:
