@@ -114,7 +114,7 @@ def test_mixed_weight_kinds_on_each_instruction_set(isa_name: str, variant: str,
     checkpoint = mixed_checkpoint(tmp_path, variant)
     expected = reference_logits(checkpoint)
     whole, *others = cpu_logits(checkpoint, PIECES, isa_name)
-    assert np.sqrt(((whole - expected) ** 2).mean()) < 0.04 * expected.std()
+    assert np.sqrt(((whole - expected) ** 2).mean()) < 0.06 * expected.std()
     assert all(np.array_equal(other, whole) for other in others)
     (alone,) = cpu_logits(checkpoint, [[53]], isa_name, threads=1)
     assert np.array_equal(alone, whole), "the number of threads changed the logits"

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from tests.backends.cpu.native import SHAPE, code_for, instruction_set_names, run
 from tests.backends.cpu.random_weights import random_tensor
-from tests.backends.cpu.unpacking import unpack
+from tests.backends.cpu.unpacking import from_bf16, middles, to_bf16, unpack
 
 from twostroke.backends.cpu import isa as instruction_sets
-from twostroke.backends.cpu.arguments import GatedField, MatmulField, NormField, StepField, TileKind
+from twostroke.backends.cpu.arguments import START_MIDDLE, GatedField, MatmulField, NormField, StepField, TileKind
 from twostroke.backends.cpu.kernels.matmul import OPEN_FROM_ROWS, gated_name, matmul_name
 from twostroke.backends.cpu.memory import Arena, address_of, float_zeros, padded
 from twostroke.backends.cpu.operand import Operand
-from twostroke.backends.cpu.packing import pack, packed_bytes
+from twostroke.backends.cpu.packing import PackedMatrix, pack, packed_bytes
 from twostroke.models.weights.tensor import WeightKind
 
 MANY = OPEN_FROM_ROWS + 5
@@ -42,6 +42,20 @@ def random_inputs(rows: int, depth: int) -> np.ndarray:
     peaks = rng.integers(0, depth, max(1, depth // 64))  # some groups have a peak, at any place, the others mostly not
     inputs[:, peaks] *= 50
     return inputs
+
+
+def multiplied(inputs: np.ndarray, operand: Operand, matrix: PackedMatrix) -> np.ndarray:
+    """In float64, over the activations as they were quantised. Where weights have minimums, the sum of a group meets
+    the middle of its weights in bf16, both of them rounded: that is the arithmetic, and it is asked for exactly."""
+    weights = unpack(matrix).astype(np.float64)
+    if not matrix.kind.is_quantised:
+        return inputs.astype(np.float64) @ weights.T
+    restored = operand.restored()
+    sums = restored.reshape(len(inputs), -1, 32).sum(axis=2)  # [rows, groups]
+    exact, rounded = middles(matrix), from_bf16(to_bf16(middles(matrix)))
+    kept_sums = from_bf16(operand.sums[:, : sums.shape[1]])
+    assert np.abs(kept_sums - sums).max() <= np.abs(sums).max() / 256
+    return restored @ weights.T + kept_sums @ rounded.astype(np.float64).T - sums @ exact.astype(np.float64).T
 
 
 def product(
@@ -78,8 +92,7 @@ def product(
     run(code_for(instruction_sets.choose(isa_name)), operations, {0: rows}, threads)
 
     assert np.abs(operand.restored() - inputs).max() <= operand.scales.max() * 0.501
-    used = operand.restored() if kind.is_quantised else inputs.astype(np.float64)
-    expected = used @ unpack(matrix)[:outputs].astype(np.float64).T
+    expected = multiplied(inputs, operand, matrix)[:, :outputs]
     expected += bias_values[:outputs] if bias else 0
     expected += held[:, :outputs] if accumulate else 0
     return output[:, :outputs], expected
@@ -138,8 +151,7 @@ def gated(isa_name: str, kind: TileKind, inputs: np.ndarray, threads: int = 1) -
     name = gated_name(kind, SHAPE.activation)
     operations = [("prepare", prepare_fields(inputs) | every), (name, multiply)]
     run(code_for(instruction_sets.choose(isa_name)), operations, {0: len(inputs)}, threads)
-    used = operand.restored() if kind.is_quantised else inputs.astype(np.float64)
-    gate, up = np.split(used @ unpack(matrix).astype(np.float64).T, 2, axis=1)
+    gate, up = np.split(multiplied(inputs, operand, matrix), 2, axis=1)
     assert SHAPE.activation == "gelu_tanh"
     return target, gate / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3))) * up
 
@@ -154,7 +166,7 @@ def test_gated_products(isa_name: str, kind: TileKind, rows: int) -> None:
     numbers = np.rint(target.restored().reshape(rows, -1, 2, 16) / target.scales[..., None, None])
     sums = numbers.sum(axis=3).astype(np.int32)
     assert np.array_equal(target.half_offsets, -32 * sums.reshape(rows, -1))
-    assert np.array_equal(target.offsets, -128 * sums.sum(axis=2))
+    assert np.array_equal(target.origins.view(np.int32) - target.starts, START_MIDDLE * sums.sum(axis=2))
     assert np.abs(target.restored() - target.floats).max() <= target.scales.max() * 0.501
 
 

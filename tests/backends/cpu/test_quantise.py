@@ -67,7 +67,7 @@ def test_quantised_on_load_is_as_if_stored_quantised(variant: str, held: WeightK
         assert np.array_equal(found, expected)
     # What is left against float arithmetic over the same weights is activations in 8 bits, and a tied head in 8.
     reference = reference_logits(beforehand)
-    assert np.sqrt(((found - reference) ** 2).mean()) < 0.06 * reference.std()
+    assert np.sqrt(((found - reference) ** 2).mean()) < 0.08 * reference.std()
 
 
 def test_logits_of_a_trained_model_stay_near_those_of_floats(smollm2_path: Path) -> None:
@@ -78,4 +78,4 @@ def test_logits_of_a_trained_model_stay_near_those_of_floats(smollm2_path: Path)
     checkpoint = replace(whole, spec=spec, tensors=floats)
     (expected,) = cpu_logits(checkpoint, [[len(TOKENS)]])
     (found,) = cpu_logits(replace(checkpoint, quantise_to=WeightKind.Q8_0), [[len(TOKENS)]])
-    assert 0 < np.sqrt(((found - expected) ** 2).mean()) < 0.02 * expected.std()
+    assert 0 < np.sqrt(((found - expected) ** 2).mean()) < 0.03 * expected.std()

@@ -7,10 +7,13 @@ from enum import IntEnum
 import numpy as np
 import pytest
 from tests.backends.cpu.native import SHAPE, code_for, instruction_set_names, run
+from tests.backends.cpu.unpacking import to_bf16
 
 from twostroke.backends.cpu import isa as instruction_sets
 from twostroke.backends.cpu.arguments import (
+    BYTE_MIDDLE,
     NOT_FINITE,
+    START_MIDDLE,
     ActivationField,
     HighestField,
     NormField,
@@ -61,8 +64,11 @@ def test_norm(isa_name: str) -> None:
     restored = operand.restored()[:ROWS]
     assert (np.abs(restored - expected).reshape(ROWS, -1, 32) <= 0.501 * scales[..., None] + 3e-6).all()
     sums = np.rint(restored.reshape(ROWS, -1, 32) / scales[..., None]).sum(axis=2)
-    assert np.allclose(operand.sums[:ROWS], sums * scales, rtol=1e-6)
-    assert np.array_equal(operand.offsets[:ROWS], -128 * sums)
+    assert np.array_equal(np.log2(scales), np.rint(np.log2(scales)))
+    assert np.array_equal(operand.sums[:ROWS, : sums.shape[1]], to_bf16((sums * scales).astype(np.float32)))
+    origins = operand.origins.view(np.int32)
+    assert np.array_equal(origins[:ROWS] - operand.starts[:ROWS], START_MIDDLE * sums)
+    assert np.array_equal(origins[:ROWS] - operand.byte_starts[:ROWS], BYTE_MIDDLE * sums)
 
 
 def test_norm_of_the_rows_whose_logits_are_wanted(isa_name: str) -> None:
@@ -126,7 +132,8 @@ def test_one_large_value_costs_the_others_no_precision(isa_name: str, ratio: flo
     fields = norm_fields(inputs, inputs[0]) | operand.fields(floats=False, quantised=True)
     execute(isa_name, "prepare", fields)
     expected = max(1.0, ratio / 128) / 127 if ratio > PEAK_RATIO else ratio / 127
-    assert np.allclose(operand.scales[:ROWS], expected, rtol=1e-6)
+    expected = 2 ** np.ceil(np.log2(expected))
+    assert np.array_equal(operand.scales[:ROWS], np.full_like(operand.scales[:ROWS], expected))
     assert np.abs(operand.restored()[:ROWS] - inputs).max() <= 0.501 * expected
 
 

@@ -20,6 +20,26 @@ def unpack(matrix: PackedMatrix) -> npt.NDArray[np.float32]:
     return values
 
 
+def middles(matrix: PackedMatrix) -> npt.NDArray[np.float32]:
+    """[tiles * 16, groups] what each group's weights are in the middle of their range, of kinds that have minimums;
+    0 for others"""
+    centre = {TileKind.Q4_1: 8, TileKind.Q5_K: 16}.get(matrix.kind)
+    if centre is None:
+        return np.zeros((16 * matrix.num_tiles, matrix.depth // matrix.kind.group_values), dtype=np.float32)
+    numbers = matrix.data[..., -64:].reshape(matrix.num_tiles, -1, 64).view("<f2").astype(np.float64)
+    found = centre * numbers[..., :16] + numbers[..., 16:]  # [tiles, groups, 16]
+    return np.ascontiguousarray(found.transpose(0, 2, 1)).reshape(16 * matrix.num_tiles, -1).astype(np.float32)
+
+
+def to_bf16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
+    """To the nearest, halves away from zero."""
+    return ((values.view(np.uint32) + np.uint32(0x8000)) >> 16).astype(np.uint16)
+
+
+def from_bf16(bits: npt.NDArray[np.uint16]) -> npt.NDArray[np.float32]:
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
 def _group(kind: TileKind, group: npt.NDArray[np.uint8], row: int) -> npt.NDArray[np.float32]:
     if kind is TileKind.Q4_1:
         own = group[:256].reshape(4, 16, 4)[:, row].reshape(16)  # 16 bytes: value i low, value i + 16 high

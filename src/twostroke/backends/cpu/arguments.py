@@ -87,9 +87,11 @@ class OperandField(_Field):
 
     FLOATS = auto()  # f32 [rows, width]
     QUANTISED = auto()  # s8 [rows, width], rows apart by `quantised_stride`
-    SCALES = auto()  # f32 [rows, width / 32]
-    SUMS = auto()  # f32 [rows, width / 32] scale times the sum of the group
-    OFFSETS = auto()  # i32 [rows, width / 32] -128 times the sum of the group
+    ORIGINS = auto()  # f32 [rows, width / 32] the scale, a power of two, times ORIGIN: the float that, read as an
+    # integer and counted up by n, becomes larger by n times the scale
+    SUMS = auto()  # bf16 [rows, width / 32, to an even number] scale times the sum of the group
+    STARTS = auto()  # i32 [rows, width / 32] the bits of the origin, less START_MIDDLE times the sum of the group
+    BYTE_STARTS = auto()  # i32 [rows, width / 32] the same with BYTE_MIDDLE
     PEAKS = auto()  # i32 [rows, width / 32] where in the group its largest value is; from bit 5 on, in which of the
     # eight steps of a nibble tile: 2 * (place % 16 // 4) + place // 16
     PEAK_DIGITS = auto()  # i32 [rows, width / 32] that value's upper digit, at its byte among four
@@ -97,6 +99,11 @@ class OperandField(_Field):
     THREAD_BYTES = auto()
 
 
+ORIGIN = 1.5 * 2.0**23
+"""A float whose neighbours lie 1 apart, for 2^22 of them on either side: more than a group's products sum to."""
+START_MIDDLE, BYTE_MIDDLE = 8, 128
+"""What weights of 4 and of 8 bits count from: the middle of their range. Sums that start from OperandField.STARTS and
+BYTE_STARTS do so."""
 ALIASED_BYTES = 2048
 STRIDE_PADDING_BYTES = 64
 
@@ -137,9 +144,10 @@ class GatedField(_OperandUser):
     ROWS = auto()
     TARGET_FLOATS = auto()  # from here on the fields of OperandField, of what is written
     TARGET_QUANTISED = auto()
-    TARGET_SCALES = auto()
+    TARGET_ORIGINS = auto()
     TARGET_SUMS = auto()
-    TARGET_OFFSETS = auto()
+    TARGET_STARTS = auto()
+    TARGET_BYTE_STARTS = auto()
     TARGET_PEAKS = auto()
     TARGET_PEAK_DIGITS = auto()
     TARGET_HALF_OFFSETS = auto()

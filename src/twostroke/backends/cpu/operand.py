@@ -8,7 +8,7 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from twostroke.backends.cpu.arguments import GatedField, OperandField, quantised_stride
+from twostroke.backends.cpu.arguments import ORIGIN, GatedField, OperandField, quantised_stride
 from twostroke.backends.cpu.memory import LINE_BYTES, Arena, Bytes, Floats, Scalar, address_of, padded
 
 GROUP_VALUES = 32
@@ -19,9 +19,10 @@ class Operand:
 
     floats: Floats  # [rows, width]
     quantised: npt.NDArray[np.int8]  # [rows, width]
-    scales: Floats  # [rows, width / 32]
-    sums: Floats  # [rows, width / 32] the scale times the sum of the group
-    offsets: npt.NDArray[np.int32]  # [rows, width / 32] -128 times the sum of the group
+    origins: Floats  # [rows, width / 32] the scale times ORIGIN
+    sums: npt.NDArray[np.uint16]  # [rows, width / 32, to an even number] bf16: the scale times the sum of the group
+    starts: npt.NDArray[np.int32]  # [rows, width / 32] the origin's bits, less START_MIDDLE times the sum of the group
+    byte_starts: npt.NDArray[np.int32]  # [rows, width / 32] the same with BYTE_MIDDLE
     peaks: npt.NDArray[np.int32]  # [rows, width / 32] where in the group its largest value is
     peak_digits: npt.NDArray[np.int32]  # [rows, width / 32] its upper digit: it counts 128 times, beside `quantised`
     half_offsets: npt.NDArray[np.int32]  # [rows, width / 16] -32 times the sum of each half of a group
@@ -29,22 +30,28 @@ class Operand:
     def __init__(self, rows: int, width: int, copies: int = 1) -> None:
         self.copies = copies
         groups = width // GROUP_VALUES
-        lists, stride = 4 * rows * groups, quantised_stride(width)
-        sizes = [padded(count, LINE_BYTES) for count in (4 * rows * width, rows * stride, *[lists] * 5, 2 * lists)]
+        lists, stride = 4 * rows * padded(groups, 2), quantised_stride(width)
+        sizes = [padded(count, LINE_BYTES) for count in (4 * rows * width, rows * stride, *[lists] * 6, 2 * lists)]
         self._copy_bytes = sum(sizes)
         memory = Arena(copies * self._copy_bytes).take(copies * self._copy_bytes)
         ends = np.cumsum(sizes)
-        floats, quantised, scales, sums, offsets, peaks, peak_digits, half_offsets = (
+        floats, quantised, origins, sums, starts, byte_starts, peaks, peak_digits, half_offsets = (
             memory[end - size : end] for end, size in zip(ends, sizes, strict=True)
         )
         self.floats = _shaped(floats, np.float32, rows, width)
         self.quantised = _shaped(quantised, np.int8, rows, stride)[:, :width]
-        self.scales = _shaped(scales, np.float32, rows, groups)
-        self.sums = _shaped(sums, np.float32, rows, groups)
-        self.offsets = _shaped(offsets, np.int32, rows, groups)
+        self.origins = _shaped(origins, np.float32, rows, groups)
+        self.sums = _shaped(sums, np.uint16, rows, padded(groups, 2))
+        self.starts = _shaped(starts, np.int32, rows, groups)
+        self.byte_starts = _shaped(byte_starts, np.int32, rows, groups)
         self.peaks = _shaped(peaks, np.int32, rows, groups)
         self.peak_digits = _shaped(peak_digits, np.int32, rows, groups)
         self.half_offsets = _shaped(half_offsets, np.int32, rows, 2 * groups)
+
+    @property
+    def scales(self) -> Floats:
+        """[rows, width / 32]"""
+        return self.origins / np.float32(ORIGIN)
 
     def restored(self) -> npt.NDArray[np.float64]:
         """The quantised rows as numbers  # [rows, width]"""
@@ -62,9 +69,10 @@ class Operand:
         if quantised:
             found |= {
                 OperandField.QUANTISED: address_of(self.quantised),
-                OperandField.SCALES: address_of(self.scales),
+                OperandField.ORIGINS: address_of(self.origins),
                 OperandField.SUMS: address_of(self.sums),
-                OperandField.OFFSETS: address_of(self.offsets),
+                OperandField.STARTS: address_of(self.starts),
+                OperandField.BYTE_STARTS: address_of(self.byte_starts),
                 OperandField.PEAKS: address_of(self.peaks),
                 OperandField.PEAK_DIGITS: address_of(self.peak_digits),
             }

@@ -76,7 +76,7 @@ class HalfCode(KVCode):
 
     numbers_a_step = 1
     query_bytes = weight_bytes = 4
-    series_degree = 7
+    series_degree = 6
 
     def store(self, key: Value, value: Value, block: Value, offset: Value) -> None:
         e, head_dim = self._e, self._shape.head_dim
@@ -118,7 +118,7 @@ class PairCode(KVCode):
 
     numbers_a_step = 2
     query_bytes = weight_bytes = 2
-    series_degree = 5
+    series_degree = 3
 
     def store(self, key: Value, value: Value, block: Value, offset: Value) -> None:
         for first in range(0, self._shape.head_dim, 16):

@@ -16,8 +16,10 @@ OPEN_FROM_ROWS = 128
 """From so many rows on, opening a panel costs less than reading its packed form for every few of them."""
 ROWS_OF_A_THREAD = 96
 """With so many rows for each thread, opening every panel itself costs a thread less than fetching others' rows."""
-TILE_SCRATCH_BYTES = 4096
-"""What the results of a few tiles take, before they are joined."""
+JOINED_ROWS = 16
+"""Rows of a gated product that are joined at once: the long chains of operations of several rows overlap."""
+TILE_SCRATCH_BYTES = JOINED_ROWS * 4 * TILE_OUTPUTS * 4
+"""What their results take, before they are joined."""
 _JOIN = "join_gated"
 
 
@@ -141,14 +143,16 @@ class _GatedProduct:
             if opened:
                 places = [self._open(place, index) for index, place in enumerate(places)]
 
-            def multiply(height: int, row: Value) -> None:
-                self._call_tiles(places, height, row, opened)
-                target = self._target
-                width = e.mul(self._num_tiles, TILE_OUTPUTS)
-                rows_written = [row, e.integer(height), panel, width]
-                e.call(_JOIN, [target.arguments, target.thread, self._op.scratch, *rows_written])
+            with e.loop(start, stop, JOINED_ROWS) as first:
 
-            self._tiles.over_rows(start, stop, multiply, opened=opened)
+                def multiply(height: int, row: Value) -> None:
+                    self._call_tiles(places, height, row, e.sub(row, first), opened)
+
+                after = e.smaller(e.add(first, JOINED_ROWS), stop)
+                self._tiles.over_rows(first, after, multiply, opened=opened)
+                target, width = self._target, e.mul(self._num_tiles, TILE_OUTPUTS)
+                rows_written = [first, e.sub(after, first), panel, width]
+                e.call(_JOIN, [target.arguments, target.thread, self._op.scratch, *rows_written])
 
         _over_plane(self._op, e.div(self._num_tiles, 2), tallest_tile(e, opened=opened), rows, sweep)
 
@@ -165,9 +169,10 @@ class _GatedProduct:
         self._tiles.open(place, scratch)
         return scratch
 
-    def _call_tiles(self, places: list[Value], height: int, row: Value, opened: bool) -> None:
-        e, none = self._e, self._e.integer(0)
+    def _call_tiles(self, places: list[Value], height: int, row: Value, place_of_row: Value, opened: bool) -> None:
+        e, none, stride = self._e, self._e.integer(0), 4 * TILE_OUTPUTS
         for index, place in enumerate(places):
-            target = e.at(self._op.scratch, index * 4 // len(places) * TILE_OUTPUTS, F32)
-            output = TileOutput(target, e.integer(4 * TILE_OUTPUTS), none, none)
+            column = index * 4 // len(places) * TILE_OUTPUTS
+            target = e.at(self._op.scratch, e.add(e.mul(place_of_row, stride), column), F32)
+            output = TileOutput(target, e.integer(stride), none, none)
             self._tiles.call(height, row, place, output, opened=opened)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from llvmlite import ir
 
-from twostroke.backends.cpu.kernels.emitter import F32X16, I16, I16X16, I32, I32X16, ROUND_MAGIC, Emitter, Value
+from twostroke.backends.cpu.kernels.emitter import F32X16, I16, I16X16, I32, I32X16, Emitter, Value
 
 LARGEST_BF16 = float.fromhex("0x1.fep127")
 I16X32 = ir.VectorType(I16, 32)
@@ -35,7 +34,7 @@ def dot_pairs(e: Emitter, total: Value, left: Value, right: Value) -> Value:
         pairs = [e.build.bitcast(side, _BF16X32) for side in (left, right)]
         name = "llvm.x86.avx512bf16.dpbf16ps.512"
         return e.external(name, F32X16, [F32X16, _BF16X32, _BF16X32], [total, *pairs])
-    for half in (low_floats, high_floats):
+    for half in (high_floats, low_floats):  # in the order of that instruction
         total = e.multiply_add(half(e, left), half(e, right), total)
     return total
 
@@ -88,12 +87,5 @@ def saturate(e: Emitter, value: Value, limit: float) -> Value:
 
 def power_of_two(e: Emitter, value: Value, degree: int) -> Value:
     """2^x for x up to 0, by a series of this degree: exactly 1 at 0, exactly 0 at -127 and below; NaN stays NaN."""
-    build, lowest = e.build, e.floats(-127.0)
-    value = build.select(build.fcmp_ordered("<", value, lowest), lowest, value)
-    shifted = build.fadd(value, e.floats(ROUND_MAGIC))
-    rest = build.fsub(value, build.fsub(shifted, e.floats(ROUND_MAGIC)))
-    series = e.floats(math.log(2) ** degree / math.factorial(degree))
-    for power in range(degree - 1, -1, -1):
-        series = e.multiply_add(series, rest, e.floats(math.log(2) ** power / math.factorial(power)))
-    exponent = build.shl(build.bitcast(shifted, I32X16), e.ints(23))
-    return build.bitcast(build.add(build.bitcast(series, I32X16), exponent), F32X16)
+    lowest = e.floats(-127.0)
+    return e.power_of_two(e.build.select(e.build.fcmp_ordered("<", value, lowest), lowest, value), degree)

@@ -6,7 +6,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 
-from twostroke.backends.cpu.arguments import ALIASED_BYTES, STRIDE_PADDING_BYTES, OperandField
+from twostroke.backends.cpu.arguments import (
+    ALIASED_BYTES,
+    BYTE_MIDDLE,
+    ORIGIN,
+    START_MIDDLE,
+    STRIDE_PADDING_BYTES,
+    OperandField,
+)
 from twostroke.backends.cpu.kernels.emitter import (
     F32,
     F32X16,
@@ -21,9 +28,11 @@ from twostroke.backends.cpu.kernels.emitter import (
     Value,
 )
 
-PEAK_RATIO = 4.0
+PEAK_RATIO = 3.0
 """How much larger than the second largest of its group a value must be to get a second digit. Smaller is closer to
 float32 and slower (docs/performance.md has the figures)."""
+
+_SMALLEST_SCALE_BITS, _LARGEST_SCALE_BITS = (exponent + 127 << 23 for exponent in (-66, 127))
 
 PARAMETERS = (
     ("arguments", POINTER),
@@ -91,6 +100,11 @@ def quantised_stride(e: Emitter, width: Value) -> Value:
     return e.build.select(aliased, e.add(width, STRIDE_PADDING_BYTES), width)
 
 
+def sum_pairs(e: Emitter, width: Value) -> Value:
+    """Pairs of groups in a row of `OperandField.SUMS`; the last one may have no second."""
+    return e.div(e.add(width, 63), 64)
+
+
 class OperandWriter:
     """Writes one row of a matrix product's input, as floats, quantised in groups of 32, or both."""
 
@@ -102,11 +116,16 @@ class OperandWriter:
         groups = e.mul(row, e.div(width, 32))
         self._floats = e.at(op.operand_address(OperandField.FLOATS), e.mul(row, width), F32)
         self._quantised = e.at(op.operand_address(OperandField.QUANTISED), e.mul(row, quantised_stride(e, width)))
-        self._scales = e.at(op.operand_address(OperandField.SCALES), groups, F32)
-        self._sums = e.at(op.operand_address(OperandField.SUMS), groups, F32)
-        self._offsets, self._peaks, self._peak_digits = (
+        self._origins = e.at(op.operand_address(OperandField.ORIGINS), groups, F32)
+        self._sums = e.at(op.operand_address(OperandField.SUMS), e.mul(row, sum_pairs(e, width)), I32)
+        self._starts, self._byte_starts, self._peaks, self._peak_digits = (
             e.at(op.operand_address(field), groups, I32)
-            for field in (OperandField.OFFSETS, OperandField.PEAKS, OperandField.PEAK_DIGITS)
+            for field in (
+                OperandField.STARTS,
+                OperandField.BYTE_STARTS,
+                OperandField.PEAKS,
+                OperandField.PEAK_DIGITS,
+            )
         )
         self._half_offsets = e.at(op.operand_address(OperandField.HALF_OFFSETS), e.mul(groups, 2), I32)
 
@@ -127,15 +146,15 @@ class OperandWriter:
         build = e.build
         # The bits of magnitudes are ordered as integers as they are as floats, NaN above infinity: one instruction.
         magnitudes = [build.and_(build.bitcast(half, I32X16), e.ints(0x7FFFFFFF)) for half in halves]
-        largest = build.bitcast(e.reduce(e.larger_integer(*magnitudes), e.larger_integer), F32)
-        near = self._mask_of_at_least(magnitudes, build.fmul(largest, F32(1 / PEAK_RATIO)))
+        largest = build.bitcast(e.highest_everywhere(e.larger_integer(*magnitudes)), F32X16)
+        near = self._mask_of_at_least(magnitudes, build.fmul(largest, e.floats(1 / PEAK_RATIO)))
         others = build.and_(near, build.sub(near, I32(1)))  # all but the first of them
         alone = build.and_(build.icmp_signed("==", others, I32(0)), build.icmp_signed("!=", near, I32(0)))
         with build.if_else(alone) as (has_peak, has_none):
             with has_peak:
                 self._write_with_peak(group, halves, magnitudes, largest, near)
             with has_none:
-                scale = self._scale(build.fmul(largest, F32(1 / 127)))
+                scale = self._scale(build.fmul(largest, e.floats(1 / 127)))
                 numbers = self._numbers(halves, scale)
                 self._write_numbers(group, numbers)
                 self._write_sums(group, scale, numbers)
@@ -148,8 +167,8 @@ class OperandWriter:
         peak = e.external("llvm.cttz.i32", I32, [I32, I1], [near, I1(1)])
         lanes = [build.icmp_signed("==", e.ints(range(first, first + 16)), e.splat(peak)) for first in (0, 16)]
         others = [build.select(at, e.ints(0), m) for at, m in zip(lanes, magnitudes, strict=True)]
-        second = build.bitcast(e.reduce(e.larger_integer(*others), e.larger_integer), F32)
-        beside = e.larger_float(build.fmul(second, F32(1 / 127)), build.fmul(largest, F32(1 / (127 * 128))))
+        second = build.bitcast(e.highest_everywhere(e.larger_integer(*others)), F32X16)
+        beside = e.larger_float(build.fmul(second, e.floats(1 / 127)), build.fmul(largest, e.floats(1 / (127 * 128))))
         scale = self._scale(beside)
         numbers = self._numbers(halves, scale)
         at_peak = [build.select(at, n, e.ints(0)) for at, n in zip(lanes, numbers, strict=True)]
@@ -163,20 +182,24 @@ class OperandWriter:
 
     def _mask_of_at_least(self, magnitudes: list[Value], least: Value) -> Value:
         """A bit for each of the 32 places whose magnitude is at least this; none where it is NaN."""
-        e, build = self._emitter, self._emitter.build
-        spread = e.splat(least)
-        found = [build.fcmp_ordered(">=", build.bitcast(m, F32X16), spread) for m in magnitudes]
+        build = self._emitter.build
+        found = [build.fcmp_ordered(">=", build.bitcast(m, F32X16), least) for m in magnitudes]
         low, high = (build.zext(build.bitcast(bits, I16), I32) for bits in found)
         return build.or_(low, build.shl(high, I32(16)))
 
     def _scale(self, wanted: Value) -> Value:
-        build = self._emitter.build
-        return build.select(build.fcmp_ordered("<", wanted, F32(1e-20)), F32(1e-20), wanted)
+        """The power of two that is not below, in all lanes; of what is not finite, one whose origin is not either."""
+        e, build = self._emitter, self._emitter.build
+        bits = e.larger_integer(build.bitcast(wanted, I32X16), e.ints(_SMALLEST_SCALE_BITS))
+        largest = e.ints(_LARGEST_SCALE_BITS)
+        bits = build.select(build.icmp_signed("<", bits, largest), bits, largest)
+        power = build.and_(build.add(bits, e.ints(0x7FFFFF)), e.ints(0x7F800000))
+        return build.bitcast(power, F32X16)
 
     def _numbers(self, halves: tuple[Value, Value], scale: Value) -> list[Value]:
         """Values over the scale, to the nearest integer."""
         e, build = self._emitter, self._emitter.build
-        inverse = e.splat(build.fdiv(F32(1.0), scale))
+        inverse = build.bitcast(build.sub(e.ints(0x7F000000), build.bitcast(scale, I32X16)), F32X16)
         return [build.sub(e.nearest_bits(build.fmul(half, inverse)), e.ints(0x4B400000)) for half in halves]
 
     def _write_numbers(self, group: Value, numbers: list[Value]) -> None:
@@ -186,10 +209,15 @@ class OperandWriter:
 
     def _write_sums(self, group: Value, scale: Value, numbers: list[Value]) -> None:
         e, build = self._emitter, self._emitter.build
-        e.store(scale, e.at(self._scales, group, F32), 4)
+        origin = e.first_lane(build.fmul(scale, e.floats(ORIGIN)))
+        e.store(origin, e.at(self._origins, group, F32), 4)
         count = e.reduce_sum(build.add(*numbers))
-        e.store(build.fmul(build.sitofp(count, F32), scale), e.at(self._sums, group, F32), 4)
-        e.store(build.mul(count, I32(-128)), e.at(self._offsets, group, I32), 4)
+        sum_bits = build.bitcast(build.fmul(build.sitofp(count, F32), e.first_lane(scale)), I32)
+        rounded = build.lshr(build.add(sum_bits, I32(0x8000)), I32(16))
+        e.store(build.trunc(rounded, I16), e.at(self._sums, group, I16), 2)
+        for middle, starts in ((START_MIDDLE, self._starts), (BYTE_MIDDLE, self._byte_starts)):
+            start = build.sub(build.bitcast(origin, I32), build.mul(count, I32(middle)))
+            e.store(start, e.at(starts, group, I32), 4)
         with e.when(self._has_halves):
             first = e.reduce_sum(numbers[0])
             for index, part in enumerate((first, build.sub(count, first))):

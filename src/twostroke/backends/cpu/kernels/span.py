@@ -17,7 +17,7 @@ MASKED, NOTHING_YET = -3.0e38, -1.0e30
 """A masked score lies so far below an empty maximum that its weight is exactly zero."""
 LOG2_E = 1 / math.log(2)
 """Scores are in units of ln 2, so that weights are powers of two."""
-_MERGE_DEGREE = 7
+_MERGE_DEGREE = 6
 _UNROLL = 8
 
 

@@ -8,15 +8,16 @@ from dataclasses import dataclass
 
 from twostroke.backends.cpu.arguments import TILE_OUTPUTS, OperandField, TileKind
 from twostroke.backends.cpu.kernels.emitter import F32, I8, I32, I64, POINTER, Emitter, Value
-from twostroke.backends.cpu.kernels.operation import Operation, quantised_stride
+from twostroke.backends.cpu.kernels.operation import Operation, quantised_stride, sum_pairs
 from twostroke.backends.cpu.kernels.tile_weights import OpenedWeights, PackedWeights
 from twostroke.backends.cpu.kernels.tiles import InputRow, Tile, float_tile, quantised_tile
 
 _PARAMETERS = (
-    ("values", POINTER),  # of the first row, as the other six
-    ("scales", POINTER),
+    ("values", POINTER),  # of the first row, as the other seven
+    ("origins", POINTER),
     ("sums", POINTER),
-    ("offsets", POINTER),
+    ("starts", POINTER),
+    ("byte_starts", POINTER),
     ("half_offsets", POINTER),
     ("peaks", POINTER),
     ("peak_digits", POINTER),
@@ -55,7 +56,7 @@ def emit_tiles(e: Emitter, kind: TileKind) -> None:
 
 def _emit_tile(e: Emitter, kind: TileKind, height: int, *, opened: bool) -> None:
     with e.function(_name(kind, height, opened=opened), _PARAMETERS, apart=True) as values:
-        first_row, (depth, weights), rest = values[:7], values[7:9], values[9:]
+        first_row, (depth, weights), rest = values[:8], values[8:10], values[10:]
         groups = e.div(depth, kind.group_values)
         rows = [_row(e, kind, first_row, depth, index) for index in range(height)]
         if not kind.is_quantised:
@@ -63,20 +64,21 @@ def _emit_tile(e: Emitter, kind: TileKind, height: int, *, opened: bool) -> None
         elif opened:
             totals = quantised_tile(e, OpenedWeights(e, kind, weights, groups), rows, groups)
         else:
-            totals = quantised_tile(e, PackedWeights(e, kind, [weights]), rows, groups)
+            totals = quantised_tile(e, PackedWeights(e, kind, [weights], height), rows, groups)
         _store(e, totals, *rest)
 
 
 def _row(e: Emitter, kind: TileKind, first: Sequence[Value], depth: Value, index: int) -> InputRow:
-    values, scales, sums, offsets, half_offsets, peaks, peak_digits = first
+    values, origins, sums, starts, byte_starts, half_offsets, peaks, peak_digits = first
     if not kind.is_quantised:
         return InputRow(e.at(values, e.mul(depth, index), F32))
     groups = e.mul(e.div(depth, kind.group_values), index)
     return InputRow(
         e.at(values, e.mul(quantised_stride(e, depth), index)),
-        e.at(scales, groups, F32),
-        e.at(sums, groups, F32),
-        e.at(offsets, groups, I32),
+        e.at(origins, groups, F32),
+        e.at(sums, e.mul(sum_pairs(e, depth), index), I32),
+        e.at(starts, groups, I32),
+        e.at(byte_starts, groups, I32),
         e.at(half_offsets, e.mul(groups, 2), I32),
         e.at(peaks, groups, I32),
         e.at(peak_digits, groups, I32),
@@ -118,9 +120,10 @@ class TileCalls:
         values = OperandField.QUANTISED if kind.is_quantised else OperandField.FLOATS
         fields = (
             values,
-            OperandField.SCALES,
+            OperandField.ORIGINS,
             OperandField.SUMS,
-            OperandField.OFFSETS,
+            OperandField.STARTS,
+            OperandField.BYTE_STARTS,
             OperandField.HALF_OFFSETS,
             OperandField.PEAKS,
             OperandField.PEAK_DIGITS,
@@ -129,13 +132,14 @@ class TileCalls:
 
     def _rows_from(self, row: Value) -> list[Value]:
         e = self._e
-        values, scales, sums, offsets, half_offsets, peaks, peak_digits = self._input
+        values, origins, sums, starts, byte_starts, half_offsets, peaks, peak_digits = self._input
         groups = e.mul(row, self.groups)
         return [
             e.at(values, e.mul(row, self._stride), I8 if self._kind.is_quantised else F32),
-            e.at(scales, groups, F32),
-            e.at(sums, groups, F32),
-            e.at(offsets, groups, I32),
+            e.at(origins, groups, F32),
+            e.at(sums, e.mul(row, sum_pairs(e, self._depth)), I32),
+            e.at(starts, groups, I32),
+            e.at(byte_starts, groups, I32),
             e.at(half_offsets, e.mul(groups, 2), I32),
             e.at(peaks, groups, I32),
             e.at(peak_digits, groups, I32),

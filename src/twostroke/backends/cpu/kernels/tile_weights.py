@@ -29,8 +29,15 @@ class GroupedWeights(Protocol):
     def scales(self, group: Value) -> list[list[Value]]:
         """[one, or one for each half of the group][columns] of 16 floats"""
 
-    def minimums(self, group: Value) -> list[Value] | None:
-        """[columns] of 16 floats, for kinds that have them."""
+    def minimum_pairs(self, group: Value, *, single: bool) -> list[Value]:
+        """[columns] of 16 pairs of bf16, for kinds that have them: what an output's weights are in the middle of their
+        range, in this group (even) and in the next, or 0 where this is the last."""
+
+
+def middle(kind: TileKind) -> int:
+    """The integer that stands for the middle of a weight's range. Integer sums count from there, so that minimums,
+    moved there too, are small: their rounding matters little."""
+    return {TileKind.Q4_1: 8, TileKind.Q4_0: 8, TileKind.Q5_K: 16, TileKind.Q6_K: 32, TileKind.Q8_0: 128}[kind]
 
 
 def scale_sets(kind: TileKind) -> int:
@@ -47,8 +54,9 @@ class PackedWeights:
     (high); in Q8_0, byte 4j + b is value 4j + b. Nothing is fetched early: tiles lie in the order they are read, and
     hardware that sees that does better alone (36 GB/s against 31 with prefetches of any distance, on a Zen 4)."""
 
-    def __init__(self, emitter: Emitter, kind: TileKind, tiles: list[Value]) -> None:
-        self._emitter, self._tiles = emitter, tiles
+    def __init__(self, emitter: Emitter, kind: TileKind, tiles: list[Value], rows: int = 1) -> None:
+        """`rows` are those that meet each weight."""
+        self._emitter, self._tiles, self._rows = emitter, tiles, rows
         self.kind, self.columns = kind, len(tiles)
 
     def _group(self, tile: Value, group: Value) -> Value:
@@ -64,9 +72,10 @@ class PackedWeights:
         planes = [self._planes(place) for place in places]
         for quarter in range(STEPS // 2):
             packed = [e.load(I8X64, e.at(place, 64 * quarter), 32) for place in places]
-            for high, nibbles in enumerate((low_nibbles, high_nibbles)):
+            low = [low_nibbles(e, value) for value in packed]
+            above = [high_nibbles(e, value, two_steps=self._rows > 4) for value in packed]
+            for high, weights in enumerate((low, above)):
                 step = 2 * quarter + high
-                weights = [nibbles(e, value) for value in packed]
                 yield (
                     4 * quarter + 16 * high,
                     [self._with_high_bits(w, own, step) for w, own in zip(weights, planes, strict=True)],
@@ -125,22 +134,37 @@ class PackedWeights:
     def scales(self, group: Value) -> list[list[Value]]:
         return [self._halves(group, index) for index in range(scale_sets(self.kind))]
 
-    def minimums(self, group: Value) -> list[Value] | None:
-        return self._halves(group, scale_sets(self.kind)) if has_minimums(self.kind) else None
+    def minimum_pairs(self, group: Value, *, single: bool) -> list[Value]:
+        e, build = self._emitter, self._emitter.build
+        low = [build.lshr(bits, e.ints(16)) for bits in self._middles(group)]
+        if single:
+            return low
+        high = [build.and_(bits, e.ints(-65536)) for bits in self._middles(e.add(group, 1))]
+        return [build.or_(*pair) for pair in zip(low, high, strict=True)]
+
+    def _middles(self, group: Value) -> list[Value]:
+        """[columns] of 16 floats whose upper halves are the bits of bf16."""
+        e, build = self._emitter, self._emitter.build
+        found = []
+        for scale, minimum in zip(self._halves(group, 0), self._halves(group, 1), strict=True):
+            value = e.multiply_add(scale, e.floats(float(middle(self.kind))), minimum)
+            found.append(build.add(build.bitcast(value, I32X16), e.ints(0x8000)))
+        return found
 
 
 class OpenedWeights:
-    """A panel opened into scratch: bytes [groups][8][columns][64], then f32 [groups][scales, minimums][columns][16]."""
+    """A panel opened into scratch: bytes [groups][8][columns][64], then f32 [groups][sets of scales][columns][16],
+    then pairs of minimums, [pairs of groups][columns][16]."""
 
     def __init__(self, emitter: Emitter, kind: TileKind, scratch: Value, groups: Value) -> None:
         e = self._emitter = emitter
         self.kind, self.columns = kind, emitter.isa.tile_columns
-        self._numbers = scale_sets(kind) + has_minimums(kind)
         self._bytes, self._floats = scratch, e.at(scratch, e.mul(groups, 64 * STEPS * self.columns))
+        self._pairs = e.at(self._floats, e.mul(groups, 64 * scale_sets(kind) * self.columns))
 
     def _floats_of(self, group: Value, which: int, column: int) -> Value:
         e = self._emitter
-        first = e.mul(group, 16 * self._numbers * self.columns)
+        first = e.mul(group, 16 * scale_sets(self.kind) * self.columns)
         return e.at(self._floats, e.add(first, 16 * (which * self.columns + column)), F32)
 
     def fill(self, packed: PackedWeights, groups: Value) -> None:
@@ -150,10 +174,23 @@ class OpenedWeights:
             for step, (_, weights) in enumerate(packed.steps(group)):
                 for column, weight in enumerate(weights):
                     e.store(weight, e.at(place, 64 * (step * self.columns + column)), 64)
-            minimums = packed.minimums(group)
-            for which, values in enumerate(packed.scales(group) + ([minimums] if minimums else [])):
+            for which, values in enumerate(packed.scales(group)):
                 for column, value in enumerate(values):
                     e.store_floats(value, self._floats_of(group, which, column))
+        if has_minimums(self.kind):
+            with e.loop(0, e.sub(groups, 1), 2) as group:
+                self._store_pairs(group, packed.minimum_pairs(group, single=False))
+            with e.when(e.is_nonzero(e.rem(groups, 2))):
+                last = e.sub(groups, 1)
+                self._store_pairs(last, packed.minimum_pairs(last, single=True))
+
+    def _pair_place(self, group: Value, column: int) -> Value:
+        e = self._emitter
+        return e.at(self._pairs, e.add(e.mul(e.div(group, 2), 64 * self.columns), 64 * column))
+
+    def _store_pairs(self, group: Value, pairs: list[Value]) -> None:
+        for column, pair in enumerate(pairs):
+            self._emitter.store(pair, self._pair_place(group, column), 64)
 
     def steps(self, group: Value) -> Iterator[tuple[int, list[Value]]]:
         e, columns = self._emitter, range(self.columns)
@@ -177,13 +214,18 @@ class OpenedWeights:
     def scales(self, group: Value) -> list[list[Value]]:
         return [self._numbers_of(group, index) for index in range(scale_sets(self.kind))]
 
-    def minimums(self, group: Value) -> list[Value] | None:
-        return self._numbers_of(group, scale_sets(self.kind)) if has_minimums(self.kind) else None
+    def minimum_pairs(self, group: Value, *, single: bool) -> list[Value]:
+        del single
+        return [self._emitter.load(I32X16, self._pair_place(group, column), 64) for column in range(self.columns)]
 
 
 def low_nibbles(emitter: Emitter, packed: Value) -> Value:
     return emitter.build.and_(packed, ir.Constant(I8X64, [15] * 64))
 
 
-def high_nibbles(emitter: Emitter, packed: Value) -> Value:
-    return emitter.build.lshr(packed, ir.Constant(I8X64, [4] * 64))
+def high_nibbles(emitter: Emitter, packed: Value, *, two_steps: bool) -> Value:
+    """In one step where LLVM finds one (an affine map of bits); in two where its unit is busy with dot products."""
+    if not two_steps:
+        return emitter.build.lshr(packed, ir.Constant(I8X64, [4] * 64))
+    moved = emitter.build.lshr(emitter.build.bitcast(packed, I32X16), emitter.ints(4))
+    return emitter.build.bitcast(emitter.build.and_(moved, emitter.ints(0x0F0F0F0F)), I8X64)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from twostroke.backends.cpu.arguments import TileKind
+from twostroke.backends.cpu.arguments import START_MIDDLE, TileKind
 from twostroke.backends.cpu.kernels.dot import dot_biased, dot_small, unbiases_itself
 from twostroke.backends.cpu.kernels.emitter import (
     F32X16,
@@ -19,7 +19,8 @@ from twostroke.backends.cpu.kernels.emitter import (
     Value,
     Variable,
 )
-from twostroke.backends.cpu.kernels.tile_weights import GroupedWeights, scale_sets
+from twostroke.backends.cpu.kernels.numbers import dot_pairs
+from twostroke.backends.cpu.kernels.tile_weights import GroupedWeights, has_minimums, middle, scale_sets
 
 Tile = list[list[Variable]]
 """[rows][columns] of 16 outputs"""
@@ -30,64 +31,85 @@ class InputRow:
     """One row of activations: quantised (values and what goes with them), or floats in `values` alone."""
 
     values: Value
-    scales: Value = None
+    origins: Value = None
     sums: Value = None
-    offsets: Value = None
+    starts: Value = None
+    byte_starts: Value = None
     half_offsets: Value = None
     peaks: Value = None
     peak_digits: Value = None
 
 
 def quantised_tile(e: Emitter, weights: GroupedWeights, rows: list[InputRow], groups: Value) -> Tile:
-    """For each group of 32, or for each half of it that has a scale: an exact integer dot product; then, in this order,
-    times the row's scale, times the column's scale added to the total; and after the group the column's minimum times
-    the row's sum added to that."""
-    dot = dot_biased if weights.kind is TileKind.Q8_0 else dot_small
-    sets = scale_sets(weights.kind)
+    """Group by group, `_add_group`; and after every second group, the minimums of both times the row's sums added to
+    the total: one product of pairs of bf16."""
     totals = [[e.variable(F32X16, e.floats(0.0)) for _ in range(weights.columns)] for _ in rows]
-    with e.loop(0, groups) as group:
-        integers = _starts(e, weights, rows, group)
-        places = [e.at(row.values, e.mul(group, 32)) for row in rows]
-        for first, columns in weights.steps(group):
-            half = first // 16 if sets == 2 else 0
-            for sums, place in zip(integers, places, strict=True):
-                four = e.load(I32, e.at(place, first), 4)
-                sums[half] = [dot(e, t, w, four) for t, w in zip(sums[half], columns, strict=True)]
-        scales, minimums = weights.scales(group), weights.minimums(group)
-        for row, total, sums in zip(rows, totals, integers, strict=True):
-            row_scale = e.broadcast(row.scales, group)
-            row_sum = e.broadcast(row.sums, group) if minimums is not None else None
-            for column in range(weights.columns):
-                value = total[column].value
-                for counts, column_scales in zip(sums, scales, strict=True):
-                    scaled = e.build.fmul(e.build.sitofp(counts[column], F32X16), row_scale)
-                    value = e.multiply_add(scaled, column_scales[column], value)
-                if minimums is not None:
-                    value = e.multiply_add(minimums[column], row_sum, value)
-                total[column].value = value
+    if not has_minimums(weights.kind):
+        with e.loop(0, groups) as group:
+            _add_group(e, weights, rows, group, totals)
+        return totals
+    with e.loop(0, e.sub(groups, 1), 2) as group:
+        _add_group(e, weights, rows, group, totals)
+        _add_group(e, weights, rows, e.add(group, 1), totals)
+        _add_minimums(e, weights, rows, group, totals, single=False)
+    with e.when(e.is_nonzero(e.rem(groups, 2))):
+        _add_group(e, weights, rows, e.sub(groups, 1), totals)
+        _add_minimums(e, weights, rows, e.sub(groups, 1), totals, single=True)
     return totals
 
 
+def _add_group(e: Emitter, weights: GroupedWeights, rows: list[InputRow], group: Value, totals: Tile) -> None:
+    """For a group of 32, or for each half of it that has a scale: an exact integer dot product, counted up from the
+    bits of the row's origin. Read as a float and lowered by the origin, that is the dot product times the row's scale,
+    exactly and with no multiplication; times the column's scale it is added to the total."""
+    dot = dot_biased if weights.kind is TileKind.Q8_0 else dot_small
+    sets = scale_sets(weights.kind)
+    integers = _starts(e, weights, rows, group)
+    places = [e.at(row.values, e.mul(group, 32)) for row in rows]
+    for first, columns in weights.steps(group):
+        half = first // 16 if sets == 2 else 0
+        for sums, place in zip(integers, places, strict=True):
+            four = e.load(I32, e.at(place, first), 4)
+            sums[half] = [dot(e, t, w, four) for t, w in zip(sums[half], columns, strict=True)]
+    scales = weights.scales(group)
+    for row, total, sums in zip(rows, totals, integers, strict=True):
+        origin = e.broadcast(row.origins, group)
+        for column in range(weights.columns):
+            value = total[column].value
+            for counts, column_scales in zip(sums, scales, strict=True):
+                scaled = e.build.fsub(e.build.bitcast(counts[column], F32X16), origin)
+                value = e.multiply_add(scaled, column_scales[column], value)
+            total[column].value = value
+
+
+def _add_minimums(
+    e: Emitter, weights: GroupedWeights, rows: list[InputRow], group: Value, totals: Tile, *, single: bool
+) -> None:
+    minimums = weights.minimum_pairs(group, single=single)
+    for row, total in zip(rows, totals, strict=True):
+        sums = e.splat(e.load_at(I32, row.sums, e.div(group, 2)))
+        for cell, minimum in zip(total, minimums, strict=True):
+            cell.value = dot_pairs(e, cell.value, minimum, sums)
+
+
 def _starts(e: Emitter, weights: GroupedWeights, rows: list[InputRow], group: Value) -> list[list[list[Value]]]:
-    """What integer sums start from: the bias of the weights taken away, and 128 times a peak's upper digit times the
-    weights there. Few groups have a peak: where no row does, it is passed by  # [rows][sets of scales][columns]"""
+    """What integer sums start from: the row's origin, the bias of the weights taken away, and 128 times a peak's upper
+    digit times the weights there. Few groups have a peak: where no row does, it is passed by
+    # [rows][sets of scales][columns]"""
     build, sets = e.build, scale_sets(weights.kind)
+    cells = []
+    for row in rows:
+        starts = [_start(e, weights.kind, row, group, half) for half in range(sets)]
+        cells.append([[e.variable(I32X16, start) for _ in range(weights.columns)] for start in starts])
     digits = [e.load_at(I32, row.peak_digits, group) for row in rows]
     either = digits[0]
     for digit in digits[1:]:
         either = build.or_(either, digit)
-    added = [[[e.variable(I32X16, e.ints(0)) for _ in range(weights.columns)] for _ in range(sets)] for _ in rows]
     with e.when(build.icmp_signed("!=", either, I32(0))):
-        for row, digit, cells in zip(rows, digits, added, strict=True):
+        for row, digit, own in zip(rows, digits, cells, strict=True):
             with e.when(build.icmp_signed("!=", digit, I32(0))):
-                _add_peak(e, weights, row, digit, cells, group)
-    return [
-        [
-            [build.add(cell.value, _start(e, weights.kind, row, group, half)) for cell in own]
-            for half, own in enumerate(cells)
-        ]
-        for row, cells in zip(rows, added, strict=True)
-    ]
+                _add_peak(e, weights, row, digit, own, group)
+    return [[[cell.value for cell in half] for half in own] for own in cells]
 
 
 def _add_peak(
@@ -102,19 +124,24 @@ def _add_peak(
             in_half = build.icmp_signed("==", build.lshr(build.and_(peak, I64(16)), I64(4)), I64(half))
             at_half = build.select(in_half, digit, I32(0))
         for cell, weight in zip(own, step, strict=True):
-            cell.value = build.shl(dot(e, e.ints(0), weight, at_half), e.ints(7))
+            raised = build.shl(dot(e, e.ints(0), weight, at_half), e.ints(7))
+            cell.value = build.add(cell.value, raised)
 
 
 def _start(e: Emitter, kind: TileKind, row: InputRow, group: Value, half: int) -> Value:
-    """Weights are stored with a bias, and it is taken away before any is added."""
+    """Weights are stored as they count from the lowest, and sums count from the middle."""
     match kind:
+        case TileKind.Q4_1 | TileKind.Q4_0:
+            return e.splat(e.load_at(I32, row.starts, group))
         case TileKind.Q8_0 if not unbiases_itself(e):
-            return e.splat(e.load_at(I32, row.offsets, group))
-        case TileKind.Q4_0:  # -8 of the -128
-            return e.splat(e.build.ashr(e.load_at(I32, row.offsets, group), I32(4)))
-        case TileKind.Q6_K:
-            return e.splat(e.load_at(I32, row.half_offsets, e.add(e.mul(group, 2), half)))
-    return e.ints(0)
+            return e.splat(e.load_at(I32, row.byte_starts, group))
+    origin = e.build.bitcast(e.broadcast(row.origins, group), I32X16)
+    if kind is TileKind.Q6_K:
+        return e.build.add(origin, e.splat(e.load_at(I32, row.half_offsets, e.add(e.mul(group, 2), half))))
+    if kind is TileKind.Q5_K:
+        to_middle = e.build.sub(e.splat(e.load_at(I32, row.starts, group)), origin)
+        return e.build.add(origin, e.build.mul(to_middle, e.ints(middle(kind) // START_MIDDLE)))
+    return origin
 
 
 def float_tile(e: Emitter, kind: TileKind, tile: Value, rows: list[InputRow], depth: Value) -> Tile:

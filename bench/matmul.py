@@ -1,0 +1,138 @@
+"""Matrix products alone, on one thread: SmolLM2-135M's four shapes in Q4_1 over random weights and activations, for
+several numbers of rows. Prints the fastest of many runs: on a machine that others use, that is the one to compare.
+
+    PYTHONPATH=src python bench/matmul.py [--rows 1,16,32,256] [--seconds 1.0] [--peaks 0.0]"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+
+from twostroke.backends.cpu import isa as instruction_sets
+from twostroke.backends.cpu.arguments import GatedField, MatmulField, NormField, StepField, TileKind
+from twostroke.backends.cpu.compile import NativeCode, load_or_compile
+from twostroke.backends.cpu.kernels.build import module_text
+from twostroke.backends.cpu.kernels.matmul import gated_name, matmul_name
+from twostroke.backends.cpu.memory import Arena, address_of, float_zeros
+from twostroke.backends.cpu.operand import Operand
+from twostroke.backends.cpu.packing import PackedMatrix, pack, packed_bytes
+from twostroke.backends.cpu.program import Tape
+from twostroke.backends.cpu.shape import KernelShape
+from twostroke.backends.cpu.threads import ThreadPool
+from twostroke.models.weights.quantisation import quantise
+from twostroke.models.weights.tensor import WeightKind, WeightTensor
+
+SHAPE = KernelShape(
+    head_dim=64, queries_per_kv_head=3, block_size=16, activation="silu", soft_capped=False, tile_kinds=(TileKind.Q4_1,)
+)
+
+
+@dataclass(frozen=True)
+class Product:
+    depth: int
+    outputs: int
+    gated: bool = False
+
+    @property
+    def label(self) -> str:
+        return f"{self.depth} to {self.outputs}{' gated' if self.gated else ''}"
+
+
+PRODUCTS = (Product(576, 960), Product(576, 576), Product(576, 3072, gated=True), Product(1536, 576))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", default="1,16,32,256")
+    parser.add_argument("--seconds", type=float, default=1.0, help="for each shape")
+    parser.add_argument("--peaks", type=float, default=0.0, help="share of groups with a value that stands out")
+    options = parser.parse_args()
+    isa = instruction_sets.choose(None)
+    code = load_or_compile(SHAPE.key, isa, lambda: module_text(SHAPE, isa))
+    print(f"{isa.name}, one thread, Gmac/s, {options.peaks:.0%} of groups with a peak")
+    print(f"{'rows':>5}" + "".join(f"{product.label:>20}" for product in PRODUCTS))
+    for rows in (int(count) for count in options.rows.split(",")):
+        rates = [rate(code, product, rows, options.peaks, options.seconds) for product in PRODUCTS]
+        print(f"{rows:5}" + "".join(f"{1e-9 * found:20.1f}" for found in rates), flush=True)
+
+
+def rate(code: NativeCode, product: Product, rows: int, peaks: float, seconds: float) -> float:
+    """Multiply-adds a second; the call from Python, some microseconds, counts too."""
+    matrix = random_matrix(product)
+    operand, target = Operand(rows, product.depth), Operand(rows, product.outputs // 2)
+    inputs, output = random_inputs(rows, product.depth, peaks), float_zeros(rows, product.outputs)
+    read = operand.fields(floats=False, quantised=True)
+    prepare: dict[IntEnum, int] = {
+        NormField.INPUT: address_of(inputs),
+        NormField.WIDTH: product.depth,
+        NormField.ROWS: StepField.NUM_TOKENS,
+    }
+    if product.gated:
+        name = gated_name(matrix.kind, SHAPE.activation)
+        fields: dict[IntEnum, int] = {
+            GatedField.WEIGHTS: address_of(matrix.data),
+            GatedField.UP_BYTES: matrix.data[: matrix.num_tiles // 2].nbytes,
+            GatedField.DEPTH: product.depth,
+            GatedField.NUM_TILES: matrix.num_tiles // 2,
+            GatedField.ROWS: StepField.NUM_TOKENS,
+        }
+        fields |= target.target_fields(floats=False, quantised=True)
+    else:
+        name = matmul_name(matrix.kind)
+        fields = {
+            MatmulField.WEIGHTS: address_of(matrix.data),
+            MatmulField.DEPTH: product.depth,
+            MatmulField.NUM_TILES: matrix.num_tiles,
+            MatmulField.ROWS: StepField.NUM_TOKENS,
+            MatmulField.OUTPUT: address_of(output),
+            MatmulField.OUTPUT_STRIDE: product.outputs,
+        }
+    preparing, multiplying = Tape(code), Tape(code)
+    preparing.add("prepare", prepare | read)
+    multiplying.add(name, fields | read)
+    return rows * product.depth * product.outputs / fastest_s(code, preparing, multiplying, rows, seconds)
+
+
+def fastest_s(code: NativeCode, preparing: Tape, multiplying: Tape, rows: int, seconds: float) -> float:
+    step = np.zeros(64, dtype=np.int64)
+    step[StepField.NUM_TOKENS] = rows
+    entries, best_s = multiplying.entries(), float("inf")
+    pool = ThreadPool(code, 1, 1 << 20)
+    try:
+        pool.run(preparing.entries(), step)
+        end_s = time.perf_counter() + seconds
+        while time.perf_counter() < end_s:
+            started_s = time.perf_counter()
+            pool.run(entries, step)
+            best_s = min(best_s, time.perf_counter() - started_s)
+    finally:
+        pool.close()
+    return best_s
+
+
+def random_matrix(product: Product) -> PackedMatrix:
+    parts = 2 if product.gated else 1
+    rng, outputs = np.random.default_rng(0), product.outputs // parts
+    tensors = []
+    for index in range(parts):
+        values = rng.standard_normal((outputs, product.depth)).astype(np.float32)
+        data = quantise(WeightKind.Q4_1, values).reshape(outputs, -1)
+        tensors.append(WeightTensor(f"part {index}", WeightKind.Q4_1, values.shape, data))
+    return pack(tensors, Arena(packed_bytes(TileKind.Q4_1, product.outputs, product.depth)))
+
+
+def random_inputs(rows: int, depth: int, peaks: float) -> np.ndarray:
+    rng = np.random.default_rng(0)
+    inputs = float_zeros(rows, depth)
+    inputs[:] = rng.standard_normal((rows, depth))
+    groups = inputs.reshape(rows, -1, 32)
+    groups[..., 7] = np.where(rng.random(groups.shape[:2]) < peaks, 30.0, groups[..., 7])
+    return inputs
+
+
+if __name__ == "__main__":
+    main()
