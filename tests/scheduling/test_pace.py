@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.scheduling.loop import Loop, layout, request
-from twostroke.core.step import PrefillChunk, Step
+from twostroke.core.step import DecodeSlot, PrefillChunk, Step
 from twostroke.cost.hardware import Ceilings
 from twostroke.cost.model_shape import KVGroupShape, ModelShape
 from twostroke.scheduling.pace import FIRST_EFFICIENCY, LEAST_TOKENS, ROUND_TOKENS, PrefillPace
@@ -43,6 +43,23 @@ def test_a_step_is_cut_at_a_round_number_of_prompt_tokens() -> None:
     assert loose.chunk_tokens(1e-9, 0, 1 << 20, 100) == LEAST_TOKENS
 
 
+def slots(count: int, position: int = 100) -> list[DecodeSlot]:
+    return [DecodeSlot(index, position) for index in range(count)]
+
+
+def test_decodes_take_their_share_and_never_all() -> None:
+    alone, beside_few, beside_many = (pace().seconds_for_prefill(slots(n), 1) for n in (0, 10, 100))
+    assert pace().itl_target_s >= alone > beside_few > beside_many > 0.0
+    assert pace().seconds_for_prefill(slots(100, position=10**9), 1) > 0.0
+    assert pace().seconds_for_prefill(slots(10, position=10_000), 1) < beside_few
+
+
+def test_streams_give_way_to_a_crowd_of_prompts() -> None:
+    usual = pace().seconds_for_prefill(slots(32), 1)
+    assert pace().seconds_for_prefill(slots(32), 16) == usual
+    assert pace().seconds_for_prefill(slots(32), 64) == pytest.approx(usual + 3 * pace().itl_target_s)
+
+
 def step_of(num_tokens: int) -> Step:
     return Step(0, prefills=(PrefillChunk(0, 0, tuple(range(num_tokens)), True),))
 
@@ -71,7 +88,8 @@ def test_a_target_must_be_positive() -> None:
 def test_prompts_alone_take_the_whole_step_and_beside_streams_only_their_share() -> None:
     tight = PrefillPace(SHAPE, CEILINGS, itl_target_s=1e-9)  # nothing fits, so the least is taken
     loop = Loop(layout((None, 400)), max_context=1200, max_tokens_per_step=512, pace=tight)
-    loop.add(request("first", range(30), max_tokens=60))
+    for name in "abcd":
+        loop.add(request(name, range(7), max_tokens=60))
     loop.move()
     loop.add(request("long", range(1000), max_tokens=2))
     chunks = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -127,6 +128,9 @@ def assemble(checkpoint: Checkpoint, tokenizer: Tokenizer | None, config: Engine
         pace=pace,
     )
     engine = Engine(scheduler, backend, checkpoint.spec.vocab_size, tokenizer, run_ahead=config.run_ahead)
+    # What was made so far lives as long as the engine: the garbage collector need not look at it while tokens wait.
+    gc.collect()
+    gc.freeze()
     reasons = (f"backend {factory.name}: {reason}", quantise_reason, *resolved.reasons, *getattr(backend, "notes", ()))
     notes = tuple(reason for reason in reasons if reason is not None)
     return Assembly(engine, checkpoint, tokenizer, resolved, factory, shape, notes)

@@ -4,7 +4,9 @@ steps. Knows costs; knows nothing of queues or blocks."""
 
 from __future__ import annotations
 
-from twostroke.core.step import Step
+from collections.abc import Sequence
+
+from twostroke.core.step import DecodeSlot, Step
 from twostroke.cost.floor import prefill_multiply_adds
 from twostroke.cost.hardware import Ceilings
 from twostroke.cost.model_shape import ModelShape
@@ -17,6 +19,8 @@ OUTLIER = 2.0
 it teaches a tenth of what others do."""
 LEAST_TOKENS = 64
 """What a step with running streams may always prefill: prompts must move on, however tight the target."""
+SOME_SECONDS = 1e-9
+"""Never none, for the same reason."""
 ROUND_TOKENS = 256
 """Where the pace cuts a prompt, it leaves the step a multiple of so many prompt tokens: few different sizes, which is
 what matrix products and captured graphs like."""
@@ -29,6 +33,7 @@ class PrefillPace:
         self.itl_target_s = itl_target_s
         self._shape = shape
         self._peak = ceilings.multiply_adds_per_s
+        self._bandwidth = ceilings.read_bytes_per_s
         self._weights_s = shape.weight_bytes_read(LEAST_TOKENS) / ceilings.read_bytes_per_s
         self._efficiency = FIRST_EFFICIENCY
 
@@ -39,6 +44,19 @@ class PrefillPace:
     def seconds(self, start: int, num_tokens: int) -> float:
         """What a chunk from position `start` on should take."""
         return prefill_multiply_adds(self._shape, start, num_tokens) / (self._peak * self._efficiency)
+
+    def seconds_for_prefill(self, decodes: Sequence[DecodeSlot], num_waiting: int) -> float:
+        """What a step with these decodes may spend on prompts. A stream waits for its next token, a prompt for its
+        first: where more prompts wait than half the streams, streams give way in proportion. That is also when large
+        chunks pay, for a burst is read faster in few steps."""
+        target_s = self.itl_target_s * max(1.0, 2 * num_waiting / max(1, len(decodes)))
+        return max(SOME_SECONDS, target_s - self._decode_seconds(decodes))
+
+    def _decode_seconds(self, decodes: Sequence[DecodeSlot]) -> float:
+        """What decodes add to a step whose prompts read the weights anyway: their own arithmetic and their KV."""
+        work = len(decodes) * (self._shape.layer_matmul_parameters + self._shape.head_matmul_parameters)
+        kv_bytes = sum(self._shape.kv_bytes_read(slot.position + 1) for slot in decodes)
+        return work / (self._peak * self._efficiency) + kv_bytes / self._bandwidth
 
     def chunk_tokens(self, seconds: float, start: int, limit: int, num_planned: int) -> int:
         """How much of `limit` tokens to take into a step that has `num_planned` prompt tokens already."""
@@ -68,7 +86,7 @@ class PrefillPace:
         work = sum(prefill_multiply_adds(self._shape, chunk.start, len(chunk.token_ids)) for chunk in step.prefills)
         if work / self._peak < self._weights_s:
             return
-        measured = work / (self._peak * compute_s)
+        measured = work / (self._peak * max(compute_s - self._decode_seconds(step.decodes), compute_s / 10))
         rate = LEARNING_RATE / 10 if measured * OUTLIER < self._efficiency else LEARNING_RATE
         learnt = self._efficiency + rate * (measured - self._efficiency)
         self._efficiency = min(MOST_EFFICIENCY, max(LEAST_EFFICIENCY, learnt))

@@ -18,7 +18,7 @@ class StepPlan:
         """Running sequences that still have something to read, the first to go first."""
         self.has_preempted = False
         self._prefills: list[PrefillChunk] = []
-        self._decodes: list[DecodeSlot] = []
+        self.decodes: list[DecodeSlot] = []
         self._joins: list[RowJoin] = []
         self._grants: list[BlockGrant] = []
 
@@ -34,7 +34,7 @@ class StepPlan:
 
     def add_slot(self, sequence: Sequence, position: int, grants: tuple[BlockGrant, ...]) -> None:
         seq_id = sequence.seq_id
-        self._decodes.append(DecodeSlot(seq_id, position))
+        self.decodes.append(DecodeSlot(seq_id, position))
         self.sequences[seq_id] = sequence
         self.tokens_left -= 1
         sequence.num_in_flight += 1
@@ -44,7 +44,7 @@ class StepPlan:
     def add_chunk(self, sequence: Sequence, chunk: PrefillChunk, grants: tuple[BlockGrant, ...]) -> None:
         num_tokens = len(chunk.token_ids)
         self._prefills.append(chunk)
-        self.num_prefill_tokens += len(chunk.token_ids)
+        self.num_prefill_tokens += num_tokens
         self.sequences[sequence.seq_id] = sequence
         self.tokens_left -= num_tokens
         sequence.num_in_flight += num_tokens
@@ -58,7 +58,7 @@ class StepPlan:
         return Step(
             step_id,
             prefills=tuple(self._prefills),
-            decodes=tuple(self._decodes),
+            decodes=tuple(self.decodes),
             joins=tuple(self._joins),
             leaves=leaves,
             grants=tuple(self._grants),

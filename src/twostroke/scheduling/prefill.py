@@ -23,8 +23,9 @@ class PrefillPlanner:
     def fill(self, plan: StepPlan, now_s: float) -> None:
         """Prefills already begun come first, then new sequences, while the step has tokens left, and, beside running
         streams, seconds."""
-        if self._pace is not None and len(plan):
-            plan.seconds_left = self._pace.itl_target_s
+        num_waiting = len(plan.prefilling) + len(self._admission.waiting)
+        if self._pace is not None and num_waiting and len(plan):
+            plan.seconds_left = self._pace.seconds_for_prefill(plan.decodes, num_waiting)
         for sequence in plan.prefilling:
             if plan.is_full:
                 return

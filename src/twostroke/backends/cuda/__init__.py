@@ -35,7 +35,7 @@ _ELEMENT_BYTES = 2
 class CudaFactory:
     name = "cuda"
     quantises_on_load = False
-    suits = StepSizes(block_size=64, max_tokens_per_step=8192, max_running=512, itl_target_ms=28.0)
+    suits = StepSizes(block_size=64, max_tokens_per_step=8192, max_running=512, itl_target_ms=35.0)
 
     def supports(self, checkpoint: Checkpoint) -> str | None:
         reason = _no_device() or _unsupported_shape(checkpoint)
