@@ -234,7 +234,8 @@ class EngineClient:
 
 
 async def _start_process(path: Path, settings: m.EngineSettings) -> asyncio.subprocess.Process:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
+    environment = {name: value for name, value in os.environ.items() if name != "TWOSTROKE_API_KEYS"}
+    environment |= {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", "-m", "twostroke.server.engine_process", str(path)),
         stdin=asyncio.subprocess.PIPE,

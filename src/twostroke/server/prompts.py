@@ -68,6 +68,8 @@ class PromptEncoder:
     async def _run(self, work: Callable[[], Result]) -> Result:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        except RecursionError:
+            raise bad_request("messages are nested too deeply", "messages") from None
         except BadRequestError as error:
             raise as_api_error(error) from None
         except ModelError as error:  # a template that fails on these messages: others it may render

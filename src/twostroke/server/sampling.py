@@ -9,7 +9,7 @@ from twostroke.core.errors import BadRequestError
 from twostroke.core.sampling_params import SamplingParams
 from twostroke.server.errors import ApiError, bad_request
 from twostroke.server.messages import Ready
-from twostroke.server.schemas import ChatBody, CompletionBody, SamplingBody
+from twostroke.server.schemas import ChatBody, CompletionBody, ResponsesBody, SamplingBody
 from twostroke.server.settings import Limits
 
 DEFAULT_COMPLETION_TOKENS = 16
@@ -33,6 +33,15 @@ def completion_sampling(body: CompletionBody, limits: Limits) -> SamplingParams:
     _at_most("max_tokens", max_tokens, limits.max_output_tokens)
     # The engine always writes a token; of an echo alone it is left out afterwards.
     return _sampling(body, limits, max(1, max_tokens), body.logprobs, body.logprobs if body.echo else None)
+
+
+def responses_sampling(body: ResponsesBody, limits: Limits) -> SamplingParams:
+    _at_most("max_output_tokens", body.max_output_tokens, limits.max_output_tokens)
+    return SamplingParams(
+        max_tokens=body.max_output_tokens,
+        temperature=1.0 if body.temperature is None else body.temperature,
+        top_p=1.0 if body.top_p is None else body.top_p,
+    )
 
 
 def _sampling(
