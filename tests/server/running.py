@@ -46,21 +46,22 @@ class RunningServer:
                 return int(child)
         raise AssertionError("there is no engine process")
 
-    def metric(self, name: str, **labels: str) -> float:
+    def metric(self, name: str, *, headers: dict[str, str] | None = None, **labels: str) -> float:
         """The sum of a metric's samples that carry these labels."""
         total = 0.0
-        for line in self.get("/metrics").text.splitlines():
+        for line in self.get("/metrics", headers=headers).text.splitlines():
             match = re.fullmatch(rf"{name}(?:\{{(.*)\}})? (\S+)", line)
             if match and all(f'{key}="{value}"' in (match[1] or "") for key, value in labels.items()):
                 total += float(match[2])
         return total
 
-    def wait_until_idle(self, limit_s: float = 15.0) -> None:
+    def wait_until_idle(self, limit_s: float = 15.0, headers: dict[str, str] | None = None) -> None:
         """Until the engine says that nothing runs, nothing waits and no block is held."""
         end_s = time.monotonic() + limit_s
         while time.monotonic() < end_s:
-            held = self.metric("twostroke_kv_blocks", state="used")
-            if held == self.metric("twostroke_running") == self.metric("twostroke_waiting") == 0:
+            held = self.metric("twostroke_kv_blocks", headers=headers, state="used")
+            busy = [self.metric(f"twostroke_{name}", headers=headers) for name in ("running", "waiting")]
+            if held == sum(busy) == 0:
                 return
             time.sleep(0.1)
         raise AssertionError(f"still busy after {limit_s} s:\n{self.get('/metrics').text[-3000:]}")

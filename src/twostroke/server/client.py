@@ -19,14 +19,15 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from twostroke.core.errors import BackendError
+from twostroke.core.errors import BackendError, BadRequestError
 from twostroke.core.sampling_params import SamplingParams
 from twostroke.core.sequence import FinishReason
 from twostroke.server import messages as m
-from twostroke.server.errors import ApiError, bad_request, engine_unavailable
+from twostroke.server.errors import ApiError, engine_unavailable
 from twostroke.server.inbox import Inbox
 from twostroke.server.log import log
 from twostroke.server.metrics import Metrics
+from twostroke.server.sampling import as_api_error
 
 FIRST_BACK_OFF_S = 0.5
 LONGEST_BACK_OFF_S = 30.0
@@ -223,7 +224,8 @@ class EngineClient:
         inbox = self._inboxes.pop(message.request_id, None)
         if inbox is not None:
             reason = message.message
-            inbox.fail(bad_request(reason) if message.is_bad_request else ApiError(500, reason, code="engine_error"))
+            error = ApiError(500, reason, code="engine_error")
+            inbox.fail(as_api_error(BadRequestError(reason)) if message.is_bad_request else error)
 
     def _fail_all(self) -> None:
         inboxes, self._inboxes = set(self._inboxes.values()), {}

@@ -100,9 +100,10 @@ class EngineLoop:
         histogram.total_s += result.compute_s
 
     def _send_stats(self) -> None:
+        """When they are due, and at once when work begins or ends."""
         now_s, busy = time.monotonic(), self._engine.busy
-        if now_s < self._stats_due_s and not (self._was_busy and not busy):
-            return  # not due, and not the moment where work ended either
+        if now_s < self._stats_due_s and busy == self._was_busy:
+            return
         self._was_busy = busy
         self._stats_due_s = now_s + (BUSY_STATS_S if busy else IDLE_STATS_S)
         counts = self._engine.scheduler.counts()

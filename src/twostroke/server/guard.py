@@ -17,6 +17,7 @@ from twostroke.server.settings import ServerSettings
 
 OPEN_PATHS = frozenset({"/health", "/ready"})
 """Everything else asks for a key where there are keys: a route that is forgotten is closed, not open."""
+MAX_HEADER_BYTES = 32 * 1024
 DISCARD_BYTES = 256 * 2**20
 DISCARD_S = 10.0
 """Most clients read an answer only once their body is sent: what is too large is read and thrown away, up to here."""
@@ -50,6 +51,7 @@ class Guard:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
+            _check_headers(scope)
             headers = Headers(scope=scope)
             if self._key_digests and scope["path"] not in OPEN_PATHS:
                 scope[KEY_SCOPE] = self._key_number(headers)
@@ -126,6 +128,14 @@ class Guard:
             await send(message)
 
         return counting
+
+
+def _check_headers(scope: Scope) -> None:
+    """The parser's own limit is on headers that have not ended; these have."""
+    num_bytes = sum(len(name) + len(value) for name, value in scope["headers"]) + len(scope.get("query_string", b""))
+    if num_bytes > MAX_HEADER_BYTES:
+        message = f"the headers have {num_bytes} bytes, and this server takes {MAX_HEADER_BYTES}"
+        raise ApiError(431, message, code="headers_too_large", headers={"Connection": "close"})
 
 
 async def _discard(receive: Receive) -> None:

@@ -15,6 +15,7 @@ from twostroke.core.errors import BackendError, TwostrokeError
 from twostroke.engine.build import read_tokenizer
 from twostroke.server.app import create_app
 from twostroke.server.client import EngineClient
+from twostroke.server.guard import MAX_HEADER_BYTES
 from twostroke.server.log import log
 from twostroke.server.messages import EngineSettings, Ready
 from twostroke.server.metrics import Metrics
@@ -22,7 +23,6 @@ from twostroke.server.prompts import PromptEncoder
 from twostroke.server.service import Service
 from twostroke.server.settings import ServerSettings
 
-MAX_HEADER_BYTES = 32 * 1024
 KEEP_ALIVE_S = 30
 
 
@@ -61,7 +61,8 @@ def _event_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn drains on the first signal and stops on the second; requests that come meanwhile are told so."""
+    """Drains on the first signal, stops on the second. Uvicorn's own would raise the signal again in the end, and this
+    process still has an engine to stop."""
 
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
@@ -72,7 +73,8 @@ class _Server(uvicorn.Server):
             number = self._service.client.num_in_flight
             log(f"stopping: {number} requests in flight may finish; a second Ctrl-C stops at once")
         self._service.draining = True
-        super().handle_exit(sig, frame)
+        self.force_exit = self.should_exit
+        self.should_exit = True
 
 
 async def _serve(
@@ -89,7 +91,7 @@ async def _serve(
         log_level="warning",
         access_log=settings.access_log,
         server_header=False,
-        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+        h11_max_incomplete_event_size=2 * MAX_HEADER_BYTES,  # the guard refuses in better words
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=int(settings.drain_s),
     )
