@@ -1,4 +1,4 @@
-"""Many streams for a minute, a third of whose clients vanish: no token lost or mixed, no block leaked, memory steady."""
+"""Many streams for a minute, a third of whose clients vanish: no token lost or mixed, no block leaked."""
 
 from __future__ import annotations
 
