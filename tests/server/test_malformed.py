@@ -134,6 +134,7 @@ def raw(content: bytes) -> Callable[[RunningServer], httpx.Response]:
         (b'{"messages": []}', "messages", "at least 1"),
         (b'{"messages": [{"role": "user"}]}', "messages", "messages[0].content is missing"),
         (b'{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}', "messages", "image_url"),
+        (b'{"messages": [{"role": "user", "content": "Hi"}], "stop": ["\\ud800"]}', "stop[0]", "surrogate"),
         (b'{"messages": [{"role": "user", "content": "Hi"}], "temperature": "hot"}', "temperature", "valid number"),
         (b'{"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 0}', "max_tokens", "greater than"),
         (b'{"messages": [{"role": "user", "content": "Hi"}], "top_logprobs": 2}', "top_logprobs", "logprobs"),

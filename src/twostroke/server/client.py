@@ -73,7 +73,7 @@ class EngineClient:
     async def close(self) -> None:
         self.state = EngineState.STOPPED
         if self._socket is not None and self._process is not None and self._process.returncode is None:
-            self._send(m.Stop())
+            self._send(m.encode(m.Stop()))
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._process.wait(), STOP_LIMIT_S)
         if self._supervisor is not None:
@@ -111,9 +111,13 @@ class EngineClient:
             raise self.unavailable()
         request_ids = [f"{next(self._numbers)}" for _ in prompts]
         inbox = Inbox(request_ids, sampling.n, self._close_inbox)
-        for request_id, prompt in zip(request_ids, prompts, strict=True):
+        adds = [
+            m.encode(m.Add(request_id, prompt, sampling, priority, cache_salt))
+            for request_id, prompt in zip(request_ids, prompts, strict=True)
+        ]
+        for request_id, add in zip(request_ids, adds, strict=True):
             self._inboxes[request_id] = inbox
-            self._send(m.Add(request_id, prompt, sampling, priority, cache_salt))
+            self._send(add)
         return inbox
 
     def unavailable(self) -> ApiError:
@@ -126,11 +130,11 @@ class EngineClient:
     def _close_inbox(self, inbox: Inbox) -> None:
         left = [request_id for request_id in inbox.unfinished if self._inboxes.pop(request_id, None) is not None]
         if left and self.state is EngineState.READY:
-            self._send(m.Abort(tuple(left)))
+            self._send(m.encode(m.Abort(tuple(left))))
 
-    def _send(self, message: m.ToEngine) -> None:
+    def _send(self, message: bytes) -> None:
         assert self._socket is not None
-        sent = self._socket.send(m.encode(message))  # the queue has no limit, so it is sent at once
+        sent = self._socket.send(message)  # the queue has no limit, so it is sent at once
         if isinstance(sent, asyncio.Future) and sent.done() and not sent.cancelled():
             sent.exception()  # a closed socket: the supervisor is about to fail everyone anyway
 

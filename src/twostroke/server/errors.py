@@ -87,7 +87,11 @@ def validation_error(errors: Any) -> ApiError:
     if first["type"] == "json_invalid":
         reason = first.get("ctx", {}).get("error", "it cannot be parsed")
         return bad_request(f"the body is not valid JSON: {reason}")
-    # A union names its failed branch in the path, as `str` or `list[...]`: that is pydantic's word, not the user's.
+    # A union reports every branch, and the deepest is the one that was meant. It also names branches in the path, as
+    # `str` or `list[...]`: that is pydantic's word, not the user's.
+    first = max(
+        (error for error in errors if error["loc"][:2] == first["loc"][:2]), key=lambda error: len(error["loc"])
+    )
     parts = [part for part in first["loc"] if part != "body"]
     param = ""
     for part in parts:

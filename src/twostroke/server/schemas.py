@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool
 
 from twostroke.core.sampling_params import MAX_LOGPROBS, MAX_SAMPLES
 
@@ -13,9 +13,20 @@ MAX_TOKEN_ID = 2**31 - 1
 MAX_COUNT = 2**31 - 1
 MAX_CHAT_LOGPROBS = 20
 
+
+def _sendable(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"it holds half of a surrogate pair at character {error.start}") from None
+    return text
+
+
+Text = Annotated[str, AfterValidator(_sendable)]
+"""JSON can spell half a surrogate pair, which no text can hold."""
 TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
-Salt = Annotated[str, Field(max_length=256)]
+Salt = Annotated[Text, Field(max_length=256)]
 
 
 class Body(BaseModel):
@@ -33,7 +44,7 @@ class StreamOptions(Body):
 class SamplingBody(Body):
     """What chat and plain completions share."""
 
-    model: str | None = Field(None, max_length=512)
+    model: Text | None = Field(None, max_length=512)
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=-1, le=MAX_COUNT, description="-1 and 0: off.")
@@ -41,10 +52,10 @@ class SamplingBody(Body):
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     repetition_penalty: float | None = Field(None, gt=0, le=100)
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(None, description="By token id.")
+    logit_bias: dict[Text, Annotated[float, Field(ge=-100, le=100)]] | None = Field(None, description="By token id.")
     seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
     n: int | None = Field(None, ge=1, le=MAX_SAMPLES)
-    stop: str | list[str] | None = None
+    stop: Text | list[Text] | None = None
     stop_token_ids: list[TokenId] | None = Field(None, max_length=1024)
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
@@ -58,8 +69,8 @@ class SamplingBody(Body):
 class ContentPart(Body):
     model_config = ConfigDict(extra="allow", strict=True)
 
-    type: str
-    text: str | None = None
+    type: Text
+    text: Text | None = None
 
 
 class ChatMessage(Body):
@@ -67,8 +78,8 @@ class ChatMessage(Body):
 
     model_config = ConfigDict(extra="allow", strict=True)
 
-    role: str = Field(max_length=64)
-    content: str | list[ContentPart] | None = None
+    role: Text = Field(max_length=64)
+    content: Text | list[ContentPart] | None = None
 
 
 class ChatBody(SamplingBody):
@@ -77,58 +88,58 @@ class ChatBody(SamplingBody):
     max_completion_tokens: Count | None = None
     logprobs: StrictBool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_CHAT_LOGPROBS)
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
-    response_format: dict[str, Any] | None = None
-    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables for the model's chat template.")
+    tools: list[dict[Text, Any]] | None = None
+    tool_choice: Text | dict[Text, Any] | None = None
+    response_format: dict[Text, Any] | None = None
+    chat_template_kwargs: dict[Text, Any] | None = Field(None, description="Variables for the model's chat template.")
 
 
 class CompletionBody(SamplingBody):
-    prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
+    prompt: Text | list[Text] | list[TokenId] | list[list[TokenId]]
     max_tokens: int | None = Field(None, ge=0, le=MAX_COUNT, description="0 is for `echo` alone.")
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     echo: bool | None = None
-    suffix: str | None = None
+    suffix: Text | None = None
     best_of: int | None = Field(None, ge=1, le=MAX_SAMPLES)
 
 
 class InputItem(Body):
     """A message of a Responses call; other kinds of item are refused by name."""
 
-    type: str = "message"
-    role: str | None = Field(None, max_length=64)
-    content: str | list[ContentPart] | None = None
+    type: Text = "message"
+    role: Text | None = Field(None, max_length=64)
+    content: Text | list[ContentPart] | None = None
 
 
 class ResponsesBody(Body):
-    model: str | None = Field(None, max_length=512)
-    input: str | list[InputItem]
-    instructions: str | None = None
+    model: Text | None = Field(None, max_length=512)
+    input: Text | list[InputItem]
+    instructions: Text | None = None
     max_output_tokens: Count | None = None
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
     stream: bool | None = None
-    metadata: dict[str, str] | None = Field(None, max_length=16)
-    previous_response_id: str | None = None
+    metadata: dict[Text, Text] | None = Field(None, max_length=16)
+    previous_response_id: Text | None = None
     background: bool | None = None
     store: bool | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
-    text: dict[str, Any] | None = None
-    truncation: str | None = None
+    tools: list[dict[Text, Any]] | None = None
+    tool_choice: Text | dict[Text, Any] | None = None
+    text: dict[Text, Any] | None = None
+    truncation: Text | None = None
     cache_salt: Salt | None = None
 
 
 class TokenizeBody(Body):
     """Either `prompt` or `messages`."""
 
-    model: str | None = Field(None, max_length=512)
-    prompt: str | None = None
+    model: Text | None = Field(None, max_length=512)
+    prompt: Text | None = None
     messages: list[ChatMessage] | None = None
     add_special_tokens: bool = True
 
 
 class DetokenizeBody(Body):
-    model: str | None = Field(None, max_length=512)
+    model: Text | None = Field(None, max_length=512)
     tokens: list[TokenId]
     skip_special_tokens: bool = False
