@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -133,7 +135,6 @@ def _show(console: Console, name: str, facts: Ready, address: str, asks_for_key:
     )
     console.print(f"ready at {address}/v1\nTry:")
     key = ' -H "Authorization: Bearer $API_KEY"' if asks_for_key else ""
-    body = (
-        f'{{"model": "{name}", "messages": [{{"role": "user", "content": "Why is the sky blue?"}}], "max_tokens": 64}}'
-    )
-    console.print(f"  curl {address}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'")
+    question = {"role": "user", "content": "Why is the sky blue?"}
+    body = shlex.quote(json.dumps({"model": name, "messages": [question], "max_tokens": 64}))
+    console.print(f"  curl {address}/v1/chat/completions{key} -H 'Content-Type: application/json' -d {body}")
