@@ -21,6 +21,8 @@ import httpx
 from twostroke import LLM, SamplingParams
 
 COMMAND = [sys.executable, "-c", "from twostroke.cli import main; main()", "serve"]
+PAUSE_S = 0.02
+"""Between the sides: an engine's threads spin a while before they sleep, and take the other's cores."""
 
 
 def prompts(number: int, length: int, seed: int) -> list[list[int]]:
@@ -100,11 +102,14 @@ def main() -> None:
             for turn in range(options.rounds + 1):
                 batch = prompts(options.streams, options.input, turn)
                 rate = {"offline": offline_rates(llm, batch, options.output)}
+                time.sleep(PAUSE_S)
                 rate["server"] = server_rates(client, loop, batch, options.output)
                 ttft: dict[str, list[float]] = {"offline": [], "server": []}
                 for single in prompts(10, 32, 1000 + turn):
                     ttft["offline"].append(offline_ttft(llm, single))
+                    time.sleep(PAUSE_S)
                     ttft["server"].append(server_ttft(connection, single))
+                    time.sleep(PAUSE_S)
                 if turn:  # the first warms up
                     for side in rates:
                         rates[side].append(rate[side])

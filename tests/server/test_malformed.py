@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -149,6 +150,21 @@ def test_messages_say_what_was_wrong_with_which_field(
     assert response.status_code == 400, response.text
     error = response.json()["error"]
     assert words in error["message"] and error["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": [-1] * 1_000_000}),
+        ("/v1/completions", {"prompt": "a", "logit_bias": {str(number): "x" for number in range(300_000)}}),
+        ("/v1/chat/completions", {"messages": [1] * 1_000_000}),
+        ("/v1/completions", {"prompt": [1] * 2_000_000}),
+    ],
+)
+def test_a_million_faults_are_one_error_and_take_no_time(server: RunningServer, path: str, body: dict) -> None:
+    started_s = time.monotonic()
+    assert server.post(path, body).status_code == 400
+    assert time.monotonic() - started_s < 4
 
 
 def test_unknown_fields_are_let_be(server: RunningServer) -> None:

@@ -37,6 +37,7 @@ STALLED_AFTER_S = 60.0
 """A ready engine says something every few seconds; one that was silent this long is stuck in a step."""
 LAST_WORDS_S = 0.2
 STOP_LIMIT_S = 5.0
+MAX_FOLDER_CHARS = 80
 
 
 class EngineState(Enum):
@@ -71,8 +72,8 @@ class EngineClient:
         return await asyncio.shield(self._ready)
 
     async def close(self) -> None:
-        self.state = EngineState.STOPPED
-        if self._socket is not None and self._process is not None and self._process.returncode is None:
+        was_ready, self.state = self.state is EngineState.READY, EngineState.STOPPED
+        if was_ready and self._process is not None:
             self._send(m.encode(m.Stop()))
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._process.wait(), STOP_LIMIT_S)
@@ -141,13 +142,17 @@ class EngineClient:
     # The engine's life
 
     async def _supervise(self) -> None:
-        folder = Path(tempfile.mkdtemp(prefix="twostroke-"))  # mode 0700: nobody else may connect
+        folder = _private_folder()
         back_off_s = FIRST_BACK_OFF_S
         assert self._ready is not None
         try:
             for generation in count():
                 started_s = time.monotonic()
-                await self._live(folder / f"engine-{generation}.sock")
+                self._failure = None
+                try:
+                    await self._live(folder / f"engine-{generation}.sock")
+                except (OSError, zmq.ZMQError) as error:  # no process or socket to be had just now
+                    self._failure = str(error)
                 if self.state is EngineState.STOPPED:
                     return
                 if not self._ready.done():
@@ -168,21 +173,28 @@ class EngineClient:
 
     async def _live(self, path: Path) -> None:
         """One engine process, from its start to its end."""
-        self._failure = None
         socket = self._context.socket(zmq.PAIR)
         socket.set_hwm(0)
         socket.setsockopt(zmq.LINGER, 0)
         socket.bind(f"ipc://{path}")
-        process = await _start_process(path, self._settings)
+        try:
+            process = await _start_process(path, self._settings)
+        except OSError:
+            socket.close()
+            raise
         self._socket, self._process = socket, process
         reader = asyncio.create_task(self._read(socket))
+        ended = asyncio.create_task(process.wait())
         try:
-            code = await process.wait()
-            await asyncio.sleep(LAST_WORDS_S)  # what it said before it ended may still be on its way
-            if code and self._failure is None:
-                self._failure = f"signal {-code}" if code < 0 else f"exit code {code}"
+            await asyncio.wait({reader, ended}, return_when=asyncio.FIRST_COMPLETED)
+            if reader.done() and (error := reader.exception()) is not None:
+                self._failure = f"what it said could not be understood: {error!r}"
+            elif code := ended.result():
+                await asyncio.sleep(LAST_WORDS_S)  # what it said before it ended may still be on its way
+                self._failure = self._failure or (f"signal {-code}" if code < 0 else f"exit code {code}")
         finally:
             reader.cancel()
+            ended.cancel()
             if process.returncode is None:
                 process.kill()
                 await process.wait()
@@ -237,6 +249,15 @@ class EngineClient:
             inbox.fail(
                 engine_unavailable("the engine ended while it worked on this request; it is being started again")
             )
+
+
+def _private_folder() -> Path:
+    """Mode 0700: nobody else may connect. The path of a Unix socket is short, and some temporary folders' are not."""
+    folder = tempfile.mkdtemp(prefix="twostroke-")
+    if len(folder) > MAX_FOLDER_CHARS:
+        Path(folder).rmdir()
+        folder = tempfile.mkdtemp(prefix="twostroke-", dir="/tmp")
+    return Path(folder)
 
 
 async def _start_process(path: Path, settings: m.EngineSettings) -> asyncio.subprocess.Process:

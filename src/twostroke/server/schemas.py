@@ -3,15 +3,16 @@ know are let be, as clients send many. What depends on this server's limits or m
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StrictBool
 
 from twostroke.core.sampling_params import MAX_LOGPROBS, MAX_SAMPLES
 
 MAX_TOKEN_ID = 2**31 - 1
 MAX_COUNT = 2**31 - 1
 MAX_CHAT_LOGPROBS = 20
+MAX_ENTRIES = 4096
 
 
 def _sendable(text: str) -> str:
@@ -22,11 +23,25 @@ def _sendable(text: str) -> str:
     return text
 
 
+def _few(value: object) -> object:
+    """Before its entries are looked at: a complaint for each of a million would take longer than the request."""
+    if isinstance(value, dict) and len(value) > MAX_ENTRIES:
+        raise ValueError(f"it has {len(value)} entries, and {MAX_ENTRIES} are allowed at most")
+    return value
+
+
+Item = TypeVar("Item")
+Entry = TypeVar("Entry")
+
 Text = Annotated[str, AfterValidator(_sendable)]
 """JSON can spell half a surrogate pair, which no text can hold."""
+Many = Annotated[list[Item], Field(fail_fast=True)]
+"""A list whose first wrong item ends the matter."""
+Table = Annotated[dict[Text, Entry], BeforeValidator(_few)]
 TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 Salt = Annotated[Text, Field(max_length=256)]
+Bias = Annotated[float, Field(ge=-100, le=100)]
 
 
 class Body(BaseModel):
@@ -52,11 +67,11 @@ class SamplingBody(Body):
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     repetition_penalty: float | None = Field(None, gt=0, le=100)
-    logit_bias: dict[Text, Annotated[float, Field(ge=-100, le=100)]] | None = Field(None, description="By token id.")
+    logit_bias: Table[Bias] | None = Field(None, description="By token id.")
     seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
     n: int | None = Field(None, ge=1, le=MAX_SAMPLES)
-    stop: Text | list[Text] | None = None
-    stop_token_ids: list[TokenId] | None = Field(None, max_length=1024)
+    stop: Text | Many[Text] | None = None
+    stop_token_ids: Many[TokenId] | None = Field(None, max_length=1024)
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     min_tokens: int | None = Field(None, ge=0, le=MAX_COUNT)
@@ -79,23 +94,23 @@ class ChatMessage(Body):
     model_config = ConfigDict(extra="allow", strict=True)
 
     role: Text = Field(max_length=64)
-    content: Text | list[ContentPart] | None = None
+    content: Text | Many[ContentPart] | None = None
 
 
 class ChatBody(SamplingBody):
-    messages: list[ChatMessage] = Field(min_length=1)
+    messages: Many[ChatMessage] = Field(min_length=1)
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
     logprobs: StrictBool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_CHAT_LOGPROBS)
-    tools: list[dict[Text, Any]] | None = None
-    tool_choice: Text | dict[Text, Any] | None = None
-    response_format: dict[Text, Any] | None = None
-    chat_template_kwargs: dict[Text, Any] | None = Field(None, description="Variables for the model's chat template.")
+    tools: Many[Table[Any]] | None = None
+    tool_choice: Text | Table[Any] | None = None
+    response_format: Table[Any] | None = None
+    chat_template_kwargs: Table[Any] | None = Field(None, description="Variables for the model's chat template.")
 
 
 class CompletionBody(SamplingBody):
-    prompt: Text | list[Text] | list[TokenId] | list[list[TokenId]]
+    prompt: Text | Many[Text] | Many[TokenId] | Many[Many[TokenId]]
     max_tokens: int | None = Field(None, ge=0, le=MAX_COUNT, description="0 is for `echo` alone.")
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     echo: bool | None = None
@@ -108,24 +123,24 @@ class InputItem(Body):
 
     type: Text = "message"
     role: Text | None = Field(None, max_length=64)
-    content: Text | list[ContentPart] | None = None
+    content: Text | Many[ContentPart] | None = None
 
 
 class ResponsesBody(Body):
     model: Text | None = Field(None, max_length=512)
-    input: Text | list[InputItem]
+    input: Text | Many[InputItem]
     instructions: Text | None = None
     max_output_tokens: Count | None = None
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
     stream: bool | None = None
-    metadata: dict[Text, Text] | None = Field(None, max_length=16)
+    metadata: Table[Text] | None = Field(None, max_length=16)
     previous_response_id: Text | None = None
     background: bool | None = None
     store: bool | None = None
-    tools: list[dict[Text, Any]] | None = None
-    tool_choice: Text | dict[Text, Any] | None = None
-    text: dict[Text, Any] | None = None
+    tools: Many[Table[Any]] | None = None
+    tool_choice: Text | Table[Any] | None = None
+    text: Table[Any] | None = None
     truncation: Text | None = None
     cache_salt: Salt | None = None
 
@@ -135,11 +150,11 @@ class TokenizeBody(Body):
 
     model: Text | None = Field(None, max_length=512)
     prompt: Text | None = None
-    messages: list[ChatMessage] | None = None
+    messages: Many[ChatMessage] | None = None
     add_special_tokens: bool = True
 
 
 class DetokenizeBody(Body):
     model: Text | None = Field(None, max_length=512)
-    tokens: list[TokenId]
+    tokens: Many[TokenId]
     skip_special_tokens: bool = False
