@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +27,7 @@ def limited(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
     folder = tmp_path_factory.mktemp("limited")
     keys = folder / "keys"
     keys.write_text("# who may ask\nalice-key\n")
-    options = ("--api-key-file", str(keys), "--cors", "https://page.example", "--request-timeout", "4")
+    options = ("--api-key-file", str(keys), "--cors", "https://page.example", "--request-timeout", "3")
     limits = ("--max-queue", "2", "--max-running", "1", "--max-per-key", "2", "--max-samples", "4")
     environment = {"TWOSTROKE_API_KEYS": "bob-key, carol-key"}
     with running_server(
@@ -81,37 +84,48 @@ def test_caps_name_the_field_and_both_numbers(
         assert number in error["message"]
 
 
-def one_after_another(server: RunningServer, bodies: list[dict], headers: list[dict]) -> list[httpx.Response]:
-    """Each sent while those before it are still being answered."""
-
-    def ask(number: int) -> httpx.Response:
-        time.sleep(0.05 * number)
-        return server.post("/v1/completions", bodies[number], headers=headers[number])
-
-    with ThreadPoolExecutor(len(bodies)) as threads:
-        return list(threads.map(ask, range(len(bodies))))
+def send_only(server: RunningServer, headers: dict) -> socket.socket:
+    """A long stream that nobody reads."""
+    payload = json.dumps({**LONG, "max_tokens": 1900, "stream": True}).encode()
+    host, port = server.address.removeprefix("http://").split(":")
+    connection = socket.create_connection((host, int(port)), timeout=20)
+    lines = [f"{name}: {value}" for name, value in {**headers, "Content-Length": str(len(payload))}.items()]
+    head = "\r\n".join(["POST /v1/completions HTTP/1.1", "Host: x", "Content-Type: application/json", *lines])
+    connection.sendall(f"{head}\r\n\r\n".encode() + payload)
+    return connection
 
 
 def test_a_busy_key_and_a_full_queue_get_429(limited: RunningServer) -> None:
     """One runs, two may wait, and a key may have two in flight."""
-    bodies = [{**LONG, "max_tokens": 150}] * 5
-    first, second, third, fourth, fifth = one_after_another(limited, bodies, [ALICE, ALICE, ALICE, BOB, CAROL])
-    assert first.status_code == second.status_code == fourth.status_code == 200
-    busy = error_of(third, 429)
-    assert busy["code"] == "concurrency_limit" and "2" in busy["message"] and third.headers["retry-after"] == "1"
-    full = error_of(fifth, 429)
-    assert full["code"] == "queue_full" and full["type"] == "rate_limit_error"
-    assert 1 <= int(fifth.headers["retry-after"]) <= 60
-    assert second.json()["timing"]["queue_s"] > first.json()["timing"]["queue_s"]
-    assert limited.post("/v1/completions", {**LONG, "max_tokens": 1}, headers=ALICE).status_code == 200
+    short = {**LONG, "max_tokens": 1}
+    with contextlib.ExitStack() as held:
+        running = held.enter_context(send_only(limited, ALICE))
+        assert b"200 OK" in running.recv(100)
+        for headers in (ALICE, BOB):
+            held.enter_context(send_only(limited, headers))
+        end_s = time.monotonic() + 10
+        while limited.get("/ready").status_code == 200:
+            assert time.monotonic() < end_s
+        assert limited.get("/ready").json() == {"status": "queue full"}
+        busy = limited.post("/v1/completions", short, headers=ALICE)
+        assert error_of(busy, 429)["code"] == "concurrency_limit" and busy.headers["retry-after"] == "1"
+        full = limited.post("/v1/completions", short, headers=CAROL)
+        assert error_of(full, 429)["code"] == "queue_full" and error_of(full, 429)["type"] == "rate_limit_error"
+        assert 1 <= int(full.headers["retry-after"]) <= 60
+    limited.wait_until_idle(headers=ALICE)
+    assert limited.post("/v1/completions", short, headers=ALICE).status_code == 200
 
 
 def test_a_request_that_takes_too_long_is_ended(limited: RunningServer) -> None:
     """One of them runs and streams; the other is still in the queue when its time is over."""
     body = {**LONG, "max_tokens": 1900}
     started_s = time.monotonic()
-    streamed, queued = one_after_another(limited, [{**body, "stream": True}, body], [ALICE, ALICE])
-    assert 3.5 < time.monotonic() - started_s < 10
+    with ThreadPoolExecutor(2) as threads:
+        streaming = threads.submit(limited.post, "/v1/completions", {**body, "stream": True}, headers=ALICE)
+        time.sleep(0.3)
+        queued = limited.post("/v1/completions", body, headers=BOB)
+        streamed = streaming.result()
+    assert 2.5 < time.monotonic() - started_s < 12
     assert streamed.status_code == 200 and '"code": "timeout"' in streamed.text.splitlines()[-2]
     assert error_of(queued, 504)["code"] == "timeout"
     limited.wait_until_idle(headers=ALICE)

@@ -78,15 +78,6 @@ class Service:
         limits, waiting = self.settings.limits, self.client.num_waiting
         if self.draining:
             raise engine_unavailable("the server is stopping")
-        if waiting and waiting + num_prompts > limits.max_queue:
-            self.metrics.rejected.labels("queue_full").inc()
-            retry_s = self.metrics.mean_request_s * waiting / max(1, self.facts().max_running)
-            raise ApiError(
-                429,
-                f"the queue is full: {waiting} requests wait, and {limits.max_queue} may",
-                code="queue_full",
-                headers={"Retry-After": str(min(LONGEST_RETRY_S, max(1, math.ceil(retry_s))))},
-            )
         if key >= 0 and limits.max_per_key is not None and self._in_flight_by_key[key] >= limits.max_per_key:
             self.metrics.rejected.labels("per_key").inc()
             raise ApiError(
@@ -95,6 +86,15 @@ class Service:
                 f"and {limits.max_per_key} are allowed",
                 code="concurrency_limit",
                 headers={"Retry-After": "1"},
+            )
+        if waiting and waiting + num_prompts > limits.max_queue:
+            self.metrics.rejected.labels("queue_full").inc()
+            retry_s = self.metrics.mean_request_s * waiting / max(1, self.facts().max_running)
+            raise ApiError(
+                429,
+                f"the queue is full: {waiting} requests wait, and {limits.max_queue} may",
+                code="queue_full",
+                headers={"Retry-After": str(min(LONGEST_RETRY_S, max(1, math.ceil(retry_s))))},
             )
 
 
