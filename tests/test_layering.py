@@ -42,7 +42,10 @@ ROOMS = {
     "backends.cuda": room("core cost models cache machine", "numpy torch triton"),
     "engine": room(BELOW_ENGINE, "rich"),
     "lab": room("core cost config machine models backends engine"),
-    "cli": room(f"{BELOW_ENGINE} engine lab", "typer rich"),
+    "server": room(
+        "core cost text config engine", "fastapi starlette pydantic uvicorn uvloop msgspec zmq prometheus_client"
+    ),
+    "cli": room(f"{BELOW_ENGINE} engine lab server", "typer rich"),
 }
 UNSAFE = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 SHARED_BACKEND_PARTS = ("twostroke.backends.interface", "twostroke.backends.host")
@@ -158,6 +161,10 @@ def test_imports_follow_the_arrows(module):
         ("twostroke.engine.engine", "from twostroke.lab.stage import Stage"),
         ("twostroke.cli.run", "import numpy"),
         ("twostroke.scheduling.scheduler", "from twostroke.cli import app"),
+        ("twostroke.server.client", "from twostroke.scheduling.scheduler import Scheduler"),
+        ("twostroke.server.client", "import numpy"),
+        ("twostroke.engine.engine", "from twostroke.server.messages import Output"),
+        ("twostroke.cli.serve", "import fastapi"),
         ("twostroke.utils", "import math"),
     ],
 )

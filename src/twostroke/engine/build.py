@@ -62,6 +62,12 @@ def build(model: str, config: EngineConfig, *, text: bool = True) -> Assembly:
     return assemble(checkpoint, tokenizer, config)
 
 
+def read_tokenizer(model: str) -> Tokenizer:
+    """The tokenizer alone, for whoever turns text into token ids in front of an engine in another process."""
+    checkpoint = load_checkpoint(resolve_model(model), name=model)  # weights stay on disk until they are looked at
+    return load_tokenizer(checkpoint.path, checkpoint.gguf_metadata)
+
+
 def _build_random(model: str, config: EngineConfig) -> Assembly:
     """A model's shape with weights drawn at random, in the kind they would be held in; token ids only, no text."""
     from twostroke.models.random_weights import random_checkpoint

@@ -55,6 +55,8 @@ class Engine:
         self._streams: dict[int, TextStream] = {}
         self._live: dict[str, int] = {}  # request id -> samples that have not finished
         self._pending: list[Event] = []  # events that no call of `step` has returned yet
+        self.on_step: Callable[[Step, StepResult], None] | None = None
+        """Told of every step that came back, for whoever counts them."""
 
     @property
     def busy(self) -> bool:
@@ -133,6 +135,8 @@ class Engine:
         now_s = self._clock()
         if isinstance(outcome, StepResult):
             advances = self.scheduler.apply(step, outcome, now_s)
+            if self.on_step is not None:
+                self.on_step(step, outcome)
         else:
             message = f"the {self.backend.name} backend failed: {str(outcome) or type(outcome).__name__}"
             launched = not isinstance(ticket, _UnlaunchedTicket)

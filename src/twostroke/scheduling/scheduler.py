@@ -51,6 +51,8 @@ class SchedulerCounts:
     waiting: int
     running_prefill: int
     running_decode: int
+    prefill_backlog_tokens: int
+    """Known tokens that no launched step covers yet, of those that wait and those that run."""
     steps_in_flight: int
     preemptions: int
     prefix_hit_tokens: int
@@ -139,6 +141,11 @@ class Scheduler:
             waiting=len(admission.waiting),
             running_prefill=num_prefill,
             running_decode=len(admission.running) - num_prefill,
+            prefill_backlog_tokens=sum(
+                max(0, sequence.prefill_len - sequence.next_position)
+                for queue in (admission.waiting, admission.running)
+                for sequence in queue
+            ),
             steps_in_flight=len(self._launched),
             preemptions=admission.num_preemptions,
             prefix_hit_tokens=admission.prefix_hit_tokens,

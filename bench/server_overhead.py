@@ -1,0 +1,137 @@
+"""What the server adds to the engine: tokens a second of concurrent streams, and the first token of a short prompt,
+beside the same engine driven in its own process. Both sides in turns, medians. `python -m bench.server_overhead`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import http.client
+import json
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import httpx
+
+from twostroke import LLM, SamplingParams
+
+COMMAND = [sys.executable, "-c", "from twostroke.cli import main; main()", "serve"]
+PAUSE_S = 0.02
+"""Between the sides: an engine's threads spin a while before they sleep, and take the other's cores."""
+
+
+def prompts(number: int, length: int, seed: int) -> list[list[int]]:
+    return [
+        [1000 + (seed * 7919 + row * 613 + column * 31) % 40000 for column in range(length)] for row in range(number)
+    ]
+
+
+def offline_rates(llm: LLM, batch: list[list[int]], length: int) -> float:
+    sampling = SamplingParams(temperature=0.0, max_tokens=length, ignore_eos=True)
+    started_s = time.perf_counter()
+    results = llm.generate(batch, sampling, progress=False)
+    return sum(len(result.token_ids) for result in results) / (time.perf_counter() - started_s)
+
+
+def offline_ttft(llm: LLM, prompt: list[int]) -> float:
+    started_s = time.perf_counter()
+    stream = llm.stream(prompt, SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True))
+    for event in stream:
+        if getattr(event, "token_ids", ()):
+            break
+    taken_s = time.perf_counter() - started_s
+    stream.close()  # type: ignore[attr-defined]
+    return taken_s
+
+
+def server_ttft(connection: http.client.HTTPConnection, prompt: list[int]) -> tuple[float, float]:
+    """As the plainest client sees it (what a client library adds is not the server's), and the engine's own."""
+    body = {"prompt": prompt, "max_tokens": 2, "temperature": 0, "ignore_eos": True, "stream": True}
+    started_s = time.perf_counter()
+    connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+    response = connection.getresponse()
+    response.readline()
+    taken_s = time.perf_counter() - started_s
+    last = [line for line in response.read().splitlines() if b'"timing"' in line][-1]
+    return taken_s, json.loads(last.removeprefix(b"data: "))["timing"]["ttft_s"]
+
+
+async def one_stream(client: httpx.AsyncClient, prompt: list[int], length: int) -> None:
+    body = {"prompt": prompt, "max_tokens": length, "temperature": 0, "ignore_eos": True, "stream": True}
+    async with client.stream("POST", "/v1/completions", json=body) as response:
+        async for _ in response.aiter_lines():
+            pass
+
+
+def server_rates(client_of: httpx.AsyncClient, loop: asyncio.Runner, batch: list[list[int]], length: int) -> float:
+    async def all_streams() -> None:
+        await asyncio.gather(*(one_stream(client_of, prompt, length) for prompt in batch))
+
+    started_s = time.perf_counter()
+    loop.run(all_streams())
+    return len(batch) * length / (time.perf_counter() - started_s)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--streams", type=int, default=16)
+    parser.add_argument("--input", type=int, default=64, help="tokens of each prompt")
+    parser.add_argument("--output", type=int, default=128, help="tokens of each answer")
+    parser.add_argument("--rounds", type=int, default=5)
+    options, engine_options = parser.parse_known_args()
+
+    log = Path(tempfile.mkstemp(prefix="twostroke-server-")[1])
+    with log.open("wb") as file:
+        process = subprocess.Popen([*COMMAND, options.model, "--port", "0", *engine_options], stderr=file)
+    rates: dict[str, list[float]] = {"offline": [], "server": []}
+    ttfts: dict[str, list[float]] = {"offline": [], "server": [], "outside": []}
+    try:
+        while (match := re.search(r"ready at (http://\S+)/v1", log.read_text())) is None:
+            if process.poll() is not None:
+                sys.exit(log.read_text())
+            time.sleep(0.1)
+        with LLM(options.model, max_context=4096) as llm, asyncio.Runner() as loop:
+            connection = http.client.HTTPConnection(match[1].removeprefix("http://"))
+            client = httpx.AsyncClient(base_url=match[1], timeout=300)
+            for turn in range(options.rounds + 1):
+                batch = prompts(options.streams, options.input, turn)
+                rate = {"offline": offline_rates(llm, batch, options.output)}
+                time.sleep(PAUSE_S)
+                rate["server"] = server_rates(client, loop, batch, options.output)
+                ttft: dict[str, list[float]] = {"offline": [], "server": [], "outside": []}
+                for single in prompts(10, 32, 1000 + turn):
+                    ttft["offline"].append(offline_ttft(llm, single))
+                    time.sleep(PAUSE_S)
+                    seen_s, engine_s = server_ttft(connection, single)
+                    ttft["server"].append(seen_s)
+                    ttft["outside"].append(seen_s - engine_s)
+                    time.sleep(PAUSE_S)
+                if turn:  # the first warms up
+                    for side in rates:
+                        rates[side].append(rate[side])
+                    for side in ttfts:
+                        ttfts[side].append(statistics.median(ttft[side]))
+            loop.run(client.aclose())
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait()
+        log.unlink()
+    rate = {side: statistics.median(values) for side, values in rates.items()}
+    ttft_ms = {side: statistics.median(values) * 1e3 for side, values in ttfts.items()}
+    print(f"{options.streams} streams, {options.input} in, {options.output} out, medians of {options.rounds}")
+    ratio = rate["server"] / rate["offline"]
+    print(f"tokens/s  offline {rate['offline']:.0f}  server {rate['server']:.0f}  ratio {ratio:.3f}")
+    print(
+        f"TTFT ms   offline {ttft_ms['offline']:.2f}  server {ttft_ms['server']:.2f}, of which outside the engine "
+        f"{ttft_ms['outside']:.2f}"
+    )
+
+
+if __name__ == "__main__":
+    main()

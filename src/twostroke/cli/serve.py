@@ -1,0 +1,140 @@
+"""`twostroke serve`: a model behind OpenAI's API."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from twostroke.cli import options, units
+from twostroke.core.errors import BackendError, BadRequestError
+
+if TYPE_CHECKING:
+    from twostroke.server.messages import Ready
+
+KEYS_VARIABLE = "TWOSTROKE_API_KEYS"
+
+
+def serve(
+    model: options.Model,
+    host: Annotated[str, typer.Option(help="Where to listen. 0.0.0.0 lets the whole network in: give keys then.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option(help="The port; 0 takes a free one.")] = 8000,
+    name: Annotated[str | None, typer.Option(help="What requests call the model; default: MODEL as given.")] = None,
+    api_key_file: Annotated[
+        Path | None,
+        typer.Option(help=f"API keys, one a line; or {KEYS_VARIABLE}=key1,key2. Without any, none is asked."),
+    ] = None,
+    max_queue: Annotated[int, typer.Option(help="Requests that may wait; one more gets 429 and Retry-After.")] = 256,
+    max_per_key: Annotated[int | None, typer.Option(help="Requests one API key may have in flight.")] = None,
+    max_output_tokens: Annotated[int | None, typer.Option(help="The most that a request may ask for.")] = None,
+    max_samples: Annotated[int, typer.Option(help="The largest n of a request.")] = 16,
+    max_body: Annotated[str, typer.Option(metavar="SIZE", help="The largest request, like 8MiB.")] = "8MiB",
+    request_timeout: Annotated[float, typer.Option(help="Seconds from a request to the end of its answer.")] = 600.0,
+    drain: Annotated[float, typer.Option(help="Seconds that answers may take to end after Ctrl-C or SIGTERM.")] = 30.0,
+    cors: Annotated[
+        list[str] | None, typer.Option(help="An origin whose pages may call this server; may be given several times.")
+    ] = None,
+    access_log: Annotated[bool, typer.Option(help="A line a request on standard error.")] = False,
+    backend: options.Backend = "auto",
+    threads: options.Threads = None,
+    max_context: options.MaxContext = None,
+    max_running: Annotated[int | None, typer.Option(help="Streams that run at a time; default: as suits.")] = None,
+    kv_memory: options.KVMemory = None,
+    kv_type: options.KVType = "auto",
+    max_tokens_per_step: options.MaxTokensPerStep = None,
+    prefix_caching: options.PrefixCaching = True,
+    quantise: options.Quantise = None,
+) -> None:
+    """Serve a model over HTTP with OpenAI's API: /v1/chat/completions, /v1/completions, /v1/responses, /v1/models.
+
+    Point any OpenAI client at http://127.0.0.1:8000/v1. Streams, logprobs, n, stop, seeds and penalties work as there;
+    every answer also carries `timing`: how long it queued, read your prompt (prefill) and wrote (decode), each beside
+    the least that this machine could have taken. /metrics has the same for Prometheus.
+
+    It listens on this machine only, unless --host says otherwise; give API keys before you open it to others.
+    Ctrl-C lets answers in flight finish, then stops. The engine has a process of its own, and is started again
+    should it die.
+    """
+    try:
+        from twostroke.server.messages import EngineSettings
+        from twostroke.server.run import serve as run_server
+        from twostroke.server.settings import Limits, ServerSettings
+    except ImportError as error:
+        message = f"the server needs the extra [server]: pip install 'twostroke[server]' ({error.name} is missing)"
+        raise BackendError(message) from None
+    from dataclasses import replace
+
+    from twostroke.models.resolve import resolve
+
+    console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+    config = options.engine_config(
+        backend, threads, max_context, kv_memory, max_tokens_per_step, prefix_caching, kv_type, quantise
+    )
+    if max_running is not None:
+        config = replace(config, max_running=max_running)
+    limits = Limits(
+        max_body_bytes=options.parse_size(max_body),
+        request_timeout_s=request_timeout,
+        max_queue=max_queue,
+        max_per_key=max_per_key,
+        max_samples=max_samples,
+        max_output_tokens=max_output_tokens,
+    )
+    settings = ServerSettings(
+        model_name=name or model,
+        host=host,
+        port=port,
+        api_keys=_api_keys(api_key_file),
+        cors_origins=tuple(cors or ()),
+        access_log=access_log,
+        drain_s=drain,
+        limits=limits,
+    )
+    resolve(model, progress=console.print)  # a download's progress bar has the screen for itself
+    if settings.host not in ("127.0.0.1", "localhost", "::1") and not settings.api_keys:
+        console.print(f"warning: {settings.host} may be reached by others, and no API key is asked for")
+    run_server(
+        EngineSettings(model, config),
+        settings,
+        lambda facts, address: _show(console, settings.model_name, facts, address, bool(settings.api_keys)),
+    )
+
+
+def _api_keys(path: Path | None) -> tuple[str, ...]:
+    """From a file, a key a line, and from the environment, between commas."""
+    keys = [key.strip() for key in os.environ.get(KEYS_VARIABLE, "").split(",")]
+    if path is not None:
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadRequestError(f"cannot read the API keys in {path}: {error}") from None
+        from_file = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+        if not from_file:
+            raise BadRequestError(f"{path} holds no API key")
+        keys += from_file
+    return tuple(dict.fromkeys(key for key in keys if key))
+
+
+def _show(console: Console, name: str, facts: Ready, address: str, asks_for_key: bool) -> None:
+    """What was resolved, why, and the line to try."""
+    weights = f"{facts.num_parameters / 1e6:,.0f}M parameters, {units.size(facts.weight_bytes)} of weights"
+    console.print(f"{name}: {facts.family}, {weights}")
+    for note in facts.notes:
+        console.print(f"  {note}")
+    fits = min(number * facts.block_size for number in facts.num_blocks) / facts.max_context
+    console.print(
+        f"  concurrency: up to {facts.max_running} requests at a time; KV holds {fits:,.1f} of the longest, "
+        f"{facts.max_context} tokens"
+    )
+    console.print(f"ready at {address}/v1\nTry:")
+    key = ' -H "Authorization: Bearer $API_KEY"' if asks_for_key else ""
+    question = {"role": "user", "content": "Why is the sky blue?"}
+    body = shlex.quote(json.dumps({"model": name, "messages": [question], "max_tokens": 64}))
+    console.print(f"  curl {address}/v1/chat/completions{key} -H 'Content-Type: application/json' -d {body}")

@@ -1,0 +1,36 @@
+"""The FastAPI application: routes, error handlers, and the guard around them."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
+
+from twostroke import __version__
+from twostroke.server import chat, completions, errors, responses, routes
+from twostroke.server.guard import Guard
+from twostroke.server.service import Service
+
+
+def create_app(service: Service) -> ASGIApp:
+    """The service is started and closed by whoever made it."""
+    app = FastAPI(
+        title="Twostroke",
+        version=__version__,
+        description="OpenAI's API on an engine that says where each answer's time went.",
+        docs_url=None,  # these pages load scripts from elsewhere
+        redoc_url=None,
+    )
+    app.state.service = service
+    app.add_exception_handler(HTTPException, errors.on_http_error)
+    app.add_exception_handler(RequestValidationError, errors.on_invalid_body)
+    app.add_exception_handler(Exception, errors.on_bug)
+    for module in (chat, completions, responses, routes):
+        app.include_router(module.router)
+    guarded: ASGIApp = Guard(app, service.settings, service.metrics)
+    if origins := service.settings.cors_origins:
+        # Outside the guard: a browser asks for permission before it sends a key.
+        guarded = CORSMiddleware(guarded, allow_origins=list(origins), allow_methods=["*"], allow_headers=["*"])
+    return guarded

@@ -1,0 +1,116 @@
+"""One API call on its way through the engine: its inbox, the watch over its client, its deadline. However it ends, what
+the engine still works on for it is aborted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from starlette.types import Receive
+
+from twostroke.core.step import TokenLogprobs
+from twostroke.core.timing import SequenceTiming
+from twostroke.server.errors import ApiError
+from twostroke.server.inbox import Inbox, News
+from twostroke.server.messages import Output, Ready
+from twostroke.server.phases import Timing, timing_report
+from twostroke.server.replies import PromptDetails, Usage
+
+CLIENT_GONE = 499
+"""Never sent, as nobody is there to read it."""
+
+
+class Call:
+    def __init__(self, inbox: Inbox, receive: Receive, timeout_s: float, on_close: Callable[[bool], None]) -> None:
+        """`on_close` is told whether the client had gone."""
+        loop = asyncio.get_running_loop()
+        self._inbox = inbox
+        self._on_close: Callable[[bool], None] | None = on_close
+        self._client_gone = False
+        self.deadline_s = loop.time() + timeout_s
+        message = f"the request took longer than the {timeout_s:g} s that this server allows"
+        self._timer = loop.call_later(timeout_s, inbox.fail, ApiError(504, message, code="timeout"))
+        self._watch = asyncio.create_task(self._watch_client(receive))
+
+    @property
+    def is_finished(self) -> bool:
+        return self._inbox.is_finished
+
+    async def take(self) -> list[News]:
+        return await self._inbox.take()
+
+    def close(self) -> None:
+        """May be called twice."""
+        self._watch.cancel()
+        self._timer.cancel()
+        self._inbox.close()
+        on_close, self._on_close = self._on_close, None
+        if on_close is not None:
+            on_close(self._client_gone)
+
+    async def _watch_client(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._client_gone = True
+        self._inbox.fail(ApiError(CLIENT_GONE, "the client went away"))
+        self._inbox.close()  # at once: its blocks are wanted by others
+
+
+class Answer:
+    """One sample as it comes together."""
+
+    __slots__ = ("finish_reason", "logprobs", "prompt_logprobs", "text", "timing")
+
+    def __init__(self) -> None:
+        self.text: list[str] = []
+        self.logprobs: list[TokenLogprobs] = []
+        self.prompt_logprobs: list[TokenLogprobs] = []
+        self.finish_reason: str | None = None
+        self.timing = SequenceTiming()
+
+    def absorb(self, output: Output) -> None:
+        if output.text:
+            self.text.append(output.text)
+        if output.logprobs:
+            self.logprobs.extend(output.logprobs)
+        if output.prompt_logprobs:
+            self.prompt_logprobs.extend(output.prompt_logprobs)
+        if output.finish_reason is not None:
+            self.finish_reason = output.finish_reason.value
+            if output.timing is not None:
+                self.timing = output.timing
+
+
+class Answers:
+    """All samples of a call, prompt after prompt: `choices[i]` is sample `i % n` of prompt `i // n`."""
+
+    def __init__(self, num_prompts: int, num_samples: int) -> None:
+        self.num_samples = num_samples
+        self.choices = [Answer() for _ in range(num_prompts * num_samples)]
+
+    def absorb(self, prompt_index: int, output: Output) -> int:
+        """Returns the choice it belongs to."""
+        index = prompt_index * self.num_samples + output.sample_index
+        self.choices[index].absorb(output)
+        return index
+
+    async def collect(self, call: Call) -> None:
+        """Until all are finished."""
+        while not all(answer.finish_reason is not None for answer in self.choices):
+            for prompt_index, event in await call.take():
+                if isinstance(event, Output):
+                    self.absorb(prompt_index, event)
+
+    def usage(self) -> Usage:
+        firsts = self.choices[:: self.num_samples]
+        prompt_tokens = sum(answer.timing.prompt_tokens for answer in firsts)
+        output_tokens = sum(len(answer.timing.token_times_s) for answer in self.choices)
+        cached = sum(answer.timing.cached_tokens for answer in firsts)
+        return Usage(prompt_tokens, output_tokens, prompt_tokens + output_tokens, PromptDetails(cached))
+
+    def timing(self, index: int, facts: Ready) -> Timing:
+        return timing_report(self.choices[index].timing, facts)
+
+    def own_timing(self, index: int, facts: Ready) -> Timing | None:
+        """A choice says its own where there are several; a single one's is the answer's."""
+        return self.timing(index, facts) if len(self.choices) > 1 else None

@@ -1,0 +1,142 @@
+"""`/v1/chat/completions`: messages in, an assistant's message out, whole or as it is written."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+from uuid import uuid4
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from twostroke.core.sampling_params import SamplingParams
+from twostroke.server import replies
+from twostroke.server.calls import Answers
+from twostroke.server.errors import ApiError, bad_request
+from twostroke.server.logprobs import chat_logprobs
+from twostroke.server.messages import Output, Progress, Ready
+from twostroke.server.openapi import JSON_OR_EVENTS
+from twostroke.server.phases import server_timing
+from twostroke.server.sampling import chat_sampling, check_lengths
+from twostroke.server.schemas import ChatBody, ChatMessage
+from twostroke.server.service import Service, service_of
+from twostroke.server.settings import Limits
+from twostroke.server.streaming import DONE, sse, sse_error, stream_answer
+from twostroke.text.tokenizer import Tokenizer
+
+router = APIRouter()
+
+_TEMPLATE_NAMES = frozenset({"messages", "tools", "documents", "bos_token", "eos_token"})
+"""Variables that are not a request's to set by `chat_template_kwargs`."""
+
+
+@router.post("/v1/chat/completions", responses=JSON_OR_EVENTS)
+async def chat_completions(body: ChatBody, request: Request) -> Response:
+    service = service_of(request)
+    service.check_model(body.model)
+    _refuse_unsupported(body)
+    facts = service.facts()
+    sampling = chat_sampling(body, service.settings.limits)
+    messages = template_messages(body.messages, service.settings.limits)
+    prompt = await service.encoder().chat(messages, options=_template_options(body.chat_template_kwargs))
+    check_lengths([prompt], sampling, facts, "messages")
+    call = service.open_call(request, [prompt], sampling, priority=body.priority, cache_salt=body.cache_salt)
+    writer = ChatWriter(service, facts, sampling, body)
+    if body.stream:
+        return await stream_answer(call, writer)
+    try:
+        await writer.answers.collect(call)
+    finally:
+        call.close()
+    timing = writer.answers.choices[0].timing
+    return Response(
+        replies.encode(writer.whole()), headers={"Server-Timing": server_timing(timing)}, media_type="application/json"
+    )
+
+
+def _refuse_unsupported(body: ChatBody) -> None:
+    """What would change the answer, and is not there yet, is refused: never passed over."""
+    if body.tools and body.tool_choice != "none":
+        raise bad_request("tools are not supported", "tools")
+    if body.response_format is not None and body.response_format.get("type") != "text":
+        raise bad_request("response_format other than text is not supported", "response_format")
+
+
+def template_messages(messages: list[ChatMessage], limits: Limits) -> list[dict[str, Any]]:
+    if len(messages) > limits.max_messages:
+        raise bad_request(f"messages holds {len(messages)}; at most {limits.max_messages} are allowed", "messages")
+    plain = [message.model_dump(exclude_unset=True) for message in messages]
+    for message in plain:
+        if message["role"] == "developer":  # OpenAI's new name for it, which templates do not know
+            message["role"] = "system"
+    return plain
+
+
+def _template_options(options: dict[str, Any] | None) -> dict[str, Any]:
+    if taken := _TEMPLATE_NAMES & (options or {}).keys():
+        raise bad_request(f"chat_template_kwargs may not set {sorted(taken)[0]}", "chat_template_kwargs")
+    return options or {}
+
+
+class ChatWriter:
+    """One call's answer in OpenAI's words, whole or in chunks."""
+
+    def __init__(self, service: Service, facts: Ready, sampling: SamplingParams, body: ChatBody) -> None:
+        self.answers = Answers(1, sampling.n)
+        self._facts = facts
+        self._tokenizer: Tokenizer = service.encoder().tokenizer
+        self._model = service.settings.model_name
+        self._id = f"chatcmpl-{uuid4().hex}"
+        self._created = int(time.time())
+        self._wants_logprobs = sampling.logprobs is not None
+        options = body.stream_options
+        self._wants_usage = options is not None and options.include_usage
+        self._wants_progress = options is not None and options.include_progress
+        self._unfinished = sampling.n
+
+    def whole(self) -> replies.ChatReply:
+        choices = []
+        for index, answer in enumerate(self.answers.choices):
+            logprobs = chat_logprobs(self._tokenizer, answer.logprobs) if self._wants_logprobs else None
+            message = replies.ChatMessageReply("".join(answer.text))
+            own_timing = self.answers.own_timing(index, self._facts)
+            choices.append(replies.ChatChoice(index, message, answer.finish_reason or "stop", logprobs, own_timing))
+        usage, timing = self.answers.usage(), self.answers.timing(0, self._facts)
+        return replies.ChatReply(self._id, "chat.completion", self._created, self._model, choices, usage, timing)
+
+    def begin(self) -> bytes:
+        opening = replies.Delta(role="assistant", content="")
+        choices = [replies.ChatChunkChoice(index, opening, None) for index in range(len(self.answers.choices))]
+        return b"".join(self._chunk([choice]) for choice in choices)
+
+    def progress(self, event: Progress) -> bytes:
+        if not self._wants_progress:
+            return b""
+        shown = replies.PrefillProgress(event.sample_index, event.computed_tokens, event.total_tokens)
+        return self._chunk([], prefill_progress=shown)
+
+    def output(self, prompt_index: int, event: Output) -> bytes:
+        index = self.answers.absorb(prompt_index, event)
+        if not (event.text or event.logprobs or event.finish_reason):
+            return b""  # part of a character, or of a possible stop string
+        logprobs = chat_logprobs(self._tokenizer, event.logprobs) if event.logprobs else None
+        delta = replies.Delta(content=event.text) if event.text or logprobs else replies.Delta()
+        if event.finish_reason is None:
+            return self._chunk([replies.ChatChunkChoice(index, delta, None, logprobs)])
+        self._unfinished -= 1
+        own_timing = self.answers.own_timing(index, self._facts)
+        choice = replies.ChatChunkChoice(index, delta, event.finish_reason.value, logprobs, own_timing)
+        is_last = self._unfinished == 0 and not self._wants_usage
+        return self._chunk([choice], timing=self.answers.timing(0, self._facts) if is_last else None)
+
+    def end(self) -> bytes:
+        if not self._wants_usage:
+            return DONE
+        return self._chunk([], usage=self.answers.usage(), timing=self.answers.timing(0, self._facts)) + DONE
+
+    def error(self, error: ApiError) -> bytes:
+        return sse_error(error)
+
+    def _chunk(self, choices: list[replies.ChatChunkChoice], **more: Any) -> bytes:
+        chunk = replies.ChatChunk(self._id, "chat.completion.chunk", self._created, self._model, choices, **more)
+        return sse(replies.encode(chunk))

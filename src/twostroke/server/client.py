@@ -1,0 +1,276 @@
+"""The API's end of the pipe: starts the engine process, hands requests over, deals out what comes back, and starts the
+engine again, later and later, when it dies. Knows no HTTP but the errors its callers are to see."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from enum import Enum
+from itertools import count
+from pathlib import Path
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from twostroke.core.errors import BackendError, BadRequestError
+from twostroke.core.sampling_params import SamplingParams
+from twostroke.core.sequence import FinishReason
+from twostroke.server import messages as m
+from twostroke.server.errors import ApiError, engine_unavailable
+from twostroke.server.inbox import Inbox
+from twostroke.server.log import log
+from twostroke.server.metrics import Metrics
+from twostroke.server.sampling import as_api_error
+
+FIRST_BACK_OFF_S = 0.5
+LONGEST_BACK_OFF_S = 30.0
+STEADY_AFTER_S = 60.0
+"""An engine that ran this long starts the back-off anew."""
+STALLED_AFTER_S = 60.0
+"""A ready engine says something every few seconds; one that was silent this long is stuck in a step."""
+LAST_WORDS_S = 0.2
+STOP_LIMIT_S = 5.0
+MAX_FOLDER_CHARS = 80
+
+
+class EngineState(Enum):
+    STARTING = "starting"
+    READY = "ready"
+    RESTARTING = "restarting"
+    STOPPED = "stopped"
+
+
+class EngineClient:
+    def __init__(self, settings: m.EngineSettings, metrics: Metrics) -> None:
+        self._settings = settings
+        self._metrics = metrics
+        self._context = zmq.asyncio.Context()
+        self._socket: zmq.asyncio.Socket | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._inboxes: dict[str, Inbox] = {}
+        self._numbers = count()
+        self._supervisor: asyncio.Task[None] | None = None
+        self._ready: asyncio.Future[m.Ready] | None = None
+        self._heard_s = 0.0
+        self._failure: str | None = None
+        self.state = EngineState.STARTING
+        self.num_restarts = 0
+        self.facts: m.Ready | None = None
+        """Of the engine that was last ready; a restarted one has the same model and settings."""
+
+    async def start(self) -> m.Ready:
+        """Returns when the engine is ready; raises BackendError when it cannot be built. Later deaths are mended."""
+        self._ready = asyncio.get_running_loop().create_future()
+        self._supervisor = asyncio.create_task(self._supervise())
+        return await asyncio.shield(self._ready)
+
+    async def close(self) -> None:
+        was_ready, self.state = self.state is EngineState.READY, EngineState.STOPPED
+        if was_ready and self._process is not None:
+            self._send(m.encode(m.Stop()))
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._process.wait(), STOP_LIMIT_S)
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._supervisor
+        self._context.destroy(linger=0)
+
+    @property
+    def health(self) -> str:
+        """`ready`, or what is wrong instead."""
+        if self.state is EngineState.READY and time.monotonic() - self._heard_s > STALLED_AFTER_S:
+            return "stalled"
+        return self.state.value
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests handed over of which nothing was heard yet: the queue, as its callers see it."""
+        return sum(inbox.num_waiting for inbox in set(self._inboxes.values()))
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._inboxes)
+
+    def submit(
+        self,
+        prompts: Sequence[tuple[int, ...]],
+        sampling: SamplingParams,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> Inbox:
+        """Queue one request a prompt; what the engine refuses arrives in the inbox as an error."""
+        if self.state is not EngineState.READY:
+            raise self.unavailable()
+        request_ids = [f"{next(self._numbers)}" for _ in prompts]
+        inbox = Inbox(request_ids, sampling.n, self._close_inbox)
+        adds = [
+            m.encode(m.Add(request_id, prompt, sampling, priority, cache_salt))
+            for request_id, prompt in zip(request_ids, prompts, strict=True)
+        ]
+        for request_id, add in zip(request_ids, adds, strict=True):
+            self._inboxes[request_id] = inbox
+            self._send(add)
+        return inbox
+
+    def unavailable(self) -> ApiError:
+        reasons = {
+            EngineState.STARTING: "the engine is still starting",
+            EngineState.RESTARTING: "the engine ended unexpectedly and is being started again",
+        }
+        return engine_unavailable(reasons.get(self.state, "the server is stopping"))
+
+    def _close_inbox(self, inbox: Inbox) -> None:
+        left = [request_id for request_id in inbox.unfinished if self._inboxes.pop(request_id, None) is not None]
+        if left and self.state is EngineState.READY:
+            self._send(m.encode(m.Abort(tuple(left))))
+
+    def _send(self, message: bytes) -> None:
+        assert self._socket is not None
+        sent = self._socket.send(message)  # the queue has no limit, so it is sent at once
+        if isinstance(sent, asyncio.Future) and sent.done() and not sent.cancelled():
+            sent.exception()  # a closed socket: the supervisor is about to fail everyone anyway
+
+    # The engine's life
+
+    async def _supervise(self) -> None:
+        folder = _private_folder()
+        back_off_s = FIRST_BACK_OFF_S
+        assert self._ready is not None
+        try:
+            for generation in count():
+                started_s = time.monotonic()
+                self._failure = None
+                try:
+                    await self._live(folder / f"engine-{generation}.sock")
+                except (OSError, zmq.ZMQError) as error:  # no process or socket to be had just now
+                    self._failure = str(error)
+                if self.state is EngineState.STOPPED:
+                    return
+                if not self._ready.done():
+                    self._ready.set_exception(BackendError(self._failure or "the engine process ended as it started"))
+                    return
+                self.state = EngineState.RESTARTING
+                self._fail_all()
+                if time.monotonic() - started_s > STEADY_AFTER_S:
+                    back_off_s = FIRST_BACK_OFF_S
+                reason = f" ({self._failure})" if self._failure else ""
+                log(f"the engine process ended{reason}; it is started again in {back_off_s:g} s")
+                await asyncio.sleep(back_off_s)
+                back_off_s = min(back_off_s * 2, LONGEST_BACK_OFF_S)
+                self.num_restarts += 1
+        finally:
+            self._fail_all()
+            shutil.rmtree(folder, ignore_errors=True)
+
+    async def _live(self, path: Path) -> None:
+        """One engine process, from its start to its end."""
+        socket = self._context.socket(zmq.PAIR)
+        socket.set_hwm(0)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.bind(f"ipc://{path}")
+        try:
+            process = await _start_process(path, self._settings)
+        except OSError:
+            socket.close()
+            raise
+        self._socket, self._process = socket, process
+        reader = asyncio.create_task(self._read(socket))
+        ended = asyncio.create_task(process.wait())
+        try:
+            await asyncio.wait({reader, ended}, return_when=asyncio.FIRST_COMPLETED)
+            if reader.done() and (error := reader.exception()) is not None:
+                self._failure = f"what it said could not be understood: {error!r}"
+            elif code := ended.result():
+                await asyncio.sleep(LAST_WORDS_S)  # what it said before it ended may still be on its way
+                self._failure = self._failure or (f"signal {-code}" if code < 0 else f"exit code {code}")
+        finally:
+            reader.cancel()
+            ended.cancel()
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+            self._socket = None
+            socket.close()
+
+    async def _read(self, socket: zmq.asyncio.Socket) -> None:
+        while True:
+            message = m.decode_from_engine(await socket.recv())
+            self._heard_s = time.monotonic()
+            if isinstance(message, m.StepOutputs):
+                self._deal_out(message)
+            elif isinstance(message, m.Stats):
+                self._metrics.engine = message
+            elif isinstance(message, m.Refused):
+                self._refuse(message)
+            elif isinstance(message, m.Ready):
+                self.facts = message
+                self.state = EngineState.READY
+                if self._ready is not None and not self._ready.done():
+                    self._ready.set_result(message)
+            else:
+                self._failure = message.message
+
+    def _deal_out(self, step: m.StepOutputs) -> None:
+        inboxes = self._inboxes
+        for progress in step.progress:
+            if (inbox := inboxes.get(progress.request_id)) is not None:
+                inbox.push(progress)
+        for output in step.outputs:
+            if output.finish_reason is not None:
+                self._metrics.finished(output)
+            inbox = inboxes.get(output.request_id)
+            if inbox is None:
+                continue
+            if output.finish_reason is FinishReason.ERROR:
+                inbox.fail(ApiError(500, output.error or "the request failed", code="engine_error"))
+            inbox.push(output)
+            if output.finish_reason is not None and output.request_id not in inbox.unfinished:
+                del inboxes[output.request_id]
+
+    def _refuse(self, message: m.Refused) -> None:
+        inbox = self._inboxes.pop(message.request_id, None)
+        if inbox is not None:
+            reason = message.message
+            error = ApiError(500, reason, code="engine_error")
+            inbox.fail(as_api_error(BadRequestError(reason)) if message.is_bad_request else error)
+
+    def _fail_all(self) -> None:
+        inboxes, self._inboxes = set(self._inboxes.values()), {}
+        for inbox in inboxes:
+            inbox.fail(
+                engine_unavailable("the engine ended while it worked on this request; it is being started again")
+            )
+
+
+def _private_folder() -> Path:
+    """Mode 0700: nobody else may connect. The path of a Unix socket is short, and some temporary folders' are not."""
+    folder = tempfile.mkdtemp(prefix="twostroke-")
+    if len(folder) > MAX_FOLDER_CHARS:
+        Path(folder).rmdir()
+        folder = tempfile.mkdtemp(prefix="twostroke-", dir="/tmp")
+    return Path(folder)
+
+
+async def _start_process(path: Path, settings: m.EngineSettings) -> asyncio.subprocess.Process:
+    environment = {name: value for name, value in os.environ.items() if name != "TWOSTROKE_API_KEYS"}
+    environment |= {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-m", "twostroke.server.engine_process", str(path)),
+        stdin=asyncio.subprocess.PIPE,
+        env=environment,
+        start_new_session=True,  # Ctrl-C is for this process, which drains first
+    )
+    assert process.stdin is not None
+    process.stdin.write(msgspec.json.encode(settings) + b"\n")
+    with suppress(ConnectionError):
+        await process.stdin.drain()
+    return process  # its standard input stays open: when this process ends, however it ends, so does the engine

@@ -1,0 +1,204 @@
+"""`/v1/completions`: plain text or token ids, continued; with `echo` and `logprobs`, also what the model thinks of the
+prompt itself, as evaluation harnesses ask."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, cast
+from uuid import uuid4
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from twostroke.core.sampling_params import SamplingParams
+from twostroke.server import replies
+from twostroke.server.calls import Answers
+from twostroke.server.errors import ApiError, bad_request
+from twostroke.server.logprobs import CompletionLogprobsWriter, joined
+from twostroke.server.messages import Output, Progress, Ready
+from twostroke.server.openapi import JSON_OR_EVENTS
+from twostroke.server.phases import server_timing
+from twostroke.server.prompts import PromptEncoder
+from twostroke.server.sampling import check_lengths, completion_sampling
+from twostroke.server.schemas import CompletionBody
+from twostroke.server.service import Service, service_of
+from twostroke.server.settings import Limits
+from twostroke.server.streaming import DONE, sse, sse_error, stream_answer
+
+router = APIRouter()
+
+
+@router.post("/v1/completions", responses=JSON_OR_EVENTS)
+async def completions(body: CompletionBody, request: Request) -> Response:
+    service = service_of(request)
+    service.check_model(body.model)
+    if body.suffix:
+        raise bad_request("suffix is not supported", "suffix")
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise bad_request("best_of is only supported where it equals n", "best_of")
+    facts = service.facts()
+    sampling = completion_sampling(body, service.settings.limits)
+    prompts = _prompts(body, service.settings.limits)
+    encoder = service.encoder()
+    ids = [await encoder.text(prompt) if isinstance(prompt, str) else tuple(prompt) for prompt in prompts]
+    check_lengths(ids, sampling, facts, "prompt")
+    echoes = None
+    if body.echo:
+        echoes = [await _echo(encoder, prompt, token_ids) for prompt, token_ids in zip(prompts, ids, strict=True)]
+    call = service.open_call(request, ids, sampling, priority=body.priority, cache_salt=body.cache_salt)
+    writer = CompletionWriter(service, facts, sampling, body, Answers(len(ids), sampling.n), echoes)
+    if body.stream:
+        return await stream_answer(call, writer)
+    try:
+        await writer.answers.collect(call)
+    finally:
+        call.close()
+    timing = writer.answers.choices[0].timing
+    return Response(
+        replies.encode(writer.whole()), headers={"Server-Timing": server_timing(timing)}, media_type="application/json"
+    )
+
+
+def _prompts(body: CompletionBody, limits: Limits) -> list[str | list[int]]:
+    prompt = body.prompt
+    if isinstance(prompt, str):
+        prompts: list[str | list[int]] = [prompt]
+    elif not prompt:
+        raise bad_request("prompt is empty: a text or token ids are needed", "prompt")
+    elif isinstance(prompt[0], int):
+        prompts = [prompt]
+    else:
+        prompts = cast("list[str | list[int]]", list(prompt))
+    num_answers = len(prompts) * (body.n or 1)
+    if num_answers > limits.max_prompts:
+        raise bad_request(
+            f"{len(prompts)} prompts with n {body.n or 1} make {num_answers} answers; this server allows "
+            f"{limits.max_prompts} in one request",
+            "prompt",
+        )
+    return prompts
+
+
+class Echo:
+    """A prompt as it is repeated before its answer."""
+
+    def __init__(self, text: str, token_ids: tuple[int, ...], num_unseen: int) -> None:
+        self.text = text
+        self.token_ids = token_ids
+        self.num_unseen = num_unseen
+        """Tokens at the beginning that stand for nothing in the text: a BOS that was put there."""
+
+
+async def _echo(encoder: PromptEncoder, prompt: str | list[int], token_ids: tuple[int, ...]) -> Echo:
+    if isinstance(prompt, str):
+        return Echo(prompt, token_ids, len(encoder.tokenizer.prefix_ids))
+    return Echo(await encoder.decode(token_ids, skip_special_tokens=False), token_ids, 0)
+
+
+class CompletionWriter:
+    def __init__(
+        self,
+        service: Service,
+        facts: Ready,
+        sampling: SamplingParams,
+        body: CompletionBody,
+        answers: Answers,
+        echoes: list[Echo] | None,
+    ) -> None:
+        self.answers = answers
+        self._facts = facts
+        self._model = service.settings.model_name
+        self._id = f"cmpl-{uuid4().hex}"
+        self._created = int(time.time())
+        self._echoes = echoes
+        self._only_echo = body.max_tokens == 0
+        self._wants_logprobs = sampling.logprobs is not None
+        tokenizer = service.encoder().tokenizer
+        self._logprobs = [CompletionLogprobsWriter(tokenizer) for _ in self.answers.choices]
+        options = body.stream_options
+        self._wants_usage = options is not None and options.include_usage
+        self._wants_progress = options is not None and options.include_progress
+        self._echoed: set[int] = set()
+        self._unfinished = len(self.answers.choices)
+
+    def whole(self) -> replies.CompletionReply:
+        choices = []
+        for index, answer in enumerate(self.answers.choices):
+            text, logprobs = self._opening(index)
+            if not self._only_echo:
+                text += "".join(answer.text)
+                if self._wants_logprobs:
+                    logprobs.append(self._logprobs[index].output(answer.logprobs))
+            choices.append(
+                replies.CompletionChoice(
+                    index,
+                    text,
+                    self._finish_reason(answer.finish_reason),
+                    joined(logprobs) if self._wants_logprobs else None,
+                    self.answers.own_timing(index, self._facts),
+                )
+            )
+        return self._reply(choices, usage=self._usage(), timing=self.answers.timing(0, self._facts))
+
+    def _opening(self, index: int) -> tuple[str, list[replies.CompletionLogprobs]]:
+        """The echoed prompt, where one is wanted. Sample 0 brings a prompt's logprobs for all of its siblings."""
+        if self._echoes is None:
+            return "", []
+        prompt_index = index // self.answers.num_samples
+        echo, first = self._echoes[prompt_index], self.answers.choices[prompt_index * self.answers.num_samples]
+        if not self._wants_logprobs:
+            return echo.text, []
+        return echo.text, [self._logprobs[index].prompt(echo.token_ids, first.prompt_logprobs, echo.num_unseen)]
+
+    def _finish_reason(self, reason: str | None) -> str:
+        return "length" if self._only_echo else reason or "stop"
+
+    def _usage(self) -> replies.Usage:
+        usage = self.answers.usage()
+        if not self._only_echo:
+            return usage
+        return replies.Usage(usage.prompt_tokens, 0, usage.prompt_tokens, usage.prompt_tokens_details)
+
+    # As a stream
+
+    def begin(self) -> bytes:
+        return b""
+
+    def progress(self, event: Progress) -> bytes:
+        if not self._wants_progress:
+            return b""
+        shown = replies.PrefillProgress(event.sample_index, event.computed_tokens, event.total_tokens)
+        return sse(replies.encode(self._reply([], prefill_progress=shown)))
+
+    def output(self, prompt_index: int, event: Output) -> bytes:
+        index = self.answers.absorb(prompt_index, event)
+        text = ""
+        logprobs: list[replies.CompletionLogprobs] = []
+        if event.token_ids and index not in self._echoed:  # the prompt was read to its end
+            self._echoed.add(index)
+            text, logprobs = self._opening(index)
+        if not self._only_echo:
+            text += event.text
+            if event.logprobs:
+                logprobs.append(self._logprobs[index].output(event.logprobs))
+        if not (text or logprobs or event.finish_reason):
+            return b""
+        reason = None if event.finish_reason is None else self._finish_reason(event.finish_reason.value)
+        own_timing = None if reason is None else self.answers.own_timing(index, self._facts)
+        choice = replies.CompletionChoice(index, text, reason, joined(logprobs) if logprobs else None, own_timing)
+        self._unfinished -= reason is not None
+        is_last = self._unfinished == 0 and not self._wants_usage
+        timing = self.answers.timing(0, self._facts) if is_last else None
+        return sse(replies.encode(self._reply([choice], timing=timing)))
+
+    def end(self) -> bytes:
+        if not self._wants_usage:
+            return DONE
+        last = self._reply([], usage=self._usage(), timing=self.answers.timing(0, self._facts))
+        return sse(replies.encode(last)) + DONE
+
+    def error(self, error: ApiError) -> bytes:
+        return sse_error(error)
+
+    def _reply(self, choices: list[replies.CompletionChoice], **more: Any) -> replies.CompletionReply:
+        return replies.CompletionReply(self._id, "text_completion", self._created, self._model, choices, **more)

@@ -1,0 +1,185 @@
+"""The engine's own process: `python -m twostroke.server.engine_process SOCKET`, settings on standard input. It steps
+the engine, takes requests between steps, and sends what each step brought in one message. It ends when its standard
+input closes, so it never outlives the API process. Knows no HTTP."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from bisect import bisect_left
+
+import msgspec
+import zmq
+
+from twostroke.core.errors import BadRequestError, TwostrokeError
+from twostroke.core.events import Event, TokenEvent
+from twostroke.core.request import Request
+from twostroke.core.step import Step, StepResult
+from twostroke.engine.build import Assembly, build
+from twostroke.server import messages as m
+from twostroke.server.log import log
+
+BUSY_STATS_S = 0.5
+IDLE_STATS_S = 5.0
+LINGER_MS = 2000
+
+
+class EngineLoop:
+    def __init__(self, assembly: Assembly, socket: zmq.Socket[bytes]) -> None:
+        self._engine = assembly.engine
+        self._eos_ids = assembly.tokenizer.eos_token_ids if assembly.tokenizer is not None else frozenset()
+        self._socket = socket
+        self._stopped = False
+        self._was_busy = True
+        self._stats_due_s = 0.0
+        self._steps = {kind: m.StepHistogram([0] * (len(m.STEP_BUCKETS_S) + 1)) for kind in m.STEP_KINDS}
+        self._engine.on_step = self._count_step
+
+    def run(self) -> None:
+        while True:
+            self._take_messages()
+            if self._stopped:
+                return
+            if self._engine.busy:
+                self._tell(self._engine.step())
+            self._send_stats()
+
+    def _take_messages(self) -> None:
+        """All that is there; an idle engine waits for the next."""
+        wait_ms = 0 if self._engine.busy else max(0, int((self._stats_due_s - time.monotonic()) * 1e3))
+        while not self._stopped and self._socket.poll(wait_ms):
+            self._handle(m.decode_to_engine(self._socket.recv()))
+            wait_ms = 0
+
+    def _handle(self, message: m.ToEngine) -> None:
+        if isinstance(message, m.Add):
+            self._add(message)
+        elif isinstance(message, m.Abort):
+            for request_id in message.request_ids:
+                self._engine.abort(request_id)
+        else:
+            self._stopped = True
+
+    def _add(self, message: m.Add) -> None:
+        try:
+            self._engine.add(
+                Request(
+                    request_id=message.request_id,
+                    prompt_token_ids=message.prompt_token_ids,
+                    sampling=message.sampling,
+                    priority=message.priority,
+                    eos_token_ids=self._eos_ids,
+                    cache_salt=message.cache_salt,
+                )
+            )
+        except BadRequestError as error:
+            self._send(m.Refused(message.request_id, str(error)))
+        except Exception as error:  # a bug, and this request's alone
+            log(f"request {message.request_id} could not be added: {type(error).__name__}: {error}")
+            self._send(m.Refused(message.request_id, "the engine could not take this request", is_bad_request=False))
+
+    def _tell(self, events: list[Event]) -> None:
+        progress, outputs = [], []
+        for event in events:
+            if isinstance(event, TokenEvent):
+                outputs.append(m.Output(*event))
+            else:
+                progress.append(
+                    m.Progress(event.request_id, event.sample_index, event.computed_tokens, event.total_tokens)
+                )
+        if progress or outputs:
+            self._send(m.StepOutputs(progress, outputs))
+
+    def _count_step(self, step: Step, result: StepResult) -> None:
+        kind = "mixed" if step.prefills and step.decodes else "prefill" if step.prefills else "decode"
+        histogram = self._steps[kind]
+        histogram.counts[bisect_left(m.STEP_BUCKETS_S, result.compute_s)] += 1
+        histogram.total_s += result.compute_s
+
+    def _send_stats(self) -> None:
+        """When they are due, and at once when work begins or ends."""
+        now_s, busy = time.monotonic(), self._engine.busy
+        if now_s < self._stats_due_s and busy == self._was_busy:
+            return
+        self._was_busy = busy
+        self._stats_due_s = now_s + (BUSY_STATS_S if busy else IDLE_STATS_S)
+        counts = self._engine.scheduler.counts()
+        self._send(
+            m.Stats(
+                waiting=counts.waiting,
+                running_prefill=counts.running_prefill,
+                running_decode=counts.running_decode,
+                prefill_backlog_tokens=counts.prefill_backlog_tokens,
+                preemptions=counts.preemptions,
+                prefix_hit_tokens=counts.prefix_hit_tokens,
+                prefix_lookup_tokens=counts.prefix_lookup_tokens,
+                blocks=tuple((group.free, group.cached, group.used) for group in counts.blocks),
+                steps=self._steps,
+            )
+        )
+
+    def _send(self, message: m.FromEngine) -> None:
+        self._socket.send(m.encode(message))
+
+
+def ready_message(assembly: Assembly) -> m.Ready:
+    resolved, checkpoint = assembly.resolved, assembly.checkpoint
+    room = assembly.engine.scheduler.ledger.max_total_tokens
+    return m.Ready(
+        backend=assembly.backend_name,
+        family=checkpoint.spec.family,
+        num_parameters=checkpoint.num_parameters,
+        weight_bytes=checkpoint.held_bytes,
+        threads=resolved.threads,
+        vocab_size=checkpoint.spec.vocab_size,
+        max_context=resolved.max_context if room is None else min(resolved.max_context, room),
+        max_running=assembly.engine.scheduler.config.running_limit,
+        block_size=resolved.layout.block_size,
+        num_blocks=tuple(group.num_blocks for group in resolved.layout.groups),
+        kv_bytes=resolved.kv_bytes,
+        shape=assembly.shape,
+        ceilings=assembly.ceilings(),
+        notes=assembly.notes,
+    )
+
+
+def main(path: str) -> int:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the API process, which drains first
+    settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=m.EngineSettings)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PAIR)
+    socket.set_hwm(0)  # a step's tokens are never dropped, nor does a step wait for a busy API process
+    socket.setsockopt(zmq.LINGER, LINGER_MS)
+    socket.connect(f"ipc://{path}")
+    try:
+        assembly = build(settings.model, settings.config)
+        socket.send(m.encode(ready_message(assembly)))
+    except TwostrokeError as error:
+        return _fail(socket, str(error))
+    except MemoryError:
+        return _fail(socket, "there is not enough memory for this model")
+    try:
+        EngineLoop(assembly, socket).run()
+    finally:
+        socket.close()
+        assembly.engine.close()
+    return 0
+
+
+def _fail(socket: zmq.Socket[bytes], sentence: str) -> int:
+    socket.send(m.encode(m.Failed(sentence)))
+    socket.close()
+    zmq.Context.instance().term()  # waits until it is sent
+    return 2
+
+
+def _end_with_parent() -> None:
+    os.read(0, 1)  # nothing more is ever written: this returns when the other end is gone
+    os._exit(3)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,107 @@
+"""Errors in OpenAI's shape: a message for a person, a type, the field at fault and a code. They leak nothing else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+MAX_MESSAGE_CHARS = 1000
+
+_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+class ApiError(HTTPException):
+    """Raised anywhere below a route. (An HTTPException, because FastAPI lets only those through its body reader.)"""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(status, message, headers=None if headers is None else dict(headers))
+        self.message = message
+        self.param = param
+        self.code = code
+
+    def body(self) -> dict[str, Any]:
+        return {"error": error_fields(self.status_code, self.message, self.param, self.code)}
+
+
+def error_fields(status: int, message: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
+    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    return {"message": _clean(message), "type": kind, "param": param and _clean(param), "code": code}
+
+
+def _clean(text: str) -> str:
+    """What a user sent may be quoted in it: half a surrogate pair could not be sent back."""
+    return text[:MAX_MESSAGE_CHARS].encode("utf-8", "replace").decode()
+
+
+def error_response(error: ApiError) -> Response:
+    return Response(json.dumps(error.body()), error.status_code, dict(error.headers or {}), "application/json")
+
+
+def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    return ApiError(400, message, param=param, code=code)
+
+
+def engine_unavailable(reason: str) -> ApiError:
+    return ApiError(503, reason, code="engine_unavailable", headers={"Retry-After": "1"})
+
+
+# Handlers for FastAPI
+
+
+async def on_http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if not isinstance(error, ApiError):
+        message = error.detail
+        if error.status_code == 404:
+            message = f"there is no {request.method} {request.url.path} here"
+        elif error.status_code == 405:
+            message = f"{request.url.path} does not take {request.method}"
+        error = ApiError(error.status_code, message, headers=error.headers)
+    return error_response(error)
+
+
+async def on_invalid_body(request: Request, error: Exception) -> Response:
+    """The first field that pydantic minds, by its path: `messages[0].role`."""
+    assert isinstance(error, RequestValidationError)
+    return error_response(validation_error(error.errors()))
+
+
+def validation_error(errors: Any) -> ApiError:
+    if not errors:
+        return bad_request("the request is not valid")
+    first = errors[0]
+    if first["type"] == "json_invalid":
+        reason = first.get("ctx", {}).get("error", "it cannot be parsed")
+        return bad_request(f"the body is not valid JSON: {reason}")
+    # A union reports every branch, and the deepest is the one that was meant. It also names branches in the path, as
+    # `str` or `list[...]`: that is pydantic's word, not the user's.
+    first = max(
+        (error for error in errors if error["loc"][:2] == first["loc"][:2]), key=lambda error: len(error["loc"])
+    )
+    parts = [part for part in first["loc"] if part != "body"]
+    param = ""
+    for part in parts:
+        if isinstance(part, int):
+            param += f"[{part}]"
+        elif part.isidentifier() and part not in ("str", "int", "float", "bool"):
+            param += f".{part}" if param else part
+    reason = str(first["msg"])
+    return bad_request(f"{param or 'the body'}: {reason[:1].lower()}{reason[1:]}", param or None)
+
+
+async def on_bug(request: Request, error: Exception) -> Response:
+    return error_response(ApiError(500, "something went wrong inside the server", code="internal_error"))

@@ -1,0 +1,151 @@
+"""What every request passes before any route sees it: its API key, the size of its body, the time it takes to arrive.
+Plain ASGI, so that routes still notice when a client goes away."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from hashlib import sha256
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from twostroke.server.errors import ApiError, error_response
+from twostroke.server.metrics import Metrics
+from twostroke.server.service import KEY_SCOPE
+from twostroke.server.settings import ServerSettings
+
+OPEN_PATHS = frozenset({"/health", "/ready"})
+"""Everything else asks for a key where there are keys: a route that is forgotten is closed, not open."""
+MAX_HEADER_BYTES = 32 * 1024
+DISCARD_BYTES = 256 * 2**20
+DISCARD_S = 10.0
+"""Most clients read an answer only once their body is sent: what is too large is read and thrown away, up to here."""
+KNOWN_ROUTES = frozenset(
+    {
+        *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/models", "/tokenize", "/detokenize"),
+        *("/health", "/ready", "/metrics", "/version"),
+    }
+)
+
+
+class Guard:
+    def __init__(self, app: ASGIApp, settings: ServerSettings, metrics: Metrics) -> None:
+        self._app = app
+        self._limits = settings.limits
+        self._metrics = metrics
+        # Digests have one length, so that comparing them tells nothing of a key's.
+        self._key_digests = [sha256(key.encode()).digest() for key in settings.api_keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            return  # a web socket: nothing here speaks it, and an unanswered handshake is refused
+        self._metrics.http_in_flight += 1
+        try:
+            await self._answer(scope, receive, self._counting(scope, send))
+        finally:
+            self._metrics.http_in_flight -= 1
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            _check_headers(scope)
+            headers = Headers(scope=scope)
+            if self._key_digests and scope["path"] not in OPEN_PATHS:
+                scope[KEY_SCOPE] = self._key_number(headers)
+            await self._check_declared_length(headers, receive)
+        except ApiError as error:
+            await error_response(error)(scope, receive, send)
+            return
+        await self._app(scope, self._limited(receive), send)
+
+    def _key_number(self, headers: Headers) -> int:
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer":
+            key = headers.get("x-api-key", "")
+        given = sha256(key.strip().encode()).digest()
+        found = -1
+        for number, digest in enumerate(self._key_digests):  # all of them, whichever fits
+            if hmac.compare_digest(digest, given):
+                found = number
+        if found < 0:
+            self._metrics.rejected.labels("api_key").inc()
+            message = "an API key is needed: send it as `Authorization: Bearer KEY`"
+            if key:
+                message = "this API key is not known here"
+            raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+        return found
+
+    async def _check_declared_length(self, headers: Headers, receive: Receive) -> None:
+        declared = headers.get("content-length", "")
+        if declared.isdigit() and len(declared) < 20 and int(declared) > self._limits.max_body_bytes:
+            if int(declared) <= DISCARD_BYTES:
+                await _discard(receive)
+            raise self._too_large(int(declared))
+
+    def _too_large(self, num_bytes: int) -> ApiError:
+        self._metrics.rejected.labels("body_size").inc()
+        limit = self._limits.max_body_bytes
+        message = f"the body has {num_bytes} bytes or more, and this server takes {limit}"
+        return ApiError(413, message, code="body_too_large", headers={"Connection": "close"})
+
+    def _limited(self, receive: Receive) -> Receive:
+        """Counts what really arrives: a length may be missing, or lie."""
+        deadline_s = asyncio.get_running_loop().time() + self._limits.body_timeout_s
+        num_bytes, is_whole = 0, False
+
+        async def limited() -> Message:
+            nonlocal num_bytes, is_whole
+            if is_whole:
+                return await receive()
+            try:
+                async with asyncio.timeout_at(deadline_s):
+                    message = await receive()
+            except TimeoutError:
+                limit_s = self._limits.body_timeout_s
+                message_text = f"the body did not arrive within {limit_s:g} s"
+                raise ApiError(408, message_text, code="timeout", headers={"Connection": "close"}) from None
+            if message["type"] == "http.request":
+                num_bytes += len(message.get("body", b""))
+                is_whole = not message.get("more_body", False)
+                if num_bytes > self._limits.max_body_bytes:
+                    if not is_whole:
+                        await _discard(receive)
+                    is_whole = True
+                    raise self._too_large(num_bytes)
+            return message
+
+        return limited
+
+    def _counting(self, scope: Scope, send: Send) -> Send:
+        route = scope["path"] if scope["path"] in KNOWN_ROUTES else "other"
+
+        async def counting(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._metrics.http_responses.labels(route, str(message["status"])).inc()
+            await send(message)
+
+        return counting
+
+
+def _check_headers(scope: Scope) -> None:
+    """The parser's own limit is on headers that have not ended; these have."""
+    num_bytes = sum(len(name) + len(value) for name, value in scope["headers"]) + len(scope.get("query_string", b""))
+    if num_bytes > MAX_HEADER_BYTES:
+        message = f"the headers have {num_bytes} bytes, and this server takes {MAX_HEADER_BYTES}"
+        raise ApiError(431, message, code="headers_too_large", headers={"Connection": "close"})
+
+
+async def _discard(receive: Receive) -> None:
+    num_bytes = 0
+    try:
+        async with asyncio.timeout(DISCARD_S):
+            while num_bytes < DISCARD_BYTES:
+                message = await receive()
+                num_bytes += len(message.get("body", b""))
+                if message["type"] != "http.request" or not message.get("more_body", False):
+                    return
+    except TimeoutError:
+        return

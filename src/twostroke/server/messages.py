@@ -1,0 +1,143 @@
+"""What the API process and the engine process say to each other: plain structs as msgpack, checked when they are read.
+All that a step brought travels in one message."""
+
+from __future__ import annotations
+
+import msgspec
+
+from twostroke.config import EngineConfig
+from twostroke.core.sampling_params import SamplingParams
+from twostroke.core.sequence import FinishReason
+from twostroke.core.step import TokenLogprobs
+from twostroke.core.timing import SequenceTiming
+from twostroke.cost.hardware import Ceilings
+from twostroke.cost.model_shape import ModelShape
+
+STEP_KINDS = ("prefill", "decode", "mixed")
+STEP_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+
+
+class EngineSettings(msgspec.Struct, frozen=True):
+    """What an engine process is told before anything else, as JSON on its standard input."""
+
+    model: str
+    config: EngineConfig
+
+
+# To the engine
+
+
+class Add(msgspec.Struct, frozen=True, tag="add"):
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    priority: int = 0
+    cache_salt: str = ""
+
+
+class Abort(msgspec.Struct, frozen=True, tag="abort"):
+    request_ids: tuple[str, ...]
+
+
+class Stop(msgspec.Struct, frozen=True, tag="stop"):
+    """End the process; what is unfinished is dropped."""
+
+
+ToEngine = Add | Abort | Stop
+
+
+# From the engine
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """The engine takes requests: what was resolved, why, and what the API needs to know of the model."""
+
+    backend: str
+    family: str
+    num_parameters: int
+    weight_bytes: int
+    threads: int
+    vocab_size: int
+    max_context: int
+    """Prompt and answer together: the model's, or what the KV cache has room for where that is less."""
+    max_running: int
+    block_size: int
+    num_blocks: tuple[int, ...]
+    """One a KV group."""
+    kv_bytes: int
+    shape: ModelShape
+    ceilings: Ceilings
+    notes: tuple[str, ...]
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """The engine could not be built; the sentence is meant for the user."""
+
+    message: str
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    """A request that could never be served, or (not `is_bad_request`) that met a bug."""
+
+    request_id: str
+    message: str
+    is_bad_request: bool = True
+
+
+class Output(msgspec.Struct, frozen=True, array_like=True):
+    """New output of one sample; with `finish_reason`, its last."""
+
+    request_id: str
+    sample_index: int
+    token_ids: tuple[int, ...]
+    text: str
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+    timing: SequenceTiming | None = None
+
+
+class Progress(msgspec.Struct, frozen=True, array_like=True):
+    """A prompt was read a chunk further."""
+
+    request_id: str
+    sample_index: int
+    computed_tokens: int
+    total_tokens: int
+
+
+class StepOutputs(msgspec.Struct, frozen=True, tag="step"):
+    progress: list[Progress]
+    outputs: list[Output]
+
+
+class StepHistogram(msgspec.Struct, array_like=True):
+    """Backend seconds of the steps of one kind since the engine started; `counts` has one entry more than there are
+    buckets, for what is longer than all of them."""
+
+    counts: list[int]
+    total_s: float = 0.0
+
+
+class Stats(msgspec.Struct, frozen=True, tag="stats"):
+    """Where the engine stands. Sent every half second while it works, and as a sign of life while it does not."""
+
+    waiting: int
+    running_prefill: int
+    running_decode: int
+    prefill_backlog_tokens: int
+    preemptions: int
+    prefix_hit_tokens: int
+    prefix_lookup_tokens: int
+    blocks: tuple[tuple[int, int, int], ...]
+    """One a KV group: free, cached, used."""
+    steps: dict[str, StepHistogram]
+    """By kind, of STEP_KINDS."""
+
+
+FromEngine = Ready | Failed | Refused | StepOutputs | Stats
+
+encode = msgspec.msgpack.Encoder().encode
+decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode
+decode_from_engine = msgspec.msgpack.Decoder(FromEngine).decode

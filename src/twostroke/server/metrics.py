@@ -1,0 +1,142 @@
+"""The server's numbers as Prometheus reads them; `docs/metrics.md` defines each. What requests felt is counted here as
+they finish; where the engine stands comes from its last Stats."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from twostroke.server.messages import STEP_BUCKETS_S, Output, Stats
+
+BUCKETS_S = (*(digit * 10.0**power for power in range(-3, 2) for digit in (1, 2, 5)), 100.0)
+"""1 ms to 100 s."""
+disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for every counter, which nobody reads
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Metrics:
+    """One registry an app, so that two may live in one process."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.engine: Stats | None = None
+        """The last that the engine sent."""
+        self.engine_up = 0
+        self.engine_restarts = 0
+        self.http_in_flight = 0
+        self.mean_request_s = 1.0
+        """Of late; what a client that is turned away is told to wait follows from it."""
+        self._requests = self._counter("requests", "Samples that ended, by reason", "reason")
+        self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of samples that ended")
+        self._cached_tokens = self._counter("cached_prompt_tokens", "Of those, found in the prefix cache")
+        self._output_tokens = self._counter("output_tokens", "Tokens written")
+        self.http_responses = self._counter("http_responses", "Responses, by route and status", "route", "status")
+        self.disconnects = self._counter("client_disconnects", "Clients that went away before their answer was whole")
+        self.rejected = self._counter("rejected", "Requests turned away, by reason", "reason")
+        self._ttft = self._histogram("ttft", "Arrival at the engine to the first token")
+        self._queue = self._histogram("queue", "Arrival at the engine to the first prefill chunk")
+        self._prefill = self._histogram("prefill", "First prefill chunk to the first token")
+        self._tpot = self._histogram("tpot", "Mean time per output token after the first")
+        self._itl = self._histogram("itl", "Between one token and the next")
+        self._total = self._histogram("request", "Arrival at the engine to the end")
+        self.registry.register(_EngineCollector(self))
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"twostroke_{name}", text, labels, registry=self.registry)
+
+    def _histogram(self, name: str, text: str) -> Histogram:
+        return Histogram(f"twostroke_{name}_seconds", text, buckets=BUCKETS_S, registry=self.registry)
+
+    def finished(self, output: Output) -> None:
+        """A sample ended, its client still there or not."""
+        assert output.finish_reason is not None
+        self._requests.labels(output.finish_reason.value).inc()
+        timing = output.timing
+        if timing is None:
+            return
+        if output.sample_index == 0:
+            self._prompt_tokens.inc(timing.prompt_tokens)
+            self._cached_tokens.inc(timing.cached_tokens)
+        self._output_tokens.inc(len(timing.token_times_s))
+        total_s = None if timing.finished_s is None else timing.finished_s - timing.arrival_s
+        if total_s is not None:
+            self.mean_request_s += 0.05 * (total_s - self.mean_request_s)
+        for histogram, seconds in (
+            (self._ttft, timing.ttft_s),
+            (self._queue, timing.queue_s),
+            (self._prefill, timing.prefill_s),
+            (self._tpot, timing.tpot_s),
+            (self._total, total_s),
+        ):
+            if seconds is not None:
+                histogram.observe(seconds)
+        for gap_s in timing.itl_s:
+            self._itl.observe(gap_s)
+
+    def render(self) -> bytes:
+        return generate_latest(self.registry)
+
+
+class _EngineCollector(Collector):
+    """The engine's own counts, as they were last heard. A restarted engine counts from zero, as counters may."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[Metric]:
+        metrics = self._metrics
+        yield GaugeMetricFamily("twostroke_engine_up", "1 when the engine takes requests", metrics.engine_up)
+        yield CounterMetricFamily("twostroke_engine_restarts", "Engines started anew", metrics.engine_restarts)
+        yield GaugeMetricFamily("twostroke_http_in_flight", "HTTP requests being answered", metrics.http_in_flight)
+        if (stats := metrics.engine) is not None:
+            yield from _queues(stats)
+            yield from _kv(stats)
+            yield _steps(stats)
+
+
+def _queues(stats: Stats) -> Iterator[Metric]:
+    yield GaugeMetricFamily("twostroke_waiting", "Samples that wait to be admitted", stats.waiting)
+    running = GaugeMetricFamily("twostroke_running", "Samples that run, by phase", labels=["phase"])
+    running.add_metric(["prefill"], stats.running_prefill)
+    running.add_metric(["decode"], stats.running_decode)
+    yield running
+    yield GaugeMetricFamily(
+        "twostroke_prefill_backlog_tokens", "Known tokens that no launched step covers", stats.prefill_backlog_tokens
+    )
+    yield CounterMetricFamily("twostroke_preemptions", "Samples that lost their KV to older work", stats.preemptions)
+
+
+def _kv(stats: Stats) -> Iterator[Metric]:
+    blocks = GaugeMetricFamily("twostroke_kv_blocks", "KV blocks, by group and state", labels=["group", "state"])
+    used_blocks = total_blocks = 0
+    for group, (free, cached, used) in enumerate(stats.blocks):
+        for state, number in (("free", free), ("cached", cached), ("used", used)):
+            blocks.add_metric([str(group), state], number)
+        used_blocks += used
+        total_blocks += free + cached + used
+    yield blocks
+    occupancy = used_blocks / max(1, total_blocks)
+    yield GaugeMetricFamily("twostroke_kv_occupancy", "The share of KV blocks that running samples hold", occupancy)
+    looked_up, hit = stats.prefix_lookup_tokens, stats.prefix_hit_tokens
+    yield CounterMetricFamily("twostroke_prefix_lookup_tokens", "Prompt tokens looked up in the cache", looked_up)
+    yield CounterMetricFamily("twostroke_prefix_hit_tokens", "Of those, found", hit)
+
+
+def _steps(stats: Stats) -> Metric:
+    family = HistogramMetricFamily("twostroke_step_seconds", "Backend seconds of a step, by kind", labels=["kind"])
+    for kind, histogram in stats.steps.items():
+        total, buckets = 0, []
+        for bound, number in zip((*map(str, STEP_BUCKETS_S), "+Inf"), histogram.counts, strict=True):
+            total += number
+            buckets.append((bound, total))
+        family.add_metric([kind], buckets, histogram.total_s)
+    return family

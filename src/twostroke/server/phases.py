@@ -1,0 +1,102 @@
+"""Where one answer's time went, as it is sent: queue, prefill, decode, the floor of each, and a sentence."""
+
+from __future__ import annotations
+
+import msgspec
+
+from twostroke.core.timing import SequenceTiming
+from twostroke.engine.floors import phase_floors
+from twostroke.server.messages import Ready
+
+
+class PrefillTiming(msgspec.Struct, frozen=True):
+    tokens: int
+    """Read, that is: not found in the prefix cache."""
+    cached_tokens: int
+    chunks: int
+    seconds: float | None
+    tokens_per_s: float | None
+    floor_s: float
+    """The least this machine could have taken, alone."""
+
+
+class DecodeTiming(msgspec.Struct, frozen=True):
+    tokens: int
+    seconds: float | None
+    tpot_s: float | None
+    itl_p99_s: float | None
+    tokens_per_s: float | None
+    floor_s: float
+
+
+class Timing(msgspec.Struct, frozen=True):
+    queue_s: float | None
+    ttft_s: float | None
+    total_s: float | None
+    prefill: PrefillTiming
+    decode: DecodeTiming
+    preemptions: int
+    verdict: str
+
+
+def timing_report(timing: SequenceTiming, facts: Ready) -> Timing:
+    floors = phase_floors(facts.shape, facts.ceilings, timing)
+    read, written = timing.prompt_tokens - timing.cached_tokens, len(timing.token_times_s)
+    gaps_s = sorted(timing.itl_s)
+    prefill = PrefillTiming(
+        tokens=read,
+        cached_tokens=timing.cached_tokens,
+        chunks=timing.prefill_chunks,
+        seconds=_rounded(timing.prefill_s),
+        tokens_per_s=_rate(read, timing.prefill_s),
+        floor_s=round(floors.prefill_s, 6),
+    )
+    decode = DecodeTiming(
+        tokens=written,
+        seconds=_rounded(timing.decode_s),
+        tpot_s=_rounded(timing.tpot_s),
+        itl_p99_s=_rounded(gaps_s[int(0.99 * len(gaps_s))]) if gaps_s else None,
+        tokens_per_s=_rate(written - 1, timing.decode_s),
+        floor_s=round(floors.decode_s, 6),
+    )
+    total_s = None if timing.finished_s is None else timing.finished_s - timing.arrival_s
+    return Timing(
+        queue_s=_rounded(timing.queue_s),
+        ttft_s=_rounded(timing.ttft_s),
+        total_s=_rounded(total_s),
+        prefill=prefill,
+        decode=decode,
+        preemptions=timing.preemptions,
+        verdict=_verdict(timing, floors.prefill_s, floors.decode_s),
+    )
+
+
+def server_timing(timing: SequenceTiming) -> str:
+    """The header that browsers and proxies show: milliseconds a phase."""
+    phases = (("queue", timing.queue_s), ("prefill", timing.prefill_s), ("decode", timing.decode_s))
+    return ", ".join(f"{name};dur={seconds * 1e3:.1f}" for name, seconds in phases if seconds is not None)
+
+
+def _verdict(timing: SequenceTiming, prefill_floor_s: float, decode_floor_s: float) -> str:
+    phases = [
+        ("waiting in the queue", timing.queue_s or 0.0, None),
+        ("prefill (reading)", timing.prefill_s or 0.0, prefill_floor_s),
+        ("decode (writing)", timing.decode_s or 0.0, decode_floor_s),
+    ]
+    total_s = sum(seconds for _, seconds, _ in phases)
+    if total_s <= 0:
+        return "it ended before its first token"
+    name, seconds, floor_s = max(phases, key=lambda phase: phase[1])
+    verdict = f"{seconds / total_s:.0%} of the time went into {name}"
+    if floor_s is not None and seconds > 0:
+        verdict += f", {seconds / floor_s:.1f} times the least this machine could take alone"
+    return verdict
+
+
+def _rate(num_tokens: int, seconds: float | None) -> float | None:
+    return round(num_tokens / seconds, 1) if seconds and num_tokens > 0 else None
+
+
+def _rounded(seconds: float | None) -> float | None:
+    """To microseconds: more digits would claim more than a clock knows."""
+    return None if seconds is None else round(seconds, 6)

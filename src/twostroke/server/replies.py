@@ -1,0 +1,133 @@
+"""What is sent back, in OpenAI's shapes: structs that msgspec encodes, so that a stream's token costs microseconds.
+`timing` and `prefill_progress` are ours."""
+
+from __future__ import annotations
+
+import msgspec
+
+from twostroke.server.phases import Timing
+
+encode = msgspec.json.Encoder().encode
+
+
+class PromptDetails(msgspec.Struct, frozen=True):
+    cached_tokens: int = 0
+
+
+class CompletionDetails(msgspec.Struct, frozen=True):
+    reasoning_tokens: int = 0
+
+
+class Usage(msgspec.Struct, frozen=True):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails
+    completion_tokens_details: CompletionDetails = CompletionDetails()
+
+
+class PrefillProgress(msgspec.Struct, frozen=True):
+    index: int
+    computed_tokens: int
+    total_tokens: int
+
+
+# Chat
+
+
+class TopLogprob(msgspec.Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatLogprob(msgspec.Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct, frozen=True):
+    content: list[ChatLogprob]
+    refusal: None = None
+
+
+class ChatMessageReply(msgspec.Struct, frozen=True):
+    content: str | None
+    role: str = "assistant"
+    refusal: None = None
+
+
+class ChatChoice(msgspec.Struct, frozen=True, omit_defaults=True):
+    index: int
+    message: ChatMessageReply
+    finish_reason: str
+    logprobs: ChatLogprobs | None
+    timing: Timing | None = None
+
+
+class ChatReply(msgspec.Struct, frozen=True):
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    timing: Timing
+    system_fingerprint: None = None
+
+
+class Delta(msgspec.Struct, frozen=True, omit_defaults=True):
+    role: str | None = None
+    content: str | None = None
+
+
+class ChatChunkChoice(msgspec.Struct, frozen=True, omit_defaults=True):
+    index: int
+    delta: Delta
+    finish_reason: str | None
+    logprobs: ChatLogprobs | None = None
+    timing: Timing | None = None
+
+
+class ChatChunk(msgspec.Struct, frozen=True, omit_defaults=True):
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: Usage | None = None
+    timing: Timing | None = None
+    prefill_progress: PrefillProgress | None = None
+
+
+# Plain completions
+
+
+class CompletionLogprobs(msgspec.Struct, frozen=True):
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class CompletionChoice(msgspec.Struct, frozen=True, omit_defaults=True):
+    index: int
+    text: str
+    finish_reason: str | None
+    logprobs: CompletionLogprobs | None
+    timing: Timing | None = None
+
+
+class CompletionReply(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Whole, or a chunk of a stream."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage | None = None
+    timing: Timing | None = None
+    prefill_progress: PrefillProgress | None = None

@@ -1,0 +1,109 @@
+"""The small routes: what model there is, tokens, health, metrics, version."""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse, Response
+
+from twostroke import __version__
+from twostroke.server.chat import template_messages
+from twostroke.server.errors import bad_request
+from twostroke.server.metrics import CONTENT_TYPE
+from twostroke.server.openapi import ERRORS
+from twostroke.server.schemas import DetokenizeBody, TokenizeBody
+from twostroke.server.service import Service, service_of
+
+router = APIRouter(responses=ERRORS)
+
+_STARTED = int(time.time())
+
+
+def _json(value: object, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status, media_type="application/json")
+
+
+def _model(service: Service) -> dict[str, object]:
+    facts = service.client.facts
+    return {
+        "id": service.settings.model_name,
+        "object": "model",
+        "created": _STARTED,
+        "owned_by": "twostroke",
+        "max_model_len": None if facts is None else facts.max_context,
+    }
+
+
+@router.get("/v1/models")
+async def list_models(request: Request) -> Response:
+    return _json({"object": "list", "data": [_model(service_of(request))]})
+
+
+@router.get("/v1/models/{name:path}")
+async def show_model(name: str, request: Request) -> Response:
+    service = service_of(request)
+    service.check_model(name)
+    return _json(_model(service))
+
+
+@router.post("/tokenize")
+async def tokenize(body: TokenizeBody, request: Request) -> Response:
+    service = service_of(request)
+    service.check_model(body.model)
+    if (body.prompt is None) == (body.messages is None):
+        raise bad_request("give either prompt or messages", "prompt")
+    encoder = service.encoder()
+    if body.messages is not None:
+        tokens = await encoder.chat(template_messages(body.messages, service.settings.limits))
+    else:
+        tokens = await encoder.text(body.prompt or "", add_special_tokens=body.add_special_tokens)
+    return _json({"tokens": tokens, "count": len(tokens), "max_model_len": service.facts().max_context})
+
+
+@router.post("/detokenize")
+async def detokenize(body: DetokenizeBody, request: Request) -> Response:
+    service = service_of(request)
+    service.check_model(body.model)
+    facts = service.facts()
+    for token_id in body.tokens:
+        if token_id >= facts.vocab_size:
+            raise bad_request(
+                f"tokens holds the token id {token_id}; this model's ids run from 0 to {facts.vocab_size - 1}", "tokens"
+            )
+    text = await service.encoder().decode(body.tokens, skip_special_tokens=body.skip_special_tokens)
+    return _json({"prompt": text})
+
+
+@router.get("/health")
+async def health(request: Request) -> Response:
+    """200 while the engine lives and takes requests; 503 says what it does instead."""
+    service = service_of(request)
+    state = service.client.health if service.prompts is not None else "starting"
+    return JSONResponse({"status": "ok" if state == "ready" else state}, 200 if state == "ready" else 503)
+
+
+@router.get("/ready")
+async def ready(request: Request) -> Response:
+    """200 while new requests are wanted: not when the server drains, nor when its queue is full."""
+    service = service_of(request)
+    state = service.client.health if service.prompts is not None else "starting"
+    if service.draining:
+        state = "draining"
+    elif service.client.num_waiting >= service.settings.limits.max_queue:
+        state = "queue full"
+    return JSONResponse({"status": state}, 200 if state == "ready" else 503)
+
+
+@router.get("/metrics")
+async def metrics(request: Request) -> Response:
+    service = service_of(request)
+    service.metrics.engine_up = int(service.client.health == "ready")
+    service.metrics.engine_restarts = service.client.num_restarts
+    return Response(service.metrics.render(), media_type=CONTENT_TYPE)
+
+
+@router.get("/version")
+async def version() -> Response:
+    return _json({"version": __version__})

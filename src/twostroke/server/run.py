@@ -1,0 +1,128 @@
+"""A server from its start to its end: the port is taken first, the engine starts while /health says so, and a signal
+lets requests in flight finish before anything is stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from types import FrameType
+
+import uvicorn
+
+from twostroke.core.errors import BackendError, TwostrokeError
+from twostroke.engine.build import read_tokenizer
+from twostroke.server.app import create_app
+from twostroke.server.client import EngineClient
+from twostroke.server.guard import MAX_HEADER_BYTES
+from twostroke.server.log import log
+from twostroke.server.messages import EngineSettings, Ready
+from twostroke.server.metrics import Metrics
+from twostroke.server.prompts import PromptEncoder
+from twostroke.server.service import Service
+from twostroke.server.settings import ServerSettings
+
+KEEP_ALIVE_S = 30
+
+
+def serve(engine: EngineSettings, settings: ServerSettings, on_ready: Callable[[Ready, str], None]) -> None:
+    """Runs until it is told to stop. `on_ready` is given the engine's facts and the server's address."""
+    listener = listen(settings.host, settings.port)
+    host, port = listener.getsockname()[:2]
+    address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    try:
+        with asyncio.Runner(loop_factory=_event_loop()) as runner:
+            runner.run(_serve(engine, settings, listener, lambda facts: on_ready(facts, address)))
+    finally:
+        listener.close()
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Before a model is loaded: nobody should wait for that to learn that a port is taken."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(1024)
+    except OSError as error:
+        listener.close()
+        raise BackendError(f"cannot listen on {host} port {port}: {error.strerror or error}") from None
+    return listener
+
+
+def _event_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:  # it does not exist for every platform
+        return None
+    return uvloop.new_event_loop
+
+
+class _Server(uvicorn.Server):
+    """Drains on the first signal, stops on the second. Uvicorn's own would raise the signal again in the end, and this
+    process still has an engine to stop."""
+
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self._service = service
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if not self._service.draining:
+            number = self._service.client.num_in_flight
+            log(f"stopping: {number} requests in flight may finish; a second Ctrl-C stops at once")
+        self._service.draining = True
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+
+async def _serve(
+    engine: EngineSettings, settings: ServerSettings, listener: socket.socket, on_ready: Callable[[Ready], None]
+) -> None:
+    metrics = Metrics()
+    client = EngineClient(engine, metrics)
+    service = Service(settings, client, metrics)
+    config = uvicorn.Config(
+        create_app(service),
+        http="h11",  # whose limit on headers is known
+        ws="none",
+        lifespan="off",
+        log_level="warning",
+        access_log=settings.access_log,
+        server_header=False,
+        h11_max_incomplete_event_size=2 * MAX_HEADER_BYTES,  # the guard refuses in better words
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=int(settings.drain_s),
+    )
+    if settings.access_log:
+        config.log_level = "info"
+    server = _Server(config, service)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    starting = asyncio.create_task(_start(engine, service, on_ready))
+    try:
+        await asyncio.wait({serving, starting}, return_when=asyncio.FIRST_COMPLETED)
+        if starting.done() and (error := starting.exception()) is not None:
+            server.should_exit = True
+            await serving
+            raise error
+        await serving
+    finally:
+        starting.cancel()
+        await client.close()
+        if service.prompts is not None:
+            service.prompts.close()
+
+
+async def _start(engine: EngineSettings, service: Service, on_ready: Callable[[Ready], None]) -> None:
+    """The tokenizer is read here while the engine is built there."""
+    ready = asyncio.create_task(service.client.start())
+    try:
+        tokenizer = await asyncio.to_thread(read_tokenizer, engine.model)
+        service.prompts = PromptEncoder(tokenizer)
+        facts = await ready
+    except TwostrokeError:
+        ready.cancel()
+        raise
+    with suppress(OSError):  # a log on a full disk
+        on_ready(facts)

@@ -1,0 +1,141 @@
+"""From a request's fields to SamplingParams, held to this server's limits and this model's context. Every refusal names
+the field, and both numbers where there are two."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from twostroke.core.errors import BadRequestError
+from twostroke.core.sampling_params import SamplingParams
+from twostroke.server.errors import ApiError, bad_request
+from twostroke.server.messages import Ready
+from twostroke.server.schemas import ChatBody, CompletionBody, ResponsesBody, SamplingBody
+from twostroke.server.settings import Limits
+
+DEFAULT_COMPLETION_TOKENS = 16
+"""What OpenAI's plain completions give when nothing is asked for."""
+
+
+def chat_sampling(body: ChatBody, limits: Limits) -> SamplingParams:
+    if body.top_logprobs is not None and not body.logprobs:
+        raise bad_request("top_logprobs needs logprobs to be true", "top_logprobs")
+    max_tokens, name = body.max_completion_tokens, "max_completion_tokens"
+    if max_tokens is None:
+        max_tokens, name = body.max_tokens, "max_tokens"
+    _at_most(name, max_tokens, limits.max_output_tokens)
+    return _sampling(body, limits, max_tokens, (body.top_logprobs or 0) if body.logprobs else None)
+
+
+def completion_sampling(body: CompletionBody, limits: Limits) -> SamplingParams:
+    max_tokens = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+    if max_tokens == 0 and not body.echo:
+        raise bad_request("max_tokens is 0, which only makes sense with echo", "max_tokens")
+    _at_most("max_tokens", max_tokens, limits.max_output_tokens)
+    # The engine always writes a token; of an echo alone it is left out afterwards.
+    return _sampling(body, limits, max(1, max_tokens), body.logprobs, body.logprobs if body.echo else None)
+
+
+def responses_sampling(body: ResponsesBody, limits: Limits) -> SamplingParams:
+    _at_most("max_output_tokens", body.max_output_tokens, limits.max_output_tokens)
+    return SamplingParams(
+        max_tokens=body.max_output_tokens,
+        temperature=1.0 if body.temperature is None else body.temperature,
+        top_p=1.0 if body.top_p is None else body.top_p,
+    )
+
+
+def _sampling(
+    body: SamplingBody,
+    limits: Limits,
+    max_tokens: int | None,
+    logprobs: int | None,
+    prompt_logprobs: int | None = None,
+) -> SamplingParams:
+    _at_most("n", body.n, limits.max_samples)
+    try:
+        return SamplingParams(
+            max_tokens=max_tokens,
+            min_tokens=body.min_tokens or 0,
+            temperature=1.0 if body.temperature is None else body.temperature,
+            top_k=body.top_k if body.top_k is not None and body.top_k > 0 else None,
+            top_p=1.0 if body.top_p is None else body.top_p,
+            min_p=body.min_p or 0.0,
+            repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
+            presence_penalty=body.presence_penalty or 0.0,
+            frequency_penalty=body.frequency_penalty or 0.0,
+            logit_bias=_logit_bias(body.logit_bias, limits),
+            seed=None if body.seed is None else body.seed % 2**64,
+            n=body.n or 1,
+            stop=_stop_strings(body.stop, limits),
+            stop_token_ids=tuple(body.stop_token_ids or ()),
+            include_stop_string=bool(body.include_stop_str_in_output),
+            ignore_eos=bool(body.ignore_eos),
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+        )
+    except BadRequestError as error:
+        raise as_api_error(error) from None
+
+
+def as_api_error(error: BadRequestError) -> ApiError:
+    """The engine's sentences begin with the field where one is at fault."""
+    first = str(error).split(" ", 1)[0].partition("[")[0]
+    names = SamplingBody.model_fields.keys() | ChatBody.model_fields.keys() | CompletionBody.model_fields.keys()
+    return bad_request(str(error), first if first in names else None)
+
+
+def check_lengths(prompts: Sequence[Sequence[int]], sampling: SamplingParams, facts: Ready, param: str) -> None:
+    """What the engine would refuse, refused before it is sent there."""
+    for prompt in prompts:
+        if not prompt:
+            raise bad_request(f"{param} is empty: at least one token is needed", param)
+        if len(prompt) >= facts.max_context:
+            raise bad_request(
+                f"the prompt has {len(prompt)} tokens, and the context is {facts.max_context} tokens, "
+                "of which one at least is for the answer",
+                param,
+                "context_length_exceeded",
+            )
+        wanted = sampling.max_tokens
+        if wanted is not None and len(prompt) + wanted > facts.max_context:
+            raise bad_request(
+                f"the prompt's {len(prompt)} tokens and max_tokens {wanted} make {len(prompt) + wanted} tokens, "
+                f"and the context is {facts.max_context}",
+                "max_tokens",
+                "context_length_exceeded",
+            )
+        if max(prompt) >= facts.vocab_size:
+            raise bad_request(
+                f"{param} holds the token id {max(prompt)}; this model's ids run from 0 to {facts.vocab_size - 1}",
+                param,
+            )
+
+
+def _logit_bias(bias: dict[str, float] | None, limits: Limits) -> dict[int, float]:
+    if not bias:
+        return {}
+    if len(bias) > limits.max_logit_bias:
+        raise bad_request(
+            f"logit_bias has {len(bias)} entries; at most {limits.max_logit_bias} are allowed", "logit_bias"
+        )
+    for key in bias:
+        if not (key.isascii() and key.isdigit() and len(key) <= 10):
+            raise bad_request(f"logit_bias must map token ids to numbers, and {key!r:.40} is no token id", "logit_bias")
+    return {int(key): value for key, value in bias.items()}
+
+
+def _stop_strings(stop: str | list[str] | None, limits: Limits) -> tuple[str, ...]:
+    strings = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    if len(strings) > limits.max_stop_strings:
+        raise bad_request(f"stop holds {len(strings)} strings; at most {limits.max_stop_strings} are allowed", "stop")
+    for text in strings:
+        if len(text) > limits.max_stop_chars:
+            raise bad_request(
+                f"a stop string has {len(text)} characters; at most {limits.max_stop_chars} are allowed", "stop"
+            )
+    return strings
+
+
+def _at_most(name: str, value: int | None, limit: int | None) -> None:
+    if value is not None and limit is not None and value > limit:
+        raise bad_request(f"{name} is {value}; this server allows at most {limit}", name)

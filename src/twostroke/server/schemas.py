@@ -1,0 +1,160 @@
+"""What requests may hold: types and ranges of every field, checked before anything else looks at them. Fields we do not
+know are let be, as clients send many. What depends on this server's limits or model is checked in `sampling.py`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, TypeVar
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StrictBool
+
+from twostroke.core.sampling_params import MAX_LOGPROBS, MAX_SAMPLES
+
+MAX_TOKEN_ID = 2**31 - 1
+MAX_COUNT = 2**31 - 1
+MAX_CHAT_LOGPROBS = 20
+MAX_ENTRIES = 4096
+
+
+def _sendable(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"it holds half of a surrogate pair at character {error.start}") from None
+    return text
+
+
+def _few(value: object) -> object:
+    """Before its entries are looked at: a complaint for each of a million would take longer than the request."""
+    if isinstance(value, dict) and len(value) > MAX_ENTRIES:
+        raise ValueError(f"it has {len(value)} entries, and {MAX_ENTRIES} are allowed at most")
+    return value
+
+
+Item = TypeVar("Item")
+Entry = TypeVar("Entry")
+
+Text = Annotated[str, AfterValidator(_sendable)]
+"""JSON can spell half a surrogate pair, which no text can hold."""
+Many = Annotated[list[Item], Field(fail_fast=True)]
+"""A list whose first wrong item ends the matter."""
+Table = Annotated[dict[Text, Entry], BeforeValidator(_few)]
+TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
+Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
+Salt = Annotated[Text, Field(max_length=256)]
+Bias = Annotated[float, Field(ge=-100, le=100)]
+
+
+class Body(BaseModel):
+    """No "7" for 7 and no 1 for true: a client that confuses types is told, not guessed at."""
+
+    model_config = ConfigDict(extra="ignore", strict=True, protected_namespaces=())
+
+
+class StreamOptions(Body):
+    include_usage: bool = False
+    include_progress: bool = False
+    """Chunks with `prefill_progress` while the prompt is read."""
+
+
+class SamplingBody(Body):
+    """What chat and plain completions share."""
+
+    model: Text | None = Field(None, max_length=512)
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=-1, le=MAX_COUNT, description="-1 and 0: off.")
+    min_p: float | None = Field(None, ge=0, le=1)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(None, gt=0, le=100)
+    logit_bias: Table[Bias] | None = Field(None, description="By token id.")
+    seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
+    n: int | None = Field(None, ge=1, le=MAX_SAMPLES)
+    stop: Text | Many[Text] | None = None
+    stop_token_ids: Many[TokenId] | None = Field(None, max_length=1024)
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    min_tokens: int | None = Field(None, ge=0, le=MAX_COUNT)
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    priority: int | None = Field(None, ge=-1000, le=1000, description="Lower runs first.")
+    cache_salt: Salt | None = Field(None, description="Only requests of the same salt share cached prefixes.")
+
+
+class ContentPart(Body):
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    type: Text
+    text: Text | None = None
+
+
+class ChatMessage(Body):
+    """Further fields (`name`, `tool_calls`, ...) reach the chat template as they are."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    role: Text = Field(max_length=64)
+    content: Text | Many[ContentPart] | None = None
+
+
+class ChatBody(SamplingBody):
+    messages: Many[ChatMessage] = Field(min_length=1)
+    max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None
+    logprobs: StrictBool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_CHAT_LOGPROBS)
+    tools: Many[Table[Any]] | None = None
+    tool_choice: Text | Table[Any] | None = None
+    response_format: Table[Any] | None = None
+    chat_template_kwargs: Table[Any] | None = Field(None, description="Variables for the model's chat template.")
+
+
+class CompletionBody(SamplingBody):
+    prompt: Text | Many[Text] | Many[TokenId] | Many[Many[TokenId]]
+    max_tokens: int | None = Field(None, ge=0, le=MAX_COUNT, description="0 is for `echo` alone.")
+    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    echo: bool | None = None
+    suffix: Text | None = None
+    best_of: int | None = Field(None, ge=1, le=MAX_SAMPLES)
+
+
+class InputItem(Body):
+    """A message of a Responses call; other kinds of item are refused by name."""
+
+    type: Text = "message"
+    role: Text | None = Field(None, max_length=64)
+    content: Text | Many[ContentPart] | None = None
+
+
+class ResponsesBody(Body):
+    model: Text | None = Field(None, max_length=512)
+    input: Text | Many[InputItem]
+    instructions: Text | None = None
+    max_output_tokens: Count | None = None
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    stream: bool | None = None
+    metadata: Table[Text] | None = Field(None, max_length=16)
+    previous_response_id: Text | None = None
+    background: bool | None = None
+    store: bool | None = None
+    tools: Many[Table[Any]] | None = None
+    tool_choice: Text | Table[Any] | None = None
+    text: Table[Any] | None = None
+    truncation: Text | None = None
+    cache_salt: Salt | None = None
+
+
+class TokenizeBody(Body):
+    """Either `prompt` or `messages`."""
+
+    model: Text | None = Field(None, max_length=512)
+    prompt: Text | None = None
+    messages: Many[ChatMessage] | None = None
+    add_special_tokens: bool = True
+
+
+class DetokenizeBody(Body):
+    model: Text | None = Field(None, max_length=512)
+    tokens: Many[TokenId]
+    skip_special_tokens: bool = False

@@ -1,0 +1,103 @@
+"""What the routes share: the engine's client, the prompt encoder, limits and counts. Opening a call is where a request
+is let in or turned away."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+from starlette.requests import Request
+
+from twostroke.core.sampling_params import SamplingParams
+from twostroke.server.calls import Call
+from twostroke.server.client import EngineClient
+from twostroke.server.errors import ApiError, engine_unavailable
+from twostroke.server.messages import Ready
+from twostroke.server.metrics import Metrics
+from twostroke.server.prompts import PromptEncoder
+from twostroke.server.settings import ServerSettings
+
+KEY_SCOPE = "twostroke.key"
+"""Where in a request's scope the number of its API key is."""
+LONGEST_RETRY_S = 60
+
+
+class Service:
+    def __init__(self, settings: ServerSettings, client: EngineClient, metrics: Metrics) -> None:
+        self.settings = settings
+        self.client = client
+        self.metrics = metrics
+        self.prompts: PromptEncoder | None = None
+        """None until the tokenizer is read."""
+        self.draining = False
+        self._in_flight_by_key: Counter[int] = Counter()
+
+    def facts(self) -> Ready:
+        if self.client.facts is None:
+            raise self.client.unavailable()
+        return self.client.facts
+
+    def encoder(self) -> PromptEncoder:
+        if self.prompts is None:
+            raise engine_unavailable("the server is still starting")
+        return self.prompts
+
+    def check_model(self, name: str | None) -> None:
+        if name is not None and name != self.settings.model_name:
+            raise ApiError(
+                404,
+                f"there is no model {name!r:.200} here: this server has {self.settings.model_name!r}",
+                param="model",
+                code="model_not_found",
+            )
+
+    def open_call(
+        self,
+        request: Request,
+        prompts: Sequence[tuple[int, ...]],
+        sampling: SamplingParams,
+        *,
+        priority: int | None = None,
+        cache_salt: str | None = None,
+    ) -> Call:
+        """Whoever opens a call closes it, or hands it to an EventStream."""
+        key = request.scope.get(KEY_SCOPE, -1)
+        self._admit(key, len(prompts))
+        inbox = self.client.submit(prompts, sampling, priority=priority or 0, cache_salt=cache_salt or "")
+        self._in_flight_by_key[key] += 1
+
+        def on_close(client_gone: bool) -> None:
+            self._in_flight_by_key[key] -= 1
+            if client_gone:
+                self.metrics.disconnects.inc()
+
+        return Call(inbox, request.receive, self.settings.limits.request_timeout_s, on_close)
+
+    def _admit(self, key: int, num_prompts: int) -> None:
+        limits, waiting = self.settings.limits, self.client.num_waiting
+        if self.draining:
+            raise engine_unavailable("the server is stopping")
+        if key >= 0 and limits.max_per_key is not None and self._in_flight_by_key[key] >= limits.max_per_key:
+            self.metrics.rejected.labels("per_key").inc()
+            raise ApiError(
+                429,
+                f"this API key has {self._in_flight_by_key[key]} requests in flight, "
+                f"and {limits.max_per_key} are allowed",
+                code="concurrency_limit",
+                headers={"Retry-After": "1"},
+            )
+        if waiting and waiting + num_prompts > limits.max_queue:
+            self.metrics.rejected.labels("queue_full").inc()
+            retry_s = self.metrics.mean_request_s * waiting / max(1, self.facts().max_running)
+            raise ApiError(
+                429,
+                f"the queue is full: {waiting} requests wait, and {limits.max_queue} may",
+                code="queue_full",
+                headers={"Retry-After": str(min(LONGEST_RETRY_S, max(1, math.ceil(retry_s))))},
+            )
+
+
+def service_of(request: Request) -> Service:
+    service: Service = request.app.state.service
+    return service

@@ -1,0 +1,55 @@
+"""What whoever runs a server may choose, frozen, with the limits that each request is held to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from twostroke.core.errors import BadRequestError
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    max_body_bytes: int = 8 * 2**20
+    body_timeout_s: float = 30.0
+    """A request's body has to be there within this."""
+    request_timeout_s: float = 600.0
+    """From a request's arrival to the last byte of its answer."""
+    max_queue: int = 256
+    """Requests of which the engine has not begun to read; one more is answered with 429."""
+    max_per_key: int | None = None
+    """Requests that one API key may have in flight; None: no limit."""
+    max_samples: int = 16
+    """`n`, and `n` times the number of prompts is at most `max_prompts`."""
+    max_prompts: int = 256
+    max_output_tokens: int | None = None
+    """What a request may ask for as max_tokens; None: as much as the context holds."""
+    max_stop_strings: int = 16
+    max_stop_chars: int = 1024
+    max_logit_bias: int = 1024
+    max_messages: int = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    model_name: str
+    """What requests call the model, and /v1/models lists."""
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_keys: tuple[str, ...] = ()
+    """Empty: no key is asked for."""
+    cors_origins: tuple[str, ...] = ()
+    access_log: bool = False
+    drain_s: float = 30.0
+    """How long requests in flight may take to end once the server was told to stop."""
+    limits: Limits = field(default_factory=Limits)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise BadRequestError(f"the port must be from 0 to 65535, not {self.port}")
+        if any(not key.isascii() or not key.isprintable() or not key.strip() for key in self.api_keys):
+            raise BadRequestError("an API key must be printable ASCII characters, and not empty")
+        for name in ("max_body_bytes", "max_queue", "max_samples", "max_prompts"):
+            if getattr(self.limits, name) < 1:
+                raise BadRequestError(f"{name} must be at least 1, not {getattr(self.limits, name)}")
+        if not self.limits.request_timeout_s > 0 or not self.drain_s >= 0:
+            raise BadRequestError("the request timeout must be above 0 s, and the drain time not below")

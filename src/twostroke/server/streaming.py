@@ -1,0 +1,98 @@
+"""Server-sent events: a call's news, as a writer words them, until the last sample has ended. Errors after the first
+byte are events too."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from typing import Protocol
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from twostroke.server.calls import CLIENT_GONE, Call
+from twostroke.server.errors import ApiError
+from twostroke.server.inbox import News
+from twostroke.server.messages import Output, Progress
+
+SLOW_READER_S = 5.0
+"""Past its deadline, a client that does not read has this long to take what was written."""
+DONE = b"data: [DONE]\n\n"
+
+
+class EventWriter(Protocol):
+    """Words events as bytes, ready to send; empty where there is nothing to say."""
+
+    def begin(self) -> bytes: ...
+
+    def progress(self, event: Progress) -> bytes: ...
+
+    def output(self, prompt_index: int, event: Output) -> bytes: ...
+
+    def end(self) -> bytes: ...
+
+    def error(self, error: ApiError) -> bytes: ...
+
+
+def sse(payload: bytes) -> bytes:
+    return b"data: " + payload + b"\n\n"
+
+
+def sse_error(error: ApiError) -> bytes:
+    return sse(json.dumps(error.body()).encode())
+
+
+async def stream_answer(call: Call, writer: EventWriter) -> EventStream:
+    """The response begins with the engine's first sign, so what it refuses is still a plain error."""
+    try:
+        news = await call.take()
+    except BaseException:
+        call.close()
+        raise
+    return EventStream(_events(call, news, writer), call)
+
+
+async def _events(call: Call, news: list[News], writer: EventWriter) -> AsyncGenerator[bytes, None]:
+    try:
+        pieces = [writer.begin()]
+        while True:
+            for prompt_index, event in news:
+                if isinstance(event, Output):
+                    pieces.append(writer.output(prompt_index, event))
+                else:
+                    pieces.append(writer.progress(event))
+            if call.is_finished:
+                break
+            if joined := b"".join(pieces):
+                yield joined
+            pieces = []
+            news = await call.take()
+        yield b"".join(pieces) + writer.end()
+    except ApiError as error:
+        if error.status_code != CLIENT_GONE:
+            yield writer.error(error)
+
+
+class EventStream(Response):
+    """All that is there to be sent goes out in one write."""
+
+    def __init__(self, events: AsyncGenerator[bytes, None], call: Call) -> None:
+        self.status_code = 200
+        self.background = None
+        self._events = events
+        self._call = call
+        self.init_headers({"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            async with asyncio.timeout_at(self._call.deadline_s + SLOW_READER_S):
+                async for piece in self._events:
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except (TimeoutError, OSError):
+            pass  # it reads too slowly, or not at all any more
+        finally:
+            self._call.close()
+            await self._events.aclose()

@@ -1,0 +1,77 @@
+"""`twostroke serve` as it is typed: what it teaches, what it prints, how it refuses."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.server.running import running_server
+
+COMMAND = [sys.executable, "-c", "from twostroke.cli import main; main()", "serve"]
+
+
+def serve(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "COLUMNS": "160"}
+    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=60, env=environment)
+
+
+def test_help_teaches() -> None:
+    shown = serve("--help").stdout
+    for words in (
+        "/v1/chat/completions",
+        "timing",
+        "prefill",
+        "decode",
+        "Ctrl-C",
+        "--api-key-file",
+        "--max-queue",
+        "429",
+    ):
+        assert words in shown
+
+
+def test_start_says_what_was_chosen_and_the_line_that_it_prints_works(smollm2_path: Path, tmp_path: Path) -> None:
+    options = ("smollm2", "--backend", "cpu", "--max-context", "256", "--threads", "1", "--name", "it's small")
+    with running_server(tmp_path / "log", *options) as server:
+        shown = server.log()
+        for words in ("backend cpu: asked for", "context 256: asked for", "KV ", "1 threads: asked for", "at a time"):
+            assert words in shown
+        line = next(line for line in shown.splitlines() if line.strip().startswith("curl "))
+        done = subprocess.run(["bash", "-c", f"{line} -s"], capture_output=True, text=True, timeout=60)
+        assert '"finish_reason"' in done.stdout, done
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("no-such-model",), "cannot find the model"),
+        (("smollm2", "--port", "70000"), "the port must be from 0 to 65535"),
+        (("smollm2", "--max-body", "lots"), "is not a size"),
+        (("smollm2", "--api-key-file", "/nowhere/keys"), "cannot read the API keys"),
+        (("smollm2", "--max-queue", "0"), "max_queue must be at least 1"),
+        (("smollm2", "--max-context", "10000000", "--port", "0"), "this model was made for"),
+        (("smollm2", "--host", "256.1.1.1"), "cannot listen on"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(smollm2_path: Path, arguments: tuple[str, ...], words: str) -> None:
+    done = serve(*arguments)
+    assert done.returncode == 2 and words in done.stderr and "Traceback" not in done.stderr, done.stderr
+
+
+def test_a_port_that_is_taken_is_said_before_a_model_is_loaded(smollm2_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        done = serve("smollm2", "--port", str(taken.getsockname()[1]))
+    assert done.returncode == 2 and "cannot listen on 127.0.0.1" in done.stderr
+
+
+def test_an_empty_key_file_lets_nobody_in_by_mistake(smollm2_path: Path, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("# none yet\n")
+    done = serve("smollm2", "--api-key-file", str(keys))
+    assert done.returncode == 2 and "holds no API key" in done.stderr

@@ -1,0 +1,128 @@
+"""Plain completions: kinds of prompt, echo, and loglikelihoods as an evaluation harness asks for them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.server.running import RunningServer
+from twostroke import LLM, SamplingParams
+
+
+def complete(server: RunningServer, **body: object) -> dict:
+    response = server.post("/v1/completions", {"temperature": 0, **body})
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def test_every_kind_of_prompt_gives_the_same_answer(server: RunningServer, offline: LLM) -> None:
+    texts = ["The capital of Italy is", "def add(a, b):"]
+    ids = [offline.tokenizer.encode(text) for text in texts]
+    greedy = SamplingParams(temperature=0.0, max_tokens=8)
+    expected = [result.text for result in offline.generate(texts, greedy)]
+    assert [c["text"] for c in complete(server, prompt=texts, max_tokens=8)["choices"]] == expected
+    assert [c["text"] for c in complete(server, prompt=ids, max_tokens=8)["choices"]] == expected
+    assert complete(server, prompt=texts[0], max_tokens=8)["choices"][0]["text"] == expected[0]
+    assert complete(server, prompt=ids[1], max_tokens=8)["choices"][0]["text"] == expected[1]
+    assert len(complete(server, prompt=texts, n=2, max_tokens=2)["choices"]) == 4
+
+
+def test_loglikelihood_equals_the_offline_engine(server: RunningServer, offline: LLM) -> None:
+    """The request and the reading of lm-eval's `local-completions`: token ids, echo, one token more."""
+    context = offline.tokenizer.encode("The capital of France is")
+    continuations = [offline.tokenizer.encode(text) for text in (" Paris", " a city called Berlin")]
+    answer = complete(
+        server,
+        prompt=[[*context, *continuation] for continuation in continuations],
+        max_tokens=1,
+        logprobs=1,
+        echo=True,
+        seed=1234,
+    )
+    for choice, continuation in zip(answer["choices"], continuations, strict=True):
+        token_logprobs = choice["logprobs"]["token_logprobs"][len(context) : -1]
+        tops = choice["logprobs"]["top_logprobs"][len(context) : -1]
+        is_greedy = all(logprob == max(top.values()) for logprob, top in zip(token_logprobs, tops, strict=True))
+        sampling = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=1)
+        expected = offline.generate([*context, *continuation], sampling)[0].prompt_logprobs[-len(continuation) :]
+        assert token_logprobs == pytest.approx([entry.logprob for entry in expected], abs=1e-6)
+        assert is_greedy == all(entry.token_id == entry.top[0][0] for entry in expected)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_echo_alone_gives_the_prompt_and_its_logprobs(server: RunningServer, offline: LLM, stream: bool) -> None:
+    prompt = "Ein Gruß 🫠 aus Bern"
+    body = {"prompt": prompt, "max_tokens": 0, "echo": True, "logprobs": 0, "temperature": 0, "stream": stream}
+    text = server.post("/v1/completions", body).text
+    if stream:
+        events = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: {")]
+        choices = [choice for event in events for choice in json.loads(event)["choices"]]
+        choice = next(choice for choice in choices if choice["text"])
+        assert "".join(choice["text"] for choice in choices) == prompt
+    else:
+        answer = json.loads(text)
+        choice = answer["choices"][0]
+        assert choice["text"] == prompt and answer["usage"]["completion_tokens"] == 0
+    logprobs = choice["logprobs"]
+    assert len(logprobs["tokens"]) == len(offline.tokenizer.encode(prompt))
+    assert logprobs["token_logprobs"][0] is None and max(logprobs["token_logprobs"][1:]) <= 0
+    whole = [i for i, token in enumerate(logprobs["tokens"]) if not token.startswith("bytes:")]
+    for i in whole:
+        assert prompt[logprobs["text_offset"][i] :].startswith(logprobs["tokens"][i])
+    assert len(whole) < len(logprobs["tokens"])  # the smiley takes several tokens
+
+
+def test_tokenize_and_back(server: RunningServer, offline: LLM) -> None:
+    text = "Two strokes, one engine."
+    tokens = server.post("/tokenize", {"prompt": text}).json()
+    assert tokens["tokens"] == offline.tokenizer.encode(text) and tokens["count"] == len(tokens["tokens"])
+    assert server.post("/detokenize", {"tokens": tokens["tokens"]}).json() == {"prompt": text}
+    messages = [{"role": "user", "content": text}]
+    assert server.post("/tokenize", {"messages": messages}).json()["tokens"] == offline.chat_token_ids(messages)
+
+
+def test_timing_says_where_the_time_went(server: RunningServer) -> None:
+    prompt = "Every answer says how long it read and how long it wrote. " * 8
+    body = {"prompt": prompt, "max_tokens": 12, "temperature": 0, "ignore_eos": True}
+    server.post("/v1/completions", body)
+    response = server.post("/v1/completions", body)
+    timing, usage = response.json()["timing"], response.json()["usage"]
+    assert timing["prefill"]["cached_tokens"] == usage["prompt_tokens_details"]["cached_tokens"] >= 64
+    assert timing["prefill"]["tokens"] + timing["prefill"]["cached_tokens"] == usage["prompt_tokens"]
+    assert timing["decode"]["tokens"] == usage["completion_tokens"] == 12
+    assert timing["queue_s"] + timing["prefill"]["seconds"] == pytest.approx(timing["ttft_s"], abs=1e-5)
+    assert timing["ttft_s"] + timing["decode"]["seconds"] == pytest.approx(timing["total_s"], abs=1e-3)
+    assert timing["decode"]["seconds"] / 11 == pytest.approx(timing["decode"]["tpot_s"], abs=1e-5)
+    assert timing["decode"]["itl_p99_s"] >= timing["decode"]["tpot_s"] * 0.5
+    assert 0 < timing["prefill"]["floor_s"] < timing["prefill"]["seconds"]
+    assert 0 < timing["decode"]["floor_s"] < timing["decode"]["seconds"]
+    assert "%" in timing["verdict"]
+    shown = dict(part.split(";dur=") for part in response.headers["server-timing"].split(", "))
+    assert float(shown["decode"]) == pytest.approx(timing["decode"]["seconds"] * 1e3, abs=0.06)
+
+
+def test_cache_salts_keep_prefixes_apart(server: RunningServer) -> None:
+    def cached(salt: str) -> int:
+        prompt = "A prefix that only one tenant has read before, long enough to fill blocks. " * 4
+        answer = complete(server, prompt=prompt, max_tokens=1, cache_salt=salt)
+        return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    assert cached("alice") == 0
+    assert cached("alice") > 0
+    assert cached("bob") == 0
+
+
+def test_progress_is_streamed_while_the_prompt_is_read(server: RunningServer) -> None:
+    body = {
+        "prompt": [list(range(1000, 2500))],
+        "max_tokens": 1,
+        "stream": True,
+        "stream_options": {"include_progress": True},
+    }
+    lines = server.post("/v1/completions", body).text.splitlines()
+    events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+    steps = [event["prefill_progress"]["computed_tokens"] for event in events if "prefill_progress" in event]
+    assert len(steps) >= 2 and steps == sorted(steps) and steps[-1] == 1500
+    assert "timing" in events[-1]
+    assert lines[-2] == "data: [DONE]" or lines[-1] == "data: [DONE]"

@@ -1,0 +1,199 @@
+"""What goes wrong around a server: a killed engine, clients that vanish, do not read or send too much, a pool that is
+full, a log that cannot be written. Each gets a clear answer, and the server is alive after."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.server.conftest import MODEL_OPTIONS
+from tests.server.running import RunningServer, running_server
+from twostroke import LLM, SamplingParams
+
+LONG = {"prompt": "Count:", "temperature": 0, "max_tokens": 1500, "ignore_eos": True}
+on_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+
+
+@pytest.fixture(scope="module")
+def fragile(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """A server that tests may treat badly."""
+    with running_server(tmp_path_factory.mktemp("fragile") / "log", *MODEL_OPTIONS) as running:
+        yield running
+
+
+def answers_as_ever(server: RunningServer, offline: LLM) -> None:
+    response = server.post("/v1/completions", {"prompt": "The sea is", "temperature": 0, "max_tokens": 8})
+    expected = offline.generate("The sea is", SamplingParams(temperature=0.0, max_tokens=8))[0].text
+    assert response.json()["choices"][0]["text"] == expected
+
+
+def begin_stream(server: RunningServer, body: dict) -> tuple[socket.socket, bytes]:
+    """A connection whose answer has begun, and the first bytes of it."""
+    payload = json.dumps({**body, "stream": True}).encode()
+    host, port = server.address.removeprefix("http://").split(":")
+    connection = socket.create_connection((host, int(port)), timeout=30)
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+    connection.sendall(f"{head}Content-Length: {len(payload)}\r\n\r\n".encode() + payload)
+    return connection, connection.recv(200)
+
+
+@on_linux
+def test_a_killed_engine_is_an_error_to_those_in_flight_and_comes_back(fragile: RunningServer, offline: LLM) -> None:
+    whole: list[httpx.Response] = []
+    asking = threading.Thread(target=lambda: whole.append(fragile.post("/v1/completions", LONG)))
+    asking.start()
+    with httpx.stream("POST", f"{fragile.base_url}/completions", json={**LONG, "stream": True}, timeout=60) as stream:
+        lines = stream.iter_lines()
+        assert next(lines).startswith("data: ")
+        os.kill(fragile.engine_pid(), signal.SIGKILL)
+        last = [line for line in lines if line][-1]
+    error = json.loads(last.removeprefix("data: "))["error"]
+    assert error["code"] == "engine_unavailable" and "started again" in error["message"]
+    asking.join()
+    assert whole[0].status_code == 503 and whole[0].json()["error"]["type"] == "server_error"
+    health = fragile.get("/health")
+    assert health.status_code == 503 and health.json() == {"status": "restarting"}
+    refused = fragile.post("/v1/completions", LONG)
+    assert refused.status_code == 503 and refused.headers["retry-after"] == "1"
+    end_s = time.monotonic() + 30
+    while fragile.get("/health").status_code != 200:
+        assert time.monotonic() < end_s
+        time.sleep(0.1)
+    answers_as_ever(fragile, offline)
+    assert fragile.metric("twostroke_engine_restarts_total") == 1
+
+
+def test_vanished_clients_free_their_blocks_at_once(fragile: RunningServer, offline: LLM) -> None:
+    connections = []
+    for _ in range(4):  # streaming: closed in the middle
+        connection, first = begin_stream(fragile, LONG)
+        assert b"200 OK" in first
+        connections.append(connection)
+    time.sleep(0.6)  # until the engine has told of its work
+    assert fragile.metric("twostroke_kv_blocks", state="used") > 0
+    for connection in connections:
+        connection.close()
+    with pytest.raises(httpx.ReadTimeout):  # not streaming: gone while it waits
+        httpx.post(f"{fragile.base_url}/completions", json=LONG, timeout=0.3)
+    started_s = time.monotonic()
+    fragile.wait_until_idle()
+    assert time.monotonic() - started_s < 3  # 1500 tokens take longer
+    assert fragile.metric("twostroke_requests_total", reason="abort") >= 5
+    answers_as_ever(fragile, offline)
+
+
+def test_a_client_that_does_not_read_holds_nobody_up(fragile: RunningServer, offline: LLM) -> None:
+    idle_before = fragile.metric("twostroke_http_in_flight")
+    connections = [begin_stream(fragile, {**LONG, "n": 4})[0] for _ in range(2)]
+    answers_as_ever(fragile, offline)
+    for connection in connections:
+        connection.close()
+    fragile.wait_until_idle()
+    assert fragile.metric("twostroke_http_in_flight") == idle_before
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_a_body_of_100_mb_is_refused(fragile: RunningServer, offline: LLM, declared: bool) -> None:
+    piece = b"x" * 2**20
+
+    def pieces() -> Iterator[bytes]:
+        for _ in range(100):
+            yield piece
+
+    headers = {"Content-Type": "application/json"}
+    if declared:
+        headers["Content-Length"] = str(100 * len(piece))
+    response = httpx.post(f"{fragile.base_url}/completions", content=pieces(), headers=headers, timeout=60)
+    assert response.status_code == 413
+    assert response.json()["error"]["code"] == "body_too_large" and "8388608" in response.json()["error"]["message"]
+    answers_as_ever(fragile, offline)
+
+
+def test_long_headers_and_such_without_end_are_refused(fragile: RunningServer, offline: LLM) -> None:
+    response = fragile.get("/health", headers={"X-Long": "x" * 40_000})
+    assert response.status_code == 431 and "32768" in response.json()["error"]["message"]
+    host, port = fragile.address.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nX-Long: ")
+        with contextlib.suppress(ConnectionError):
+            for _ in range(1000):
+                connection.sendall(b"x" * 10_000)
+        with contextlib.suppress(ConnectionError):
+            assert b"400" in connection.recv(100)
+    answers_as_ever(fragile, offline)
+
+
+def test_a_full_kv_pool_delays_and_loses_nothing(smollm2_path: Path, tmp_path: Path, offline: LLM) -> None:
+    options = ("smollm2", "--backend", "cpu", "--max-context", "512", "--kv-memory", "12MB")
+    prompts = [f"Write about the number {number}." for number in range(8)]
+    greedy = SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True)
+    expected = [result.text for result in offline.generate(prompts, greedy)]
+    body = {"temperature": 0, "max_tokens": 100, "ignore_eos": True}
+    with running_server(tmp_path / "log", *options) as server, ThreadPoolExecutor(8) as threads:
+        answers = threads.map(lambda prompt: server.post("/v1/completions", {**body, "prompt": prompt}).json(), prompts)
+        assert [answer["choices"][0]["text"] for answer in answers] == expected
+        server.wait_until_idle()
+        assert server.metric("twostroke_preemptions_total") > 0
+
+
+@on_linux
+def test_a_log_on_a_full_disk_stops_nothing(smollm2_path: Path, tmp_path: Path, offline: LLM) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{probe.getsockname()[1]}"
+    full = os.open("/dev/full", os.O_WRONLY)
+    options = (*MODEL_OPTIONS, "--access-log")
+    with running_server(tmp_path / "log", *options, stderr=full, address=address) as server:
+        os.close(full)
+        end_s = time.monotonic() + 30
+        while True:
+            try:
+                if server.get("/health").status_code == 200:
+                    break
+            except httpx.ConnectError:
+                pass
+            assert time.monotonic() < end_s
+            time.sleep(0.1)
+        answers_as_ever(server, offline)
+
+
+def test_sigterm_lets_a_stream_finish_and_ends_the_engine_too(smollm2_path: Path, tmp_path: Path, offline: LLM) -> None:
+    body = {"prompt": "Count:", "temperature": 0, "max_tokens": 200, "ignore_eos": True, "stream": True}
+    with running_server(tmp_path / "log", *MODEL_OPTIONS) as server:
+        engine = server.engine_pid() if sys.platform.startswith("linux") else None
+        with httpx.stream("POST", f"{server.base_url}/completions", json=body, timeout=60) as stream:
+            lines = stream.iter_lines()
+            received = [next(lines)]
+            server.process.send_signal(signal.SIGTERM)
+            received += [line for line in lines if line]
+        assert received[-1] == "data: [DONE]"
+        text = "".join(json.loads(line[6:])["choices"][0]["text"] for line in received[:-1])
+        greedy = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
+        assert text == offline.generate("Count:", greedy)[0].text
+        assert server.process.wait(15) == 0
+        assert "1 requests in flight may finish" in server.log()
+        assert engine is None or not Path(f"/proc/{engine}").exists()
+
+
+@on_linux
+def test_the_engine_ends_with_a_killed_server(smollm2_path: Path, tmp_path: Path) -> None:
+    with running_server(tmp_path / "log", *MODEL_OPTIONS) as server:
+        engine = Path(f"/proc/{server.engine_pid()}")
+        server.process.kill()
+        server.process.wait()
+        end_s = time.monotonic() + 10
+        while engine.exists() and "Z" not in (engine / "stat").read_text().rpartition(")")[2]:
+            assert time.monotonic() < end_s
+            time.sleep(0.05)

@@ -1,0 +1,95 @@
+"""What the guard does with bodies that arrive slowly, lie about their length, or come to a client that is not ready."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from typing import Any
+
+import pytest
+
+from twostroke.config import EngineConfig
+from twostroke.core.errors import BadRequestError
+from twostroke.server.app import create_app
+from twostroke.server.client import STALLED_AFTER_S, EngineClient, EngineState
+from twostroke.server.messages import EngineSettings
+from twostroke.server.metrics import Metrics
+from twostroke.server.service import Service
+from twostroke.server.settings import Limits, ServerSettings
+
+
+def call(settings: ServerSettings, pieces: list[bytes | None], *headers: tuple[bytes, bytes]) -> tuple[int, Any]:
+    """Post to an app whose engine was never started; None in `pieces` is a pause without end."""
+    sent: list[dict[str, Any]] = []
+    remaining = iter(pieces)
+
+    async def receive() -> dict[str, Any]:
+        piece = next(remaining, b"")
+        if piece is None:
+            await asyncio.sleep(60)
+        left = remaining.__length_hint__()
+        return {"type": "http.request", "body": piece, "more_body": left > 0}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def scenario() -> None:
+        metrics = Metrics()
+        client = EngineClient(EngineSettings("none", EngineConfig()), metrics)
+        app = create_app(Service(settings, client, metrics))
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": "/v1/completions",
+            "raw_path": b"/v1/completions",
+            "query_string": b"",
+            "headers": [(b"content-type", b"application/json"), *headers],
+        }
+        await app(scope, receive, send)
+        await client.close()
+
+    asyncio.run(scenario())
+    return sent[0]["status"], json.loads(sent[1]["body"])
+
+
+def settings(**limits: Any) -> ServerSettings:
+    return ServerSettings("small", limits=Limits(**limits))
+
+
+def test_a_body_that_does_not_come_ends_the_wait() -> None:
+    status, body = call(settings(body_timeout_s=0.1), [b'{"prompt"', None, b"x"])
+    assert status == 408 and "0.1 s" in body["error"]["message"]
+
+
+def test_what_arrives_is_counted_whatever_was_declared() -> None:
+    pieces: list[bytes | None] = [b"x" * 60, b"x" * 60, b"x"]
+    status, body = call(settings(max_body_bytes=100), pieces, (b"content-length", b"50"))
+    assert status == 413 and "120" in body["error"]["message"] and "100" in body["error"]["message"]
+    status, body = call(settings(max_body_bytes=100), pieces, (b"content-length", b"121"))
+    assert status == 413 and "121" in body["error"]["message"]
+
+
+def test_before_the_engine_is_ready_requests_are_told_so() -> None:
+    status, body = call(settings(), [b'{"prompt": "Hi"}'])
+    assert status == 503 and body["error"]["code"] == "engine_unavailable" and "starting" in body["error"]["message"]
+
+
+def test_an_engine_that_is_silent_too_long_is_stalled() -> None:
+    async def scenario() -> None:
+        client = EngineClient(EngineSettings("none", EngineConfig()), Metrics())
+        assert client.health == "starting"
+        client.state, client._heard_s = EngineState.READY, time.monotonic()
+        assert client.health == "ready"
+        client._heard_s -= STALLED_AFTER_S + 1
+        assert client.health == "stalled"
+        client.state = EngineState.STARTING
+        await client.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("key", ["", " ", "schlüssel", "a\nb"])
+def test_keys_are_plain_text(key: str) -> None:
+    with pytest.raises(BadRequestError, match="API key"):
+        ServerSettings("small", api_keys=(key,))

@@ -1,0 +1,145 @@
+"""Who may ask, how much, and how often: keys, caps, the queue, time."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.server.conftest import MODEL_OPTIONS
+from tests.server.running import RunningServer, running_server
+
+ALICE = {"Authorization": "Bearer alice-key"}
+BOB = {"Authorization": "Bearer bob-key"}
+CAROL = {"X-API-Key": "carol-key"}
+LONG = {"prompt": "Count:", "temperature": 0, "max_tokens": 400, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def limited(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    folder = tmp_path_factory.mktemp("limited")
+    keys = folder / "keys"
+    keys.write_text("# who may ask\nalice-key\n")
+    options = ("--api-key-file", str(keys), "--cors", "https://page.example", "--request-timeout", "3")
+    limits = ("--max-queue", "2", "--max-running", "1", "--max-per-key", "2", "--max-samples", "4")
+    environment = {"TWOSTROKE_API_KEYS": "bob-key, carol-key"}
+    with running_server(
+        folder / "log", *MODEL_OPTIONS, *options, *limits, "--max-output-tokens", "1900", **environment
+    ) as server:
+        yield server
+
+
+def error_of(response: httpx.Response, status: int) -> dict:
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return error
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/metrics", "/version", "/openapi.json", "/v1/nothing"])
+def test_every_route_but_health_asks_for_a_key(limited: RunningServer, path: str) -> None:
+    assert error_of(limited.get(path), 401)["code"] == "invalid_api_key"
+    for wrong in ("Bearer alice", "Bearer alice-key2", "Basic alice-key", "alice-key", "Bearer", "Bearer \xe9"):
+        response = limited.get(path, headers={"Authorization": wrong.encode("latin-1")})
+        assert error_of(response, 401)["type"] == "authentication_error"
+    assert limited.get(path, headers=ALICE).status_code in (200, 404)
+    assert limited.get(path, headers=CAROL).status_code in (200, 404)
+    assert limited.get("/health").status_code == limited.get("/ready").status_code == 200
+
+
+def test_a_request_without_key_is_never_read(limited: RunningServer) -> None:
+    error_of(limited.post("/v1/completions", LONG), 401)
+    error_of(limited.post("/v1/chat/completions", {"no": "such"}), 401)
+
+
+@pytest.mark.parametrize(
+    ("changes", "param", "numbers"),
+    [
+        ({"n": 5}, "n", ("5", "4")),
+        ({"max_tokens": 1901}, "max_tokens", ("1901", "1900")),
+        ({"stop": ["x"] * 17}, "stop", ("17", "16")),
+        ({"stop": "x" * 2000}, "stop", ("2000", "1024")),
+        ({"logit_bias": {str(i): 1 for i in range(2000)}}, "logit_bias", ("2000", "1024")),
+        ({"prompt": ["a"] * 300}, "prompt", ("300", "256")),
+        ({"prompt": [[1] * 2100]}, "prompt", ("2100", "2048")),
+        ({"prompt": "word " * 3000}, "prompt", ("3001", "2048")),
+        ({"prompt": [[1] * 2000], "max_tokens": 100}, "max_tokens", ("2000", "100", "2048")),
+        ({"prompt": [[60000]]}, "prompt", ("60000", "49151")),
+        ({"logprobs": 65}, "logprobs", ("64",)),
+    ],
+)
+def test_caps_name_the_field_and_both_numbers(
+    limited: RunningServer, changes: dict, param: str, numbers: tuple[str, ...]
+) -> None:
+    error = error_of(limited.post("/v1/completions", {**LONG, **changes}, headers=ALICE), 400)
+    assert error["param"] == param and error["type"] == "invalid_request_error"
+    for number in numbers:
+        assert number in error["message"]
+
+
+def send_only(server: RunningServer, headers: dict) -> socket.socket:
+    """A long stream that nobody reads."""
+    payload = json.dumps({**LONG, "max_tokens": 1900, "stream": True}).encode()
+    host, port = server.address.removeprefix("http://").split(":")
+    connection = socket.create_connection((host, int(port)), timeout=20)
+    lines = [f"{name}: {value}" for name, value in {**headers, "Content-Length": str(len(payload))}.items()]
+    head = "\r\n".join(["POST /v1/completions HTTP/1.1", "Host: x", "Content-Type: application/json", *lines])
+    connection.sendall(f"{head}\r\n\r\n".encode() + payload)
+    return connection
+
+
+def test_a_busy_key_and_a_full_queue_get_429(limited: RunningServer) -> None:
+    """One runs, two may wait, and a key may have two in flight."""
+    short = {**LONG, "max_tokens": 1}
+    with contextlib.ExitStack() as held:
+        running = held.enter_context(send_only(limited, ALICE))
+        assert b"200 OK" in running.recv(100)
+        for headers in (ALICE, BOB):
+            held.enter_context(send_only(limited, headers))
+        end_s = time.monotonic() + 10
+        while limited.get("/ready").status_code == 200:
+            assert time.monotonic() < end_s
+        assert limited.get("/ready").json() == {"status": "queue full"}
+        busy = limited.post("/v1/completions", short, headers=ALICE)
+        assert error_of(busy, 429)["code"] == "concurrency_limit" and busy.headers["retry-after"] == "1"
+        full = limited.post("/v1/completions", short, headers=CAROL)
+        assert error_of(full, 429)["code"] == "queue_full" and error_of(full, 429)["type"] == "rate_limit_error"
+        assert 1 <= int(full.headers["retry-after"]) <= 60
+    limited.wait_until_idle(headers=ALICE)
+    assert limited.post("/v1/completions", short, headers=ALICE).status_code == 200
+
+
+def test_a_request_that_takes_too_long_is_ended(limited: RunningServer) -> None:
+    """One of them runs and streams; the other is still in the queue when its time is over."""
+    body = {**LONG, "max_tokens": 1900}
+    started_s = time.monotonic()
+    with ThreadPoolExecutor(2) as threads:
+        streaming = threads.submit(limited.post, "/v1/completions", {**body, "stream": True}, headers=ALICE)
+        time.sleep(0.3)
+        queued = limited.post("/v1/completions", body, headers=BOB)
+        streamed = streaming.result()
+    assert 2.5 < time.monotonic() - started_s < 12
+    assert streamed.status_code == 200 and '"code": "timeout"' in streamed.text.splitlines()[-2]
+    assert error_of(queued, 504)["code"] == "timeout"
+    limited.wait_until_idle(headers=ALICE)
+
+
+def test_cors_answers_the_one_origin_that_was_named(limited: RunningServer) -> None:
+    ask = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
+    url = f"{limited.base_url}/completions"
+    allowed = httpx.options(url, headers={**ask, "Origin": "https://page.example"})
+    assert allowed.headers["access-control-allow-origin"] == "https://page.example"
+    refused = httpx.options(url, headers={**ask, "Origin": "https://other.example"})
+    assert "access-control-allow-origin" not in refused.headers
+
+
+def test_cors_is_off_unless_asked(server: RunningServer) -> None:
+    response = server.get("/v1/models", headers={"Origin": "https://page.example"})
+    assert "access-control-allow-origin" not in response.headers

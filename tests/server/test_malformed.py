@@ -1,0 +1,188 @@
+"""Requests that no client should send: wrong types, huge numbers, broken text. Only 4xx, and the engine lives."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.server.running import RunningServer
+from twostroke import LLM, SamplingParams
+
+GOOD: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {
+        "model": "smollm2",
+        "messages": [{"role": "user", "content": "Hi"}],
+        "max_tokens": 1,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "n": 1,
+        "stop": ["x"],
+        "seed": 1,
+        "logprobs": True,
+        "top_logprobs": 2,
+        "logit_bias": {"5": 1.0},
+        "stream": False,
+        "stream_options": {"include_usage": True},
+    },
+    "/v1/completions": {"model": "smollm2", "prompt": "Hi", "max_tokens": 1, "logprobs": 1, "echo": True, "top_k": 3},
+    "/v1/responses": {"model": "smollm2", "input": [{"role": "user", "content": "Hi"}], "max_output_tokens": 1},
+    "/tokenize": {"prompt": "Hi", "add_special_tokens": True},
+    "/detokenize": {"tokens": [1, 2]},
+}
+NEVER_VALID = (
+    *(10**400, -(10**30), 2**64, 1e308, -1, 0.5, float("nan"), float("inf")),
+    *("", "\ud800", "\x00", "9" * 50, [], {}, [[]], [None], {"": None}, [{"role": 3}], [[[1]]], True),
+    *([10**12], [-1], {"a": {"b": {"c": []}}}, ["\udfff"], "x" * 5000),
+)
+"""Not valid for most fields. (Where a field takes one of them after all, 200 is right too.)"""
+
+
+def broken_bytes(random_source: random.Random, payload: bytes) -> bytes:
+    """The same request with its bytes cut, doubled, or replaced by such as no UTF-8 has."""
+    position = random_source.randrange(len(payload))
+    kind = random_source.randrange(4)
+    if kind == 0:
+        return payload[:position]
+    if kind == 1:
+        return payload[:position] + bytes([random_source.choice((0x80, 0xC0, 0xFF, 0xED))]) + payload[position:]
+    if kind == 2:
+        return b"[" * random_source.choice((10, 1000, 100_000)) + payload
+    return payload[:position] + payload
+
+
+def mutated(random_source: random.Random, path: str) -> bytes:
+    body = json.loads(json.dumps(GOOD[path]))
+    for _ in range(random_source.choice((1, 1, 1, 2, 3))):
+        field = random_source.choice(list(body))
+        value = random_source.choice(NEVER_VALID)
+        place, key = body, field
+        if field == "messages" and random_source.random() < 0.6 and isinstance(body[field], list) and body[field]:
+            place = body[field][0]
+            key = random_source.choice(("role", "content", "tool_calls", "name"))
+            if not isinstance(place, dict):
+                continue
+        place[key] = value
+    payload = json.dumps(body).encode()
+    return broken_bytes(random_source, payload) if random_source.random() < 0.3 else payload
+
+
+def fuzz(server: RunningServer, number: int, seed: int) -> dict[int, int]:
+    """How many answers had which status."""
+    random_source = random.Random(seed)
+    cases = [(path, mutated(random_source, path)) for path in random_source.choices(list(GOOD), k=number)]
+    statuses: dict[int, int] = {}
+
+    async def send_all() -> None:
+        remaining = iter(cases)
+        limits = httpx.Limits(max_connections=8)
+        async with httpx.AsyncClient(base_url=server.address, timeout=60, limits=limits) as client:
+
+            async def worker() -> None:
+                for path, payload in remaining:
+                    answer = await client.post(path, content=payload, headers={"Content-Type": "application/json"})
+                    statuses[answer.status_code] = statuses.get(answer.status_code, 0) + 1
+                    assert answer.status_code < 500, (path, payload[:500], answer.text)
+                    if answer.status_code != 200:
+                        error = answer.json()["error"]
+                        assert isinstance(error["message"], str) and error["type"] and len(error["message"]) <= 1000
+
+            await asyncio.gather(*(worker() for _ in range(8)))
+
+    asyncio.run(send_all())
+    return statuses
+
+
+def check_alive(server: RunningServer, offline: LLM) -> None:
+    answer = server.post("/v1/completions", {"prompt": "The sea is", "temperature": 0, "max_tokens": 8}).json()
+    expected = offline.generate("The sea is", SamplingParams(temperature=0.0, max_tokens=8))[0].text
+    assert answer["choices"][0]["text"] == expected
+    assert server.metric("twostroke_engine_restarts_total") == 0
+    server.wait_until_idle()
+
+
+def test_hundreds_of_malformed_requests(server: RunningServer, offline: LLM) -> None:
+    statuses = fuzz(server, 400, seed=1)
+    assert statuses[400] > 250, statuses
+    check_alive(server, offline)
+
+
+@pytest.mark.slow
+def test_ten_thousand_malformed_requests(server: RunningServer, offline: LLM) -> None:
+    statuses = fuzz(server, 10_000, seed=2)
+    assert statuses[400] > 6000, statuses
+    check_alive(server, offline)
+
+
+def raw(content: bytes) -> Callable[[RunningServer], httpx.Response]:
+    headers = {"Content-Type": "application/json"}
+    return lambda server: httpx.post(f"{server.base_url}/chat/completions", content=content, headers=headers)
+
+
+@pytest.mark.parametrize(
+    ("content", "param", "words"),
+    [
+        (b"", None, "field required"),
+        (b"{", None, "not valid JSON"),
+        (b'"text"', None, "dictionary or object"),
+        (b'{"messages": "Hi"}', "messages", "valid list"),
+        (b'{"messages": []}', "messages", "at least 1"),
+        (b'{"messages": [{"role": "user"}]}', "messages", "messages[0].content is missing"),
+        (b'{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}', "messages", "image_url"),
+        (b'{"messages": [{"role": "user", "content": "Hi"}], "stop": ["\\ud800"]}', "stop[0]", "surrogate"),
+        (b'{"messages": [{"role": "user", "content": "Hi"}], "temperature": "hot"}', "temperature", "valid number"),
+        (b'{"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 0}', "max_tokens", "greater than"),
+        (b'{"messages": [{"role": "user", "content": "Hi"}], "top_logprobs": 2}', "top_logprobs", "logprobs"),
+        (b'{"messages": [{"role": "user", "content": "Hi"}], "logit_bias": {"a": 1}}', "logit_bias", "token id"),
+        (b'{"messages": [{"role": "user", "content": "Hi"}], "logit_bias": {"70000": 1}}', "logit_bias", "70000"),
+    ],
+)
+def test_messages_say_what_was_wrong_with_which_field(
+    server: RunningServer, content: bytes, param: str | None, words: str
+) -> None:
+    response = raw(content)(server)
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert words in error["message"] and error["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": [-1] * 1_000_000}),
+        ("/v1/completions", {"prompt": "a", "logit_bias": {str(number): "x" for number in range(300_000)}}),
+        ("/v1/chat/completions", {"messages": [1] * 1_000_000}),
+        ("/v1/completions", {"prompt": [1] * 2_000_000}),
+    ],
+)
+def test_a_million_faults_are_one_error_and_take_no_time(server: RunningServer, path: str, body: dict) -> None:
+    started_s = time.monotonic()
+    assert server.post(path, body).status_code == 400
+    assert time.monotonic() - started_s < 4
+
+
+def test_unknown_fields_are_let_be(server: RunningServer) -> None:
+    body = {
+        "messages": [{"role": "user", "content": "Hi", "cache": {"x": 1}}],
+        "max_tokens": 1,
+        "user": "me",
+        "foo": [],
+    }
+    assert server.post("/v1/chat/completions", body).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/v1/completions", 405), ("POST", "/v1/none", 404), ("DELETE", "/health", 405)],
+)
+def test_unknown_routes_have_the_same_shape_of_error(
+    server: RunningServer, method: str, path: str, status: int
+) -> None:
+    response = httpx.request(method, server.address + path)
+    assert response.status_code == status and path in response.json()["error"]["message"]

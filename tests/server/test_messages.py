@@ -1,0 +1,53 @@
+"""Messages survive the wire, and what is not one of them does not get through."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from twostroke.config import EngineConfig, KVConfig
+from twostroke.core.errors import BadRequestError
+from twostroke.core.sampling_params import SamplingParams
+from twostroke.core.sequence import FinishReason
+from twostroke.core.step import TokenLogprobs
+from twostroke.core.timing import SequenceTiming
+from twostroke.server import messages as m
+
+SAMPLING = SamplingParams(seed=2**64 - 1, logit_bias={5: -1.5}, stop=("a", "ß"), logprobs=2, n=3, top_k=7)
+LOGPROBS = TokenLogprobs(3, -0.5, ((3, -0.5), (4, -1.5)))
+TIMING = SequenceTiming(arrival_s=1.0, scheduled_s=1.5, token_times_s=[2.0, 2.25], finished_s=2.25, prompt_tokens=9)
+
+
+@pytest.mark.parametrize("message", [m.Add("r", (1, 2), SAMPLING, -3, "salt"), m.Abort(("r", "s")), m.Stop()])
+def test_to_the_engine(message: m.ToEngine) -> None:
+    assert m.decode_to_engine(m.encode(message)) == message
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        m.Failed("no memory"),
+        m.Refused("r", "too long"),
+        m.StepOutputs(
+            [m.Progress("r", 0, 5, 9)],
+            [m.Output("r", 1, (7,), "é", (LOGPROBS,), (LOGPROBS,), FinishReason.STOP, None, TIMING)],
+        ),
+        m.Stats(1, 2, 3, 4, 5, 6, 7, ((1, 2, 3),), {"decode": m.StepHistogram([1, 2], 0.5)}),
+    ],
+)
+def test_from_the_engine(message: m.FromEngine) -> None:
+    assert m.decode_from_engine(m.encode(message)) == message
+
+
+def test_settings_travel_as_json() -> None:
+    settings = m.EngineSettings("smollm2", EngineConfig(threads=2, kv=KVConfig(kind="int8", memory_bytes=10**9)))
+    assert msgspec.json.decode(msgspec.json.encode(settings), type=m.EngineSettings) == settings
+
+
+def test_what_is_no_message_is_refused() -> None:
+    for raw in (b"", b"\x93\x01\x02\x03", m.encode({"type": "other"}), m.encode({"type": "abort", "request_ids": "r"})):
+        with pytest.raises(msgspec.DecodeError):
+            m.decode_to_engine(raw)
+    unsound = {"type": "add", "request_id": "r", "prompt_token_ids": [1], "sampling": {"n": 0}}
+    with pytest.raises(BadRequestError, match="n must be"):
+        m.decode_to_engine(m.encode(unsound))

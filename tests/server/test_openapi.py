@@ -1,0 +1,75 @@
+"""The generated API description, and requests that schemathesis makes from it: valid ones and such as break it."""
+
+from __future__ import annotations
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis.checks import not_a_server_error
+from schemathesis.generation import GenerationMode
+
+from tests.server.running import RunningServer
+
+ROUTES = [
+    ("POST", "/v1/chat/completions"),
+    ("POST", "/v1/completions"),
+    ("POST", "/v1/responses"),
+    ("POST", "/tokenize"),
+    ("POST", "/detokenize"),
+    ("GET", "/v1/models"),
+    ("GET", "/v1/models/{name}"),
+    ("GET", "/health"),
+    ("GET", "/version"),
+]
+
+
+def run_examples(server: RunningServer, method: str, path: str, mode: GenerationMode, number: int) -> None:
+    schema = schemathesis.openapi.from_url(f"{server.address}/openapi.json")
+    strategy = schema[path][method].as_strategy(generation_mode=mode)
+
+    @given(case=strategy)
+    @settings(
+        max_examples=number,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    def check(case: schemathesis.Case) -> None:
+        if isinstance(case.body, dict) and mode is GenerationMode.POSITIVE:
+            for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
+                case.body.pop(name, None)  # valid, but two thousand tokens an example are too many
+            if method == "POST" and path.startswith("/v1/"):
+                case.body["max_output_tokens" if path.endswith("responses") else "max_tokens"] = 1
+                case.body.pop("model", None)
+        case.call_and_validate(base_url=server.address, checks=[not_a_server_error], timeout=60)
+
+    check()
+
+
+def test_the_description_names_every_route(server: RunningServer) -> None:
+    paths = server.get("/openapi.json").json()["paths"]
+    for method, path in ROUTES:
+        assert method.lower() in paths[path]
+    chat = paths["/v1/chat/completions"]["post"]
+    assert "422" not in chat["responses"] and "4XX" in chat["responses"]
+
+
+@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
+@pytest.mark.parametrize(("method", "path"), ROUTES)
+def test_no_example_gives_a_server_error(server: RunningServer, method: str, path: str, mode: GenerationMode) -> None:
+    if mode is GenerationMode.NEGATIVE and method == "GET":
+        pytest.skip("nothing to break")
+    run_examples(server, method, path, mode, 10)
+    assert server.get("/health").status_code == 200
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
+@pytest.mark.parametrize(("method", "path"), ROUTES[:5])
+def test_no_example_of_many_gives_a_server_error(
+    server: RunningServer, method: str, path: str, mode: GenerationMode
+) -> None:
+    run_examples(server, method, path, mode, 500)
+    assert server.metric("twostroke_engine_restarts_total") == 0
