@@ -27,11 +27,12 @@ def limited(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
     folder = tmp_path_factory.mktemp("limited")
     keys = folder / "keys"
     keys.write_text("# who may ask\nalice-key\n")
-    options = ("--api-key-file", str(keys), "--cors", "https://page.example", "--request-timeout", "3")
+    options = ("--api-key-file", str(keys), "--cors", "https://page.example")
+    times = ("--request-timeout", "6", "--max-context", "8192")  # no answer of 7,900 tokens is written in that time
     limits = ("--max-queue", "2", "--max-running", "1", "--max-per-key", "2", "--max-samples", "4")
     environment = {"TWOSTROKE_API_KEYS": "bob-key, carol-key"}
     with running_server(
-        folder / "log", *MODEL_OPTIONS, *options, *limits, "--max-output-tokens", "1900", **environment
+        folder / "log", *MODEL_OPTIONS, *options, *times, *limits, "--max-output-tokens", "7900", **environment
     ) as server:
         yield server
 
@@ -63,14 +64,14 @@ def test_a_request_without_key_is_never_read(limited: RunningServer) -> None:
     ("changes", "param", "numbers"),
     [
         ({"n": 5}, "n", ("5", "4")),
-        ({"max_tokens": 1901}, "max_tokens", ("1901", "1900")),
+        ({"max_tokens": 7901}, "max_tokens", ("7901", "7900")),
         ({"stop": ["x"] * 17}, "stop", ("17", "16")),
         ({"stop": "x" * 2000}, "stop", ("2000", "1024")),
         ({"logit_bias": {str(i): 1 for i in range(2000)}}, "logit_bias", ("2000", "1024")),
         ({"prompt": ["a"] * 300}, "prompt", ("300", "256")),
-        ({"prompt": [[1] * 2100]}, "prompt", ("2100", "2048")),
-        ({"prompt": "word " * 3000}, "prompt", ("3001", "2048")),
-        ({"prompt": [[1] * 2000], "max_tokens": 100}, "max_tokens", ("2000", "100", "2048")),
+        ({"prompt": [[1] * 8200]}, "prompt", ("8200", "8192")),
+        ({"prompt": "word " * 9000}, "prompt", ("9001", "8192")),
+        ({"prompt": [[1] * 8100], "max_tokens": 100}, "max_tokens", ("8100", "100", "8192")),
         ({"prompt": [[60000]]}, "prompt", ("60000", "49151")),
         ({"logprobs": 65}, "logprobs", ("64",)),
     ],
@@ -86,7 +87,7 @@ def test_caps_name_the_field_and_both_numbers(
 
 def send_only(server: RunningServer, headers: dict) -> socket.socket:
     """A long stream that nobody reads."""
-    payload = json.dumps({**LONG, "max_tokens": 1900, "stream": True}).encode()
+    payload = json.dumps({**LONG, "max_tokens": 7900, "stream": True}).encode()
     host, port = server.address.removeprefix("http://").split(":")
     connection = socket.create_connection((host, int(port)), timeout=20)
     lines = [f"{name}: {value}" for name, value in {**headers, "Content-Length": str(len(payload))}.items()]
@@ -106,6 +107,7 @@ def test_a_busy_key_and_a_full_queue_get_429(limited: RunningServer) -> None:
         end_s = time.monotonic() + 10
         while limited.get("/ready").status_code == 200:
             assert time.monotonic() < end_s
+            time.sleep(0.02)
         assert limited.get("/ready").json() == {"status": "queue full"}
         busy = limited.post("/v1/completions", short, headers=ALICE)
         assert error_of(busy, 429)["code"] == "concurrency_limit" and busy.headers["retry-after"] == "1"
@@ -118,14 +120,14 @@ def test_a_busy_key_and_a_full_queue_get_429(limited: RunningServer) -> None:
 
 def test_a_request_that_takes_too_long_is_ended(limited: RunningServer) -> None:
     """One of them runs and streams; the other is still in the queue when its time is over."""
-    body = {**LONG, "max_tokens": 1900}
+    body = {**LONG, "max_tokens": 7900}
     started_s = time.monotonic()
     with ThreadPoolExecutor(2) as threads:
         streaming = threads.submit(limited.post, "/v1/completions", {**body, "stream": True}, headers=ALICE)
         time.sleep(0.3)
         queued = limited.post("/v1/completions", body, headers=BOB)
         streamed = streaming.result()
-    assert 2.5 < time.monotonic() - started_s < 12
+    assert 5 < time.monotonic() - started_s < 25
     assert streamed.status_code == 200 and '"code": "timeout"' in streamed.text.splitlines()[-2]
     assert error_of(queued, 504)["code"] == "timeout"
     limited.wait_until_idle(headers=ALICE)
