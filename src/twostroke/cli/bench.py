@@ -69,6 +69,8 @@ def bench(
     ] = None,
     max_running: Annotated[int, typer.Option(help="Requests that run at a time.")] = MAX_AT_ONCE,
     quantise: options.Quantise = None,
+    dtype: options.Dtype = "auto",
+    itl_target_ms: options.ItlTarget = None,
     verbose: options.Verbose = False,
 ) -> None:
     """Measure an engine on workloads, each figure beside its floor: the best that this machine's measured bandwidth and
@@ -103,11 +105,13 @@ def bench(
         threads,
         max_context,
         kv_memory,
-        max_tokens_per_step or EngineConfig().max_tokens_per_step,
+        max_tokens_per_step,
         True,
         kv_type,
         quantise,
         load,
+        dtype,
+        itl_target_ms,
     )
     assembly, start = _start(model, dataclasses.replace(config, max_running=max_running), notes, verbose)
     try:

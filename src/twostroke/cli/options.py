@@ -59,6 +59,17 @@ Quantise = Annotated[
 Load = Annotated[
     str, typer.Option(help="file, or random: weights drawn at random for a config.json, for benchmarks (no text).")
 ]
+Dtype = Annotated[
+    str, typer.Option(help="What cuda computes in: bf16 or f16; auto: as the weights are stored, bf16 if neither.")
+]
+ItlTarget = Annotated[
+    float | None,
+    typer.Option(
+        "--itl-target-ms",
+        help="Beside running streams a step reads no more of other prompts than keeps it about this short. Smaller: "
+        "smoother streams. Larger: faster prompts. Default: 35 on cuda; elsewhere the step's token budget decides.",
+    ),
+]
 MaxTokens = Annotated[int, typer.Option(help="The longest answer, in tokens.")]
 Temperature = Annotated[float, typer.Option(help="0 always takes the likeliest token; higher is more random.")]
 TopK = Annotated[int | None, typer.Option(help="Draw from the k likeliest tokens only.")]
@@ -103,6 +114,8 @@ def engine_config(
     kv_type: str,
     quantise: str | None,
     load: str = "file",
+    dtype: str = "auto",
+    itl_target_ms: float | None = None,
 ) -> EngineConfig:
     memory_bytes = parse_size(kv_memory) if kv_memory is not None else None
     return EngineConfig(
@@ -113,6 +126,8 @@ def engine_config(
         kv=KVConfig(memory_bytes=memory_bytes, prefix_caching=prefix_caching, kind=kv_type),
         quantise=quantise,
         load=load,
+        dtype=dtype,
+        itl_target_ms=itl_target_ms,
     )
 
 

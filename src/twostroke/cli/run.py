@@ -44,6 +44,7 @@ def run(
     max_tokens_per_step: options.MaxTokensPerStep = None,
     quantise: options.Quantise = None,
     load: options.Load = "file",
+    dtype: options.Dtype = "auto",
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object with the answer and its timing.")
     ] = False,
@@ -53,7 +54,7 @@ def run(
     """Answer one prompt, streaming, then show its two phases: how long it read, how long it wrote, and the floors."""
     console = Console(stderr=True, quiet=as_json)
     config = options.engine_config(
-        backend, threads, max_context, kv_memory, max_tokens_per_step, True, kv_type, quantise, load
+        backend, threads, max_context, kv_memory, max_tokens_per_step, True, kv_type, quantise, load, dtype
     )
     sampling = options.sampling_params(max_tokens, temperature, top_k, top_p, min_p, repetition_penalty, seed, stop)
     if raw and system is not None:

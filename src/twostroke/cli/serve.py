@@ -51,6 +51,8 @@ def serve(
     max_tokens_per_step: options.MaxTokensPerStep = None,
     prefix_caching: options.PrefixCaching = True,
     quantise: options.Quantise = None,
+    dtype: options.Dtype = "auto",
+    itl_target_ms: options.ItlTarget = None,
 ) -> None:
     """Serve a model over HTTP with OpenAI's API: /v1/chat/completions, /v1/completions, /v1/responses, /v1/models.
 
@@ -75,7 +77,16 @@ def serve(
 
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     config = options.engine_config(
-        backend, threads, max_context, kv_memory, max_tokens_per_step, prefix_caching, kv_type, quantise
+        backend,
+        threads,
+        max_context,
+        kv_memory,
+        max_tokens_per_step,
+        prefix_caching,
+        kv_type,
+        quantise,
+        dtype=dtype,
+        itl_target_ms=itl_target_ms,
     )
     if max_running is not None:
         config = replace(config, max_running=max_running)
