@@ -23,8 +23,9 @@ def adapt() -> None:
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
     interpreter._patch_lang_tensor = patch_tensor_for_numpy_2_4
-    _patch_the_language_once()
-    _look_types_up_once()
+    if all(hasattr(interpreter, name) for name in ("_LangPatchScope", "_patch_lang", "_get_np_dtype")):
+        _patch_the_language_once()
+        _look_types_up_once()
     if triton.__version__.startswith(KNOWN_RELEASE):
         _work_shapes_out_once()
         _name_types_when_asked()
