@@ -17,8 +17,9 @@ from twostroke.backends.cuda import backend as backend_module
 from twostroke.backends.cuda import prefill
 from twostroke.backends.cuda.batch import CapturedShape
 from twostroke.backends.cuda.graphs import GraphCache
+from twostroke.backends.cuda.results import CudaTicket
 from twostroke.backends.host.host_backend import NOT_FINITE
-from twostroke.core.step import TokenLogprobs
+from twostroke.core.step import Step, TokenLogprobs
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.loading import load_checkpoint
 from twostroke.models.weights.tensor import from_float32
@@ -114,6 +115,31 @@ def test_padding_reaches_no_window_and_no_expert(
     ours, theirs = play_both(tiny(variant, tmp_path), mixed_requests((5, 40, 1, 7), (9, 6, 7, 3, 6)), device, SIZES)
     assert ours == theirs
     assert any(shape.decode_slots for shape in shapes_run)
+
+
+def test_what_is_run_for_captures_touches_nobodys_row(
+    llama: Checkpoint, device: str, shapes_run: list[CapturedShape], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every shape's work, run between the steps of running streams."""
+    monkeypatch.setattr(GraphCache, "prepare", lambda self, key, work: work())
+    sizes = Sizes(step_tokens=12, max_rows=2, max_context=32)
+    requests = mixed_requests((3, 19, 1), (6, 4, 4, 3), temperature=0.7)
+    expected = play(sizes.engine(llama, sizes.on_reference(llama)), requests)
+    backend = sizes.on_device(llama, device)
+    engine = sizes.engine(llama, backend)
+    launch, launched = backend.launch, []
+
+    def launch_after_captures(step: Step) -> CudaTicket:
+        if len(launched) == 3:
+            backend._prefills.prepare()
+            backend._decodes.prepare()
+            backend._decodes.prepare_sampling()
+        launched.append(step)
+        return launch(step)
+
+    monkeypatch.setattr(backend, "launch", launch_after_captures)
+    assert play(engine, requests) == expected
+    assert len(launched) > 4
 
 
 SAMPLINGS: list[dict[str, object]] = [

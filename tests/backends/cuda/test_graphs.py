@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import pytest
 import torch
 
@@ -8,7 +10,7 @@ from twostroke.backends.cuda.graphs import GraphCache, buckets_up_to
 def test_buckets_rise_to_the_limit(limit):
     buckets = buckets_up_to(limit)
     assert list(buckets) == sorted(set(buckets)) and buckets[0] == 1 and buckets[-1] == limit
-    assert all(high - low <= max(8, low // 8) for low, high in zip(buckets, buckets[1:], strict=False))
+    assert all(high - low <= max(8, low // 8) for low, high in pairwise(buckets))
 
 
 def test_few_graphs_serve_many_batch_sizes():

@@ -1,4 +1,4 @@
-"""Weights on the device against the checkpoint's own numbers: where each tensor lies in a fused one, and in what type."""
+"""Weights on the device against the checkpoint's own numbers: where each lies in a fused matrix, and in what type."""
 
 from __future__ import annotations
 
