@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +151,23 @@ def test_kv_of_another_kind_than_the_arithmetic_is_refused(checkpoint: Checkpoin
             kv_kind=kv_kind,
             dtype=dtype,
         )
+
+
+class Terminal(StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_sees_weights_arrive_and_a_file_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", StringIO())
+    assert cuda._progress_line() is None
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    show = cuda._progress_line()
+    assert show is not None
+    show(500_000_000, 2_000_000_000)
+    show(2_000_000_000, 2_000_000_000)
+    assert terminal.getvalue() == "\rweights: 0.5 of 2.0 GB\rweights: 2.0 of 2.0 GB\n"
 
 
 def test_kv_has_a_block_more_than_the_ledger_hands_out(checkpoint: Checkpoint, device: str) -> None:

@@ -83,16 +83,16 @@ def test_replayed_graphs_say_what_eager_launches_say(
     checkpoint = load_checkpoint(make_tiny(variant, tmp_path, **changes)[0])
     requests = many_streams()
 
-    def answers(few_rows: int | None) -> Answers:
-        backend = SIZES.on_device(checkpoint, "cuda", torch.bfloat16, few_rows)
+    def answers() -> Answers:
+        backend = SIZES.on_device(checkpoint, "cuda", torch.bfloat16, few_rows=None)
         backends.append(backend)
         return play(SIZES.engine(checkpoint, backend), requests)
 
-    replayed = answers(None)
+    replayed = answers()
     num_graphs = len(backends[-1]._parts.graphs)
     monkeypatch.setattr(GraphCache, "prepare", lambda self, key, work: None)
     monkeypatch.setattr(GraphCache, "run", lambda self, key, work: work())
-    eager = answers(None)
+    eager = answers()
     assert num_graphs > 20 and len(backends[-1]._parts.graphs) == 0
     assert sum(map(len, replayed.tokens.values())) > 40 * 4
     assert replayed == eager
