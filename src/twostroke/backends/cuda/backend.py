@@ -85,6 +85,13 @@ class CudaBackend:
         )
 
     def launch(self, step: Step) -> CudaTicket:
+        try:
+            return self._start(step)
+        except Exception:
+            self._parts.rows.take_back(step.joins)  # a step that did not start has opened no rows: none will be closed
+            raise
+
+    def _start(self, step: Step) -> CudaTicket:
         parts = self._parts
         parts.rows.update(step)
         arrival = self._results.start()

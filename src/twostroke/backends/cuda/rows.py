@@ -10,7 +10,7 @@ from twostroke.backends.cuda.kernels.rows import write_entries
 from twostroke.backends.cuda.sampling import SamplingRows
 from twostroke.backends.cuda.staging import Staging
 from twostroke.core.kv_layout import KVLayout
-from twostroke.core.step import BlockGrant, Step
+from twostroke.core.step import BlockGrant, RowJoin, Step
 
 ENTRIES_PER_COPY = 1 << 15
 
@@ -38,10 +38,7 @@ class DeviceRows:
     def update(self, step: Step) -> None:
         """Take a step's leaves, joins and grants, in that order."""
         for seq_id in step.leaves:
-            row = self.index_of.pop(seq_id, None)  # a step that raised may have ended before it opened this row
-            if row is not None:
-                self.sampling.close(row)
-                self._free.append(row)
+            self._close(seq_id)
         for join in step.joins:
             if not self._free:
                 raise IndexError(
@@ -53,6 +50,17 @@ class DeviceRows:
         if step.grants:
             self._write(step.grants)
         self.sampling.flush()
+
+    def take_back(self, joins: tuple[RowJoin, ...]) -> None:
+        """Close the rows of a step that could not be launched."""
+        for join in joins:
+            self._close(join.seq_id)
+
+    def _close(self, seq_id: int) -> None:
+        row = self.index_of.pop(seq_id, None)  # a step that raised may have ended before it opened this row
+        if row is not None:
+            self.sampling.close(row)
+            self._free.append(row)
 
     def _write(self, grants: tuple[BlockGrant, ...]) -> None:
         indices: list[int] = []

@@ -162,5 +162,5 @@ def _fill(tensor: WeightTensor, place: torch.Tensor) -> torch.Tensor:
 def _draw(tensor: DrawnTensor, place: torch.Tensor) -> torch.Tensor:
     mean, spread = tensor.mean_and_spread
     generator = torch.Generator(place.device)
-    generator.manual_seed(tensor.seed * 2**32 + crc32(tensor.name.encode()))
+    generator.manual_seed(crc32(tensor.name.encode(), tensor.seed))  # a host's generator reads 32 bits of it
     return place.normal_(mean, spread, generator=generator)

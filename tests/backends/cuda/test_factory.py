@@ -1,0 +1,194 @@
+"""What the backend says of a machine and a model before it is made: on a machine that need not have a card."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.models.tiny_checkpoints import make_tiny
+
+from twostroke.backends import cuda
+from twostroke.backends.cuda import FACTORY
+from twostroke.backends.cuda.kv_store import KVStore
+from twostroke.core.errors import BackendError
+from twostroke.core.kv_layout import KVGroup, KVLayout
+from twostroke.models.checkpoint import Checkpoint
+from twostroke.models.loading import load_checkpoint
+from twostroke.models.random_weights import random_checkpoint
+from twostroke.models.weights.tensor import WeightKind
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny("llama", tmp_path_factory.mktemp("llama"))[0]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(folder: Path) -> Checkpoint:
+    return load_checkpoint(folder)
+
+
+@pytest.fixture
+def asked_anew() -> Iterator[None]:
+    """The machine is asked once a process; here it is another one each time."""
+    cuda._no_device.cache_clear()
+    yield
+    cuda._no_device.cache_clear()
+
+
+class Driver:
+    """A driver's library that finds so many devices."""
+
+    def __init__(self, num_devices: int, initialised: int = 0) -> None:
+        self._num_devices, self._initialised = num_devices, initialised
+
+    def cuInit(self, flags: int) -> int:  # noqa: N802  (the driver's names)
+        return self._initialised
+
+    def cuDeviceGetCount(self, count: Any) -> int:  # noqa: N802
+        count._obj.value = self._num_devices
+        return 0
+
+
+@pytest.mark.usefixtures("asked_anew")
+def test_it_needs_its_packages(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "find_spec", lambda name: None if name == "triton" else object())
+    assert FACTORY.supports(checkpoint) == "torch and triton are not installed: pip install 'twostroke[cuda]'"
+
+
+@pytest.mark.usefixtures("asked_anew")
+def test_it_needs_a_driver_and_a_device(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_library(name: str) -> Any:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(ctypes, "CDLL", no_library)
+    assert FACTORY.supports(checkpoint) == "there is no NVIDIA driver on this machine"
+    for driver in (Driver(0), Driver(1, initialised=100)):
+        cuda._no_device.cache_clear()
+        monkeypatch.setattr(ctypes, "CDLL", lambda name, driver=driver: driver)
+        assert FACTORY.supports(checkpoint) == "the NVIDIA driver finds no device"
+
+
+@pytest.mark.usefixtures("asked_anew")
+def test_it_needs_a_torch_and_a_card_that_can(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: Driver(1))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert FACTORY.supports(checkpoint) == "torch finds no CUDA device: is it a build without CUDA?"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
+    assert FACTORY.supports(checkpoint) == "it needs compute capability 8.0 or newer, and this device has 7.5"
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    assert FACTORY.supports(checkpoint) is None
+
+
+@pytest.mark.usefixtures("asked_anew")
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"head_dim": 72}, "its attention needs a head size of a multiple of 16 up to 256, not 72"),
+        ({"head_dim": 512}, "its attention needs a head size of a multiple of 16 up to 256, not 512"),
+        ({"num_heads": 34}, "its attention shares a key among 16 queries at most, not 17"),
+    ],
+)
+def test_it_declines_shapes_that_its_kernels_do_not_have(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, changes: dict[str, int], sentence: str
+) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: Driver(1))
+    assert FACTORY.supports(replace(checkpoint, spec=replace(checkpoint.spec, **changes))) == sentence
+
+
+@pytest.mark.usefixtures("asked_anew")
+def test_it_quantises_nothing(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: Driver(1))
+    asked = replace(checkpoint, quantise_to=WeightKind.Q8_0)
+    assert FACTORY.supports(asked) == "it computes in 16-bit floats: it quantises nothing on load"
+    assert not FACTORY.quantises_on_load
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [
+        (WeightKind.F16, torch.float16),
+        (WeightKind.BF16, torch.bfloat16),
+        (WeightKind.F32, torch.bfloat16),
+        (WeightKind.Q8_0, torch.bfloat16),
+    ],
+)
+def test_it_computes_in_what_the_weights_are_stored_in(folder: Path, kind: WeightKind, dtype: torch.dtype) -> None:
+    checkpoint = random_checkpoint(folder, kind)
+    assert cuda._dtype(checkpoint, "auto") == dtype
+    assert cuda._dtype(checkpoint, "f16") == torch.float16
+    assert cuda._dtype(checkpoint, "bf16") == torch.bfloat16
+
+
+def test_kv_takes_two_bytes_a_number_and_other_kinds_are_refused(checkpoint: Checkpoint) -> None:
+    spec = checkpoint.spec
+    for kind in ("auto", "f16", "bf16"):
+        assert FACTORY.kv_bytes_per_token(checkpoint, (0, 2), kind) == 2 * 2 * 2 * spec.num_kv_heads * spec.head_dim
+    for kind in ("int8", "f32"):
+        with pytest.raises(BackendError, match=f"keeps KV in what it computes in, bf16 or f16, not in {kind}"):
+            FACTORY.kv_bytes_per_token(checkpoint, (0,), kind)
+
+
+@pytest.mark.parametrize(("dtype", "kv_kind"), [("f16", "bf16"), ("bf16", "f16"), ("auto", "f16"), ("bf16", "int8")])
+def test_kv_of_another_kind_than_the_arithmetic_is_refused(checkpoint: Checkpoint, dtype: str, kv_kind: str) -> None:
+    """Before any weight is loaded."""
+    layout = KVLayout(16, (KVGroup((0, 1, 2), None, 4),))
+    with pytest.raises(BackendError, match=f"{kv_kind} needs --dtype {kv_kind}"):
+        FACTORY.create(
+            checkpoint,
+            layout,
+            max_context=64,
+            max_tokens_per_step=16,
+            threads=1,
+            kv_kind=kv_kind,
+            dtype=dtype,
+        )
+
+
+class Terminal(StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_sees_weights_arrive_and_a_file_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", StringIO())
+    assert cuda._progress_line() is None
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    show = cuda._progress_line()
+    assert show is not None
+    show(500_000_000, 2_000_000_000)
+    show(2_000_000_000, 2_000_000_000)
+    assert terminal.getvalue() == "\rweights: 0.5 of 2.0 GB\rweights: 2.0 of 2.0 GB\n"
+
+
+def test_kv_has_a_block_more_than_the_ledger_hands_out(checkpoint: Checkpoint, device: str) -> None:
+    spec = checkpoint.spec
+    layout = KVLayout(16, (KVGroup((0, 2), None, 5), KVGroup((1,), 32, 3)))
+    store = KVStore(spec, layout, torch.device(device), torch.bfloat16)
+    assert store.group_of == (0, 1, 0) and store.block_size == 16
+    shapes = [(blocks, spec.num_kv_heads, 16, spec.head_dim) for blocks in (6, 4, 6)]
+    assert [tuple(keys.shape) for keys in store.keys] == [tuple(values.shape) for values in store.values] == shapes
+    assert not any(tensor.count_nonzero() for tensor in (*store.keys, *store.values))
+    assert len({tensor.data_ptr() for tensor in (*store.keys, *store.values)}) == 6
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no card to measure")
+def test_ceilings_are_measured_on_the_card(checkpoint: Checkpoint) -> None:
+    ceilings = FACTORY.ceilings(checkpoint, threads=1)
+    assert 1e11 < ceilings.read_bytes_per_s < 2e13
+    assert 1e12 < ceilings.multiply_adds_per_s < 1e16
+    figures = FACTORY.measured_limits()
+    assert set(figures) == {"copy TB/s", "bf16 TFLOP/s", "kernel launch us"}
+    assert all(value > 0 for value in figures.values())
+    space = FACTORY.memory(checkpoint, here=None)  # type: ignore[arg-type]  # a host's memory is not looked at
+    assert 0 < space.free_beside_weights_bytes < space.total_bytes
