@@ -22,6 +22,7 @@ from twostroke.server.schemas import ChatBody, ChatMessage
 from twostroke.server.service import Service, service_of
 from twostroke.server.settings import Limits
 from twostroke.server.streaming import DONE, sse, sse_error, stream_answer
+from twostroke.server.structured import requested_grammar
 from twostroke.text.tokenizer import Tokenizer
 
 router = APIRouter()
@@ -40,6 +41,7 @@ async def chat_completions(body: ChatBody, request: Request) -> Response:
     messages = template_messages(body.messages, service.settings.limits)
     prompt = await service.encoder().chat(messages, options=_template_options(body.chat_template_kwargs))
     check_lengths([prompt], sampling, facts, "messages")
+    sampling = await service.constrained(sampling, requested_grammar(body))
     call = service.open_call(request, [prompt], sampling, priority=body.priority, cache_salt=body.cache_salt)
     writer = ChatWriter(service, facts, sampling, body)
     if body.stream:
@@ -58,8 +60,6 @@ def _refuse_unsupported(body: ChatBody) -> None:
     """What would change the answer, and is not there yet, is refused: never passed over."""
     if body.tools and body.tool_choice != "none":
         raise bad_request("tools are not supported", "tools")
-    if body.response_format is not None and body.response_format.get("type") != "text":
-        raise bad_request("response_format other than text is not supported", "response_format")
 
 
 def template_messages(messages: list[ChatMessage], limits: Limits) -> list[dict[str, Any]]:

@@ -22,6 +22,7 @@ from twostroke.server.metrics import Metrics
 from twostroke.server.prompts import PromptEncoder
 from twostroke.server.service import Service
 from twostroke.server.settings import ServerSettings
+from twostroke.server.structured import GrammarGate
 
 KEEP_ALIVE_S = 30
 
@@ -112,6 +113,8 @@ async def _serve(
         await client.close()
         if service.prompts is not None:
             service.prompts.close()
+        if service.grammars is not None:
+            service.grammars.close()
 
 
 async def _start(engine: EngineSettings, service: Service, on_ready: Callable[[Ready], None]) -> None:
@@ -119,6 +122,7 @@ async def _start(engine: EngineSettings, service: Service, on_ready: Callable[[R
     ready = asyncio.create_task(service.client.start())
     try:
         tokenizer = await asyncio.to_thread(read_tokenizer, engine.model)
+        service.grammars = GrammarGate(tokenizer)
         service.prompts = PromptEncoder(tokenizer)
         facts = await ready
     except TwostrokeError:

@@ -6,17 +6,19 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 from starlette.requests import Request
 
 from twostroke.core.sampling_params import SamplingParams
 from twostroke.server.calls import Call
 from twostroke.server.client import EngineClient
-from twostroke.server.errors import ApiError, engine_unavailable
+from twostroke.server.errors import ApiError, bad_request, engine_unavailable
 from twostroke.server.messages import Ready
 from twostroke.server.metrics import Metrics
 from twostroke.server.prompts import PromptEncoder
 from twostroke.server.settings import ServerSettings
+from twostroke.server.structured import GrammarGate, Named
 
 KEY_SCOPE = "twostroke.key"
 """Where in a request's scope the number of its API key is."""
@@ -30,6 +32,7 @@ class Service:
         self.metrics = metrics
         self.prompts: PromptEncoder | None = None
         """None until the tokenizer is read."""
+        self.grammars: GrammarGate | None = None
         self.draining = False
         self._in_flight_by_key: Counter[int] = Counter()
 
@@ -42,6 +45,16 @@ class Service:
         if self.prompts is None:
             raise engine_unavailable("the server is still starting")
         return self.prompts
+
+    async def constrained(self, sampling: SamplingParams, named: Named | None) -> SamplingParams:
+        """The same, held to a grammar that was found sound."""
+        if named is None:
+            return sampling
+        if sampling.ignore_eos:
+            raise bad_request(f"ignore_eos does not go with {named[0]}: its answer ends where it is complete", named[0])
+        if self.grammars is None:
+            raise engine_unavailable("the server is still starting")
+        return replace(sampling, grammar=await self.grammars.admit(named))
 
     def check_model(self, name: str | None) -> None:
         if name is not None and name != self.settings.model_name:
