@@ -19,10 +19,8 @@ from twostroke.server.guard import MAX_HEADER_BYTES
 from twostroke.server.log import log
 from twostroke.server.messages import EngineSettings, Ready
 from twostroke.server.metrics import Metrics
-from twostroke.server.prompts import PromptEncoder
 from twostroke.server.service import Service
 from twostroke.server.settings import ServerSettings
-from twostroke.server.structured import GrammarGate
 
 KEEP_ALIVE_S = 30
 
@@ -122,8 +120,7 @@ async def _start(engine: EngineSettings, service: Service, on_ready: Callable[[R
     ready = asyncio.create_task(service.client.start())
     try:
         tokenizer = await asyncio.to_thread(read_tokenizer, engine.model)
-        service.grammars = GrammarGate(tokenizer)
-        service.prompts = PromptEncoder(tokenizer)
+        service.read_answers_of(tokenizer)
         facts = await ready
     except TwostrokeError:
         ready.cancel()

@@ -120,6 +120,7 @@ class ChatBody(SamplingBody):
     top_logprobs: int | None = Field(None, ge=0, le=MAX_CHAT_LOGPROBS)
     tools: Many[Table[Any]] | None = None
     tool_choice: Text | Table[Any] | None = None
+    parallel_tool_calls: bool | None = None
     chat_template_kwargs: Table[Any] | None = Field(None, description="Variables for the model's chat template.")
 
 

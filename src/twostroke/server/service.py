@@ -19,6 +19,9 @@ from twostroke.server.metrics import Metrics
 from twostroke.server.prompts import PromptEncoder
 from twostroke.server.settings import ServerSettings
 from twostroke.server.structured import GrammarGate, Named
+from twostroke.text import reasoning, tool_parsers
+from twostroke.text.tokenizer import Tokenizer
+from twostroke.text.tool_parsers import HERMES
 
 KEY_SCOPE = "twostroke.key"
 """Where in a request's scope the number of its API key is."""
@@ -33,8 +36,17 @@ class Service:
         self.prompts: PromptEncoder | None = None
         """None until the tokenizer is read."""
         self.grammars: GrammarGate | None = None
+        self.tool_format = HERMES
+        self.reasoning_parser = "none"
         self.draining = False
         self._in_flight_by_key: Counter[int] = Counter()
+
+    def read_answers_of(self, tokenizer: Tokenizer) -> None:
+        """Once the tokenizer is there: how this model's answers are to be read."""
+        self.tool_format = tool_parsers.choose(self.settings.tool_parser, tokenizer)
+        self.reasoning_parser = reasoning.choose(self.settings.reasoning_parser, tokenizer)
+        self.grammars = GrammarGate(tokenizer)
+        self.prompts = PromptEncoder(tokenizer)
 
     def facts(self) -> Ready:
         if self.client.facts is None:
