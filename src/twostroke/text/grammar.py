@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 MAX_GRAMMAR_CHARS = 128 * 1024
 MAX_SCHEMA_DEPTH = 64
 MAX_CHOICES = 4096
+MAX_LEXER_STATES = 50_000
+"""Of 1 to 2 kB each: what following one grammar may come to hold. Its work a token is limited by the library."""
 NUM_KEPT = 128
 """Compiled grammars, the latest used."""
 
@@ -107,7 +109,7 @@ class GrammarCompiler:
         source: Any = _TokenSource(vocabulary)
         self._library = llguidance
         self._tokenizer: LLTokenizer = llguidance.LLTokenizer(source, eos_token=list(vocabulary.eos_ids))
-        self._limits = llguidance.LLParserLimits(verbose_errors=False)
+        self._limits = llguidance.LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
         self._end_mask = _bits(vocabulary.eos_ids, len(vocabulary.tokens))
         self._compiled: OrderedDict[GrammarSpec, LLMatcher] = OrderedDict()
         self._lock = threading.Lock()
