@@ -36,7 +36,7 @@ ROOMS = {
     "cost": room("core"),
     "scheduling": room("core kv cost"),
     "models": room("core cache", "numpy huggingface_hub"),
-    "text": room("core", "tokenizers jinja2"),
+    "text": room("core", "tokenizers jinja2 llguidance"),
     "backends": room("core cost models cache machine", "numpy"),
     "backends.cpu": room("core cost models cache machine", "numpy llvmlite"),
     "backends.cuda": room("core cost models cache machine", "numpy torch triton"),

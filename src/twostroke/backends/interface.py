@@ -3,8 +3,9 @@ Sequence. It declares what it supports, or declines with a reason. Chooses no wo
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
+from twostroke.core.grammar import Grammars
 from twostroke.core.kv_layout import KVLayout
 from twostroke.core.step import Step, StepResult
 from twostroke.core.step_sizes import StepSizes
@@ -32,6 +33,14 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Free threads and memory. The backend is of no use after."""
+
+
+@runtime_checkable
+class MaskingBackend(Protocol):
+    """A backend that can hold answers to a grammar. One that cannot is never sent such a request."""
+
+    def use_grammars(self, grammars: Grammars) -> None:
+        """Told once, before the first step."""
 
 
 class BackendFactory(Protocol):

@@ -41,6 +41,12 @@ def serve(
     cors: Annotated[
         list[str] | None, typer.Option(help="An origin whose pages may call this server; may be given several times.")
     ] = None,
+    tool_parser: Annotated[
+        str, typer.Option(help="How the model writes tool calls: hermes, llama3, mistral; auto: as its template does.")
+    ] = "auto",
+    reasoning_parser: Annotated[
+        str, typer.Option(help="think: split <think>...</think> from answers; none; auto: if the model knows it.")
+    ] = "auto",
     access_log: Annotated[bool, typer.Option(help="A line a request on standard error.")] = False,
     backend: options.Backend = "auto",
     threads: options.Threads = None,
@@ -107,6 +113,8 @@ def serve(
         access_log=access_log,
         drain_s=drain,
         limits=limits,
+        tool_parser=tool_parser,
+        reasoning_parser=reasoning_parser,
     )
     resolve(model, progress=console.print)  # a download's progress bar has the screen for itself
     if settings.host not in ("127.0.0.1", "localhost", "::1") and not settings.api_keys:

@@ -16,7 +16,8 @@ from twostroke.core.errors import BackendError, BadRequestError
 from twostroke.core.events import PrefillProgress
 from twostroke.core.sampling_params import SamplingParams
 from twostroke.engine.results import GenerationResult, Sample
-from twostroke.text.chat_template import end_process, start_process
+from twostroke.text.chat_template import start_process
+from twostroke.text.side_process import end_process
 
 if TYPE_CHECKING:
     from twostroke.engine.offline import LLM

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from twostroke.core.errors import BadRequestError
+from twostroke.core.grammar import GrammarSpec
 
 MAX_SAMPLES = 128
 MAX_LOGPROBS = 64
@@ -38,6 +39,10 @@ class SamplingParams:
     """Logprobs of the chosen token and of this many most likely tokens (0: the chosen one only)."""
     prompt_logprobs: int | None = None
     """The same for every prompt token but the first. Such a request does not use the prefix cache."""
+    grammar: GrammarSpec | None = None
+    """What the answer must look like. It ends where the grammar lets it, or at max_tokens, incomplete."""
+    skip_special_tokens: bool = True
+    """Whether control tokens that the model writes are left out of the text."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", _texts(self.stop))
@@ -64,6 +69,10 @@ class SamplingParams:
         for name, count in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
             if count is not None:
                 _integer(name, count, 0, MAX_LOGPROBS)
+        if self.grammar is not None and not isinstance(self.grammar, GrammarSpec):
+            raise BadRequestError(f"grammar must be a GrammarSpec, not {type(self.grammar).__name__}")
+        if self.grammar is not None and self.ignore_eos:
+            raise BadRequestError("ignore_eos does not go with a grammar, whose answer ends where it is complete")
         self._check_lists()
 
     def _check_lists(self) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from twostroke import backends, machine
-from twostroke.backends.interface import BackendFactory
+from twostroke.backends.interface import BackendFactory, MaskingBackend
 from twostroke.config import EngineConfig, KVGroupNeed, ResolvedConfig, resolve
 from twostroke.core.errors import BackendError
 from twostroke.cost.hardware import Ceilings
@@ -23,6 +23,7 @@ from twostroke.models.weights.tensor import WeightKind
 from twostroke.scheduling.config import SchedulerConfig
 from twostroke.scheduling.pace import PrefillPace
 from twostroke.scheduling.scheduler import Scheduler
+from twostroke.text.grammar import LazyGrammars
 from twostroke.text.loading import load_tokenizer
 from twostroke.text.tokenizer import Tokenizer
 
@@ -133,7 +134,12 @@ def assemble(checkpoint: Checkpoint, tokenizer: Tokenizer | None, config: Engine
         resolved.layout,
         pace=pace,
     )
-    engine = Engine(scheduler, backend, checkpoint.spec.vocab_size, tokenizer, run_ahead=config.run_ahead)
+    grammars = None
+    if tokenizer is not None and isinstance(backend, MaskingBackend):
+        grammars = LazyGrammars(tokenizer)
+        backend.use_grammars(grammars)
+    vocab_size = checkpoint.spec.vocab_size
+    engine = Engine(scheduler, backend, vocab_size, tokenizer, grammars=grammars, run_ahead=config.run_ahead)
     # What was made so far lives as long as the engine: the garbage collector need not look at it while tokens wait.
     gc.collect()
     gc.freeze()

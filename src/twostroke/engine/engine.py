@@ -12,6 +12,7 @@ from dataclasses import replace
 from twostroke.backends.interface import Backend, Ticket
 from twostroke.core.errors import BadRequestError
 from twostroke.core.events import Event, PrefillProgress, TokenEvent
+from twostroke.core.grammar import Grammars
 from twostroke.core.request import Request
 from twostroke.core.request_check import check_request
 from twostroke.core.sequence import FinishReason, Sequence
@@ -42,6 +43,7 @@ class Engine:
         vocab_size: int,
         tokenizer: Tokenizer | None = None,
         *,
+        grammars: Grammars | None = None,
         run_ahead: bool = True,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -49,6 +51,7 @@ class Engine:
         self.backend = backend
         self._vocab_size = vocab_size
         self._tokenizer = tokenizer
+        self._grammars = grammars
         self._clock = clock
         self._max_in_flight = 2 if run_ahead else 1
         self._in_flight: deque[tuple[Step, Ticket]] = deque()
@@ -70,6 +73,8 @@ class Engine:
         check_request(request, self._vocab_size)
         if request.sampling.stop and self._tokenizer is None:
             raise BadRequestError("stop strings need a tokenizer, and this engine has none: use stop_token_ids")
+        if request.sampling.grammar is not None:
+            self._check_grammar(request)
         seed = request.sampling.seed
         request = replace(request, arrival_s=self._clock(), seed=secrets.randbits(64) if seed is None else seed)
         with uninterrupted():
@@ -83,8 +88,20 @@ class Engine:
                         sampling.stop,
                         include_stop=sampling.include_stop_string,
                         min_tokens=sampling.min_tokens,
+                        skip_special_tokens=sampling.skip_special_tokens,
                     )
         return request.request_id
+
+    def _check_grammar(self, request: Request) -> None:
+        if self._grammars is None:
+            raise BadRequestError(
+                f"a grammar (structured output, required tools) cannot be held to by the {self.backend.name} backend "
+                "as it was built: the cpu and reference backends can, with a tokenizer"
+            )
+        if not request.eos_token_ids:
+            raise BadRequestError("a grammar needs eos_token_ids: without one no answer could end")
+        assert request.sampling.grammar is not None
+        self._grammars.check(request.sampling.grammar)
 
     def abort(self, request_id: str) -> None:
         """End a request at once, whatever it is doing; an unknown or finished id is no error."""

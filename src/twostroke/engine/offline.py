@@ -23,7 +23,7 @@ from twostroke.engine.interrupts import uninterrupted
 from twostroke.engine.results import GenerationResult, Sample
 from twostroke.engine.turns import FairLock
 from twostroke.text.chat import ChatEncoder
-from twostroke.text.chat_template import end_process
+from twostroke.text.side_process import end_process
 from twostroke.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]

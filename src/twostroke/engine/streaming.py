@@ -10,8 +10,16 @@ from twostroke.text.tokenizer import Tokenizer
 
 
 class TextStream:
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str], *, include_stop: bool, min_tokens: int) -> None:
-        self._detokenizer = IncrementalDetokenizer(tokenizer)
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stop: Sequence[str],
+        *,
+        include_stop: bool,
+        min_tokens: int,
+        skip_special_tokens: bool = True,
+    ) -> None:
+        self._detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens)
         self._matcher = StopStringMatcher(tuple(stop), include=include_stop) if stop else None
         self._tokens_before_stop = min_tokens
 

@@ -13,8 +13,9 @@ from twostroke.core.timing import SequenceTiming
 from twostroke.server.errors import ApiError
 from twostroke.server.inbox import Inbox, News
 from twostroke.server.messages import Output, Ready
+from twostroke.server.parsing import AnswerParser, Parts
 from twostroke.server.phases import Timing, timing_report
-from twostroke.server.replies import PromptDetails, Usage
+from twostroke.server.replies import CompletionDetails, PromptDetails, Usage
 
 CLIENT_GONE = 499
 """Never sent, as nobody is there to read it."""
@@ -59,10 +60,13 @@ class Call:
 class Answer:
     """One sample as it comes together."""
 
-    __slots__ = ("finish_reason", "logprobs", "prompt_logprobs", "text", "timing")
+    __slots__ = ("finish_reason", "logprobs", "parser", "parts", "prompt_logprobs", "text", "timing")
 
     def __init__(self) -> None:
         self.text: list[str] = []
+        self.parser: AnswerParser | None = None
+        self.parts: list[Parts] = []
+        """What the parser found, where there is one: an entry for each output."""
         self.logprobs: list[TokenLogprobs] = []
         self.prompt_logprobs: list[TokenLogprobs] = []
         self.finish_reason: str | None = None
@@ -71,12 +75,17 @@ class Answer:
     def absorb(self, output: Output) -> None:
         if output.text:
             self.text.append(output.text)
+        if self.parser is not None:
+            is_last = output.finish_reason is not None
+            self.parts.append(self.parser.push(output.text, len(output.token_ids), is_last=is_last))
         if output.logprobs:
             self.logprobs.extend(output.logprobs)
         if output.prompt_logprobs:
             self.prompt_logprobs.extend(output.prompt_logprobs)
         if output.finish_reason is not None:
             self.finish_reason = output.finish_reason.value
+            if self.finish_reason == "stop" and self.parser is not None and self.parser.has_calls:
+                self.finish_reason = "tool_calls"
             if output.timing is not None:
                 self.timing = output.timing
 
@@ -106,7 +115,9 @@ class Answers:
         prompt_tokens = sum(answer.timing.prompt_tokens for answer in firsts)
         output_tokens = sum(len(answer.timing.token_times_s) for answer in self.choices)
         cached = sum(answer.timing.cached_tokens for answer in firsts)
-        return Usage(prompt_tokens, output_tokens, prompt_tokens + output_tokens, PromptDetails(cached))
+        thought = sum(answer.parser.reasoning_tokens for answer in self.choices if answer.parser is not None)
+        details = CompletionDetails(thought)
+        return Usage(prompt_tokens, output_tokens, prompt_tokens + output_tokens, PromptDetails(cached), details)
 
     def timing(self, index: int, facts: Ready) -> Timing:
         return timing_report(self.choices[index].timing, facts)

@@ -3,28 +3,38 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
+import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from twostroke.core.sampling_params import SamplingParams
 from twostroke.server import replies
-from twostroke.server.calls import Answers
+from twostroke.server.calls import Answer, Answers
 from twostroke.server.errors import ApiError, bad_request
 from twostroke.server.logprobs import chat_logprobs
 from twostroke.server.messages import Output, Progress, Ready
 from twostroke.server.openapi import JSON_OR_EVENTS
+from twostroke.server.parsing import AnswerParser, Parts
 from twostroke.server.phases import server_timing
 from twostroke.server.sampling import chat_sampling, check_lengths
 from twostroke.server.schemas import ChatBody, ChatMessage
 from twostroke.server.service import Service, service_of
 from twostroke.server.settings import Limits
 from twostroke.server.streaming import DONE, sse, sse_error, stream_answer
+from twostroke.server.structured import requested_grammar
+from twostroke.server.tools import ToolRequest, told_of_tools, tool_request
+from twostroke.text.reasoning import OPENING, ThinkSplitter
 from twostroke.text.tokenizer import Tokenizer
 
 router = APIRouter()
+
+LAST_TOKENS = 8
+"""Of a prompt: enough to see whether it ends with a marker."""
+NOTHING = replies.Delta()
 
 _TEMPLATE_NAMES = frozenset({"messages", "tools", "documents", "bos_token", "eos_token"})
 """Variables that are not a request's to set by `chat_template_kwargs`."""
@@ -34,14 +44,25 @@ _TEMPLATE_NAMES = frozenset({"messages", "tools", "documents", "bos_token", "eos
 async def chat_completions(body: ChatBody, request: Request) -> Response:
     service = service_of(request)
     service.check_model(body.model)
-    _refuse_unsupported(body)
     facts = service.facts()
     sampling = chat_sampling(body, service.settings.limits)
+    encoder = service.encoder()
+    tools = tool_request(body, service.tool_format, encoder.tokenizer)
     messages = template_messages(body.messages, service.settings.limits)
-    prompt = await service.encoder().chat(messages, options=_template_options(body.chat_template_kwargs))
+    messages = told_of_tools(messages, tools.tools, encoder.tokenizer)
+    options = _template_options(body.chat_template_kwargs)
+    prompt = await encoder.chat(messages, tools=tools.tools or None, options=options)
     check_lengths([prompt], sampling, facts, "messages")
+    grammar = requested_grammar(body)
+    if grammar is not None and tools.grammar is not None:
+        raise bad_request(f"{grammar[0]} cannot be given where a tool call is required", grammar[0])
+    sampling = await service.constrained(sampling, grammar or tools.grammar)
+    if tools.is_on:  # a format's markers may be control tokens
+        sampling = replace(sampling, skip_special_tokens=False)
     call = service.open_call(request, [prompt], sampling, priority=body.priority, cache_salt=body.cache_salt)
     writer = ChatWriter(service, facts, sampling, body)
+    for answer in writer.answers.choices:
+        answer.parser = _read_by(service, prompt, tools)
     if body.stream:
         return await stream_answer(call, writer)
     try:
@@ -54,12 +75,14 @@ async def chat_completions(body: ChatBody, request: Request) -> Response:
     )
 
 
-def _refuse_unsupported(body: ChatBody) -> None:
-    """What would change the answer, and is not there yet, is refused: never passed over."""
-    if body.tools and body.tool_choice != "none":
-        raise bad_request("tools are not supported", "tools")
-    if body.response_format is not None and body.response_format.get("type") != "text":
-        raise bad_request("response_format other than text is not supported", "response_format")
+def _read_by(service: Service, prompt: tuple[int, ...], tools: ToolRequest) -> AnswerParser | None:
+    """None: an answer of this request is nothing but text."""
+    thoughts = None
+    if service.reasoning_parser == "think":
+        ending = service.encoder().tokenizer.decode(prompt[-LAST_TOKENS:], skip_special_tokens=False)
+        thoughts = ThinkSplitter(is_open=ending.rstrip().endswith(OPENING))
+    calls = service.tool_format.parser() if tools.is_on else None
+    return AnswerParser(thoughts, calls) if thoughts or calls else None
 
 
 def template_messages(messages: list[ChatMessage], limits: Limits) -> list[dict[str, Any]]:
@@ -76,6 +99,33 @@ def _template_options(options: dict[str, Any] | None) -> dict[str, Any]:
     if taken := _TEMPLATE_NAMES & (options or {}).keys():
         raise bad_request(f"chat_template_kwargs may not set {sorted(taken)[0]}", "chat_template_kwargs")
     return options or {}
+
+
+def _call_id() -> str:
+    return f"call_{uuid4().hex[:24]}"
+
+
+def _message(answer: Answer) -> replies.ChatMessageReply:
+    if answer.parser is None:
+        return replies.ChatMessageReply("".join(answer.text))
+    content = "".join(parts.content for parts in answer.parts)
+    reasoning = "".join(parts.reasoning for parts in answer.parts)
+    names: list[str] = []
+    arguments: list[list[str]] = []
+    for number, name, text in (delta for parts in answer.parts for delta in parts.calls):
+        if name is not None:
+            names.append(name)
+            arguments.append([])
+        arguments[number].append(text)
+    calls = [
+        replies.ToolCall(_call_id(), replies.FunctionCall("".join(texts) or "{}", name))
+        for name, texts in zip(names, arguments, strict=True)
+    ]
+    return replies.ChatMessageReply(
+        content=None if calls and not content else content,
+        reasoning_content=reasoning or msgspec.UNSET,
+        tool_calls=calls or msgspec.UNSET,
+    )
 
 
 class ChatWriter:
@@ -98,7 +148,7 @@ class ChatWriter:
         choices = []
         for index, answer in enumerate(self.answers.choices):
             logprobs = chat_logprobs(self._tokenizer, answer.logprobs) if self._wants_logprobs else None
-            message = replies.ChatMessageReply("".join(answer.text))
+            message = _message(answer)
             own_timing = self.answers.own_timing(index, self._facts)
             choices.append(replies.ChatChoice(index, message, answer.finish_reason or "stop", logprobs, own_timing))
         usage, timing = self.answers.usage(), self.answers.timing(0, self._facts)
@@ -117,17 +167,34 @@ class ChatWriter:
 
     def output(self, prompt_index: int, event: Output) -> bytes:
         index = self.answers.absorb(prompt_index, event)
-        if not (event.text or event.logprobs or event.finish_reason):
-            return b""  # part of a character, or of a possible stop string
+        answer = self.answers.choices[index]
         logprobs = chat_logprobs(self._tokenizer, event.logprobs) if event.logprobs else None
-        delta = replies.Delta(content=event.text) if event.text or logprobs else replies.Delta()
+        if answer.parser is not None:
+            delta = self._delta(index, answer.parts[-1], has_logprobs=logprobs is not None)
+        else:
+            delta = replies.Delta(content=event.text) if event.text or logprobs else NOTHING
+        if delta is NOTHING and event.finish_reason is None:
+            return b""  # part of a character, of a possible stop string, or of a marker
         if event.finish_reason is None:
             return self._chunk([replies.ChatChunkChoice(index, delta, None, logprobs)])
         self._unfinished -= 1
         own_timing = self.answers.own_timing(index, self._facts)
-        choice = replies.ChatChunkChoice(index, delta, event.finish_reason.value, logprobs, own_timing)
+        choice = replies.ChatChunkChoice(index, delta, answer.finish_reason, logprobs, own_timing)
         is_last = self._unfinished == 0 and not self._wants_usage
         return self._chunk([choice], timing=self.answers.timing(0, self._facts) if is_last else None)
+
+    def _delta(self, index: int, parts: Parts, *, has_logprobs: bool) -> replies.Delta:
+        calls = []
+        for number, name, arguments in parts.calls:
+            function = replies.FunctionCall(arguments, name)
+            if name is None:
+                calls.append(replies.ToolCallDelta(number, function))
+            else:
+                calls.append(replies.ToolCallDelta(number, function, _call_id(), "function"))
+        if not (parts.content or parts.reasoning or calls or has_logprobs):
+            return NOTHING
+        content = parts.content or ("" if has_logprobs and not calls and not parts.reasoning else None)
+        return replies.Delta(content=content, reasoning_content=parts.reasoning or None, tool_calls=calls or None)
 
     def end(self) -> bytes:
         if not self._wants_usage:

@@ -24,6 +24,7 @@ from twostroke.server.schemas import CompletionBody
 from twostroke.server.service import Service, service_of
 from twostroke.server.settings import Limits
 from twostroke.server.streaming import DONE, sse, sse_error, stream_answer
+from twostroke.server.structured import requested_grammar
 
 router = APIRouter()
 
@@ -42,6 +43,7 @@ async def completions(body: CompletionBody, request: Request) -> Response:
     encoder = service.encoder()
     ids = [await encoder.text(prompt) if isinstance(prompt, str) else tuple(prompt) for prompt in prompts]
     check_lengths(ids, sampling, facts, "prompt")
+    sampling = await service.constrained(sampling, requested_grammar(body))
     echoes = None
     if body.echo:
         echoes = [await _echo(encoder, prompt, token_ids) for prompt, token_ids in zip(prompts, ids, strict=True)]

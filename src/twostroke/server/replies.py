@@ -53,10 +53,32 @@ class ChatLogprobs(msgspec.Struct, frozen=True):
     refusal: None = None
 
 
+class FunctionCall(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Whole, or (in a stream) the next piece: the name comes first, and once."""
+
+    arguments: str
+    name: str | None = None
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    id: str
+    function: FunctionCall
+    type: str = "function"
+
+
+class ToolCallDelta(msgspec.Struct, frozen=True, omit_defaults=True):
+    index: int
+    function: FunctionCall
+    id: str | None = None
+    type: str | None = None
+
+
 class ChatMessageReply(msgspec.Struct, frozen=True):
     content: str | None
     role: str = "assistant"
     refusal: None = None
+    reasoning_content: str | msgspec.UnsetType | None = msgspec.UNSET
+    tool_calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChoice(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -81,6 +103,8 @@ class ChatReply(msgspec.Struct, frozen=True):
 class Delta(msgspec.Struct, frozen=True, omit_defaults=True):
     role: str | None = None
     content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
 
 
 class ChatChunkChoice(msgspec.Struct, frozen=True, omit_defaults=True):

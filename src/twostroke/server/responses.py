@@ -22,6 +22,7 @@ from twostroke.server.schemas import ContentPart, ResponsesBody
 from twostroke.server.service import Service, service_of
 from twostroke.server.settings import Limits
 from twostroke.server.streaming import stream_answer
+from twostroke.server.structured import ANY_OBJECT, Named, schema_grammar
 
 router = APIRouter()
 
@@ -37,6 +38,7 @@ async def responses(body: ResponsesBody, request: Request) -> Response:
     sampling = responses_sampling(body, service.settings.limits)
     prompt = await service.encoder().chat(_messages(body, service.settings.limits))
     check_lengths([prompt], sampling, facts, "input")
+    sampling = await service.constrained(sampling, _grammar(_text_format(body)))
     call = service.open_call(request, [prompt], sampling, cache_salt=body.cache_salt)
     writer = ResponseWriter(service, facts, sampling, body)
     if body.stream:
@@ -58,9 +60,24 @@ def _refuse_unsupported(body: ResponsesBody) -> None:
         raise bad_request("background is not supported: nothing is stored here", "background")
     if body.tools and body.tool_choice != "none":
         raise bad_request("tools are not supported", "tools")
-    text_format = (body.text or {}).get("format")
-    if text_format is not None and not (isinstance(text_format, dict) and text_format.get("type") == "text"):
-        raise bad_request("text.format other than text is not supported", "text")
+
+
+def _text_format(body: ResponsesBody) -> dict[str, Any]:
+    text_format = (body.text or {}).get("format") or {"type": "text"}
+    if not isinstance(text_format, dict):
+        raise bad_request("text.format must be an object", "text.format")
+    return text_format
+
+
+def _grammar(text_format: dict[str, Any]) -> Named | None:
+    kind = text_format.get("type")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return "text.format", ANY_OBJECT
+    if kind != "json_schema":
+        raise bad_request(f"text.format.type must be text, json_object or json_schema, not {kind!r:.60}", "text.format")
+    return schema_grammar("text.format", text_format)
 
 
 def _messages(body: ResponsesBody, limits: Limits) -> list[dict[str, Any]]:
@@ -127,7 +144,7 @@ class ResponseWriter:
             "previous_response_id": None,
             "store": False,
             "temperature": self._sampling.temperature,
-            "text": {"format": {"type": "text"}},
+            "text": {"format": _text_format(body)},
             "tool_choice": "none",
             "tools": [],
             "top_p": self._sampling.top_p,

@@ -19,7 +19,6 @@ from twostroke.server.guard import MAX_HEADER_BYTES
 from twostroke.server.log import log
 from twostroke.server.messages import EngineSettings, Ready
 from twostroke.server.metrics import Metrics
-from twostroke.server.prompts import PromptEncoder
 from twostroke.server.service import Service
 from twostroke.server.settings import ServerSettings
 
@@ -112,6 +111,8 @@ async def _serve(
         await client.close()
         if service.prompts is not None:
             service.prompts.close()
+        if service.grammars is not None:
+            service.grammars.close()
 
 
 async def _start(engine: EngineSettings, service: Service, on_ready: Callable[[Ready], None]) -> None:
@@ -119,7 +120,7 @@ async def _start(engine: EngineSettings, service: Service, on_ready: Callable[[R
     ready = asyncio.create_task(service.client.start())
     try:
         tokenizer = await asyncio.to_thread(read_tokenizer, engine.model)
-        service.prompts = PromptEncoder(tokenizer)
+        service.read_answers_of(tokenizer)
         facts = await ready
     except TwostrokeError:
         ready.cancel()

@@ -56,6 +56,15 @@ class StreamOptions(Body):
     """Chunks with `prefill_progress` while the prompt is read."""
 
 
+class StructuredOutputs(Body):
+    """One of these: what the answer must look like, as vLLM names it."""
+
+    json_schema: Text | Table[Any] | None = Field(None, alias="json", description="A JSON schema.")
+    regex: Text | None = None
+    choice: Many[Text] | None = None
+    grammar: Text | None = Field(None, description="In Lark.")
+
+
 class SamplingBody(Body):
     """What chat and plain completions share."""
 
@@ -79,6 +88,12 @@ class SamplingBody(Body):
     stream_options: StreamOptions | None = None
     priority: int | None = Field(None, ge=-1000, le=1000, description="Lower runs first.")
     cache_salt: Salt | None = Field(None, description="Only requests of the same salt share cached prefixes.")
+    response_format: Table[Any] | None = Field(None, description="text, json_object or json_schema.")
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Text | Table[Any] | None = Field(None, description="As structured_outputs.json, and so the others.")
+    guided_regex: Text | None = None
+    guided_choice: Many[Text] | None = None
+    guided_grammar: Text | None = None
 
 
 class ContentPart(Body):
@@ -105,7 +120,7 @@ class ChatBody(SamplingBody):
     top_logprobs: int | None = Field(None, ge=0, le=MAX_CHAT_LOGPROBS)
     tools: Many[Table[Any]] | None = None
     tool_choice: Text | Table[Any] | None = None
-    response_format: Table[Any] | None = None
+    parallel_tool_calls: bool | None = None
     chat_template_kwargs: Table[Any] | None = Field(None, description="Variables for the model's chat template.")
 
 

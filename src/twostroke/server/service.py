@@ -6,17 +6,22 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 from starlette.requests import Request
 
 from twostroke.core.sampling_params import SamplingParams
 from twostroke.server.calls import Call
 from twostroke.server.client import EngineClient
-from twostroke.server.errors import ApiError, engine_unavailable
+from twostroke.server.errors import ApiError, bad_request, engine_unavailable
 from twostroke.server.messages import Ready
 from twostroke.server.metrics import Metrics
 from twostroke.server.prompts import PromptEncoder
 from twostroke.server.settings import ServerSettings
+from twostroke.server.structured import GrammarGate, Named
+from twostroke.text import reasoning, tool_parsers
+from twostroke.text.tokenizer import Tokenizer
+from twostroke.text.tool_parsers import HERMES
 
 KEY_SCOPE = "twostroke.key"
 """Where in a request's scope the number of its API key is."""
@@ -30,8 +35,18 @@ class Service:
         self.metrics = metrics
         self.prompts: PromptEncoder | None = None
         """None until the tokenizer is read."""
+        self.grammars: GrammarGate | None = None
+        self.tool_format = HERMES
+        self.reasoning_parser = "none"
         self.draining = False
         self._in_flight_by_key: Counter[int] = Counter()
+
+    def read_answers_of(self, tokenizer: Tokenizer) -> None:
+        """Once the tokenizer is there: how this model's answers are to be read."""
+        self.tool_format = tool_parsers.choose(self.settings.tool_parser, tokenizer)
+        self.reasoning_parser = reasoning.choose(self.settings.reasoning_parser, tokenizer)
+        self.grammars = GrammarGate(tokenizer)
+        self.prompts = PromptEncoder(tokenizer)
 
     def facts(self) -> Ready:
         if self.client.facts is None:
@@ -42,6 +57,16 @@ class Service:
         if self.prompts is None:
             raise engine_unavailable("the server is still starting")
         return self.prompts
+
+    async def constrained(self, sampling: SamplingParams, named: Named | None) -> SamplingParams:
+        """The same, held to a grammar that was found sound."""
+        if named is None:
+            return sampling
+        if sampling.ignore_eos:
+            raise bad_request(f"ignore_eos does not go with {named[0]}: its answer ends where it is complete", named[0])
+        if self.grammars is None:
+            raise engine_unavailable("the server is still starting")
+        return replace(sampling, grammar=await self.grammars.admit(named))
 
     def check_model(self, name: str | None) -> None:
         if name is not None and name != self.settings.model_name:

@@ -42,6 +42,8 @@ class ServerSettings:
     drain_s: float = 30.0
     """How long requests in flight may take to end once the server was told to stop."""
     limits: Limits = field(default_factory=Limits)
+    tool_parser: str = "auto"
+    reasoning_parser: str = "auto"
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:

@@ -4,17 +4,16 @@ it can stop or fill this process. Knows no tokens."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import subprocess
-import sys
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from twostroke.core.errors import BadRequestError, ModelError
+from twostroke.text import side_process
+from twostroke.text.side_process import ProcessEndedError, end_process, exchange
 
 if TYPE_CHECKING:  # the tokenizers library is not needed to start a process early
     from twostroke.text.tokenizer import Tokenizer
@@ -25,9 +24,6 @@ MAX_MEMORY_BYTES = 512 * 2**20
 RENDER_LIMIT_S = 2.0
 START_LIMIT_S = 30.0
 """For the process to come up, which on a loaded machine is not the template's fault."""
-
-_KEPT_ENVIRONMENT = ("PATH", "SYSTEMROOT", "TZ", "LANG", "LC_ALL", "LC_TIME", "LD_LIBRARY_PATH")
-"""What the template's process is told of this one's environment: nothing secret."""
 
 
 class ChatTemplate:
@@ -97,8 +93,8 @@ class ChatTemplate:
         if process is None or process.poll() is not None:
             process = self._process = self._set_up()
         try:
-            return _exchange(process, line, RENDER_LIMIT_S)
-        except _ProcessEndedError as ended:
+            return exchange(process, line, RENDER_LIMIT_S)
+        except ProcessEndedError as ended:
             self.close()
             reason = f"it ran for {RENDER_LIMIT_S:g} s and was stopped" if ended.by_clock else "its process ended"
             return {"failed": reason}
@@ -111,69 +107,20 @@ class ChatTemplate:
         weakref.finalize(self, end_process, process)
         limits = {"max_output_chars": MAX_OUTPUT_CHARS, "max_memory_bytes": MAX_MEMORY_BYTES}
         try:
-            _exchange(process, json.dumps({"source": self._source, **limits}).encode("ascii") + b"\n", START_LIMIT_S)
-        except _ProcessEndedError:
+            exchange(process, json.dumps({"source": self._source, **limits}).encode("ascii") + b"\n", START_LIMIT_S)
+        except ProcessEndedError:
             end_process(process)
             raise ModelError("the process for the chat template did not start") from None
         return process
 
 
-class _ProcessEndedError(Exception):
-    def __init__(self, by_clock: bool) -> None:
-        self.by_clock = by_clock
-
-
-def _exchange(process: subprocess.Popen[bytes], line: bytes, limit_s: float) -> dict[str, Any]:
-    """Send a line, take one back; past the limit the process is killed, which ends the wait on every platform."""
-    assert process.stdin is not None and process.stdout is not None
-    timed_out = threading.Event()
-
-    def stop() -> None:
-        timed_out.set()
-        process.kill()
-
-    clock = threading.Timer(limit_s, stop)
-    clock.daemon = True
-    clock.start()
-    try:
-        process.stdin.write(line)
-        process.stdin.flush()
-        reply = process.stdout.readline()
-    except (BrokenPipeError, OSError):
-        reply = b""
-    finally:
-        clock.cancel()
-    if not reply.endswith(b"\n"):
-        raise _ProcessEndedError(timed_out.is_set())
-    value: dict[str, Any] = json.loads(reply)
-    return value
-
-
 def start_process() -> subprocess.Popen[bytes]:
     """A process for some template, which it is told later: who knows that one will be needed starts it early, and it
     comes up while the model is loaded."""
-    environment = {name: os.environ[name] for name in _KEPT_ENVIRONMENT if name in os.environ}
-    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     try:
-        return subprocess.Popen(
-            [sys.executable, "-P", "-m", "twostroke.text.template_worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=environment,
-            start_new_session=True,  # Ctrl-C is for this process, which ends that one
-        )
+        return side_process.start_process("twostroke.text.template_worker")
     except OSError as error:
         raise ModelError(f"the process for the chat template could not be started: {error}") from None
-
-
-def end_process(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            with contextlib.suppress(OSError):  # what was never sent cannot be flushed now
-                pipe.close()
-    process.wait()
 
 
 def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -15,6 +14,8 @@ from jinja2 import nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from twostroke.text.side_process import limit_cpu_time, limit_memory
 
 MAX_CPU_S = 10  # a render; the parent's clock is shorter, this one is for when the parent is gone
 
@@ -92,30 +93,13 @@ def answer(setup: dict[str, Any], line: bytes, compiled: dict[str, jinja2.Templa
         return {"failed": (str(error) or type(error).__name__)[:500]}
 
 
-def _limit_memory(max_bytes: int) -> None:
-    if sys.platform != "win32":
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_AS, (max_bytes, max_bytes))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
-
-def _limit_cpu_time() -> None:
-    if sys.platform != "win32":
-        import resource
-
-        _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-        soft = int(time.process_time()) + MAX_CPU_S
-        resource.setrlimit(resource.RLIMIT_CPU, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
-
-
 def main() -> None:
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
     line = requests.readline()
     if not line:
         return  # started for nothing
     setup = json.loads(line)
-    _limit_memory(setup["max_memory_bytes"])
+    limit_memory(setup["max_memory_bytes"])
     compiled: dict[str, jinja2.Template] = {}
     reply: dict[str, Any] = {"ready": True}
     while True:
@@ -124,7 +108,7 @@ def main() -> None:
         line = requests.readline()
         if not line:
             return
-        _limit_cpu_time()
+        limit_cpu_time(MAX_CPU_S)
         reply = answer(setup, line, compiled)
 
 

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from twostroke.backends.host.batch import Batch
 from twostroke.backends.host.rows import RowSet
 from twostroke.backends.host.sampler import token_logprobs
+from twostroke.core.grammar import Grammars, GrammarStuckError
 from twostroke.core.kv_layout import KVLayout
 from twostroke.core.step import PrefillChunk, SampledToken, Step, StepResult, TokenLogprobs
 
@@ -63,6 +64,9 @@ class HostBackend(ABC):
         """`forward`, and which token is likeliest. A backend that finds it sooner says so itself."""
         return Scores.of(self.forward(batch))
 
+    def use_grammars(self, grammars: Grammars) -> None:
+        self.rows.grammars = grammars
+
     def launch(self, step: Step) -> HostTicket:
         return HostTicket(self._launcher.submit(self.execute, step))
 
@@ -105,7 +109,11 @@ class HostBackend(ABC):
         if highest is None:
             errors[seq_id] = NOT_FINITE
             return  # a step may already be launched behind this one: it reads the old last token and is dropped
-        token = row.sampler.sample(logits, highest)
+        try:
+            token = row.sampler.sample(logits, highest)
+        except GrammarStuckError as error:
+            errors[seq_id] = str(error)
+            return
         row.last_token = token.token_id
         sampled[seq_id] = token
 

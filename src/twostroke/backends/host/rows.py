@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twostroke.backends.host.sampler import RowSampler
+from twostroke.core.grammar import Grammars
 from twostroke.core.kv_layout import KVLayout
 from twostroke.core.step import RowJoin, Step
 
@@ -31,6 +32,8 @@ class RowSet:
         self._table_len = layout.blocks_for(max_context)
         self._vocab_size = vocab_size
         self._rows: dict[int, Row] = {}
+        self.grammars: Grammars | None = None
+        """Needed by rows whose request has a grammar."""
 
     def __getitem__(self, seq_id: int) -> Row:
         return self._rows[seq_id]
@@ -52,6 +55,11 @@ class RowSet:
 
     def _open(self, join: RowJoin) -> Row:
         tables = tuple(np.full(self._table_len, NO_BLOCK, dtype=np.int32) for _ in self._layout.groups)
-        sampler = RowSampler(join.request, join.sample_index, join.output_token_ids, self._vocab_size)
+        matcher = None
+        if (grammar := join.request.sampling.grammar) is not None:
+            if self.grammars is None:
+                raise ValueError("a request with a grammar reached a backend that was given none")
+            matcher = self.grammars.matcher(grammar)
+        sampler = RowSampler(join.request, join.sample_index, join.output_token_ids, self._vocab_size, matcher)
         last_token = (join.output_token_ids or join.request.prompt_token_ids)[-1]
         return Row(join.seq_id, last_token=last_token, sampler=sampler, tables=tables)

@@ -1,7 +1,8 @@
 """Choosing a token from logits: the reference that every backend agrees with. Knows one row; nothing of the batch.
 
-Order: logit bias; repetition, then presence and frequency penalties; stop ids masked below min_tokens; then the highest
-score (greedy), or temperature, top-k, top-p, min-p and one draw. Equal scores rank by token id, the lowest first.
+Order: logit bias; repetition, then presence and frequency penalties; tokens outside the grammar masked, and stop ids
+below min_tokens; then the highest score (greedy), or temperature, top-k, top-p, min-p and one draw. Equal scores rank
+by token id, the lowest first.
 Logprobs are of the model's own distribution: log-softmax of the raw logits, before bias, penalties and temperature."""
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import numpy.typing as npt
 
 from twostroke.backends.host.penalties import SeenTokens
 from twostroke.backends.host.random_stream import uniform
+from twostroke.core.grammar import TokenMatcher
 from twostroke.core.request import Request
 from twostroke.core.sampling_params import SamplingParams
 from twostroke.core.step import SampledToken, TokenLogprobs
@@ -31,7 +33,15 @@ class RowSampler:
     """One row's sampling: its parameters, and the state that moves by one token with each `sample`. A row rebuilt from
     the tokens it has written continues as if it had never stopped."""
 
-    def __init__(self, request: Request, sample_index: int, output_token_ids: tuple[int, ...], vocab_size: int) -> None:
+    def __init__(
+        self,
+        request: Request,
+        sample_index: int,
+        output_token_ids: tuple[int, ...],
+        vocab_size: int,
+        matcher: TokenMatcher | None = None,
+    ) -> None:
+        """`matcher` is at the beginning of the answer, and this row's from now on."""
         sampling = request.sampling
         self._sampling = sampling
         self._seed = request.seed
@@ -44,6 +54,10 @@ class RowSampler:
         self._seen: SeenTokens | None = None
         if sampling.has_penalties:
             self._seen = SeenTokens(sampling, request.prompt_token_ids, output_token_ids)
+        self._matcher = matcher
+        if matcher is not None:
+            for token_id in output_token_ids:
+                matcher.advance(token_id)
 
     def sample(self, logits: Scores, highest: int | None = None) -> SampledToken:
         """Choose the next token from finite logits [vocab], and advance. `highest` is the token of the highest logit,
@@ -57,22 +71,37 @@ class RowSampler:
         self._num_output += 1
         if self._seen is not None:
             self._seen.add(token_id)
+        if self._matcher is not None:
+            self._matcher.advance(token_id)
         wanted = self._sampling.logprobs
         return SampledToken(token_id, None if wanted is None else token_logprobs(logits, token_id, wanted))
 
     def scores(self, logits: Scores) -> Scores:
-        """The logits after bias, penalties and the min_tokens mask; the same array when none applies."""
+        """The logits after bias, penalties and masks; the same array when none applies."""
         masks_stops = self._num_output < self._sampling.min_tokens and len(self._stop_ids) > 0
-        if not (masks_stops or len(self._bias_ids) or self._seen):
+        if not (masks_stops or len(self._bias_ids) or self._seen or self._matcher):
             return logits
         scores = logits.copy()
         if len(self._bias_ids):
             scores[self._bias_ids] += self._bias_values
         if self._seen is not None:
             self._seen.apply(scores)
+        if self._matcher is not None:
+            allowed = _unpacked(self._matcher.allowed(), len(scores))
+            scores[~allowed] = -np.inf
+            allowed[self._stop_ids] = False
+            masks_stops = masks_stops and bool(allowed.any())  # a complete answer ends, whatever min_tokens says
         if masks_stops:
             scores[self._stop_ids] = -np.inf
         return scores
+
+
+def _unpacked(bits: bytes, vocab_size: int) -> npt.NDArray[np.bool_]:
+    """A matcher's bits as one bool a logit; a vocabulary may be shorter than the logits, which are padded."""
+    allowed = np.zeros(vocab_size, dtype=np.bool_)
+    known = np.unpackbits(np.frombuffer(bits, dtype=np.uint8), bitorder="little")[:vocab_size]
+    allowed[: len(known)] = known
+    return allowed
 
 
 def candidates(scores: Scores, sampling: SamplingParams) -> tuple[TokenIds, Weights]:

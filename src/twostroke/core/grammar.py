@@ -1,0 +1,49 @@
+"""What an answer must look like, and who watches over it, as the layers see each other: a spec is plain text that may
+travel between processes; a matcher says which tokens may come next. Knows no library that does the matching."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from twostroke.core.errors import BadRequestError
+
+GRAMMAR_KINDS = ("json_schema", "regex", "choice", "lark")
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarSpec:
+    kind: str
+    """`json_schema`, `regex`, `lark`, or `choice` (a JSON list of strings, of which the answer is one)."""
+    text: str
+
+    def __post_init__(self) -> None:
+        if self.kind not in GRAMMAR_KINDS:
+            raise BadRequestError(f"a grammar's kind must be one of {', '.join(GRAMMAR_KINDS)}, not {self.kind!r:.40}")
+        if not isinstance(self.text, str):
+            raise BadRequestError(f"a grammar must be text, not {type(self.text).__name__}")
+
+
+class GrammarStuckError(Exception):
+    """The matcher cannot go on: its limits are reached. Only the answer it watches over ends."""
+
+
+class TokenMatcher(Protocol):
+    """One answer's progress through its grammar."""
+
+    def allowed(self) -> bytes:
+        """A bit a token id, the lowest bit of a byte first: whether it may come next. Ids beyond the end may not. An
+        end-of-text token may come where the grammar is complete. Raises GrammarStuckError."""
+
+    def advance(self, token_id: int) -> None:
+        """This token came."""
+
+
+class Grammars(Protocol):
+    """Specs become matchers, for one vocabulary."""
+
+    def check(self, spec: GrammarSpec) -> None:
+        """Raise BadRequestError, in one sentence, where the spec cannot be followed."""
+
+    def matcher(self, spec: GrammarSpec) -> TokenMatcher:
+        """A new one, at the beginning of an answer."""

@@ -1,0 +1,245 @@
+"""Grammars over a model's vocabulary, by llguidance: JSON schemas, regular expressions, Lark. Compiled once a spec and
+copied for each answer. The library is imported when the first grammar comes: the core does without it."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from twostroke.core.errors import BadRequestError
+from twostroke.core.grammar import GrammarSpec, GrammarStuckError
+from twostroke.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+MAX_GRAMMAR_CHARS = 128 * 1024
+MAX_SCHEMA_DEPTH = 64
+MAX_CHOICES = 4096
+MAX_LEXER_STATES = 50_000
+"""Of 1 to 2 kB each: what following one grammar may come to hold. Its work a token is limited by the library."""
+NUM_KEPT = 128
+"""Compiled grammars, the latest used."""
+
+WHITESPACE = r"\n?[ ]{0,12}"
+"""What may stand between the parts of a JSON text: room for the usual indentation, and an end to it. Without one, a
+model that likes blanks would write nothing else."""
+
+
+class Vocabulary:
+    """What a grammar must know of a tokenizer."""
+
+    def __init__(
+        self,
+        tokens: Sequence[bytes],
+        special_ids: Sequence[int],
+        eos_ids: Sequence[int],
+        encode: Callable[[str], list[int]] | None = None,
+    ) -> None:
+        """`encode` is how the model was taught to cut a text; without it the longest tokens are taken."""
+        self.tokens = tokens
+        self.special_ids = special_ids
+        self.eos_ids = eos_ids
+        self._encode = encode
+        special = frozenset(special_ids)
+        self._id_of = {token: i for i, token in enumerate(tokens) if token and i not in special}
+        self._longest = max(map(len, self._id_of), default=0)
+
+    @staticmethod
+    def of(tokenizer: Tokenizer) -> Vocabulary:
+        tokens = [tokenizer.token_bytes(token_id) for token_id in range(tokenizer.vocab_size)]
+        special_ids = sorted(tokenizer.special_tokens.values())
+        eos_ids = sorted(token_id for token_id in tokenizer.eos_token_ids if token_id < len(tokens))
+        encode = partial(tokenizer.encode, add_special_tokens=False, parse_special=False)
+        return Vocabulary(tokens, special_ids, eos_ids, encode)
+
+    def encode(self, text: str) -> list[int]:
+        """Tokens whose bytes join to exactly this text: a SentencePiece model's own would put a space before it."""
+        raw = text.encode()
+        if self._encode is not None:
+            token_ids = self._encode(text)
+            if b"".join(self.tokens[token_id] for token_id in token_ids) == raw:
+                return token_ids
+        return self._longest_first(raw)
+
+    def _longest_first(self, raw: bytes) -> list[int]:
+        token_ids: list[int] = []
+        start = 0
+        while start < len(raw):
+            ends = range(min(len(raw), start + self._longest), start, -1)
+            end = next((end for end in ends if raw[start:end] in self._id_of), None)
+            if end is None:
+                break  # a byte that no token can write: the matcher will say so
+            token_ids.append(self._id_of[raw[start:end]])
+            start = end
+        return token_ids
+
+
+class _TokenSource:
+    """A vocabulary in the shape that llguidance reads. It encodes what a grammar leaves no choice about, so that the
+    model sees it cut as it is used to."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self.tokens = vocabulary.tokens
+        self.special_token_ids = vocabulary.special_ids
+        self.eos_token_id = vocabulary.eos_ids[0]
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        return self._vocabulary.encode(text if isinstance(text, str) else text.decode("utf-8", "replace"))
+
+
+class GrammarCompiler:
+    """May be called from several threads."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        if not vocabulary.eos_ids:
+            raise BadRequestError("this model has no end-of-text token, so no grammar can end its answers")
+        try:
+            import llguidance
+        except ImportError:
+            raise BadRequestError("grammars need llguidance: pip install 'twostroke[server]'") from None
+        source: Any = _TokenSource(vocabulary)
+        self._library = llguidance
+        self._tokenizer: LLTokenizer = llguidance.LLTokenizer(source, eos_token=list(vocabulary.eos_ids))
+        self._limits = llguidance.LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
+        self._end_mask = _bits(vocabulary.eos_ids, len(vocabulary.tokens))
+        self._compiled: OrderedDict[GrammarSpec, LLMatcher] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def check(self, spec: GrammarSpec) -> None:
+        with self._lock:
+            self._compile(spec)
+
+    def matcher(self, spec: GrammarSpec) -> GrammarMatcher:
+        with self._lock:
+            return GrammarMatcher(self._compile(spec).deep_copy(), self._end_mask)
+
+    def _compile(self, spec: GrammarSpec) -> LLMatcher:
+        found = self._compiled.get(spec)
+        if found is None:
+            check_size(spec)
+            found = self._library.LLMatcher(self._tokenizer, self._source(spec), log_level=0, limits=self._limits)
+            found.compute_bitmask()  # some limits are only met here
+            if found.is_error():
+                raise BadRequestError(f"it cannot be followed: {_first_line(found.get_error())}")
+            self._compiled[spec] = found
+            if len(self._compiled) > NUM_KEPT:
+                self._compiled.popitem(last=False)
+        self._compiled.move_to_end(spec)
+        return found
+
+    def _source(self, spec: GrammarSpec) -> str:
+        matcher = self._library.LLMatcher
+        if spec.kind == "regex":
+            return matcher.grammar_from_regex(spec.text)
+        if spec.kind == "lark":
+            return matcher.grammar_from_lark(spec.text)
+        if spec.kind == "choice":
+            choices = json.loads(spec.text)
+            return matcher.grammar_from_lark("start: " + " | ".join(lark_text(choice) for choice in choices))
+        return matcher.grammar_from_json_schema(spec.text, overrides={"whitespace_pattern": WHITESPACE})
+
+
+class GrammarMatcher:
+    def __init__(self, matcher: LLMatcher, end_mask: bytes) -> None:
+        self._matcher = matcher
+        self._end_mask = end_mask
+
+    def allowed(self) -> bytes:
+        if self._matcher.is_stopped() and not self._matcher.is_error():
+            return self._end_mask
+        mask = self._matcher.compute_bitmask()
+        if self._matcher.is_error():
+            raise GrammarStuckError(
+                f"the answer's grammar could not be followed further: {_first_line(self._matcher.get_error())}"
+            )
+        return mask
+
+    def advance(self, token_id: int) -> None:
+        if not self._matcher.is_stopped():
+            self._matcher.consume_token(token_id)  # one that it does not take shows in the next `allowed`
+
+
+class LazyGrammars:
+    """A tokenizer's grammars, compiled by nobody until one is asked for."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._compiler: GrammarCompiler | None = None
+        self._lock = threading.Lock()
+
+    def check(self, spec: GrammarSpec) -> None:
+        self._get().check(spec)
+
+    def matcher(self, spec: GrammarSpec) -> GrammarMatcher:
+        return self._get().matcher(spec)
+
+    def _get(self) -> GrammarCompiler:
+        with self._lock:
+            if self._compiler is None:
+                self._compiler = GrammarCompiler(Vocabulary.of(self._tokenizer))
+            return self._compiler
+
+
+def check_size(spec: GrammarSpec) -> None:
+    """What is cheap to know before anything is compiled."""
+    if len(spec.text) > MAX_GRAMMAR_CHARS:
+        raise BadRequestError(f"it has {len(spec.text)} characters; at most {MAX_GRAMMAR_CHARS} are allowed")
+    if spec.kind in ("json_schema", "choice"):
+        try:
+            value = json.loads(spec.text)
+        except (ValueError, RecursionError) as error:
+            raise BadRequestError(f"it is not valid JSON: {error}") from None
+        if _depth(value) > MAX_SCHEMA_DEPTH:
+            raise BadRequestError(f"it is nested deeper than the {MAX_SCHEMA_DEPTH} levels that are allowed")
+        if spec.kind == "choice":
+            _check_choices(value)
+        elif not isinstance(value, dict):
+            raise BadRequestError("it must be a JSON object")
+
+
+def _check_choices(value: object) -> None:
+    if not isinstance(value, list) or not value or not all(isinstance(choice, str) and choice for choice in value):
+        raise BadRequestError("it must be a list of texts, at least one, and none empty")
+    if len(value) > MAX_CHOICES:
+        raise BadRequestError(f"it has {len(value)} choices; at most {MAX_CHOICES} are allowed")
+
+
+def lark_text(text: str) -> str:
+    """A literal text in a Lark grammar."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _depth(value: object) -> int:
+    depth, level = 0, [value]
+    while level:
+        depth += 1
+        inner: list[object] = []
+        for entry in level:
+            if isinstance(entry, dict):
+                inner.extend(entry.values())
+            elif isinstance(entry, list):
+                inner.extend(entry)
+        level = inner
+    return depth
+
+
+def _bits(token_ids: Sequence[int], vocab_size: int) -> bytes:
+    bits = bytearray((vocab_size + 7) // 8)
+    for token_id in token_ids:
+        bits[token_id // 8] |= 1 << token_id % 8
+    return bytes(bits)
+
+
+def _first_line(message: str) -> str:
+    """The library's messages go on to draw where in the grammar; the first lines say what."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    return " ".join(lines[:4])[:300] or "the library does not say why"

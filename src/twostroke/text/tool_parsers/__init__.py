@@ -1,0 +1,31 @@
+"""How models write tool calls: a format each, found by name or by what a model's template and vocabulary hold."""
+
+from __future__ import annotations
+
+from twostroke.core.errors import BadRequestError
+from twostroke.text.tokenizer import Tokenizer
+from twostroke.text.tool_parsers.formats import ToolFormat
+
+HERMES = ToolFormat(name="hermes", opening="<tool_call>", closing="</tool_call>")
+"""`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`: Hermes, Qwen, SmolLM and most others."""
+LLAMA3 = ToolFormat(
+    name="llama3", opening="<|python_tag|>", arguments_key="parameters", skips=";", begins_bare=True, max_calls=1
+)
+"""`{"name": ..., "parameters": {...}}` as the whole answer, or after `<|python_tag|>`."""
+MISTRAL = ToolFormat(name="mistral", opening="[TOOL_CALLS]", skips="[],", is_list=True)
+"""`[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]`."""
+
+FORMATS = {tool_format.name: tool_format for tool_format in (HERMES, LLAMA3, MISTRAL)}
+
+
+def choose(name: str, tokenizer: Tokenizer) -> ToolFormat:
+    """By name; `auto` asks the chat template, then the vocabulary, and takes the most common format else."""
+    if name != "auto":
+        if name not in FORMATS:
+            raise BadRequestError(f"the tool parser must be auto, {', '.join(FORMATS)}, not {name!r:.40}")
+        return FORMATS[name]
+    template = tokenizer.chat_template or ""
+    for tool_format in FORMATS.values():
+        if tool_format.opening in template:
+            return tool_format
+    return next((known for known in FORMATS.values() if known.opening in tokenizer.special_tokens), HERMES)

@@ -1,0 +1,153 @@
+"""Tool calls of every format, cut at every position, come out the same; what is no call stays text."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from twostroke.core.errors import BadRequestError
+from twostroke.text.grammar import GrammarCompiler, Vocabulary
+from twostroke.text.tokenizer import Tokenizer
+from twostroke.text.tool_parsers import FORMATS, HERMES, LLAMA3, MISTRAL, choose
+from twostroke.text.tool_parsers.formats import ToolFormat
+
+ARGUMENTS = [
+    '{"city": "Paris", "days": [1, 2, {"a": null}]}',
+    '{"text": "a \\"quoted\\" {brace} </tool_call> [TOOL_CALLS] \\\\"}',
+    "{}",
+    '{ "deep" : {"er": {"est": -1.5e3}} }',
+]
+
+
+def written(tool_format: ToolFormat, calls: list[tuple[str, str]]) -> str:
+    """Calls as a model of this format writes them."""
+    key = tool_format.arguments_key
+    objects = [f'{{"name": {json.dumps(name)}, "{key}": {arguments}}}' for name, arguments in calls]
+    if tool_format is HERMES:
+        return "\n".join(f"<tool_call>\n{text}\n</tool_call>" for text in objects)
+    if tool_format is LLAMA3:
+        return "; ".join(objects)
+    return "[TOOL_CALLS] [" + ", ".join(objects) + "]"
+
+
+def parsed(tool_format: ToolFormat, pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
+    parser = tool_format.parser()
+    content, names, arguments = "", [], []
+    for split in [*(parser.push(piece) for piece in pieces), parser.finish()]:
+        content += split.content
+        for index, name, text in split.calls:
+            if name is not None:
+                assert index == len(names)
+                names.append(name)
+                arguments.append("")
+            arguments[index] += text
+    return content, list(zip(names, arguments, strict=True))
+
+
+@pytest.mark.parametrize("tool_format", FORMATS.values(), ids=FORMATS)
+@pytest.mark.parametrize("arguments", ARGUMENTS)
+def test_a_call_cut_at_every_position(tool_format: ToolFormat, arguments: str) -> None:
+    text = written(tool_format, [("get_weather", arguments)])
+    for cut in range(len(text) + 1):
+        assert parsed(tool_format, [text[:cut], text[cut:]]) == ("", [("get_weather", arguments)])
+    assert parsed(tool_format, list(text)) == ("", [("get_weather", arguments)])
+
+
+@pytest.mark.parametrize("tool_format", FORMATS.values(), ids=FORMATS)
+def test_several_calls_in_random_pieces(tool_format: ToolFormat) -> None:
+    calls = [(f"tool_{index}", arguments) for index, arguments in enumerate(ARGUMENTS)]
+    text, drawn = written(tool_format, calls), random.Random(1)
+    for _ in range(50):
+        cuts = sorted(drawn.sample(range(len(text)), 9))
+        pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+        assert parsed(tool_format, pieces) == ("", calls)
+
+
+@pytest.mark.parametrize("tool_format", [HERMES, MISTRAL])
+def test_text_before_a_call_is_content(tool_format: ToolFormat) -> None:
+    text = "Let me look.\n\n" + written(tool_format, [("look", "{}")])
+    assert parsed(tool_format, list(text)) == ("Let me look.", [("look", "{}")])
+    assert parsed(tool_format, [text]) == ("Let me look.", [("look", "{}")])
+
+
+def test_llama3_after_its_tag_and_other_spellings_of_arguments() -> None:
+    assert parsed(LLAMA3, list('<|python_tag|>{"name": "a", "parameters": {"x": 1}}')) == ("", [("a", '{"x": 1}')])
+    assert parsed(HERMES, list('<tool_call>{"arguments": {"x": 1}, "name": "a"}</tool_call>')) == (
+        "",
+        [("a", '{"x": 1}')],
+    )
+    assert parsed(HERMES, ['<tool_call>{"name": "a", "arguments": "{\\"x\\": 1}"}</tool_call>']) == (
+        "",
+        [("a", '{"x": 1}')],
+    )
+
+
+@pytest.mark.parametrize("tool_format", FORMATS.values(), ids=FORMATS)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Plain words, a < b, [TOOL and <tool_ca too.\n",
+        '{"answer": 42}',
+        "<tool_call>\nnot JSON",
+        '<tool_call>{"name": 7}</tool_call>',
+        '[TOOL_CALLS] [{"no": "name"}]',
+        '<tool_call>{"na',
+        "",
+        " \n",
+    ],
+)
+def test_what_is_no_call_stays_as_it_is(tool_format: ToolFormat, text: str) -> None:
+    for pieces in ([text], list(text)):
+        assert parsed(tool_format, pieces) == (text, [])
+
+
+def test_a_call_that_was_cut_keeps_what_it_has() -> None:
+    assert parsed(HERMES, list('<tool_call>{"name": "a", "arguments": {"x": "y')) == ("", [("a", '{"x": "y')])
+
+
+def test_choosing(smollm2_tokenizer: Tokenizer) -> None:
+    assert choose("auto", smollm2_tokenizer) is HERMES
+    assert choose("mistral", smollm2_tokenizer) is MISTRAL
+    with pytest.raises(BadRequestError, match="tool parser"):
+        choose("other", smollm2_tokenizer)
+
+
+@pytest.mark.parametrize("tool_format", FORMATS.values(), ids=FORMATS)
+@pytest.mark.parametrize("only_one", [True, False])
+def test_a_grammar_takes_what_its_parser_reads(
+    tool_format: ToolFormat, only_one: bool, smollm2_tokenizer: Tokenizer
+) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "integer"}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    functions = [{"name": "first", "parameters": schema}, {"name": "second"}]
+    spec = tool_format.grammar(functions, smollm2_tokenizer.special_tokens, only_one=only_one)
+    compiler = GrammarCompiler(Vocabulary.of(smollm2_tokenizer))
+
+    def takes(text: str) -> bool:
+        matcher = compiler.matcher(spec)
+        for token_id in [*smollm2_tokenizer.encode(text), 2]:
+            if not matcher.allowed()[token_id // 8] >> token_id % 8 & 1:
+                return False
+            matcher.advance(token_id)
+        return True
+
+    calls = [("first", '{"a": 1}'), ("second", '{"x": "y"}')]
+    marker = "[TOOL_CALLS]" if tool_format is MISTRAL else ""
+    one = written(tool_format, calls[:1]).replace("[TOOL_CALLS] ", marker)
+    two = written(tool_format, calls).replace("[TOOL_CALLS] ", marker)
+    assert takes(one)
+    assert takes(two) == (not only_one and tool_format is not LLAMA3)
+    assert not takes(one.replace("first", "third"))
+    assert not takes(one.replace("1", '"one"'))
+    assert not takes("Hello.")
+    assert parsed(tool_format, [two]) == ("", calls)
+
+
+def test_a_marker_that_is_a_control_token_is_named_by_its_id() -> None:
+    assert "<[7]>" in MISTRAL.grammar([{"name": "a"}], {"[TOOL_CALLS]": 7}, only_one=True).text
