@@ -1,0 +1,69 @@
+"""What a grammar lets a vocabulary write: both spellings of vocabularies, control tokens, ends, and the clock."""
+
+from __future__ import annotations
+
+import pytest
+
+from twostroke.core.errors import BadRequestError
+from twostroke.core.grammar import GrammarSpec
+from twostroke.text import grammar_check
+from twostroke.text.grammar import GrammarCompiler, GrammarMatcher, Vocabulary
+from twostroke.text.grammar_check import GrammarCheck
+from twostroke.text.tokenizer import Tokenizer
+
+TEXT = GrammarSpec("json_schema", '{"type": "string"}')
+
+
+def allows(matcher: GrammarMatcher, token_id: int) -> bool:
+    mask = matcher.allowed()
+    return token_id // 8 < len(mask) and bool(mask[token_id // 8] >> token_id % 8 & 1)
+
+
+def takes(matcher: GrammarMatcher, token_ids: list[int]) -> bool:
+    for token_id in token_ids:
+        if not allows(matcher, token_id):
+            return False
+        matcher.advance(token_id)
+    return True
+
+
+def test_control_tokens_are_no_text_and_the_end_comes_at_the_end(smollm2_tokenizer: Tokenizer) -> None:
+    matcher = GrammarCompiler(Vocabulary.of(smollm2_tokenizer)).matcher(TEXT)
+    assert takes(matcher, smollm2_tokenizer.encode('"An open'))
+    assert not any(allows(matcher, token_id) for token_id in smollm2_tokenizer.special_tokens.values())
+    assert takes(matcher, smollm2_tokenizer.encode(' text"'))
+    ends = smollm2_tokenizer.eos_token_ids
+    assert [i for i in range(smollm2_tokenizer.vocab_size) if allows(matcher, i)] == sorted(ends)
+    matcher.advance(min(ends))
+    assert allows(matcher, min(ends))  # a step that was launched before the end was known
+
+
+def test_a_sentencepiece_vocabulary(llama_style: tuple[object, Tokenizer]) -> None:
+    tokenizer = llama_style[1]
+    vocabulary = Vocabulary.of(tokenizer)
+    for text in ("a word", " a word", "é\n{}", '{"name": "x"}'):
+        assert b"".join(vocabulary.tokens[i] for i in vocabulary.encode(text)) == text.encode()
+    matcher = GrammarCompiler(vocabulary).matcher(GrammarSpec("lark", 'start: "the answer is " /[0-9]/'))
+    written = b""
+    while not any(allows(matcher, token_id) for token_id in tokenizer.eos_token_ids):
+        token_id = next(i for i in range(tokenizer.vocab_size) if allows(matcher, i))
+        matcher.advance(token_id)
+        written += tokenizer.token_bytes(token_id)
+    assert written[:-1] == b"the answer is " and written[-1:].isdigit()
+
+
+def test_a_grammar_that_takes_too_long_is_stopped_and_the_next_is_not(
+    smollm2_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check = GrammarCheck(smollm2_tokenizer)
+    try:
+        check.check(TEXT)
+        monkeypatch.setattr(grammar_check, "COMPILE_LIMIT_S", 0.0)
+        with pytest.raises(BadRequestError, match="took longer than 0 s"):
+            check.check(GrammarSpec("lark", "start: " + " ".join(["x?"] * 20_000) + '\nx: "a"'))
+        monkeypatch.undo()
+        check.check(GrammarSpec("regex", "a+"))
+        with pytest.raises(BadRequestError, match="unclosed group"):
+            check.check(GrammarSpec("regex", "(a"))
+    finally:
+        check.close()
