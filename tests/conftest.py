@@ -14,7 +14,7 @@ import pytest
 from twostroke.backends.cuda import _no_device
 from twostroke.models.resolve import resolve
 
-# Before anything imports Triton, which transformers does: its own functions are interpreted only if it hears of it then.
+# Before anything imports Triton, as transformers does: its own functions are interpreted only if it hears of it then.
 if _no_device() is not None:
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
