@@ -4,6 +4,7 @@ measurements."""
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import re
 import time
@@ -144,6 +145,8 @@ def _start(model: str, config: EngineConfig, notes: Console, verbose: bool) -> t
     from twostroke.lab.record import process_age_s
 
     assembly = build(model, config, text=False)
+    gc.collect()
+    gc.freeze()  # as the server's engine process does
     age_s = process_age_s()
     ready_s = time.perf_counter() - began_s if age_s is None else age_s
     _note(notes, f"{model}: ready after {units.seconds(ready_s)}")

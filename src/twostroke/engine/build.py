@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -140,9 +139,6 @@ def assemble(checkpoint: Checkpoint, tokenizer: Tokenizer | None, config: Engine
         backend.use_grammars(grammars)
     vocab_size = checkpoint.spec.vocab_size
     engine = Engine(scheduler, backend, vocab_size, tokenizer, grammars=grammars, run_ahead=config.run_ahead)
-    # What was made so far lives as long as the engine: the garbage collector need not look at it while tokens wait.
-    gc.collect()
-    gc.freeze()
     reasons = (f"backend {factory.name}: {reason}", quantise_reason, *resolved.reasons, *getattr(backend, "notes", ()))
     notes = tuple(reason for reason in reasons if reason is not None)
     return Assembly(engine, checkpoint, tokenizer, resolved, factory, shape, notes)

@@ -4,6 +4,7 @@ input closes, so it never outlives the API process. Knows no HTTP."""
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -156,6 +157,9 @@ def main(path: str) -> int:
     socket.connect(f"ipc://{path}")
     try:
         assembly = build(settings.model, settings.config)
+        # This process has one engine for life: the garbage collector need not look at it again while tokens wait.
+        gc.collect()
+        gc.freeze()
         socket.send(m.encode(ready_message(assembly)))
     except TwostrokeError as error:
         return _fail(socket, str(error))

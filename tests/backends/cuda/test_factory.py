@@ -153,6 +153,12 @@ def test_kv_of_another_kind_than_the_arithmetic_is_refused(checkpoint: Checkpoin
         )
 
 
+def test_blocks_of_no_power_of_two_are_refused(checkpoint: Checkpoint) -> None:
+    layout = KVLayout(48, (KVGroup((0, 1, 2), None, 4),))
+    with pytest.raises(BackendError, match="power of two tokens, not 48"):
+        FACTORY.create(checkpoint, layout, max_context=64, max_tokens_per_step=16, threads=1)
+
+
 class Terminal(StringIO):
     def isatty(self) -> bool:
         return True

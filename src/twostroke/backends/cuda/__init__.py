@@ -96,6 +96,8 @@ class CudaFactory:
         from twostroke.backends.cuda.backend import CudaBackend
         from twostroke.backends.cuda.weights import held_bytes
 
+        if layout.block_size & (layout.block_size - 1):
+            raise BackendError(f"the cuda backend needs KV blocks of a power of two tokens, not {layout.block_size}")
         chosen = _dtype(checkpoint, dtype)
         if kv_kind != "auto" and kv_kind != ("f16" if chosen == torch.float16 else "bf16"):
             raise BackendError(f"the cuda backend keeps KV in what it computes in: {kv_kind} needs --dtype {kv_kind}")
