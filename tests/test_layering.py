@@ -45,7 +45,8 @@ ROOMS = {
     "server": room(
         "core cost text config engine", "fastapi starlette pydantic uvicorn uvloop msgspec zmq prometheus_client"
     ),
-    "cli": room(f"{BELOW_ENGINE} engine lab server", "typer rich"),
+    "planner": room("core kv cost scheduling", "matplotlib"),
+    "cli": room(f"{BELOW_ENGINE} engine lab server planner", "typer rich"),
 }
 UNSAFE = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 SHARED_BACKEND_PARTS = ("twostroke.backends.interface", "twostroke.backends.host")

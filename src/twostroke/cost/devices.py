@@ -13,6 +13,7 @@ from twostroke.cost.hardware import Ceilings
 
 TERA = 1e12
 GIGA = 1e9
+GIB = 2**30
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,7 @@ class Device:
     print the number with sparsity were halved. A kind that the device has no arithmetic for is not there."""
     read_bytes_per_s: float
     memory_bytes: int
+    """Sheets say GB and mean 2^30 bytes. GDDR6 with error correction on gives up a sixteenth (A10, L4, L40S)."""
     sources: tuple[str, ...]
     """The documents that these numbers are from, and the price's, with its date."""
     price_per_hour_usd: float | None = None
@@ -91,7 +93,7 @@ _APPLE_CORES = "GPU peak: cores x 128 lanes x 2 FLOP x clock, which Apple does n
 def _apple(name: str, tflops: float, gb_per_s: float, memory_gb: int, sheet: str, *notes: str) -> Device:
     """Its GPU runs 16-bit floats no faster than 32-bit ones; memory is the largest it is sold with."""
     return Device(
-        f"Apple {name}", "Apple", _tera(bf16=tflops), gb_per_s * GIGA, memory_gb * 10**9, (sheet, *notes), None, None
+        f"Apple {name}", "Apple", _tera(bf16=tflops), gb_per_s * GIGA, memory_gb * GIB, (sheet, *notes), None, None
     )
 
 
@@ -101,7 +103,7 @@ DEVICES: tuple[Device, ...] = (
         "NVIDIA",
         _tera(bf16=71, int8=284),
         936e9,
-        24 * 10**9,
+        24 * GIB,
         (_AMPERE, _DEPLOYBASE),
         0.39,
         56.25e9,
@@ -111,7 +113,7 @@ DEVICES: tuple[Device, ...] = (
         "NVIDIA",
         _tera(bf16=165.2, fp8=330.3, int8=660.6),
         1008e9,
-        24 * 10**9,
+        24 * GIB,
         (_ADA, _DEPLOYBASE),
         0.60,
         32e9,
@@ -121,7 +123,7 @@ DEVICES: tuple[Device, ...] = (
         "NVIDIA",
         _tera(bf16=209.5, fp8=419, int8=838, fp4=1676),
         1792e9,
-        32 * 10**9,
+        32 * GIB,
         ("NVIDIA RTX Blackwell GPU Architecture whitepaper, appendix A", _DEPLOYBASE),
         1.22,
         64e9,
@@ -131,7 +133,7 @@ DEVICES: tuple[Device, ...] = (
         "NVIDIA",
         _tera(bf16=125, int8=250),
         600e9,
-        24 * 10**9,
+        24 * GIB * 15 // 16,
         ("NVIDIA A10 Tensor Core GPU data sheet", f"{_TECHBYTES} (Lambda)"),
         0.86,
         32e9,
@@ -141,7 +143,7 @@ DEVICES: tuple[Device, ...] = (
         "NVIDIA",
         _tera(bf16=121, fp8=242.5, int8=242.5),
         300e9,
-        24 * 10**9,
+        24 * GIB * 15 // 16,
         ("NVIDIA L4 Tensor Core GPU data sheet", f"{_TECHBYTES} (Modal)"),
         0.80,
         32e9,
@@ -151,7 +153,7 @@ DEVICES: tuple[Device, ...] = (
         "NVIDIA",
         _tera(bf16=362.05, fp8=733, int8=733),
         864e9,
-        48 * 10**9,
+        48 * GIB * 15 // 16,
         ("NVIDIA L40S data sheet", f"{_TECHBYTES} (Modal)"),
         1.95,
         32e9,
@@ -161,7 +163,7 @@ DEVICES: tuple[Device, ...] = (
         "NVIDIA",
         _tera(bf16=312, int8=624),
         1555e9,
-        40 * 10**9,
+        40 * GIB,
         ("NVIDIA A100 Tensor Core GPU data sheet (SXM, 40 GB)", f"{_TECHBYTES} (Lambda)"),
         1.48,
         300e9,
@@ -171,7 +173,7 @@ DEVICES: tuple[Device, ...] = (
         "NVIDIA",
         _tera(bf16=312, int8=624),
         2039e9,
-        80 * 10**9,
+        80 * GIB,
         ("NVIDIA A100 Tensor Core GPU data sheet (SXM, 80 GB)", f"{_TECHBYTES} (Modal)"),
         2.50,
         300e9,
@@ -181,7 +183,7 @@ DEVICES: tuple[Device, ...] = (
         "NVIDIA",
         _tera(bf16=989.5, fp8=1979, int8=1979),
         3.35e12,
-        80 * 10**9,
+        80 * GIB,
         ("NVIDIA H100 Tensor Core GPU data sheet (SXM)", _AIMULTIPLE),
         2.95,
         450e9,
@@ -191,7 +193,7 @@ DEVICES: tuple[Device, ...] = (
         "NVIDIA",
         _tera(bf16=756.5, fp8=1513, int8=1513),
         2.0e12,
-        80 * 10**9,
+        80 * GIB,
         ("NVIDIA H100 Tensor Core GPU data sheet (PCIe); memory: H100 PCIe product brief", f"{_TECHBYTES} (Lambda)"),
         2.86,
         64e9,
@@ -201,8 +203,12 @@ DEVICES: tuple[Device, ...] = (
         "NVIDIA",
         _tera(bf16=989.5, fp8=1979, int8=1979),
         4.8e12,
-        141 * 10**9,
-        ("NVIDIA H200 Tensor Core GPU data sheet (SXM)", _SPHERON),
+        143_771 * 2**20,
+        (
+            "NVIDIA H200 Tensor Core GPU data sheet (SXM)",
+            "memory: as its driver reports it (bench/results/cuda-bench.txt)",
+            _SPHERON,
+        ),
         4.54,
         450e9,
     ),
@@ -211,7 +217,7 @@ DEVICES: tuple[Device, ...] = (
         "NVIDIA",
         _tera(bf16=990, fp8=1979, int8=1979),
         4.0e12,
-        96 * 10**9,
+        96 * GIB,
         ("NVIDIA GH200 Grace Hopper Superchip data sheet (HBM3)",),
         None,
         450e9,
@@ -221,7 +227,7 @@ DEVICES: tuple[Device, ...] = (
         "NVIDIA",
         _tera(bf16=990, fp8=1979, int8=1979),
         4.9e12,
-        144 * 10**9,
+        144 * GIB,
         ("NVIDIA GH200 Grace Hopper Superchip data sheet (HBM3e)",),
         None,
         450e9,
@@ -231,7 +237,7 @@ DEVICES: tuple[Device, ...] = (
         "NVIDIA",
         _tera(bf16=2250, fp8=4500, int8=4500, fp4=9000),
         8.0e12,
-        180 * 10**9,
+        180 * GIB,
         ("NVIDIA Blackwell Architecture Technical Brief, HGX B200; bandwidth: DGX B200 data sheet, a GPU", _SPHERON),
         6.03,
         900e9,
@@ -241,7 +247,7 @@ DEVICES: tuple[Device, ...] = (
         "NVIDIA",
         _tera(bf16=2250, fp8=4500, int8=150, fp4=14_000),
         8.0e12,
-        288 * 10**9,
+        288 * GIB,
         ("NVIDIA HGX B300 specifications, a GPU; as compared by Verda (DataCrunch), B300 vs B200",),
         None,
         900e9,
@@ -251,7 +257,7 @@ DEVICES: tuple[Device, ...] = (
         "AMD",
         _tera(bf16=1307.4, fp8=2614.9, int8=2614.9),
         5.3e12,
-        192 * 10**9,
+        192 * GIB,
         ("AMD Instinct MI300X data sheet", f"{_CLIFFCENTER}, median"),
         1.99,
         448e9,
@@ -261,7 +267,7 @@ DEVICES: tuple[Device, ...] = (
         "AMD",
         _tera(bf16=1307.4, fp8=2614.9, int8=2614.9),
         6.0e12,
-        256 * 10**9,
+        256 * GIB,
         ("AMD Instinct MI325X data sheet", f"{_CLIFFCENTER}, TensorWave"),
         1.95,
         448e9,
@@ -271,7 +277,7 @@ DEVICES: tuple[Device, ...] = (
         "AMD",
         _tera(bf16=2516.6, fp8=5033.2, int8=5033.2, fp4=10_066.3),
         8.0e12,
-        288 * 10**9,
+        288 * GIB,
         ("AMD Instinct MI355X data sheet",),
         None,
         537.6e9,

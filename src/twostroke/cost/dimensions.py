@@ -93,7 +93,7 @@ class Dimensions:
             in_experts = self.parameters_of(Part.EXPERT)
             vectors = _bytes(self.expert_vector_parameters, vector_bits)
             expert_bytes = _bytes(in_experts, expert_bits) + vectors
-            experts = ExpertsShape(self.num_experts, self.experts_per_token, expert_bytes)
+            experts = ExpertsShape(self.num_experts, self.experts_per_token, expert_bytes, in_experts)
             in_layers += in_experts // self.num_experts * self.experts_per_token
         return ModelShape(
             num_parameters=self.num_parameters,

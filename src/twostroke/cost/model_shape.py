@@ -35,6 +35,13 @@ class ExpertsShape:
     num_experts: int
     experts_per_token: int
     weight_bytes: int
+    matmul_parameters: int = 0
+    """Of their matrices, all experts together; 0: not told."""
+
+    @property
+    def active_parameters(self) -> int:
+        """Those that one token meets."""
+        return self.matmul_parameters // self.num_experts * self.experts_per_token
 
     def weight_bytes_read(self, num_tokens: int) -> float:
         """What a step of so many tokens reads, if they choose without regard to each other: an expert is left alone
