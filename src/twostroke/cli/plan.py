@@ -90,9 +90,7 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     plot: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help="Draw the least decode latency against bandwidth, all devices (extra [lab])."
-        ),
+        typer.Option(metavar="FILE", help="Draw the least TPOT against bandwidth over all devices (extra [lab])."),
     ] = None,
 ) -> None:
     """Plan hardware without loading anything: what fits, TTFT and TPOT, tokens a second, cost.
@@ -113,7 +111,7 @@ def plan(
     twostroke plan smollm2 --on this --from-server http://localhost:8000
     twostroke plan Llama-3.1-70B --on h200 --plot decode.png
     """
-    from twostroke.cli import plan_table
+    from twostroke.cli import plan_record, plan_table
     from twostroke.cli.plan_model import read_model
     from twostroke.planner.estimate import checked_lengths, estimate
 
@@ -145,15 +143,15 @@ def plan(
         own = calibrated.shares
         if not as_json:
             plan_table.show_calibration(console, calibrated)
+    if plot is not None:
+        _plot(notes, wish, plot)
     result = estimate(deployment, lengths, users=users, efficiency=own)
     if as_json:
-        console.out(json.dumps(plan_table.record(result), indent=2), highlight=False)
+        console.out(json.dumps(plan_record.record(result), indent=2), highlight=False)
     else:
         plan_table.show(console, result)
         if matrices:
             plan_table.show_matrices(console, result)
-    if plot is not None:
-        _plot(notes, wish, plot)
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +237,7 @@ def _search(
     own: Efficiency | None,
     as_json: bool,
 ) -> None:
-    from twostroke.cli import plan_table
+    from twostroke.cli import plan_record, plan_table
     from twostroke.cost.devices import DEVICES, find_device
     from twostroke.planner.search import candidates_of, search
 
@@ -248,7 +246,7 @@ def _search(
     bases = [replace(wish, tensor_parallel=1).at(device, kind) for device in named for kind in kinds]
     found, rejected = search(candidates_of(bases), lengths, level, load, None if own is None else lambda _: own)
     if as_json:
-        console.out(json.dumps(plan_table.search_record(found, rejected), indent=2), highlight=False)
+        console.out(json.dumps(plan_record.search_record(found, rejected), indent=2), highlight=False)
     else:
         plan_table.show_search(console, found[:SHOWN_FOUND], rejected, lengths)
 

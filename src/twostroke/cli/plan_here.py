@@ -11,7 +11,7 @@ from twostroke.engine.build import kv_needs
 from twostroke.engine.quantise import by_default
 from twostroke.engine.shape import shape_of
 from twostroke.planner.deployment import Deployment
-from twostroke.planner.efficiency import Efficiency
+from twostroke.planner.efficiency import CPU_RECORDS, Efficiency
 
 
 def here(
@@ -46,4 +46,4 @@ def here(
         own_shape=shape_of(checkpoint, [need.bytes_per_token for need in needs]),
         own_kv_space_bytes=int(memory.kv_share * memory.free_beside_weights_bytes),
     )
-    return deployment, None
+    return deployment, None if factory.name == "cuda" else CPU_RECORDS

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -19,6 +18,9 @@ from twostroke.planner.quantisation import find_quantisation
 from twostroke.planner.search import Found, Rejected
 
 Row = tuple[str, str]
+SHOWN_REJECTED = 20
+SIDES = {"memory": "mem", "arithmetic": "ALU"}
+"""For columns that have little room."""
 
 
 def show(console: Console, result: Estimate) -> None:
@@ -103,19 +105,13 @@ def _seconds_table(console: Console, result: Estimate) -> None:
     add("alone: TTFT", alone.ttft, f"{computed:,} tokens read, no queue; {result.prefill.side}-bound")
     add("alone: TPOT", alone.tpot, f"{read} of weights and the context, a token; {result.decode_alone.side}-bound")
     add("alone: answer", alone.request, f"all {result.lengths.output_tokens:,} tokens")
-    minimum = Seconds(alone.minimum_decode_s, alone.minimum_decode_s)
-    table.add_row(
-        "least TPOT", units.seconds(minimum.floor_s), "-", Text("the weights alone: no stream is ever faster", "dim")
-    )
+    least = units.seconds(alone.minimum_decode_s)
+    table.add_row("least TPOT", least, "-", Text("the weights alone: no stream is ever faster", "dim"))
     if (company := result.company) is not None:
-        users = company.expected.users
-        label = f"{users:,} users"
-        add(
-            f"{label}: TTFT", Seconds(company.floor.ttft_s, company.expected.ttft_s), "mean, others' prompts waited for"
-        )
-        add(
-            f"{label}: TPOT", Seconds(company.floor.tpot_s, company.expected.tpot_s), "mean, others' prompts in between"
-        )
+        floor, real = company.floor, company.expected
+        label = f"{real.users:,} users"
+        add(f"{label}: TTFT", Seconds(floor.ttft_s, real.ttft_s), "mean, others' prompts waited for")
+        add(f"{label}: TPOT", Seconds(floor.tpot_s, real.tpot_s), "mean, others' prompts in between")
     console.print(table, highlight=False)
 
 
@@ -126,7 +122,7 @@ def _company_rows(result: Estimate) -> list[Row]:
     real, copies = company.expected, company.replicas
     of_copies = f" on each of {copies} copies" if copies > 1 else ""
     rows = [
-        ("users", f"{real.users:,} at once{of_copies}, each asking again as soon as he is answered"),
+        ("users", f"{real.users:,} at once{of_copies}, each asking again when answered"),
         (
             "throughput",
             f"{copies * real.output_tokens_per_s:,.0f} output tokens/s, {copies * real.total_tokens_per_s:,.0f} with "
@@ -148,9 +144,7 @@ def _company_rows(result: Estimate) -> list[Row]:
 def _why_rows(result: Estimate) -> list[Row]:
     rows: list[Row] = []
     if (load := result.load) is not None:
-        rows.append(
-            ("bound by", f"{load.bound}: {load.reason}" if load.bound != "balanced" else f"both: {load.reason}")
-        )
+        rows.append(("bound by", f"{'both' if load.bound == 'balanced' else load.bound}: {load.reason}"))
         rows.extend(("" if index else "so", one) for index, one in enumerate(load.advice))
 
     def phase(name: str, one: Phase) -> str:
@@ -165,7 +159,7 @@ def _why_rows(result: Estimate) -> list[Row]:
 
 def _source_rows(result: Estimate) -> list[Row]:
     rows = [("expected", f"shares of the floor: {result.efficiency_source}"), ("error", result.efficiency_error)]
-    rows.append(("data sheet", "; ".join(result.deployment.device.sources)))
+    rows.append(("hardware", "; ".join(result.deployment.device.sources)))
     return [*rows, *(("note", note) for note in result.notes)]
 
 
@@ -180,13 +174,14 @@ def show_matrices(console: Console, result: Estimate) -> None:
         for name, (tokens, sampled) in steps.items()
     }
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in ("matrix", "N x K", "how many", "prefill M", "FLOP/byte", "", "decode M", "FLOP/byte", ""):
-        table.add_column(Text(heading, style="dim"), justify="left" if heading in ("matrix", "") else "right")
+    for heading in ("matrix", "N x K", "of them", "prefill M", "FLOP/B", "", "decode M", "FLOP/B", ""):
+        is_text = heading in ("matrix", "")
+        table.add_column(Text(heading, style="dim"), justify="left" if is_text else "right", no_wrap=True)
     for prefill, decode in zip(found["prefill"], found["decode"], strict=True):
         matrix = prefill.matrix
-        cells = [matrix.name, f"{matrix.outputs} x {matrix.inputs}", f"{matrix.count:,}"]
+        cells = [matrix.name, f"{matrix.outputs}x{matrix.inputs}", f"{matrix.count:,}"]
         for point in (prefill, decode):
-            cells += [f"{point.rows:,.4g}", f"{point.intensity:,.1f}", point.side]
+            cells += [f"{point.rows:,.4g}", f"{point.intensity:,.4g}", SIDES[point.side]]
         table.add_row(*cells)
     console.print()
     console.print(table, highlight=False)
@@ -198,8 +193,8 @@ def show_calibration(console: Console, calibrated: Calibrated) -> None:
     rows = [
         (
             "server",
-            f"{metrics.requests:,.0f} requests of {metrics.mean_input:,} tokens in ({metrics.mean_cached:,} cached) and "
-            f"{metrics.mean_output:,} out; {metrics.mean_batch:.1f} streams a step, {units.seconds(decode.mean_s)} each",
+            f"{metrics.requests:,.0f} requests: {metrics.mean_input:,} tokens in ({metrics.mean_cached:,} cached), "
+            f"{metrics.mean_output:,} out; {metrics.mean_batch:.1f} streams a step of {units.seconds(decode.mean_s)}",
         ),
         ("of the floor", f"prefill {shares.prefill:.0%}, decode {shares.decode:.0%}"),
     ]
@@ -211,8 +206,8 @@ def show_calibration(console: Console, calibrated: Calibrated) -> None:
 
 
 def kinds_to_try(stored: str) -> list[str]:
-    """What a search looks at when nothing was asked for: the weights as published, and what is commonly made of them."""
-    return [stored, *(kind for kind in ("fp8", "int4") if kind != stored)] if stored == "bf16" else [stored]
+    """What a search looks at when nothing was asked for: weights as published, and what is commonly made of them."""
+    return [stored, "fp8", "int4"] if stored == "bf16" else [stored]
 
 
 def show_search(
@@ -220,15 +215,15 @@ def show_search(
 ) -> None:
     if not found:
         console.print("nothing meets it:", highlight=False)
-        for one in rejected[:20]:
-            text = f"  {hardware(one.deployment)}, {one.deployment.quantise}: {one.reason}"
+        for failed in rejected[:SHOWN_REJECTED]:
+            text = f"  {hardware(failed.deployment)}, {failed.deployment.quantise}: {failed.reason}"
             console.print(text, highlight=False, markup=False)
         return
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for heading in ("USD/h", "hardware", "weights", "users a copy", "TTFT", "TPOT", "USD/M out"):
         table.add_column(Text(heading, style="dim"), justify="left" if heading in ("hardware", "weights") else "right")
     for one in found:
-        million = _usd_per_million(one)
+        million = one.usd_per_million_output_tokens
         table.add_row(
             "-" if one.usd_per_hour is None else f"{one.usd_per_hour:,.2f}",
             Text(hardware(one.deployment)),
@@ -240,95 +235,9 @@ def show_search(
         )
     console.print(table, highlight=False)
     console.print(
-        f"for {_load(lengths)}; means, in steady state: `twostroke simulate` tells percentiles. Prices are list prices "
-        f"of the days that the table names (plan --on DEVICE shows them).",
+        f"for {_load(lengths)}. Means in steady state, by shares of the data sheet that an H200 reached; prices are "
+        f"public ones of a day. `plan --on DEVICE` tells more of each, `simulate` of percentiles.",
         highlight=False,
         markup=False,
         style="dim",
     )
-
-
-def _usd_per_million(one: Found) -> float | None:
-    price = one.deployment.device.price_per_hour_usd
-    if price is None:
-        return None
-    return 1e6 * price * one.deployment.tensor_parallel / 3600 / one.loaded.output_tokens_per_s
-
-
-def record(result: Estimate) -> dict[str, Any]:
-    deployment, memory, company = result.deployment, result.memory, result.company
-    shape = deployment.shape
-    return {
-        "model": deployment.model,
-        "parameters": shape.num_parameters,
-        "active_parameters": shape.active_parameters,
-        "weights": "file" if deployment.own_shape is not None else deployment.quantise,
-        "kv": deployment.kv,
-        "device": deployment.device.name,
-        "devices": deployment.num_devices,
-        "tensor_parallel": deployment.tensor_parallel,
-        "replicas": deployment.replicas,
-        "arithmetic": deployment.arithmetic,
-        "usd_per_hour": deployment.price_per_hour_usd,
-        "input_tokens": result.lengths.input_tokens,
-        "cached_tokens": result.lengths.cached_tokens,
-        "output_tokens": result.lengths.output_tokens,
-        "memory": {name: getattr(memory, name) for name in memory.__slots__},
-        "alone": {
-            name: {"floor_s": one.floor_s, "expected_s": one.expected_s}
-            for name, one in (
-                ("ttft", result.alone.ttft),
-                ("tpot", result.alone.tpot),
-                ("request", result.alone.request),
-            )
-        }
-        | {"minimum_decode_s": result.alone.minimum_decode_s},
-        "in_company": None
-        if company is None
-        else {
-            "floor": {name: getattr(company.floor, name) for name in company.floor.__slots__},
-            "expected": {name: getattr(company.expected, name) for name in company.expected.__slots__},
-            "usd_per_million_output_tokens": company.usd_per_million_output_tokens,
-            "usd_per_million_tokens": company.usd_per_million_tokens,
-        },
-        "roofline": {
-            "ridge_flops_per_byte": result.ridge,
-            "prefill": result.prefill.intensity,
-            "decode_alone": result.decode_alone.intensity,
-            "decode_in_company": result.decode_in_company.intensity if result.decode_in_company else None,
-        },
-        "bound": result.load.bound if result.load else None,
-        "prefill_share": result.load.prefill_share if result.load else None,
-        "advice": list(result.load.advice) if result.load else [],
-        "efficiency": {"source": result.efficiency_source, "error": result.efficiency_error},
-        "sources": list(deployment.device.sources),
-        "notes": list(result.notes),
-    }
-
-
-def search_record(found: Sequence[Found], rejected: Sequence[Rejected]) -> dict[str, Any]:
-    return {
-        "found": [
-            {
-                "usd_per_hour": one.usd_per_hour,
-                "device": one.deployment.device.name,
-                "tensor_parallel": one.deployment.tensor_parallel,
-                "replicas": one.deployment.replicas,
-                "weights": one.deployment.quantise,
-                "users_per_replica": one.loaded.users,
-                "ttft_s": one.loaded.ttft_s,
-                "tpot_s": one.loaded.tpot_s,
-                "usd_per_million_output_tokens": _usd_per_million(one),
-            }
-            for one in found
-        ],
-        "rejected": [
-            {
-                "device": one.deployment.device.name,
-                "tensor_parallel": one.deployment.tensor_parallel,
-                "weights": one.deployment.quantise,
-                "reason": one.reason,
-            }
-            for one in rejected
-        ],
-    }

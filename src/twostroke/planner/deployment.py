@@ -97,7 +97,7 @@ class Deployment:
         return self.shape.kv_bytes_read(tokens) - self.shape.kv_bytes_read(shared_tokens)
 
     def max_users(self, tokens: int, shared_tokens: int = 0) -> int:
-        """Of one replica, each with so many tokens at the end of his answer; all of them share a prefix."""
+        """Of one replica, each with so many tokens at the end of an answer; all of them share a prefix."""
         space = self.kv_space_bytes - self.shape.kv_bytes_read(shared_tokens)
         own = self.kv_bytes_per_user(tokens, shared_tokens)
         if space <= 0:

@@ -135,6 +135,16 @@ H200_RECORDS = TermEfficiency(
 """Shares of the data sheet's numbers. `python -m bench.plan_error` fits it anew and prints each error."""
 
 
+CPU_RECORDS = FloorShares(
+    source="SmolLM2-135M on two cores with AVX512 (bench/results/cpu-2026-11-15-0806.md), one request at a time",
+    error="10% on average over the four figures measured there; 16 streams at once reached less of the floor than one "
+    "(41%); `--from-server` and `twostroke calibrate` measure your own",
+    prefill=0.55,
+    decode=0.58,
+)
+"""Shares of the ceilings that this machine was measured to have."""
+
+
 def expected(device_name: str, *, tensor_parallel: int = 1, arithmetic: str = "bf16") -> TermEfficiency:
     """The records' shares, and a word on how far they are from what is planned."""
     apart = []

@@ -224,6 +224,8 @@ def _notes(deployment: Deployment, lengths: RequestLengths) -> list[str]:
     wanted = find_quantisation(deployment.quantise).arithmetic
     if deployment.own_shape is None and wanted != deployment.arithmetic:
         notes.append(f"{deployment.device.name} has no {wanted} arithmetic: weights are multiplied in bf16")
+    if deployment.device.vendor in ("AMD", "Apple"):
+        notes.append("twostroke has backends for CPUs and for CUDA: this device is planned by its data sheet alone")
     if deployment.kv_copies > 1:
         notes.append(
             f"{deployment.tensor_parallel} devices share {dimensions.num_kv_heads} KV head(s): each position lies in "

@@ -108,8 +108,8 @@ def parse_metrics(page: str, source: str = "the page") -> LiveMetrics:
             value = float(match["value"])
         except ValueError:
             continue
-        labels = dict(_LABEL.findall(match["labels"] or ""))
-        samples[match["name"], labels.get("kind", labels.get("le", ""))] = value
+        labels: dict[str, str] = dict(_LABEL.findall(match["labels"] or ""))
+        samples[match["name"] or "", labels.get("kind", labels.get("le", ""))] = value
     if ("twostroke_ttft_seconds_count", "") not in samples:
         raise BadRequestError(f"{source} has no twostroke_ttft_seconds: it is not the metrics page of this server")
 

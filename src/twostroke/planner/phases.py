@@ -1,5 +1,5 @@
 """The two phases of a load on one replica, in seconds: a prompt read, a token written alone or in company, and what
-many users get who each ask again as soon as they are answered. Knows no price and no memory."""
+many users get who each ask again when answered. Knows no price and no memory."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from twostroke.planner.efficiency import Efficiency
 
 CHUNK_TOKENS = 8192
 """A longer prompt is read in several steps, as the engine reads it on a GPU."""
-CONTEXT_SAMPLES = 33
-"""Contexts that a mean over an answer is taken at, evenly spaced: exact where cost is linear in the context."""
+CONTEXT_PAIRS = 4
+"""A mean over an answer is taken at so many contexts from its beginning and as many from its end, in step: exact where
+cost is linear in the context."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A steady state: so many users at once, each asking again as soon as he is answered."""
+    """A steady state: so many users at once, each asking again when answered."""
 
     users: int
     prefill_s: float
@@ -62,9 +63,9 @@ class Phases:
     def tpot_s(self, input_tokens: int, output_tokens: int, batch: int) -> float:
         """The mean over an answer's tokens after the first, in a batch of streams that are as far as it is."""
         first, last = input_tokens + 1, input_tokens + max(2, output_tokens) - 1
-        count = min(CONTEXT_SAMPLES, last - first + 1)
-        contexts = [first + (last - first) * index // max(1, count - 1) for index in range(count)]
-        return sum(self.step_s(decode_work(batch, context)) for context in contexts) / count
+        offsets = [(last - first) * index // (2 * CONTEXT_PAIRS - 1) for index in range(CONTEXT_PAIRS)]
+        contexts = [context for offset in offsets for context in (first + offset, last - offset)]
+        return sum(self.step_s(decode_work(batch, context)) for context in contexts) / len(contexts)
 
     def loaded(self, input_tokens: int, output_tokens: int, cached_tokens: int, users: int) -> Loaded:
         """While one stream writes its answer, every other user's prompt is read once: in the time of `output` steps of

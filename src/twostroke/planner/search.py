@@ -33,7 +33,7 @@ class ServiceLevel:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Requests a second, or users who each ask again as soon as they are answered: one of the two."""
+    """Requests a second, or users who each ask again when answered: one of the two."""
 
     requests_per_s: float | None = None
     users: int | None = None
@@ -56,6 +56,14 @@ class Found:
     loaded: Loaded
     """Of one replica, with as many users as the service level lets it have."""
     usd_per_hour: float | None
+
+    @property
+    def usd_per_million_output_tokens(self) -> float | None:
+        """Of one replica, and so of all."""
+        price = self.deployment.device.price_per_hour_usd
+        if price is None:
+            return None
+        return 1e6 * price * self.deployment.tensor_parallel / 3600 / self.loaded.output_tokens_per_s
 
 
 @dataclass(frozen=True, slots=True)
