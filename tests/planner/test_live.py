@@ -1,22 +1,14 @@
-"""A page that a known machine would have made gives that machine back; a real server's page is read and planned from."""
+"""A page that a known machine would have made gives that machine back. A real server's: tests/server/test_plan.py."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
-from tests.server.running import RunningServer, running_server
 
-from twostroke.cli.plan_here import here
-from twostroke.cli.plan_model import read_model
 from twostroke.core.errors import BadRequestError
 from twostroke.cost.config_shape import dimensions_from_config
 from twostroke.cost.devices import find_device
 from twostroke.cost.known_shapes import KNOWN_SHAPES
+from twostroke.cost.roofline import decode_work
 from twostroke.planner.deployment import Deployment
 from twostroke.planner.efficiency import FloorShares
 from twostroke.planner.estimate import phases_of
@@ -29,8 +21,7 @@ def page(**changes: float) -> str:
     """A server at 60% of the prefill floor and 80% of the decode floor: 100 requests of 1,000 in, 101 out, 4 streams a
     step; 90 of the prompts were read in steps of their own, 10 beside a decode step."""
     real = phases_of(DEPLOYMENT, FloorShares("", "", prefill=0.6, decode=0.8))
-    step_s = real.tpot_s(1050, 1, 4)  # at context 1,051, as one stream at the middle of its answer
-    step_s = real.step_s(_decode(4, 1050))
+    step_s = real.step_s(decode_work(4, 1050))
     read_s = real.prefill_s(0, 1000)
     values = {
         "requests": 100.0,
@@ -58,12 +49,6 @@ def page(**changes: float) -> str:
         f'twostroke_step_seconds_sum{{kind="prefill"}} {90 * values["read_s"]}',
     ]
     return "# HELP twostroke_ttft_seconds x\n" + "\n".join(lines) + "\n"
-
-
-def _decode(batch: int, context: int):  # type: ignore[no-untyped-def]
-    from twostroke.cost.roofline import decode_work
-
-    return decode_work(batch, context)
 
 
 def test_the_machine_behind_a_page_is_found() -> None:
@@ -101,51 +86,3 @@ def test_other_pages_are_refused(text: str) -> None:
 def test_addresses_that_give_nothing(url: str) -> None:
     with pytest.raises(BadRequestError, match=r"cannot be read|not the address of a server"):
         fetch_metrics(url)
-
-
-@pytest.fixture(scope="module")
-def busy_server(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """One that has answered a dozen requests, two at a time."""
-    options = ("smollm2", "--backend", "cpu", "--max-context", "1024", "--kv-memory", "100MB")
-    draw = random.Random(5)
-    with running_server(tmp_path_factory.mktemp("live") / "log", *options) as server:
-
-        def ask(index: int) -> None:
-            prompt = " ".join(str(draw.randrange(10_000)) for _ in range(60))
-            body = {"prompt": prompt, "max_tokens": 24, "ignore_eos": True, "temperature": 0}
-            assert server.post("/v1/completions", body).status_code == 200
-
-        with ThreadPoolExecutor(2) as pool:
-            list(pool.map(ask, range(12)))
-        server.wait_until_idle()
-        yield server
-
-
-def test_a_real_server_is_planned_from(busy_server: RunningServer) -> None:
-    metrics = fetch_metrics(busy_server.address)
-    # Our reading of the page, against Prometheus's own.
-    samples = {
-        (sample.name, sample.labels.get("kind", "")): sample.value
-        for family in text_string_to_metric_families(busy_server.get("/metrics").text)
-        for sample in family.samples
-        if "le" not in sample.labels
-    }
-    assert metrics.requests == samples["twostroke_ttft_seconds_count", ""] == 12
-    assert metrics.output_tokens == samples["twostroke_output_tokens_total", ""] == 12 * 24
-    assert metrics.prompt_tokens == samples["twostroke_prompt_tokens_total", ""]
-    for kind in ("prefill", "decode", "mixed"):
-        assert metrics.steps[kind].count == samples["twostroke_step_seconds_count", kind]
-        assert metrics.steps[kind].total_s == samples["twostroke_step_seconds_sum", kind]
-    assert 1.0 <= metrics.mean_batch <= 2.5
-    deployment, _ = here(read_model("smollm2"), None, "bf16", 1)
-    found = calibrate(deployment, metrics, "a test's server")
-    assert 0.01 < found.shares.prefill < 1.5 and 0.01 < found.shares.decode < 1.5
-    measured = {name: seconds for name, seconds, _ in found.checks}
-    assert measured["TPOT"] == pytest.approx(samples["twostroke_tpot_seconds_sum", ""] / 12)
-
-
-def test_the_address_may_be_any_of_the_servers(busy_server: RunningServer) -> None:
-    for url in (busy_server.address + "/", busy_server.base_url, busy_server.address + "/metrics"):
-        assert fetch_metrics(url).requests == 12
-    with pytest.raises(BadRequestError, match="answered 404"):
-        fetch_metrics(busy_server.address + "/nothing/here")

@@ -123,7 +123,7 @@ def plan(
     if price is not None and not 0 < price <= MAX_PRICE:
         raise BadRequestError(f"price must be above 0 and at most {MAX_PRICE:g} USD an hour, not {price:g}")
     planned = read_model(model)
-    wish = _Wish(planned, quantise, kv, tensor_parallel, count or tensor_parallel, price)
+    wish = _Wish(planned, quantise, kv, tensor_parallel, tensor_parallel if count is None else count, price)
     own = _own_efficiency(efficiency)
     console, notes = Console(), Console(stderr=True)
     if search:
