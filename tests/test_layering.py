@@ -166,6 +166,9 @@ def test_imports_follow_the_arrows(module):
         ("twostroke.server.client", "import numpy"),
         ("twostroke.engine.engine", "from twostroke.server.messages import Output"),
         ("twostroke.cli.serve", "import fastapi"),
+        ("twostroke.planner.estimate", "from twostroke.engine.shape import shape_of"),
+        ("twostroke.planner.estimate", "from twostroke.backends.interface import Backend"),
+        ("twostroke.cost.devices", "from twostroke.planner.deployment import Deployment"),
         ("twostroke.utils", "import math"),
     ],
 )

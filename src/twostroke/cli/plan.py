@@ -259,6 +259,6 @@ def _plot(notes: Console, wish: _Wish, path: Path) -> None:
     kind = wish.quantise or wish.planned.weights
     points = decode_points([alone.at(device, kind) for device in DEVICES])
     if not any(point.count for point in points):
-        raise BadRequestError("the model fits into 64 of no device in the table: there is nothing to draw")
+        raise BadRequestError("no machine of eight devices in the table holds the model: there is nothing to draw")
     plot_decode(points, f"{wish.planned.name}, {kind}: every weight a token meets, read once", path)
     notes.print(f"plot: {path}", highlight=False, markup=False)
