@@ -7,7 +7,7 @@ import argparse
 import json
 import re
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,6 +23,8 @@ RECORDS = HERE / "results"
 MODELS = {"8B": "llama-3.1-8b", "0.6B": "qwen3-0.6b", "30B": "qwen3-30b-a3b"}
 CEILINGS = find_device("h200").ceilings("bf16")
 UNITS_S = {"µs": 1e-6, "ms": 1e-3, "s": 1.0}
+LATEST = 3
+"""Runs of a figure that count: the engine gets faster, and the first run of a file may have compiled kernels."""
 MOST = {"single_weight_reads": 0.89}
 """The best that a kernel has read at, of the data sheet's 4.8 TB/s (cuda-layer.txt: 4.28): a fit must not pass it."""
 FITTED = ("matmul", "single_weight_reads", "weight_reads", "kv_reads", "layer_s", "expert_layer_s", "chunk_layer_s")
@@ -75,8 +77,8 @@ def profile_points(path: Path) -> list[Point]:
 
 
 def bench_points(path: Path) -> list[Point]:
-    """The median over the file's runs of each figure that a formula can predict: no percentile of a mixture of steps,
-    no run that drains (nano)."""
+    """Each figure that a formula can predict, the median of its latest runs: no percentile of a mixture of steps, no
+    workload that drains (nano)."""
     sizes: dict[str, dict[str, int]] = {}
     seen: dict[tuple[str, str, str], list[float]] = {}
     model = workload = ""
@@ -94,7 +96,7 @@ def bench_points(path: Path) -> list[Point]:
         made = _bench_point(workload, figure, sizes.get(workload, {}))
         if made is not None:
             kind, name, predict = made
-            points.append(Point(model, kind, name, statistics.median(values), predict))
+            points.append(Point(model, kind, name, statistics.median(values[-LATEST:]), predict))
     return points
 
 
@@ -172,6 +174,29 @@ def report(points: Sequence[Point], efficiency: TermEfficiency) -> str:
     return "\n".join(lines)
 
 
+def left_out_errors(points: Sequence[Point]) -> dict[str, float]:
+    """Of each model, predicted by a fit to the others."""
+    errors = {}
+    for model in MODELS:
+        fitted = fit([point for point in points if point.model != model], H200_RECORDS)
+        errors[model] = mean_error([point for point in points if point.model == model], fitted)
+    return errors
+
+
+def sentence(points: Sequence[Point], efficiency: TermEfficiency, left_out: Iterable[float]) -> str:
+    """What `H200_RECORDS.error` should say."""
+    by_figure = ", ".join(
+        f"{figure} {mean_error([point for point in points if point.figure == figure], efficiency):.1%}"
+        for figure in dict.fromkeys(point.figure for point in points)
+    )
+    worst = max(abs(point.error(efficiency)) for point in points)
+    low, high = min(left_out), max(left_out)
+    return (
+        f"{mean_error(points, efficiency):.1%} on average over {len(points)} figures measured there ({by_figure}), the "
+        f"worst {worst:.0%}; {low:.0%} to {high:.0%} on a model that was left out of the fit"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--records", type=Path, default=RECORDS)
@@ -181,10 +206,10 @@ def main() -> None:
     fitted = fit(points, H200_RECORDS)
     print("\nfitted anew:", ", ".join(f"{name} {getattr(fitted, name):.4g}" for name in FITTED))
     print(f"mean error {mean_error(points, fitted):.1%}")
-    for left_out in MODELS:
-        others = fit([point for point in points if point.model != left_out], H200_RECORDS)
-        own = [point for point in points if point.model == left_out]
-        print(f"fitted without {left_out}: mean error on it {mean_error(own, others):.1%} ({len(own)} figures)")
+    left_out = left_out_errors(points)
+    for model, error in left_out.items():
+        print(f"fitted without {model}: mean error on it {error:.1%}")
+    print("\nin a sentence:", sentence(points, H200_RECORDS, left_out.values()))
 
 
 if __name__ == "__main__":

