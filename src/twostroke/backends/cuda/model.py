@@ -91,6 +91,7 @@ class Decoder:
         self._spec, self._weights, self._kv, self._attention = spec, weights, kv, attention
         self._buffers, self._tables, self._last_tokens = buffers, tables, last_tokens
         ropes = {layer.rope for layer in spec.layers}
+        self._windows = tuple(dict.fromkeys(layer.window for layer in spec.layers))
         self._experts = [
             MoeBlock(spec.moe, layer.mlp, spec.activation) if spec.moe and isinstance(layer.mlp, MoeWeights) else None
             for layer in weights.layers
@@ -111,6 +112,8 @@ class Decoder:
         weights = self._weights
         residual = self._buffers.residual[: len(tokens)]
         scale = self._spec.embedding_scale
+        if num_decodes:
+            self._attention.cut_decodes(tokens.positions[:num_decodes], self._windows, pdl=pdl)
         gather(weights.embedding, tokens.token_ids, tokens.rows, self._last_tokens, residual, scale=scale, pdl=pdl)
         few = self._are_few(len(tokens))
         normed = self._buffers.normed[: len(tokens)]
