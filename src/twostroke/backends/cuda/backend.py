@@ -113,5 +113,6 @@ class CudaBackend:
         return ticket
 
     def close(self) -> None:
+        self._parts.rows.grammars.shut_down()
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)

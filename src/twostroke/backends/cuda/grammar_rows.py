@@ -4,7 +4,9 @@ step does. Knows nothing of the device."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +17,9 @@ from twostroke.core.grammar import Grammars, GrammarStuckError, TokenMatcher
 from twostroke.core.step import RowJoin
 
 BYTES_PER_WORD = 4
+ROWS_PER_THREAD = 4
+"""A mask takes tens of microseconds, inside a text that may not be long a millisecond: a crowd's are shared out."""
+MAX_THREADS = min(8, os.cpu_count() or 1)
 
 Bits = npt.NDArray[np.uint8]
 
@@ -73,6 +78,7 @@ class GrammarRows:
         self._num_words = -(-vocab_size // (8 * BYTES_PER_WORD))
         self._grammars: Grammars | None = None
         self._rows: dict[int, _GrammarRow] = {}
+        self._threads: ThreadPoolExecutor | None = None
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -108,12 +114,22 @@ class GrammarRows:
         entries = [entry for entry, seq_id in enumerate(seq_ids) if seq_id in self._rows]
         if not entries:
             return None
-        words = np.zeros((len(entries), self._num_words), dtype=np.int32)
-        for entry, mask in zip(entries, words.view(np.uint8), strict=True):
-            row = self._rows[seq_ids[entry]]
+        rows = [self._rows[seq_ids[entry]] for entry in entries]
+        for entry, row in zip(entries, rows, strict=True):
             row.catch_up(seq_ids[entry])
-            row.write(mask)
+        words = np.zeros((len(entries), self._num_words), dtype=np.int32)
+        self._write(list(zip(rows, words.view(np.uint8), strict=True)))
         return Masks(np.array(entries, dtype=np.int32), words)
+
+    def _write(self, work: list[tuple[_GrammarRow, Bits]]) -> None:
+        num_shares = min(MAX_THREADS, -(-len(work) // ROWS_PER_THREAD))
+        if num_shares == 1:
+            _write_some(work)
+            return
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="masks")
+        shares = (work[first::num_shares] for first in range(num_shares))
+        list(self._threads.map(_write_some, shares))  # which raises what they raise
 
     def stuck(self, seq_ids: Sequence[int]) -> dict[int, str]:
         """Which of these cannot go on, and why."""
@@ -129,8 +145,17 @@ class GrammarRows:
                 if (row := self._rows.get(seq_id)) is not None:
                     row.awaited = ticket
 
+    def shut_down(self) -> None:
+        if self._threads is not None:
+            self._threads.shutdown()
+
     def _all_but(self, token_ids: Iterable[int]) -> Bits:
         kept = np.zeros(8 * BYTES_PER_WORD * self._num_words, dtype=np.bool_)
         kept[: self._vocab_size] = True
         kept[[token_id for token_id in token_ids if token_id < self._vocab_size]] = False
         return np.packbits(kept, bitorder="little")
+
+
+def _write_some(work: Iterable[tuple[_GrammarRow, Bits]]) -> None:
+    for row, mask in work:
+        row.write(mask)
