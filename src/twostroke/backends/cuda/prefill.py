@@ -67,7 +67,8 @@ class PrefillPath:
             )
         if rows:
             parts.decoder.logits(residual, pdl=parts.pdl)
-            parts.sample(staged.sampled_rows, parts.rows.sampling.features(rows), pdl=parts.pdl)
+            masks = parts.rows.grammars.masks(sampling_ids(step))  # the device is at work while this waits
+            parts.sample(staged.sampled_rows, parts.rows.sampling.features(rows), masks, pdl=parts.pdl)
         return rows, prompt_logprobs
 
     def prepare(self) -> None:
