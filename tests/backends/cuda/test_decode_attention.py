@@ -134,8 +134,7 @@ def test_the_grid_holds_every_cut():
         contexts = rng.integers(1, 10 ** int(rng.integers(1, 6)), size=int(rng.integers(1, 300))).tolist()
         kv_heads, num_sms = int(rng.integers(1, 33)), int(rng.integers(1, 200))
         block = int(rng.choice([16, 32, 64, 128]))
-        bound = max(contexts) if rng.random() < 0.5 else None
-        plan = split_plan(len(contexts), kv_heads, num_sms, bound)
+        plan = split_plan(len(contexts), kv_heads, num_sms)
         parts = cuts(contexts, plan, block)
         assert sum(parts) <= plan.max_items
         assert all(part <= -(-context // block) for part, context in zip(parts, contexts, strict=True))
