@@ -141,6 +141,7 @@ def _locate(
 @triton.jit(do_not_specialize=["window", "num_tokens", "target_items", "smallest_blocks"])
 def _cut_kernel(
     positions,
+    count,
     items,
     window,
     num_tokens,
@@ -149,12 +150,15 @@ def _cut_kernel(
     HAS_WINDOW: tl.constexpr,
     BLOCK: tl.constexpr,
     WIDTH: tl.constexpr,
+    HAS_COUNT: tl.constexpr,
     PDL: tl.constexpr,
 ):
     item = tl.program_id(0)
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
+    if HAS_COUNT:
+        num_tokens = tl.load(count)
     token, split, splits = _locate(
         item, positions, num_tokens, window, target_items, smallest_blocks, HAS_WINDOW, BLOCK, WIDTH
     )
@@ -360,11 +364,13 @@ def cut_contexts(
     head_dim: int,
     num_sms: int,
     window: int | None = None,
+    count: torch.Tensor | None = None,
     plan: SplitPlan | None = None,
     config: DecodeConfig | None = None,
     pdl: bool = False,
 ) -> None:
-    """Cut a batch's keys into work items: once a step, for all layers of that window. A token alone needs none made."""
+    """Cut a batch's keys into work items: once a step, for all layers of that window. A token alone needs none made.
+    `count` (int32 [1]): how many of the positions, the first, have any; None: all."""
     num_tokens = len(positions)
     if num_tokens == 1:
         return
@@ -372,6 +378,7 @@ def cut_contexts(
     plan = plan or split_plan(num_tokens, kv_heads, num_sms)
     _cut_kernel[(plan.max_items,)](
         positions,
+        positions if count is None else count,
         items,
         window or 0,
         num_tokens,
@@ -380,6 +387,7 @@ def cut_contexts(
         HAS_WINDOW=window is not None,
         BLOCK=config.block,
         WIDTH=_plan_width(num_tokens),
+        HAS_COUNT=count is not None,
         PDL=pdl,
         num_warps=1 if num_tokens <= 32 else 4,
         **({"launch_pdl": True} if pdl else {}),
