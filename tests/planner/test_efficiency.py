@@ -16,7 +16,7 @@ from twostroke.cost.floor import StepWork, step_floor_s
 from twostroke.cost.known_shapes import KNOWN_SHAPES
 from twostroke.cost.roofline import decode_work, prefill_work
 from twostroke.planner.deployment import Deployment
-from twostroke.planner.efficiency import CPU_RECORDS, H200_RECORDS, Floor, FloorShares, TermEfficiency, expected
+from twostroke.planner.efficiency import CPU_RECORDS, H200_RECORDS, Fitted, Floor, FloorShares, TermEfficiency, expected
 
 RESULTS = Path(__file__).resolve().parents[2] / "bench" / "results"
 H200 = find_device("h200").ceilings("bf16")
@@ -135,6 +135,11 @@ def test_shares_of_each_phase() -> None:
     prefill_s = step_floor_s(LLAMA_8B, StepWork(chunks=((0, 300),), num_sampling_chunks=1), H200)
     decode_s = step_floor_s(LLAMA_8B, StepWork(contexts=(50, 60)), H200)
     assert shares.step_seconds(LLAMA_8B, mixed, H200) == pytest.approx(2 * prefill_s + 4 * decode_s)
+
+
+def test_a_fitted_cost_model_is_taken_at_its_word() -> None:
+    fitted = Fitted("this machine", "3%", lambda work: 0.1 * len(work.contexts) + 0.001 * work.num_tokens)
+    assert fitted.step_seconds(LLAMA_8B, decode_work(4, 100), H200) == pytest.approx(0.404)
 
 
 def test_distance_from_the_records_is_said() -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from twostroke import backends, machine
 from twostroke.cli.plan_model import PlannedModel
 from twostroke.core.errors import BadRequestError
-from twostroke.cost.devices import Device
+from twostroke.cost.devices import Device, find_device
 from twostroke.engine.build import kv_needs
 from twostroke.engine.quantise import by_default
 from twostroke.engine.shape import shape_of
@@ -29,7 +29,8 @@ def here(
     ceilings = factory.ceilings(checkpoint, found.threads)
     memory = factory.memory(checkpoint, found)
     needs = kv_needs(factory, checkpoint)
-    device = Device(
+    sheet = _sheet(memory.owner)  # a GPU's shares are of its data sheet, a CPU's of what was measured
+    device = sheet or Device(
         name=memory.owner,
         vendor="",
         peak_flops={"bf16": 2 * ceilings.multiply_adds_per_s},
@@ -47,3 +48,10 @@ def here(
         own_kv_space_bytes=int(memory.kv_share * memory.free_beside_weights_bytes),
     )
     return deployment, None if factory.name == "cuda" else CPU_RECORDS
+
+
+def _sheet(name: str) -> Device | None:
+    try:
+        return find_device(name)
+    except BadRequestError:
+        return None
