@@ -37,7 +37,8 @@ def page(**changes: float) -> str:
         f"twostroke_prefill_seconds_count {values['requests']}",
         f"twostroke_prefill_seconds_sum {100 * values['read_s']}",
         f"twostroke_tpot_seconds_count {values['requests']}",
-        f"twostroke_tpot_seconds_sum {100 * values['step_s']}",
+        # In the 100 steps of an answer the three others' prompts are read.
+        f"twostroke_tpot_seconds_sum {100 * (values['step_s'] + 3 * values['read_s'] / 100)}",
         "twostroke_prompt_tokens_total 100000.0",
         "twostroke_cached_prompt_tokens_total 0.0",
         "twostroke_output_tokens_total 10100.0",
@@ -58,6 +59,7 @@ def test_the_machine_behind_a_page_is_found() -> None:
     assert found.shares.prefill == pytest.approx(0.6)
     assert found.shares.decode == pytest.approx(0.8)
     assert found.shares.source == "a page"
+    assert metrics.mean_users == 4
     assert found.shares.error == "prefill +0%, TPOT +0% against the means of the 100 requests it has answered"
 
 

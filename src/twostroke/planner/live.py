@@ -67,6 +67,12 @@ class LiveMetrics:
         """Streams a decoding step: every token after a request's first one was a slot of such a step."""
         return (self.output_tokens - self.requests) / (self.steps["decode"].count + self.steps["mixed"].count)
 
+    @property
+    def mean_users(self) -> int:
+        """Those that decode, and those whose prompt is waiting or read meanwhile, by the time that each takes."""
+        decoding_s = self.tpot_s * (self.mean_output - 1)
+        return max(1, round(self.mean_batch * (1 + self.ttft_s / decoding_s))) if decoding_s else 1
+
 
 @dataclass(frozen=True, slots=True)
 class Calibrated:
@@ -152,11 +158,8 @@ def calibrate(deployment: Deployment, metrics: LiveMetrics, source: str) -> Cali
     prefill_share = metrics.requests * one_s / prefill_total_s
     shares = FloorShares(source=source, error="", prefill=prefill_share, decode=decode_share)
     real = phases_of(deployment, shares)
-    read_s = real.prefill_s(metrics.mean_cached, metrics.mean_input - metrics.mean_cached)
-    checks = (
-        ("prefill", metrics.prefill_s, read_s),
-        ("TPOT", metrics.tpot_s, _decode_s(real, metrics.mean_batch, context)),
-    )
+    loaded = real.loaded(metrics.mean_input, metrics.mean_output, metrics.mean_cached, metrics.mean_users)
+    checks = (("prefill", metrics.prefill_s, loaded.prefill_s), ("TPOT", metrics.tpot_s, loaded.tpot_s))
     error = ", ".join(f"{name} {predicted / measured - 1:+.0%}" for name, measured, predicted in checks if measured)
     error = f"{error} against the means of the {metrics.requests:.0f} requests it has answered"
     shares = FloorShares(source=source, error=error, prefill=prefill_share, decode=decode_share)
