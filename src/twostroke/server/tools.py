@@ -150,7 +150,8 @@ def _with_objects(message: dict[str, Any], field: str) -> dict[str, Any]:
                 arguments = json.loads(arguments)
             except (ValueError, RecursionError):
                 raise bad_request(f"{name}.function.arguments must be JSON", f"{name}.function.arguments") from None
-        read.append({**call, "function": {**function, "arguments": arguments}})
+        # The name first, as models write it: a template may write the object out as it stands.
+        read.append({**call, "function": {"name": function["name"], **function, "arguments": arguments}})
     return {**message, "tool_calls": read}
 
 

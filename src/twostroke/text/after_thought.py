@@ -35,8 +35,11 @@ class ThoughtMasks:
             unwatched = bits([i for i in near if _goes_on(CLOSING_BYTES[:matched] + tokens[i])], len(tokens))
             mask = anything & ~int.from_bytes(unwatched, "little")
             self.thinking.append(mask.to_bytes(len(unwatched), "little"))
+        # Where the marker is a token of its own, no model writes it in letters.
+        least = len(OPENING_BYTES) if any(tokens[i] == OPENING_BYTES for i in near) else 1
         for matched in range(len(OPENING_BYTES)):
-            self.opening.append(bits([i for i in near if _opens(tokens[i], OPENING_BYTES[matched:])], len(tokens)))
+            able = [i for i in near if len(tokens[i]) >= least and _opens(tokens[i], OPENING_BYTES[matched:])]
+            self.opening.append(bits(able, len(tokens)))
         self.spaces = bits([i for i in free if is_space(tokens[i])], len(tokens))
 
 
