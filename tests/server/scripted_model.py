@@ -26,7 +26,7 @@ TEMPLATES = {
 {% for tool in tools %}{{ tool | tojson }}{% endfor %}<|end|>{% endif %}
 {%- for message in messages %}<|turn|>{{ message.role }}
 {% if message.reasoning_content %}<think>{{ message.reasoning_content }}</think>{% endif %}
-{{- message.content or "" }}
+{{- message.content + "" }}
 {%- for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}<|end|>
 {%- endfor %}<|turn|>assistant
 {% if "Roll" in messages[-1].content %}<|call|>
@@ -38,6 +38,7 @@ TEMPLATES = {
 {% for tool in tools %}{{ tool | tojson }}{% endfor %}{% endif %}
 {%- if message.tool_calls %}
 {%- if message.tool_calls | length != 1 %}{{ raise_exception("This model calls one tool at a time.") }}{% endif %}
+{%- if message.content is not none %}{{ raise_exception("A call has no content.") }}{% endif %}
 {%- set call = message.tool_calls[0].function %}
 {"name": "{{ call.name }}", "parameters": {{ call.arguments | tojson }}}
 {%- else %}{{ message.content }}{% endif %}<|end|>

@@ -179,7 +179,7 @@ def test_several_calls_in_one_answer(client: OpenAI) -> None:
 def test_a_call_that_the_model_chose_to_make(client: OpenAI) -> None:
     options: Any = {"input": "Roll!", "tools": TOOLS}
     whole = client.responses.create(model="scripted", **options)
-    assert shown(whole.output) == [("function_call", 'roll_dice{"sides": 6}'), ("message", "\nDone.")]
+    assert shown(whole.output) == [("function_call", 'roll_dice{"sides": 6}'), ("message", "Done.")]
     assert whole.tools[0].name == "roll_dice" and whole.tool_choice == "auto"
     events, final = streamed(client, **options)
     check_events(events, final)

@@ -69,8 +69,8 @@ class OutputItems:
             self._add("reasoning", parts.reasoning, changes)
         while calls and calls[0].name is None:  # the rest of a call that was begun, and what is said comes after it
             self._add("function_call", calls.pop(0).arguments, changes)
-        if parts.content:
-            self._add("message", parts.content, changes)
+        if content := self._said(parts.content):
+            self._add("message", content, changes)
         for call in calls:
             if call.name is not None:
                 self._open("function_call", changes, call)
@@ -84,6 +84,11 @@ class OutputItems:
             self._open("message", changes)
         self._close(changes, "incomplete" if is_cut else "completed")
         return changes
+
+    def _said(self, content: str) -> str:
+        """White space that sets a text off from a thought or a call is no part of it."""
+        goes_on = not self.items or (self._is_open and self.items[-1].kind == "message")
+        return content if goes_on else content.lstrip()
 
     def _add(self, kind: str, text: str, changes: list[Change]) -> None:
         if not self._is_open or self.items[-1].kind != kind:

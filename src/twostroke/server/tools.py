@@ -4,6 +4,7 @@ the grammar that sees to it."""
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,8 +112,9 @@ def told_of_tools(
     """Messages for a template: arguments as objects, which templates write as JSON themselves. One that knows no tools
     is told of them, and of calls and results, in plain messages."""
     plain = [_with_objects(message, f"messages[{index}]") for index, message in enumerate(messages)]
-    if "tools" in (tokenizer.chat_template or ""):
-        return plain
+    template = tokenizer.chat_template or ""
+    if "tools" in template:
+        return plain if _ASKS_FOR_NONE.search(template) else [_with_content(message) for message in plain]
     plain = [_as_text(message) for message in plain]
     if not tools:
         return plain
@@ -120,6 +122,14 @@ def told_of_tools(
     if plain[0]["role"] == "system" and isinstance(plain[0].get("content"), str):
         return [{**plain[0], "content": f"{plain[0]['content']}\n\n{note}"}, *plain[1:]]
     return [{"role": "system", "content": note}, *plain]
+
+
+_ASKS_FOR_NONE = re.compile(r"(?<!\w)content['\"\])]*\s+is\s+(not\s+)?none", re.IGNORECASE)
+"""Some templates know a call by its content, which is none; others take every content for a text."""
+
+
+def _with_content(message: dict[str, Any]) -> dict[str, Any]:
+    return {**message, "content": ""} if message.get("tool_calls") and message.get("content") is None else message
 
 
 _NOTE = """You may call one or more functions to help with the user's question. The functions, as JSON:
