@@ -58,15 +58,15 @@ class Service:
             raise engine_unavailable("the server is still starting")
         return self.prompts
 
-    async def constrained(self, sampling: SamplingParams, named: Named | None) -> SamplingParams:
-        """The same, held to a grammar that was found sound."""
+    async def constrained(self, sampling: SamplingParams, named: Named | None, thought: str = "none") -> SamplingParams:
+        """The same, held to a grammar that was found sound; `thought` is what may come before it."""
         if named is None:
             return sampling
         if sampling.ignore_eos:
             raise bad_request(f"ignore_eos does not go with {named[0]}: its answer ends where it is complete", named[0])
         if self.grammars is None:
             raise engine_unavailable("the server is still starting")
-        return replace(sampling, grammar=await self.grammars.admit(named))
+        return replace(sampling, grammar=replace(await self.grammars.admit(named), thought=thought))
 
     def check_model(self, name: str | None) -> None:
         if name is not None and name != self.settings.model_name:
