@@ -11,7 +11,7 @@ from itertools import count
 from numbers import Integral
 from subprocess import Popen
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from twostroke.config import EngineConfig
 from twostroke.core.errors import BadRequestError
@@ -25,6 +25,9 @@ from twostroke.engine.turns import FairLock
 from twostroke.text.chat import ChatEncoder
 from twostroke.text.side_process import end_process
 from twostroke.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from twostroke.explain.explanation import Explainer
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
@@ -114,6 +117,13 @@ class LLM:
         return self._chat_encoder.encode(messages)
 
     @cached_property
+    def explainer(self) -> Explainer:
+        """Says where a finished sample's time went, from its timing."""
+        from twostroke.engine.explaining import explainer_of
+
+        return explainer_of(self.assembly)
+
+    @cached_property
     def _chat_encoder(self) -> ChatEncoder:
         process, self._template_process = self._template_process, None
         return ChatEncoder(self.tokenizer, process)
@@ -152,7 +162,11 @@ class LLM:
     def _run(self, requests: list[Request], texts: list[str | None], progress: bool) -> list[GenerationResult]:
         results = {
             request.request_id: GenerationResult(
-                request.request_id, text, request.prompt_token_ids, [Sample() for _ in range(request.sampling.n)]
+                request.request_id,
+                text,
+                request.prompt_token_ids,
+                [Sample() for _ in range(request.sampling.n)],
+                explainer=self.explainer,
             )
             for request, text in zip(requests, texts, strict=True)
         }

@@ -1,5 +1,5 @@
-"""The steps that came back, as short records: a ring of the latest, and sums over all. Some microseconds a step, nothing
-a token. Knows no sequence."""
+"""The steps that came back, as short records: a ring of the latest, and sums over all. Some microseconds a step,
+nothing a token. Knows no sequence."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def _more_memory(facts: EngineFacts, blocks: tuple[int, ...]) -> str:
     """Groups grow together, so the one that lacks most decides."""
     factor = max(more / held for more, held in zip(blocks, facts.num_blocks, strict=True))
     more_bytes = facts.kv_bytes * factor
-    return f"--kv-memory {wording.size(facts.kv_bytes + more_bytes)} ({wording.size(more_bytes)} more)"
+    return f"--kv-memory {wording.size_option(facts.kv_bytes + more_bytes)} ({wording.size(more_bytes)} more)"
 
 
 def first_in_line(timing: SequenceTiming, account: StartAccount, yardstick: Yardstick) -> Change | None:

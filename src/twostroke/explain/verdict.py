@@ -20,6 +20,8 @@ MATTERS = 0.3
 """The share of a phase from which on a part of it is its cause."""
 CLOSE = 2.0
 """So many times its floor is as good as it gets."""
+FAR = 5.0
+"""And so many want a word, even where nobody is to blame."""
 
 
 class Cause(Enum):
@@ -98,9 +100,13 @@ def _without_token(timing: SequenceTiming) -> str:
 def _unhindered(timing: SequenceTiming, start: Finding, stream: Finding | None, longer: Finding) -> str:
     total_s = start.seconds + (stream.seconds if stream is not None else 0.0)
     floor_s = start.floor_s + (stream.floor_s if stream is not None else 0.0)
-    text = f"nothing held it up: {wording.seconds(total_s)} in all"
-    if floor_s > 0.0:
+    if total_s > FAR * floor_s > 0.0:
+        text = f"nothing in the engine held it up, and still it took {wording.seconds(total_s)}"
         text += f", {wording.times(total_s / floor_s)} the least this machine can take"
+        text += " (the backend's own speed, or other programs)"
+    else:
+        text = f"nothing held it up: {wording.seconds(total_s)} in all"
+        text += f", {wording.times(total_s / floor_s)} the least this machine can take" if floor_s > 0.0 else ""
     share = longer.seconds / total_s
     if longer is start:
         computed = timing.prompt_tokens - timing.cached_tokens

@@ -32,6 +32,14 @@ def count(number: float, noun: str) -> str:
 
 
 def size(num_bytes: float) -> str:
+    """`97 MB`."""
+    for unit, bytes_each in (("GB", 1e9), ("MB", 1e6)):
+        if num_bytes >= bytes_each:
+            return f"{num_bytes / bytes_each:.3g} {unit}"
+    return f"{num_bytes / 1e3:.3g} kB"
+
+
+def size_option(num_bytes: float) -> str:
     """As `--kv-memory` takes it, rounded up."""
     for unit, bytes_each in (("GB", 1e9), ("MB", 1e6)):
         if num_bytes >= 10 * bytes_each:

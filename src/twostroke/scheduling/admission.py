@@ -53,6 +53,8 @@ class Admission:
         return prompt_len + max_tokens
 
     def enqueue(self, samples: list[Sequence]) -> None:
+        if not len(self.running):  # whatever was waited for is over
+            self.waits.tick(max(self.waits.now_s, samples[0].request.arrival_s))
         for sequence in samples:
             num_tokens, num_waiting = self.waiting.num_prompt_tokens, len(self.waiting)
             ahead = self.waiting.add(sequence)
@@ -73,7 +75,7 @@ class Admission:
             return None
         head = next((sequence for sequence in self.waiting if self._is_eligible(sequence)), None)
         if head is None:
-            self.waits.reason = Wait.SIBLING
+            self.waits.reason = Wait.SIBLING if len(self.waiting) else Wait.STEP
             return None
         match = self._ledger.match(head)
         target = min(len(head.tokens) + 1, head.max_total_tokens - 1)

@@ -14,6 +14,7 @@ from twostroke.core.sampling_params import SamplingParams
 from twostroke.server import replies
 from twostroke.server.calls import Answers
 from twostroke.server.errors import ApiError, bad_request
+from twostroke.server.explaining import follow
 from twostroke.server.messages import Output, Progress, Ready
 from twostroke.server.openapi import JSON_OR_EVENTS
 from twostroke.server.phases import server_timing
@@ -41,6 +42,7 @@ async def responses(body: ResponsesBody, request: Request) -> Response:
     sampling = await service.constrained(sampling, _grammar(_text_format(body)))
     call = service.open_call(request, [prompt], sampling, cache_salt=body.cache_salt)
     writer = ResponseWriter(service, facts, sampling, body)
+    follow(request, writer.answers, writer.id)
     if body.stream:
         return await stream_answer(call, writer)
     try:
@@ -110,7 +112,7 @@ class ResponseWriter:
         self._body = body
         self._sampling = sampling
         self._model = service.settings.model_name
-        self._id = f"resp_{uuid4().hex}"
+        self.id = f"resp_{uuid4().hex}"
         self._message_id = f"msg_{uuid4().hex}"
         self._created = int(time.time())
         self._num_events = 0
@@ -129,7 +131,7 @@ class ResponseWriter:
     def _outline(self, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
         body = self._body
         return {
-            "id": self._id,
+            "id": self.id,
             "object": "response",
             "created_at": self._created,
             "status": status,
