@@ -44,7 +44,8 @@ ROOMS = {
     "engine": room(BELOW_ENGINE, "rich"),
     "lab": room("core cost config machine models backends engine"),
     "server": room(
-        "core cost explain text config engine", "fastapi starlette pydantic uvicorn uvloop msgspec zmq prometheus_client"
+        "core cost explain text config engine",
+        "fastapi starlette pydantic uvicorn uvloop msgspec zmq prometheus_client",
     ),
     "cli": room(f"{BELOW_ENGINE} engine lab server", "typer rich"),
 }
@@ -142,6 +143,7 @@ def test_imports_follow_the_arrows(module):
         ("twostroke.kv.ledger", "from twostroke import cost"),
         ("twostroke.cost.floor", "from twostroke.models.spec import ModelSpec"),
         ("twostroke.cost.floor", "from ..models import spec"),
+        ("twostroke.explain.verdict", "from twostroke.engine.step_log import StepLog"),
         ("twostroke.scheduling.scheduler", "from twostroke.backends.interface import Backend"),
         ("twostroke.models.spec", "import torch"),
         ("twostroke.models.spec", "from twostroke.text.tokenizer import Tokenizer"),

@@ -16,7 +16,8 @@ LEAST_SHARE = 0.1
 """A change that gains less of its phase than this is not worth a word."""
 SMOOTH = 2.5
 """How many times a step without prefill a gap may be and still feel smooth."""
-LEAST_CHUNK = 16
+LEAST_BUDGET = 64
+"""Tokens of a step: below that, prompts hardly move."""
 FEWER_TOKENS = 100
 
 
@@ -88,8 +89,8 @@ def first_in_line(timing: SequenceTiming, account: StartAccount, yardstick: Yard
     if not timing.queue.ahead or gain_s < LEAST_SHARE * account.whole_s:
         return None
     ahead = wording.count(timing.queue.ahead, "request")
-    text = f"a lower `priority` would have let it pass the {ahead} ahead of it, about {wording.seconds(gain_s)} sooner"
-    return Change(text, gain_s)
+    text = f"a lower `priority` number would have let it pass the {ahead} ahead of it"
+    return Change(f"{text}, about {wording.seconds(gain_s)} sooner", gain_s)
 
 
 def kept_prefix(timing: SequenceTiming, account: StartAccount, yardstick: Yardstick) -> Change | None:
@@ -136,18 +137,23 @@ def shorter_prompt(
 
 
 def smaller_chunks(timing: SequenceTiming, facts: EngineFacts, account: StreamAccount) -> Change | None:
-    """Between a step without prefill and the one that ended its longest gap, both measured, in proportion to tokens."""
+    """Between a step without prefill and the one that ended its longest gap, both measured, in proportion to tokens.
+    The largest budget that is smooth, or the smallest that is sensible."""
     worst, step_s = timing.step_after_gap, account.step_s
-    if worst is None or worst.prefill_tokens < 2 * LEAST_CHUNK or worst.compute_s <= SMOOTH * step_s:
+    if worst is None or not worst.prefill_tokens:
         return None
-    token_s = (worst.compute_s - step_s) / worst.prefill_tokens
-    budget = LEAST_CHUNK
-    while 2 * budget <= worst.prefill_tokens // 2 and step_s + 2 * budget * token_s <= SMOOTH * step_s:
-        budget *= 2
-    gap_s, longest_s = step_s + budget * token_s, max(timing.itl_s)
-    if gap_s > (1.0 - LEAST_SHARE) * longest_s:
+    token_s, held = (worst.compute_s - step_s) / worst.prefill_tokens, worst.prefill_tokens + worst.num_decodes
+    least = max(LEAST_BUDGET, facts.max_running, 2 * worst.num_decodes)
+    budgets = [size for size in (2**power for power in range(16)) if least <= size <= held // 2]
+    if not budgets:
         return None
-    option = f"--max-tokens-per-step {budget + worst.num_decodes}"
+    gaps_s = {size: step_s + (size - worst.num_decodes) * token_s for size in budgets}
+    smooth = [size for size in budgets if gaps_s[size] <= SMOOTH * step_s]
+    budget, longest_s = smooth[-1] if smooth else budgets[0], max(timing.itl_s)
+    gap_s = gaps_s[budget]
+    if gap_s > (1.0 - 2 * LEAST_SHARE) * longest_s:
+        return None
+    option = f"--max-tokens-per-step {budget}"
     if facts.itl_target_s is not None:
         option = f"--itl-target-ms {gap_s * 1e3:.0f}"
     text = f"{option} would have kept its gaps to about {wording.seconds(gap_s)}"

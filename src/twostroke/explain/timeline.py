@@ -4,6 +4,7 @@ others in between, decode, preemption, delivery."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import sub
 
 from twostroke.core.step_record import ChunkRecord
 from twostroke.core.timing import QueueRecord, SequenceTiming
@@ -102,31 +103,42 @@ def _add_prefill(line: _Line, timing: SequenceTiming, away: list[tuple[float, fl
 
 
 def _add_decode(line: _Line, timing: SequenceTiming, away: list[tuple[float, float]]) -> None:
-    times_s = timing.token_times_s
-    _add_away(line, away, times_s[-1], "decode")
-    num_written = len(times_s) - 1
-    longest = f", the longest gap {wording.seconds(max(timing.itl_s))}" if num_written > 1 else ""
-    line.add("decode", times_s[-1], f"{wording.count(num_written, 'token')} in all{longest}")
+    end_s = timing.token_times_s[-1]
+    _add_away(line, away, end_s, "decode", timing.token_times_s)
+    line.add("decode", end_s, _decode_note(timing.token_times_s, line.now_s, end_s))
     if timing.finished_s is not None:
-        _add_away(line, away, timing.finished_s, "decode")
+        _add_away(line, away, timing.finished_s, "decode", timing.token_times_s)
 
 
-def _add_away(line: _Line, away: list[tuple[float, float]], before_s: float, meanwhile: str = "others") -> None:
+def _decode_note(times_s: list[float], start_s: float, end_s: float) -> str:
+    written_s = [time_s for time_s in times_s if start_s <= time_s <= end_s]
+    gaps_s = list(map(sub, written_s[1:], written_s))
+    longest = f", the longest gap {wording.seconds(max(gaps_s))}" if len(gaps_s) > 1 else ""
+    return f"{wording.count(len(gaps_s), 'token')}{longest}"
+
+
+def _add_away(
+    line: _Line,
+    away: list[tuple[float, float]],
+    before_s: float,
+    meanwhile: str = "others",
+    times_s: list[float] | None = None,
+) -> None:
     """The preemptions that ended by then, and what lay before each."""
     for lost_s, back_s in away:
         if line.now_s <= lost_s and back_s <= before_s:
-            line.add(meanwhile, lost_s)
+            line.add(meanwhile, lost_s, _decode_note(times_s, line.now_s, lost_s) if times_s else "")
             line.add("preempted", back_s, "its KV went to older requests, and was computed again")
 
 
 def queue_note(queue: QueueRecord) -> str:
     reasons = (
         (queue.slots_s, f"all {queue.running_limit} running slots were taken"),
-        (queue.blocks_s, "no KV blocks were free"),
+        (queue.blocks_s, "KV had no room"),
         (queue.prompts_s, "steps were full of older work"),
         (queue.sibling_s, "another sample was reading the same prompt"),
     )
-    parts = [f"{text} {wording.seconds(waited_s)}" for waited_s, text in reasons if waited_s >= LEAST_S]
+    parts = [f"{text} for {wording.seconds(waited_s)}" for waited_s, text in reasons if waited_s >= LEAST_S]
     if queue.ahead:
         parts.append(f"{queue.ahead} ahead of it")
     return ", ".join(parts)

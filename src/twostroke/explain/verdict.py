@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from twostroke.core.timing import SequenceTiming
+from twostroke.cost.floor import decode_run_floor_s
 from twostroke.explain import changes, wording
 from twostroke.explain.account import StartAccount, StreamAccount, start_account, stream_account
 from twostroke.explain.changes import Change
@@ -18,10 +19,8 @@ HELD_UP = 0.2
 """The share of a request's time that has to be lost before the verdict is about what was lost."""
 MATTERS = 0.3
 """The share of a phase from which on a part of it is its cause."""
-CLOSE = 2.0
-"""So many times its floor is as good as it gets."""
 FAR = 5.0
-"""And so many want a word, even where nobody is to blame."""
+"""So many times the floor want a word, even where nobody is to blame."""
 
 
 class Cause(Enum):
@@ -76,13 +75,16 @@ def verdict(timing: SequenceTiming, facts: EngineFacts, yardstick: Yardstick) ->
         return Verdict(_without_token(timing), Cause.UNKNOWN, None, None, None)
     stream = stream_account(timing, facts, yardstick)
     start_finding = find_start(timing, facts, yardstick, start)
-    stream_finding = None if stream is None else find_stream(timing, facts, yardstick, stream)
+    if stream is not None:
+        stream_finding: Finding | None = find_stream(timing, facts, yardstick, stream)
+    else:
+        stream_finding = _plain_stream(timing, facts)
     total_s = start.whole_s + (timing.decode_s or 0.0)
     found = [("start", start_finding)] + ([("stream", stream_finding)] if stream_finding is not None else [])
     slow_to, finding = max(found, key=lambda pair: pair[1].lost_s)
     if finding.lost_s < HELD_UP * total_s:
         slow_to, finding = max(found, key=lambda pair: pair[1].seconds)
-        if finding.cause in (Cause.DECODE_COMPUTE, Cause.UNKNOWN) or finding.seconds < CLOSE * finding.floor_s:
+        if finding.cause is Cause.DECODE_COMPUTE or (finding.cause is Cause.PREFILL_COMPUTE and not finding.change):
             sentence = _unhindered(timing, start_finding, stream_finding, finding)
             return Verdict(sentence, finding.cause, None, start_finding, stream_finding)
     sentence = f"slow to {slow_to}: {finding.sentence}"
@@ -114,6 +116,17 @@ def _unhindered(timing: SequenceTiming, start: Finding, stream: Finding | None, 
     num_tokens = len(timing.token_times_s)
     each = wording.seconds(timing.tpot_s or 0.0)
     return f"{text}; {share:.0%} of it went into writing {wording.count(num_tokens, 'token')}, {each} each"
+
+
+def _plain_stream(timing: SequenceTiming, facts: EngineFacts) -> Finding | None:
+    """Where no steps were recorded, the times alone; None: there was one token, or none."""
+    if timing.tpot_s is None or timing.decode_s is None:
+        return None
+    num_tokens = len(timing.token_times_s) - 1
+    floor_s = decode_run_floor_s(facts.shape, timing.prompt_tokens + 1, num_tokens, facts.ceilings)
+    return Finding(
+        Cause.DECODE_COMPUTE, timing.decode_s, 0.0, floor_s, f"{wording.seconds(timing.tpot_s)} a token", None
+    )
 
 
 # Before the first token
@@ -151,14 +164,14 @@ def _no_slot(
 
 
 def _no_blocks(timing: SequenceTiming, facts: EngineFacts, account: StartAccount) -> tuple[Cause, str, Change | None]:
-    what = f"{_before(account.blocks_s, account)} it waited for KV space"
+    what = f"{_before(account.blocks_s, account)} went into waiting for KV space"
     queue = timing.queue
     if any(queue.short_blocks):
         short = max(queue.short_blocks)
         what += f" (its prompt lacked {wording.count(short, 'block')} of {facts.block_size} tokens)"
         return Cause.KV_PRESSURE, what, changes.room_in_kv(timing, facts, account)
     if timing.preempted_s:
-        what += f" (preempted {wording.count(len(timing.preempted_s), 'time')})"
+        what += f" (preempted {wording.often(len(timing.preempted_s))})"
         return Cause.KV_PRESSURE, what, changes.room_to_stay(timing, facts, account.blocks_s)
     return Cause.KV_PRESSURE, what, None
 
@@ -227,10 +240,10 @@ def _after(seconds: float, account: StreamAccount) -> str:
 
 
 def _preempted(timing: SequenceTiming, facts: EngineFacts, account: StreamAccount) -> tuple[Cause, str, Change | None]:
-    again = f"preempted {wording.count(timing.preemptions, 'time')}"
+    again = f"preempted {wording.often(timing.preemptions)}"
     if timing.recomputed_tokens:
         again += f", {wording.count(timing.recomputed_tokens, 'token')} read again"
-    what = f"{_after(account.away_s, account)} it had lost its KV to older requests ({again})"
+    what = f"{_after(account.away_s, account)} went into getting back the KV it lost to older requests ({again})"
     return Cause.KV_PRESSURE, what, changes.room_to_stay(timing, facts, account.away_s)
 
 

@@ -31,6 +31,10 @@ def count(number: float, noun: str) -> str:
     return f"{number:,.0f} {noun}" + ("" if round(number) == 1 else "s")
 
 
+def often(number: int) -> str:
+    return {1: "once", 2: "twice"}.get(number, f"{number} times")
+
+
 def size(num_bytes: float) -> str:
     """`97 MB`."""
     for unit, bytes_each in (("GB", 1e9), ("MB", 1e6)):
