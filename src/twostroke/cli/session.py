@@ -71,7 +71,7 @@ def _load_shown(model: str, config: EngineConfig, console: Console, process: Pop
 
 def stream_answer(llm: LLM, prompt_ids: Sequence[int], sampling: SamplingParams, console: Console) -> GenerationResult:
     """Print the answer as it is written; the result holds it whole."""
-    result = GenerationResult("", None, tuple(prompt_ids), [Sample()], explainer=llm.explainer)
+    result = GenerationResult("", None, tuple(prompt_ids), [Sample()])
     shows_progress = console.is_terminal and len(prompt_ids) >= PROGRESS_FROM_TOKENS
     for event in llm.stream(prompt_ids, sampling):
         if isinstance(event, PrefillProgress):
@@ -89,4 +89,5 @@ def stream_answer(llm: LLM, prompt_ids: Sequence[int], sampling: SamplingParams,
     sys.stdout.flush()
     if result.error is not None:
         raise BackendError(result.error)
+    result.explainer = llm.explainer
     return result

@@ -162,11 +162,7 @@ class LLM:
     def _run(self, requests: list[Request], texts: list[str | None], progress: bool) -> list[GenerationResult]:
         results = {
             request.request_id: GenerationResult(
-                request.request_id,
-                text,
-                request.prompt_token_ids,
-                [Sample() for _ in range(request.sampling.n)],
-                explainer=self.explainer,
+                request.request_id, text, request.prompt_token_ids, [Sample() for _ in range(request.sampling.n)]
             )
             for request, text in zip(requests, texts, strict=True)
         }
@@ -189,6 +185,8 @@ class LLM:
                             bar.finish_one()
         finally:
             self._forget([request.request_id for request in requests])
+        for result in results.values():
+            result.explainer = self.explainer
         return list(results.values())
 
     def _events_of(self, request: Request) -> Iterator[Event]:
