@@ -15,6 +15,7 @@ from twostroke.server import replies
 from twostroke.server.calls import Answer, Answers
 from twostroke.server.conversation import prepare
 from twostroke.server.errors import ApiError, bad_request
+from twostroke.server.explaining import follow
 from twostroke.server.logprobs import chat_logprobs
 from twostroke.server.messages import Output, Progress, Ready
 from twostroke.server.openapi import JSON_OR_EVENTS
@@ -53,6 +54,7 @@ async def chat_completions(body: ChatBody, request: Request) -> Response:
         request, [asked.prompt], asked.sampling, priority=body.priority, cache_salt=body.cache_salt
     )
     writer = ChatWriter(service, facts, sampling, body)
+    follow(request, writer.answers, writer.id)
     for answer in writer.answers.choices:
         answer.parser = asked.parser()
     if body.stream:
@@ -115,7 +117,7 @@ class ChatWriter:
         self._tokenizer: Tokenizer = service.encoder().tokenizer
         self._tool_format = service.tool_format
         self._model = service.settings.model_name
-        self._id = f"chatcmpl-{uuid4().hex}"
+        self.id = f"chatcmpl-{uuid4().hex}"
         self._created = int(time.time())
         self._wants_logprobs = sampling.logprobs is not None
         options = body.stream_options
@@ -131,7 +133,7 @@ class ChatWriter:
             own_timing = self.answers.own_timing(index, self._facts)
             choices.append(replies.ChatChoice(index, message, answer.finish_reason or "stop", logprobs, own_timing))
         usage, timing = self.answers.usage(), self.answers.timing(0, self._facts)
-        return replies.ChatReply(self._id, "chat.completion", self._created, self._model, choices, usage, timing)
+        return replies.ChatReply(self.id, "chat.completion", self._created, self._model, choices, usage, timing)
 
     def begin(self) -> bytes:
         opening = replies.Delta(role="assistant", content="")
@@ -184,5 +186,5 @@ class ChatWriter:
         return sse_error(error)
 
     def _chunk(self, choices: list[replies.ChatChunkChoice], **more: Any) -> bytes:
-        chunk = replies.ChatChunk(self._id, "chat.completion.chunk", self._created, self._model, choices, **more)
+        chunk = replies.ChatChunk(self.id, "chat.completion.chunk", self._created, self._model, choices, **more)
         return sse(replies.encode(chunk))

@@ -15,6 +15,7 @@ from twostroke.server import replies
 from twostroke.server.calls import Answers
 from twostroke.server.conversation import prepare
 from twostroke.server.errors import ApiError, bad_request
+from twostroke.server.explaining import follow
 from twostroke.server.messages import Output, Progress, Ready
 from twostroke.server.openapi import JSON_OR_EVENTS
 from twostroke.server.parsing import AnswerParser
@@ -50,6 +51,7 @@ async def responses(body: ResponsesBody, request: Request) -> Response:
     call = service.open_call(request, [asked.prompt], asked.sampling, cache_salt=body.cache_salt)
     writer = ResponseWriter(service, facts, sampling, body)
     writer.answers.choices[0].parser = asked.parser() or AnswerParser()
+    follow(request, writer.answers, writer.id)
     if body.stream:
         return await stream_answer(call, writer)
     try:
@@ -95,7 +97,7 @@ class ResponseWriter:
         self._body = body
         self._sampling = sampling
         self._model = service.settings.model_name
-        self._id = f"resp_{uuid4().hex}"
+        self.id = f"resp_{uuid4().hex}"
         self._created = int(time.time())
         self._num_events = 0
 
@@ -122,7 +124,7 @@ class ResponseWriter:
     def _outline(self, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
         body = self._body
         return {
-            "id": self._id,
+            "id": self.id,
             "object": "response",
             "created_at": self._created,
             "status": status,
