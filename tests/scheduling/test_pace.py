@@ -57,7 +57,7 @@ def slots(count: int, position: int = 100) -> list[DecodeSlot]:
 
 
 def test_decodes_take_their_share_and_never_all() -> None:
-    alone, beside_few, beside_many = (pace().seconds_for_prefill(slots(n), 1) for n in (4, 10, 100))
+    alone, beside_few, beside_many = (pace().seconds_for_prefill(slots(n), 1) for n in (8, 10, 100))
     assert pace().itl_target_s > alone > beside_few > beside_many > 0.0
     assert pace().seconds_for_prefill(slots(100, position=10**9), 1) > 0.0
     assert pace().seconds_for_prefill(slots(10, position=10_000), 1) < beside_few
