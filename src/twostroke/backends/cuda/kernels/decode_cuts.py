@@ -1,7 +1,7 @@
 """How the keys of a whole batch of decodes are cut into work items of about one size: on the device, so that one
 captured graph serves every context, and once a step for all layers. Knows positions and windows; attends nothing."""
 
-# ruff: noqa: N803
+# ruff: noqa: N803, SIM108
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,no-untyped-call"
 
 from __future__ import annotations
