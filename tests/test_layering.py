@@ -43,7 +43,8 @@ ROOMS = {
     "engine": room(BELOW_ENGINE, "rich"),
     "lab": room("core cost config machine models backends engine"),
     "server": room(
-        "core cost text config engine", "fastapi starlette pydantic uvicorn uvloop msgspec zmq prometheus_client"
+        "core cost text config engine",
+        "fastapi starlette pydantic uvicorn uvloop msgspec zmq prometheus_client opentelemetry",
     ),
     "cli": room(f"{BELOW_ENGINE} engine lab server", "typer rich"),
 }

@@ -14,6 +14,7 @@ from contextlib import suppress
 from enum import Enum
 from itertools import count
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import zmq
@@ -28,6 +29,9 @@ from twostroke.server.inbox import Inbox
 from twostroke.server.log import log
 from twostroke.server.metrics import Metrics
 from twostroke.server.sampling import as_api_error
+
+if TYPE_CHECKING:
+    from twostroke.server.tracing import Tracing
 
 FIRST_BACK_OFF_S = 0.5
 LONGEST_BACK_OFF_S = 30.0
@@ -48,8 +52,9 @@ class EngineState(Enum):
 
 
 class EngineClient:
-    def __init__(self, settings: m.EngineSettings, metrics: Metrics) -> None:
+    def __init__(self, settings: m.EngineSettings, metrics: Metrics, tracing: Tracing | None = None) -> None:
         self._settings = settings
+        self._tracing = tracing
         self._metrics = metrics
         self._context = zmq.asyncio.Context()
         self._socket: zmq.asyncio.Socket | None = None
@@ -227,6 +232,8 @@ class EngineClient:
         for output in step.outputs:
             if output.finish_reason is not None:
                 self._metrics.finished(output)
+                if self._tracing is not None:
+                    self._tracing.finished(output)
             inbox = inboxes.get(output.request_id)
             if inbox is None:
                 continue
@@ -237,6 +244,8 @@ class EngineClient:
                 del inboxes[output.request_id]
 
     def _refuse(self, message: m.Refused) -> None:
+        if self._tracing is not None:
+            self._tracing.refused(message.request_id)
         inbox = self._inboxes.pop(message.request_id, None)
         if inbox is not None:
             reason = message.message
@@ -244,6 +253,8 @@ class EngineClient:
             inbox.fail(as_api_error(BadRequestError(reason)) if message.is_bad_request else error)
 
     def _fail_all(self) -> None:
+        if self._tracing is not None:
+            self._tracing.engine_ended()
         inboxes, self._inboxes = set(self._inboxes.values()), {}
         for inbox in inboxes:
             inbox.fail(

@@ -11,8 +11,8 @@ from typing import Protocol
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from twostroke.server.calls import CLIENT_GONE, Call
-from twostroke.server.errors import ApiError
+from twostroke.server.calls import Call
+from twostroke.server.errors import CLIENT_GONE, ApiError
 from twostroke.server.inbox import News
 from twostroke.server.messages import Output, Progress
 
