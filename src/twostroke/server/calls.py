@@ -11,7 +11,7 @@ from starlette.types import Receive
 from twostroke.core.step import TokenLogprobs
 from twostroke.core.timing import SequenceTiming
 from twostroke.server.errors import CLIENT_GONE, ApiError
-from twostroke.server.inbox import Inbox, News
+from twostroke.server.inbox import Inbox
 from twostroke.server.messages import Output, Ready
 from twostroke.server.parsing import AnswerParser, Parts
 from twostroke.server.phases import Timing, timing_report
@@ -25,6 +25,7 @@ class Call:
         """`on_close` is told what ended the call early, if anything did."""
         loop = asyncio.get_running_loop()
         self._inbox = inbox
+        self.take = inbox.take
         self._on_close: Callable[[ApiError | None], None] | None = on_close
         self.deadline_s = loop.time() + timeout_s
         message = f"the request took longer than the {timeout_s:g} s that this server allows"
@@ -34,9 +35,6 @@ class Call:
     @property
     def is_finished(self) -> bool:
         return self._inbox.is_finished
-
-    async def take(self) -> list[News]:
-        return await self._inbox.take()
 
     def close(self) -> None:
         """May be called twice."""

@@ -14,6 +14,7 @@ from twostroke.server.errors import ApiError, error_response
 from twostroke.server.metrics import Metrics
 from twostroke.server.service import KEY_SCOPE
 from twostroke.server.settings import ServerSettings
+from twostroke.server.streaming import SOCKET_SCOPE
 
 OPEN_PATHS = frozenset({"/health", "/ready"})
 """Everything else asks for a key where there are keys: a route that is forgotten is closed, not open."""
@@ -44,6 +45,7 @@ class Guard:
         if scope["type"] != "http":
             return  # a web socket: nothing here speaks it, and an unanswered handshake is refused
         self._metrics.http_in_flight += 1
+        scope[SOCKET_SCOPE] = send
         try:
             await self._answer(scope, receive, self._counting(scope, send))
         finally:

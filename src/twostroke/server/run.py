@@ -4,6 +4,7 @@ lets requests in flight finish before anything is stopped."""
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 from collections.abc import Callable
 from contextlib import suppress
@@ -131,5 +132,8 @@ async def _start(engine: EngineSettings, service: Service, on_ready: Callable[[R
     except TwostrokeError:
         ready.cancel()
         raise
+    # What is there by now stays: the garbage collector need not look at it again while tokens wait.
+    gc.collect()
+    gc.freeze()
     with suppress(OSError):  # a log on a full disk
         on_ready(facts)
