@@ -217,12 +217,20 @@ class AttentionField(_Field):
     BLOCKS = auto()  # and which one their address
 
 
+class Wait(_Field):
+    """Whether threads wait for each other after an operation."""
+
+    NEVER = auto()
+    ALWAYS = auto()
+    UNLESS_ROWS_STAY = auto()  # not where every operation on rows gives a thread the same ones, and cuts nothing else
+
+
 class TapeField(_Field):
     """One entry of the tape."""
 
     FUNCTION = auto()
     ARGUMENTS = auto()
-    BARRIER = auto()  # 1: every thread waits for all after this operation
+    WAIT = auto()  # see Wait
 
 
 class TimeField(_Field):

@@ -14,6 +14,8 @@ from twostroke.backends.cpu.kernels.emitter import F32, I8X64, I32, I32X16, Emit
 STEPS = 8
 """Times 64 weight bytes (four inputs of 16 outputs) in a group."""
 NIBBLE_BYTES = 256
+GROUPS_AHEAD = 8
+"""How early tall tiles fetch weights: one group keeps such a tile busy longer than memory takes to answer."""
 
 
 class GroupedWeights(Protocol):
@@ -65,6 +67,8 @@ class PackedWeights:
     def steps(self, group: Value) -> Iterator[tuple[int, list[Value]]]:
         e = self._emitter
         places = [self._group(tile, group) for tile in self._tiles]
+        if self._rows >= 16:
+            self._fetch_ahead(places)
         if self.kind is TileKind.Q8_0:
             for step in range(STEPS):
                 yield 4 * step, [e.load(I8X64, e.at(place, 64 * step), 32) for place in places]
@@ -80,6 +84,12 @@ class PackedWeights:
                     4 * quarter + 16 * high,
                     [self._with_high_bits(w, own, step) for w, own in zip(weights, planes, strict=True)],
                 )
+
+    def _fetch_ahead(self, places: list[Value]) -> None:
+        e, size = self._emitter, self.kind.group_bytes
+        for place in places:
+            for line in range(0, size, 64):
+                e.prefetch(e.at(place, GROUPS_AHEAD * size + line))
 
     def step_of(self, group: Value, peak: Value) -> list[Value]:
         e, build = self._emitter, self._emitter.build
