@@ -261,7 +261,7 @@ class Program:
         self.tape.add(function, fields | operand.fields(**_forms_read(reader)), wait=wait)
 
     def _wait_for_rows(self) -> Wait:
-        """After an operation on rows that others on rows follow. Few rows are left for the logits: not worth a thought."""
+        """After an operation on rows that others on rows follow. Of few rows, for the logits, none stay."""
         return Wait.UNLESS_ROWS_STAY if self._rows.count is StepField.NUM_TOKENS else Wait.ALWAYS
 
     def _add_projection(

@@ -71,7 +71,8 @@ def _over_plane(
 ) -> None:
     """`work(panel, first row, row after the last)` for this thread's part of the plane of (panel, block of rows).
 
-    Where rows stay with their threads, it is cut by them. Else it is cut into equal runs, panel by panel; a run may
+    Where rows stay with their threads, it is cut by them, and each thread begins at panels of its own: two that ask for
+    the same weights at once get in each other's way. Else it is cut into equal runs, panel by panel; a run may
     begin and end inside a panel."""
     e = op.emitter
     blocks = e.larger(e.div(e.add(rows, height - 1), height), 1)
@@ -81,7 +82,11 @@ def _over_plane(
     first, last = op.share(e.mul(live, blocks))
     first_panel = select(by_rows, e.integer(0), e.div(first, blocks))
     last_panel = select(by_rows, live, e.div(e.add(last, e.sub(blocks, 1)), blocks))
-    with e.loop(first_panel, last_panel) as panel:
+    offset = select(by_rows, e.div(e.mul(live, op.thread), op.threads), e.integer(0))
+    with e.loop(first_panel, last_panel) as index:
+        moved = e.add(index, offset)
+        wraps = e.build.and_(by_rows, e.build.icmp_signed(">=", moved, live))
+        panel = select(wraps, e.sub(moved, live), moved)
         before = e.mul(panel, blocks)
         start = e.mul(e.larger(e.sub(first, before), 0), height)
         stop = e.smaller(e.mul(e.smaller(e.sub(last, before), blocks), height), rows)
