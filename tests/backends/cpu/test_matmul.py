@@ -127,7 +127,7 @@ def test_rows_that_are_kept_apart(rows: int) -> None:
 @pytest.mark.parametrize("threads", [2, 3, 7])
 def test_any_number_of_threads_shares_the_work(outputs: int, threads: int) -> None:
     name = instruction_set_names()[0]
-    for rows in (1, 9):
+    for rows in (1, 9, 16 * threads):
         alone, expected = product(name, TileKind.Q4_1, rows, outputs=outputs)
         shared, _ = product(name, TileKind.Q4_1, rows, outputs=outputs, threads=threads)
         assert_near(alone, expected)
