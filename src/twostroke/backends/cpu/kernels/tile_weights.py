@@ -14,8 +14,8 @@ from twostroke.backends.cpu.kernels.emitter import F32, I8X64, I32, I32X16, Emit
 STEPS = 8
 """Times 64 weight bytes (four inputs of 16 outputs) in a group."""
 NIBBLE_BYTES = 256
-GROUPS_AHEAD = 8
-"""How early tall tiles fetch weights: one group keeps such a tile busy longer than memory takes to answer."""
+TALL_ROWS, GROUPS_AHEAD = 16, 8
+"""Tiles of so many rows fetch weights so early: they come to them about half a microsecond later."""
 
 
 class GroupedWeights(Protocol):
@@ -53,8 +53,9 @@ def has_minimums(kind: TileKind) -> bool:
 
 class PackedWeights:
     """As they lie in memory. In kinds of nibbles, byte 4j + b of an output holds values 4j + b (low) and 16 + 4j + b
-    (high); in Q8_0, byte 4j + b is value 4j + b. Nothing is fetched early: tiles lie in the order they are read, and
-    hardware that sees that does better alone (36 GB/s against 31 with prefetches of any distance, on a Zen 4)."""
+    (high); in Q8_0, byte 4j + b is value 4j + b. Short tiles fetch nothing early: tiles lie in the order they are
+    read, and hardware that sees that does better alone (36 GB/s against 31 with prefetches of any distance, on a
+    Zen 4). Tall ones, which compute for longer than they read, do."""
 
     def __init__(self, emitter: Emitter, kind: TileKind, tiles: list[Value], rows: int = 1) -> None:
         """`rows` are those that meet each weight."""
@@ -67,7 +68,7 @@ class PackedWeights:
     def steps(self, group: Value) -> Iterator[tuple[int, list[Value]]]:
         e = self._emitter
         places = [self._group(tile, group) for tile in self._tiles]
-        if self._rows >= 16:
+        if self._rows >= TALL_ROWS:
             self._fetch_ahead(places)
         if self.kind is TileKind.Q8_0:
             for step in range(STEPS):
