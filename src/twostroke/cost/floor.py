@@ -3,9 +3,11 @@ the measured bandwidth. Counts only what no implementation can avoid; knows noth
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from twostroke.core.step import Step
 from twostroke.cost.hardware import Ceilings
 from twostroke.cost.model_shape import ModelShape
 
@@ -50,6 +52,15 @@ class StepWork:
     @property
     def num_tokens(self) -> int:
         return sum(num_tokens for _, num_tokens in self.chunks) + len(self.contexts)
+
+
+def work_of(step: Step) -> StepWork:
+    """The contexts are kept in an array: whoever logs thousands of steps keeps them small."""
+    return StepWork(
+        chunks=tuple((chunk.start, len(chunk.token_ids)) for chunk in step.prefills),
+        num_sampling_chunks=sum(chunk.samples for chunk in step.prefills),
+        contexts=array("q", [slot.position + 1 for slot in step.decodes]),
+    )
 
 
 def step_multiply_adds(shape: ModelShape, work: StepWork) -> int:

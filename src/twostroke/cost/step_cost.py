@@ -23,6 +23,9 @@ SURPRISE = 0.3
 """A step further off than this share teaches in inverse proportion to how far: something else held it up."""
 TRUSTED_AFTER = 10
 """Observations before which nothing counts as a surprise."""
+KNOWN_AFTER, KNOWN_STRIDE = 64, 8
+"""Steps of a kind that was seen so often teach only every so many times: most steps of an engine are like the one
+before, and learning takes some of the time that a small model's step has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,7 @@ class StepCost:
         self.error: float | None = None
         """Running mean of |predicted - measured| / measured, each predicted before it was measured."""
         first = astuple(coefficients or Coefficients())
+        self._seen: dict[tuple[int, int], int] = {}
         self._fit = OnlineFit([value / unit for value, unit in zip(first, _UNITS, strict=True)])
         self._matmul_s_per_token = shape.layer_matmul_parameters / ceilings.multiply_adds_per_s
         self._head_s_per_token = shape.head_matmul_parameters / ceilings.multiply_adds_per_s
@@ -92,7 +96,7 @@ class StepCost:
         return dict(zip(PARTS, map(mul, self._terms(work), self._fit.coefficients), strict=True))
 
     def observe(self, work: StepWork, seconds: float) -> None:
-        """Learn from a step that took so long."""
+        """Count how far off the prediction of a step was that took so long, and learn from it."""
         if not 0.0 < seconds < math.inf:
             return
         terms = self._terms(work)
@@ -104,12 +108,15 @@ class StepCost:
         share = miss / seconds
         before = self.error or 0.0
         self.error = before + (share - before) / min(self.num_observed, ERROR_WINDOW)
+        kind = (sum(tokens for _, tokens in work.chunks).bit_length(), len(work.contexts).bit_length())
+        seen = self._seen[kind] = self._seen.get(kind, 0) + 1
+        if seen > KNOWN_AFTER and seen % KNOWN_STRIDE:
+            return
         # Errors count relative to the step; the larger of the two keeps a wild one from weighing without bound.
         scale = max(seconds, predicted) if self.num_observed > TRUSTED_AFTER else seconds
         surprise = miss / (scale * SURPRISE)
         if surprise > 1.0 and self.num_observed > TRUSTED_AFTER:
             scale *= math.sqrt(surprise)
-        kind = (sum(tokens for _, tokens in work.chunks).bit_length(), len(work.contexts).bit_length())
         self._fit.observe(kind, [term / scale for term in terms], seconds / scale)
 
     def _terms(self, work: StepWork) -> tuple[float, ...]:

@@ -119,6 +119,7 @@ class EngineLoop:
                 prefix_lookup_tokens=counts.prefix_lookup_tokens,
                 blocks=tuple((group.free, group.cached, group.used) for group in counts.blocks),
                 steps=self._steps,
+                step_cost_error=self._engine.step_cost.error if self._engine.step_cost is not None else None,
             )
         )
 

@@ -134,6 +134,8 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
     """One a KV group: free, cached, used."""
     steps: dict[str, StepHistogram]
     """By kind, of STEP_KINDS."""
+    step_cost_error: float | None = None
+    """Of the engine's predictions of its steps, of late: mean of |predicted - measured| / measured."""
 
 
 FromEngine = Ready | Failed | Refused | StepOutputs | Stats
