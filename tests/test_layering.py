@@ -41,11 +41,12 @@ ROOMS = {
     "backends.cpu": room("core cost models cache machine", "numpy llvmlite"),
     "backends.cuda": room("core cost models cache machine", "numpy torch triton"),
     "engine": room(BELOW_ENGINE, "rich"),
+    "planner": room("core kv cost scheduling"),
     "lab": room("core cost config machine models backends engine"),
     "server": room(
         "core cost text config engine", "fastapi starlette pydantic uvicorn uvloop msgspec zmq prometheus_client"
     ),
-    "cli": room(f"{BELOW_ENGINE} engine lab server", "typer rich"),
+    "cli": room(f"{BELOW_ENGINE} engine planner lab server", "typer rich"),
 }
 UNSAFE = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 SHARED_BACKEND_PARTS = ("twostroke.backends.interface", "twostroke.backends.host")
@@ -159,6 +160,8 @@ def test_imports_follow_the_arrows(module):
         ("twostroke.lab.bench", "from twostroke.cli import units"),
         ("twostroke.lab.bench", "import rich"),
         ("twostroke.engine.engine", "from twostroke.lab.stage import Stage"),
+        ("twostroke.planner.simulate", "from twostroke.backends.interface import Backend"),
+        ("twostroke.planner.simulate", "from twostroke.engine.engine import Engine"),
         ("twostroke.cli.run", "import numpy"),
         ("twostroke.scheduling.scheduler", "from twostroke.cli import app"),
         ("twostroke.server.client", "from twostroke.scheduling.scheduler import Scheduler"),

@@ -6,6 +6,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import repeat
 
 from twostroke.core.step import Step
 from twostroke.cost.hardware import Ceilings
@@ -70,15 +71,23 @@ def step_multiply_adds(shape: ModelShape, work: StepWork) -> int:
     return shape.layer_matmul_parameters * work.num_tokens + shape.head_matmul_parameters * num_sampled + attention
 
 
+def contexts_bytes_read(shape: ModelShape, contexts: Sequence[int]) -> int:
+    """K and V that one query at the end of each context reads. There may be hundreds in every step."""
+    return sum(
+        group.bytes_per_token
+        * (sum(contexts) if group.window is None else sum(map(min, contexts, repeat(group.window))))
+        for group in shape.kv_groups
+    )
+
+
 def step_bytes_read(shape: ModelShape, work: StepWork) -> float:
     """The weights that it meets, once; each context; what lies before a chunk, once for all its queries."""
-    decodes = sum(shape.kv_bytes_read(context) for context in work.contexts)
     prefixes = sum(
         (start if group.window is None else min(start, group.window - 1)) * group.bytes_per_token
         for start, _ in work.chunks
         for group in shape.kv_groups
     )
-    return shape.weight_bytes_read(work.num_tokens) + decodes + prefixes
+    return shape.weight_bytes_read(work.num_tokens) + contexts_bytes_read(shape, work.contexts) + prefixes
 
 
 def step_floor_s(shape: ModelShape, work: StepWork, ceilings: Ceilings) -> float:

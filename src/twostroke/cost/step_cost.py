@@ -7,10 +7,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass, fields
-from itertools import repeat
 from operator import mul
 
-from twostroke.cost.floor import StepWork
+from twostroke.cost.floor import StepWork, contexts_bytes_read
 from twostroke.cost.hardware import Ceilings
 from twostroke.cost.model_shape import ModelShape
 from twostroke.cost.online_fit import OnlineFit
@@ -121,8 +120,7 @@ class StepCost:
 
     def _terms(self, work: StepWork) -> tuple[float, ...]:
         """Seconds, in the order of `Coefficients`: the unit of overheads, then floors."""
-        contexts, num_decodes = work.contexts, len(work.contexts)
-        num_tokens = num_decodes
+        num_decodes = num_tokens = len(work.contexts)
         attention_multiply_adds = 0
         for start, length in work.chunks:
             num_tokens += length
@@ -131,11 +129,6 @@ class StepCost:
             return (0.0,) * len(PARTS)
         weights_s = self.shape.weight_bytes_read(num_tokens) / self.ceilings.read_bytes_per_s
         matmul_s = self._matmul_s_per_token * num_tokens
-        kv_bytes = 0
-        for group in self.shape.kv_groups:
-            window = group.window
-            positions = sum(contexts) if window is None else sum(map(min, contexts, repeat(window)))
-            kv_bytes += positions * group.bytes_per_token
         return (
             OVERHEAD_UNIT_S,
             OVERHEAD_UNIT_S if work.chunks else 0.0,
@@ -143,6 +136,6 @@ class StepCost:
             min(matmul_s, weights_s),
             max(0.0, matmul_s - weights_s),
             attention_multiply_adds / self.ceilings.multiply_adds_per_s,
-            kv_bytes / self.ceilings.read_bytes_per_s,
+            contexts_bytes_read(self.shape, work.contexts) / self.ceilings.read_bytes_per_s,
             self._head_s_per_token * (num_decodes + work.num_sampling_chunks),
         )

@@ -51,6 +51,15 @@ class Preparation:
     reasons: tuple[str, ...]
 
     @property
+    def scheduler_config(self) -> SchedulerConfig:
+        return SchedulerConfig(
+            max_context=self.resolved.max_context,
+            max_tokens_per_step=self.resolved.sizes.max_tokens_per_step,
+            max_running=self.resolved.sizes.max_running,
+            prefix_caching=self.resolved.config.kv.prefix_caching,
+        )
+
+    @property
     def calibration_path(self) -> Path:
         key = CalibrationKey(self.factory.name, self.device, self.resolved.threads, self.shape, __version__)
         return key.path(cache_folder() / "calibrations")
@@ -176,16 +185,7 @@ def assemble(checkpoint: Checkpoint, tokenizer: Tokenizer | None, config: Engine
     if itl_target_ms is not None:
         ceilings = prepared.ceilings()
         pace = PrefillPace(shape, ceilings, itl_target_ms / 1e3)
-    scheduler = Scheduler(
-        SchedulerConfig(
-            max_context=resolved.max_context,
-            max_tokens_per_step=resolved.sizes.max_tokens_per_step,
-            max_running=resolved.sizes.max_running,
-            prefix_caching=config.kv.prefix_caching,
-        ),
-        resolved.layout,
-        pace=pace,
-    )
+    scheduler = Scheduler(prepared.scheduler_config, resolved.layout, pace=pace)
     grammars = None
     if tokenizer is not None and isinstance(backend, MaskingBackend):
         grammars = LazyGrammars(tokenizer)

@@ -48,21 +48,22 @@ class Observation:
 
 
 def spread(step_tokens: int, max_running: int, max_context: int) -> list[Play]:
-    """From cheap to dear, so that a slow model has seen the cheap ones of every kind when its time is up."""
+    """From cheap to dear, so that a slow model has seen the cheap ones of every kind when its time is up. Answers are
+    long enough that most of their steps follow others of their kind, as in service, and not a prompt."""
     many = min(max_running, step_tokens)
     longest = max_context - 64
     plays = [
-        Play((16,), 10),
-        Play((step_tokens // 4,), 6),
-        Play((24,) * min(4, many), 8),
-        Play((step_tokens - 12,), 6),
-        Play((24,) * min(16, many), 8),
-        Play((64,) * min(6, many - 1), 16, late_prompt=step_tokens + step_tokens // 4),
-        Play((3 * step_tokens,), 8),
-        Play((24,) * many, 6),
-        Play((step_tokens // 2,) * min(8, many), 8),
-        Play((step_tokens // 4,) * min(16, many - 1), 20, late_prompt=2 * step_tokens),
-        Play((2 * step_tokens,) * min(4, many), 8),
+        Play((16,), 40),
+        Play((step_tokens // 4,), 40),
+        Play((24,) * min(4, many), 24),
+        Play((step_tokens - 12,), 40),
+        Play((24,) * min(16, many), 24),
+        Play((64,) * min(6, many - 1), 24, late_prompt=step_tokens + step_tokens // 4),
+        Play((3 * step_tokens,), 24),
+        Play((24,) * many, 12),
+        Play((step_tokens // 2,) * min(8, many), 24),
+        Play((step_tokens // 4,) * min(16, many - 1), 24, late_prompt=2 * step_tokens),
+        Play((2 * step_tokens,) * min(2, many), 24),
     ]
     return [
         Play(
