@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import groupby
 from math import inf
 
 from twostroke.core.errors import BackendError
@@ -168,7 +169,21 @@ def fit(shape: ModelShape, ceilings: Ceilings, rounds: list[list[Observation]]) 
 
 def _teach(cost: StepCost, observations: list[Observation]) -> None:
     """In an order that mixes the kinds, several times over."""
-    order = random.Random(0)
+    order, seen = random.Random(0), typical(observations)
     for _ in range(PASSES):
-        for seen in order.sample(observations, len(observations)):
-            cost.observe(seen.work, seen.compute_s)
+        for work, seconds in order.sample(seen, len(seen)):
+            cost.observe(work, seconds)
+
+
+def typical(observations: list[Observation]) -> list[tuple[StepWork, float]]:
+    """A run of steps that differ by a token of context counts by its median: so a moment in which the machine had
+    something else to do does not count at all."""
+    found = []
+    for (has_chunks, _), steps in groupby(observations, lambda seen: (bool(seen.work.chunks), len(seen.work.contexts))):
+        alike = list(steps)
+        if has_chunks:
+            found += [(seen.work, seen.compute_s) for seen in alike]
+        else:
+            middle = alike[len(alike) // 2].work
+            found.append((middle, statistics.median(seen.compute_s for seen in alike)))
+    return found

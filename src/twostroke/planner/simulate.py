@@ -25,7 +25,7 @@ from twostroke.planner.report import Served, SimulationReport
 from twostroke.planner.trace import TraceRequest
 from twostroke.scheduling.config import SchedulerConfig
 from twostroke.scheduling.pace import PrefillPace
-from twostroke.scheduling.scheduler import Scheduler
+from twostroke.scheduling.scheduler import Scheduler, SequenceAdvance
 
 ROUTERS = ("round-robin", "least-loaded")
 TOKEN = SampledToken(0)
@@ -78,9 +78,8 @@ class Replica:
         self.scheduler.add(request)
         self.num_unfinished += 1
 
-    def step(self) -> list[SequenceTiming]:
-        """Launch what can be launched, and let the clock run to the end of the oldest step in flight: the timings of
-        those that it finished."""
+    def step(self) -> list[SequenceAdvance]:
+        """Launch what can be launched, and let the clock run to the end of the oldest step in flight: what it did."""
         while len(self._in_flight) < self._max_in_flight:
             step = self.scheduler.schedule(self.now_s)
             if step is None:
@@ -95,11 +94,9 @@ class Replica:
             if chunk.samples:
                 sampled[chunk.seq_id] = TOKEN
         result = StepResult(step.step_id, sampled, compute_s=seconds)
-        finished = [
-            advance.sequence.timing for advance in self.scheduler.apply(step, result, self.now_s) if advance.finished
-        ]
-        self.num_unfinished -= len(finished)
-        return finished
+        advances = self.scheduler.apply(step, result, self.now_s)
+        self.num_unfinished -= sum(advance.finished for advance in advances)
+        return advances
 
     def _launch(self, step: Step) -> None:
         seconds = self._step_seconds(work_of(step))
@@ -160,7 +157,7 @@ def _serve(running: list[Replica], trace: Series[TraceRequest], router: str) -> 
     for number, asked in enumerate(trace):
         for replica in running:
             while replica.now_s < asked.arrival_s and replica.busy:
-                served.take(replica.step())
+                served.take(_finished(replica.step()))
         chosen = running[number % len(running)]
         if router == "least-loaded":
             chosen = min(running, key=lambda replica: replica.num_unfinished)
@@ -170,7 +167,7 @@ def _serve(running: list[Replica], trace: Series[TraceRequest], router: str) -> 
             refused += 1
     for replica in running:
         while replica.busy:
-            served.take(replica.step())
+            served.take(_finished(replica.step()))
     began_s = trace[0].arrival_s if trace else 0.0
     return SimulationReport.of(
         served,
@@ -182,3 +179,7 @@ def _serve(running: list[Replica], trace: Series[TraceRequest], router: str) -> 
         prefix_hit_tokens=sum(replica.scheduler.counts().prefix_hit_tokens for replica in running),
         replicas=len(running),
     )
+
+
+def _finished(advances: list[SequenceAdvance]) -> list[SequenceTiming]:
+    return [advance.sequence.timing for advance in advances if advance.finished]
