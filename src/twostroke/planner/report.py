@@ -95,7 +95,7 @@ class SimulationReport:
             num_steps=num_steps,
             num_preemptions=num_preemptions,
             prefix_hit_tokens=prefix_hit_tokens,
-            busy_share=busy_s * per_s / replicas,
+            busy_share=min(1.0, busy_s * per_s / replicas),
             ttft_s=percentiles(served.ttft_s),
             queue_s=percentiles(served.queue_s),
             itl_s=percentiles(served.itl_s),
