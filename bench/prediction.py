@@ -1,11 +1,12 @@
 """Predictions beside measurements: what the calibrated cost of a step, and the simulation on top of it, said before,
 and what this machine then did.
 
-    python -m bench.prediction [MODEL] [--parts calibrate,steps,requests,trace,h200] [--seconds 20]
+    python -m bench.prediction [MODEL] [--parts calibrate,steps,requests,trace,h200,speed] [--seconds 20]
 
 `calibrate` stores what the other parts then predict from, unchanged; without it, what `twostroke calibrate` stored is
 taken. Each part says how much of the processors others took meanwhile: what was measured beside them means little.
-`h200` needs no machine: bench/prediction_h200.py predicts what is recorded in bench/results."""
+`h200` needs no machine: bench/prediction_h200.py predicts what is recorded in bench/results. `speed` times a simulation:
+seconds of one core, so that a busy machine counts little."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ from twostroke.planner.report import percentiles
 from twostroke.planner.simulate import ReplicaSpec, simulate
 from twostroke.planner.trace import Lengths, TraceRequest, poisson
 
-PARTS = ("calibrate", "steps", "requests", "trace", "h200")
+PARTS = ("calibrate", "steps", "requests", "trace", "h200", "speed")
 MIXED_S = 14.0
 NUM_REQUESTS = 50
 TRACE = (2.8, 110, Lengths(50, 500), Lengths(10, 60))
@@ -261,6 +262,21 @@ def recorded_h200() -> list[Line]:
     return [*lines, Line(f"H200, mean of {len(lines)}", "simulated", "recorded", mean, 0.2)]
 
 
+def simulation_speed() -> Line:
+    """Ten thousand requests on eight replicas, on one core."""
+    from bench.prediction_h200 import MODELS, replica_of
+
+    trace = poisson(100.0, 10_000, Lengths(200, 2000), Lengths(50, 300))
+    spec, _, _ = replica_of(MODELS[0])
+    started_s = time.process_time()
+    report = simulate(spec, trace, replicas=8)
+    took_s = time.process_time() - started_s
+    print(
+        f"  {report.num_steps:,} steps, {report.served.output_tokens:,} tokens; {took_s / 20.0:.0%} of the 20 s allowed"
+    )
+    return Line("10,000 requests simulated on 8 replicas", "20 s", f"{took_s:.1f} s", took_s / 20.0, 1.0)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", default="smollm2")
@@ -271,10 +287,13 @@ def main() -> None:
     if unknown := set(parts) - set(PARTS):
         raise SystemExit(f"there is no part {', '.join(sorted(unknown))}; the parts are {', '.join(PARTS)}")
     lines: list[Line] = []
-    if set(parts) - {"h200"}:
+    if set(parts) - {"h200", "speed"}:
         lines += on_this_machine(options.model, parts, options.seconds)
     if "h200" in parts:
         lines += recorded_h200()
+    if "speed" in parts:
+        with watched("speed"):
+            lines.append(simulation_speed())
     print(f"\n{'figure':<44} {'predicted':>12} {'measured':>12} {'off by':>8}")
     for line in lines:
         print(line)
