@@ -5,7 +5,7 @@ and what this machine then did.
 
 `calibrate` stores what the other parts then predict from, unchanged; without it, what `twostroke calibrate` stored is
 taken. Each part says how much of the processors others took meanwhile: what was measured beside them means little.
-`h200` needs no machine: bench/prediction_h200.py predicts what is recorded in bench/results. `speed` times a simulation:
+`h200` needs no machine: bench/prediction_h200.py predicts what is recorded in bench/results. `speed` times a run:
 seconds of one core, so that a busy machine counts little."""
 
 from __future__ import annotations

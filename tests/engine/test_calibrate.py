@@ -21,7 +21,7 @@ from twostroke.cost.step_cost import Coefficients, StepCost
 from twostroke.engine.build import Assembly, build
 from twostroke.engine.calibrate import Observation, Play, fit, observe_spread, spread, typical
 
-TRUTH = StepCost(SMOLLM2_SHAPE, CEILINGS, Coefficients(4e-4, 1e-4, 1.5, 2.3, 1.7, 2.2, 2.2, 5.0))
+TRUTH = StepCost(SMOLLM2_SHAPE, CEILINGS, Coefficients(4e-4, 1e-4, 1.1, 1.5, 2.3, 1.7, 2.2, 2.2, 5.0))
 
 
 def tiny_engine(folder: Path) -> Assembly:

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 PARTS = {
     "step_s": "any step",
     "prefill_s": "a step with prefill, on top",
-    "weights": "reading the weights",
+    "weights_alone": "reading the weights, for one token",
+    "weights": "reading the weights, for several",
     "matmul_in_shadow": "matrix products, while weights are read",
     "matmul": "matrix products, the rest",
     "attention": "attention of prompts",

@@ -35,8 +35,10 @@ class Coefficients:
     """Any step, whatever is in it."""
     prefill_s: float = 2e-4
     """A step that holds a prefill chunk, on top."""
-    weights: float = 1.1
-    """Reading the weights once, at the measured bandwidth."""
+    weights_alone: float = 1.1
+    """Reading the weights once, at the measured bandwidth, in a step of a single token: backends have kernels for it."""
+    weights: float = 1.2
+    """The same in a step of several tokens."""
     matmul_in_shadow: float = 0.3
     """Arithmetic of the layers' matrix products, as much as takes no longer than reading the weights: free where the
     hardware overlaps the two."""
@@ -132,7 +134,8 @@ class StepCost:
         return (
             OVERHEAD_UNIT_S,
             OVERHEAD_UNIT_S if work.chunks else 0.0,
-            weights_s,
+            weights_s if num_tokens == 1 else 0.0,
+            weights_s if num_tokens > 1 else 0.0,
             min(matmul_s, weights_s),
             max(0.0, matmul_s - weights_s),
             attention_multiply_adds / self.ceilings.multiply_adds_per_s,
