@@ -36,7 +36,7 @@ class Coefficients:
     prefill_s: float = 2e-4
     """A step that holds a prefill chunk, on top."""
     weights_alone: float = 1.1
-    """Reading the weights once, at the measured bandwidth, in a step of a single token: backends have kernels for it."""
+    """Reading the weights once, at the measured bandwidth, in a step of one token: backends have kernels for it."""
     weights: float = 1.2
     """The same in a step of several tokens."""
     matmul_in_shadow: float = 0.3
