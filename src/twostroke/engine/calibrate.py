@@ -29,6 +29,8 @@ TEMPERATURE = 0.7
 """As people use it: drawing a token costs a little more than taking the likeliest."""
 PASSES = 8
 """How often the fit sees each measured step: it moves a little at a time."""
+SHORTEST_RUN = 4
+"""Of decode steps of one kind, for them to count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,10 @@ def spread(step_tokens: int, max_running: int, max_context: int) -> list[Play]:
     longest = max_context - 64
     plays = [
         Play((16,), 40),
+        Play((step_tokens // 12,), 6),
+        Play((step_tokens // 6,), 6),
         Play((step_tokens // 4,), 40),
+        Play((step_tokens * 2 // 5,), 6),
         Play((24,) * min(4, many), 24),
         Play((step_tokens - 12,), 40),
         Play((24,) * min(16, many), 24),
@@ -177,13 +182,14 @@ def _teach(cost: StepCost, observations: list[Observation]) -> None:
 
 def typical(observations: list[Observation]) -> list[tuple[StepWork, float]]:
     """A run of steps that differ by a token of context counts by its median: so a moment in which the machine had
-    something else to do does not count at all."""
+    something else to do does not count at all. Short runs are left out: they are what is left of a crowd, and slow
+    for what came before them."""
     found = []
     for (has_chunks, _), steps in groupby(observations, lambda seen: (bool(seen.work.chunks), len(seen.work.contexts))):
         alike = list(steps)
         if has_chunks:
             found += [(seen.work, seen.compute_s) for seen in alike]
-        else:
+        elif len(alike) >= SHORTEST_RUN:
             middle = alike[len(alike) // 2].work
             found.append((middle, statistics.median(seen.compute_s for seen in alike)))
     return found
