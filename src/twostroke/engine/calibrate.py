@@ -183,15 +183,18 @@ def _teach(cost: StepCost, observations: list[Observation]) -> None:
 
 
 def typical(observations: list[Observation]) -> list[tuple[StepWork, float]]:
-    """A run of steps that differ by a token of context counts by its median: so a moment in which the machine had
-    something else to do does not count at all. Short runs are left out: they are what is left of a crowd, and slow
-    for what came before them."""
-    found = []
+    """Each work once, at the lower third of what it took: whatever else the machine does can only slow a step down. A
+    run of decode steps differs by a token of context, and counts as one work. Short runs are left out: they are what is
+    left of a crowd, and slow for what came before them."""
+    chunks: dict[tuple[object, ...], list[Observation]] = {}
+    found: list[list[Observation]] = []
     for (has_chunks, _), steps in groupby(observations, lambda seen: (bool(seen.work.chunks), len(seen.work.contexts))):
         alike = list(steps)
-        if has_chunks:
-            found += [(seen.work, seen.compute_s) for seen in alike]
-        elif len(alike) >= SHORTEST_RUN:
-            middle = alike[len(alike) // 2].work
-            found.append((middle, statistics.median(seen.compute_s for seen in alike)))
-    return found
+        if not has_chunks and len(alike) >= SHORTEST_RUN:
+            found.append(alike)
+        for seen in alike if has_chunks else ():
+            chunks.setdefault((seen.work.chunks, tuple(seen.work.contexts)), []).append(seen)
+    return [
+        (alike[len(alike) // 2].work, sorted(seen.compute_s for seen in alike)[(len(alike) - 1) // 3])
+        for alike in [*found, *chunks.values()]
+    ]
