@@ -28,9 +28,8 @@ from twostroke.scheduling.config import SchedulerConfig
 
 HERE = Path(__file__).resolve().parent
 PREDICTED = ("batch", "prefix", "noisy", "nano")
-LEFT_OUT = {("prefix", "TTFT cold"), ("batch", "ITL p99"), ("noisy", "ITL p99 during")}
-"""The first is part of the fit. The other two are what the pace of prompts beside streams makes them, and the scheduler
-has another one now than when these runs were recorded."""
+FITTED = {("prefix", "TTFT cold")}
+"""Figures of those workloads that are part of the fit."""
 FIGURES = {
     "ttft": "TTFT",
     "tpot": "TPOT",
@@ -54,17 +53,17 @@ class Model:
     name: str
     """As the records call it."""
     folder: str
-    run: int
-    """Of bench/results/cuda-bench.txt."""
+    runs: tuple[int, ...]
+    """Of bench/results/cuda-bench.txt; where two have a figure, the later one's is taken."""
     itl_target_s: float
-    """As that run was paced."""
+    """As the last of them was paced."""
     num_blocks: int
 
 
 MODELS = (
-    Model("8B", "llama-3.1-8b", 6, 0.028, 14844),
-    Model("0.6B", "qwen3-0.6b", 6, 0.028, 18984),
-    Model("30B", "qwen3-30b-a3b", 4, 0.040, 13059),
+    Model("8B", "llama-3.1-8b", (6, 9, 10), 0.035, 14844),
+    Model("0.6B", "qwen3-0.6b", (10,), 0.035, 18984),
+    Model("30B", "qwen3-30b-a3b", (4,), 0.040, 13059),
 )
 
 
@@ -144,7 +143,10 @@ def replica_of(model: Model) -> tuple[ReplicaSpec, dict[tuple[str, str], float],
     checkpoint = random_checkpoint(HERE / "shapes" / model.folder, WeightKind.BF16, name=model.name)
     windows, spec = checkpoint.spec.kv_windows(), checkpoint.spec
     shape = shape_of(checkpoint, [4 * len(layers) * spec.num_kv_heads * spec.head_dim for _, layers in windows])
-    figures, ceilings = recorded_figures(model.run, model.name)
+    figures: dict[tuple[str, str], float] = {}
+    for run in model.runs:
+        found, ceilings = recorded_figures(run, model.name)
+        figures |= found
     replica = ReplicaSpec(
         fitted_cost(shape, ceilings, model.name, figures).seconds,
         shape,
@@ -170,7 +172,7 @@ def predictions() -> list[tuple[str, float, float]]:
             no_floors = Floors(replica.shape, replica.ceilings, [StepWork(contexts=[1])] * stage.num_steps)
             for figure in FULL[name].figures(stage, no_floors):
                 title = FIGURES.get(figure.name.removesuffix("_ms"), "")
-                if (name, title) in figures and (name, title) not in LEFT_OUT:
+                if (name, title) in figures and (name, title) not in FITTED:
                     value = figure.value / 1e3 if figure.name.endswith("_ms") else figure.value
                     found.append((f"{model.name} {name}, {title}", value, figures[name, title]))
     return found

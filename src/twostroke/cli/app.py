@@ -9,7 +9,19 @@ import typer
 
 from twostroke import __version__
 
-COMMANDS = ("run", "chat", "serve", "explain", "top", "pull", "inspect", "bench", "calibrate", "simulate")
+COMMANDS = (
+    "run",
+    "chat",
+    "serve",
+    "explain",
+    "top",
+    "pull",
+    "inspect",
+    "bench",
+    "calibrate",
+    "plan",
+    "simulate",
+)
 
 app = typer.Typer(
     name="twostroke",
