@@ -54,6 +54,18 @@ def test_simulate_reads_a_trace_and_writes_json(smollm2_path: Path, tmp_path: Pa
     assert found["goodput"]["share"] == 1.0
 
 
+def test_simulate_needs_no_weights_for_another_device() -> None:
+    sizes = ("--rate", "10", "--requests", "100", "--input", "200-2000", "--output", "20-100", "--json")
+    done = twostroke("simulate", "Llama-3.1-70B", "--on", "h200", "--tensor-parallel", "2", *sizes)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["requests"] == 100 and "2 x H200" in found["deployment"] and "H200" in found["step_seconds"]
+    # A prompt of 200 tokens at least, and 141 GB of weights at 9.6 TB/s at best.
+    assert found["itl_s"]["p50"] > 141e9 / 9.6e12
+    alone = twostroke("simulate", "Llama-3.1-70B", "--on", "l4")
+    assert alone.returncode == 2 and "do not fit on L4" in alone.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -62,6 +74,8 @@ def test_simulate_reads_a_trace_and_writes_json(smollm2_path: Path, tmp_path: Pa
         (("--input", "many"), "is not a length"),
         (("--replicas", "0"), "replicas must be"),
         (("--router", "dice"), "the router must be"),
+        (("--on", "abacus"), "there is no device"),
+        (("--tensor-parallel", "2"), "--tensor-parallel goes with"),
         (("--slo-ttft-ms", "-1"), "slo-ttft-ms must be"),
         (("--trace", "/nowhere/trace.jsonl"), "could not be read"),
     ],
