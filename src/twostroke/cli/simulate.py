@@ -230,4 +230,4 @@ def _show(report: SimulationReport, objective: Objective, simulated: Simulated, 
         f"Simulated in {units.seconds(took_s)}, {len(served.ttft_s) / max(took_s, 1e-9):,.0f} requests a second."
     )
     for line in lines:
-        console.print(line, highlight=False, markup=False)
+        console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -64,4 +64,4 @@ def on_device(
         itl_target_s=None if itl_target_ms is None else itl_target_ms / 1e3,
     )
     title = f"{planned.name} in {deployment.quantise} on {hardware}"
-    return spec, title, f"by {efficiency.source}, off by {efficiency.error}"
+    return spec, title, f"by {efficiency.source}; error: {efficiency.error}"
