@@ -9,7 +9,7 @@ import typer
 
 from twostroke import __version__
 
-COMMANDS = ("run", "chat", "serve", "explain", "top", "pull", "inspect", "bench", "plan")
+COMMANDS = ("run", "chat", "serve", "explain", "top", "pull", "inspect", "bench", "calibrate", "plan", "simulate")
 
 app = typer.Typer(
     name="twostroke",
