@@ -50,8 +50,11 @@ def lab(
             "numbers go beside it, with the ending .json.",
         ),
     ] = None,
-    from_record: Annotated[
-        Path | None, typer.Option("--from", metavar="FILE", help="Measure nothing: draw the numbers of an earlier run.")
+    from_records: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--from", metavar="FILE", help="Measure nothing: draw the numbers of an earlier run; several are joined."
+        ),
     ] = None,
     plots: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Write each plot there, too, as an SVG file.")
@@ -90,14 +93,13 @@ def lab(
     notes = Console(stderr=True)
     check_available()
     choose(only)
-    if (model is None) == (from_record is None):
+    if (model is None) == (not from_records):
         raise BadRequestError("give a model to measure, or --from with the record of an earlier run: one of the two")
-    page = output or Path(f"lab-{_plain(model or str(from_record))}.html")
+    page = output or Path(f"lab-{_plain(model or str(from_records and from_records[0]))}.html")
     _check_places(page, plots)
-    if from_record is not None:
-        record = _read(from_record)
+    if model is None:
+        record = _joined([_read(path) for path in from_records or ()])
     else:
-        assert model is not None
         config = options.engine_config(
             backend,
             threads,
@@ -205,6 +207,17 @@ def _read(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise BadRequestError(f"{path} could not be drawn: {error}") from None
     return record
+
+
+def _joined(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One record with the findings of all, in the report's order; the rest is the first's, and the last finding of a
+    name counts."""
+    from twostroke.lab.experiments import EXPERIMENTS
+
+    found = {finding["name"]: finding for record in records for finding in record["findings"]}
+    commands = dict.fromkeys(record["command"] for record in records)
+    ordered = [found[name] for name in EXPERIMENTS if name in found]
+    return {**records[0], "command": "; ".join(commands), "findings": ordered}
 
 
 def _check_places(page: Path, plots: Path | None) -> None:

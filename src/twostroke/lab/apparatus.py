@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from twostroke.core.errors import BackendError
+from twostroke.core.errors import BackendError, TwostrokeError
 from twostroke.cost.floor import StepWork
 from twostroke.engine.build import Assembly
 from twostroke.lab.adapter import EngineAdapter
@@ -19,6 +19,10 @@ from twostroke.lab.workloads import random_ids
 
 WARM_STEPS = 2
 """Steps of a batch that are not counted: the first ones of a kind take longer."""
+
+
+class CannotMeasureError(TwostrokeError):
+    """What this engine leaves no room or no time for, in a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +168,16 @@ class Apparatus:
 
     def decode_steps(self, prompts: Sequence[Sequence[int]], num_steps: int) -> Measured:
         """Seconds of the steps in which all these prompts' streams decode, and nothing else happens."""
-        played = self.play(prompts, num_steps + WARM_STEPS + 1)
-        return Measured(tuple(played.seconds[index] for index in played.steady_decodes(len(prompts))))
+        played = self.play(prompts, num_steps + WARM_STEPS + 1 + self.start_steps(prompts))
+        steady = played.steady_decodes(len(prompts))[:num_steps]
+        if not steady:
+            raise CannotMeasureError(f"{len(prompts)} streams never decode together here")
+        return Measured(tuple(played.seconds[index] for index in steady))
+
+    def start_steps(self, prompts: Sequence[Sequence[int]]) -> int:
+        """How many tokens the first of several prompts writes at most before the last has its first."""
+        room = self.engine.scheduler.config.max_tokens_per_step - len(prompts)
+        return -(-sum(map(len, prompts)) // max(1, room)) if len(prompts) > 1 else 0
 
     def decode_batch(self, batch: int, prompt_len: int, num_steps: int) -> Measured:
         """The same of prompts with nothing in common. Asked again, the same measurement is returned."""

@@ -36,6 +36,8 @@ class Axis:
     log: bool = False
     from_zero: bool = True
     """Of a linear axis."""
+    ticks: tuple[float, ...] | None = None
+    """Where numbers stand; None: where they fall well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +116,11 @@ def from_json(data: Mapping[str, Any]) -> Chart:
 
 def _panel(data: Mapping[str, Any]) -> Panel:
     series = tuple(_series(one) for one in data["series"])
-    return Panel(Axis(**data["x"]), Axis(**data["y"]), series, data["title"])
+    return Panel(_axis(data["x"]), _axis(data["y"]), series, data["title"])
+
+
+def _axis(data: Mapping[str, Any]) -> Axis:
+    return Axis(**{**data, "ticks": _tuple(data["ticks"])})
 
 
 def _series(data: Mapping[str, Any]) -> Series:

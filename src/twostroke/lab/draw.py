@@ -18,13 +18,14 @@ COLOURS = {Tone.PREFILL: "#c2500a", Tone.DECODE: "#0b6fb3", Tone.MEMORY: "#1b7f5
 """Vermilion, blue and green as Okabe and Ito chose them, a little darker for print."""
 PALE = {Tone.PREFILL: "#efc8ad", Tone.DECODE: "#b4d3ea"}
 INK, FAINT, GRID = "#2b2b2b", "#6b6b6b", "#e4e4e4"
-WIDTH_IN, PANEL_IN, KEY_IN, FOOT_IN, GAP_IN = 6.4, 2.25, 0.34, 0.52, 0.62
+WIDTH_IN, PANEL_IN, LONE_PANEL_IN = 6.4, 2.2, 2.7
+KEY_IN, FOOT_IN, GAP_IN = 0.36, 0.52, 0.66
 LEFT_IN, RIGHT_IN = 0.85, 1.2
 ROW_IN = 0.46
 LINES: dict[Mark, dict[str, Any]] = {
     Mark.PREDICTED: {"linewidth": 1.6, "alpha": 0.85, "zorder": 2},
     Mark.FLOOR: {"linewidth": 1.1, "linestyle": (0, (4, 2.5)), "alpha": 0.7, "zorder": 1},
-    Mark.LIMIT: {"linewidth": 1.1, "color": FAINT, "zorder": 1},
+    Mark.LIMIT: {"linewidth": 1.0, "color": "#9a9a9a", "zorder": 1},
 }
 STYLE: dict[str, Any] = {
     "font.family": "sans-serif",
@@ -58,28 +59,34 @@ def check_available() -> None:
 def svg(chart: Chart) -> str:
     check_available()
     import matplotlib
-    from matplotlib.figure import Figure
 
     with matplotlib.rc_context(cast(Any, STYLE)):
-        figure = Figure()
-        if chart.shares is not None:
-            _draw_shares(figure, chart.shares, chart)
-        else:
-            _draw_panels(figure, chart)
         out = io.StringIO()
-        figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
+        draw(chart).savefig(out, format="svg", metadata={"Date": None, "Creator": None})
     text = out.getvalue()
     return text[text.index("<svg") :]  # without the XML prologue: a page has one of its own
 
 
+def draw(chart: Chart) -> Figure:
+    from matplotlib.figure import Figure
+
+    figure = Figure()
+    if chart.shares is not None:
+        _draw_shares(figure, chart.shares, chart)
+    else:
+        _draw_panels(figure, chart)
+    return figure
+
+
 def _draw_panels(figure: Figure, chart: Chart) -> None:
     count = len(chart.panels)
-    height = KEY_IN + count * PANEL_IN + (count - 1) * GAP_IN + FOOT_IN
+    each = PANEL_IN if count > 1 else LONE_PANEL_IN
+    height = KEY_IN + count * each + (count - 1) * GAP_IN + FOOT_IN
     figure.set_size_inches(WIDTH_IN, height)
     for number, panel in enumerate(chart.panels):
-        bottom = FOOT_IN + (count - 1 - number) * (PANEL_IN + GAP_IN)
+        bottom = FOOT_IN + (count - 1 - number) * (each + GAP_IN)
         width = WIDTH_IN - LEFT_IN - RIGHT_IN
-        axes = figure.add_axes((LEFT_IN / WIDTH_IN, bottom / height, width / WIDTH_IN, PANEL_IN / height))
+        axes = figure.add_axes((LEFT_IN / WIDTH_IN, bottom / height, width / WIDTH_IN, each / height))
         _draw_panel(axes, panel)
     marks = {series.mark for panel in chart.panels for series in panel.series}
     whiskers = any(series.low is not None for panel in chart.panels for series in panel.series)
@@ -96,6 +103,8 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
     if not panel.y.log and panel.y.from_zero:
         axes.set_ylim(bottom=0)
         axes.margins(y=0.08)
+    if panel.y.log and any(series.names for series in panel.series):
+        axes.set_ylim(bottom=axes.get_ylim()[0] / 1.5)  # room for the lowest point's name
     axes.set_xlabel(panel.x.label)
     axes.set_ylabel(panel.y.label)
     if panel.title is not None:
@@ -114,8 +123,11 @@ def _draw_series(axes: Axes, series: Series) -> None:
             series.x, series.y, "o", color=colour, markersize=size, markerfacecolor=face, markeredgewidth=1.2, zorder=4
         )
         for x, y, name in zip(series.x, series.y, series.names or (), strict=False):
+            # Prefill's names above, the others' below: where the phases meet, both can be read.
+            above = series.tone is Tone.PREFILL
+            place, horizontal, vertical = ((-3, 5), "right", "bottom") if above else ((4, -4), "left", "top")
             axes.annotate(
-                name, (x, y), (4, -4), textcoords="offset points", fontsize=7, color=colour, va="top", zorder=5
+                name, (x, y), place, textcoords="offset points", fontsize=7, color=colour, ha=horizontal, va=vertical
             )
         return
     look = LINES[series.mark]
@@ -123,21 +135,24 @@ def _draw_series(axes: Axes, series: Series) -> None:
 
 
 def _scale(axis: Any, wanted: Axis) -> None:
-    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
+    from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
-    name = axis.axis_name
     if wanted.log:
-        getattr(axis.axes, f"set_{name}scale")("log")
+        getattr(axis.axes, f"set_{axis.axis_name}scale")("log")
         least, most = axis.get_view_interval()
-        if most / least > 30:
+        if most / least > 200:
             axis.set_major_locator(LogLocator(10))
         else:
             axis.set_major_locator(LogLocator(10, subs=(1, 2, 5)))
         axis.set_minor_locator(NullLocator())
         axis.set_minor_formatter(NullFormatter())
     else:
-        axis.set_major_locator(MaxNLocator(6))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+        axis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+    if wanted.ticks is not None:
+        axis.set_major_locator(FixedLocator(wanted.ticks))
+    axis.set_major_formatter(
+        FuncFormatter(lambda value, _: f"{value:,.10g}" if value < 1e6 else f"{value / 1e6:,.10g} M")
+    )
     axis.set_tick_params(length=3, width=0.8, labelsize=8)
 
 
@@ -181,9 +196,9 @@ def apart(middles: Sequence[float], heights: Sequence[float], top: float) -> lis
 
 def _key(marks: set[Mark], prediction: str, whiskers: bool) -> list[tuple[Mark, str]]:
     words = {
-        Mark.MEASURED: "measured" + (" (median, least to most)" if whiskers else ""),
+        Mark.MEASURED: "measured" + (" (median, range)" if whiskers else ""),
         Mark.PREDICTED: prediction,
-        Mark.FLOOR: "floor (what the hardware allows)",
+        Mark.FLOOR: "floor (hardware limit)",
     }
     return [(mark, text) for mark, text in words.items() if mark in marks]
 

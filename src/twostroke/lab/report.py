@@ -28,7 +28,7 @@ table {{ border-collapse: collapse; width: 100%; font-size: .9rem; margin: 0 0 1
 th, td {{ text-align: left; vertical-align: top; padding: .3rem .8rem .3rem 0; border-bottom: 1px solid #e6e6e6;
   overflow-wrap: anywhere; }}
 th {{ font-weight: 600; color: #555; width: 8.5rem; }}
-ol {{ padding-left: 1.4rem; margin: 0 0 1rem; }}
+ol {{ padding-left: 1.9rem; margin: 0 0 1rem; }}
 li {{ margin: .15rem 0; }}
 section {{ border-top: 1px solid #d8d8d8; padding-top: 1.5rem; margin-top: 2.2rem; }}
 .question {{ color: #555; font-style: italic; margin: 0 0 .9rem; }}

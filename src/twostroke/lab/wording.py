@@ -34,6 +34,8 @@ def ratio(value: float) -> str:
 
 
 def share(value: float) -> str:
+    if 0 < value < 0.0005:
+        return "less than 0.1%"
     return f"{value:.1%}" if value < 0.095 else f"{value:.0%}"
 
 

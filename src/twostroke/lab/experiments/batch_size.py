@@ -6,10 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from twostroke.cost.floor import StepWork, step_bytes_read, step_multiply_adds
-from twostroke.lab.apparatus import WARM_STEPS, Apparatus, Measured
+from twostroke.lab.apparatus import WARM_STEPS, Apparatus, CannotMeasureError, Measured
 from twostroke.lab.chart import Axis, Panel, Tone
 from twostroke.lab.experiments.experiment import (
-    CannotMeasureError,
     Experiment,
     Say,
     between,
@@ -33,8 +32,8 @@ ENOUGH = 0.9
 
 def batches(apparatus: Apparatus) -> Iterable[int]:
     """Those that fit here and can be measured in the time there is."""
-    length = PROMPT_TOKENS + STEPS + WARM_STEPS + 2
     for batch in QUICK_BATCHES if apparatus.effort.is_quick else BATCHES:
+        length = PROMPT_TOKENS + STEPS + WARM_STEPS + 2 + apparatus.start_steps([range(PROMPT_TOKENS)] * batch)
         works = [*prefill_steps(PROMPT_TOKENS * batch, apparatus.chunk_tokens), *(STEPS * one_step(batch))]
         fits = batch <= apparatus.max_running and batch * length <= apparatus.pool_tokens
         if fits and length <= apparatus.max_tokens and apparatus.can_afford(works):
@@ -73,7 +72,7 @@ def _finding(apparatus: Apparatus, found: dict[int, Measured]) -> Finding:
     rates = [Measured(tuple(batch / value for value in found[batch].values)) for batch in sizes]
     grid, widest = between(sizes[0], sizes[-1]), sizes[-1]
     enough = next(batch for batch in sizes if throughput[batch] >= ENOUGH * throughput[widest])
-    streams = Axis("batch (streams decoding at once)", log=True)
+    streams = Axis("batch (streams decoding at once)", log=True, ticks=tuple(map(float, sizes)))
     return Finding(
         chart=chart(
             prediction,
@@ -98,11 +97,11 @@ def _finding(apparatus: Apparatus, found: dict[int, Measured]) -> Finding:
             f"{widest} streams write {rate(throughput[widest])} where one writes {rate(throughput[sizes[0]])}, "
             f"{ratio(throughput[widest] / throughput[sizes[0]])} as many, and each waits {duration(seconds[-1])} for a "
             f"token instead of {duration(seconds[0])}; arithmetic intensity grows from "
-            f"{intensity(apparatus, sizes[0]):.2g} to {intensity(apparatus, widest):.2g} FLOP a byte, and "
+            f"{intensity(apparatus, sizes[0]):.2g} to {intensity(apparatus, widest):.2g} FLOP a byte. "
             + (
                 f"{enough} streams have {ENOUGH:.0%} of that throughput already."
                 if enough < widest
-                else "it still grows."
+                else "More streams would write more still."
             )
             + judged(prediction, seconds, works)
         ),

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from functools import partial
 
 from twostroke.cost.floor import StepWork
-from twostroke.lab.apparatus import Apparatus, Measured
+from twostroke.lab.apparatus import Apparatus, CannotMeasureError, Measured
 from twostroke.lab.chart import Axis, Mark, Panel, Series, Tone
 from twostroke.lab.experiments.experiment import (
-    CannotMeasureError,
+    MILLISECONDS,
     Experiment,
     Say,
     chart,
@@ -116,38 +116,39 @@ def _finding(
         return [steps[len(steps) // 2 if len(steps) > 2 else 0]]
 
     small, large = sizes[0], sizes[-1]
-    chunks = Axis("largest chunk of the newcomer's prompt in a step (tokens)", log=True)
-    ends = (float(small), float(large))
-    quiet = Series(Tone.PLAIN, Mark.LIMIT, ends, (before.median * 1e3,) * 2, "ITL before\nit came")
+    chunks = Axis("largest chunk of the newcomer's prompt (tokens)", log=True, ticks=tuple(map(float, sizes)))
+    before_ms = before.median * MILLISECONDS
+    quiet = Series(Tone.PLAIN, Mark.LIMIT, (small, large), (before_ms, before_ms), "ITL before\nit came")
     works = [*map(reading, sizes)]
     seconds = [ttft[chunk].median for chunk in sizes]
-    return Finding(
-        chart=chart(
-            prediction,
-            Panel(
-                chunks,
-                Axis("neighbours' ITL (ms)", log=True),
-                (
-                    measured(Tone.DECODE, sizes, itl.values(), "ITL while\nit is read"),
-                    *lines(prediction, Tone.DECODE, sizes, middle),
-                    quiet,
-                ),
-            ),
-            Panel(
-                chunks,
-                Axis("newcomer's TTFT (ms)", log=True),
-                (
-                    measured(Tone.PREFILL, sizes, ttft.values(), "TTFT"),
-                    *lines(prediction, Tone.PREFILL, sizes, reading),
-                ),
+    plot = chart(
+        prediction,
+        Panel(
+            chunks,
+            Axis("neighbours' ITL (ms)", log=True),
+            (
+                measured(Tone.DECODE, sizes, itl.values(), "ITL while\nit is read"),
+                *lines(prediction, Tone.DECODE, sizes, middle),
+                quiet,
             ),
         ),
+        Panel(
+            chunks,
+            Axis("newcomer's TTFT (ms)", log=True),
+            (
+                measured(Tone.PREFILL, sizes, ttft.values(), "TTFT"),
+                *lines(prediction, Tone.PREFILL, sizes, reading),
+            ),
+        ),
+    )
+    return Finding(
+        chart=plot,
         sentence=(
             f"While a prompt of {count(long_prompt)} tokens is read in chunks of {large}, its {STREAMS} neighbours "
             f"wait {duration(itl[large].median)} for a token, {duration(itl[large].most)} at worst; in chunks of "
             f"{small}, {duration(itl[small].median)} and {duration(itl[small].most)} (alone: "
-            f"{duration(before.median)}). The newcomer pays for that with a TTFT of {duration(ttft[small].median)} "
-            f"instead of {duration(ttft[large].median)}." + judged(prediction, seconds, works)
+            f"{duration(before.median)}). The newcomer's TTFT is {duration(ttft[small].median)} in small chunks and "
+            f"{duration(ttft[large].median)} in large ones." + judged(prediction, seconds, works)
         ),
         method=(
             f"{STREAMS} streams decode behind prompts of {STREAM_PROMPT} tokens; then the long prompt arrives, and a "

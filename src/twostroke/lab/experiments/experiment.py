@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from twostroke.core.errors import TwostrokeError
 from twostroke.cost.floor import StepWork
 from twostroke.lab.apparatus import Apparatus, Measured
 from twostroke.lab.chart import Chart, Mark, Panel, Series, Tone
@@ -17,10 +16,6 @@ MILLISECONDS = 1e3
 
 Say = Callable[[str], None]
 """Told what is measured next: between measurements, never while time counts."""
-
-
-class CannotMeasureError(TwostrokeError):
-    """What this engine leaves no room for, in a sentence."""
 
 
 @dataclass(frozen=True, slots=True)

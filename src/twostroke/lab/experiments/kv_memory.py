@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from twostroke.lab.apparatus import Apparatus
+from twostroke.cost.model_shape import ModelShape
+from twostroke.lab.apparatus import Apparatus, CannotMeasureError
 from twostroke.lab.chart import Axis, Chart, Mark, Panel, Series, Tone
-from twostroke.lab.experiments.experiment import CannotMeasureError, Experiment, Say, between
+from twostroke.lab.experiments.experiment import Experiment, Say, between
 from twostroke.lab.finding import Finding
 from twostroke.lab.prediction import mean_error
 from twostroke.lab.wording import count, share, size
@@ -42,50 +43,47 @@ def _used_bytes(apparatus: Apparatus) -> int:
     return sum(blocks.used * block_size * group.bytes_per_token for blocks, group in groups)
 
 
+def _chart(shape: ModelShape, used: dict[int, int], weights: int) -> Chart:
+    contexts, grid = tuple(map(float, used)), between(min(used), max(used))
+    megabytes = 1e-6
+    panel = Panel(
+        Axis("context (tokens)", log=True),
+        Axis("memory (MB)", log=True),
+        (
+            Series(
+                Tone.MEMORY,
+                Mark.MEASURED,
+                contexts,
+                tuple(value * megabytes for value in used.values()),
+                "KV of one\nstream",
+            ),
+            Series(
+                Tone.MEMORY,
+                Mark.PREDICTED,
+                tuple(map(float, grid)),
+                tuple(shape.kv_bytes_read(context) * megabytes for context in grid),
+            ),
+            Series(Tone.PLAIN, Mark.LIMIT, (contexts[0], contexts[-1]), (weights * megabytes,) * 2, "weights"),
+        ),
+    )
+    return Chart((panel,), prediction="predicted (bytes a token × tokens)")
+
+
 def _finding(apparatus: Apparatus, used: dict[int, int]) -> Finding:
-    shape, contexts = apparatus.shape, list(used)
+    shape, longest = apparatus.shape, max(used)
     weights, per_token = shape.weight_bytes_per_step, shape.kv_bytes_per_token
     if shape.experts is not None:
         weights += shape.experts.weight_bytes
-    grid = between(contexts[0], contexts[-1])
-    arithmetic = [shape.kv_bytes_read(context) for context in contexts]
-    beyond = mean_error(arithmetic, list(used.values()))
+    beyond = mean_error([shape.kv_bytes_read(context) for context in used], list(used.values()))
     block_size = apparatus.engine.scheduler.ledger.layout.block_size
-    megabytes = 1e-6
-    ends = (float(contexts[0]), float(contexts[-1]))
     return Finding(
-        chart=Chart(
-            (
-                Panel(
-                    Axis("context (tokens)", log=True),
-                    Axis("memory (MB)", log=True),
-                    (
-                        Series(
-                            Tone.MEMORY,
-                            Mark.MEASURED,
-                            tuple(map(float, contexts)),
-                            tuple(value * megabytes for value in used.values()),
-                            "KV of one\nstream",
-                        ),
-                        Series(
-                            Tone.MEMORY,
-                            Mark.PREDICTED,
-                            tuple(map(float, grid)),
-                            tuple(shape.kv_bytes_read(context) * megabytes for context in grid),
-                        ),
-                        Series(Tone.PLAIN, Mark.LIMIT, ends, (weights * megabytes,) * 2, "weights"),
-                    ),
-                ),
-            ),
-            prediction="predicted (bytes a token × tokens)",
-        ),
+        chart=_chart(shape, used, weights),
         sentence=(
-            f"Each token of context takes {size(per_token)}: {count(contexts[-1])} tokens hold "
-            f"{size(used[contexts[-1]])}, {share(used[contexts[-1]] / weights)} of the weights' {size(weights)}, and "
-            f"{count(weights / per_token)} would hold as much as those. The "
-            f"{size(apparatus.assembly.resolved.kv_bytes)} of KV set aside here are room for "
-            f"{count(apparatus.pool_tokens)} tokens of all streams together. Whole blocks of {block_size} tokens cost "
-            f"{share(beyond)} beyond the arithmetic on average."
+            f"Each token of context takes {size(per_token)}: {count(longest)} tokens hold {size(used[longest])}, "
+            f"{share(used[longest] / weights)} of the weights' {size(weights)}, and {count(weights / per_token)} would "
+            f"hold as much as those. The {size(apparatus.assembly.resolved.kv_bytes)} of KV set aside here are room "
+            f"for {count(apparatus.pool_tokens)} tokens of all streams together. Whole blocks of {block_size} tokens "
+            f"cost {share(beyond)} beyond the arithmetic on average."
         ),
         method=(
             "One stream alone; the blocks that it holds are counted after every step, and the most is kept. The line "
@@ -93,12 +91,12 @@ def _finding(apparatus: Apparatus, used: dict[int, int]) -> Finding:
             "far as they reach."
         ),
         numbers={
-            "context_tokens": contexts,
+            "context_tokens": list(used),
             "kv_bytes": used,
             "kv_bytes_per_token": per_token,
             "weight_bytes": weights,
             "pool_tokens": apparatus.pool_tokens,
-            "prediction_error": beyond,
+            "beyond_arithmetic": beyond,
         },
     )
 

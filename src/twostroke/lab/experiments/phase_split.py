@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from twostroke.cost.floor import StepWork
-from twostroke.lab.apparatus import Apparatus, Measured
+from twostroke.lab.apparatus import Apparatus, CannotMeasureError, Measured
 from twostroke.lab.chart import Chart, Share, ShareChart
-from twostroke.lab.experiments.experiment import CannotMeasureError, Experiment, Say, error_of, judged
+from twostroke.lab.experiments.experiment import Experiment, Say, error_of, judged
 from twostroke.lab.finding import Finding
 from twostroke.lab.prediction import decode_steps, prefill_steps
 from twostroke.lab.wording import count, duration, share

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from twostroke.cost.floor import StepWork, prefill_multiply_adds
-from twostroke.lab.apparatus import Apparatus, Measured
+from twostroke.lab.apparatus import Apparatus, CannotMeasureError, Measured
 from twostroke.lab.chart import Axis, Panel, Tone
 from twostroke.lab.experiments.experiment import (
-    CannotMeasureError,
     Experiment,
     Say,
     between,
@@ -98,7 +97,7 @@ def _warning(rates: dict[int, float], best: int) -> str | None:
     return (
         f"Do not benchmark with {SHORTEST}-token prompts. Here they are read at {rate(rates[SHORTEST])}, and prompts "
         f"of {count(best)} tokens {ratio(rates[best] / rates[SHORTEST])} as fast: a TTFT measured with {SHORTEST} "
-        "tokens is the time to read the weights once, and says nothing of prefill."
+        "tokens is mostly what any step costs, the weights read once, and says nothing of prefill."
     )
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from twostroke.lab.apparatus import Apparatus, Measured
+from twostroke.lab.apparatus import Apparatus, CannotMeasureError, Measured
 from twostroke.lab.chart import Axis, Panel, Tone
 from twostroke.lab.experiments.experiment import (
-    CannotMeasureError,
     Experiment,
     Say,
     between,
@@ -68,7 +67,7 @@ def _finding(
         chart=chart(
             prediction,
             Panel(
-                Axis("tokens shared with an earlier prompt", log=True),
+                Axis("prefix shared with an earlier prompt (tokens)", log=True, ticks=tuple(map(float, lengths))),
                 Axis("time to first token (ms)", log=True),
                 (
                     measured(Tone.PREFILL, lengths, cold.values(), "read in full"),
@@ -87,7 +86,7 @@ def _finding(
         sentence=(
             f"{NEW_TOKENS} new tokens behind {count(longest)} known ones take {duration(cold_s[-1])} to read in full "
             f"and {duration(warm_s[-1])} when the prefix cache has the rest ({count(cached[longest])} tokens found), "
-            f"{ratio(cold_s[-1] / warm_s[-1])} faster: a hit costs its new tokens, whose attention still reads the "
+            f"{ratio(cold_s[-1] / warm_s[-1])} as fast: a hit costs its new tokens, whose attention still reads the "
             "whole prefix, and saves TTFT alone; decode is what it was."
             + judged(prediction, cold_s + warm_s, cold_works + warm_works)
         ),
