@@ -37,7 +37,7 @@ def record(**changes: Any) -> dict[str, Any]:
         "ceilings": {"multiply_adds_per_s": 4e11, "read_bytes_per_s": 3e10, "source": "measured here"},
         "prediction": "calibrated cost model",
         "effort": {"is_quick": True, "repetitions": 3, "point_s": 6.0},
-        "load_before": 0.1,
+        "others_share": 0.01,
         "findings": [to_record(finding) for finding in FINDINGS],
         **changes,
     }  # fmt: skip
@@ -80,7 +80,9 @@ def test_the_page_says_what_was_measured_on_what_and_escapes_it() -> None:
 
 
 def test_a_busy_machine_is_called_out() -> None:
-    assert "This machine was busy: 3.8 processes" in Page(html_report(record(load_before=3.8), FINDINGS)).text
+    assert (
+        "This machine was busy: other processes took 31%" in Page(html_report(record(others_share=0.31), FINDINGS)).text
+    )
 
 
 def test_a_record_holds_its_findings() -> None:

@@ -121,11 +121,11 @@ def lab(
 def _measure(model: str, config: Any, only: str | None, quick: bool, notes: Console, verbose: bool) -> dict[str, Any]:
     from twostroke.engine.build import build
     from twostroke.lab.apparatus import QUICK, THOROUGH
+    from twostroke.lab.company import Company
     from twostroke.lab.experiments import choose
     from twostroke.lab.prediction import Prediction
-    from twostroke.lab.run import lab_record, load_average, run_experiments
+    from twostroke.lab.run import lab_record, run_experiments
 
-    busy = load_average()
     assembly = build(model, config, text=False)
     try:
         gc.collect()
@@ -135,8 +135,9 @@ def _measure(model: str, config: Any, only: str | None, quick: bool, notes: Cons
         prediction = Prediction(assembly.shape, assembly.ceilings(), assembly.engine.scheduler.config.chunk_limit)
         effort, experiments = QUICK if quick else THOROUGH, choose(only)
         with _bar(notes, len(experiments)) as told:
+            company = Company.now()
             findings = run_experiments(assembly, prediction, experiments, effort, told)
-        record = lab_record(assembly, prediction, findings, effort, busy)
+        record = lab_record(assembly, prediction, findings, effort, company.others_share())
     finally:
         assembly.engine.close()
     plain: dict[str, Any] = json.loads(json.dumps(record, default=str))  # what a reader of the file will see

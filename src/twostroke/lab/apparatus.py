@@ -13,10 +13,12 @@ from twostroke.core.errors import BackendError, TwostrokeError
 from twostroke.cost.floor import StepWork
 from twostroke.engine.build import Assembly
 from twostroke.lab.adapter import EngineAdapter
+from twostroke.lab.figures import percentile
 from twostroke.lab.prediction import Prediction, prefill_steps
 from twostroke.lab.stage import Stage, Stream
 from twostroke.lab.workloads import random_ids
 
+TAIL = 0.1
 WARM_STEPS = 2
 """Steps of a batch that are not counted: the first ones of a kind take longer."""
 
@@ -50,8 +52,14 @@ class Measured:
         return statistics.median(self.values)
 
     @property
-    def least(self) -> float:
-        return min(self.values)
+    def low(self) -> float:
+        """A tenth of the values lie below it; of few values it is the least."""
+        return percentile(self.values, TAIL)
+
+    @property
+    def high(self) -> float:
+        """A tenth lie above it; of few values it is the most."""
+        return percentile(self.values, 1 - TAIL)
 
     @property
     def most(self) -> float:

@@ -50,7 +50,7 @@ class Series:
     """Written beside its last point, in its colour."""
     low: tuple[float, ...] | None = None
     high: tuple[float, ...] | None = None
-    """The least and the most of each measured point."""
+    """Of each measured point, what most of its values lie between."""
     hollow: bool = False
     """Told apart from another series of the same tone."""
     names: tuple[str, ...] | None = None

@@ -119,9 +119,14 @@ def _draw_series(axes: Axes, series: Series) -> None:
             axes.vlines(series.x, series.low, series.high, color=colour, linewidth=1.1, alpha=0.45, zorder=3)
         face = "white" if series.hollow else colour
         size = 5.5 if len(series.x) < 20 else 3.2
-        axes.plot(
-            series.x, series.y, "o", color=colour, markersize=size, markerfacecolor=face, markeredgewidth=1.2, zorder=4
-        )
+        look: dict[str, Any] = {
+            "markersize": size,
+            "markerfacecolor": face,
+            "markeredgewidth": 1.2,
+            "zorder": 4,
+            "clip_on": False,
+        }
+        axes.plot(series.x, series.y, "o", color=colour, **look)
         for x, y, name in zip(series.x, series.y, series.names or (), strict=False):
             # Prefill's names above, the others' below: where the phases meet, both can be read.
             above = series.tone is Tone.PREFILL
@@ -130,8 +135,7 @@ def _draw_series(axes: Axes, series: Series) -> None:
                 name, (x, y), place, textcoords="offset points", fontsize=7, color=colour, ha=horizontal, va=vertical
             )
         return
-    look = LINES[series.mark]
-    axes.plot(series.x, series.y, **{"color": colour, **look})
+    axes.plot(series.x, series.y, **{"color": colour, **LINES[series.mark]})
 
 
 def _scale(axis: Any, wanted: Axis) -> None:
@@ -196,7 +200,7 @@ def apart(middles: Sequence[float], heights: Sequence[float], top: float) -> lis
 
 def _key(marks: set[Mark], prediction: str, whiskers: bool) -> list[tuple[Mark, str]]:
     words = {
-        Mark.MEASURED: "measured" + (" (median, range)" if whiskers else ""),
+        Mark.MEASURED: "measured" + (" (median, middle 80%)" if whiskers else ""),
         Mark.PREDICTED: prediction,
         Mark.FLOOR: "floor (hardware limit)",
     }
@@ -237,7 +241,7 @@ def _draw_shares(figure: Figure, shares: ShareChart, chart: Chart) -> None:
             at = 100 * row.predicted[0] / sum(row.predicted)
             axes.plot([at, at], [number - 0.36, number + 0.36], color=INK, linewidth=1.6, zorder=3)
         for at, value in ((part / 2, part), (50 + part / 2, 100 - part)):
-            if value >= 9:
+            if value >= 11:
                 axes.text(at, number, f"{value:.0f}%", color="white", ha="center", va="center", fontsize=8, zorder=4)
         axes.text(102, number, row.note.replace(", ", "\n"), va="center", fontsize=7.6, color=FAINT, linespacing=1.15)
     axes.set_yticks(range(len(shares.rows)), [row.label for row in shares.rows])

@@ -13,6 +13,8 @@ from twostroke.lab.draw import COLOURS, svg
 from twostroke.lab.finding import Finding
 from twostroke.lab.wording import count, duration, flops, size
 
+BUSY = 0.05
+"""Of the cores' time, taken by other processes: from here on a reader is warned."""
 _CSS = f"""
 :root {{ color-scheme: light; }}
 * {{ box-sizing: border-box; }}
@@ -90,14 +92,13 @@ def _section(number: int, finding: Finding) -> str:
 
 
 def _busy_warning(record: Mapping[str, Any]) -> list[str]:
-    load, threads = record["load_before"], record["engine"]["threads"]
-    if load is None or load <= threads / 4:
+    share = record["others_share"]
+    if share is None or share < BUSY:
         return []
     return [
-        f'<p class="warning"><b>Warning.</b> This machine was busy: {load:.1f} processes wanted to run in the minute '
-        "before "
-        f"the first measurement, beside the {threads} threads of this one. Its times may be longer than on a quiet "
-        "machine, and further from the predictions.</p>"
+        f'<p class="warning"><b>Warning.</b> This machine was busy: other processes took {share:.0%} of its cores\' '
+        "time "
+        "during the experiments. Times are longer than on a quiet machine, and further from the predictions.</p>"
     ]
 
 
@@ -121,7 +122,8 @@ def _summary(record: Mapping[str, Any]) -> str:
         f"{size(engine['kv_bytes'])} of KV",
         "prediction": f"{record['prediction']}{quality}",
         "date": f"{record['date']}, {duration(spent_s)} of measurements"
-        + (" (quick sizes)" if record["effort"]["is_quick"] else ""),
+        + (" (quick sizes)" if record["effort"]["is_quick"] else "")
+        + ("" if record["others_share"] is None else f", others took {record['others_share']:.1%} of the cores"),
         "versions": versions + commit,
         "command": record["command"],
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
@@ -53,7 +52,7 @@ def run_experiments(
 
 
 def lab_record(
-    assembly: Assembly, prediction: Prediction, findings: Sequence[Finding], effort: Effort, load_before: float | None
+    assembly: Assembly, prediction: Prediction, findings: Sequence[Finding], effort: Effort, others_share: float | None
 ) -> dict[str, Any]:
     return {
         "kind": SCHEMA,
@@ -62,17 +61,9 @@ def lab_record(
         "ceilings": asdict(prediction.ceilings),
         "prediction": prediction.name,
         "effort": asdict(effort),
-        "load_before": load_before,
+        "others_share": others_share,
         "findings": [to_record(finding) for finding in findings],
     }
-
-
-def load_average() -> float | None:
-    """Processes that wanted to run during the last minute; None where the system does not say."""
-    try:
-        return os.getloadavg()[0]
-    except (AttributeError, OSError):
-        return None
 
 
 def findings_of(record: Any) -> list[Finding]:

@@ -107,7 +107,7 @@ def _finding(apparatus: Apparatus, found: dict[int, Measured]) -> Finding:
         ),
         method=(
             f"So many different prompts of {PROMPT_TOKENS} tokens at once; only steps in which all streams decode and "
-            f"nothing else happens count, {STEPS} of them. Points are medians, bars the least and the most."
+            f"nothing else happens count, {STEPS} of them. Points are medians, bars the middle 80%."
         ),
         numbers={
             "batch": sizes,

@@ -153,14 +153,14 @@ def _finding(
         method=(
             f"{STREAMS} streams decode behind prompts of {STREAM_PROMPT} tokens; then the long prompt arrives, and a "
             "step may take no more of it than the chunk size. ITL is every gap between two tokens of a neighbour while "
-            "the newcomer is read: points are medians, bars the least and the most. The prediction's error is that of "
+            "the newcomer is read: points are medians, bars the middle 80%. The prediction's error is that of "
             "TTFT."
         ),
         numbers={
             "long_prompt_tokens": long_prompt,
             "chunk_tokens": sizes,
             "itl_before_s": before.median,
-            "itl_s": {chunk: [value.least, value.median, value.most] for chunk, value in itl.items()},
+            "itl_s": {chunk: [value.low, value.median, value.most] for chunk, value in itl.items()},
             "ttft_s": {chunk: value.values for chunk, value in ttft.items()},
             "prediction_error": error_of(prediction, seconds, works),
         },

@@ -36,7 +36,7 @@ def measured(
     scale: float = MILLISECONDS,
     hollow: bool = False,
 ) -> Series:
-    """Medians as points, with the least and the most of each. `scale` brings seconds to the axis's unit."""
+    """Medians as points, with the middle 80% of each. `scale` brings seconds to the axis's unit."""
     values = list(y)
     return Series(
         tone,
@@ -44,8 +44,8 @@ def measured(
         tuple(x),
         tuple(value.median * scale for value in values),
         label,
-        low=tuple(value.least * scale for value in values),
-        high=tuple(value.most * scale for value in values),
+        low=tuple(value.low * scale for value in values),
+        high=tuple(value.high * scale for value in values),
         hollow=hollow,
     )
 

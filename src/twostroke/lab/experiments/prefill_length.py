@@ -78,7 +78,7 @@ def _finding(apparatus: Apparatus, found: dict[int, Measured]) -> Finding:
         method=(
             "One request at a time, nothing cached, one token out; the clock runs from the request to that token. "
             f"Steps take at most {apparatus.chunk_tokens} prompt tokens, so longer prompts are read in chunks. Points "
-            f"are medians of up to {apparatus.effort.repetitions} fresh random prompts, bars their least and most."
+            f"are medians of up to {apparatus.effort.repetitions} fresh random prompts, bars the middle 80%."
         ),
         warning=_warning(rates, best),
         numbers={

@@ -93,7 +93,7 @@ def _finding(
         method=(
             f"Prompts with a common beginning and {NEW_TOKENS} tokens of their own, one at a time, one token out. Read "
             "in full: cached prefixes are forgotten before each. Points are medians of up to "
-            f"{apparatus.effort.repetitions}, bars the least and the most."
+            f"{apparatus.effort.repetitions}, bars the middle 80%."
         ),
         numbers={
             "shared_tokens": lengths,

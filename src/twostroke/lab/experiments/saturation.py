@@ -165,7 +165,7 @@ def _finding(
         method=(
             f"{num_requests} prompts of {count(prompt_len)} tokens at random times (Poisson, the same draw at each "
             f"load), one token out, nothing cached. 100% is all of them at once, {duration(each_s)} each. Points are "
-            "medians, bars the least and the most; the line reads the same arrivals in their order. The KV set aside "
+            "medians, bars the middle 80%; the line reads the same arrivals in their order. The KV set aside "
             f"here has room for {count(apparatus.pool_tokens)} tokens; prompts that wait hold none of it."
         ),
         numbers={
