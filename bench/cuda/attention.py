@@ -19,6 +19,7 @@ from twostroke.backends.cuda.kernels.decode_attention import (
     DecodeScratch,
     SplitPlan,
     attend_decode,
+    cut_contexts,
     decode_config,
     split_plan,
 )
@@ -36,6 +37,10 @@ DECODE_CONFIGS = [
     DecodeConfig(64, 4, 3, False),
     DecodeConfig(64, 4, 5, False),
     DecodeConfig(64, 4, 3, True),
+    DecodeConfig(128, 8, 3, True),
+    DecodeConfig(64, 4, 7, True),
+    DecodeConfig(32, 2, 7, False),
+    DecodeConfig(32, 4, 7, True),
 ]
 PLAIN_CONFIGS = [(128, PrefillConfig(64, 8, 3)), (128, PrefillConfig(128, 8, 2)), (64, PrefillConfig(64, 4, 3))]
 HOPPER_CONFIGS = [(128, False), (128, True), (64, False), (64, True)]
@@ -170,10 +175,16 @@ def decode_result(name: str, contexts: list[int], model: Model, pool: Pool, quic
     scratch = DecodeScratch(tokens, model.heads, model.kv_heads, model.head_dim, "cuda", model.num_sms)
 
     def measure(config: DecodeConfig, plan: SplitPlan) -> tuple[float, float]:
+        items = scratch.new_items()  # cut once, as a step does for all its layers
+        cut_contexts(
+            positions, items,
+            kv_heads=model.kv_heads, head_dim=model.head_dim, num_sms=model.num_sms, plan=plan, config=config,
+        )  # fmt: skip
+
         def launch(table: torch.Tensor) -> None:
             attend_decode(
                 queries, pool.k, pool.v, table, rows, positions, out,
-                scale=model.head_dim**-0.5, scratch=scratch, config=config, plan=plan,
+                scale=model.head_dim**-0.5, scratch=scratch, items=items, config=config, plan=plan,
             )  # fmt: skip
 
         out.fill_(float("nan"))
@@ -183,8 +194,9 @@ def decode_result(name: str, contexts: list[int], model: Model, pool: Pool, quic
         cycle = [tables[i % len(tables)] for i in range(max(16, len(tables)))]
         return error, graph_seconds([lambda table=table: launch(table) for table in cycle])
 
+    default_config = decode_config(tokens, model.head_dim, model.kv_heads, model.num_sms)
     default_plan = split_plan(tokens, model.kv_heads, model.num_sms)
-    choices = {"default": lambda: measure(decode_config(tokens, model.head_dim), default_plan)}
+    choices = {"default": lambda: measure(default_config, default_plan)}
     for config in DECODE_CONFIGS[: 2 if quick else None]:
         for per_sm in (1, 2) if quick else (1, 2, 4):
             for smallest in (32, 128) if max(contexts) * tokens <= 16384 else (128,):
@@ -246,6 +258,7 @@ def main() -> None:
     parser.add_argument("--page", type=int, default=64)
     parser.add_argument("--dtype", choices=["bfloat16", "float16"], default="bfloat16")
     parser.add_argument("--pool-tokens", type=int, default=1 << 20)
+    parser.add_argument("--shapes", default="", help="only shapes whose name has one of these, by commas")
     parser.add_argument("--quick", action="store_true", help="fewer decode configurations")
     options = parser.parse_args()
     properties = torch.cuda.get_device_properties(0)
@@ -260,12 +273,17 @@ def main() -> None:
     decodes = {
         "decode 1 x 32768": [32768], "decode 8 x 8192": [8192] * 8, "decode 64 x 4096": [4096] * 64,
         "decode 256 x 2048": [2048] * 256, "decode 256 mixed": mixed, "decode 1 x 512": [512],
-        "decode 8 x 1024": [1024] * 8,
+        "decode 8 x 1024": [1024] * 8, "decode 256 x 900": [900] * 256, "decode 128 x 1150": [1150] * 128,
+        "decode 64 x 800": [800] * 64,
     }  # fmt: skip
     prefills = {
         "prefill 8192": (8192, 0), "prefill 32768": (32768, 0), "prefill 8192 + 8192": (8192, 8192),
         "prefill 8192 + 512": (512, 8192), "prefill 8192 + 64": (64, 8192),
     }  # fmt: skip
+    if options.shapes:
+        parts = options.shapes.split(",")
+        decodes = {name: sizes for name, sizes in decodes.items() if any(part in name for part in parts)}
+        prefills = {name: sizes for name, sizes in prefills.items() if any(part in name for part in parts)}
     results = []
     if "decode" in options.only:
         results += [decode_result(name, contexts, model, pool, options.quick) for name, contexts in decodes.items()]

@@ -34,13 +34,22 @@ def test_a_limit_that_fits_is_returned_as_it_is() -> None:
     assert pace().tokens_within(0.01, 0, 0) == 0
 
 
-def test_a_step_is_cut_at_a_round_number_of_prompt_tokens() -> None:
-    loose = pace(0.05)
-    fits = loose.tokens_within(0.05, 0, 1 << 20)
-    assert loose.chunk_tokens(0.05, 0, 1 << 20, 0) == fits // ROUND_TOKENS * ROUND_TOKENS
-    assert (loose.chunk_tokens(0.05, 0, 1 << 20, 100) + 100) % ROUND_TOKENS == 0
-    assert loose.chunk_tokens(0.05, 0, 7, 100) == 7
-    assert loose.chunk_tokens(1e-9, 0, 1 << 20, 100) == LEAST_TOKENS
+def test_a_step_is_cut_at_a_round_number_of_tokens() -> None:
+    loose, long = pace(0.05), 1 << 20
+    fits = loose.tokens_within(0.05, 0, long)
+    assert loose.chunk_tokens(0.05, 0, long, 0, 0) == fits // ROUND_TOKENS * ROUND_TOKENS
+    assert (loose.chunk_tokens(0.05, 0, long, 30, 100) + 130) % ROUND_TOKENS == 0
+    assert loose.chunk_tokens(0.05, 0, 7, 30, 100) == 7, "what fits whole is taken whole"
+
+
+def test_the_first_prompt_of_a_step_always_moves_and_others_only_where_it_pays() -> None:
+    loose, long = pace(0.05), 1 << 20
+    assert loose.chunk_tokens(1e-9, 0, long, 30, 0) == LEAST_TOKENS
+    assert loose.chunk_tokens(1e-9, 0, long, 30, 100) == 0
+    a_few_s = loose.seconds(0, ROUND_TOKENS - 100)
+    assert loose.has_room(a_few_s, 30, 100) and loose.chunk_tokens(a_few_s, 0, long, 30, 100) == ROUND_TOKENS - 130
+    assert not loose.has_room(a_few_s, 0, 50) and loose.chunk_tokens(a_few_s, 0, long, 0, 50) == 0
+    assert loose.has_room(0.0, 500, 0)
 
 
 def slots(count: int, position: int = 100) -> list[DecodeSlot]:
@@ -56,8 +65,8 @@ def test_decodes_take_their_share_and_never_all() -> None:
 
 def test_streams_give_way_to_a_crowd_of_prompts() -> None:
     usual = pace().seconds_for_prefill(slots(32), 1)
-    assert pace().seconds_for_prefill(slots(32), 16) == usual
-    assert pace().seconds_for_prefill(slots(32), 64) == pytest.approx(usual + 3 * pace().itl_target_s)
+    assert pace().seconds_for_prefill(slots(32), 8) == usual
+    assert pace().seconds_for_prefill(slots(32), 32) == pytest.approx(usual + 3 * pace().itl_target_s)
 
 
 def step_of(num_tokens: int) -> Step:

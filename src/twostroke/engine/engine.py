@@ -95,8 +95,7 @@ class Engine:
     def _check_grammar(self, request: Request) -> None:
         if self._grammars is None:
             raise BadRequestError(
-                f"a grammar (structured output, required tools) cannot be held to by the {self.backend.name} backend "
-                "as it was built: the cpu and reference backends can, with a tokenizer"
+                "a grammar (structured output, required tools) needs a tokenizer, and this engine was built without"
             )
         if not request.eos_token_ids:
             raise BadRequestError("a grammar needs eos_token_ids: without one no answer could end")

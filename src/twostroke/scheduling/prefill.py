@@ -31,11 +31,16 @@ class PrefillPlanner:
                 return
             if sequence.state is SequenceState.RUNNING:  # else it was preempted on the way
                 self._add_chunk(plan, sequence, now_s)
-        while not plan.is_full:
+        while not plan.is_full and self._has_room(plan):
             admitted = self._admission.admit(plan)
             if admitted is None:
                 return
             self._add_chunk(plan, admitted, now_s)
+
+    def _has_room(self, plan: StepPlan) -> bool:
+        if self._pace is None or plan.seconds_left is None:
+            return True
+        return self._pace.has_room(plan.seconds_left, len(plan.decodes), plan.num_prefill_tokens)
 
     def _add_chunk(self, plan: StepPlan, sequence: Sequence, now_s: float) -> None:
         start = sequence.next_position
@@ -48,9 +53,14 @@ class PrefillPlanner:
             self._ledger.room(sequence),
         )
         if self._pace is not None and plan.seconds_left is not None:
-            paced = self._pace.chunk_tokens(plan.seconds_left, start, end - start, plan.num_prefill_tokens)
-            end = min(end, start + paced)
-            plan.seconds_left -= self._pace.seconds(start, end - start)
+            paced = self._pace.chunk_tokens(
+                plan.seconds_left, start, end - start, len(plan.decodes), plan.num_prefill_tokens
+            )
+            is_cut = paced < end - start
+            plan.seconds_left = 0.0 if is_cut else plan.seconds_left - self._pace.seconds(start, paced)
+            end = start + paced
+            if paced == 0:
+                return
         chunk = prefill_chunk(sequence, start, end)
         grants = self._ledger.reserve(sequence, chunk.end)
         assert grants is not None  # `end` lies within the room

@@ -11,9 +11,10 @@ import torch
 from tests.models.tiny_checkpoints import VOCAB_SIZE
 
 from twostroke.backends.cuda.backend import CudaBackend
-from twostroke.backends.interface import Backend
+from twostroke.backends.interface import Backend, MaskingBackend
 from twostroke.backends.reference import FACTORY as REFERENCE
 from twostroke.core.events import TokenEvent
+from twostroke.core.grammar import Grammars
 from twostroke.core.kv_layout import KVGroup, KVLayout
 from twostroke.core.request import Request
 from twostroke.core.sampling_params import SamplingParams
@@ -41,11 +42,15 @@ class Sizes:
         groups = (KVGroup(layers, window, self.num_blocks) for window, layers in checkpoint.spec.kv_windows())
         return KVLayout(self.block_size, tuple(groups))
 
-    def engine(self, checkpoint: Checkpoint, backend: Backend) -> Engine:
+    def engine(self, checkpoint: Checkpoint, backend: Backend, grammars: Grammars | None = None) -> Engine:
         config = SchedulerConfig(
             max_context=self.max_context, max_tokens_per_step=self.step_tokens, max_running=self.max_rows
         )
-        return Engine(Scheduler(config, self.layout(checkpoint)), backend, checkpoint.spec.vocab_size)
+        if grammars is not None:
+            assert isinstance(backend, MaskingBackend)
+            backend.use_grammars(grammars)
+        scheduler = Scheduler(config, self.layout(checkpoint))
+        return Engine(scheduler, backend, checkpoint.spec.vocab_size, grammars=grammars)
 
     def on_device(
         self, checkpoint: Checkpoint, device: str, dtype: torch.dtype = torch.float32, few_rows: int | None = 0
@@ -116,12 +121,17 @@ def play(engine: Engine, requests: Sequence[Request], aborts: Mapping[int, str] 
 
 
 def play_both(
-    checkpoint: Checkpoint, requests: Sequence[Request], device: str, sizes: Sizes, few_rows: int | None = 0
+    checkpoint: Checkpoint,
+    requests: Sequence[Request],
+    device: str,
+    sizes: Sizes,
+    few_rows: int | None = 0,
+    grammars: Grammars | None = None,
 ) -> tuple[Answers, Answers]:
     """On the device and on the reference."""
     both = []
     for backend in (sizes.on_device(checkpoint, device, few_rows=few_rows), sizes.on_reference(checkpoint)):
-        engine = sizes.engine(checkpoint, backend)
+        engine = sizes.engine(checkpoint, backend, grammars)
         both.append(play(engine, requests))
         engine.close()
     return both[0], both[1]

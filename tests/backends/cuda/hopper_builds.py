@@ -13,7 +13,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from twostroke.backends.cuda.kernels import activation, embedding, gemv, norms, rope
+from twostroke.backends.cuda.kernels import activation, embedding, gemv, norms, rope, sampling_mask
 from twostroke.backends.cuda.kernels.gemv_config import GemvConfig
 
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -89,6 +89,10 @@ def calls(pdl: bool) -> Iterator[tuple[str, str]]:
             pdl=pdl,
         )  # fmt: skip
     yield from (("rope", ptx) for ptx in recorder.ptx)
+
+    recorder = record(sampling_mask, "_mask")
+    sampling_mask.mask(torch.empty(4, 151936), ints, torch.zeros(4, 4748, dtype=torch.int32), block=4096, pdl=pdl)
+    yield "mask", recorder.ptx[0]
     yield from gemv_calls(pdl)
 
 

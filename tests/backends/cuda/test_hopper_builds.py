@@ -19,7 +19,7 @@ def test_every_kernel_compiles_for_hopper(tmp_path, pdl):
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     builds = json.loads(done.stdout)
-    assert {build["kernel"] for build in builds} == {"gather", "norm", "gated", "rope", "fma", "dot"}
+    assert {build["kernel"] for build in builds} == {"gather", "norm", "gated", "rope", "mask", "fma", "dot"}
     for build in builds:
         # The chain of dependent launches holds only if every kernel of it waits.
         assert build["waits"] == build["triggers"] == int(pdl), build

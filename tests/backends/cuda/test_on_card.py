@@ -4,15 +4,18 @@ neither a block nor a byte behind. Tiny models, real kernels, bf16."""
 from __future__ import annotations
 
 import gc
+import json
 import random
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 import torch
 from tests.backends.cuda.engines import Answers, Sizes, mixed_requests, play, request
+from tests.backends.cuda.letters import CODE, JSON, SCHEMA, grammars, held, written
 from tests.models.tiny_checkpoints import VOCAB_SIZE, make_tiny
 
 from twostroke.backends.cuda.backend import CudaBackend
@@ -98,6 +101,38 @@ def test_replayed_graphs_say_what_eager_launches_say(
     assert replayed == eager
 
 
+def test_four_answers_of_eight_follow_a_schema(
+    tmp_path: Path, backends: list[CudaBackend], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Replayed or launched kernel by kernel, the same; and the others write what they write among themselves. That is
+    in float32: in bf16 last digits, and so the words of a random model, depend on how many run side by side."""
+    checkpoint = load_checkpoint(make_tiny("llama", tmp_path, head_dim=64)[0])
+    samplings: list[dict[str, Any]] = [{}, {"temperature": 1.0}, {"temperature": 1.5, "top_p": 0.9}, {"min_tokens": 30}]
+    free = [request(f"free {n}", [9, 8, 7 + n], max_tokens=40, seed=n, temperature=0.5 * n) for n in range(4)]
+    constrained = [
+        held(f"held {number}", JSON, range(20, 30 + 10 * number), max_tokens=200, seed=number, **sampling)
+        for number, sampling in enumerate(samplings)
+    ]
+    both = [asked for pair in zip(constrained, free, strict=True) for asked in pair]
+
+    def answers(requests: list[Request], dtype: torch.dtype) -> Answers:
+        backend = SIZES.on_device(checkpoint, "cuda", dtype, few_rows=None)
+        backends.append(backend)
+        return play(SIZES.engine(checkpoint, backend, grammars()), requests)
+
+    exact, alone = answers(both, torch.float32), answers(free, torch.float32)
+    replayed = answers(both, torch.bfloat16)
+    for found in (exact, replayed):
+        for asked in constrained:
+            assert found.ends[asked.request_id] == ("stop", None)
+            jsonschema.validate(json.loads(written(found.tokens[asked.request_id])), SCHEMA)
+        assert all(len(found.tokens[asked.request_id]) == 40 for asked in free)
+    assert {name: exact.tokens[name] for name in alone.tokens} == alone.tokens
+    monkeypatch.setattr(GraphCache, "prepare", lambda self, key, work: None)
+    monkeypatch.setattr(GraphCache, "run", lambda self, key, work: work())
+    assert answers(both, torch.bfloat16) == replayed
+
+
 def random_request(rng: random.Random, name: str) -> Request:
     sampling: dict[str, Any] = {"max_tokens": rng.randint(1, 60), "seed": rng.randrange(2**32)}
     if rng.random() < 0.5:
@@ -116,7 +151,10 @@ def random_request(rng: random.Random, name: str) -> Request:
         sampling["n"] = rng.randint(2, 3)
     shared = random.Random(1).choices(range(6, VOCAB_SIZE), k=64)  # a beginning that many prompts have in common
     own = rng.choices(range(6, VOCAB_SIZE), k=rng.choice((1, 5, 40, 120)))
-    return request(name, [*(shared if rng.random() < 0.4 else []), *own], **sampling)
+    prompt = [*(shared if rng.random() < 0.4 else []), *own]
+    if rng.random() < 0.15:
+        return held(name, rng.choice((CODE, JSON)), prompt, **sampling)
+    return request(name, prompt, **sampling)
 
 
 def play_round(engine: Engine, seed: int, num_steps: int = STEPS_OF_A_ROUND) -> None:
@@ -168,7 +206,7 @@ def random_model(request: pytest.FixtureRequest, tmp_path: Path) -> Checkpoint:
 def test_random_load_leaves_no_block_and_no_byte(random_model: Checkpoint, backends: list[CudaBackend]) -> None:
     backend = SCARCE.on_device(random_model, "cuda", torch.bfloat16, few_rows=None)
     backends.append(backend)
-    engine = SCARCE.engine(random_model, backend)
+    engine = SCARCE.engine(random_model, backend, grammars())
     started_s, seed = time.monotonic(), 0
     while time.monotonic() - started_s < LOAD_S / 2 or seed < 2:  # half of it for each model
         play_round(engine, seed)

@@ -2,8 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from twostroke.backends.cuda.staging import ALIGNMENT, DEPTH, Staging
-from twostroke.backends.cuda.upload import NUM_BUFFERS, UploadRing
+from twostroke.backends.cuda.staging import ALIGNED_BYTES, DEPTH, Staging, UploadRing
 
 
 def integers(*numbers):
@@ -22,7 +21,7 @@ def test_every_array_begins_at_16_bytes(device):
     views = Staging(64, torch.device(device)).views((1, 5, 3, 4, 2))
     base = views[0].data_ptr()
     assert [view.data_ptr() - base for view in views] == [0, 16, 48, 64, 80]
-    assert ALIGNMENT * views[0].element_size() == 16
+    assert ALIGNED_BYTES == 16
 
 
 def test_the_same_sizes_are_the_same_tensors_which_captured_graphs_rely_on(device):
@@ -38,7 +37,7 @@ def test_the_same_sizes_are_the_same_tensors_which_captured_graphs_rely_on(devic
 def test_the_last_array_may_end_with_the_buffer_and_none_beyond_it(device):
     staging = Staging(6, torch.device(device))
     staging.send((integers(1), integers(2, 3)))
-    with pytest.raises(ValueError, match="7 integers for a buffer of 6"):
+    with pytest.raises(ValueError, match="7 numbers for a buffer of 6"):
         staging.send((integers(1), integers(2, 3, 4)))
 
 
@@ -54,11 +53,11 @@ def test_buffers_are_used_in_turn_and_each_send_arrives(device):
 
 
 def test_an_upload_ring_grows_and_each_upload_arrives(device):
-    ring = UploadRing(torch.device(device))
+    ring = UploadRing(torch.int64, torch.device(device))
     copies = []
-    for number in range(3 * NUM_BUFFERS):
+    for number in range(3 * DEPTH):
         target = torch.zeros(300, dtype=torch.int64, device=device)
-        ring.send(np.full(20 * (number + 1), number + 1, dtype=np.int64), target)
+        ring.send((np.full(20 * (number + 1), number + 1, dtype=np.int64),), target)
         copies.append(target)
     for number, copy in enumerate(copies):
         assert copy.tolist() == [number + 1] * 20 * (number + 1) + [0] * (300 - 20 * (number + 1))

@@ -3,12 +3,12 @@ that the kernels share. Does not know layers: window and soft cap come with each
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from twostroke.backends.cuda.kernels.decode_attention import DecodeScratch, attend_decode
+from twostroke.backends.cuda.kernels.decode_attention import DecodeScratch, attend_decode, cut_contexts
 from twostroke.backends.cuda.kernels.prefill_attention import attend_prefill, tile_rows_for
 from twostroke.backends.cuda.kernels.prefill_tiles import PrefillScratch, PrefillTiles, PrefillWork
 
@@ -49,9 +49,31 @@ class Attention:
         self._decode_scratch = DecodeScratch(
             max_decode_tokens, shape.heads, shape.kv_heads, shape.head_dim, self.device, self.num_sms
         )
+        self._decode_items: dict[int | None, torch.Tensor] = {}
+        """By window: the cuts of the step's contexts."""
         self._prefill_scratch = PrefillScratch(
             shape.kv_heads, shape.head_dim, self.device, self.num_sms, tile_rows=largest_tile
         )
+
+    def cut_decodes(
+        self,
+        positions: torch.Tensor,
+        windows: Iterable[int | None],
+        *,
+        count: torch.Tensor | None = None,
+        pdl: bool = False,
+    ) -> None:
+        """Share out the keys of a step's decodes, before the first layer of each window attends. `count` (int32 [1]):
+        how many of the positions, the first, are decodes; the others are passed over."""
+        shape = self.shape
+        for window in windows:
+            if window not in self._decode_items:
+                self._decode_items[window] = self._decode_scratch.new_items()
+            cut_contexts(
+                positions, self._decode_items[window],
+                kv_heads=shape.kv_heads, head_dim=shape.head_dim, num_sms=self.num_sms,
+                window=window, count=count, pdl=pdl,
+            )  # fmt: skip
 
     def decode(
         self,
@@ -68,10 +90,11 @@ class Attention:
         softcap: float | None = None,
         pdl: bool = False,
     ) -> None:
-        """Each token reads its row up to its own position."""
+        """Each token reads its row up to its own position. Its contexts were cut by `cut_decodes`."""
         attend_decode(
             queries, k_cache, v_cache, table, rows, positions, out,
-            scale=scale, window=window, softcap=softcap, scratch=self._decode_scratch, pdl=pdl,
+            scale=scale, window=window, softcap=softcap, scratch=self._decode_scratch,
+            items=self._decode_items[window], pdl=pdl,
         )  # fmt: skip
 
     def tiles(

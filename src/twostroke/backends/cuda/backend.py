@@ -17,11 +17,12 @@ from twostroke.backends.cuda.logprobs import logprob_readers
 from twostroke.backends.cuda.model import Buffers, Decoder
 from twostroke.backends.cuda.parts import Parts
 from twostroke.backends.cuda.prefill import MAX_CHUNKS, PrefillPath
-from twostroke.backends.cuda.results import CudaTicket, PromptLogprobReader, Results
+from twostroke.backends.cuda.results import CudaTicket, PromptLogprobReader, Results, sampling_ids
 from twostroke.backends.cuda.rows import DeviceRows
 from twostroke.backends.cuda.sampling import SamplingRows
 from twostroke.backends.cuda.staging import Staging
 from twostroke.backends.cuda.weights import Progress, Weights
+from twostroke.core.grammar import Grammars
 from twostroke.core.kv_layout import KVLayout
 from twostroke.core.step import Step
 from twostroke.models.checkpoint import Checkpoint
@@ -84,6 +85,9 @@ class CudaBackend:
             attention.prefill_choice,
         )
 
+    def use_grammars(self, grammars: Grammars) -> None:
+        self._parts.rows.grammars.use(grammars)
+
     def launch(self, step: Step) -> CudaTicket:
         try:
             return self._start(step)
@@ -102,8 +106,13 @@ class CudaBackend:
         elif step.decodes:
             rows = self._decodes.launch(step)
         logprobs = logprob_readers(step, rows, parts)
-        return self._results.collect(step, arrival, parts.tokens[: len(rows)], logprobs, prompt_logprobs)
+        grammars, sampled = parts.rows.grammars, sampling_ids(step)
+        tokens, stuck = parts.tokens[: len(rows)], grammars.stuck(sampled)
+        ticket = self._results.collect(step, arrival, tokens, logprobs, prompt_logprobs, stuck)
+        grammars.expect(sampled, ticket)
+        return ticket
 
     def close(self) -> None:
+        self._parts.rows.grammars.shut_down()
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)

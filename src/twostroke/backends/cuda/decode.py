@@ -11,8 +11,9 @@ import torch
 
 from twostroke.backends.cuda.graphs import buckets_up_to
 from twostroke.backends.cuda.kernels.embedding import FROM_ROW
-from twostroke.backends.cuda.model import TokenArrays
+from twostroke.backends.cuda.model import Decodes, TokenArrays
 from twostroke.backends.cuda.parts import PLAIN, Parts, is_plain
+from twostroke.backends.cuda.results import sampling_ids
 from twostroke.backends.cuda.sampling import SamplingFeatures
 from twostroke.core.step import Step
 
@@ -35,7 +36,8 @@ class DecodePath:
             parts.graphs.run(("decode", bucket), lambda: self._run(bucket, PLAIN))
         else:
             parts.graphs.run(("logits", bucket), lambda: self._run(bucket, None))
-            parts.sample(parts.staging.views((bucket, bucket))[0][: len(rows)], features, pdl=parts.pdl)
+            masks = parts.rows.grammars.masks(sampling_ids(step))  # the device is at work while this waits
+            parts.sample(parts.staging.views((bucket, bucket))[0][: len(rows)], features, masks, pdl=parts.pdl)
         return rows
 
     def prepare(self) -> None:
@@ -49,7 +51,9 @@ class DecodePath:
         self._send(1, [], [])
         rows = self._parts.staging.views((1, 1))[0]
         for filters, edits in ((True, False), (False, True), (True, True)):
-            self._parts.sample(rows, SamplingFeatures(draws=True, filters=filters, edits=edits), pdl=self._parts.pdl)
+            features = SamplingFeatures(draws=True, filters=filters, edits=edits)
+            masks = self._parts.rows.grammars.nobodys if edits else None
+            self._parts.sample(rows, features, masks, pdl=self._parts.pdl)
 
     def _send(self, bucket: int, rows: list[int], positions: list[int]) -> None:
         padded_rows = np.full(bucket, self._parts.rows.padding_row, dtype=np.int32)
@@ -63,7 +67,7 @@ class DecodePath:
         parts = self._parts
         rows, positions = parts.staging.views((bucket, bucket))
         tokens = TokenArrays(self._from_rows[:bucket], rows, positions)
-        residual = parts.decoder.forward(tokens, bucket, None, pdl=parts.pdl)
+        residual = parts.decoder.forward(tokens, Decodes(bucket), None, pdl=parts.pdl)
         parts.decoder.logits(residual, pdl=parts.pdl)
         if features is not None:
             parts.sample(rows, features, pdl=parts.pdl)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from twostroke.backends.cuda.attention import Attention
+from twostroke.backends.cuda.grammar_rows import Masks
 from twostroke.backends.cuda.graphs import GraphCache
 from twostroke.backends.cuda.model import Buffers, Decoder
 from twostroke.backends.cuda.rows import DeviceRows
@@ -30,10 +31,12 @@ class Parts:
     pdl: bool
     """Whether kernels of a decode chain may start before the one ahead has ended."""
 
-    def sample(self, rows: torch.Tensor, features: SamplingFeatures, *, pdl: bool = False) -> None:
+    def sample(
+        self, rows: torch.Tensor, features: SamplingFeatures, masks: Masks | None = None, *, pdl: bool = False
+    ) -> None:
         """From the logits buffer to `tokens` and the rows' last tokens."""
         logits, tokens = self.buffers.logits[: len(rows)], self.tokens[: len(rows)]
-        self.rows.sampling.sample(logits, rows, self.rows.last_tokens, tokens, features, pdl=pdl)
+        self.rows.sampling.sample(logits, rows, self.rows.last_tokens, tokens, features, masks, pdl=pdl)
 
 
 def is_plain(features: SamplingFeatures) -> bool:

@@ -60,10 +60,12 @@ class Results:
         tokens: torch.Tensor,
         logprobs: Mapping[int, LogprobReader] | None = None,
         prompt_logprobs: Mapping[int, PromptLogprobReader] | None = None,
+        errors: Mapping[int, str] | None = None,
     ) -> CudaTicket:
-        """`tokens` on the device, one for each decode slot and each chunk that samples, in that order."""
+        """`tokens` on the device, one for each decode slot and each chunk that samples, in that order. A sequence in
+        `errors` gets none."""
         arrival.finish(tokens)
-        return CudaTicket(step, arrival, self._free, logprobs or {}, prompt_logprobs or {})
+        return CudaTicket(step, arrival, self._free, logprobs or {}, prompt_logprobs or {}, errors or {})
 
 
 class CudaTicket:
@@ -74,9 +76,10 @@ class CudaTicket:
         free: list[Arrival],
         logprobs: Mapping[int, LogprobReader],
         prompt_logprobs: Mapping[int, PromptLogprobReader],
+        errors: Mapping[int, str],
     ) -> None:
         self._step, self._arrival, self._free = step, arrival, free
-        self._logprobs, self._prompt_logprobs = logprobs, prompt_logprobs
+        self._logprobs, self._prompt_logprobs, self._errors = logprobs, prompt_logprobs, errors
         self._result: StepResult | None = None
 
     @property
@@ -97,10 +100,12 @@ class CudaTicket:
         sampling = sampling_ids(step)
         tokens = self._arrival.tokens[: len(sampling)].tolist()
         sampled: dict[int, SampledToken] = {}
-        errors: dict[int, str] = {}
+        errors = dict(self._errors)
         for seq_id, token in zip(sampling, tokens, strict=True):
             if token < 0:
                 errors[seq_id] = NOT_FINITE
+            elif seq_id in errors:
+                continue
             elif seq_id in self._logprobs:
                 sampled[seq_id] = SampledToken(token, self._logprobs[seq_id]())
             else:

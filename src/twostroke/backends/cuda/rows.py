@@ -6,6 +6,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from twostroke.backends.cuda.grammar_rows import GrammarRows
 from twostroke.backends.cuda.kernels.rows import write_entries
 from twostroke.backends.cuda.sampling import SamplingRows
 from twostroke.backends.cuda.staging import Staging
@@ -22,6 +23,7 @@ class DeviceRows:
         self, layout: KVLayout, max_rows: int, max_context: int, sampling: SamplingRows, device: torch.device
     ) -> None:
         self.sampling = sampling
+        self.grammars = GrammarRows(sampling.vocab_size)
         self.padding_row = max_rows
         self.index_of: dict[int, int] = {}  # sequence id -> row
         self._free = list(range(max_rows - 1, -1, -1))
@@ -47,6 +49,7 @@ class DeviceRows:
             row = self._free.pop()
             self.index_of[join.seq_id] = row
             self.sampling.open(row, join)
+            self.grammars.open(join)
         if step.grants:
             self._write(step.grants)
         self.sampling.flush()
@@ -60,6 +63,7 @@ class DeviceRows:
         row = self.index_of.pop(seq_id, None)  # a step that raised may have ended before it opened this row
         if row is not None:
             self.sampling.close(row)
+            self.grammars.close(seq_id)
             self._free.append(row)
 
     def _write(self, grants: tuple[BlockGrant, ...]) -> None:

@@ -11,13 +11,15 @@ import numpy as np
 import torch
 import triton
 
+from twostroke.backends.cuda.grammar_rows import Masks
 from twostroke.backends.cuda.kernels import sampling as kernels
 from twostroke.backends.cuda.kernels.sampling_edits import edit
 from twostroke.backends.cuda.kernels.sampling_filters import FilterScratch, filter_rows
+from twostroke.backends.cuda.kernels.sampling_mask import mask
 from twostroke.backends.cuda.kernels.sampling_search import SearchShape
 from twostroke.backends.cuda.kernels.sampling_state import COUNTS, LISTS, place_records
 from twostroke.backends.cuda.sampling_records import RECORD_WORDS, RowRecord, has_edits, has_filters, record_of
-from twostroke.backends.cuda.upload import UploadRing
+from twostroke.backends.cuda.staging import UploadRing
 from twostroke.core.step import RowJoin
 
 BLOCK = 4096
@@ -39,7 +41,7 @@ class SamplingFeatures:
     filters: bool = False
     """Some row has top-k, top-p or min-p."""
     edits: bool = False
-    """Some row has penalties, a logit bias or min_tokens."""
+    """Some row has penalties, a logit bias, min_tokens or a grammar."""
 
 
 class SamplingRows:
@@ -60,14 +62,15 @@ class SamplingRows:
     ) -> None:
         self._device = torch.device(device)
         self._max_batch = max_batch or max_rows
-        self._vocab_size = vocab_size
+        self.vocab_size = vocab_size
         self._block, self._column, self._list_size, self._search = block, column, list_size, search
         self._num_blocks = triton.cdiv(vocab_size, block)
         self._state = torch.zeros(max_rows + 1, RECORD_WORDS, dtype=torch.int64, device=self._device)
         self._summaries = kernels.Summaries.allocate(self._max_batch, self._num_blocks, self._device)
         self._filter_scratch: FilterScratch | None = None
         self._edited: torch.Tensor | None = None  # [max_batch, vocab]
-        self._uploads = UploadRing(self._device)
+        self._uploads = UploadRing(torch.int64, self._device)
+        self._mask_uploads = UploadRing(torch.int32, self._device)
         self._needs = [0] * (max_rows + 1)
         self._logprobs: list[int | None] = [None] * (max_rows + 1)
         self._changed: dict[int, RowJoin] = {}
@@ -79,7 +82,7 @@ class SamplingRows:
         """Begin a row, or go on with one that has written `join.output_token_ids`; `flush` tells the device."""
         sampling = join.request.sampling
         needs = 0 if sampling.is_greedy else DRAWS
-        if has_filters(sampling, self._vocab_size):
+        if has_filters(sampling, self.vocab_size):
             needs |= FILTERS
         if has_edits(sampling):
             needs |= EDITS
@@ -109,7 +112,7 @@ class SamplingRows:
         if not self._changed:
             return
         changed, self._changed = self._changed, {}
-        records = {row: record_of(join, self._vocab_size) for row, join in changed.items()}
+        records = {row: record_of(join, self.vocab_size) for row, join in changed.items()}
         for row, record in records.items():
             self._hold(row, record)
         parts = [np.concatenate([[row], record.words]) for row, record in records.items()]
@@ -117,7 +120,7 @@ class SamplingRows:
             parts += (record.lists, record.seen_ids, record.output_ids)
         payload = np.concatenate(parts)
         arrived = torch.empty(len(payload), dtype=torch.int64, device=self._device)
-        self._uploads.send(payload, arrived)
+        self._uploads.send((payload,), arrived)
 
         first = len(records) * (1 + RECORD_WORDS)
         place_records(self._state, arrived[:first].view(len(records), 1 + RECORD_WORDS))
@@ -134,7 +137,7 @@ class SamplingRows:
             lists = torch.empty(len(record.lists), dtype=torch.int64, device=self._device)
             counts: torch.Tensor | None = None
             if record.has_penalties:
-                counts = torch.zeros(self._vocab_size, dtype=torch.int32, device=self._device)
+                counts = torch.zeros(self.vocab_size, dtype=torch.int32, device=self._device)
                 record.words[COUNTS.value] = counts.data_ptr()
             record.words[LISTS.value] = lists.data_ptr()
             self._held[row] = (lists, counts)
@@ -153,12 +156,14 @@ class SamplingRows:
         last_tokens: torch.Tensor,
         tokens_out: torch.Tensor,
         features: SamplingFeatures,
+        masks: Masks | None = None,
         *,
         pdl: bool = False,
     ) -> None:
         """Choose a token for each row and advance it. logits float32 [batch, vocab], rows int32 [batch]; writes
         tokens_out int32 [batch] (-1 where logits are not finite) and, at each row, last_tokens int32 [max_rows + 1].
-        The logits stay as they are."""
+        The logits stay as they are. `masks`: of the entries whose rows have a grammar; sent now, so no part of a
+        captured graph."""
         if len(logits) > self._max_batch or logits.stride(1) != 1 or logits.dtype != torch.float32:
             raise ValueError(f"logits must be float32 rows, at most {self._max_batch}: {logits.dtype} {logits.shape}")
         self.prepare(features)
@@ -166,7 +171,10 @@ class SamplingRows:
         edited = self._edited if features.edits else None
         shared = (rows, self._state)
         if edited is not None:
+            sent = None if masks is None else self._send(masks)  # ahead of the kernels, which follow each other closely
             edit(logits, edited, *shared, block=self._block, pdl=pdl)
+            if sent is not None:
+                mask(edited, *sent, block=self._block, pdl=pdl)
         kernels.survey(
             *(logits, edited, *shared, self._summaries, filters),
             draws=features.draws,
@@ -185,13 +193,21 @@ class SamplingRows:
             pdl=pdl,
         )
 
+    def _send(self, masks: Masks) -> tuple[torch.Tensor, torch.Tensor]:
+        """Entries and words, on the device."""
+        arrays = (masks.entries, masks.words.reshape(-1))
+        uploads, count = self._mask_uploads, len(masks.entries)
+        arrived = torch.empty(uploads.length([len(array) for array in arrays]), dtype=torch.int32, device=self._device)
+        uploads.send(arrays, arrived)
+        return arrived[:count], arrived[uploads.aligned(count) :].view(masks.words.shape)
+
     def prepare(self, features: SamplingFeatures) -> None:
         """Allocate what batches with these features need, once; `sample` does so too, but a capture should not."""
         if features.filters and self._filter_scratch is None:
-            num_columns = triton.cdiv(self._vocab_size, self._column)
+            num_columns = triton.cdiv(self.vocab_size, self._column)
             self._filter_scratch = FilterScratch.allocate(
                 self._max_batch, self._num_blocks, num_columns, self._list_size, self._device
             )
         if features.edits and self._edited is None:
-            shape = (self._max_batch, self._vocab_size)
+            shape = (self._max_batch, self.vocab_size)
             self._edited = torch.empty(shape, dtype=torch.float32, device=self._device)

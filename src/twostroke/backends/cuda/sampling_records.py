@@ -42,7 +42,8 @@ def has_filters(sampling: SamplingParams, vocab_size: int) -> bool:
 
 
 def has_edits(sampling: SamplingParams) -> bool:
-    return sampling.has_penalties or bool(sampling.logit_bias) or sampling.min_tokens > 0
+    has_masks = sampling.min_tokens > 0 or sampling.grammar is not None
+    return sampling.has_penalties or bool(sampling.logit_bias) or has_masks
 
 
 def record_of(join: RowJoin, vocab_size: int) -> RowRecord:
@@ -62,10 +63,12 @@ def record_of(join: RowJoin, vocab_size: int) -> RowRecord:
 
     bias_ids = _known(sampling.logit_bias.keys(), vocab_size)
     biases = np.array([sampling.logit_bias[token_id] for token_id in bias_ids.tolist()], dtype=np.float32)
-    stop_ids = _known(sorted(request.stop_ids), vocab_size) if sampling.min_tokens else EMPTY
+    has_grammar = sampling.grammar is not None  # then its masks keep to min_tokens, where they can
+    stop_ids = _known(sorted(request.stop_ids), vocab_size) if sampling.min_tokens and not has_grammar else EMPTY
     record[words.NUM_BIASES.value] = len(bias_ids)
     record[words.NUM_STOPS.value] = len(stop_ids)
     record[words.MIN_TOKENS.value] = sampling.min_tokens if len(stop_ids) else 0
+    record[words.HAS_GRAMMAR.value] = has_grammar
     numbers[words.REPETITION.value] = sampling.repetition_penalty
     numbers[words.PRESENCE.value] = sampling.presence_penalty
     numbers[words.FREQUENCY.value] = sampling.frequency_penalty

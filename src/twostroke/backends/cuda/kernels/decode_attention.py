@@ -19,6 +19,10 @@ from twostroke.backends.cuda.kernels.scores import cap_scores, score_factors
 
 ROWS = tl.constexpr(16)
 """Query heads of a program: a group is padded to what a tensor-core product takes at least."""
+MANY_PROGRAMS = 7.5
+"""An SM, from where on a batch's work is spread evenly enough for large rounds."""
+ITEM_FIELDS = 4
+"""Integers an item, one of them idle: a program fetches its own with one load."""
 
 
 @dataclass(frozen=True)
@@ -46,26 +50,22 @@ class SplitPlan:
     """Never more items than this, whatever the contexts: the height of the grid."""
 
 
-def split_plan(
-    num_tokens: int, kv_heads: int, num_sms: int, max_context: int | None = None, split_tokens: int | None = None
-) -> SplitPlan:
+def split_plan(num_tokens: int, kv_heads: int, num_sms: int) -> SplitPlan:
     """Two programs an SM where the sequences alone give fewer; none shorter than 64 tokens (32 for a single sequence,
     where latency is all). An item more than the sequences need exits at once, so the grid stays near both numbers."""
     target = max(1, 2 * num_sms // kv_heads)
-    smallest = split_tokens if split_tokens is not None else (32 if num_tokens == 1 else 64)
-    items = num_tokens + target
-    if max_context is not None:
-        items = min(items, num_tokens * ceil(max_context / smallest))
-    return SplitPlan(target_items=target, smallest_tokens=smallest, max_items=items)
+    smallest = 32 if num_tokens == 1 else 64
+    return SplitPlan(target_items=target, smallest_tokens=smallest, max_items=num_tokens + target)
 
 
-def decode_config(num_tokens: int, head_dim: int) -> DecodeConfig:
-    """The configuration for a batch; `bench/cuda/attention.py` measures the alternatives."""
+def decode_config(num_tokens: int, head_dim: int, kv_heads: int, num_sms: int) -> DecodeConfig:
+    """The configuration for a batch; `bench/cuda/attention.py` measures the alternatives. Many programs, some long and
+    some short, want more keys a round; few want small rounds, and each multiprocessor several of them."""
     if head_dim > 128:
         return DecodeConfig(block=32, warps=4, stages=3, keys_first=False)
-    if num_tokens == 1:
+    if num_tokens * kv_heads < MANY_PROGRAMS * num_sms:
         return DecodeConfig(block=32, warps=2, stages=5, keys_first=False)
-    return DecodeConfig(block=64, warps=4, stages=5, keys_first=True)
+    return DecodeConfig(block=64, warps=4, stages=5, keys_first=False)
 
 
 class DecodeScratch:
@@ -80,8 +80,14 @@ class DecodeScratch:
         # [max_items, kv_heads, group, head_dim] and [max_items, kv_heads, group]
         self.partials = torch.empty(self.max_items * heads * head_dim, dtype=torch.float32, device=device)
         self.log_sums = torch.empty(self.max_items * heads, dtype=torch.float32, device=device)
+        # What `cut_contexts` makes of a batch where a call brings nothing of its own.
+        self.items = self.new_items()
         # Zero before the first launch; the last item of a sequence sets its own back to zero.
         self.arrivals = torch.zeros(max_tokens * kv_heads, dtype=torch.int32, device=device)
+
+    def new_items(self) -> torch.Tensor:
+        """Room for the cuts of one batch: token, number among its items, their number  # int32 [max_items, 4]"""
+        return torch.zeros(self.max_items, ITEM_FIELDS, dtype=torch.int32, device=self.partials.device)
 
 
 @triton.jit
@@ -112,9 +118,7 @@ def _locate(
     BLOCK: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """Which token an item belongs to, its number among that token's items, and how many those are.
-
-    Every program cuts the whole batch: it is a few hundred integers, and no table has to be made before the launch."""
+    """Which token an item belongs to, its number among that token's items, and how many those are."""
     if WIDTH == 1:
         _, blocks = _key_blocks(tl.load(positions), window, HAS_WINDOW, BLOCK)
         chunk = tl.maximum(tl.cdiv(blocks, target_items), smallest_blocks)
@@ -134,6 +138,35 @@ def _locate(
     return token, split, splits
 
 
+@triton.jit(do_not_specialize=["window", "num_tokens", "target_items", "smallest_blocks"])
+def _cut_kernel(
+    positions,
+    count,
+    items,
+    window,
+    num_tokens,
+    target_items,
+    smallest_blocks,
+    HAS_WINDOW: tl.constexpr,
+    BLOCK: tl.constexpr,
+    WIDTH: tl.constexpr,
+    HAS_COUNT: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    item = tl.program_id(0)
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    if HAS_COUNT:
+        num_tokens = tl.load(count)
+    token, split, splits = _locate(
+        item, positions, num_tokens, window, target_items, smallest_blocks, HAS_WINDOW, BLOCK, WIDTH
+    )
+    tl.store(items + item * 4, token)
+    tl.store(items + item * 4 + 1, split)
+    tl.store(items + item * 4 + 2, splits)
+
+
 @triton.jit(do_not_specialize=["window", "num_tokens", "table_stride", "target_items", "smallest_blocks"])
 def _decode_kernel(
     queries,
@@ -142,6 +175,7 @@ def _decode_kernel(
     table,
     rows,
     positions,
+    items,
     out,
     partials,
     log_sums,
@@ -172,12 +206,15 @@ def _decode_kernel(
 ):
     kv_head = tl.program_id(0)
     item = tl.program_id(1)
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
-    token, split, splits = _locate(
-        item, positions, num_tokens, window, target_items, smallest_blocks, HAS_WINDOW, BLOCK, WIDTH
-    )
+    # Where the keys lie was known before the kernel ahead began; only its own token's query and key are waited for.
+    if WIDTH == 1:
+        token, split, splits = _locate(
+            item, positions, num_tokens, window, target_items, smallest_blocks, HAS_WINDOW, BLOCK, WIDTH
+        )
+    else:
+        token = tl.load(items + item * 4)
+        split = tl.load(items + item * 4 + 1)
+        splits = tl.load(items + item * 4 + 2)
     if token >= num_tokens:
         return
     position = tl.load(positions + token)
@@ -191,8 +228,11 @@ def _decode_kernel(
     key = tl.arange(0, BLOCK)
     head_held = (head < GROUP)[:, None] & (dim < HEAD_DIM)[None, :]
     own_heads = kv_head * GROUP * HEAD_DIM + head[:, None] * HEAD_DIM + dim[None, :]
-    query = tl.load(queries + token.to(tl.int64) * query_stride + own_heads, mask=head_held, other=0.0)
     table_row = table + tl.load(rows + token).to(tl.int64) * table_stride
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    query = tl.load(queries + token.to(tl.int64) * query_stride + own_heads, mask=head_held, other=0.0)
     k_head = k_cache + kv_head * PAGE * HEAD_DIM + dim[None, :]
     v_head = v_cache + kv_head * PAGE * HEAD_DIM + dim[None, :]
     PAGE_ELEMENTS: tl.constexpr = KV_HEADS * PAGE * HEAD_DIM
@@ -316,6 +356,44 @@ def _reduce(
     tl.store(out_token + own, (value_sum / total[:, None]).to(out_token.dtype.element_ty), mask=head_held)
 
 
+def cut_contexts(
+    positions: torch.Tensor,  # int32 [num_tokens]
+    items: torch.Tensor,  # int32 [max_items, 4], written
+    *,
+    kv_heads: int,
+    head_dim: int,
+    num_sms: int,
+    window: int | None = None,
+    count: torch.Tensor | None = None,
+    plan: SplitPlan | None = None,
+    config: DecodeConfig | None = None,
+    pdl: bool = False,
+) -> None:
+    """Cut a batch's keys into work items: once a step, for all layers of that window. A token alone needs none made.
+    `count` (int32 [1]): how many of the positions, the first, have any; None: all."""
+    num_tokens = len(positions)
+    if num_tokens == 1:
+        return
+    config = config or decode_config(num_tokens, head_dim, kv_heads, num_sms)
+    plan = plan or split_plan(num_tokens, kv_heads, num_sms)
+    _cut_kernel[(plan.max_items,)](
+        positions,
+        positions if count is None else count,
+        items,
+        window or 0,
+        num_tokens,
+        plan.target_items,
+        ceil(plan.smallest_tokens / config.block),
+        HAS_WINDOW=window is not None,
+        BLOCK=config.block,
+        WIDTH=_plan_width(num_tokens),
+        HAS_COUNT=count is not None,
+        PDL=pdl,
+        num_warps=1 if num_tokens <= 32 else 4,
+        **({"launch_pdl": True} if pdl else {}),
+    )
+
+
 def attend_decode(
     queries: torch.Tensor,  # [num_tokens, heads, head_dim], any token stride
     k_cache: torch.Tensor,  # [num_blocks + 1, kv_heads, block_size, head_dim], contiguous
@@ -329,18 +407,19 @@ def attend_decode(
     window: int | None = None,
     softcap: float | None = None,
     scratch: DecodeScratch,
-    max_context: int | None = None,
-    split_tokens: int | None = None,
+    items: torch.Tensor | None = None,
     config: DecodeConfig | None = None,
     plan: SplitPlan | None = None,
     pdl: bool = False,
 ) -> None:
-    """Token t reads the keys at positions `max(0, p - window + 1)..p` of row `rows[t]`, p being `positions[t]`."""
+    """Token t reads the keys at positions `max(0, p - window + 1)..p` of row `rows[t]`, p being `positions[t]`.
+    `items`: what `cut_contexts` made of these positions, with the same window, plan and
+    configuration; None: made here."""
     num_tokens, heads, head_dim = queries.shape
     _, kv_heads, page, _ = k_cache.shape
     group = heads // kv_heads
-    config = config or decode_config(num_tokens, head_dim)
-    plan = plan or split_plan(num_tokens, kv_heads, scratch.num_sms, max_context, split_tokens)
+    config = config or decode_config(num_tokens, head_dim, kv_heads, scratch.num_sms)
+    plan = plan or split_plan(num_tokens, kv_heads, scratch.num_sms)
     if num_tokens > scratch.max_tokens or plan.max_items > scratch.max_items:
         raise ValueError(
             f"Decode scratch for {scratch.max_tokens} tokens ({scratch.max_items} items) cannot hold {num_tokens} "
@@ -350,6 +429,13 @@ def attend_decode(
         raise ValueError(f"Decode attention takes at most {ROWS.value} query heads a KV head, not {group}.")
     if not (k_cache.is_contiguous() and v_cache.is_contiguous() and queries.stride(1) == head_dim):
         raise ValueError("Decode attention wants contiguous caches and contiguous heads of a token.")
+    if items is None:
+        items = scratch.items
+        cut_contexts(
+            positions, items, kv_heads=kv_heads, head_dim=head_dim, num_sms=scratch.num_sms,
+            window=window, plan=plan, config=config, pdl=pdl,
+        )  # fmt: skip
+        pdl = pdl and num_tokens == 1  # programs read their item before they wait: it must be there
     dim = max(16, triton.next_power_of_2(head_dim))
     reduce_group = triton.next_power_of_2(group)
     score_scale, cap_log2 = score_factors(scale, softcap)
@@ -360,6 +446,7 @@ def attend_decode(
         table,
         rows,
         positions,
+        items,
         out,
         scratch.partials,
         scratch.log_sums,

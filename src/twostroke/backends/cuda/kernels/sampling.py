@@ -19,6 +19,7 @@ from twostroke.backends.cuda.kernels.sampling_filters import FilterScratch
 from twostroke.backends.cuda.kernels.sampling_search import SearchShape, draw_filtered
 from twostroke.backends.cuda.kernels.sampling_state import (
     COUNTS,
+    HAS_GRAMMAR,
     MIN_TOKENS,
     NEGATIVE_INFINITY,
     NUM_OUTPUT,
@@ -84,9 +85,10 @@ def _survey(
     best, offset = tl.max(scores, axis=0, return_indices=True)
     is_sound = (tl.abs(scores) < float("inf")) | (ids >= vocab)
     if EDITS:
-        # Edited scores hold -inf only where a stop id is masked.
-        masks_stops = tl.load(record + NUM_OUTPUT) < tl.load(record + MIN_TOKENS)
-        is_sound = is_sound | (masks_stops & (scores == NEGATIVE_INFINITY))
+        # Edited scores hold -inf only where a stop id is masked, or what a grammar does not allow.
+        has_mask = tl.load(record + NUM_OUTPUT) < tl.load(record + MIN_TOKENS)
+        has_mask = has_mask | (tl.load(record + HAS_GRAMMAR) != 0)
+        is_sound = is_sound | (has_mask & (scores == NEGATIVE_INFINITY))
     all_sound = tl.min(is_sound.to(tl.int32), axis=0)
     summary = entry * num_blocks + block
     tl.store(block_best + summary, tl.where(all_sound == 1, best, float("nan")))

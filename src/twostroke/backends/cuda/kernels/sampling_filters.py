@@ -140,7 +140,8 @@ def find_floor(
         # A little below, so that rounding drops nothing that is kept.
         below = best.to(tl.float64) + tl.log2(tl.maximum(least * 0.999, 1e-300)) / scale
         below = tl.maximum(below - tl.abs(below) * 1e-6, -FLOAT32_MAX)
-        floor = tl.where(least > 0.0, below, NEGATIVE_INFINITY).to(tl.float32)
+        # Masked tokens are below any floor: a grammar masks most, and a list would overflow with them.
+        floor = tl.where(least > 0.0, below, -FLOAT32_MAX).to(tl.float32)
         if (top_k > 0) & (top_k <= num_columns):
             columns = tl.arange(0, COLUMNS)
             column_bests = tl.load(

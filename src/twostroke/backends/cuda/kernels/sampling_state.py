@@ -34,7 +34,9 @@ LISTS = tl.constexpr(12)
 """Address of int32 words: bias ids, bias values (float32 bits), stop ids."""
 NUM_BIASES = tl.constexpr(13)
 NUM_STOPS = tl.constexpr(14)
-NUM_WORDS = tl.constexpr(15)
+HAS_GRAMMAR = tl.constexpr(15)
+"""1 where scores may be masked by a grammar."""
+NUM_WORDS = tl.constexpr(16)
 
 FLOAT32_MAX = tl.constexpr(3.4028234663852886e38)
 NEGATIVE_INFINITY = tl.constexpr(float("-inf"))
@@ -73,7 +75,8 @@ def uniform(record):
 def is_edited(record):
     """Whether the row's scores differ from its logits at its next token."""
     masks_stops = tl.load(record + NUM_OUTPUT) < tl.load(record + MIN_TOKENS)
-    return masks_stops | (tl.load(record + COUNTS) != 0) | (tl.load(record + NUM_BIASES) > 0)
+    is_masked = masks_stops | (tl.load(record + HAS_GRAMMAR) != 0)
+    return is_masked | (tl.load(record + COUNTS) != 0) | (tl.load(record + NUM_BIASES) > 0)
 
 
 @triton.jit
