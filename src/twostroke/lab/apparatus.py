@@ -119,10 +119,12 @@ class Apparatus:
         self._adapter.clear_prefix()
 
     def warm_up(self) -> None:
-        """Whatever the first steps of a kind put off: native code, graphs, caches."""
-        length = min(2 * self.chunk_tokens, self.max_tokens - 8)
-        self.play([self.prompt(length)], 8)
-        self.play([self.prompt(min(64, length)) for _ in range(min(4, self.max_running))], 8)
+        """Whatever the first steps of a kind put off: native code, graphs, caches. Longer steps only where the
+        shorter ones leave time for them."""
+        for length in (1, 16, 64, self.chunk_tokens, 2 * self.chunk_tokens):
+            if self.fitting([length], room=8):
+                self._ttft_once(length)
+        self.play([self.prompt(min(16, self.max_tokens - 8)) for _ in range(min(4, self.max_running))], 8)
 
     def play(
         self, prompts: Iterable[Sequence[int]], out_len: int, *, each_step: Callable[[], None] | None = None
@@ -166,13 +168,14 @@ class Apparatus:
         key = ("ttft", prompt_len)
         if key not in self._remembered:
             self._remembered[key] = self.repeat(lambda: self._ttft_once(prompt_len))
-            expected_s = self.prediction.steps_s(prefill_steps(prompt_len, self.chunk_tokens))
-            self._slowness = max(1.0, self._remembered[key].median / expected_s)
         return self._remembered[key]
 
     def _ttft_once(self, prompt_len: int) -> float:
         self.forget()
-        return self.play([self.prompt(prompt_len)], 1).streams[0].ttft_s
+        seconds = self.play([self.prompt(prompt_len)], 1).streams[0].ttft_s
+        expected_s = self.prediction.steps_s(prefill_steps(prompt_len, self.chunk_tokens))
+        self._slowness = max(1.0, seconds / expected_s)
+        return seconds
 
     def decode_steps(self, prompts: Sequence[Sequence[int]], num_steps: int) -> Measured:
         """Seconds of the steps in which all these prompts' streams decode, and nothing else happens."""

@@ -152,9 +152,9 @@ def _finding(
         ),
         method=(
             f"{STREAMS} streams decode behind prompts of {STREAM_PROMPT} tokens; then the long prompt arrives, and a "
-            "step may take no more of it than the chunk size. ITL is every gap between two tokens of a neighbour while "
-            "the newcomer is read: points are medians, bars the middle 80%. The prediction's error is that of "
-            "TTFT."
+            "step may take no more of it than the chunk size (the inter-token target is off). ITL is every gap between "
+            "two tokens of a neighbour while the newcomer is read: points are medians, bars the middle 80%. The "
+            "prediction's error is that of TTFT."
         ),
         numbers={
             "long_prompt_tokens": long_prompt,
