@@ -123,7 +123,7 @@ def test_chunks_are_as_small_as_was_asked_and_free_again_after(apparatus: Appara
 
 
 def test_only_steps_of_the_whole_batch_count(apparatus: Apparatus) -> None:
-    played = apparatus.play([apparatus.prompt(40) for _ in range(3)], 8)
+    played = apparatus.play([apparatus.prompt(40) for _ in range(3)], 16)
     steady = played.steady_decodes(3)
     assert steady
     assert all(len(played.works[index].contexts) == 3 and not played.works[index].chunks for index in steady)

@@ -19,8 +19,8 @@ from twostroke.lab.stage import Stage, Stream
 from twostroke.lab.workloads import random_ids
 
 TAIL = 0.1
-WARM_STEPS = 2
-"""Steps of a batch that are not counted: the first ones of a kind take longer."""
+WARM_STEPS = 8
+"""Decode steps that are not counted: the first ones after a prompt take longer, until caches and clocks settle."""
 
 
 class CannotMeasureError(TwostrokeError):
