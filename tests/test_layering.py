@@ -26,7 +26,7 @@ def room(rooms="", packages=""):
     return Room(frozenset(rooms.split()), frozenset(packages.split()))
 
 
-BELOW_ENGINE = "core kv cost scheduling models text backends config machine cache"
+BELOW_ENGINE = "core kv cost explain scheduling models text backends config machine cache"
 ROOMS = {
     "core": room(),
     "machine": room(),
@@ -34,6 +34,7 @@ ROOMS = {
     "config": room("core machine"),
     "kv": room("core"),
     "cost": room("core"),
+    "explain": room("core cost"),
     "scheduling": room("core kv cost"),
     "models": room("core cache", "numpy huggingface_hub"),
     "text": room("core", "tokenizers jinja2 llguidance"),
@@ -43,7 +44,8 @@ ROOMS = {
     "engine": room(BELOW_ENGINE, "rich"),
     "lab": room("core cost config machine models backends engine", "matplotlib"),
     "server": room(
-        "core cost text config engine", "fastapi starlette pydantic uvicorn uvloop msgspec zmq prometheus_client"
+        "core cost explain text config engine",
+        "fastapi starlette pydantic uvicorn uvloop msgspec zmq prometheus_client",
     ),
     "cli": room(f"{BELOW_ENGINE} engine lab server", "typer rich"),
 }
@@ -141,6 +143,7 @@ def test_imports_follow_the_arrows(module):
         ("twostroke.kv.ledger", "from twostroke import cost"),
         ("twostroke.cost.floor", "from twostroke.models.spec import ModelSpec"),
         ("twostroke.cost.floor", "from ..models import spec"),
+        ("twostroke.explain.verdict", "from twostroke.engine.step_log import StepLog"),
         ("twostroke.scheduling.scheduler", "from twostroke.backends.interface import Backend"),
         ("twostroke.models.spec", "import torch"),
         ("twostroke.models.spec", "from twostroke.text.tokenizer import Tokenizer"),

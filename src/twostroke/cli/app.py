@@ -9,7 +9,7 @@ import typer
 
 from twostroke import __version__
 
-COMMANDS = ("run", "chat", "serve", "pull", "inspect", "bench", "lab")
+COMMANDS = ("run", "chat", "serve", "explain", "top", "pull", "inspect", "bench", "lab")
 
 app = typer.Typer(
     name="twostroke",

@@ -36,6 +36,14 @@ def decode_floor_s(shape: ModelShape, context_len: int, ceilings: Ceilings) -> f
     return (shape.weight_bytes_read(1) + shape.kv_bytes_read(context_len)) / ceilings.read_bytes_per_s
 
 
+def decode_run_floor_s(shape: ModelShape, first_context: int, num_tokens: int, ceilings: Ceilings) -> float:
+    """The same for `num_tokens` in a row, the first of them at a context of `first_context`."""
+    kv_bytes = sum(
+        group.query_key_pairs(first_context - 1, num_tokens) * group.bytes_per_token for group in shape.kv_groups
+    )
+    return (num_tokens * shape.weight_bytes_read(1) + kv_bytes) / ceilings.read_bytes_per_s
+
+
 @dataclass(frozen=True, slots=True)
 class StepWork:
     """What a step computes, as its cost sees it."""

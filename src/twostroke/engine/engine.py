@@ -18,6 +18,7 @@ from twostroke.core.request_check import check_request
 from twostroke.core.sequence import FinishReason, Sequence
 from twostroke.core.step import Step, StepResult, TokenLogprobs
 from twostroke.engine.interrupts import HeldInterrupts, uninterrupted
+from twostroke.engine.step_log import StepLog
 from twostroke.engine.streaming import TextStream
 from twostroke.scheduling.scheduler import Scheduler, SequenceAdvance
 from twostroke.text.tokenizer import Tokenizer
@@ -54,7 +55,8 @@ class Engine:
         self._grammars = grammars
         self._clock = clock
         self._max_in_flight = 2 if run_ahead else 1
-        self._in_flight: deque[tuple[Step, Ticket]] = deque()
+        self._in_flight: deque[tuple[Step, Ticket, float]] = deque()  # the last: when it was launched
+        self.step_log = StepLog()
         self._streams: dict[int, TextStream] = {}
         self._live: dict[str, int] = {}  # request id -> samples that have not finished
         self._pending: list[Event] = []  # events that no call of `step` has returned yet
@@ -79,6 +81,8 @@ class Engine:
         request = replace(request, arrival_s=self._clock(), seed=secrets.randbits(64) if seed is None else seed)
         with uninterrupted():
             sequences = self.scheduler.add(request)
+            for sequence in sequences:
+                sequence.timing.step_before = self.step_log.last
             self._live[request.request_id] = len(sequences)
             if self._tokenizer is not None:
                 sampling = request.sampling
@@ -121,7 +125,7 @@ class Engine:
         with HeldInterrupts() as interrupts:
             self._launch()
             if self._in_flight:
-                step, ticket = self._in_flight[0]
+                step, ticket, launched_s = self._in_flight[0]
                 interrupts.let_through()
                 try:
                     outcome: StepResult | Exception = ticket.result()
@@ -129,7 +133,7 @@ class Engine:
                     outcome = error
                 interrupts.hold()
                 self._in_flight.popleft()
-                self._settle(step, ticket, outcome)
+                self._settle(step, ticket, outcome, launched_s)
         events, self._pending = self._pending, []
         return events
 
@@ -137,7 +141,8 @@ class Engine:
         while len(self._in_flight) < self._max_in_flight:
             if self._in_flight and isinstance(self._in_flight[-1][1], _UnlaunchedTicket):
                 return  # the backend does not know that step's rows: nothing may build on them
-            step = self.scheduler.schedule(self._clock())
+            now_s = self._clock()
+            step = self.scheduler.schedule(now_s)
             if step is None:
                 return
             ticket: Ticket
@@ -145,12 +150,13 @@ class Engine:
                 ticket = self.backend.launch(step)
             except Exception as error:  # it fails in its turn: results are applied in launch order
                 ticket = _UnlaunchedTicket(error)
-            self._in_flight.append((step, ticket))
+            self._in_flight.append((step, ticket, now_s))
 
-    def _settle(self, step: Step, ticket: Ticket, outcome: StepResult | Exception) -> None:
+    def _settle(self, step: Step, ticket: Ticket, outcome: StepResult | Exception, launched_s: float) -> None:
         now_s = self._clock()
         if isinstance(outcome, StepResult):
-            advances = self.scheduler.apply(step, outcome, now_s)
+            record = self.step_log.add(step, launched_s, now_s, outcome.compute_s)
+            advances = self.scheduler.apply(step, outcome, now_s, record)
             if self.on_step is not None:
                 self.on_step(step, outcome)
         else:
@@ -198,6 +204,7 @@ class Engine:
     def _finished(self, event: TokenEvent, sequence: Sequence) -> TokenEvent:
         """The sample's last event: the text that was held back joins it."""
         text, reason = event.text, sequence.finish_reason
+        self.step_log.close(sequence.timing)
         stream = self._streams.pop(sequence.seq_id, None)
         if stream is not None:
             rest, stopped = stream.finish()

@@ -21,9 +21,9 @@ LEAST_TOKENS = 64
 """What a step with running streams may always prefill: prompts must move on, however tight the target."""
 SOME_SECONDS = 1e-9
 """Never none, for the same reason."""
-CROWD = 4.0
+CROWD = 8.0
 """Where this many times the waiting prompts outnumber the streams, streams give way."""
-ROUND_TOKENS = 256
+ROUND_TOKENS = 128
 """Where the pace cuts a prompt, it leaves the step a multiple of so many tokens, decodes and all: few different sizes,
 which is what matrix products and captured graphs like."""
 
@@ -49,7 +49,7 @@ class PrefillPace:
 
     def seconds_for_prefill(self, decodes: Sequence[DecodeSlot], num_waiting: int) -> float:
         """What a step with these decodes may spend on prompts. A stream waits for its next token, a prompt for its
-        first: where more prompts wait than a quarter of the streams, streams give way in proportion. That is also when
+        first: where more prompts wait than an eighth of the streams, streams give way in proportion. That is also when
         large chunks pay, for a burst is read faster in few steps."""
         target_s = self.itl_target_s * max(1.0, CROWD * num_waiting / max(1, len(decodes)))
         return max(SOME_SECONDS, target_s - self._decode_seconds(decodes))

@@ -28,7 +28,7 @@ class PrefillPlanner:
             plan.seconds_left = self._pace.seconds_for_prefill(plan.decodes, num_waiting)
         for sequence in plan.prefilling:
             if plan.is_full:
-                return
+                break
             if sequence.state is SequenceState.RUNNING:  # else it was preempted on the way
                 self._add_chunk(plan, sequence, now_s)
         while not plan.is_full and self._has_room(plan):
@@ -36,6 +36,7 @@ class PrefillPlanner:
             if admitted is None:
                 return
             self._add_chunk(plan, admitted, now_s)
+        self._admission.note_full()
 
     def _has_room(self, plan: StepPlan) -> bool:
         if self._pace is None or plan.seconds_left is None:

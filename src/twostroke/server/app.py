@@ -9,7 +9,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from twostroke import __version__
-from twostroke.server import chat, completions, errors, responses, routes
+from twostroke.server import chat, completions, errors, explaining, responses, routes
 from twostroke.server.guard import Guard
 from twostroke.server.service import Service
 
@@ -27,7 +27,7 @@ def create_app(service: Service) -> ASGIApp:
     app.add_exception_handler(HTTPException, errors.on_http_error)
     app.add_exception_handler(RequestValidationError, errors.on_invalid_body)
     app.add_exception_handler(Exception, errors.on_bug)
-    for module in (chat, completions, responses, routes):
+    for module in (chat, completions, responses, routes, explaining):
         app.include_router(module.router)
     guarded: ASGIApp = Guard(app, service.settings, service.metrics)
     if origins := service.settings.cors_origins:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from starlette.types import Receive
 
@@ -16,6 +17,9 @@ from twostroke.server.messages import Output, Ready
 from twostroke.server.parsing import AnswerParser, Parts
 from twostroke.server.phases import Timing, timing_report
 from twostroke.server.replies import CompletionDetails, PromptDetails, Usage
+
+if TYPE_CHECKING:
+    from twostroke.server.explaining import Watch
 
 CLIENT_GONE = 499
 """Never sent, as nobody is there to read it."""
@@ -96,11 +100,15 @@ class Answers:
     def __init__(self, num_prompts: int, num_samples: int) -> None:
         self.num_samples = num_samples
         self.choices = [Answer() for _ in range(num_prompts * num_samples)]
+        self.watch: Watch | None = None
+        """Told of every one that ends."""
 
     def absorb(self, prompt_index: int, output: Output) -> int:
         """Returns the choice it belongs to."""
         index = prompt_index * self.num_samples + output.sample_index
         self.choices[index].absorb(output)
+        if output.finish_reason is not None and self.watch is not None:
+            self.watch.ended(self, index)
         return index
 
     async def collect(self, call: Call) -> None:
@@ -120,7 +128,8 @@ class Answers:
         return Usage(prompt_tokens, output_tokens, prompt_tokens + output_tokens, PromptDetails(cached), details)
 
     def timing(self, index: int, facts: Ready) -> Timing:
-        return timing_report(self.choices[index].timing, facts)
+        explanation = None if self.watch is None else self.watch.explanation(index)
+        return timing_report(self.choices[index].timing, facts, explanation)
 
     def own_timing(self, index: int, facts: Ready) -> Timing | None:
         """A choice says its own where there are several; a single one's is the answer's."""

@@ -14,6 +14,7 @@ from twostroke.core.sampling_params import SamplingParams
 from twostroke.server import replies
 from twostroke.server.calls import Answers
 from twostroke.server.errors import ApiError, bad_request
+from twostroke.server.explaining import follow
 from twostroke.server.logprobs import CompletionLogprobsWriter, joined
 from twostroke.server.messages import Output, Progress, Ready
 from twostroke.server.openapi import JSON_OR_EVENTS
@@ -49,6 +50,7 @@ async def completions(body: CompletionBody, request: Request) -> Response:
         echoes = [await _echo(encoder, prompt, token_ids) for prompt, token_ids in zip(prompts, ids, strict=True)]
     call = service.open_call(request, ids, sampling, priority=body.priority, cache_salt=body.cache_salt)
     writer = CompletionWriter(service, facts, sampling, body, Answers(len(ids), sampling.n), echoes)
+    follow(request, writer.answers, writer.id)
     if body.stream:
         return await stream_answer(call, writer)
     try:
@@ -110,7 +112,7 @@ class CompletionWriter:
         self.answers = answers
         self._facts = facts
         self._model = service.settings.model_name
-        self._id = f"cmpl-{uuid4().hex}"
+        self.id = f"cmpl-{uuid4().hex}"
         self._created = int(time.time())
         self._echoes = echoes
         self._only_echo = body.max_tokens == 0
@@ -203,4 +205,4 @@ class CompletionWriter:
         return sse_error(error)
 
     def _reply(self, choices: list[replies.CompletionChoice], **more: Any) -> replies.CompletionReply:
-        return replies.CompletionReply(self._id, "text_completion", self._created, self._model, choices, **more)
+        return replies.CompletionReply(self.id, "text_completion", self._created, self._model, choices, **more)

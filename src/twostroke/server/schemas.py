@@ -134,11 +134,16 @@ class CompletionBody(SamplingBody):
 
 
 class InputItem(Body):
-    """A message of a Responses call; other kinds of item are refused by name."""
+    """A message, a thought, a call or its result; other kinds of item are refused by name."""
 
-    type: Text = "message"
+    type: Text = Field("message", max_length=64)
     role: Text | None = Field(None, max_length=64)
     content: Text | Many[ContentPart] | None = None
+    summary: Many[ContentPart] | None = None
+    call_id: Text | None = Field(None, max_length=256)
+    name: Text | None = Field(None, max_length=256)
+    arguments: Text | None = None
+    output: Text | Many[ContentPart] | None = None
 
 
 class ResponsesBody(Body):
@@ -155,6 +160,7 @@ class ResponsesBody(Body):
     store: bool | None = None
     tools: Many[Table[Any]] | None = None
     tool_choice: Text | Table[Any] | None = None
+    parallel_tool_calls: bool | None = None
     text: Table[Any] | None = None
     truncation: Text | None = None
     cache_salt: Salt | None = None

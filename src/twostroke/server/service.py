@@ -14,6 +14,7 @@ from twostroke.core.sampling_params import SamplingParams
 from twostroke.server.calls import Call
 from twostroke.server.client import EngineClient
 from twostroke.server.errors import ApiError, bad_request, engine_unavailable
+from twostroke.server.kept import KeptRequests
 from twostroke.server.messages import Ready
 from twostroke.server.metrics import Metrics
 from twostroke.server.prompts import PromptEncoder
@@ -25,6 +26,8 @@ from twostroke.text.tool_parsers import HERMES
 
 KEY_SCOPE = "twostroke.key"
 """Where in a request's scope the number of its API key is."""
+RECEIVED_SCOPE = "twostroke.received_s"
+"""And when it came in, on the engine's clock."""
 LONGEST_RETRY_S = 60
 
 
@@ -39,6 +42,7 @@ class Service:
         self.tool_format = HERMES
         self.reasoning_parser = "none"
         self.draining = False
+        self.kept = KeptRequests()
         self._in_flight_by_key: Counter[int] = Counter()
 
     def read_answers_of(self, tokenizer: Tokenizer) -> None:
@@ -58,15 +62,15 @@ class Service:
             raise engine_unavailable("the server is still starting")
         return self.prompts
 
-    async def constrained(self, sampling: SamplingParams, named: Named | None) -> SamplingParams:
-        """The same, held to a grammar that was found sound."""
+    async def constrained(self, sampling: SamplingParams, named: Named | None, thought: str = "none") -> SamplingParams:
+        """The same, held to a grammar that was found sound; `thought` is what may come before it."""
         if named is None:
             return sampling
         if sampling.ignore_eos:
             raise bad_request(f"ignore_eos does not go with {named[0]}: its answer ends where it is complete", named[0])
         if self.grammars is None:
             raise engine_unavailable("the server is still starting")
-        return replace(sampling, grammar=await self.grammars.admit(named))
+        return replace(sampling, grammar=replace(await self.grammars.admit(named), thought=thought))
 
     def check_model(self, name: str | None) -> None:
         if name is not None and name != self.settings.model_name:

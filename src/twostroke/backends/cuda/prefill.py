@@ -22,14 +22,14 @@ from twostroke.core.step import Step
 
 LONE_SLOTS = (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024)
 """Tokens that graphs of a lone chunk are made for."""
-MIXED_SLOTS = (128, 256, 384, 512, 768, 1024, 1280, 1536, 1792, 2048)
-"""Tokens, decodes and all, that graphs of other steps are made for; the scheduler's pace prefers multiples of 256."""
+MIXED_SLOTS = tuple(range(128, 2048 + 1, 128))
+"""Tokens, decodes and all, that graphs of other steps are made for; the scheduler's pace prefers these sizes."""
 LARGE_SLOTS = tuple(range(2560, 16384 + 1, 512))
 """The same for larger steps of small models, captured when they first occur."""
 LAUNCH_S, FLOP_PER_S = 0.03, 6e14
 """What launching a step's kernels one by one takes a host, about, and how fast a card reads prompts, about: a step that
 takes longer than that on the card gains nothing from a graph, and need not be padded."""
-DECODE_SLOTS = (16, 64, 128, 256, 512)
+DECODE_SLOTS = (32, 128, 256, 512)
 MAX_CHUNKS = 24
 """Of a captured step that is not a chunk alone."""
 
