@@ -49,6 +49,19 @@ def test_lab_writes_a_page_its_numbers_and_its_plots(shape_folder: Path, tmp_pat
     assert drawn.returncode == 0, drawn.stderr
     assert again.read_text().count("data:image/svg+xml") == 1 and not again.with_suffix(".json").exists()
 
+    other = tmp_path / "other.json"
+    other.write_text(
+        json.dumps({**record, "command": "another", "findings": record["findings"][1:], "others_share": 1.0})
+    )
+    sources = ("--from", str(other), "--from", str(page.with_suffix(".json")))
+    joined = twostroke("lab", *sources, "-o", str(again))
+    assert joined.returncode == 0, joined.stderr
+    kept = json.loads(again.with_suffix(".json").read_text())
+    assert [finding["name"] for finding in kept["findings"]] == ["batch-size", "kv-memory"]
+    assert kept["command"] == f"another; {record['command']}" and kept["others_share"] == 1.0
+    refused = twostroke("lab", *sources, "-o", str(page))
+    assert refused.returncode == 2 and "one of the records to join" in refused.stderr
+
 
 @pytest.mark.parametrize(
     ("arguments", "expected"),
@@ -68,7 +81,17 @@ def test_what_is_wrong_is_said_before_anything_is_measured(arguments: tuple[str,
     assert expected in done.stderr and "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("text", ["{}", "[", "[1]", '{"kind": "twostroke-lab-1", "findings": [{}]}', "\x00"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{}",
+        "[",
+        "[1]",
+        '{"kind": "twostroke-lab-1", "findings": [{}]}',
+        '{"kind": "twostroke-lab-1", "findings": []}',
+        "\x00",
+    ],
+)
 def test_what_is_no_record_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "broken.json"
     path.write_text(text)

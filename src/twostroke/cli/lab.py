@@ -53,7 +53,9 @@ def lab(
     from_records: Annotated[
         list[Path] | None,
         typer.Option(
-            "--from", metavar="FILE", help="Measure nothing: draw the numbers of an earlier run; several are joined."
+            "--from",
+            metavar="FILE",
+            help="Measure nothing: draw the numbers of an earlier run; several are joined, and kept beside the page.",
         ),
     ] = None,
     plots: Annotated[
@@ -99,6 +101,7 @@ def lab(
     _check_places(page, plots)
     if model is None:
         record = _joined([_read(path) for path in from_records or ()])
+        _keep_joined(record, page, from_records or (), notes)
     else:
         config = options.engine_config(
             backend,
@@ -196,6 +199,7 @@ def _write_plots(findings: Sequence[Finding], folder: Path, notes: Console) -> N
 
 
 def _read(path: Path) -> dict[str, Any]:
+    from twostroke.lab.report import html_report
     from twostroke.lab.run import findings_of
 
     try:
@@ -203,11 +207,16 @@ def _read(path: Path) -> dict[str, Any]:
             raise BadRequestError(f"{path} is too large for a record of `twostroke lab`")
         record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         findings_of(record)
+        html_report(record, ())  # raises for whatever else is missing
     except OSError as error:
         raise BadRequestError(f"{path} could not be read: {error.strerror}") from None
-    except ValueError as error:
-        raise BadRequestError(f"{path} could not be drawn: {error}") from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise BadRequestError(f"{path} could not be drawn: {_reason(error)}") from None
     return record
+
+
+def _reason(error: Exception) -> str:
+    return f"it has no {error}" if isinstance(error, KeyError) else str(error)
 
 
 def _joined(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -218,7 +227,18 @@ def _joined(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
     found = {finding["name"]: finding for record in records for finding in record["findings"]}
     commands = dict.fromkeys(record["command"] for record in records)
     ordered = [found[name] for name in EXPERIMENTS if name in found]
-    return {**records[0], "command": "; ".join(commands), "findings": ordered}
+    shares = [record["others_share"] for record in records]
+    most = None if None in shares else max(shares)
+    return {**records[0], "command": "; ".join(commands), "others_share": most, "findings": ordered}
+
+
+def _keep_joined(record: dict[str, Any], page: Path, sources: Sequence[Path], notes: Console) -> None:
+    if len(sources) < 2:
+        return
+    path = page.with_suffix(".json")
+    if path.exists() and any(path.samefile(source) for source in sources):
+        raise BadRequestError(f"{path} is one of the records to join: give the page another name")
+    _write(notes, path, json.dumps(record, indent=1) + "\n")
 
 
 def _check_places(page: Path, plots: Path | None) -> None:

@@ -120,16 +120,22 @@ def _panel(data: Mapping[str, Any]) -> Panel:
 
 
 def _axis(data: Mapping[str, Any]) -> Axis:
-    return Axis(**{**data, "ticks": _tuple(data["ticks"])})
+    return Axis(**{**data, "ticks": _floats(data["ticks"])})
 
 
 def _series(data: Mapping[str, Any]) -> Series:
-    lists = {name: _tuple(data[name]) for name in ("x", "y", "low", "high", "names")}
-    return Series(**{**data, **lists, "tone": Tone(data["tone"]), "mark": Mark(data["mark"])})
+    lists = {name: _floats(data[name]) for name in ("x", "y", "low", "high")}
+    return Series(
+        **{**data, **lists, "names": _tuple(data["names"]), "tone": Tone(data["tone"]), "mark": Mark(data["mark"])}
+    )
 
 
 def _share(data: Mapping[str, Any]) -> Share:
-    return Share(**{**data, "predicted": _tuple(data["predicted"])})
+    return Share(**{**data, "predicted": _floats(data["predicted"])})
+
+
+def _floats(values: Sequence[Any] | None) -> tuple[Any, ...] | None:
+    return None if values is None else tuple(float(value) for value in values)
 
 
 def _tuple(values: Sequence[Any] | None) -> tuple[Any, ...] | None:
