@@ -190,13 +190,17 @@ class Apparatus:
         room = self.engine.scheduler.config.max_tokens_per_step - len(prompts)
         return -(-sum(map(len, prompts)) // max(1, room)) if len(prompts) > 1 else 0
 
-    def decode_batch(self, batch: int, prompt_len: int, num_steps: int) -> Measured:
-        """The same of prompts with nothing in common. Asked again, the same measurement is returned."""
+    def decode_batch(self, batch: int, prompt_len: int, num_steps: int, *, more: bool = False) -> Measured:
+        """The same of prompts with nothing in common. Asked again, the same measurement is returned, or one with
+        `more` steps."""
         key = (f"decode {prompt_len} {num_steps}", batch)
-        if key not in self._remembered:
+        known = self._remembered.get(key)
+        if known is None or more:
             self.forget()
-            self._remembered[key] = self.decode_steps([self.prompt(prompt_len) for _ in range(batch)], num_steps)
-        return self._remembered[key]
+            found = self.decode_steps([self.prompt(prompt_len) for _ in range(batch)], num_steps)
+            known = found if known is None else Measured((*known.values, *found.values))
+            self._remembered[key] = known
+        return known
 
     def repeat(self, once: Callable[[], float]) -> Measured:
         """As often as the effort says, while there is time."""

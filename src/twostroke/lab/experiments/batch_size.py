@@ -9,6 +9,7 @@ from twostroke.cost.floor import StepWork, step_bytes_read, step_multiply_adds
 from twostroke.lab.apparatus import WARM_STEPS, Apparatus, CannotMeasureError, Measured
 from twostroke.lab.chart import Axis, Panel, Tone
 from twostroke.lab.experiments.experiment import (
+    ROUNDS,
     Experiment,
     Say,
     between,
@@ -44,15 +45,16 @@ def one_step(batch: int) -> list[StepWork]:
     return [StepWork(contexts=[MEAN_CONTEXT] * batch)]
 
 
-def measure_batch(apparatus: Apparatus, batch: int) -> Measured:
-    return apparatus.decode_batch(batch, PROMPT_TOKENS, STEPS)
+def measure_batch(apparatus: Apparatus, batch: int, *, more: bool = False) -> Measured:
+    return apparatus.decode_batch(batch, PROMPT_TOKENS, STEPS, more=more)
 
 
 def measure(apparatus: Apparatus, say: Say) -> Finding:
     found: dict[int, Measured] = {}
-    for batch in batches(apparatus):
-        say(f"{batch} streams")
-        found[batch] = measure_batch(apparatus, batch)
+    for _ in range(ROUNDS):
+        for batch in batches(apparatus):
+            say(f"{batch} streams")
+            found[batch] = measure_batch(apparatus, batch, more=True)
     if len(found) < 2:
         raise CannotMeasureError("two batch sizes are needed, and there is no time or no room for them")
     return _finding(apparatus, found)
@@ -107,7 +109,7 @@ def _finding(apparatus: Apparatus, found: dict[int, Measured]) -> Finding:
         ),
         method=(
             f"So many different prompts of {PROMPT_TOKENS} tokens at once; only steps in which all streams decode and "
-            f"nothing else happens count, {STEPS} of them. Points are medians, bars the middle 80%."
+            f"nothing else happens count, {ROUNDS} times {STEPS}. Points are medians, bars the middle 80%."
         ),
         numbers={
             "batch": sizes,

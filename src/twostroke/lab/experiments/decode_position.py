@@ -6,6 +6,7 @@ from twostroke.cost.floor import StepWork
 from twostroke.lab.apparatus import WARM_STEPS, Apparatus, CannotMeasureError, Measured
 from twostroke.lab.chart import Axis, Panel, Tone
 from twostroke.lab.experiments.experiment import (
+    ROUNDS,
     Experiment,
     Say,
     between,
@@ -21,8 +22,6 @@ from twostroke.lab.wording import count, duration, size
 QUICK_POSITIONS = (16, 250, 500, 1000, 2000, 3000, 4000)
 POSITIONS = (16, 250, 500, 1000, 2000, 3000, 4000, 6000, 8000, 10_000)
 QUICK_TOKENS, TOKENS = 16, 48
-ROUNDS = 2
-"""The positions are gone through so often: what disturbs one for a moment does not disturb it twice."""
 
 
 def measure(apparatus: Apparatus, say: Say) -> Finding:

@@ -13,6 +13,8 @@ from twostroke.lab.prediction import Prediction, mean_error
 from twostroke.lab.wording import share
 
 MILLISECONDS = 1e3
+ROUNDS = 2
+"""The points of a plot are gone through so often: what disturbs one for a moment does not disturb it twice."""
 
 Say = Callable[[str], None]
 """Told what is measured next: between measurements, never while time counts."""
