@@ -47,7 +47,8 @@ ROOMS = {
         "core cost explain text config engine",
         "fastapi starlette pydantic uvicorn uvloop msgspec zmq prometheus_client",
     ),
-    "cli": room(f"{BELOW_ENGINE} engine lab server", "typer rich"),
+    "planner": room("core kv cost scheduling", "matplotlib"),
+    "cli": room(f"{BELOW_ENGINE} engine lab server planner", "typer rich"),
 }
 UNSAFE = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 SHARED_BACKEND_PARTS = ("twostroke.backends.interface", "twostroke.backends.host")
@@ -168,6 +169,9 @@ def test_imports_follow_the_arrows(module):
         ("twostroke.server.client", "import numpy"),
         ("twostroke.engine.engine", "from twostroke.server.messages import Output"),
         ("twostroke.cli.serve", "import fastapi"),
+        ("twostroke.planner.estimate", "from twostroke.engine.shape import shape_of"),
+        ("twostroke.planner.estimate", "from twostroke.backends.interface import Backend"),
+        ("twostroke.cost.devices", "from twostroke.planner.deployment import Deployment"),
         ("twostroke.utils", "import math"),
     ],
 )

@@ -9,7 +9,7 @@ import typer
 
 from twostroke import __version__
 
-COMMANDS = ("run", "chat", "serve", "explain", "top", "pull", "inspect", "bench", "lab")
+COMMANDS = ("run", "chat", "serve", "explain", "top", "pull", "inspect", "bench", "lab", "plan")
 
 app = typer.Typer(
     name="twostroke",

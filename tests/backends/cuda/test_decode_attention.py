@@ -5,14 +5,8 @@ import pytest
 import torch
 from tests.backends.cuda.paged import PagedCache, assert_near, attend, random_queries
 
-from twostroke.backends.cuda.kernels.decode_attention import (
-    DecodeConfig,
-    DecodeScratch,
-    SplitPlan,
-    attend_decode,
-    cut_contexts,
-    split_plan,
-)
+from twostroke.backends.cuda.kernels.decode_attention import DecodeScratch, attend_decode
+from twostroke.backends.cuda.kernels.decode_cuts import DecodeConfig, SplitPlan, cut_contexts, split_plan
 
 PLAIN = DecodeConfig(block=16, warps=4, stages=3, keys_first=False)
 WIDE = DecodeConfig(block=32, warps=4, stages=3, keys_first=True)

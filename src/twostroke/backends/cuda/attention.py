@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from twostroke.backends.cuda.kernels.decode_attention import DecodeScratch, attend_decode, cut_contexts
+from twostroke.backends.cuda.kernels.decode_attention import DecodeScratch, attend_decode
+from twostroke.backends.cuda.kernels.decode_cuts import cut_contexts
 from twostroke.backends.cuda.kernels.prefill_attention import attend_prefill, tile_rows_for
 from twostroke.backends.cuda.kernels.prefill_tiles import PrefillScratch, PrefillTiles, PrefillWork
 
