@@ -163,6 +163,8 @@ def test_imports_follow_the_arrows(module):
         ("twostroke.lab.bench", "from twostroke.cli import units"),
         ("twostroke.lab.bench", "import rich"),
         ("twostroke.engine.engine", "from twostroke.lab.stage import Stage"),
+        ("twostroke.planner.simulate", "from twostroke.backends.interface import Backend"),
+        ("twostroke.planner.simulate", "from twostroke.engine.engine import Engine"),
         ("twostroke.cli.run", "import numpy"),
         ("twostroke.scheduling.scheduler", "from twostroke.cli import app"),
         ("twostroke.server.client", "from twostroke.scheduling.scheduler import Scheduler"),

@@ -21,7 +21,7 @@ SHAPE = ModelShape(
     head_dim=64,
     kv_groups=(KVGroupShape(30, None, 23_040),),
 )
-FLOORS = Coefficients(0.0, 0.0, 1.0, 0.0, 1.0, 1.0, 1.0, 1.0)
+FLOORS = Coefficients(0.0, 0.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0, 1.0)
 
 
 def some_work(generator):
@@ -81,8 +81,8 @@ def test_a_window_is_all_that_is_read():
 @pytest.mark.parametrize(
     "truth",
     [
-        Coefficients(3e-4, 1e-3, 1.0, 0.9, 0.9, 1.4, 2.0, 3.0),  # a CPU: no overlap
-        Coefficients(1e-4, 4e-3, 1.05, 0.0, 1.3, 2.0, 1.1, 1.0),  # a GPU: arithmetic hides behind reading
+        Coefficients(3e-4, 1e-3, 0.9, 1.0, 0.9, 0.9, 1.4, 2.0, 3.0),  # a CPU: no overlap
+        Coefficients(1e-4, 4e-3, 1.05, 1.1, 0.0, 1.3, 2.0, 1.1, 1.0),  # a GPU: arithmetic hides behind reading
     ],
 )
 def test_learns_what_a_machine_does_from_noisy_steps(truth):
@@ -96,7 +96,7 @@ def test_learns_what_a_machine_does_from_noisy_steps(truth):
 
 
 def test_steps_held_up_by_something_else_hardly_count():
-    machine = StepCost(SHAPE, CEILINGS, Coefficients(3e-4, 1e-3, 1.0, 0.9, 0.9, 1.4, 2.0, 3.0))
+    machine = StepCost(SHAPE, CEILINGS, Coefficients(3e-4, 1e-3, 0.9, 1.0, 0.9, 0.9, 1.4, 2.0, 3.0))
     cost = StepCost(SHAPE, CEILINGS)
     generator = random.Random(4)
     for work in works(600):
@@ -116,7 +116,7 @@ def test_a_machine_that_slows_down_is_followed():
 
 
 def test_quiet_hours_of_one_stream_do_not_unlearn_prefill():
-    machine = StepCost(SHAPE, CEILINGS, Coefficients(3e-4, 1e-3, 1.0, 0.9, 2.5, 3.0, 2.0, 3.0))
+    machine = StepCost(SHAPE, CEILINGS, Coefficients(3e-4, 1e-3, 0.9, 1.0, 0.9, 2.5, 3.0, 2.0, 3.0))
     cost = StepCost(SHAPE, CEILINGS)
     for work in works(300):
         cost.observe(work, machine.seconds(work))
@@ -128,7 +128,7 @@ def test_quiet_hours_of_one_stream_do_not_unlearn_prefill():
 
 
 def test_starts_from_a_calibration():
-    found = Coefficients(3e-4, 1e-3, 1.0, 0.9, 0.9, 1.4, 2.0, 3.0)
+    found = Coefficients(3e-4, 1e-3, 0.9, 1.0, 0.9, 0.9, 1.4, 2.0, 3.0)
     stored = json.loads(json.dumps(asdict(found)))
     assert Coefficients.from_mapping(stored) == found
     assert StepCost(SHAPE, CEILINGS, found).coefficients == found

@@ -7,10 +7,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass, fields
-from itertools import repeat
 from operator import mul
 
-from twostroke.cost.floor import StepWork
+from twostroke.cost.floor import StepWork, contexts_bytes_read
 from twostroke.cost.hardware import Ceilings
 from twostroke.cost.model_shape import ModelShape
 from twostroke.cost.online_fit import OnlineFit
@@ -23,6 +22,9 @@ SURPRISE = 0.3
 """A step further off than this share teaches in inverse proportion to how far: something else held it up."""
 TRUSTED_AFTER = 10
 """Observations before which nothing counts as a surprise."""
+KNOWN_AFTER, KNOWN_STRIDE = 64, 8
+"""Steps of a kind that was seen so often teach only every so many times: most steps of an engine are like the one
+before, and learning takes some of the time that a small model's step has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +35,10 @@ class Coefficients:
     """Any step, whatever is in it."""
     prefill_s: float = 2e-4
     """A step that holds a prefill chunk, on top."""
-    weights: float = 1.1
-    """Reading the weights once, at the measured bandwidth."""
+    weights_alone: float = 1.1
+    """Reading the weights once, at the measured bandwidth, in a step of one token: backends have kernels for it."""
+    weights: float = 1.2
+    """The same in a step of several tokens."""
     matmul_in_shadow: float = 0.3
     """Arithmetic of the layers' matrix products, as much as takes no longer than reading the weights: free where the
     hardware overlaps the two."""
@@ -75,6 +79,7 @@ class StepCost:
         self.error: float | None = None
         """Running mean of |predicted - measured| / measured, each predicted before it was measured."""
         first = astuple(coefficients or Coefficients())
+        self._seen: dict[tuple[int, int], int] = {}
         self._fit = OnlineFit([value / unit for value, unit in zip(first, _UNITS, strict=True)])
         self._matmul_s_per_token = shape.layer_matmul_parameters / ceilings.multiply_adds_per_s
         self._head_s_per_token = shape.head_matmul_parameters / ceilings.multiply_adds_per_s
@@ -92,7 +97,7 @@ class StepCost:
         return dict(zip(PARTS, map(mul, self._terms(work), self._fit.coefficients), strict=True))
 
     def observe(self, work: StepWork, seconds: float) -> None:
-        """Learn from a step that took so long."""
+        """Count how far off the prediction of a step was that took so long, and learn from it."""
         if not 0.0 < seconds < math.inf:
             return
         terms = self._terms(work)
@@ -104,18 +109,20 @@ class StepCost:
         share = miss / seconds
         before = self.error or 0.0
         self.error = before + (share - before) / min(self.num_observed, ERROR_WINDOW)
+        kind = (sum(tokens for _, tokens in work.chunks).bit_length(), len(work.contexts).bit_length())
+        seen = self._seen[kind] = self._seen.get(kind, 0) + 1
+        if seen > KNOWN_AFTER and seen % KNOWN_STRIDE:
+            return
         # Errors count relative to the step; the larger of the two keeps a wild one from weighing without bound.
         scale = max(seconds, predicted) if self.num_observed > TRUSTED_AFTER else seconds
         surprise = miss / (scale * SURPRISE)
         if surprise > 1.0 and self.num_observed > TRUSTED_AFTER:
             scale *= math.sqrt(surprise)
-        kind = (sum(tokens for _, tokens in work.chunks).bit_length(), len(work.contexts).bit_length())
         self._fit.observe(kind, [term / scale for term in terms], seconds / scale)
 
     def _terms(self, work: StepWork) -> tuple[float, ...]:
         """Seconds, in the order of `Coefficients`: the unit of overheads, then floors."""
-        contexts, num_decodes = work.contexts, len(work.contexts)
-        num_tokens = num_decodes
+        num_decodes = num_tokens = len(work.contexts)
         attention_multiply_adds = 0
         for start, length in work.chunks:
             num_tokens += length
@@ -124,18 +131,14 @@ class StepCost:
             return (0.0,) * len(PARTS)
         weights_s = self.shape.weight_bytes_read(num_tokens) / self.ceilings.read_bytes_per_s
         matmul_s = self._matmul_s_per_token * num_tokens
-        kv_bytes = 0
-        for group in self.shape.kv_groups:
-            window = group.window
-            positions = sum(contexts) if window is None else sum(map(min, contexts, repeat(window)))
-            kv_bytes += positions * group.bytes_per_token
         return (
             OVERHEAD_UNIT_S,
             OVERHEAD_UNIT_S if work.chunks else 0.0,
-            weights_s,
+            weights_s if num_tokens == 1 else 0.0,
+            weights_s if num_tokens > 1 else 0.0,
             min(matmul_s, weights_s),
             max(0.0, matmul_s - weights_s),
             attention_multiply_adds / self.ceilings.multiply_adds_per_s,
-            kv_bytes / self.ceilings.read_bytes_per_s,
+            contexts_bytes_read(self.shape, work.contexts) / self.ceilings.read_bytes_per_s,
             self._head_s_per_token * (num_decodes + work.num_sampling_chunks),
         )

@@ -17,6 +17,8 @@ from twostroke.core.request import Request
 from twostroke.core.request_check import check_request
 from twostroke.core.sequence import FinishReason, Sequence
 from twostroke.core.step import Step, StepResult, TokenLogprobs
+from twostroke.cost.floor import work_of
+from twostroke.cost.step_cost import StepCost
 from twostroke.engine.interrupts import HeldInterrupts, uninterrupted
 from twostroke.engine.step_log import StepLog
 from twostroke.engine.streaming import TextStream
@@ -46,10 +48,13 @@ class Engine:
         *,
         grammars: Grammars | None = None,
         run_ahead: bool = True,
+        step_cost: StepCost | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.scheduler = scheduler
         self.backend = backend
+        self.step_cost = step_cost
+        """Learns from every step what the next should take; None: nobody asks."""
         self._vocab_size = vocab_size
         self._tokenizer = tokenizer
         self._grammars = grammars
@@ -157,6 +162,7 @@ class Engine:
         if isinstance(outcome, StepResult):
             record = self.step_log.add(step, launched_s, now_s, outcome.compute_s)
             advances = self.scheduler.apply(step, outcome, now_s, record)
+            self._learn(step, outcome)
             if self.on_step is not None:
                 self.on_step(step, outcome)
         else:
@@ -165,6 +171,11 @@ class Engine:
             advances = self.scheduler.fail(step, message, now_s, launched=launched)
         for advance in advances:
             self._tell(advance)
+
+    def _learn(self, step: Step, result: StepResult) -> None:
+        """Where prompt logprobs are wanted the head runs for every position: that is no step like others."""
+        if self.step_cost is not None and not any(chunk.prompt_logprobs is not None for chunk in step.prefills):
+            self.step_cost.observe(work_of(step), result.compute_s)
 
     def close(self) -> None:
         self.backend.close()

@@ -3,7 +3,6 @@ and flat: what the benchmark remembers must not slow what it measures."""
 
 from __future__ import annotations
 
-from array import array
 from collections import deque
 from collections.abc import Sequence
 
@@ -13,7 +12,7 @@ from twostroke.core.events import PrefillProgress
 from twostroke.core.request import Request
 from twostroke.core.sampling_params import SamplingParams
 from twostroke.core.step import Step
-from twostroke.cost.floor import StepWork
+from twostroke.cost.floor import StepWork, work_of
 from twostroke.engine.engine import Engine
 from twostroke.lab.workloads import TEMPERATURE
 
@@ -32,14 +31,6 @@ class StepRecorder:
 
     def close(self) -> None:
         self.backend.close()
-
-
-def work_of(step: Step) -> StepWork:
-    return StepWork(
-        chunks=tuple((chunk.start, len(chunk.token_ids)) for chunk in step.prefills),
-        num_sampling_chunks=sum(chunk.samples for chunk in step.prefills),
-        contexts=array("q", [slot.position + 1 for slot in step.decodes]),
-    )
 
 
 class EngineAdapter:

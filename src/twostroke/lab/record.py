@@ -34,7 +34,7 @@ def environment() -> dict[str, Any]:
         "command": shlex.join(["twostroke", *sys.argv[1:]]),
         "commit": commit(),
         "machine": {
-            "processor": _processor_name(),
+            "processor": machine.processor_name(),
             "cores": os.cpu_count(),
             "usable_threads": here.threads,
             "memory_bytes": here.total_memory_bytes,
@@ -138,13 +138,3 @@ def _package_versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
-
-
-def _processor_name() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()

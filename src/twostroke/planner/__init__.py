@@ -1,1 +1,2 @@
-"""Plans of hardware: what fits, how fast, for how many, at what price. Loads no model and runs no backend."""
+"""What a deployment will do before it exists: estimates, simulation, search. Uses the real scheduler; never a
+backend."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from twostroke.core.step import DecodeSlot, Step
-from twostroke.cost.floor import prefill_multiply_adds
+from twostroke.cost.floor import contexts_bytes_read, prefill_multiply_adds
 from twostroke.cost.hardware import Ceilings
 from twostroke.cost.model_shape import ModelShape
 
@@ -57,7 +57,7 @@ class PrefillPace:
     def _decode_seconds(self, decodes: Sequence[DecodeSlot]) -> float:
         """What decodes add to a step whose prompts read the weights anyway: their own arithmetic and their KV."""
         work = len(decodes) * (self._shape.layer_matmul_parameters + self._shape.head_matmul_parameters)
-        kv_bytes = sum(self._shape.kv_bytes_read(slot.position + 1) for slot in decodes)
+        kv_bytes = contexts_bytes_read(self._shape, [slot.position + 1 for slot in decodes])
         return work / (self._peak * self._efficiency) + kv_bytes / self._bandwidth
 
     def chunk_tokens(self, seconds: float, start: int, limit: int, num_decodes: int, num_planned: int) -> int:

@@ -124,6 +124,7 @@ class EngineLoop:
                 steps=self._steps,
                 totals=None if last is None else last.totals,
                 step_cost=None if cost is None else (cost.ceilings, cost.coefficients),
+                step_cost_error=self._engine.step_cost.error if self._engine.step_cost is not None else None,
             )
         )
 

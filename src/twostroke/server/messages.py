@@ -146,6 +146,8 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
     """Sums over the engine's steps."""
     step_cost: FittedCost | None = None
     """What steps cost, once the engine can tell well enough to predict with it."""
+    step_cost_error: float | None = None
+    """Of the engine's predictions of its steps, of late: mean of |predicted - measured| / measured."""
 
 
 FromEngine = Ready | Failed | Refused | StepOutputs | Stats

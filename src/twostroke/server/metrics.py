@@ -101,6 +101,12 @@ class _EngineCollector(Collector):
             yield from _queues(stats)
             yield from _kv(stats)
             yield _steps(stats)
+            if stats.step_cost_error is not None:
+                yield GaugeMetricFamily(
+                    "twostroke_step_cost_error_ratio",
+                    "How far predictions of steps were off, of late: mean of |predicted - measured| / measured",
+                    stats.step_cost_error,
+                )
 
 
 def _queues(stats: Stats) -> Iterator[Metric]:

@@ -1,0 +1,72 @@
+"""`twostroke calibrate` and `twostroke simulate` as a user types them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.cli.test_cli import twostroke
+from tests.lab.conftest import SHAPE
+
+
+def test_calibrate_measures_shows_and_keeps(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(SHAPE))
+    arguments = ("--load", "random", "--backend", "reference", "--threads", "1", "--max-tokens-per-step", "32")
+    done = twostroke("calibrate", str(tmp_path), *arguments, "--seconds", "1", TWOSTROKE_CACHE=str(tmp_path / "cache"))
+    assert done.returncode == 0, done.stderr
+    for text in ("reading the weights", "x its floor", "the host, between steps", "off by", "Kept for this model"):
+        assert text in done.stdout
+    (kept,) = (tmp_path / "cache" / "calibrations").iterdir()
+    assert json.loads(kept.read_text())["num_steps"] > 10
+    assert str(kept) in done.stdout
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf", "1e9"])
+def test_calibrate_refuses_senseless_times(seconds: str) -> None:
+    done = twostroke("calibrate", "smollm2", "--seconds", seconds)
+    assert done.returncode == 2 and "seconds must be" in done.stderr
+
+
+def test_simulate_tells_what_users_would_feel(smollm2_path: Path) -> None:
+    sizes = ("--rate", "5", "--requests", "200", "--input", "20-200", "--output", "10-40", "--replicas", "2")
+    done = twostroke(
+        "simulate", str(smollm2_path), *sizes, "--slo-ttft-ms", "500", "--slo-tpot-ms", "50", "--backend", "cpu"
+    )
+    assert done.returncode == 0, done.stderr
+    for text in ("TTFT", "ITL", "TPOT", "p99", "Goodput", "200 requests", "2 x ", "on cpu"):
+        assert text in done.stdout
+
+
+def test_simulate_reads_a_trace_and_writes_json(smollm2_path: Path, tmp_path: Path) -> None:
+    lines = [
+        {"arrival_s": 0.1 * number, "prompt_tokens": 320, "output_tokens": 5, "prefix": "system", "prefix_tokens": 304}
+        for number in range(20)
+    ]
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("\n".join(json.dumps(line) for line in lines))
+    done = twostroke("simulate", str(smollm2_path), "--trace", str(trace), "--json", "--backend", "cpu")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["requests"], found["refused"]) == (20, 0)
+    assert 0 < found["prefix_hit_tokens"] <= 19 * 304
+    assert 0.0 < found["ttft_s"]["p50"] <= found["ttft_s"]["p99"]
+    assert found["goodput"]["share"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--rate", "0"), "the rate must be"),
+        (("--requests", "0"), "a trace has"),
+        (("--input", "many"), "is not a length"),
+        (("--replicas", "0"), "replicas must be"),
+        (("--router", "dice"), "the router must be"),
+        (("--slo-ttft-ms", "-1"), "slo-ttft-ms must be"),
+        (("--trace", "/nowhere/trace.jsonl"), "could not be read"),
+    ],
+)
+def test_simulate_refuses_what_makes_no_sense(smollm2_path: Path, arguments: tuple[str, ...], sentence: str) -> None:
+    done = twostroke("simulate", str(smollm2_path), *arguments)
+    assert done.returncode == 2, done.stdout
+    assert sentence in done.stderr and "Traceback" not in done.stderr
