@@ -23,7 +23,18 @@ def shape_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_lab_writes_a_page_its_numbers_and_its_plots(shape_folder: Path, tmp_path: Path) -> None:
     page, plots = tmp_path / "page.html", tmp_path / "plots"
     plots.mkdir()
-    options = ("--load", "random", "--backend", "cpu", "--threads", "1", "--max-tokens-per-step", "64")
+    options = (
+        "--load",
+        "random",
+        "--backend",
+        "cpu",
+        "--threads",
+        "1",
+        "--max-tokens-per-step",
+        "64",
+        "--calibration-seconds",
+        "0.5",
+    )
     done = twostroke(
         "lab",
         str(shape_folder),
@@ -71,6 +82,7 @@ def test_lab_writes_a_page_its_numbers_and_its_plots(shape_folder: Path, tmp_pat
         (("smollm2", "--only", "prefil"), "the experiments are: prefill-length"),
         (("smollm2", "-o", "/no/such/folder/x.html"), "give a file in a folder that exists"),
         (("smollm2", "--plots", "/no/such/folder"), "does not exist"),
+        (("smollm2", "--calibration-seconds", "-1"), "calibration_seconds must be from 0"),
         (("--from", "/no/such/file.json"), "could not be read"),
         (("no-such-model", "-o", "/dev/null"), "no-such-model"),
     ],

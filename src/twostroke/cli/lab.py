@@ -17,15 +17,18 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from twostroke.cli import options, units
+from twostroke.config import EngineConfig
 from twostroke.core.errors import BadRequestError
 
 if TYPE_CHECKING:
+    from twostroke.lab.apparatus import Effort
     from twostroke.lab.finding import Finding
     from twostroke.lab.run import Progress as Told
 
 MAX_AT_ONCE = 256
 NO_PACE_MS = 1e9
 """An ITL target that never binds: the chunk sizes are the experiment's to choose."""
+LONGEST_CALIBRATION_S = 3600
 MOST_RECORD_BYTES = 64 << 20
 
 
@@ -56,6 +59,13 @@ def lab(
             "--from",
             metavar="FILE",
             help="Measure nothing: draw the numbers of an earlier run; several are joined, and kept beside the page.",
+        ),
+    ] = None,
+    calibration_seconds: Annotated[
+        float | None,
+        typer.Option(
+            help="How long to calibrate the cost model where `twostroke calibrate` stored nothing; 0: floors only. "
+            "Default: 10 with --quick, else 20."
         ),
     ] = None,
     plots: Annotated[
@@ -116,17 +126,30 @@ def lab(
             dtype,
             NO_PACE_MS,
         )
-        record = _measure(model, dataclasses.replace(config, max_running=MAX_AT_ONCE), only, quick, notes, verbose)
+        effort = _effort(quick, calibration_seconds)
+        record = _measure(model, dataclasses.replace(config, max_running=MAX_AT_ONCE), only, effort, notes, verbose)
         _write(notes, page.with_suffix(".json"), json.dumps(record, indent=1) + "\n")
     _show(record, page, plots, only, notes)
 
 
-def _measure(model: str, config: Any, only: str | None, quick: bool, notes: Console, verbose: bool) -> dict[str, Any]:
-    from twostroke.engine.build import build
+def _effort(quick: bool, calibration_s: float | None) -> Effort:
     from twostroke.lab.apparatus import QUICK, THOROUGH
+
+    effort = QUICK if quick else THOROUGH
+    if calibration_s is None:
+        return effort
+    if not 0.0 <= calibration_s <= LONGEST_CALIBRATION_S:
+        raise BadRequestError(f"calibration_seconds must be from 0 to {LONGEST_CALIBRATION_S}, not {calibration_s}")
+    return dataclasses.replace(effort, calibration_s=calibration_s)
+
+
+def _measure(
+    model: str, config: EngineConfig, only: str | None, effort: Effort, notes: Console, verbose: bool
+) -> dict[str, Any]:
+    from twostroke.engine.build import build
+    from twostroke.lab.calibrated import calibrated_prediction
     from twostroke.lab.company import Company
     from twostroke.lab.experiments import choose
-    from twostroke.lab.prediction import Prediction
     from twostroke.lab.run import lab_record, run_experiments
 
     assembly = build(model, config, text=False)
@@ -135,9 +158,9 @@ def _measure(model: str, config: Any, only: str | None, quick: bool, notes: Cons
         gc.freeze()  # as the server's engine process does
         for note in assembly.notes if verbose else ():
             _note(notes, note)
-        prediction = Prediction(assembly.shape, assembly.ceilings(), assembly.engine.scheduler.config.chunk_limit)
-        effort, experiments = QUICK if quick else THOROUGH, choose(only)
+        experiments = choose(only)
         with _bar(notes, len(experiments)) as told:
+            prediction = calibrated_prediction(assembly, effort.calibration_s, lambda text: told(0, text))
             company = Company.now()
             findings = run_experiments(assembly, prediction, experiments, effort, told)
         record = lab_record(assembly, prediction, findings, effort, company.others_share())

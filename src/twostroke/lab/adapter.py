@@ -44,6 +44,8 @@ class EngineAdapter:
         self._num_requests = 0
         self._recorder = engine.backend if isinstance(engine.backend, StepRecorder) else StepRecorder(engine.backend)
         engine.backend = self._recorder
+        if not engine.busy:
+            self._recorder.in_flight.clear()  # of steps that were made without an adapter
         self._log: list[StepWork] = []
         self._live: set[str] = set()
 

@@ -35,10 +35,12 @@ class Effort:
     repetitions: int
     point_s: float
     """A point that should take longer than this is left out; one repetition always counts, if it fits."""
+    calibration_s: float = 0.0
+    """For a calibration, where none is stored; 0: then there is none."""
 
 
-QUICK = Effort(is_quick=True, repetitions=3, point_s=6.0)
-THOROUGH = Effort(is_quick=False, repetitions=5, point_s=40.0)
+QUICK = Effort(is_quick=True, repetitions=3, point_s=6.0, calibration_s=10.0)
+THOROUGH = Effort(is_quick=False, repetitions=5, point_s=40.0, calibration_s=20.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,8 @@ class Prediction:
     """The most prompt tokens that one step takes."""
     calibrated_s: Callable[[StepWork], float] | None = None
     """Seconds of a step by the calibrated cost model; None: there is no calibration."""
+    origin: str = "nothing was calibrated"
+    """Of the calibration."""
 
     @property
     def name(self) -> str:

@@ -59,7 +59,7 @@ def lab_record(
         **environment(),
         **engine_record(assembly),
         "ceilings": asdict(prediction.ceilings),
-        "prediction": prediction.name,
+        "prediction": f"{prediction.name} ({prediction.origin})",
         "effort": asdict(effort),
         "others_share": others_share,
         "findings": [to_record(finding) for finding in findings],
