@@ -113,6 +113,8 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
 
 
 def _draw_series(axes: Axes, series: Series) -> None:
+    from matplotlib.patheffects import withStroke
+
     colour = COLOURS[series.tone]
     if series.mark is Mark.MEASURED:
         if series.low is not None and series.high is not None:
@@ -131,9 +133,8 @@ def _draw_series(axes: Axes, series: Series) -> None:
             # Prefill's names above, the others' below: where the phases meet, both can be read.
             above = series.tone is Tone.PREFILL
             place, horizontal, vertical = ((-3, 5), "right", "bottom") if above else ((4, -4), "left", "top")
-            axes.annotate(
-                name, (x, y), place, textcoords="offset points", fontsize=7, color=colour, ha=horizontal, va=vertical
-            )
+            text = axes.annotate(name, (x, y), place, textcoords="offset points", fontsize=7, color=colour, zorder=6)
+            text.set(ha=horizontal, va=vertical, path_effects=[withStroke(linewidth=2, foreground="white")])
         return
     axes.plot(series.x, series.y, **{"color": colour, **LINES[series.mark]})
 

@@ -77,8 +77,8 @@ def _finding(apparatus: Apparatus, found: dict[int, Measured]) -> Finding:
         ),
         method=(
             "One stream alone, behind random prompts of growing length; each prompt begins with the one before, which "
-            "the prefix cache holds. Points are medians over the decode steps of two answers, bars the middle 80%; the "
-            f"first {WARM_STEPS} steps after the prompt are left out."
+            "the prefix cache holds. Points are medians over the decode steps of several answers, bars the middle 80%; "
+            f"the first {WARM_STEPS} steps after the prompt are left out."
         ),
         numbers={
             "position": places,

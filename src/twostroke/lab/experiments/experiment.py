@@ -13,7 +13,7 @@ from twostroke.lab.prediction import Prediction, mean_error
 from twostroke.lab.wording import share
 
 MILLISECONDS = 1e3
-ROUNDS = 2
+ROUNDS = 3
 """The points of a plot are gone through so often: what disturbs one for a moment does not disturb it twice."""
 
 Say = Callable[[str], None]
