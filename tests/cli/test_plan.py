@@ -72,8 +72,9 @@ def test_search_is_cheapest_first() -> None:
     assert done.returncode == 0 and "nothing meets it" in done.stdout and "too slow for one user" in done.stdout
 
 
-def test_the_machine_under_us(smollm2_path: Path) -> None:
-    done = twostroke("plan", str(smollm2_path), "--on", "this", "--input", "200", "--output", "50")
+def test_the_machine_under_us(smollm2_path: Path, tmp_path: Path) -> None:
+    sizes = ("--input", "200", "--output", "50")
+    done = twostroke("plan", str(smollm2_path), "--on", "this", *sizes, TWOSTROKE_CACHE=str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert "as its file has them" in done.stdout and "measured on this machine" in done.stdout
     assert "bench/results/cpu-" in done.stdout

@@ -9,6 +9,13 @@ import pytest
 from tests.cli.test_cli import twostroke
 from tests.lab.conftest import SHAPE
 
+from twostroke.config import EngineConfig
+from twostroke.cost.calibration import Calibration, write_calibration
+from twostroke.cost.hardware import Ceilings
+from twostroke.cost.step_cost import Coefficients
+from twostroke.engine.build import prepare
+from twostroke.models.loading import load_checkpoint
+
 
 def test_calibrate_measures_shows_and_keeps(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(SHAPE))
@@ -20,6 +27,24 @@ def test_calibrate_measures_shows_and_keeps(tmp_path: Path) -> None:
     (kept,) = (tmp_path / "cache" / "calibrations").iterdir()
     assert json.loads(kept.read_text())["num_steps"] > 10
     assert str(kept) in done.stdout
+
+
+def test_a_calibration_is_what_simulate_and_plan_start_from(
+    smollm2_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TWOSTROKE_CACHE", str(tmp_path))
+    prepared = prepare(load_checkpoint(smollm2_path), EngineConfig(backend="cpu"))
+    ceilings = Ceilings(50e9, 400e9, "a test")
+    found = Calibration(ceilings, Coefficients(step_s=3.0), host_s=0.0, error=0.125, num_steps=9, taken="yesterday")
+    write_calibration(prepared.calibration_path, found)
+    simulated = twostroke(
+        "simulate", str(smollm2_path), "--requests", "3", "--backend", "cpu", TWOSTROKE_CACHE=str(tmp_path)
+    )
+    assert simulated.returncode == 0, simulated.stderr
+    assert "calibrated yesterday, steps off by 12.5%" in simulated.stdout
+    planned = twostroke("plan", str(smollm2_path), "--on", "this", TWOSTROKE_CACHE=str(tmp_path))
+    assert planned.returncode == 0, planned.stderr
+    assert "twostroke calibrate on this machine, yesterday" in planned.stdout and "12.5%" in planned.stdout
 
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf", "1e9"])
@@ -54,6 +79,18 @@ def test_simulate_reads_a_trace_and_writes_json(smollm2_path: Path, tmp_path: Pa
     assert found["goodput"]["share"] == 1.0
 
 
+def test_simulate_needs_no_weights_for_another_device() -> None:
+    sizes = ("--rate", "10", "--requests", "100", "--input", "200-2000", "--output", "20-100", "--json")
+    done = twostroke("simulate", "Llama-3.1-70B", "--on", "h200", "--tensor-parallel", "2", *sizes)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["requests"] == 100 and "2 x H200" in found["deployment"] and "H200" in found["step_seconds"]
+    # A prompt of 200 tokens at least, and 141 GB of weights at 9.6 TB/s at best.
+    assert found["itl_s"]["p50"] > 141e9 / 9.6e12
+    alone = twostroke("simulate", "Llama-3.1-70B", "--on", "l4")
+    assert alone.returncode == 2 and "do not fit on L4" in alone.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -62,6 +99,8 @@ def test_simulate_reads_a_trace_and_writes_json(smollm2_path: Path, tmp_path: Pa
         (("--input", "many"), "is not a length"),
         (("--replicas", "0"), "replicas must be"),
         (("--router", "dice"), "the router must be"),
+        (("--on", "abacus"), "there is no device"),
+        (("--tensor-parallel", "2"), "--tensor-parallel goes with"),
         (("--slo-ttft-ms", "-1"), "slo-ttft-ms must be"),
         (("--trace", "/nowhere/trace.jsonl"), "could not be read"),
     ],

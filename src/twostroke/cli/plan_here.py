@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from twostroke import backends, machine
 from twostroke.cli.plan_model import PlannedModel
+from twostroke.config import EngineConfig
 from twostroke.core.errors import BadRequestError
 from twostroke.cost.devices import Device, find_device
-from twostroke.engine.build import kv_needs
+from twostroke.engine.build import kv_needs, prepare
 from twostroke.engine.quantise import by_default
 from twostroke.engine.shape import shape_of
 from twostroke.planner.deployment import Deployment
-from twostroke.planner.efficiency import CPU_RECORDS, Efficiency
+from twostroke.planner.efficiency import CPU_RECORDS, Efficiency, Fitted
 
 
 def here(
@@ -47,6 +48,14 @@ def here(
         own_shape=shape_of(checkpoint, [need.bytes_per_token for need in needs]),
         own_kv_space_bytes=int(memory.kv_share * memory.free_beside_weights_bytes),
     )
+    calibration = prepare(planned.checkpoint, EngineConfig()).calibration()
+    if calibration is not None:
+        fitted = Fitted(
+            source=f"twostroke calibrate on this machine, {calibration.taken}",
+            error=f"{calibration.error:.1%} of a step on average, over steps that were not fitted",
+            seconds=calibration.step_cost(deployment.shape).seconds,
+        )
+        return deployment, fitted
     return deployment, None if factory.name == "cuda" else CPU_RECORDS
 
 

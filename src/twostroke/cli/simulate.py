@@ -42,6 +42,14 @@ class Simulated:
 
 def simulate(
     model: options.Model,
+    on: Annotated[
+        str,
+        typer.Option(
+            metavar="DEVICE",
+            help="this: the engine of this machine, calibrated; or a device of the plan's table: h200.",
+        ),
+    ] = "this",
+    tensor_parallel: Annotated[int, typer.Option(help="Devices that share one replica; with --on DEVICE.")] = 1,
     rate: Annotated[float, typer.Option(help="Requests a second, on average, in random arrivals.")] = 1.0,
     requests: Annotated[int, typer.Option(help="How many requests arrive.")] = 1000,
     prompt: Annotated[str, typer.Option("--input", metavar="N|A-B", help="Prompt tokens: 500, or 200-2000.")] = "500",
@@ -78,9 +86,12 @@ def simulate(
     """What would users feel? Plays a trace through the real scheduler on a virtual clock, thousands of requests in
     seconds.
 
-    A step takes what calibration found on this machine (twostroke calibrate MODEL).
+    A step takes what calibration found on this machine (twostroke calibrate MODEL); with --on DEVICE, what the plan
+    expects of it, and no weights are needed.
 
-    Example: twostroke simulate smollm2 --rate 4 --input 100-500 --output 20-100 --slo-ttft-ms 500
+    \b
+    twostroke simulate smollm2 --rate 4 --input 100-500 --output 20-100 --slo-ttft-ms 500
+    twostroke simulate Llama-3.1-70B --on h200 --tensor-parallel 2 --replicas 4 --rate 10 --input 200-2000
     """
     from twostroke.planner.report import Objective
     from twostroke.planner.simulate import simulate as play
@@ -96,12 +107,21 @@ def simulate(
         kv_memory,
         max_tokens_per_step,
         prefix_caching,
-        kv_type,
-        quantise,
+        kv_type if on == "this" else "auto",
+        quantise if on == "this" else None,
         dtype=dtype,
         itl_target_ms=itl_target_ms,
     )
-    simulated = here(model, config)
+    if on == "this":
+        if tensor_parallel != 1:
+            raise BadRequestError("--tensor-parallel goes with --on DEVICE: this engine runs a replica on one device")
+        simulated = here(model, config)
+    else:
+        from twostroke.cli.simulate_device import on_device
+
+        kv = "bf16" if kv_type == "auto" else kv_type
+        wish = on_device(model, on, tensor_parallel=tensor_parallel, quantise=quantise, kv=kv, config=config)
+        simulated = Simulated(*wish)
     started_s = time.perf_counter()
     report = play(simulated.spec, asked, replicas=replicas, router=router)
     took_s = time.perf_counter() - started_s
@@ -210,4 +230,4 @@ def _show(report: SimulationReport, objective: Objective, simulated: Simulated, 
         f"Simulated in {units.seconds(took_s)}, {len(served.ttft_s) / max(took_s, 1e-9):,.0f} requests a second."
     )
     for line in lines:
-        console.print(line, highlight=False, markup=False)
+        console.print(line, highlight=False, markup=False, soft_wrap=True)

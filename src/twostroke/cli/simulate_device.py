@@ -1,0 +1,67 @@
+"""A replica on devices that are not here: their data sheet, the shares of it that were measured, and the sizes that an
+engine has on a GPU. Needs no weights."""
+
+from __future__ import annotations
+
+from twostroke.cli.plan_model import read_model
+from twostroke.config import EngineConfig, KVGroupNeed, resolve
+from twostroke.core.errors import BadRequestError
+from twostroke.core.step_sizes import StepSizes
+from twostroke.cost.devices import find_device
+from twostroke.machine import MemorySpace
+from twostroke.planner.deployment import MAX_USERS, Deployment
+from twostroke.planner.efficiency import expected
+from twostroke.planner.estimate import phases_of
+from twostroke.planner.quantisation import find_kv_bits
+from twostroke.planner.simulate import ReplicaSpec
+from twostroke.scheduling.config import SchedulerConfig
+
+GPU_SIZES = StepSizes(block_size=64, max_tokens_per_step=8192, max_running=MAX_USERS, itl_target_ms=35.0)
+"""As suits the CUDA backend."""
+
+
+def on_device(
+    model: str, name: str, *, tensor_parallel: int, quantise: str | None, kv: str, config: EngineConfig
+) -> tuple[ReplicaSpec, str, str]:
+    """What to simulate, what to call it, and where the seconds of its steps come from."""
+    planned = read_model(model)
+    deployment = Deployment(
+        model=planned.name,
+        dimensions=planned.dimensions,
+        device=find_device(name),
+        quantise=quantise or planned.weights,
+        kv=kv,
+        tensor_parallel=tensor_parallel,
+        own_shape=None if quantise else planned.file_shape(find_kv_bits(kv)),
+    )
+    shape, space = deployment.shape, deployment.kv_space_bytes
+    hardware = f"{tensor_parallel} x {deployment.device.name}" if tensor_parallel > 1 else deployment.device.name
+    if space <= 0:
+        needed = deployment.devices_needed(1)
+        hint = f": it takes {needed} of them (--tensor-parallel {needed})" if needed is not None else ""
+        raise BadRequestError(f"the weights of {planned.name} do not fit on {hardware}{hint}")
+    needs, first = [], 0
+    for group in shape.kv_groups:
+        layers = tuple(range(first, first + group.num_layers))
+        needs.append(KVGroupNeed(layers, group.window, group.bytes_per_token))
+        first += group.num_layers
+    memory = MemorySpace(hardware, deployment.memory_bytes, space, 1.0)
+    max_context = planned.dimensions.max_context or config.max_context or 8192
+    resolved = resolve(config, max_context, tuple(needs), memory, GPU_SIZES, 1)
+    efficiency = expected(deployment.device.name, tensor_parallel=tensor_parallel, arithmetic=deployment.arithmetic)
+    itl_target_ms = resolved.sizes.itl_target_ms
+    spec = ReplicaSpec(
+        phases_of(deployment, efficiency).step_s,
+        shape,
+        deployment.ceilings,
+        SchedulerConfig(
+            max_context=resolved.max_context,
+            max_tokens_per_step=resolved.sizes.max_tokens_per_step,
+            max_running=resolved.sizes.max_running,
+            prefix_caching=config.kv.prefix_caching,
+        ),
+        resolved.layout,
+        itl_target_s=None if itl_target_ms is None else itl_target_ms / 1e3,
+    )
+    title = f"{planned.name} in {deployment.quantise} on {hardware}"
+    return spec, title, f"by {efficiency.source}; error: {efficiency.error}"
