@@ -42,7 +42,7 @@ ROOMS = {
     "backends.cpu": room("core cost models cache machine", "numpy llvmlite"),
     "backends.cuda": room("core cost models cache machine", "numpy torch triton"),
     "engine": room(BELOW_ENGINE, "rich"),
-    "lab": room("core cost config machine models backends engine"),
+    "lab": room("core cost config machine models backends engine", "matplotlib"),
     "server": room(
         "core cost explain text config engine",
         "fastapi starlette pydantic uvicorn uvloop msgspec zmq prometheus_client opentelemetry",
