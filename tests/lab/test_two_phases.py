@@ -10,6 +10,7 @@ import pytest
 
 from twostroke.lab.experiments import EXPERIMENTS
 from twostroke.lab.run import findings_of
+from twostroke.lab.wording import share
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "two-phases.md").read_text(encoding="utf-8")
@@ -45,3 +46,14 @@ def test_a_token_of_a_70b_model() -> None:
     assert f"{2 * parameters / 1e9:.0f} GFLOPs a token" in PAGE
     assert f"{2 * parameters / 989e12 * 1e3:.2f} ms of arithmetic" in PAGE
     assert f"{2 * parameters / 4.8e12 * 1e3:.0f} ms of reading {2 * parameters / 1e9:.0f} GB" in PAGE
+
+
+def test_the_errors_of_every_run_stand_on_the_page() -> None:
+    """All complete runs, not the best of them."""
+    names = ("lab-smollm2-run1", "lab-smollm2-run2", "lab-smollm2")
+    texts = [(ROOT / "bench" / "results" / f"{name}.json").read_text(encoding="utf-8") for name in names]
+    runs = [{finding.name: finding.numbers for finding in findings_of(json.loads(text))} for text in texts]
+    for name in EXPERIMENTS:
+        errors = [run[name].get("prediction_error") for run in runs]
+        if None not in errors:
+            assert f"| {name} | {' | '.join(share(error) for error in errors)} |" in PAGE
