@@ -42,10 +42,10 @@ ROOMS = {
     "backends.cpu": room("core cost models cache machine", "numpy llvmlite"),
     "backends.cuda": room("core cost models cache machine", "numpy torch triton"),
     "engine": room(BELOW_ENGINE, "rich"),
-    "lab": room("core cost config machine models backends engine"),
+    "lab": room("core cost config machine models backends engine", "matplotlib"),
     "server": room(
         "core cost explain text config engine",
-        "fastapi starlette pydantic uvicorn uvloop msgspec zmq prometheus_client",
+        "fastapi starlette pydantic uvicorn uvloop msgspec zmq prometheus_client opentelemetry",
     ),
     "planner": room("core kv cost scheduling", "matplotlib"),
     "cli": room(f"{BELOW_ENGINE} engine lab server planner", "typer rich"),

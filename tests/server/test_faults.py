@@ -138,9 +138,9 @@ def test_long_headers_and_such_without_end_are_refused(fragile: RunningServer, o
 def test_a_full_kv_pool_delays_and_loses_nothing(smollm2_path: Path, tmp_path: Path, offline: LLM) -> None:
     options = ("smollm2", "--backend", "cpu", "--max-context", "512", "--kv-memory", "12MB")
     prompts = [f"Write about the number {number}." for number in range(8)]
-    greedy = SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True)
+    greedy = SamplingParams(temperature=0.0, max_tokens=75, ignore_eos=True)
     expected = [result.text for result in offline.generate(prompts, greedy)]
-    body = {"temperature": 0, "max_tokens": 100, "ignore_eos": True}
+    body = {"temperature": 0, "max_tokens": 75, "ignore_eos": True}
     with running_server(tmp_path / "log", *options) as server, ThreadPoolExecutor(8) as threads:
         answers = threads.map(lambda prompt: server.post("/v1/completions", {**body, "prompt": prompt}).json(), prompts)
         assert [answer["choices"][0]["text"] for answer in answers] == expected
@@ -170,7 +170,7 @@ def test_a_log_on_a_full_disk_stops_nothing(smollm2_path: Path, tmp_path: Path, 
 
 
 def test_sigterm_lets_a_stream_finish_and_ends_the_engine_too(smollm2_path: Path, tmp_path: Path, offline: LLM) -> None:
-    body = {"prompt": "Count:", "temperature": 0, "max_tokens": 200, "ignore_eos": True, "stream": True}
+    body = {"prompt": "Count:", "temperature": 0, "max_tokens": 100, "ignore_eos": True, "stream": True}
     with running_server(tmp_path / "log", *MODEL_OPTIONS) as server:
         engine = server.engine_pid() if sys.platform.startswith("linux") else None
         with httpx.stream("POST", f"{server.base_url}/completions", json=body, timeout=60) as stream:
@@ -180,7 +180,7 @@ def test_sigterm_lets_a_stream_finish_and_ends_the_engine_too(smollm2_path: Path
             received += [line for line in lines if line]
         assert received[-1] == "data: [DONE]"
         text = "".join(json.loads(line[6:])["choices"][0]["text"] for line in received[:-1])
-        greedy = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
+        greedy = SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True)
         assert text == offline.generate("Count:", greedy)[0].text
         assert server.process.wait(15) == 0
         assert "1 requests in flight may finish" in server.log()

@@ -48,6 +48,14 @@ def serve(
         str, typer.Option(help="think: split <think>...</think> from answers; none; auto: if the model knows it.")
     ] = "auto",
     access_log: Annotated[bool, typer.Option(help="A line a request on standard error.")] = False,
+    otlp_endpoint: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="A collector for OpenTelemetry traces over HTTP, like http://localhost:4318 (extra [otel]); default: "
+            "OTEL_EXPORTER_OTLP_ENDPOINT.",
+        ),
+    ] = None,
     backend: options.Backend = "auto",
     threads: options.Threads = None,
     max_context: options.MaxContext = None,
@@ -115,6 +123,7 @@ def serve(
         limits=limits,
         tool_parser=tool_parser,
         reasoning_parser=reasoning_parser,
+        traces_url=_traces_url(otlp_endpoint, console),
     )
     resolve(model, progress=console.print)  # a download's progress bar has the screen for itself
     if settings.host not in ("127.0.0.1", "localhost", "::1") and not settings.api_keys:
@@ -139,6 +148,24 @@ def _api_keys(path: Path | None) -> tuple[str, ...]:
             raise BadRequestError(f"{path} holds no API key")
         keys += from_file
     return tuple(dict.fromkeys(key for key in keys if key))
+
+
+def _traces_url(collector: str | None, console: Console) -> str | None:
+    from twostroke.server.settings import traces_url
+
+    url = traces_url(collector, os.environ)
+    if url is None:
+        return None
+    try:
+        import twostroke.server.tracing  # noqa: F401
+    except ImportError as error:
+        message = f"traces need the extra [otel]: pip install 'twostroke[otel]' ({error.name} is missing)"
+        if collector is not None:
+            raise BackendError(message) from None
+        # The variables may be the whole machine's: they are no reason not to serve.
+        console.print(f"warning: OpenTelemetry's variables ask for traces, but {message}")
+        return None
+    return url
 
 
 def _show(console: Console, name: str, facts: Ready, address: str, asks_for_key: bool) -> None:

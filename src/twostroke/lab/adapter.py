@@ -38,10 +38,14 @@ class EngineAdapter:
 
     def __init__(self, engine: Engine, temperature: float = TEMPERATURE) -> None:
         self._engine = engine
+        self.written: dict[str, list[int]] | None = None
+        """The tokens of each request since this was last set to an empty dictionary; None: they are not kept."""
         self._temperature = temperature
         self._num_requests = 0
         self._recorder = engine.backend if isinstance(engine.backend, StepRecorder) else StepRecorder(engine.backend)
         engine.backend = self._recorder
+        if not engine.busy:
+            self._recorder.in_flight.clear()  # of steps that were made without an adapter
         self._log: list[StepWork] = []
         self._live: set[str] = set()
 
@@ -63,6 +67,8 @@ class EngineAdapter:
                 continue
             if event.error is not None:
                 raise BackendError(event.error)
+            if self.written is not None:
+                self.written.setdefault(event.request_id, []).extend(event.token_ids)
             is_finished = event.finish_reason is not None
             if is_finished:
                 self._live.discard(event.request_id)

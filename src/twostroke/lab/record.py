@@ -21,7 +21,7 @@ from twostroke.engine.build import Assembly
 from twostroke.lab.bench import WorkloadResult
 
 SCHEMA = 1
-PACKAGES = ("numpy", "llvmlite", "torch", "triton")
+PACKAGES = ("numpy", "llvmlite", "torch", "triton", "matplotlib")
 """Versions of these are recorded where they are installed; none is imported for it."""
 
 
@@ -53,9 +53,21 @@ def bench_record(
     repetitions: int,
     start: dict[str, float | None],
 ) -> dict[str, Any]:
-    checkpoint, resolved = assembly.checkpoint, assembly.resolved
     return {
         **environment(),
+        **engine_record(assembly),
+        "ceilings": asdict(ceilings),
+        "start": start,
+        "scale": scale,
+        "repetitions": repetitions,
+        "workloads": [workload_record(result) for result in results],
+    }
+
+
+def engine_record(assembly: Assembly) -> dict[str, Any]:
+    """The model and how it was run."""
+    checkpoint, resolved = assembly.checkpoint, assembly.resolved
+    return {
         "model": {
             "name": checkpoint.name,
             "family": checkpoint.spec.family,
@@ -73,11 +85,6 @@ def bench_record(
             "kv_bytes": resolved.kv_bytes,
             "notes": list(assembly.notes),
         },
-        "ceilings": asdict(ceilings),
-        "start": start,
-        "scale": scale,
-        "repetitions": repetitions,
-        "workloads": [workload_record(result) for result in results],
     }
 
 

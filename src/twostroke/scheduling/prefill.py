@@ -15,7 +15,7 @@ class PrefillPlanner:
     def __init__(
         self, config: SchedulerConfig, ledger: KVLedger, admission: Admission, pace: PrefillPace | None = None
     ) -> None:
-        self._config = config
+        self.chunk_limit = config.chunk_limit
         self._ledger = ledger
         self._admission = admission
         self._pace = pace
@@ -49,7 +49,7 @@ class PrefillPlanner:
             return  # only older sequences hold what it needs: it sits this step out
         end = min(
             start + plan.tokens_left,
-            start + self._config.chunk_limit,
+            start + self.chunk_limit,
             sequence.prefill_len,
             self._ledger.room(sequence),
         )

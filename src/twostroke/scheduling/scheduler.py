@@ -158,6 +158,13 @@ class Scheduler:
         """Forget cached prefixes that no running sequence holds, at any moment."""
         self.ledger.clear_prefixes()
 
+    def limit_chunks(self, max_chunk_tokens: int | None) -> None:
+        """From the next step on, a prompt is read in chunks no longer than this; None: what the config says, which is
+        the most in any case."""
+        if max_chunk_tokens is not None and max_chunk_tokens < 1:
+            raise ValueError(f"max_chunk_tokens must be at least 1, not {max_chunk_tokens}")
+        self._prefills.chunk_limit = min(max_chunk_tokens or self.config.chunk_limit, self.config.chunk_limit)
+
     def check(self) -> None:
         """Prove that no block is lost or shared wrongly; raises ConservationError."""
         self.ledger.check(self._admission.running)

@@ -11,8 +11,8 @@ from starlette.types import Receive
 
 from twostroke.core.step import TokenLogprobs
 from twostroke.core.timing import SequenceTiming
-from twostroke.server.errors import ApiError
-from twostroke.server.inbox import Inbox, News
+from twostroke.server.errors import CLIENT_GONE, ApiError
+from twostroke.server.inbox import Inbox
 from twostroke.server.messages import Output, Ready
 from twostroke.server.parsing import AnswerParser, Parts
 from twostroke.server.phases import Timing, timing_report
@@ -21,17 +21,16 @@ from twostroke.server.replies import CompletionDetails, PromptDetails, Usage
 if TYPE_CHECKING:
     from twostroke.server.explaining import Watch
 
-CLIENT_GONE = 499
-"""Never sent, as nobody is there to read it."""
-
 
 class Call:
-    def __init__(self, inbox: Inbox, receive: Receive, timeout_s: float, on_close: Callable[[bool], None]) -> None:
-        """`on_close` is told whether the client had gone."""
+    def __init__(
+        self, inbox: Inbox, receive: Receive, timeout_s: float, on_close: Callable[[ApiError | None], None]
+    ) -> None:
+        """`on_close` is told what ended the call early, if anything did."""
         loop = asyncio.get_running_loop()
         self._inbox = inbox
-        self._on_close: Callable[[bool], None] | None = on_close
-        self._client_gone = False
+        self.take = inbox.take
+        self._on_close: Callable[[ApiError | None], None] | None = on_close
         self.deadline_s = loop.time() + timeout_s
         message = f"the request took longer than the {timeout_s:g} s that this server allows"
         self._timer = loop.call_later(timeout_s, inbox.fail, ApiError(504, message, code="timeout"))
@@ -41,9 +40,6 @@ class Call:
     def is_finished(self) -> bool:
         return self._inbox.is_finished
 
-    async def take(self) -> list[News]:
-        return await self._inbox.take()
-
     def close(self) -> None:
         """May be called twice."""
         self._watch.cancel()
@@ -51,12 +47,11 @@ class Call:
         self._inbox.close()
         on_close, self._on_close = self._on_close, None
         if on_close is not None:
-            on_close(self._client_gone)
+            on_close(self._inbox.error)
 
     async def _watch_client(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        self._client_gone = True
         self._inbox.fail(ApiError(CLIENT_GONE, "the client went away"))
         self._inbox.close()  # at once: its blocks are wanted by others
 

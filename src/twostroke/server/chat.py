@@ -124,6 +124,7 @@ class ChatWriter:
         self._wants_usage = options is not None and options.include_usage
         self._wants_progress = options is not None and options.include_progress
         self._unfinished = sampling.n
+        self._plain = [self._plain_chunks(index) for index in range(sampling.n)] if body.stream else []
 
     def whole(self) -> replies.ChatReply:
         choices = []
@@ -149,6 +150,8 @@ class ChatWriter:
     def output(self, prompt_index: int, event: Output) -> bytes:
         index = self.answers.absorb(prompt_index, event)
         answer = self.answers.choices[index]
+        if answer.parser is None and event.finish_reason is None and not event.logprobs:
+            return self._plain[index].event(event.text) if event.text else b""
         logprobs = chat_logprobs(self._tokenizer, event.logprobs) if event.logprobs else None
         if answer.parser is not None:
             delta = self._delta(index, answer.parts[-1], has_logprobs=logprobs is not None)
@@ -163,6 +166,11 @@ class ChatWriter:
         choice = replies.ChatChunkChoice(index, delta, answer.finish_reason, logprobs, own_timing)
         is_last = self._unfinished == 0 and not self._wants_usage
         return self._chunk([choice], timing=self.answers.timing(0, self._facts) if is_last else None)
+
+    def _plain_chunks(self, index: int) -> replies.TextChunks:
+        return replies.TextChunks(
+            lambda text: self._whole_chunk([replies.ChatChunkChoice(index, replies.Delta(content=text), None)])
+        )
 
     def _delta(self, index: int, parts: Parts, *, has_logprobs: bool) -> replies.Delta:
         calls = []
@@ -186,5 +194,7 @@ class ChatWriter:
         return sse_error(error)
 
     def _chunk(self, choices: list[replies.ChatChunkChoice], **more: Any) -> bytes:
-        chunk = replies.ChatChunk(self.id, "chat.completion.chunk", self._created, self._model, choices, **more)
-        return sse(replies.encode(chunk))
+        return sse(replies.encode(self._whole_chunk(choices, **more)))
+
+    def _whole_chunk(self, choices: list[replies.ChatChunkChoice], **more: Any) -> replies.ChatChunk:
+        return replies.ChatChunk(self.id, "chat.completion.chunk", self._created, self._model, choices, **more)

@@ -123,6 +123,7 @@ class CompletionWriter:
         self._wants_usage = options is not None and options.include_usage
         self._wants_progress = options is not None and options.include_progress
         self._echoed: set[int] = set()
+        self._plain = [self._plain_chunks(index) for index in range(len(self.answers.choices))] if body.stream else []
         self._unfinished = len(self.answers.choices)
 
     def whole(self) -> replies.CompletionReply:
@@ -185,8 +186,8 @@ class CompletionWriter:
             text += event.text
             if event.logprobs:
                 logprobs.append(self._logprobs[index].output(event.logprobs))
-        if not (text or logprobs or event.finish_reason):
-            return b""
+        if event.finish_reason is None and not logprobs:
+            return self._plain[index].event(text) if text else b""
         reason = None if event.finish_reason is None else self._finish_reason(event.finish_reason.value)
         own_timing = None if reason is None else self.answers.own_timing(index, self._facts)
         choice = replies.CompletionChoice(index, text, reason, joined(logprobs) if logprobs else None, own_timing)
@@ -194,6 +195,9 @@ class CompletionWriter:
         is_last = self._unfinished == 0 and not self._wants_usage
         timing = self.answers.timing(0, self._facts) if is_last else None
         return sse(replies.encode(self._reply([choice], timing=timing)))
+
+    def _plain_chunks(self, index: int) -> replies.TextChunks:
+        return replies.TextChunks(lambda text: self._reply([replies.CompletionChoice(index, text, None, None)]))
 
     def end(self) -> bytes:
         if not self._wants_usage:

@@ -12,6 +12,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 MAX_MESSAGE_CHARS = 1000
+CLIENT_GONE = 499
+"""Never sent, as nobody is there to read it."""
 
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 

@@ -4,6 +4,7 @@ lets requests in flight finish before anything is stopped."""
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 from collections.abc import Callable
 from contextlib import suppress
@@ -79,9 +80,13 @@ class _Server(uvicorn.Server):
 async def _serve(
     engine: EngineSettings, settings: ServerSettings, listener: socket.socket, on_ready: Callable[[Ready], None]
 ) -> None:
-    metrics = Metrics()
-    client = EngineClient(engine, metrics)
-    service = Service(settings, client, metrics)
+    metrics, tracing = Metrics(), None
+    if settings.traces_url is not None:
+        from twostroke.server.tracing import Tracing  # an extra that nobody pays for unasked
+
+        tracing = Tracing(settings.traces_url)
+    client = EngineClient(engine, metrics, tracing)
+    service = Service(settings, client, metrics, tracing)
     config = uvicorn.Config(
         create_app(service),
         http="h11",  # whose limit on headers is known
@@ -113,6 +118,8 @@ async def _serve(
             service.prompts.close()
         if service.grammars is not None:
             service.grammars.close()
+        if tracing is not None:
+            tracing.close()
 
 
 async def _start(engine: EngineSettings, service: Service, on_ready: Callable[[Ready], None]) -> None:
@@ -125,5 +132,8 @@ async def _start(engine: EngineSettings, service: Service, on_ready: Callable[[R
     except TwostrokeError:
         ready.cancel()
         raise
+    # What is there by now stays: the garbage collector need not look at it again while tokens wait.
+    gc.collect()
+    gc.freeze()
     with suppress(OSError):  # a log on a full disk
         on_ready(facts)

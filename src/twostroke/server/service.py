@@ -7,13 +7,14 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 
 from twostroke.core.sampling_params import SamplingParams
 from twostroke.server.calls import Call
 from twostroke.server.client import EngineClient
-from twostroke.server.errors import ApiError, bad_request, engine_unavailable
+from twostroke.server.errors import CLIENT_GONE, ApiError, bad_request, engine_unavailable
 from twostroke.server.kept import KeptRequests
 from twostroke.server.messages import Ready
 from twostroke.server.metrics import Metrics
@@ -24,6 +25,9 @@ from twostroke.text import reasoning, tool_parsers
 from twostroke.text.tokenizer import Tokenizer
 from twostroke.text.tool_parsers import HERMES
 
+if TYPE_CHECKING:
+    from twostroke.server.tracing import Tracing
+
 KEY_SCOPE = "twostroke.key"
 """Where in a request's scope the number of its API key is."""
 RECEIVED_SCOPE = "twostroke.received_s"
@@ -32,8 +36,11 @@ LONGEST_RETRY_S = 60
 
 
 class Service:
-    def __init__(self, settings: ServerSettings, client: EngineClient, metrics: Metrics) -> None:
+    def __init__(
+        self, settings: ServerSettings, client: EngineClient, metrics: Metrics, tracing: Tracing | None = None
+    ) -> None:
         self.settings = settings
+        self.tracing = tracing
         self.client = client
         self.metrics = metrics
         self.prompts: PromptEncoder | None = None
@@ -95,11 +102,15 @@ class Service:
         self._admit(key, len(prompts))
         inbox = self.client.submit(prompts, sampling, priority=priority or 0, cache_salt=cache_salt or "")
         self._in_flight_by_key[key] += 1
+        if self.tracing is not None:
+            self.tracing.submitted(request.scope, inbox.unfinished, self.settings.model_name, sampling)
 
-        def on_close(client_gone: bool) -> None:
+        def on_close(error: ApiError | None) -> None:
             self._in_flight_by_key[key] -= 1
-            if client_gone:
+            if error is not None and error.status_code == CLIENT_GONE:
                 self.metrics.disconnects.inc()
+            if self.tracing is not None:
+                self.tracing.closed(request.scope, error)
 
         return Call(inbox, request.receive, self.settings.limits.request_timeout_s, on_close)
 

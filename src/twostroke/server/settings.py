@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
 from twostroke.core.errors import BadRequestError
 
@@ -44,6 +46,8 @@ class ServerSettings:
     limits: Limits = field(default_factory=Limits)
     tool_parser: str = "auto"
     reasoning_parser: str = "auto"
+    traces_url: str | None = None
+    """Where OpenTelemetry traces are sent; None: there are none."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
@@ -55,3 +59,25 @@ class ServerSettings:
                 raise BadRequestError(f"{name} must be at least 1, not {getattr(self.limits, name)}")
         if not self.limits.request_timeout_s > 0 or not self.drain_s >= 0:
             raise BadRequestError("the request timeout must be above 0 s, and the drain time not below")
+
+
+def traces_url(collector: str | None, environment: Mapping[str, str]) -> str | None:
+    """Where traces are asked to be sent: to the collector that is given, else as OpenTelemetry's variables say."""
+    if environment.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        return None
+    if collector is None and environment.get("OTEL_TRACES_EXPORTER", "otlp") != "otlp":
+        return None
+    url = environment.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") if collector is None else None
+    base = collector or environment.get("OTEL_EXPORTER_OTLP_ENDPOINT")
+    if not url and base:
+        url = base.rstrip("/").removesuffix("/v1/traces") + "/v1/traces"
+    if not url:
+        return None
+    try:
+        parts = urlsplit(url)
+        is_sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is none
+        is_sound = False
+    if not is_sound:
+        raise BadRequestError(f"an OTLP endpoint looks like http://localhost:4318, not {collector or url!r}")
+    return url
