@@ -27,17 +27,24 @@ FIRST_ROWS, LAST_ROWS = 9, 5
 
 
 def print_explanation(
-    console: Console, verdict: str, start: str | None, stream: str | None, spans: Sequence[Span], *, is_fitted: bool
+    console: Console,
+    verdict: str,
+    start: str | None,
+    stream: str | None,
+    spans: Sequence[Span],
+    *,
+    is_fitted: bool,
+    doubt: str | None = None,
 ) -> None:
+    """`doubt`: why there are no fitted costs to go by, where that is known."""
     console.print(Text(verdict[:1].upper() + verdict[1:] + ".", style="bold"))
     for name, sentence in (("Start", start), ("Stream", stream)):
         if sentence is not None and sentence not in verdict:
             console.print(Text(f"{name}: {sentence}."))
     if spans:
         console.print(_table(console, spans))
-    source = (
-        "costs fitted to this engine's own steps" if is_fitted else "floors: too few steps were measured to fit costs"
-    )
+    doubt = doubt or "too few steps were measured to fit costs, or the fit was too far off"
+    source = "costs fitted to this model's steps on this machine" if is_fitted else f"floors: {doubt}"
     console.print(Text(f"What might have been is predicted from {source}.", style="dim"))
 
 

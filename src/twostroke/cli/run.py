@@ -95,6 +95,7 @@ def _print_explanation(console: Console, result: GenerationResult) -> None:
         None if stream is None else stream.sentence,
         found.spans,
         is_fitted=found.is_fitted,
+        doubt=found.doubt,
     )
 
 

@@ -54,7 +54,7 @@ class Calibration:
                 raise ValueError(f"{name} must be finite and not negative, not {getattr(self, name)!r}")
 
     def step_cost(self, shape: ModelShape) -> StepCost:
-        return StepCost(shape, self.ceilings, self.coefficients)
+        return StepCost(shape, self.ceilings, self.coefficients, self.error)
 
 
 def read_calibration(path: Path) -> Calibration | None:

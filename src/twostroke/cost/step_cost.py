@@ -71,10 +71,18 @@ _UNITS = tuple(OVERHEAD_UNIT_S if name.endswith("_s") else 1.0 for name in PARTS
 
 
 class StepCost:
-    def __init__(self, shape: ModelShape, ceilings: Ceilings, coefficients: Coefficients | None = None) -> None:
-        """`coefficients`: from a calibration; None: to begin with, what engines commonly reach."""
+    def __init__(
+        self,
+        shape: ModelShape,
+        ceilings: Ceilings,
+        coefficients: Coefficients | None = None,
+        calibrated_error: float | None = None,
+    ) -> None:
+        """`coefficients`: from a calibration, whose own error is `calibrated_error`; None: to begin with, what engines
+        commonly reach."""
         self.shape = shape
         self.ceilings = ceilings
+        self.calibrated_error = calibrated_error
         self.num_observed = 0
         self.error: float | None = None
         """Running mean of |predicted - measured| / measured, each predicted before it was measured."""

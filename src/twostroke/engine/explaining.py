@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 TRUSTED_AFTER = 20
 TRUSTED_ERROR = 0.3
-"""A cost that has seen fewer steps, or was further off of late, is no yardstick: floors are then."""
+"""A cost that was not calibrated and has seen fewer steps, or one that was further off, is no yardstick: floors are
+then."""
 
 
 def engine_facts(assembly: Assembly) -> EngineFacts:
@@ -45,12 +46,27 @@ def _int8_kv_share(assembly: Assembly) -> float | None:
 
 
 def trusted_cost(assembly: Assembly) -> StepCost | None:
-    """The engine's own, once it has proved itself."""
+    """The engine's own, once a calibration or its own steps have proved it."""
     cost: StepCost | None = getattr(assembly.engine, "step_cost", None)
-    if cost is None or cost.error is None or cost.num_observed < TRUSTED_AFTER or cost.error > TRUSTED_ERROR:
-        return None
-    return cost
+    return cost if doubt_of(cost) is None else None
+
+
+def doubt_of(cost: StepCost | None) -> str | None:
+    """Why predictions should not come from it, in words; None: they may. Its own steps, once there are enough of them,
+    say more of it than the calibration that it began with."""
+    if cost is None:
+        return "this engine fits no costs to its steps"
+    error = cost.calibrated_error if cost.num_observed < TRUSTED_AFTER else cost.error
+    if error is None:
+        return "too few steps were measured to fit costs"
+    if error > TRUSTED_ERROR:
+        whose = "calibrated" if cost.num_observed < TRUSTED_AFTER else "fitted"
+        return f"the {whose} costs were off by {error:.0%} on average, too far to go by"
+    return None
 
 
 def explainer_of(assembly: Assembly) -> Explainer:
-    return Explainer(lambda: engine_facts(assembly), lambda: trusted_cost(assembly))
+    def doubt() -> str | None:
+        return doubt_of(getattr(assembly.engine, "step_cost", None))
+
+    return Explainer(lambda: engine_facts(assembly), lambda: trusted_cost(assembly), doubt)

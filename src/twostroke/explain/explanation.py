@@ -17,19 +17,29 @@ class Explanation:
     spans: tuple[Span, ...]
     is_fitted: bool
     """Whether predictions come from costs fitted to this engine's own steps; else from the ratios of floors."""
+    doubt: str | None = None
+    """Why they do not, where that is known."""
 
     def __str__(self) -> str:
         return self.verdict.sentence
 
 
 class Explainer:
-    def __init__(self, facts: Callable[[], EngineFacts], fitted: Callable[[], StepSeconds | None]) -> None:
-        """Both are asked when an explanation is: finding out what a machine allows may take a moment, and costs are
-        fitted better the longer an engine has run."""
+    def __init__(
+        self,
+        facts: Callable[[], EngineFacts],
+        fitted: Callable[[], StepSeconds | None],
+        doubt: Callable[[], str | None] = lambda: None,
+    ) -> None:
+        """All are asked when an explanation is: finding out what a machine allows may take a moment, and costs are
+        fitted better the longer an engine has run. `doubt`: why `fitted` gives nothing."""
         self._facts = facts
         self._fitted = fitted
+        self._doubt = doubt
 
     def explain(self, timing: SequenceTiming, delivery: Delivery | None = None) -> Explanation:
         facts = self._facts()
         yardstick = Yardstick(facts, self._fitted())
-        return Explanation(verdict(timing, facts, yardstick), timeline(timing, delivery), yardstick.is_fitted)
+        return Explanation(
+            verdict(timing, facts, yardstick), timeline(timing, delivery), yardstick.is_fitted, self._doubt()
+        )
