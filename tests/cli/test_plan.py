@@ -69,7 +69,10 @@ def test_search_is_cheapest_first() -> None:
     done = twostroke("plan", "Llama-3.1-70B", *arguments, "--on", "h200", "--on", "b200")
     assert "USD/M out" in done.stdout and "RTX" not in done.stdout
     done = twostroke("plan", "Llama-3.1-70B", "--search", "--rate", "1", "--slo-tpot-ms", "0.001", "--on", "h200")
-    assert done.returncode == 0 and "nothing meets it" in done.stdout and "too slow for one user" in done.stdout
+    assert done.returncode == 1 and "nothing meets it, of 12 that were tried; nearest are:" in done.stdout
+    shown = [line for line in done.stdout.splitlines() if line.startswith("  ")]
+    assert len(shown) == 3 and all("too slow for one user" in line for line in shown)
+    assert shown[0].startswith("  8 x H200, 8 to a copy of the model, int4")
 
 
 def test_the_machine_under_us(smollm2_path: Path, tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def test_simulate_tells_what_users_would_feel(smollm2_path: Path) -> None:
         "simulate", str(smollm2_path), *sizes, "--slo-ttft-ms", "500", "--slo-tpot-ms", "50", "--backend", "cpu"
     )
     assert done.returncode == 0, done.stderr
-    for text in ("TTFT", "ITL", "TPOT", "p99", "Goodput", "200 requests", "2 x ", "on cpu"):
+    for text in ("TTFT", "ITL", "TPOT", "p99", "Goodput", "200 requests", "2 x ", "on cpu", "Bound by", "So: "):
         assert text in done.stdout
 
 
@@ -89,6 +89,12 @@ def test_simulate_needs_no_weights_for_another_device() -> None:
     assert found["itl_s"]["p50"] > 141e9 / 9.6e12
     alone = twostroke("simulate", "Llama-3.1-70B", "--on", "l4")
     assert alone.returncode == 2 and "do not fit on L4" in alone.stderr
+    assert "71B parameters are larger than any measured" in found["step_seconds"] and found["note"] is None
+    assert found["load"]["bound"] in ("prefill", "decode", "balanced") and found["load"]["advice"]
+    here = twostroke("simulate", "llama-3.3-70b")
+    assert here.returncode == 2 and "--on DEVICE (h200, ...) simulates it" in here.stderr
+    wide = twostroke("simulate", "Llama-3.1-70B", "--on", "h200", "--tensor-parallel", "16", "--requests", "5")
+    assert "Note: 16 devices share a copy over the link that joins devices within one machine" in wide.stdout
 
 
 @pytest.mark.parametrize(
@@ -101,6 +107,9 @@ def test_simulate_needs_no_weights_for_another_device() -> None:
         (("--router", "dice"), "the router must be"),
         (("--on", "abacus"), "there is no device"),
         (("--tensor-parallel", "2"), "--tensor-parallel goes with"),
+        (("--on", "h200", "--backend", "nonsense"), "--backend goes with --on this"),
+        (("--on", "h200", "--threads", "2"), "--threads goes with --on this"),
+        (("--on", "h200", "--dtype", "f16"), "--dtype goes with --on this"),
         (("--slo-ttft-ms", "-1"), "slo-ttft-ms must be"),
         (("--trace", "/nowhere/trace.jsonl"), "could not be read"),
     ],

@@ -56,6 +56,8 @@ def test_what_nothing_meets_says_why() -> None:
     found, rejected = search(candidates_of(BASES), LENGTHS, ServiceLevel(tpot_s=1e-4), Load(users=1))
     assert found == []
     assert any("too slow for one user: TTFT" in one.reason for one in rejected)
+    assert [one.miss for one in rejected] == sorted(one.miss for one in rejected)
+    assert all(one.miss > 1.0 for one in rejected)
 
 
 def test_devices_without_a_price_come_last() -> None:

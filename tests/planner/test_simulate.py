@@ -12,13 +12,14 @@ from twostroke.core.events import TokenEvent
 from twostroke.core.kv_layout import KVGroup, KVLayout
 from twostroke.core.step import SampledToken, Step, StepResult
 from twostroke.core.timing import SequenceTiming
+from twostroke.cost.classify import WorkloadClass
 from twostroke.cost.floor import StepWork, work_of
 from twostroke.cost.hardware import Ceilings
 from twostroke.cost.model_shape import KVGroupShape, ModelShape
 from twostroke.cost.step_cost import StepCost
 from twostroke.engine.engine import Engine
 from twostroke.planner.report import Objective, Served, percentiles
-from twostroke.planner.simulate import Prompts, Replica, ReplicaSpec, simulate
+from twostroke.planner.simulate import Prompts, Replica, ReplicaSpec, classify_trace, simulate
 from twostroke.planner.trace import Lengths, TraceRequest, bursts, poisson
 from twostroke.scheduling.config import SchedulerConfig
 from twostroke.scheduling.pace import PrefillPace
@@ -207,3 +208,24 @@ def test_it_is_quick() -> None:
     started_s = time.process_time()
     simulate(SPEC, trace, replicas=8)
     assert time.process_time() - started_s < 500 / 60
+
+
+def test_a_traces_class_is_told_by_its_lengths() -> None:
+    def loaded(prompt_tokens: int, output_tokens: int) -> WorkloadClass:
+        trace = [TraceRequest(0.01 * number, prompt_tokens, output_tokens) for number in range(20)]
+        found = classify_trace(SPEC, trace, simulate(SPEC, trace))
+        assert found is not None
+        return found
+
+    reading, writing = loaded(400, 2), loaded(10, 100)
+    assert (reading.bound, writing.bound) == ("prefill", "decode")
+    # Where streams overlap, so many share a step: 20 requests that take longer than their 0.2 s of arrivals.
+    assert 2 <= writing.batch <= 20
+
+    shared = [TraceRequest(float(number), 400, 2, "system", 384) for number in range(20)]
+    report = simulate(SPEC, shared)
+    cached = classify_trace(SPEC, shared, report)
+    assert report.prefix_hit_tokens > 0 and cached is not None and cached.prefill_s < reading.prefill_s / 2
+
+    refused = [TraceRequest(0.0, 10**6, 1)]
+    assert classify_trace(SPEC, refused, simulate(SPEC, refused)) is None

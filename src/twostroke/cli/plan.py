@@ -106,6 +106,9 @@ def plan(
     predictions made with it were off.
 
     \b
+    --search exits with 1 where nothing meets the service level, and shows the three that come nearest.
+
+    \b
     twostroke plan Llama-3.1-70B --on h200 --tensor-parallel 2 --input 2000 --output 500 --users 64
     twostroke plan gpt-oss-120b --search --users 200 --slo-ttft-ms 1000 --slo-tpot-ms 40
     twostroke plan smollm2 --on this --from-server http://localhost:8000
@@ -249,6 +252,8 @@ def _search(
         console.out(json.dumps(plan_record.search_record(found, rejected), indent=2), highlight=False)
     else:
         plan_table.show_search(console, found[:SHOWN_FOUND], rejected, lengths)
+    if not found:
+        raise typer.Exit(1)
 
 
 def _plot(notes: Console, wish: _Wish, path: Path) -> None:

@@ -18,7 +18,7 @@ from twostroke.planner.quantisation import find_quantisation
 from twostroke.planner.search import Found, Rejected
 
 Row = tuple[str, str]
-SHOWN_REJECTED = 20
+SHOWN_REJECTED = 3
 SIDES = {"memory": "mem", "arithmetic": "ALU"}
 """For columns that have little room."""
 
@@ -214,7 +214,8 @@ def show_search(
     console: Console, found: Sequence[Found], rejected: Sequence[Rejected], lengths: RequestLengths
 ) -> None:
     if not found:
-        console.print("nothing meets it:", highlight=False)
+        nearest = "; nearest are" if len(rejected) > SHOWN_REJECTED else ""
+        console.print(f"nothing meets it, of {len(rejected)} that were tried{nearest}:", highlight=False)
         for failed in rejected[:SHOWN_REJECTED]:
             text = f"  {hardware(failed.deployment)}, {failed.deployment.quantise}: {failed.reason}"
             console.print(text, highlight=False, markup=False)

@@ -14,10 +14,11 @@ from rich.console import Console
 from rich.table import Table
 
 from twostroke.cli import options, units
-from twostroke.core.errors import BadRequestError
+from twostroke.core.errors import BadRequestError, ModelError
 
 if TYPE_CHECKING:
     from twostroke.config import EngineConfig
+    from twostroke.cost.classify import WorkloadClass
     from twostroke.planner.report import Objective, SimulationReport
     from twostroke.planner.simulate import ReplicaSpec
     from twostroke.planner.trace import TraceRequest
@@ -38,10 +39,18 @@ class Simulated:
     spec: ReplicaSpec
     title: str
     source: str
+    note: str | None = None
 
 
 def simulate(
-    model: options.Model,
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="A short name (smollm2), a .gguf file, a Hugging Face folder, or a Hub id (org/name); with --on "
+            "DEVICE also a name of the plan's (Llama-3.1-70B, gpt-oss-120b, ...) or a config.json.",
+        ),
+    ],
     on: Annotated[
         str,
         typer.Option(
@@ -76,10 +85,23 @@ def simulate(
     threads: options.Threads = None,
     max_context: options.MaxContext = None,
     kv_memory: options.KVMemory = None,
-    kv_type: options.KVType = "auto",
+    kv_type: Annotated[
+        str,
+        typer.Option(
+            metavar="KIND",
+            help="What K and V are kept in: f16, bf16, int8, with --on DEVICE also fp8; auto: the fastest of 16 bits.",
+        ),
+    ] = "auto",
     max_tokens_per_step: options.MaxTokensPerStep = None,
     prefix_caching: options.PrefixCaching = True,
-    quantise: options.Quantise = None,
+    quantise: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KIND",
+            help="What float weights are brought to: q8_0, q4_1 or none, by default q8_0, or q4_1 if memory is short; "
+            "with --on DEVICE bf16, fp8, int8, int4, nvfp4, mxfp4, q8_0, q4_1 or q4_0, by default as published.",
+        ),
+    ] = None,
     dtype: options.Dtype = "auto",
     itl_target_ms: options.ItlTarget = None,
 ) -> None:
@@ -94,6 +116,7 @@ def simulate(
     twostroke simulate Llama-3.1-70B --on h200 --tensor-parallel 2 --replicas 4 --rate 10 --input 200-2000
     """
     from twostroke.planner.report import Objective
+    from twostroke.planner.simulate import classify_trace
     from twostroke.planner.simulate import simulate as play
 
     if not 1 <= replicas <= MAX_REPLICAS:
@@ -119,16 +142,24 @@ def simulate(
     else:
         from twostroke.cli.simulate_device import on_device
 
+        for name, is_given in (
+            ("backend", backend != "auto"),
+            ("threads", threads is not None),
+            ("dtype", dtype != "auto"),
+        ):
+            if is_given:
+                raise BadRequestError(f"--{name} goes with --on this: {on} is simulated by its data sheet alone")
         kv = "bf16" if kv_type == "auto" else kv_type
         wish = on_device(model, on, tensor_parallel=tensor_parallel, quantise=quantise, kv=kv, config=config)
         simulated = Simulated(*wish)
     started_s = time.perf_counter()
     report = play(simulated.spec, asked, replicas=replicas, router=router)
     took_s = time.perf_counter() - started_s
+    load = classify_trace(simulated.spec, asked, report)
     if as_json:
-        typer.echo(json.dumps(record(report, objective, simulated, replicas), indent=1))
+        typer.echo(json.dumps(record(report, objective, simulated, replicas, load), indent=1))
     else:
-        _show(report, objective, simulated, replicas, took_s)
+        _show(report, objective, simulated, replicas, load, took_s)
 
 
 def _limit(name: str, milliseconds: float | None) -> float | None:
@@ -155,11 +186,17 @@ def _trace(
 
 def here(model: str, config: EngineConfig) -> Simulated:
     """The engine that this machine would run, at its calibrated cost."""
+    from twostroke.cost.known_shapes import find_known_shape
     from twostroke.cost.step_cost import StepCost
     from twostroke.engine.build import prepare_model
     from twostroke.planner.simulate import ReplicaSpec
 
-    prepared = prepare_model(model, config)
+    try:
+        prepared = prepare_model(model, config)
+    except ModelError as error:
+        if find_known_shape(model) is None:
+            raise
+        raise ModelError(f"{error}; its shape is known: --on DEVICE (h200, ...) simulates it without weights") from None
     calibration = prepared.calibration()
     if calibration is None:
         cost, host_s = StepCost(prepared.shape, prepared.ceilings()), 0.0
@@ -180,12 +217,15 @@ def here(model: str, config: EngineConfig) -> Simulated:
     return Simulated(spec, f"{model} on {prepared.factory.name} ({prepared.device})", source)
 
 
-def record(report: SimulationReport, objective: Objective, simulated: Simulated, replicas: int) -> dict[str, Any]:
+def record(
+    report: SimulationReport, objective: Objective, simulated: Simulated, replicas: int, load: WorkloadClass | None
+) -> dict[str, Any]:
     share, per_s = report.goodput(objective)
     return {
         "deployment": simulated.title,
         "replicas": replicas,
         "step_seconds": simulated.source,
+        "note": simulated.note,
         "requests": len(report.served.ttft_s),
         "refused": report.num_refused,
         "duration_s": report.duration_s,
@@ -201,10 +241,25 @@ def record(report: SimulationReport, objective: Objective, simulated: Simulated,
             "share": share,
             "requests_per_s": per_s,
         },
+        "load": None
+        if load is None
+        else {
+            "bound": load.bound,
+            "prefill_share": load.prefill_share,
+            "mean_streams": load.batch,
+            "advice": list(load.advice),
+        },
     }
 
 
-def _show(report: SimulationReport, objective: Objective, simulated: Simulated, replicas: int, took_s: float) -> None:
+def _show(
+    report: SimulationReport,
+    objective: Objective,
+    simulated: Simulated,
+    replicas: int,
+    load: WorkloadClass | None,
+    took_s: float,
+) -> None:
     console, served = Console(), report.served
     table = Table(box=None, pad_edge=False)
     table.add_column("felt")
@@ -225,7 +280,12 @@ def _show(report: SimulationReport, objective: Objective, simulated: Simulated, 
     if objective.ttft_s is not None or objective.tpot_s is not None:
         share, per_s = report.goodput(objective)
         lines.append(f"Goodput: {share:.1%} met the objective, {per_s:.2f} requests/s.")
+    if load is not None:
+        lines.append(f"Bound by {'both phases' if load.bound == 'balanced' else load.bound}: {load.reason}.")
+        lines.append(f"So: {'; '.join(load.advice)}.")
     lines.append(f"{replicas} x {simulated.title}. Seconds of a step: {simulated.source}.")
+    if simulated.note is not None:
+        lines.append(f"Note: {simulated.note}.")
     lines.append(
         f"Simulated in {units.seconds(took_s)}, {len(served.ttft_s) / max(took_s, 1e-9):,.0f} requests a second."
     )

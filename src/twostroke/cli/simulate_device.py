@@ -10,8 +10,7 @@ from twostroke.core.step_sizes import StepSizes
 from twostroke.cost.devices import find_device
 from twostroke.machine import MemorySpace
 from twostroke.planner.deployment import MAX_USERS, Deployment
-from twostroke.planner.efficiency import expected
-from twostroke.planner.estimate import phases_of
+from twostroke.planner.estimate import expected_of, phases_of
 from twostroke.planner.quantisation import find_kv_bits
 from twostroke.planner.simulate import ReplicaSpec
 from twostroke.scheduling.config import SchedulerConfig
@@ -22,8 +21,8 @@ GPU_SIZES = StepSizes(block_size=64, max_tokens_per_step=8192, max_running=MAX_U
 
 def on_device(
     model: str, name: str, *, tensor_parallel: int, quantise: str | None, kv: str, config: EngineConfig
-) -> tuple[ReplicaSpec, str, str]:
-    """What to simulate, what to call it, and where the seconds of its steps come from."""
+) -> tuple[ReplicaSpec, str, str, str | None]:
+    """What to simulate, what to call it, where the seconds of its steps come from, and what else is to be said."""
     planned = read_model(model)
     deployment = Deployment(
         model=planned.name,
@@ -48,7 +47,7 @@ def on_device(
     memory = MemorySpace(hardware, deployment.memory_bytes, space, 1.0)
     max_context = planned.dimensions.max_context or config.max_context or 8192
     resolved = resolve(config, max_context, tuple(needs), memory, GPU_SIZES, 1)
-    efficiency = expected(deployment.device.name, tensor_parallel=tensor_parallel, arithmetic=deployment.arithmetic)
+    efficiency = expected_of(deployment)
     itl_target_ms = resolved.sizes.itl_target_ms
     spec = ReplicaSpec(
         phases_of(deployment, efficiency).step_s,
@@ -64,4 +63,4 @@ def on_device(
         itl_target_s=None if itl_target_ms is None else itl_target_ms / 1e3,
     )
     title = f"{planned.name} in {deployment.quantise} on {hardware}"
-    return spec, title, f"by {efficiency.source}; error: {efficiency.error}"
+    return spec, title, f"by {efficiency.source}; error: {efficiency.error}", deployment.link_note

@@ -48,9 +48,10 @@ class WorkloadClass:
 
     @property
     def reason(self) -> str:
+        streams = f"{self.batch} streams sharing a step" if self.batch > 1 else "one stream a step"
         return (
             f"prompts take {self.prefill_share:.0%} of the machine's seconds and answers {1 - self.prefill_share:.0%}, "
-            f"{self.batch} streams sharing a step"
+            f"{streams}"
         )
 
 

@@ -18,6 +18,7 @@ BUFFER_BYTES = 3 * 10**9
 """Buffers, graphs and the driver's own, a device: what the engine left on an H200 (bench/results/cuda-bench.txt)."""
 MAX_USERS = 512
 """Streams that one replica runs at a time: the engine's limit on a GPU."""
+DEVICES_A_MACHINE = 8
 REDUCE_LATENCY_S = 8e-6
 """Of one sum over devices, however small: an assumption, as nothing here has measured it."""
 
@@ -115,6 +116,15 @@ class Deployment:
     def price_per_hour_usd(self) -> float | None:
         price = self.device.price_per_hour_usd
         return None if price is None else price * self.num_devices
+
+    @property
+    def link_note(self) -> str | None:
+        if self.tensor_parallel <= DEVICES_A_MACHINE:
+            return None
+        return (
+            f"{self.tensor_parallel} devices share a copy over the link that joins devices within one machine, most "
+            f"of which hold {DEVICES_A_MACHINE}: between machines sums take longer than is counted here"
+        )
 
     @property
     def reduce_s_per_layer(self) -> float:

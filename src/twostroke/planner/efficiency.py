@@ -145,9 +145,17 @@ CPU_RECORDS = FloorShares(
 """Shares of the ceilings that this machine was measured to have."""
 
 
-def expected(device_name: str, *, tensor_parallel: int = 1, arithmetic: str = "bf16") -> TermEfficiency:
+LARGEST_MEASURED = 31 * 10**9
+"""Parameters: Qwen3-30B-A3B was the largest of H200_RECORDS."""
+
+
+def expected(
+    device_name: str, *, tensor_parallel: int = 1, arithmetic: str = "bf16", num_parameters: int = 0
+) -> TermEfficiency:
     """The records' shares, and a word on how far they are from what is planned."""
     apart = []
+    if num_parameters > LARGEST_MEASURED:
+        apart.append(f"{num_parameters / 1e9:,.0f}B parameters are larger than any measured (0.6B to 30B)")
     if device_name != "H200":
         apart.append(f"no {device_name} was measured: its data sheet is taken by the shares that an H200 reached")
     if arithmetic != "bf16":

@@ -110,6 +110,15 @@ def phases_of(deployment: Deployment, efficiency: Efficiency | None = None) -> P
     )
 
 
+def expected_of(deployment: Deployment) -> Efficiency:
+    return expected(
+        deployment.device.name,
+        tensor_parallel=deployment.tensor_parallel,
+        arithmetic=deployment.arithmetic,
+        num_parameters=deployment.shape.num_parameters,
+    )
+
+
 def estimate(
     deployment: Deployment,
     lengths: RequestLengths,
@@ -118,9 +127,7 @@ def estimate(
     efficiency: Efficiency | None = None,
 ) -> Estimate:
     """`users` is how many there are at once, over all replicas; by default as many as KV space holds."""
-    efficiency = efficiency or expected(
-        deployment.device.name, tensor_parallel=deployment.tensor_parallel, arithmetic=deployment.arithmetic
-    )
+    efficiency = efficiency or expected_of(deployment)
     floor, real = phases_of(deployment), phases_of(deployment, efficiency)
     memory = _memory(deployment, lengths)
     notes = _notes(deployment, lengths)
@@ -215,7 +222,7 @@ def _phase(deployment: Deployment, work: StepWork) -> Phase:
 
 
 def _notes(deployment: Deployment, lengths: RequestLengths) -> list[str]:
-    notes = []
+    notes = [] if deployment.link_note is None else [deployment.link_note]
     dimensions, tokens = deployment.dimensions, lengths.input_tokens + lengths.output_tokens
     if dimensions.is_assumed:
         notes.append(f"the family {dimensions.family!r} is unknown: it is counted as a Llama-like decoder")

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from twostroke.core.errors import BadRequestError
 from twostroke.cost.classify import RequestLengths
 from twostroke.planner.deployment import Deployment
-from twostroke.planner.efficiency import Efficiency, expected
-from twostroke.planner.estimate import phases_of
+from twostroke.planner.efficiency import Efficiency
+from twostroke.planner.estimate import expected_of, phases_of
 from twostroke.planner.phases import Loaded
 
 
@@ -70,8 +70,11 @@ class Found:
 class Rejected:
     deployment: Deployment
     reason: str
+    miss: float
+    """How many times what is allowed it takes, of what it has too little of: seconds, memory or copies."""
 
 
+MAX_REPLICAS = 1024
 TENSOR_PARALLEL = (1, 2, 4, 8)
 
 
@@ -91,11 +94,12 @@ def search(
     load: Load,
     efficiency: Callable[[Deployment], Efficiency] | None = None,
 ) -> tuple[list[Found], list[Rejected]]:
-    """Cheapest first, those without a public price behind them by their number of devices; and why the others fail."""
+    """Cheapest first, those without a public price behind them by their number of devices; and why the others fail, the
+    nearest first."""
     found: list[Found] = []
     rejected: list[Rejected] = []
     for candidate in candidates:
-        outcome = _try(candidate, lengths, level, load, (efficiency or _expected)(candidate))
+        outcome = _try(candidate, lengths, level, load, (efficiency or expected_of)(candidate))
         if isinstance(outcome, Found):
             found.append(outcome)
         else:
@@ -108,13 +112,8 @@ def search(
             one.loaded.tpot_s,
         )
     )
+    rejected.sort(key=lambda one: one.miss)
     return found, rejected
-
-
-def _expected(deployment: Deployment) -> Efficiency:
-    return expected(
-        deployment.device.name, tensor_parallel=deployment.tensor_parallel, arithmetic=deployment.arithmetic
-    )
 
 
 def _try(
@@ -122,7 +121,9 @@ def _try(
 ) -> Found | Rejected:
     most = candidate.max_users(lengths.input_tokens + lengths.output_tokens, lengths.cached_tokens)
     if most == 0:
-        return Rejected(candidate, "does not fit")
+        tokens = lengths.input_tokens + lengths.output_tokens
+        lacking = candidate.kv_bytes_per_user(tokens) - candidate.kv_space_bytes
+        return Rejected(candidate, "does not fit", 1 + lacking / candidate.memory_bytes)
     if load.users is not None:
         most = min(most, load.users)
     phases = phases_of(candidate, efficiency)
@@ -133,7 +134,9 @@ def _try(
     alone = loaded(1)
     if not level.is_met(alone):
         return Rejected(
-            candidate, f"too slow for one user: TTFT {alone.ttft_s * 1e3:.0f} ms, TPOT {alone.tpot_s * 1e3:.1f} ms"
+            candidate,
+            f"too slow for one user: TTFT {alone.ttft_s * 1e3:.0f} ms, TPOT {alone.tpot_s * 1e3:.1f} ms",
+            max(alone.ttft_s / level.ttft_s, alone.tpot_s / level.tpot_s),
         )
     low, high = 1, most  # both latencies grow with the users, so what is met is met below it too
     while low < high:
@@ -141,7 +144,7 @@ def _try(
         low, high = (middle, high) if level.is_met(loaded(middle)) else (low, middle - 1)
     best = loaded(low)
     replicas = load.replicas(best)
-    if replicas > 1024:
-        return Rejected(candidate, f"would need {replicas:,} replicas")
+    if replicas > MAX_REPLICAS:
+        return Rejected(candidate, f"would need {replicas:,} replicas", replicas / MAX_REPLICAS)
     chosen = replace(candidate, replicas=replicas)
     return Found(chosen, best, chosen.price_per_hour_usd)

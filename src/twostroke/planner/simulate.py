@@ -18,6 +18,7 @@ from twostroke.core.request import Request
 from twostroke.core.sampling_params import SamplingParams
 from twostroke.core.step import SampledToken, Step, StepResult
 from twostroke.core.timing import SequenceTiming
+from twostroke.cost.classify import RequestLengths, WorkloadClass, classify
 from twostroke.cost.floor import StepWork, work_of
 from twostroke.cost.hardware import Ceilings
 from twostroke.cost.model_shape import ModelShape
@@ -29,6 +30,8 @@ from twostroke.scheduling.scheduler import Scheduler, SequenceAdvance
 
 ROUTERS = ("round-robin", "least-loaded")
 TOKEN = SampledToken(0)
+CLASSIFIED_REQUESTS = 1000
+"""Of a long trace so many, evenly spread, tell its class."""
 UNIQUE_TOKENS = 1 << 40
 """Every prompt and every shared prefix is numbered from a multiple of this: no two are alike by chance."""
 
@@ -178,6 +181,34 @@ def _serve(running: list[Replica], trace: Series[TraceRequest], router: str) -> 
         num_preemptions=sum(replica.scheduler.counts().preemptions for replica in running),
         prefix_hit_tokens=sum(replica.scheduler.counts().prefix_hit_tokens for replica in running),
         replicas=len(running),
+    )
+
+
+def classify_trace(spec: ReplicaSpec, trace: Series[TraceRequest], report: SimulationReport) -> WorkloadClass | None:
+    """Which phase binds a trace, by the lengths it asked for, as many streams sharing a step as did on average, and of
+    shared beginnings what was found cached. None: nothing of it was served."""
+    served = [asked for asked in trace if asked.prompt_tokens + asked.output_tokens <= spec.scheduler.max_context]
+    if not served or not report.num_steps:
+        return None
+    num_shared = sum(asked.prefix_tokens for asked in served)
+    hit_share = min(1.0, report.prefix_hit_tokens / num_shared) if num_shared else 0.0
+    sample = [
+        RequestLengths(
+            asked.prompt_tokens,
+            asked.output_tokens,
+            min(asked.prompt_tokens - 1, int(hit_share * asked.prefix_tokens)),
+        )
+        for asked in served[:: -(-len(served) // CLASSIFIED_REQUESTS)]
+    ]
+    num_decoded = report.served.output_tokens - len(report.served.ttft_s)
+    groups = zip(spec.layout.groups, spec.shape.kv_groups, strict=True)
+    return classify(
+        spec.shape,
+        spec.ceilings,
+        sample,
+        max(1, round(num_decoded / report.num_steps)),
+        step_seconds=spec.step_seconds,
+        kv_space_bytes=sum(group.num_blocks * spec.layout.block_size * each.bytes_per_token for group, each in groups),
     )
 
 
