@@ -68,6 +68,13 @@ def test_search_is_cheapest_first() -> None:
     assert {one["reason"] for one in record["rejected"]} >= {"does not fit"}
     done = twostroke("plan", "Llama-3.1-70B", *arguments, "--on", "h200", "--on", "b200")
     assert "USD/M out" in done.stdout and "RTX" not in done.stdout
+    done = twostroke("plan", "Llama-3.1-8B", "--search", "--rate", "2", "--output", "50", "--on", "h200")
+    assert done.returncode == 0 and "the first one simulated" in done.stdout and "p99" in done.stdout
+    done = twostroke("plan", "Llama-3.1-8B", "--search", "--rate", "2", "--output", "50", "--on", "h200", "--json")
+    record = json.loads(done.stdout)
+    tail, mean_s = record["first_simulated"], record["found"][0]["ttft_s"]
+    assert tail["met_share"] == 1.0 and tail["requests_per_s"] == 2 / record["found"][0]["replicas"]
+    assert tail["ttft_s"]["p99"] >= tail["ttft_s"]["p50"] > 0.2 * mean_s
     done = twostroke("plan", "Llama-3.1-70B", "--search", "--rate", "1", "--slo-tpot-ms", "0.001", "--on", "h200")
     assert done.returncode == 1 and "nothing meets it, of 12 that were tried; nearest are:" in done.stdout
     shown = [line for line in done.stdout.splitlines() if line.startswith("  ")]

@@ -248,10 +248,16 @@ def _search(
     kinds = [wish.quantise] if wish.quantise else plan_table.kinds_to_try(wish.planned.weights)
     bases = [replace(wish, tensor_parallel=1).at(device, kind) for device in named for kind in kinds]
     found, rejected = search(candidates_of(bases), lengths, level, load, None if own is None else lambda _: own)
+    tail = None
+    if found and load.requests_per_s is not None:
+        from twostroke.cli.plan_tail import tail_of
+        from twostroke.planner.estimate import expected_of
+
+        tail = tail_of(found[0], lengths, level, load.requests_per_s, own or expected_of(found[0].deployment))
     if as_json:
-        console.out(json.dumps(plan_record.search_record(found, rejected), indent=2), highlight=False)
+        console.out(json.dumps(plan_record.search_record(found, rejected, tail), indent=2), highlight=False)
     else:
-        plan_table.show_search(console, found[:SHOWN_FOUND], rejected, lengths)
+        plan_table.show_search(console, found[:SHOWN_FOUND], rejected, lengths, tail)
     if not found:
         raise typer.Exit(1)
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 from twostroke.planner.estimate import Estimate
 from twostroke.planner.search import Found, Rejected
+
+if TYPE_CHECKING:
+    from twostroke.cli.plan_tail import Tail
 
 
 def record(result: Estimate) -> dict[str, Any]:
@@ -60,7 +64,7 @@ def record(result: Estimate) -> dict[str, Any]:
     }
 
 
-def search_record(found: Sequence[Found], rejected: Sequence[Rejected]) -> dict[str, Any]:
+def search_record(found: Sequence[Found], rejected: Sequence[Rejected], tail: Tail | None) -> dict[str, Any]:
     return {
         "found": [
             {
@@ -85,4 +89,5 @@ def search_record(found: Sequence[Found], rejected: Sequence[Rejected]) -> dict[
             }
             for one in rejected
         ],
+        "first_simulated": None if tail is None else asdict(tail),
     }

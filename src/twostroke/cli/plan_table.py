@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
@@ -16,6 +17,9 @@ from twostroke.planner.estimate import Estimate, Phase, Seconds
 from twostroke.planner.live import Calibrated
 from twostroke.planner.quantisation import find_quantisation
 from twostroke.planner.search import Found, Rejected
+
+if TYPE_CHECKING:
+    from twostroke.cli.plan_tail import Tail
 
 Row = tuple[str, str]
 SHOWN_REJECTED = 3
@@ -211,7 +215,11 @@ def kinds_to_try(stored: str) -> list[str]:
 
 
 def show_search(
-    console: Console, found: Sequence[Found], rejected: Sequence[Rejected], lengths: RequestLengths
+    console: Console,
+    found: Sequence[Found],
+    rejected: Sequence[Rejected],
+    lengths: RequestLengths,
+    tail: Tail | None = None,
 ) -> None:
     if not found:
         nearest = "; nearest are" if len(rejected) > SHOWN_REJECTED else ""
@@ -235,6 +243,15 @@ def show_search(
             "-" if million is None else f"{million:,.2f}",
         )
     console.print(table, highlight=False)
+    if tail is not None:
+        console.print(
+            f"the first one simulated, {tail.num_requests:,} arrivals at random, {tail.requests_per_s:.2f}/s a copy: "
+            f"TTFT p50 {units.seconds(tail.ttft_s['p50'])}, p99 {units.seconds(tail.ttft_s['p99'])}; "
+            f"ITL p50 {units.seconds(tail.itl_s.get('p50'))}, p99 {units.seconds(tail.itl_s.get('p99'))}; "
+            f"{tail.met_share:.1%} of requests meet the level",
+            highlight=False,
+            markup=False,
+        )
     console.print(
         f"for {_load(lengths)}. Means in steady state, by shares of the data sheet that an H200 reached; prices are "
         f"public ones of a day. `plan --on DEVICE` tells more of each, `simulate` of percentiles.",

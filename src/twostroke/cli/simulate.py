@@ -282,7 +282,7 @@ def _show(
         lines.append(f"Goodput: {share:.1%} met the objective, {per_s:.2f} requests/s.")
     if load is not None:
         lines.append(f"Bound by {'both phases' if load.bound == 'balanced' else load.bound}: {load.reason}.")
-        lines.append(f"So: {'; '.join(load.advice)}.")
+        lines.extend(f"{'    ' if index else 'So: '}{advice}" for index, advice in enumerate(load.advice))
     lines.append(f"{replicas} x {simulated.title}. Seconds of a step: {simulated.source}.")
     if simulated.note is not None:
         lines.append(f"Note: {simulated.note}.")

@@ -10,6 +10,7 @@ from twostroke.core.step_sizes import StepSizes
 from twostroke.cost.devices import find_device
 from twostroke.machine import MemorySpace
 from twostroke.planner.deployment import MAX_USERS, Deployment
+from twostroke.planner.efficiency import Efficiency
 from twostroke.planner.estimate import expected_of, phases_of
 from twostroke.planner.quantisation import find_kv_bits
 from twostroke.planner.simulate import ReplicaSpec
@@ -33,23 +34,30 @@ def on_device(
         tensor_parallel=tensor_parallel,
         own_shape=None if quantise else planned.file_shape(find_kv_bits(kv)),
     )
-    shape, space = deployment.shape, deployment.kv_space_bytes
     hardware = f"{tensor_parallel} x {deployment.device.name}" if tensor_parallel > 1 else deployment.device.name
-    if space <= 0:
+    if deployment.kv_space_bytes <= 0:
         needed = deployment.devices_needed(1)
         hint = f": it takes {needed} of them (--tensor-parallel {needed})" if needed is not None else ""
         raise BadRequestError(f"the weights of {planned.name} do not fit on {hardware}{hint}")
-    needs, first = [], 0
+    efficiency = expected_of(deployment)
+    title = f"{planned.name} in {deployment.quantise} on {hardware}"
+    source = f"by {efficiency.source}; error: {efficiency.error}"
+    return replica_on(deployment, efficiency, config), title, source, deployment.link_note
+
+
+def replica_on(deployment: Deployment, efficiency: Efficiency, config: EngineConfig) -> ReplicaSpec:
+    """One copy of a deployment whose weights fit."""
+    shape, first = deployment.shape, 0
+    needs: list[KVGroupNeed] = []
     for group in shape.kv_groups:
         layers = tuple(range(first, first + group.num_layers))
         needs.append(KVGroupNeed(layers, group.window, group.bytes_per_token))
         first += group.num_layers
-    memory = MemorySpace(hardware, deployment.memory_bytes, space, 1.0)
-    max_context = planned.dimensions.max_context or config.max_context or 8192
+    memory = MemorySpace(deployment.device.name, deployment.memory_bytes, deployment.kv_space_bytes, 1.0)
+    max_context = deployment.dimensions.max_context or config.max_context or 8192
     resolved = resolve(config, max_context, tuple(needs), memory, GPU_SIZES, 1)
-    efficiency = expected_of(deployment)
     itl_target_ms = resolved.sizes.itl_target_ms
-    spec = ReplicaSpec(
+    return ReplicaSpec(
         phases_of(deployment, efficiency).step_s,
         shape,
         deployment.ceilings,
@@ -62,5 +70,3 @@ def on_device(
         resolved.layout,
         itl_target_s=None if itl_target_ms is None else itl_target_ms / 1e3,
     )
-    title = f"{planned.name} in {deployment.quantise} on {hardware}"
-    return spec, title, f"by {efficiency.source}; error: {efficiency.error}", deployment.link_note
