@@ -49,10 +49,9 @@ async def chat_completions(body: ChatBody, request: Request) -> Response:
     messages = template_messages(body.messages, service.settings.limits)
     options = _template_options(body.chat_template_kwargs)
     grammar = requested_grammar(body)
-    asked = await prepare(service, messages, tools, sampling, grammar, param="messages", options=options)
-    call = service.open_call(
-        request, [asked.prompt], asked.sampling, priority=body.priority, cache_salt=body.cache_salt
-    )
+    async with service.admission.place(request) as place:
+        asked = await prepare(service, messages, tools, sampling, grammar, param="messages", options=options)
+        call = place.open_call([asked.prompt], asked.sampling, priority=body.priority, cache_salt=body.cache_salt)
     writer = ChatWriter(service, facts, sampling, body)
     follow(request, writer.answers, writer.id)
     for answer in writer.answers.choices:

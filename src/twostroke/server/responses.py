@@ -47,8 +47,10 @@ async def responses(body: ResponsesBody, request: Request) -> Response:
     sampling = responses_sampling(body, service.settings.limits)
     tools = tool_request(body, service.tool_format, service.encoder().tokenizer)
     messages = input_messages(body, service.settings.limits)
-    asked = await prepare(service, messages, tools, sampling, _grammar(_text_format(body)), param="input")
-    call = service.open_call(request, [asked.prompt], asked.sampling, cache_salt=body.cache_salt)
+    grammar = _grammar(_text_format(body))
+    async with service.admission.place(request) as place:
+        asked = await prepare(service, messages, tools, sampling, grammar, param="input")
+        call = place.open_call([asked.prompt], asked.sampling, cache_salt=body.cache_salt)
     writer = ResponseWriter(service, facts, sampling, body)
     writer.answers.choices[0].parser = asked.parser() or AnswerParser()
     follow(request, writer.answers, writer.id)

@@ -69,10 +69,11 @@ class _Server(uvicorn.Server):
         self._service = service
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if not self._service.draining:
-            number = self._service.client.num_in_flight
+        admission = self._service.admission
+        if not admission.draining:
+            number = self._service.client.num_in_flight + admission.num_preparing
             log(f"stopping: {number} requests in flight may finish; a second Ctrl-C stops at once")
-        self._service.draining = True
+        admission.draining = True
         self.force_exit = self.should_exit
         self.should_exit = True
 

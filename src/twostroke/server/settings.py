@@ -17,7 +17,7 @@ class Limits:
     request_timeout_s: float = 600.0
     """From a request's arrival to the last byte of its answer."""
     max_queue: int = 256
-    """Requests of which the engine has not begun to read; one more is answered with 429."""
+    """Requests that are made ready or wait for the engine; one more is answered with 429."""
     max_per_key: int | None = None
     """Requests that one API key may have in flight; None: no limit."""
     max_samples: int = 16
