@@ -180,9 +180,12 @@ def test_a_log_on_a_full_disk_stops_nothing(smollm2_path: Path, tmp_path: Path, 
         answers_as_ever(server, offline)
 
 
-def test_sigterm_lets_a_stream_finish_and_ends_the_engine_too(smollm2_path: Path, tmp_path: Path, offline: LLM) -> None:
+@pytest.mark.parametrize("drain_s", ["30", "inf"])
+def test_sigterm_lets_a_stream_finish_and_ends_the_engine_too(
+    smollm2_path: Path, tmp_path: Path, offline: LLM, drain_s: str
+) -> None:
     body = {"prompt": "Count:", "temperature": 0, "max_tokens": 100, "ignore_eos": True, "stream": True}
-    with running_server(tmp_path / "log", *MODEL_OPTIONS) as server:
+    with running_server(tmp_path / "log", *MODEL_OPTIONS, "--drain", drain_s) as server:
         engine = server.engine_pid() if sys.platform.startswith("linux") else None
         with httpx.stream("POST", f"{server.base_url}/completions", json=body, timeout=60) as stream:
             lines = stream.iter_lines()

@@ -98,8 +98,8 @@ async def _serve(
         server_header=False,
         h11_max_incomplete_event_size=2 * MAX_HEADER_BYTES,  # the guard refuses in better words
         timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=int(settings.drain_s),
     )
+    config.timeout_graceful_shutdown = settings.drain_s  # type: ignore[assignment]  # awaited as any other time is
     if settings.access_log:
         config.log_level = "info"
     server = _Server(config, service)
