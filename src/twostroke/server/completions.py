@@ -170,10 +170,11 @@ class CompletionWriter:
     def begin(self) -> bytes:
         return b""
 
-    def progress(self, event: Progress) -> bytes:
+    def progress(self, prompt_index: int, event: Progress) -> bytes:
         if not self._wants_progress:
             return b""
-        shown = replies.PrefillProgress(event.sample_index, event.computed_tokens, event.total_tokens)
+        index = prompt_index * self.answers.num_samples + event.sample_index
+        shown = replies.PrefillProgress(index, event.computed_tokens, event.total_tokens)
         return sse(replies.encode(self._reply([], prefill_progress=shown)))
 
     def output(self, prompt_index: int, event: Output) -> bytes:
