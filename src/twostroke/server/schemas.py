@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, TypeVar
 
+import msgspec
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StrictBool
 
 from twostroke.core.sampling_params import MAX_LOGPROBS, MAX_SAMPLES
@@ -30,6 +31,15 @@ def _few(value: object) -> object:
     return value
 
 
+def _writable(value: object) -> object:
+    """What an answer repeats must be such as can be sent: half a surrogate pair, however deep in it, cannot."""
+    try:
+        msgspec.json.encode(value)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"it cannot be repeated in the answer: {error}"[:200]) from None
+    return value
+
+
 Item = TypeVar("Item")
 Entry = TypeVar("Entry")
 
@@ -38,6 +48,7 @@ Text = Annotated[str, AfterValidator(_sendable)]
 Many = Annotated[list[Item], Field(fail_fast=True)]
 """A list whose first wrong item ends the matter."""
 Table = Annotated[dict[Text, Entry], BeforeValidator(_few)]
+Repeated = AfterValidator(_writable)
 TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 Salt = Annotated[Text, Field(max_length=256)]
@@ -161,10 +172,10 @@ class ResponsesBody(DrawingBody):
     max_output_tokens: Count | None = None
     metadata: Table[Text] | None = Field(None, max_length=16)
     store: bool | None = None
-    tools: Many[Table[Any]] | None = None
-    tool_choice: Text | Table[Any] | None = None
+    tools: Annotated[Many[Table[Any]] | None, Repeated] = None
+    tool_choice: Annotated[Text | Table[Any] | None, Repeated] = None
     parallel_tool_calls: bool | None = None
-    text: Table[Any] | None = None
+    text: Annotated[Table[Any] | None, Repeated] = None
     chat_template_kwargs: Table[Any] | None = Field(None, description="Variables for the model's chat template.")
     include: Many[Text] | None = Field(None, description="Logprobs are refused.")
     background: bool | None = Field(None, description="true is refused.")
