@@ -120,9 +120,9 @@ def test_a_busy_key_and_a_full_queue_get_429(limited: RunningServer) -> None:
 
 def test_grammars_that_are_checked_count_among_the_requests_of_a_key(limited: RunningServer) -> None:
     """They are the costliest work before the queue: one after the other, up to a second each."""
-    slow = "([ab]{1,1000}){1,1000}"
+    slow = "start: " + " ".join(["x?"] * 20_000) + '\nx: "a"'
     with ThreadPoolExecutor(4) as threads:
-        bodies = [{**LONG, "max_tokens": 1, "ignore_eos": False, "guided_regex": slow + "c" * i} for i in range(4)]
+        bodies = [{**LONG, "max_tokens": 1, "ignore_eos": False, "guided_grammar": slow + "\n" * i} for i in range(4)]
         answers = list(threads.map(lambda body: limited.post("/v1/completions", body, headers=BOB), bodies))
     codes = [answer.json().get("error", {}).get("code") for answer in answers]
     assert "concurrency_limit" in codes, codes
