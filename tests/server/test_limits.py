@@ -118,6 +118,19 @@ def test_a_busy_key_and_a_full_queue_get_429(limited: RunningServer) -> None:
     assert limited.post("/v1/completions", short, headers=ALICE).status_code == 200
 
 
+def test_grammars_that_are_checked_count_among_the_requests_of_a_key(limited: RunningServer) -> None:
+    """They are the costliest work before the queue: one after the other, up to a second each."""
+    slow = "start: " + " ".join(["x?"] * 20_000) + '\nx: "a"'
+    with ThreadPoolExecutor(4) as threads:
+        bodies = [{**LONG, "max_tokens": 1, "ignore_eos": False, "guided_grammar": slow + "\n" * i} for i in range(4)]
+        answers = list(threads.map(lambda body: limited.post("/v1/completions", body, headers=BOB), bodies))
+    codes = [answer.json().get("error", {}).get("code") for answer in answers]
+    assert "concurrency_limit" in codes, codes
+    assert {answer.status_code for answer in answers} <= {200, 400, 429}
+    limited.wait_until_idle(headers=ALICE)
+    assert limited.post("/v1/completions", {**LONG, "max_tokens": 1}, headers=BOB).status_code == 200
+
+
 def test_a_request_that_takes_too_long_is_ended(limited: RunningServer) -> None:
     """One of them runs and streams; the other is still in the queue when its time is over."""
     body = {**LONG, "max_tokens": 7900}

@@ -234,6 +234,21 @@ CALL = {"type": "function_call", "call_id": "a", "name": "stop", "arguments": "{
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": "required", "text": {"format": {"type": "json_object"}}}, "text.format"),
         ({"text": {"format": {"type": "json_schema", "schema": {"type": "strig"}}}}, "text.format.schema"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"conversation": {"id": "conv_1"}}, "conversation"),
+        ({"prompt": {"id": "pmpt_1"}}, "prompt"),
+        ({"background": True}, "background"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"include": ["message.output_text.logprobs"]}, "include"),
+        ({"n": 2}, "n"),
+        ({"max_tokens": 5}, "max_tokens"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"guided_regex": "a"}, "guided_regex"),
+        ({"stop": ["x"] * 17}, "stop"),
+        ({"logit_bias": {"a": 1}}, "logit_bias"),
+        ({"min_p": 2}, "min_p"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
         ({"input": [{"role": "user"}]}, "input[0]"),
         ({"input": [{**CALL, "arguments": "{"}]}, "input[0].arguments"),
@@ -247,3 +262,9 @@ def test_refusals_name_the_field(server: RunningServer, fields: dict[str, object
     answer = server.post("/v1/responses", {"input": "Hi.", "max_output_tokens": 4, **fields})
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["param"] == param
+
+
+def test_what_says_nothing_new_is_let_be(server: RunningServer) -> None:
+    plain = {"truncation": "disabled", "top_logprobs": 0, "n": 1, "include": ["reasoning.encrypted_content"]}
+    answer = server.post("/v1/responses", {"input": "Hi.", "max_output_tokens": 2, **plain})
+    assert answer.status_code == 200, answer.text

@@ -72,7 +72,14 @@ def serve(
 
     Point any OpenAI client at http://127.0.0.1:8000/v1. Streams, logprobs, n, stop, seeds and penalties work as there;
     every answer also carries `timing`: how long it queued, read your prompt (prefill) and wrote (decode), each beside
-    the least that this machine could have taken. /metrics has the same for Prometheus.
+    the least that this machine could have taken. /metrics has the same for Prometheus, /health says if it lives.
+
+    Answers can be held to a JSON schema (response_format) or to calls of your functions (tools, tool_choice), and a
+    stream can tell how far a long prompt is read. Bodies to try with the curl line that a start prints:
+
+    \b
+    '{"messages": [{"role": "user", "content": "A cat, as JSON."}], "response_format": {"type": "json_object"}}'
+    '{"messages": [...], "stream": true, "stream_options": {"include_progress": true}}'
 
     It listens on this machine only, unless --host says otherwise; give API keys before you open it to others.
     Ctrl-C lets answers in flight finish, then stops. The engine has a process of its own, and is started again
@@ -128,6 +135,8 @@ def serve(
     resolve(model, progress=console.print)  # a download's progress bar has the screen for itself
     if settings.host not in ("127.0.0.1", "localhost", "::1") and not settings.api_keys:
         console.print(f"warning: {settings.host} may be reached by others, and no API key is asked for")
+    if max_per_key is not None and not settings.api_keys:
+        console.print("warning: --max-per-key limits nobody, as there are no API keys")
     run_server(
         EngineSettings(model, config),
         settings,

@@ -87,6 +87,8 @@ class Assembly:
     notes: tuple[str, ...]
     """Each choice that was made, with its reason."""
     preparation: Preparation
+    grammars: LazyGrammars | None
+    """None: this engine holds no answer to a grammar."""
 
     @property
     def backend_name(self) -> str:
@@ -199,4 +201,4 @@ def assemble(checkpoint: Checkpoint, tokenizer: Tokenizer | None, config: Engine
     notes = (*prepared.reasons, *getattr(backend, "notes", ()))
     if calibration is not None:
         notes = (*notes, f"step costs: calibrated {calibration.taken}, off by {calibration.error:.0%} on average")
-    return Assembly(engine, checkpoint, tokenizer, resolved, factory, shape, notes, prepared)
+    return Assembly(engine, checkpoint, tokenizer, resolved, factory, shape, notes, prepared, grammars)

@@ -22,18 +22,28 @@ if TYPE_CHECKING:
     from twostroke.server.explaining import Watch
 
 
+def too_late(timeout_s: float) -> ApiError:
+    message = f"the request took longer than the {timeout_s:g} s that this server allows"
+    return ApiError(504, message, code="timeout")
+
+
 class Call:
     def __init__(
-        self, inbox: Inbox, receive: Receive, timeout_s: float, on_close: Callable[[ApiError | None], None]
+        self,
+        inbox: Inbox,
+        receive: Receive,
+        deadline_s: float,
+        timeout_s: float,
+        on_close: Callable[[ApiError | None], None],
     ) -> None:
-        """`on_close` is told what ended the call early, if anything did."""
+        """It has until `deadline_s`, which is `timeout_s` after its request arrived. `on_close` is told what ended the
+        call early, if anything did."""
         loop = asyncio.get_running_loop()
         self._inbox = inbox
         self.take = inbox.take
         self._on_close: Callable[[ApiError | None], None] | None = on_close
-        self.deadline_s = loop.time() + timeout_s
-        message = f"the request took longer than the {timeout_s:g} s that this server allows"
-        self._timer = loop.call_later(timeout_s, inbox.fail, ApiError(504, message, code="timeout"))
+        self.deadline_s = deadline_s
+        self._timer = loop.call_at(deadline_s, inbox.fail, too_late(timeout_s))
         self._watch = asyncio.create_task(self._watch_client(receive))
 
     @property

@@ -14,7 +14,7 @@ from twostroke.core.sampling_params import SamplingParams
 from twostroke.server import replies
 from twostroke.server.calls import Answer, Answers
 from twostroke.server.conversation import prepare
-from twostroke.server.errors import ApiError, bad_request
+from twostroke.server.errors import ApiError, bad_request, refuse_given
 from twostroke.server.explaining import follow
 from twostroke.server.logprobs import chat_logprobs
 from twostroke.server.messages import Output, Progress, Ready
@@ -35,6 +35,12 @@ router = APIRouter()
 
 NOTHING = replies.Delta()
 
+_REFUSED = {
+    "functions": "here they are tools",
+    "function_call": "here it is tool_choice",
+    "audio": "answers are text",
+    "web_search_options": "nothing is searched here",
+}
 _TEMPLATE_NAMES = frozenset({"messages", "tools", "documents", "bos_token", "eos_token"})
 """Variables that are not a request's to set by `chat_template_kwargs`."""
 
@@ -43,16 +49,16 @@ _TEMPLATE_NAMES = frozenset({"messages", "tools", "documents", "bos_token", "eos
 async def chat_completions(body: ChatBody, request: Request) -> Response:
     service = service_of(request)
     service.check_model(body.model)
+    refuse_given(body, _REFUSED)
     facts = service.facts()
     sampling = chat_sampling(body, service.settings.limits)
     tools = tool_request(body, service.tool_format, service.encoder().tokenizer)
     messages = template_messages(body.messages, service.settings.limits)
-    options = _template_options(body.chat_template_kwargs)
+    options = template_options(body.chat_template_kwargs)
     grammar = requested_grammar(body)
-    asked = await prepare(service, messages, tools, sampling, grammar, param="messages", options=options)
-    call = service.open_call(
-        request, [asked.prompt], asked.sampling, priority=body.priority, cache_salt=body.cache_salt
-    )
+    async with service.admission.place(request) as place:
+        asked = await prepare(service, messages, tools, sampling, grammar, param="messages", options=options)
+        call = place.open_call([asked.prompt], asked.sampling, priority=body.priority, cache_salt=body.cache_salt)
     writer = ChatWriter(service, facts, sampling, body)
     follow(request, writer.answers, writer.id)
     for answer in writer.answers.choices:
@@ -79,7 +85,7 @@ def template_messages(messages: list[ChatMessage], limits: Limits) -> list[dict[
     return plain
 
 
-def _template_options(options: dict[str, Any] | None) -> dict[str, Any]:
+def template_options(options: dict[str, Any] | None) -> dict[str, Any]:
     if taken := _TEMPLATE_NAMES & (options or {}).keys():
         raise bad_request(f"chat_template_kwargs may not set {sorted(taken)[0]}", "chat_template_kwargs")
     return options or {}
@@ -141,7 +147,7 @@ class ChatWriter:
         choices = [replies.ChatChunkChoice(index, opening, None) for index in range(len(self.answers.choices))]
         return b"".join(self._chunk([choice]) for choice in choices)
 
-    def progress(self, event: Progress) -> bytes:
+    def progress(self, prompt_index: int, event: Progress) -> bytes:
         if not self._wants_progress:
             return b""
         shown = replies.PrefillProgress(event.sample_index, event.computed_tokens, event.total_tokens)

@@ -269,7 +269,9 @@ class EngineClient:
     def _fail_all(self) -> None:
         if self._tracing is not None:
             self._tracing.engine_ended()
+        self._metrics.engine = None  # nothing of it is true any more
         inboxes, self._inboxes = set(self._inboxes.values()), {}
+        self._metrics.failed(sum(inbox.num_unfinished_samples for inbox in inboxes))
         for inbox in inboxes:
             inbox.fail(
                 engine_unavailable("the engine ended while it worked on this request; it is being started again")

@@ -41,14 +41,15 @@ async def completions(body: CompletionBody, request: Request) -> Response:
     facts = service.facts()
     sampling = completion_sampling(body, service.settings.limits)
     prompts = _prompts(body, service.settings.limits)
-    encoder = service.encoder()
-    ids = [await encoder.text(prompt) if isinstance(prompt, str) else tuple(prompt) for prompt in prompts]
-    check_lengths(ids, sampling, facts, "prompt")
-    sampling = await service.constrained(sampling, requested_grammar(body))
-    echoes = None
-    if body.echo:
-        echoes = [await _echo(encoder, prompt, token_ids) for prompt, token_ids in zip(prompts, ids, strict=True)]
-    call = service.open_call(request, ids, sampling, priority=body.priority, cache_salt=body.cache_salt)
+    encoder, grammar = service.encoder(), requested_grammar(body)
+    async with service.admission.place(request, len(prompts)) as place:
+        ids = [await encoder.text(prompt) if isinstance(prompt, str) else tuple(prompt) for prompt in prompts]
+        check_lengths(ids, sampling, facts, "prompt")
+        sampling = await service.constrained(sampling, grammar)
+        echoes = None
+        if body.echo:
+            echoes = [await _echo(encoder, prompt, token_ids) for prompt, token_ids in zip(prompts, ids, strict=True)]
+        call = place.open_call(ids, sampling, priority=body.priority, cache_salt=body.cache_salt)
     writer = CompletionWriter(service, facts, sampling, body, Answers(len(ids), sampling.n), echoes)
     follow(request, writer.answers, writer.id)
     if body.stream:
@@ -169,10 +170,11 @@ class CompletionWriter:
     def begin(self) -> bytes:
         return b""
 
-    def progress(self, event: Progress) -> bytes:
+    def progress(self, prompt_index: int, event: Progress) -> bytes:
         if not self._wants_progress:
             return b""
-        shown = replies.PrefillProgress(event.sample_index, event.computed_tokens, event.total_tokens)
+        index = prompt_index * self.answers.num_samples + event.sample_index
+        shown = replies.PrefillProgress(index, event.computed_tokens, event.total_tokens)
         return sse(replies.encode(self._reply([], prefill_progress=shown)))
 
     def output(self, prompt_index: int, event: Output) -> bytes:

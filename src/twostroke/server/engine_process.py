@@ -174,6 +174,8 @@ def main(path: str) -> int:
         return _fail(socket, str(error))
     except MemoryError:
         return _fail(socket, "there is not enough memory for this model")
+    if assembly.grammars is not None:  # now, as nobody waits yet: the first to ask would hold up every other stream
+        threading.Thread(target=assembly.grammars.prepare, daemon=True).start()
     try:
         EngineLoop(assembly, socket).run()
     finally:

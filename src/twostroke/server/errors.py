@@ -57,6 +57,13 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
     return ApiError(400, message, param=param, code=code)
 
 
+def refuse_given(body: object, reasons: Mapping[str, str]) -> None:
+    """What would change an answer and is not there is not passed over: a 400 by the field's name, and why."""
+    for name, reason in reasons.items():
+        if getattr(body, name) is not None:
+            raise bad_request(f"{name} is not supported: {reason}", name)
+
+
 def engine_unavailable(reason: str) -> ApiError:
     return ApiError(503, reason, code="engine_unavailable", headers={"Retry-After": "1"})
 

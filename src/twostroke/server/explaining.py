@@ -12,13 +12,14 @@ from starlette.responses import Response
 
 from twostroke.explain.explanation import Explanation
 from twostroke.explain.timeline import Delivery
+from twostroke.server.admission import KEY_SCOPE, RECEIVED_SCOPE
 from twostroke.server.calls import Answers
 from twostroke.server.errors import ApiError
 from twostroke.server.kept import ExplainedChoice, ExplainedRequest
 from twostroke.server.messages import Stats
 from twostroke.server.openapi import ERRORS
 from twostroke.server.phases import Timing, explain
-from twostroke.server.service import KEY_SCOPE, RECEIVED_SCOPE, Service, service_of
+from twostroke.server.service import Service, service_of
 
 router = APIRouter(responses=ERRORS)
 

@@ -11,9 +11,9 @@ from hashlib import sha256
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from twostroke.server.admission import KEY_SCOPE, RECEIVED_SCOPE
 from twostroke.server.errors import ApiError, error_response
 from twostroke.server.metrics import Metrics
-from twostroke.server.service import KEY_SCOPE, RECEIVED_SCOPE
 from twostroke.server.settings import ServerSettings
 from twostroke.server.streaming import SOCKET_SCOPE
 

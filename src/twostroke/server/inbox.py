@@ -35,6 +35,10 @@ class Inbox:
         return not self._unfinished
 
     @property
+    def num_unfinished_samples(self) -> int:
+        return sum(self._unfinished.values())
+
+    @property
     def num_waiting(self) -> int:
         """Requests of which nothing was heard yet."""
         return len(self._waiting)

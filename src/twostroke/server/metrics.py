@@ -17,6 +17,7 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from twostroke.core.sequence import FinishReason
 from twostroke.server.messages import STEP_BUCKETS_S, Output, Stats, StepHistogram
 
 BUCKETS_S = (*(digit * 10.0**power for power in range(-3, 2) for digit in (1, 2, 5)), 100.0)
@@ -32,7 +33,7 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.engine: Stats | None = None
-        """The last that the engine sent."""
+        """The last that the engine sent; None while there is none."""
         self.engine_up = 0
         self.engine_restarts = 0
         self.http_in_flight = 0
@@ -87,6 +88,11 @@ class Metrics:
         for gap_s in gaps_s:
             counts[bisect_left(BUCKETS_S, gap_s)] += 1
         self.itl.total_s += sum(gaps_s)
+
+    def failed(self, num_samples: int) -> None:
+        """These will never be finished: their engine ended."""
+        if num_samples:
+            self._requests.labels(FinishReason.ERROR.value).inc(num_samples)
 
     def render(self) -> bytes:
         return generate_latest(self.registry)

@@ -13,8 +13,9 @@ from starlette.responses import Response
 from twostroke.core.sampling_params import SamplingParams
 from twostroke.server import replies
 from twostroke.server.calls import Answers
+from twostroke.server.chat import template_options
 from twostroke.server.conversation import prepare
-from twostroke.server.errors import ApiError, bad_request
+from twostroke.server.errors import ApiError, bad_request, refuse_given
 from twostroke.server.explaining import follow
 from twostroke.server.messages import Output, Progress, Ready
 from twostroke.server.openapi import JSON_OR_EVENTS
@@ -31,6 +32,13 @@ from twostroke.server.tools import tool_request
 
 router = APIRouter()
 
+_REFUSED = {
+    **dict.fromkeys(("previous_response_id", "conversation", "prompt"), "nothing is stored here"),
+    **dict.fromkeys(("max_tokens", "max_completion_tokens"), "here it is max_output_tokens"),
+    **dict.fromkeys(("response_format", "structured_outputs", "guided_json"), "here it is text.format"),
+    **dict.fromkeys(("guided_regex", "guided_choice", "guided_grammar"), "/v1/chat/completions has it"),
+}
+LOGPROBS = "message.output_text.logprobs"
 _TEXT_EVENTS = {
     "reasoning": "response.reasoning_text",
     "message": "response.output_text",
@@ -47,8 +55,10 @@ async def responses(body: ResponsesBody, request: Request) -> Response:
     sampling = responses_sampling(body, service.settings.limits)
     tools = tool_request(body, service.tool_format, service.encoder().tokenizer)
     messages = input_messages(body, service.settings.limits)
-    asked = await prepare(service, messages, tools, sampling, _grammar(_text_format(body)), param="input")
-    call = service.open_call(request, [asked.prompt], asked.sampling, cache_salt=body.cache_salt)
+    options, grammar = template_options(body.chat_template_kwargs), _grammar(_text_format(body))
+    async with service.admission.place(request) as place:
+        asked = await prepare(service, messages, tools, sampling, grammar, param="input", options=options)
+        call = place.open_call([asked.prompt], asked.sampling, priority=body.priority, cache_salt=body.cache_salt)
     writer = ResponseWriter(service, facts, sampling, body)
     writer.answers.choices[0].parser = asked.parser() or AnswerParser()
     follow(request, writer.answers, writer.id)
@@ -65,10 +75,18 @@ async def responses(body: ResponsesBody, request: Request) -> Response:
 
 
 def _refuse_unsupported(body: ResponsesBody) -> None:
-    if body.previous_response_id is not None:
-        raise bad_request("previous_response_id is not supported: nothing is stored here", "previous_response_id")
+    refuse_given(body, _REFUSED)
     if body.background:
         raise bad_request("background is not supported: nothing is stored here", "background")
+    if body.truncation not in (None, "disabled"):
+        message = f"truncation must be disabled, not {body.truncation!r:.60}: an input is read whole or refused"
+        raise bad_request(message, "truncation")
+    if body.top_logprobs not in (None, 0):
+        raise bad_request("top_logprobs is not supported here: /v1/chat/completions has it", "top_logprobs")
+    if LOGPROBS in (body.include or ()):
+        raise bad_request(f"include may not hold {LOGPROBS}: /v1/chat/completions has logprobs", "include")
+    if body.n not in (None, 1):
+        raise bad_request(f"n is {body.n}, and a response is one: /v1/chat/completions has n", "n")
 
 
 def _text_format(body: ResponsesBody) -> dict[str, Any]:
@@ -164,8 +182,12 @@ class ResponseWriter:
         created = self._event("response.created", response=outline)
         return created + self._event("response.in_progress", response=outline)
 
-    def progress(self, event: Progress) -> bytes:
-        return b""
+    def progress(self, prompt_index: int, event: Progress) -> bytes:
+        options = self._body.stream_options
+        if options is None or not options.include_progress:
+            return b""
+        shown = replies.PrefillProgress(event.sample_index, event.computed_tokens, event.total_tokens)
+        return self._event("response.prefill_progress", prefill_progress=shown)
 
     def output(self, prompt_index: int, event: Output) -> bytes:
         self.answers.absorb(prompt_index, event)

@@ -69,10 +69,11 @@ class _Server(uvicorn.Server):
         self._service = service
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if not self._service.draining:
-            number = self._service.client.num_in_flight
+        admission = self._service.admission
+        if not admission.draining:
+            number = self._service.client.num_in_flight + admission.num_preparing
             log(f"stopping: {number} requests in flight may finish; a second Ctrl-C stops at once")
-        self._service.draining = True
+        admission.draining = True
         self.force_exit = self.should_exit
         self.should_exit = True
 
@@ -97,8 +98,8 @@ async def _serve(
         server_header=False,
         h11_max_incomplete_event_size=2 * MAX_HEADER_BYTES,  # the guard refuses in better words
         timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=int(settings.drain_s),
     )
+    config.timeout_graceful_shutdown = settings.drain_s  # type: ignore[assignment]  # awaited as any other time is
     if settings.access_log:
         config.log_level = "info"
     server = _Server(config, service)

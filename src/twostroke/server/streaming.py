@@ -27,7 +27,7 @@ class EventWriter(Protocol):
 
     def begin(self) -> bytes: ...
 
-    def progress(self, event: Progress) -> bytes: ...
+    def progress(self, prompt_index: int, event: Progress) -> bytes: ...
 
     def output(self, prompt_index: int, event: Output) -> bytes: ...
 
@@ -91,7 +91,7 @@ class EventStream(Response):
                 if isinstance(event, Output):
                     pieces.append(writer.output(prompt_index, event))
                 else:
-                    pieces.append(writer.progress(event))
+                    pieces.append(writer.progress(prompt_index, event))
             if call.is_finished:
                 return b"".join(pieces) + writer.end()
             if joined := b"".join(pieces):

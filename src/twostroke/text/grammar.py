@@ -7,6 +7,7 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -187,7 +188,7 @@ class GrammarMatcher:
 
 
 class LazyGrammars:
-    """A tokenizer's grammars, compiled by nobody until one is asked for."""
+    """A tokenizer's grammars, compiled by nobody until one is asked for, or someone has the time to prepare."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -199,6 +200,15 @@ class LazyGrammars:
 
     def matcher(self, spec: GrammarSpec) -> TokenMatcher:
         return self._get().matcher(spec)
+
+    @property
+    def is_prepared(self) -> bool:
+        return self._compiler is not None
+
+    def prepare(self) -> None:
+        """What the first grammar would wait for, most of a second: the library, the vocabulary, a JSON object."""
+        with suppress(BadRequestError):  # without the library, or an end-of-text token, none will be asked for
+            self._get().check(GrammarSpec("json_schema", '{"type": "object"}'))
 
     def _get(self) -> GrammarCompiler:
         with self._lock:
