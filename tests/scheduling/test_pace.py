@@ -46,6 +46,7 @@ def test_the_first_prompt_of_a_step_always_moves_and_others_only_where_it_pays()
     loose, long = pace(0.05), 1 << 20
     assert loose.chunk_tokens(1e-9, 0, long, 30, 0) == LEAST_TOKENS
     assert loose.chunk_tokens(1e-9, 0, long, 30, 100) == 0
+    assert loose.chunk_tokens(1e-9, 0, long, 30, 100, may_wait=False) == LEAST_TOKENS
     a_few_s = loose.seconds(0, ROUND_TOKENS - 50)
     assert loose.has_room(a_few_s, 20, 40) and loose.chunk_tokens(a_few_s, 0, long, 20, 40) == ROUND_TOKENS - 60
     assert not loose.has_room(a_few_s, 0, 25) and loose.chunk_tokens(a_few_s, 0, long, 0, 25) == 0
@@ -107,6 +108,28 @@ def test_prompts_alone_take_the_whole_step_and_beside_streams_only_their_share()
         assert step is not None
         chunks += [len(chunk.token_ids) for chunk in step.prefills]
     assert chunks == [LEAST_TOKENS] * 6
+
+
+def test_whoever_joins_a_step_has_work_in_it() -> None:
+    """Behind a deep cached prefix tokens are dear: what seemed to fit at position 0 does not where it begins."""
+    loop = Loop(layout((None, 4000)), max_context=12_000, max_tokens_per_step=2048, pace=pace(itl_target_s=0.0007))
+    loop.add(request("reader", range(9000), max_tokens=1))
+    while loop.move() is not None:
+        pass
+    for number in range(16):
+        loop.add(request(f"stream {number}", range(20_000 + number, 20_007 + number), max_tokens=60))
+    for _ in range(3):
+        loop.move()
+    loop.add(request("short", range(30_000, 30_040), max_tokens=2))
+    loop.add(request("deep", [*range(9000), *range(40_000, 40_200)], max_tokens=2))
+    joined = 0
+    for _ in range(4):
+        step = loop.move()
+        assert step is not None
+        at_work = {chunk.seq_id for chunk in step.prefills} | {slot.seq_id for slot in step.decodes}
+        assert {join.seq_id for join in step.joins} <= at_work
+        joined += len(step.joins)
+    assert joined == 2
 
 
 def test_without_streams_the_token_budget_alone_counts() -> None:

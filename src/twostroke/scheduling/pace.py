@@ -60,15 +60,17 @@ class PrefillPace:
         kv_bytes = contexts_bytes_read(self._shape, [slot.position + 1 for slot in decodes])
         return work / (self._peak * self._efficiency) + kv_bytes / self._bandwidth
 
-    def chunk_tokens(self, seconds: float, start: int, limit: int, num_decodes: int, num_planned: int) -> int:
+    def chunk_tokens(
+        self, seconds: float, start: int, limit: int, num_decodes: int, num_planned: int, *, may_wait: bool = True
+    ) -> int:
         """How much of `limit` tokens to take into a step that has so many decodes and prompt tokens already. Less than
-        the limit: the step is full then. Never none for the first prompt of a step."""
+        the limit: the step is full then. None only for a prompt that may wait, and never for the first of a step."""
         fits = self.tokens_within(seconds, start, limit)
         if fits == limit:
             return limit
         num_before = num_decodes + num_planned
         rounded = (num_before + fits) // ROUND_TOKENS * ROUND_TOKENS - num_before
-        if num_planned > 0:
+        if num_planned > 0 and may_wait:
             return max(0, rounded)
         return rounded if rounded >= LEAST_TOKENS else max(fits, min(LEAST_TOKENS, limit))
 

@@ -35,7 +35,7 @@ class PrefillPlanner:
             admitted = self._admission.admit(plan)
             if admitted is None:
                 return
-            self._add_chunk(plan, admitted, now_s)
+            self._add_chunk(plan, admitted, now_s, is_new=True)
         self._admission.note_full()
 
     def _has_room(self, plan: StepPlan) -> bool:
@@ -43,7 +43,9 @@ class PrefillPlanner:
             return True
         return self._pace.has_room(plan.seconds_left, len(plan.decodes), plan.num_prefill_tokens)
 
-    def _add_chunk(self, plan: StepPlan, sequence: Sequence, now_s: float) -> None:
+    def _add_chunk(self, plan: StepPlan, sequence: Sequence, now_s: float, *, is_new: bool = False) -> None:
+        """`is_new`: its row is opened by this step, so that it has work in it whatever the pace says: were the step to
+        fail, it must be among those that fail with it."""
         start = sequence.next_position
         if not self._admission.make_room(plan, sequence, start + 1):
             return  # only older sequences hold what it needs: it sits this step out
@@ -54,8 +56,9 @@ class PrefillPlanner:
             self._ledger.room(sequence),
         )
         if self._pace is not None and plan.seconds_left is not None:
+            num_decodes, num_planned = len(plan.decodes), plan.num_prefill_tokens
             paced = self._pace.chunk_tokens(
-                plan.seconds_left, start, end - start, len(plan.decodes), plan.num_prefill_tokens
+                plan.seconds_left, start, end - start, num_decodes, num_planned, may_wait=not is_new
             )
             is_cut = paced < end - start
             plan.seconds_left = 0.0 if is_cut else plan.seconds_left - self._pace.seconds(start, paced)

@@ -17,7 +17,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 MANY_PROGRAMS = 7.5
 """An SM, from where on a batch's work is spread evenly enough for large rounds."""
 ITEM_FIELDS = 4
-"""Integers an item, one of them idle: a program fetches its own with one load."""
+"""Integers an item, one of them idle: sixteen bytes, which never lie across two lines of memory."""
 
 
 @dataclass(frozen=True)
