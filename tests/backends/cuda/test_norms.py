@@ -64,6 +64,19 @@ def test_add_rms_norm_updates_the_residual_and_norms_it(tensors):
     assert_close(out, llama_norm(residual, weight))
 
 
+@pytest.mark.parametrize("parts", [2, 5])
+def test_parts_of_a_product_are_added_up_first(tensors, parts):
+    x, residual, weight, _ = tensors
+    cut = torch.randn(parts, *x.shape, device=x.device)
+    total, plain = cut.sum(0) + residual.float(), residual.clone()
+    out = torch.full_like(x, float("nan"))
+    add_rms_norm(cut, residual, weight, out, eps=EPS)
+    assert_close(residual, total)
+    assert_close(out, llama_norm(residual, weight))
+    add_rms_norm(cut, plain, None, None, eps=EPS)
+    assert torch.equal(plain, residual)
+
+
 def test_sandwich_is_two_of_gemmas_norms_around_the_residual(tensors):
     x, residual, weight, post_weight = tensors
     total = residual.float() + gemma_norm(x, post_weight)

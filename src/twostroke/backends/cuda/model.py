@@ -1,6 +1,6 @@
 """The forward pass of a decoder on a device. Decode tokens come first, prefill chunks follow; attention is called once
-a phase on its own range. Two ways through a layer: cuBLAS for many tokens, fused kernels that stream each weight once
-for a few. Nothing here waits, allocates or reads a number back, so that all of it can be captured in a graph."""
+a phase on its own range. Two ways through a layer: matrix products for many tokens, fused kernels that stream each
+weight once for a few. Nothing here waits, allocates or reads a number back, so that all can be captured in a graph."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from math import prod
 import torch
 
 from twostroke.backends.cuda.attention import Attention
-from twostroke.backends.cuda.kernels.activation import gated
 from twostroke.backends.cuda.kernels.embedding import gather
 from twostroke.backends.cuda.kernels.gemv import linear_few
-from twostroke.backends.cuda.kernels.norms import rms_norm, sandwich
+from twostroke.backends.cuda.kernels.norms import rms_norm
 from twostroke.backends.cuda.kernels.prefill_tiles import PrefillWork
 from twostroke.backends.cuda.kernels.rope import rope_and_store
 from twostroke.backends.cuda.kv_store import KVStore
 from twostroke.backends.cuda.moe import MoeBlock, MoeScratch, MoeWeights
+from twostroke.backends.cuda.products import Products, ProductScratch
 from twostroke.backends.cuda.weights import LayerWeights, Weights
 from twostroke.models.spec import ModelSpec, RopeSpec
 
@@ -61,12 +61,11 @@ class Buffers:
         attention_width = spec.num_heads * spec.head_dim
         self.residual = empty(spec.hidden_size)
         self.normed = empty(spec.hidden_size)
-        self.block_out = empty(spec.hidden_size)
         self.qkv = empty(attention_width + 2 * spec.num_kv_heads * spec.head_dim)
         self.attention = empty(attention_width)
         dense_width = 0 if spec.moe else spec.intermediate_size
-        self.gate_up = empty(2 * dense_width)
         self.activated = empty(dense_width)
+        self.products = ProductScratch(spec, num_tokens, dtype, device)
         self.experts = MoeScratch(spec.moe, spec.hidden_size, num_tokens, dtype, device) if spec.moe else None
         self.selected = torch.zeros(num_logits, spec.hidden_size, dtype=dtype, device=device)
         self.selected_attention = torch.zeros(num_logits, attention_width, dtype=dtype, device=device)
@@ -75,12 +74,13 @@ class Buffers:
     @staticmethod
     def num_bytes(spec: ModelSpec, num_tokens: int, num_logits: int) -> int:
         attention_width = spec.num_heads * spec.head_dim
-        width = 3 * spec.hidden_size + 2 * attention_width + 2 * spec.num_kv_heads * spec.head_dim
+        width = 2 * spec.hidden_size + 2 * attention_width + 2 * spec.num_kv_heads * spec.head_dim
         if spec.moe is None:
-            width += 3 * spec.intermediate_size
+            width += spec.intermediate_size
         else:
             width += spec.moe.experts_per_token * (spec.moe.expert_intermediate_size + spec.hidden_size)
-        return 2 * num_tokens * width + num_logits * (2 * spec.hidden_size + 4 * spec.vocab_size)
+        in_products = ProductScratch.num_bytes(spec, num_tokens)
+        return 2 * num_tokens * width + in_products + num_logits * (2 * spec.hidden_size + 4 * spec.vocab_size)
 
 
 class Decoder:
@@ -101,6 +101,7 @@ class Decoder:
         self._few_rows = few_rows if few_rows is not None else FEW_ROWS_OF_SMALL if is_small else FEW_ROWS_OF_LARGE
         self._spec, self._weights, self._kv, self._attention = spec, weights, kv, attention
         self._buffers, self._tables, self._last_tokens = buffers, tables, last_tokens
+        self._products = Products(spec, buffers.products)
         ropes = {layer.rope for layer in spec.layers}
         shapes = spec.tensor_shapes()
         in_layers = sum(prod(size) for name, size in shapes.items() if name not in ("embedding", "output"))
@@ -143,7 +144,7 @@ class Decoder:
                 norm, eps = layer.attention_norm, self._spec.norm_eps
                 linear_few(residual, layer.qkv, qkv, norm_weight=norm, eps=eps, bias=layer.qkv_bias, pdl=pdl)
             else:
-                _product(normed, layer.qkv, layer.qkv_bias, qkv)
+                self._products.plain(normed, layer.qkv, layer.qkv_bias, qkv, pdl=pdl)
             is_last = index == len(weights.layers) - 1
             self._rotate_and_store(index, layer, qkv, tokens, pdl=pdl)
             if is_last and wanted is not None and len(wanted) == 0:
@@ -165,9 +166,9 @@ class Decoder:
         if len(residual) <= min(FEW_LOGITS, self._few_rows):
             linear_few(residual, weights.head, logits, norm_weight=weights.final_norm, eps=spec.norm_eps, pdl=pdl)
         else:
-            normed = self._buffers.block_out[: len(residual)]
-            rms_norm(residual, weights.final_norm, normed, eps=spec.norm_eps)
-            _wide_product(normed, weights.head, logits)
+            normed = self._buffers.normed[: len(residual)]
+            rms_norm(residual, weights.final_norm, normed, eps=spec.norm_eps, pdl=pdl)
+            self._products.wide(normed, weights.head, logits, pdl=pdl)
         if spec.logits_softcap is not None:
             logits.div_(spec.logits_softcap).tanh_().mul_(spec.logits_softcap)
         return logits
@@ -209,50 +210,24 @@ class Decoder:
         *,
         pdl: bool,
     ) -> None:
-        """The same by cuBLAS; `normed` leaves as the next layer's input."""
-        count, buffers, mlp, layers = len(residual), self._buffers, layer.mlp, self._weights.layers
-        self._join(mixed, layer.o, layer.o_bias, layer.post_attention_norm, residual, layer.mlp_norm, normed, pdl=pdl)
+        """The same by matrix products; `normed` leaves as the next layer's input."""
+        mlp, layers, products = layer.mlp, self._weights.layers, self._products
+        post_norm = layer.post_attention_norm
+        products.join(mixed, layer.o, layer.o_bias, residual, post_norm, layer.mlp_norm, normed, pdl=pdl)
         next_norm = layers[index + 1].attention_norm if index + 1 < len(layers) else None
         if isinstance(mlp, MoeWeights):
             self._mix_experts(index, normed, residual, pdl=pdl)
             if next_norm is not None:
                 rms_norm(residual, next_norm, normed, eps=self._spec.norm_eps, pdl=pdl)
             return
-        gate_up, activated = buffers.gate_up[:count], buffers.activated[:count]
-        torch.mm(normed, mlp.gate_up.t(), out=gate_up)
-        gated(gate_up, activated, kind=self._spec.activation, pdl=pdl)
-        self._join(activated, mlp.down, None, layer.post_mlp_norm, residual, next_norm, normed, pdl=pdl)
+        activated = self._buffers.activated[: len(residual)]
+        products.gated(normed, mlp.gate_up, activated, pdl=pdl)
+        products.join(activated, mlp.down, None, residual, layer.post_mlp_norm, next_norm, normed, pdl=pdl)
 
     def _mix_experts(self, index: int, normed: torch.Tensor, residual: torch.Tensor, *, pdl: bool = False) -> None:
         experts, scratch = self._experts[index], self._buffers.experts
         assert experts is not None and scratch is not None
         experts.forward(normed, residual, scratch, residual=residual, pdl=pdl)
-
-    def _join(
-        self,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        post_norm: torch.Tensor | None,
-        residual: torch.Tensor,
-        next_norm: torch.Tensor | None,
-        normed: torch.Tensor,
-        *,
-        pdl: bool,
-    ) -> None:
-        """What a block found joins the residual stream, which is then normed for the next block, if there is one."""
-        eps = self._spec.norm_eps
-        if post_norm is not None:
-            found = self._buffers.block_out[: len(x)]
-            _product(x, weight, bias, found)
-            out = None if next_norm is None else normed
-            sandwich(found, post_norm, residual, next_norm, out, eps=eps, pdl=pdl)
-            return
-        residual.addmm_(x, weight.t())
-        if bias is not None:
-            residual.add_(bias)
-        if next_norm is not None:
-            rms_norm(residual, next_norm, normed, eps=eps, pdl=pdl)
 
     def _rotate_and_store(
         self, index: int, layer: LayerWeights, qkv: torch.Tensor, tokens: TokenArrays, *, pdl: bool
@@ -322,18 +297,3 @@ def rotation(rope: RopeSpec, max_context: int, device: torch.device) -> torch.Te
     angles = torch.arange(max_context, dtype=torch.float64, device=device)[:, None] * frequencies
     both = torch.cat([angles.cos(), angles.sin()], dim=1) * rope.attention_factor
     return both.to(torch.float32).contiguous()
-
-
-def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
-    if bias is None:
-        torch.mm(x, weight.t(), out=out)
-    else:
-        torch.addmm(bias, x, weight.t(), out=out)
-
-
-def _wide_product(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
-    """With float32 results: in 16 bits many of a vocabulary's logits would be equal."""
-    if x.is_cuda:
-        torch.mm(x, weight.t(), out_dtype=torch.float32, out=out)
-    else:
-        torch.mm(x.float(), weight.float().t(), out=out)

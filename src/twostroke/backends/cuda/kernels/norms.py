@@ -26,15 +26,16 @@ def rms_norm(
 
 
 def add_rms_norm(
-    x: torch.Tensor,  # [num_tokens, hidden]
+    x: torch.Tensor,  # [num_tokens, hidden], or [parts, num_tokens, hidden]: a product cut along its depth
     residual: torch.Tensor,  # [num_tokens, hidden], updated
-    weight: torch.Tensor,  # [hidden]
-    out: torch.Tensor,  # [num_tokens, hidden]; may be x
+    weight: torch.Tensor | None,  # [hidden]
+    out: torch.Tensor | None,  # [num_tokens, hidden]; may be x
     *,
     eps: float,
     pdl: bool = False,
 ) -> None:
-    """residual += x; out = norm(residual) * weight."""
+    """residual += x, the sum of its parts; out = norm(residual) * weight. Without a weight and an out only the first
+    half is done."""
     _launch(x, None, residual, weight, out, eps, pdl)
 
 
@@ -63,7 +64,7 @@ def _launch(
     pdl: bool,
 ) -> None:
     assert (weight is None) == (out is None)
-    num_tokens, hidden = x.shape
+    num_tokens, hidden = x.shape[-2:]
     if num_tokens == 0:
         return
     block = triton.next_power_of_2(hidden)
@@ -74,10 +75,12 @@ def _launch(
         weight,
         out,
         eps,
+        x.stride(-2),
         x.stride(0),
         0 if residual is None else residual.stride(0),
         0 if out is None else out.stride(0),
         HIDDEN=hidden,
+        PARTS=x.shape[0] if x.dim() == 3 else 1,
         BLOCK=block,
         PDL=pdl,
         num_warps=min(max(block // 512, 1), 16),
@@ -99,9 +102,11 @@ def _norm(
     out,
     eps,
     x_stride,
+    part_stride,
     residual_stride,
     out_stride,
     HIDDEN: tl.constexpr,
+    PARTS: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -117,6 +122,8 @@ def _norm(
         gdc_launch_dependents()
         gdc_wait()
     row = tl.load(x + token * x_stride + columns, mask=mask, other=0.0).to(tl.float32)
+    for part in tl.static_range(1, PARTS):
+        row += tl.load(x + part * part_stride + token * x_stride + columns, mask=mask, other=0.0).to(tl.float32)
     if post_weight is not None:
         row = _normalised(row, eps, HIDDEN) * post_scale
     if residual is not None:

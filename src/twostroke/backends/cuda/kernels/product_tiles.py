@@ -1,0 +1,74 @@
+"""How the products of some dozens of rows are cut, by their shape: rules, so that nothing is tuned while a user waits.
+They give the best, or nearly, of what `bench/cuda/hopper_products.py` measured on an H200."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Final
+
+MAX_ROWS: Final = 128
+DEPTH: Final = 64
+"""Inputs a round: 128 bytes of each row, the widest that the copy engine spreads over shared memory's banks."""
+MAX_SPLITS: Final = 8
+MAX_STAGES: Final = 8
+SHARED_BYTES: Final = 225 * 1024
+"""What a program on a Hopper chip may have, less room for barriers."""
+FEW_ROWS: Final = 32
+"""Up to so many rows a program of a wide product takes more outputs."""
+WIDE: Final = 512
+"""Blocks of outputs from which on a product, a model's head, fills the chip several times over."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProductTile:
+    """How a product is cut: a program computes `outputs` outputs (with a gate: of each half) of all rows."""
+
+    outputs: int
+    stages: int
+    num_warps: int = 4
+    splits: int = 1
+    """Parts of the depth, whose sums the product's reader adds up."""
+
+    def shared_bytes(self, rows: int, *, gated: bool) -> int:
+        return self.stages * DEPTH * 2 * (padded_rows(rows) + self.outputs * (2 if gated else 1))
+
+
+def padded_rows(rows: int) -> int:
+    """A warp group multiplies 64 rows at a time."""
+    return -(-rows // 64) * 64
+
+
+def copied_rows(rows: int) -> int:
+    """What of them comes to a program in one copy: a power of two. Three copies of 32 are slower than one of 128."""
+    return next(box for box in (16, 32, 64, 128) if rows <= box)
+
+
+@cache
+def choose_tile(
+    rows: int, outputs: int, width: int, num_sms: int, *, gated: bool = False, may_split: bool = False
+) -> ProductTile | None:
+    """None: this product is another's to compute."""
+    if not 1 <= rows <= MAX_ROWS or width % DEPTH:
+        return None
+    rounds = width // DEPTH
+    if gated:
+        # More rows are read again by every program: fewer, larger ones, where there are enough.
+        is_large = rows > 64 and outputs // 128 >= 0.75 * num_sms
+        block, num_warps = (128, 8) if is_large else (64, 4)
+        return _with_stages(block, 1, rows, rounds, gated=True, num_warps=num_warps)
+    if outputs // 128 >= WIDE:
+        return _with_stages(256 if rows <= FEW_ROWS else 128, 1, rows, rounds) if rows <= 64 else None
+    if outputs // 64 >= 0.65 * num_sms or not may_split:
+        return _with_stages(64, 1, rows, rounds)
+    block, splits = 128 if rows <= 64 else 64, 1
+    while 2 * splits <= MAX_SPLITS and rounds % (2 * splits) == 0 and -(-outputs // block) * splits < 0.9 * num_sms:
+        splits *= 2
+    return _with_stages(block, splits, rows, rounds // splits)
+
+
+def _with_stages(
+    outputs: int, splits: int, rows: int, rounds: int, *, gated: bool = False, num_warps: int = 4
+) -> ProductTile:
+    one = ProductTile(outputs, 1).shared_bytes(rows, gated=gated)
+    return ProductTile(outputs, min(SHARED_BYTES // one, MAX_STAGES, rounds), num_warps, splits)

@@ -1,0 +1,119 @@
+"""A layer's matrices times the rows of a step, with what stands between them: gates, norms, the residual stream. Knows
+who multiplies: on Hopper our own kernel for some dozens of rows, which is bound by reading weights and starts to read
+before the kernel ahead has ended; cuBLAS for more, and wherever that kernel cannot run."""
+
+from __future__ import annotations
+
+import torch
+
+from twostroke.backends.cuda.kernels.activation import gated
+from twostroke.backends.cuda.kernels.hopper_products import ELEMENT_TYPES, product
+from twostroke.backends.cuda.kernels.norms import add_rms_norm, rms_norm, sandwich
+from twostroke.backends.cuda.kernels.product_tiles import MAX_ROWS, MAX_SPLITS, ProductTile, choose_tile
+from twostroke.backends.cuda.kernels.target import target_of
+from twostroke.models.spec import ModelSpec
+
+
+class ProductScratch:
+    """Room for what a product leaves for the kernel behind it; layers run one after another and share it."""
+
+    def __init__(self, spec: ModelSpec, num_tokens: int, dtype: torch.dtype, device: torch.device) -> None:
+        dense_width = 0 if spec.moe else spec.intermediate_size
+        self.found = torch.zeros(num_tokens, spec.hidden_size, dtype=dtype, device=device)
+        self.gate_up = torch.zeros(num_tokens, 2 * dense_width, dtype=dtype, device=device)
+        self.parts = torch.zeros(MAX_SPLITS * MAX_ROWS * spec.hidden_size, dtype=torch.float32, device=device)
+
+    @staticmethod
+    def num_bytes(spec: ModelSpec, num_tokens: int) -> int:
+        dense_width = 0 if spec.moe else spec.intermediate_size
+        parts = 4 * MAX_SPLITS * MAX_ROWS * spec.hidden_size
+        return 2 * num_tokens * (spec.hidden_size + 2 * dense_width) + parts
+
+
+class Products:
+    def __init__(self, spec: ModelSpec, scratch: ProductScratch, max_rows: int | None = None) -> None:
+        """`max_rows`: up to how many rows our own kernel takes; None: all that it can, where it can run."""
+        target = target_of(scratch.found.device)
+        is_able = target.is_hopper and scratch.found.dtype in ELEMENT_TYPES
+        self._max_rows = (MAX_ROWS if max_rows is None else max_rows) if is_able else 0
+        self._num_sms = target.num_sms
+        self._eps, self._activation, self._scratch = spec.norm_eps, spec.activation, scratch
+
+    def plain(
+        self,
+        x: torch.Tensor,  # [num_rows, width]
+        weight: torch.Tensor,  # [outputs, width]
+        bias: torch.Tensor | None,
+        out: torch.Tensor,  # [num_rows, outputs]
+        *,
+        pdl: bool,
+    ) -> None:
+        tile = self._tile(x, len(weight)) if bias is None else None
+        if tile is not None:
+            product(x, weight, out, tile=tile, pdl=pdl)
+        elif bias is None:
+            torch.mm(x, weight.t(), out=out)
+        else:
+            torch.addmm(bias, x, weight.t(), out=out)
+
+    def wide(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, *, pdl: bool) -> None:
+        """With float32 results: in 16 bits many of a vocabulary's logits would be equal."""
+        tile = self._tile(x, len(weight))
+        if tile is not None:
+            product(x, weight, out, tile=tile, pdl=pdl)
+        elif x.is_cuda:
+            torch.mm(x, weight.t(), out_dtype=torch.float32, out=out)
+        else:
+            torch.mm(x.float(), weight.float().t(), out=out)
+
+    def gated(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, *, pdl: bool) -> None:
+        """out [num_rows, intermediate] = activation(x @ gate) * (x @ up); `weight` is gate, then up."""
+        tile = self._tile(x, out.shape[1], is_gated=True)
+        if tile is not None:
+            product(x, weight, out, tile=tile, gated=self._activation, pdl=pdl)
+            return
+        gate_up = self._scratch.gate_up[: len(x)]
+        torch.mm(x, weight.t(), out=gate_up)
+        gated(gate_up, out, kind=self._activation, pdl=pdl)
+
+    def join(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        residual: torch.Tensor,
+        post_norm: torch.Tensor | None,
+        next_norm: torch.Tensor | None,
+        normed: torch.Tensor,
+        *,
+        pdl: bool,
+    ) -> None:
+        """What a block found joins the residual stream, which is then normed for the next block, if there is one."""
+        out = None if next_norm is None else normed
+        tile = self._tile(x, len(weight), may_split=True) if bias is None else None
+        if tile is None and post_norm is None:
+            residual.addmm_(x, weight.t())
+            if bias is not None:
+                residual.add_(bias)
+            if next_norm is not None:
+                rms_norm(residual, next_norm, normed, eps=self._eps, pdl=pdl)
+            return
+        found = self._scratch.found[: len(x)]
+        if tile is None:
+            self.plain(x, weight, bias, found, pdl=pdl)
+        else:
+            if tile.splits > 1:
+                found = self._scratch.parts[: tile.splits * found.numel()].view(tile.splits, *found.shape)
+            product(x, weight, found, tile=tile, pdl=pdl)
+        if post_norm is None:
+            add_rms_norm(found, residual, next_norm, out, eps=self._eps, pdl=pdl)
+        else:
+            sandwich(found, post_norm, residual, next_norm, out, eps=self._eps, pdl=pdl)
+
+    def _tile(
+        self, x: torch.Tensor, outputs: int, *, is_gated: bool = False, may_split: bool = False
+    ) -> ProductTile | None:
+        num_rows, width = x.shape
+        if num_rows > self._max_rows:
+            return None
+        return choose_tile(num_rows, outputs, width, self._num_sms, gated=is_gated, may_split=may_split)
