@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +15,26 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from twostroke.backends.cuda.kernels import moe_decode, moe_grouped, moe_routing
+from twostroke.backends.cuda.kernels import moe_decode, moe_grouped, moe_routing, moe_rows
 
 HOPPER = GPUTarget("cuda", 90, 32)
-TYPES = {"logits": "*fp32", "shares": "*fp32", "num_tokens": "i32", "num_chunks": "i32", "num_pairs": "i32"}
-INTEGERS = ("chosen", "places", "counts", "starts", "tile_ends", "begins", "sorted_pairs", "rows")
+TYPES = {
+    "logits": "*fp32",
+    "shares": "*fp32",
+    "eps": "fp32",
+    **dict.fromkeys(("num_tokens", "num_pairs", "num_guesses"), "i32"),
+    **dict.fromkeys(("chosen", "starts", "sorted_pairs", "rows"), "*i32"),
+}
 SHAPE = {"hidden": 2048, "intermediate": 768, "experts": 128, "top_k": 8, "EXPERTS_PADDED": 128, "PDL": True}
 NOTHING_ODD = {"GELU": False, "NORMALISE": True, "HAS_RESIDUAL": True, "PRECISION": "tf32"}
 
 
-def compile_kernel(name: str, kernel: Any, options: dict[str, int], **constants: Any) -> None:
+def compile_kernel(
+    name: str, kernel: Any, options: dict[str, int], types: dict[str, str] | None = None, **constants: Any
+) -> None:
     constants = {**SHAPE, **NOTHING_ODD, **constants}
-    signature: dict[str, str] = {}
-    for argument in kernel.arg_names:
-        plain = TYPES.get(argument, "*i32" if argument in INTEGERS else "*bf16")
-        signature[argument] = "constexpr" if argument in constants else plain
+    plain = {**TYPES, **(types or {})}
+    signature = {name: "constexpr" if name in constants else plain.get(name, "*bf16") for name in kernel.arg_names}
     source = ASTSource(
         kernel,
         signature,
@@ -41,6 +47,7 @@ def compile_kernel(name: str, kernel: Any, options: dict[str, int], **constants:
         "name": name,
         "matrix_instructions": ptx.count("wgmma.mma_async"),
         "asynchronous_copies": ptx.count("cp.async.cg"),
+        "bulk_copies": ptx.count("cp.async.bulk.tensor"),
         "wide_loads": ptx.count("ld.global.v4"),
         "waits_for_the_kernel_before": ptx.count("griddepcontrol.wait"),
         "shared_bytes": compiled.metadata.shared,
@@ -66,25 +73,36 @@ def main() -> None:
     ):
         compile_kernel(name, kernel, {"num_warps": tile.num_warps}, OUTPUTS=tile.outputs, DEPTH=tile.depth)
     compile_kernel("few_logits", moe_routing._few_logits_kernel, {"num_warps": 4}, BLOCK_EXPERTS=4, BLOCK_DEPTH=1024)
-    compile_kernel("route", moe_routing._route_kernel, {"num_warps": 8}, CHUNK=32)
-    compile_kernel("plan", moe_routing._plan_kernel, {"num_warps": 8}, TILE_TOKENS=128, CHUNKS=moe_routing.PLAN_CHUNKS)
-    compile_kernel("scatter", moe_routing._scatter_kernel, {"num_warps": 4}, CHUNK=32, BLOCK=256)
+    compile_kernel(
+        "logits", moe_routing._logits_kernel, {"num_warps": 4, "num_stages": 4}, BLOCK_TOKENS=16, BLOCK_EXPERTS=16,
+        BLOCK_DEPTH=256,
+    )  # fmt: skip
+    compile_kernel("route", moe_routing._route_kernel, {"num_warps": 4})
+    for pairs in moe_routing.SORT_PAIRS:
+        compile_kernel(f"sort {pairs}", moe_routing._sort_kernel, {"num_warps": 8 if pairs > 2048 else 4}, BLOCK=pairs)
+    compile_kernel("gather", moe_rows._gather_kernel, {"num_warps": 4}, width=2048, BLOCK=2048)
+    compile_kernel("combine", moe_rows._combine_kernel, {"num_warps": 8}, BLOCK=2048)
     for num_rows in (512, 4096, 65536):
         for gated in (True, False):
             tile = moe_grouped.choose_tile(num_rows, 128, gated=gated)
-            sizes = (768, 2048) if gated else (2048, 768)
-            compile_kernel(
-                f"grouped {num_rows} {'gate_up' if gated else 'down'}",
-                moe_grouped._grouped_kernel,
-                {"num_warps": tile.num_warps, "num_stages": tile.num_stages},
-                num_outputs=sizes[0],
-                num_inputs=sizes[1],
-                GATED=gated,
-                ROWS=tile.rows,
-                OUTPUTS=tile.outputs,
-                DEPTH=tile.depth,
-                WEIGHTS_FIRST=tile.weights_first,
-            )
+            kind = "gate_up" if gated else "down"
+            compile_grouped(f"grouped {num_rows} {kind}", tile, gated)
+            compile_grouped(f"grouped in bulk {num_rows} {kind}", replace(tile, bulk=True, ahead=256), gated)
+
+
+def compile_grouped(name: str, tile: moe_grouped.GroupedTile, gated: bool) -> None:
+    num_outputs, num_inputs = (768, 2048) if gated else (2048, 768)
+    types, absent = {}, {"input_blocks": None, "weight_blocks": None}
+    if tile.bulk:
+        types["weight_blocks"] = f"tensordesc<bf16[{tile.outputs},{tile.depth}]>"
+        if not gated:
+            types["input_blocks"] = f"tensordesc<bf16[{tile.rows},{tile.depth}]>"
+        absent = {name: None for name in absent if name not in types}
+    compile_kernel(
+        name, moe_grouped._grouped_kernel, {"num_warps": tile.num_warps, "num_stages": tile.num_stages}, types,
+        num_outputs=num_outputs, num_inputs=num_inputs, GATED=gated, ROWS=tile.rows, OUTPUTS=tile.outputs,
+        DEPTH=tile.depth, WEIGHTS_FIRST=tile.weights_first, STREAMED=tile.streamed, AHEAD=tile.ahead, **absent,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

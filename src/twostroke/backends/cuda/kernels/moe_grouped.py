@@ -1,6 +1,5 @@
-"""A mixture of experts for many tokens: matrix products of rows sorted by expert (see `moe_routing.py`), each tile of
-rows with its own expert's weights, and the sum of every token's experts. The grid is the most tiles there can be;
-programs beyond those there are end at once, so nothing waits for the host."""
+"""Matrix products of rows sorted by expert (see `moe_routing.py`), each tile of rows with its own expert's weights. The
+grid is the most tiles there can be; programs beyond those there are end at once, so nothing waits for the host."""
 
 # ruff: noqa: N803, SIM108  (compile-time constants are in capitals; Triton wants its branches in full)
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
@@ -13,11 +12,12 @@ import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.tools.tensor_descriptor import TensorDescriptor
 
+from twostroke.backends.cuda.kernels.gemv import prefetch_to_l2
 from twostroke.backends.cuda.kernels.moe_decode import gated
-from twostroke.backends.cuda.kernels.moe_routing import dot, dot_precision, launch_options
-
-_COMBINE_OUTPUTS = 1024
+from twostroke.backends.cuda.kernels.moe_routing import dot, dot_precision
+from twostroke.backends.cuda.kernels.target import launch_options, target_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +31,16 @@ class GroupedTile:
     num_stages: int
     weights_first: bool = False
     """Multiply weights by rows, not rows by weights: of few rows only this fills Hopper's matrix instruction."""
+    bulk: bool = False
+    """Weights (and rows that lie in order) come by the bulk copy engine, where the device and the shape allow."""
+    streamed: bool = False
+    """L2 is told to give weights up first. Not with `bulk`."""
+    ahead: int = 0
+    """Inputs of the first programs' weights asked for before the kernel ahead has ended, under a dependent launch."""
 
 
 def choose_tile(num_rows: int, num_experts: int, *, gated: bool) -> GroupedTile:
-    """By how many rows an expert gets on average, as `bench/cuda/moe.py` found best on an H200."""
+    """By how many rows an expert gets on average; as `bench/cuda/moe.py` found best on an H200."""
     average = num_rows / num_experts
     if average <= 16:
         return GroupedTile(16, 64 if gated else 128, 64, num_warps=4, num_stages=5, weights_first=True)
@@ -59,38 +65,70 @@ def _multiply(rows, weights, sums, WEIGHTS_FIRST: tl.constexpr, PRECISION: tl.co
 
 
 @triton.jit
+def _place(program, starts, experts: tl.constexpr, blocks: tl.constexpr, ROWS: tl.constexpr, PADDED: tl.constexpr):
+    """Which expert a program works for (`experts`: none), the first of its rows, their end, and its block of outputs.
+    Tiles of one expert that read the same weights are neighbours, so that L2 serves all but the first."""
+    ids = tl.arange(0, PADDED)
+    begins = tl.load(starts + ids, mask=ids < experts, other=0)
+    ends = tl.load(starts + ids + 1, mask=ids < experts, other=0)
+    tiles = (ends - begins + ROWS - 1) // ROWS
+    last_programs = tl.cumsum(tiles, 0) * blocks
+    is_before = (last_programs <= program) & (ids < experts)
+    expert = tl.sum(is_before.to(tl.int32), 0)
+    own = program - tl.max(tl.where(is_before, last_programs, 0), 0)
+    is_it = ids == expert
+    own_tiles = tl.maximum(tl.sum(tl.where(is_it, tiles, 0), 0), 1)
+    first = tl.sum(tl.where(is_it, begins, 0), 0) + own % own_tiles * ROWS
+    return expert, first, tl.sum(tl.where(is_it, ends, 0), 0), own // own_tiles
+
+
+@triton.jit(do_not_specialize=["num_guesses"])
 def _grouped_kernel(
-    inputs, weights, results, sorted_pairs, starts, tile_ends, num_outputs: tl.constexpr, num_inputs: tl.constexpr,
-    experts: tl.constexpr, top_k: tl.constexpr, GATED: tl.constexpr, GELU: tl.constexpr, ROWS: tl.constexpr,
-    OUTPUTS: tl.constexpr, DEPTH: tl.constexpr, EXPERTS_PADDED: tl.constexpr, WEIGHTS_FIRST: tl.constexpr,
+    inputs, input_blocks, weights, weight_blocks, results, sorted_pairs, starts, num_guesses,
+    num_outputs: tl.constexpr, num_inputs: tl.constexpr, experts: tl.constexpr, top_k: tl.constexpr,
+    GATED: tl.constexpr, GELU: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr,
+    EXPERTS_PADDED: tl.constexpr, WEIGHTS_FIRST: tl.constexpr, STREAMED: tl.constexpr, AHEAD: tl.constexpr,
     PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """GATED: rows are gathered from the tokens, and gate and up become one result. Else rows are sorted already."""
-    tile = tl.program_id(1)
-    ids = tl.arange(0, EXPERTS_PADDED)
-    outputs = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
-    if PDL:
+    blocks: tl.constexpr = (num_outputs + OUTPUTS - 1) // OUTPUTS
+    matrix_rows: tl.constexpr = 2 * num_outputs if GATED else num_outputs
+    policy: tl.constexpr = "evict_first" if STREAMED else ""
+    program = tl.program_id(0)
+    if PDL and GATED:
+        if AHEAD > 0 and program < num_guesses:
+            # The routing is not known yet; the first experts, a tile each, are a good guess.
+            guessed = (program // blocks) * matrix_rows + (program % blocks) * OUTPUTS + tl.arange(0, OUTPUTS)
+            guessed_rows = weights + guessed[:, None].to(tl.int64) * num_inputs
+            prefetch_to_l2(guessed_rows, AHEAD)
+            prefetch_to_l2(guessed_rows + num_outputs * num_inputs, AHEAD)
+        # The trigger comes after the wait: what starts then may read `starts`, as this very kernel does below.
         gdc_wait()
         gdc_launch_dependents()
-    ends = tl.load(tile_ends + ids, mask=ids < experts, other=2147483647)
-    expert = tl.sum((ends <= tile).to(tl.int32), 0)
+    expert, first, end, block = _place(program, starts, experts, blocks, ROWS, EXPERTS_PADDED)
+    outputs = block * OUTPUTS + tl.arange(0, OUTPUTS)
+    # Rows and outputs beyond the end read the first one again: no mask in the loop, and they are not stored.
+    readable = tl.where(outputs < num_outputs, outputs, 0)
+    first_weight = tl.minimum(expert, experts - 1) * matrix_rows
+    own_weights = weights + first_weight.to(tl.int64) * num_inputs
+    if PDL and not GATED:
+        if AHEAD > 0:
+            prefetch_to_l2(own_weights + readable[:, None] * num_inputs, AHEAD)
+        gdc_wait()
+        gdc_launch_dependents()
     if expert >= experts:
         return
-    first_tile = tl.load(tile_ends + expert - 1, mask=expert > 0, other=0)
-    rows = tl.load(starts + expert) + (tile - first_tile) * ROWS + tl.arange(0, ROWS)
-    is_row = rows < tl.load(starts + expert + 1)
+    rows = first + tl.arange(0, ROWS)
+    is_row = rows < end
     if GATED:
         sources = tl.load(sorted_pairs + rows, mask=is_row, other=0) // top_k
     else:
         sources = tl.where(is_row, rows, 0)
-    # Rows and outputs beyond the end read the first one again: no mask in the loop, and they are not stored.
-    readable = tl.where(outputs < num_outputs, outputs, 0)
     depth = tl.arange(0, DEPTH)
     input_rows = inputs + sources[:, None].to(tl.int64) * num_inputs + depth[None, :]
-    matrix_rows: tl.constexpr = 2 * num_outputs if GATED else num_outputs
-    expert_weights = weights + expert.to(tl.int64) * (matrix_rows * num_inputs)
-    weight_rows = expert_weights + readable[:, None] * num_inputs + depth[None, :]
+    weight_rows = own_weights + readable[:, None] * num_inputs + depth[None, :]
     up_rows = weight_rows + num_outputs * num_inputs
+    first_weight += block * OUTPUTS
     if WEIGHTS_FIRST:
         sums = tl.zeros([OUTPUTS, ROWS], tl.float32)
         up_sums = tl.zeros([OUTPUTS, ROWS], tl.float32)
@@ -98,19 +136,28 @@ def _grouped_kernel(
         sums = tl.zeros([ROWS, OUTPUTS], tl.float32)
         up_sums = tl.zeros([ROWS, OUTPUTS], tl.float32)
     for start in range(0, num_inputs, DEPTH):
-        if num_inputs % DEPTH == 0:
+        mask = (start + depth < num_inputs)[None, :]
+        if input_blocks is not None:
+            row_block = input_blocks.load([first, start])
+        elif num_inputs % DEPTH == 0:
             row_block = tl.load(input_rows + start)
-            sums = _multiply(row_block, tl.load(weight_rows + start), sums, WEIGHTS_FIRST, PRECISION)
-            if GATED:
-                up_sums = _multiply(row_block, tl.load(up_rows + start), up_sums, WEIGHTS_FIRST, PRECISION)
         else:
-            mask = (start + depth < num_inputs)[None, :]
             row_block = tl.load(input_rows + start, mask=mask, other=0.0)
-            block = tl.load(weight_rows + start, mask=mask, other=0.0)
-            sums = _multiply(row_block, block, sums, WEIGHTS_FIRST, PRECISION)
-            if GATED:
-                block = tl.load(up_rows + start, mask=mask, other=0.0)
-                up_sums = _multiply(row_block, block, up_sums, WEIGHTS_FIRST, PRECISION)
+        if weight_blocks is not None:
+            block_weights = weight_blocks.load([first_weight, start])
+        elif num_inputs % DEPTH == 0:
+            block_weights = tl.load(weight_rows + start, eviction_policy=policy)
+        else:
+            block_weights = tl.load(weight_rows + start, mask=mask, other=0.0, eviction_policy=policy)
+        sums = _multiply(row_block, block_weights, sums, WEIGHTS_FIRST, PRECISION)
+        if GATED:
+            if weight_blocks is not None:
+                block_weights = weight_blocks.load([first_weight + num_outputs, start])
+            elif num_inputs % DEPTH == 0:
+                block_weights = tl.load(up_rows + start, eviction_policy=policy)
+            else:
+                block_weights = tl.load(up_rows + start, mask=mask, other=0.0, eviction_policy=policy)
+            up_sums = _multiply(row_block, block_weights, up_sums, WEIGHTS_FIRST, PRECISION)
     if GATED:
         sums = gated(sums, up_sums, GELU)
     if WEIGHTS_FIRST:
@@ -120,26 +167,11 @@ def _grouped_kernel(
     tl.store(targets, sums.to(results.dtype.element_ty), mask=mask)
 
 
-@triton.jit
-def _combine_kernel(
-    expert_outputs, rows, shares, residual, out, hidden: tl.constexpr, top_k: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr, OUTPUTS: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    token = tl.program_id(1)
-    outputs = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
-    mask = outputs < hidden
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
-    sums = tl.zeros([OUTPUTS], tl.float32)
-    for slot in tl.static_range(top_k):
-        row = tl.load(rows + token * top_k + slot).to(tl.int64)
-        values = tl.load(expert_outputs + row * hidden + outputs, mask=mask, other=0.0)
-        sums += tl.load(shares + token * top_k + slot) * values.to(tl.float32)
-    target = token.to(tl.int64) * hidden + outputs
-    if HAS_RESIDUAL:
-        sums += tl.load(residual + target, mask=mask, other=0.0).to(tl.float32)
-    tl.store(out + target, sums.to(out.dtype.element_ty), mask=mask)
+def can_copy_in_bulk(matrix: torch.Tensor) -> bool:
+    """Whether the bulk copy engine of Hopper and later reads this contiguous matrix."""
+    target = target_of(matrix.device)
+    has_engine = target.interpreted or target.capability >= (9, 0)
+    return has_engine and matrix.data_ptr() % 16 == 0 and matrix.shape[-1] * matrix.element_size() % 16 == 0
 
 
 def grouped_matmul(
@@ -148,7 +180,6 @@ def grouped_matmul(
     results: torch.Tensor,
     sorted_pairs: torch.Tensor,
     starts: torch.Tensor,
-    tile_ends: torch.Tensor,
     *,
     top_k: int,
     gated: bool,
@@ -158,35 +189,26 @@ def grouped_matmul(
 ) -> None:
     """Gated: inputs [num_tokens, hidden], weights [experts, 2 * intermediate, hidden] (gate, then up) -> results
     [num_pairs, intermediate], sorted. Else: inputs [num_pairs, intermediate], sorted, weights
-    [experts, hidden, intermediate] -> results [num_pairs, hidden], sorted. `tile_ends` must be for `tile.rows`."""
+    [experts, hidden, intermediate] -> results [num_pairs, hidden], sorted. With `pdl` the kernel ahead of the second
+    must be the first, or one that lets it start no sooner than `starts` is written."""
     experts, matrix_rows, num_inputs = weights.shape
     num_outputs = matrix_rows // 2 if gated else matrix_rows
-    num_tiles = most_tiles(sorted_pairs.shape[0], experts, tile.rows)
-    _grouped_kernel[(triton.cdiv(num_outputs, tile.outputs), num_tiles)](
-        inputs, weights, results, sorted_pairs, starts, tile_ends, num_outputs, num_inputs, experts, top_k,
-        GATED=gated, GELU=gelu, ROWS=tile.rows, OUTPUTS=tile.outputs,
-        DEPTH=min(tile.depth, max(16, triton.next_power_of_2(num_inputs))),
-        EXPERTS_PADDED=triton.next_power_of_2(experts), WEIGHTS_FIRST=tile.weights_first,
-        PRECISION=dot_precision(inputs.dtype), PDL=pdl, num_warps=tile.num_warps, num_stages=tile.num_stages,
-        **launch_options(pdl),
-    )  # fmt: skip
-
-
-def combine(
-    expert_outputs: torch.Tensor,
-    rows: torch.Tensor,
-    shares: torch.Tensor,
-    out: torch.Tensor,
-    *,
-    residual: torch.Tensor | None = None,
-    pdl: bool = False,
-) -> None:
-    """expert_outputs [num_pairs, hidden], sorted; rows int32 and shares float32, both [num_tokens, top_k] -> out
-    [num_tokens, hidden], on top of `residual` if there is one (`out` itself, perhaps)."""
-    num_tokens, top_k = rows.shape
-    hidden = out.shape[1]
-    block = min(_COMBINE_OUTPUTS, triton.next_power_of_2(hidden))
-    _combine_kernel[(triton.cdiv(hidden, block), num_tokens)](
-        expert_outputs, rows, shares, out if residual is None else residual, out, hidden, top_k,
-        HAS_RESIDUAL=residual is not None, OUTPUTS=block, PDL=pdl, num_warps=4, **launch_options(pdl),
+    num_pairs = sorted_pairs.shape[0]
+    depth = min(tile.depth, max(16, triton.next_power_of_2(num_inputs)))
+    blocks = triton.cdiv(num_outputs, tile.outputs)
+    input_blocks = weight_blocks = None
+    if tile.bulk and can_copy_in_bulk(weights):
+        weight_blocks = TensorDescriptor.from_tensor(weights.view(-1, num_inputs), [tile.outputs, depth])
+        if not gated:
+            input_blocks = TensorDescriptor.from_tensor(inputs, [tile.rows, depth])
+    # As many as run at once; fewer where too few pairs make it likely that an expert has none, or blocks are not whole.
+    num_guesses = 2 * target_of(inputs.device).num_sms if num_pairs >= 4 * experts else 0
+    if num_outputs % tile.outputs:
+        num_guesses = 0
+    _grouped_kernel[(blocks * most_tiles(num_pairs, experts, tile.rows),)](
+        inputs, input_blocks, weights, weight_blocks, results, sorted_pairs, starts, min(num_guesses, experts * blocks),
+        num_outputs, num_inputs, experts, top_k, GATED=gated, GELU=gelu, ROWS=tile.rows, OUTPUTS=tile.outputs,
+        DEPTH=depth, EXPERTS_PADDED=triton.next_power_of_2(experts), WEIGHTS_FIRST=tile.weights_first,
+        STREAMED=tile.streamed, AHEAD=min(tile.ahead, num_inputs) if pdl else 0, PRECISION=dot_precision(inputs.dtype),
+        PDL=pdl, num_warps=tile.num_warps, num_stages=tile.num_stages, **launch_options(pdl),
     )  # fmt: skip
