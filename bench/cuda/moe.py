@@ -2,7 +2,7 @@
 layers' weights, so that no cache serves them. The floor is the bytes of the chosen experts, or the arithmetic. First
 our grouped products, candidate by candidate (`*`: the default), then whole blocks from router to next norm.
 
-    PYTHONPATH=src python bench/cuda/moe.py [--tokens 16,64,128,256,512,2048,8192] [--layers 4] [--no-pdl] [--few]"""
+    PYTHONPATH=src python bench/cuda/moe.py [--tokens 4,16,64,...] [--layers 4] [--no-pdl] [--few]"""
 
 from __future__ import annotations
 
@@ -257,7 +257,7 @@ def time_small_kernels(bench: Bench, x: torch.Tensor) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="qwen3-30b-a3b")
-    parser.add_argument("--tokens", default="16,64,128,256,512,2048,8192")
+    parser.add_argument("--tokens", default="4,16,64,128,256,512,2048,8192")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--threads", type=int, default=14)
     parser.add_argument("--no-pdl", dest="pdl", action="store_false")

@@ -19,7 +19,6 @@ WEIGHTS_FIRST, BULK = {"weights_first": True}, {"weights_first": True, "bulk": T
 
 SMALL_GATE_UP = [
     GroupedTile(16, 64, 64, 4, 5, **WEIGHTS_FIRST),
-    GroupedTile(16, 64, 64, 4, 5, **WEIGHTS_FIRST, streamed=True),
     GroupedTile(16, 64, 64, 4, 5, **BULK),
     GroupedTile(16, 64, 64, 4, 5, **BULK, ahead=256),
     GroupedTile(16, 64, 64, 4, 4, **BULK),
@@ -53,7 +52,6 @@ LARGE_GATE_UP = [
 ]
 SMALL_DOWN = [
     GroupedTile(16, 128, 64, 4, 5, **WEIGHTS_FIRST),
-    GroupedTile(16, 128, 64, 4, 5, **WEIGHTS_FIRST, streamed=True),
     GroupedTile(16, 128, 64, 4, 5, **BULK),
     GroupedTile(16, 128, 64, 4, 5, **BULK, ahead=256),
     GroupedTile(16, 128, 64, 4, 4, **BULK),
@@ -86,7 +84,7 @@ LARGE_DOWN = [
 
 
 def short(tile: GroupedTile) -> str:
-    flags = (tile.weights_first, " t"), (tile.bulk, " bulk"), (tile.streamed, " streamed"), (tile.ahead, " ahead")
+    flags = (tile.weights_first, " t"), (tile.bulk, " bulk"), (tile.ahead, " ahead")
     size = f"{tile.rows}x{tile.outputs}x{tile.depth} w{tile.num_warps} s{tile.num_stages}"
     return size + "".join(name for flag, name in flags if flag)
 

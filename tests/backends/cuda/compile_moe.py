@@ -101,7 +101,7 @@ def compile_grouped(name: str, tile: moe_grouped.GroupedTile, gated: bool) -> No
     compile_kernel(
         name, moe_grouped._grouped_kernel, {"num_warps": tile.num_warps, "num_stages": tile.num_stages}, types,
         num_outputs=num_outputs, num_inputs=num_inputs, GATED=gated, ROWS=tile.rows, OUTPUTS=tile.outputs,
-        DEPTH=tile.depth, WEIGHTS_FIRST=tile.weights_first, STREAMED=tile.streamed, AHEAD=tile.ahead, **absent,
+        DEPTH=tile.depth, WEIGHTS_FIRST=tile.weights_first, AHEAD=tile.ahead, **absent,
     )  # fmt: skip
 
 

@@ -185,7 +185,7 @@ def test_the_tiles_it_chooses_itself(device: str) -> None:
 
 
 @pytest.mark.parametrize("rows", [16, 32])
-@pytest.mark.parametrize("changes", [{"bulk": True}, {"bulk": True, "weights_first": True}, {"streamed": True}])
+@pytest.mark.parametrize("changes", [{"bulk": True}, {"bulk": True, "weights_first": True}, {"weights_first": True}])
 def test_other_ways_to_read(changes: dict[str, Any], rows: int, device: str) -> None:
     """Inputs that the depth divides and does not; outputs that cross from one expert's matrix to the next."""
     tiles = replace(

@@ -33,8 +33,6 @@ class GroupedTile:
     """Multiply weights by rows, not rows by weights: of few rows only this fills Hopper's matrix instruction."""
     bulk: bool = False
     """Weights (and rows that lie in order) come by the bulk copy engine, where the device and the shape allow."""
-    streamed: bool = False
-    """L2 is told to give weights up first. Not with `bulk`."""
     ahead: int = 0
     """Inputs of the first programs' weights asked for before the kernel ahead has ended, under a dependent launch."""
 
@@ -65,6 +63,18 @@ def _multiply(rows, weights, sums, WEIGHTS_FIRST: tl.constexpr, PRECISION: tl.co
 
 
 @triton.jit
+def _block(blocks, row, pointers, start, num_inputs: tl.constexpr, DEPTH: tl.constexpr):
+    """Inputs from `start` on, by the bulk copy engine where there are `blocks`; what is beyond the last is zero."""
+    if blocks is not None:
+        found = blocks.load([row, start])
+    elif num_inputs % DEPTH == 0:
+        found = tl.load(pointers + start)
+    else:
+        found = tl.load(pointers + start, mask=(start + tl.arange(0, DEPTH) < num_inputs)[None, :], other=0.0)
+    return found
+
+
+@triton.jit
 def _place(program, starts, experts: tl.constexpr, blocks: tl.constexpr, ROWS: tl.constexpr, PADDED: tl.constexpr):
     """Which expert a program works for (`experts`: none), the first of its rows, their end, and its block of outputs.
     Tiles of one expert that read the same weights are neighbours, so that L2 serves all but the first."""
@@ -87,13 +97,12 @@ def _grouped_kernel(
     inputs, input_blocks, weights, weight_blocks, results, sorted_pairs, starts, num_guesses,
     num_outputs: tl.constexpr, num_inputs: tl.constexpr, experts: tl.constexpr, top_k: tl.constexpr,
     GATED: tl.constexpr, GELU: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr,
-    EXPERTS_PADDED: tl.constexpr, WEIGHTS_FIRST: tl.constexpr, STREAMED: tl.constexpr, AHEAD: tl.constexpr,
-    PRECISION: tl.constexpr, PDL: tl.constexpr,
+    EXPERTS_PADDED: tl.constexpr, WEIGHTS_FIRST: tl.constexpr, AHEAD: tl.constexpr, PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """GATED: rows are gathered from the tokens, and gate and up become one result. Else rows are sorted already."""
     blocks: tl.constexpr = (num_outputs + OUTPUTS - 1) // OUTPUTS
     matrix_rows: tl.constexpr = 2 * num_outputs if GATED else num_outputs
-    policy: tl.constexpr = "evict_first" if STREAMED else ""
     program = tl.program_id(0)
     if PDL and GATED:
         if AHEAD > 0 and program < num_guesses:
@@ -136,27 +145,11 @@ def _grouped_kernel(
         sums = tl.zeros([ROWS, OUTPUTS], tl.float32)
         up_sums = tl.zeros([ROWS, OUTPUTS], tl.float32)
     for start in range(0, num_inputs, DEPTH):
-        mask = (start + depth < num_inputs)[None, :]
-        if input_blocks is not None:
-            row_block = input_blocks.load([first, start])
-        elif num_inputs % DEPTH == 0:
-            row_block = tl.load(input_rows + start)
-        else:
-            row_block = tl.load(input_rows + start, mask=mask, other=0.0)
-        if weight_blocks is not None:
-            block_weights = weight_blocks.load([first_weight, start])
-        elif num_inputs % DEPTH == 0:
-            block_weights = tl.load(weight_rows + start, eviction_policy=policy)
-        else:
-            block_weights = tl.load(weight_rows + start, mask=mask, other=0.0, eviction_policy=policy)
+        row_block = _block(input_blocks, first, input_rows, start, num_inputs, DEPTH)
+        block_weights = _block(weight_blocks, first_weight, weight_rows, start, num_inputs, DEPTH)
         sums = _multiply(row_block, block_weights, sums, WEIGHTS_FIRST, PRECISION)
         if GATED:
-            if weight_blocks is not None:
-                block_weights = weight_blocks.load([first_weight + num_outputs, start])
-            elif num_inputs % DEPTH == 0:
-                block_weights = tl.load(up_rows + start, eviction_policy=policy)
-            else:
-                block_weights = tl.load(up_rows + start, mask=mask, other=0.0, eviction_policy=policy)
+            block_weights = _block(weight_blocks, first_weight + num_outputs, up_rows, start, num_inputs, DEPTH)
             up_sums = _multiply(row_block, block_weights, up_sums, WEIGHTS_FIRST, PRECISION)
     if GATED:
         sums = gated(sums, up_sums, GELU)
@@ -209,6 +202,6 @@ def grouped_matmul(
         inputs, input_blocks, weights, weight_blocks, results, sorted_pairs, starts, min(num_guesses, experts * blocks),
         num_outputs, num_inputs, experts, top_k, GATED=gated, GELU=gelu, ROWS=tile.rows, OUTPUTS=tile.outputs,
         DEPTH=depth, EXPERTS_PADDED=triton.next_power_of_2(experts), WEIGHTS_FIRST=tile.weights_first,
-        STREAMED=tile.streamed, AHEAD=min(tile.ahead, num_inputs) if pdl else 0, PRECISION=dot_precision(inputs.dtype),
+        AHEAD=min(tile.ahead, num_inputs) if pdl else 0, PRECISION=dot_precision(inputs.dtype),
         PDL=pdl, num_warps=tile.num_warps, num_stages=tile.num_stages, **launch_options(pdl),
     )  # fmt: skip
