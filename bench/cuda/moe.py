@@ -181,6 +181,13 @@ def time_products(bench: Bench, products: Products) -> tuple[list[str], MoeTiles
             times[tile] = us
             rates = f"{share * num_bytes / us / 1e6:5.2f} TB/s {share * flops / us / 1e6:5.0f} TFLOP/s"
             lines.append(f"{label} {us:8.1f} us {rates}")
+        if num_tokens >= 256:
+            try:
+                us = time_us(lambda layer, gated=gated: products.call_torch(layer, gated, pdl), len(products.layers))
+                rates = f"{share * num_bytes / us / 1e6:5.2f} TB/s {share * flops / us / 1e6:5.0f} TFLOP/s"
+                lines.append(f"{num_tokens:6d} {name:8s} {'torch, with copies and gate':34s} {us:8.1f} us {rates}")
+            except Exception as failure:
+                lines.append(f"{num_tokens:6d} {name:8s} torch: {type(failure).__name__}: {str(failure)[:120]}")
         if times:
             best[gated] = min(times, key=lambda tile: times[tile])
             lines.append(f"{num_tokens:6d} {name:8s} best: {short(best[gated])}, {times[best[gated]]:.1f} us")

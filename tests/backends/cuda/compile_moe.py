@@ -95,13 +95,13 @@ def compile_grouped(name: str, tile: moe_grouped.GroupedTile, gated: bool) -> No
     types, absent = {}, {"input_blocks": None, "weight_blocks": None}
     if tile.bulk:
         types["weight_blocks"] = f"tensordesc<bf16[{tile.outputs},{tile.depth}]>"
-        if not gated:
+        if tile.gathered or not gated:
             types["input_blocks"] = f"tensordesc<bf16[{tile.rows},{tile.depth}]>"
         absent = {name: None for name in absent if name not in types}
     compile_kernel(
         name, moe_grouped._grouped_kernel, {"num_warps": tile.num_warps, "num_stages": tile.num_stages}, types,
-        num_outputs=num_outputs, num_inputs=num_inputs, GATED=gated, ROWS=tile.rows, OUTPUTS=tile.outputs,
-        DEPTH=tile.depth, WEIGHTS_FIRST=tile.weights_first, AHEAD=tile.ahead, **absent,
+        num_outputs=num_outputs, num_inputs=num_inputs, GATED=gated, SORTED=tile.gathered or not gated, ROWS=tile.rows,
+        OUTPUTS=tile.outputs, DEPTH=tile.depth, WEIGHTS_FIRST=tile.weights_first, AHEAD=tile.ahead, **absent,
     )  # fmt: skip
 
 

@@ -30,6 +30,15 @@ SMALL_TILES = MoeTiles(
 )
 
 
+WAYS_TO_READ: list[dict[str, Any]] = [
+    {"bulk": True},
+    {"bulk": True, "weights_first": True},
+    {"weights_first": True},
+    {"bulk": True, "gathered": True},
+    {"gathered": True},
+]
+
+
 def weights_of(moe: MoeSpec, dtype: torch.dtype, device: str, hidden: int = HIDDEN) -> MoeWeights:
     generator = torch.Generator().manual_seed(1)
     weights = MoeWeights.empty(moe, hidden, dtype, device)
@@ -185,7 +194,7 @@ def test_the_tiles_it_chooses_itself(device: str) -> None:
 
 
 @pytest.mark.parametrize("rows", [16, 32])
-@pytest.mark.parametrize("changes", [{"bulk": True}, {"bulk": True, "weights_first": True}, {"weights_first": True}])
+@pytest.mark.parametrize("changes", WAYS_TO_READ, ids=" ".join)
 def test_other_ways_to_read(changes: dict[str, Any], rows: int, device: str) -> None:
     """Inputs that the depth divides and does not; outputs that cross from one expert's matrix to the next."""
     tiles = replace(

@@ -172,8 +172,12 @@ class MoeBlock:
         down_tile = tiles.grouped_down or moe_grouped.choose_tile(num_pairs, experts, gated=False)
         order = (scratch.sorted_pairs[:num_pairs], scratch.starts)
         activations, outputs = scratch.activations[:num_pairs], scratch.expert_outputs[:num_pairs]
+        inputs = x
+        if gate_up_tile.gathered:
+            inputs = outputs  # which hold nothing yet
+            moe_rows.gather(x, scratch.sorted_pairs[:num_pairs], inputs, top_k=top_k, pdl=pdl)
         moe_grouped.grouped_matmul(
-            x,
+            inputs,
             weights.gate_up,
             activations,
             *order,

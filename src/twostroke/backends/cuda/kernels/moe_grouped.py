@@ -33,6 +33,8 @@ class GroupedTile:
     """Multiply weights by rows, not rows by weights: of few rows only this fills Hopper's matrix instruction."""
     bulk: bool = False
     """Weights (and rows that lie in order) come by the bulk copy engine, where the device and the shape allow."""
+    gathered: bool = False
+    """Of gate and up: tokens are copied into order first, so that their rows may come in bulk, too."""
     ahead: int = 0
     """Inputs of the first programs' weights asked for before the kernel ahead has ended, under a dependent launch."""
 
@@ -96,11 +98,11 @@ def _place(program, starts, experts: tl.constexpr, blocks: tl.constexpr, ROWS: t
 def _grouped_kernel(
     inputs, input_blocks, weights, weight_blocks, results, sorted_pairs, starts, num_guesses,
     num_outputs: tl.constexpr, num_inputs: tl.constexpr, experts: tl.constexpr, top_k: tl.constexpr,
-    GATED: tl.constexpr, GELU: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr,
-    EXPERTS_PADDED: tl.constexpr, WEIGHTS_FIRST: tl.constexpr, AHEAD: tl.constexpr, PRECISION: tl.constexpr,
-    PDL: tl.constexpr,
+    GATED: tl.constexpr, SORTED: tl.constexpr, GELU: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr,
+    DEPTH: tl.constexpr, EXPERTS_PADDED: tl.constexpr, WEIGHTS_FIRST: tl.constexpr, AHEAD: tl.constexpr,
+    PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """GATED: rows are gathered from the tokens, and gate and up become one result. Else rows are sorted already."""
+    """GATED: gate and up become one result. SORTED: inputs are rows in order; else they are the tokens' own."""
     blocks: tl.constexpr = (num_outputs + OUTPUTS - 1) // OUTPUTS
     matrix_rows: tl.constexpr = 2 * num_outputs if GATED else num_outputs
     program = tl.program_id(0)
@@ -129,10 +131,10 @@ def _grouped_kernel(
         return
     rows = first + tl.arange(0, ROWS)
     is_row = rows < end
-    if GATED:
-        sources = tl.load(sorted_pairs + rows, mask=is_row, other=0) // top_k
-    else:
+    if SORTED:
         sources = tl.where(is_row, rows, 0)
+    else:
+        sources = tl.load(sorted_pairs + rows, mask=is_row, other=0) // top_k
     depth = tl.arange(0, DEPTH)
     input_rows = inputs + sources[:, None].to(tl.int64) * num_inputs + depth[None, :]
     weight_rows = own_weights + readable[:, None] * num_inputs + depth[None, :]
@@ -180,19 +182,20 @@ def grouped_matmul(
     gelu: bool = False,
     pdl: bool = False,
 ) -> None:
-    """Gated: inputs [num_tokens, hidden], weights [experts, 2 * intermediate, hidden] (gate, then up) -> results
-    [num_pairs, intermediate], sorted. Else: inputs [num_pairs, intermediate], sorted, weights
-    [experts, hidden, intermediate] -> results [num_pairs, hidden], sorted. With `pdl` the kernel ahead of the second
-    must be the first, or one that lets it start no sooner than `starts` is written."""
+    """Gated: inputs [num_tokens, hidden] (or [num_pairs, hidden], sorted, where the tile wants them gathered), weights
+    [experts, 2 * intermediate, hidden] (gate, then up) -> results [num_pairs, intermediate], sorted. Else: inputs
+    [num_pairs, intermediate], sorted, weights [experts, hidden, intermediate] -> results [num_pairs, hidden], sorted.
+    With `pdl` the second must directly follow the first, which lets it start no sooner than `starts` is written."""
     experts, matrix_rows, num_inputs = weights.shape
     num_outputs = matrix_rows // 2 if gated else matrix_rows
     num_pairs = sorted_pairs.shape[0]
     depth = min(tile.depth, max(16, triton.next_power_of_2(num_inputs)))
     blocks = triton.cdiv(num_outputs, tile.outputs)
+    is_sorted = tile.gathered or not gated
     input_blocks = weight_blocks = None
     if tile.bulk and can_copy_in_bulk(weights):
         weight_blocks = TensorDescriptor.from_tensor(weights.view(-1, num_inputs), [tile.outputs, depth])
-        if not gated:
+        if is_sorted:
             input_blocks = TensorDescriptor.from_tensor(inputs, [tile.rows, depth])
     # As many as run at once; fewer where too few pairs make it likely that an expert has none, or blocks are not whole.
     num_guesses = 2 * target_of(inputs.device).num_sms if num_pairs >= 4 * experts else 0
@@ -200,8 +203,9 @@ def grouped_matmul(
         num_guesses = 0
     _grouped_kernel[(blocks * most_tiles(num_pairs, experts, tile.rows),)](
         inputs, input_blocks, weights, weight_blocks, results, sorted_pairs, starts, min(num_guesses, experts * blocks),
-        num_outputs, num_inputs, experts, top_k, GATED=gated, GELU=gelu, ROWS=tile.rows, OUTPUTS=tile.outputs,
-        DEPTH=depth, EXPERTS_PADDED=triton.next_power_of_2(experts), WEIGHTS_FIRST=tile.weights_first,
-        AHEAD=min(tile.ahead, num_inputs) if pdl else 0, PRECISION=dot_precision(inputs.dtype),
-        PDL=pdl, num_warps=tile.num_warps, num_stages=tile.num_stages, **launch_options(pdl),
+        num_outputs, num_inputs, experts, top_k, GATED=gated, SORTED=is_sorted, GELU=gelu, ROWS=tile.rows,
+        OUTPUTS=tile.outputs, DEPTH=depth, EXPERTS_PADDED=triton.next_power_of_2(experts),
+        WEIGHTS_FIRST=tile.weights_first, AHEAD=min(tile.ahead, num_inputs) if pdl else 0,
+        PRECISION=dot_precision(inputs.dtype), PDL=pdl, num_warps=tile.num_warps, num_stages=tile.num_stages,
+        **launch_options(pdl),
     )  # fmt: skip
