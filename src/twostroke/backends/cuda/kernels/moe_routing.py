@@ -172,10 +172,10 @@ def route(
     """logits float32 [num_tokens, experts] -> chosen int32 and shares float32, both [num_tokens, top_k], the likeliest
     expert first."""
     num_tokens, experts = logits.shape
+    padded = triton.next_power_of_2(experts)
     _route_kernel[(num_tokens,)](
-        logits, chosen, shares, experts, chosen.shape[1], NORMALISE=normalise,
-        EXPERTS_PADDED=triton.next_power_of_2(experts), PDL=pdl, num_warps=4 if experts <= 128 else 8,
-        **launch_options(pdl),
+        logits, chosen, shares, experts, chosen.shape[1], NORMALISE=normalise, EXPERTS_PADDED=padded, PDL=pdl,
+        num_warps=min(max(padded // 32, 4), 16), **launch_options(pdl),
     )  # fmt: skip
 
 
