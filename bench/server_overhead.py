@@ -1,5 +1,6 @@
 """What the server adds to the engine: tokens a second of concurrent streams, and the first token of a short prompt,
-beside the same engine driven in its own process. Both sides in turns, medians. `python -m bench.server_overhead`."""
+beside the same engine driven in its own process. Both sides in turns, medians. The client is the plainest there is, and
+shares the machine. `python -m bench.server_overhead`."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import argparse
 import asyncio
 import http.client
 import json
+import os
 import re
 import signal
 import statistics
@@ -15,8 +17,6 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-
-import httpx
 
 from twostroke import LLM, SamplingParams
 
@@ -61,20 +61,40 @@ def server_ttft(connection: http.client.HTTPConnection, prompt: list[int]) -> tu
     return taken_s, json.loads(last.removeprefix(b"data: "))["timing"]["ttft_s"]
 
 
-async def one_stream(client: httpx.AsyncClient, prompt: list[int], length: int) -> None:
-    body = {"prompt": prompt, "max_tokens": length, "temperature": 0, "ignore_eos": True, "stream": True}
-    async with client.stream("POST", "/v1/completions", json=body) as response:
-        async for _ in response.aiter_lines():
-            pass
+async def one_stream(address: str, prompt: list[int], length: int) -> None:
+    """Reads and looks at nothing but the end: what a client library adds is not the server's."""
+    fields = {"prompt": prompt, "max_tokens": length, "temperature": 0, "ignore_eos": True, "stream": True}
+    body = json.dumps(fields).encode()
+    host, _, port = address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: {address}\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    )
+    writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    last = b""
+    while piece := await reader.read(1 << 16):
+        last = (last + piece)[-64:]
+    writer.close()
+    if b"data: [DONE]" not in last:
+        sys.exit(f"a stream ended early: {last!r}")
 
 
-def server_rates(client_of: httpx.AsyncClient, loop: asyncio.Runner, batch: list[list[int]], length: int) -> float:
+def server_rates(address: str, loop: asyncio.Runner, batch: list[list[int]], length: int) -> float:
     async def all_streams() -> None:
-        await asyncio.gather(*(one_stream(client_of, prompt, length) for prompt in batch))
+        await asyncio.gather(*(one_stream(address, prompt, length) for prompt in batch))
 
     started_s = time.perf_counter()
     loop.run(all_streams())
     return len(batch) * length / (time.perf_counter() - started_s)
+
+
+def cpu_s(pid: int) -> float | None:
+    """Processor time that a process has used; None where the system does not say (it is not Linux)."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def main() -> None:
@@ -91,19 +111,24 @@ def main() -> None:
         process = subprocess.Popen([*COMMAND, options.model, "--port", "0", *engine_options], stderr=file)
     rates: dict[str, list[float]] = {"offline": [], "server": []}
     ttfts: dict[str, list[float]] = {"offline": [], "server": [], "outside": []}
+    api_cpu_s: list[float] = []
     try:
         while (match := re.search(r"ready at (http://\S+)/v1", log.read_text())) is None:
             if process.poll() is not None:
                 sys.exit(log.read_text())
             time.sleep(0.1)
         with LLM(options.model, max_context=4096) as llm, asyncio.Runner() as loop:
-            connection = http.client.HTTPConnection(match[1].removeprefix("http://"))
-            client = httpx.AsyncClient(base_url=match[1], timeout=300)
+            address = match[1].removeprefix("http://")
+            connection = http.client.HTTPConnection(address)
             for turn in range(options.rounds + 1):
                 batch = prompts(options.streams, options.input, turn)
                 rate = {"offline": offline_rates(llm, batch, options.output)}
                 time.sleep(PAUSE_S)
-                rate["server"] = server_rates(client, loop, batch, options.output)
+                before_s = cpu_s(process.pid)
+                rate["server"] = server_rates(address, loop, batch, options.output)
+                if turn and before_s is not None:
+                    api_cpu_s.append((cpu_s(process.pid) or 0.0) - before_s)
+                connection.close()  # it may have been idle for longer than the server keeps one; the next call opens it
                 ttft: dict[str, list[float]] = {"offline": [], "server": [], "outside": []}
                 for single in prompts(10, 32, 1000 + turn):
                     ttft["offline"].append(offline_ttft(llm, single))
@@ -117,7 +142,6 @@ def main() -> None:
                         rates[side].append(rate[side])
                     for side in ttfts:
                         ttfts[side].append(statistics.median(ttft[side]))
-            loop.run(client.aclose())
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait()
@@ -125,12 +149,15 @@ def main() -> None:
     rate = {side: statistics.median(values) for side, values in rates.items()}
     ttft_ms = {side: statistics.median(values) * 1e3 for side, values in ttfts.items()}
     print(f"{options.streams} streams, {options.input} in, {options.output} out, medians of {options.rounds}")
-    ratio = rate["server"] / rate["offline"]
+    ratio = statistics.median(ours / plain for ours, plain in zip(rates["server"], rates["offline"], strict=True))
     print(f"tokens/s  offline {rate['offline']:.0f}  server {rate['server']:.0f}  ratio {ratio:.3f}")
     print(
         f"TTFT ms   offline {ttft_ms['offline']:.2f}  server {ttft_ms['server']:.2f}, of which outside the engine "
         f"{ttft_ms['outside']:.2f}"
     )
+    if api_cpu_s:
+        each_us = statistics.median(api_cpu_s) / (options.streams * options.output) * 1e6
+        print(f"processor time of the API process: {each_us:.0f} us a token, its share of each request included")
 
 
 if __name__ == "__main__":

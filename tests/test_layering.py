@@ -26,7 +26,7 @@ def room(rooms="", packages=""):
     return Room(frozenset(rooms.split()), frozenset(packages.split()))
 
 
-BELOW_ENGINE = "core kv cost scheduling models text backends config machine cache"
+BELOW_ENGINE = "core kv cost explain scheduling models text backends config machine cache"
 ROOMS = {
     "core": room(),
     "machine": room(),
@@ -34,6 +34,7 @@ ROOMS = {
     "config": room("core machine"),
     "kv": room("core"),
     "cost": room("core"),
+    "explain": room("core cost"),
     "scheduling": room("core kv cost"),
     "models": room("core cache", "numpy huggingface_hub"),
     "text": room("core", "tokenizers jinja2 llguidance"),
@@ -41,11 +42,13 @@ ROOMS = {
     "backends.cpu": room("core cost models cache machine", "numpy llvmlite"),
     "backends.cuda": room("core cost models cache machine", "numpy torch triton"),
     "engine": room(BELOW_ENGINE, "rich"),
-    "lab": room("core cost config machine models backends engine"),
+    "lab": room("core cost config machine models backends engine", "matplotlib"),
     "server": room(
-        "core cost text config engine", "fastapi starlette pydantic uvicorn uvloop msgspec zmq prometheus_client"
+        "core cost explain text config engine",
+        "fastapi starlette pydantic uvicorn uvloop msgspec zmq prometheus_client opentelemetry",
     ),
-    "cli": room(f"{BELOW_ENGINE} engine lab server", "typer rich"),
+    "planner": room("core kv cost scheduling", "matplotlib"),
+    "cli": room(f"{BELOW_ENGINE} engine lab server planner", "typer rich"),
 }
 UNSAFE = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 SHARED_BACKEND_PARTS = ("twostroke.backends.interface", "twostroke.backends.host")
@@ -141,6 +144,7 @@ def test_imports_follow_the_arrows(module):
         ("twostroke.kv.ledger", "from twostroke import cost"),
         ("twostroke.cost.floor", "from twostroke.models.spec import ModelSpec"),
         ("twostroke.cost.floor", "from ..models import spec"),
+        ("twostroke.explain.verdict", "from twostroke.engine.step_log import StepLog"),
         ("twostroke.scheduling.scheduler", "from twostroke.backends.interface import Backend"),
         ("twostroke.models.spec", "import torch"),
         ("twostroke.models.spec", "from twostroke.text.tokenizer import Tokenizer"),
@@ -159,12 +163,17 @@ def test_imports_follow_the_arrows(module):
         ("twostroke.lab.bench", "from twostroke.cli import units"),
         ("twostroke.lab.bench", "import rich"),
         ("twostroke.engine.engine", "from twostroke.lab.stage import Stage"),
+        ("twostroke.planner.simulate", "from twostroke.backends.interface import Backend"),
+        ("twostroke.planner.simulate", "from twostroke.engine.engine import Engine"),
         ("twostroke.cli.run", "import numpy"),
         ("twostroke.scheduling.scheduler", "from twostroke.cli import app"),
         ("twostroke.server.client", "from twostroke.scheduling.scheduler import Scheduler"),
         ("twostroke.server.client", "import numpy"),
         ("twostroke.engine.engine", "from twostroke.server.messages import Output"),
         ("twostroke.cli.serve", "import fastapi"),
+        ("twostroke.planner.estimate", "from twostroke.engine.shape import shape_of"),
+        ("twostroke.planner.estimate", "from twostroke.backends.interface import Backend"),
+        ("twostroke.cost.devices", "from twostroke.planner.deployment import Deployment"),
         ("twostroke.utils", "import math"),
     ],
 )

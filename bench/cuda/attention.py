@@ -14,15 +14,8 @@ from statistics import median
 
 import torch
 
-from twostroke.backends.cuda.kernels.decode_attention import (
-    DecodeConfig,
-    DecodeScratch,
-    SplitPlan,
-    attend_decode,
-    cut_contexts,
-    decode_config,
-    split_plan,
-)
+from twostroke.backends.cuda.kernels.decode_attention import DecodeScratch, attend_decode
+from twostroke.backends.cuda.kernels.decode_cuts import DecodeConfig, SplitPlan, cut_contexts, decode_config, split_plan
 from twostroke.backends.cuda.kernels.hopper_prefill import attend_prefill_hopper, unsupported
 from twostroke.backends.cuda.kernels.prefill_attention import PrefillConfig, attend_prefill, prefill_config
 from twostroke.backends.cuda.kernels.prefill_tiles import PrefillScratch, PrefillTiles, PrefillWork

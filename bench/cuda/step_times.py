@@ -176,7 +176,7 @@ def main() -> None:
     if options.kernels:
         kernels(assembly, options.kernels, 1024)
     gc.collect()
-    gc.freeze()
+    gc.disable()  # what is kept of every step here would have it search ever longer
     pace.CROWD = options.crowd
     keep_arrivals(assembly)
     seen = watch(assembly)

@@ -4,6 +4,7 @@ only."""
 from __future__ import annotations
 
 import os
+import platform
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,6 +54,17 @@ def available_threads() -> int:
     cores = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
     quota = cgroup_cpu_quota()
     return max(1, min(cores, int(quota))) if quota is not None else max(1, cores)
+
+
+def processor_name() -> str:
+    try:
+        with Path("/proc/cpuinfo").open(encoding="utf-8") as lines:
+            for line in lines:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    except (OSError, UnicodeDecodeError):
+        pass
+    return platform.processor() or platform.machine()
 
 
 @dataclass(frozen=True, slots=True)

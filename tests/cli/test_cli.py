@@ -45,6 +45,15 @@ def test_run_reads_standard_input_and_writes_json(smollm2_path: Path) -> None:
     assert answer["text"]
     assert answer["timing"]["output_tokens"] == len(answer["token_ids"])
     assert 0 < answer["floor"]["prefill_s"] < answer["timing"]["prefill_s"]
+    assert answer["verdict"]
+
+
+def test_run_explains_where_the_time_went(smollm2_path: Path) -> None:
+    done = twostroke("run", "smollm2", "Name three rivers.", "--max-tokens", "24", "--no-phases", "--explain")
+    assert done.returncode == 0, done.stderr
+    shown = " ".join(done.stderr.split())
+    assert "prefill (read)" in shown and "decode (write)" in shown and "█" in shown
+    assert "the least this machine can take" in shown or "Slow to " in shown
 
 
 def test_second_run_answers_within_three_seconds_of_process_start(smollm2_path: Path) -> None:

@@ -30,15 +30,21 @@ def test_help_teaches() -> None:
         "--api-key-file",
         "--max-queue",
         "429",
+        "response_format",
+        "tool_choice",
+        "include_progress",
+        "/health",
     ):
         assert words in shown
 
 
 def test_start_says_what_was_chosen_and_the_line_that_it_prints_works(smollm2_path: Path, tmp_path: Path) -> None:
     options = ("smollm2", "--backend", "cpu", "--max-context", "256", "--threads", "1", "--name", "it's small")
+    options += ("--max-per-key", "2")
     with running_server(tmp_path / "log", *options) as server:
         shown = server.log()
-        for words in ("backend cpu: asked for", "context 256: asked for", "KV ", "1 threads: asked for", "at a time"):
+        asked_for = ("backend cpu: asked for", "context 256: asked for", "1 threads: asked for")
+        for words in (*asked_for, "KV ", "at a time", "--max-per-key limits nobody"):
             assert words in shown
         line = next(line for line in shown.splitlines() if line.strip().startswith("curl "))
         done = subprocess.run(["bash", "-c", f"{line} -s"], capture_output=True, text=True, timeout=60)
@@ -53,6 +59,8 @@ def test_start_says_what_was_chosen_and_the_line_that_it_prints_works(smollm2_pa
         (("smollm2", "--max-body", "lots"), "is not a size"),
         (("smollm2", "--api-key-file", "/nowhere/keys"), "cannot read the API keys"),
         (("smollm2", "--max-queue", "0"), "max_queue must be at least 1"),
+        (("smollm2", "--max-per-key", "0"), "max_per_key must be at least 1"),
+        (("smollm2", "--drain", "nan"), "the drain time must be 0 s or more"),
         (("smollm2", "--max-context", "10000000", "--port", "0"), "this model was made for"),
         (("smollm2", "--host", "256.1.1.1"), "cannot listen on"),
     ],

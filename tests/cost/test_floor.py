@@ -5,6 +5,7 @@ import pytest
 from twostroke.cost.floor import (
     StepWork,
     decode_floor_s,
+    decode_run_floor_s,
     prefill_floor_s,
     prefill_multiply_adds,
     step_bytes_read,
@@ -113,3 +114,11 @@ def test_ceilings_are_positive_and_finite(wrong):
         Ceilings(wrong, 1.0, "wrong")
     with pytest.raises(ValueError, match="multiply_adds_per_s"):
         Ceilings(1.0, wrong, "wrong")
+
+
+def test_a_run_of_tokens_is_the_sum_of_its_tokens():
+    shape = ModelShape(1000, 800, 100, 2000, 2, 4, (KVGroupShape(1, None, 8), KVGroupShape(2, 5, 16)))
+    ceilings = Ceilings(1e6, 1e6, "by hand")
+    for first, count in ((1, 0), (1, 3), (3, 9), (40, 7)):
+        each = sum(decode_floor_s(shape, context, ceilings) for context in range(first, first + count))
+        assert decode_run_floor_s(shape, first, count, ceilings) == pytest.approx(each)

@@ -13,7 +13,7 @@ from twostroke.config import KVConfig
 from twostroke.core.events import TokenEvent
 from twostroke.engine.offline import LLM
 
-NUM_TOKENS = 24
+NUM_TOKENS = 18
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
 PROMPTS = [
     "The two phases of a request are",

@@ -80,6 +80,30 @@ def test_a_preempted_answer_goes_on_where_it_was(smollm2_llm: LLM, smollm2: tupl
     assert [result.token_ids for result in crowded] == alone
 
 
+def test_a_thought_is_free_and_what_follows_is_not(smollm2_llm: LLM, smollm2: tuple) -> None:  # type: ignore[type-arg]
+    """Alone, in a crowd that is preempted, and on a prefix hit: the same thought, then the same answer."""
+    marker = smollm2[1].encode("</think>", add_special_tokens=False)  # of several tokens, which are made likely
+    held = SamplingParams(
+        max_tokens=90,
+        top_k=12,
+        seed=2,
+        logit_bias=dict.fromkeys(marker, 11.0),
+        grammar=GrammarSpec("choice", '["left", "right"]', thought="open"),
+    )
+    prompts = [f"Question {number}: left or right?\n<think>" for number in range(6)]
+    alone = [smollm2_llm.generate(prompt, held)[0] for prompt in prompts]
+    ended = [result for result in alone if result.samples[0].finish_reason == "stop"]
+    assert len(ended) > 2
+    assert all(result.text.partition("</think>")[2].strip() in ("left", "right") for result in ended)
+    assert all("</think>" not in result.text for result in alone if result not in ended)
+    assert [smollm2_llm.generate(prompt, held)[0].token_ids for prompt in prompts] == [r.token_ids for r in alone]
+    tight = EngineConfig(max_context=128, kv=KVConfig(memory_bytes=4 * BYTES_PER_MB, prefix_caching=False))
+    with LLM.from_assembly(assemble(*smollm2, tight)) as llm:
+        crowded = llm.generate(prompts, held)
+        assert llm.assembly.engine.scheduler.counts().preemptions > 0
+    assert [result.token_ids for result in crowded] == [result.token_ids for result in alone]
+
+
 def test_min_tokens_never_breaks_a_grammar(smollm2_llm: LLM) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=20, min_tokens=10, grammar=GrammarSpec("regex", "ab?"))
     assert smollm2_llm.generate("Say it:", params)[0].text in ("a", "ab")

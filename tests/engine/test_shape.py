@@ -89,7 +89,8 @@ def test_a_token_meets_only_its_experts():
     an_expert, head = 3 * 2048 * 768, 151_936 * 2048
     attention = 2048 * (32 + 4 + 4) * 128 + 32 * 128 * 2048
     assert shape.layer_matmul_parameters == 48 * (attention + 128 * 2048 + 8 * an_expert)
-    assert shape.experts == ExpertsShape(128, 8, 48 * 128 * an_expert * 20 // 32)
+    assert shape.experts == ExpertsShape(128, 8, 48 * 128 * an_expert * 20 // 32, 48 * 128 * an_expert)
+    assert shape.experts.active_parameters == 48 * 8 * an_expert
     vectors = 4 * (48 * (2 * 2048 + 2 * 128) + 2048)
     always = (48 * (attention + 128 * 2048) + head) * 20 // 32 + vectors
     assert shape.weight_bytes_per_step == always

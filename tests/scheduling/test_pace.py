@@ -34,13 +34,23 @@ def test_a_limit_that_fits_is_returned_as_it_is() -> None:
     assert pace().tokens_within(0.01, 0, 0) == 0
 
 
-def test_a_step_is_cut_at_a_round_number_of_prompt_tokens() -> None:
-    loose = pace(0.05)
-    fits = loose.tokens_within(0.05, 0, 1 << 20)
-    assert loose.chunk_tokens(0.05, 0, 1 << 20, 0) == fits // ROUND_TOKENS * ROUND_TOKENS
-    assert (loose.chunk_tokens(0.05, 0, 1 << 20, 100) + 100) % ROUND_TOKENS == 0
-    assert loose.chunk_tokens(0.05, 0, 7, 100) == 7
-    assert loose.chunk_tokens(1e-9, 0, 1 << 20, 100) == LEAST_TOKENS
+def test_a_step_is_cut_at_a_round_number_of_tokens() -> None:
+    loose, long = pace(0.05), 1 << 20
+    fits = loose.tokens_within(0.05, 0, long)
+    assert loose.chunk_tokens(0.05, 0, long, 0, 0) == fits // ROUND_TOKENS * ROUND_TOKENS
+    assert (loose.chunk_tokens(0.05, 0, long, 30, 100) + 130) % ROUND_TOKENS == 0
+    assert loose.chunk_tokens(0.05, 0, 7, 30, 100) == 7, "what fits whole is taken whole"
+
+
+def test_the_first_prompt_of_a_step_always_moves_and_others_only_where_it_pays() -> None:
+    loose, long = pace(0.05), 1 << 20
+    assert loose.chunk_tokens(1e-9, 0, long, 30, 0) == LEAST_TOKENS
+    assert loose.chunk_tokens(1e-9, 0, long, 30, 100) == 0
+    assert loose.chunk_tokens(1e-9, 0, long, 30, 100, may_wait=False) == LEAST_TOKENS
+    a_few_s = loose.seconds(0, ROUND_TOKENS - 50)
+    assert loose.has_room(a_few_s, 20, 40) and loose.chunk_tokens(a_few_s, 0, long, 20, 40) == ROUND_TOKENS - 60
+    assert not loose.has_room(a_few_s, 0, 25) and loose.chunk_tokens(a_few_s, 0, long, 0, 25) == 0
+    assert loose.has_room(0.0, 500, 0)
 
 
 def slots(count: int, position: int = 100) -> list[DecodeSlot]:
@@ -48,7 +58,7 @@ def slots(count: int, position: int = 100) -> list[DecodeSlot]:
 
 
 def test_decodes_take_their_share_and_never_all() -> None:
-    alone, beside_few, beside_many = (pace().seconds_for_prefill(slots(n), 1) for n in (4, 10, 100))
+    alone, beside_few, beside_many = (pace().seconds_for_prefill(slots(n), 1) for n in (8, 10, 100))
     assert pace().itl_target_s > alone > beside_few > beside_many > 0.0
     assert pace().seconds_for_prefill(slots(100, position=10**9), 1) > 0.0
     assert pace().seconds_for_prefill(slots(10, position=10_000), 1) < beside_few
@@ -56,8 +66,8 @@ def test_decodes_take_their_share_and_never_all() -> None:
 
 def test_streams_give_way_to_a_crowd_of_prompts() -> None:
     usual = pace().seconds_for_prefill(slots(32), 1)
-    assert pace().seconds_for_prefill(slots(32), 16) == usual
-    assert pace().seconds_for_prefill(slots(32), 64) == pytest.approx(usual + 3 * pace().itl_target_s)
+    assert pace().seconds_for_prefill(slots(32), 4) == usual
+    assert pace().seconds_for_prefill(slots(32), 16) == pytest.approx(usual + 3 * pace().itl_target_s)
 
 
 def step_of(num_tokens: int) -> Step:
@@ -98,6 +108,28 @@ def test_prompts_alone_take_the_whole_step_and_beside_streams_only_their_share()
         assert step is not None
         chunks += [len(chunk.token_ids) for chunk in step.prefills]
     assert chunks == [LEAST_TOKENS] * 6
+
+
+def test_whoever_joins_a_step_has_work_in_it() -> None:
+    """Behind a deep cached prefix tokens are dear: what seemed to fit at position 0 does not where it begins."""
+    loop = Loop(layout((None, 4000)), max_context=12_000, max_tokens_per_step=2048, pace=pace(itl_target_s=0.0007))
+    loop.add(request("reader", range(9000), max_tokens=1))
+    while loop.move() is not None:
+        pass
+    for number in range(16):
+        loop.add(request(f"stream {number}", range(20_000 + number, 20_007 + number), max_tokens=60))
+    for _ in range(3):
+        loop.move()
+    loop.add(request("short", range(30_000, 30_040), max_tokens=2))
+    loop.add(request("deep", [*range(9000), *range(40_000, 40_200)], max_tokens=2))
+    joined = 0
+    for _ in range(4):
+        step = loop.move()
+        assert step is not None
+        at_work = {chunk.seq_id for chunk in step.prefills} | {slot.seq_id for slot in step.decodes}
+        assert {join.seq_id for join in step.joins} <= at_work
+        joined += len(step.joins)
+    assert joined == 2
 
 
 def test_without_streams_the_token_budget_alone_counts() -> None:

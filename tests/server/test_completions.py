@@ -126,3 +126,18 @@ def test_progress_is_streamed_while_the_prompt_is_read(server: RunningServer) ->
     assert len(steps) >= 2 and steps == sorted(steps) and steps[-1] == 1500
     assert "timing" in events[-1]
     assert lines[-2] == "data: [DONE]" or lines[-1] == "data: [DONE]"
+
+
+def test_progress_names_the_choice_whose_prompt_is_read(server: RunningServer) -> None:
+    body = {
+        "prompt": [list(range(1000, 1400)), list(range(3000, 3700)), list(range(5000, 5600))],
+        "n": 2,
+        "max_tokens": 1,
+        "stream": True,
+        "stream_options": {"include_progress": True},
+    }
+    lines = server.post("/v1/completions", body).text.splitlines()
+    events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+    progress = [event["prefill_progress"] for event in events if "prefill_progress" in event]
+    lengths = {step["index"] // 2: step["total_tokens"] for step in progress}
+    assert lengths == {0: 400, 1: 700, 2: 600}

@@ -54,9 +54,14 @@ def test_a_killed_engine_is_an_error_to_those_in_flight_and_comes_back(fragile: 
     whole: list[httpx.Response] = []
     asking = threading.Thread(target=lambda: whole.append(fragile.post("/v1/completions", LONG)))
     asking.start()
-    with httpx.stream("POST", f"{fragile.base_url}/completions", json={**LONG, "stream": True}, timeout=60) as stream:
+    body = {**LONG, "stream": True, "n": 2}
+    with httpx.stream("POST", f"{fragile.base_url}/completions", json=body, timeout=60) as stream:
         lines = stream.iter_lines()
         assert next(lines).startswith("data: ")
+        end_s = time.monotonic() + 10
+        while fragile.metric("twostroke_running") < 3:  # the engine has told of all its work
+            assert time.monotonic() < end_s
+            time.sleep(0.05)
         os.kill(fragile.engine_pid(), signal.SIGKILL)
         last = [line for line in lines if line][-1]
     error = json.loads(last.removeprefix("data: "))["error"]
@@ -65,6 +70,10 @@ def test_a_killed_engine_is_an_error_to_those_in_flight_and_comes_back(fragile: 
     assert whole[0].status_code == 503 and whole[0].json()["error"]["type"] == "server_error"
     health = fragile.get("/health")
     assert health.status_code == 503 and health.json() == {"status": "restarting"}
+    shown = fragile.get("/metrics").text
+    assert 'twostroke_requests_total{reason="error"} 3.0' in shown and "twostroke_engine_up 0.0" in shown
+    for name in ("running", "waiting", "kv_blocks", "kv_occupancy"):  # the dead engine's work is nobody's
+        assert f"twostroke_{name}" not in shown
     refused = fragile.post("/v1/completions", LONG)
     assert refused.status_code == 503 and refused.headers["retry-after"] == "1"
     end_s = time.monotonic() + 30
@@ -73,6 +82,8 @@ def test_a_killed_engine_is_an_error_to_those_in_flight_and_comes_back(fragile: 
         time.sleep(0.1)
     answers_as_ever(fragile, offline)
     assert fragile.metric("twostroke_engine_restarts_total") == 1
+    assert fragile.metric("twostroke_requests_total", reason="error") == 3
+    assert fragile.metric("twostroke_kv_blocks", state="free") > 0
 
 
 def test_vanished_clients_free_their_blocks_at_once(fragile: RunningServer, offline: LLM) -> None:
@@ -138,9 +149,9 @@ def test_long_headers_and_such_without_end_are_refused(fragile: RunningServer, o
 def test_a_full_kv_pool_delays_and_loses_nothing(smollm2_path: Path, tmp_path: Path, offline: LLM) -> None:
     options = ("smollm2", "--backend", "cpu", "--max-context", "512", "--kv-memory", "12MB")
     prompts = [f"Write about the number {number}." for number in range(8)]
-    greedy = SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True)
+    greedy = SamplingParams(temperature=0.0, max_tokens=75, ignore_eos=True)
     expected = [result.text for result in offline.generate(prompts, greedy)]
-    body = {"temperature": 0, "max_tokens": 100, "ignore_eos": True}
+    body = {"temperature": 0, "max_tokens": 75, "ignore_eos": True}
     with running_server(tmp_path / "log", *options) as server, ThreadPoolExecutor(8) as threads:
         answers = threads.map(lambda prompt: server.post("/v1/completions", {**body, "prompt": prompt}).json(), prompts)
         assert [answer["choices"][0]["text"] for answer in answers] == expected
@@ -169,9 +180,12 @@ def test_a_log_on_a_full_disk_stops_nothing(smollm2_path: Path, tmp_path: Path, 
         answers_as_ever(server, offline)
 
 
-def test_sigterm_lets_a_stream_finish_and_ends_the_engine_too(smollm2_path: Path, tmp_path: Path, offline: LLM) -> None:
-    body = {"prompt": "Count:", "temperature": 0, "max_tokens": 200, "ignore_eos": True, "stream": True}
-    with running_server(tmp_path / "log", *MODEL_OPTIONS) as server:
+@pytest.mark.parametrize("drain_s", ["30", "inf"])
+def test_sigterm_lets_a_stream_finish_and_ends_the_engine_too(
+    smollm2_path: Path, tmp_path: Path, offline: LLM, drain_s: str
+) -> None:
+    body = {"prompt": "Count:", "temperature": 0, "max_tokens": 100, "ignore_eos": True, "stream": True}
+    with running_server(tmp_path / "log", *MODEL_OPTIONS, "--drain", drain_s) as server:
         engine = server.engine_pid() if sys.platform.startswith("linux") else None
         with httpx.stream("POST", f"{server.base_url}/completions", json=body, timeout=60) as stream:
             lines = stream.iter_lines()
@@ -180,7 +194,7 @@ def test_sigterm_lets_a_stream_finish_and_ends_the_engine_too(smollm2_path: Path
             received += [line for line in lines if line]
         assert received[-1] == "data: [DONE]"
         text = "".join(json.loads(line[6:])["choices"][0]["text"] for line in received[:-1])
-        greedy = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
+        greedy = SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True)
         assert text == offline.generate("Count:", greedy)[0].text
         assert server.process.wait(15) == 0
         assert "1 requests in flight may finish" in server.log()

@@ -89,6 +89,21 @@ def test_an_engine_that_is_silent_too_long_is_stalled() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("name", ["max_queue", "max_per_key", "max_output_tokens", "max_samples"])
+def test_a_limit_that_lets_nothing_through_is_refused(name: str) -> None:
+    settings(**{name: 1})
+    with pytest.raises(BadRequestError, match=f"{name} must be at least 1, not 0"):
+        settings(**{name: 0})
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), -1.0])
+def test_times_that_are_none_are_refused(seconds: float) -> None:
+    with pytest.raises(BadRequestError, match="request timeout"):
+        settings(request_timeout_s=seconds)
+    with pytest.raises(BadRequestError, match="drain time"):
+        ServerSettings("small", drain_s=seconds)
+
+
 @pytest.mark.parametrize("key", ["", " ", "schlüssel", "a\nb"])
 def test_keys_are_plain_text(key: str) -> None:
     with pytest.raises(BadRequestError, match="API key"):

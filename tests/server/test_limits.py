@@ -28,7 +28,7 @@ def limited(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
     keys = folder / "keys"
     keys.write_text("# who may ask\nalice-key\n")
     options = ("--api-key-file", str(keys), "--cors", "https://page.example")
-    times = ("--request-timeout", "6", "--max-context", "8192")  # no answer of 7,900 tokens is written in that time
+    times = ("--request-timeout", "4.5", "--max-context", "8192")  # no answer of 7,900 tokens is written in that time
     limits = ("--max-queue", "2", "--max-running", "1", "--max-per-key", "2", "--max-samples", "4")
     environment = {"TWOSTROKE_API_KEYS": "bob-key, carol-key"}
     with running_server(
@@ -118,6 +118,19 @@ def test_a_busy_key_and_a_full_queue_get_429(limited: RunningServer) -> None:
     assert limited.post("/v1/completions", short, headers=ALICE).status_code == 200
 
 
+def test_grammars_that_are_checked_count_among_the_requests_of_a_key(limited: RunningServer) -> None:
+    """They are the costliest work before the queue: one after the other, up to a second each."""
+    slow = "start: " + " ".join(["x?"] * 20_000) + '\nx: "a"'
+    with ThreadPoolExecutor(4) as threads:
+        bodies = [{**LONG, "max_tokens": 1, "ignore_eos": False, "guided_grammar": slow + "\n" * i} for i in range(4)]
+        answers = list(threads.map(lambda body: limited.post("/v1/completions", body, headers=BOB), bodies))
+    codes = [answer.json().get("error", {}).get("code") for answer in answers]
+    assert "concurrency_limit" in codes, codes
+    assert {answer.status_code for answer in answers} <= {200, 400, 429}
+    limited.wait_until_idle(headers=ALICE)
+    assert limited.post("/v1/completions", {**LONG, "max_tokens": 1}, headers=BOB).status_code == 200
+
+
 def test_a_request_that_takes_too_long_is_ended(limited: RunningServer) -> None:
     """One of them runs and streams; the other is still in the queue when its time is over."""
     body = {**LONG, "max_tokens": 7900}
@@ -127,7 +140,7 @@ def test_a_request_that_takes_too_long_is_ended(limited: RunningServer) -> None:
         time.sleep(0.3)
         queued = limited.post("/v1/completions", body, headers=BOB)
         streamed = streaming.result()
-    assert 5 < time.monotonic() - started_s < 25
+    assert 4 < time.monotonic() - started_s < 25
     assert streamed.status_code == 200 and '"code": "timeout"' in streamed.text.splitlines()[-2]
     assert error_of(queued, 504)["code"] == "timeout"
     limited.wait_until_idle(headers=ALICE)

@@ -7,6 +7,7 @@ import json
 import random
 import time
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import httpx
@@ -15,6 +16,10 @@ import pytest
 from tests.server.running import RunningServer
 from twostroke import LLM, SamplingParams
 
+TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "roll", "description": "Roll.", "parameters": {"type": "object", "properties": {}}},
+}
 GOOD: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {
         "model": "smollm2",
@@ -30,9 +35,39 @@ GOOD: dict[str, dict[str, Any]] = {
         "logit_bias": {"5": 1.0},
         "stream": False,
         "stream_options": {"include_usage": True},
+        "min_p": 0.1,
+        "frequency_penalty": 0.5,
+        "presence_penalty": 0.5,
+        "repetition_penalty": 1.1,
+        "priority": 1,
+        "cache_salt": "a",
+        "chat_template_kwargs": {"enable_thinking": False},
+        "tools": [TOOL],
+        "tool_choice": "auto",
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"const": 1}}},
     },
-    "/v1/completions": {"model": "smollm2", "prompt": "Hi", "max_tokens": 1, "logprobs": 1, "echo": True, "top_k": 3},
-    "/v1/responses": {"model": "smollm2", "input": [{"role": "user", "content": "Hi"}], "max_output_tokens": 1},
+    "/v1/completions": {
+        "model": "smollm2",
+        "prompt": "Hi",
+        "max_tokens": 1,
+        "logprobs": 1,
+        "echo": True,
+        "top_k": 3,
+        "structured_outputs": {"regex": "[ab]"},
+        "cache_salt": "a",
+        "priority": 1,
+    },
+    "/v1/responses": {
+        "model": "smollm2",
+        "input": [{"role": "user", "content": "Hi"}],
+        "max_output_tokens": 1,
+        "text": {"format": {"type": "json_schema", "name": "x", "schema": {"const": 1}}},
+        "tools": [{"type": "function", **TOOL["function"]}],
+        "tool_choice": "none",
+        "min_p": 0.1,
+        "chat_template_kwargs": {},
+        "stream_options": {"include_progress": True},
+    },
     "/tokenize": {"prompt": "Hi", "add_special_tokens": True},
     "/detokenize": {"tokens": [1, 2]},
 }
@@ -61,13 +96,14 @@ def mutated(random_source: random.Random, path: str) -> bytes:
     body = json.loads(json.dumps(GOOD[path]))
     for _ in range(random_source.choice((1, 1, 1, 2, 3))):
         field = random_source.choice(list(body))
-        value = random_source.choice(NEVER_VALID)
+        value = deepcopy(random_source.choice(NEVER_VALID))  # another change may go into it
         place, key = body, field
-        if field == "messages" and random_source.random() < 0.6 and isinstance(body[field], list) and body[field]:
-            place = body[field][0]
-            key = random_source.choice(("role", "content", "tool_calls", "name"))
-            if not isinstance(place, dict):
-                continue
+        # Of a field that holds others, mostly one of those, however deep.
+        while isinstance(place[key], dict | list) and place[key] and random_source.random() < 0.7:
+            place = place[key]
+            key = random_source.choice(list(place) if isinstance(place, dict) else range(len(place)))
+        if field == "messages" and isinstance(place, dict) and place is not body and random_source.random() < 0.3:
+            key = random_source.choice(("tool_calls", "name"))
         place[key] = value
     payload = json.dumps(body).encode()
     return broken_bytes(random_source, payload) if random_source.random() < 0.3 else payload
@@ -88,7 +124,7 @@ def fuzz(server: RunningServer, number: int, seed: int) -> dict[int, int]:
                 for path, payload in remaining:
                     answer = await client.post(path, content=payload, headers={"Content-Type": "application/json"})
                     statuses[answer.status_code] = statuses.get(answer.status_code, 0) + 1
-                    assert answer.status_code < 500, (path, payload[:500], answer.text)
+                    assert answer.status_code < 500, f"{path}: {payload[:1500]!r}: {answer.text}"
                     if answer.status_code != 200:
                         error = answer.json()["error"]
                         assert isinstance(error["message"], str) and error["type"] and len(error["message"]) <= 1000
@@ -105,6 +141,12 @@ def check_alive(server: RunningServer, offline: LLM) -> None:
     assert answer["choices"][0]["text"] == expected
     assert server.metric("twostroke_engine_restarts_total") == 0
     server.wait_until_idle()
+
+
+@pytest.mark.parametrize("path", GOOD)
+def test_what_is_made_malformed_was_sound(server: RunningServer, path: str) -> None:
+    answer = server.post(path, GOOD[path])
+    assert answer.status_code == 200, answer.text
 
 
 def test_hundreds_of_malformed_requests(server: RunningServer, offline: LLM) -> None:
@@ -150,6 +192,21 @@ def test_messages_say_what_was_wrong_with_which_field(
     assert response.status_code == 400, response.text
     error = response.json()["error"]
     assert words in error["message"] and error["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("text", {"format": {"type": "text", "note": ["\ud800"]}}),
+        ("tools", [{"type": "function", "name": "roll", "description": "\udfff"}]),
+        ("tool_choice", {"type": "none", "\ud800": 1}),
+    ],
+)
+def test_what_a_response_repeats_can_be_sent(server: RunningServer, name: str, value: object) -> None:
+    content = json.dumps({"input": "Hi", "max_output_tokens": 1, name: value})
+    headers = {"Content-Type": "application/json"}
+    response = httpx.post(f"{server.base_url}/responses", content=content, headers=headers, timeout=20)
+    assert response.status_code == 400 and response.json()["error"]["param"].startswith(name), response.text
 
 
 @pytest.mark.parametrize(

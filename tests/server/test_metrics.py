@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -55,7 +56,10 @@ def test_the_engine_speaks_through_its_last_stats() -> None:
     counts = [0] * (len(STEP_BUCKETS_S) + 1)
     counts[0], counts[3], counts[-1] = 2, 1, 1
     metrics.engine = Stats(1, 2, 3, 40, 5, 60, 80, ((10, 20, 30), (40, 0, 0)), {"decode": StepHistogram(counts, 12.5)})
+    assert "step_cost" not in metrics.render().decode()  # nothing was predicted yet
+    metrics.engine = msgspec.structs.replace(metrics.engine, step_cost_error=0.08)
     found = samples(metrics.render().decode())
+    assert found["twostroke_step_cost_error_ratio", ()] == 0.08
     assert found["twostroke_running", (("phase", "prefill"),)] == 2
     assert found["twostroke_prefill_backlog_tokens", ()] == 40
     assert found["twostroke_kv_blocks", (("group", "0"), ("state", "used"))] == 30

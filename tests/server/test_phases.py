@@ -46,14 +46,16 @@ def test_a_report_by_hand() -> None:
     assert report.decode.itl_p99_s == pytest.approx(0.01)
     # 100 tokens at contexts 21 to 120: the weights each time, and 8 bytes a position.
     assert report.decode.floor_s == pytest.approx((100 * 2000 + 8 * sum(range(21, 121))) / 1e6)
-    assert report.verdict.startswith("67% of the time went into decode")
+    assert report.cause == "decode_compute"
+    assert report.verdict.startswith("nothing in the engine held it up, and still it took 1.50 s, 5.7 times ")
+    assert report.verdict.endswith("67% of it went into writing 101 tokens, 10 ms each")
     assert server_timing(timing) == "queue;dur=100.0, prefill;dur=400.0, decode;dur=1000.0"
 
 
 def test_an_answer_without_tokens_has_no_rates() -> None:
     report = timing_report(SequenceTiming(arrival_s=1.0, prompt_tokens=5), FACTS)
     assert report.ttft_s is None and report.decode.tpot_s is None and report.prefill.tokens_per_s is None
-    assert report.verdict == "it ended before its first token"
+    assert (report.verdict, report.cause) == ("it ended before its first token", "unknown")
     assert server_timing(SequenceTiming()) == ""
 
 

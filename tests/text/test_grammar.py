@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+import time
+
 import pytest
 
 from twostroke.core.errors import BadRequestError
 from twostroke.core.grammar import GrammarSpec
 from twostroke.text import grammar_check
-from twostroke.text.grammar import GrammarCompiler, GrammarMatcher, Vocabulary
+from twostroke.text.grammar import GrammarCompiler, GrammarMatcher, LazyGrammars, Vocabulary
 from twostroke.text.grammar_check import GrammarCheck
 from twostroke.text.tokenizer import Tokenizer
 
@@ -50,6 +53,27 @@ def test_a_sentencepiece_vocabulary(llama_style: tuple[object, Tokenizer]) -> No
         matcher.advance(token_id)
         written += tokenizer.token_bytes(token_id)
     assert written[:-1] == b"the answer is " and written[-1:].isdigit()
+
+
+def test_what_the_first_grammar_waits_for_can_be_prepared(smollm2_tokenizer: Tokenizer) -> None:
+    grammars = LazyGrammars(smollm2_tokenizer)
+    times_s = [time.perf_counter()]
+    for work in (grammars.prepare, lambda: grammars.check(TEXT)):
+        work()
+        times_s.append(time.perf_counter())
+    assert grammars.is_prepared
+    assert times_s[2] - times_s[1] < (times_s[1] - times_s[0]) / 4
+
+
+def test_without_the_library_there_is_nothing_to_prepare(
+    smollm2_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    grammars = LazyGrammars(smollm2_tokenizer)
+    grammars.prepare()
+    assert not grammars.is_prepared
+    with pytest.raises(BadRequestError, match=r"twostroke\[server\]"):
+        grammars.check(TEXT)
 
 
 def test_a_grammar_that_takes_too_long_is_stopped_and_the_next_is_not(

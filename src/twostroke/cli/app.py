@@ -9,7 +9,20 @@ import typer
 
 from twostroke import __version__
 
-COMMANDS = ("run", "chat", "serve", "pull", "inspect", "bench")
+COMMANDS = (
+    "run",
+    "chat",
+    "serve",
+    "explain",
+    "top",
+    "pull",
+    "inspect",
+    "bench",
+    "lab",
+    "calibrate",
+    "plan",
+    "simulate",
+)
 
 app = typer.Typer(
     name="twostroke",

@@ -96,6 +96,7 @@ def bench(
     if model == "limits":
         _limits(console, notes, backend, threads, json_path)
         return
+    from twostroke.lab.short_prompts import short_prompt_warning
     from twostroke.lab.sizes import SCALES, check_names, choose, scale_for
 
     if scale is not None and scale not in SCALES:
@@ -125,6 +126,8 @@ def bench(
         for workload in chosen:
             # Lines only: a bar that moves while time counts would be measured with the rest.
             _note(notes, f"{workload.NAME}: {workload.MEASURES}")
+            if (warning := short_prompt_warning(workload)) is not None:
+                notes.print(warning, style="bold red", highlight=False, markup=False, soft_wrap=True)
             result = bench.run(workload, repetitions, lambda message: _note(notes, f"  {message}"))
             results.append(result)
             _note(notes, f"  skipped; {result.skipped}" if result.skipped else f"  {units.seconds(result.duration_s)}")

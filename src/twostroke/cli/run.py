@@ -49,6 +49,9 @@ def run(
         bool, typer.Option("--json", help="Print one JSON object with the answer and its timing.")
     ] = False,
     phases: Annotated[bool, typer.Option(help="Show the phase table.")] = True,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Say where the time went and why: a verdict and a timeline.")
+    ] = False,
     verbose: options.Verbose = False,
 ) -> None:
     """Answer one prompt, streaming, then show its two phases: how long it read, how long it wrote, and the floors."""
@@ -75,6 +78,25 @@ def run(
             from twostroke.cli.phase_table import print_phases
 
             print_phases(console, result.timing, _floors(llm, result), llm.assembly.ceilings())
+        if explain:
+            _print_explanation(console, result)
+
+
+def _print_explanation(console: Console, result: GenerationResult) -> None:
+    from twostroke.cli.explanation_view import print_explanation
+
+    found = result.explain()
+    start, stream = found.verdict.start, found.verdict.stream
+    console.print()
+    print_explanation(
+        console,
+        found.verdict.sentence,
+        None if start is None else start.sentence,
+        None if stream is None else stream.sentence,
+        found.spans,
+        is_fitted=found.is_fitted,
+        doubt=found.doubt,
+    )
 
 
 def _prompt_text(prompt: str | None) -> str:
@@ -125,4 +147,5 @@ def _as_json(result: GenerationResult, floors: PhaseFloors) -> dict[str, object]
             "preemptions": timing.preemptions,
         },
         "floor": dataclasses.asdict(floors),
+        "verdict": result.explain().verdict.sentence,
     }

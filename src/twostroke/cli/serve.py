@@ -48,6 +48,14 @@ def serve(
         str, typer.Option(help="think: split <think>...</think> from answers; none; auto: if the model knows it.")
     ] = "auto",
     access_log: Annotated[bool, typer.Option(help="A line a request on standard error.")] = False,
+    otlp_endpoint: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="A collector for OpenTelemetry traces over HTTP, like http://localhost:4318 (extra [otel]); default: "
+            "OTEL_EXPORTER_OTLP_ENDPOINT.",
+        ),
+    ] = None,
     backend: options.Backend = "auto",
     threads: options.Threads = None,
     max_context: options.MaxContext = None,
@@ -64,7 +72,14 @@ def serve(
 
     Point any OpenAI client at http://127.0.0.1:8000/v1. Streams, logprobs, n, stop, seeds and penalties work as there;
     every answer also carries `timing`: how long it queued, read your prompt (prefill) and wrote (decode), each beside
-    the least that this machine could have taken. /metrics has the same for Prometheus.
+    the least that this machine could have taken. /metrics has the same for Prometheus, /health says if it lives.
+
+    Answers can be held to a JSON schema (response_format) or to calls of your functions (tools, tool_choice), and a
+    stream can tell how far a long prompt is read. Bodies to try with the curl line that a start prints:
+
+    \b
+    '{"messages": [{"role": "user", "content": "A cat, as JSON."}], "response_format": {"type": "json_object"}}'
+    '{"messages": [...], "stream": true, "stream_options": {"include_progress": true}}'
 
     It listens on this machine only, unless --host says otherwise; give API keys before you open it to others.
     Ctrl-C lets answers in flight finish, then stops. The engine has a process of its own, and is started again
@@ -115,10 +130,13 @@ def serve(
         limits=limits,
         tool_parser=tool_parser,
         reasoning_parser=reasoning_parser,
+        traces_url=_traces_url(otlp_endpoint, console),
     )
     resolve(model, progress=console.print)  # a download's progress bar has the screen for itself
     if settings.host not in ("127.0.0.1", "localhost", "::1") and not settings.api_keys:
         console.print(f"warning: {settings.host} may be reached by others, and no API key is asked for")
+    if max_per_key is not None and not settings.api_keys:
+        console.print("warning: --max-per-key limits nobody, as there are no API keys")
     run_server(
         EngineSettings(model, config),
         settings,
@@ -139,6 +157,24 @@ def _api_keys(path: Path | None) -> tuple[str, ...]:
             raise BadRequestError(f"{path} holds no API key")
         keys += from_file
     return tuple(dict.fromkeys(key for key in keys if key))
+
+
+def _traces_url(collector: str | None, console: Console) -> str | None:
+    from twostroke.server.settings import traces_url
+
+    url = traces_url(collector, os.environ)
+    if url is None:
+        return None
+    try:
+        import twostroke.server.tracing  # noqa: F401
+    except ImportError as error:
+        message = f"traces need the extra [otel]: pip install 'twostroke[otel]' ({error.name} is missing)"
+        if collector is not None:
+            raise BackendError(message) from None
+        # The variables may be the whole machine's: they are no reason not to serve.
+        console.print(f"warning: OpenTelemetry's variables ask for traces, but {message}")
+        return None
+    return url
 
 
 def _show(console: Console, name: str, facts: Ready, address: str, asks_for_key: bool) -> None:

@@ -89,4 +89,5 @@ def stream_answer(llm: LLM, prompt_ids: Sequence[int], sampling: SamplingParams,
     sys.stdout.flush()
     if result.error is not None:
         raise BackendError(result.error)
+    result.explainer = llm.explainer
     return result

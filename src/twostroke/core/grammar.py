@@ -9,6 +9,7 @@ from typing import Protocol
 from twostroke.core.errors import BadRequestError
 
 GRAMMAR_KINDS = ("json_schema", "regex", "choice", "lark")
+THOUGHTS = ("none", "open", "possible")
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,8 +17,13 @@ class GrammarSpec:
     kind: str
     """`json_schema`, `regex`, `lark`, or `choice` (a JSON list of strings, of which the answer is one)."""
     text: str
+    thought: str = "none"
+    """What stands before it, unwatched: nothing (`none`), the rest of a thought that the prompt has opened (`open`), or
+    a thought if the model opens one (`possible`). The grammar begins behind the thought."""
 
     def __post_init__(self) -> None:
+        if self.thought not in THOUGHTS:
+            raise BadRequestError(f"a grammar's thought must be one of {', '.join(THOUGHTS)}, not {self.thought!r:.40}")
         if self.kind not in GRAMMAR_KINDS:
             raise BadRequestError(f"a grammar's kind must be one of {', '.join(GRAMMAR_KINDS)}, not {self.kind!r:.40}")
         if not isinstance(self.text, str):

@@ -3,6 +3,47 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from twostroke.core.step_record import ChunkRecord, StepRecord
+
+
+class PrefixBreak(NamedTuple):
+    """Where a prompt stopped matching what the prefix cache has, and why."""
+
+    token_index: int
+    """The first token that was not found."""
+    kind: str
+    """`evicted`: it was cached once, and its space was needed; `differs`: an earlier prompt has another token here;
+    `new`: nothing was ever cached behind what was found."""
+    tokens: int = 0
+    """Evicted: how many were lost in a row. Differs: how many of those behind are the same in the earlier prompt."""
+
+
+@dataclass(slots=True)
+class QueueRecord:
+    """What a sample met when it arrived, and what it then waited for until it was first admitted."""
+
+    ahead: int = 0
+    """Samples that waited before it."""
+    ahead_tokens: int = 0
+    """About how many prompt tokens those have."""
+    running: int = 0
+    running_limit: int = 0
+    free_blocks: tuple[int, ...] = ()
+    """One a KV group: blocks that nobody held."""
+    slots_s: float = 0.0
+    """All running slots were taken."""
+    blocks_s: float = 0.0
+    """The first in line did not fit in KV."""
+    prompts_s: float = 0.0
+    """Steps were full of older work: other prompts, for the most part."""
+    sibling_s: float = 0.0
+    """The first sample of the same request was reading the prompt for all of them."""
+    refused_s: float | None = None
+    """When it was first in line, and was first refused for want of blocks."""
+    short_blocks: tuple[int, ...] = ()
+    """One a KV group: how many were missing then."""
 
 
 @dataclass(slots=True)
@@ -24,6 +65,18 @@ class SequenceTiming:
     """Backend seconds of the steps that held one of its chunks."""
     decode_compute_s: float = 0.0
     """Backend seconds of the steps that held its decode slot."""
+    queue: QueueRecord = field(default_factory=QueueRecord)
+    prefix: PrefixBreak | None = None
+    """None: every full block was found, or nothing was looked for."""
+    chunks: list[ChunkRecord] = field(default_factory=list)
+    preempted_s: list[float] = field(default_factory=list)
+    """When it lost its KV."""
+    step_before: StepRecord | None = None
+    """The last that had come back when it arrived."""
+    step_last: StepRecord | None = None
+    """The last that had come back when it ended."""
+    step_after_gap: StepRecord | None = None
+    """The one that ended the longest gap between two of its tokens, if it is still known."""
 
     @property
     def first_token_s(self) -> float | None:

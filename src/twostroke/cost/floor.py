@@ -3,9 +3,12 @@ the measured bandwidth. Counts only what no implementation can avoid; knows noth
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import repeat
 
+from twostroke.core.step import Step
 from twostroke.cost.hardware import Ceilings
 from twostroke.cost.model_shape import ModelShape
 
@@ -36,6 +39,14 @@ def decode_floor_s(shape: ModelShape, context_len: int, ceilings: Ceilings) -> f
     return (shape.weight_bytes_read(1) + shape.kv_bytes_read(context_len)) / ceilings.read_bytes_per_s
 
 
+def decode_run_floor_s(shape: ModelShape, first_context: int, num_tokens: int, ceilings: Ceilings) -> float:
+    """The same for `num_tokens` in a row, the first of them at a context of `first_context`."""
+    kv_bytes = sum(
+        group.query_key_pairs(first_context - 1, num_tokens) * group.bytes_per_token for group in shape.kv_groups
+    )
+    return (num_tokens * shape.weight_bytes_read(1) + kv_bytes) / ceilings.read_bytes_per_s
+
+
 @dataclass(frozen=True, slots=True)
 class StepWork:
     """What a step computes, as its cost sees it."""
@@ -52,6 +63,15 @@ class StepWork:
         return sum(num_tokens for _, num_tokens in self.chunks) + len(self.contexts)
 
 
+def work_of(step: Step) -> StepWork:
+    """The contexts are kept in an array: whoever logs thousands of steps keeps them small."""
+    return StepWork(
+        chunks=tuple((chunk.start, len(chunk.token_ids)) for chunk in step.prefills),
+        num_sampling_chunks=sum(chunk.samples for chunk in step.prefills),
+        contexts=array("q", [slot.position + 1 for slot in step.decodes]),
+    )
+
+
 def step_multiply_adds(shape: ModelShape, work: StepWork) -> int:
     attention = sum(shape.attention_multiply_adds(start, num_tokens) for start, num_tokens in work.chunks)
     attention += sum(shape.attention_multiply_adds(context - 1, 1) for context in work.contexts)
@@ -59,15 +79,23 @@ def step_multiply_adds(shape: ModelShape, work: StepWork) -> int:
     return shape.layer_matmul_parameters * work.num_tokens + shape.head_matmul_parameters * num_sampled + attention
 
 
+def contexts_bytes_read(shape: ModelShape, contexts: Sequence[int]) -> int:
+    """K and V that one query at the end of each context reads. There may be hundreds in every step."""
+    return sum(
+        group.bytes_per_token
+        * (sum(contexts) if group.window is None else sum(map(min, contexts, repeat(group.window))))
+        for group in shape.kv_groups
+    )
+
+
 def step_bytes_read(shape: ModelShape, work: StepWork) -> float:
     """The weights that it meets, once; each context; what lies before a chunk, once for all its queries."""
-    decodes = sum(shape.kv_bytes_read(context) for context in work.contexts)
     prefixes = sum(
         (start if group.window is None else min(start, group.window - 1)) * group.bytes_per_token
         for start, _ in work.chunks
         for group in shape.kv_groups
     )
-    return shape.weight_bytes_read(work.num_tokens) + decodes + prefixes
+    return shape.weight_bytes_read(work.num_tokens) + contexts_bytes_read(shape, work.contexts) + prefixes
 
 
 def step_floor_s(shape: ModelShape, work: StepWork, ceilings: Ceilings) -> float:

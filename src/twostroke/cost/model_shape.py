@@ -35,12 +35,33 @@ class ExpertsShape:
     num_experts: int
     experts_per_token: int
     weight_bytes: int
+    matmul_parameters: int = 0
+    """Of their matrices, all experts together; 0: not told."""
+
+    @property
+    def active_parameters(self) -> int:
+        """Those that one token meets."""
+        return self.matmul_parameters // self.num_experts * self.experts_per_token
 
     def weight_bytes_read(self, num_tokens: int) -> float:
         """What a step of so many tokens reads, if they choose without regard to each other: an expert is left alone
         by one token with a probability of 1 - k / E, and by all of them with that to the power of their number."""
         untouched = (1 - self.experts_per_token / self.num_experts) ** num_tokens
         return self.weight_bytes * (1 - untouched)
+
+
+@dataclass(frozen=True, slots=True)
+class LatentAttention:
+    """Multi-head latent attention (DeepSeek): a position is kept as one latent vector that all heads share. A query may
+    meet keys and values expanded from it, or be brought into the latent space itself. Multiply-adds of both ways; what
+    a token's own projections take is the same either way, and is counted with the layer's matrices."""
+
+    expanded_per_pair: int
+    """Of a query-key pair in one head, keys and values expanded."""
+    absorbed_per_pair: int
+    """Of a query-key pair in one head, in the latent space."""
+    expansion_per_position: int
+    """To expand one position that was kept, in one layer, for all heads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +79,19 @@ class ModelShape:
     head_dim: int
     kv_groups: tuple[KVGroupShape, ...]
     experts: ExpertsShape | None = None
+    embedding_bytes: int = 0
+    """Of an embedding table that is not the head too: held in memory, never read in full."""
+    latent: LatentAttention | None = None
+
+    @property
+    def active_parameters(self) -> int:
+        """What one token is multiplied by, the head among it."""
+        return self.layer_matmul_parameters + self.head_matmul_parameters
+
+    @property
+    def weight_bytes(self) -> int:
+        """All that lies in memory."""
+        return self.weight_bytes_per_step + self.embedding_bytes + (self.experts.weight_bytes if self.experts else 0)
 
     def weight_bytes_read(self, num_tokens: int) -> float:
         """Bytes of weights that a step of so many tokens reads, each once; of experts, what is to be expected."""
@@ -73,9 +107,15 @@ class ModelShape:
         return sum(group.positions_read(context_len) * group.bytes_per_token for group in self.kv_groups)
 
     def attention_multiply_adds(self, start: int, num_tokens: int) -> int:
-        """Scores and weighted values of a causal range: head_dim multiply-adds each, a head, a query-key pair."""
+        """Scores and weighted values of a causal range: head_dim multiply-adds each, a head, a query-key pair. Latent
+        attention goes whichever of its two ways takes fewer."""
         pairs = sum(group.num_layers * group.query_key_pairs(start, num_tokens) for group in self.kv_groups)
-        return 2 * self.num_heads * self.head_dim * pairs
+        if self.latent is None:
+            return 2 * self.num_heads * self.head_dim * pairs
+        positions = start * sum(group.num_layers for group in self.kv_groups)
+        expanded = self.num_heads * self.latent.expanded_per_pair * pairs
+        expanded += self.latent.expansion_per_position * positions
+        return min(expanded, self.num_heads * self.latent.absorbed_per_pair * pairs)
 
 
 def _triangle(count: int) -> int:

@@ -6,12 +6,15 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from twostroke import backends, machine
+from twostroke import __version__, backends, machine
 from twostroke.backends.interface import BackendFactory, MaskingBackend
+from twostroke.cache import cache_folder
 from twostroke.config import EngineConfig, KVGroupNeed, ResolvedConfig, resolve
 from twostroke.core.errors import BackendError
+from twostroke.cost.calibration import Calibration, CalibrationKey, read_calibration
 from twostroke.cost.hardware import Ceilings
 from twostroke.cost.model_shape import ModelShape
+from twostroke.cost.step_cost import StepCost
 from twostroke.engine.engine import Engine
 from twostroke.engine.quantise import KINDS, as_asked, by_default
 from twostroke.engine.shape import shape_of
@@ -30,6 +33,46 @@ RANDOM_KIND = WeightKind.Q4_1
 """What random weights are drawn in for a backend that quantises, unless asked otherwise; others get BF16."""
 
 
+NOTHING_MEASURED = Ceilings(20e9, 200e9, "assumed: nothing was measured yet")
+"""What the cost of steps is first reckoned from where no calibration is stored: measuring takes longer than a small
+model's start, and the first steps teach the rest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """All that is decided about an engine before anything is loaded."""
+
+    checkpoint: Checkpoint
+    factory: BackendFactory
+    resolved: ResolvedConfig
+    shape: ModelShape
+    device: str
+    """What computes, by name."""
+    reasons: tuple[str, ...]
+
+    @property
+    def scheduler_config(self) -> SchedulerConfig:
+        return SchedulerConfig(
+            max_context=self.resolved.max_context,
+            max_tokens_per_step=self.resolved.sizes.max_tokens_per_step,
+            max_running=self.resolved.sizes.max_running,
+            prefix_caching=self.resolved.config.kv.prefix_caching,
+        )
+
+    @property
+    def calibration_path(self) -> Path:
+        key = CalibrationKey(self.factory.name, self.device, self.resolved.threads, self.shape, __version__)
+        return key.path(cache_folder() / "calibrations")
+
+    def calibration(self) -> Calibration | None:
+        """What `twostroke calibrate` stored for exactly this; None: it was not run."""
+        return read_calibration(self.calibration_path)
+
+    def ceilings(self) -> Ceilings:
+        """What this machine allows. The first call on a machine may take a moment: it measures."""
+        return self.factory.ceilings(self.checkpoint, self.resolved.threads)
+
+
 @dataclass(frozen=True, slots=True)
 class Assembly:
     """An engine with the parts it was built from."""
@@ -43,14 +86,16 @@ class Assembly:
     shape: ModelShape
     notes: tuple[str, ...]
     """Each choice that was made, with its reason."""
+    preparation: Preparation
+    grammars: LazyGrammars | None
+    """None: this engine holds no answer to a grammar."""
 
     @property
     def backend_name(self) -> str:
         return self.factory.name
 
     def ceilings(self) -> Ceilings:
-        """What this machine allows. The first call on a machine may take a moment: it measures."""
-        return self.factory.ceilings(self.checkpoint, self.resolved.threads)
+        return self.preparation.ceilings()
 
 
 def build(model: str, config: EngineConfig, *, text: bool = True) -> Assembly:
@@ -60,6 +105,11 @@ def build(model: str, config: EngineConfig, *, text: bool = True) -> Assembly:
     checkpoint = load_checkpoint(resolve_model(model, progress=_say), name=model)
     tokenizer = load_tokenizer(checkpoint.path, checkpoint.gguf_metadata) if text else None
     return assemble(checkpoint, tokenizer, config)
+
+
+def prepare_model(model: str, config: EngineConfig) -> Preparation:
+    """What `build` would decide about a model, without its weights: they stay on disk."""
+    return prepare(load_checkpoint(resolve_model(model, progress=_say), name=model), config)
 
 
 def read_tokenizer(model: str) -> Tokenizer:
@@ -93,7 +143,7 @@ def kv_needs(factory: BackendFactory, checkpoint: Checkpoint, kv_kind: str = "au
     )
 
 
-def assemble(checkpoint: Checkpoint, tokenizer: Tokenizer | None, config: EngineConfig) -> Assembly:
+def prepare(checkpoint: Checkpoint, config: EngineConfig) -> Preparation:
     here = machine.detect()
     checkpoint, quantise_reason = as_asked(config.quantise, checkpoint)
     factory, reason = backends.choose(config.backend, checkpoint)
@@ -102,6 +152,20 @@ def assemble(checkpoint: Checkpoint, tokenizer: Tokenizer | None, config: Engine
     needs = kv_needs(factory, checkpoint, config.kv.kind)
     memory = factory.memory(checkpoint, here)
     resolved = resolve(config, checkpoint.spec.max_context, needs, memory, factory.suits, here.threads)
+    reasons = (f"backend {factory.name}: {reason}", quantise_reason, *resolved.reasons)
+    return Preparation(
+        checkpoint,
+        factory,
+        resolved,
+        shape_of(checkpoint, [need.bytes_per_token for need in needs]),
+        device=f"{memory.owner}, {machine.processor_name()}",
+        reasons=tuple(reason for reason in reasons if reason is not None),
+    )
+
+
+def assemble(checkpoint: Checkpoint, tokenizer: Tokenizer | None, config: EngineConfig) -> Assembly:
+    prepared = prepare(checkpoint, config)
+    checkpoint, factory, resolved, shape = prepared.checkpoint, prepared.factory, prepared.resolved, prepared.shape
     try:
         backend = factory.create(
             checkpoint,
@@ -119,26 +183,22 @@ def assemble(checkpoint: Checkpoint, tokenizer: Tokenizer | None, config: Engine
             f"the {factory.name} backend could not be set up with {resolved.kv_bytes} bytes of KV and "
             f"{resolved.threads} threads: {reason}"
         ) from error
-    shape = shape_of(checkpoint, [need.bytes_per_token for need in needs])
-    itl_target_ms, pace = resolved.sizes.itl_target_ms, None
+    itl_target_ms, pace, ceilings = resolved.sizes.itl_target_ms, None, NOTHING_MEASURED
     if itl_target_ms is not None:
-        pace = PrefillPace(shape, factory.ceilings(checkpoint, resolved.threads), itl_target_ms / 1e3)
-    scheduler = Scheduler(
-        SchedulerConfig(
-            max_context=resolved.max_context,
-            max_tokens_per_step=resolved.sizes.max_tokens_per_step,
-            max_running=resolved.sizes.max_running,
-            prefix_caching=config.kv.prefix_caching,
-        ),
-        resolved.layout,
-        pace=pace,
-    )
+        ceilings = prepared.ceilings()
+        pace = PrefillPace(shape, ceilings, itl_target_ms / 1e3)
+    scheduler = Scheduler(prepared.scheduler_config, resolved.layout, pace=pace)
     grammars = None
     if tokenizer is not None and isinstance(backend, MaskingBackend):
         grammars = LazyGrammars(tokenizer)
         backend.use_grammars(grammars)
     vocab_size = checkpoint.spec.vocab_size
-    engine = Engine(scheduler, backend, vocab_size, tokenizer, grammars=grammars, run_ahead=config.run_ahead)
-    reasons = (f"backend {factory.name}: {reason}", quantise_reason, *resolved.reasons, *getattr(backend, "notes", ()))
-    notes = tuple(reason for reason in reasons if reason is not None)
-    return Assembly(engine, checkpoint, tokenizer, resolved, factory, shape, notes)
+    calibration = prepared.calibration()
+    step_cost = StepCost(shape, ceilings) if calibration is None else calibration.step_cost(shape)
+    engine = Engine(
+        scheduler, backend, vocab_size, tokenizer, grammars=grammars, run_ahead=config.run_ahead, step_cost=step_cost
+    )
+    notes = (*prepared.reasons, *getattr(backend, "notes", ()))
+    if calibration is not None:
+        notes = (*notes, f"step costs: calibrated {calibration.taken}, off by {calibration.error:.0%} on average")
+    return Assembly(engine, checkpoint, tokenizer, resolved, factory, shape, notes, prepared, grammars)

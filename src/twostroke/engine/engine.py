@@ -17,7 +17,10 @@ from twostroke.core.request import Request
 from twostroke.core.request_check import check_request
 from twostroke.core.sequence import FinishReason, Sequence
 from twostroke.core.step import Step, StepResult, TokenLogprobs
+from twostroke.cost.floor import work_of
+from twostroke.cost.step_cost import StepCost
 from twostroke.engine.interrupts import HeldInterrupts, uninterrupted
+from twostroke.engine.step_log import StepLog
 from twostroke.engine.streaming import TextStream
 from twostroke.scheduling.scheduler import Scheduler, SequenceAdvance
 from twostroke.text.tokenizer import Tokenizer
@@ -45,16 +48,20 @@ class Engine:
         *,
         grammars: Grammars | None = None,
         run_ahead: bool = True,
+        step_cost: StepCost | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.scheduler = scheduler
         self.backend = backend
+        self.step_cost = step_cost
+        """Learns from every step what the next should take; None: nobody asks."""
         self._vocab_size = vocab_size
         self._tokenizer = tokenizer
         self._grammars = grammars
         self._clock = clock
         self._max_in_flight = 2 if run_ahead else 1
-        self._in_flight: deque[tuple[Step, Ticket]] = deque()
+        self._in_flight: deque[tuple[Step, Ticket, float]] = deque()  # the last: when it was launched
+        self.step_log = StepLog()
         self._streams: dict[int, TextStream] = {}
         self._live: dict[str, int] = {}  # request id -> samples that have not finished
         self._pending: list[Event] = []  # events that no call of `step` has returned yet
@@ -79,6 +86,8 @@ class Engine:
         request = replace(request, arrival_s=self._clock(), seed=secrets.randbits(64) if seed is None else seed)
         with uninterrupted():
             sequences = self.scheduler.add(request)
+            for sequence in sequences:
+                sequence.timing.step_before = self.step_log.last
             self._live[request.request_id] = len(sequences)
             if self._tokenizer is not None:
                 sampling = request.sampling
@@ -121,7 +130,7 @@ class Engine:
         with HeldInterrupts() as interrupts:
             self._launch()
             if self._in_flight:
-                step, ticket = self._in_flight[0]
+                step, ticket, launched_s = self._in_flight[0]
                 interrupts.let_through()
                 try:
                     outcome: StepResult | Exception = ticket.result()
@@ -129,7 +138,7 @@ class Engine:
                     outcome = error
                 interrupts.hold()
                 self._in_flight.popleft()
-                self._settle(step, ticket, outcome)
+                self._settle(step, ticket, outcome, launched_s)
         events, self._pending = self._pending, []
         return events
 
@@ -137,7 +146,8 @@ class Engine:
         while len(self._in_flight) < self._max_in_flight:
             if self._in_flight and isinstance(self._in_flight[-1][1], _UnlaunchedTicket):
                 return  # the backend does not know that step's rows: nothing may build on them
-            step = self.scheduler.schedule(self._clock())
+            now_s = self._clock()
+            step = self.scheduler.schedule(now_s)
             if step is None:
                 return
             ticket: Ticket
@@ -145,12 +155,14 @@ class Engine:
                 ticket = self.backend.launch(step)
             except Exception as error:  # it fails in its turn: results are applied in launch order
                 ticket = _UnlaunchedTicket(error)
-            self._in_flight.append((step, ticket))
+            self._in_flight.append((step, ticket, now_s))
 
-    def _settle(self, step: Step, ticket: Ticket, outcome: StepResult | Exception) -> None:
+    def _settle(self, step: Step, ticket: Ticket, outcome: StepResult | Exception, launched_s: float) -> None:
         now_s = self._clock()
         if isinstance(outcome, StepResult):
-            advances = self.scheduler.apply(step, outcome, now_s)
+            record = self.step_log.add(step, launched_s, now_s, outcome.compute_s)
+            advances = self.scheduler.apply(step, outcome, now_s, record)
+            self._learn(step, outcome)
             if self.on_step is not None:
                 self.on_step(step, outcome)
         else:
@@ -159,6 +171,11 @@ class Engine:
             advances = self.scheduler.fail(step, message, now_s, launched=launched)
         for advance in advances:
             self._tell(advance)
+
+    def _learn(self, step: Step, result: StepResult) -> None:
+        """Where prompt logprobs are wanted the head runs for every position: that is no step like others."""
+        if self.step_cost is not None and not any(chunk.prompt_logprobs is not None for chunk in step.prefills):
+            self.step_cost.observe(work_of(step), result.compute_s)
 
     def close(self) -> None:
         self.backend.close()
@@ -198,6 +215,7 @@ class Engine:
     def _finished(self, event: TokenEvent, sequence: Sequence) -> TokenEvent:
         """The sample's last event: the text that was held back joins it."""
         text, reason = event.text, sequence.finish_reason
+        self.step_log.close(sequence.timing)
         stream = self._streams.pop(sequence.seq_id, None)
         if stream is not None:
             rest, stopped = stream.finish()

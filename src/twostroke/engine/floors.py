@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from twostroke.core.timing import SequenceTiming
-from twostroke.cost.floor import decode_floor_s, prefill_floor_s
+from twostroke.cost.floor import decode_run_floor_s, prefill_floor_s
 from twostroke.cost.hardware import Ceilings
 from twostroke.cost.model_shape import ModelShape
 
@@ -21,9 +21,8 @@ class PhaseFloors:
 
 def phase_floors(shape: ModelShape, ceilings: Ceilings, timing: SequenceTiming) -> PhaseFloors:
     computed = timing.prompt_tokens - timing.cached_tokens
-    first = timing.prompt_tokens + 1
-    last = timing.prompt_tokens + len(timing.token_times_s)
+    num_decoded = max(0, len(timing.token_times_s) - 1)
     return PhaseFloors(
         prefill_s=prefill_floor_s(shape, timing.cached_tokens, computed, ceilings),
-        decode_s=sum(decode_floor_s(shape, context, ceilings) for context in range(first, last)),
+        decode_s=decode_run_floor_s(shape, timing.prompt_tokens + 1, num_decoded, ceilings),
     )

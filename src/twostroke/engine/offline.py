@@ -11,7 +11,7 @@ from itertools import count
 from numbers import Integral
 from subprocess import Popen
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from twostroke.config import EngineConfig
 from twostroke.core.errors import BadRequestError
@@ -25,6 +25,9 @@ from twostroke.engine.turns import FairLock
 from twostroke.text.chat import ChatEncoder
 from twostroke.text.side_process import end_process
 from twostroke.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from twostroke.explain.explanation import Explainer
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
@@ -114,6 +117,13 @@ class LLM:
         return self._chat_encoder.encode(messages)
 
     @cached_property
+    def explainer(self) -> Explainer:
+        """Says where a finished sample's time went, from its timing."""
+        from twostroke.engine.explaining import explainer_of
+
+        return explainer_of(self.assembly)
+
+    @cached_property
     def _chat_encoder(self) -> ChatEncoder:
         process, self._template_process = self._template_process, None
         return ChatEncoder(self.tokenizer, process)
@@ -175,6 +185,8 @@ class LLM:
                             bar.finish_one()
         finally:
             self._forget([request.request_id for request in requests])
+        for result in results.values():
+            result.explainer = self.explainer
         return list(results.values())
 
     def _events_of(self, request: Request) -> Iterator[Event]:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
+from twostroke.core.errors import BadRequestError
 from twostroke.core.events import TokenEvent
 from twostroke.core.step import TokenLogprobs
 from twostroke.core.timing import SequenceTiming
+
+if TYPE_CHECKING:  # most results are never asked for an explanation
+    from twostroke.explain.explanation import Explainer, Explanation
 
 
 @dataclass(slots=True)
@@ -30,6 +35,7 @@ class GenerationResult:
     prompt_token_ids: tuple[int, ...]
     samples: list[Sample]
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    explainer: Explainer | None = field(default=None, repr=False, compare=False)
 
     @property
     def text(self) -> str:
@@ -50,6 +56,14 @@ class GenerationResult:
     @property
     def timing(self) -> SequenceTiming:
         return self.samples[0].timing
+
+    def explain(self, sample_index: int = 0) -> Explanation:
+        """Where a finished sample's time went and why: `print(result.explain())` shows the verdict, `.spans` is the
+        timeline. Good for as long as the LLM lives."""
+        sample = self.samples[sample_index]
+        if self.explainer is None or sample.finish_reason is None:
+            raise BadRequestError("only a finished result of an LLM can be explained")
+        return self.explainer.explain(sample.timing)
 
     def absorb(self, event: TokenEvent) -> None:
         sample = self.samples[event.sample_index]

@@ -21,12 +21,12 @@ def shape_of(checkpoint: Checkpoint, kv_bytes_per_token_by_group: Sequence[int])
     if (moe := spec.moe) is not None:
         names = [name for name in shapes if ".experts." in name]
         expert_bytes = sum(checkpoint.held_tensor_bytes(name) for name in names)
-        experts = ExpertsShape(moe.num_experts, moe.experts_per_token, expert_bytes)
+        in_experts = sum(matrices[name] for name in names)
+        experts = ExpertsShape(moe.num_experts, moe.experts_per_token, expert_bytes, in_experts)
         weight_bytes -= expert_bytes
-        one_parameters = sum(matrices[name] for name in names) // moe.num_experts  # an expert in each layer
-        in_layers -= one_parameters * (moe.num_experts - moe.experts_per_token)
-    if not spec.tied_embeddings:
-        weight_bytes -= checkpoint.tensors["embedding"].nbytes
+        in_layers -= in_experts - experts.active_parameters
+    embedding_bytes = 0 if spec.tied_embeddings else checkpoint.tensors["embedding"].nbytes
+    weight_bytes -= embedding_bytes
     groups = zip(spec.kv_windows(), kv_bytes_per_token_by_group, strict=True)
     return ModelShape(
         num_parameters=checkpoint.num_parameters,
@@ -37,4 +37,5 @@ def shape_of(checkpoint: Checkpoint, kv_bytes_per_token_by_group: Sequence[int])
         head_dim=spec.head_dim,
         kv_groups=tuple(KVGroupShape(len(layers), window, num_bytes) for (window, layers), num_bytes in groups),
         experts=experts,
+        embedding_bytes=embedding_bytes,
     )

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from twostroke.core.kv_layout import KVGroup, KVLayout
 from twostroke.core.sequence import Sequence
 from twostroke.core.step import BlockGrant
+from twostroke.core.timing import PrefixBreak
 from twostroke.kv.block_pool import BlockPool
 from twostroke.kv.prefix_index import Digest, PrefixEntry, PrefixIndex, PrefixNode
+from twostroke.kv.prefix_memory import PrefixMemory
 
 
 @dataclass(slots=True)
@@ -53,13 +55,19 @@ class KVLedger:
         self.layout = layout
         self.index = PrefixIndex(len(layout.groups), key=key, digest=digest)
         self.pools = tuple(self._pool(number, group) for number, group in enumerate(layout.groups))
+        self._memory = PrefixMemory()
         self._prefix_caching = prefix_caching
         self._windowed = [(number, group) for number, group in enumerate(layout.groups) if group.window is not None]
         self._holdings: dict[int, Holding] = {}
         self._chains: dict[int, list[PrefixNode]] = {}  # by sequence: root, then one node a full block, hashed once
 
     def _pool(self, number: int, group: KVGroup) -> BlockPool:
-        return BlockPool(group.num_blocks, on_evict=lambda block: self.index.remove(number, block))
+        return BlockPool(group.num_blocks, on_evict=lambda block: self._evict(number, block))
+
+    def _evict(self, number: int, block: int) -> None:
+        if (entry := self.index.entry_of(number, block)) is not None:
+            self._memory.lost(entry.node)
+        self.index.remove(number, block)
 
     @property
     def max_total_tokens(self) -> int | None:
@@ -115,6 +123,23 @@ class KVLedger:
         tables = tuple(_matched_table(number, first, entries[:best_blocks]) for number, first in enumerate(firsts))
         return PrefixMatch(best_blocks * block_size, tables)
 
+    def prefix_break(self, sequence: Sequence, match: PrefixMatch) -> PrefixBreak | None:
+        """Where the prompt left what is cached, and why; None where it did not, or was not to be found."""
+        block_size = self.layout.block_size
+        first, num_full = match.num_tokens // block_size, (len(sequence.tokens) - 1) // block_size
+        if first >= num_full or not self._is_shared(sequence):
+            return None
+        chain, lost = self._chain(sequence), first
+        while lost < num_full:
+            if lost + 1 == len(chain):
+                self._extend_chain(chain, sequence)
+            if not self._memory.was_evicted(chain[lost + 1]):
+                break
+            lost += 1
+        if lost > first:
+            return PrefixBreak(first * block_size, "evicted", (lost - first) * block_size)
+        return self._memory.where_it_leaves(chain[first], sequence.tokens, first * block_size, block_size)
+
     def _chain(self, sequence: Sequence) -> list[PrefixNode]:
         """The names of a sequence's full blocks after their root. Tokens are only ever appended, so names are kept."""
         chain = self._chains.get(sequence.seq_id)
@@ -129,10 +154,12 @@ class KVLedger:
 
     def _namespace(self, sequence: Sequence) -> str:
         """Who may share: requests of one salt, or the samples of one request only."""
-        request = sequence.request
-        if self._prefix_caching and request.sampling.prompt_logprobs is None:
-            return f"salt:{request.cache_salt}"
+        if self._is_shared(sequence):
+            return f"salt:{sequence.request.cache_salt}"
         return f"request:{sequence.seq_id - sequence.sample_index}"  # the id of sample 0: never used again
+
+    def _is_shared(self, sequence: Sequence) -> bool:
+        return self._prefix_caching and sequence.request.sampling.prompt_logprobs is None
 
     # Taking and giving back
 
@@ -192,6 +219,8 @@ class KVLedger:
             entry = self.index.find_or_add(chain[index + 1])
             if entry is None:
                 continue  # a collision: this block stays private
+            if entry.node is chain[index + 1]:
+                self._memory.saw(entry.node)
             chain[index + 1] = entry.node
             for number, table in enumerate(holding.tables):
                 block = table[index]
@@ -231,6 +260,7 @@ class KVLedger:
         """Forget every block that nobody holds: a prefix is then found only where a running sequence has it."""
         for pool in self.pools:
             pool.evict_cached()
+        self._memory.clear()
 
     # Looking ahead, for admission
 
@@ -242,14 +272,15 @@ class KVLedger:
             for group, table, first in zip(self.layout.groups, holding.tables, holding.first_held, strict=True)
         ]
 
-    def fits(self, match: PrefixMatch, end: int, max_chunk: int, spare: Iterable[int]) -> bool:
-        """Whether a sequence that begins with `match` can be computed up to `end`, with `spare` blocks a group left."""
+    def shortage(self, match: PrefixMatch, end: int, max_chunk: int, spare: Iterable[int]) -> tuple[int, ...]:
+        """One a group: blocks missing for a sequence that begins with `match` to be computed up to `end`, with `spare`
+        blocks left. All 0: it fits."""
+        short = []
         for group, pool, table, left in zip(self.layout.groups, self.pools, match.tables, spare, strict=True):
             ahead = self._blocks_ahead(group, len(table), self._first_needed(group, match.num_tokens), end, max_chunk)
             revived = sum(block is not None and pool.references(block) == 0 for block in table)
-            if ahead + revived + left > pool.num_available:
-                return False
-        return True
+            short.append(max(0, ahead + revived + left - pool.num_available))
+        return tuple(short)
 
     def _blocks_ahead(self, group: KVGroup, num_entries: int, first_held: int, end: int, max_chunk: int) -> int:
         """A window gives blocks back as it moves on, so it never takes more than it spans while a chunk is computed."""

@@ -3,7 +3,6 @@ and flat: what the benchmark remembers must not slow what it measures."""
 
 from __future__ import annotations
 
-from array import array
 from collections import deque
 from collections.abc import Sequence
 
@@ -13,7 +12,7 @@ from twostroke.core.events import PrefillProgress
 from twostroke.core.request import Request
 from twostroke.core.sampling_params import SamplingParams
 from twostroke.core.step import Step
-from twostroke.cost.floor import StepWork
+from twostroke.cost.floor import StepWork, work_of
 from twostroke.engine.engine import Engine
 from twostroke.lab.workloads import TEMPERATURE
 
@@ -34,23 +33,19 @@ class StepRecorder:
         self.backend.close()
 
 
-def work_of(step: Step) -> StepWork:
-    return StepWork(
-        chunks=tuple((chunk.start, len(chunk.token_ids)) for chunk in step.prefills),
-        num_sampling_chunks=sum(chunk.samples for chunk in step.prefills),
-        contexts=array("q", [slot.position + 1 for slot in step.decodes]),
-    )
-
-
 class EngineAdapter:
     """`add`, `step`, `busy`, `clear_prefix`. The engine is watched from here on, and stays its owner's to close."""
 
     def __init__(self, engine: Engine, temperature: float = TEMPERATURE) -> None:
         self._engine = engine
+        self.written: dict[str, list[int]] | None = None
+        """The tokens of each request since this was last set to an empty dictionary; None: they are not kept."""
         self._temperature = temperature
         self._num_requests = 0
         self._recorder = engine.backend if isinstance(engine.backend, StepRecorder) else StepRecorder(engine.backend)
         engine.backend = self._recorder
+        if not engine.busy:
+            self._recorder.in_flight.clear()  # of steps that were made without an adapter
         self._log: list[StepWork] = []
         self._live: set[str] = set()
 
@@ -72,6 +67,8 @@ class EngineAdapter:
                 continue
             if event.error is not None:
                 raise BackendError(event.error)
+            if self.written is not None:
+                self.written.setdefault(event.request_id, []).extend(event.token_ids)
             is_finished = event.finish_reason is not None
             if is_finished:
                 self._live.discard(event.request_id)

@@ -21,7 +21,7 @@ from twostroke.engine.build import Assembly
 from twostroke.lab.bench import WorkloadResult
 
 SCHEMA = 1
-PACKAGES = ("numpy", "llvmlite", "torch", "triton")
+PACKAGES = ("numpy", "llvmlite", "torch", "triton", "matplotlib")
 """Versions of these are recorded where they are installed; none is imported for it."""
 
 
@@ -34,7 +34,7 @@ def environment() -> dict[str, Any]:
         "command": shlex.join(["twostroke", *sys.argv[1:]]),
         "commit": commit(),
         "machine": {
-            "processor": _processor_name(),
+            "processor": machine.processor_name(),
             "cores": os.cpu_count(),
             "usable_threads": here.threads,
             "memory_bytes": here.total_memory_bytes,
@@ -53,9 +53,21 @@ def bench_record(
     repetitions: int,
     start: dict[str, float | None],
 ) -> dict[str, Any]:
-    checkpoint, resolved = assembly.checkpoint, assembly.resolved
     return {
         **environment(),
+        **engine_record(assembly),
+        "ceilings": asdict(ceilings),
+        "start": start,
+        "scale": scale,
+        "repetitions": repetitions,
+        "workloads": [workload_record(result) for result in results],
+    }
+
+
+def engine_record(assembly: Assembly) -> dict[str, Any]:
+    """The model and how it was run."""
+    checkpoint, resolved = assembly.checkpoint, assembly.resolved
+    return {
         "model": {
             "name": checkpoint.name,
             "family": checkpoint.spec.family,
@@ -73,11 +85,6 @@ def bench_record(
             "kv_bytes": resolved.kv_bytes,
             "notes": list(assembly.notes),
         },
-        "ceilings": asdict(ceilings),
-        "start": start,
-        "scale": scale,
-        "repetitions": repetitions,
-        "workloads": [workload_record(result) for result in results],
     }
 
 
@@ -131,13 +138,3 @@ def _package_versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
-
-
-def _processor_name() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()

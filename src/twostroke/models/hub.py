@@ -38,8 +38,9 @@ def parse_hub_id(name: str) -> HubId | None:
     return HubId(match["repository"], match["revision"], match["file"])
 
 
-def download(hub_id: HubId) -> Path:
-    """The local path of the file, or of the folder, with the Hub's progress bar while it downloads."""
+def download(hub_id: HubId, patterns: list[str] | None = None) -> Path:
+    """The local path of the file, or of the folder, with the Hub's progress bar while it downloads. `patterns`: which
+    files of the folder, by default those that a model needs."""
     import huggingface_hub
     from huggingface_hub import constants, errors
 
@@ -49,7 +50,7 @@ def download(hub_id: HubId) -> Path:
         snapshot = huggingface_hub.snapshot_download(
             hub_id.repository,
             revision=hub_id.revision,
-            allow_patterns=FOLDER_PATTERNS if hub_id.file is None else [glob.escape(hub_id.file)],
+            allow_patterns=(patterns or FOLDER_PATTERNS) if hub_id.file is None else [glob.escape(hub_id.file)],
             ignore_patterns=FOLDER_IGNORED if hub_id.file is None else None,
         )
     except errors.GatedRepoError as error:

@@ -15,6 +15,7 @@ from twostroke.kv.ledger import KVLedger
 from twostroke.scheduling.config import SchedulerConfig
 from twostroke.scheduling.plan import StepPlan
 from twostroke.scheduling.queue import RankedQueue
+from twostroke.scheduling.waits import Wait, WaitClock
 
 
 class Admission:
@@ -25,6 +26,7 @@ class Admission:
         self._first_samples: dict[int, Sequence] = {}  # by sequence id, for siblings that wait for their prompt
         self.waiting = RankedQueue(config.priority_aging_s)
         self.running = RankedQueue(config.priority_aging_s)
+        self.waits = WaitClock()
         self.rows_to_close: list[int] = []
         self.num_preemptions = 0
         self.prefix_hit_tokens = 0
@@ -51,8 +53,16 @@ class Admission:
         return prompt_len + max_tokens
 
     def enqueue(self, samples: list[Sequence]) -> None:
+        if not len(self.running):  # whatever was waited for is over
+            self.waits.tick(max(self.waits.now_s, samples[0].request.arrival_s))
         for sequence in samples:
-            self.waiting.add(sequence)
+            num_tokens, num_waiting = self.waiting.num_prompt_tokens, len(self.waiting)
+            ahead = self.waiting.add(sequence)
+            record = sequence.timing.queue
+            record.ahead, record.ahead_tokens = ahead, num_tokens * ahead // max(1, num_waiting)
+            record.running, record.running_limit = len(self.running), self._config.running_limit
+            record.free_blocks = tuple(pool.num_available for pool in self._ledger.pools)
+            self.waits.begin(sequence)
             if sequence is not samples[0]:
                 self._first_samples[sequence.seq_id] = samples[0]
 
@@ -61,15 +71,20 @@ class Admission:
     def admit(self, plan: StepPlan) -> Sequence | None:
         """Let the first in line in, if it may; it is given its matched blocks and a row, and no work yet."""
         if plan.has_preempted or len(self.running) >= self._config.running_limit:
+            self.waits.reason = Wait.BLOCKS if plan.has_preempted else Wait.SLOTS
             return None
         head = next((sequence for sequence in self.waiting if self._is_eligible(sequence)), None)
         if head is None:
+            self.waits.reason = Wait.SIBLING if len(self.waiting) else Wait.STEP
             return None
         match = self._ledger.match(head)
         target = min(len(head.tokens) + 1, head.max_total_tokens - 1)
         # Alone, it always may: it fits, if need be by chunks as small as the room.
-        if len(self.running) and not self._ledger.fits(match, target, self._config.chunk_limit, self._spare_blocks()):
-            return None
+        if len(self.running):
+            short = self._ledger.shortage(match, target, self._config.chunk_limit, self._spare_blocks())
+            if any(short):
+                self.waits.refuse(head, short)
+                return None
         self.waiting.remove(head)
         self.running.add(head)
         self._first_samples.pop(head.seq_id, None)
@@ -79,10 +94,17 @@ class Admission:
         head.prefill_len = len(head.tokens)
         if head.timing.preemptions == 0:
             head.timing.cached_tokens = match.num_tokens
+            head.timing.prefix = self._ledger.prefix_break(head, match)
+            self.waits.end(head)
             self.prefix_hit_tokens += match.num_tokens
             self.prefix_lookup_tokens += head.prompt_len
         plan.add_join(head)
         return head
+
+    def note_full(self) -> None:
+        """A step has no tokens or seconds left for whoever still waits."""
+        is_taken = len(self.running) >= self._config.running_limit
+        self.waits.reason = Wait.SLOTS if is_taken else Wait.PROMPTS
 
     def _is_eligible(self, sequence: Sequence) -> bool:
         """Sample 0 computes the prompt for its siblings; a preempted sequence first learns what it has in flight.
@@ -126,6 +148,7 @@ class Admission:
         sequence.high_water = max(sequence.high_water, sequence.next_position)
         sequence.num_computed = 0
         sequence.timing.preemptions += 1
+        sequence.timing.preempted_s.append(self.waits.now_s)
         self.num_preemptions += 1
         self.waiting.add(sequence)
 
@@ -141,4 +164,5 @@ class Admission:
         else:
             self.waiting.remove(sequence)
             self._first_samples.pop(sequence.seq_id, None)
+            self.waits.end(sequence)
         self._ledger.retire(sequence)

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from twostroke.core.step import DecodeSlot, Step
-from twostroke.cost.floor import prefill_multiply_adds
+from twostroke.cost.floor import contexts_bytes_read, prefill_multiply_adds
 from twostroke.cost.hardware import Ceilings
 from twostroke.cost.model_shape import ModelShape
 
@@ -21,11 +21,11 @@ LEAST_TOKENS = 64
 """What a step with running streams may always prefill: prompts must move on, however tight the target."""
 SOME_SECONDS = 1e-9
 """Never none, for the same reason."""
-CROWD = 2.0
+CROWD = 8.0
 """Where this many times the waiting prompts outnumber the streams, streams give way."""
-ROUND_TOKENS = 256
-"""Where the pace cuts a prompt, it leaves the step a multiple of so many prompt tokens: few different sizes, which is
-what matrix products and captured graphs like."""
+ROUND_TOKENS = 128
+"""Where the pace cuts a prompt, it leaves the step a multiple of so many tokens, decodes and all: few different sizes,
+which is what matrix products and captured graphs like."""
 
 
 class PrefillPace:
@@ -49,24 +49,35 @@ class PrefillPace:
 
     def seconds_for_prefill(self, decodes: Sequence[DecodeSlot], num_waiting: int) -> float:
         """What a step with these decodes may spend on prompts. A stream waits for its next token, a prompt for its
-        first: where more prompts wait than half the streams, streams give way in proportion. That is also when large
-        chunks pay, for a burst is read faster in few steps."""
+        first: where more prompts wait than an eighth of the streams, streams give way in proportion. That is also when
+        large chunks pay, for a burst is read faster in few steps."""
         target_s = self.itl_target_s * max(1.0, CROWD * num_waiting / max(1, len(decodes)))
         return max(SOME_SECONDS, target_s - self._decode_seconds(decodes))
 
     def _decode_seconds(self, decodes: Sequence[DecodeSlot]) -> float:
         """What decodes add to a step whose prompts read the weights anyway: their own arithmetic and their KV."""
         work = len(decodes) * (self._shape.layer_matmul_parameters + self._shape.head_matmul_parameters)
-        kv_bytes = sum(self._shape.kv_bytes_read(slot.position + 1) for slot in decodes)
+        kv_bytes = contexts_bytes_read(self._shape, [slot.position + 1 for slot in decodes])
         return work / (self._peak * self._efficiency) + kv_bytes / self._bandwidth
 
-    def chunk_tokens(self, seconds: float, start: int, limit: int, num_planned: int) -> int:
-        """How much of `limit` tokens to take into a step that has `num_planned` prompt tokens already."""
-        fits = max(self.tokens_within(seconds, start, limit), min(LEAST_TOKENS, limit))
+    def chunk_tokens(
+        self, seconds: float, start: int, limit: int, num_decodes: int, num_planned: int, *, may_wait: bool = True
+    ) -> int:
+        """How much of `limit` tokens to take into a step that has so many decodes and prompt tokens already. Less than
+        the limit: the step is full then. None only for a prompt that may wait, and never for the first of a step."""
+        fits = self.tokens_within(seconds, start, limit)
         if fits == limit:
             return limit
-        rounded = (num_planned + fits) // ROUND_TOKENS * ROUND_TOKENS - num_planned
-        return rounded if rounded >= LEAST_TOKENS else fits
+        num_before = num_decodes + num_planned
+        rounded = (num_before + fits) // ROUND_TOKENS * ROUND_TOKENS - num_before
+        if num_planned > 0 and may_wait:
+            return max(0, rounded)
+        return rounded if rounded >= LEAST_TOKENS else max(fits, min(LEAST_TOKENS, limit))
+
+    def has_room(self, seconds: float, num_decodes: int, num_planned: int) -> bool:
+        """Whether one more prompt is worth beginning: whether the step can be filled up to its next round number."""
+        needed = ROUND_TOKENS - (num_decodes + num_planned) % ROUND_TOKENS
+        return num_planned == 0 or self.seconds(0, needed) <= seconds
 
     def tokens_within(self, seconds: float, start: int, limit: int) -> int:
         """The longest chunk from `start` on, up to `limit`, that should take no longer."""

@@ -15,7 +15,7 @@ class PrefillPlanner:
     def __init__(
         self, config: SchedulerConfig, ledger: KVLedger, admission: Admission, pace: PrefillPace | None = None
     ) -> None:
-        self._config = config
+        self.chunk_limit = config.chunk_limit
         self._ledger = ledger
         self._admission = admission
         self._pace = pace
@@ -28,29 +28,43 @@ class PrefillPlanner:
             plan.seconds_left = self._pace.seconds_for_prefill(plan.decodes, num_waiting)
         for sequence in plan.prefilling:
             if plan.is_full:
-                return
+                break
             if sequence.state is SequenceState.RUNNING:  # else it was preempted on the way
                 self._add_chunk(plan, sequence, now_s)
-        while not plan.is_full:
+        while not plan.is_full and self._has_room(plan):
             admitted = self._admission.admit(plan)
             if admitted is None:
                 return
-            self._add_chunk(plan, admitted, now_s)
+            self._add_chunk(plan, admitted, now_s, is_new=True)
+        self._admission.note_full()
 
-    def _add_chunk(self, plan: StepPlan, sequence: Sequence, now_s: float) -> None:
+    def _has_room(self, plan: StepPlan) -> bool:
+        if self._pace is None or plan.seconds_left is None:
+            return True
+        return self._pace.has_room(plan.seconds_left, len(plan.decodes), plan.num_prefill_tokens)
+
+    def _add_chunk(self, plan: StepPlan, sequence: Sequence, now_s: float, *, is_new: bool = False) -> None:
+        """`is_new`: its row is opened by this step, so that it has work in it whatever the pace says: were the step to
+        fail, it must be among those that fail with it."""
         start = sequence.next_position
         if not self._admission.make_room(plan, sequence, start + 1):
             return  # only older sequences hold what it needs: it sits this step out
         end = min(
             start + plan.tokens_left,
-            start + self._config.chunk_limit,
+            start + self.chunk_limit,
             sequence.prefill_len,
             self._ledger.room(sequence),
         )
         if self._pace is not None and plan.seconds_left is not None:
-            paced = self._pace.chunk_tokens(plan.seconds_left, start, end - start, plan.num_prefill_tokens)
-            end = min(end, start + paced)
-            plan.seconds_left -= self._pace.seconds(start, end - start)
+            num_decodes, num_planned = len(plan.decodes), plan.num_prefill_tokens
+            paced = self._pace.chunk_tokens(
+                plan.seconds_left, start, end - start, num_decodes, num_planned, may_wait=not is_new
+            )
+            is_cut = paced < end - start
+            plan.seconds_left = 0.0 if is_cut else plan.seconds_left - self._pace.seconds(start, paced)
+            end = start + paced
+            if paced == 0:
+                return
         chunk = prefill_chunk(sequence, start, end)
         grants = self._ledger.reserve(sequence, chunk.end)
         assert grants is not None  # `end` lies within the room

@@ -28,6 +28,7 @@ class RankedQueue:
         self._aging_s = priority_aging_s
         self._ranks: list[Rank] = []
         self._sequences: list[Sequence] = []
+        self.num_prompt_tokens = 0
 
     def __len__(self) -> int:
         return len(self._sequences)
@@ -42,11 +43,14 @@ class RankedQueue:
     def rank(self, sequence: Sequence) -> Rank:
         return rank_of(sequence, self._aging_s)
 
-    def add(self, sequence: Sequence) -> None:
+    def add(self, sequence: Sequence) -> int:
+        """Returns how many go before it."""
         rank = self.rank(sequence)
         place = bisect_left(self._ranks, rank)
         self._ranks.insert(place, rank)
         self._sequences.insert(place, sequence)
+        self.num_prompt_tokens += sequence.prompt_len
+        return place
 
     def remove(self, sequence: Sequence) -> None:
         place = bisect_left(self._ranks, self.rank(sequence))
@@ -54,3 +58,4 @@ class RankedQueue:
             raise ValueError(f"sequence {sequence.seq_id} is not in this queue")
         del self._ranks[place]
         del self._sequences[place]
+        self.num_prompt_tokens -= sequence.prompt_len

@@ -12,6 +12,7 @@ from twostroke.core.kv_layout import KVLayout
 from twostroke.core.request import Request
 from twostroke.core.sequence import FinishReason, Phase, Sequence, SequenceState
 from twostroke.core.step import DecodeSlot, PrefillChunk, SampledToken, Step, StepResult, TokenLogprobs
+from twostroke.core.step_record import ChunkRecord, StepRecord
 from twostroke.core.timing import SequenceTiming
 from twostroke.kv.ledger import KVLedger
 from twostroke.scheduling.admission import Admission
@@ -157,6 +158,13 @@ class Scheduler:
         """Forget cached prefixes that no running sequence holds, at any moment."""
         self.ledger.clear_prefixes()
 
+    def limit_chunks(self, max_chunk_tokens: int | None) -> None:
+        """From the next step on, a prompt is read in chunks no longer than this; None: what the config says, which is
+        the most in any case."""
+        if max_chunk_tokens is not None and max_chunk_tokens < 1:
+            raise ValueError(f"max_chunk_tokens must be at least 1, not {max_chunk_tokens}")
+        self._prefills.chunk_limit = min(max_chunk_tokens or self.config.chunk_limit, self.config.chunk_limit)
+
     def check(self) -> None:
         """Prove that no block is lost or shared wrongly; raises ConservationError."""
         self.ledger.check(self._admission.running)
@@ -166,6 +174,7 @@ class Scheduler:
     def schedule(self, now_s: float) -> Step | None:
         """The next step to launch; None when nothing can be launched before a result is applied or a request added."""
         self._now_s = now_s
+        self._admission.waits.tick(now_s)
         plan = StepPlan(self.config.max_tokens_per_step)
         self._decodes.fill(plan)
         self._prefills.fill(plan, now_s)
@@ -177,8 +186,10 @@ class Scheduler:
         self._launched.append(_Launched(step, plan.sequences))
         return step
 
-    def apply(self, step: Step, result: StepResult, now_s: float) -> list[SequenceAdvance]:
-        """Take in the results of the oldest launched step."""
+    def apply(
+        self, step: Step, result: StepResult, now_s: float, record: StepRecord | None = None
+    ) -> list[SequenceAdvance]:
+        """Take in the results of the oldest launched step. `record`: what whoever read a chunk in it will remember."""
         launched = self._take(step, now_s)
         if result.step_id != step.step_id:
             raise ValueError(f"the result of step {result.step_id} was given for step {step.step_id}")
@@ -186,7 +197,7 @@ class Scheduler:
             self._pace.observe(step, result.compute_s)
         sequences = launched.sequences
         advances = [self._advance_slot(sequences[slot.seq_id], result) for slot in step.decodes]
-        advances += [self._advance_chunk(sequences[chunk.seq_id], chunk, result) for chunk in step.prefills]
+        advances += [self._advance_chunk(sequences[chunk.seq_id], chunk, result, record) for chunk in step.prefills]
         return [advance for advance in advances if advance is not None]
 
     def fail(self, step: Step, message: str, now_s: float, *, launched: bool = True) -> list[SequenceAdvance]:
@@ -226,12 +237,16 @@ class Scheduler:
         finished = self._append(sequence, token.token_id)
         return SequenceAdvance(sequence, (token,), finished=finished)
 
-    def _advance_chunk(self, sequence: Sequence, chunk: PrefillChunk, result: StepResult) -> SequenceAdvance | None:
+    def _advance_chunk(
+        self, sequence: Sequence, chunk: PrefillChunk, result: StepResult, record: StepRecord | None
+    ) -> SequenceAdvance | None:
         num_tokens, seq_id = len(chunk.token_ids), chunk.seq_id
         sequence.num_in_flight -= num_tokens
         if sequence.state is SequenceState.FINISHED:
             return None
         sequence.timing.prefill_compute_s += result.compute_s
+        if record is not None:
+            sequence.timing.chunks.append(ChunkRecord(chunk.start, num_tokens, record))
         token = result.sampled.get(seq_id) if chunk.samples else None
         error = result.errors.get(seq_id)
         if error is None and chunk.samples and token is None:

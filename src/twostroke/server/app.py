@@ -9,7 +9,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from twostroke import __version__
-from twostroke.server import chat, completions, errors, responses, routes
+from twostroke.server import chat, completions, errors, explaining, responses, routes
 from twostroke.server.guard import Guard
 from twostroke.server.service import Service
 
@@ -22,14 +22,18 @@ def create_app(service: Service) -> ASGIApp:
         description="OpenAI's API on an engine that says where each answer's time went.",
         docs_url=None,  # these pages load scripts from elsewhere
         redoc_url=None,
+        # FastAPI's own spans would know no phases, and its logs quote what was sent.
+        telemetry={"tracing": False, "metrics": False, "logs": False, "operation_spans": False},
     )
     app.state.service = service
     app.add_exception_handler(HTTPException, errors.on_http_error)
     app.add_exception_handler(RequestValidationError, errors.on_invalid_body)
     app.add_exception_handler(Exception, errors.on_bug)
-    for module in (chat, completions, responses, routes):
+    for module in (chat, completions, responses, routes, explaining):
         app.include_router(module.router)
-    guarded: ASGIApp = Guard(app, service.settings, service.metrics)
+    # Behind the guard: who is not let in leaves no trace.
+    served: ASGIApp = app if service.tracing is None else service.tracing.around(app)
+    guarded: ASGIApp = Guard(served, service.settings, service.metrics)
     if origins := service.settings.cors_origins:
         # Outside the guard: a browser asks for permission before it sends a key.
         guarded = CORSMiddleware(guarded, allow_origins=list(origins), allow_methods=["*"], allow_headers=["*"])

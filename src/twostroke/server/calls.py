@@ -5,40 +5,50 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from starlette.types import Receive
 
 from twostroke.core.step import TokenLogprobs
 from twostroke.core.timing import SequenceTiming
-from twostroke.server.errors import ApiError
-from twostroke.server.inbox import Inbox, News
+from twostroke.server.errors import CLIENT_GONE, ApiError
+from twostroke.server.inbox import Inbox
 from twostroke.server.messages import Output, Ready
 from twostroke.server.parsing import AnswerParser, Parts
 from twostroke.server.phases import Timing, timing_report
 from twostroke.server.replies import CompletionDetails, PromptDetails, Usage
 
-CLIENT_GONE = 499
-"""Never sent, as nobody is there to read it."""
+if TYPE_CHECKING:
+    from twostroke.server.explaining import Watch
+
+
+def too_late(timeout_s: float) -> ApiError:
+    message = f"the request took longer than the {timeout_s:g} s that this server allows"
+    return ApiError(504, message, code="timeout")
 
 
 class Call:
-    def __init__(self, inbox: Inbox, receive: Receive, timeout_s: float, on_close: Callable[[bool], None]) -> None:
-        """`on_close` is told whether the client had gone."""
+    def __init__(
+        self,
+        inbox: Inbox,
+        receive: Receive,
+        deadline_s: float,
+        timeout_s: float,
+        on_close: Callable[[ApiError | None], None],
+    ) -> None:
+        """It has until `deadline_s`, which is `timeout_s` after its request arrived. `on_close` is told what ended the
+        call early, if anything did."""
         loop = asyncio.get_running_loop()
         self._inbox = inbox
-        self._on_close: Callable[[bool], None] | None = on_close
-        self._client_gone = False
-        self.deadline_s = loop.time() + timeout_s
-        message = f"the request took longer than the {timeout_s:g} s that this server allows"
-        self._timer = loop.call_later(timeout_s, inbox.fail, ApiError(504, message, code="timeout"))
+        self.take = inbox.take
+        self._on_close: Callable[[ApiError | None], None] | None = on_close
+        self.deadline_s = deadline_s
+        self._timer = loop.call_at(deadline_s, inbox.fail, too_late(timeout_s))
         self._watch = asyncio.create_task(self._watch_client(receive))
 
     @property
     def is_finished(self) -> bool:
         return self._inbox.is_finished
-
-    async def take(self) -> list[News]:
-        return await self._inbox.take()
 
     def close(self) -> None:
         """May be called twice."""
@@ -47,12 +57,11 @@ class Call:
         self._inbox.close()
         on_close, self._on_close = self._on_close, None
         if on_close is not None:
-            on_close(self._client_gone)
+            on_close(self._inbox.error)
 
     async def _watch_client(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        self._client_gone = True
         self._inbox.fail(ApiError(CLIENT_GONE, "the client went away"))
         self._inbox.close()  # at once: its blocks are wanted by others
 
@@ -96,11 +105,15 @@ class Answers:
     def __init__(self, num_prompts: int, num_samples: int) -> None:
         self.num_samples = num_samples
         self.choices = [Answer() for _ in range(num_prompts * num_samples)]
+        self.watch: Watch | None = None
+        """Told of every one that ends."""
 
     def absorb(self, prompt_index: int, output: Output) -> int:
         """Returns the choice it belongs to."""
         index = prompt_index * self.num_samples + output.sample_index
         self.choices[index].absorb(output)
+        if output.finish_reason is not None and self.watch is not None:
+            self.watch.ended(self, index)
         return index
 
     async def collect(self, call: Call) -> None:
@@ -120,7 +133,8 @@ class Answers:
         return Usage(prompt_tokens, output_tokens, prompt_tokens + output_tokens, PromptDetails(cached), details)
 
     def timing(self, index: int, facts: Ready) -> Timing:
-        return timing_report(self.choices[index].timing, facts)
+        explanation = None if self.watch is None else self.watch.explanation(index)
+        return timing_report(self.choices[index].timing, facts, explanation)
 
     def own_timing(self, index: int, facts: Ready) -> Timing | None:
         """A choice says its own where there are several; a single one's is the answer's."""

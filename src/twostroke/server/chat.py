@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
@@ -14,28 +13,34 @@ from starlette.responses import Response
 from twostroke.core.sampling_params import SamplingParams
 from twostroke.server import replies
 from twostroke.server.calls import Answer, Answers
-from twostroke.server.errors import ApiError, bad_request
+from twostroke.server.conversation import prepare
+from twostroke.server.errors import ApiError, bad_request, refuse_given
+from twostroke.server.explaining import follow
 from twostroke.server.logprobs import chat_logprobs
 from twostroke.server.messages import Output, Progress, Ready
 from twostroke.server.openapi import JSON_OR_EVENTS
-from twostroke.server.parsing import AnswerParser, Parts
+from twostroke.server.parsing import Parts
 from twostroke.server.phases import server_timing
-from twostroke.server.sampling import chat_sampling, check_lengths
+from twostroke.server.sampling import chat_sampling
 from twostroke.server.schemas import ChatBody, ChatMessage
 from twostroke.server.service import Service, service_of
 from twostroke.server.settings import Limits
 from twostroke.server.streaming import DONE, sse, sse_error, stream_answer
 from twostroke.server.structured import requested_grammar
-from twostroke.server.tools import ToolRequest, told_of_tools, tool_request
-from twostroke.text.reasoning import OPENING, ThinkSplitter
+from twostroke.server.tools import tool_request
 from twostroke.text.tokenizer import Tokenizer
+from twostroke.text.tool_parsers.formats import ToolFormat
 
 router = APIRouter()
 
-LAST_TOKENS = 8
-"""Of a prompt: enough to see whether it ends with a marker."""
 NOTHING = replies.Delta()
 
+_REFUSED = {
+    "functions": "here they are tools",
+    "function_call": "here it is tool_choice",
+    "audio": "answers are text",
+    "web_search_options": "nothing is searched here",
+}
 _TEMPLATE_NAMES = frozenset({"messages", "tools", "documents", "bos_token", "eos_token"})
 """Variables that are not a request's to set by `chat_template_kwargs`."""
 
@@ -44,25 +49,20 @@ _TEMPLATE_NAMES = frozenset({"messages", "tools", "documents", "bos_token", "eos
 async def chat_completions(body: ChatBody, request: Request) -> Response:
     service = service_of(request)
     service.check_model(body.model)
+    refuse_given(body, _REFUSED)
     facts = service.facts()
     sampling = chat_sampling(body, service.settings.limits)
-    encoder = service.encoder()
-    tools = tool_request(body, service.tool_format, encoder.tokenizer)
+    tools = tool_request(body, service.tool_format, service.encoder().tokenizer)
     messages = template_messages(body.messages, service.settings.limits)
-    messages = told_of_tools(messages, tools.tools, encoder.tokenizer)
-    options = _template_options(body.chat_template_kwargs)
-    prompt = await encoder.chat(messages, tools=tools.tools or None, options=options)
-    check_lengths([prompt], sampling, facts, "messages")
+    options = template_options(body.chat_template_kwargs)
     grammar = requested_grammar(body)
-    if grammar is not None and tools.grammar is not None:
-        raise bad_request(f"{grammar[0]} cannot be given where a tool call is required", grammar[0])
-    sampling = await service.constrained(sampling, grammar or tools.grammar)
-    if tools.is_on:  # a format's markers may be control tokens
-        sampling = replace(sampling, skip_special_tokens=False)
-    call = service.open_call(request, [prompt], sampling, priority=body.priority, cache_salt=body.cache_salt)
+    async with service.admission.place(request) as place:
+        asked = await prepare(service, messages, tools, sampling, grammar, param="messages", options=options)
+        call = place.open_call([asked.prompt], asked.sampling, priority=body.priority, cache_salt=body.cache_salt)
     writer = ChatWriter(service, facts, sampling, body)
+    follow(request, writer.answers, writer.id)
     for answer in writer.answers.choices:
-        answer.parser = _read_by(service, prompt, tools)
+        answer.parser = asked.parser()
     if body.stream:
         return await stream_answer(call, writer)
     try:
@@ -75,16 +75,6 @@ async def chat_completions(body: ChatBody, request: Request) -> Response:
     )
 
 
-def _read_by(service: Service, prompt: tuple[int, ...], tools: ToolRequest) -> AnswerParser | None:
-    """None: an answer of this request is nothing but text."""
-    thoughts = None
-    if service.reasoning_parser == "think":
-        ending = service.encoder().tokenizer.decode(prompt[-LAST_TOKENS:], skip_special_tokens=False)
-        thoughts = ThinkSplitter(is_open=ending.rstrip().endswith(OPENING))
-    calls = service.tool_format.parser() if tools.is_on else None
-    return AnswerParser(thoughts, calls) if thoughts or calls else None
-
-
 def template_messages(messages: list[ChatMessage], limits: Limits) -> list[dict[str, Any]]:
     if len(messages) > limits.max_messages:
         raise bad_request(f"messages holds {len(messages)}; at most {limits.max_messages} are allowed", "messages")
@@ -95,17 +85,13 @@ def template_messages(messages: list[ChatMessage], limits: Limits) -> list[dict[
     return plain
 
 
-def _template_options(options: dict[str, Any] | None) -> dict[str, Any]:
+def template_options(options: dict[str, Any] | None) -> dict[str, Any]:
     if taken := _TEMPLATE_NAMES & (options or {}).keys():
         raise bad_request(f"chat_template_kwargs may not set {sorted(taken)[0]}", "chat_template_kwargs")
     return options or {}
 
 
-def _call_id() -> str:
-    return f"call_{uuid4().hex[:24]}"
-
-
-def _message(answer: Answer) -> replies.ChatMessageReply:
+def _message(answer: Answer, tool_format: ToolFormat) -> replies.ChatMessageReply:
     if answer.parser is None:
         return replies.ChatMessageReply("".join(answer.text))
     content = "".join(parts.content for parts in answer.parts)
@@ -118,7 +104,7 @@ def _message(answer: Answer) -> replies.ChatMessageReply:
             arguments.append([])
         arguments[number].append(text)
     calls = [
-        replies.ToolCall(_call_id(), replies.FunctionCall("".join(texts) or "{}", name))
+        replies.ToolCall(tool_format.new_call_id(), replies.FunctionCall("".join(texts) or "{}", name))
         for name, texts in zip(names, arguments, strict=True)
     ]
     return replies.ChatMessageReply(
@@ -135,31 +121,33 @@ class ChatWriter:
         self.answers = Answers(1, sampling.n)
         self._facts = facts
         self._tokenizer: Tokenizer = service.encoder().tokenizer
+        self._tool_format = service.tool_format
         self._model = service.settings.model_name
-        self._id = f"chatcmpl-{uuid4().hex}"
+        self.id = f"chatcmpl-{uuid4().hex}"
         self._created = int(time.time())
         self._wants_logprobs = sampling.logprobs is not None
         options = body.stream_options
         self._wants_usage = options is not None and options.include_usage
         self._wants_progress = options is not None and options.include_progress
         self._unfinished = sampling.n
+        self._plain = [self._plain_chunks(index) for index in range(sampling.n)] if body.stream else []
 
     def whole(self) -> replies.ChatReply:
         choices = []
         for index, answer in enumerate(self.answers.choices):
             logprobs = chat_logprobs(self._tokenizer, answer.logprobs) if self._wants_logprobs else None
-            message = _message(answer)
+            message = _message(answer, self._tool_format)
             own_timing = self.answers.own_timing(index, self._facts)
             choices.append(replies.ChatChoice(index, message, answer.finish_reason or "stop", logprobs, own_timing))
         usage, timing = self.answers.usage(), self.answers.timing(0, self._facts)
-        return replies.ChatReply(self._id, "chat.completion", self._created, self._model, choices, usage, timing)
+        return replies.ChatReply(self.id, "chat.completion", self._created, self._model, choices, usage, timing)
 
     def begin(self) -> bytes:
         opening = replies.Delta(role="assistant", content="")
         choices = [replies.ChatChunkChoice(index, opening, None) for index in range(len(self.answers.choices))]
         return b"".join(self._chunk([choice]) for choice in choices)
 
-    def progress(self, event: Progress) -> bytes:
+    def progress(self, prompt_index: int, event: Progress) -> bytes:
         if not self._wants_progress:
             return b""
         shown = replies.PrefillProgress(event.sample_index, event.computed_tokens, event.total_tokens)
@@ -168,6 +156,8 @@ class ChatWriter:
     def output(self, prompt_index: int, event: Output) -> bytes:
         index = self.answers.absorb(prompt_index, event)
         answer = self.answers.choices[index]
+        if answer.parser is None and event.finish_reason is None and not event.logprobs:
+            return self._plain[index].event(event.text) if event.text else b""
         logprobs = chat_logprobs(self._tokenizer, event.logprobs) if event.logprobs else None
         if answer.parser is not None:
             delta = self._delta(index, answer.parts[-1], has_logprobs=logprobs is not None)
@@ -183,6 +173,11 @@ class ChatWriter:
         is_last = self._unfinished == 0 and not self._wants_usage
         return self._chunk([choice], timing=self.answers.timing(0, self._facts) if is_last else None)
 
+    def _plain_chunks(self, index: int) -> replies.TextChunks:
+        return replies.TextChunks(
+            lambda text: self._whole_chunk([replies.ChatChunkChoice(index, replies.Delta(content=text), None)])
+        )
+
     def _delta(self, index: int, parts: Parts, *, has_logprobs: bool) -> replies.Delta:
         calls = []
         for number, name, arguments in parts.calls:
@@ -190,7 +185,7 @@ class ChatWriter:
             if name is None:
                 calls.append(replies.ToolCallDelta(number, function))
             else:
-                calls.append(replies.ToolCallDelta(number, function, _call_id(), "function"))
+                calls.append(replies.ToolCallDelta(number, function, self._tool_format.new_call_id(), "function"))
         if not (parts.content or parts.reasoning or calls or has_logprobs):
             return NOTHING
         content = parts.content or ("" if has_logprobs and not calls and not parts.reasoning else None)
@@ -205,5 +200,7 @@ class ChatWriter:
         return sse_error(error)
 
     def _chunk(self, choices: list[replies.ChatChunkChoice], **more: Any) -> bytes:
-        chunk = replies.ChatChunk(self._id, "chat.completion.chunk", self._created, self._model, choices, **more)
-        return sse(replies.encode(chunk))
+        return sse(replies.encode(self._whole_chunk(choices, **more)))
+
+    def _whole_chunk(self, choices: list[replies.ChatChunkChoice], **more: Any) -> replies.ChatChunk:
+        return replies.ChatChunk(self.id, "chat.completion.chunk", self._created, self._model, choices, **more)

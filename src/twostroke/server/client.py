@@ -14,10 +14,10 @@ from contextlib import suppress
 from enum import Enum
 from itertools import count
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import zmq
-import zmq.asyncio
 
 from twostroke.core.errors import BackendError, BadRequestError
 from twostroke.core.sampling_params import SamplingParams
@@ -28,6 +28,9 @@ from twostroke.server.inbox import Inbox
 from twostroke.server.log import log
 from twostroke.server.metrics import Metrics
 from twostroke.server.sampling import as_api_error
+
+if TYPE_CHECKING:
+    from twostroke.server.tracing import Tracing
 
 FIRST_BACK_OFF_S = 0.5
 LONGEST_BACK_OFF_S = 30.0
@@ -48,16 +51,18 @@ class EngineState(Enum):
 
 
 class EngineClient:
-    def __init__(self, settings: m.EngineSettings, metrics: Metrics) -> None:
+    def __init__(self, settings: m.EngineSettings, metrics: Metrics, tracing: Tracing | None = None) -> None:
         self._settings = settings
+        self._tracing = tracing
         self._metrics = metrics
-        self._context = zmq.asyncio.Context()
-        self._socket: zmq.asyncio.Socket | None = None
+        self._context = zmq.Context()
+        self._socket: zmq.Socket[bytes] | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._inboxes: dict[str, Inbox] = {}
         self._numbers = count()
         self._supervisor: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[m.Ready] | None = None
+        self._misheard: asyncio.Future[Exception] | None = None
         self._heard_s = 0.0
         self._failure: str | None = None
         self.state = EngineState.STARTING
@@ -135,9 +140,10 @@ class EngineClient:
 
     def _send(self, message: bytes) -> None:
         assert self._socket is not None
-        sent = self._socket.send(message)  # the queue has no limit, so it is sent at once
-        if isinstance(sent, asyncio.Future) and sent.done() and not sent.cancelled():
-            sent.exception()  # a closed socket: the supervisor is about to fail everyone anyway
+        with suppress(zmq.ZMQError):  # a closed socket: the supervisor is about to fail everyone anyway
+            self._socket.send(message, zmq.NOBLOCK)  # the queue has no limit, so it is sent at once
+        # Sending may have swallowed the sign that something came in: look.
+        asyncio.get_running_loop().call_soon(self._read, self._socket)
 
     # The engine's life
 
@@ -183,17 +189,21 @@ class EngineClient:
             socket.close()
             raise
         self._socket, self._process = socket, process
-        reader = asyncio.create_task(self._read(socket))
+        loop = asyncio.get_running_loop()
+        # A callback, not a task that awaits: every step of the engine passes here, and each is waited for by someone.
+        loop.add_reader(socket.FD, self._read, socket)
+        self._misheard = loop.create_future()
         ended = asyncio.create_task(process.wait())
         try:
-            await asyncio.wait({reader, ended}, return_when=asyncio.FIRST_COMPLETED)
-            if reader.done() and (error := reader.exception()) is not None:
-                self._failure = f"what it said could not be understood: {error!r}"
+            either: set[asyncio.Future[Any]] = {self._misheard, ended}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if self._misheard.done():
+                self._failure = f"what it said could not be understood: {self._misheard.result()!r}"
             elif code := ended.result():
                 await asyncio.sleep(LAST_WORDS_S)  # what it said before it ended may still be on its way
                 self._failure = self._failure or (f"signal {-code}" if code < 0 else f"exit code {code}")
         finally:
-            reader.cancel()
+            loop.remove_reader(socket.FD)
             ended.cancel()
             if process.returncode is None:
                 process.kill()
@@ -201,23 +211,32 @@ class EngineClient:
             self._socket = None
             socket.close()
 
-    async def _read(self, socket: zmq.asyncio.Socket) -> None:
-        while True:
-            message = m.decode_from_engine(await socket.recv())
-            self._heard_s = time.monotonic()
-            if isinstance(message, m.StepOutputs):
-                self._deal_out(message)
-            elif isinstance(message, m.Stats):
-                self._metrics.engine = message
-            elif isinstance(message, m.Refused):
-                self._refuse(message)
-            elif isinstance(message, m.Ready):
-                self.facts = message
-                self.state = EngineState.READY
-                if self._ready is not None and not self._ready.done():
-                    self._ready.set_result(message)
-            else:
-                self._failure = message.message
+    def _read(self, socket: zmq.Socket[bytes]) -> None:
+        """All that is there: the socket gives no second sign of what is left in it."""
+        try:
+            while socket is self._socket:
+                self._hear(m.decode_from_engine(socket.recv(zmq.NOBLOCK)))
+        except zmq.Again:
+            pass
+        except Exception as error:
+            if self._misheard is not None and not self._misheard.done():
+                self._misheard.set_result(error)
+
+    def _hear(self, message: m.FromEngine) -> None:
+        self._heard_s = time.monotonic()
+        if isinstance(message, m.StepOutputs):
+            self._deal_out(message)
+        elif isinstance(message, m.Stats):
+            self._metrics.engine = message
+        elif isinstance(message, m.Refused):
+            self._refuse(message)
+        elif isinstance(message, m.Ready):
+            self.facts = message
+            self.state = EngineState.READY
+            if self._ready is not None and not self._ready.done():
+                self._ready.set_result(message)
+        else:
+            self._failure = message.message
 
     def _deal_out(self, step: m.StepOutputs) -> None:
         inboxes = self._inboxes
@@ -227,6 +246,8 @@ class EngineClient:
         for output in step.outputs:
             if output.finish_reason is not None:
                 self._metrics.finished(output)
+                if self._tracing is not None:
+                    self._tracing.finished(output)
             inbox = inboxes.get(output.request_id)
             if inbox is None:
                 continue
@@ -237,6 +258,8 @@ class EngineClient:
                 del inboxes[output.request_id]
 
     def _refuse(self, message: m.Refused) -> None:
+        if self._tracing is not None:
+            self._tracing.refused(message.request_id)
         inbox = self._inboxes.pop(message.request_id, None)
         if inbox is not None:
             reason = message.message
@@ -244,7 +267,11 @@ class EngineClient:
             inbox.fail(as_api_error(BadRequestError(reason)) if message.is_bad_request else error)
 
     def _fail_all(self) -> None:
+        if self._tracing is not None:
+            self._tracing.engine_ended()
+        self._metrics.engine = None  # nothing of it is true any more
         inboxes, self._inboxes = set(self._inboxes.values()), {}
+        self._metrics.failed(sum(inbox.num_unfinished_samples for inbox in inboxes))
         for inbox in inboxes:
             inbox.fail(
                 engine_unavailable("the engine ended while it worked on this request; it is being started again")

@@ -14,6 +14,7 @@ from twostroke.core.sampling_params import SamplingParams
 from twostroke.server import replies
 from twostroke.server.calls import Answers
 from twostroke.server.errors import ApiError, bad_request
+from twostroke.server.explaining import follow
 from twostroke.server.logprobs import CompletionLogprobsWriter, joined
 from twostroke.server.messages import Output, Progress, Ready
 from twostroke.server.openapi import JSON_OR_EVENTS
@@ -40,15 +41,17 @@ async def completions(body: CompletionBody, request: Request) -> Response:
     facts = service.facts()
     sampling = completion_sampling(body, service.settings.limits)
     prompts = _prompts(body, service.settings.limits)
-    encoder = service.encoder()
-    ids = [await encoder.text(prompt) if isinstance(prompt, str) else tuple(prompt) for prompt in prompts]
-    check_lengths(ids, sampling, facts, "prompt")
-    sampling = await service.constrained(sampling, requested_grammar(body))
-    echoes = None
-    if body.echo:
-        echoes = [await _echo(encoder, prompt, token_ids) for prompt, token_ids in zip(prompts, ids, strict=True)]
-    call = service.open_call(request, ids, sampling, priority=body.priority, cache_salt=body.cache_salt)
+    encoder, grammar = service.encoder(), requested_grammar(body)
+    async with service.admission.place(request, len(prompts)) as place:
+        ids = [await encoder.text(prompt) if isinstance(prompt, str) else tuple(prompt) for prompt in prompts]
+        check_lengths(ids, sampling, facts, "prompt")
+        sampling = await service.constrained(sampling, grammar)
+        echoes = None
+        if body.echo:
+            echoes = [await _echo(encoder, prompt, token_ids) for prompt, token_ids in zip(prompts, ids, strict=True)]
+        call = place.open_call(ids, sampling, priority=body.priority, cache_salt=body.cache_salt)
     writer = CompletionWriter(service, facts, sampling, body, Answers(len(ids), sampling.n), echoes)
+    follow(request, writer.answers, writer.id)
     if body.stream:
         return await stream_answer(call, writer)
     try:
@@ -110,7 +113,7 @@ class CompletionWriter:
         self.answers = answers
         self._facts = facts
         self._model = service.settings.model_name
-        self._id = f"cmpl-{uuid4().hex}"
+        self.id = f"cmpl-{uuid4().hex}"
         self._created = int(time.time())
         self._echoes = echoes
         self._only_echo = body.max_tokens == 0
@@ -121,6 +124,7 @@ class CompletionWriter:
         self._wants_usage = options is not None and options.include_usage
         self._wants_progress = options is not None and options.include_progress
         self._echoed: set[int] = set()
+        self._plain = [self._plain_chunks(index) for index in range(len(self.answers.choices))] if body.stream else []
         self._unfinished = len(self.answers.choices)
 
     def whole(self) -> replies.CompletionReply:
@@ -166,10 +170,11 @@ class CompletionWriter:
     def begin(self) -> bytes:
         return b""
 
-    def progress(self, event: Progress) -> bytes:
+    def progress(self, prompt_index: int, event: Progress) -> bytes:
         if not self._wants_progress:
             return b""
-        shown = replies.PrefillProgress(event.sample_index, event.computed_tokens, event.total_tokens)
+        index = prompt_index * self.answers.num_samples + event.sample_index
+        shown = replies.PrefillProgress(index, event.computed_tokens, event.total_tokens)
         return sse(replies.encode(self._reply([], prefill_progress=shown)))
 
     def output(self, prompt_index: int, event: Output) -> bytes:
@@ -183,8 +188,8 @@ class CompletionWriter:
             text += event.text
             if event.logprobs:
                 logprobs.append(self._logprobs[index].output(event.logprobs))
-        if not (text or logprobs or event.finish_reason):
-            return b""
+        if event.finish_reason is None and not logprobs:
+            return self._plain[index].event(text) if text else b""
         reason = None if event.finish_reason is None else self._finish_reason(event.finish_reason.value)
         own_timing = None if reason is None else self.answers.own_timing(index, self._facts)
         choice = replies.CompletionChoice(index, text, reason, joined(logprobs) if logprobs else None, own_timing)
@@ -192,6 +197,9 @@ class CompletionWriter:
         is_last = self._unfinished == 0 and not self._wants_usage
         timing = self.answers.timing(0, self._facts) if is_last else None
         return sse(replies.encode(self._reply([choice], timing=timing)))
+
+    def _plain_chunks(self, index: int) -> replies.TextChunks:
+        return replies.TextChunks(lambda text: self._reply([replies.CompletionChoice(index, text, None, None)]))
 
     def end(self) -> bytes:
         if not self._wants_usage:
@@ -203,4 +211,4 @@ class CompletionWriter:
         return sse_error(error)
 
     def _reply(self, choices: list[replies.CompletionChoice], **more: Any) -> replies.CompletionReply:
-        return replies.CompletionReply(self._id, "text_completion", self._created, self._model, choices, **more)
+        return replies.CompletionReply(self.id, "text_completion", self._created, self._model, choices, **more)

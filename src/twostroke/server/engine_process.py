@@ -20,6 +20,7 @@ from twostroke.core.events import Event, TokenEvent
 from twostroke.core.request import Request
 from twostroke.core.step import Step, StepResult
 from twostroke.engine.build import Assembly, build
+from twostroke.engine.explaining import engine_facts, trusted_cost
 from twostroke.server import messages as m
 from twostroke.server.log import log
 
@@ -30,6 +31,7 @@ LINGER_MS = 2000
 
 class EngineLoop:
     def __init__(self, assembly: Assembly, socket: zmq.Socket[bytes]) -> None:
+        self._assembly = assembly
         self._engine = assembly.engine
         self._eos_ids = assembly.tokenizer.eos_token_ids if assembly.tokenizer is not None else frozenset()
         self._socket = socket
@@ -108,6 +110,7 @@ class EngineLoop:
         self._was_busy = busy
         self._stats_due_s = now_s + (BUSY_STATS_S if busy else IDLE_STATS_S)
         counts = self._engine.scheduler.counts()
+        last, cost = self._engine.step_log.last, trusted_cost(self._assembly)
         self._send(
             m.Stats(
                 waiting=counts.waiting,
@@ -119,6 +122,9 @@ class EngineLoop:
                 prefix_lookup_tokens=counts.prefix_lookup_tokens,
                 blocks=tuple((group.free, group.cached, group.used) for group in counts.blocks),
                 steps=self._steps,
+                totals=None if last is None else last.totals,
+                step_cost=None if cost is None else (cost.ceilings, cost.coefficients),
+                step_cost_error=self._engine.step_cost.error if self._engine.step_cost is not None else None,
             )
         )
 
@@ -128,7 +134,7 @@ class EngineLoop:
 
 def ready_message(assembly: Assembly) -> m.Ready:
     resolved, checkpoint = assembly.resolved, assembly.checkpoint
-    room = assembly.engine.scheduler.ledger.max_total_tokens
+    room, facts = assembly.engine.scheduler.ledger.max_total_tokens, engine_facts(assembly)
     return m.Ready(
         backend=assembly.backend_name,
         family=checkpoint.spec.family,
@@ -142,8 +148,11 @@ def ready_message(assembly: Assembly) -> m.Ready:
         num_blocks=tuple(group.num_blocks for group in resolved.layout.groups),
         kv_bytes=resolved.kv_bytes,
         shape=assembly.shape,
-        ceilings=assembly.ceilings(),
+        ceilings=facts.ceilings,
         notes=assembly.notes,
+        max_tokens_per_step=facts.max_tokens_per_step,
+        itl_target_s=facts.itl_target_s,
+        int8_kv_share=facts.int8_kv_share,
     )
 
 
@@ -165,6 +174,8 @@ def main(path: str) -> int:
         return _fail(socket, str(error))
     except MemoryError:
         return _fail(socket, "there is not enough memory for this model")
+    if assembly.grammars is not None:  # now, as nobody waits yet: the first to ask would hold up every other stream
+        threading.Thread(target=assembly.grammars.prepare, daemon=True).start()
     try:
         EngineLoop(assembly, socket).run()
     finally:

@@ -12,6 +12,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 MAX_MESSAGE_CHARS = 1000
+CLIENT_GONE = 499
+"""Never sent, as nobody is there to read it."""
 
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
@@ -53,6 +55,13 @@ def error_response(error: ApiError) -> Response:
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
     return ApiError(400, message, param=param, code=code)
+
+
+def refuse_given(body: object, reasons: Mapping[str, str]) -> None:
+    """What would change an answer and is not there is not passed over: a 400 by the field's name, and why."""
+    for name, reason in reasons.items():
+        if getattr(body, name) is not None:
+            raise bad_request(f"{name} is not supported: {reason}", name)
 
 
 def engine_unavailable(reason: str) -> ApiError:

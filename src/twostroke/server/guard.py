@@ -5,15 +5,17 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import time
 from hashlib import sha256
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from twostroke.server.admission import KEY_SCOPE, RECEIVED_SCOPE
 from twostroke.server.errors import ApiError, error_response
 from twostroke.server.metrics import Metrics
-from twostroke.server.service import KEY_SCOPE
 from twostroke.server.settings import ServerSettings
+from twostroke.server.streaming import SOCKET_SCOPE
 
 OPEN_PATHS = frozenset({"/health", "/ready"})
 """Everything else asks for a key where there are keys: a route that is forgotten is closed, not open."""
@@ -24,7 +26,7 @@ DISCARD_S = 10.0
 KNOWN_ROUTES = frozenset(
     {
         *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/models", "/tokenize", "/detokenize"),
-        *("/health", "/ready", "/metrics", "/version"),
+        *("/health", "/ready", "/metrics", "/version", "/v1/twostroke/top"),
     }
 )
 
@@ -43,7 +45,9 @@ class Guard:
             return
         if scope["type"] != "http":
             return  # a web socket: nothing here speaks it, and an unanswered handshake is refused
+        scope[RECEIVED_SCOPE] = time.perf_counter()  # one clock for all processes of a machine
         self._metrics.http_in_flight += 1
+        scope[SOCKET_SCOPE] = send
         try:
             await self._answer(scope, receive, self._counting(scope, send))
         finally:

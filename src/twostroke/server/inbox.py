@@ -20,7 +20,8 @@ class Inbox:
         self._unfinished = dict.fromkeys(request_ids, num_samples)
         self._waiting = set(request_ids)
         self._news: deque[News] = deque()
-        self._error: ApiError | None = None
+        self.error: ApiError | None = None
+        """What ended the call early."""
         self._waker: asyncio.Future[None] | None = None
         self._on_close = on_close
 
@@ -32,6 +33,10 @@ class Inbox:
     @property
     def is_finished(self) -> bool:
         return not self._unfinished
+
+    @property
+    def num_unfinished_samples(self) -> int:
+        return sum(self._unfinished.values())
 
     @property
     def num_waiting(self) -> int:
@@ -50,17 +55,17 @@ class Inbox:
 
     def fail(self, error: ApiError) -> None:
         """Whoever takes next gets this error; the first one stays."""
-        if self._error is None:
-            self._error = error
+        if self.error is None:
+            self.error = error
             self._wake()
 
     async def take(self) -> list[News]:
         """All the news there are, at least one; raises the error that ended the call."""
-        while not self._news and self._error is None:
+        while not self._news and self.error is None:
             self._waker = asyncio.get_running_loop().create_future()
             await self._waker
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
         news = list(self._news)
         self._news.clear()
         return news

@@ -9,9 +9,13 @@ from twostroke.config import EngineConfig
 from twostroke.core.sampling_params import SamplingParams
 from twostroke.core.sequence import FinishReason
 from twostroke.core.step import TokenLogprobs
+from twostroke.core.step_record import StepTotals
 from twostroke.core.timing import SequenceTiming
 from twostroke.cost.hardware import Ceilings
 from twostroke.cost.model_shape import ModelShape
+from twostroke.cost.step_cost import Coefficients
+
+FittedCost = tuple[Ceilings, Coefficients]
 
 STEP_KINDS = ("prefill", "decode", "mixed")
 STEP_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
@@ -68,6 +72,10 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     shape: ModelShape
     ceilings: Ceilings
     notes: tuple[str, ...]
+    max_tokens_per_step: int = 1
+    itl_target_s: float | None = None
+    int8_kv_share: float | None = None
+    """As in `EngineFacts` of the explain room."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
@@ -134,6 +142,12 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
     """One a KV group: free, cached, used."""
     steps: dict[str, StepHistogram]
     """By kind, of STEP_KINDS."""
+    totals: StepTotals | None = None
+    """Sums over the engine's steps."""
+    step_cost: FittedCost | None = None
+    """What steps cost, once the engine can tell well enough to predict with it."""
+    step_cost_error: float | None = None
+    """Of the engine's predictions of its steps, of late: mean of |predicted - measured| / measured."""
 
 
 FromEngine = Ready | Failed | Refused | StepOutputs | Stats

@@ -3,7 +3,9 @@ they finish; where the engine stands comes from its last Stats."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.metrics_core import (
@@ -13,8 +15,10 @@ from prometheus_client.metrics_core import (
     Metric,
 )
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
-from twostroke.server.messages import STEP_BUCKETS_S, Output, Stats
+from twostroke.core.sequence import FinishReason
+from twostroke.server.messages import STEP_BUCKETS_S, Output, Stats, StepHistogram
 
 BUCKETS_S = (*(digit * 10.0**power for power in range(-3, 2) for digit in (1, 2, 5)), 100.0)
 """1 ms to 100 s."""
@@ -29,7 +33,7 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.engine: Stats | None = None
-        """The last that the engine sent."""
+        """The last that the engine sent; None while there is none."""
         self.engine_up = 0
         self.engine_restarts = 0
         self.http_in_flight = 0
@@ -46,7 +50,8 @@ class Metrics:
         self._queue = self._histogram("queue", "Arrival at the engine to the first prefill chunk")
         self._prefill = self._histogram("prefill", "First prefill chunk to the first token")
         self._tpot = self._histogram("tpot", "Mean time per output token after the first")
-        self._itl = self._histogram("itl", "Between one token and the next")
+        self.itl = StepHistogram([0] * (len(BUCKETS_S) + 1))
+        """Counted here rather than by the library: these are as many as there are tokens."""
         self._total = self._histogram("request", "Arrival at the engine to the end")
         self.registry.register(_EngineCollector(self))
 
@@ -79,15 +84,23 @@ class Metrics:
         ):
             if seconds is not None:
                 histogram.observe(seconds)
-        for gap_s in timing.itl_s:
-            self._itl.observe(gap_s)
+        gaps_s, counts = timing.itl_s, self.itl.counts
+        for gap_s in gaps_s:
+            counts[bisect_left(BUCKETS_S, gap_s)] += 1
+        self.itl.total_s += sum(gaps_s)
+
+    def failed(self, num_samples: int) -> None:
+        """These will never be finished: their engine ended."""
+        if num_samples:
+            self._requests.labels(FinishReason.ERROR.value).inc(num_samples)
 
     def render(self) -> bytes:
         return generate_latest(self.registry)
 
 
 class _EngineCollector(Collector):
-    """The engine's own counts, as they were last heard. A restarted engine counts from zero, as counters may."""
+    """What is counted elsewhere. The engine's own is as it was last heard; a restarted one counts from zero, as
+    counters may."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -97,10 +110,19 @@ class _EngineCollector(Collector):
         yield GaugeMetricFamily("twostroke_engine_up", "1 when the engine takes requests", metrics.engine_up)
         yield CounterMetricFamily("twostroke_engine_restarts", "Engines started anew", metrics.engine_restarts)
         yield GaugeMetricFamily("twostroke_http_in_flight", "HTTP requests being answered", metrics.http_in_flight)
+        itl = HistogramMetricFamily("twostroke_itl_seconds", "Between one token and the next")
+        itl.add_metric([], _cumulative(BUCKETS_S, metrics.itl), metrics.itl.total_s)
+        yield itl
         if (stats := metrics.engine) is not None:
             yield from _queues(stats)
             yield from _kv(stats)
             yield _steps(stats)
+            if stats.step_cost_error is not None:
+                yield GaugeMetricFamily(
+                    "twostroke_step_cost_error_ratio",
+                    "How far predictions of steps were off, of late: mean of |predicted - measured| / measured",
+                    stats.step_cost_error,
+                )
 
 
 def _queues(stats: Stats) -> Iterator[Metric]:
@@ -134,9 +156,10 @@ def _kv(stats: Stats) -> Iterator[Metric]:
 def _steps(stats: Stats) -> Metric:
     family = HistogramMetricFamily("twostroke_step_seconds", "Backend seconds of a step, by kind", labels=["kind"])
     for kind, histogram in stats.steps.items():
-        total, buckets = 0, []
-        for bound, number in zip((*map(str, STEP_BUCKETS_S), "+Inf"), histogram.counts, strict=True):
-            total += number
-            buckets.append((bound, total))
-        family.add_metric([kind], buckets, histogram.total_s)
+        family.add_metric([kind], _cumulative(STEP_BUCKETS_S, histogram), histogram.total_s)
     return family
+
+
+def _cumulative(bounds_s: Sequence[float], histogram: StepHistogram) -> list[tuple[str, float]]:
+    names = (*map(floatToGoString, bounds_s), "+Inf")
+    return list(zip(names, accumulate(histogram.counts), strict=True))

@@ -1,12 +1,16 @@
-"""Where one answer's time went, as it is sent: queue, prefill, decode, the floor of each, and a sentence."""
+"""Where one answer's time went, as it is sent: queue, prefill, decode, the floor of each, and the verdict."""
 
 from __future__ import annotations
 
 import msgspec
 
 from twostroke.core.timing import SequenceTiming
+from twostroke.cost.step_cost import StepCost
 from twostroke.engine.floors import phase_floors
-from twostroke.server.messages import Ready
+from twostroke.explain.explanation import Explainer, Explanation
+from twostroke.explain.facts import EngineFacts
+from twostroke.explain.timeline import Delivery
+from twostroke.server.messages import FittedCost, Ready
 
 
 class PrefillTiming(msgspec.Struct, frozen=True):
@@ -37,9 +41,32 @@ class Timing(msgspec.Struct, frozen=True):
     decode: DecodeTiming
     preemptions: int
     verdict: str
+    cause: str
+    """Of `Cause`, in lower case."""
 
 
-def timing_report(timing: SequenceTiming, facts: Ready) -> Timing:
+def explain(
+    timing: SequenceTiming, facts: Ready, fitted: FittedCost | None = None, delivery: Delivery | None = None
+) -> Explanation:
+    """`fitted`: what the engine last said that its steps cost."""
+    engine = EngineFacts(
+        shape=facts.shape,
+        ceilings=facts.ceilings,
+        max_running=facts.max_running,
+        max_tokens_per_step=facts.max_tokens_per_step,
+        block_size=facts.block_size,
+        num_blocks=facts.num_blocks,
+        kv_bytes=facts.kv_bytes,
+        itl_target_s=facts.itl_target_s,
+        int8_kv_share=facts.int8_kv_share,
+    )
+    cost = None if fitted is None else StepCost(facts.shape, *fitted)
+    return Explainer(lambda: engine, lambda: cost).explain(timing, delivery)
+
+
+def timing_report(timing: SequenceTiming, facts: Ready, explanation: Explanation | None = None) -> Timing:
+    """`explanation`: the sample's, where it was made already."""
+    verdict = (explanation or explain(timing, facts)).verdict
     floors = phase_floors(facts.shape, facts.ceilings, timing)
     read, written = timing.prompt_tokens - timing.cached_tokens, len(timing.token_times_s)
     gaps_s = sorted(timing.itl_s)
@@ -67,7 +94,8 @@ def timing_report(timing: SequenceTiming, facts: Ready) -> Timing:
         prefill=prefill,
         decode=decode,
         preemptions=timing.preemptions,
-        verdict=_verdict(timing, floors.prefill_s, floors.decode_s),
+        verdict=verdict.sentence,
+        cause=verdict.cause.value,
     )
 
 
@@ -75,22 +103,6 @@ def server_timing(timing: SequenceTiming) -> str:
     """The header that browsers and proxies show: milliseconds a phase."""
     phases = (("queue", timing.queue_s), ("prefill", timing.prefill_s), ("decode", timing.decode_s))
     return ", ".join(f"{name};dur={seconds * 1e3:.1f}" for name, seconds in phases if seconds is not None)
-
-
-def _verdict(timing: SequenceTiming, prefill_floor_s: float, decode_floor_s: float) -> str:
-    phases = [
-        ("waiting in the queue", timing.queue_s or 0.0, None),
-        ("prefill (reading)", timing.prefill_s or 0.0, prefill_floor_s),
-        ("decode (writing)", timing.decode_s or 0.0, decode_floor_s),
-    ]
-    total_s = sum(seconds for _, seconds, _ in phases)
-    if total_s <= 0:
-        return "it ended before its first token"
-    name, seconds, floor_s = max(phases, key=lambda phase: phase[1])
-    verdict = f"{seconds / total_s:.0%} of the time went into {name}"
-    if floor_s is not None and seconds > 0:
-        verdict += f", {seconds / floor_s:.1f} times the least this machine could take alone"
-    return verdict
 
 
 def _rate(num_tokens: int, seconds: float | None) -> float | None:

@@ -1,5 +1,5 @@
-"""`/v1/responses`: OpenAI's newer shape of the same thing, text only. Nothing is stored: a call that refers to an
-earlier one is refused."""
+"""`/v1/responses`: OpenAI's newer shape of the same thing, whose answer is a list: thoughts, texts, tool calls.
+Nothing is stored: a call that refers to an earlier one is refused."""
 
 from __future__ import annotations
 
@@ -13,20 +13,37 @@ from starlette.responses import Response
 from twostroke.core.sampling_params import SamplingParams
 from twostroke.server import replies
 from twostroke.server.calls import Answers
-from twostroke.server.errors import ApiError, bad_request
+from twostroke.server.chat import template_options
+from twostroke.server.conversation import prepare
+from twostroke.server.errors import ApiError, bad_request, refuse_given
+from twostroke.server.explaining import follow
 from twostroke.server.messages import Output, Progress, Ready
 from twostroke.server.openapi import JSON_OR_EVENTS
+from twostroke.server.parsing import AnswerParser
 from twostroke.server.phases import server_timing
-from twostroke.server.sampling import check_lengths, responses_sampling
-from twostroke.server.schemas import ContentPart, ResponsesBody
+from twostroke.server.response_input import input_messages
+from twostroke.server.response_items import Change, Item, OutputItems
+from twostroke.server.sampling import responses_sampling
+from twostroke.server.schemas import ResponsesBody
 from twostroke.server.service import Service, service_of
-from twostroke.server.settings import Limits
 from twostroke.server.streaming import stream_answer
 from twostroke.server.structured import ANY_OBJECT, Named, schema_grammar
+from twostroke.server.tools import tool_request
 
 router = APIRouter()
 
-_TEXT_PARTS = frozenset({"input_text", "output_text", "text"})
+_REFUSED = {
+    **dict.fromkeys(("previous_response_id", "conversation", "prompt"), "nothing is stored here"),
+    **dict.fromkeys(("max_tokens", "max_completion_tokens"), "here it is max_output_tokens"),
+    **dict.fromkeys(("response_format", "structured_outputs", "guided_json"), "here it is text.format"),
+    **dict.fromkeys(("guided_regex", "guided_choice", "guided_grammar"), "/v1/chat/completions has it"),
+}
+LOGPROBS = "message.output_text.logprobs"
+_TEXT_EVENTS = {
+    "reasoning": "response.reasoning_text",
+    "message": "response.output_text",
+    "function_call": "response.function_call_arguments",
+}
 
 
 @router.post("/v1/responses", responses=JSON_OR_EVENTS)
@@ -36,11 +53,15 @@ async def responses(body: ResponsesBody, request: Request) -> Response:
     _refuse_unsupported(body)
     facts = service.facts()
     sampling = responses_sampling(body, service.settings.limits)
-    prompt = await service.encoder().chat(_messages(body, service.settings.limits))
-    check_lengths([prompt], sampling, facts, "input")
-    sampling = await service.constrained(sampling, _grammar(_text_format(body)))
-    call = service.open_call(request, [prompt], sampling, cache_salt=body.cache_salt)
+    tools = tool_request(body, service.tool_format, service.encoder().tokenizer)
+    messages = input_messages(body, service.settings.limits)
+    options, grammar = template_options(body.chat_template_kwargs), _grammar(_text_format(body))
+    async with service.admission.place(request) as place:
+        asked = await prepare(service, messages, tools, sampling, grammar, param="input", options=options)
+        call = place.open_call([asked.prompt], asked.sampling, priority=body.priority, cache_salt=body.cache_salt)
     writer = ResponseWriter(service, facts, sampling, body)
+    writer.answers.choices[0].parser = asked.parser() or AnswerParser()
+    follow(request, writer.answers, writer.id)
     if body.stream:
         return await stream_answer(call, writer)
     try:
@@ -54,12 +75,18 @@ async def responses(body: ResponsesBody, request: Request) -> Response:
 
 
 def _refuse_unsupported(body: ResponsesBody) -> None:
-    if body.previous_response_id is not None:
-        raise bad_request("previous_response_id is not supported: nothing is stored here", "previous_response_id")
+    refuse_given(body, _REFUSED)
     if body.background:
         raise bad_request("background is not supported: nothing is stored here", "background")
-    if body.tools and body.tool_choice != "none":
-        raise bad_request("tools are not supported", "tools")
+    if body.truncation not in (None, "disabled"):
+        message = f"truncation must be disabled, not {body.truncation!r:.60}: an input is read whole or refused"
+        raise bad_request(message, "truncation")
+    if body.top_logprobs not in (None, 0):
+        raise bad_request("top_logprobs is not supported here: /v1/chat/completions has it", "top_logprobs")
+    if LOGPROBS in (body.include or ()):
+        raise bad_request(f"include may not hold {LOGPROBS}: /v1/chat/completions has logprobs", "include")
+    if body.n not in (None, 1):
+        raise bad_request(f"n is {body.n}, and a response is one: /v1/chat/completions has n", "n")
 
 
 def _text_format(body: ResponsesBody) -> dict[str, Any]:
@@ -80,48 +107,34 @@ def _grammar(text_format: dict[str, Any]) -> Named | None:
     return schema_grammar("text.format", text_format)
 
 
-def _messages(body: ResponsesBody, limits: Limits) -> list[dict[str, Any]]:
-    messages = [] if body.instructions is None else [{"role": "system", "content": body.instructions}]
-    if isinstance(body.input, str):
-        return [*messages, {"role": "user", "content": body.input}]
-    if not 1 <= len(body.input) <= limits.max_messages:
-        raise bad_request(f"input holds {len(body.input)} items; 1 to {limits.max_messages} are allowed", "input")
-    for index, item in enumerate(body.input):
-        if item.type != "message" or item.role is None or item.content is None:
-            raise bad_request(f"input[{index}] must be a message with role and content", f"input[{index}]")
-        role = "system" if item.role == "developer" else item.role
-        messages.append({"role": role, "content": _text_of(item.content, f"input[{index}].content")})
-    return messages
-
-
-def _text_of(content: str | list[ContentPart], name: str) -> str:
-    if isinstance(content, str):
-        return content
-    for index, part in enumerate(content):
-        if part.type not in _TEXT_PARTS or part.text is None:
-            raise bad_request(f"{name}[{index}] must be text, not {part.type!r:.60}", f"{name}[{index}]")
-    return "\n".join(part.text or "" for part in content)
-
-
 class ResponseWriter:
     def __init__(self, service: Service, facts: Ready, sampling: SamplingParams, body: ResponsesBody) -> None:
         self.answers = Answers(1, 1)
+        self._items = OutputItems(service.tool_format)
         self._facts = facts
         self._body = body
         self._sampling = sampling
         self._model = service.settings.model_name
-        self._id = f"resp_{uuid4().hex}"
-        self._message_id = f"msg_{uuid4().hex}"
+        self.id = f"resp_{uuid4().hex}"
         self._created = int(time.time())
         self._num_events = 0
 
     def whole(self) -> dict[str, Any]:
-        answer = self.answers.choices[0]
-        is_cut = answer.finish_reason == "length"
-        status = "incomplete" if is_cut else "completed"
+        """Of an answer that was not streamed."""
+        for parts in self.answers.choices[0].parts:
+            self._items.push(parts)
+        self._items.finish(is_cut=self._is_cut)
+        return self._finished()
+
+    @property
+    def _is_cut(self) -> bool:
+        return self.answers.choices[0].finish_reason == "length"
+
+    def _finished(self) -> dict[str, Any]:
+        output = [item.reply() for item in self._items.items]
         return {
-            **self._outline(status, [self._message(status)]),
-            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+            **self._outline("incomplete" if self._is_cut else "completed", output),
+            "incomplete_details": {"reason": "max_output_tokens"} if self._is_cut else None,
             "usage": self._usage(),
             "timing": self.answers.timing(0, self._facts),
         }
@@ -129,7 +142,7 @@ class ResponseWriter:
     def _outline(self, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
         body = self._body
         return {
-            "id": self._id,
+            "id": self.id,
             "object": "response",
             "created_at": self._created,
             "status": status,
@@ -140,30 +153,17 @@ class ResponseWriter:
             "instructions": body.instructions,
             "max_output_tokens": body.max_output_tokens,
             "metadata": body.metadata or {},
-            "parallel_tool_calls": True,
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": None,
             "store": False,
             "temperature": self._sampling.temperature,
             "text": {"format": _text_format(body)},
-            "tool_choice": "none",
-            "tools": [],
+            "tool_choice": body.tool_choice or ("auto" if body.tools else "none"),
+            "tools": body.tools or [],
             "top_p": self._sampling.top_p,
             "truncation": "disabled",
             "usage": None,
         }
-
-    def _message(self, status: str) -> dict[str, Any]:
-        content = [] if status == "in_progress" else [self._part("".join(self.answers.choices[0].text))]
-        return {
-            "type": "message",
-            "id": self._message_id,
-            "role": "assistant",
-            "status": status,
-            "content": content,
-        }
-
-    def _part(self, text: str) -> dict[str, Any]:
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
     def _usage(self) -> dict[str, Any]:
         usage = self.answers.usage()
@@ -179,39 +179,60 @@ class ResponseWriter:
 
     def begin(self) -> bytes:
         outline = self._outline("in_progress", [])
-        return (
-            self._event("response.created", response=outline)
-            + self._event("response.in_progress", response=outline)
-            + self._event("response.output_item.added", output_index=0, item=self._message("in_progress"))
-            + self._of_part("response.content_part.added", part=self._part(""))
-        )
+        created = self._event("response.created", response=outline)
+        return created + self._event("response.in_progress", response=outline)
 
-    def progress(self, event: Progress) -> bytes:
-        return b""
+    def progress(self, prompt_index: int, event: Progress) -> bytes:
+        options = self._body.stream_options
+        if options is None or not options.include_progress:
+            return b""
+        shown = replies.PrefillProgress(event.sample_index, event.computed_tokens, event.total_tokens)
+        return self._event("response.prefill_progress", prefill_progress=shown)
 
     def output(self, prompt_index: int, event: Output) -> bytes:
         self.answers.absorb(prompt_index, event)
-        if not event.text:
-            return b""
-        return self._of_part("response.output_text.delta", delta=event.text, logprobs=[])
+        return self._changes(self._items.push(self.answers.choices[0].parts[-1]))
 
     def end(self) -> bytes:
-        whole = self.whole()
-        text, status = "".join(self.answers.choices[0].text), whole["status"]
-        return (
-            self._of_part("response.output_text.done", text=text, logprobs=[])
-            + self._of_part("response.content_part.done", part=self._part(text))
-            + self._event("response.output_item.done", output_index=0, item=self._message(status))
-            + self._event(f"response.{status}", response=whole)
-        )
+        closing = self._changes(self._items.finish(is_cut=self._is_cut))
+        whole = self._finished()
+        return closing + self._event(f"response.{whole['status']}", response=whole)
 
     def error(self, error: ApiError) -> bytes:
         failed = self._outline("failed", [])
         failed["error"] = {"code": error.code or "server_error", "message": error.message}
         return self._event("response.failed", response=failed)
 
-    def _of_part(self, kind: str, **fields: Any) -> bytes:
-        return self._event(kind, item_id=self._message_id, output_index=0, content_index=0, **fields)
+    def _changes(self, changes: list[Change]) -> bytes:
+        words = {"opened": self._opened, "added": self._added, "closed": self._closed}
+        return b"".join(words[change.kind](change) for change in changes)
+
+    def _opened(self, change: Change) -> bytes:
+        item = change.item
+        events = self._event("response.output_item.added", output_index=item.index, item=item.reply())
+        if item.kind != "function_call":
+            events += self._of_item("response.content_part.added", item, part=item.part(""))
+        return events
+
+    def _added(self, change: Change) -> bytes:
+        return self._of_item(f"{_TEXT_EVENTS[change.item.kind]}.delta", change.item, delta=change.text)
+
+    def _closed(self, change: Change) -> bytes:
+        item = change.item
+        done = f"{_TEXT_EVENTS[item.kind]}.done"
+        if item.kind == "function_call":
+            events = self._of_item(done, item, arguments=item.text, name=item.name)
+        else:
+            events = self._of_item(done, item, text=item.text)
+            events += self._of_item("response.content_part.done", item, part=item.part(item.text))
+        return events + self._event("response.output_item.done", output_index=item.index, item=item.reply())
+
+    def _of_item(self, kind: str, item: Item, **fields: Any) -> bytes:
+        if item.kind != "function_call":
+            fields["content_index"] = 0
+        if kind.startswith("response.output_text."):
+            fields["logprobs"] = []
+        return self._event(kind, item_id=item.id, output_index=item.index, **fields)
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         payload = replies.encode({"type": kind, "sequence_number": self._num_events, **fields})

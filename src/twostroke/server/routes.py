@@ -89,9 +89,9 @@ async def ready(request: Request) -> Response:
     """200 while new requests are wanted: not when the server drains, nor when its queue is full."""
     service = service_of(request)
     state = service.client.health if service.prompts is not None else "starting"
-    if service.draining:
+    if service.admission.draining:
         state = "draining"
-    elif service.client.num_waiting >= service.settings.limits.max_queue:
+    elif service.admission.num_waiting >= service.settings.limits.max_queue:
         state = "queue full"
     return JSONResponse({"status": state}, 200 if state == "ready" else 503)
 

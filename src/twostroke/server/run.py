@@ -4,6 +4,7 @@ lets requests in flight finish before anything is stopped."""
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 from collections.abc import Callable
 from contextlib import suppress
@@ -68,10 +69,11 @@ class _Server(uvicorn.Server):
         self._service = service
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if not self._service.draining:
-            number = self._service.client.num_in_flight
+        admission = self._service.admission
+        if not admission.draining:
+            number = self._service.client.num_in_flight + admission.num_preparing
             log(f"stopping: {number} requests in flight may finish; a second Ctrl-C stops at once")
-        self._service.draining = True
+        admission.draining = True
         self.force_exit = self.should_exit
         self.should_exit = True
 
@@ -79,9 +81,13 @@ class _Server(uvicorn.Server):
 async def _serve(
     engine: EngineSettings, settings: ServerSettings, listener: socket.socket, on_ready: Callable[[Ready], None]
 ) -> None:
-    metrics = Metrics()
-    client = EngineClient(engine, metrics)
-    service = Service(settings, client, metrics)
+    metrics, tracing = Metrics(), None
+    if settings.traces_url is not None:
+        from twostroke.server.tracing import Tracing  # an extra that nobody pays for unasked
+
+        tracing = Tracing(settings.traces_url)
+    client = EngineClient(engine, metrics, tracing)
+    service = Service(settings, client, metrics, tracing)
     config = uvicorn.Config(
         create_app(service),
         http="h11",  # whose limit on headers is known
@@ -92,8 +98,8 @@ async def _serve(
         server_header=False,
         h11_max_incomplete_event_size=2 * MAX_HEADER_BYTES,  # the guard refuses in better words
         timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=int(settings.drain_s),
     )
+    config.timeout_graceful_shutdown = settings.drain_s  # type: ignore[assignment]  # awaited as any other time is
     if settings.access_log:
         config.log_level = "info"
     server = _Server(config, service)
@@ -113,6 +119,8 @@ async def _serve(
             service.prompts.close()
         if service.grammars is not None:
             service.grammars.close()
+        if tracing is not None:
+            tracing.close()
 
 
 async def _start(engine: EngineSettings, service: Service, on_ready: Callable[[Ready], None]) -> None:
@@ -125,5 +133,8 @@ async def _start(engine: EngineSettings, service: Service, on_ready: Callable[[R
     except TwostrokeError:
         ready.cancel()
         raise
+    # What is there by now stays: the garbage collector need not look at it again while tokens wait.
+    gc.collect()
+    gc.freeze()
     with suppress(OSError):  # a log on a full disk
         on_ready(facts)

@@ -9,7 +9,7 @@ from twostroke.core.errors import BadRequestError
 from twostroke.core.sampling_params import SamplingParams
 from twostroke.server.errors import ApiError, bad_request
 from twostroke.server.messages import Ready
-from twostroke.server.schemas import ChatBody, CompletionBody, ResponsesBody, SamplingBody
+from twostroke.server.schemas import ChatBody, CompletionBody, DrawingBody, ResponsesBody
 from twostroke.server.settings import Limits
 
 DEFAULT_COMPLETION_TOKENS = 16
@@ -23,7 +23,8 @@ def chat_sampling(body: ChatBody, limits: Limits) -> SamplingParams:
     if max_tokens is None:
         max_tokens, name = body.max_tokens, "max_tokens"
     _at_most(name, max_tokens, limits.max_output_tokens)
-    return _sampling(body, limits, max_tokens, (body.top_logprobs or 0) if body.logprobs else None)
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    return _sampling(body, limits, max_tokens, logprobs, num_samples=body.n or 1)
 
 
 def completion_sampling(body: CompletionBody, limits: Limits) -> SamplingParams:
@@ -32,26 +33,23 @@ def completion_sampling(body: CompletionBody, limits: Limits) -> SamplingParams:
         raise bad_request("max_tokens is 0, which only makes sense with echo", "max_tokens")
     _at_most("max_tokens", max_tokens, limits.max_output_tokens)
     # The engine always writes a token; of an echo alone it is left out afterwards.
-    return _sampling(body, limits, max(1, max_tokens), body.logprobs, body.logprobs if body.echo else None)
+    return _sampling(body, limits, max(1, max_tokens), body.logprobs, body.logprobs if body.echo else None, body.n or 1)
 
 
 def responses_sampling(body: ResponsesBody, limits: Limits) -> SamplingParams:
     _at_most("max_output_tokens", body.max_output_tokens, limits.max_output_tokens)
-    return SamplingParams(
-        max_tokens=body.max_output_tokens,
-        temperature=1.0 if body.temperature is None else body.temperature,
-        top_p=1.0 if body.top_p is None else body.top_p,
-    )
+    return _sampling(body, limits, body.max_output_tokens, None)
 
 
 def _sampling(
-    body: SamplingBody,
+    body: DrawingBody,
     limits: Limits,
     max_tokens: int | None,
     logprobs: int | None,
     prompt_logprobs: int | None = None,
+    num_samples: int = 1,
 ) -> SamplingParams:
-    _at_most("n", body.n, limits.max_samples)
+    _at_most("n", num_samples, limits.max_samples)
     try:
         return SamplingParams(
             max_tokens=max_tokens,
@@ -65,7 +63,7 @@ def _sampling(
             frequency_penalty=body.frequency_penalty or 0.0,
             logit_bias=_logit_bias(body.logit_bias, limits),
             seed=None if body.seed is None else body.seed % 2**64,
-            n=body.n or 1,
+            n=num_samples,
             stop=_stop_strings(body.stop, limits),
             stop_token_ids=tuple(body.stop_token_ids or ()),
             include_stop_string=bool(body.include_stop_str_in_output),
@@ -80,7 +78,7 @@ def _sampling(
 def as_api_error(error: BadRequestError) -> ApiError:
     """The engine's sentences begin with the field where one is at fault."""
     first = str(error).split(" ", 1)[0].partition("[")[0]
-    names = SamplingBody.model_fields.keys() | ChatBody.model_fields.keys() | CompletionBody.model_fields.keys()
+    names = ResponsesBody.model_fields.keys() | ChatBody.model_fields.keys() | CompletionBody.model_fields.keys()
     return bad_request(str(error), first if first in names else None)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, TypeVar
 
+import msgspec
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StrictBool
 
 from twostroke.core.sampling_params import MAX_LOGPROBS, MAX_SAMPLES
@@ -30,6 +31,15 @@ def _few(value: object) -> object:
     return value
 
 
+def _writable(value: object) -> object:
+    """What an answer repeats must be such as can be sent: half a surrogate pair, however deep in it, cannot."""
+    try:
+        msgspec.json.encode(value)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"it cannot be repeated in the answer: {error}"[:200]) from None
+    return value
+
+
 Item = TypeVar("Item")
 Entry = TypeVar("Entry")
 
@@ -38,6 +48,7 @@ Text = Annotated[str, AfterValidator(_sendable)]
 Many = Annotated[list[Item], Field(fail_fast=True)]
 """A list whose first wrong item ends the matter."""
 Table = Annotated[dict[Text, Entry], BeforeValidator(_few)]
+Repeated = AfterValidator(_writable)
 TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 Salt = Annotated[Text, Field(max_length=256)]
@@ -65,8 +76,8 @@ class StructuredOutputs(Body):
     grammar: Text | None = Field(None, description="In Lark.")
 
 
-class SamplingBody(Body):
-    """What chat and plain completions share."""
+class DrawingBody(Body):
+    """What all three share: how tokens are drawn, and how the answer is sent."""
 
     model: Text | None = Field(None, max_length=512)
     temperature: float | None = Field(None, ge=0, le=2)
@@ -78,7 +89,6 @@ class SamplingBody(Body):
     repetition_penalty: float | None = Field(None, gt=0, le=100)
     logit_bias: Table[Bias] | None = Field(None, description="By token id.")
     seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
-    n: int | None = Field(None, ge=1, le=MAX_SAMPLES)
     stop: Text | Many[Text] | None = None
     stop_token_ids: Many[TokenId] | None = Field(None, max_length=1024)
     include_stop_str_in_output: bool | None = None
@@ -88,6 +98,12 @@ class SamplingBody(Body):
     stream_options: StreamOptions | None = None
     priority: int | None = Field(None, ge=-1000, le=1000, description="Lower runs first.")
     cache_salt: Salt | None = Field(None, description="Only requests of the same salt share cached prefixes.")
+
+
+class SamplingBody(DrawingBody):
+    """What chat and plain completions share."""
+
+    n: int | None = Field(None, ge=1, le=MAX_SAMPLES)
     response_format: Table[Any] | None = Field(None, description="text, json_object or json_schema.")
     structured_outputs: StructuredOutputs | None = None
     guided_json: Text | Table[Any] | None = Field(None, description="As structured_outputs.json, and so the others.")
@@ -122,6 +138,10 @@ class ChatBody(SamplingBody):
     tool_choice: Text | Table[Any] | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: Table[Any] | None = Field(None, description="Variables for the model's chat template.")
+    functions: Any = Field(None, description="Refused: use `tools`.")
+    function_call: Any = Field(None, description="Refused: use `tool_choice`.")
+    audio: Any = Field(None, description="Refused.")
+    web_search_options: Any = Field(None, description="Refused.")
 
 
 class CompletionBody(SamplingBody):
@@ -134,30 +154,45 @@ class CompletionBody(SamplingBody):
 
 
 class InputItem(Body):
-    """A message of a Responses call; other kinds of item are refused by name."""
+    """A message, a thought, a call or its result; other kinds of item are refused by name."""
 
-    type: Text = "message"
+    type: Text = Field("message", max_length=64)
     role: Text | None = Field(None, max_length=64)
     content: Text | Many[ContentPart] | None = None
+    summary: Many[ContentPart] | None = None
+    call_id: Text | None = Field(None, max_length=256)
+    name: Text | None = Field(None, max_length=256)
+    arguments: Text | None = None
+    output: Text | Many[ContentPart] | None = None
 
 
-class ResponsesBody(Body):
-    model: Text | None = Field(None, max_length=512)
+class ResponsesBody(DrawingBody):
     input: Text | Many[InputItem]
     instructions: Text | None = None
     max_output_tokens: Count | None = None
-    temperature: float | None = Field(None, ge=0, le=2)
-    top_p: float | None = Field(None, gt=0, le=1)
-    stream: bool | None = None
     metadata: Table[Text] | None = Field(None, max_length=16)
-    previous_response_id: Text | None = None
-    background: bool | None = None
     store: bool | None = None
-    tools: Many[Table[Any]] | None = None
-    tool_choice: Text | Table[Any] | None = None
-    text: Table[Any] | None = None
-    truncation: Text | None = None
-    cache_salt: Salt | None = None
+    tools: Annotated[Many[Table[Any]] | None, Repeated] = None
+    tool_choice: Annotated[Text | Table[Any] | None, Repeated] = None
+    parallel_tool_calls: bool | None = None
+    text: Annotated[Table[Any] | None, Repeated] = None
+    chat_template_kwargs: Table[Any] | None = Field(None, description="Variables for the model's chat template.")
+    include: Many[Text] | None = Field(None, description="Logprobs are refused.")
+    background: bool | None = Field(None, description="true is refused.")
+    truncation: Text | None = Field(None, description="Only `disabled`.")
+    top_logprobs: int | None = Field(None, description="Only 0.")
+    n: int | None = Field(None, description="Only 1.")
+    previous_response_id: Any = Field(None, description="Refused: nothing is stored.")
+    conversation: Any = Field(None, description="Refused: nothing is stored.")
+    prompt: Any = Field(None, description="Refused: nothing is stored.")
+    max_tokens: Any = Field(None, description="Refused, as max_completion_tokens: use `max_output_tokens`.")
+    max_completion_tokens: Any = None
+    response_format: Any = Field(None, description="Refused, as those that follow: use `text.format`.")
+    structured_outputs: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
 
 
 class TokenizeBody(Body):

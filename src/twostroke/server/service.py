@@ -1,19 +1,17 @@
-"""What the routes share: the engine's client, the prompt encoder, limits and counts. Opening a call is where a request
-is let in or turned away."""
+"""What the routes share: the engine's client, the way to it, the prompt encoder, grammars and counts."""
 
 from __future__ import annotations
 
-import math
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 
 from twostroke.core.sampling_params import SamplingParams
-from twostroke.server.calls import Call
+from twostroke.server.admission import Admission
 from twostroke.server.client import EngineClient
 from twostroke.server.errors import ApiError, bad_request, engine_unavailable
+from twostroke.server.kept import KeptRequests
 from twostroke.server.messages import Ready
 from twostroke.server.metrics import Metrics
 from twostroke.server.prompts import PromptEncoder
@@ -23,14 +21,16 @@ from twostroke.text import reasoning, tool_parsers
 from twostroke.text.tokenizer import Tokenizer
 from twostroke.text.tool_parsers import HERMES
 
-KEY_SCOPE = "twostroke.key"
-"""Where in a request's scope the number of its API key is."""
-LONGEST_RETRY_S = 60
+if TYPE_CHECKING:
+    from twostroke.server.tracing import Tracing
 
 
 class Service:
-    def __init__(self, settings: ServerSettings, client: EngineClient, metrics: Metrics) -> None:
+    def __init__(
+        self, settings: ServerSettings, client: EngineClient, metrics: Metrics, tracing: Tracing | None = None
+    ) -> None:
         self.settings = settings
+        self.tracing = tracing
         self.client = client
         self.metrics = metrics
         self.prompts: PromptEncoder | None = None
@@ -38,14 +38,14 @@ class Service:
         self.grammars: GrammarGate | None = None
         self.tool_format = HERMES
         self.reasoning_parser = "none"
-        self.draining = False
-        self._in_flight_by_key: Counter[int] = Counter()
+        self.admission = Admission(settings, client, metrics, tracing)
+        self.kept = KeptRequests()
 
     def read_answers_of(self, tokenizer: Tokenizer) -> None:
         """Once the tokenizer is there: how this model's answers are to be read."""
         self.tool_format = tool_parsers.choose(self.settings.tool_parser, tokenizer)
         self.reasoning_parser = reasoning.choose(self.settings.reasoning_parser, tokenizer)
-        self.grammars = GrammarGate(tokenizer)
+        self.grammars = GrammarGate(tokenizer, self.metrics)
         self.prompts = PromptEncoder(tokenizer)
 
     def facts(self) -> Ready:
@@ -58,15 +58,15 @@ class Service:
             raise engine_unavailable("the server is still starting")
         return self.prompts
 
-    async def constrained(self, sampling: SamplingParams, named: Named | None) -> SamplingParams:
-        """The same, held to a grammar that was found sound."""
+    async def constrained(self, sampling: SamplingParams, named: Named | None, thought: str = "none") -> SamplingParams:
+        """The same, held to a grammar that was found sound; `thought` is what may come before it."""
         if named is None:
             return sampling
         if sampling.ignore_eos:
             raise bad_request(f"ignore_eos does not go with {named[0]}: its answer ends where it is complete", named[0])
         if self.grammars is None:
             raise engine_unavailable("the server is still starting")
-        return replace(sampling, grammar=await self.grammars.admit(named))
+        return replace(sampling, grammar=replace(await self.grammars.admit(named), thought=thought))
 
     def check_model(self, name: str | None) -> None:
         if name is not None and name != self.settings.model_name:
@@ -75,51 +75,6 @@ class Service:
                 f"there is no model {name!r:.200} here: this server has {self.settings.model_name!r}",
                 param="model",
                 code="model_not_found",
-            )
-
-    def open_call(
-        self,
-        request: Request,
-        prompts: Sequence[tuple[int, ...]],
-        sampling: SamplingParams,
-        *,
-        priority: int | None = None,
-        cache_salt: str | None = None,
-    ) -> Call:
-        """Whoever opens a call closes it, or hands it to an EventStream."""
-        key = request.scope.get(KEY_SCOPE, -1)
-        self._admit(key, len(prompts))
-        inbox = self.client.submit(prompts, sampling, priority=priority or 0, cache_salt=cache_salt or "")
-        self._in_flight_by_key[key] += 1
-
-        def on_close(client_gone: bool) -> None:
-            self._in_flight_by_key[key] -= 1
-            if client_gone:
-                self.metrics.disconnects.inc()
-
-        return Call(inbox, request.receive, self.settings.limits.request_timeout_s, on_close)
-
-    def _admit(self, key: int, num_prompts: int) -> None:
-        limits, waiting = self.settings.limits, self.client.num_waiting
-        if self.draining:
-            raise engine_unavailable("the server is stopping")
-        if key >= 0 and limits.max_per_key is not None and self._in_flight_by_key[key] >= limits.max_per_key:
-            self.metrics.rejected.labels("per_key").inc()
-            raise ApiError(
-                429,
-                f"this API key has {self._in_flight_by_key[key]} requests in flight, "
-                f"and {limits.max_per_key} are allowed",
-                code="concurrency_limit",
-                headers={"Retry-After": "1"},
-            )
-        if waiting and waiting + num_prompts > limits.max_queue:
-            self.metrics.rejected.labels("queue_full").inc()
-            retry_s = self.metrics.mean_request_s * waiting / max(1, self.facts().max_running)
-            raise ApiError(
-                429,
-                f"the queue is full: {waiting} requests wait, and {limits.max_queue} may",
-                code="queue_full",
-                headers={"Retry-After": str(min(LONGEST_RETRY_S, max(1, math.ceil(retry_s))))},
             )
 
 

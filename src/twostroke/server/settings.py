@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
 from twostroke.core.errors import BadRequestError
 
@@ -15,7 +17,7 @@ class Limits:
     request_timeout_s: float = 600.0
     """From a request's arrival to the last byte of its answer."""
     max_queue: int = 256
-    """Requests of which the engine has not begun to read; one more is answered with 429."""
+    """Requests that are made ready or wait for the engine; one more is answered with 429."""
     max_per_key: int | None = None
     """Requests that one API key may have in flight; None: no limit."""
     max_samples: int = 16
@@ -40,18 +42,46 @@ class ServerSettings:
     cors_origins: tuple[str, ...] = ()
     access_log: bool = False
     drain_s: float = 30.0
-    """How long requests in flight may take to end once the server was told to stop."""
+    """How long requests in flight may take to end once the server was told to stop; infinite: as long as they do."""
     limits: Limits = field(default_factory=Limits)
     tool_parser: str = "auto"
     reasoning_parser: str = "auto"
+    traces_url: str | None = None
+    """Where OpenTelemetry traces are sent; None: there are none."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise BadRequestError(f"the port must be from 0 to 65535, not {self.port}")
         if any(not key.isascii() or not key.isprintable() or not key.strip() for key in self.api_keys):
             raise BadRequestError("an API key must be printable ASCII characters, and not empty")
-        for name in ("max_body_bytes", "max_queue", "max_samples", "max_prompts"):
-            if getattr(self.limits, name) < 1:
-                raise BadRequestError(f"{name} must be at least 1, not {getattr(self.limits, name)}")
-        if not self.limits.request_timeout_s > 0 or not self.drain_s >= 0:
-            raise BadRequestError("the request timeout must be above 0 s, and the drain time not below")
+        counts = ("max_body_bytes", "max_queue", "max_per_key", "max_samples", "max_prompts", "max_output_tokens")
+        for name in counts:
+            value = getattr(self.limits, name)
+            if value is not None and value < 1:
+                raise BadRequestError(f"{name} must be at least 1, not {value}")
+        if not self.limits.request_timeout_s > 0:
+            raise BadRequestError(f"the request timeout must be above 0 s, not {self.limits.request_timeout_s:g}")
+        if not self.drain_s >= 0:
+            raise BadRequestError(f"the drain time must be 0 s or more, not {self.drain_s:g}")
+
+
+def traces_url(collector: str | None, environment: Mapping[str, str]) -> str | None:
+    """Where traces are asked to be sent: to the collector that is given, else as OpenTelemetry's variables say."""
+    if environment.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        return None
+    if collector is None and environment.get("OTEL_TRACES_EXPORTER", "otlp") != "otlp":
+        return None
+    url = environment.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") if collector is None else None
+    base = collector or environment.get("OTEL_EXPORTER_OTLP_ENDPOINT")
+    if not url and base:
+        url = base.rstrip("/").removesuffix("/v1/traces") + "/v1/traces"
+    if not url:
+        return None
+    try:
+        parts = urlsplit(url)
+        is_sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is none
+        is_sound = False
+    if not is_sound:
+        raise BadRequestError(f"an OTLP endpoint looks like http://localhost:4318, not {collector or url!r}")
+    return url

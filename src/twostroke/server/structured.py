@@ -12,6 +12,7 @@ from typing import Any
 from twostroke.core.errors import BadRequestError, ModelError
 from twostroke.core.grammar import GrammarSpec
 from twostroke.server.errors import ApiError, bad_request
+from twostroke.server.metrics import Metrics
 from twostroke.server.schemas import SamplingBody
 from twostroke.text.grammar_check import GrammarCheck
 from twostroke.text.tokenizer import Tokenizer
@@ -22,23 +23,49 @@ Named = tuple[str, GrammarSpec]
 """A grammar, and the field it came from."""
 
 
+MAX_CHECKS = 32
+"""Grammars that may wait to be checked: each may take a second. A batch that shares one waits for one check."""
+RETRY_S = 2
+
+
 class GrammarGate:
     """Grammars are compiled beside the event loop, one at a time; those that passed are remembered."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, metrics: Metrics) -> None:
         self._check = GrammarCheck(tokenizer)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+        self._metrics = metrics
+        self._checks: dict[GrammarSpec, asyncio.Future[None]] = {}
+        """Those under way."""
 
     async def admit(self, named: Named) -> GrammarSpec:
-        """The spec, if it can be followed; else a 400 that names the field."""
+        """The spec, if it can be followed; else a 400 that names the field, or a 429."""
         field, spec = named
+        if self._check.knows(spec):
+            return spec
         try:
-            await asyncio.get_running_loop().run_in_executor(self._thread, self._check.check, spec)
+            await asyncio.shield(self._checks.get(spec) or self._begin(spec))  # others may wait for the same
         except BadRequestError as error:
             raise bad_request(f"{field}: {error}", field) from None
         except ModelError as error:
             raise ApiError(500, str(error), code="grammar_error") from None
         return spec
+
+    def _begin(self, spec: GrammarSpec) -> asyncio.Future[None]:
+        if len(self._checks) >= MAX_CHECKS:
+            self._metrics.rejected.labels("grammars").inc()
+            message = f"{len(self._checks)} grammars wait to be compiled, and {MAX_CHECKS} may"
+            raise ApiError(429, message, code="grammar_queue_full", headers={"Retry-After": str(RETRY_S)})
+        check = asyncio.get_running_loop().run_in_executor(self._thread, self._check.check, spec)
+        self._checks[spec] = check
+
+        def on_done(done: asyncio.Future[None]) -> None:
+            del self._checks[spec]
+            if not done.cancelled():
+                done.exception()  # seen, should nobody wait for it any more
+
+        check.add_done_callback(on_done)
+        return check
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)

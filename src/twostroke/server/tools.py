@@ -1,20 +1,22 @@
-"""Tools in a chat request: what was given, checked; what the model's template is told; and, where a call is required,
+"""Tools in a request: what was given, checked; what the model's template is told; and, where a call is required,
 the grammar that sees to it."""
 
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import Any
 
 from twostroke.server.errors import bad_request
-from twostroke.server.schemas import ChatBody
+from twostroke.server.schemas import ChatBody, ResponsesBody
 from twostroke.server.structured import Named, as_json
 from twostroke.text.tokenizer import Tokenizer
 from twostroke.text.tool_parsers.formats import ToolFormat
 
 MAX_TOOLS = 128
 MAX_NAME_CHARS = 64
+FUNCTION_FIELDS = ("name", "description", "parameters")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +30,11 @@ class ToolRequest:
         return bool(self.tools)
 
 
-def tool_request(body: ChatBody, tool_format: ToolFormat, tokenizer: Tokenizer) -> ToolRequest:
-    tools = _checked(body.tools or [])
-    choice, name = _choice(body.tool_choice, bool(tools))
+def tool_request(body: ChatBody | ResponsesBody, tool_format: ToolFormat, tokenizer: Tokenizer) -> ToolRequest:
+    """Chat has a function's fields in an object of their own, Responses beside `type`."""
+    is_nested = isinstance(body, ChatBody)
+    tools = _checked(body.tools or [], is_nested)
+    choice, name = _choice(body.tool_choice, bool(tools), is_nested)
     if choice == "none":
         return ToolRequest([])
     functions = [tool["function"] for tool in tools]
@@ -44,30 +48,35 @@ def tool_request(body: ChatBody, tool_format: ToolFormat, tokenizer: Tokenizer) 
     return ToolRequest(tools, ("tools", tool_format.grammar(functions, tokenizer.special_tokens, only_one=only_one)))
 
 
-def _checked(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _checked(tools: list[dict[str, Any]], is_nested: bool) -> list[dict[str, Any]]:
+    """As chat has them, which is how templates are given them."""
     if len(tools) > MAX_TOOLS:
         raise bad_request(f"tools holds {len(tools)}; at most {MAX_TOOLS} are allowed", "tools")
-    names = set()
+    checked, names = [], set()
     for index, tool in enumerate(tools):
         field = f"tools[{index}]"
         if tool.get("type") != "function":
             raise bad_request(f"{field}.type must be function, not {tool.get('type')!r:.60}", f"{field}.type")
-        function = tool.get("function")
+        if is_nested:
+            field += ".function"
+            function = tool.get("function")
+        else:
+            function = {key: tool[key] for key in FUNCTION_FIELDS if tool.get(key) is not None}
+            tool = {"type": "function", "function": function}
         if not isinstance(function, dict):
-            raise bad_request(f"{field}.function must be an object with name and parameters", f"{field}.function")
+            raise bad_request(f"{field} must be an object with name and parameters", field)
         name = function.get("name")
         if not isinstance(name, str) or not _is_name(name):
-            message = (
-                f"{field}.function.name must be 1 to {MAX_NAME_CHARS} letters, digits, dots, dashes or underscores"
-            )
-            raise bad_request(message, f"{field}.function.name")
+            message = f"{field}.name must be 1 to {MAX_NAME_CHARS} letters, digits, dots, dashes or underscores"
+            raise bad_request(message, f"{field}.name")
         if name in names:
-            raise bad_request(f"{field}.function.name is {name!r} again", f"{field}.function.name")
+            raise bad_request(f"{field}.name is {name!r} again", f"{field}.name")
         names.add(name)
         if not isinstance(function.get("parameters") or {}, dict):
-            raise bad_request(f"{field}.function.parameters must be a JSON schema", f"{field}.function.parameters")
+            raise bad_request(f"{field}.parameters must be a JSON schema", f"{field}.parameters")
         as_json(field, tool)
-    return tools
+        checked.append(tool)
+    return checked
 
 
 def _is_name(name: str) -> bool:
@@ -75,16 +84,17 @@ def _is_name(name: str) -> bool:
     return len(name) <= MAX_NAME_CHARS and name.isascii() and plain.isalnum()
 
 
-def _choice(choice: object, has_tools: bool) -> tuple[str, str | None]:
+def _choice(choice: object, has_tools: bool, is_nested: bool) -> tuple[str, str | None]:
     """`none`, `auto` or `required`, and the function's name where one is named."""
     if choice is None or choice in ("none", "auto"):
         return ("auto" if has_tools and choice != "none" else "none"), None
     name = None
     if isinstance(choice, dict):
-        function = choice.get("function")
+        function = choice.get("function") if is_nested else choice
         name = function.get("name") if isinstance(function, dict) else None
         if choice.get("type") != "function" or not isinstance(name, str):
-            message = 'tool_choice must be none, auto, required, or {"type": "function", "function": {"name": ...}}'
+            shape = '"function": {"name": ...}' if is_nested else '"name": ...'
+            message = f'tool_choice must be none, auto, required, or {{"type": "function", {shape}}}'
             raise bad_request(message, "tool_choice")
     elif choice != "required":
         raise bad_request(f"tool_choice must be none, auto, required or a function, not {choice!r:.60}", "tool_choice")
@@ -102,8 +112,9 @@ def told_of_tools(
     """Messages for a template: arguments as objects, which templates write as JSON themselves. One that knows no tools
     is told of them, and of calls and results, in plain messages."""
     plain = [_with_objects(message, f"messages[{index}]") for index, message in enumerate(messages)]
-    if "tools" in (tokenizer.chat_template or ""):
-        return plain
+    template = tokenizer.chat_template or ""
+    if "tools" in template:
+        return plain if _ASKS_FOR_NONE.search(template) else [_with_content(message) for message in plain]
     plain = [_as_text(message) for message in plain]
     if not tools:
         return plain
@@ -111,6 +122,14 @@ def told_of_tools(
     if plain[0]["role"] == "system" and isinstance(plain[0].get("content"), str):
         return [{**plain[0], "content": f"{plain[0]['content']}\n\n{note}"}, *plain[1:]]
     return [{"role": "system", "content": note}, *plain]
+
+
+_ASKS_FOR_NONE = re.compile(r"(?<!\w)content['\"\])]*\s+is\s+(not\s+)?none", re.IGNORECASE)
+"""Some templates know a call by its content, which is none; others take every content for a text."""
+
+
+def _with_content(message: dict[str, Any]) -> dict[str, Any]:
+    return {**message, "content": ""} if message.get("tool_calls") and message.get("content") is None else message
 
 
 _NOTE = """You may call one or more functions to help with the user's question. The functions, as JSON:
@@ -141,7 +160,8 @@ def _with_objects(message: dict[str, Any], field: str) -> dict[str, Any]:
                 arguments = json.loads(arguments)
             except (ValueError, RecursionError):
                 raise bad_request(f"{name}.function.arguments must be JSON", f"{name}.function.arguments") from None
-        read.append({**call, "function": {**function, "arguments": arguments}})
+        # The name first, as models write it: a template may write the object out as it stands.
+        read.append({**call, "function": {"name": function["name"], **function, "arguments": arguments}})
     return {**message, "tool_calls": read}
 
 

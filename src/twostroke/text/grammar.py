@@ -7,11 +7,14 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from twostroke.core.errors import BadRequestError
-from twostroke.core.grammar import GrammarSpec, GrammarStuckError
+from twostroke.core.grammar import GrammarSpec, GrammarStuckError, TokenMatcher
+from twostroke.text.after_thought import AfterThought, ThoughtMasks, bits
 from twostroke.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -110,7 +113,9 @@ class GrammarCompiler:
         self._library = llguidance
         self._tokenizer: LLTokenizer = llguidance.LLTokenizer(source, eos_token=list(vocabulary.eos_ids))
         self._limits = llguidance.LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
-        self._end_mask = _bits(vocabulary.eos_ids, len(vocabulary.tokens))
+        self._end_mask = bits(vocabulary.eos_ids, len(vocabulary.tokens))
+        self._vocabulary = vocabulary
+        self._thoughts: ThoughtMasks | None = None
         self._compiled: OrderedDict[GrammarSpec, LLMatcher] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -118,11 +123,17 @@ class GrammarCompiler:
         with self._lock:
             self._compile(spec)
 
-    def matcher(self, spec: GrammarSpec) -> GrammarMatcher:
+    def matcher(self, spec: GrammarSpec) -> TokenMatcher:
         with self._lock:
-            return GrammarMatcher(self._compile(spec).deep_copy(), self._end_mask)
+            found = GrammarMatcher(self._compile(spec).deep_copy(), self._end_mask)
+            if spec.thought == "none":
+                return found
+            if self._thoughts is None:
+                self._thoughts = ThoughtMasks(self._vocabulary.tokens, self._vocabulary.eos_ids)
+            return AfterThought(found, self._thoughts, is_open=spec.thought == "open")
 
     def _compile(self, spec: GrammarSpec) -> LLMatcher:
+        spec = replace(spec, thought="none")  # it is the same grammar
         found = self._compiled.get(spec)
         if found is None:
             check_size(spec)
@@ -167,9 +178,17 @@ class GrammarMatcher:
         if not self._matcher.is_stopped():
             self._matcher.consume_token(token_id)  # one that it does not take shows in the next `allowed`
 
+    def try_advance(self, token_id: int) -> bool:
+        """Whether the grammar takes this token; where it does not, nothing has changed."""
+        return not self._matcher.is_stopped() and self._matcher.try_consume_tokens([token_id]) == 1
+
+    def reset(self) -> None:
+        """Back to the beginning of the answer."""
+        self._matcher.reset()
+
 
 class LazyGrammars:
-    """A tokenizer's grammars, compiled by nobody until one is asked for."""
+    """A tokenizer's grammars, compiled by nobody until one is asked for, or someone has the time to prepare."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -179,8 +198,17 @@ class LazyGrammars:
     def check(self, spec: GrammarSpec) -> None:
         self._get().check(spec)
 
-    def matcher(self, spec: GrammarSpec) -> GrammarMatcher:
+    def matcher(self, spec: GrammarSpec) -> TokenMatcher:
         return self._get().matcher(spec)
+
+    @property
+    def is_prepared(self) -> bool:
+        return self._compiler is not None
+
+    def prepare(self) -> None:
+        """What the first grammar would wait for, most of a second: the library, the vocabulary, a JSON object."""
+        with suppress(BadRequestError):  # without the library, or an end-of-text token, none will be asked for
+            self._get().check(GrammarSpec("json_schema", '{"type": "object"}'))
 
     def _get(self) -> GrammarCompiler:
         with self._lock:
@@ -230,13 +258,6 @@ def _depth(value: object) -> int:
                 inner.extend(entry)
         level = inner
     return depth
-
-
-def _bits(token_ids: Sequence[int], vocab_size: int) -> bytes:
-    bits = bytearray((vocab_size + 7) // 8)
-    for token_id in token_ids:
-        bits[token_id // 8] |= 1 << token_id % 8
-    return bytes(bits)
 
 
 def _first_line(message: str) -> str:

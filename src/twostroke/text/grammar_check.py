@@ -44,6 +44,17 @@ class GrammarCheck:
                     self._sound.popitem(last=False)
             self._sound.move_to_end(spec)
 
+    def knows(self, spec: GrammarSpec) -> bool:
+        """Whether it was found sound of late. Never waits, as for a check that is under way."""
+        found = spec in self._sound
+        if found and self._lock.acquire(blocking=False):
+            try:
+                if spec in self._sound:
+                    self._sound.move_to_end(spec)
+            finally:
+                self._lock.release()
+        return found
+
     def close(self) -> None:
         if self._process is not None:
             end_process(self._process)

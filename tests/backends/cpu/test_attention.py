@@ -20,7 +20,7 @@ from twostroke.backends.cpu.arguments import (
     TileKind,
     float_bits,
 )
-from twostroke.backends.cpu.attention_work import AttentionWork
+from twostroke.backends.cpu.attention_work import AttentionWork, attends_by_rows
 from twostroke.backends.cpu.kv_kind import KVKind
 from twostroke.backends.cpu.kv_store import KVStore
 from twostroke.backends.cpu.memory import address_of, float_zeros
@@ -254,6 +254,23 @@ def test_splitting_a_long_context_changes_no_bit(name: str, threads: int, kind: 
     split = attention.attend(decodes, num_decodes=4, threads=threads, split_for=64)
     assert np.array_equal(split, whole)
     assert_close(kind, split, attention.expected(decodes))
+
+
+@pytest.mark.parametrize(
+    ("segments", "num_decodes", "by_rows"),
+    [
+        ([(1024, 32)], 0, True),
+        ([(32, 32)], 0, True),
+        ([(31, 32)], 0, False),  # its last queries read twice what the first do
+        ([(0, 32)], 0, False),
+        ([(1024, 32), (64, 32)], 0, False),
+        ([(1024, 1), (1024, 31)], 1, False),
+    ],
+)
+def test_only_pieces_of_equal_cost_are_dealt_in_runs(
+    segments: list[tuple[int, int]], num_decodes: int, by_rows: bool
+) -> None:
+    assert attends_by_rows(make_batch(segments, num_decodes, np.zeros((len(segments), 80), np.int32))) is by_rows
 
 
 def test_the_work_list_of_split_decodes() -> None:

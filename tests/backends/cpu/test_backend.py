@@ -243,6 +243,20 @@ def test_the_pieces_of_a_prompt_do_not_change_a_bit(checkpoint: Checkpoint, kind
     backend.close()
 
 
+@pytest.mark.parametrize("threads", [2, 3])
+def test_rows_that_stay_with_their_threads_change_no_bit(checkpoint: Checkpoint, threads: int) -> None:
+    """16 rows for each thread: they wait for each other only around attention. A race would show now and then."""
+    tokens, rows = random_tokens(13, NUM_TOKENS), 16 * threads
+    alone = create(checkpoint, threads=1)
+    expected = logits_by_prefill(alone, tokens, [NUM_TOKENS])
+    alone.close()
+    backend = create(checkpoint, threads=threads)
+    for _ in range(5):
+        for pieces in ([rows], [NUM_TOKENS - rows, rows]):
+            assert np.array_equal(logits_by_prefill(backend, tokens, pieces), expected)
+    backend.close()
+
+
 def test_ceilings(checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TWOSTROKE_CACHE", str(tmp_path))
     found = FACTORY.ceilings(checkpoint, 2)

@@ -12,13 +12,14 @@ from tests.backends.cpu.unpacking import from_bf16, middles, to_bf16, unpack
 
 from twostroke.backends.cpu import isa as instruction_sets
 from twostroke.backends.cpu.arguments import START_MIDDLE, GatedField, MatmulField, NormField, StepField, TileKind
-from twostroke.backends.cpu.kernels.matmul import OPEN_FROM_ROWS, gated_name, matmul_name
+from twostroke.backends.cpu.kernels.matmul import gated_name, matmul_name
+from twostroke.backends.cpu.kernels.operation import FEW_ROWS
 from twostroke.backends.cpu.memory import Arena, address_of, float_zeros, padded
 from twostroke.backends.cpu.operand import Operand
 from twostroke.backends.cpu.packing import PackedMatrix, pack, packed_bytes
 from twostroke.models.weights.tensor import WeightKind
 
-MANY = OPEN_FROM_ROWS + 5
+MANY = FEW_ROWS + 5
 """Rows that are worth opening a panel for, and a few more."""
 KINDS = {kind: WeightKind[kind.name] for kind in TileKind}
 
@@ -126,7 +127,7 @@ def test_rows_that_are_kept_apart(rows: int) -> None:
 @pytest.mark.parametrize("threads", [2, 3, 7])
 def test_any_number_of_threads_shares_the_work(outputs: int, threads: int) -> None:
     name = instruction_set_names()[0]
-    for rows in (1, 9):
+    for rows in (1, 9, 16 * threads):
         alone, expected = product(name, TileKind.Q4_1, rows, outputs=outputs)
         shared, _ = product(name, TileKind.Q4_1, rows, outputs=outputs, threads=threads)
         assert_near(alone, expected)

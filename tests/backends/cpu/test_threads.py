@@ -13,7 +13,7 @@ import pytest
 from tests.backends.cpu.native import code_for
 
 from twostroke.backends.cpu import isa as instruction_sets
-from twostroke.backends.cpu.arguments import NormField, StepField, TimeField
+from twostroke.backends.cpu.arguments import POOL_LINE, NormField, PoolField, StepField, TimeField, Wait
 from twostroke.backends.cpu.memory import address_of, float_zeros
 from twostroke.backends.cpu.program import Tape
 from twostroke.backends.cpu.threads import PIN_VARIABLE, ThreadPool
@@ -29,9 +29,9 @@ def pool_threads() -> list[threading.Thread]:
 class Chain:
     """Each entry reads what the one before it wrote, all rows of it: a barrier that leaks shows in the end."""
 
-    def __init__(self, threads: int, length: int) -> None:
+    def __init__(self, threads: int, length: int, rows: int | None = None, wait: Wait = Wait.ALWAYS) -> None:
         code = code_for(instruction_sets.choose())
-        self.rows = threads
+        self.rows = threads if rows is None else rows
         self.values, self.weight = float_zeros(self.rows, WIDTH), float_zeros(WIDTH)
         self.values[:] = 1.0
         self.weight[:] = 1.0
@@ -44,13 +44,19 @@ class Chain:
             NormField.ADD_TO: address_of(self.values),
         }
         for _ in range(length):
-            self.tape.add("norm_add", fields)
+            self.tape.add("norm_add", fields, wait=wait)
         self.entries = self.tape.entries()
         self.step = np.array([self.rows, 0, 0, 0, 0, 0, 0], dtype=np.int64)
         self.pool = ThreadPool(code, threads, 4096)
 
     def run(self) -> None:
         self.pool.run(self.entries, self.step)
+
+    @property
+    def barriers(self) -> list[int]:
+        """How many each thread has passed."""
+        flags = self.pool._pool[PoolField.FLAGS :: POOL_LINE][: self.pool.threads]
+        return [int(count) for count in flags]
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
@@ -61,6 +67,33 @@ def test_steps_one_after_the_other(threads: int) -> None:
             chain.run()
         # A row of equal values x becomes x + 1 by each norm_add.
         assert np.array_equal(chain.values, np.full((threads, WIDTH), 1.0 + 50 * 40, dtype=np.float32))
+    finally:
+        chain.pool.close()
+
+
+@pytest.mark.parametrize(
+    ("threads", "rows", "stay"),
+    [
+        (2, 32, True),
+        (2, 31, False),  # tiles of 16, 8, 4, 2 and 1: a thread would have more of them than the other
+        (2, 48, False),
+        (2, 64, True),
+        (2, 16, False),
+        (3, 48, True),
+        (2, 191, False),
+        (2, 192, True),
+        (2, 203, True),
+    ],
+)
+def test_threads_whose_rows_stay_do_not_wait(threads: int, rows: int, stay: bool) -> None:
+    chain = Chain(threads, 20, rows, Wait.UNLESS_ROWS_STAY)
+    last: dict[IntEnum, int] = {NormField.ROWS: StepField.NUM_LOGITS}
+    chain.tape.add("norm_add", last)  # as every tape ends: the caller must not return before all are done
+    chain.entries = chain.tape.entries()
+    try:
+        chain.run()
+        assert chain.barriers == [1 if stay else 21] * threads
+        assert np.array_equal(chain.values, np.full((rows, WIDTH), 21.0, dtype=np.float32))
     finally:
         chain.pool.close()
 

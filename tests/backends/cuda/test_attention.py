@@ -16,15 +16,17 @@ def test_both_phases_of_one_step(device, window, softcap):
     rng = np.random.default_rng(4)
     cache = PagedCache.random(rng, [70, 33, 90], 2, 16, 64, torch.float32, device)
     attention = Attention(SHAPE, device, max_decode_tokens=4)
-    queries = random_queries(rng, 1 + 12 + 7, 6, 2, 64, torch.float32, device)
-    out = torch.full((20, 6 * 64), float("nan"), device=device)
-    rows, positions = [2], [89]
+    queries = random_queries(rng, 2 + 12 + 7, 6, 2, 64, torch.float32, device)
+    out = torch.full((21, 6 * 64), float("nan"), device=device)
+    rows, positions = [2, 1], [89, 25]
+    positions_on_device = torch.tensor(positions, dtype=torch.int32, device=device)
+    attention.cut_decodes(positions_on_device, [window])
     attention.decode(
-        queries[:1], cache.k, cache.v, cache.table,
-        torch.tensor(rows, dtype=torch.int32, device=device), torch.tensor(positions, dtype=torch.int32, device=device),
-        out[:1], scale=0.125, window=window, softcap=softcap,
+        queries[:2], cache.k, cache.v, cache.table,
+        torch.tensor(rows, dtype=torch.int32, device=device), positions_on_device,
+        out[:2], scale=0.125, window=window, softcap=softcap,
     )  # fmt: skip
-    tiles = attention.tiles([1, 13], [12, 7], [58, 26], [0, 1], window=window)
+    tiles = attention.tiles([2, 14], [12, 7], [58, 26], [0, 1], window=window)
     work = PrefillWork.of(tiles, device)
     attention.prefill(queries, cache.k, cache.v, cache.table, work, out, scale=0.125, window=window, softcap=softcap)
     rows += [0] * 12 + [1] * 7

@@ -103,7 +103,7 @@ def test_steps_padded_to_a_captured_shape_change_no_token(
     ours, theirs = play_both(llama, requests, device, Sizes(step_tokens=24, max_rows=5, max_context=32))
     assert ours == theirs
     mixed = {shape for shape in shapes_run if shape.decode_slots}
-    assert {shape.prompt_slots for shape in mixed} == {8, 16} and {shape.decode_slots for shape in mixed} >= {2, 4}
+    assert {shape.num_tokens for shape in mixed} == {8, 16} and {shape.decode_slots for shape in mixed} >= {2, 4}
     assert all(shape.sampled_chunks == 2 for shape in mixed)
 
 

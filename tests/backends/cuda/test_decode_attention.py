@@ -5,13 +5,8 @@ import pytest
 import torch
 from tests.backends.cuda.paged import PagedCache, assert_near, attend, random_queries
 
-from twostroke.backends.cuda.kernels.decode_attention import (
-    DecodeConfig,
-    DecodeScratch,
-    SplitPlan,
-    attend_decode,
-    split_plan,
-)
+from twostroke.backends.cuda.kernels.decode_attention import DecodeScratch, attend_decode
+from twostroke.backends.cuda.kernels.decode_cuts import DecodeConfig, SplitPlan, cut_contexts, split_plan
 
 PLAIN = DecodeConfig(block=16, warps=4, stages=3, keys_first=False)
 WIDE = DecodeConfig(block=32, warps=4, stages=3, keys_first=True)
@@ -95,6 +90,28 @@ def test_scratch_serves_call_after_call(device):
     check(device, [150, 30], heads=4, kv_heads=2, head_dim=64, block_size=16, config=PLAIN, calls=3)
 
 
+def test_what_lies_behind_the_count_is_passed_over(device):
+    """A graph has room for more decodes than a step has: the tokens behind them are somebody else's to attend."""
+    rng = np.random.default_rng(3)
+    cache = PagedCache.random(rng, [70, 33, 9], 2, 16, 64, torch.float32, device)
+    queries = random_queries(rng, 6, 4, 2, 64, torch.float32, device)
+    rows = torch.tensor([2, 0, 1, 0, 0, 0], dtype=torch.int32, device=device)
+    positions = torch.tensor([8, 69, 32, 5, 6, 7], dtype=torch.int32, device=device)
+    scratch = DecodeScratch(6, 4, 2, 64, device, 4)
+    items = scratch.new_items()
+    for count in (3, 1, 0):
+        counted = torch.tensor([count], dtype=torch.int32, device=device)
+        cut_contexts(positions, items, kv_heads=2, head_dim=64, num_sms=4, count=counted)
+        out = torch.full((6, 4 * 64), 7.0, device=device)
+        attend_decode(
+            queries, cache.k, cache.v, cache.table, rows, positions, out, scale=0.1, scratch=scratch, items=items
+        )
+        assert bool((out[count:] == 7.0).all())
+        for token in range(count):
+            query = queries[token].to(torch.float64).cpu().numpy()
+            assert_near(out[token], attend(query, cache, int(rows[token]), int(positions[token]), 0.1), torch.float32)
+
+
 def test_one_long_context_among_short_ones(device):
     check(device, [3, 200, 5, 9], heads=2, kv_heads=1, head_dim=64, block_size=16, config=PLAIN, num_sms=8)
 
@@ -134,8 +151,7 @@ def test_the_grid_holds_every_cut():
         contexts = rng.integers(1, 10 ** int(rng.integers(1, 6)), size=int(rng.integers(1, 300))).tolist()
         kv_heads, num_sms = int(rng.integers(1, 33)), int(rng.integers(1, 200))
         block = int(rng.choice([16, 32, 64, 128]))
-        bound = max(contexts) if rng.random() < 0.5 else None
-        plan = split_plan(len(contexts), kv_heads, num_sms, bound)
+        plan = split_plan(len(contexts), kv_heads, num_sms)
         parts = cuts(contexts, plan, block)
         assert sum(parts) <= plan.max_items
         assert all(part <= -(-context // block) for part, context in zip(parts, contexts, strict=True))

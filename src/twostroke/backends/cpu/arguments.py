@@ -56,6 +56,7 @@ class StepField(_Field):
     LOGIT_ROWS = auto()  # i32 [num_logits]
     QUERY_BLOCKS = auto()  # i32 [num_query_blocks, QueryBlockField]
     LOGIT_BLOCKS = auto()  # i32 [num_logit_blocks, QueryBlockField], of the tokens of LOGIT_ROWS alone
+    ATTENDS_BY_ROWS = auto()  # 1: pieces of attention are dealt in runs, 0: in turn
     SPAN_RESULTS = auto()  # f32, what the spans of split queries leave for their merging
     SPAN_COUNTS = auto()  # i64, how many spans of a split query are done
     KV_GROUPS = auto()  # three fields a KV group follow from here, see KVGroupField
@@ -217,12 +218,20 @@ class AttentionField(_Field):
     BLOCKS = auto()  # and which one their address
 
 
+class Wait(_Field):
+    """Whether threads wait for each other after an operation."""
+
+    NEVER = auto()
+    ALWAYS = auto()
+    UNLESS_ROWS_STAY = auto()  # not where every operation on rows gives a thread the same ones, and cuts nothing else
+
+
 class TapeField(_Field):
     """One entry of the tape."""
 
     FUNCTION = auto()
     ARGUMENTS = auto()
-    BARRIER = auto()  # 1: every thread waits for all after this operation
+    WAIT = auto()  # see Wait
 
 
 class TimeField(_Field):

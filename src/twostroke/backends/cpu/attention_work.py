@@ -67,6 +67,12 @@ class AttentionWork:
             self.span_counts = zeros((2 * count,), np.int64)
 
 
+def attends_by_rows(batch: Batch) -> bool:
+    """Whether pieces may be dealt to threads in runs, so that a thread attends for rows that it has at hand: they must
+    cost nearly the same, as the tiles of a chunk do that is short beside what precedes it."""
+    return batch.num_segments == 1 and bool(batch.segment_start[0] >= batch.segment_count[0])
+
+
 def _records(count: int) -> Int32Array:
     return np.zeros((count, len(QueryBlockField)), dtype=np.int32)
 

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twostroke.backends.cpu.arguments import NOT_FINITE, KVGroupField, StepField, TimeField
-from twostroke.backends.cpu.attention_work import AttentionWork
+from twostroke.backends.cpu.attention_work import AttentionWork, attends_by_rows
 from twostroke.backends.cpu.compile import load_or_compile
 from twostroke.backends.cpu.isa import InstructionSet
 from twostroke.backends.cpu.kv_kind import KVKind, choose_kv_kind
@@ -154,6 +154,7 @@ class CpuBackend(HostBackend):
         record[StepField.NUM_QUERY_BLOCKS], record[StepField.NUM_LOGIT_BLOCKS] = len(blocks), len(logit_blocks)
         for field, array in zip(_KEPT_FIELDS, kept, strict=True):
             record[field] = address_of(array)
+        record[StepField.ATTENDS_BY_ROWS] = int(attends_by_rows(batch))
         record[StepField.SPAN_RESULTS] = address_of(work.span_results)
         record[StepField.SPAN_COUNTS] = address_of(work.span_counts)
         assert len(KVGroupField) == 3

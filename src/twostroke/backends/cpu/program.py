@@ -25,6 +25,7 @@ from twostroke.backends.cpu.arguments import (
     StepField,
     TapeField,
     TileKind,
+    Wait,
     float_bits,
 )
 from twostroke.backends.cpu.compile import NativeCode
@@ -56,7 +57,7 @@ class Tape:
         function: str,
         fields: Mapping[IntEnum, int],
         *,
-        barrier: bool = True,
+        wait: Wait = Wait.ALWAYS,
         matrix: PackedMatrix | None = None,
     ) -> None:
         """One operation; fields that are not given are 0."""
@@ -66,7 +67,7 @@ class Tape:
         self.names.append(function)
         self.matrices.append(matrix)
         self._records.append(record)  # keeps it where the tape points
-        self._entries.append((self._code.address(function), address_of(record), int(barrier)))
+        self._entries.append((self._code.address(function), address_of(record), int(wait)))
 
     def entries(self) -> Record:
         """[operations, fields of an entry]. The caller keeps the tape alive."""
@@ -179,7 +180,7 @@ class Program:
         gather: dict[IntEnum, int] = {NormField.GATHER: 1}
         self._rows, source = narrow, self._rows.hidden
         fields = self._norm_fields(source, None) | gather | {OperandField.FLOATS: address_of(narrow.hidden)}
-        self.tape.add("prepare", fields, barrier=False)  # attention neither reads nor writes it
+        self.tape.add("prepare", fields, wait=Wait.NEVER)  # attention neither reads nor writes it
         return gather
 
     def _add_mlp(self, layer: LayerWeights) -> None:
@@ -205,7 +206,7 @@ class Program:
         fields |= self._normed.fields(floats=True, quantised=True, halves=True)
         fields |= self._gated.target_fields(**_forms_read(layer.mlp_out))
         name = f"matmul_gated_{self._spec.activation}_{matrix.kind.name.lower()}"
-        self.tape.add(name, fields, matrix=matrix)
+        self.tape.add(name, fields, wait=self._wait_for_rows(), matrix=matrix)
 
     def _add_activation(self, layer: LayerWeights) -> None:
         activation: dict[IntEnum, int] = {
@@ -256,7 +257,12 @@ class Program:
         self, function: str, fields: dict[IntEnum, int], operand: Operand, reader: Projection
     ) -> None:
         """Prepares the input of a projection, in the forms it reads. Threads that read copies of their own go on."""
-        self.tape.add(function, fields | operand.fields(**_forms_read(reader)), barrier=operand.copies == 1)
+        wait = self._wait_for_rows() if operand.copies == 1 else Wait.NEVER
+        self.tape.add(function, fields | operand.fields(**_forms_read(reader)), wait=wait)
+
+    def _wait_for_rows(self) -> Wait:
+        """After an operation on rows that others on rows follow. Of few rows, for the logits, none stay."""
+        return Wait.UNLESS_ROWS_STAY if self._rows.count is StepField.NUM_TOKENS else Wait.ALWAYS
 
     def _add_projection(
         self, projection: Projection, operand: Operand, output: Floats, *, accumulate: bool = False
@@ -275,8 +281,8 @@ class Program:
                 MatmulField.ACCUMULATE: int(accumulate),
             }
             fields |= operand.fields(floats=True, quantised=True, halves=True)
-            last = part is projection.parts[-1]
-            self.tape.add(f"matmul_{matrix.kind.name.lower()}", fields, barrier=last, matrix=matrix)
+            wait = self._wait_for_rows() if part is projection.parts[-1] else Wait.NEVER
+            self.tape.add(f"matmul_{matrix.kind.name.lower()}", fields, wait=wait, matrix=matrix)
 
     def _add_to_residual(self, projection: Projection, operand: Operand, norm: Floats | None) -> None:
         """A block's output joins the residual, through a norm of its own where the model has one."""
@@ -285,7 +291,8 @@ class Program:
             return
         self._add_projection(projection, operand, self._block_output)
         fields = self._norm_fields(self._block_output, norm)
-        self.tape.add("norm_add", fields | {NormField.ADD_TO: address_of(self._rows.hidden)})
+        fields |= {NormField.ADD_TO: address_of(self._rows.hidden)}
+        self.tape.add("norm_add", fields, wait=self._wait_for_rows())
 
 
 def _forms_read(projection: Projection) -> dict[str, bool]:

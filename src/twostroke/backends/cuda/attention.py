@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from twostroke.backends.cuda.kernels.decode_attention import DecodeScratch, attend_decode, cut_contexts
+from twostroke.backends.cuda.kernels.decode_attention import DecodeScratch, attend_decode
+from twostroke.backends.cuda.kernels.decode_cuts import cut_contexts
 from twostroke.backends.cuda.kernels.prefill_attention import attend_prefill, tile_rows_for
 from twostroke.backends.cuda.kernels.prefill_tiles import PrefillScratch, PrefillTiles, PrefillWork
 
@@ -55,15 +56,24 @@ class Attention:
             shape.kv_heads, shape.head_dim, self.device, self.num_sms, tile_rows=largest_tile
         )
 
-    def cut_decodes(self, positions: torch.Tensor, windows: Iterable[int | None], *, pdl: bool = False) -> None:
-        """Share out the keys of a step's decodes, before the first layer of each window attends."""
+    def cut_decodes(
+        self,
+        positions: torch.Tensor,
+        windows: Iterable[int | None],
+        *,
+        count: torch.Tensor | None = None,
+        pdl: bool = False,
+    ) -> None:
+        """Share out the keys of a step's decodes, before the first layer of each window attends. `count` (int32 [1]):
+        how many of the positions, the first, are decodes; the others are passed over."""
         shape = self.shape
         for window in windows:
             if window not in self._decode_items:
                 self._decode_items[window] = self._decode_scratch.new_items()
             cut_contexts(
                 positions, self._decode_items[window],
-                kv_heads=shape.kv_heads, head_dim=shape.head_dim, num_sms=self.num_sms, window=window, pdl=pdl,
+                kv_heads=shape.kv_heads, head_dim=shape.head_dim, num_sms=self.num_sms,
+                window=window, count=count, pdl=pdl,
             )  # fmt: skip
 
     def decode(

@@ -19,14 +19,11 @@ Integers = npt.NDArray[np.int32]
 class CapturedShape:
     """The sizes of a step that a graph is made for."""
 
+    num_tokens: int
     decode_slots: int
-    prompt_slots: int
+    """At most so many of them, the first, are decodes; how many, the device is told with every step."""
     sampled_chunks: int
     """Chunks that may yield a token."""
-
-    @property
-    def num_tokens(self) -> int:
-        return self.decode_slots + self.prompt_slots
 
     @property
     def num_sampled(self) -> int:
@@ -39,7 +36,7 @@ class Batch:
     rows: Integers  # [num_tokens]
     positions: Integers  # [num_tokens]
     num_decodes: int
-    """Tokens that come first, padding among them, and are attended as decodes."""
+    """Tokens that come first and are attended as decodes."""
     segment_first: Integers  # [num_segments] index of a chunk's first token
     segment_count: Integers  # [num_segments] its tokens
     segment_start: Integers  # [num_segments] the position of its first token
@@ -55,19 +52,20 @@ class Batch:
 
     @staticmethod
     def from_step(step: Step, row_of: Mapping[int, int], padding_row: int, shape: CapturedShape | None = None) -> Batch:
-        """`shape`: padded to it; tokens that pad belong to the padding row and to no segment, and what is sampled from
-        them is nobody's."""
+        """`shape`: padded to it, at the end; tokens that pad belong to the padding row and to no segment, and what is
+        sampled from them is nobody's."""
         decodes, chunks = step.decodes, step.prefills
         if shape is None:
-            shape = CapturedShape(len(decodes), step.num_prefill_tokens, sum(chunk.samples for chunk in chunks))
+            num_tokens = len(decodes) + step.num_prefill_tokens
+            shape = CapturedShape(num_tokens, len(decodes), sum(chunk.samples for chunk in chunks))
         counts = np.array([len(chunk.token_ids) for chunk in chunks], dtype=np.int32)
         starts = np.array([chunk.start for chunk in chunks], dtype=np.int32)
         chunk_rows = np.array([row_of[chunk.seq_id] for chunk in chunks], dtype=np.int32)
-        firsts = shape.decode_slots + np.cumsum(counts, dtype=np.int32) - counts
+        firsts = len(decodes) + np.cumsum(counts, dtype=np.int32) - counts
         token_ids = np.zeros(shape.num_tokens, dtype=np.int32)
         rows = np.full(shape.num_tokens, padding_row, dtype=np.int32)
         positions = np.zeros(shape.num_tokens, dtype=np.int32)
-        token_ids[: shape.decode_slots] = FROM_ROW
+        token_ids[: len(decodes)] = FROM_ROW
         rows[: len(decodes)] = [row_of[slot.seq_id] for slot in decodes]
         positions[: len(decodes)] = [slot.position for slot in decodes]
         for chunk, first, row in zip(chunks, firsts.tolist(), chunk_rows.tolist(), strict=True):
@@ -85,7 +83,7 @@ class Batch:
             token_ids=token_ids,
             rows=rows,
             positions=positions,
-            num_decodes=shape.decode_slots,
+            num_decodes=len(decodes),
             segment_first=firsts,
             segment_count=counts,
             segment_start=starts,
@@ -98,17 +96,15 @@ class Batch:
     @staticmethod
     def of_nobody(shape: CapturedShape, padding_row: int) -> Batch:
         """What graphs are captured with, and kernels compiled: the padding row's, one chunk, every position its own."""
-        first, count = shape.decode_slots, shape.prompt_slots
-        positions = np.zeros(shape.num_tokens, dtype=np.int32)
-        positions[first:] = np.arange(count, dtype=np.int32)
-        rows = np.full(shape.num_tokens, padding_row, dtype=np.int32)
+        num_tokens = shape.num_tokens
+        rows = np.full(num_tokens, padding_row, dtype=np.int32)
         return Batch(
-            token_ids=np.zeros(shape.num_tokens, dtype=np.int32),
+            token_ids=np.zeros(num_tokens, dtype=np.int32),
             rows=rows,
-            positions=positions,
-            num_decodes=shape.decode_slots,
-            segment_first=np.array([first], dtype=np.int32),
-            segment_count=np.array([count], dtype=np.int32),
+            positions=np.arange(num_tokens, dtype=np.int32),
+            num_decodes=0,
+            segment_first=np.zeros(1, dtype=np.int32),
+            segment_count=np.array([num_tokens], dtype=np.int32),
             segment_start=np.zeros(1, dtype=np.int32),
             segment_rows=rows[:1],
             sampled_tokens=np.zeros(shape.num_sampled, dtype=np.int32),

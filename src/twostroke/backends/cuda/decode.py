@@ -11,7 +11,7 @@ import torch
 
 from twostroke.backends.cuda.graphs import buckets_up_to
 from twostroke.backends.cuda.kernels.embedding import FROM_ROW
-from twostroke.backends.cuda.model import TokenArrays
+from twostroke.backends.cuda.model import Decodes, TokenArrays
 from twostroke.backends.cuda.parts import PLAIN, Parts, is_plain
 from twostroke.backends.cuda.results import sampling_ids
 from twostroke.backends.cuda.sampling import SamplingFeatures
@@ -67,7 +67,7 @@ class DecodePath:
         parts = self._parts
         rows, positions = parts.staging.views((bucket, bucket))
         tokens = TokenArrays(self._from_rows[:bucket], rows, positions)
-        residual = parts.decoder.forward(tokens, bucket, None, pdl=parts.pdl)
+        residual = parts.decoder.forward(tokens, Decodes(bucket), None, pdl=parts.pdl)
         parts.decoder.logits(residual, pdl=parts.pdl)
         if features is not None:
             parts.sample(rows, features, pdl=parts.pdl)

@@ -5,6 +5,7 @@ for a few. Nothing here waits, allocates or reads a number back, so that all of 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 import torch
 
@@ -39,6 +40,16 @@ class TokenArrays:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Decodes:
+    """The tokens of a step, the first, that are attended as decodes."""
+
+    slots: int
+    """At most so many: what a graph has room for."""
+    count: torch.Tensor | None = None
+    """int32 [1] on the device: how many there are; None: as many as slots."""
 
 
 class Buffers:
@@ -90,6 +101,12 @@ class Decoder:
         self._spec, self._weights, self._kv, self._attention = spec, weights, kv, attention
         self._buffers, self._tables, self._last_tokens = buffers, tables, last_tokens
         ropes = {layer.rope for layer in spec.layers}
+        shapes = spec.tensor_shapes()
+        in_layers = sum(prod(size) for name, size in shapes.items() if name not in ("embedding", "output"))
+        if (moe := spec.moe) is not None:
+            in_experts = sum(prod(size) for name, size in shapes.items() if ".experts." in name)
+            in_layers -= in_experts * (moe.num_experts - moe.experts_per_token) // moe.num_experts
+        self.multiply_adds_per_token = in_layers
         self._windows = tuple(dict.fromkeys(layer.window for layer in spec.layers))
         self._experts = [
             MoeBlock(spec.moe, layer.mlp, spec.activation) if spec.moe and isinstance(layer.mlp, MoeWeights) else None
@@ -100,7 +117,7 @@ class Decoder:
     def forward(
         self,
         tokens: TokenArrays,
-        num_decodes: int,
+        decodes: Decodes,
         prefill: PrefillWork | None,
         *,
         wanted: torch.Tensor | None = None,
@@ -111,8 +128,9 @@ class Decoder:
         weights = self._weights
         residual = self._buffers.residual[: len(tokens)]
         scale = self._spec.embedding_scale
-        if num_decodes:
-            self._attention.cut_decodes(tokens.positions[:num_decodes], self._windows, pdl=pdl)
+        if decodes.slots:
+            positions = tokens.positions[: decodes.slots]
+            self._attention.cut_decodes(positions, self._windows, count=decodes.count, pdl=pdl)
         gather(weights.embedding, tokens.token_ids, tokens.rows, self._last_tokens, residual, scale=scale, pdl=pdl)
         few = self._are_few(len(tokens))
         normed = self._buffers.normed[: len(tokens)]
@@ -129,7 +147,7 @@ class Decoder:
             self._rotate_and_store(index, layer, qkv, tokens, pdl=pdl)
             if is_last and wanted is not None and len(wanted) == 0:
                 return residual[:0]  # a chunk inside a prompt: its keys are all that is wanted of it
-            mixed = self._attend(index, qkv, tokens, num_decodes, prefill, pdl=pdl)
+            mixed = self._attend(index, qkv, tokens, decodes.slots, prefill, pdl=pdl)
             if is_last and wanted is not None:
                 mixed, residual = self._select(mixed, residual, wanted)
                 few, normed = self._are_few(len(wanted)), self._buffers.normed[: len(wanted)]
@@ -265,7 +283,7 @@ class Decoder:
         index: int,
         qkv: torch.Tensor,
         tokens: TokenArrays,
-        num_decodes: int,
+        decode_slots: int,
         prefill: PrefillWork | None,
         *,
         pdl: bool,
@@ -276,15 +294,15 @@ class Decoder:
         queries = qkv.view(len(tokens), -1, spec.head_dim)[:, : spec.num_heads]
         out = self._buffers.attention[: len(tokens)]
         scale, softcap, window = spec.attention_scale, spec.attention_softcap, spec.layers[index].window
-        if num_decodes:
+        if decode_slots:
             self._attention.decode(
-                queries[:num_decodes],
+                queries[:decode_slots],
                 keys,
                 values,
                 table,
-                tokens.rows[:num_decodes],
-                tokens.positions[:num_decodes],
-                out[:num_decodes],
+                tokens.rows[:decode_slots],
+                tokens.positions[:decode_slots],
+                out[:decode_slots],
                 scale=scale,
                 window=window,
                 softcap=softcap,

@@ -1,30 +1,37 @@
 """The prefill path: a step with prompt chunks, decodes beside them or not. All its tokens go through the model in one
-pass; logits are computed only for tokens that are sampled or whose logprobs are wanted. Short chunks, alone (the tail
-behind a prefix hit) or beside decodes, replay a captured graph: launching kernels one by one would take longer."""
+pass; logits are computed only for tokens that are sampled or whose logprobs are wanted. Short steps (a tail behind a
+prefix hit, chunks beside decodes) replay a captured graph: launching kernels one by one would take longer."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 import torch
 
 from twostroke.backends.cuda.batch import Batch, CapturedShape
 from twostroke.backends.cuda.kernels.prefill_tiles import ITEM_FIELDS, PrefillWork
 from twostroke.backends.cuda.logprobs import prompt_logprob_readers
-from twostroke.backends.cuda.model import TokenArrays
+from twostroke.backends.cuda.model import Decodes, TokenArrays
 from twostroke.backends.cuda.parts import PLAIN, Parts, is_plain
 from twostroke.backends.cuda.results import PromptLogprobReader, sampling_ids
 from twostroke.core.step import Step
 
 LONE_SLOTS = (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024)
 """Tokens that graphs of a lone chunk are made for."""
-MIXED_SLOTS = (128, 256, 512, 768, 1024, 1280, 1536, 2048)
-"""Prompt tokens that graphs of chunks beside decodes are made for; the scheduler's pace prefers multiples of 256."""
-DECODE_SLOTS = (16, 64, 128, 256, 512)
-MAX_CHUNKS = 8
-"""Of a captured step beside decodes."""
+MIXED_SLOTS = tuple(range(128, 2048 + 1, 128))
+"""Tokens, decodes and all, that graphs of other steps are made for; the scheduler's pace prefers these sizes."""
+LARGE_SLOTS = tuple(range(2560, 16384 + 1, 512))
+"""The same for larger steps of small models, captured when they first occur."""
+LAUNCH_S, FLOP_PER_S = 0.03, 6e14
+"""What launching a step's kernels one by one takes a host, about, and how fast a card reads prompts, about: a step that
+takes longer than that on the card gains nothing from a graph, and need not be padded."""
+DECODE_SLOTS = (32, 128, 256, 512)
+MAX_CHUNKS = 24
+"""Of a captured step that is not a chunk alone."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,6 +39,9 @@ class StagedBatch:
     """A batch where the kernels find it."""
 
     tokens: TokenArrays
+    decode_slots: int
+    num_decodes: torch.Tensor
+    """int32 [1]: how many of the slots, the first, are decodes."""
     work: PrefillWork
     sampled_tokens: torch.Tensor
     sampled_rows: torch.Tensor
@@ -44,7 +54,10 @@ class PrefillPath:
         self._max_tokens = len(parts.buffers.residual)
         self._lone_slots = [size for size in LONE_SLOTS if size <= min(self._max_tokens, max_context)]
         self._decode_slots = [*(size for size in DECODE_SLOTS if size < max_rows), max_rows]
-        self._mixed_slots = [size for size in MIXED_SLOTS if size <= min(self._max_tokens - max_rows, max_context)]
+        room = min(self._max_tokens, max_context)
+        worth = int(LAUNCH_S * FLOP_PER_S / (2 * parts.decoder.multiply_adds_per_token))
+        self._mixed_slots = [size for size in MIXED_SLOTS if size <= room]
+        self._large_slots = [size for size in LARGE_SLOTS if size <= min(room, worth)]
 
     def launch(self, step: Step) -> tuple[list[int], dict[int, PromptLogprobReader]]:
         """Start the step; tokens as with `DecodePath.launch`. Prompt logprobs can be read when the step is done."""
@@ -54,17 +67,15 @@ class PrefillPath:
         staged = self._send(batch, shape)
         rows = batch.sampled_rows[: batch.num_sampled].tolist()
         if shape is not None:
-            parts.graphs.run(shape, lambda: self._run_captured(staged, batch.num_decodes))
+            parts.graphs.run(shape, lambda: self._run_captured(staged))
             return rows, {}
         prompt_logprobs: dict[int, PromptLogprobReader] = {}
         if any(chunk.prompt_logprobs is not None for chunk in step.prefills):
-            everything = parts.decoder.forward(staged.tokens, batch.num_decodes, staged.work, pdl=parts.pdl)
+            everything = self._forward(staged, None)
             prompt_logprobs = prompt_logprob_readers(step, batch, everything, parts)  # before sampling takes the buffer
             residual = everything[staged.sampled_tokens]
         else:
-            residual = parts.decoder.forward(
-                staged.tokens, batch.num_decodes, staged.work, wanted=staged.sampled_tokens, pdl=parts.pdl
-            )
+            residual = self._forward(staged, staged.sampled_tokens)
         if rows:
             parts.decoder.logits(residual, pdl=parts.pdl)
             masks = parts.rows.grammars.masks(sampling_ids(step))  # the device is at work while this waits
@@ -76,32 +87,37 @@ class PrefillPath:
         parts, padding_row = self._parts, self._parts.rows.padding_row
         largest = min(self._max_tokens, self._max_context)
         for size in (largest >> shift for shift in range(4)):
-            staged = self._send(Batch.of_nobody(CapturedShape(0, size, 1), padding_row), None)
-            parts.decoder.forward(staged.tokens, 0, staged.work, wanted=staged.sampled_tokens, pdl=parts.pdl)
-        shapes = [CapturedShape(0, size, 1) for size in self._lone_slots]
-        shapes += [CapturedShape(slots, size, MAX_CHUNKS) for slots in self._decode_slots for size in self._mixed_slots]
+            staged = self._send(Batch.of_nobody(CapturedShape(size, 0, 1), padding_row), None)
+            self._forward(staged, staged.sampled_tokens)
+        shapes = [CapturedShape(size, 0, 1) for size in self._lone_slots]
+        shapes += [
+            CapturedShape(size, slots, MAX_CHUNKS)
+            for slots in self._decode_slots
+            for size in self._mixed_slots
+            if size > slots
+        ]
         for shape in sorted(shapes, key=lambda shape: shape.num_tokens, reverse=True):
             staged = self._send(Batch.of_nobody(shape, padding_row), shape)
-            parts.graphs.prepare(shape, partial(self._run_captured, staged, shape.decode_slots))
+            parts.graphs.prepare(shape, partial(self._run_captured, staged))
 
     def _captured_shape(self, step: Step) -> CapturedShape | None:
         """The least shape that a graph was made for and the step fits in; None: it is too large, or asks for more than
         plainly sampled tokens."""
-        num_decodes, num_tokens = len(step.decodes), step.num_prefill_tokens
-        slots = self._mixed_slots if num_decodes else self._lone_slots
-        if num_tokens > max(slots, default=0) or len(step.prefills) > (MAX_CHUNKS if num_decodes else 1):
-            return None
         if any(chunk.prompt_logprobs is not None for chunk in step.prefills):
             return None
         sampling, row_of = self._parts.rows.sampling, self._parts.rows.index_of
         rows = [row_of[seq_id] for seq_id in sampling_ids(step)]
         if not is_plain(sampling.features(rows)) or any(sampling.logprobs_wanted(row) is not None for row in rows):
             return None
-        prompt_slots = slots[bisect_left(slots, num_tokens)]
-        if not num_decodes:
-            return CapturedShape(0, prompt_slots, 1)
-        decode_slots = self._decode_slots[bisect_left(self._decode_slots, num_decodes)]
-        return CapturedShape(decode_slots, prompt_slots, MAX_CHUNKS)
+        num_decodes, num_chunks = len(step.decodes), len(step.prefills)
+        num_tokens = num_decodes + step.num_prefill_tokens
+        if num_decodes == 0 and num_chunks == 1 and num_tokens <= max(self._lone_slots, default=0):
+            return CapturedShape(_least(self._lone_slots, num_tokens), 0, 1)
+        decode_slots = _least(self._decode_slots, num_decodes) if num_decodes else 0
+        slots, needed = [*self._mixed_slots, *self._large_slots], max(num_tokens, decode_slots + 1)
+        if num_chunks > MAX_CHUNKS or needed > max(slots, default=0):
+            return None
+        return CapturedShape(_least(slots, needed), decode_slots, MAX_CHUNKS)
 
     def _send(self, batch: Batch, shape: CapturedShape | None) -> StagedBatch:
         attention = self._parts.attention
@@ -110,8 +126,8 @@ class PrefillPath:
         if shape is None:
             tiles = attention.tiles(*numbers)
         else:  # a graph serves every step of its shape: its grid is fixed, and what is over does nothing
-            tile_rows = attention.tile_rows(shape.prompt_slots)
-            pad_items = attention.capacity(shape.prompt_slots, shape.sampled_chunks, tile_rows)
+            tile_rows = attention.tile_rows(shape.num_tokens)
+            pad_items = attention.capacity(shape.num_tokens, shape.sampled_chunks, tile_rows)
             tiles = attention.tiles(*numbers, tile_rows=tile_rows, pad_items=pad_items)
         arrays = (
             batch.token_ids,
@@ -119,24 +135,33 @@ class PrefillPath:
             batch.positions,
             batch.sampled_tokens,
             batch.sampled_rows,
+            np.array([batch.num_decodes], dtype=np.int32),
             tiles.items.reshape(-1),
         )
         staging = self._parts.staging
         staging.send(arrays)
         sizes = tuple(len(array) for array in arrays)
-        token_ids, rows, positions, sampled_tokens, sampled_rows, items = staging.views(sizes)
+        token_ids, rows, positions, sampled_tokens, sampled_rows, num_decodes, items = staging.views(sizes)
         work = PrefillWork(
             items.view(-1, ITEM_FIELDS),
             tiles.tile_rows,
             tiles.part_items if shape is None else attention.max_part_items,
             tiles.longest_context if shape is None else self._max_context,
         )
-        return StagedBatch(TokenArrays(token_ids, rows, positions), work, sampled_tokens, sampled_rows)
+        decode_slots = batch.num_decodes if shape is None else shape.decode_slots
+        tokens = TokenArrays(token_ids, rows, positions)
+        return StagedBatch(tokens, decode_slots, num_decodes, work, sampled_tokens, sampled_rows)
 
-    def _run_captured(self, staged: StagedBatch, num_decodes: int) -> None:
+    def _forward(self, staged: StagedBatch, wanted: torch.Tensor | None) -> torch.Tensor:
+        parts, decodes = self._parts, Decodes(staged.decode_slots, staged.num_decodes)
+        return parts.decoder.forward(staged.tokens, decodes, staged.work, wanted=wanted, pdl=parts.pdl)
+
+    def _run_captured(self, staged: StagedBatch) -> None:
         parts = self._parts
-        residual = parts.decoder.forward(
-            staged.tokens, num_decodes, staged.work, wanted=staged.sampled_tokens, pdl=parts.pdl
-        )
-        parts.decoder.logits(residual, pdl=parts.pdl)
+        parts.decoder.logits(self._forward(staged, staged.sampled_tokens), pdl=parts.pdl)
         parts.sample(staged.sampled_rows, PLAIN, pdl=parts.pdl)
+
+
+def _least(sizes: Sequence[int], needed: int) -> int:
+    """The least of ascending sizes that is enough."""
+    return sizes[bisect_left(sizes, needed)]

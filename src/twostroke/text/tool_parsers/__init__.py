@@ -12,7 +12,7 @@ LLAMA3 = ToolFormat(
     name="llama3", opening="<|python_tag|>", arguments_key="parameters", skips=";", begins_bare=True, max_calls=1
 )
 """`{"name": ..., "parameters": {...}}` as the whole answer, or after `<|python_tag|>`."""
-MISTRAL = ToolFormat(name="mistral", opening="[TOOL_CALLS]", skips="[],", is_list=True)
+MISTRAL = ToolFormat(name="mistral", opening="[TOOL_CALLS]", skips="[],", is_list=True, has_short_ids=True)
 """`[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]`."""
 
 FORMATS = {tool_format.name: tool_format for tool_format in (HERMES, LLAMA3, MISTRAL)}

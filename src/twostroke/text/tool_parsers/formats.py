@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+from uuid import uuid4
 
 from twostroke.core.grammar import GrammarSpec
 from twostroke.text.grammar import WHITESPACE as JSON_WHITESPACE
@@ -44,6 +45,11 @@ class ToolFormat:
     """An answer that begins with `{` is a call too."""
     is_list: bool = False
     max_calls: int = MAX_CALLS
+    has_short_ids: bool = False
+    """Calls are named by nine letters and digits, and the template insists."""
+
+    def new_call_id(self) -> str:
+        return uuid4().hex[:9] if self.has_short_ids else f"call_{uuid4().hex[:24]}"
 
     def parser(self) -> ToolCallParser:
         return ToolCallParser(self)

@@ -39,7 +39,10 @@ def emit_attention(e: Emitter, shape: KernelShape) -> None:
         groups_per_kv_head = shape.queries_per_kv_head // shape.heads_together
         head_groups = e.mul(op.integer(AttentionField.NUM_KV_HEADS), groups_per_kv_head)
         items = e.mul(op.step_integer(op.integer(AttentionField.NUM_BLOCKS)), head_groups)
-        with e.loop(op.thread, items, op.threads) as item:
+        by_rows = e.is_nonzero(op.step_integer(StepField.ATTENDS_BY_ROWS))
+        first, last = op.share(items)
+        start, stop = e.build.select(by_rows, first, op.thread), e.build.select(by_rows, last, items)
+        with e.loop(start, stop, e.build.select(by_rows, e.integer(1), op.threads)) as item:
             block = _Block(op, e.div(item, head_groups))
             head_group = e.rem(item, head_groups)
             arguments = _piece_arguments(op, shape, block, head_group)
@@ -246,6 +249,7 @@ class _Piece:
             mine.maxima,
             mine.sums,
             e.at(self._scratch, self._places.scores),
+            e.div(query, queries),
         ]
         e.call(accumulate_name(queries), arguments)
 

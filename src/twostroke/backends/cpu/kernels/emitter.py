@@ -178,8 +178,9 @@ class Emitter:
         address = self.build.ptrtoint(self.at(pointer, index, I64), I64)
         return self.build.inttoptr(address, I64.as_pointer())
 
-    def prefetch(self, pointer: Value) -> None:
-        hints = [ir.Constant(I32, hint) for hint in (0, 3, 1)]  # read, keep in every level, data
+    def prefetch(self, pointer: Value, *, nearest: bool = True) -> None:
+        """To every level of cache, or to all but the nearest."""
+        hints = [ir.Constant(I32, hint) for hint in (0, 3 if nearest else 2, 1)]  # read, locality, data
         self.external("llvm.prefetch.p0", VOID, [POINTER, I32, I32, I32], [pointer, *hints])
 
     # vectors of 16

@@ -9,13 +9,9 @@ from collections.abc import Callable
 from twostroke.backends.cpu.arguments import TILE_OUTPUTS, GatedField, MatmulField, TileKind
 from twostroke.backends.cpu.kernels.activation import ACTIVATIONS
 from twostroke.backends.cpu.kernels.emitter import F32, I64, POINTER, Emitter, Value
-from twostroke.backends.cpu.kernels.operation import OperandWriter, Operation, operation
+from twostroke.backends.cpu.kernels.operation import FEW_ROWS, OperandWriter, Operation, operation, rows_stay
 from twostroke.backends.cpu.kernels.tile_calls import TileCalls, TileOutput, tallest_tile, tile_columns
 
-OPEN_FROM_ROWS = 128
-"""From so many rows on, opening a panel costs less than reading its packed form for every few of them."""
-ROWS_OF_A_THREAD = 96
-"""With so many rows for each thread, opening every panel itself costs a thread less than fetching others' rows."""
 JOINED_ROWS = 16
 """Rows of a gated product that are joined at once: the long chains of operations of several rows overlap."""
 TILE_SCRATCH_BYTES = JOINED_ROWS * 4 * TILE_OUTPUTS * 4
@@ -59,10 +55,11 @@ def emit_join(e: Emitter, activation: str) -> None:
 
 
 def _few_or_many(e: Emitter, kind: TileKind, rows: Value, emit: Callable[[Value, bool], None]) -> None:
+    """Opening a panel costs many rows less than reading its packed form for every few of them."""
     if not kind.is_quantised:
         emit(rows, False)
         return
-    with e.build.if_else(e.build.icmp_signed("<", rows, e.integer(OPEN_FROM_ROWS))) as (few, many):
+    with e.build.if_else(e.build.icmp_signed("<", rows, e.integer(FEW_ROWS))) as (few, many):
         with few:
             emit(rows, False)
         with many:
@@ -74,21 +71,26 @@ def _over_plane(
 ) -> None:
     """`work(panel, first row, row after the last)` for this thread's part of the plane of (panel, block of rows).
 
-    Many rows are cut by rows: a thread then reads what it wrote itself in the operation before, and cores that share no
-    cache (two of a virtual machine, say) need not send rows to each other. Few rows are cut into equal runs, panel by
-    panel; a run may begin and end inside a panel."""
+    Where rows stay with their threads, it is cut by them, and each thread begins at panels of its own: two that ask for
+    the same weights at once get in each other's way. Else it is cut into equal runs, panel by panel; a run may
+    begin and end inside a panel."""
     e = op.emitter
     blocks = e.larger(e.div(e.add(rows, height - 1), height), 1)
     live = e.build.select(e.is_nonzero(rows), panels, e.integer(0))
-    by_rows = e.build.icmp_signed(">=", rows, e.mul(op.threads, ROWS_OF_A_THREAD))
-    first, last = op.share(e.build.select(by_rows, blocks, e.mul(live, blocks)))
-    first_panel = e.build.select(by_rows, e.integer(0), e.div(first, blocks))
-    last_panel = e.build.select(by_rows, live, e.div(e.add(last, e.sub(blocks, 1)), blocks))
-    with e.loop(first_panel, last_panel) as panel:
-        before = e.build.select(by_rows, e.integer(0), e.mul(panel, blocks))
-        start = e.larger(e.sub(first, before), 0)
-        stop = e.smaller(e.sub(last, before), blocks)
-        work(panel, e.mul(start, height), e.smaller(e.mul(stop, height), rows))
+    by_rows, select = rows_stay(e, rows, op.threads), e.build.select
+    first_row, last_row = op.own_rows(rows)
+    first, last = op.share(e.mul(live, blocks))
+    first_panel = select(by_rows, e.integer(0), e.div(first, blocks))
+    last_panel = select(by_rows, live, e.div(e.add(last, e.sub(blocks, 1)), blocks))
+    offset = select(by_rows, e.div(e.mul(live, op.thread), op.threads), e.integer(0))
+    with e.loop(first_panel, last_panel) as index:
+        moved = e.add(index, offset)
+        wraps = e.build.and_(by_rows, e.build.icmp_signed(">=", moved, live))
+        panel = select(wraps, e.sub(moved, live), moved)
+        before = e.mul(panel, blocks)
+        start = e.mul(e.larger(e.sub(first, before), 0), height)
+        stop = e.smaller(e.mul(e.smaller(e.sub(last, before), blocks), height), rows)
+        work(panel, select(by_rows, first_row, start), select(by_rows, last_row, stop))
 
 
 class _Product:

@@ -48,7 +48,7 @@ def emit_norm_add(e: Emitter) -> None:
     """add_to[row] += norm(input[row]) * weight: a block's output joining the residual."""
     with operation(e, "norm_add") as op:
         width, weight = op.integer(NormField.WIDTH), op.address(NormField.WEIGHT)
-        first, last = op.share(op.step_integer(op.integer(NormField.ROWS)))
+        first, last = op.own_rows(op.step_integer(op.integer(NormField.ROWS)))
         with e.loop(first, last) as row:
             values = e.at(op.address(NormField.INPUT), e.mul(row, width), F32)
             target = e.at(op.address(NormField.ADD_TO), e.mul(row, width), F32)

@@ -32,6 +32,12 @@ PEAK_RATIO = 3.0
 """How much larger than the second largest of its group a value must be to get a second digit. Smaller is closer to
 float32 and slower (docs/performance.md has the figures)."""
 
+FEW_ROWS = 128
+"""With fewer rows than this, products read weights as they are packed."""
+_MANY_ROWS_OF_A_THREAD, _FEW_ROWS_OF_A_THREAD = 96, 16
+_MANY_ROWS_UNIT, _FEW_ROWS_UNIT = 4, 16
+"""Rows are cut between threads at multiples of these, the heights of the tallest tiles."""
+
 _SMALLEST_SCALE_BITS, _LARGEST_SCALE_BITS = (exponent + 127 << 23 for exponent in (-66, 127))
 
 PARAMETERS = (
@@ -80,11 +86,20 @@ class Operation:
         arguments = self.emitter.at(self.arguments, int(field), I64)
         return Operation(self.emitter, [arguments, self.step, self.thread, self.threads, self.scratch])
 
+    def own_rows(self, count: Value) -> tuple[Value, Value]:
+        """This thread's part of `count` rows: where rows stay, the same in every operation."""
+        e, select = self.emitter, self.emitter.build.select
+        few = e.build.icmp_signed("<", count, e.integer(FEW_ROWS))
+        cut = select(few, e.integer(_FEW_ROWS_UNIT), e.integer(_MANY_ROWS_UNIT))
+        unit = select(rows_stay(e, count, self.threads), cut, e.integer(1))
+        first, last = self.share(e.div(e.add(count, e.sub(unit, 1)), unit))
+        return e.mul(first, unit), e.smaller(e.mul(last, unit), count)
+
     def share_rows(self, count: Value) -> tuple[Value, Value]:
         """This thread's rows of an operand: a part of them, or all where it has a copy of its own."""
         e = self.emitter
         own = e.is_nonzero(self.integer(OperandField.THREAD_BYTES))
-        first, last = self.share(count)
+        first, last = self.own_rows(count)
         return e.build.select(own, e.integer(0), first), e.build.select(own, count, last)
 
 
@@ -92,6 +107,21 @@ class Operation:
 def operation(emitter: Emitter, name: str) -> Iterator[Operation]:
     with emitter.function(name, PARAMETERS) as values:
         yield Operation(emitter, values)
+
+
+def rows_stay(e: Emitter, rows: Value, threads: Value) -> Value:
+    """Whether products are cut by rows too: a thread then only reads rows that it wrote itself, threads need not wait
+    for each other, and cores that share no cache (two of a virtual machine, say) send no rows to each other. What it
+    costs is that every thread reads all weights. Many rows for each thread outweigh that; of few, which are faster the
+    taller their tiles are, equally many of the tallest do."""
+    build = e.build
+    tiles = e.div(e.add(rows, _FEW_ROWS_UNIT - 1), _FEW_ROWS_UNIT)
+    even = build.icmp_signed("==", e.rem(tiles, threads), e.integer(0))
+    whole = build.icmp_signed("==", e.rem(rows, _FEW_ROWS_UNIT), e.integer(0))
+    enough = build.icmp_signed(">=", rows, e.mul(threads, _FEW_ROWS_OF_A_THREAD))
+    few = build.icmp_signed("<", rows, e.integer(FEW_ROWS))
+    many = build.icmp_signed(">=", rows, e.mul(threads, _MANY_ROWS_OF_A_THREAD))
+    return build.or_(many, build.and_(build.and_(few, enough), build.and_(even, whole)))
 
 
 def quantised_stride(e: Emitter, width: Value) -> Value:

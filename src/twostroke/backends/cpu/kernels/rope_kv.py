@@ -16,8 +16,8 @@ def emit_rope_and_store(e: Emitter, shape: KernelShape) -> None:
     with operation(e, "rope_and_store") as op:
         heads, kv_heads = op.integer(RopeField.NUM_HEADS), op.integer(RopeField.NUM_KV_HEADS)
         units = e.add(heads, kv_heads)
-        first, last = op.share(e.mul(op.step_integer(StepField.NUM_TOKENS), units))
-        with e.loop(first, last) as item:
+        first, last = op.own_rows(op.step_integer(StepField.NUM_TOKENS))
+        with e.loop(e.mul(first, units), e.mul(last, units)) as item:
             token, unit = e.div(item, units), e.rem(item, units)
             row = e.at(op.address(RopeField.INPUT), e.mul(token, op.integer(RopeField.STRIDE)), F32)
             with e.build.if_else(e.build.icmp_signed("<", unit, heads)) as (is_query, is_key):

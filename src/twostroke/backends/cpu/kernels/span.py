@@ -19,6 +19,9 @@ LOG2_E = 1 / math.log(2)
 """Scores are in units of ln 2, so that weights are powers of two."""
 _MERGE_DEGREE = 6
 _UNROLL = 8
+TURNS = 8
+"""Of queries over a span, in which the next one is fetched."""
+LINE_BYTES = 64
 
 
 def first_run(e: Emitter, position: Value, window: Value) -> Value:
@@ -113,6 +116,7 @@ _PARAMETERS = (
     ("maxima", POINTER),
     ("sums", POINTER),
     ("scratch", POINTER),
+    ("turn", I64),
 )
 
 
@@ -136,7 +140,7 @@ class Accumulate:
     def _bind(self, values: list[Value]) -> None:
         e, shape = self._e, self._shape
         (queries, store, block_stride, table, self._position, self._window, cap, span) = values[:8]
-        (self._running, maxima, sums, scratch) = values[8:]
+        (self._running, maxima, sums, scratch, self._turn) = values[8:]
         self._cap, self._state = e.splat(cap), State(e, maxima, sums)
         self._pages = Pages(e, shape, store, block_stride, table)
         row_bytes = shape.head_dim * self._code.query_bytes
@@ -144,7 +148,7 @@ class Accumulate:
         self._first = e.mul(span, RUNS_A_SPAN)
         self._start = e.larger(self._first, first_run(e, self._position, self._window))
         after = e.add(e.div(e.add(self._position, self._queries - 1), RUN), 1)
-        self._stop = e.smaller(e.add(self._first, RUNS_A_SPAN), after)
+        self._stop, self._last = e.smaller(e.add(self._first, RUNS_A_SPAN), after), e.sub(after, 1)
         places = AttentionScratch.of(shape, e.isa.accumulators)
         self._scores = scratch
         self._weights = e.at(scratch, places.weights - places.scores)
@@ -197,6 +201,9 @@ class Accumulate:
         runs = [e.add(first, index) for index in range(count)]
         keys = [self._keys(run) for run in runs]
         dots = [[e.variable(F32X16, e.floats(0.0)) for _ in runs] for _ in self._rows]
+        if self._queries > 1 and not isinstance(code, QuantisedCode):
+            for run in runs:
+                self._fetch_ahead(run)
         with e.loop(0, self._shape.head_dim // code.numbers_a_step, _UNROLL) as start:
             for offset in range(_UNROLL):
                 step = e.add(start, offset)
@@ -217,6 +224,16 @@ class Accumulate:
                                 score = e.build.select(visible, score, e.floats(MASKED))
                             e.store_floats(score, self._score_place(row, run))
                             highest[row].value = e.larger_float(highest[row].value, score)
+
+    def _fetch_ahead(self, run: Value) -> None:
+        """A part of what the next span has in this run's place: the first queries of a tile that come to it would wait
+        for its lines, which lie in blocks apart. Those that take turns over this span fetch a part each."""
+        e, part_bytes = self._e, self._code.run_bytes // TURNS
+        next_run = e.smaller(e.add(run, RUNS_A_SPAN), self._last)
+        for place in (self._pages.keys(next_run), self._pages.values(next_run)):
+            part = e.at(place, e.mul(e.rem(self._turn, TURNS), part_bytes))
+            for line in range(0, part_bytes, LINE_BYTES):
+                e.prefetch(e.at(part, line), nearest=False)
 
     def _finish_score(self, score: Value, scales: Value | None) -> Value:
         e = self._e

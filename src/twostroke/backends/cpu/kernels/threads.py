@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from twostroke.backends.cpu.arguments import POOL_LINE, PoolField, TapeField, TimeField
+from twostroke.backends.cpu.arguments import POOL_LINE, PoolField, StepField, TapeField, TimeField, Wait
 from twostroke.backends.cpu.kernels.emitter import I32, I64, POINTER, VOID, Emitter, Value
-from twostroke.backends.cpu.kernels.operation import PARAMETERS
+from twostroke.backends.cpu.kernels.operation import PARAMETERS, rows_stay
 
 SPINS_BEFORE_YIELD = 100
 """A few microseconds: enough when every thread has a core, short when two of them share one."""
@@ -70,6 +70,8 @@ def _emit_run_tape(e: Emitter) -> None:
         scratch = e.at(e.pointer(_field(e, pool, PoolField.SCRATCH)), e.mul(scratch_bytes, thread))
         kind = ir.FunctionType(VOID, [kind for _, kind in PARAMETERS])
         times = _field(e, pool, PoolField.TIMES)
+        stay = rows_stay(e, e.load_at(I64, step, int(StepField.NUM_TOKENS)), threads)
+        needless = e.build.select(stay, e.integer(int(Wait.UNLESS_ROWS_STAY)), e.integer(int(Wait.NEVER)))
 
         def note(index: Value, field: TimeField) -> None:
             with e.when(e.is_nonzero(times)):
@@ -84,7 +86,9 @@ def _emit_run_tape(e: Emitter) -> None:
             arguments = e.pointer(e.load_at(I64, entry, int(TapeField.ARGUMENTS)))
             e.build.call(e.build.inttoptr(address, kind.as_pointer()), [arguments, step, thread, threads, scratch])
             note(index, TimeField.DONE)
-            with e.when(e.is_nonzero(e.load_at(I64, entry, int(TapeField.BARRIER)))):
+            wait = e.load_at(I64, entry, int(TapeField.WAIT))
+            never = e.build.icmp_signed("==", wait, e.integer(int(Wait.NEVER)))
+            with e.when(e.build.not_(e.build.or_(never, e.build.icmp_signed("==", wait, needless)))):
                 _emit_barrier(e, pool, thread, threads)
             note(index, TimeField.LEAVE)
 

@@ -1,71 +1,33 @@
-"""Decode attention over the paged cache: one query token a sequence, all query heads of a KV head in one program.
-Knows how to cut the keys of a whole batch into work items of about one size, on the device, so that one captured graph
-serves every context. Does not know layers, steps or who wrote the keys."""
+"""Decode attention over the paged cache: one query token a sequence, all query heads of a KV head in one program, a
+batch's keys in work items (`decode_cuts.py`). Does not know layers, steps or who wrote the keys."""
 
 # ruff: noqa: N803, N806, SIM108
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,no-untyped-call"
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import ceil, log2
+from math import ceil
 
 import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from twostroke.backends.cuda.kernels.decode_cuts import (
+    ITEM_FIELDS,
+    DecodeConfig,
+    SplitPlan,
+    cut_contexts,
+    decode_config,
+    key_blocks,
+    locate,
+    plan_width,
+    split_plan,
+)
 from twostroke.backends.cuda.kernels.scores import cap_scores, score_factors
 
 ROWS = tl.constexpr(16)
 """Query heads of a program: a group is padded to what a tensor-core product takes at least."""
-MANY_PROGRAMS = 7.5
-"""An SM, from where on a batch's work is spread evenly enough for large rounds."""
-ITEM_FIELDS = 4
-"""Integers an item, one of them idle: a program fetches its own with one load."""
-
-
-@dataclass(frozen=True)
-class DecodeConfig:
-    """How one program walks its keys."""
-
-    block: int
-    """Keys a round."""
-    warps: int
-    stages: int
-    """Triton's number: 3, 5 and 7 keep about 1, 2 and 3 rounds of loads in flight behind the block table."""
-    keys_first: bool
-    """Whether K is the left operand of the first product (asynchronous on Hopper) instead of the queries."""
-
-
-@dataclass(frozen=True)
-class SplitPlan:
-    """How far a batch's keys are cut; host-known numbers only, the cuts themselves are made on the device."""
-
-    target_items: int
-    """Work items, a KV head, that a batch is cut into when its sequences alone are fewer."""
-    smallest_tokens: int
-    """No item is cut shorter than this."""
-    max_items: int
-    """Never more items than this, whatever the contexts: the height of the grid."""
-
-
-def split_plan(num_tokens: int, kv_heads: int, num_sms: int) -> SplitPlan:
-    """Two programs an SM where the sequences alone give fewer; none shorter than 64 tokens (32 for a single sequence,
-    where latency is all). An item more than the sequences need exits at once, so the grid stays near both numbers."""
-    target = max(1, 2 * num_sms // kv_heads)
-    smallest = 32 if num_tokens == 1 else 64
-    return SplitPlan(target_items=target, smallest_tokens=smallest, max_items=num_tokens + target)
-
-
-def decode_config(num_tokens: int, head_dim: int, kv_heads: int, num_sms: int) -> DecodeConfig:
-    """The configuration for a batch; `bench/cuda/attention.py` measures the alternatives. Many programs, some long and
-    some short, want more keys a round; few want small rounds, and each multiprocessor several of them."""
-    if head_dim > 128:
-        return DecodeConfig(block=32, warps=4, stages=3, keys_first=False)
-    if num_tokens * kv_heads < MANY_PROGRAMS * num_sms:
-        return DecodeConfig(block=32, warps=2, stages=5, keys_first=False)
-    return DecodeConfig(block=64, warps=4, stages=5, keys_first=False)
 
 
 class DecodeScratch:
@@ -88,79 +50,6 @@ class DecodeScratch:
     def new_items(self) -> torch.Tensor:
         """Room for the cuts of one batch: token, number among its items, their number  # int32 [max_items, 4]"""
         return torch.zeros(self.max_items, ITEM_FIELDS, dtype=torch.int32, device=self.partials.device)
-
-
-@triton.jit
-def _key_blocks(position, window, HAS_WINDOW: tl.constexpr, BLOCK: tl.constexpr):
-    """The first block of keys that a query reads, and how many."""
-    if HAS_WINDOW:
-        first = tl.maximum(position - window + 1, 0) // BLOCK
-    else:
-        first = position * 0
-    return first, position // BLOCK + 1 - first
-
-
-@triton.jit
-def _splits_of(blocks, chunk):
-    """Into how many items a sequence is cut: none below a quarter more than a chunk, at most one more than it fills."""
-    return tl.maximum((blocks + chunk * 3 // 4) // chunk, 1)
-
-
-@triton.jit
-def _locate(
-    item,
-    positions,
-    num_tokens,
-    window,
-    target_items,
-    smallest_blocks,
-    HAS_WINDOW: tl.constexpr,
-    BLOCK: tl.constexpr,
-    WIDTH: tl.constexpr,
-):
-    """Which token an item belongs to, its number among that token's items, and how many those are."""
-    if WIDTH == 1:
-        _, blocks = _key_blocks(tl.load(positions), window, HAS_WINDOW, BLOCK)
-        chunk = tl.maximum(tl.cdiv(blocks, target_items), smallest_blocks)
-        splits = _splits_of(blocks, chunk)
-        token = tl.where(item < splits, 0, 1)
-        split = item
-    else:
-        index = tl.arange(0, WIDTH)
-        held = index < num_tokens
-        _, blocks = _key_blocks(tl.load(positions + index, mask=held, other=0), window, HAS_WINDOW, BLOCK)
-        total = tl.sum(tl.where(held, blocks, 0), 0)
-        chunk = tl.maximum(tl.cdiv(total, target_items), smallest_blocks)
-        each = tl.where(held, _splits_of(blocks, chunk), 0)
-        token = tl.sum((tl.cumsum(each, 0) <= item).to(tl.int32), 0)
-        split = item - tl.sum(tl.where(index < token, each, 0), 0)
-        splits = tl.sum(tl.where(index == token, each, 0), 0)
-    return token, split, splits
-
-
-@triton.jit(do_not_specialize=["window", "num_tokens", "target_items", "smallest_blocks"])
-def _cut_kernel(
-    positions,
-    items,
-    window,
-    num_tokens,
-    target_items,
-    smallest_blocks,
-    HAS_WINDOW: tl.constexpr,
-    BLOCK: tl.constexpr,
-    WIDTH: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    item = tl.program_id(0)
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
-    token, split, splits = _locate(
-        item, positions, num_tokens, window, target_items, smallest_blocks, HAS_WINDOW, BLOCK, WIDTH
-    )
-    tl.store(items + item * 4, token)
-    tl.store(items + item * 4 + 1, split)
-    tl.store(items + item * 4 + 2, splits)
 
 
 @triton.jit(do_not_specialize=["window", "num_tokens", "table_stride", "target_items", "smallest_blocks"])
@@ -204,7 +93,7 @@ def _decode_kernel(
     item = tl.program_id(1)
     # Where the keys lie was known before the kernel ahead began; only its own token's query and key are waited for.
     if WIDTH == 1:
-        token, split, splits = _locate(
+        token, split, splits = locate(
             item, positions, num_tokens, window, target_items, smallest_blocks, HAS_WINDOW, BLOCK, WIDTH
         )
     else:
@@ -214,7 +103,7 @@ def _decode_kernel(
     if token >= num_tokens:
         return
     position = tl.load(positions + token)
-    first_block, blocks = _key_blocks(position, window, HAS_WINDOW, BLOCK)
+    first_block, blocks = key_blocks(position, window, HAS_WINDOW, BLOCK)
     begin = (first_block + blocks * split // splits) * BLOCK
     end = tl.minimum((first_block + blocks * (split + 1) // splits) * BLOCK, position + 1)
     oldest = tl.maximum(position - window + 1, 0) if HAS_WINDOW else 0
@@ -352,40 +241,6 @@ def _reduce(
     tl.store(out_token + own, (value_sum / total[:, None]).to(out_token.dtype.element_ty), mask=head_held)
 
 
-def cut_contexts(
-    positions: torch.Tensor,  # int32 [num_tokens]
-    items: torch.Tensor,  # int32 [max_items, 4], written
-    *,
-    kv_heads: int,
-    head_dim: int,
-    num_sms: int,
-    window: int | None = None,
-    plan: SplitPlan | None = None,
-    config: DecodeConfig | None = None,
-    pdl: bool = False,
-) -> None:
-    """Cut a batch's keys into work items: once a step, for all layers of that window. A token alone needs none made."""
-    num_tokens = len(positions)
-    if num_tokens == 1:
-        return
-    config = config or decode_config(num_tokens, head_dim, kv_heads, num_sms)
-    plan = plan or split_plan(num_tokens, kv_heads, num_sms)
-    _cut_kernel[(plan.max_items,)](
-        positions,
-        items,
-        window or 0,
-        num_tokens,
-        plan.target_items,
-        ceil(plan.smallest_tokens / config.block),
-        HAS_WINDOW=window is not None,
-        BLOCK=config.block,
-        WIDTH=_plan_width(num_tokens),
-        PDL=pdl,
-        num_warps=1 if num_tokens <= 32 else 4,
-        **({"launch_pdl": True} if pdl else {}),
-    )
-
-
 def attend_decode(
     queries: torch.Tensor,  # [num_tokens, heads, head_dim], any token stride
     k_cache: torch.Tensor,  # [num_blocks + 1, kv_heads, block_size, head_dim], contiguous
@@ -458,7 +313,7 @@ def attend_decode(
         PAGE=page,
         BLOCK=config.block,
         STAGES=config.stages,
-        WIDTH=_plan_width(num_tokens),
+        WIDTH=plan_width(num_tokens),
         REDUCE_GROUP=reduce_group,
         # Parts are joined this many at a time: 8192 numbers in registers.
         REDUCE_ITEMS=max(1, min(16, 8192 // (reduce_group * dim))),
@@ -470,10 +325,3 @@ def attend_decode(
         num_warps=config.warps,
         **({"launch_pdl": True} if pdl else {}),
     )
-
-
-def _plan_width(num_tokens: int) -> int:
-    """Few widths, so that few variants are compiled."""
-    if num_tokens == 1:
-        return 1
-    return 32 if num_tokens <= 32 else 4 ** ceil(log2(num_tokens) / 2)

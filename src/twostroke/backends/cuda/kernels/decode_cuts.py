@@ -1,0 +1,185 @@
+"""How the keys of a whole batch of decodes are cut into work items of about one size: on the device, so that one
+captured graph serves every context, and once a step for all layers. Knows positions and windows; attends nothing."""
+
+# ruff: noqa: N803, SIM108
+# mypy: disable-error-code="untyped-decorator,no-untyped-def,no-untyped-call"
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, log2
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+MANY_PROGRAMS = 7.5
+"""An SM, from where on a batch's work is spread evenly enough for large rounds."""
+ITEM_FIELDS = 4
+"""Integers an item, one of them idle: sixteen bytes, which never lie across two lines of memory."""
+
+
+@dataclass(frozen=True)
+class DecodeConfig:
+    """How one program walks its keys."""
+
+    block: int
+    """Keys a round."""
+    warps: int
+    stages: int
+    """Triton's number: 3, 5 and 7 keep about 1, 2 and 3 rounds of loads in flight behind the block table."""
+    keys_first: bool
+    """Whether K is the left operand of the first product (asynchronous on Hopper) instead of the queries."""
+
+
+@dataclass(frozen=True)
+class SplitPlan:
+    """How far a batch's keys are cut; host-known numbers only, the cuts themselves are made on the device."""
+
+    target_items: int
+    """Work items, a KV head, that a batch is cut into when its sequences alone are fewer."""
+    smallest_tokens: int
+    """No item is cut shorter than this."""
+    max_items: int
+    """Never more items than this, whatever the contexts: the height of the grid."""
+
+
+def split_plan(num_tokens: int, kv_heads: int, num_sms: int) -> SplitPlan:
+    """Two programs an SM where the sequences alone give fewer; none shorter than 64 tokens (32 for a single sequence,
+    where latency is all). An item more than the sequences need exits at once, so the grid stays near both numbers."""
+    target = max(1, 2 * num_sms // kv_heads)
+    smallest = 32 if num_tokens == 1 else 64
+    return SplitPlan(target_items=target, smallest_tokens=smallest, max_items=num_tokens + target)
+
+
+def decode_config(num_tokens: int, head_dim: int, kv_heads: int, num_sms: int) -> DecodeConfig:
+    """The configuration for a batch; `bench/cuda/attention.py` measures the alternatives. Many programs, some long and
+    some short, want more keys a round; few want small rounds, and each multiprocessor several of them."""
+    if head_dim > 128:
+        return DecodeConfig(block=32, warps=4, stages=3, keys_first=False)
+    if num_tokens * kv_heads < MANY_PROGRAMS * num_sms:
+        return DecodeConfig(block=32, warps=2, stages=5, keys_first=False)
+    return DecodeConfig(block=64, warps=4, stages=5, keys_first=False)
+
+
+@triton.jit
+def key_blocks(position, window, HAS_WINDOW: tl.constexpr, BLOCK: tl.constexpr):
+    """The first block of keys that a query reads, and how many."""
+    if HAS_WINDOW:
+        first = tl.maximum(position - window + 1, 0) // BLOCK
+    else:
+        first = position * 0
+    return first, position // BLOCK + 1 - first
+
+
+@triton.jit
+def _splits_of(blocks, chunk):
+    """Into how many items a sequence is cut: none below a quarter more than a chunk, at most one more than it fills."""
+    return tl.maximum((blocks + chunk * 3 // 4) // chunk, 1)
+
+
+@triton.jit
+def locate(
+    item,
+    positions,
+    num_tokens,
+    window,
+    target_items,
+    smallest_blocks,
+    HAS_WINDOW: tl.constexpr,
+    BLOCK: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """Which token an item belongs to, its number among that token's items, and how many those are."""
+    if WIDTH == 1:
+        _, blocks = key_blocks(tl.load(positions), window, HAS_WINDOW, BLOCK)
+        chunk = tl.maximum(tl.cdiv(blocks, target_items), smallest_blocks)
+        splits = _splits_of(blocks, chunk)
+        token = tl.where(item < splits, 0, 1)
+        split = item
+    else:
+        index = tl.arange(0, WIDTH)
+        held = index < num_tokens
+        _, blocks = key_blocks(tl.load(positions + index, mask=held, other=0), window, HAS_WINDOW, BLOCK)
+        total = tl.sum(tl.where(held, blocks, 0), 0)
+        chunk = tl.maximum(tl.cdiv(total, target_items), smallest_blocks)
+        each = tl.where(held, _splits_of(blocks, chunk), 0)
+        token = tl.sum((tl.cumsum(each, 0) <= item).to(tl.int32), 0)
+        split = item - tl.sum(tl.where(index < token, each, 0), 0)
+        splits = tl.sum(tl.where(index == token, each, 0), 0)
+    return token, split, splits
+
+
+@triton.jit(do_not_specialize=["window", "num_tokens", "target_items", "smallest_blocks"])
+def _cut_kernel(
+    positions,
+    count,
+    items,
+    window,
+    num_tokens,
+    target_items,
+    smallest_blocks,
+    HAS_WINDOW: tl.constexpr,
+    BLOCK: tl.constexpr,
+    WIDTH: tl.constexpr,
+    HAS_COUNT: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    item = tl.program_id(0)
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    if HAS_COUNT:
+        num_tokens = tl.load(count)
+    token, split, splits = locate(
+        item, positions, num_tokens, window, target_items, smallest_blocks, HAS_WINDOW, BLOCK, WIDTH
+    )
+    tl.store(items + item * 4, token)
+    tl.store(items + item * 4 + 1, split)
+    tl.store(items + item * 4 + 2, splits)
+
+
+def cut_contexts(
+    positions: torch.Tensor,  # int32 [num_tokens]
+    items: torch.Tensor,  # int32 [max_items, 4], written
+    *,
+    kv_heads: int,
+    head_dim: int,
+    num_sms: int,
+    window: int | None = None,
+    count: torch.Tensor | None = None,
+    plan: SplitPlan | None = None,
+    config: DecodeConfig | None = None,
+    pdl: bool = False,
+) -> None:
+    """Cut a batch's keys into work items: once a step, for all layers of that window. A token alone needs none made.
+    `count` (int32 [1]): how many of the positions, the first, have any; None: all."""
+    num_tokens = len(positions)
+    if num_tokens == 1:
+        return
+    config = config or decode_config(num_tokens, head_dim, kv_heads, num_sms)
+    plan = plan or split_plan(num_tokens, kv_heads, num_sms)
+    _cut_kernel[(plan.max_items,)](
+        positions,
+        positions if count is None else count,
+        items,
+        window or 0,
+        num_tokens,
+        plan.target_items,
+        ceil(plan.smallest_tokens / config.block),
+        HAS_WINDOW=window is not None,
+        BLOCK=config.block,
+        WIDTH=plan_width(num_tokens),
+        HAS_COUNT=count is not None,
+        PDL=pdl,
+        num_warps=1 if num_tokens <= 32 else 4,
+        **({"launch_pdl": True} if pdl else {}),
+    )
+
+
+def plan_width(num_tokens: int) -> int:
+    """Few widths, so that few variants are compiled."""
+    if num_tokens == 1:
+        return 1
+    return 32 if num_tokens <= 32 else 4 ** ceil(log2(num_tokens) / 2)

@@ -1,0 +1,128 @@
+"""`twostroke calibrate`: run a short spread of real steps, fit what each part of a step costs here, and keep it for the
+engines and simulations to come."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from twostroke.cli import options, units
+from twostroke.core.errors import BadRequestError
+
+if TYPE_CHECKING:
+    from twostroke.cost.calibration import Calibration
+    from twostroke.engine.build import Assembly
+
+PARTS = {
+    "step_s": "any step",
+    "prefill_s": "a step with prefill, on top",
+    "weights_alone": "reading the weights, for one token",
+    "weights": "reading the weights, for several",
+    "matmul_in_shadow": "matrix products, while weights are read",
+    "matmul": "matrix products, the rest",
+    "attention": "attention of prompts",
+    "kv": "reading the contexts of streams",
+    "sampled": "the head and drawing a token",
+}
+LONGEST_S = 3600.0
+
+
+def calibrate(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="As for run.")] = "smollm2",
+    seconds: Annotated[float, typer.Option(help="About how long to measure; a slow model sees less in it.")] = 20.0,
+    backend: options.Backend = "auto",
+    threads: options.Threads = None,
+    max_context: options.MaxContext = None,
+    kv_memory: options.KVMemory = None,
+    kv_type: options.KVType = "auto",
+    max_tokens_per_step: options.MaxTokensPerStep = None,
+    quantise: options.Quantise = None,
+    load: options.Load = "file",
+    dtype: options.Dtype = "auto",
+    itl_target_ms: options.ItlTarget = None,
+) -> None:
+    """Learn in seconds what a step of a model costs on this machine, for better predictions from the first step on.
+
+    Measure while nothing else runs: what is busy now counts as this machine's nature. Online, engines go on learning.
+
+    Example: twostroke calibrate smollm2
+    """
+    if not 0.0 < seconds <= LONGEST_S:
+        raise BadRequestError(f"seconds must be above 0 and at most {LONGEST_S:.0f}, not {seconds}")
+    from twostroke.engine.build import build
+
+    console = Console()
+    config = options.engine_config(
+        backend,
+        threads,
+        max_context,
+        kv_memory,
+        max_tokens_per_step,
+        True,
+        kv_type,
+        quantise,
+        load,
+        dtype,
+        itl_target_ms,
+    )
+    assembly = build(model, config, text=False)
+    try:
+        found = _measure(assembly, seconds)
+    finally:
+        assembly.engine.close()
+    _show(console, assembly, found)
+    _store(console, assembly, found)
+
+
+def _measure(assembly: Assembly, limit_s: float) -> Calibration:
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from twostroke.engine.calibrate import fit, observe_spread
+
+    ceilings = assembly.ceilings()
+    columns = (TextColumn("measuring steps"), BarColumn(), TimeElapsedColumn())
+    # Ten times a second would be ten times a second taken from what is measured: it moves between plays alone.
+    with Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False) as bar:
+        task = bar.add_task("", total=1)
+
+        def show(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+            bar.refresh()
+
+        vocab_size = assembly.checkpoint.spec.vocab_size
+        rounds = list(observe_spread(assembly.engine, vocab_size, limit_s, show))
+    return fit(assembly.shape, ceilings, rounds)
+
+
+def _show(console: Console, assembly: Assembly, found: Calibration) -> None:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("part of a step")
+    table.add_column("costs", justify="right")
+    for name, title in PARTS.items():
+        value = getattr(found.coefficients, name)
+        table.add_row(title, units.seconds(value) if name.endswith("_s") else f"{value:.2f} x its floor")
+    table.add_row("the host, between steps", units.seconds(found.host_s))
+    console.print(table)
+    console.print(
+        f"{assembly.checkpoint.name} on {assembly.backend_name}: predictions of {found.num_steps} steps are off by "
+        f"{found.error:.1%} on average. Floors: {found.ceilings.multiply_adds_per_s / 1e9:,.0f} G multiply-adds/s, "
+        f"{found.ceilings.read_bytes_per_s / 1e9:.1f} GB/s ({found.ceilings.source}).",
+        highlight=False,
+        markup=False,
+    )
+
+
+def _store(console: Console, assembly: Assembly, found: Calibration) -> None:
+    from twostroke.cost.calibration import write_calibration
+
+    path = assembly.preparation.calibration_path
+    try:
+        write_calibration(path, found)
+    except OSError as error:
+        raise BadRequestError(f"the calibration could not be kept in {path.parent}: {error.strerror}") from None
+    console.print(
+        f"Kept for this model, backend and machine: {path}", style="dim", highlight=False, markup=False, soft_wrap=True
+    )

@@ -1,0 +1,288 @@
+"""`twostroke lab`: the experiments of the field on the user's own machine, as one page with plots and the raw numbers
+beside it."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import json
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from twostroke.cli import options, units
+from twostroke.config import EngineConfig
+from twostroke.core.errors import BadRequestError
+
+if TYPE_CHECKING:
+    from twostroke.lab.apparatus import Effort
+    from twostroke.lab.finding import Finding
+    from twostroke.lab.run import Progress as Told
+
+MAX_AT_ONCE = 256
+NO_PACE_MS = 1e9
+"""An ITL target that never binds: the chunk sizes are the experiment's to choose."""
+LONGEST_CALIBRATION_S = 3600
+MOST_RECORD_BYTES = 64 << 20
+
+
+def lab(
+    model: Annotated[
+        str | None,
+        typer.Argument(metavar="MODEL", help="A model as `run` takes it; not needed with --from."),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Smaller sizes and fewer repetitions: some two minutes.")
+    ] = False,
+    only: Annotated[
+        str | None, typer.Option(metavar="LIST", help="Experiments, by name, with commas between; default: all.")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="The page; default: lab-MODEL.html in this folder. The raw "
+            "numbers go beside it, with the ending .json.",
+        ),
+    ] = None,
+    from_records: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--from",
+            metavar="FILE",
+            help="Measure nothing: draw the numbers of an earlier run; several are joined, and kept beside the page.",
+        ),
+    ] = None,
+    calibration_seconds: Annotated[
+        float | None,
+        typer.Option(
+            help="How long to calibrate the cost model where `twostroke calibrate` stored nothing; 0: floors only. "
+            "Default: 10 with --quick, else 20."
+        ),
+    ] = None,
+    plots: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Write each plot there, too, as an SVG file.")
+    ] = None,
+    load: options.Load = "file",
+    backend: options.Backend = "auto",
+    threads: options.Threads = None,
+    max_context: options.MaxContext = None,
+    kv_memory: options.KVMemory = None,
+    kv_type: options.KVType = "auto",
+    max_tokens_per_step: options.MaxTokensPerStep = None,
+    quantise: options.Quantise = None,
+    dtype: options.Dtype = "auto",
+    verbose: options.Verbose = False,
+) -> None:
+    """Run the experiments of the field on this machine and write one page: each plot has what was measured, what the
+    cost model predicted, and a sentence on what it shows. Nothing is fetched when the page is opened.
+
+    \b
+    prefill-length   time to first token against prompt length
+    decode-position  time per token against position
+    phase-split      where a request's time goes, by its shape
+    batch-size       throughput and time per token against the batch
+    roofline         both phases against what the hardware allows
+    kv-cache         with and without the KV cache
+    kv-memory        KV bytes against context
+    prefix-cache     with and without prefix caching
+    chunk-size       a long prompt among streams: their gaps, its first token
+    saturation       too many prompts: the queue grows while KV stays empty
+
+    Keep the machine quiet meanwhile. Prompts are random and seeded, output lengths exact. Needs the extra [lab].
+    """
+    from twostroke.lab.draw import check_available
+    from twostroke.lab.experiments import choose
+
+    notes = Console(stderr=True)
+    check_available()
+    choose(only)
+    if (model is None) == (not from_records):
+        raise BadRequestError("give a model to measure, or --from with the record of an earlier run: one of the two")
+    page = output or Path(f"lab-{_plain(model or str(from_records and from_records[0]))}.html")
+    _check_places(page, plots)
+    if model is None:
+        record = _joined([_read(path) for path in from_records or ()])
+        _keep_joined(record, page, from_records or (), notes)
+    else:
+        config = options.engine_config(
+            backend,
+            threads,
+            max_context,
+            kv_memory,
+            max_tokens_per_step,
+            True,
+            kv_type,
+            quantise,
+            load,
+            dtype,
+            NO_PACE_MS,
+        )
+        effort = _effort(quick, calibration_seconds)
+        record = _measure(model, dataclasses.replace(config, max_running=MAX_AT_ONCE), only, effort, notes, verbose)
+        _write(notes, page.with_suffix(".json"), json.dumps(record, indent=1) + "\n")
+    _show(record, page, plots, only, notes)
+
+
+def _effort(quick: bool, calibration_s: float | None) -> Effort:
+    from twostroke.lab.apparatus import QUICK, THOROUGH
+
+    effort = QUICK if quick else THOROUGH
+    if calibration_s is None:
+        return effort
+    if not 0.0 <= calibration_s <= LONGEST_CALIBRATION_S:
+        raise BadRequestError(f"calibration_seconds must be from 0 to {LONGEST_CALIBRATION_S}, not {calibration_s}")
+    return dataclasses.replace(effort, calibration_s=calibration_s)
+
+
+def _measure(
+    model: str, config: EngineConfig, only: str | None, effort: Effort, notes: Console, verbose: bool
+) -> dict[str, Any]:
+    from twostroke.engine.build import build
+    from twostroke.lab.calibrated import calibrated_prediction
+    from twostroke.lab.company import Company
+    from twostroke.lab.experiments import choose
+    from twostroke.lab.run import lab_record, run_experiments
+
+    assembly = build(model, config, text=False)
+    try:
+        gc.collect()
+        gc.freeze()  # as the server's engine process does
+        for note in assembly.notes if verbose else ():
+            _note(notes, note)
+        experiments = choose(only)
+        with _bar(notes, len(experiments)) as told:
+            prediction = calibrated_prediction(assembly, effort.calibration_s, lambda text: told(0, text))
+            company = Company.now()
+            findings = run_experiments(assembly, prediction, experiments, effort, told)
+        record = lab_record(assembly, prediction, findings, effort, company.others_share())
+    finally:
+        assembly.engine.close()
+    plain: dict[str, Any] = json.loads(json.dumps(record, default=str))  # what a reader of the file will see
+    return plain
+
+
+def _show(record: dict[str, Any], page: Path, plots: Path | None, only: str | None, notes: Console) -> None:
+    from twostroke.lab.experiments import choose
+    from twostroke.lab.report import html_report
+    from twostroke.lab.run import findings_of
+
+    names = {experiment.name for experiment in choose(only)}
+    findings = [finding for finding in findings_of(record) if finding.name in names]
+    _say(findings)
+    if plots is not None:
+        _write_plots(findings, plots, notes)
+    _write(notes, page, html_report(record, findings))
+
+
+def _say(findings: Sequence[Finding]) -> None:
+    """What was found, on standard output."""
+    console = Console()
+    for finding in findings:
+        console.print(
+            f"\n[bold]{finding.title}[/bold] [dim]({units.seconds(finding.duration_s)})[/dim]", highlight=False
+        )
+        text = finding.sentence if finding.skipped is None else f"not measured: {finding.skipped}"
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
+        if finding.warning is not None:
+            console.print(
+                f"WARNING: {finding.warning}", style="bold red", highlight=False, markup=False, soft_wrap=True
+            )
+
+
+@contextmanager
+def _bar(notes: Console, total: int) -> Iterator[Told]:
+    """A bar that is drawn between measurements only: a thread that draws meanwhile would be measured with the rest."""
+    columns = (BarColumn(24), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
+    with Progress(*columns, console=notes, auto_refresh=False, transient=True) as bar:
+        task = bar.add_task("", total=total)
+
+        def told(done: int, text: str) -> None:
+            bar.update(task, completed=done, description=text, refresh=notes.is_terminal)
+            if not notes.is_terminal and ":" not in text:
+                _note(notes, text)
+
+        yield told
+
+
+def _write_plots(findings: Sequence[Finding], folder: Path, notes: Console) -> None:
+    from twostroke.lab.draw import svg
+
+    for finding in findings:
+        if finding.chart is not None:
+            _write(notes, folder / f"{finding.name}.svg", svg(finding.chart))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    from twostroke.lab.report import html_report
+    from twostroke.lab.run import findings_of
+
+    try:
+        if path.stat().st_size > MOST_RECORD_BYTES:
+            raise BadRequestError(f"{path} is too large for a record of `twostroke lab`")
+        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        findings_of(record)
+        html_report(record, ())  # raises for whatever else is missing
+    except OSError as error:
+        raise BadRequestError(f"{path} could not be read: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise BadRequestError(f"{path} could not be drawn: {_reason(error)}") from None
+    return record
+
+
+def _reason(error: Exception) -> str:
+    return f"it has no {error}" if isinstance(error, KeyError) else str(error)
+
+
+def _joined(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One record with the findings of all, in the report's order; the rest is the first's, and the last finding of a
+    name counts."""
+    from twostroke.lab.experiments import EXPERIMENTS
+
+    found = {finding["name"]: finding for record in records for finding in record["findings"]}
+    commands = dict.fromkeys(record["command"] for record in records)
+    ordered = [found[name] for name in EXPERIMENTS if name in found]
+    shares = [record["others_share"] for record in records]
+    most = None if None in shares else max(shares)
+    return {**records[0], "command": "; ".join(commands), "others_share": most, "findings": ordered}
+
+
+def _keep_joined(record: dict[str, Any], page: Path, sources: Sequence[Path], notes: Console) -> None:
+    if len(sources) < 2:
+        return
+    path = page.with_suffix(".json")
+    if path.exists() and any(path.samefile(source) for source in sources):
+        raise BadRequestError(f"{path} is one of the records to join: give the page another name")
+    _write(notes, path, json.dumps(record, indent=1) + "\n")
+
+
+def _check_places(page: Path, plots: Path | None) -> None:
+    """Before minutes are spent on what could not be written."""
+    if page.is_dir() or not page.absolute().parent.is_dir():
+        raise BadRequestError(f"{page} cannot be written: give a file in a folder that exists")
+    if plots is not None and not plots.is_dir():
+        raise BadRequestError(f"the folder {plots} does not exist")
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", Path(name).stem).strip("-.").removeprefix("lab-") or "model"
+
+
+def _write(notes: Console, path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise BadRequestError(f"{path} could not be written: {error.strerror}") from None
+    _note(notes, f"written: {path}")
+
+
+def _note(notes: Console, text: str) -> None:
+    notes.print(text, style="dim", highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,54 @@
+"""What a formula cannot tell of the deployment that a search found: percentiles, from random arrivals on one of its
+copies, simulated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from twostroke.cli.simulate_device import replica_on
+from twostroke.config import EngineConfig
+from twostroke.core.errors import BadRequestError
+from twostroke.cost.classify import RequestLengths
+from twostroke.planner.efficiency import Efficiency
+from twostroke.planner.report import Objective
+from twostroke.planner.search import Found, ServiceLevel
+from twostroke.planner.simulate import simulate
+from twostroke.planner.trace import Lengths, poisson
+
+READ_TOKENS, WRITTEN_TOKENS = 3_000_000, 300_000
+"""Of all prompts and all answers, at most: two seconds or so of simulation."""
+FEWEST_REQUESTS, MOST_REQUESTS = 20, 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    num_requests: int
+    requests_per_s: float
+    """That arrive at one copy."""
+    ttft_s: dict[str, float]
+    """By percentile: p50, p90, p99."""
+    itl_s: dict[str, float]
+    met_share: float
+    """Of its requests, how many met the service level, each by itself."""
+
+
+def tail_of(
+    found: Found, lengths: RequestLengths, level: ServiceLevel, requests_per_s: float, efficiency: Efficiency
+) -> Tail | None:
+    """None: requests are too long to simulate enough of them, or longer than what an engine would take there."""
+    rate = requests_per_s / found.deployment.replicas
+    num_requests = min(MOST_REQUESTS, READ_TOKENS // lengths.input_tokens, WRITTEN_TOKENS // lengths.output_tokens)
+    if num_requests < FEWEST_REQUESTS:
+        return None
+    prompts, answers = (Lengths(tokens, tokens) for tokens in (lengths.input_tokens, lengths.output_tokens))
+    trace = poisson(rate, num_requests, prompts, answers)
+    if lengths.cached_tokens:
+        trace = [replace(one, prefix="shared", prefix_tokens=lengths.cached_tokens) for one in trace]
+    try:
+        report = simulate(replica_on(found.deployment, efficiency, EngineConfig()), trace)
+    except BadRequestError:
+        return None
+    if not report.served.ttft_s:
+        return None
+    share, _ = report.goodput(Objective(level.ttft_s, level.tpot_s))
+    return Tail(num_requests, rate, report.ttft_s, report.itl_s, share)

@@ -1,0 +1,72 @@
+"""A replica on devices that are not here: their data sheet, the shares of it that were measured, and the sizes that an
+engine has on a GPU. Needs no weights."""
+
+from __future__ import annotations
+
+from twostroke.cli.plan_model import read_model
+from twostroke.config import EngineConfig, KVGroupNeed, resolve
+from twostroke.core.errors import BadRequestError
+from twostroke.core.step_sizes import StepSizes
+from twostroke.cost.devices import find_device
+from twostroke.machine import MemorySpace
+from twostroke.planner.deployment import MAX_USERS, Deployment
+from twostroke.planner.efficiency import Efficiency
+from twostroke.planner.estimate import expected_of, phases_of
+from twostroke.planner.quantisation import find_kv_bits
+from twostroke.planner.simulate import ReplicaSpec
+from twostroke.scheduling.config import SchedulerConfig
+
+GPU_SIZES = StepSizes(block_size=64, max_tokens_per_step=8192, max_running=MAX_USERS, itl_target_ms=35.0)
+"""As suits the CUDA backend."""
+
+
+def on_device(
+    model: str, name: str, *, tensor_parallel: int, quantise: str | None, kv: str, config: EngineConfig
+) -> tuple[ReplicaSpec, str, str, str | None]:
+    """What to simulate, what to call it, where the seconds of its steps come from, and what else is to be said."""
+    planned = read_model(model)
+    deployment = Deployment(
+        model=planned.name,
+        dimensions=planned.dimensions,
+        device=find_device(name),
+        quantise=quantise or planned.weights,
+        kv=kv,
+        tensor_parallel=tensor_parallel,
+        own_shape=None if quantise else planned.file_shape(find_kv_bits(kv)),
+    )
+    hardware = f"{tensor_parallel} x {deployment.device.name}" if tensor_parallel > 1 else deployment.device.name
+    if deployment.kv_space_bytes <= 0:
+        needed = deployment.devices_needed(1)
+        hint = f": it takes {needed} of them (--tensor-parallel {needed})" if needed is not None else ""
+        raise BadRequestError(f"the weights of {planned.name} do not fit on {hardware}{hint}")
+    efficiency = expected_of(deployment)
+    title = f"{planned.name} in {deployment.quantise} on {hardware}"
+    source = f"by {efficiency.source}; error: {efficiency.error}"
+    return replica_on(deployment, efficiency, config), title, source, deployment.link_note
+
+
+def replica_on(deployment: Deployment, efficiency: Efficiency, config: EngineConfig) -> ReplicaSpec:
+    """One copy of a deployment whose weights fit."""
+    shape, first = deployment.shape, 0
+    needs: list[KVGroupNeed] = []
+    for group in shape.kv_groups:
+        layers = tuple(range(first, first + group.num_layers))
+        needs.append(KVGroupNeed(layers, group.window, group.bytes_per_token))
+        first += group.num_layers
+    memory = MemorySpace(deployment.device.name, deployment.memory_bytes, deployment.kv_space_bytes, 1.0)
+    max_context = deployment.dimensions.max_context or config.max_context or 8192
+    resolved = resolve(config, max_context, tuple(needs), memory, GPU_SIZES, 1)
+    itl_target_ms = resolved.sizes.itl_target_ms
+    return ReplicaSpec(
+        phases_of(deployment, efficiency).step_s,
+        shape,
+        deployment.ceilings,
+        SchedulerConfig(
+            max_context=resolved.max_context,
+            max_tokens_per_step=resolved.sizes.max_tokens_per_step,
+            max_running=resolved.sizes.max_running,
+            prefix_caching=config.kv.prefix_caching,
+        ),
+        resolved.layout,
+        itl_target_s=None if itl_target_ms is None else itl_target_ms / 1e3,
+    )

@@ -1,0 +1,104 @@
+"""`twostroke top`: a running server, live: what it reads and writes a second, who waits, what became of requests."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from twostroke.cli import server_client, units
+from twostroke.core.errors import BackendError
+
+SHOWN_REQUESTS = 12
+
+
+def top(
+    url: server_client.Url = server_client.DEFAULT_URL,
+    api_key: server_client.ApiKey = None,
+    interval: Annotated[float, typer.Option(min=0.2, help="Seconds between two looks.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Look twice, print, and leave.")] = False,
+) -> None:
+    """Watch a running server: prefill and decode rates, the queue, KV, and the verdict on each finished request.
+
+    Ctrl-C leaves. Requests are those of the API key given; the rest is the whole server's.
+    """
+    before, before_s = _look(url, api_key), time.monotonic()
+    console = Console(highlight=False, markup=False)
+    if once:
+        time.sleep(interval)
+        console.print(view(_look(url, api_key), before, time.monotonic() - before_s))
+        return
+    with Live(view(before, before, 0.0), console=console, screen=console.is_terminal, auto_refresh=False) as live:
+        while True:
+            time.sleep(interval)
+            now, now_s = _look(url, api_key), time.monotonic()
+            live.update(view(now, before, now_s - before_s), refresh=True)
+            before, before_s = now, now_s
+
+
+def _look(url: str, api_key: str | None) -> dict[str, Any]:
+    return server_client.get_json(url, "/v1/twostroke/top", api_key)
+
+
+def view(now: dict[str, Any], before: dict[str, Any], elapsed_s: float) -> Group:
+    try:
+        parts = [Text(f"{now['model']} on {now['backend'] or '?'}: {now['state']}", style="bold")]
+        if now["engine"] is not None:
+            parts.append(Text("\n".join(_engine_lines(now, before, elapsed_s))))
+        return Group(*parts, Text(), _requests(now["requests"]))
+    except (KeyError, TypeError, IndexError) as error:
+        raise BackendError(f"the server's snapshot could not be read: {error!r}") from None
+
+
+def _engine_lines(now: dict[str, Any], before: dict[str, Any], elapsed_s: float) -> list[str]:
+    engine = now["engine"]
+    free, cached, used = (sum(group[state] for group in engine["blocks"]) for state in range(3))
+    looked_up = engine["prefix_lookup_tokens"]
+    hit_rate = f"{engine['prefix_hit_tokens'] / looked_up:.0%}" if looked_up else "-"
+    return [
+        _rates(engine, before["engine"] or engine, elapsed_s),
+        f"running   {engine['running_prefill']} reading, {engine['running_decode']} writing of {now['max_running']}"
+        f" · waiting {engine['waiting']} · prompt tokens still to read {engine['prefill_backlog_tokens']:,}",
+        f"KV        {used / max(1, free + cached + used):.0%} held, {cached} of {free + cached + used} blocks cached"
+        f" · prefix hits {hit_rate} · preemptions {engine['preemptions']}",
+    ]
+
+
+def _rates(engine: dict[str, Any], earlier: dict[str, Any], elapsed_s: float) -> str:
+    """From the sums over all steps, as in `StepTotals`. The engine tells them every half second."""
+    totals, before = engine["totals"], earlier["totals"]
+    if totals is None:
+        return "rates     no step yet"
+    before = before or [0] * len(totals)
+    steps, compute_s, prefill_tokens, decode_slots = (totals[place] - before[place] for place in range(4))
+    if steps <= 0 or elapsed_s <= 0.0:
+        return f"rates     idle · {totals[2]:,} tokens read and {totals[3]:,} written since it started"
+    return (
+        f"rates     read {prefill_tokens / elapsed_s:,.0f} tok/s · write {decode_slots / elapsed_s:,.0f} tok/s"
+        f" · {steps} steps of {units.seconds(compute_s / steps)}, {decode_slots / steps:.1f} streams each"
+        f" · busy {min(1.0, compute_s / elapsed_s):.0%}"
+    )
+
+
+def _requests(requests: list[dict[str, Any]]) -> Group:
+    choices = [(request["id"], choice) for request in requests for choice in request["choices"]]
+    causes = Counter(choice["timing"]["cause"] for _, choice in choices)
+    title = "no request has finished yet"
+    if choices:
+        found = ", ".join(f"{cause.replace('_', ' ')} {number}" for cause, number in causes.most_common())
+        title = f"latest {len(choices)}: {found}"
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for name in ("request", "TTFT", "TPOT", "total"):
+        table.add_column(name, justify="left" if name == "request" else "right", no_wrap=True)
+    table.add_column("verdict", overflow="fold")
+    for name, choice in choices[:SHOWN_REQUESTS]:
+        timing = choice["timing"]
+        times = (timing["ttft_s"], timing["decode"]["tpot_s"], timing["total_s"])
+        table.add_row(Text(name), *map(units.seconds, times), Text(timing["verdict"]))
+    return Group(Text(title), table if choices else Text())

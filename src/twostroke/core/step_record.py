@@ -1,0 +1,53 @@
+"""What is kept of a finished step, for whoever asks later where a request's time went. Plain numbers: no token, no
+sequence. Sums run on from step to step, so what lay between two steps is the difference of theirs."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class StepTotals(NamedTuple):
+    """Over all steps of an engine so far."""
+
+    steps: int = 0
+    compute_s: float = 0.0
+    prefill_tokens: int = 0
+    decode_slots: int = 0
+    context_tokens: int = 0
+    """Of decode slots: the tokens known, the one that enters among them."""
+    decode_only_steps: int = 0
+    decode_only_s: float = 0.0
+
+    def since(self, earlier: StepTotals) -> StepTotals:
+        return StepTotals(*(mine - theirs for mine, theirs in zip(self, earlier, strict=True)))  # type: ignore[arg-type]
+
+    @property
+    def mixed_steps(self) -> int:
+        """Steps that held a prefill chunk, whatever else."""
+        return self.steps - self.decode_only_steps
+
+    @property
+    def mixed_s(self) -> float:
+        return self.compute_s - self.decode_only_s
+
+
+class StepRecord(NamedTuple):
+    began_s: float
+    """When the backend could begin: it was launched, and the step before had come back."""
+    done_s: float
+    """When its result was applied: the time of the tokens that it brought."""
+    compute_s: float
+    prefill_tokens: int
+    num_chunks: int
+    num_decodes: int
+    context_tokens: int
+    totals: StepTotals
+    """This step included."""
+
+
+class ChunkRecord(NamedTuple):
+    """One prefill chunk of a sample, and the step that computed it."""
+
+    start: int
+    num_tokens: int
+    step: StepRecord

@@ -1,0 +1,126 @@
+"""Models that can be planned by name alone, with nothing on disk: the sizes in their published config.json files, and
+what their weights are published in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class KnownShape:
+    config: Mapping[str, Any]
+    weights: str = "bf16"
+    """What its makers publish the weights in: a name of `planner.quantisation`."""
+
+
+def find_known_shape(name: str) -> KnownShape | None:
+    """Whatever its case, spaces and dashes; an organisation before it and "instruct" behind it say nothing of size."""
+    return _BY_KEY.get(_key(name))
+
+
+def _key(name: str) -> str:
+    key = re.sub(r"[\s_-]+", "", name.lower().rpartition("/")[2])
+    key = re.sub(r"(instruct|chat|base|it)?(2507|v0\.\d)?$", "", key)
+    return key.removeprefix("meta")
+
+
+def _config(
+    kind: str, hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int, vocab: int, **more: Any
+) -> dict[str, Any]:
+    return {
+        "model_type": kind,
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "vocab_size": vocab,
+        **more,
+    }
+
+
+_LLAMA3 = {"vocab": 128_256, "max_position_embeddings": 131_072}
+_QWEN25 = {"max_position_embeddings": 32_768}
+_QWEN3 = {"vocab": 151_936, "head_dim": 128, "max_position_embeddings": 40_960}
+_QWEN3_MOE = {**_QWEN3, "num_experts": 128, "num_experts_per_tok": 8}
+_GEMMA3 = {"vocab": 262_208, "sliding_window": 1024, "max_position_embeddings": 131_072, "tie_word_embeddings": True}
+_SMOLLM2 = {"vocab": 49_152, "tie_word_embeddings": True, "max_position_embeddings": 8192}
+_GPT_OSS = {
+    "vocab": 201_088,
+    "head_dim": 64,
+    "num_experts_per_tok": 4,
+    "sliding_window": 128,
+    "max_position_embeddings": 131_072,
+}
+_TIED = {"tie_word_embeddings": True}
+_DEEPSEEK_V3 = {
+    "moe_intermediate_size": 2048,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "first_k_dense_replace": 3,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "max_position_embeddings": 163_840,
+}
+
+KNOWN_SHAPES: dict[str, KnownShape] = {
+    "SmolLM2-135M": KnownShape(_config("llama", 576, 1536, 30, 9, 3, **_SMOLLM2)),
+    "SmolLM2-360M": KnownShape(_config("llama", 960, 2560, 32, 15, 5, **_SMOLLM2)),
+    "SmolLM2-1.7B": KnownShape(_config("llama", 2048, 8192, 24, 32, 32, **_SMOLLM2)),
+    "Llama-3.2-1B": KnownShape(_config("llama", 2048, 8192, 16, 32, 8, **_LLAMA3, **_TIED)),
+    "Llama-3.2-3B": KnownShape(_config("llama", 3072, 8192, 28, 24, 8, **_LLAMA3, **_TIED)),
+    "Llama-3.1-8B": KnownShape(_config("llama", 4096, 14_336, 32, 32, 8, **_LLAMA3)),
+    "Llama-3.1-70B": KnownShape(_config("llama", 8192, 28_672, 80, 64, 8, **_LLAMA3)),
+    "Llama-3.3-70B": KnownShape(_config("llama", 8192, 28_672, 80, 64, 8, **_LLAMA3)),
+    "Llama-3.1-405B": KnownShape(_config("llama", 16_384, 53_248, 126, 128, 8, **_LLAMA3)),
+    "Qwen2.5-0.5B": KnownShape(_config("qwen2", 896, 4864, 24, 14, 2, 151_936, **_QWEN25, **_TIED)),
+    "Qwen2.5-1.5B": KnownShape(_config("qwen2", 1536, 8960, 28, 12, 2, 151_936, **_QWEN25, **_TIED)),
+    "Qwen2.5-3B": KnownShape(_config("qwen2", 2048, 11_008, 36, 16, 2, 151_936, **_QWEN25, **_TIED)),
+    "Qwen2.5-7B": KnownShape(_config("qwen2", 3584, 18_944, 28, 28, 4, 152_064, **_QWEN25)),
+    "Qwen2.5-14B": KnownShape(_config("qwen2", 5120, 13_824, 48, 40, 8, 152_064, **_QWEN25)),
+    "Qwen2.5-32B": KnownShape(_config("qwen2", 5120, 27_648, 64, 40, 8, 152_064, **_QWEN25)),
+    "Qwen2.5-72B": KnownShape(_config("qwen2", 8192, 29_568, 80, 64, 8, 152_064, **_QWEN25)),
+    "Qwen3-0.6B": KnownShape(_config("qwen3", 1024, 3072, 28, 16, 8, **_QWEN3, **_TIED)),
+    "Qwen3-1.7B": KnownShape(_config("qwen3", 2048, 6144, 28, 16, 8, **_QWEN3, **_TIED)),
+    "Qwen3-4B": KnownShape(_config("qwen3", 2560, 9728, 36, 32, 8, **_QWEN3, **_TIED)),
+    "Qwen3-8B": KnownShape(_config("qwen3", 4096, 12_288, 36, 32, 8, **_QWEN3)),
+    "Qwen3-14B": KnownShape(_config("qwen3", 5120, 17_408, 40, 40, 8, **_QWEN3)),
+    "Qwen3-32B": KnownShape(_config("qwen3", 5120, 25_600, 64, 64, 8, **_QWEN3)),
+    "Qwen3-30B-A3B": KnownShape(_config("qwen3_moe", 2048, 6144, 48, 32, 4, **_QWEN3_MOE, moe_intermediate_size=768)),
+    "Qwen3-235B-A22B": KnownShape(
+        _config("qwen3_moe", 4096, 12_288, 94, 64, 4, **_QWEN3_MOE, moe_intermediate_size=1536)
+    ),
+    "Mistral-7B": KnownShape(_config("mistral", 4096, 14_336, 32, 32, 8, 32_768, max_position_embeddings=32_768)),
+    "Mistral-Nemo-12B": KnownShape(
+        _config("mistral", 5120, 14_336, 40, 32, 8, 131_072, head_dim=128, max_position_embeddings=131_072)
+    ),
+    "Mistral-Small-24B": KnownShape(
+        _config("mistral", 5120, 32_768, 40, 32, 8, 131_072, head_dim=128, max_position_embeddings=32_768)
+    ),
+    "Mixtral-8x7B": KnownShape(
+        _config("mixtral", 4096, 14_336, 32, 32, 8, 32_000, num_local_experts=8, num_experts_per_tok=2)
+        | {"max_position_embeddings": 32_768}
+    ),
+    "Mixtral-8x22B": KnownShape(
+        _config("mixtral", 6144, 16_384, 56, 48, 8, 32_768, num_local_experts=8, num_experts_per_tok=2)
+        | {"max_position_embeddings": 65_536}
+    ),
+    "Gemma-3-4B": KnownShape(_config("gemma3_text", 2560, 10_240, 34, 8, 4, head_dim=256, **_GEMMA3)),
+    "Gemma-3-12B": KnownShape(_config("gemma3_text", 3840, 15_360, 48, 16, 8, head_dim=256, **_GEMMA3)),
+    "Gemma-3-27B": KnownShape(_config("gemma3_text", 5376, 21_504, 62, 32, 16, head_dim=128, **_GEMMA3)),
+    "Phi-4": KnownShape(_config("phi3", 5120, 17_920, 40, 40, 10, 100_352, max_position_embeddings=16_384)),
+    "DeepSeek-V3": KnownShape(_config("deepseek_v3", 7168, 18_432, 61, 128, 128, 129_280, **_DEEPSEEK_V3), "fp8"),
+    "gpt-oss-20b": KnownShape(_config("gpt_oss", 2880, 2880, 24, 64, 8, **_GPT_OSS, num_local_experts=32), "mxfp4"),
+    "gpt-oss-120b": KnownShape(_config("gpt_oss", 2880, 2880, 36, 64, 8, **_GPT_OSS, num_local_experts=128), "mxfp4"),
+}
+
+_ALIASES = {"llama-3-8b": "Llama-3.1-8B", "llama-3-70b": "Llama-3.1-70B", "deepseek-r1": "DeepSeek-V3"}
+_BY_KEY = {_key(name): shape for name, shape in KNOWN_SHAPES.items()}
+_BY_KEY |= {_key(alias): KNOWN_SHAPES[name] for alias, name in _ALIASES.items()}

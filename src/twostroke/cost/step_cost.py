@@ -1,0 +1,152 @@
+"""How long a step should take: a handful of physical terms, each the floor of one part of the work, times what that
+part costs here for each second of floor. The factors are fitted as steps are measured, and so is the error of the
+predictions. Knows shapes and rates; knows nothing of backends."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass, fields
+from operator import mul
+
+from twostroke.cost.floor import StepWork, contexts_bytes_read
+from twostroke.cost.hardware import Ceilings
+from twostroke.cost.model_shape import ModelShape
+from twostroke.cost.online_fit import OnlineFit
+
+OVERHEAD_UNIT_S = 1e-3
+"""Overheads are fitted in milliseconds, so that all coefficients are of a size."""
+ERROR_WINDOW = 200
+"""About how many of the latest predictions the error is the mean of."""
+SURPRISE = 0.3
+"""A step further off than this share teaches in inverse proportion to how far: something else held it up."""
+TRUSTED_AFTER = 10
+"""Observations before which nothing counts as a surprise."""
+KNOWN_AFTER, KNOWN_STRIDE = 64, 8
+"""Steps of a kind that was seen so often teach only every so many times: most steps of an engine are like the one
+before, and learning takes some of the time that a small model's step has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Coefficients:
+    """Seconds of overhead, and for each other part of a step how many times its floor it takes."""
+
+    step_s: float = 2e-4
+    """Any step, whatever is in it."""
+    prefill_s: float = 2e-4
+    """A step that holds a prefill chunk, on top."""
+    weights_alone: float = 1.1
+    """Reading the weights once, at the measured bandwidth, in a step of one token: backends have kernels for it."""
+    weights: float = 1.2
+    """The same in a step of several tokens."""
+    matmul_in_shadow: float = 0.3
+    """Arithmetic of the layers' matrix products, as much as takes no longer than reading the weights: free where the
+    hardware overlaps the two."""
+    matmul: float = 1.3
+    """The rest of that arithmetic, at the measured peak."""
+    attention: float = 2.0
+    """Scores and weighted values of prefill chunks, at the measured peak."""
+    kv: float = 1.5
+    """Reading the contexts of decode slots, at the measured bandwidth."""
+    sampled: float = 1.5
+    """The head's arithmetic, and whatever else a sampled token takes, for each of them."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value < math.inf:
+                raise ValueError(f"{field.name} must be a number, not negative and finite, not {value!r}")
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, object]) -> Coefficients:
+        """From parsed JSON; raises ValueError for anything but all of the fields, as sound numbers."""
+        names = [field.name for field in fields(cls)]
+        if set(values) != set(names):
+            raise ValueError(f"coefficients are {', '.join(names)}, not {', '.join(sorted(map(str, values)))}")
+        return cls(**values)  # type: ignore[arg-type]  # __post_init__ looks at each
+
+
+PARTS = tuple(field.name for field in fields(Coefficients))
+_UNITS = tuple(OVERHEAD_UNIT_S if name.endswith("_s") else 1.0 for name in PARTS)
+
+
+class StepCost:
+    def __init__(
+        self,
+        shape: ModelShape,
+        ceilings: Ceilings,
+        coefficients: Coefficients | None = None,
+        calibrated_error: float | None = None,
+    ) -> None:
+        """`coefficients`: from a calibration, whose own error is `calibrated_error`; None: to begin with, what engines
+        commonly reach."""
+        self.shape = shape
+        self.ceilings = ceilings
+        self.calibrated_error = calibrated_error
+        self.num_observed = 0
+        self.error: float | None = None
+        """Running mean of |predicted - measured| / measured, each predicted before it was measured."""
+        first = astuple(coefficients or Coefficients())
+        self._seen: dict[tuple[int, int], int] = {}
+        self._fit = OnlineFit([value / unit for value, unit in zip(first, _UNITS, strict=True)])
+        self._matmul_s_per_token = shape.layer_matmul_parameters / ceilings.multiply_adds_per_s
+        self._head_s_per_token = shape.head_matmul_parameters / ceilings.multiply_adds_per_s
+
+    @property
+    def coefficients(self) -> Coefficients:
+        return Coefficients(*map(mul, self._fit.coefficients, _UNITS))
+
+    def seconds(self, work: StepWork) -> float:
+        """What a step with exactly this work should take."""
+        return math.fsum(map(mul, self._terms(work), self._fit.coefficients))
+
+    def parts(self, work: StepWork) -> dict[str, float]:
+        """The same, in seconds by part, named as in `Coefficients`."""
+        return dict(zip(PARTS, map(mul, self._terms(work), self._fit.coefficients), strict=True))
+
+    def observe(self, work: StepWork, seconds: float) -> None:
+        """Count how far off the prediction of a step was that took so long, and learn from it."""
+        if not 0.0 < seconds < math.inf:
+            return
+        terms = self._terms(work)
+        if not terms[0]:
+            return  # an empty step
+        predicted = sum(map(mul, terms, self._fit.coefficients))
+        miss = abs(predicted - seconds)
+        self.num_observed += 1
+        share = miss / seconds
+        before = self.error or 0.0
+        self.error = before + (share - before) / min(self.num_observed, ERROR_WINDOW)
+        kind = (sum(tokens for _, tokens in work.chunks).bit_length(), len(work.contexts).bit_length())
+        seen = self._seen[kind] = self._seen.get(kind, 0) + 1
+        if seen > KNOWN_AFTER and seen % KNOWN_STRIDE:
+            return
+        # Errors count relative to the step; the larger of the two keeps a wild one from weighing without bound.
+        scale = max(seconds, predicted) if self.num_observed > TRUSTED_AFTER else seconds
+        surprise = miss / (scale * SURPRISE)
+        if surprise > 1.0 and self.num_observed > TRUSTED_AFTER:
+            scale *= math.sqrt(surprise)
+        self._fit.observe(kind, [term / scale for term in terms], seconds / scale)
+
+    def _terms(self, work: StepWork) -> tuple[float, ...]:
+        """Seconds, in the order of `Coefficients`: the unit of overheads, then floors."""
+        num_decodes = num_tokens = len(work.contexts)
+        attention_multiply_adds = 0
+        for start, length in work.chunks:
+            num_tokens += length
+            attention_multiply_adds += self.shape.attention_multiply_adds(start, length)
+        if not num_tokens:
+            return (0.0,) * len(PARTS)
+        weights_s = self.shape.weight_bytes_read(num_tokens) / self.ceilings.read_bytes_per_s
+        matmul_s = self._matmul_s_per_token * num_tokens
+        return (
+            OVERHEAD_UNIT_S,
+            OVERHEAD_UNIT_S if work.chunks else 0.0,
+            weights_s if num_tokens == 1 else 0.0,
+            weights_s if num_tokens > 1 else 0.0,
+            min(matmul_s, weights_s),
+            max(0.0, matmul_s - weights_s),
+            attention_multiply_adds / self.ceilings.multiply_adds_per_s,
+            contexts_bytes_read(self.shape, work.contexts) / self.ceilings.read_bytes_per_s,
+            self._head_s_per_token * (num_decodes + work.num_sampling_chunks),
+        )

@@ -1,0 +1,72 @@
+"""What the explain room has to know of an assembled engine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from twostroke.core.errors import TwostrokeError
+from twostroke.cost.step_cost import StepCost
+from twostroke.explain.explanation import Explainer
+from twostroke.explain.facts import EngineFacts
+
+if TYPE_CHECKING:
+    from twostroke.engine.build import Assembly
+
+TRUSTED_AFTER = 20
+TRUSTED_ERROR = 0.3
+"""A cost that was not calibrated and has seen fewer steps, or one that was further off, is no yardstick: floors are
+then."""
+
+
+def engine_facts(assembly: Assembly) -> EngineFacts:
+    """Asks what the machine allows, which takes a moment the first time."""
+    resolved, config = assembly.resolved, assembly.engine.scheduler.config
+    target_ms = resolved.sizes.itl_target_ms
+    return EngineFacts(
+        shape=assembly.shape,
+        ceilings=assembly.ceilings(),
+        max_running=config.running_limit,
+        max_tokens_per_step=config.max_tokens_per_step,
+        block_size=resolved.layout.block_size,
+        num_blocks=tuple(group.num_blocks for group in resolved.layout.groups),
+        kv_bytes=resolved.kv_bytes,
+        itl_target_s=None if target_ms is None else target_ms / 1e3,
+        int8_kv_share=_int8_kv_share(assembly),
+    )
+
+
+def _int8_kv_share(assembly: Assembly) -> float | None:
+    windows = assembly.checkpoint.spec.kv_windows()
+    try:
+        sizes = [assembly.factory.kv_bytes_per_token(assembly.checkpoint, layers, "int8") for _, layers in windows]
+    except TwostrokeError:
+        return None
+    share = sum(sizes) / assembly.shape.kv_bytes_per_token
+    return share if share < 1.0 else None
+
+
+def trusted_cost(assembly: Assembly) -> StepCost | None:
+    """The engine's own, once a calibration or its own steps have proved it."""
+    cost: StepCost | None = getattr(assembly.engine, "step_cost", None)
+    return cost if doubt_of(cost) is None else None
+
+
+def doubt_of(cost: StepCost | None) -> str | None:
+    """Why predictions should not come from it, in words; None: they may. Its own steps, once there are enough of them,
+    say more of it than the calibration that it began with."""
+    if cost is None:
+        return "this engine fits no costs to its steps"
+    error = cost.calibrated_error if cost.num_observed < TRUSTED_AFTER else cost.error
+    if error is None:
+        return "too few steps were measured to fit costs"
+    if error > TRUSTED_ERROR:
+        whose = "calibrated" if cost.num_observed < TRUSTED_AFTER else "fitted"
+        return f"the {whose} costs were off by {error:.0%} on average, too far to go by"
+    return None
+
+
+def explainer_of(assembly: Assembly) -> Explainer:
+    def doubt() -> str | None:
+        return doubt_of(getattr(assembly.engine, "step_cost", None))
+
+    return Explainer(lambda: engine_facts(assembly), lambda: trusted_cost(assembly), doubt)

@@ -1,0 +1,156 @@
+"""A sample's seconds by cause, in two accounts: before its first token, and after. What was measured is split by what
+the yardstick says each part should cost; the parts of an account add up to its whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from twostroke.core.step_record import ChunkRecord, StepRecord, StepTotals
+from twostroke.core.timing import SequenceTiming
+from twostroke.cost.floor import StepWork, decode_run_floor_s, prefill_floor_s
+from twostroke.explain.facts import EngineFacts, Yardstick
+from twostroke.explain.timeline import away_spans, prefill_chunks
+
+
+@dataclass(frozen=True, slots=True)
+class StartAccount:
+    """Arrival to first token."""
+
+    whole_s: float
+    slots_s: float
+    blocks_s: float
+    """For want of KV: in the queue, and preempted before the first token."""
+    prompts_s: float
+    """Behind older work: in the queue, and in steps that held none of its chunks."""
+    beside_s: float
+    """In steps of its own, what other prompts and streams took of them."""
+    own_s: float
+    """What its own tokens took."""
+    floor_s: float
+
+    @property
+    def lost_s(self) -> float:
+        return self.whole_s - self.own_s
+
+
+@dataclass(frozen=True, slots=True)
+class StreamAccount:
+    """First token to last token."""
+
+    whole_s: float
+    num_tokens: int
+    """After the first."""
+    away_s: float
+    """Preempted, until the next token."""
+    interference_s: float
+    """What chunks of other prompts added to the steps it was in."""
+    batch_s: float
+    """What other streams added to them."""
+    host_s: float
+    """Between steps: choosing, telling, and whatever else kept the backend idle."""
+    alone_s: float
+    """What it takes alone."""
+    floor_s: float
+    mean_batch: float
+    mean_context: float
+    step_s: float
+    """The backend's seconds of a step without prefill."""
+    steps: StepTotals
+    """All from its first token to its last."""
+    context_share: float
+    """Of `alone_s`, what reading its context takes."""
+
+    @property
+    def lost_s(self) -> float:
+        return self.whole_s - self.alone_s
+
+
+def start_account(timing: SequenceTiming, facts: EngineFacts, yardstick: Yardstick) -> StartAccount | None:
+    if timing.ttft_s is None or timing.queue_s is None or timing.prefill_s is None or timing.first_token_s is None:
+        return None
+    first_token_s, queue = timing.first_token_s, timing.queue
+    chunks = prefill_chunks(timing)
+    own_s = beside_s = 0.0
+    for chunk in chunks:
+        step_s = chunk.step.done_s - chunk.step.began_s
+        share = min(1.0, yardstick.ratio(chunk_work(chunk), to=_step_work(chunk)))
+        own_s += step_s * share
+        beside_s += step_s * (1.0 - share)
+    if not chunks:
+        own_s = timing.prefill_s
+    away_s = sum(end_s - start_s for start_s, end_s in away_spans(timing) if end_s <= first_token_s)
+    own_s += queue.sibling_s  # another sample of the request read the same prompt
+    rest_s = timing.ttft_s - queue.slots_s - queue.blocks_s - away_s - beside_s - own_s
+    floor_s = prefill_floor_s(
+        facts.shape, timing.cached_tokens, timing.prompt_tokens - timing.cached_tokens, facts.ceilings
+    )
+    return StartAccount(
+        timing.ttft_s, queue.slots_s, queue.blocks_s + away_s, max(0.0, rest_s), beside_s, own_s, floor_s
+    )
+
+
+def chunk_work(chunk: ChunkRecord, *, samples: int = 0) -> StepWork:
+    return StepWork(chunks=((chunk.start, chunk.num_tokens),), num_sampling_chunks=samples)
+
+
+def _step_work(chunk: ChunkRecord) -> StepWork:
+    """All that the chunk's step held; of other prompts only the number of tokens is known."""
+    step, chunks = chunk.step, [(chunk.start, chunk.num_tokens)]
+    if others := step.prefill_tokens - chunk.num_tokens:
+        chunks.append((0, others))
+    return StepWork(chunks=tuple(chunks), contexts=_contexts(step))
+
+
+def _contexts(step: StepRecord) -> list[int]:
+    return [step.context_tokens // step.num_decodes] * step.num_decodes if step.num_decodes else []
+
+
+def stream_account(timing: SequenceTiming, facts: EngineFacts, yardstick: Yardstick) -> StreamAccount | None:
+    """None below two tokens, or where no step was recorded."""
+    chunks, last = prefill_chunks(timing), timing.step_last
+    if timing.decode_s is None or len(timing.token_times_s) < 2 or not chunks or last is None:
+        return None
+    num_tokens, whole_s = len(timing.token_times_s) - 1, timing.decode_s
+    steps = last.totals.since(chunks[-1].step.totals)
+    if steps.steps < 1 or steps.decode_slots < 1 or whole_s <= 0.0:
+        return None
+    away_s = min(whole_s, sum(end_s - max(start_s, timing.token_times_s[0]) for start_s, end_s in _away_late(timing)))
+    present = 1.0 - away_s / whole_s  # steps while it was away are not its own
+    mean_batch = steps.decode_slots / steps.steps
+    context = round(timing.prompt_tokens + num_tokens / 2)
+    others_context = round(steps.context_tokens / steps.decode_slots)
+    batch = StepWork(contexts=[context] + [others_context] * (round(mean_batch) - 1))
+    alone = StepWork(contexts=[context])
+    step_s = _decode_step_s(steps, batch, yardstick)
+    compute_s = min(whole_s - away_s, steps.compute_s * present)
+    interference_s = min(compute_s, max(0.0, steps.mixed_s - steps.mixed_steps * step_s) * present)
+    alone_share = min(1.0, yardstick.ratio(alone, to=batch))
+    decodes_s = compute_s - interference_s
+    return StreamAccount(
+        whole_s=whole_s,
+        num_tokens=num_tokens,
+        away_s=away_s,
+        interference_s=interference_s,
+        batch_s=decodes_s * (1.0 - alone_share),
+        host_s=whole_s - away_s - compute_s,
+        alone_s=decodes_s * alone_share,
+        floor_s=decode_run_floor_s(facts.shape, timing.prompt_tokens + 1, num_tokens, facts.ceilings),
+        mean_batch=mean_batch,
+        mean_context=context,
+        step_s=step_s,
+        steps=steps,
+        context_share=max(0.0, 1.0 - yardstick.ratio(StepWork(contexts=[1]), to=alone)),
+    )
+
+
+def _away_late(timing: SequenceTiming) -> list[tuple[float, float]]:
+    return [span for span in away_spans(timing) if span[1] > timing.token_times_s[0]]
+
+
+def _decode_step_s(steps: StepTotals, batch: StepWork, yardstick: Yardstick) -> float:
+    """The mean of its steps without prefill; where there was none, what those with prefill would have taken."""
+    if steps.decode_only_steps:
+        return steps.decode_only_s / steps.decode_only_steps
+    tokens = round(steps.prefill_tokens / steps.mixed_steps)
+    mixed = StepWork(chunks=((0, tokens),), contexts=batch.contexts)
+    return steps.mixed_s / steps.mixed_steps * yardstick.ratio(batch, to=mixed)

@@ -1,0 +1,241 @@
+"""The answer to "will it fit, how fast, for how many, at what price": floors beside what is to be expected, each with
+where it comes from. Pure arithmetic over a Deployment; loads nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from twostroke.core.errors import BadRequestError
+from twostroke.cost import roofline
+from twostroke.cost.classify import RequestLengths, WorkloadClass, classify
+from twostroke.cost.floor import StepWork
+from twostroke.planner.deployment import Deployment
+from twostroke.planner.efficiency import Efficiency, Floor, expected
+from twostroke.planner.phases import Loaded, Phases
+from twostroke.planner.quantisation import find_quantisation
+
+MAX_TOKENS = 2**24
+"""Of a prompt or an answer: beyond it a slip of the finger."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seconds:
+    floor_s: float
+    expected_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Of one replica."""
+
+    total_bytes: int
+    weight_bytes: int
+    kv_space_bytes: int
+    kv_bytes_per_token: int
+    kv_bytes_per_user: int
+    max_users: int
+    """0: it does not fit."""
+    devices_needed: int | None
+    """The fewest of these devices that hold the weights and one user; None: more than 64."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """One user on an idle replica."""
+
+    ttft: Seconds
+    tpot: Seconds
+    request: Seconds
+    minimum_decode_s: float
+    """One token, all weights that it meets read once, no context yet: no single stream is ever faster."""
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """Where a phase lies on the roofline."""
+
+    intensity: float
+    side: roofline.Side
+
+
+@dataclass(frozen=True, slots=True)
+class InCompany:
+    """All replicas together; `floor` is the same on a machine without losses."""
+
+    expected: Loaded
+    floor: Loaded
+    replicas: int
+    usd_per_million_output_tokens: float | None
+    usd_per_million_tokens: float | None
+    """Prompt tokens counted too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    deployment: Deployment
+    lengths: RequestLengths
+    memory: Memory
+    alone: Alone
+    company: InCompany | None
+    """None: it does not fit."""
+    ridge: float
+    prefill: Phase
+    decode_alone: Phase
+    decode_in_company: Phase | None
+    load: WorkloadClass | None
+    efficiency_source: str
+    efficiency_error: str
+    notes: tuple[str, ...] = field(default=())
+
+
+def checked_lengths(input_tokens: int, output_tokens: int, cached_tokens: int = 0) -> RequestLengths:
+    for name, value, least in (("input", input_tokens, 1), ("output", output_tokens, 1), ("cached", cached_tokens, 0)):
+        if not least <= value <= MAX_TOKENS:
+            raise BadRequestError(f"{name} must be from {least} to {MAX_TOKENS} tokens, not {value}")
+    if cached_tokens >= input_tokens:
+        raise BadRequestError(f"cached must be below input ({input_tokens}): one token is always computed")
+    return RequestLengths(input_tokens, output_tokens, cached_tokens)
+
+
+def phases_of(deployment: Deployment, efficiency: Efficiency | None = None) -> Phases:
+    """On one replica; without an efficiency: floors."""
+    if efficiency is None:
+        return Phases(deployment.shape, deployment.ceilings, Floor())
+    return Phases(
+        deployment.shape,
+        deployment.ceilings,
+        efficiency,
+        deployment.reduce_s_per_layer,
+        deployment.reduce_s_per_token,
+    )
+
+
+def expected_of(deployment: Deployment) -> Efficiency:
+    return expected(
+        deployment.device.name,
+        tensor_parallel=deployment.tensor_parallel,
+        arithmetic=deployment.arithmetic,
+        num_parameters=deployment.shape.num_parameters,
+    )
+
+
+def estimate(
+    deployment: Deployment,
+    lengths: RequestLengths,
+    *,
+    users: int | None = None,
+    efficiency: Efficiency | None = None,
+) -> Estimate:
+    """`users` is how many there are at once, over all replicas; by default as many as KV space holds."""
+    efficiency = efficiency or expected_of(deployment)
+    floor, real = phases_of(deployment), phases_of(deployment, efficiency)
+    memory = _memory(deployment, lengths)
+    notes = _notes(deployment, lengths)
+    company, load, decode_in_company = None, None, None
+    if memory.max_users:
+        per_replica = _users_per_replica(deployment, memory, users, notes)
+        company = _company(deployment, lengths, per_replica, floor, real)
+        load = classify(
+            deployment.shape,
+            deployment.ceilings,
+            [lengths],
+            per_replica,
+            step_seconds=real.step_s,
+            kv_space_bytes=deployment.kv_space_bytes,
+        )
+        middle = lengths.input_tokens + lengths.output_tokens // 2
+        decode_in_company = _phase(deployment, roofline.decode_work(per_replica, middle))
+    computed = lengths.input_tokens - lengths.cached_tokens
+    return Estimate(
+        deployment=deployment,
+        lengths=lengths,
+        memory=memory,
+        alone=_alone(deployment, lengths, floor, real),
+        company=company,
+        ridge=roofline.ridge(deployment.ceilings),
+        prefill=_phase(deployment, roofline.prefill_work(computed, lengths.cached_tokens)),
+        decode_alone=_phase(deployment, roofline.decode_work(1, lengths.input_tokens + lengths.output_tokens // 2)),
+        decode_in_company=decode_in_company,
+        load=load,
+        efficiency_source=efficiency.source,
+        efficiency_error=efficiency.error,
+        notes=tuple(notes),
+    )
+
+
+def _memory(deployment: Deployment, lengths: RequestLengths) -> Memory:
+    tokens = lengths.input_tokens + lengths.output_tokens
+    shape = deployment.shape
+    return Memory(
+        total_bytes=deployment.memory_bytes,
+        weight_bytes=shape.weight_bytes,
+        kv_space_bytes=max(0, deployment.kv_space_bytes),
+        kv_bytes_per_token=shape.kv_bytes_per_token,
+        kv_bytes_per_user=deployment.kv_bytes_per_user(tokens, lengths.cached_tokens),
+        max_users=deployment.max_users(tokens, lengths.cached_tokens),
+        devices_needed=deployment.devices_needed(tokens),
+    )
+
+
+def _users_per_replica(deployment: Deployment, memory: Memory, users: int | None, notes: list[str]) -> int:
+    if users is None:
+        return memory.max_users
+    if not 1 <= users <= 10**7:
+        raise BadRequestError(f"users must be from 1 to 10,000,000, not {users}")
+    wanted = -(-users // deployment.replicas)
+    if wanted > memory.max_users:
+        notes.append(
+            f"{users} users are {wanted} a replica, and {memory.max_users} fit at a time: the others wait, and what is "
+            f"shown is the load of those that run"
+        )
+    return min(wanted, memory.max_users)
+
+
+def _alone(deployment: Deployment, lengths: RequestLengths, floor: Phases, real: Phases) -> Alone:
+    def both(value: str) -> Seconds:
+        found = []
+        for phases in (floor, real):
+            ttft_s = phases.prefill_s(lengths.cached_tokens, lengths.input_tokens - lengths.cached_tokens)
+            tpot_s = phases.tpot_s(lengths.input_tokens, lengths.output_tokens, 1)
+            found.append({"ttft": ttft_s, "tpot": tpot_s}.get(value, ttft_s + (lengths.output_tokens - 1) * tpot_s))
+        return Seconds(found[0], found[1])
+
+    minimum_s = deployment.shape.weight_bytes_read(1) / deployment.ceilings.read_bytes_per_s
+    return Alone(both("ttft"), both("tpot"), both("request"), minimum_s)
+
+
+def _company(deployment: Deployment, lengths: RequestLengths, users: int, floor: Phases, real: Phases) -> InCompany:
+    arguments = (lengths.input_tokens, lengths.output_tokens, lengths.cached_tokens, users)
+    loaded = real.loaded(*arguments)
+    price = deployment.device.price_per_hour_usd
+    per_output = per_token = None
+    if price is not None:
+        usd_per_s = price * deployment.tensor_parallel / 3600
+        per_output = 1e6 * usd_per_s / loaded.output_tokens_per_s
+        per_token = 1e6 * usd_per_s / loaded.total_tokens_per_s
+    return InCompany(loaded, floor.loaded(*arguments), deployment.replicas, per_output, per_token)
+
+
+def _phase(deployment: Deployment, work: StepWork) -> Phase:
+    point = roofline.phase_point(deployment.shape, work, deployment.ceilings)
+    return Phase(point.intensity, point.side)
+
+
+def _notes(deployment: Deployment, lengths: RequestLengths) -> list[str]:
+    notes = [] if deployment.link_note is None else [deployment.link_note]
+    dimensions, tokens = deployment.dimensions, lengths.input_tokens + lengths.output_tokens
+    if dimensions.is_assumed:
+        notes.append(f"the family {dimensions.family!r} is unknown: it is counted as a Llama-like decoder")
+    if dimensions.max_context is not None and tokens > dimensions.max_context:
+        notes.append(f"{tokens:,} tokens are more than the {dimensions.max_context:,} that the model was made for")
+    wanted = find_quantisation(deployment.quantise).arithmetic
+    if deployment.own_shape is None and wanted != deployment.arithmetic:
+        notes.append(f"{deployment.device.name} has no {wanted} arithmetic: weights are multiplied in bf16")
+    if deployment.device.vendor in ("AMD", "Apple"):
+        notes.append("twostroke has backends for CPUs and for CUDA: this device is planned by its data sheet alone")
+    if deployment.kv_copies > 1:
+        notes.append(
+            f"{deployment.tensor_parallel} devices share {dimensions.num_kv_heads} KV head(s): each position lies in "
+            f"memory {deployment.kv_copies} times"
+        )
+    return notes

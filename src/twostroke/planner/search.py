@@ -1,0 +1,150 @@
+"""The cheapest deployment that meets a service level: every device, cut and quantisation that is asked about, each with
+as many replicas as the load needs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from twostroke.core.errors import BadRequestError
+from twostroke.cost.classify import RequestLengths
+from twostroke.planner.deployment import Deployment
+from twostroke.planner.efficiency import Efficiency
+from twostroke.planner.estimate import expected_of, phases_of
+from twostroke.planner.phases import Loaded
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceLevel:
+    """Means, not percentiles: what the tail does is the simulator's to tell."""
+
+    ttft_s: float = math.inf
+    tpot_s: float = math.inf
+
+    def __post_init__(self) -> None:
+        for name in ("ttft_s", "tpot_s"):
+            if not getattr(self, name) > 0:
+                raise BadRequestError(f"a service level's {name} must be above 0")
+
+    def is_met(self, loaded: Loaded) -> bool:
+        return loaded.ttft_s <= self.ttft_s and loaded.tpot_s <= self.tpot_s
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Requests a second, or users who each ask again when answered: one of the two."""
+
+    requests_per_s: float | None = None
+    users: int | None = None
+
+    def __post_init__(self) -> None:
+        given = [value for value in (self.requests_per_s, self.users) if value is not None]
+        if len(given) != 1 or not 0 < given[0] < 1e9:
+            raise BadRequestError("a load is a rate of requests or a number of users, above 0: give one of the two")
+
+    def replicas(self, loaded: Loaded) -> int:
+        if self.users is not None:
+            return math.ceil(self.users / loaded.users)
+        assert self.requests_per_s is not None
+        return math.ceil(self.requests_per_s / loaded.requests_per_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    deployment: Deployment
+    loaded: Loaded
+    """Of one replica, with as many users as the service level lets it have."""
+    usd_per_hour: float | None
+
+    @property
+    def usd_per_million_output_tokens(self) -> float | None:
+        """Of one replica, and so of all."""
+        price = self.deployment.device.price_per_hour_usd
+        if price is None:
+            return None
+        return 1e6 * price * self.deployment.tensor_parallel / 3600 / self.loaded.output_tokens_per_s
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    deployment: Deployment
+    reason: str
+    miss: float
+    """How many times what is allowed it takes, of what it has too little of: seconds, memory or copies."""
+
+
+MAX_REPLICAS = 1024
+TENSOR_PARALLEL = (1, 2, 4, 8)
+
+
+def candidates_of(bases: Sequence[Deployment]) -> Iterator[Deployment]:
+    """Each cut that the model's heads and the device's links allow."""
+    for base in bases:
+        for size in TENSOR_PARALLEL:
+            has_links = size == 1 or base.device.link_bytes_per_s is not None
+            if has_links and base.dimensions.num_heads % size == 0:
+                yield replace(base, tensor_parallel=size)
+
+
+def search(
+    candidates: Iterator[Deployment] | Sequence[Deployment],
+    lengths: RequestLengths,
+    level: ServiceLevel,
+    load: Load,
+    efficiency: Callable[[Deployment], Efficiency] | None = None,
+) -> tuple[list[Found], list[Rejected]]:
+    """Cheapest first, those without a public price behind them by their number of devices; and why the others fail, the
+    nearest first."""
+    found: list[Found] = []
+    rejected: list[Rejected] = []
+    for candidate in candidates:
+        outcome = _try(candidate, lengths, level, load, (efficiency or expected_of)(candidate))
+        if isinstance(outcome, Found):
+            found.append(outcome)
+        else:
+            rejected.append(outcome)
+    found.sort(
+        key=lambda one: (
+            one.usd_per_hour is None,
+            one.usd_per_hour or 0.0,
+            one.deployment.num_devices,
+            one.loaded.tpot_s,
+        )
+    )
+    rejected.sort(key=lambda one: one.miss)
+    return found, rejected
+
+
+def _try(
+    candidate: Deployment, lengths: RequestLengths, level: ServiceLevel, load: Load, efficiency: Efficiency
+) -> Found | Rejected:
+    most = candidate.max_users(lengths.input_tokens + lengths.output_tokens, lengths.cached_tokens)
+    if most == 0:
+        tokens = lengths.input_tokens + lengths.output_tokens
+        lacking = candidate.kv_bytes_per_user(tokens) - candidate.kv_space_bytes
+        return Rejected(candidate, "does not fit", 1 + lacking / candidate.memory_bytes)
+    if load.users is not None:
+        most = min(most, load.users)
+    phases = phases_of(candidate, efficiency)
+
+    def loaded(users: int) -> Loaded:
+        return phases.loaded(lengths.input_tokens, lengths.output_tokens, lengths.cached_tokens, users)
+
+    alone = loaded(1)
+    if not level.is_met(alone):
+        return Rejected(
+            candidate,
+            f"too slow for one user: TTFT {alone.ttft_s * 1e3:.0f} ms, TPOT {alone.tpot_s * 1e3:.1f} ms",
+            max(alone.ttft_s / level.ttft_s, alone.tpot_s / level.tpot_s),
+        )
+    low, high = 1, most  # both latencies grow with the users, so what is met is met below it too
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if level.is_met(loaded(middle)) else (low, middle - 1)
+    best = loaded(low)
+    replicas = load.replicas(best)
+    if replicas > MAX_REPLICAS:
+        return Rejected(candidate, f"would need {replicas:,} replicas", replicas / MAX_REPLICAS)
+    chosen = replace(candidate, replicas=replicas)
+    return Found(chosen, best, chosen.price_per_hour_usd)

@@ -1,0 +1,216 @@
+"""A deployment that does not exist, serving a trace: the real Scheduler and KVLedger of each replica on a virtual
+clock, and instead of a device the calibrated cost of each step. The loop is the engine's: a step launched ahead,
+results in launch order, newcomers taken between steps."""
+
+from __future__ import annotations
+
+import gc
+from collections import deque
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Series
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+
+from twostroke.core.errors import BadRequestError
+from twostroke.core.kv_layout import KVLayout
+from twostroke.core.request import Request
+from twostroke.core.sampling_params import SamplingParams
+from twostroke.core.step import SampledToken, Step, StepResult
+from twostroke.core.timing import SequenceTiming
+from twostroke.cost.classify import RequestLengths, WorkloadClass, classify
+from twostroke.cost.floor import StepWork, work_of
+from twostroke.cost.hardware import Ceilings
+from twostroke.cost.model_shape import ModelShape
+from twostroke.planner.report import Served, SimulationReport
+from twostroke.planner.trace import TraceRequest
+from twostroke.scheduling.config import SchedulerConfig
+from twostroke.scheduling.pace import PrefillPace
+from twostroke.scheduling.scheduler import Scheduler, SequenceAdvance
+
+ROUTERS = ("round-robin", "least-loaded")
+TOKEN = SampledToken(0)
+CLASSIFIED_REQUESTS = 1000
+"""Of a long trace so many, evenly spread, tell its class."""
+UNIQUE_TOKENS = 1 << 40
+"""Every prompt and every shared prefix is numbered from a multiple of this: no two are alike by chance."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSpec:
+    """One replica; all are alike."""
+
+    step_seconds: Callable[[StepWork], float]
+    """What a step should take: `StepCost.seconds`, or an estimate."""
+    shape: ModelShape
+    ceilings: Ceilings
+    scheduler: SchedulerConfig
+    layout: KVLayout
+    host_s: float = 0.0
+    """What the host adds to a step, where steps follow each other."""
+    itl_target_s: float | None = None
+    run_ahead: bool = True
+
+
+class Replica:
+    """An engine's loop on a clock of its own."""
+
+    def __init__(self, spec: ReplicaSpec) -> None:
+        pace = None
+        if spec.itl_target_s is not None:
+            pace = PrefillPace(spec.shape, spec.ceilings, spec.itl_target_s)
+        self.scheduler = Scheduler(spec.scheduler, spec.layout, pace=pace)
+        self._step_seconds = spec.step_seconds
+        self._host_s = spec.host_s
+        self._max_in_flight = 2 if spec.run_ahead else 1
+        self._in_flight: deque[tuple[Step, float, float]] = deque()  # with its seconds, and when it ends
+        self._device_free_s = 0.0
+        self.now_s = 0.0
+        self.busy_s = 0.0
+        self.num_steps = 0
+        self.num_unfinished = 0
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._in_flight) or self.scheduler.has_work
+
+    def add(self, request: Request) -> None:
+        """Between steps; an idle replica wakes up for it."""
+        if not self.busy:
+            self.now_s = max(self.now_s, request.arrival_s)
+        self.scheduler.add(request)
+        self.num_unfinished += 1
+
+    def step(self) -> list[SequenceAdvance]:
+        """Launch what can be launched, and let the clock run to the end of the oldest step in flight: what it did."""
+        while len(self._in_flight) < self._max_in_flight:
+            step = self.scheduler.schedule(self.now_s)
+            if step is None:
+                break
+            self._launch(step)
+        if not self._in_flight:
+            raise RuntimeError("the scheduler has work and nothing to launch")
+        step, seconds, ends_s = self._in_flight.popleft()
+        self.now_s = max(self.now_s, ends_s)
+        sampled = {slot.seq_id: TOKEN for slot in step.decodes}
+        for chunk in step.prefills:
+            if chunk.samples:
+                sampled[chunk.seq_id] = TOKEN
+        result = StepResult(step.step_id, sampled, compute_s=seconds)
+        advances = self.scheduler.apply(step, result, self.now_s)
+        self.num_unfinished -= sum(advance.finished for advance in advances)
+        return advances
+
+    def _launch(self, step: Step) -> None:
+        seconds = self._step_seconds(work_of(step))
+        self._device_free_s = max(self.now_s, self._device_free_s) + self._host_s + seconds
+        self._in_flight.append((step, seconds, self._device_free_s))
+        self.busy_s += seconds
+        self.num_steps += 1
+
+
+class Prompts:
+    """Token ids that agree where a trace says so, and nowhere else."""
+
+    def __init__(self) -> None:
+        self._numbers = count(1)
+        self._prefixes: dict[str, int] = {}
+
+    def request(self, asked: TraceRequest) -> Request:
+        number = next(self._numbers)
+        first = number * UNIQUE_TOKENS
+        own = asked.prompt_tokens
+        tokens: tuple[int, ...] = ()
+        if asked.prefix is not None and asked.prefix_tokens:
+            begins = self._prefixes.setdefault(asked.prefix, first)
+            tokens = tuple(range(begins, begins + asked.prefix_tokens))
+            first += UNIQUE_TOKENS // 2  # the rest is this request's alone, also where it was the first to ask
+            own -= asked.prefix_tokens
+        sampling = SamplingParams(max_tokens=asked.output_tokens, ignore_eos=True)
+        prompt = tokens + tuple(range(first, first + own))
+        return Request(f"simulated-{number}", prompt, sampling, arrival_s=asked.arrival_s)
+
+
+def simulate(
+    spec: ReplicaSpec, trace: Series[TraceRequest], *, replicas: int = 1, router: str = "least-loaded"
+) -> SimulationReport:
+    """Serve a whole trace. What could never be served is counted, as a server would turn it away."""
+    if replicas < 1:
+        raise BadRequestError(f"there must be at least one replica, not {replicas}")
+    if router not in ROUTERS:
+        raise BadRequestError(f"the router must be one of {', '.join(ROUTERS)}, not {router!r:.60}")
+    with collector_paused():
+        return _serve([Replica(spec) for _ in range(replicas)], trace, router)
+
+
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """A simulation makes millions of objects and no cycles: to look for cycles takes a third of its time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _serve(running: list[Replica], trace: Series[TraceRequest], router: str) -> SimulationReport:
+    prompts, served, refused = Prompts(), Served(), 0
+    for number, asked in enumerate(trace):
+        for replica in running:
+            while replica.now_s < asked.arrival_s and replica.busy:
+                served.take(_finished(replica.step()))
+        chosen = running[number % len(running)]
+        if router == "least-loaded":
+            chosen = min(running, key=lambda replica: replica.num_unfinished)
+        try:
+            chosen.add(prompts.request(asked))
+        except BadRequestError:
+            refused += 1
+    for replica in running:
+        while replica.busy:
+            served.take(_finished(replica.step()))
+    began_s = trace[0].arrival_s if trace else 0.0
+    return SimulationReport.of(
+        served,
+        num_refused=refused,
+        duration_s=max((replica.now_s for replica in running), default=0.0) - began_s,
+        busy_s=sum(replica.busy_s for replica in running),
+        num_steps=sum(replica.num_steps for replica in running),
+        num_preemptions=sum(replica.scheduler.counts().preemptions for replica in running),
+        prefix_hit_tokens=sum(replica.scheduler.counts().prefix_hit_tokens for replica in running),
+        replicas=len(running),
+    )
+
+
+def classify_trace(spec: ReplicaSpec, trace: Series[TraceRequest], report: SimulationReport) -> WorkloadClass | None:
+    """Which phase binds a trace, by the lengths it asked for, as many streams sharing a step as did on average, and of
+    shared beginnings what was found cached. None: nothing of it was served."""
+    served = [asked for asked in trace if asked.prompt_tokens + asked.output_tokens <= spec.scheduler.max_context]
+    if not served or not report.num_steps:
+        return None
+    num_shared = sum(asked.prefix_tokens for asked in served)
+    hit_share = min(1.0, report.prefix_hit_tokens / num_shared) if num_shared else 0.0
+    sample = [
+        RequestLengths(
+            asked.prompt_tokens,
+            asked.output_tokens,
+            min(asked.prompt_tokens - 1, int(hit_share * asked.prefix_tokens)),
+        )
+        for asked in served[:: -(-len(served) // CLASSIFIED_REQUESTS)]
+    ]
+    num_decoded = report.served.output_tokens - len(report.served.ttft_s)
+    groups = zip(spec.layout.groups, spec.shape.kv_groups, strict=True)
+    return classify(
+        spec.shape,
+        spec.ceilings,
+        sample,
+        max(1, round(num_decoded / report.num_steps)),
+        step_seconds=spec.step_seconds,
+        kv_space_bytes=sum(group.num_blocks * spec.layout.block_size * each.bytes_per_token for group, each in groups),
+    )
+
+
+def _finished(advances: list[SequenceAdvance]) -> list[SequenceTiming]:
+    return [advance.sequence.timing for advance in advances if advance.finished]

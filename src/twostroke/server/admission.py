@@ -1,0 +1,141 @@
+"""Where a request is let in or turned away: before anything is worked out for it, so that the limits hold for its
+template, its tokens and its grammar too. A place is kept from then on, and handed to the engine with the request."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from starlette.requests import Request
+
+from twostroke.core.sampling_params import SamplingParams
+from twostroke.server.calls import Call, too_late
+from twostroke.server.client import EngineClient, EngineState
+from twostroke.server.errors import CLIENT_GONE, ApiError, engine_unavailable
+from twostroke.server.metrics import Metrics
+from twostroke.server.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from twostroke.server.tracing import Tracing
+
+KEY_SCOPE = "twostroke.key"
+"""Where in a request's scope the number of its API key is."""
+RECEIVED_SCOPE = "twostroke.received_s"
+"""And when it came in, on the engine's clock."""
+LONGEST_RETRY_S = 60
+
+
+class Admission:
+    def __init__(
+        self, settings: ServerSettings, client: EngineClient, metrics: Metrics, tracing: Tracing | None
+    ) -> None:
+        self._settings = settings
+        self._client = client
+        self._metrics = metrics
+        self._tracing = tracing
+        self._in_flight_by_key: Counter[int] = Counter()
+        self.num_preparing = 0
+        """Prompts that were let in and are not yet the engine's."""
+        self.draining = False
+
+    @property
+    def num_waiting(self) -> int:
+        """The queue, as callers see it."""
+        return self.num_preparing + self._client.num_waiting
+
+    @asynccontextmanager
+    async def place(self, request: Request, num_prompts: int = 1) -> AsyncIterator[Place]:
+        """What a request is made ready in. Its time runs from its arrival, and ends this too."""
+        key, limits = request.scope.get(KEY_SCOPE, -1), self._settings.limits
+        self._admit(key, num_prompts)
+        place = Place(self, request, key, _deadline_s(request, limits.request_timeout_s))
+        self._in_flight_by_key[key] += 1
+        self.num_preparing += num_prompts
+        try:
+            async with asyncio.timeout_at(place.deadline_s) as timer:
+                yield place
+        except TimeoutError:
+            if not timer.expired():
+                raise
+            raise too_late(limits.request_timeout_s) from None
+        finally:
+            self.num_preparing -= num_prompts  # the engine's client counts it by now, if it came so far
+            if not place.is_used:
+                self._in_flight_by_key[key] -= 1
+
+    def open_call(
+        self, place: Place, prompts: Sequence[tuple[int, ...]], sampling: SamplingParams, priority: int, cache_salt: str
+    ) -> Call:
+        request, key = place.request, place.key
+        inbox = self._client.submit(prompts, sampling, priority=priority, cache_salt=cache_salt)
+        if self._tracing is not None:
+            self._tracing.submitted(request.scope, inbox.unfinished, self._settings.model_name, sampling)
+
+        def on_close(error: ApiError | None) -> None:
+            self._in_flight_by_key[key] -= 1
+            if error is not None and error.status_code == CLIENT_GONE:
+                self._metrics.disconnects.inc()
+            if self._tracing is not None:
+                self._tracing.closed(request.scope, error)
+
+        place.is_used = True
+        return Call(inbox, request.receive, place.deadline_s, self._settings.limits.request_timeout_s, on_close)
+
+    def _admit(self, key: int, num_prompts: int) -> None:
+        limits, waiting = self._settings.limits, self.num_waiting
+        if self.draining:
+            raise engine_unavailable("the server is stopping")
+        if (facts := self._client.facts) is None or self._client.state is not EngineState.READY:
+            raise self._client.unavailable()
+        if key >= 0 and limits.max_per_key is not None and self._in_flight_by_key[key] >= limits.max_per_key:
+            self._metrics.rejected.labels("per_key").inc()
+            raise ApiError(
+                429,
+                f"this API key has {self._in_flight_by_key[key]} requests in flight, "
+                f"and {limits.max_per_key} are allowed",
+                code="concurrency_limit",
+                headers={"Retry-After": "1"},
+            )
+        if waiting and waiting + num_prompts > limits.max_queue:
+            self._metrics.rejected.labels("queue_full").inc()
+            retry_s = self._metrics.mean_request_s * waiting / max(1, facts.max_running)
+            raise ApiError(
+                429,
+                f"the queue is full: {waiting} requests wait, and {limits.max_queue} may",
+                code="queue_full",
+                headers={"Retry-After": str(min(LONGEST_RETRY_S, max(1, math.ceil(retry_s))))},
+            )
+
+
+class Place:
+    """One request's, among those of its key and in the queue."""
+
+    def __init__(self, admission: Admission, request: Request, key: int, deadline_s: float) -> None:
+        self._admission = admission
+        self.request = request
+        self.key = key
+        self.deadline_s = deadline_s
+        """On the event loop's clock."""
+        self.is_used = False
+
+    def open_call(
+        self,
+        prompts: Sequence[tuple[int, ...]],
+        sampling: SamplingParams,
+        *,
+        priority: int | None = None,
+        cache_salt: str | None = None,
+    ) -> Call:
+        """The request, ready, to the engine. Whoever opens a call closes it, or hands it to an EventStream."""
+        return self._admission.open_call(self, prompts, sampling, priority or 0, cache_salt or "")
+
+
+def _deadline_s(request: Request, timeout_s: float) -> float:
+    now_s = time.perf_counter()
+    received_s: float = request.scope.get(RECEIVED_SCOPE, now_s)
+    return asyncio.get_running_loop().time() + timeout_s - (now_s - received_s)

@@ -1,0 +1,77 @@
+"""What chat and responses share: messages and tools become a prompt, what the answer is held to, and how it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from twostroke.core.sampling_params import SamplingParams
+from twostroke.server.errors import bad_request
+from twostroke.server.parsing import AnswerParser
+from twostroke.server.sampling import check_lengths
+from twostroke.server.service import Service
+from twostroke.server.structured import Named
+from twostroke.server.tools import ToolRequest, told_of_tools
+from twostroke.text.reasoning import CLOSING, OPENING, ThinkSplitter
+from twostroke.text.tool_parsers.formats import ToolFormat
+
+LAST_TOKENS = 16
+"""Of a prompt: enough to see whether it ends with a marker."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A request, ready for the engine."""
+
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+    thought: str | None
+    """As GrammarSpec has it; None where this model's thoughts are not told from its answers."""
+    tool_format: ToolFormat | None
+    """None where no calls are looked for."""
+
+    def parser(self) -> AnswerParser | None:
+        """One sample's; None: its answer is nothing but text."""
+        if self.thought is None and self.tool_format is None:
+            return None
+        thoughts = None if self.thought is None else ThinkSplitter(is_open=self.thought == "open")
+        return AnswerParser(thoughts, None if self.tool_format is None else self.tool_format.parser())
+
+
+async def prepare(
+    service: Service,
+    messages: list[dict[str, Any]],
+    tools: ToolRequest,
+    sampling: SamplingParams,
+    grammar: Named | None,
+    *,
+    param: str,
+    options: Mapping[str, Any] | None = None,
+) -> Conversation:
+    """`param` is the field that the messages came in; `options` are the template's."""
+    if grammar is not None and tools.grammar is not None:
+        raise bad_request(f"{grammar[0]} cannot be given where a tool call is required", grammar[0])
+    encoder = service.encoder()
+    messages = told_of_tools(messages, tools.tools, encoder.tokenizer)
+    prompt = await encoder.chat(messages, tools=tools.tools or None, options=options)
+    check_lengths([prompt], sampling, service.facts(), param)
+    thought = _thought(service, prompt)
+    held_to = grammar or tools.grammar
+    before = thought or "none"
+    if held_to is not None and CLOSING in held_to[1].text:
+        before = "none"  # whoever wrote the grammar has written the thought into it
+    sampling = await service.constrained(sampling, held_to, before)
+    markers = {OPENING, CLOSING} if thought is not None else set()
+    if tools.is_on or markers & encoder.tokenizer.special_tokens.keys():  # markers may be control tokens
+        sampling = replace(sampling, skip_special_tokens=False)
+    return Conversation(prompt, sampling, thought, service.tool_format if tools.is_on else None)
+
+
+def _thought(service: Service, prompt: tuple[int, ...]) -> str | None:
+    if service.reasoning_parser != "think":
+        return None
+    ending = service.encoder().tokenizer.decode(prompt[-LAST_TOKENS:], skip_special_tokens=False).rstrip()
+    if ending.endswith(OPENING):
+        return "open"
+    return "none" if ending.endswith(CLOSING) else "possible"  # a template that was told not to think closes it itself

@@ -1,0 +1,60 @@
+"""What is remembered of finished requests, for whoever asks for one by its id. Bounded, in memory alone; each API key
+sees its own. Knows neither HTTP nor how an explanation is made."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+
+import msgspec
+
+from twostroke.explain.timeline import Span
+from twostroke.server.phases import Timing
+
+KEPT_REQUESTS = 512
+LAST = "last"
+"""Stands for the id of whatever request of a key ended last."""
+
+
+class ExplainedChoice(msgspec.Struct, frozen=True):
+    index: int
+    finish_reason: str
+    timing: Timing
+    slow_to: str | None
+    """`start`, `stream`, or nothing."""
+    start: str | None
+    """What is to be said of the time before its first token."""
+    stream: str | None
+    """And of the time after it."""
+    predicted_by: str
+    """`step_cost`: costs fitted to the engine's own steps; `floors`: their ratios."""
+    timeline: tuple[Span, ...]
+
+
+class ExplainedRequest(msgspec.Struct, frozen=True):
+    id: str
+    ended: int
+    """Seconds of the epoch."""
+    model: str
+    choices: list[ExplainedChoice]
+
+
+class KeptRequests:
+    """By key and id, the oldest forgotten first."""
+
+    def __init__(self, limit: int = KEPT_REQUESTS) -> None:
+        self._limit = limit
+        self._by_id: OrderedDict[tuple[int, str], ExplainedRequest] = OrderedDict()
+
+    def keep(self, key: int, request: ExplainedRequest) -> None:
+        self._by_id[key, request.id] = request
+        if len(self._by_id) > self._limit:
+            self._by_id.popitem(last=False)
+
+    def find(self, key: int, request_id: str) -> ExplainedRequest | None:
+        if request_id == LAST:
+            return next(self.latest(key), None)
+        return self._by_id.get((key, request_id))
+
+    def latest(self, key: int) -> Iterator[ExplainedRequest]:
+        return (request for (owner, _), request in reversed(self._by_id.items()) if owner == key)

@@ -1,0 +1,116 @@
+"""The output of a Responses call: an answer's thoughts, texts and tool calls as the items of a list, in their order, as
+they come. Says what was opened, what was added and what is whole; sends nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+from twostroke.server.parsing import Parts
+from twostroke.text.tool_parsers.formats import CallDelta, ToolFormat
+
+_PREFIXES = {"reasoning": "rs", "message": "msg", "function_call": "fc"}
+
+
+@dataclass(slots=True)
+class Item:
+    kind: str
+    """`reasoning`, `message` or `function_call`."""
+    index: int
+    name: str = ""
+    call_id: str = ""
+    id: str = ""
+    pieces: list[str] = field(default_factory=list)
+    status: str = "in_progress"
+
+    def __post_init__(self) -> None:
+        self.id = f"{_PREFIXES[self.kind]}_{uuid4().hex}"
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
+
+    def part(self, text: str) -> dict[str, Any]:
+        """The one part that a text's item has."""
+        if self.kind == "reasoning":
+            return {"type": "reasoning_text", "text": text}
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+    def reply(self) -> dict[str, Any]:
+        shown: dict[str, Any] = {"type": self.kind, "id": self.id, "status": self.status}
+        if self.kind == "function_call":
+            return shown | {"call_id": self.call_id, "name": self.name, "arguments": self.text}
+        content = [] if self.status == "in_progress" else [self.part(self.text)]
+        if self.kind == "reasoning":
+            return shown | {"summary": [], "content": content}
+        return shown | {"role": "assistant", "content": content}
+
+
+class Change(NamedTuple):
+    kind: str
+    """`opened`, `added` or `closed`."""
+    item: Item
+    text: str = ""
+
+
+class OutputItems:
+    """One answer's."""
+
+    def __init__(self, tool_format: ToolFormat) -> None:
+        self.items: list[Item] = []
+        self._tool_format = tool_format
+        self._is_open = False  # the last of them
+
+    def push(self, parts: Parts) -> list[Change]:
+        changes: list[Change] = []
+        calls = list(parts.calls)
+        if parts.reasoning:
+            self._add("reasoning", parts.reasoning, changes)
+        while calls and calls[0].name is None:  # the rest of a call that was begun, and what is said comes after it
+            self._add("function_call", calls.pop(0).arguments, changes)
+        if content := self._said(parts.content):
+            self._add("message", content, changes)
+        for call in calls:
+            if call.name is not None:
+                self._open("function_call", changes, call)
+            if call.arguments:
+                self._add("function_call", call.arguments, changes)
+        return changes
+
+    def finish(self, *, is_cut: bool) -> list[Change]:
+        changes: list[Change] = []
+        if not self.items:
+            self._open("message", changes)
+        self._close(changes, "incomplete" if is_cut else "completed")
+        return changes
+
+    def _said(self, content: str) -> str:
+        """White space that sets a text off from a thought or a call is no part of it."""
+        goes_on = not self.items or (self._is_open and self.items[-1].kind == "message")
+        return content if goes_on else content.lstrip()
+
+    def _add(self, kind: str, text: str, changes: list[Change]) -> None:
+        if not self._is_open or self.items[-1].kind != kind:
+            self._open(kind, changes)
+        item = self.items[-1]
+        item.pieces.append(text)
+        changes.append(Change("added", item, text))
+
+    def _open(self, kind: str, changes: list[Change], call: CallDelta | None = None) -> None:
+        self._close(changes, "completed")
+        item = Item(kind, len(self.items))
+        if call is not None:
+            item.name, item.call_id = call.name or "", self._tool_format.new_call_id()
+        self.items.append(item)
+        self._is_open = True
+        changes.append(Change("opened", item))
+
+    def _close(self, changes: list[Change], status: str) -> None:
+        if not self._is_open:
+            return
+        item = self.items[-1]
+        if item.kind == "function_call" and not item.pieces:
+            self._add(item.kind, "{}", changes)  # it was called without arguments
+        item.status, self._is_open = status, False
+        changes.append(Change("closed", item))

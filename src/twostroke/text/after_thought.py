@@ -1,0 +1,139 @@
+"""A grammar that begins after a thought. Until the closing marker came every token may come, but for an end of text: it
+would leave the answer without what was asked for. Markers are matched as bytes, so a vocabulary may have them as one
+token or cut them anyhow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from twostroke.core.grammar import TokenMatcher
+from twostroke.text.reasoning import CLOSING, OPENING
+
+OPENING_BYTES, CLOSING_BYTES = OPENING.encode(), CLOSING.encode()
+MAX_SPACE_TOKENS = 2
+"""Between the closing marker and the grammar's first token: models are used to blank lines there."""
+MAX_SPACE_BYTES = 4
+"""Of one such token."""
+
+
+class ThoughtMasks:
+    """What may come around a thought, in one vocabulary: a bit a token id."""
+
+    def __init__(self, tokens: Sequence[bytes], eos_ids: Sequence[int]) -> None:
+        self.tokens = tokens
+        ends = frozenset(eos_ids)
+        free = [token_id for token_id in range(len(tokens)) if token_id not in ends]
+        near = [i for i in free if tokens[i] in OPENING_BYTES or b">" in tokens[i]]  # one pass over a large vocabulary
+        anything = int.from_bytes(bits(free, len(tokens)), "little")
+        self.thinking: list[bytes] = []
+        """What may come inside a thought, by how many bytes of the closing marker have come."""
+        self.opening: list[bytes] = []
+        """Tokens that go on with the opening marker, by how many bytes of it have come."""
+        for matched in range(len(CLOSING_BYTES)):
+            # A token that ends the marker and goes on with text would begin an answer that nobody watched.
+            unwatched = bits([i for i in near if _goes_on(CLOSING_BYTES[:matched] + tokens[i])], len(tokens))
+            mask = anything & ~int.from_bytes(unwatched, "little")
+            self.thinking.append(mask.to_bytes(len(unwatched), "little"))
+        # Where the marker is a token of its own, no model writes it in letters.
+        least = len(OPENING_BYTES) if any(tokens[i] == OPENING_BYTES for i in near) else 1
+        for matched in range(len(OPENING_BYTES)):
+            able = [i for i in near if len(tokens[i]) >= least and _opens(tokens[i], OPENING_BYTES[matched:])]
+            self.opening.append(bits(able, len(tokens)))
+        self.spaces = bits([i for i in free if is_space(tokens[i])], len(tokens))
+
+
+class RestartableMatcher(TokenMatcher, Protocol):
+    def try_advance(self, token_id: int) -> bool:
+        """Whether the grammar takes this token; where it does not, nothing has changed."""
+
+    def reset(self) -> None:
+        """Back to the beginning of the answer."""
+
+
+class AfterThought:
+    """A matcher whose state, like every matcher's, follows from the tokens that came."""
+
+    def __init__(self, grammar: RestartableMatcher, masks: ThoughtMasks, *, is_open: bool) -> None:
+        """`is_open`: the prompt has opened the thought. Else the answer may begin with one, or with the grammar."""
+        self._grammar = grammar
+        self._masks = masks
+        self._state = "thinking" if is_open else "start"
+        self._matched = 0  # bytes of the marker that the state waits for
+        self._follows_grammar = True  # at the start, as long as a text may be either
+        self._spaces_left = MAX_SPACE_TOKENS
+
+    def allowed(self) -> bytes:
+        masks = self._masks
+        if self._state == "thinking":
+            return masks.thinking[self._matched]
+        if self._state == "start":
+            opening = masks.opening[self._matched]
+            return _either(opening, self._grammar.allowed()) if self._follows_grammar else opening
+        if self._state == "spaces":
+            return _either(masks.spaces, self._grammar.allowed())
+        return self._grammar.allowed()
+
+    def advance(self, token_id: int) -> None:
+        token = self._masks.tokens[token_id] if token_id < len(self._masks.tokens) else b""
+        if self._state == "thinking":
+            self._think(token)
+        elif self._state == "start":
+            self._begin(token_id, token)
+        elif self._state == "spaces" and is_space(token):
+            if self._grammar.try_advance(token_id):
+                self._state = "grammar"
+            else:
+                self._spaces_left -= 1
+                self._state = "spaces" if self._spaces_left else "grammar"
+        else:
+            self._state = "grammar"
+            self._grammar.advance(token_id)
+
+    def _begin(self, token_id: int, token: bytes) -> None:
+        missing = OPENING_BYTES[self._matched :]
+        if not _opens(token, missing):
+            self._state = "grammar"
+            self._grammar.advance(token_id)
+        elif len(token) < len(missing):
+            self._matched += len(token)
+            self._follows_grammar = self._follows_grammar and self._grammar.try_advance(token_id)
+        else:
+            self._grammar.reset()  # it may have taken the marker's beginning for its own
+            self._state, self._matched = "thinking", 0
+            self._think(token[len(missing) :])
+
+    def _think(self, token: bytes) -> None:
+        text = CLOSING_BYTES[: self._matched] + token
+        if CLOSING_BYTES in text:
+            self._state = "spaces"
+            return
+        lengths = range(min(len(text), len(CLOSING_BYTES) - 1), 0, -1)
+        self._matched = next((length for length in lengths if text.endswith(CLOSING_BYTES[:length])), 0)
+
+
+def is_space(token: bytes) -> bool:
+    return 0 < len(token) <= MAX_SPACE_BYTES and not token.strip(b" \n")
+
+
+def bits(token_ids: Sequence[int], vocab_size: int) -> bytes:
+    packed = bytearray((vocab_size + 7) // 8)
+    for token_id in token_ids:
+        packed[token_id // 8] |= 1 << token_id % 8
+    return bytes(packed)
+
+
+def _goes_on(text: bytes) -> bool:
+    _, marker, rest = text.partition(CLOSING_BYTES)
+    return bool(marker and rest.strip(b" \n"))
+
+
+def _opens(token: bytes, missing: bytes) -> bool:
+    """Whether a token writes the next of an opening marker, or all of it and more."""
+    return bool(token) and (missing.startswith(token) or (token.startswith(missing) and CLOSING_BYTES not in token))
+
+
+def _either(first: bytes, second: bytes) -> bytes:
+    length = max(len(first), len(second))
+    joined = int.from_bytes(first, "little") | int.from_bytes(second, "little")
+    return joined.to_bytes(length, "little")

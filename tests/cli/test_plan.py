@@ -1,0 +1,175 @@
+"""`twostroke plan` as a user types it. The numbers behind it are held in tests/planner and tests/cost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.cli.test_cli import twostroke
+from tests.models.tiny_checkpoints import make_tiny, variants
+
+from twostroke.cli.plan_model import config_of_spec, read_model
+from twostroke.core.errors import ModelError
+from twostroke.cost.config_shape import dimensions_from_config, shape_from_config
+from twostroke.models.loading import load_checkpoint
+
+
+def test_a_plan_says_everything_with_its_source() -> None:
+    done = twostroke("plan", "Llama-3.1-70B", "--on", "h200", "--tensor-parallel", "2", "--users", "64", "--matrices")
+    assert done.returncode == 0, done.stderr
+    for text in (
+        "70.55B parameters",
+        "2 x H200",
+        "9.08 USD/h",
+        "yes: 141.1 GB of weights in 301.5 GB",
+        "327.7 kB a token",
+        "alone: TTFT",
+        "141 ms",  # 282 ms over two devices
+        "least TPOT",
+        "14.5 ms",  # 139.0 GB over 9.6 TB/s
+        "64 users: TPOT",
+        "USD a million output tokens",
+        "prompts take",
+        "ridge 206 FLOP/byte",
+        "bench/results/cuda-bench.txt",
+        "tensor parallelism was not measured",
+        "NVIDIA H200 Tensor Core GPU data sheet",
+        "28672x8192",
+    ):
+        assert text in done.stdout, text
+
+
+def test_what_does_not_fit_says_what_would() -> None:
+    done = twostroke("plan", "Llama-3.1-70B", "--on", "h100")
+    assert done.returncode == 0
+    assert "NO: 141.1 GB of weights in 85.9 GB; it takes --tensor-parallel 2" in done.stdout
+    assert "41.5 ms" in done.stdout and "USD a million" not in done.stdout
+
+
+def test_json_is_json() -> None:
+    done = twostroke("plan", "gpt-oss-120b", "--on", "h200", "--count", "4", "--tensor-parallel", "2", "--json")
+    record = json.loads(done.stdout)
+    assert (record["devices"], record["replicas"], record["weights"]) == (4, 2, "mxfp4")
+    assert record["active_parameters"] == pytest.approx(5.13e9, rel=0.01)
+    assert record["alone"]["ttft"]["floor_s"] < record["alone"]["ttft"]["expected_s"]
+    assert record["in_company"]["expected"]["users"] == record["memory"]["max_users"]
+    done = twostroke("plan", "Llama-3.1-70B", "--on", "h100", "--json")
+    assert json.loads(done.stdout)["in_company"] is None
+
+
+def test_search_is_cheapest_first() -> None:
+    arguments = ("--search", "--users", "100", "--slo-ttft-ms", "2000", "--slo-tpot-ms", "50")
+    done = twostroke("plan", "Llama-3.1-70B", *arguments, "--json")
+    record = json.loads(done.stdout)
+    prices = [one["usd_per_hour"] for one in record["found"]]
+    assert prices == sorted(prices) and len(prices) > 3
+    assert all(one["tpot_s"] <= 0.05 and one["ttft_s"] <= 2.0 for one in record["found"])
+    assert {one["reason"] for one in record["rejected"]} >= {"does not fit"}
+    done = twostroke("plan", "Llama-3.1-70B", *arguments, "--on", "h200", "--on", "b200")
+    assert "USD/M out" in done.stdout and "RTX" not in done.stdout
+    done = twostroke("plan", "Llama-3.1-8B", "--search", "--rate", "2", "--output", "50", "--on", "h200")
+    assert done.returncode == 0 and "the first one simulated" in done.stdout and "p99" in done.stdout
+    done = twostroke("plan", "Llama-3.1-8B", "--search", "--rate", "2", "--output", "50", "--on", "h200", "--json")
+    record = json.loads(done.stdout)
+    tail, mean_s = record["first_simulated"], record["found"][0]["ttft_s"]
+    assert tail["met_share"] == 1.0 and tail["requests_per_s"] == 2 / record["found"][0]["replicas"]
+    assert tail["ttft_s"]["p99"] >= tail["ttft_s"]["p50"] > 0.2 * mean_s
+    done = twostroke("plan", "Llama-3.1-70B", "--search", "--rate", "1", "--slo-tpot-ms", "0.001", "--on", "h200")
+    assert done.returncode == 1 and "nothing meets it, of 12 that were tried; nearest are:" in done.stdout
+    shown = [line for line in done.stdout.splitlines() if line.startswith("  ")]
+    assert len(shown) == 3 and all("too slow for one user" in line for line in shown)
+    assert shown[0].startswith("  8 x H200, 8 to a copy of the model, int4")
+
+
+def test_the_machine_under_us(smollm2_path: Path, tmp_path: Path) -> None:
+    sizes = ("--input", "200", "--output", "50")
+    done = twostroke("plan", str(smollm2_path), "--on", "this", *sizes, TWOSTROKE_CACHE=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "as its file has them" in done.stdout and "measured on this machine" in done.stdout
+    assert "bench/results/cpu-" in done.stdout
+
+
+def test_a_plot(tmp_path: Path) -> None:
+    path = tmp_path / "plot.svg"
+    done = twostroke("plan", "Llama-3.1-8B", "--on", "h200", "--plot", str(path))
+    assert done.returncode == 0 and f"plot: {path}" in done.stderr
+    assert "</svg>" in path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("llama-9", "--on", "h200"), "cannot plan 'llama-9': it is no file or folder here"),
+        (("Llama-3.1-8B", "--on", "h2000"), "there is no device 'h2000'; did you mean H200"),
+        (("Llama-3.1-8B", "--on", "h200", "--on", "h100"), "one --on at a time"),
+        (("Llama-3.1-8B", "--on", "this"), "give a model whose files are here"),
+        (("Llama-3.1-8B", "--count", "3", "--tensor-parallel", "2"), "must be a multiple of tensor-parallel"),
+        (("Llama-3.1-8B", "--count", "0"), "must be a multiple of tensor-parallel"),
+        (("Llama-3.1-8B", "--quantise", "fp3"), "no quantisation 'fp3'"),
+        (("Llama-3.1-8B", "--input", "0"), "input must be from 1"),
+        (("Llama-3.1-8B", "--cached", "2000"), "cached must be below input"),
+        (("Llama-3.1-8B", "--price", "-1"), "price must be above 0"),
+        (("Llama-3.1-8B", "--price", "nan"), "price must be above 0"),
+        (("Llama-3.1-8B", "--efficiency", "2"), "efficiency must be"),
+        (("Llama-3.1-8B", "--efficiency", "a,b"), "efficiency must be"),
+        (("Llama-3.1-8B", "--rate", "3"), "belong to --search"),
+        (("Llama-3.1-8B", "--search"), "give one of the two"),
+        (("Llama-3.1-8B", "--search", "--rate", "nan"), "give one of the two"),
+        (("Llama-3.1-8B", "--from-server", "http://127.0.0.1:9"), "cannot be read"),
+        (("Llama-3.1-8B", "--plot", "plot.exe"), "ends in .png"),
+    ],
+)
+def test_bad_input_is_one_sentence(arguments: tuple[str, ...], message: str) -> None:
+    done = twostroke("plan", *arguments)
+    assert done.returncode == 2
+    assert message in done.stderr and done.stderr.count("\n") == 1 and "Traceback" not in done.stderr
+
+
+def test_an_unknown_hub_id_says_what_was_tried() -> None:
+    done = twostroke("plan", "nobody/nothing-at-all", HF_HUB_OFFLINE="1")
+    assert done.returncode == 2 and "the Hub gave nothing" in done.stderr
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", "7", '{"model_type": "llama"}', "[" * 100_000])
+def test_bad_config_files(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    for name in (str(path), str(tmp_path)):
+        with pytest.raises(ModelError):
+            read_model(name)
+
+
+def test_a_folder_is_known_by_its_config_and_by_its_files(tmp_path: Path) -> None:
+    folder, _ = make_tiny("qwen3_moe", tmp_path)
+    planned = read_model(str(folder))
+    assert planned.weights == "f32" and planned.checkpoint is not None
+    assert planned.dimensions == dimensions_from_config(json.loads((folder / "config.json").read_text()))
+    for weights in folder.glob("*.safetensors"):
+        weights.unlink()
+    assert read_model(str(folder)).checkpoint is None  # a config alone is enough to plan
+
+
+def test_quantised_folders_say_so_themselves(tmp_path: Path) -> None:
+    folder, _ = make_tiny("llama", tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    for method, weights in (("fp8", "fp8"), ("mxfp4", "mxfp4"), ("awq", "int4"), ("gptq", "int4")):
+        (folder / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": method}}))
+        assert read_model(str(folder)).weights == weights
+
+
+@pytest.mark.parametrize("variant", variants())
+def test_a_loaded_spec_counts_as_its_config_does(variant: str, tmp_path: Path) -> None:
+    folder, _ = make_tiny(variant, tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    spec = load_checkpoint(folder).spec
+    bits = {"weight_bits": 16.0, "kv_bits": 16.0}
+    assert shape_from_config(config_of_spec(spec), **bits) == shape_from_config(config, **bits)
+
+
+def test_a_gguf_is_planned_in_its_own_bits(smollm2_path: Path) -> None:
+    planned = read_model(str(smollm2_path))
+    shape = planned.file_shape(16.0)
+    assert shape is not None
+    assert shape.weight_bytes == 96_576_768  # tests/engine/test_shape.py has it by hand
+    assert planned.dimensions.num_parameters == shape.num_parameters == 134_515_008

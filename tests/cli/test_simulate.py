@@ -1,0 +1,120 @@
+"""`twostroke calibrate` and `twostroke simulate` as a user types them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.cli.test_cli import twostroke
+from tests.lab.conftest import SHAPE
+
+from twostroke.config import EngineConfig
+from twostroke.cost.calibration import Calibration, write_calibration
+from twostroke.cost.hardware import Ceilings
+from twostroke.cost.step_cost import Coefficients
+from twostroke.engine.build import prepare
+from twostroke.models.loading import load_checkpoint
+
+
+def test_calibrate_measures_shows_and_keeps(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(SHAPE))
+    arguments = ("--load", "random", "--backend", "reference", "--threads", "1", "--max-tokens-per-step", "32")
+    done = twostroke("calibrate", str(tmp_path), *arguments, "--seconds", "1", TWOSTROKE_CACHE=str(tmp_path / "cache"))
+    assert done.returncode == 0, done.stderr
+    for text in ("reading the weights", "x its floor", "the host, between steps", "off by", "Kept for this model"):
+        assert text in done.stdout
+    (kept,) = (tmp_path / "cache" / "calibrations").iterdir()
+    assert json.loads(kept.read_text())["num_steps"] > 10
+    assert str(kept) in done.stdout
+
+
+def test_a_calibration_is_what_simulate_and_plan_start_from(
+    smollm2_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TWOSTROKE_CACHE", str(tmp_path))
+    prepared = prepare(load_checkpoint(smollm2_path), EngineConfig(backend="cpu"))
+    ceilings = Ceilings(50e9, 400e9, "a test")
+    found = Calibration(ceilings, Coefficients(step_s=3.0), host_s=0.0, error=0.125, num_steps=9, taken="yesterday")
+    write_calibration(prepared.calibration_path, found)
+    simulated = twostroke(
+        "simulate", str(smollm2_path), "--requests", "3", "--backend", "cpu", TWOSTROKE_CACHE=str(tmp_path)
+    )
+    assert simulated.returncode == 0, simulated.stderr
+    assert "calibrated yesterday, steps off by 12.5%" in simulated.stdout
+    planned = twostroke("plan", str(smollm2_path), "--on", "this", TWOSTROKE_CACHE=str(tmp_path))
+    assert planned.returncode == 0, planned.stderr
+    assert "twostroke calibrate on this machine, yesterday" in planned.stdout and "12.5%" in planned.stdout
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf", "1e9"])
+def test_calibrate_refuses_senseless_times(seconds: str) -> None:
+    done = twostroke("calibrate", "smollm2", "--seconds", seconds)
+    assert done.returncode == 2 and "seconds must be" in done.stderr
+
+
+def test_simulate_tells_what_users_would_feel(smollm2_path: Path) -> None:
+    sizes = ("--rate", "5", "--requests", "200", "--input", "20-200", "--output", "10-40", "--replicas", "2")
+    done = twostroke(
+        "simulate", str(smollm2_path), *sizes, "--slo-ttft-ms", "500", "--slo-tpot-ms", "50", "--backend", "cpu"
+    )
+    assert done.returncode == 0, done.stderr
+    for text in ("TTFT", "ITL", "TPOT", "p99", "Goodput", "200 requests", "2 x ", "on cpu", "Bound by", "So: "):
+        assert text in done.stdout
+
+
+def test_simulate_reads_a_trace_and_writes_json(smollm2_path: Path, tmp_path: Path) -> None:
+    lines = [
+        {"arrival_s": 0.1 * number, "prompt_tokens": 320, "output_tokens": 5, "prefix": "system", "prefix_tokens": 304}
+        for number in range(20)
+    ]
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("\n".join(json.dumps(line) for line in lines))
+    done = twostroke("simulate", str(smollm2_path), "--trace", str(trace), "--json", "--backend", "cpu")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["requests"], found["refused"]) == (20, 0)
+    assert 0 < found["prefix_hit_tokens"] <= 19 * 304
+    assert 0.0 < found["ttft_s"]["p50"] <= found["ttft_s"]["p99"]
+    assert found["goodput"]["share"] == 1.0
+
+
+def test_simulate_needs_no_weights_for_another_device() -> None:
+    sizes = ("--rate", "10", "--requests", "100", "--input", "200-2000", "--output", "20-100", "--json")
+    done = twostroke("simulate", "Llama-3.1-70B", "--on", "h200", "--tensor-parallel", "2", *sizes)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["requests"] == 100 and "2 x H200" in found["deployment"] and "H200" in found["step_seconds"]
+    # A prompt of 200 tokens at least, and 141 GB of weights at 9.6 TB/s at best.
+    assert found["itl_s"]["p50"] > 141e9 / 9.6e12
+    alone = twostroke("simulate", "Llama-3.1-70B", "--on", "l4")
+    assert alone.returncode == 2 and "do not fit on L4" in alone.stderr
+    assert "71B parameters are larger than any measured" in found["step_seconds"] and found["note"] is None
+    assert found["load"]["bound"] in ("prefill", "decode", "balanced") and found["load"]["advice"]
+    here = twostroke("simulate", "llama-3.3-70b")
+    assert here.returncode == 2 and "--on DEVICE (h200, ...) simulates it" in here.stderr
+    wide = twostroke("simulate", "Llama-3.1-70B", "--on", "h200", "--tensor-parallel", "16", "--requests", "5")
+    assert "Note: 16 devices share a copy over the link that joins devices within one machine" in wide.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--rate", "0"), "the rate must be"),
+        (("--requests", "0"), "a trace has"),
+        (("--input", "many"), "is not a length"),
+        (("--replicas", "0"), "replicas must be"),
+        (("--router", "dice"), "the router must be"),
+        (("--on", "abacus"), "there is no device"),
+        (("--tensor-parallel", "2"), "--tensor-parallel goes with"),
+        (("--on", "h200", "--backend", "nonsense"), "--backend goes with --on this"),
+        (("--on", "h200", "--threads", "2"), "--threads goes with --on this"),
+        (("--on", "h200", "--dtype", "f16"), "--dtype goes with --on this"),
+        (("--slo-ttft-ms", "-1"), "slo-ttft-ms must be"),
+        (("--trace", "/nowhere/trace.jsonl"), "could not be read"),
+    ],
+)
+def test_simulate_refuses_what_makes_no_sense(smollm2_path: Path, arguments: tuple[str, ...], sentence: str) -> None:
+    done = twostroke("simulate", str(smollm2_path), *arguments)
+    assert done.returncode == 2, done.stdout
+    assert sentence in done.stderr and "Traceback" not in done.stderr

@@ -1,0 +1,225 @@
+"""Counts against what makers publish, against transformers' own modules, and against checkpoints that are loaded."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from tests.models.tiny_checkpoints import make_tiny, variants
+
+from twostroke.core.errors import BadRequestError, ModelError
+from twostroke.cost.config_shape import dimensions_from_config, shape_from_config
+from twostroke.cost.dimensions import Part
+from twostroke.cost.known_shapes import KNOWN_SHAPES, find_known_shape
+from twostroke.cost.model_shape import KVGroupShape
+from twostroke.engine.shape import shape_of
+from twostroke.models.loading import load_checkpoint
+
+
+def known(name: str) -> dict[str, Any]:
+    shape = find_known_shape(name)
+    assert shape is not None
+    return dict(shape.config)
+
+
+# In billions, as their model cards and papers have it.
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("SmolLM2-135M", 0.1345),
+        ("SmolLM2-1.7B", 1.711),
+        ("Llama-3.2-1B", 1.236),
+        ("Llama-3.2-3B", 3.213),
+        ("Llama-3.1-8B", 8.030),
+        ("Llama-3.1-70B", 70.554),
+        ("Llama-3.1-405B", 405.853),
+        ("Qwen2.5-0.5B", 0.494),
+        ("Qwen2.5-7B", 7.616),
+        ("Qwen2.5-14B", 14.770),
+        ("Qwen2.5-32B", 32.764),
+        ("Qwen2.5-72B", 72.706),
+        ("Qwen3-0.6B", 0.596),
+        ("Qwen3-8B", 8.191),
+        ("Qwen3-14B", 14.768),
+        ("Qwen3-32B", 32.762),
+        ("Qwen3-30B-A3B", 30.532),
+        ("Qwen3-235B-A22B", 235.094),
+        ("Mistral-7B", 7.248),
+        ("Mistral-Nemo-12B", 12.248),
+        ("Mistral-Small-24B", 23.572),
+        ("Mixtral-8x7B", 46.703),
+        ("Mixtral-8x22B", 140.630),
+        ("Gemma-3-4B", 3.880),
+        ("Gemma-3-27B", 27.009),
+        ("Phi-4", 14.660),
+        ("DeepSeek-V3", 671.026),
+        ("gpt-oss-20b", 20.91),
+        ("gpt-oss-120b", 116.83),
+    ],
+)
+def test_published_parameter_counts(name: str, billions: float) -> None:
+    shape = shape_from_config(known(name), weight_bits=16, kv_bits=16)
+    assert shape.num_parameters / 1e9 == pytest.approx(billions, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        # The makers' own way of counting: the head among them, the embedding table not.
+        ("DeepSeek-V3", 36.6),
+        ("gpt-oss-120b", 5.13),
+        ("gpt-oss-20b", 3.61),
+        ("Mixtral-8x7B", 12.75),  # 12.9 with the table
+    ],
+)
+def test_published_active_parameters(name: str, billions: float) -> None:
+    shape = shape_from_config(known(name), weight_bits=16, kv_bits=16)
+    assert shape.active_parameters / 1e9 == pytest.approx(billions, rel=0.01)
+
+
+def _transformers_parameters(config: dict[str, Any]) -> int:
+    """Counted by building the model without memory, two layers of it."""
+    built = transformers.AutoConfig.for_model(**config)
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(built)
+    # DeepSeek's router correction is a buffer there, a tensor of the checkpoint all the same.
+    buffers = [buffer for name, buffer in model.named_buffers() if "correction_bias" in name]
+    return sum(prod(tensor.shape) for tensor in [*model.parameters(), *buffers])
+
+
+@pytest.mark.parametrize("name", [name for name in KNOWN_SHAPES if "Gemma" not in name])
+def test_layers_count_as_in_transformers(name: str) -> None:
+    config = known(name) | {"num_hidden_layers": 2, "first_k_dense_replace": 1}
+    if config["model_type"] != "deepseek_v3":
+        del config["first_k_dense_replace"]
+    counted = dimensions_from_config(config).num_parameters
+    assert counted == _transformers_parameters(config)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "gemma", "num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 96, "vocab_size": 99}
+        | {"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 32},
+        {"model_type": "phi", "num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 96, "vocab_size": 99}
+        | {"num_attention_heads": 4},
+        {"model_type": "deepseek_v2", "num_hidden_layers": 3, "hidden_size": 64, "intermediate_size": 96}
+        | {"vocab_size": 99, "num_attention_heads": 4, "q_lora_rank": None, "kv_lora_rank": 32, "v_head_dim": 16}
+        | {"qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "n_routed_experts": 8, "n_shared_experts": 2}
+        | {"num_experts_per_tok": 2, "moe_intermediate_size": 32, "first_k_dense_replace": 1, "num_key_value_heads": 4},
+        {"model_type": "qwen2_moe", "num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 96}
+        | {"vocab_size": 99, "num_attention_heads": 4, "num_key_value_heads": 2, "num_experts": 6}
+        | {"num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48},
+        {"model_type": "smollm3", "num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 96}
+        | {"vocab_size": 99, "num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True}
+        | {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
+    ],
+    ids=lambda config: config["model_type"],
+)
+def test_other_families_count_as_in_transformers(config: dict[str, Any]) -> None:
+    assert dimensions_from_config(config).num_parameters == _transformers_parameters(config)
+
+
+@pytest.mark.parametrize("variant", variants())
+def test_it_is_the_shape_of_the_checkpoint_that_the_engine_loads(variant: str, tmp_path: Path) -> None:
+    folder, _ = make_tiny(variant, tmp_path)
+    checkpoint = load_checkpoint(folder)
+    config = json.loads((folder / "config.json").read_text())
+    spec = checkpoint.spec
+    kv = [len(layers) * 2 * spec.num_kv_heads * spec.head_dim * 2 for _, layers in spec.kv_windows()]
+    # float32 weights, which make_tiny saves; K and V in 16 bits.
+    assert shape_from_config(config, weight_bits=32, kv_bits=16) == shape_of(checkpoint, kv)
+
+
+def test_latent_attention_keeps_one_vector_a_layer() -> None:
+    shape = shape_from_config(known("DeepSeek-V3"), weight_bits=8, kv_bits=16)
+    # 512 of latent and 64 rotated, two bytes each, in 61 layers: 70 kB a token, where 128 heads would take 4 MB.
+    assert shape.kv_groups == (KVGroupShape(61, None, 61 * 576 * 2),)
+    # A decode at context 1000 in the latent space: 128 heads x (576 scores + 512 values) a pair.
+    assert shape.attention_multiply_adds(999, 1) == 61 * 128 * (576 + 512) * 1000
+    # A prompt expands: 192 for scores, 128 for values; nothing lies before it.
+    assert shape.attention_multiply_adds(0, 1000) == 61 * 128 * (192 + 128) * (1000 * 1001 // 2)
+    # A chunk of 1000 after 1000: expanding the kept 1000 positions (512 x 128 x 256 each) is still the cheaper way.
+    pairs = 2000 * 2001 // 2 - 1000 * 1001 // 2
+    expanded = 61 * (128 * 320 * pairs + 1000 * 512 * 128 * 256)
+    assert expanded < 61 * 128 * 1088 * pairs
+    assert shape.attention_multiply_adds(1000, 1000) == expanded
+
+
+def test_windows_and_experts_of_gpt_oss() -> None:
+    shape = shape_from_config(known("gpt-oss-120b"), weight_bits=16, expert_bits=4.25, kv_bits=16)
+    assert shape.kv_groups == (KVGroupShape(18, None, 18 * 2048), KVGroupShape(18, 128, 18 * 2048))
+    assert shape.experts is not None
+    # 36 layers x 128 experts x 3 matrices of 2880 x 2880 in 4.25 bits, and biases of 3 x 2880 in 16.
+    assert shape.experts.weight_bytes == 36 * 128 * (3 * 2880 * 2880 * 17 // 32 + 3 * 2880 * 2)
+    assert shape.weight_bytes / 1e9 == pytest.approx(65.2, abs=0.1)  # OpenAI: the checkpoint is 60.8 GiB
+
+
+def test_parts_add_up() -> None:
+    dimensions = dimensions_from_config(known("Llama-3.1-70B"))
+    layer = 8192 * (64 + 8 + 8) * 128 + 64 * 128 * 8192 + 3 * 8192 * 28_672
+    assert dimensions.parameters_of(Part.LAYER) == 80 * layer
+    assert dimensions.parameters_of(Part.HEAD) == 128_256 * 8192
+    assert dimensions.num_parameters == 80 * layer + 2 * 128_256 * 8192 + 161 * 8192
+
+
+def test_the_head_keeps_eight_bits_at_least() -> None:
+    dimensions = dimensions_from_config(known("Llama-3.1-8B"))
+    four = dimensions.shape(weight_bits=4, kv_bits=16)
+    layers, head, vectors = 6_979_321_856, 128_256 * 4096, 65 * 4096
+    assert four.weight_bytes_per_step == layers // 2 + head + 2 * vectors
+    assert four.embedding_bytes == head
+    sixteen = dimensions.shape(weight_bits=4, head_bits=16, kv_bits=16)
+    assert sixteen.weight_bytes_per_step == layers // 2 + 2 * head + 2 * vectors
+
+
+def test_an_unknown_family_is_counted_as_llama_and_says_so() -> None:
+    llama = known("Llama-3.1-8B")
+    other = dimensions_from_config(llama | {"model_type": "brand_new"})
+    assert other.is_assumed
+    assert replace(other, family="llama", is_assumed=False) == dimensions_from_config(llama)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden_size": None}, "hidden_size is missing"),
+        ({"hidden_size": "wide"}, "hidden_size must be an integer"),
+        ({"hidden_size": 2**40}, "hidden_size must be an integer"),
+        ({"num_hidden_layers": -1}, "num_hidden_layers must be"),
+        ({"num_hidden_layers": True}, "num_hidden_layers must be"),
+        ({"num_key_value_heads": 7}, "not a multiple"),
+        ({"layer_types": ["linear_attention"] * 32}, "layer_types holds 'linear_attention'"),
+        ({"layer_types": ["full_attention"]}, "list of 32 strings"),
+        ({"layer_types": ["sliding_attention"] * 32}, "sliding_window is missing"),
+        ({"mamba_d_state": 16}, "layers without attention"),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings must be true or false"),
+        ({"model_type": 7}, "model_type must be a string"),
+        ({"num_local_experts": 8}, "num_experts_per_tok is missing"),
+    ],
+)
+def test_bad_configs_are_one_sentence(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        dimensions_from_config(known("Llama-3.1-8B") | change)
+
+
+def test_bad_bits_are_one_sentence() -> None:
+    with pytest.raises(BadRequestError, match="kv_bits must be from 1 to 64"):
+        shape_from_config(known("Llama-3.1-8B"), weight_bits=16, kv_bits=0)
+
+
+@pytest.mark.parametrize(
+    "name", ["meta-llama/Llama-3.1-70B-Instruct", "llama 3.1 70b", "LLAMA_3.1_70B", "Meta-Llama-3.1-70B"]
+)
+def test_a_known_model_by_any_of_its_spellings(name: str) -> None:
+    assert find_known_shape(name) is KNOWN_SHAPES["Llama-3.1-70B"]
+
+
+def test_an_unknown_name_is_none() -> None:
+    assert find_known_shape("llama-9-1T") is None

@@ -1,0 +1,157 @@
+import json
+import random
+import time
+from array import array
+from dataclasses import asdict
+
+import pytest
+
+from twostroke.cost.floor import StepWork, decode_floor_s, prefill_floor_s
+from twostroke.cost.hardware import Ceilings
+from twostroke.cost.model_shape import KVGroupShape, ModelShape
+from twostroke.cost.step_cost import PARTS, Coefficients, StepCost
+
+CEILINGS = Ceilings(read_bytes_per_s=50e9, multiply_adds_per_s=250e9, source="a test")
+SHAPE = ModelShape(
+    num_parameters=134_515_008,
+    layer_matmul_parameters=106_168_320,
+    head_matmul_parameters=28_311_552,
+    weight_bytes_per_step=142_900_000,
+    num_heads=9,
+    head_dim=64,
+    kv_groups=(KVGroupShape(30, None, 23_040),),
+)
+FLOORS = Coefficients(0.0, 0.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0, 1.0)
+
+
+def some_work(generator):
+    chunks = tuple(
+        (generator.choice([0, 0, 300, 2000]), generator.choice([1, 16, 100, 512]))
+        for _ in range(generator.choice([0, 0, 1, 2]))
+    )
+    contexts = array("q", [generator.randint(1, 3000) for _ in range(generator.choice([0, 1, 1, 4, 16, 64]))])
+    return StepWork(chunks, len(chunks), contexts)
+
+
+def works(count, seed=0):
+    generator = random.Random(seed)
+    return [work for work in (some_work(generator) for _ in range(3 * count)) if work.num_tokens][:count]
+
+
+def mean_error(cost, truth, held_out):
+    return sum(abs(cost.seconds(work) / truth.seconds(work) - 1.0) for work in held_out) / len(held_out)
+
+
+def test_with_floors_for_coefficients_a_phase_alone_costs_its_floor():
+    cost = StepCost(SHAPE, CEILINGS, FLOORS)
+    alone = StepWork(contexts=[700])
+    head_s = SHAPE.head_matmul_parameters / CEILINGS.multiply_adds_per_s
+    assert cost.seconds(alone) == pytest.approx(decode_floor_s(SHAPE, 700, CEILINGS) + head_s)
+    prompt = StepWork(chunks=((0, 512),), num_sampling_chunks=1)
+    weights_s = SHAPE.weight_bytes_per_step / CEILINGS.read_bytes_per_s
+    # Matrix products hide nothing here: shadow and rest together are what lies beyond the weights.
+    assert cost.seconds(prompt) == pytest.approx(prefill_floor_s(SHAPE, 0, 512, CEILINGS), rel=1e-9)
+    assert cost.parts(prompt)["weights"] == pytest.approx(weights_s)
+
+
+def test_an_empty_step_costs_nothing_and_teaches_nothing():
+    cost = StepCost(SHAPE, CEILINGS)
+    assert cost.seconds(StepWork()) == 0.0
+    cost.observe(StepWork(), 1.0)
+    for seconds in (0.0, -1.0, float("nan"), float("inf")):
+        cost.observe(StepWork(contexts=[5]), seconds)
+    assert (cost.num_observed, cost.error) == (0, None)
+
+
+def test_parts_add_up():
+    cost = StepCost(SHAPE, CEILINGS)
+    for work in works(50):
+        parts = cost.parts(work)
+        assert tuple(parts) == PARTS
+        assert sum(parts.values()) == pytest.approx(cost.seconds(work))
+
+
+def test_a_window_is_all_that_is_read():
+    windowed = ModelShape(1000, 1000, 100, 1000, 2, 8, (KVGroupShape(1, 128, 64), KVGroupShape(1, None, 64)))
+    cost = StepCost(windowed, CEILINGS, FLOORS)
+    more_s = cost.seconds(StepWork(contexts=[1000, 50])) - cost.seconds(StepWork(contexts=[500, 50]))
+    assert more_s == pytest.approx(500 * 64 / CEILINGS.read_bytes_per_s)
+
+
+@pytest.mark.parametrize(
+    "truth",
+    [
+        Coefficients(3e-4, 1e-3, 0.9, 1.0, 0.9, 0.9, 1.4, 2.0, 3.0),  # a CPU: no overlap
+        Coefficients(1e-4, 4e-3, 1.05, 1.1, 0.0, 1.3, 2.0, 1.1, 1.0),  # a GPU: arithmetic hides behind reading
+    ],
+)
+def test_learns_what_a_machine_does_from_noisy_steps(truth):
+    machine, cost = StepCost(SHAPE, CEILINGS, truth), StepCost(SHAPE, CEILINGS)
+    noise = random.Random(3)
+    for work in works(400):
+        cost.observe(work, machine.seconds(work) * noise.uniform(0.95, 1.05))
+    assert mean_error(cost, machine, works(200, seed=9)) < 0.03
+    assert cost.error == pytest.approx(0.025, abs=0.02)  # the mean of the noise
+    assert cost.num_observed == 400
+
+
+def test_steps_held_up_by_something_else_hardly_count():
+    machine = StepCost(SHAPE, CEILINGS, Coefficients(3e-4, 1e-3, 0.9, 1.0, 0.9, 0.9, 1.4, 2.0, 3.0))
+    cost = StepCost(SHAPE, CEILINGS)
+    generator = random.Random(4)
+    for work in works(600):
+        held_up = generator.random() < 0.05
+        cost.observe(work, machine.seconds(work) * (10.0 if held_up else 1.0))
+    assert mean_error(cost, machine, works(200, seed=9)) < 0.10
+
+
+def test_a_machine_that_slows_down_is_followed():
+    fast = StepCost(SHAPE, CEILINGS, FLOORS)
+    cost = StepCost(SHAPE, CEILINGS, FLOORS)
+    for work in works(200):
+        cost.observe(work, 1.5 * fast.seconds(work))
+    for work in works(800, seed=5):
+        cost.observe(work, 1.5 * fast.seconds(work))
+    assert cost.error < 0.03
+
+
+def test_quiet_hours_of_one_stream_do_not_unlearn_prefill():
+    machine = StepCost(SHAPE, CEILINGS, Coefficients(3e-4, 1e-3, 0.9, 1.0, 0.9, 2.5, 3.0, 2.0, 3.0))
+    cost = StepCost(SHAPE, CEILINGS)
+    for work in works(300):
+        cost.observe(work, machine.seconds(work))
+    for position in range(3000):
+        lone = StepWork(contexts=[100 + position % 500])
+        cost.observe(lone, machine.seconds(lone))
+    prompt = StepWork(chunks=((0, 512),), num_sampling_chunks=1)
+    assert cost.seconds(prompt) == pytest.approx(machine.seconds(prompt), rel=0.05)
+
+
+def test_starts_from_a_calibration():
+    found = Coefficients(3e-4, 1e-3, 0.9, 1.0, 0.9, 0.9, 1.4, 2.0, 3.0)
+    stored = json.loads(json.dumps(asdict(found)))
+    assert Coefficients.from_mapping(stored) == found
+    assert StepCost(SHAPE, CEILINGS, found).coefficients == found
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{}, {"step_s": 1.0}, {**asdict(FLOORS), "more": 1.0}]
+    + [{**asdict(FLOORS), "kv": value} for value in (-1.0, float("nan"), float("inf"), "1", None, True)],
+)
+def test_unsound_coefficients_are_refused(values):
+    with pytest.raises(ValueError):
+        Coefficients.from_mapping(values)
+
+
+def test_observing_is_cheap():
+    """Well below what a step takes: 50 us is the aim on a quiet machine, and the best of several rounds is looked at
+    because this one may be busy."""
+    cost, work = StepCost(SHAPE, CEILINGS), StepWork(contexts=array("q", range(500, 756)))
+    best_s = float("inf")
+    for _ in range(20):
+        started_s = time.perf_counter()
+        for _ in range(20):
+            cost.observe(work, 0.02)
+        best_s = min(best_s, (time.perf_counter() - started_s) / 20)
+    assert best_s < 200e-6

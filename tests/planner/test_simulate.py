@@ -1,0 +1,231 @@
+"""The simulation against the real Engine on the same virtual clock, against arithmetic by hand, and against itself."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+
+from twostroke.core.errors import BadRequestError
+from twostroke.core.events import TokenEvent
+from twostroke.core.kv_layout import KVGroup, KVLayout
+from twostroke.core.step import SampledToken, Step, StepResult
+from twostroke.core.timing import SequenceTiming
+from twostroke.cost.classify import WorkloadClass
+from twostroke.cost.floor import StepWork, work_of
+from twostroke.cost.hardware import Ceilings
+from twostroke.cost.model_shape import KVGroupShape, ModelShape
+from twostroke.cost.step_cost import StepCost
+from twostroke.engine.engine import Engine
+from twostroke.planner.report import Objective, Served, percentiles
+from twostroke.planner.simulate import Prompts, Replica, ReplicaSpec, classify_trace, simulate
+from twostroke.planner.trace import Lengths, TraceRequest, bursts, poisson
+from twostroke.scheduling.config import SchedulerConfig
+from twostroke.scheduling.pace import PrefillPace
+from twostroke.scheduling.scheduler import Scheduler
+
+SHAPE = ModelShape(8 * 10**9, 7 * 10**9, 5 * 10**8, 15 * 10**9, 32, 128, (KVGroupShape(32, None, 131_072),))
+CEILINGS = Ceilings(4e12, 400e12, "a test")
+COST = StepCost(SHAPE, CEILINGS)
+SPEC = ReplicaSpec(
+    COST.seconds,
+    SHAPE,
+    CEILINGS,
+    SchedulerConfig(max_context=4096, max_tokens_per_step=512, max_running=32),
+    KVLayout(16, (KVGroup(tuple(range(32)), None, 2000),)),
+)
+
+
+class VirtualDevice:
+    """A backend for the real Engine: steps take what they cost, on a clock that moves when somebody waits."""
+
+    name = "virtual"
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self._free_s = 0.0
+
+    def clock(self) -> float:
+        return self.now_s
+
+    def launch(self, step: Step) -> VirtualTicket:
+        seconds = COST.seconds(work_of(step))
+        self._free_s = max(self.now_s, self._free_s) + seconds
+        return VirtualTicket(self, step, seconds, self._free_s)
+
+    def close(self) -> None:
+        pass
+
+
+class VirtualTicket:
+    ready = False
+
+    def __init__(self, device: VirtualDevice, step: Step, seconds: float, ends_s: float) -> None:
+        self._device, self._step, self._seconds, self._ends_s = device, step, seconds, ends_s
+
+    def result(self) -> StepResult:
+        self._device.now_s = max(self._device.now_s, self._ends_s)
+        names = [slot.seq_id for slot in self._step.decodes]
+        names += [chunk.seq_id for chunk in self._step.prefills if chunk.samples]
+        return StepResult(self._step.step_id, dict.fromkeys(names, SampledToken(0)), compute_s=self._seconds)
+
+
+def timings_of_the_engine(spec: ReplicaSpec, trace: list[TraceRequest]) -> dict[str, SequenceTiming]:
+    device = VirtualDevice()
+    pace = None if spec.itl_target_s is None else PrefillPace(SHAPE, CEILINGS, spec.itl_target_s)
+    scheduler = Scheduler(spec.scheduler, spec.layout, pace=pace)
+    engine = Engine(scheduler, device, 1 << 62, run_ahead=spec.run_ahead, clock=device.clock)
+    found, prompts, waiting = {}, Prompts(), list(trace)
+    while waiting or engine.busy:
+        if not engine.busy:
+            device.now_s = max(device.now_s, waiting[0].arrival_s)
+        while waiting and waiting[0].arrival_s <= device.now_s:
+            request = prompts.request(waiting.pop(0))
+            now_s, device.now_s = device.now_s, request.arrival_s  # the engine stamps the moment it is told
+            engine.add(request)
+            device.now_s = now_s
+        for event in engine.step():
+            if isinstance(event, TokenEvent) and event.timing is not None:
+                found[event.request_id] = event.timing
+    scheduler.check()
+    return found
+
+
+def felt(timing: SequenceTiming) -> tuple[object, ...]:
+    counts = (timing.cached_tokens, timing.recomputed_tokens, timing.prefill_chunks, timing.preemptions)
+    moments = (timing.arrival_s, timing.scheduled_s, timing.finished_s)
+    return moments, counts, tuple(timing.token_times_s), timing.prefill_compute_s, timing.decode_compute_s
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        SPEC,
+        replace(SPEC, run_ahead=False),
+        replace(SPEC, itl_target_s=0.02),
+        replace(SPEC, layout=KVLayout(16, (KVGroup(tuple(range(32)), None, 70),))),  # so little that it preempts
+    ],
+    ids=["plain", "step by step", "paced", "preempting"],
+)
+def test_equals_the_real_engine_token_by_token(spec: ReplicaSpec) -> None:
+    drawn = bursts(15.0, 80, Lengths(10, 700), Lengths(1, 150), burst=4)
+    shared = [replace(one, prefix="system", prefix_tokens=min(100, one.prompt_tokens)) for one in drawn[:40]]
+    trace = shared + drawn[40:]
+    expected = timings_of_the_engine(spec, trace)
+    replica, prompts, found = Replica(spec), Prompts(), []
+    for asked in trace:
+        while replica.now_s < asked.arrival_s and replica.busy:
+            found += [one.sequence.timing for one in replica.step() if one.finished]
+        replica.add(prompts.request(asked))
+    while replica.busy:
+        found += [one.sequence.timing for one in replica.step() if one.finished]
+    replica.scheduler.check()
+    assert sorted(map(felt, found)) == sorted(map(felt, expected.values()))
+    assert len(found) == 80
+    if spec.layout.groups[0].num_blocks == 70:
+        assert replica.scheduler.counts().preemptions > 0
+
+
+def test_one_request_alone_takes_what_its_steps_cost() -> None:
+    report = simulate(replace(SPEC, host_s=1e-4), [TraceRequest(3.0, 600, 4)])
+    chunks = [StepWork(((0, 512),)), StepWork(((512, 88),), 1)]
+    decodes = [StepWork(contexts=[context]) for context in (601, 602, 603)]
+    prefill_s = sum(COST.seconds(work) for work in chunks) + 2e-4
+    assert report.ttft_s["p50"] == pytest.approx(prefill_s)
+    assert report.queue_s["p50"] == 0.0
+    assert list(report.served.itl_s) == pytest.approx([COST.seconds(work) + 1e-4 for work in decodes])
+    assert report.duration_s == pytest.approx(prefill_s + sum(report.served.itl_s))
+    assert (report.num_steps, report.served.output_tokens) == (5, 4)
+
+
+def test_a_shared_prefix_is_read_once() -> None:
+    alone = [TraceRequest(float(second), 640, 2) for second in range(10)]
+    shared = [replace(request, prefix="system", prefix_tokens=608) for request in alone]
+    assert simulate(SPEC, alone).prefix_hit_tokens == 0
+    report = simulate(SPEC, shared)
+    assert report.prefix_hit_tokens == 9 * 608
+    assert report.ttft_s["p50"] < simulate(SPEC, alone).ttft_s["p50"] / 2
+
+
+def test_replicas_share_the_load_and_the_least_loaded_is_never_worse_here() -> None:
+    # Every other request is long: in turn, one of two replicas gets all of them.
+    trace = [TraceRequest(0.05 * number, 400, 400 if number % 2 else 2) for number in range(200)]
+    one = simulate(SPEC, trace)
+    in_turn = simulate(SPEC, trace, replicas=2, router="round-robin")
+    by_load = simulate(SPEC, trace, replicas=2)
+    assert by_load.ttft_s["p99"] < one.ttft_s["p99"]
+    assert by_load.itl_s["p50"] < in_turn.itl_s["p50"]
+    for report in (one, in_turn, by_load):
+        assert len(report.served.ttft_s) == 200 and report.num_refused == 0
+        assert 0.0 < report.busy_share <= 1.0
+
+
+def test_what_could_never_be_served_is_refused_and_counts_against_goodput() -> None:
+    report = simulate(SPEC, [TraceRequest(0.0, 100, 5), TraceRequest(0.0, 5000, 5)])
+    assert (len(report.served.ttft_s), report.num_refused) == (1, 1)
+    share, rate = report.goodput(Objective(ttft_s=10.0, tpot_s=10.0))
+    assert share == 0.5
+    assert rate == pytest.approx(1 / report.duration_s)
+
+
+def test_goodput_counts_who_met_both() -> None:
+    served = Served()
+    for ttft_s, gap_s in ((0.1, 0.01), (0.1, 0.2), (2.0, 0.01)):
+        served.take([SequenceTiming(0.0, 0.0, [ttft_s, ttft_s + gap_s], ttft_s + gap_s)])
+    served.take([SequenceTiming(0.0, 0.0, [0.3], 0.3)])  # a single token has no TPOT to miss
+    report = replace(simulate(SPEC, [TraceRequest(0.0, 5, 1)]), served=served, duration_s=2.0)
+    assert report.goodput(Objective(1.0, 0.1)) == (0.5, 1.0)
+    assert report.goodput(Objective(ttft_s=1.0)) == (0.75, 1.5)
+    assert report.goodput(Objective()) == (1.0, 2.0)
+
+
+def test_percentiles_are_those_of_the_documents() -> None:
+    assert percentiles(range(100)) == {"p50": 50, "p90": 90, "p99": 99}
+    assert percentiles([7.0]) == {"p50": 7.0, "p90": 7.0, "p99": 7.0}
+    assert percentiles([]) == {}
+
+
+def test_more_load_than_there_is_room_makes_queues() -> None:
+    light = simulate(SPEC, poisson(2.0, 300, Lengths(200, 800), Lengths(20, 100)))
+    heavy = simulate(SPEC, poisson(200.0, 300, Lengths(200, 800), Lengths(20, 100)))
+    assert heavy.queue_s["p99"] > 10 * light.queue_s["p99"]
+    assert heavy.output_tokens_per_s > light.output_tokens_per_s
+    assert heavy.busy_share > 0.95 > light.busy_share
+
+
+def test_senseless_wishes_are_refused() -> None:
+    with pytest.raises(BadRequestError):
+        simulate(SPEC, [], replicas=0)
+    with pytest.raises(BadRequestError):
+        simulate(SPEC, [], router="random")
+    assert simulate(SPEC, []).duration_s == 0.0
+
+
+def test_it_is_quick() -> None:
+    """500 a second is the aim on a quiet core; a fraction of that is asked of one that may be busy."""
+    trace = poisson(100.0, 500, Lengths(200, 2000), Lengths(50, 300))
+    started_s = time.process_time()
+    simulate(SPEC, trace, replicas=8)
+    assert time.process_time() - started_s < 500 / 60
+
+
+def test_a_traces_class_is_told_by_its_lengths() -> None:
+    def loaded(prompt_tokens: int, output_tokens: int) -> WorkloadClass:
+        trace = [TraceRequest(0.01 * number, prompt_tokens, output_tokens) for number in range(20)]
+        found = classify_trace(SPEC, trace, simulate(SPEC, trace))
+        assert found is not None
+        return found
+
+    reading, writing = loaded(400, 2), loaded(10, 100)
+    assert (reading.bound, writing.bound) == ("prefill", "decode")
+    # Where streams overlap, so many share a step: 20 requests that take longer than their 0.2 s of arrivals.
+    assert 2 <= writing.batch <= 20
+
+    shared = [TraceRequest(float(number), 400, 2, "system", 384) for number in range(20)]
+    report = simulate(SPEC, shared)
+    cached = classify_trace(SPEC, shared, report)
+    assert report.prefix_hit_tokens > 0 and cached is not None and cached.prefill_s < reading.prefill_s / 2
+
+    refused = [TraceRequest(0.0, 10**6, 1)]
+    assert classify_trace(SPEC, refused, simulate(SPEC, refused)) is None

@@ -1,0 +1,129 @@
+"""A model that knows its lines: a real checkpoint, run by the real engine, whose weights say which token follows which.
+Where a grammar forbids the next of its lines, all that it allows is equally likely. Its template tells it which line to
+begin with, by the last message."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save_file
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+HIDDEN = 512
+END = "<|end|>"
+CONTROL_TOKENS = [END, "<|turn|>", "<|answer|>", "<|call|>", "<|python_tag|>", "[TOOL_CALLS]"]
+THOUGHT = ["<think>", "Let me", " see.", "</think>", "\n\n", "Well, ", "well.", END]
+HERMES_CALL = ["<tool_call>", '\n{"name": "roll_dice", "arguments": ', '{"sides":', " 6}", "}\n", "</tool_call>"]
+LLAMA3_CALL = ["<|python_tag|>", '{"name": "roll_dice", "parameters": ', '{"sides": ', "6}", "} "]
+MISTRAL_CALL = ["[TOOL_CALLS]", '[{"name": "roll_dice", "arguments": ', '{"sides" : ', "6 }", "}]"]
+
+TEMPLATES = {
+    "hermes": """
+{%- if tools %}<|turn|>system
+{% for tool in tools %}{{ tool | tojson }}{% endfor %}<|end|>{% endif %}
+{%- for message in messages %}<|turn|>{{ message.role }}
+{% if message.reasoning_content %}<think>{{ message.reasoning_content }}</think>{% endif %}
+{{- message.content + "" }}
+{%- for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}<|end|>
+{%- endfor %}<|turn|>assistant
+{% if "Roll" in messages[-1].content %}<|call|>
+{%- elif "Ponder" in messages[-1].content %}<|answer|><think>
+{% else %}<|answer|>{% endif %}""",
+    "llama3": """
+{%- for message in messages %}<|turn|>{{ message.role }}
+{% if tools and loop.last %}Answer with {"name": ..., "parameters": ...} to call one of these.
+{% for tool in tools %}{{ tool | tojson }}{% endfor %}{% endif %}
+{%- if message.tool_calls %}
+{%- if message.tool_calls | length != 1 %}{{ raise_exception("This model calls one tool at a time.") }}{% endif %}
+{%- if message.content is not none %}{{ raise_exception("A call has no content.") }}{% endif %}
+{%- set call = message.tool_calls[0].function %}
+{"name": "{{ call.name }}", "parameters": {{ call.arguments | tojson }}}
+{%- else %}{{ message.content }}{% endif %}<|end|>
+{%- endfor %}<|turn|>assistant
+<|call|>""",
+    "mistral": """
+{%- for message in messages %}
+{%- if loop.last and tools %}[AVAILABLE_TOOLS] {{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}
+{%- if message.tool_calls %}[TOOL_CALLS] [{% for call in message.tool_calls %}
+{%- if call.id | length != 9 %}{{ raise_exception("A call's id has nine characters.") }}{% endif %}
+{{- dict(call.function, id=call.id) | tojson }}{% if not loop.last %}, {% endif %}{% endfor %}]<|end|>
+{%- elif message.role == "tool" %}
+{%- if message.tool_call_id | length != 9 %}{{ raise_exception("A call's id has nine characters.") }}{% endif %}
+[TOOL_RESULTS] {"content": {{ message.content }}, "call_id": "{{ message.tool_call_id }}"}[/TOOL_RESULTS]
+{%- else %}[INST] {{ message.content }}[/INST]{% endif %}
+{%- endfor %}<|call|>""",
+}
+"""In the manner of the formats' own: each renders tools, calls and results, and refuses what theirs refuse."""
+CALLS = {"hermes": [*HERMES_CALL, "\nDone.", END], "llama3": [*LLAMA3_CALL, END], "mistral": [*MISTRAL_CALL, END]}
+
+
+def make_scripted(folder: Path, tool_format: str) -> Path:
+    lines = [["<|call|>", *CALLS[tool_format]]]
+    if tool_format == "hermes":
+        lines.append(["<|answer|>", *THOUGHT])
+    tokenizer = _tokenizer(lines)
+    size = tokenizer.get_vocab_size()
+    assert size <= HIDDEN
+    follows = np.zeros((size, HIDDEN), np.float32)  # [next token, this token]
+    for line in lines:
+        for this, following in pairwise(line):
+            follows[tokenizer.token_to_id(following), tokenizer.token_to_id(this)] = 1.0
+    if tool_format == "hermes":  # a thought that the template opens begins on a new line
+        newline = tokenizer.encode("\n", add_special_tokens=False).ids[0]
+        follows[tokenizer.token_to_id("Let me"), newline] = 1.0
+    folder.mkdir()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": END}))
+    (folder / "chat_template.jinja").write_text(TEMPLATES[tool_format])
+    _save_weights(folder, follows)
+    return folder
+
+
+def _tokenizer(lines: list[list[str]]) -> Tokenizer:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({letter: index for index, letter in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(CONTROL_TOKENS)
+    words = dict.fromkeys(word for line in lines for word in line if word not in CONTROL_TOKENS)
+    tokenizer.add_tokens([AddedToken(word, normalized=False) for word in words])
+    return tokenizer
+
+
+def _save_weights(folder: Path, follows: np.ndarray) -> None:
+    size, kv_dim, inner_dim = len(follows), 64, 64
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": size,
+        "hidden_size": HIDDEN,
+        "intermediate_size": inner_dim,
+        "num_hidden_layers": 1,
+        "num_attention_heads": HIDDEN // 64,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": 8192,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "torch_dtype": "float32",
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    zeros = {  # the layer adds nothing: a token's embedding alone decides what follows it
+        "self_attn.q_proj": (HIDDEN, HIDDEN),
+        "self_attn.k_proj": (kv_dim, HIDDEN),
+        "self_attn.v_proj": (kv_dim, HIDDEN),
+        "self_attn.o_proj": (HIDDEN, HIDDEN),
+        "mlp.gate_proj": (inner_dim, HIDDEN),
+        "mlp.up_proj": (inner_dim, HIDDEN),
+        "mlp.down_proj": (HIDDEN, inner_dim),
+    }
+    weights = {f"model.layers.0.{name}.weight": np.zeros(shape, np.float32) for name, shape in zeros.items()}
+    for name in ("model.norm", "model.layers.0.input_layernorm", "model.layers.0.post_attention_layernorm"):
+        weights[f"{name}.weight"] = np.ones(HIDDEN, np.float32)
+    weights["model.embed_tokens.weight"] = np.eye(size, HIDDEN, dtype=np.float32)
+    weights["lm_head.weight"] = follows
+    save_file(weights, folder / "model.safetensors")

@@ -1,0 +1,270 @@
+"""`/v1/responses` with the real client: thoughts, texts and calls as items, whole, streamed and parsed. The model
+thinks before it answers, so that what it is held to begins after that."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import openai
+import pytest
+from openai import OpenAI
+from pydantic import BaseModel, ConfigDict, Field
+
+from tests.server.running import RunningServer, running_server
+from tests.server.scripted_model import make_scripted
+
+
+class Roll(BaseModel):
+    """Roll dice."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    sides: Literal[4, 6, 20]
+
+
+class Cat(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    mood: Literal["calm", "wild"]
+    name: str = Field(max_length=5)
+
+
+ROLL = openai.pydantic_function_tool(Roll, name="roll_dice")
+TOOLS: list[Any] = [
+    {"type": "function", **ROLL["function"]},
+    {"type": "function", "name": "stop", "parameters": {"type": "object", "additionalProperties": False}},
+]
+THOUGHT, TEXT = "Let me see.", "Well, well."
+ASKED = ["Hello.", "Ponder this."]
+"""A model that opens its thought itself, and one whose prompt has opened it."""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    folder = tmp_path_factory.mktemp("responses")
+    model = make_scripted(folder / "model", "hermes")
+    with running_server(folder / "log", str(model), "--backend", "reference", "--name", "scripted") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(server: RunningServer) -> OpenAI:
+    return OpenAI(base_url=server.base_url, api_key="none", max_retries=0).with_options(timeout=30)
+
+
+def shown(items: list[Any]) -> list[tuple[str, str]]:
+    """Each output item's kind and text."""
+    return [
+        (item.type, item.name + item.arguments if item.type == "function_call" else item.content[0].text)
+        for item in items
+    ]
+
+
+def streamed(client: OpenAI, **options: Any) -> tuple[list[Any], Any]:
+    with client.responses.stream(model="scripted", **options) as stream:
+        events = list(stream)
+        return events, stream.get_final_response()
+
+
+def check_events(events: list[Any], final: Any) -> None:
+    """They are numbered, every item is opened, written and closed, and its pieces join to what the answer has."""
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert [event.type for event in events[:2]] == ["response.created", "response.in_progress"]
+    assert events[-1].type == "response.completed"
+    for index, item in enumerate(final.output):
+        of_item = [event for event in events if getattr(event, "output_index", None) == index]
+        assert of_item[0].type == "response.output_item.added" and of_item[0].item.status == "in_progress"
+        assert of_item[-1].type == "response.output_item.done"
+        closed = of_item[-1].item
+        assert (closed.id, closed.status, shown([closed])) == (item.id, item.status, shown([item]))
+        written = "".join(event.delta for event in of_item if event.type.endswith(".delta"))
+        done = next(event for event in of_item if event.type.endswith(("text.done", "arguments.done")))
+        assert all(event.item_id == item.id for event in of_item if hasattr(event, "item_id"))
+        if item.type == "function_call":
+            assert written == item.arguments == done.arguments and done.name == item.name
+        else:
+            assert written == item.content[0].text == done.text
+            kinds = [event.type for event in of_item if "content_part" in event.type]
+            assert kinds == ["response.content_part.added", "response.content_part.done"]
+
+
+@pytest.mark.parametrize("question", ASKED)
+def test_a_thought_and_an_answer(client: OpenAI, question: str) -> None:
+    whole = client.responses.create(model="scripted", input=question)
+    assert shown(whole.output) == [("reasoning", THOUGHT), ("message", TEXT)]
+    assert whole.status == "completed" and whole.output_text == TEXT
+    assert 2 <= whole.usage.output_tokens_details.reasoning_tokens < whole.usage.output_tokens - 3
+    events, final = streamed(client, input=question)
+    check_events(events, final)
+    assert shown(final.output) == shown(whole.output)
+    assert final.usage.output_tokens_details == whole.usage.output_tokens_details
+    thought = [event.delta for event in events if event.type == "response.reasoning_text.delta"]
+    assert len(thought) > 1 and "".join(thought) == THOUGHT
+
+
+@pytest.mark.parametrize("question", ASKED)
+@pytest.mark.parametrize("temperature", [0.0, 2.0])
+def test_structured_output_begins_after_the_thought(client: OpenAI, question: str, temperature: float) -> None:
+    answer = client.responses.parse(model="scripted", input=question, text_format=Cat, temperature=temperature)
+    assert shown(answer.output)[0] == ("reasoning", THOUGHT)
+    assert isinstance(answer.output_parsed, Cat)
+    events, final = streamed(client, input=question, text_format=Cat, temperature=temperature)
+    check_events(events, final)
+    assert isinstance(final.output_parsed, Cat) and final.usage.output_tokens_details.reasoning_tokens > 1
+
+
+@pytest.mark.parametrize("question", ASKED)
+def test_chat_thinks_before_its_structured_output_too(client: OpenAI, question: str) -> None:
+    messages: list[Any] = [{"role": "user", "content": question}]
+    answer = client.chat.completions.parse(model="scripted", messages=messages, response_format=Cat, n=2)
+    for choice in answer.choices:
+        assert isinstance(choice.message.parsed, Cat) and choice.message.reasoning_content == THOUGHT
+
+
+def test_json_object_after_the_thought(client: OpenAI) -> None:
+    text: Any = {"format": {"type": "json_object"}}
+    answer = client.responses.create(model="scripted", input="Hi.", text=text, temperature=0, max_output_tokens=60)
+    assert shown(answer.output)[0] == ("reasoning", THOUGHT) and answer.output_text.startswith("{")
+
+
+@pytest.mark.parametrize("question", ASKED)
+def test_a_thought_that_is_cut_is_all_there_is(client: OpenAI, question: str) -> None:
+    schema = {"type": "json_schema", "name": "cat", "schema": Cat.model_json_schema()}
+    options: Any = {"model": "scripted", "input": question, "text": {"format": schema}, "max_output_tokens": 2}
+    answer = client.responses.create(**options)
+    assert answer.status == "incomplete" and answer.incomplete_details.reason == "max_output_tokens"
+    assert [(item.type, item.status) for item in answer.output] == [("reasoning", "incomplete")]
+    assert THOUGHT.startswith(shown(answer.output)[0][1]) and answer.output_text == ""
+    assert answer.usage.output_tokens_details.reasoning_tokens == 2
+    events = list(client.responses.create(**options, stream=True))
+    assert events[-1].type == "response.incomplete" and shown(events[-1].response.output) == shown(answer.output)
+
+
+@pytest.mark.parametrize("question", ASKED)
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "roll_dice"}])
+def test_a_required_call_comes_after_the_thought(client: OpenAI, question: str, choice: Any) -> None:
+    tools = [ROLL, TOOLS[1]]  # the first is for the client, which sends it as the others are
+    options: Any = {"input": question, "tools": tools, "tool_choice": choice, "parallel_tool_calls": False}
+    whole = client.responses.parse(model="scripted", **options)
+    events, final = streamed(client, **options)
+    check_events(events, final)
+    for answer in (whole, final):
+        assert shown(answer.output)[0] == ("reasoning", THOUGHT)
+        assert [item.type for item in answer.output[1:]] == ["function_call"]
+        call = answer.output[1]
+        assert call.call_id.startswith("call_") and call.id.startswith("fc_")
+        if call.name == "roll_dice":
+            assert isinstance(call.parsed_arguments, Roll)
+        else:
+            assert choice == "required" and json.loads(call.arguments) == {}
+    if choice != "required":
+        deltas = [event for event in events if event.type == "response.function_call_arguments.delta"]
+        assert len(deltas) > 1  # arguments came in pieces
+        assert deltas[-1].snapshot == final.output[1].arguments
+
+
+def test_several_calls_in_one_answer(client: OpenAI) -> None:
+    for _ in range(20):  # it tosses a coin for another call
+        events, final = streamed(client, input="Hi.", tools=TOOLS, tool_choice="required")
+        check_events(events, final)
+        ids = [item.call_id for item in final.output if item.type == "function_call"]
+        assert len(set(ids)) == len(ids) == len(final.output) - 1
+        if len(ids) > 1:
+            return
+    raise AssertionError("there was never more than one call")
+
+
+def test_a_call_that_the_model_chose_to_make(client: OpenAI) -> None:
+    options: Any = {"input": "Roll!", "tools": TOOLS}
+    whole = client.responses.create(model="scripted", **options)
+    assert shown(whole.output) == [("function_call", 'roll_dice{"sides": 6}'), ("message", "Done.")]
+    assert whole.tools[0].name == "roll_dice" and whole.tool_choice == "auto"
+    events, final = streamed(client, **options)
+    check_events(events, final)
+    assert shown(final.output) == shown(whole.output)
+    for off in ({"tool_choice": "none"}, {"tools": []}):
+        answer = client.responses.create(model="scripted", **(options | off))
+        assert shown(answer.output)[0][0] == "message" and answer.output_text.startswith("<tool_call>")
+
+
+def test_a_conversation_goes_on_from_its_items(client: OpenAI) -> None:
+    first = client.responses.create(model="scripted", input="Ponder.", tools=TOOLS, tool_choice="required")
+    conversation: list[Any] = [{"role": "user", "content": "Ponder."}, *first.output]
+    calls = [item for item in first.output if item.type == "function_call"]
+    conversation += [{"type": "function_call_output", "call_id": call.call_id, "output": "4"} for call in calls]
+    answer = client.responses.create(model="scripted", input=conversation, tools=TOOLS)
+    assert answer.output_text == TEXT
+    turn = {
+        "role": "assistant",
+        "content": None,
+        "reasoning_content": THOUGHT,
+        "tool_calls": [
+            {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in calls
+        ],
+    }
+    results = [{"role": "tool", "tool_call_id": call.call_id, "content": "4"} for call in calls]
+    messages: list[Any] = [conversation[0], turn, *results]
+    tools: Any = [
+        {
+            "type": "function",
+            "function": {key: tool[key] for key in ("name", "description", "parameters") if key in tool},
+        }
+        for tool in TOOLS
+    ]
+    chat = client.chat.completions.create(model="scripted", messages=messages, tools=tools)
+    assert chat.usage.prompt_tokens == answer.usage.input_tokens  # the model reads the same, item by item
+
+
+CALL = {"type": "function_call", "call_id": "a", "name": "stop", "arguments": "{}"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "function"}]}, "tools[0].name"),
+        ({"tools": [{"type": "function", "function": {"name": "nested"}}]}, "tools[0].name"),
+        ({"tools": [TOOLS[0], TOOLS[0]]}, "tools[1].name"),
+        ({"tools": [{"type": "function", "name": "a", "parameters": [1]}]}, "tools[0].parameters"),
+        ({"tools": TOOLS, "tool_choice": {"type": "function", "name": "x"}}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}, "tool_choice"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": "required", "text": {"format": {"type": "json_object"}}}, "text.format"),
+        ({"text": {"format": {"type": "json_schema", "schema": {"type": "strig"}}}}, "text.format.schema"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"conversation": {"id": "conv_1"}}, "conversation"),
+        ({"prompt": {"id": "pmpt_1"}}, "prompt"),
+        ({"background": True}, "background"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"include": ["message.output_text.logprobs"]}, "include"),
+        ({"n": 2}, "n"),
+        ({"max_tokens": 5}, "max_tokens"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"guided_regex": "a"}, "guided_regex"),
+        ({"stop": ["x"] * 17}, "stop"),
+        ({"logit_bias": {"a": 1}}, "logit_bias"),
+        ({"min_p": 2}, "min_p"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
+        ({"input": [{"role": "user"}]}, "input[0]"),
+        ({"input": [{**CALL, "arguments": "{"}]}, "input[0].arguments"),
+        ({"input": [{**CALL, "name": None}]}, "input[0]"),
+        ({"input": [CALL, {"type": "function_call_output", "call_id": "b", "output": ""}]}, "input[1].call_id"),
+        ({"input": [CALL, {"type": "function_call_output", "call_id": "a"}]}, "input[1]"),
+        ({"input": [{"type": "reasoning", "content": [{"type": "image"}]}]}, "input[0].content[0]"),
+    ],
+)
+def test_refusals_name_the_field(server: RunningServer, fields: dict[str, object], param: str) -> None:
+    answer = server.post("/v1/responses", {"input": "Hi.", "max_output_tokens": 4, **fields})
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] == param
+
+
+def test_what_says_nothing_new_is_let_be(server: RunningServer) -> None:
+    plain = {"truncation": "disabled", "top_logprobs": 0, "n": 1, "include": ["reasoning.encrypted_content"]}
+    answer = server.post("/v1/responses", {"input": "Hi.", "max_output_tokens": 2, **plain})
+    assert answer.status_code == 200, answer.text
