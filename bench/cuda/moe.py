@@ -9,15 +9,15 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
+from twostroke.backends.cuda.kernels.moe_combine import NextNorm, combine
 from twostroke.backends.cuda.kernels.moe_decode import GemvTile, few_tokens_down, few_tokens_gate_up
 from twostroke.backends.cuda.kernels.moe_grouped import GroupedTile
 from twostroke.backends.cuda.kernels.moe_routing import route, router_logits, sort_by_expert
-from twostroke.backends.cuda.kernels.moe_rows import NextNorm, combine
-from twostroke.backends.cuda.moe import FEW_TOKENS, MoeBlock, MoeScratch, MoeTiles, MoeWeights
+from twostroke.backends.cuda.moe import FEW_TOKENS, MoeBlock, MoeScratch, MoeTiles, MoeWeights, choose_path
 from twostroke.models.spec import MoeSpec
 
 if __package__:
@@ -108,7 +108,7 @@ def expected(bench: Bench, weights: MoeWeights, x: torch.Tensor) -> torch.Tensor
 def check(bench: Bench, pdl: bool) -> None:
     weights = bench.layers[0]
     block = MoeBlock(bench.moe, weights)
-    cases = [("few", (1, 5, 16)), ("grouped", (3, 40, 256, 700)), ("torch", (40, 700))]
+    cases = [("few", (1, 5, 16)), ("grouped", (3, 40, 256, 700, 2000))]
     for path, num_tokens in ((path, size) for path, sizes in cases for size in sizes):
         try:
             x = bench.inputs(num_tokens)
@@ -181,24 +181,11 @@ def time_products(bench: Bench, products: Products) -> tuple[list[str], MoeTiles
             times[tile] = us
             rates = f"{share * num_bytes / us / 1e6:5.2f} TB/s {share * flops / us / 1e6:5.0f} TFLOP/s"
             lines.append(f"{label} {us:8.1f} us {rates}")
-        if num_tokens >= 256:
-            try:
-                us = time_us(lambda layer, gated=gated: products.call_torch(layer, gated, pdl), len(products.layers))
-                rates = f"{share * num_bytes / us / 1e6:5.2f} TB/s {share * flops / us / 1e6:5.0f} TFLOP/s"
-                lines.append(f"{num_tokens:6d} {name:8s} {'torch, with copies and gate':34s} {us:8.1f} us {rates}")
-            except Exception as failure:
-                lines.append(f"{num_tokens:6d} {name:8s} torch: {type(failure).__name__}: {str(failure)[:120]}")
         if times:
             best[gated] = min(times, key=lambda tile: times[tile])
             lines.append(f"{num_tokens:6d} {name:8s} best: {short(best[gated])}, {times[best[gated]]:.1f} us")
             say(lines[-1])
     return lines, MoeTiles(grouped_gate_up=best.get(True), grouped_down=best.get(False))
-
-
-def ahead(tiles: MoeTiles, inputs: int) -> MoeTiles:
-    gate_up, down = tiles.grouped_gate_up, tiles.grouped_down
-    assert gate_up is not None and down is not None
-    return replace(tiles, grouped_gate_up=replace(gate_up, ahead=inputs), grouped_down=replace(down, ahead=inputs))
 
 
 def time_block(bench: Bench, x: torch.Tensor, path: str | None, tiles: MoeTiles) -> float:
@@ -212,15 +199,12 @@ def time_block(bench: Bench, x: torch.Tensor, path: str | None, tiles: MoeTiles)
 def time_blocks(bench: Bench, x: torch.Tensor, best: MoeTiles) -> list[str]:
     num_tokens = len(x)
     floor_us, num_bytes, flops = bench.floor_us(x)
-    chosen = MoeBlock(bench.moe, bench.layers[0]).choose_path(num_tokens)
+    chosen = choose_path(num_tokens)
     wanted: list[tuple[str, str, MoeTiles]] = [("grouped", "tiles by default", MoeTiles())]
     if num_tokens <= 4 * FEW_TOKENS:
         wanted.append(("few", "", MoeTiles()))
     if best.grouped_gate_up and best.grouped_down:
-        wanted.append(("grouped", "best tiles", ahead(best, 0)))
-        wanted.append(("grouped", "best tiles, 256 inputs ahead", ahead(best, 256)))
-    if num_tokens >= 256:
-        wanted.append(("torch", "", MoeTiles()))
+        wanted.append(("grouped", "best tiles", best))
     lines = []
     for path, name, tiles in wanted:
         mark = "*" if path == chosen and tiles == MoeTiles() else " "
@@ -264,7 +248,7 @@ def time_small_kernels(bench: Bench, x: torch.Tensor) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="qwen3-30b-a3b")
-    parser.add_argument("--tokens", default="4,16,64,128,256,512,2048,8192")
+    parser.add_argument("--tokens", default="1,4,16,64,128,256,512,1024,2048,8192")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--threads", type=int, default=14)
     parser.add_argument("--no-pdl", dest="pdl", action="store_false")
@@ -283,7 +267,7 @@ def main() -> None:
     for weights in layers:
         for tensor in (weights.router, weights.gate_up, weights.down):
             tensor.normal_(0, tensor.shape[-1] ** -0.5)
-    scratch = MoeScratch(moe, hidden, max(*sizes, 700), torch.bfloat16, "cuda")
+    scratch = MoeScratch(moe, hidden, max(*sizes, 2000), torch.bfloat16, "cuda")
     norm_weight = torch.rand(hidden, device="cuda").bfloat16() + 0.5
     bench = Bench(hidden, moe, layers, scratch, norm_weight, options)
     say(f"{options.shape} on {torch.cuda.get_device_name()}, torch {torch.__version__}")

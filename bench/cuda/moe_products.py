@@ -9,10 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
-from twostroke.backends.cuda.kernels.activation import gated as gate
 from twostroke.backends.cuda.kernels.moe_grouped import GroupedTile, choose_tile, grouped_matmul
 from twostroke.backends.cuda.kernels.moe_routing import route, router_logits, sort_by_expert
-from twostroke.backends.cuda.kernels.moe_rows import gather
 from twostroke.backends.cuda.moe import MoeScratch, MoeWeights
 from twostroke.models.spec import MoeSpec
 
@@ -22,7 +20,6 @@ WEIGHTS_FIRST, BULK = {"weights_first": True}, {"weights_first": True, "bulk": T
 SMALL_GATE_UP = [
     GroupedTile(16, 64, 64, 4, 5, **WEIGHTS_FIRST),
     GroupedTile(16, 64, 64, 4, 5, **BULK),
-    GroupedTile(16, 64, 64, 4, 5, **BULK, ahead=256),
     GroupedTile(16, 64, 64, 4, 4, **BULK),
     GroupedTile(16, 64, 64, 4, 6, **BULK),
     GroupedTile(16, 64, 128, 4, 3, **BULK),
@@ -34,15 +31,13 @@ MEDIUM_GATE_UP = [
     GroupedTile(16, 64, 64, 4, 5, **BULK),
     GroupedTile(32, 64, 64, 4, 5, **WEIGHTS_FIRST),
     GroupedTile(32, 64, 64, 4, 5, **BULK),
-    GroupedTile(32, 64, 64, 4, 5, **BULK, ahead=256),
     GroupedTile(32, 64, 64, 4, 3, **BULK),
     GroupedTile(32, 64, 128, 4, 3, **WEIGHTS_FIRST),
     GroupedTile(32, 128, 64, 4, 3, **BULK),
     GroupedTile(32, 128, 64, 8, 5, **BULK),
-    GroupedTile(64, 64, 64, 4, 4, **WEIGHTS_FIRST),
-    GroupedTile(64, 64, 64, 4, 4, **BULK),
+    GroupedTile(16, 64, 128, 4, 3, **BULK),
     GroupedTile(64, 128, 64, 8, 5, **BULK),
-    GroupedTile(64, 128, 64, 8, 5, **BULK, gathered=True),
+    GroupedTile(128, 128, 64, 8, 4, bulk=True),
 ]
 LARGE_GATE_UP = [
     GroupedTile(64, 128, 64, 8, 4),
@@ -52,13 +47,10 @@ LARGE_GATE_UP = [
     GroupedTile(128, 128, 64, 8, 3, bulk=True),
     GroupedTile(128, 128, 64, 8, 4, bulk=True),
     GroupedTile(128, 128, 64, 8, 4, **BULK),
-    GroupedTile(128, 128, 64, 8, 4, bulk=True, gathered=True),
-    GroupedTile(64, 128, 64, 8, 5, bulk=True, gathered=True),
 ]
 SMALL_DOWN = [
     GroupedTile(16, 128, 64, 4, 5, **WEIGHTS_FIRST),
     GroupedTile(16, 128, 64, 4, 5, **BULK),
-    GroupedTile(16, 128, 64, 4, 5, **BULK, ahead=256),
     GroupedTile(16, 128, 64, 4, 4, **BULK),
     GroupedTile(16, 64, 128, 4, 5, **BULK),
     GroupedTile(16, 128, 128, 4, 3, **BULK),
@@ -69,13 +61,13 @@ MEDIUM_DOWN = [
     GroupedTile(16, 128, 64, 4, 5, **BULK),
     GroupedTile(32, 128, 64, 4, 5, **WEIGHTS_FIRST),
     GroupedTile(32, 128, 64, 4, 5, **BULK),
-    GroupedTile(32, 128, 64, 4, 5, **BULK, ahead=256),
     GroupedTile(32, 128, 64, 4, 3, **BULK),
     GroupedTile(32, 64, 128, 4, 3, **WEIGHTS_FIRST),
     GroupedTile(32, 256, 64, 8, 5, **BULK),
-    GroupedTile(64, 128, 64, 4, 4, **WEIGHTS_FIRST),
+    GroupedTile(16, 128, 128, 4, 3, **BULK),
     GroupedTile(64, 128, 64, 4, 4, **BULK),
     GroupedTile(64, 256, 64, 8, 5, **BULK),
+    GroupedTile(128, 256, 64, 8, 4, bulk=True),
 ]
 LARGE_DOWN = [
     GroupedTile(64, 256, 64, 8, 3),
@@ -89,7 +81,7 @@ LARGE_DOWN = [
 
 
 def short(tile: GroupedTile) -> str:
-    flags = (tile.weights_first, " t"), (tile.bulk, " bulk"), (tile.gathered, " gathered"), (tile.ahead, " ahead")
+    flags = (tile.weights_first, " t"), (tile.bulk, " bulk")
     size = f"{tile.rows}x{tile.outputs}x{tile.depth} w{tile.num_warps} s{tile.num_stages}"
     return size + "".join(name for flag, name in flags if flag)
 
@@ -136,21 +128,8 @@ class Products:
         weights = self.layers[layer].gate_up if gated else self.layers[layer].down
         inputs, results = (self.x, self.gated_outputs) if gated else (self.activations, self.outputs)
         top_k = self.moe.experts_per_token
-        if tile.gathered:  # the copy is part of the price
-            inputs = self.outputs
-            gather(self.x, self.orders[layer][0], inputs, top_k=top_k, pdl=pdl)
         grouped_matmul(inputs, weights, results, *self.orders[layer], top_k=top_k, gated=gated, tile=tile, pdl=pdl)
         return results
-
-    def call_torch(self, layer: int, gated: bool, pdl: bool) -> torch.Tensor:
-        """The same by torch's product, with the copies and the gate around it."""
-        weights, (sorted_pairs, starts) = self.layers[layer], self.orders[layer]
-        if not gated:
-            return torch.nn.functional.grouped_mm(self.activations, weights.down.transpose(1, 2), offs=starts[1:])
-        gather(self.x, sorted_pairs, self.outputs, top_k=self.moe.experts_per_token, pdl=pdl)
-        gate_up = torch.nn.functional.grouped_mm(self.outputs, weights.gate_up.transpose(1, 2), offs=starts[1:])
-        gate(gate_up, self.gated_outputs, kind="silu", pdl=pdl)
-        return self.gated_outputs
 
     def expected(self, gated: bool) -> torch.Tensor:
         """Of the first layer, expert by expert, in float32."""

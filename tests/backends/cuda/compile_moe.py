@@ -1,5 +1,6 @@
-"""Compiles the kernels of a mixture of experts for Hopper, which needs no GPU, at Qwen3-30B-A3B's shape, and prints a
-JSON object a line of what came out. A process of its own: where the interpreter is on, nothing compiles."""
+"""Compiles the kernels of a mixture of experts for Hopper at Qwen3-30B-A3B's shape, which needs no GPU, its products
+also at Mixtral's and for older chips, and prints a JSON object a line of what came out. A process of its own: where the
+interpreter is on, nothing compiles."""
 
 from __future__ import annotations
 
@@ -15,14 +16,19 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from twostroke.backends.cuda.kernels import moe_decode, moe_grouped, moe_routing, moe_rows
+from twostroke.backends.cuda.kernels import moe_combine, moe_decode, moe_grouped, moe_routing
 
-HOPPER = GPUTarget("cuda", 90, 32)
+HOPPER = 90
+SHARED_BYTES = {90: 227 * 1024, 80: 163 * 1024, 89: 99 * 1024}
+"""What a program may take, by compute capability."""
+QWEN_WIDTHS, MIXTRAL_WIDTHS = (2048, 768), (4096, 14336)
+"""Of the hidden states and of an expert."""
+AVERAGE_ROWS = (1, 16, 64, 128, 512)
 TYPES = {
     "logits": "*fp32",
     "shares": "*fp32",
     "eps": "fp32",
-    **dict.fromkeys(("num_tokens", "num_pairs", "num_guesses"), "i32"),
+    **dict.fromkeys(("num_tokens", "num_pairs"), "i32"),
     **dict.fromkeys(("chosen", "starts", "sorted_pairs", "rows"), "*i32"),
 }
 SHAPE = {"hidden": 2048, "intermediate": 768, "experts": 128, "top_k": 8, "EXPERTS_PADDED": 128, "PDL": True}
@@ -30,7 +36,12 @@ NOTHING_ODD = {"GELU": False, "NORMALISE": True, "HAS_RESIDUAL": True, "PRECISIO
 
 
 def compile_kernel(
-    name: str, kernel: Any, options: dict[str, int], types: dict[str, str] | None = None, **constants: Any
+    name: str,
+    kernel: Any,
+    options: dict[str, int],
+    types: dict[str, str] | None = None,
+    capability: int = HOPPER,
+    **constants: Any,
 ) -> None:
     constants = {**SHAPE, **NOTHING_ODD, **constants}
     plain = {**TYPES, **(types or {})}
@@ -41,10 +52,11 @@ def compile_kernel(
         constexprs={(i,): constants[a] for i, a in enumerate(kernel.arg_names) if a in constants},
         attrs={(i,): [["tt.divisibility", 16]] for i, a in enumerate(kernel.arg_names) if signature[a][0] == "*"},
     )
-    compiled = triton.compile(source, target=HOPPER, options=options)
+    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     ptx = compiled.asm["ptx"]
     found = {
         "name": name,
+        "shared_bytes_there_are": SHARED_BYTES[capability],
         "matrix_instructions": ptx.count("wgmma.mma_async"),
         "asynchronous_copies": ptx.count("cp.async.cg"),
         "bulk_copies": ptx.count("cp.async.bulk.tensor"),
@@ -80,28 +92,36 @@ def main() -> None:
     compile_kernel("route", moe_routing._route_kernel, {"num_warps": 4})
     for pairs in moe_routing.SORT_PAIRS:
         compile_kernel(f"sort {pairs}", moe_routing._sort_kernel, {"num_warps": 8 if pairs > 2048 else 4}, BLOCK=pairs)
-    compile_kernel("gather", moe_rows._gather_kernel, {"num_warps": 4}, width=2048, BLOCK=2048)
-    compile_kernel("combine", moe_rows._combine_kernel, {"num_warps": 8}, BLOCK=2048)
-    for num_rows in (512, 4096, 65536):
+    compile_kernel("combine", moe_combine._combine_kernel, {"num_warps": 8}, BLOCK=2048)
+    for average in AVERAGE_ROWS:
         for gated in (True, False):
-            tile = moe_grouped.choose_tile(num_rows, 128, gated=gated)
-            kind = "gate_up" if gated else "down"
-            compile_grouped(f"grouped {num_rows} {kind}", tile, gated)
-            compile_grouped(f"grouped in bulk {num_rows} {kind}", replace(tile, bulk=True, ahead=256), gated)
+            tile = moe_grouped.choose_tile(average * 128, 128, gated=gated)
+            name = f"{average} {'gate_up' if gated else 'down'}"
+            assert tile.bulk
+            compile_grouped(f"grouped in bulk {name}", tile, gated, *QWEN_WIDTHS)
+            if average == 128:
+                compile_grouped(f"grouped in bulk {name} mixtral", tile, gated, *MIXTRAL_WIDTHS)
+            for capability in SHARED_BYTES:
+                if tile.rows <= 64 or capability == HOPPER:
+                    plain = replace(tile, bulk=False)
+                    compile_grouped(f"grouped {name} sm_{capability}", plain, gated, *QWEN_WIDTHS, capability)
 
 
-def compile_grouped(name: str, tile: moe_grouped.GroupedTile, gated: bool) -> None:
-    num_outputs, num_inputs = (768, 2048) if gated else (2048, 768)
-    types, absent = {}, {"input_blocks": None, "weight_blocks": None}
+def compile_grouped(
+    name: str, tile: moe_grouped.GroupedTile, gated: bool, hidden: int, intermediate: int, capability: int = HOPPER
+) -> None:
+    num_outputs, num_inputs = (intermediate, hidden) if gated else (hidden, intermediate)
+    types = {}
     if tile.bulk:
         types["weight_blocks"] = f"tensordesc<bf16[{tile.outputs},{tile.depth}]>"
-        if tile.gathered or not gated:
+        if not gated:
             types["input_blocks"] = f"tensordesc<bf16[{tile.rows},{tile.depth}]>"
-        absent = {name: None for name in absent if name not in types}
+    absent = dict.fromkeys({"input_blocks", "weight_blocks"} - types.keys())
+    num_stages = tile.stages_within(SHARED_BYTES[capability], gated=gated, element_size=2)
     compile_kernel(
-        name, moe_grouped._grouped_kernel, {"num_warps": tile.num_warps, "num_stages": tile.num_stages}, types,
-        num_outputs=num_outputs, num_inputs=num_inputs, GATED=gated, SORTED=tile.gathered or not gated, ROWS=tile.rows,
-        OUTPUTS=tile.outputs, DEPTH=tile.depth, WEIGHTS_FIRST=tile.weights_first, AHEAD=tile.ahead, **absent,
+        name, moe_grouped._grouped_kernel, {"num_warps": tile.num_warps, "num_stages": num_stages}, types, capability,
+        num_outputs=num_outputs, num_inputs=num_inputs, GATED=gated, ROWS=tile.rows, OUTPUTS=tile.outputs,
+        DEPTH=tile.depth, WEIGHTS_FIRST=tile.weights_first, PDL=capability == HOPPER, **absent,
     )  # fmt: skip
 
 

@@ -1,5 +1,5 @@
 """The mixture of experts on the device against plain float32 torch, and against transformers' own block; all paths,
-whatever the routing does. Without a GPU kernels run in Triton's interpreter, and torch multiplies group by group."""
+whatever the routing does. Without a GPU kernels run in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import torch
 import transformers
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 
+from twostroke.backends.cuda.kernels.moe_combine import NextNorm
 from twostroke.backends.cuda.kernels.moe_decode import GemvTile
-from twostroke.backends.cuda.kernels.moe_grouped import GroupedTile
-from twostroke.backends.cuda.kernels.moe_rows import NextNorm
-from twostroke.backends.cuda.moe import TORCH_FROM_ROWS, MoeBlock, MoeScratch, MoeTiles, MoeWeights, has_torch_products
+from twostroke.backends.cuda.kernels.moe_grouped import GroupedTile, choose_tile
+from twostroke.backends.cuda.moe import MoeBlock, MoeScratch, MoeTiles, MoeWeights
 from twostroke.models.spec import MoeSpec
 
 HIDDEN = 48
 MOE = MoeSpec(num_experts=6, experts_per_token=3, expert_intermediate_size=40)
 MAX_TOKENS = 40
-PATHS = ["few", "grouped", "torch"]
+PATHS = ["few", "grouped"]
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 SMALL_TILES = MoeTiles(
     few_gate_up=GemvTile(outputs=32, depth=32),
@@ -34,8 +34,6 @@ WAYS_TO_READ: list[dict[str, Any]] = [
     {"bulk": True},
     {"bulk": True, "weights_first": True},
     {"weights_first": True},
-    {"bulk": True, "gathered": True},
-    {"gathered": True},
 ]
 
 
@@ -87,7 +85,6 @@ def assert_close(ours: torch.Tensor, expected: torch.Tensor) -> None:
     [
         *(("few", num_tokens) for num_tokens in (1, 2, 17)),
         *(("grouped", num_tokens) for num_tokens in (1, 2, 5, 16, 17, 40)),
-        *(("torch", num_tokens) for num_tokens in (1, 17, 40)),
     ],
 )
 def test_every_path(path: str, num_tokens: int, device: str) -> None:
@@ -187,10 +184,11 @@ def test_scratch_serves_steps_of_all_sizes(device: str) -> None:
 
 
 def test_the_tiles_it_chooses_itself(device: str) -> None:
-    weights = weights_of(MOE, torch.float32, device)
-    for num_tokens in (1, 8, 40):
-        x = inputs(num_tokens, torch.float32, device)
-        assert_close(run(MOE, weights, x), expected_output(MOE, weights, x))
+    """Of every number of rows: a lone expert gets all tokens."""
+    lone = MoeSpec(num_experts=1, experts_per_token=1, expert_intermediate_size=40)
+    for moe, num_tokens in ((MOE, 1), (MOE, 8), (MOE, 40), (lone, 40), (lone, 70)):
+        weights, x = weights_of(moe, torch.float32, device), inputs(num_tokens, torch.float32, device)
+        assert_close(run(moe, weights, x), expected_output(moe, weights, x))
 
 
 @pytest.mark.parametrize("rows", [16, 32])
@@ -215,6 +213,30 @@ def test_what_cannot_be_copied_in_bulk_is_read_otherwise(device: str) -> None:
     assert_close(run(moe, weights, x, path="grouped", tiles=tiles), expected_output(moe, weights, x))
 
 
+@pytest.mark.parametrize("gated", [True, False])
+def test_tiles_fit_the_shared_memory_there_is(gated: bool) -> None:
+    """Of Hopper, of Ampere, and of the least of both; also in float32, where a stage is twice as large."""
+    for average in (0.1, 8, 16, 32, 128, 512, 10_000):
+        for shared_bytes, most_rows in ((227 * 1024, 128), (163 * 1024, 64), (99 * 1024, 64)):
+            tile = choose_tile(int(average * 128), 128, gated=gated, most_rows=most_rows)
+            assert tile.rows <= most_rows
+            for element_size in (2, 4):
+                num_stages = tile.stages_within(shared_bytes, gated=gated, element_size=element_size)
+                matrix_rows = tile.rows + tile.outputs * (2 if gated else 1)
+                assert 1 <= num_stages <= tile.num_stages
+                assert num_stages * matrix_rows * tile.depth * element_size < shared_bytes
+
+
+@pytest.mark.parametrize(
+    ("average", "rows", "num_stages"),
+    [(0.1, 16, (3, 3)), (8, 16, (3, 3)), (16, 32, (5, 3)), (32, 64, (5, 4)), (128, 128, (4, 4)), (512, 128, (3, 3))],
+)
+def test_larger_tiles_for_more_rows(average: float, rows: int, num_stages: tuple[int, int]) -> None:
+    tiles = [choose_tile(int(average * 128), 128, gated=gated) for gated in (True, False)]
+    assert [tile.rows for tile in tiles] == [rows, rows]
+    assert tuple(tile.num_stages for tile in tiles) == num_stages
+
+
 @pytest.mark.parametrize("path", PATHS)
 def test_the_next_norm_replaces_the_input(path: Any, device: str) -> None:
     weights, x = weights_of(MOE, torch.float32, device), inputs(6, torch.float32, device)
@@ -228,16 +250,6 @@ def test_the_next_norm_replaces_the_input(path: Any, device: str) -> None:
     )
     assert_close(residual, expected)
     assert_close(x, torch.nn.functional.rms_norm(expected, (HIDDEN,), norm_weight, 1e-5))
-
-
-def test_the_choice_of_a_path(device: str) -> None:
-    """torch's products for many tokens, but only where they are one kernel: never on the host, never in float32."""
-    block = MoeBlock(MOE, weights_of(MOE, torch.bfloat16, device))
-    many = TORCH_FROM_ROWS * MOE.num_experts // MOE.experts_per_token
-    has_torch = device == "cuda" and torch.cuda.get_device_capability()[0] in (9, 10)
-    assert [block.choose_path(tokens) for tokens in (1, 20, many - 1)] == ["few", "grouped", "grouped"]
-    assert block.choose_path(many) == ("torch" if has_torch else "grouped")
-    assert not has_torch_products(weights_of(MOE, torch.float32, device))
 
 
 @pytest.mark.gpu

@@ -13,7 +13,7 @@ from twostroke.backends.cuda.attention import Attention
 from twostroke.backends.cuda.kernels.activation import gated
 from twostroke.backends.cuda.kernels.embedding import gather
 from twostroke.backends.cuda.kernels.gemv import linear_few
-from twostroke.backends.cuda.kernels.moe_rows import NextNorm
+from twostroke.backends.cuda.kernels.moe_combine import NextNorm
 from twostroke.backends.cuda.kernels.norms import rms_norm, sandwich
 from twostroke.backends.cuda.kernels.prefill_tiles import PrefillWork
 from twostroke.backends.cuda.kernels.rope import rope_and_store

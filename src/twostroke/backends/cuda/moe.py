@@ -1,6 +1,6 @@
 """The mixture of experts of a layer on the device: its weights, the scratch that all layers share, and the choice
-between reading the chosen experts' weights for a few tokens, our grouped matrix products for more, and torch's for
-many. Nothing here waits for the device; only torch's products allocate, from its cache, which a graph may capture."""
+between reading the chosen experts' weights for a few tokens and grouped matrix products for more. Nothing here waits
+for the device or allocates."""
 
 from __future__ import annotations
 
@@ -8,24 +8,18 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch.nn import functional
 
-from twostroke.backends.cuda.kernels import moe_decode, moe_grouped, moe_routing, moe_rows
-from twostroke.backends.cuda.kernels.activation import gated
+from twostroke.backends.cuda.kernels import moe_combine, moe_decode, moe_grouped, moe_routing
+from twostroke.backends.cuda.kernels.moe_combine import NextNorm
 from twostroke.backends.cuda.kernels.moe_decode import DOWN_TILE, GATE_UP_TILE, GemvTile
 from twostroke.backends.cuda.kernels.moe_grouped import GroupedTile
-from twostroke.backends.cuda.kernels.moe_rows import NextNorm
 from twostroke.backends.cuda.kernels.norms import rms_norm
-from twostroke.backends.cuda.kernels.target import target_of
 from twostroke.models.spec import MoeSpec
 
-Path = Literal["few", "grouped", "torch"]
+Path = Literal["few", "grouped"]
 
 FEW_TOKENS = 4
 """Up to here tokens seldom share an expert, and sorting would save nothing."""
-TORCH_FROM_ROWS = 64
-"""From so many rows an expert, on average, torch's grouped products are faster than ours, with the copies around them
-(`bench/cuda/moe.py`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +62,9 @@ class MoeScratch:
 
     @staticmethod
     def num_bytes(moe: MoeSpec, hidden_size: int, max_tokens: int) -> int:
-        """In 16-bit types, with what torch's products take beside it for their results."""
-        pairs, intermediate = max_tokens * moe.experts_per_token, moe.expert_intermediate_size
-        kept = 2 * pairs * (intermediate + hidden_size) + max_tokens * (
-            4 * moe.num_experts + 16 * moe.experts_per_token
-        )
-        return kept + 2 * pairs * (2 * intermediate + hidden_size) * _are_many(moe, max_tokens)
+        """In 16-bit types."""
+        pairs = max_tokens * moe.experts_per_token
+        return pairs * (2 * (moe.expert_intermediate_size + hidden_size) + 16) + max_tokens * 4 * moe.num_experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +80,16 @@ class MoeTiles:
 _TILES = MoeTiles()
 
 
+def choose_path(num_tokens: int) -> Path:
+    return "few" if num_tokens <= FEW_TOKENS else "grouped"
+
+
 class MoeBlock:
     def __init__(self, moe: MoeSpec, weights: MoeWeights, activation: Literal["silu", "gelu_tanh"] = "silu") -> None:
         self._moe = moe
         self._weights = weights
         self._activation = activation
-        self._has_torch_products = has_torch_products(weights)
+        self._most_tile_rows = moe_grouped.most_tile_rows(weights.down.device)
 
     def forward(
         self,
@@ -111,7 +106,7 @@ class MoeBlock:
         """x [num_tokens, hidden], normed -> out [num_tokens, hidden], on top of `residual` if there is one, which may
         be `out` itself; `x` may not, but `next_norm` may be written to it. All contiguous."""
         if path is None:
-            path = self.choose_path(x.shape[0])
+            path = choose_path(x.shape[0])
         logits = scratch.logits[: x.shape[0]]
         moe_routing.router_logits(x, self._weights.router, logits, pdl=pdl)
         if path == "few":
@@ -123,16 +118,8 @@ class MoeBlock:
         chosen, shares, rows = scratch.chosen[:num_tokens], scratch.shares[:num_tokens], scratch.rows[:num_tokens]
         moe_routing.route(logits, chosen, shares, normalise=self._moe.normalise_weights, pdl=pdl)
         moe_routing.sort_by_expert(chosen, scratch.starts, scratch.sorted_pairs[:num_pairs], rows, pdl=pdl)
-        if path == "grouped":
-            expert_outputs = self._grouped(x, scratch, num_pairs, pdl, tiles)
-        else:
-            expert_outputs = self._torch_grouped(x, scratch, num_pairs, pdl)
-        moe_rows.combine(expert_outputs, rows, shares, out, residual=residual, next_norm=next_norm, pdl=pdl)
-
-    def choose_path(self, num_tokens: int) -> Path:
-        if num_tokens <= FEW_TOKENS:
-            return "few"
-        return "torch" if self._has_torch_products and _are_many(self._moe, num_tokens) else "grouped"
+        expert_outputs = self._grouped(x, scratch, num_pairs, pdl, tiles)
+        moe_combine.combine(expert_outputs, rows, shares, out, residual=residual, next_norm=next_norm, pdl=pdl)
 
     def _few(
         self,
@@ -168,16 +155,14 @@ class MoeBlock:
         """[num_pairs, hidden], sorted by expert"""
         moe, weights = self._moe, self._weights
         top_k, experts = moe.experts_per_token, moe.num_experts
-        gate_up_tile = tiles.grouped_gate_up or moe_grouped.choose_tile(num_pairs, experts, gated=True)
-        down_tile = tiles.grouped_down or moe_grouped.choose_tile(num_pairs, experts, gated=False)
+        gate_up_tile, down_tile = (
+            tile or moe_grouped.choose_tile(num_pairs, experts, gated=gated, most_rows=self._most_tile_rows)
+            for tile, gated in ((tiles.grouped_gate_up, True), (tiles.grouped_down, False))
+        )
         order = (scratch.sorted_pairs[:num_pairs], scratch.starts)
         activations, outputs = scratch.activations[:num_pairs], scratch.expert_outputs[:num_pairs]
-        inputs = x
-        if gate_up_tile.gathered:
-            inputs = outputs  # which hold nothing yet
-            moe_rows.gather(x, scratch.sorted_pairs[:num_pairs], inputs, top_k=top_k, pdl=pdl)
         moe_grouped.grouped_matmul(
-            inputs,
+            x,
             weights.gate_up,
             activations,
             *order,
@@ -191,26 +176,3 @@ class MoeBlock:
             activations, weights.down, outputs, *order, top_k=top_k, gated=False, tile=down_tile, pdl=pdl
         )
         return outputs
-
-    def _torch_grouped(self, x: torch.Tensor, scratch: MoeScratch, num_pairs: int, pdl: bool) -> torch.Tensor:
-        """[num_pairs, hidden], sorted by expert. The ends of the groups stay on the device."""
-        weights, ends = self._weights, scratch.starts[1:]
-        gathered, activations = scratch.expert_outputs[:num_pairs], scratch.activations[:num_pairs]
-        top_k = self._moe.experts_per_token
-        moe_rows.gather(x, scratch.sorted_pairs[:num_pairs], gathered, top_k=top_k, pdl=pdl)
-        gate_up = functional.grouped_mm(gathered, weights.gate_up.transpose(1, 2), offs=ends)
-        gated(gate_up, activations, kind=self._activation, pdl=pdl)
-        return functional.grouped_mm(activations, weights.down.transpose(1, 2), offs=ends)
-
-
-def has_torch_products(weights: MoeWeights) -> bool:
-    """Whether torch multiplies groups in one kernel. Where it does not it reads the groups' sizes on the host and goes
-    over them one by one: in another type than bfloat16, and on chips other than Hopper and the first Blackwell."""
-    target = target_of(weights.down.device)
-    widths_suit = all(matrix.shape[2] % 8 == 0 for matrix in (weights.gate_up, weights.down))
-    is_fast = target.capability[0] in (9, 10) and weights.down.dtype == torch.bfloat16 and widths_suit
-    return is_fast and hasattr(functional, "grouped_mm")
-
-
-def _are_many(moe: MoeSpec, num_tokens: int) -> bool:
-    return num_tokens * moe.experts_per_token >= TORCH_FROM_ROWS * moe.num_experts

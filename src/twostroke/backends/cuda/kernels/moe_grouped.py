@@ -6,7 +6,8 @@ grid is the most tiles there can be; programs beyond those there are end at once
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -14,7 +15,6 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from twostroke.backends.cuda.kernels.gemv import prefetch_to_l2
 from twostroke.backends.cuda.kernels.moe_decode import gated
 from twostroke.backends.cuda.kernels.moe_routing import dot, dot_precision
 from twostroke.backends.cuda.kernels.target import launch_options, target_of
@@ -33,22 +33,43 @@ class GroupedTile:
     """Multiply weights by rows, not rows by weights: of few rows only this fills Hopper's matrix instruction."""
     bulk: bool = False
     """Weights (and rows that lie in order) come by the bulk copy engine, where the device and the shape allow."""
-    gathered: bool = False
-    """Of gate and up: tokens are copied into order first, so that their rows may come in bulk, too."""
-    ahead: int = 0
-    """Inputs of the first programs' weights asked for before the kernel ahead has ended, under a dependent launch."""
+
+    def stages_within(self, shared_bytes: int, *, gated: bool, element_size: int) -> int:
+        """As many as the tile wants and shared memory holds, beside a little for sums over warps and barriers."""
+        stage_bytes = (self.rows + self.outputs * (2 if gated else 1)) * self.depth * element_size
+        return max(1, min(self.num_stages, (shared_bytes - _OTHER_SHARED_BYTES) // stage_bytes))
 
 
-def choose_tile(num_rows: int, num_experts: int, *, gated: bool) -> GroupedTile:
-    """By how many rows an expert gets on average; as `bench/cuda/moe.py` found best on an H200."""
-    average = num_rows / num_experts
-    if average <= 16:
-        return GroupedTile(16, 64 if gated else 128, 64, num_warps=4, num_stages=5, weights_first=True)
-    if average <= 48:
-        return GroupedTile(32, 64, 128, num_warps=4, num_stages=3, weights_first=True)
-    if average <= 96:
-        return GroupedTile(64, 64 if gated else 128, 64, num_warps=4, num_stages=4)
-    return GroupedTile(128, 128 if gated else 256, 64, num_warps=8, num_stages=3)
+_OTHER_SHARED_BYTES = 1024
+# By the most rows an expert may have on average.
+_GATE_UP_TILES = {
+    12: GroupedTile(16, 64, 128, num_warps=4, num_stages=3, weights_first=True, bulk=True),
+    24: GroupedTile(32, 128, 64, num_warps=8, num_stages=5, weights_first=True, bulk=True),
+    64: GroupedTile(64, 128, 64, num_warps=8, num_stages=5, weights_first=True, bulk=True),
+    256: GroupedTile(128, 128, 64, num_warps=8, num_stages=4, bulk=True),
+    math.inf: GroupedTile(128, 128, 64, num_warps=8, num_stages=3, bulk=True),
+}
+_DOWN_TILES = {
+    12: GroupedTile(16, 128, 128, num_warps=4, num_stages=3, weights_first=True, bulk=True),
+    24: GroupedTile(32, 128, 64, num_warps=4, num_stages=3, weights_first=True, bulk=True),
+    64: GroupedTile(64, 128, 64, num_warps=4, num_stages=4, weights_first=True, bulk=True),
+    256: GroupedTile(128, 256, 64, num_warps=8, num_stages=4, bulk=True),
+    math.inf: GroupedTile(128, 256, 64, num_warps=8, num_stages=3, bulk=True),
+}
+
+
+def choose_tile(num_rows: int, num_experts: int, *, gated: bool, most_rows: int = 128) -> GroupedTile:
+    """By how many rows an expert gets on average. `bench/cuda/moe.py` found these best on an H200 at 8 rows and fewer,
+    at 16, 128 and 512; where one gives way to the next, and the tiles of 64 rows, are set between those figures."""
+    tiles = _GATE_UP_TILES if gated else _DOWN_TILES
+    small_enough = [(rows, tile) for rows, tile in tiles.items() if tile.rows <= most_rows]
+    return next((tile for rows, tile in small_enough if num_rows <= rows * num_experts), small_enough[-1][1])
+
+
+def most_tile_rows(device: torch.device) -> int:
+    """128 where matrix instructions read shared memory; others would spill the registers that hold so many sums."""
+    target = target_of(device)
+    return 128 if target.interpreted or target.capability[0] in (9, 10) else 64
 
 
 def most_tiles(num_rows: int, num_experts: int, tile_rows: int) -> int:
@@ -94,25 +115,18 @@ def _place(program, starts, experts: tl.constexpr, blocks: tl.constexpr, ROWS: t
     return expert, first, tl.sum(tl.where(is_it, ends, 0), 0), own // own_tiles
 
 
-@triton.jit(do_not_specialize=["num_guesses"])
+@triton.jit
 def _grouped_kernel(
-    inputs, input_blocks, weights, weight_blocks, results, sorted_pairs, starts, num_guesses,
+    inputs, input_blocks, weights, weight_blocks, results, sorted_pairs, starts,
     num_outputs: tl.constexpr, num_inputs: tl.constexpr, experts: tl.constexpr, top_k: tl.constexpr,
-    GATED: tl.constexpr, SORTED: tl.constexpr, GELU: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr,
-    DEPTH: tl.constexpr, EXPERTS_PADDED: tl.constexpr, WEIGHTS_FIRST: tl.constexpr, AHEAD: tl.constexpr,
-    PRECISION: tl.constexpr, PDL: tl.constexpr,
+    GATED: tl.constexpr, GELU: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr,
+    EXPERTS_PADDED: tl.constexpr, WEIGHTS_FIRST: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """GATED: gate and up become one result. SORTED: inputs are rows in order; else they are the tokens' own."""
+    """GATED: inputs are the tokens' own, gate and up become one result. Else inputs are rows in order."""
     blocks: tl.constexpr = (num_outputs + OUTPUTS - 1) // OUTPUTS
     matrix_rows: tl.constexpr = 2 * num_outputs if GATED else num_outputs
     program = tl.program_id(0)
     if PDL and GATED:
-        if AHEAD > 0 and program < num_guesses:
-            # The routing is not known yet; the first experts, a tile each, are a good guess.
-            guessed = (program // blocks) * matrix_rows + (program % blocks) * OUTPUTS + tl.arange(0, OUTPUTS)
-            guessed_rows = weights + guessed[:, None].to(tl.int64) * num_inputs
-            prefetch_to_l2(guessed_rows, AHEAD)
-            prefetch_to_l2(guessed_rows + num_outputs * num_inputs, AHEAD)
         # The trigger comes after the wait: what starts then may read `starts`, as this very kernel does below.
         gdc_wait()
         gdc_launch_dependents()
@@ -123,18 +137,16 @@ def _grouped_kernel(
     first_weight = tl.minimum(expert, experts - 1) * matrix_rows
     own_weights = weights + first_weight.to(tl.int64) * num_inputs
     if PDL and not GATED:
-        if AHEAD > 0:
-            prefetch_to_l2(own_weights + readable[:, None] * num_inputs, AHEAD)
         gdc_wait()
         gdc_launch_dependents()
     if expert >= experts:
         return
     rows = first + tl.arange(0, ROWS)
     is_row = rows < end
-    if SORTED:
-        sources = tl.where(is_row, rows, 0)
-    else:
+    if GATED:
         sources = tl.load(sorted_pairs + rows, mask=is_row, other=0) // top_k
+    else:
+        sources = tl.where(is_row, rows, 0)
     depth = tl.arange(0, DEPTH)
     input_rows = inputs + sources[:, None].to(tl.int64) * num_inputs + depth[None, :]
     weight_rows = own_weights + readable[:, None] * num_inputs + depth[None, :]
@@ -182,30 +194,27 @@ def grouped_matmul(
     gelu: bool = False,
     pdl: bool = False,
 ) -> None:
-    """Gated: inputs [num_tokens, hidden] (or [num_pairs, hidden], sorted, where the tile wants them gathered), weights
-    [experts, 2 * intermediate, hidden] (gate, then up) -> results [num_pairs, intermediate], sorted. Else: inputs
-    [num_pairs, intermediate], sorted, weights [experts, hidden, intermediate] -> results [num_pairs, hidden], sorted.
-    With `pdl` the second must directly follow the first, which lets it start no sooner than `starts` is written."""
+    """Gated: inputs [num_tokens, hidden], weights [experts, 2 * intermediate, hidden] (gate, then up) -> results
+    [num_pairs, intermediate], sorted. Else: inputs [num_pairs, intermediate], sorted, weights
+    [experts, hidden, intermediate] -> results [num_pairs, hidden], sorted. With `pdl` the second must directly follow
+    the first, which lets it start no sooner than `starts` is written."""
     experts, matrix_rows, num_inputs = weights.shape
     num_outputs = matrix_rows // 2 if gated else matrix_rows
     num_pairs = sorted_pairs.shape[0]
-    depth = min(tile.depth, max(16, triton.next_power_of_2(num_inputs)))
-    blocks = triton.cdiv(num_outputs, tile.outputs)
-    is_sorted = tile.gathered or not gated
+    tile = replace(tile, depth=min(tile.depth, max(16, triton.next_power_of_2(num_inputs))))
+    shared_bytes, num_stages = target_of(inputs.device).shared_bytes, tile.num_stages
+    if shared_bytes is not None:
+        num_stages = tile.stages_within(shared_bytes, gated=gated, element_size=inputs.element_size())
     input_blocks = weight_blocks = None
     if tile.bulk and can_copy_in_bulk(weights):
-        weight_blocks = TensorDescriptor.from_tensor(weights.view(-1, num_inputs), [tile.outputs, depth])
-        if is_sorted:
-            input_blocks = TensorDescriptor.from_tensor(inputs, [tile.rows, depth])
-    # As many as run at once; fewer where too few pairs make it likely that an expert has none, or blocks are not whole.
-    num_guesses = 2 * target_of(inputs.device).num_sms if num_pairs >= 4 * experts else 0
-    if num_outputs % tile.outputs:
-        num_guesses = 0
+        weight_blocks = TensorDescriptor.from_tensor(weights.view(-1, num_inputs), [tile.outputs, tile.depth])
+        if not gated:
+            input_blocks = TensorDescriptor.from_tensor(inputs, [tile.rows, tile.depth])
+    blocks = triton.cdiv(num_outputs, tile.outputs)
     _grouped_kernel[(blocks * most_tiles(num_pairs, experts, tile.rows),)](
-        inputs, input_blocks, weights, weight_blocks, results, sorted_pairs, starts, min(num_guesses, experts * blocks),
-        num_outputs, num_inputs, experts, top_k, GATED=gated, SORTED=is_sorted, GELU=gelu, ROWS=tile.rows,
-        OUTPUTS=tile.outputs, DEPTH=depth, EXPERTS_PADDED=triton.next_power_of_2(experts),
-        WEIGHTS_FIRST=tile.weights_first, AHEAD=min(tile.ahead, num_inputs) if pdl else 0,
-        PRECISION=dot_precision(inputs.dtype), PDL=pdl, num_warps=tile.num_warps, num_stages=tile.num_stages,
+        inputs, input_blocks, weights, weight_blocks, results, sorted_pairs, starts, num_outputs, num_inputs, experts,
+        top_k, GATED=gated, GELU=gelu, ROWS=tile.rows, OUTPUTS=tile.outputs, DEPTH=tile.depth,
+        EXPERTS_PADDED=triton.next_power_of_2(experts), WEIGHTS_FIRST=tile.weights_first,
+        PRECISION=dot_precision(inputs.dtype), PDL=pdl, num_warps=tile.num_warps, num_stages=num_stages,
         **launch_options(pdl),
     )  # fmt: skip

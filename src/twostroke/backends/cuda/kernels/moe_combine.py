@@ -1,5 +1,4 @@
-"""The rows around a mixture's matrix products: tokens copied into the order of their experts, and the sum of every
-token's experts, with the residual stream and the norm that follow it. Knows no weights of an expert."""
+"""The sum of every token's experts, with the residual stream and the norm that follow it. Knows no expert's weights."""
 
 # ruff: noqa: N803  (compile-time constants are in capitals)
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
@@ -23,21 +22,6 @@ class NextNorm:
     weight: torch.Tensor  # [hidden]
     out: torch.Tensor  # [num_tokens, hidden]
     eps: float
-
-
-@triton.jit
-def _gather_kernel(
-    x, sorted_pairs, gathered, width: tl.constexpr, top_k: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
-):  # fmt: skip
-    row = tl.program_id(0)
-    columns = tl.arange(0, BLOCK)
-    mask = columns < width
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
-    token = tl.load(sorted_pairs + row) // top_k
-    values = tl.load(x + token.to(tl.int64) * width + columns, mask=mask)
-    tl.store(gathered + row.to(tl.int64) * width + columns, values, mask=mask)
 
 
 @triton.jit
@@ -70,18 +54,6 @@ def _combine_kernel(
         row_values = rounded.to(tl.float32)
         row_values *= tl.rsqrt(tl.sum(row_values * row_values, 0) / hidden + eps)
         tl.store(normed + target, (row_values * scale).to(normed.dtype.element_ty), mask=mask)
-
-
-def gather(
-    x: torch.Tensor, sorted_pairs: torch.Tensor, gathered: torch.Tensor, *, top_k: int, pdl: bool = False
-) -> None:
-    """x [num_tokens, width], sorted_pairs int32 [num_pairs] -> gathered [num_pairs, width]: each pair's token."""
-    num_pairs, width = gathered.shape
-    block = triton.next_power_of_2(width)
-    _gather_kernel[(num_pairs,)](
-        x, sorted_pairs, gathered, width, top_k, BLOCK=block, PDL=pdl,
-        num_warps=min(max(block // 512, 1), 8), **launch_options(pdl),
-    )  # fmt: skip
 
 
 def combine(
