@@ -1,7 +1,8 @@
 """The mixture of experts on the card: checked against float32, then timed by graph replay that walks over several
-layers' weights, so that no cache serves them. The floor is the bytes of the chosen experts, or the arithmetic.
+layers' weights, so that no cache serves them. The floor is the bytes of the chosen experts, or the arithmetic. First
+our grouped products, candidate by candidate (`*`: the default), then whole blocks from router to next norm.
 
-    PYTHONPATH=src python bench/cuda/moe.py [--tokens 1,4,16,64,256,2048,8192] [--layers 4] [--no-pdl] [--budget-s S]"""
+    PYTHONPATH=src python bench/cuda/moe.py [--tokens 4,16,64,...] [--layers 4] [--no-pdl] [--few]"""
 
 from __future__ import annotations
 
@@ -12,35 +13,25 @@ from dataclasses import dataclass
 
 import torch
 
+from twostroke.backends.cuda.kernels.moe_combine import NextNorm, combine
 from twostroke.backends.cuda.kernels.moe_decode import GemvTile, few_tokens_down, few_tokens_gate_up
-from twostroke.backends.cuda.kernels.moe_grouped import GroupedTile, choose_tile
-from twostroke.backends.cuda.kernels.moe_routing import router_logits
-from twostroke.backends.cuda.moe import MoeBlock, MoeScratch, MoeTiles, MoeWeights
+from twostroke.backends.cuda.kernels.moe_grouped import GroupedTile
+from twostroke.backends.cuda.kernels.moe_routing import route, router_logits, sort_by_expert
+from twostroke.backends.cuda.moe import FEW_TOKENS, MoeBlock, MoeScratch, MoeTiles, MoeWeights, choose_path
 from twostroke.models.spec import MoeSpec
+
+if __package__:
+    from bench.cuda.moe_products import Products, compile_all, measure, short
+else:
+    from moe_products import Products, compile_all, measure, short
 
 SHAPES = {
     "qwen3-30b-a3b": (2048, MoeSpec(num_experts=128, experts_per_token=8, expert_intermediate_size=768)),
     "mixtral-8x7b": (4096, MoeSpec(num_experts=8, experts_per_token=2, expert_intermediate_size=14336)),
 }
 STARTED_S = time.perf_counter()
-
-GATE_UP_TILES = [GemvTile(8, 1024), GemvTile(4, 1024), GemvTile(8, 512), GemvTile(8, 256), GemvTile(16, 512, 8)]
-DOWN_TILES = [GemvTile(4, 1024), GemvTile(2, 1024), GemvTile(4, 256), GemvTile(8, 256), GemvTile(8, 1024, 8)]
-# Gate and up in one program, and down: of as many rows.
-SMALL_TILES = [
-    (GroupedTile(16, 64, 128, 4, 3, True), GroupedTile(16, 64, 128, 4, 3, True)),
-    (GroupedTile(16, 64, 64, 4, 5, True), GroupedTile(16, 128, 64, 4, 5, True)),
-    (GroupedTile(16, 32, 128, 4, 3), GroupedTile(16, 64, 128, 4, 3)),
-    (GroupedTile(16, 64, 128, 4, 4, True), GroupedTile(16, 64, 256, 4, 3, True)),
-    (GroupedTile(32, 64, 128, 4, 3, True), GroupedTile(32, 64, 128, 4, 3, True)),
-]
-LARGE_TILES = [
-    (GroupedTile(64, 64, 64, 4, 4), GroupedTile(64, 128, 64, 4, 4)),
-    (GroupedTile(64, 128, 64, 8, 4), GroupedTile(64, 256, 64, 8, 3)),
-    (GroupedTile(128, 128, 64, 8, 3), GroupedTile(128, 256, 64, 8, 3)),
-    (GroupedTile(128, 128, 64, 8, 4), GroupedTile(128, 128, 64, 8, 4)),
-    (GroupedTile(128, 64, 64, 8, 4), GroupedTile(128, 128, 64, 8, 4)),
-]
+FEW_GATE_UP_TILES = [GemvTile(4, 1024), GemvTile(8, 512), GemvTile(8, 256), GemvTile(16, 512, 8)]
+FEW_DOWN_TILES = [GemvTile(4, 1024), GemvTile(2, 1024), GemvTile(4, 256), GemvTile(8, 256)]
 
 
 @dataclass(frozen=True)
@@ -49,6 +40,7 @@ class Bench:
     moe: MoeSpec
     layers: list[MoeWeights]
     scratch: MoeScratch
+    norm_weight: torch.Tensor
     options: argparse.Namespace
 
     def inputs(self, num_tokens: int) -> torch.Tensor:
@@ -76,7 +68,7 @@ def say(*words: object) -> None:
     print(f"[{time.perf_counter() - STARTED_S:6.1f}]", *words, flush=True)
 
 
-def time_us(work: Callable[[int], None], num_layers: int) -> float:
+def time_us(work: Callable[[int], object], num_layers: int) -> float:
     """Microseconds of `work` for one layer, over a graph of all layers, replayed back to back."""
     for layer in range(num_layers):
         work(layer)
@@ -116,16 +108,21 @@ def expected(bench: Bench, weights: MoeWeights, x: torch.Tensor) -> torch.Tensor
 def check(bench: Bench, pdl: bool) -> None:
     weights = bench.layers[0]
     block = MoeBlock(bench.moe, weights)
-    for path, num_tokens in (("few", 1), ("few", 5), ("few", 16), ("grouped", 3), ("grouped", 40), ("grouped", 700)):
+    cases = [("few", (1, 5, 16)), ("grouped", (3, 40, 256, 700, 2000))]
+    for path, num_tokens in ((path, size) for path, sizes in cases for size in sizes):
         try:
             x = bench.inputs(num_tokens)
             residual = torch.randn_like(x)
-            out, again = residual.clone(), residual.clone()
-            for target in (out, again):
-                block.forward(x, target, bench.scratch, residual=target, pdl=pdl, path=path)
             wanted = expected(bench, weights, x) + residual.float()
-            error = ((out.float() - wanted).abs().max() / wanted.abs().max()).item()
-            verdict = "ok" if error < 0.02 and torch.equal(out, again) else "WRONG"
+            normed = torch.nn.functional.rms_norm(wanted, (bench.hidden,), bench.norm_weight.float(), 1e-6)
+            found = []
+            for _ in range(2):
+                out, following = residual.clone(), NextNorm(bench.norm_weight, torch.empty_like(x), 1e-6)
+                block.forward(x, out, bench.scratch, residual=out, next_norm=following, pdl=pdl, path=path)
+                found.append(torch.cat([out, following.out]))
+            wanted = torch.cat([wanted, normed])
+            error = ((found[0].float() - wanted).abs().max() / wanted.abs().max()).item()
+            verdict = "ok" if error < 0.02 and torch.equal(*found) else "WRONG"
             say(f"check {path:8s} {num_tokens:5d} tokens, pdl {pdl}: error {error:.1e} of the largest, {verdict}")
         except Exception as failure:
             say(f"check {path} {num_tokens} tokens, pdl {pdl}: FAILED {type(failure).__name__}: {str(failure)[:200]}")
@@ -153,8 +150,8 @@ def time_few_parts(bench: Bench, num_tokens: int) -> None:
         )
 
     for name, share, tiles, work in (
-        ("gate_up", 2 / 3, GATE_UP_TILES, gate_up),
-        ("down", 1 / 3, DOWN_TILES, down),
+        ("gate_up", 2 / 3, FEW_GATE_UP_TILES, gate_up),
+        ("down", 1 / 3, FEW_DOWN_TILES, down),
     ):
         for tile in tiles:
             if bench.is_late():
@@ -167,78 +164,97 @@ def time_few_parts(bench: Bench, num_tokens: int) -> None:
                 say(f"part {name} {tile}: FAILED {type(failure).__name__}: {str(failure)[:160]}")
 
 
-def time_block(bench: Bench, x: torch.Tensor, path: str, tiles: MoeTiles) -> float:
+def time_products(bench: Bench, products: Products) -> tuple[list[str], MoeTiles]:
+    """Lines of the table, and the fastest tiles."""
+    lines, best = [], {}
+    num_tokens, pdl = len(products.x), bench.options.pdl
+    _, num_bytes, flops = bench.floor_us(products.x)
+    for gated, name, share in ((True, "gate_up", 2 / 3), (False, "down", 1 / 3)):
+        times: dict[GroupedTile, float] = {}
+        for index, (tile, us) in enumerate(measure(products, gated, pdl, time_us)):
+            mark = "*" if index == 0 else " "
+            label = f"{num_tokens:6d} {name:8s}{mark}{short(tile):34s}"
+            if isinstance(us, str):
+                say(label, us)
+                lines.append(f"{label} {us}")
+                continue
+            times[tile] = us
+            rates = f"{share * num_bytes / us / 1e6:5.2f} TB/s {share * flops / us / 1e6:5.0f} TFLOP/s"
+            lines.append(f"{label} {us:8.1f} us {rates}")
+        if times:
+            best[gated] = min(times, key=lambda tile: times[tile])
+            lines.append(f"{num_tokens:6d} {name:8s} best: {short(best[gated])}, {times[best[gated]]:.1f} us")
+            say(lines[-1])
+    return lines, MoeTiles(grouped_gate_up=best.get(True), grouped_down=best.get(False))
+
+
+def time_block(bench: Bench, x: torch.Tensor, path: str | None, tiles: MoeTiles) -> float:
+    """From the router's product to the norm after the block, on top of the residual stream."""
     blocks = [MoeBlock(bench.moe, weights) for weights in bench.layers]
-    out = torch.empty_like(x)
-    pdl = bench.options.pdl
-    return time_us(
-        lambda layer: blocks[layer].forward(x, out, bench.scratch, pdl=pdl, path=path, tiles=tiles), len(blocks)
-    )
+    out, following = torch.zeros_like(x), NextNorm(bench.norm_weight, torch.empty_like(x), 1e-6)
+    options = {"residual": out, "next_norm": following, "pdl": bench.options.pdl, "path": path, "tiles": tiles}
+    return time_us(lambda layer: blocks[layer].forward(x, out, bench.scratch, **options), len(blocks))
 
 
-def time_torch(bench: Bench, x: torch.Tensor) -> float:
-    """torch's grouped products alone, of rows that are sorted already."""
-    moe, num_rows = bench.moe, x.shape[0] * bench.moe.experts_per_token
-    ends = torch.linspace(0, num_rows, moe.num_experts + 1, device="cuda")[1:].int()
-    rows = bench.inputs(num_rows)
-    inner = bench.scratch.activations[:num_rows]
-
-    def products(layer: int) -> None:
-        weights = bench.layers[layer]
-        torch._grouped_mm(rows, weights.gate_up.transpose(1, 2), offs=ends)
-        torch._grouped_mm(inner, weights.down.transpose(1, 2), offs=ends)
-
-    return time_us(products, len(bench.layers))
-
-
-def candidates(bench: Bench, num_tokens: int) -> list[tuple[str, str, MoeTiles]]:
-    """(path, name, tiles), the default of each path first."""
-    found: list[tuple[str, str, MoeTiles]] = []
-    if num_tokens <= 16:
-        found.append(("few", "default", MoeTiles()))
-    found.append(("grouped", "default", MoeTiles()))
-    num_rows = num_tokens * bench.moe.experts_per_token
-    default = tuple(choose_tile(num_rows, bench.moe.num_experts, gated=gated) for gated in (True, False))
-    for pair in SMALL_TILES if num_rows / bench.moe.num_experts <= 40 else LARGE_TILES:
-        if pair != default:
-            name = " | ".join(
-                f"{t.rows}x{t.outputs}x{t.depth} w{t.num_warps} s{t.num_stages}{' t' if t.weights_first else ''}"
-                for t in pair
-            )
-            found.append(("grouped", name, MoeTiles(grouped_gate_up=pair[0], grouped_down=pair[1])))
-    return found
-
-
-def time_blocks(bench: Bench, num_tokens: int) -> list[str]:
-    x = bench.inputs(num_tokens)
+def time_blocks(bench: Bench, x: torch.Tensor, best: MoeTiles) -> list[str]:
+    num_tokens = len(x)
     floor_us, num_bytes, flops = bench.floor_us(x)
+    chosen = choose_path(num_tokens)
+    wanted: list[tuple[str, str, MoeTiles]] = [("grouped", "tiles by default", MoeTiles())]
+    if num_tokens <= 4 * FEW_TOKENS:
+        wanted.append(("few", "", MoeTiles()))
+    if best.grouped_gate_up and best.grouped_down:
+        wanted.append(("grouped", "best tiles", best))
     lines = []
-    for path, name, tiles in candidates(bench, num_tokens):
-        if bench.is_late() and name != "default":
-            continue
+    for path, name, tiles in wanted:
+        mark = "*" if path == chosen and tiles == MoeTiles() else " "
+        label = f"{num_tokens:6d}{mark}{path:8s}"
         try:
             us = time_block(bench, x, path, tiles)
-            rate = f"{num_bytes / us / 1e6:5.2f} TB/s {flops / us / 1e6:6.0f} TFLOP/s"
-            lines.append(f"{num_tokens:6d} {path:8s} {us:9.1f} us {rate} {floor_us / us:5.0%} of floor  {name}")
+            rates = f"{num_bytes / us / 1e6:5.2f} TB/s {flops / us / 1e6:6.0f} TFLOP/s"
+            lines.append(f"{label} {us:9.1f} us {rates} {floor_us / us:5.0%} of floor  {name}")
         except Exception as failure:
-            lines.append(f"{num_tokens:6d} {path:8s} FAILED {type(failure).__name__}: {str(failure)[:120]}  {name}")
+            lines.append(f"{label} FAILED {type(failure).__name__}: {str(failure)[:120]}  {name}")
         say(lines[-1])
-    if num_tokens >= 2048:
-        try:
-            lines.append(f"{num_tokens:6d} {'torch':8s} {time_torch(bench, x):9.1f} us, its grouped products alone")
-            say(lines[-1])
-        except Exception as failure:
-            say(f"torch's grouped products: {type(failure).__name__}: {str(failure)[:120]}")
     return lines
+
+
+def time_small_kernels(bench: Bench, x: torch.Tensor) -> str:
+    """Each alone, layer after layer; in a block they overlap a little more."""
+    scratch, moe, pdl, num_tokens = bench.scratch, bench.moe, bench.options.pdl, len(x)
+    num_pairs = num_tokens * moe.experts_per_token
+    logits, chosen = scratch.logits[:num_tokens], scratch.chosen[:num_tokens]
+    shares, rows, order = scratch.shares[:num_tokens], scratch.rows[:num_tokens], scratch.sorted_pairs[:num_pairs]
+    outputs, out = scratch.expert_outputs[:num_pairs], torch.zeros_like(x)
+    following = NextNorm(bench.norm_weight, torch.empty_like(x), 1e-6)
+    parts: dict[str, Callable[[int], object]] = {
+        "logits": lambda layer: router_logits(x, bench.layers[layer].router, logits, pdl=pdl),
+        "route": lambda layer: route(logits, chosen, shares, normalise=True, pdl=pdl),
+        "sort": lambda layer: sort_by_expert(chosen, scratch.starts, order, rows, pdl=pdl),
+        "combine": lambda layer: combine(outputs, rows, shares, out, residual=out, pdl=pdl),
+        "combine+norm": lambda layer: combine(
+            outputs, rows, shares, out, residual=out, next_norm=following, pdl=pdl
+        ),
+    }  # fmt: skip
+    told = []
+    for name, work in parts.items():
+        try:
+            told.append(f"{name} {time_us(work, len(bench.layers)):.1f}")
+        except Exception as failure:
+            told.append(f"{name} FAILED {type(failure).__name__}: {str(failure)[:80]}")
+    return f"{num_tokens:6d} " + ", ".join(told)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="qwen3-30b-a3b")
-    parser.add_argument("--tokens", default="1,4,16,64,256,2048,8192")
+    parser.add_argument("--tokens", default="1,4,16,64,128,256,512,1024,2048,8192")
     parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--threads", type=int, default=14)
     parser.add_argument("--no-pdl", dest="pdl", action="store_false")
-    parser.add_argument("--budget-s", type=float, default=100.0, help="after this, only default tiles are timed")
+    parser.add_argument("--no-products", dest="products", action="store_false", help="whole blocks alone")
+    parser.add_argument("--few", action="store_true", help="the kernels for a few tokens, tile by tile, at one token")
+    parser.add_argument("--budget-s", type=float, default=90.0, help="after this, no more products are timed")
     parser.add_argument("--read-tb-per-s", type=float, default=4.27)
     parser.add_argument("--tflops", type=float, default=774.0)
     options = parser.parse_args()
@@ -251,15 +267,31 @@ def main() -> None:
     for weights in layers:
         for tensor in (weights.router, weights.gate_up, weights.down):
             tensor.normal_(0, tensor.shape[-1] ** -0.5)
-    scratch = MoeScratch(moe, hidden, max(*sizes, 700), torch.bfloat16, "cuda")
-    bench = Bench(hidden, moe, layers, scratch, options)
+    scratch = MoeScratch(moe, hidden, max(*sizes, 2000), torch.bfloat16, "cuda")
+    norm_weight = torch.rand(hidden, device="cuda").bfloat16() + 0.5
+    bench = Bench(hidden, moe, layers, scratch, norm_weight, options)
     say(f"{options.shape} on {torch.cuda.get_device_name()}, torch {torch.__version__}")
+    batches = [bench.inputs(size) for size in sizes]
+    if options.products:
+        compile_all([Products.of(moe, layers, x, scratch) for x in batches], options.pdl, options.threads, say)
     for pdl in (False, True) if options.pdl else (False,):
         check(bench, pdl)
-    lines = [line for num_tokens in sizes for line in time_blocks(bench, num_tokens)]
-    time_few_parts(bench, min(sizes))
-    print("\ntokens path         a layer                                  of floor  tiles (gate and up | down)")
-    print("\n".join(lines))
+    products, blocks, small = [], [], []
+    for x in batches:
+        best = MoeTiles()
+        if options.products and not bench.is_late():
+            lines, best = time_products(bench, Products.of(moe, layers, x, scratch))
+            products += lines
+        blocks += time_blocks(bench, x, best)
+        small.append(time_small_kernels(bench, x))
+    if options.few:
+        time_few_parts(bench, 1)
+    print("\ntokens product  tile (rows x outputs x depth)             a layer (* default; t: weights first)")
+    print("\n".join(products))
+    print("\ntokens small kernels, us a layer")
+    print("\n".join(small))
+    print("\ntokens path         a layer, router to next norm (* default)")
+    print("\n".join(blocks))
 
 
 if __name__ == "__main__":

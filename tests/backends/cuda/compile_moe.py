@@ -1,5 +1,6 @@
-"""Compiles the kernels of a mixture of experts for Hopper, which needs no GPU, at Qwen3-30B-A3B's shape, and prints a
-JSON object a line of what came out. A process of its own: where the interpreter is on, nothing compiles."""
+"""Compiles the kernels of a mixture of experts for Hopper at Qwen3-30B-A3B's shape, which needs no GPU, its products
+also at Mixtral's and for older chips, and prints a JSON object a line of what came out. A process of its own: where the
+interpreter is on, nothing compiles."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import json
 import re
 import subprocess
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,33 +16,50 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from twostroke.backends.cuda.kernels import moe_decode, moe_grouped, moe_routing
+from twostroke.backends.cuda.kernels import moe_combine, moe_decode, moe_grouped, moe_routing
 
-HOPPER = GPUTarget("cuda", 90, 32)
-TYPES = {"logits": "*fp32", "shares": "*fp32", "num_tokens": "i32", "num_chunks": "i32", "num_pairs": "i32"}
-INTEGERS = ("chosen", "places", "counts", "starts", "tile_ends", "begins", "sorted_pairs", "rows")
+HOPPER = 90
+SHARED_BYTES = {90: 227 * 1024, 80: 163 * 1024, 89: 99 * 1024}
+"""What a program may take, by compute capability."""
+QWEN_WIDTHS, MIXTRAL_WIDTHS = (2048, 768), (4096, 14336)
+"""Of the hidden states and of an expert."""
+AVERAGE_ROWS = (1, 16, 64, 128, 512)
+TYPES = {
+    "logits": "*fp32",
+    "shares": "*fp32",
+    "eps": "fp32",
+    **dict.fromkeys(("num_tokens", "num_pairs"), "i32"),
+    **dict.fromkeys(("chosen", "starts", "sorted_pairs", "rows"), "*i32"),
+}
 SHAPE = {"hidden": 2048, "intermediate": 768, "experts": 128, "top_k": 8, "EXPERTS_PADDED": 128, "PDL": True}
 NOTHING_ODD = {"GELU": False, "NORMALISE": True, "HAS_RESIDUAL": True, "PRECISION": "tf32"}
 
 
-def compile_kernel(name: str, kernel: Any, options: dict[str, int], **constants: Any) -> None:
+def compile_kernel(
+    name: str,
+    kernel: Any,
+    options: dict[str, int],
+    types: dict[str, str] | None = None,
+    capability: int = HOPPER,
+    **constants: Any,
+) -> None:
     constants = {**SHAPE, **NOTHING_ODD, **constants}
-    signature: dict[str, str] = {}
-    for argument in kernel.arg_names:
-        plain = TYPES.get(argument, "*i32" if argument in INTEGERS else "*bf16")
-        signature[argument] = "constexpr" if argument in constants else plain
+    plain = {**TYPES, **(types or {})}
+    signature = {name: "constexpr" if name in constants else plain.get(name, "*bf16") for name in kernel.arg_names}
     source = ASTSource(
         kernel,
         signature,
         constexprs={(i,): constants[a] for i, a in enumerate(kernel.arg_names) if a in constants},
         attrs={(i,): [["tt.divisibility", 16]] for i, a in enumerate(kernel.arg_names) if signature[a][0] == "*"},
     )
-    compiled = triton.compile(source, target=HOPPER, options=options)
+    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     ptx = compiled.asm["ptx"]
     found = {
         "name": name,
+        "shared_bytes_there_are": SHARED_BYTES[capability],
         "matrix_instructions": ptx.count("wgmma.mma_async"),
         "asynchronous_copies": ptx.count("cp.async.cg"),
+        "bulk_copies": ptx.count("cp.async.bulk.tensor"),
         "wide_loads": ptx.count("ld.global.v4"),
         "waits_for_the_kernel_before": ptx.count("griddepcontrol.wait"),
         "shared_bytes": compiled.metadata.shared,
@@ -66,25 +85,44 @@ def main() -> None:
     ):
         compile_kernel(name, kernel, {"num_warps": tile.num_warps}, OUTPUTS=tile.outputs, DEPTH=tile.depth)
     compile_kernel("few_logits", moe_routing._few_logits_kernel, {"num_warps": 4}, BLOCK_EXPERTS=4, BLOCK_DEPTH=1024)
-    compile_kernel("route", moe_routing._route_kernel, {"num_warps": 8}, CHUNK=32)
-    compile_kernel("plan", moe_routing._plan_kernel, {"num_warps": 8}, TILE_TOKENS=128, CHUNKS=moe_routing.PLAN_CHUNKS)
-    compile_kernel("scatter", moe_routing._scatter_kernel, {"num_warps": 4}, CHUNK=32, BLOCK=256)
-    for num_rows in (512, 4096, 65536):
+    compile_kernel(
+        "logits", moe_routing._logits_kernel, {"num_warps": 4, "num_stages": 4}, BLOCK_TOKENS=16, BLOCK_EXPERTS=16,
+        BLOCK_DEPTH=256,
+    )  # fmt: skip
+    compile_kernel("route", moe_routing._route_kernel, {"num_warps": 4})
+    for pairs in moe_routing.SORT_PAIRS:
+        compile_kernel(f"sort {pairs}", moe_routing._sort_kernel, {"num_warps": 8 if pairs > 2048 else 4}, BLOCK=pairs)
+    compile_kernel("combine", moe_combine._combine_kernel, {"num_warps": 8}, BLOCK=2048)
+    for average in AVERAGE_ROWS:
         for gated in (True, False):
-            tile = moe_grouped.choose_tile(num_rows, 128, gated=gated)
-            sizes = (768, 2048) if gated else (2048, 768)
-            compile_kernel(
-                f"grouped {num_rows} {'gate_up' if gated else 'down'}",
-                moe_grouped._grouped_kernel,
-                {"num_warps": tile.num_warps, "num_stages": tile.num_stages},
-                num_outputs=sizes[0],
-                num_inputs=sizes[1],
-                GATED=gated,
-                ROWS=tile.rows,
-                OUTPUTS=tile.outputs,
-                DEPTH=tile.depth,
-                WEIGHTS_FIRST=tile.weights_first,
-            )
+            tile = moe_grouped.choose_tile(average * 128, 128, gated=gated)
+            name = f"{average} {'gate_up' if gated else 'down'}"
+            assert tile.bulk
+            compile_grouped(f"grouped in bulk {name}", tile, gated, *QWEN_WIDTHS)
+            if average == 128:
+                compile_grouped(f"grouped in bulk {name} mixtral", tile, gated, *MIXTRAL_WIDTHS)
+            for capability in SHARED_BYTES:
+                if tile.rows <= 64 or capability == HOPPER:
+                    plain = replace(tile, bulk=False)
+                    compile_grouped(f"grouped {name} sm_{capability}", plain, gated, *QWEN_WIDTHS, capability)
+
+
+def compile_grouped(
+    name: str, tile: moe_grouped.GroupedTile, gated: bool, hidden: int, intermediate: int, capability: int = HOPPER
+) -> None:
+    num_outputs, num_inputs = (intermediate, hidden) if gated else (hidden, intermediate)
+    types = {}
+    if tile.bulk:
+        types["weight_blocks"] = f"tensordesc<bf16[{tile.outputs},{tile.depth}]>"
+        if not gated:
+            types["input_blocks"] = f"tensordesc<bf16[{tile.rows},{tile.depth}]>"
+    absent = dict.fromkeys({"input_blocks", "weight_blocks"} - types.keys())
+    num_stages = tile.stages_within(SHARED_BYTES[capability], gated=gated, element_size=2)
+    compile_kernel(
+        name, moe_grouped._grouped_kernel, {"num_warps": tile.num_warps, "num_stages": num_stages}, types, capability,
+        num_outputs=num_outputs, num_inputs=num_inputs, GATED=gated, ROWS=tile.rows, OUTPUTS=tile.outputs,
+        DEPTH=tile.depth, WEIGHTS_FIRST=tile.weights_first, PDL=capability == HOPPER, **absent,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

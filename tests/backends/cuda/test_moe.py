@@ -1,5 +1,5 @@
-"""The mixture of experts on the device against plain float32 torch, and against transformers' own block; both paths,
-whatever the routing does. Without a GPU the kernels run in Triton's interpreter."""
+"""The mixture of experts on the device against plain float32 torch, and against transformers' own block; all paths,
+whatever the routing does. Without a GPU kernels run in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ import torch
 import transformers
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 
+from twostroke.backends.cuda.kernels.moe_combine import NextNorm
 from twostroke.backends.cuda.kernels.moe_decode import GemvTile
-from twostroke.backends.cuda.kernels.moe_grouped import GroupedTile
+from twostroke.backends.cuda.kernels.moe_grouped import GroupedTile, choose_tile
 from twostroke.backends.cuda.moe import MoeBlock, MoeScratch, MoeTiles, MoeWeights
 from twostroke.models.spec import MoeSpec
 
 HIDDEN = 48
 MOE = MoeSpec(num_experts=6, experts_per_token=3, expert_intermediate_size=40)
 MAX_TOKENS = 40
+PATHS = ["few", "grouped"]
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 SMALL_TILES = MoeTiles(
     few_gate_up=GemvTile(outputs=32, depth=32),
@@ -26,6 +28,13 @@ SMALL_TILES = MoeTiles(
     grouped_gate_up=GroupedTile(16, 16, 16, num_warps=4, num_stages=2),
     grouped_down=GroupedTile(16, 32, 16, num_warps=4, num_stages=2, weights_first=True),
 )
+
+
+WAYS_TO_READ: list[dict[str, Any]] = [
+    {"bulk": True},
+    {"bulk": True, "weights_first": True},
+    {"weights_first": True},
+]
 
 
 def weights_of(moe: MoeSpec, dtype: torch.dtype, device: str, hidden: int = HIDDEN) -> MoeWeights:
@@ -73,21 +82,24 @@ def assert_close(ours: torch.Tensor, expected: torch.Tensor) -> None:
 
 @pytest.mark.parametrize(
     ("path", "num_tokens"),
-    [("few", 1), ("few", 2), ("few", 17), *(("grouped", num_tokens) for num_tokens in (1, 2, 5, 16, 17, 40))],
+    [
+        *(("few", num_tokens) for num_tokens in (1, 2, 17)),
+        *(("grouped", num_tokens) for num_tokens in (1, 2, 5, 16, 17, 40)),
+    ],
 )
-def test_both_paths(path: str, num_tokens: int, device: str) -> None:
+def test_every_path(path: str, num_tokens: int, device: str) -> None:
     weights, x = weights_of(MOE, torch.float32, device), inputs(num_tokens, torch.float32, device)
     assert_close(run(MOE, weights, x, path=path, tiles=SMALL_TILES), expected_output(MOE, weights, x))
 
 
-@pytest.mark.parametrize("path", ["few", "grouped"])
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision(path: str, dtype: torch.dtype, device: str) -> None:
     weights, x = weights_of(MOE, dtype, device), inputs(7, dtype, device)
     assert_close(run(MOE, weights, x, path=path, tiles=SMALL_TILES), expected_output(MOE, weights, x))
 
 
-@pytest.mark.parametrize("path", ["few", "grouped"])
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(
     "moe",
     [
@@ -104,7 +116,7 @@ def test_other_mixtures(path: str, moe: MoeSpec, device: str) -> None:
     assert_close(run(moe, weights, x, path=path, tiles=SMALL_TILES), expected_output(moe, weights, x))
 
 
-@pytest.mark.parametrize("path", ["few", "grouped"])
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("favourites", [(4,), (0, 1, 2), (5, 3, 0)])
 def test_all_tokens_to_the_same_experts(path: str, favourites: tuple[int, ...], device: str) -> None:
     """Experts with more than two tiles, and experts with none."""
@@ -116,7 +128,7 @@ def test_all_tokens_to_the_same_experts(path: str, favourites: tuple[int, ...], 
     assert_close(run(MOE, weights, x, path=path, tiles=SMALL_TILES), expected_output(MOE, weights, x))
 
 
-@pytest.mark.parametrize("path", ["few", "grouped"])
+@pytest.mark.parametrize("path", PATHS)
 def test_of_equal_experts_the_lower_are_chosen(path: str, device: str) -> None:
     weights, x = weights_of(MOE, torch.float32, device), inputs(5, torch.float32, device)
     weights.router.zero_()
@@ -135,7 +147,7 @@ def test_of_equal_experts_the_lower_are_chosen(path: str, device: str) -> None:
     assert_close(run(MOE, weights, x, path=path, tiles=SMALL_TILES), expected)
 
 
-@pytest.mark.parametrize("path", ["few", "grouped"])
+@pytest.mark.parametrize("path", PATHS)
 def test_gelu_and_a_residual_in_place(path: Any, device: str) -> None:
     weights, x = weights_of(MOE, torch.float32, device), inputs(6, torch.float32, device)
     residual = inputs(60, torch.float32, device)[:6].clone()
@@ -146,7 +158,7 @@ def test_gelu_and_a_residual_in_place(path: Any, device: str) -> None:
     assert_close(residual, expected)
 
 
-@pytest.mark.parametrize("path", ["few", "grouped"])
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of the interpreter's numpy
 def test_a_spoilt_row_spoils_no_other(path: str, device: str) -> None:
     """Not-a-number logits must not send a row to an expert that does not exist."""
@@ -172,21 +184,109 @@ def test_scratch_serves_steps_of_all_sizes(device: str) -> None:
 
 
 def test_the_tiles_it_chooses_itself(device: str) -> None:
-    weights = weights_of(MOE, torch.float32, device)
-    for num_tokens in (1, 8, 40):
-        x = inputs(num_tokens, torch.float32, device)
-        assert_close(run(MOE, weights, x), expected_output(MOE, weights, x))
+    """Of every number of rows: a lone expert gets all tokens."""
+    lone = MoeSpec(num_experts=1, experts_per_token=1, expert_intermediate_size=40)
+    for moe, num_tokens in ((MOE, 1), (MOE, 8), (MOE, 40), (lone, 40), (lone, 70)):
+        weights, x = weights_of(moe, torch.float32, device), inputs(num_tokens, torch.float32, device)
+        assert_close(run(moe, weights, x), expected_output(moe, weights, x))
 
 
-def test_tiles_must_agree_in_their_rows(device: str) -> None:
-    tiles = replace(SMALL_TILES, grouped_down=GroupedTile(32, 16, 16, num_warps=4, num_stages=2))
+@pytest.mark.parametrize("rows", [16, 32])
+@pytest.mark.parametrize("changes", WAYS_TO_READ, ids=" ".join)
+def test_other_ways_to_read(changes: dict[str, Any], rows: int, device: str) -> None:
+    """Inputs that the depth divides and does not; outputs that cross from one expert's matrix to the next."""
+    tiles = replace(
+        SMALL_TILES,
+        grouped_gate_up=GroupedTile(rows, 32, 32, num_warps=4, num_stages=2, **changes),
+        grouped_down=GroupedTile(rows, 32, 16, num_warps=4, num_stages=2, **changes),
+    )
+    for intermediate in (40, 64):
+        moe = replace(MOE, expert_intermediate_size=intermediate)
+        weights, x = weights_of(moe, torch.float32, device), inputs(21, torch.float32, device)
+        assert_close(run(moe, weights, x, path="grouped", tiles=tiles), expected_output(moe, weights, x))
+
+
+def test_what_cannot_be_copied_in_bulk_is_read_otherwise(device: str) -> None:
+    moe = replace(MOE, expert_intermediate_size=37)
+    tiles = replace(SMALL_TILES, grouped_down=GroupedTile(16, 32, 16, num_warps=4, num_stages=2, bulk=True))
+    weights, x = weights_of(moe, torch.float32, device), inputs(9, torch.float32, device)
+    assert_close(run(moe, weights, x, path="grouped", tiles=tiles), expected_output(moe, weights, x))
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_tiles_fit_the_shared_memory_there_is(gated: bool) -> None:
+    """Of Hopper, of Ampere, and of the least of both; also in float32, where a stage is twice as large."""
+    for average in (0.1, 8, 16, 32, 128, 512, 10_000):
+        for shared_bytes, most_rows in ((227 * 1024, 128), (163 * 1024, 64), (99 * 1024, 64)):
+            tile = choose_tile(int(average * 128), 128, gated=gated, most_rows=most_rows)
+            assert tile.rows <= most_rows
+            for element_size in (2, 4):
+                num_stages = tile.stages_within(shared_bytes, gated=gated, element_size=element_size)
+                matrix_rows = tile.rows + tile.outputs * (2 if gated else 1)
+                assert 1 <= num_stages <= tile.num_stages
+                assert num_stages * matrix_rows * tile.depth * element_size < shared_bytes
+
+
+@pytest.mark.parametrize(
+    ("average", "rows", "num_stages"),
+    [(0.1, 16, (3, 3)), (8, 16, (3, 3)), (16, 32, (5, 3)), (32, 64, (5, 4)), (128, 128, (4, 4)), (512, 128, (3, 3))],
+)
+def test_larger_tiles_for_more_rows(average: float, rows: int, num_stages: tuple[int, int]) -> None:
+    tiles = [choose_tile(int(average * 128), 128, gated=gated) for gated in (True, False)]
+    assert [tile.rows for tile in tiles] == [rows, rows]
+    assert tuple(tile.num_stages for tile in tiles) == num_stages
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_the_next_norm_replaces_the_input(path: Any, device: str) -> None:
     weights, x = weights_of(MOE, torch.float32, device), inputs(6, torch.float32, device)
-    with pytest.raises(ValueError, match="tiles of 16 and of 32 rows"):
-        run(MOE, weights, x, path="grouped", tiles=tiles)
+    residual = inputs(60, torch.float32, device)[:6].clone()
+    expected = residual + expected_output(MOE, weights, x)
+    norm_weight = inputs(1, torch.float32, device)[0]
+    scratch = MoeScratch(MOE, HIDDEN, MAX_TOKENS, x.dtype, device)
+    following = NextNorm(norm_weight, x, eps=1e-5)
+    MoeBlock(MOE, weights).forward(
+        x, residual, scratch, residual=residual, next_norm=following, path=path, tiles=SMALL_TILES
+    )
+    assert_close(residual, expected)
+    assert_close(x, torch.nn.functional.rms_norm(expected, (HIDDEN,), norm_weight, 1e-5))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no card")
+@pytest.mark.parametrize("path", PATHS)
+def test_a_captured_chain_of_dependent_launches(path: Any, device: str) -> None:
+    """Two layers in a graph, replayed with other tokens than were captured: nothing of the routing is baked in."""
+    moe = MoeSpec(num_experts=16, experts_per_token=4, expert_intermediate_size=64)
+    weights, num_tokens = weights_of(moe, torch.bfloat16, device, hidden=128), 3 if path == "few" else 70
+    x, residual = (inputs(num_tokens, torch.bfloat16, device, hidden=128) for _ in range(2))
+    norm_weight, out = torch.ones(128, dtype=torch.bfloat16, device=device), torch.empty_like(x)
+    scratch, block = MoeScratch(moe, 128, num_tokens, x.dtype, device), MoeBlock(moe, weights)
+    pdl = torch.cuda.get_device_capability()[0] >= 9
+
+    def layers(pdl: bool) -> None:
+        out.copy_(residual)
+        normed = x.clone()
+        for _ in range(2):
+            following = NextNorm(norm_weight, normed, eps=1e-5)
+            block.forward(normed, out, scratch, residual=out, next_norm=following, pdl=pdl, path=path)
+
+    layers(pdl)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        layers(pdl)
+    for seed in (1, 2, 3):
+        x.copy_(inputs(num_tokens + seed, torch.bfloat16, device, hidden=128)[:num_tokens])
+        layers(False)
+        expected = out.clone()
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(out, expected)
 
 
 @pytest.mark.parametrize("normalise", [False, True])
-@pytest.mark.parametrize("path", ["few", "grouped"])
+@pytest.mark.parametrize("path", PATHS)
 def test_against_transformers(path: str, normalise: bool, device: str) -> None:
     config = transformers.Qwen3MoeConfig(
         hidden_size=HIDDEN,

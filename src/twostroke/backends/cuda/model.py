@@ -12,6 +12,7 @@ import torch
 from twostroke.backends.cuda.attention import Attention
 from twostroke.backends.cuda.kernels.embedding import gather
 from twostroke.backends.cuda.kernels.gemv import linear_few
+from twostroke.backends.cuda.kernels.moe_combine import NextNorm
 from twostroke.backends.cuda.kernels.norms import rms_norm
 from twostroke.backends.cuda.kernels.prefill_tiles import PrefillWork
 from twostroke.backends.cuda.kernels.rope import rope_and_store
@@ -75,12 +76,10 @@ class Buffers:
     def num_bytes(spec: ModelSpec, num_tokens: int, num_logits: int) -> int:
         attention_width = spec.num_heads * spec.head_dim
         width = 2 * spec.hidden_size + 2 * attention_width + 2 * spec.num_kv_heads * spec.head_dim
-        if spec.moe is None:
-            width += spec.intermediate_size
-        else:
-            width += spec.moe.experts_per_token * (spec.moe.expert_intermediate_size + spec.hidden_size)
-        in_products = ProductScratch.num_bytes(spec, num_tokens)
-        return 2 * num_tokens * width + in_products + num_logits * (2 * spec.hidden_size + 4 * spec.vocab_size)
+        width += spec.intermediate_size if spec.moe is None else 0
+        blocks = ProductScratch.num_bytes(spec, num_tokens)
+        blocks += MoeScratch.num_bytes(spec.moe, spec.hidden_size, num_tokens) if spec.moe else 0
+        return 2 * num_tokens * width + blocks + num_logits * (2 * spec.hidden_size + 4 * spec.vocab_size)
 
 
 class Decoder:
@@ -194,7 +193,7 @@ class Decoder:
         if isinstance(mlp, MoeWeights):
             normed = buffers.normed[:count]
             rms_norm(residual, layer.mlp_norm, normed, eps=eps, pdl=pdl)
-            self._mix_experts(index, normed, residual, pdl=pdl)
+            self._mix_experts(index, normed, residual, None, pdl=pdl)
             return
         activated, kind = buffers.activated[:count], self._spec.activation
         linear_few(residual, mlp.gate_up, activated, norm_weight=layer.mlp_norm, eps=eps, gated=kind, pdl=pdl)
@@ -216,18 +215,19 @@ class Decoder:
         products.join(mixed, layer.o, layer.o_bias, residual, post_norm, layer.mlp_norm, normed, pdl=pdl)
         next_norm = layers[index + 1].attention_norm if index + 1 < len(layers) else None
         if isinstance(mlp, MoeWeights):
-            self._mix_experts(index, normed, residual, pdl=pdl)
-            if next_norm is not None:
-                rms_norm(residual, next_norm, normed, eps=self._spec.norm_eps, pdl=pdl)
+            following = None if next_norm is None else NextNorm(next_norm, normed, self._spec.norm_eps)
+            self._mix_experts(index, normed, residual, following, pdl=pdl)
             return
         activated = self._buffers.activated[: len(residual)]
         products.gated(normed, mlp.gate_up, activated, pdl=pdl)
         products.join(activated, mlp.down, None, residual, layer.post_mlp_norm, next_norm, normed, pdl=pdl)
 
-    def _mix_experts(self, index: int, normed: torch.Tensor, residual: torch.Tensor, *, pdl: bool = False) -> None:
+    def _mix_experts(
+        self, index: int, normed: torch.Tensor, residual: torch.Tensor, next_norm: NextNorm | None, *, pdl: bool
+    ) -> None:
         experts, scratch = self._experts[index], self._buffers.experts
         assert experts is not None and scratch is not None
-        experts.forward(normed, residual, scratch, residual=residual, pdl=pdl)
+        experts.forward(normed, residual, scratch, residual=residual, next_norm=next_norm, pdl=pdl)
 
     def _rotate_and_store(
         self, index: int, layer: LayerWeights, qkv: torch.Tensor, tokens: TokenArrays, *, pdl: bool

@@ -1,6 +1,6 @@
 """The mixture of experts of a layer on the device: its weights, the scratch that all layers share, and the choice
 between reading the chosen experts' weights for a few tokens and grouped matrix products for more. Nothing here waits
-for the device or allocates after construction."""
+for the device or allocates."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-import triton
 
-from twostroke.backends.cuda.kernels import moe_decode, moe_grouped, moe_routing
+from twostroke.backends.cuda.kernels import moe_combine, moe_decode, moe_grouped, moe_routing
+from twostroke.backends.cuda.kernels.moe_combine import NextNorm
 from twostroke.backends.cuda.kernels.moe_decode import DOWN_TILE, GATE_UP_TILE, GemvTile
 from twostroke.backends.cuda.kernels.moe_grouped import GroupedTile
+from twostroke.backends.cuda.kernels.norms import rms_norm
 from twostroke.models.spec import MoeSpec
 
 Path = Literal["few", "grouped"]
 
 FEW_TOKENS = 4
 """Up to here tokens seldom share an expert, and sorting would save nothing."""
-_LEAST_CHUNK, _CHUNK, _CHUNK_FROM_TOKENS = 16, 32, 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +53,18 @@ class MoeScratch:
         self.logits = torch.zeros(max_tokens, experts, dtype=torch.float32, device=device)
         self.chosen = integers(max_tokens, top_k)
         self.shares = torch.zeros(max_tokens, top_k, dtype=torch.float32, device=device)
-        self.places = integers(max_tokens, top_k)
-        self.counts = integers(triton.cdiv(max_tokens, _LEAST_CHUNK), experts)
         self.starts = integers(experts + 1)
-        self.tile_ends = integers(experts)
         self.sorted_pairs = integers(pairs)
         self.rows = integers(max_tokens, top_k)
         self.activations = torch.zeros(pairs, moe.expert_intermediate_size, dtype=dtype, device=device)
         # A few tokens never need these: their experts are summed where they are computed.
         self.expert_outputs = torch.zeros(pairs, hidden_size, dtype=dtype, device=device)
+
+    @staticmethod
+    def num_bytes(moe: MoeSpec, hidden_size: int, max_tokens: int) -> int:
+        """In 16-bit types."""
+        pairs = max_tokens * moe.experts_per_token
+        return pairs * (2 * (moe.expert_intermediate_size + hidden_size) + 16) + max_tokens * 4 * moe.num_experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +75,21 @@ class MoeTiles:
     few_down: GemvTile = DOWN_TILE
     grouped_gate_up: GroupedTile | None = None
     grouped_down: GroupedTile | None = None
-    """Of as many rows as `grouped_gate_up`: the rows are sorted for both at once."""
 
 
 _TILES = MoeTiles()
+
+
+def choose_path(num_tokens: int) -> Path:
+    return "few" if num_tokens <= FEW_TOKENS else "grouped"
 
 
 class MoeBlock:
     def __init__(self, moe: MoeSpec, weights: MoeWeights, activation: Literal["silu", "gelu_tanh"] = "silu") -> None:
         self._moe = moe
         self._weights = weights
-        self._gelu = activation == "gelu_tanh"
+        self._activation = activation
+        self._most_tile_rows = moe_grouped.most_tile_rows(weights.down.device)
 
     def forward(
         self,
@@ -91,21 +98,28 @@ class MoeBlock:
         scratch: MoeScratch,
         *,
         residual: torch.Tensor | None = None,
+        next_norm: NextNorm | None = None,
         pdl: bool = False,
         path: Path | None = None,
         tiles: MoeTiles = _TILES,
     ) -> None:
         """x [num_tokens, hidden], normed -> out [num_tokens, hidden], on top of `residual` if there is one, which may
-        be `out` itself; `x` may not. All contiguous."""
-        num_tokens = x.shape[0]
+        be `out` itself; `x` may not, but `next_norm` may be written to it. All contiguous."""
         if path is None:
-            path = "few" if num_tokens <= FEW_TOKENS else "grouped"
-        logits = scratch.logits[:num_tokens]
+            path = choose_path(x.shape[0])
+        logits = scratch.logits[: x.shape[0]]
         moe_routing.router_logits(x, self._weights.router, logits, pdl=pdl)
         if path == "few":
             self._few(x, out, scratch, logits, residual, pdl, tiles)
-        else:
-            self._grouped(x, out, scratch, logits, residual, pdl, tiles)
+            if next_norm is not None:
+                rms_norm(out, next_norm.weight, next_norm.out, eps=next_norm.eps, pdl=pdl)
+            return
+        num_tokens, num_pairs = x.shape[0], x.shape[0] * self._moe.experts_per_token
+        chosen, shares, rows = scratch.chosen[:num_tokens], scratch.shares[:num_tokens], scratch.rows[:num_tokens]
+        moe_routing.route(logits, chosen, shares, normalise=self._moe.normalise_weights, pdl=pdl)
+        moe_routing.sort_by_expert(chosen, scratch.starts, scratch.sorted_pairs[:num_pairs], rows, pdl=pdl)
+        expert_outputs = self._grouped(x, scratch, num_pairs, pdl, tiles)
+        moe_combine.combine(expert_outputs, rows, shares, out, residual=residual, next_norm=next_norm, pdl=pdl)
 
     def _few(
         self,
@@ -117,15 +131,16 @@ class MoeBlock:
         pdl: bool,
         tiles: MoeTiles,
     ) -> None:
-        top_k = self._moe.experts_per_token
+        top_k, weights = self._moe.experts_per_token, self._weights
         activations = scratch.activations[: x.shape[0] * top_k]
+        gelu, tile = self._activation == "gelu_tanh", tiles.few_gate_up
         moe_decode.few_tokens_gate_up(
-            x, logits, self._weights.gate_up, activations, top_k=top_k, gelu=self._gelu, tile=tiles.few_gate_up, pdl=pdl
+            x, logits, weights.gate_up, activations, top_k=top_k, gelu=gelu, tile=tile, pdl=pdl
         )
         moe_decode.few_tokens_down(
             activations,
             logits,
-            self._weights.down,
+            weights.down,
             out,
             top_k=top_k,
             normalise=self._moe.normalise_weights,
@@ -135,40 +150,16 @@ class MoeBlock:
         )
 
     def _grouped(
-        self,
-        x: torch.Tensor,
-        out: torch.Tensor,
-        scratch: MoeScratch,
-        logits: torch.Tensor,
-        residual: torch.Tensor | None,
-        pdl: bool,
-        tiles: MoeTiles,
-    ) -> None:
-        moe, weights, num_tokens = self._moe, self._weights, x.shape[0]
-        top_k, num_pairs = moe.experts_per_token, num_tokens * moe.experts_per_token
-        gate_up_tile = tiles.grouped_gate_up or moe_grouped.choose_tile(num_pairs, moe.num_experts, gated=True)
-        down_tile = tiles.grouped_down or moe_grouped.choose_tile(num_pairs, moe.num_experts, gated=False)
-        if gate_up_tile.rows != down_tile.rows:
-            raise ValueError(f"tiles of {gate_up_tile.rows} and of {down_tile.rows} rows: both need as many")
-        chosen, shares, rows = scratch.chosen[:num_tokens], scratch.shares[:num_tokens], scratch.rows[:num_tokens]
-        places, sorted_pairs = scratch.places[:num_tokens], scratch.sorted_pairs[:num_pairs]
-        chunk = _LEAST_CHUNK if num_tokens < _CHUNK_FROM_TOKENS else _CHUNK
-        moe_routing.route(
-            logits, chosen, shares, places, scratch.counts, normalise=moe.normalise_weights, chunk=chunk, pdl=pdl
+        self, x: torch.Tensor, scratch: MoeScratch, num_pairs: int, pdl: bool, tiles: MoeTiles
+    ) -> torch.Tensor:
+        """[num_pairs, hidden], sorted by expert"""
+        moe, weights = self._moe, self._weights
+        top_k, experts = moe.experts_per_token, moe.num_experts
+        gate_up_tile, down_tile = (
+            tile or moe_grouped.choose_tile(num_pairs, experts, gated=gated, most_rows=self._most_tile_rows)
+            for tile, gated in ((tiles.grouped_gate_up, True), (tiles.grouped_down, False))
         )
-        moe_routing.sort_by_expert(
-            chosen,
-            places,
-            scratch.counts,
-            scratch.starts,
-            scratch.tile_ends,
-            sorted_pairs,
-            rows,
-            chunk=chunk,
-            tile_tokens=gate_up_tile.rows,
-            pdl=pdl,
-        )
-        order = (sorted_pairs, scratch.starts, scratch.tile_ends)
+        order = (scratch.sorted_pairs[:num_pairs], scratch.starts)
         activations, outputs = scratch.activations[:num_pairs], scratch.expert_outputs[:num_pairs]
         moe_grouped.grouped_matmul(
             x,
@@ -178,10 +169,10 @@ class MoeBlock:
             top_k=top_k,
             gated=True,
             tile=gate_up_tile,
-            gelu=self._gelu,
+            gelu=self._activation == "gelu_tanh",
             pdl=pdl,
         )
         moe_grouped.grouped_matmul(
             activations, weights.down, outputs, *order, top_k=top_k, gated=False, tile=down_tile, pdl=pdl
         )
-        moe_grouped.combine(outputs, rows, shares, out, residual=residual, pdl=pdl)
+        return outputs

@@ -85,7 +85,7 @@ def linear_few(
 
 
 @triton.jit
-def _prefetch_to_l2(weight_rows, WIDTH: tl.constexpr):
+def prefetch_to_l2(weight_rows, WIDTH: tl.constexpr):
     """Ask for the beginnings of rows to be brought to L2, a line of 128 bytes at a time. weight_rows: [outputs, 1]."""
     line: tl.constexpr = 1024 // weight_rows.dtype.element_ty.primitive_bitwidth
     lines: tl.constexpr = triton.next_power_of_2(triton.cdiv(WIDTH, line))
@@ -181,9 +181,9 @@ def _fma_rows(
         if GATED is not None:
             up_ahead = up_ahead + (_tile(w_pointers + up_offset, k[None, :], tile * BLOCK_K, WIDTH, BLOCK_K),)
     if PREFETCH_WIDTH:
-        _prefetch_to_l2(weight_rows, PREFETCH_WIDTH)
+        prefetch_to_l2(weight_rows, PREFETCH_WIDTH)
         if GATED is not None:
-            _prefetch_to_l2(weight_rows + up_offset, PREFETCH_WIDTH)
+            prefetch_to_l2(weight_rows + up_offset, PREFETCH_WIDTH)
     bias_part = _to_add(bias, 0, n, num_rows, outputs, BLOCK_N, ROWS)
     if PDL:
         if EARLY_TRIGGER:
@@ -297,9 +297,9 @@ def _dot_rows(
     weight_rows = weight + tl.minimum(n, outputs - 1).to(tl.int64)[:, None] * WIDTH
     up_offset = outputs.to(tl.int64) * WIDTH
     if PREFETCH_WIDTH:
-        _prefetch_to_l2(weight_rows, PREFETCH_WIDTH)
+        prefetch_to_l2(weight_rows, PREFETCH_WIDTH)
         if GATED is not None:
-            _prefetch_to_l2(weight_rows + up_offset, PREFETCH_WIDTH)
+            prefetch_to_l2(weight_rows + up_offset, PREFETCH_WIDTH)
     bias_part = _to_add(bias, 0, n, num_rows, outputs, BLOCK_N, ROWS)
     if PDL:
         if EARLY_TRIGGER:

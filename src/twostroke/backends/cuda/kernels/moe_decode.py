@@ -14,7 +14,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from twostroke.backends.cuda.kernels.moe_routing import launch_options, ranks_of_experts
+from twostroke.backends.cuda.kernels.moe_routing import ranks_of_experts
+from twostroke.backends.cuda.kernels.target import launch_options
 
 
 @dataclass(frozen=True, slots=True)

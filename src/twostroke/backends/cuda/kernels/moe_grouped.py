@@ -1,23 +1,23 @@
-"""A mixture of experts for many tokens: matrix products of rows sorted by expert (see `moe_routing.py`), each tile of
-rows with its own expert's weights, and the sum of every token's experts. The grid is the most tiles there can be;
-programs beyond those there are end at once, so nothing waits for the host."""
+"""Matrix products of rows sorted by expert (see `moe_routing.py`), each tile of rows with its own expert's weights. The
+grid is the most tiles there can be; programs beyond those there are end at once, so nothing waits for the host."""
 
 # ruff: noqa: N803, SIM108  (compile-time constants are in capitals; Triton wants its branches in full)
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from twostroke.backends.cuda.kernels.moe_decode import gated
-from twostroke.backends.cuda.kernels.moe_routing import dot, dot_precision, launch_options
-
-_COMBINE_OUTPUTS = 1024
+from twostroke.backends.cuda.kernels.moe_routing import dot, dot_precision
+from twostroke.backends.cuda.kernels.target import launch_options, target_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,18 +31,45 @@ class GroupedTile:
     num_stages: int
     weights_first: bool = False
     """Multiply weights by rows, not rows by weights: of few rows only this fills Hopper's matrix instruction."""
+    bulk: bool = False
+    """Weights (and rows that lie in order) come by the bulk copy engine, where the device and the shape allow."""
+
+    def stages_within(self, shared_bytes: int, *, gated: bool, element_size: int) -> int:
+        """As many as the tile wants and shared memory holds, beside a little for sums over warps and barriers."""
+        stage_bytes = (self.rows + self.outputs * (2 if gated else 1)) * self.depth * element_size
+        return max(1, min(self.num_stages, (shared_bytes - _OTHER_SHARED_BYTES) // stage_bytes))
 
 
-def choose_tile(num_rows: int, num_experts: int, *, gated: bool) -> GroupedTile:
-    """By how many rows an expert gets on average, as `bench/cuda/moe.py` found best on an H200."""
-    average = num_rows / num_experts
-    if average <= 16:
-        return GroupedTile(16, 64 if gated else 128, 64, num_warps=4, num_stages=5, weights_first=True)
-    if average <= 48:
-        return GroupedTile(32, 64, 128, num_warps=4, num_stages=3, weights_first=True)
-    if average <= 96:
-        return GroupedTile(64, 64 if gated else 128, 64, num_warps=4, num_stages=4)
-    return GroupedTile(128, 128 if gated else 256, 64, num_warps=8, num_stages=3)
+_OTHER_SHARED_BYTES = 1024
+# By the most rows an expert may have on average.
+_GATE_UP_TILES = {
+    12: GroupedTile(16, 64, 128, num_warps=4, num_stages=3, weights_first=True, bulk=True),
+    24: GroupedTile(32, 128, 64, num_warps=8, num_stages=5, weights_first=True, bulk=True),
+    64: GroupedTile(64, 128, 64, num_warps=8, num_stages=5, weights_first=True, bulk=True),
+    256: GroupedTile(128, 128, 64, num_warps=8, num_stages=4, bulk=True),
+    math.inf: GroupedTile(128, 128, 64, num_warps=8, num_stages=3, bulk=True),
+}
+_DOWN_TILES = {
+    12: GroupedTile(16, 128, 128, num_warps=4, num_stages=3, weights_first=True, bulk=True),
+    24: GroupedTile(32, 128, 64, num_warps=4, num_stages=3, weights_first=True, bulk=True),
+    64: GroupedTile(64, 128, 64, num_warps=4, num_stages=4, weights_first=True, bulk=True),
+    256: GroupedTile(128, 256, 64, num_warps=8, num_stages=4, bulk=True),
+    math.inf: GroupedTile(128, 256, 64, num_warps=8, num_stages=3, bulk=True),
+}
+
+
+def choose_tile(num_rows: int, num_experts: int, *, gated: bool, most_rows: int = 128) -> GroupedTile:
+    """By how many rows an expert gets on average. `bench/cuda/moe.py` found these best on an H200 at 8 rows and fewer,
+    at 16, 128 and 512; where one gives way to the next, and the tiles of 64 rows, are set between those figures."""
+    tiles = _GATE_UP_TILES if gated else _DOWN_TILES
+    small_enough = [(rows, tile) for rows, tile in tiles.items() if tile.rows <= most_rows]
+    return next((tile for rows, tile in small_enough if num_rows <= rows * num_experts), small_enough[-1][1])
+
+
+def most_tile_rows(device: torch.device) -> int:
+    """128 where matrix instructions read shared memory; others would spill the registers that hold so many sums."""
+    target = target_of(device)
+    return 128 if target.interpreted or target.capability[0] in (9, 10) else 64
 
 
 def most_tiles(num_rows: int, num_experts: int, tile_rows: int) -> int:
@@ -59,38 +86,72 @@ def _multiply(rows, weights, sums, WEIGHTS_FIRST: tl.constexpr, PRECISION: tl.co
 
 
 @triton.jit
+def _block(blocks, row, pointers, start, num_inputs: tl.constexpr, DEPTH: tl.constexpr):
+    """Inputs from `start` on, by the bulk copy engine where there are `blocks`; what is beyond the last is zero."""
+    if blocks is not None:
+        found = blocks.load([row, start])
+    elif num_inputs % DEPTH == 0:
+        found = tl.load(pointers + start)
+    else:
+        found = tl.load(pointers + start, mask=(start + tl.arange(0, DEPTH) < num_inputs)[None, :], other=0.0)
+    return found
+
+
+@triton.jit
+def _place(program, starts, experts: tl.constexpr, blocks: tl.constexpr, ROWS: tl.constexpr, PADDED: tl.constexpr):
+    """Which expert a program works for (`experts`: none), the first of its rows, their end, and its block of outputs.
+    Tiles of one expert that read the same weights are neighbours, so that L2 serves all but the first."""
+    ids = tl.arange(0, PADDED)
+    begins = tl.load(starts + ids, mask=ids < experts, other=0)
+    ends = tl.load(starts + ids + 1, mask=ids < experts, other=0)
+    tiles = (ends - begins + ROWS - 1) // ROWS
+    last_programs = tl.cumsum(tiles, 0) * blocks
+    is_before = (last_programs <= program) & (ids < experts)
+    expert = tl.sum(is_before.to(tl.int32), 0)
+    own = program - tl.max(tl.where(is_before, last_programs, 0), 0)
+    is_it = ids == expert
+    own_tiles = tl.maximum(tl.sum(tl.where(is_it, tiles, 0), 0), 1)
+    first = tl.sum(tl.where(is_it, begins, 0), 0) + own % own_tiles * ROWS
+    return expert, first, tl.sum(tl.where(is_it, ends, 0), 0), own // own_tiles
+
+
+@triton.jit
 def _grouped_kernel(
-    inputs, weights, results, sorted_pairs, starts, tile_ends, num_outputs: tl.constexpr, num_inputs: tl.constexpr,
-    experts: tl.constexpr, top_k: tl.constexpr, GATED: tl.constexpr, GELU: tl.constexpr, ROWS: tl.constexpr,
-    OUTPUTS: tl.constexpr, DEPTH: tl.constexpr, EXPERTS_PADDED: tl.constexpr, WEIGHTS_FIRST: tl.constexpr,
-    PRECISION: tl.constexpr, PDL: tl.constexpr,
+    inputs, input_blocks, weights, weight_blocks, results, sorted_pairs, starts,
+    num_outputs: tl.constexpr, num_inputs: tl.constexpr, experts: tl.constexpr, top_k: tl.constexpr,
+    GATED: tl.constexpr, GELU: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr,
+    EXPERTS_PADDED: tl.constexpr, WEIGHTS_FIRST: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """GATED: rows are gathered from the tokens, and gate and up become one result. Else rows are sorted already."""
-    tile = tl.program_id(1)
-    ids = tl.arange(0, EXPERTS_PADDED)
-    outputs = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
-    if PDL:
+    """GATED: inputs are the tokens' own, gate and up become one result. Else inputs are rows in order."""
+    blocks: tl.constexpr = (num_outputs + OUTPUTS - 1) // OUTPUTS
+    matrix_rows: tl.constexpr = 2 * num_outputs if GATED else num_outputs
+    program = tl.program_id(0)
+    if PDL and GATED:
+        # The trigger comes after the wait: what starts then may read `starts`, as this very kernel does below.
         gdc_wait()
         gdc_launch_dependents()
-    ends = tl.load(tile_ends + ids, mask=ids < experts, other=2147483647)
-    expert = tl.sum((ends <= tile).to(tl.int32), 0)
+    expert, first, end, block = _place(program, starts, experts, blocks, ROWS, EXPERTS_PADDED)
+    outputs = block * OUTPUTS + tl.arange(0, OUTPUTS)
+    # Rows and outputs beyond the end read the first one again: no mask in the loop, and they are not stored.
+    readable = tl.where(outputs < num_outputs, outputs, 0)
+    first_weight = tl.minimum(expert, experts - 1) * matrix_rows
+    own_weights = weights + first_weight.to(tl.int64) * num_inputs
+    if PDL and not GATED:
+        gdc_wait()
+        gdc_launch_dependents()
     if expert >= experts:
         return
-    first_tile = tl.load(tile_ends + expert - 1, mask=expert > 0, other=0)
-    rows = tl.load(starts + expert) + (tile - first_tile) * ROWS + tl.arange(0, ROWS)
-    is_row = rows < tl.load(starts + expert + 1)
+    rows = first + tl.arange(0, ROWS)
+    is_row = rows < end
     if GATED:
         sources = tl.load(sorted_pairs + rows, mask=is_row, other=0) // top_k
     else:
         sources = tl.where(is_row, rows, 0)
-    # Rows and outputs beyond the end read the first one again: no mask in the loop, and they are not stored.
-    readable = tl.where(outputs < num_outputs, outputs, 0)
     depth = tl.arange(0, DEPTH)
     input_rows = inputs + sources[:, None].to(tl.int64) * num_inputs + depth[None, :]
-    matrix_rows: tl.constexpr = 2 * num_outputs if GATED else num_outputs
-    expert_weights = weights + expert.to(tl.int64) * (matrix_rows * num_inputs)
-    weight_rows = expert_weights + readable[:, None] * num_inputs + depth[None, :]
+    weight_rows = own_weights + readable[:, None] * num_inputs + depth[None, :]
     up_rows = weight_rows + num_outputs * num_inputs
+    first_weight += block * OUTPUTS
     if WEIGHTS_FIRST:
         sums = tl.zeros([OUTPUTS, ROWS], tl.float32)
         up_sums = tl.zeros([OUTPUTS, ROWS], tl.float32)
@@ -98,19 +159,12 @@ def _grouped_kernel(
         sums = tl.zeros([ROWS, OUTPUTS], tl.float32)
         up_sums = tl.zeros([ROWS, OUTPUTS], tl.float32)
     for start in range(0, num_inputs, DEPTH):
-        if num_inputs % DEPTH == 0:
-            row_block = tl.load(input_rows + start)
-            sums = _multiply(row_block, tl.load(weight_rows + start), sums, WEIGHTS_FIRST, PRECISION)
-            if GATED:
-                up_sums = _multiply(row_block, tl.load(up_rows + start), up_sums, WEIGHTS_FIRST, PRECISION)
-        else:
-            mask = (start + depth < num_inputs)[None, :]
-            row_block = tl.load(input_rows + start, mask=mask, other=0.0)
-            block = tl.load(weight_rows + start, mask=mask, other=0.0)
-            sums = _multiply(row_block, block, sums, WEIGHTS_FIRST, PRECISION)
-            if GATED:
-                block = tl.load(up_rows + start, mask=mask, other=0.0)
-                up_sums = _multiply(row_block, block, up_sums, WEIGHTS_FIRST, PRECISION)
+        row_block = _block(input_blocks, first, input_rows, start, num_inputs, DEPTH)
+        block_weights = _block(weight_blocks, first_weight, weight_rows, start, num_inputs, DEPTH)
+        sums = _multiply(row_block, block_weights, sums, WEIGHTS_FIRST, PRECISION)
+        if GATED:
+            block_weights = _block(weight_blocks, first_weight + num_outputs, up_rows, start, num_inputs, DEPTH)
+            up_sums = _multiply(row_block, block_weights, up_sums, WEIGHTS_FIRST, PRECISION)
     if GATED:
         sums = gated(sums, up_sums, GELU)
     if WEIGHTS_FIRST:
@@ -120,26 +174,11 @@ def _grouped_kernel(
     tl.store(targets, sums.to(results.dtype.element_ty), mask=mask)
 
 
-@triton.jit
-def _combine_kernel(
-    expert_outputs, rows, shares, residual, out, hidden: tl.constexpr, top_k: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr, OUTPUTS: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    token = tl.program_id(1)
-    outputs = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
-    mask = outputs < hidden
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
-    sums = tl.zeros([OUTPUTS], tl.float32)
-    for slot in tl.static_range(top_k):
-        row = tl.load(rows + token * top_k + slot).to(tl.int64)
-        values = tl.load(expert_outputs + row * hidden + outputs, mask=mask, other=0.0)
-        sums += tl.load(shares + token * top_k + slot) * values.to(tl.float32)
-    target = token.to(tl.int64) * hidden + outputs
-    if HAS_RESIDUAL:
-        sums += tl.load(residual + target, mask=mask, other=0.0).to(tl.float32)
-    tl.store(out + target, sums.to(out.dtype.element_ty), mask=mask)
+def can_copy_in_bulk(matrix: torch.Tensor) -> bool:
+    """Whether the bulk copy engine of Hopper and later reads this contiguous matrix."""
+    target = target_of(matrix.device)
+    has_engine = target.interpreted or target.capability >= (9, 0)
+    return has_engine and matrix.data_ptr() % 16 == 0 and matrix.shape[-1] * matrix.element_size() % 16 == 0
 
 
 def grouped_matmul(
@@ -148,7 +187,6 @@ def grouped_matmul(
     results: torch.Tensor,
     sorted_pairs: torch.Tensor,
     starts: torch.Tensor,
-    tile_ends: torch.Tensor,
     *,
     top_k: int,
     gated: bool,
@@ -158,35 +196,25 @@ def grouped_matmul(
 ) -> None:
     """Gated: inputs [num_tokens, hidden], weights [experts, 2 * intermediate, hidden] (gate, then up) -> results
     [num_pairs, intermediate], sorted. Else: inputs [num_pairs, intermediate], sorted, weights
-    [experts, hidden, intermediate] -> results [num_pairs, hidden], sorted. `tile_ends` must be for `tile.rows`."""
+    [experts, hidden, intermediate] -> results [num_pairs, hidden], sorted. With `pdl` the second must directly follow
+    the first, which lets it start no sooner than `starts` is written."""
     experts, matrix_rows, num_inputs = weights.shape
     num_outputs = matrix_rows // 2 if gated else matrix_rows
-    num_tiles = most_tiles(sorted_pairs.shape[0], experts, tile.rows)
-    _grouped_kernel[(triton.cdiv(num_outputs, tile.outputs), num_tiles)](
-        inputs, weights, results, sorted_pairs, starts, tile_ends, num_outputs, num_inputs, experts, top_k,
-        GATED=gated, GELU=gelu, ROWS=tile.rows, OUTPUTS=tile.outputs,
-        DEPTH=min(tile.depth, max(16, triton.next_power_of_2(num_inputs))),
+    num_pairs = sorted_pairs.shape[0]
+    tile = replace(tile, depth=min(tile.depth, max(16, triton.next_power_of_2(num_inputs))))
+    shared_bytes, num_stages = target_of(inputs.device).shared_bytes, tile.num_stages
+    if shared_bytes is not None:
+        num_stages = tile.stages_within(shared_bytes, gated=gated, element_size=inputs.element_size())
+    input_blocks = weight_blocks = None
+    if tile.bulk and can_copy_in_bulk(weights):
+        weight_blocks = TensorDescriptor.from_tensor(weights.view(-1, num_inputs), [tile.outputs, tile.depth])
+        if not gated:
+            input_blocks = TensorDescriptor.from_tensor(inputs, [tile.rows, tile.depth])
+    blocks = triton.cdiv(num_outputs, tile.outputs)
+    _grouped_kernel[(blocks * most_tiles(num_pairs, experts, tile.rows),)](
+        inputs, input_blocks, weights, weight_blocks, results, sorted_pairs, starts, num_outputs, num_inputs, experts,
+        top_k, GATED=gated, GELU=gelu, ROWS=tile.rows, OUTPUTS=tile.outputs, DEPTH=tile.depth,
         EXPERTS_PADDED=triton.next_power_of_2(experts), WEIGHTS_FIRST=tile.weights_first,
-        PRECISION=dot_precision(inputs.dtype), PDL=pdl, num_warps=tile.num_warps, num_stages=tile.num_stages,
+        PRECISION=dot_precision(inputs.dtype), PDL=pdl, num_warps=tile.num_warps, num_stages=num_stages,
         **launch_options(pdl),
-    )  # fmt: skip
-
-
-def combine(
-    expert_outputs: torch.Tensor,
-    rows: torch.Tensor,
-    shares: torch.Tensor,
-    out: torch.Tensor,
-    *,
-    residual: torch.Tensor | None = None,
-    pdl: bool = False,
-) -> None:
-    """expert_outputs [num_pairs, hidden], sorted; rows int32 and shares float32, both [num_tokens, top_k] -> out
-    [num_tokens, hidden], on top of `residual` if there is one (`out` itself, perhaps)."""
-    num_tokens, top_k = rows.shape
-    hidden = out.shape[1]
-    block = min(_COMBINE_OUTPUTS, triton.next_power_of_2(hidden))
-    _combine_kernel[(triton.cdiv(hidden, block), num_tokens)](
-        expert_outputs, rows, shares, out if residual is None else residual, out, hidden, top_k,
-        HAS_RESIDUAL=residual is not None, OUTPUTS=block, PDL=pdl, num_warps=4, **launch_options(pdl),
     )  # fmt: skip

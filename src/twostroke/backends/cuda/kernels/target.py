@@ -20,6 +20,8 @@ class Target:
     """CUDA's compute capability; (0, 0) on the host."""
     num_sms: int
     """Streaming multiprocessors: how many programs run at once, at least."""
+    shared_bytes: int | None = None
+    """Shared memory that one program may take; None on the host, which has no such limit."""
 
     @property
     def has_pdl(self) -> bool:
@@ -43,7 +45,10 @@ def _target(device: torch.device) -> Target:
     if device.type != "cuda":
         return Target(interpreted=interpreted, capability=(0, 0), num_sms=1)
     properties = torch.cuda.get_device_properties(device)
-    return Target(interpreted, (properties.major, properties.minor), properties.multi_processor_count)
+    index = torch.cuda.current_device() if device.index is None else device.index
+    # Triton's word rather than torch's: its launches are held against this number.
+    shared_bytes = triton.runtime.driver.active.utils.get_device_properties(index)["max_shared_mem"]
+    return Target(interpreted, (properties.major, properties.minor), properties.multi_processor_count, shared_bytes)
 
 
 def launch_options(pdl: bool) -> dict[str, Any]:
