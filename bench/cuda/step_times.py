@@ -169,6 +169,7 @@ def main() -> None:
     parser.add_argument("--kernels", type=int, default=0)
     parser.add_argument("--itl-target-ms", type=float)
     parser.add_argument("--crowd", type=float, default=pace.CROWD)
+    parser.add_argument("--burst", type=float, default=pace.BURST)
     options = parser.parse_args()
     config = EngineConfig(backend="cuda", load="random", max_context=8192, itl_target_ms=options.itl_target_ms)
     assembly = build(options.folder, config)
@@ -177,7 +178,7 @@ def main() -> None:
         kernels(assembly, options.kernels, 1024)
     gc.collect()
     gc.disable()  # what is kept of every step here would have it search ever longer
-    pace.CROWD = options.crowd
+    pace.CROWD, pace.BURST = options.crowd, options.burst
     keep_arrivals(assembly)
     seen = watch(assembly)
     adapter = EngineAdapter(assembly.engine)

@@ -67,7 +67,8 @@ def test_decodes_take_their_share_and_never_all() -> None:
 def test_streams_give_way_to_a_crowd_of_prompts() -> None:
     usual = pace().seconds_for_prefill(slots(32), 1)
     assert pace().seconds_for_prefill(slots(32), 4) == usual
-    assert pace().seconds_for_prefill(slots(32), 16) == pytest.approx(usual + 3 * pace().itl_target_s)
+    assert pace().seconds_for_prefill(slots(32), 5) == pytest.approx(usual + pace().itl_target_s / 4)
+    assert pace().seconds_for_prefill(slots(32), 16) == pytest.approx(usual + 11 * pace().itl_target_s)
 
 
 def step_of(num_tokens: int) -> Step:

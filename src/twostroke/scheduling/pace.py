@@ -23,6 +23,9 @@ SOME_SECONDS = 1e-9
 """Never none, for the same reason."""
 CROWD = 8.0
 """Where this many times the waiting prompts outnumber the streams, streams give way."""
+FEW_WAITING, BURST = 4, 32.0
+"""Prompts beyond a few that wait came in a burst, and count for more: the last of it would otherwise be read in many
+small steps, while its first ones have paid for the large ones already."""
 ROUND_TOKENS = 128
 """Where the pace cuts a prompt, it leaves the step a multiple of so many tokens, decodes and all: few different sizes,
 which is what matrix products and captured graphs like."""
@@ -51,7 +54,8 @@ class PrefillPace:
         """What a step with these decodes may spend on prompts. A stream waits for its next token, a prompt for its
         first: where more prompts wait than an eighth of the streams, streams give way in proportion. That is also when
         large chunks pay, for a burst is read faster in few steps."""
-        target_s = self.itl_target_s * max(1.0, CROWD * num_waiting / max(1, len(decodes)))
+        crowd = max(CROWD * num_waiting, BURST * (num_waiting - FEW_WAITING))
+        target_s = self.itl_target_s * max(1.0, crowd / max(1, len(decodes)))
         return max(SOME_SECONDS, target_s - self._decode_seconds(decodes))
 
     def _decode_seconds(self, decodes: Sequence[DecodeSlot]) -> float:
