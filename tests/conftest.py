@@ -41,9 +41,12 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    places = {room: place for place, room in enumerate(LONG_ROOMS)}
-    tests = Path(__file__).parent
-    items.sort(key=lambda item: places.get(item.path.relative_to(tests).parts[0], len(places)))
+    folders = [Path(__file__).parent / room for room in LONG_ROOMS]
+
+    def place(item: pytest.Item) -> int:
+        return next((i for i, folder in enumerate(folders) if item.path.is_relative_to(folder)), len(folders))
+
+    items.sort(key=place)
 
 
 @pytest.hookimpl(tryfirst=True)

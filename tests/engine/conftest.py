@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.cores import all_cores
 
 from twostroke.config import EngineConfig, KVConfig
 from twostroke.engine.build import assemble
@@ -54,8 +53,7 @@ def make_llm(request: pytest.FixtureRequest, smollm2: tuple[Checkpoint, Tokenize
     def make(config: EngineConfig) -> LLM:
         config = replace(config, backend=request.param, threads=2)
         if config not in made:
-            with all_cores():
-                made[config] = LLM.from_assembly(assemble(checkpoint, tokenizer, config))
+            made[config] = LLM.from_assembly(assemble(checkpoint, tokenizer, config))
         return made[config]
 
     yield make
