@@ -51,8 +51,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish() -> None:
-    """The limit of a test does not hold here: who left a thread or a process behind that never ends is shown, and
-    fails."""
+    """No test's limit holds from here on. A run that something left behind keeps from ending shows where it stands,
+    and fails; a worker that has told its results is ended sooner, by xdist."""
     faulthandler.dump_traceback_later(EXIT_LIMIT_S, file=sys.__stderr__, exit=True)
 
 
