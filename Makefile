@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+WORKERS ?= auto
 PROMPT ?= Explain in two sentences why the sky is blue.
 
 .PHONY: run test test-slow check lint clean help bench-cpu
@@ -25,7 +26,7 @@ run: $(VENV)/.core   ## install the core, fetch the default model, answer a prom
 	$(BIN)/twostroke run smollm2 "$(PROMPT)"
 
 test: $(VENV)/.dev   ## install the development extras and run the tests
-	$(BIN)/python -m pytest -m "not slow and not gpu"
+	$(BIN)/python -m pytest -m "not slow and not gpu" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-slow: $(VENV)/.dev   ## the tests that take minutes
 	$(BIN)/python -m pytest -m "slow and not gpu"

@@ -45,9 +45,12 @@ def test_fixed_work_takes_time_and_a_slowdown_is_at_least_one():
 
 def test_a_guard_that_may_not_wait_does_not():
     guard = Guard(threads=1, max_wait_s=0.0)
-    started_s = time.perf_counter()
-    guard.wait_until_quiet()
-    assert time.perf_counter() - started_s < 0.2
+    taken_s = []
+    for _ in range(3):  # a shared machine: the best of three is what it takes
+        started_s = time.perf_counter()
+        guard.wait_until_quiet()
+        taken_s.append(time.perf_counter() - started_s)
+    assert min(taken_s) < 0.2
     with guard.watch() as watch:
         pass
     assert watch.disturbance.foreign_share >= 0.0

@@ -92,8 +92,10 @@ def test_vanished_clients_free_their_blocks_at_once(fragile: RunningServer, offl
         connection, first = begin_stream(fragile, LONG)
         assert b"200 OK" in first
         connections.append(connection)
-    time.sleep(0.6)  # until the engine has told of its work
-    assert fragile.metric("twostroke_kv_blocks", state="used") > 0
+    end_s = time.monotonic() + 10
+    while fragile.metric("twostroke_kv_blocks", state="used") == 0:  # until the engine has told of its work
+        assert time.monotonic() < end_s
+        time.sleep(0.05)
     for connection in connections:
         connection.close()
     with pytest.raises(httpx.ReadTimeout):  # not streaming: gone while it waits

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from functools import cache
 
 import numpy as np
 import pytest
@@ -45,10 +46,21 @@ def random_inputs(rows: int, depth: int) -> np.ndarray:
     return inputs
 
 
-def multiplied(inputs: np.ndarray, operand: Operand, matrix: PackedMatrix) -> np.ndarray:
+@cache
+def packed(kind: TileKind, outputs: int, depth: int, count: int = 1) -> PackedMatrix:
+    """So many random matrices below each other. Nobody writes to them: tests of one shape share them."""
+    tensors = [random_tensor(KINDS[kind], outputs, depth, seed) for seed in range(count)]
+    return pack(tensors, Arena(packed_bytes(kind, count * outputs, depth)))
+
+
+@cache
+def unpacked(kind: TileKind, outputs: int, depth: int, count: int = 1) -> np.ndarray:
+    return unpack(packed(kind, outputs, depth, count)).astype(np.float64)
+
+
+def multiplied(inputs: np.ndarray, operand: Operand, matrix: PackedMatrix, weights: np.ndarray) -> np.ndarray:
     """In float64, over the activations as they were quantised. Where weights have minimums, the sum of a group meets
     the middle of its weights in bf16, both of them rounded: that is the arithmetic, and it is asked for exactly."""
-    weights = unpack(matrix).astype(np.float64)
     if not matrix.kind.is_quantised:
         return inputs.astype(np.float64) @ weights.T
     restored = operand.restored()
@@ -73,7 +85,7 @@ def product(
     """(ours, numpy's), over the activations as they were quantised."""
     rng = np.random.default_rng(rows)
     depth, width = depth or depth_of(kind), padded(outputs, 32)
-    matrix = pack([random_tensor(KINDS[kind], outputs, depth)], Arena(packed_bytes(kind, outputs, depth)))
+    matrix = packed(kind, outputs, depth)
     inputs, operand = random_inputs(rows, depth), Operand(rows, depth)
     output, bias_values = float_zeros(rows, width), float_zeros(width)
     output[:] = held = rng.standard_normal((rows, width)).astype(np.float32)
@@ -93,7 +105,7 @@ def product(
     run(code_for(instruction_sets.choose(isa_name)), operations, {0: rows}, threads)
 
     assert np.abs(operand.restored() - inputs).max() <= operand.scales.max() * 0.501
-    expected = multiplied(inputs, operand, matrix)[:, :outputs]
+    expected = multiplied(inputs, operand, matrix, unpacked(kind, outputs, depth))[:, :outputs]
     expected += bias_values[:outputs] if bias else 0
     expected += held[:, :outputs] if accumulate else 0
     return output[:, :outputs], expected
@@ -137,8 +149,7 @@ def test_any_number_of_threads_shares_the_work(outputs: int, threads: int) -> No
 def gated(isa_name: str, kind: TileKind, inputs: np.ndarray, threads: int = 1) -> tuple[Operand, np.ndarray]:
     """(what the gated product wrote, numpy's) for 96 outputs."""
     depth = inputs.shape[1]
-    tensors = [random_tensor(KINDS[kind], 96, depth, seed) for seed in range(2)]
-    matrix = pack(tensors, Arena(packed_bytes(kind, 192, depth)))
+    matrix = packed(kind, 96, depth, count=2)
     operand, target = Operand(len(inputs), depth), Operand(len(inputs), 96)
     multiply: dict[IntEnum, int] = {
         GatedField.WEIGHTS: address_of(matrix.data),
@@ -152,7 +163,7 @@ def gated(isa_name: str, kind: TileKind, inputs: np.ndarray, threads: int = 1) -
     name = gated_name(kind, SHAPE.activation)
     operations = [("prepare", prepare_fields(inputs) | every), (name, multiply)]
     run(code_for(instruction_sets.choose(isa_name)), operations, {0: len(inputs)}, threads)
-    gate, up = np.split(multiplied(inputs, operand, matrix), 2, axis=1)
+    gate, up = np.split(multiplied(inputs, operand, matrix, unpacked(kind, 96, depth, count=2)), 2, axis=1)
     assert SHAPE.activation == "gelu_tanh"
     return target, gate / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3))) * up
 
