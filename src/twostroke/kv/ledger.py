@@ -32,7 +32,7 @@ class Holding:
     end: int = 0
     """Positions below it have a block: nearly every step asks for one more position, and it is there."""
     commits_at: int = 0
-    """`num_computed` from which on there is a full block more to commit."""
+    """`num_computed` from which on there is something to commit: a full block more, or one behind a window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,20 +54,22 @@ class KVLedger:
     ) -> None:
         self.layout = layout
         self.index = PrefixIndex(len(layout.groups), key=key, digest=digest)
-        self.pools = tuple(self._pool(number, group) for number, group in enumerate(layout.groups))
         self._memory = PrefixMemory()
+        self.pools = tuple(self._pool(number, group) for number, group in enumerate(layout.groups))
         self._prefix_caching = prefix_caching
         self._windowed = [(number, group) for number, group in enumerate(layout.groups) if group.window is not None]
         self._holdings: dict[int, Holding] = {}
         self._chains: dict[int, list[PrefixNode]] = {}  # by sequence: root, then one node a full block, hashed once
 
     def _pool(self, number: int, group: KVGroup) -> BlockPool:
-        return BlockPool(group.num_blocks, on_evict=lambda block: self._evict(number, block))
+        index, memory = self.index, self._memory
 
-    def _evict(self, number: int, block: int) -> None:
-        if (entry := self.index.entry_of(number, block)) is not None:
-            self._memory.lost(entry.node)
-        self.index.remove(number, block)
+        def on_evict(block: int) -> None:  # knows not the ledger: a cycle of so many objects would wait for a collector
+            if (entry := index.entry_of(number, block)) is not None:
+                memory.lost(entry.node)
+            index.remove(number, block)
+
+        return BlockPool(group.num_blocks, on_evict)
 
     @property
     def max_total_tokens(self) -> int | None:
@@ -174,7 +176,7 @@ class KVLedger:
         tables = tuple(list(table) for table in match.tables)
         holding = Holding(tables, first_held, list(first_held), num_committed)
         holding.end = match.num_tokens
-        holding.commits_at = match.num_tokens + self.layout.block_size
+        holding.commits_at = self._next_commit(holding)
         self._holdings[sequence.seq_id] = holding
 
     def room(self, sequence: Sequence) -> int:
@@ -206,10 +208,20 @@ class KVLedger:
         """The KV of positions below `num_computed` is written: enter the new full blocks in the index, and release
         those behind the window. Queries in flight and to come are all at `num_computed` or later."""
         holding = self._holdings[sequence.seq_id]
-        if sequence.num_computed >= holding.commits_at:
-            self._enter(sequence, holding, sequence.num_computed // self.layout.block_size)
+        if sequence.num_computed < holding.commits_at:
+            return
+        self._enter(sequence, holding, sequence.num_computed // self.layout.block_size)
         for number, group in self._windowed:
             self._slide(holding, number, self._first_needed(group, sequence.num_computed))
+        holding.commits_at = self._next_commit(holding)
+
+    def _next_commit(self, holding: Holding) -> int:
+        block_size = self.layout.block_size
+        ends = [(holding.num_committed + 1) * block_size]
+        for number, group in self._windowed:
+            assert group.window is not None
+            ends.append((holding.first_held[number] + 1) * block_size + group.window - 1)
+        return min(ends)
 
     def _enter(self, sequence: Sequence, holding: Holding, num_full: int) -> None:
         chain = self._chain(sequence)
@@ -228,7 +240,6 @@ class KVLedger:
                     self.index.place(entry, number, block)
                     self.pools[number].mark_findable(block)
         holding.num_committed = num_full
-        holding.commits_at = (num_full + 1) * self.layout.block_size
 
     def _slide(self, holding: Holding, number: int, first_needed: int) -> None:
         table = holding.tables[number]

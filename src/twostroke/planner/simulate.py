@@ -27,13 +27,15 @@ from twostroke.planner.trace import TraceRequest
 from twostroke.scheduling.config import SchedulerConfig
 from twostroke.scheduling.pace import PrefillPace
 from twostroke.scheduling.scheduler import Scheduler, SequenceAdvance
+from twostroke.scheduling.steady import SteadyRun, Turn
 
 ROUTERS = ("round-robin", "least-loaded")
 TOKEN = SampledToken(0)
 CLASSIFIED_REQUESTS = 1000
 """Of a long trace so many, evenly spread, tell its class."""
-UNIQUE_TOKENS = 1 << 40
-"""Every prompt and every shared prefix is numbered from a multiple of this: no two are alike by chance."""
+FILLER_TOKEN = 1
+"""Whatever follows the token that tells a prompt from all others. Not what is sampled: no prompt goes on like an
+answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +55,11 @@ class ReplicaSpec:
 
 
 class Replica:
-    """An engine's loop on a clock of its own."""
+    """An engine's loop on a clock of its own. Turns of it that the scheduler has decided beforehand are only timed, and
+    told to the scheduler together when it has to decide again."""
 
-    def __init__(self, spec: ReplicaSpec) -> None:
+    def __init__(self, spec: ReplicaSpec, *, step_by_step: bool = False) -> None:
+        """`step_by_step`: the slow twin: the scheduler decides every step, and each tells what it did."""
         pace = None
         if spec.itl_target_s is not None:
             pace = PrefillPace(spec.shape, spec.ceilings, spec.itl_target_s)
@@ -63,7 +67,11 @@ class Replica:
         self._step_seconds = spec.step_seconds
         self._host_s = spec.host_s
         self._max_in_flight = 2 if spec.run_ahead else 1
-        self._in_flight: deque[tuple[Step, float, float]] = deque()  # with its seconds, and when it ends
+        self._in_flight: deque[tuple[Step | None, float, float]] = deque()  # with its seconds, and when it ends
+        self._step_by_step = step_by_step
+        self._run: SteadyRun | None = None
+        self._turns: list[Turn] = []  # of that run, which the scheduler is yet to be told
+        self._ended: list[SequenceAdvance] = []
         self._device_free_s = 0.0
         self.now_s = 0.0
         self.busy_s = 0.0
@@ -76,21 +84,29 @@ class Replica:
 
     def add(self, request: Request) -> None:
         """Between steps; an idle replica wakes up for it."""
+        self._tell_turns()
         if not self.busy:
             self.now_s = max(self.now_s, request.arrival_s)
         self.scheduler.add(request)
         self.num_unfinished += 1
 
     def step(self) -> list[SequenceAdvance]:
-        """Launch what can be launched, and let the clock run to the end of the oldest step in flight: what it did."""
+        """Launch what can be launched, and let the clock run to the end of the oldest step in flight: what it did. Of
+        turns that were decided beforehand only who ended in them, and later."""
+        if self._run is None and not self._step_by_step and len(self._in_flight) == self._max_in_flight - 1:
+            self._run = self.scheduler.steady_run(TOKEN.token_id)
+        if self._run is not None:
+            self._turn(self._run)
+            return self._take_ended()
         while len(self._in_flight) < self._max_in_flight:
             step = self.scheduler.schedule(self.now_s)
             if step is None:
                 break
-            self._launch(step)
+            self._launch(step, work_of(step))
         if not self._in_flight:
             raise RuntimeError("the scheduler has work and nothing to launch")
         step, seconds, ends_s = self._in_flight.popleft()
+        assert step is not None
         self.now_s = max(self.now_s, ends_s)
         sampled = {slot.seq_id: TOKEN for slot in step.decodes}
         for chunk in step.prefills:
@@ -99,10 +115,34 @@ class Replica:
         result = StepResult(step.step_id, sampled, compute_s=seconds)
         advances = self.scheduler.apply(step, result, self.now_s)
         self.num_unfinished -= sum(advance.finished for advance in advances)
-        return advances
+        return self._take_ended() + advances
 
-    def _launch(self, step: Step) -> None:
-        seconds = self._step_seconds(work_of(step))
+    def _turn(self, run: SteadyRun) -> None:
+        """One more of a steady run."""
+        launched_s, done = self.now_s, len(self._turns)
+        self._launch(None, StepWork(contexts=run.contexts(done)))
+        _, seconds, ends_s = self._in_flight.popleft()
+        self.now_s = max(launched_s, ends_s)
+        self._turns.append(Turn(launched_s, self.now_s, seconds))
+        self.num_unfinished -= run.num_ending(done)
+        if done + 1 == run.num_turns:
+            self._tell_turns()
+
+    def _tell_turns(self) -> None:
+        if self._run is not None and self._turns:
+            step, ended = self.scheduler.take_run(self._run, self._turns, TOKEN.token_id)
+            self._ended += ended
+            if step is not None:
+                _, seconds, ends_s = self._in_flight.pop()
+                self._in_flight.append((step, seconds, ends_s))
+        self._run, self._turns = None, []
+
+    def _take_ended(self) -> list[SequenceAdvance]:
+        ended, self._ended = self._ended, []
+        return ended
+
+    def _launch(self, step: Step | None, work: StepWork) -> None:
+        seconds = self._step_seconds(work)
         self._device_free_s = max(self.now_s, self._device_free_s) + self._host_s + seconds
         self._in_flight.append((step, seconds, self._device_free_s))
         self.busy_s += seconds
@@ -115,32 +155,45 @@ class Prompts:
     def __init__(self) -> None:
         self._numbers = count(1)
         self._prefixes: dict[str, int] = {}
+        self._sampling: dict[int, SamplingParams] = {}
 
     def request(self, asked: TraceRequest) -> Request:
+        """A prefix is found by all tokens before it: one that nobody else has keeps apart what comes behind."""
         number = next(self._numbers)
-        first = number * UNIQUE_TOKENS
         own = asked.prompt_tokens
-        tokens: tuple[int, ...] = ()
+        prompt: tuple[int, ...] = ()
         if asked.prefix is not None and asked.prefix_tokens:
-            begins = self._prefixes.setdefault(asked.prefix, first)
-            tokens = tuple(range(begins, begins + asked.prefix_tokens))
-            first += UNIQUE_TOKENS // 2  # the rest is this request's alone, also where it was the first to ask
+            prompt = _begun_by(2 * self._prefixes.setdefault(asked.prefix, number), asked.prefix_tokens)
             own -= asked.prefix_tokens
-        sampling = SamplingParams(max_tokens=asked.output_tokens, ignore_eos=True)
-        prompt = tokens + tuple(range(first, first + own))
+        if own:
+            prompt += _begun_by(2 * number + 1, own)
+        sampling = self._sampling.get(asked.output_tokens)
+        if sampling is None:
+            sampling = SamplingParams(max_tokens=asked.output_tokens, ignore_eos=True)
+            self._sampling[asked.output_tokens] = sampling
         return Request(f"simulated-{number}", prompt, sampling, arrival_s=asked.arrival_s)
 
 
+def _begun_by(token: int, num_tokens: int) -> tuple[int, ...]:
+    return (token, *(FILLER_TOKEN,) * (num_tokens - 1))
+
+
 def simulate(
-    spec: ReplicaSpec, trace: Series[TraceRequest], *, replicas: int = 1, router: str = "least-loaded"
+    spec: ReplicaSpec,
+    trace: Series[TraceRequest],
+    *,
+    replicas: int = 1,
+    router: str = "least-loaded",
+    step_by_step: bool = False,
 ) -> SimulationReport:
-    """Serve a whole trace. What could never be served is counted, as a server would turn it away."""
+    """Serve a whole trace. What could never be served is counted, as a server would turn it away. `step_by_step`: the
+    same result, slower."""
     if replicas < 1:
         raise BadRequestError(f"there must be at least one replica, not {replicas}")
     if router not in ROUTERS:
         raise BadRequestError(f"the router must be one of {', '.join(ROUTERS)}, not {router!r:.60}")
     with collector_paused():
-        return _serve([Replica(spec) for _ in range(replicas)], trace, router)
+        return _serve([Replica(spec, step_by_step=step_by_step) for _ in range(replicas)], trace, router)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ What treats the phases differently is in prefill.py and decode.py, who runs is i
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence as Series
 from dataclasses import dataclass
 
 from twostroke.core.errors import BadRequestError
@@ -21,6 +22,7 @@ from twostroke.scheduling.decode import DecodePlanner, finish_reason
 from twostroke.scheduling.pace import PrefillPace
 from twostroke.scheduling.plan import StepPlan
 from twostroke.scheduling.prefill import PrefillPlanner
+from twostroke.scheduling.steady import SteadyRun, Turn, find_run
 
 NO_TOKEN = "the backend returned no token"
 
@@ -199,6 +201,27 @@ class Scheduler:
         advances = [self._advance_slot(sequences[slot.seq_id], result) for slot in step.decodes]
         advances += [self._advance_chunk(sequences[chunk.seq_id], chunk, result, record) for chunk in step.prefills]
         return [advance for advance in advances if advance is not None]
+
+    def steady_run(self, token_id: int) -> SteadyRun | None:
+        """Turns of this loop that are decided already, if there are any and every stream is given this token."""
+        if len(self._launched) > 1 or (self._launched and self._launched[0].step.prefills):
+            return None
+        return find_run(self._admission, self.ledger, sum(len(one.step.decodes) for one in self._launched), token_id)
+
+    def take_run(
+        self, run: SteadyRun, turns: Series[Turn], token_id: int
+    ) -> tuple[Step | None, list[SequenceAdvance]]:
+        """All at once what `schedule` and `apply` would have done turn by turn: so many of the steady run's. Returns
+        the step that is then in flight, if one was, and what became of the streams that ended."""
+        slots, ended = run.take(turns, token_id, lambda sequence, s: self.finish(sequence, FinishReason.LENGTH, now_s=s))
+        self._now_s = turns[-1].ended_s
+        self._next_step_id += len(turns)
+        step = None
+        if self._launched:
+            sequences = self._launched.popleft().sequences
+            step = Step(self._next_step_id - 1, decodes=tuple(slots))
+            self._launched.append(_Launched(step, {slot.seq_id: sequences[slot.seq_id] for slot in slots}))
+        return step, [SequenceAdvance(sequence, finished=True) for sequence in ended]
 
     def fail(self, step: Step, message: str, now_s: float, *, launched: bool = True) -> list[SequenceAdvance]:
         """The backend raised on the oldest launched step: its sequences end with an error, all others go on. Where it
