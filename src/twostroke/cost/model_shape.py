@@ -109,7 +109,9 @@ class ModelShape:
     def attention_multiply_adds(self, start: int, num_tokens: int) -> int:
         """Scores and weighted values of a causal range: head_dim multiply-adds each, a head, a query-key pair. Latent
         attention goes whichever of its two ways takes fewer."""
-        pairs = sum(group.num_layers * group.query_key_pairs(start, num_tokens) for group in self.kv_groups)
+        pairs = 0
+        for group in self.kv_groups:
+            pairs += group.num_layers * group.query_key_pairs(start, num_tokens)
         if self.latent is None:
             return 2 * self.num_heads * self.head_dim * pairs
         positions = start * sum(group.num_layers for group in self.kv_groups)

@@ -51,10 +51,12 @@ class KVLedger:
         prefix_caching: bool = True,
         key: bytes | None = None,
         digest: Digest | None = None,
+        explains: bool = True,
     ) -> None:
+        """`explains`: remember what was cached, so that `prefix_break` can say why a prompt was not found."""
         self.layout = layout
         self.index = PrefixIndex(len(layout.groups), key=key, digest=digest)
-        self._memory = PrefixMemory()
+        self._memory = PrefixMemory() if explains else None
         self.pools = tuple(self._pool(number, group) for number, group in enumerate(layout.groups))
         self._prefix_caching = prefix_caching
         self._windowed = [(number, group) for number, group in enumerate(layout.groups) if group.window is not None]
@@ -65,7 +67,7 @@ class KVLedger:
         index, memory = self.index, self._memory
 
         def on_evict(block: int) -> None:  # knows not the ledger: a cycle of so many objects would wait for a collector
-            if (entry := index.entry_of(number, block)) is not None:
+            if memory is not None and (entry := index.entry_of(number, block)) is not None:
                 memory.lost(entry.node)
             index.remove(number, block)
 
@@ -129,7 +131,7 @@ class KVLedger:
         """Where the prompt left what is cached, and why; None where it did not, or was not to be found."""
         block_size = self.layout.block_size
         first, num_full = match.num_tokens // block_size, (len(sequence.tokens) - 1) // block_size
-        if first >= num_full or not self._is_shared(sequence):
+        if first >= num_full or self._memory is None or not self._is_shared(sequence):
             return None
         chain, lost = self._chain(sequence), first
         while lost < num_full:
@@ -191,13 +193,14 @@ class KVLedger:
         holding = self._holdings[sequence.seq_id]
         if end <= holding.end:
             return ()
-        if end > self.room(sequence):
-            return None
         wanted = self.layout.blocks_for(end)
+        for table, pool in zip(holding.tables, self.pools, strict=True):
+            if wanted - len(table) > pool.num_available:
+                return None
         holding.end = wanted * self.layout.block_size
         grants: list[BlockGrant] = []
         for number, (table, pool) in enumerate(zip(holding.tables, self.pools, strict=True)):
-            table.extend(pool.allocate() for _ in range(wanted - len(table)))
+            table += pool.allocate_many(wanted - len(table))
             first = holding.num_granted[number]
             blocks = tuple(block for block in table[first:] if block is not None)
             holding.num_granted[number] = len(table)
@@ -224,16 +227,18 @@ class KVLedger:
         return min(ends)
 
     def _enter(self, sequence: Sequence, holding: Holding, num_full: int) -> None:
-        chain = self._chain(sequence)
+        chain, memory = self._chain(sequence), self._memory
         for index in range(holding.num_committed, num_full):
             if index + 1 == len(chain):
                 self._extend_chain(chain, sequence)
-            entry = self.index.find_or_add(chain[index + 1])
+            node = chain[index + 1]
+            entry = self.index.find_or_add(node)
             if entry is None:
                 continue  # a collision: this block stays private
-            if entry.node is chain[index + 1]:
-                self._memory.saw(entry.node)
-            chain[index + 1] = entry.node
+            if entry.node is not node:
+                chain[index + 1] = entry.node
+            elif memory is not None:
+                memory.saw(node)
             for number, table in enumerate(holding.tables):
                 block = table[index]
                 if block is not None and entry.blocks[number] is None:
@@ -255,13 +260,13 @@ class KVLedger:
         then no other sequence may find it."""
         holding = self._holdings.pop(sequence.seq_id)
         for number, (table, pool) in enumerate(zip(holding.tables, self.pools, strict=True)):
-            for block in reversed(table):
-                if block is None:
-                    break
-                if tainted and pool.is_findable(block):
+            held = [block for block in table[holding.first_held[number] :] if block is not None]
+            held.reverse()
+            if tainted:
+                for block in filter(pool.is_findable, held):
                     self.index.remove(number, block)
                     pool.mark_lost(block)
-                pool.release(block)
+            pool.release_many(held)
 
     def retire(self, sequence: Sequence) -> None:
         """The sequence is finished and released: drop what was kept for its return."""
@@ -271,7 +276,8 @@ class KVLedger:
         """Forget every block that nobody holds: a prefix is then found only where a running sequence has it."""
         for pool in self.pools:
             pool.evict_cached()
-        self._memory.clear()
+        if self._memory is not None:
+            self._memory.clear()
 
     # Looking ahead, for admission
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from twostroke.cost.floor import StepWork, step_floor_s
+from twostroke.cost.floor import StepWork, contexts_bytes_read, step_floor_s
 from twostroke.cost.hardware import Ceilings
 from twostroke.cost.model_shape import ModelShape
 
@@ -83,7 +83,7 @@ class TermEfficiency:
                 shape.attention_multiply_adds(start, num_tokens) / (peak * self.prefill_attention),
                 (shape.kv_bytes_read(start) if start else 0) / (bandwidth * self.kv_reads),
             )
-        read = sum(shape.kv_bytes_read(context) for context in work.contexts)
+        read = contexts_bytes_read(shape, work.contexts)
         seconds += read / (bandwidth * self.kv_reads) + num_layers * self.layer_s
         return max(seconds, num_layers * self.chunk_layer_s) if work.chunks else seconds
 

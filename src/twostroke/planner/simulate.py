@@ -22,6 +22,8 @@ from twostroke.cost.classify import RequestLengths, WorkloadClass, classify
 from twostroke.cost.floor import StepWork, work_of
 from twostroke.cost.hardware import Ceilings
 from twostroke.cost.model_shape import ModelShape
+from twostroke.kv.ledger import KVLedger
+from twostroke.kv.prefix_index import quick_digest
 from twostroke.planner.report import Served, SimulationReport
 from twostroke.planner.trace import TraceRequest
 from twostroke.scheduling.config import SchedulerConfig
@@ -63,7 +65,9 @@ class Replica:
         pace = None
         if spec.itl_target_s is not None:
             pace = PrefillPace(spec.shape, spec.ceilings, spec.itl_target_s)
-        self.scheduler = Scheduler(spec.scheduler, spec.layout, pace=pace)
+        caching = spec.scheduler.prefix_caching
+        ledger = KVLedger(spec.layout, prefix_caching=caching, digest=quick_digest, explains=False)
+        self.scheduler = Scheduler(spec.scheduler, spec.layout, ledger=ledger, pace=pace)
         self._step_seconds = spec.step_seconds
         self._host_s = spec.host_s
         self._max_in_flight = 2 if spec.run_ahead else 1
@@ -175,7 +179,7 @@ class Prompts:
 
 
 def _begun_by(token: int, num_tokens: int) -> tuple[int, ...]:
-    return (token, *(FILLER_TOKEN,) * (num_tokens - 1))
+    return (token,) + (FILLER_TOKEN,) * (num_tokens - 1)
 
 
 def simulate(
@@ -213,7 +217,8 @@ def _serve(running: list[Replica], trace: Series[TraceRequest], router: str) -> 
     for number, asked in enumerate(trace):
         for replica in running:
             while replica.now_s < asked.arrival_s and replica.busy:
-                served.take(_finished(replica.step()))
+                if advances := replica.step():
+                    served.take(_finished(advances))
         chosen = running[number % len(running)]
         if router == "least-loaded":
             chosen = min(running, key=lambda replica: replica.num_unfinished)

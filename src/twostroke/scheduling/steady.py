@@ -6,12 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Series
-from functools import reduce
 from heapq import heapify, heappop, heappush
-from operator import add
 from typing import NamedTuple
 
-from twostroke.core.sequence import Phase, Sequence
+from twostroke.core.sequence import Sequence
 from twostroke.core.step import DecodeSlot
 from twostroke.kv.ledger import Holding, KVLedger
 from twostroke.scheduling.admission import Admission
@@ -75,24 +73,31 @@ class SteadyRun:
             raise ValueError(f"{num_turns} turns were taken, and {self.num_turns} are decided")
         self._tick(turns)
         self._admission.rows_to_close.clear()
-        ended_s, compute_s = [turn.ended_s for turn in turns], [turn.compute_s for turn in turns]
+        tokens, ended_s = [token_id] * num_turns, [turn.ended_s for turn in turns]
+        compute_s = sum(turn.compute_s for turn in turns)
         computed = [sequence.num_computed for sequence in self._streams]
         for sequence, end in zip(self._streams, self._ends, strict=True):
-            num_tokens = min(num_turns, end + 1)
-            sequence.tokens += [token_id] * num_tokens
             timing = sequence.timing
-            timing.token_times_s += ended_s[:num_tokens]
-            timing.decode_compute_s = reduce(add, compute_s[:num_tokens], timing.decode_compute_s)  # as one by one
+            if end >= num_turns:
+                sequence.tokens += tokens
+                timing.token_times_s += ended_s
+                timing.decode_compute_s += compute_s
+            else:
+                sequence.tokens += tokens[: end + 1]
+                timing.token_times_s += ended_s[: end + 1]
+                timing.decode_compute_s += sum(turn.compute_s for turn in turns[: end + 1])
         self._play(turns, computed, finish)
-        in_flight, ended = [], []
+        in_flight, ended, last = [], [], set()
         for sequence, end, before in zip(self._streams, self._ends, computed, strict=True):
-            sequence.num_computed = before + min(num_turns, end + 1)
-            if end < num_turns:
-                sequence.num_in_flight = 0
-                ended.append(sequence)
-            elif self._num_in_flight:
-                in_flight.append(DecodeSlot(sequence.seq_id, sequence.num_computed))
-        last = {sequence.seq_id for sequence, end in zip(self._streams, self._ends, strict=True) if end == num_turns - 1}
+            if end >= num_turns:
+                sequence.num_computed = before + num_turns
+                if self._num_in_flight:
+                    in_flight.append(DecodeSlot(sequence.seq_id, sequence.num_computed))
+                continue
+            sequence.num_in_flight = 0
+            ended.append(sequence)
+            if end == num_turns - 1:
+                last.add(sequence.seq_id)
         self._admission.rows_to_close[:] = [name for name in self._admission.rows_to_close if name in last]
         return in_flight, ended
 
@@ -105,11 +110,14 @@ class SteadyRun:
     def _play(self, turns: Series[Turn], computed: list[int], finish: Callable[[Sequence, float], object]) -> None:
         """Whatever would have changed the ledger, in the order in which it would have."""
         events: list[tuple[int, int, int]] = []  # turn, what, whose
+        num_turns, firsts, ends = len(turns), self._firsts, self._ends
         for place, sequence in enumerate(self._streams):
             holding = self._holding(sequence)
-            for what in (RESERVE, ADVANCE):
-                if (turn := self._due(what, place, holding, computed[place])) < len(turns):
-                    events.append((turn, what, place))
+            if holding.end - firsts[place] < num_turns:  # else it is not due, as with most
+                if (turn := self._due(RESERVE, place, holding, 0)) < num_turns:
+                    events.append((turn, RESERVE, place))
+            if holding.commits_at - computed[place] <= num_turns or ends[place] < num_turns:
+                events.append((self._due(ADVANCE, place, holding, computed[place]), ADVANCE, place))
         heapify(events)
         while events:
             turn, what, place = heappop(events)
@@ -151,10 +159,13 @@ def find_run(admission: Admission, ledger: KVLedger, num_launched: int, token_id
     num_in_flight = streams[0].num_in_flight
     if num_in_flight > 1 or num_launched != num_in_flight * len(streams):
         return None
+    ends = []
     for sequence in streams:
-        if sequence.num_in_flight != num_in_flight or sequence.phase is Phase.PREFILL or token_id in sequence.stop_ids:
+        if sequence.num_in_flight != num_in_flight or token_id in sequence.stop_ids:
             return None
-    ends = [sequence.max_total_tokens - 1 - len(sequence.tokens) for sequence in streams]
+        if sequence.num_computed + num_in_flight < sequence.prefill_len:
+            return None  # it still reads
+        ends.append(sequence.max_total_tokens - 1 - len(sequence.tokens))
     num_turns = max(ends) + 1 - num_in_flight
     if someone_waits:
         num_turns = min(num_turns, min(ends) + 1)  # who ends makes room for who waits
