@@ -95,8 +95,8 @@ class Replica:
         self.num_unfinished += 1
 
     def step(self) -> list[SequenceAdvance]:
-        """Launch what can be launched, and let the clock run to the end of the oldest step in flight: what it did. Of
-        turns that were decided beforehand only who ended in them, and later."""
+        """Launch what can be launched, and let the clock run to the end of the oldest step in flight. Returns what it
+        did or, unless step by step, who has ended, in turns decided beforehand at the latest when all are over."""
         if self._run is None and not self._step_by_step and len(self._in_flight) == self._max_in_flight - 1:
             self._run = self.scheduler.steady_run(TOKEN.token_id)
         if self._run is not None:
@@ -118,8 +118,9 @@ class Replica:
                 sampled[chunk.seq_id] = TOKEN
         result = StepResult(step.step_id, sampled, compute_s=seconds)
         advances = self.scheduler.apply(step, result, self.now_s)
-        self.num_unfinished -= sum(advance.finished for advance in advances)
-        return self._take_ended() + advances
+        ended = [advance for advance in advances if advance.finished]
+        self.num_unfinished -= len(ended)
+        return advances if self._step_by_step else self._take_ended() + ended
 
     def _turn(self, run: SteadyRun) -> None:
         """One more of a steady run."""

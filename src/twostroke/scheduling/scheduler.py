@@ -211,12 +211,12 @@ class Scheduler:
             return None
         return find_run(self._admission, self.ledger, sum(len(one.step.decodes) for one in self._launched), token_id)
 
-    def take_run(
-        self, run: SteadyRun, turns: Series[Turn], token_id: int
-    ) -> tuple[Step | None, list[SequenceAdvance]]:
+    def take_run(self, run: SteadyRun, turns: Series[Turn], token_id: int) -> tuple[Step | None, list[SequenceAdvance]]:
         """All at once what `schedule` and `apply` would have done turn by turn: so many of the steady run's. Returns
         the step that is then in flight, if one was, and what became of the streams that ended."""
-        slots, ended = run.take(turns, token_id, lambda sequence, s: self.finish(sequence, FinishReason.LENGTH, now_s=s))
+        slots, ended = run.take(
+            turns, token_id, lambda sequence, s: self.finish(sequence, FinishReason.LENGTH, now_s=s)
+        )
         self._now_s = turns[-1].ended_s
         self._next_step_id += len(turns)
         step = None
