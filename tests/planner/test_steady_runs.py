@@ -1,5 +1,5 @@
-"""Turns that are decided beforehand against the slow twin, where the scheduler decides every step: the same times to the
-last bit, over random traces with shared prefixes, little KV, windows, paces, routers and replicas."""
+"""Turns that are decided beforehand against the slow twin, where the scheduler decides every step: the same times to
+the last bit, over random traces with shared prefixes, little KV, windows, paces, routers and replicas."""
 
 from __future__ import annotations
 

@@ -113,9 +113,8 @@ class SteadyRun:
         num_turns, firsts, ends = len(turns), self._firsts, self._ends
         for place, sequence in enumerate(self._streams):
             holding = self._holding(sequence)
-            if holding.end - firsts[place] < num_turns:  # else it is not due, as with most
-                if (turn := self._due(RESERVE, place, holding, 0)) < num_turns:
-                    events.append((turn, RESERVE, place))
+            if holding.end - firsts[place] < num_turns and self._due(RESERVE, place, holding, 0) < num_turns:
+                events.append((holding.end - firsts[place], RESERVE, place))
             if holding.commits_at - computed[place] <= num_turns or ends[place] < num_turns:
                 events.append((self._due(ADVANCE, place, holding, computed[place]), ADVANCE, place))
         heapify(events)
