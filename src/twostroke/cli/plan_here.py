@@ -15,13 +15,11 @@ from twostroke.planner.deployment import Deployment
 from twostroke.planner.efficiency import CPU_RECORDS, Efficiency, Fitted
 
 
-def here(
-    planned: PlannedModel, quantise: str | None, kv: str, tensor_parallel: int
-) -> tuple[Deployment, Efficiency | None]:
+def here(planned: PlannedModel, quantise: str | None, kv: str, devices: int) -> tuple[Deployment, Efficiency | None]:
     if planned.checkpoint is None:
         raise BadRequestError("--on this measures with the model's own weights: give a model whose files are here")
-    if tensor_parallel != 1 or quantise is not None:
-        raise BadRequestError("--on this plans what this engine would run: no --tensor-parallel, no --quantise")
+    if devices != 1 or quantise is not None:
+        raise BadRequestError("--on this plans what this engine would run: one device, and no --quantise")
     checkpoint = planned.checkpoint
     factory, _ = backends.choose("auto", checkpoint)
     found = machine.detect()
