@@ -27,7 +27,7 @@ from twostroke.core.request import Request
 from twostroke.core.sampling_params import SamplingParams
 from twostroke.core.step import Step, StepResult
 from twostroke.core.timing import SequenceTiming
-from twostroke.cost.calibration import Calibration, write_calibration
+from twostroke.cost.calibration import Calibration
 from twostroke.cost.floor import StepWork, work_of
 from twostroke.engine.build import Assembly, build
 from twostroke.engine.calibrate import TEMPERATURE, fit, observe_spread
@@ -105,7 +105,7 @@ class Player:
 def calibrate(assembly: Assembly, limit_s: float) -> None:
     rounds = list(observe_spread(assembly.engine, assembly.checkpoint.spec.vocab_size, limit_s))
     found = fit(assembly.shape, assembly.ceilings(), rounds)
-    write_calibration(assembly.preparation.calibration_path, found)
+    assembly.preparation.keep_calibration(found)
 
 
 def mixed_steps(assembly: Assembly, calibration: Calibration) -> list[Line]:

@@ -38,8 +38,8 @@ def plan(
         list[str] | None,
         typer.Option(
             metavar="DEVICE",
-            help="h200 (the default), rtx4090, mi300x, m4max, ...; this: the machine under us, measured (the model is "
-            "on disk then). With --search it may be given several times; default there: all with a public price.",
+            help="h200 (the default), rtx4090, mi300x, m4max, ...; this: the machine under us, measured. "
+            "With --search it may be given several times; default there: all with a public price.",
         ),
     ] = None,
     tensor_parallel: Annotated[

@@ -60,6 +60,8 @@ def _model_rows(result: Estimate) -> list[Row]:
     if shape.experts is not None:
         active = f", {shape.active_parameters / 1e9:,.1f}B of them for a token"
     kept = "as its file has them" if deployment.own_shape is not None else deployment.quantise
+    if deployment.own_kv_space_bytes is not None:
+        kept = "as this engine holds them"
     price = deployment.price_per_hour_usd
     peak = f"{2 * deployment.ceilings.multiply_adds_per_s / 1e12:,.0f} TFLOP/s {deployment.arithmetic}"
     if deployment.device.vendor == "":
