@@ -64,25 +64,22 @@ def here(planned: PlannedModel, quantise: str | None, kv: str, devices: int) -> 
 
 
 def _fitted(checkpoint: Checkpoint, deployment: Deployment) -> Fitted | None:
-    """By what `twostroke calibrate` stored of this model or, where it has not seen it, of another one: what each part of
-    a step takes for each second of its floor is a machine's and a backend's more than a model's."""
+    """By what `twostroke calibrate` stored of this model or, where it has not seen it, of another one: what each part
+    of a step takes for each second of its floor is a machine's and a backend's more than a model's."""
     try:
         prepared = prepare(checkpoint, EngineConfig())
     except TwostrokeError:
         return None  # it does not fit, and the plan will say so
-    source, error = (
-        "twostroke calibrate on this machine",
-        "{:.1%} of a step on average, over steps that were not fitted",
-    )
-    calibration = prepared.calibration()
+    own = prepared.calibration()
+    calibration = own or prepared.calibration_of_another()
     if calibration is None:
-        calibration = prepared.calibration_of_another()
-        if calibration is None:
-            return None
+        return None
+    source = "twostroke calibrate on this machine"
+    error = f"{calibration.error:.1%} of a step on average, over steps that were not fitted"
+    if own is None:
         source += f" with {calibration.model}"
         error = f"unknown: {checkpoint.name} was not measured here; of {calibration.model}, {error}"
-    seconds = calibration.step_cost(deployment.shape).seconds
-    return Fitted(f"{source}, {calibration.taken}", error.format(calibration.error), seconds)
+    return Fitted(f"{source}, {calibration.taken}", error, calibration.step_cost(deployment.shape).seconds)
 
 
 def weightless(planned: PlannedModel) -> Checkpoint:
