@@ -111,15 +111,19 @@ class KVLedger:
             entry = self.index.find(chain[index + 1])
             if entry is not None:
                 chain[index + 1] = entry.node
-            serves_all = entry is not None
+            serves_all, is_over = entry is not None, False
             for number, group in enumerate(groups):
                 if entry is None or entry.blocks[number] is None:
+                    if group.window is None:
+                        is_over = True  # a full group misses a block: nothing longer can be served
+                        break
                     run_starts[number] = index + 1
-                # The last block itself is always asked for: a window of one token would match without evidence.
-                first_needed = min(index, self._first_needed(group, (index + 1) * block_size))
-                serves_all = serves_all and run_starts[number] <= first_needed
-            if any(start and group.window is None for group, start in zip(groups, run_starts, strict=True)):
-                break  # a full group misses a block: nothing longer can be served
+                if group.window is not None:
+                    # The last block itself is always asked for: a window of one token would match without evidence.
+                    first_needed = min(index, self._first_needed(group, (index + 1) * block_size))
+                    serves_all = serves_all and run_starts[number] <= first_needed
+            if is_over:
+                break
             entries.append(entry)
             if serves_all:
                 best_blocks = index + 1

@@ -20,8 +20,12 @@ Digest = Callable[[bytes, tuple[int, ...]], bytes]
 def keyed_digest(key: bytes) -> Digest:
     """Without the key nobody can choose prompts whose hashes collide, or learn a prompt from a hash."""
 
+    begun = blake2b(key=key, digest_size=DIGEST_BYTES)  # the key is worked in once
+
     def digest(before: bytes, tokens: tuple[int, ...]) -> bytes:
-        return blake2b(before + array("q", tokens).tobytes(), key=key, digest_size=DIGEST_BYTES).digest()
+        hashing = begun.copy()
+        hashing.update(before + array("q", tokens).tobytes())
+        return hashing.digest()
 
     return digest
 
