@@ -207,9 +207,10 @@ class Scheduler:
 
     def steady_run(self, token_id: int) -> SteadyRun | None:
         """Turns of this loop that are decided already, if there are any and every stream is given this token."""
-        if len(self._launched) > 1 or (self._launched and self._launched[0].step.prefills):
+        if len(self._launched) > 1:
             return None
-        return find_run(self._admission, self.ledger, sum(len(one.step.decodes) for one in self._launched), token_id)
+        in_flight = self._launched[0].step if self._launched else None
+        return find_run(self._admission, self.ledger, in_flight, token_id)
 
     def take_run(self, run: SteadyRun, turns: Series[Turn], token_id: int) -> tuple[Step | None, list[SequenceAdvance]]:
         """All at once what `schedule` and `apply` would have done turn by turn: so many of the steady run's. Returns
@@ -220,6 +221,8 @@ class Scheduler:
         self._now_s = turns[-1].ended_s
         self._next_step_id += len(turns)
         step = None
+        if self._pace is not None and self._launched:
+            self._pace.observe(self._launched[0].step, turns[0].compute_s)
         if self._launched:
             sequences = self._launched.popleft().sequences
             step = Step(self._next_step_id - 1, decodes=tuple(slots))
