@@ -11,13 +11,13 @@ from collections.abc import Sequence as Series
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
+from math import inf
 
 from twostroke.core.errors import BadRequestError
 from twostroke.core.kv_layout import KVLayout
 from twostroke.core.request import Request
 from twostroke.core.sampling_params import SamplingParams
 from twostroke.core.step import SampledToken, Step, StepResult
-from twostroke.core.timing import SequenceTiming
 from twostroke.cost.classify import RequestLengths, WorkloadClass, classify
 from twostroke.cost.floor import StepWork, work_of
 from twostroke.cost.hardware import Ceilings
@@ -94,13 +94,21 @@ class Replica:
         self.scheduler.add(request)
         self.num_unfinished += 1
 
-    def step(self) -> list[SequenceAdvance]:
+    def play_until(self, moment_s: float) -> list[SequenceAdvance]:
+        """Step on as long as there is work and the clock is before that moment: who has ended."""
+        ended: list[SequenceAdvance] = []
+        while self.now_s < moment_s and self.busy:
+            ended += [advance for advance in self.step(moment_s) if advance.finished]
+        return ended
+
+    def step(self, moment_s: float = -inf) -> list[SequenceAdvance]:
         """Launch what can be launched, and let the clock run to the end of the oldest step in flight. Returns what it
-        did or, unless step by step, who has ended, in turns decided beforehand at the latest when all are over."""
+        did or, unless step by step, who has ended, in turns decided beforehand at the latest when all are over. Of such
+        turns one is played, and as many more as begin before the moment."""
         if self._run is None and not self._step_by_step and len(self._in_flight) == self._max_in_flight - 1:
             self._run = self.scheduler.steady_run(TOKEN.token_id)
         if self._run is not None:
-            self._turn(self._run)
+            self._play(self._run, moment_s)
             return self._take_ended()
         while len(self._in_flight) < self._max_in_flight:
             step = self.scheduler.schedule(self.now_s)
@@ -122,16 +130,22 @@ class Replica:
         self.num_unfinished -= len(ended)
         return advances if self._step_by_step else self._take_ended() + ended
 
-    def _turn(self, run: SteadyRun) -> None:
-        """One more of a steady run."""
-        launched_s, done = self.now_s, len(self._turns)
-        self._launch(None, StepWork(contexts=run.contexts(done)))
-        _, seconds, ends_s = self._in_flight.popleft()
-        self.now_s = max(launched_s, ends_s)
-        self._turns.append(Turn(launched_s, self.now_s, seconds))
-        self.num_unfinished -= run.num_ending(done)
-        if done + 1 == run.num_turns:
-            self._tell_turns()
+    def _play(self, run: SteadyRun, moment_s: float) -> None:
+        """Turns of a steady run: they are timed, and no more."""
+        turns, in_flight = self._turns, self._in_flight
+        while True:
+            launched_s, done = self.now_s, len(turns)
+            self._launch(None, StepWork((), 0, run.contexts(done)))
+            _, seconds, ends_s = in_flight.popleft()
+            if ends_s > launched_s:
+                self.now_s = ends_s
+            turns.append(Turn(launched_s, self.now_s, seconds))
+            self.num_unfinished -= run.num_ending(done)
+            if done + 1 == run.num_turns:
+                self._tell_turns()
+                return
+            if self.now_s >= moment_s:
+                return
 
     def _tell_turns(self) -> None:
         if self._run is not None and self._turns:
@@ -217,9 +231,8 @@ def _serve(running: list[Replica], trace: Series[TraceRequest], router: str) -> 
     prompts, served, refused = Prompts(), Served(), 0
     for number, asked in enumerate(trace):
         for replica in running:
-            while replica.now_s < asked.arrival_s and replica.busy:
-                if advances := replica.step():
-                    served.take(_finished(advances))
+            if ended := replica.play_until(asked.arrival_s):
+                served.take(advance.sequence.timing for advance in ended)
         chosen = running[number % len(running)]
         if router == "least-loaded":
             chosen = min(running, key=lambda replica: replica.num_unfinished)
@@ -228,8 +241,7 @@ def _serve(running: list[Replica], trace: Series[TraceRequest], router: str) -> 
         except BadRequestError:
             refused += 1
     for replica in running:
-        while replica.busy:
-            served.take(_finished(replica.step()))
+        served.take(advance.sequence.timing for advance in replica.play_until(inf))
     began_s = trace[0].arrival_s if trace else 0.0
     return SimulationReport.of(
         served,
@@ -269,7 +281,3 @@ def classify_trace(spec: ReplicaSpec, trace: Series[TraceRequest], report: Simul
         step_seconds=spec.step_seconds,
         kv_space_bytes=sum(group.num_blocks * spec.layout.block_size * each.bytes_per_token for group, each in groups),
     )
-
-
-def _finished(advances: list[SequenceAdvance]) -> list[SequenceTiming]:
-    return [advance.sequence.timing for advance in advances if advance.finished]
