@@ -263,17 +263,27 @@ def recorded_h200() -> list[Line]:
 
 
 def simulation_speed() -> Line:
-    """Ten thousand requests on eight replicas, on one core."""
+    """Ten thousand requests on eight replicas, on one core; then with short answers, and step by step."""
     from bench.prediction_h200 import MODELS, replica_of
 
-    trace = poisson(100.0, 10_000, Lengths(200, 2000), Lengths(50, 300))
     spec, _, _ = replica_of(MODELS[0])
-    started_s = time.process_time()
-    report = simulate(spec, trace, replicas=8)
-    took_s = time.process_time() - started_s
-    print(
-        f"  {report.num_steps:,} steps, {report.served.output_tokens:,} tokens; {took_s / 20.0:.0%} of the 20 s allowed"
-    )
+
+    def timed(num_requests: int, answers: Lengths, *, step_by_step: bool = False) -> float:
+        trace = poisson(100.0, num_requests, Lengths(200, 2000), answers)
+        started_s = time.process_time()
+        report = simulate(spec, trace, replicas=8, step_by_step=step_by_step)
+        took_s = time.process_time() - started_s
+        how = ", each step decided anew" if step_by_step else ""
+        print(
+            f"  {num_requests:,} requests, answers of {answers.least} to {answers.most}{how}: {report.num_steps:,} "
+            f"steps, {report.served.output_tokens:,} tokens in {took_s:.2f} s, {num_requests / took_s:,.0f} requests/s",
+            flush=True,
+        )
+        return took_s
+
+    took_s = timed(10_000, Lengths(50, 300))
+    timed(10_000, Lengths(20, 60))
+    timed(2_000, Lengths(50, 300), step_by_step=True)
     return Line("10,000 requests simulated on 8 replicas", "20 s", f"{took_s:.1f} s", took_s / 20.0, 1.0)
 
 

@@ -140,6 +140,19 @@ def test_one_request_alone_takes_what_its_steps_cost() -> None:
     assert (report.num_steps, report.served.output_tokens) == (5, 4)
 
 
+def test_a_newcomer_is_looked_at_before_its_first_step_and_nobody_waits_for_it_behind_a_step() -> None:
+    plain, looked = SPEC, replace(SPEC, newcomer_s_per_token=1e-6)
+    alone = [TraceRequest(1.0, 500, 3)]
+    # 500 tokens of a microsecond each, once; its decodes take what they took.
+    first, second = simulate(plain, alone), simulate(looked, alone)
+    assert second.ttft_s["p50"] == pytest.approx(first.ttft_s["p50"] + 500e-6)
+    assert list(second.served.itl_s) == pytest.approx(list(first.served.itl_s))
+    # One that arrives while a step is in flight which takes longer than to look it up: it waits for the other's alone.
+    later = [TraceRequest(1.0, 400, 50), TraceRequest(1.003, 100, 2)]
+    hidden, without = simulate(looked, later), simulate(plain, later)
+    assert min(hidden.served.ttft_s) == pytest.approx(min(without.served.ttft_s) + 400e-6, abs=1e-9)
+
+
 def test_a_shared_prefix_is_read_once() -> None:
     alone = [TraceRequest(float(second), 640, 2) for second in range(10)]
     shared = [replace(request, prefix="system", prefix_tokens=608) for request in alone]

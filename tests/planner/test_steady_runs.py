@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from twostroke.core.kv_layout import KVGroup, KVLayout
+from twostroke.core.step import Step
 from twostroke.core.timing import SequenceTiming
 from twostroke.cost.floor import StepWork
 from twostroke.cost.hardware import Ceilings
@@ -43,6 +44,7 @@ def specs(draw: st.DrawFn) -> ReplicaSpec:
         ),
         KVLayout(draw(st.sampled_from([7, 16])), tuple(KVGroup((0,), window, num_blocks) for window in windows)),
         host_s=draw(st.sampled_from([0.0, 3e-4])),
+        newcomer_s_per_token=draw(st.sampled_from([0.0, 1e-5])),
         itl_target_s=draw(st.sampled_from([None, 0.02])),
         run_ahead=draw(st.booleans()),
     )
@@ -122,10 +124,10 @@ def test_most_steps_are_decided_beforehand_and_some_preempt() -> None:
         return StepCost(shape, CEILINGS).seconds(work)
 
     class Counting(Replica):
-        def _launch(self, step: object, work: StepWork) -> None:
+        def _launch(self, step: Step | None, work: StepWork, newcomer_tokens: int = 0) -> None:
             nonlocal asked
             asked += step is None
-            super()._launch(step, work)  # type: ignore[arg-type]
+            super()._launch(step, work, newcomer_tokens)
 
     layout = KVLayout(16, (KVGroup((0,), None, 60),))
     spec = ReplicaSpec(step_seconds, shape, CEILINGS, SchedulerConfig(150, 512, 64), layout)

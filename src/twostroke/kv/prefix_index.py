@@ -102,7 +102,7 @@ class PrefixIndex:
         """Forget one group's block; the entry goes with its last block."""
         entry = self._of_block[group].pop(block)
         entry.blocks[group] = None
-        if not any(block is not None for block in entry.blocks):
+        if entry.blocks.count(None) == self._num_groups:
             del self._entries[entry.node.digest]
 
     def entry_of(self, group: int, block: int) -> PrefixEntry | None:

@@ -52,6 +52,9 @@ class ReplicaSpec:
     layout: KVLayout
     host_s: float = 0.0
     """What the host adds to a step, where steps follow each other."""
+    newcomer_s_per_token: float = 0.0
+    """What it takes to check a prompt and to look it up before its first step is launched: hidden behind the step in
+    flight, if there is one."""
     itl_target_s: float | None = None
     run_ahead: bool = True
 
@@ -70,6 +73,7 @@ class Replica:
         self.scheduler = Scheduler(spec.scheduler, spec.layout, ledger=ledger, pace=pace)
         self._step_seconds = spec.step_seconds
         self._host_s = spec.host_s
+        self._newcomer_s_per_token = spec.newcomer_s_per_token
         self._max_in_flight = 2 if spec.run_ahead else 1
         self._in_flight: deque[tuple[Step | None, float, float]] = deque()  # with its seconds, and when it ends
         self._step_by_step = step_by_step
@@ -114,7 +118,7 @@ class Replica:
             step = self.scheduler.schedule(self.now_s)
             if step is None:
                 break
-            self._launch(step, work_of(step))
+            self._launch(step, work_of(step), sum(len(join.request.prompt_token_ids) for join in step.joins))
         if not self._in_flight:
             raise RuntimeError("the scheduler has work and nothing to launch")
         step, seconds, ends_s = self._in_flight.popleft()
@@ -160,9 +164,10 @@ class Replica:
         ended, self._ended = self._ended, []
         return ended
 
-    def _launch(self, step: Step | None, work: StepWork) -> None:
+    def _launch(self, step: Step | None, work: StepWork, newcomer_tokens: int = 0) -> None:
         seconds = self._step_seconds(work)
-        self._device_free_s = max(self.now_s, self._device_free_s) + self._host_s + seconds
+        chosen_s = self.now_s + newcomer_tokens * self._newcomer_s_per_token
+        self._device_free_s = max(chosen_s, self._device_free_s) + self._host_s + seconds
         self._in_flight.append((step, seconds, self._device_free_s))
         self.busy_s += seconds
         self.num_steps += 1
