@@ -157,10 +157,11 @@ def mixed_steps(assembly: Assembly, calibration: Calibration) -> list[Line]:
 def single_requests(assembly: Assembly, spec: ReplicaSpec) -> list[Line]:
     """Each alone, of random lengths: TTFT and TPOT as simulated, and as they were."""
     player, generator = Player(assembly), random.Random(5)
-    ttft, tpot = [], []
+    ttft, tpot, lengths = [], [], []
     for _ in range(NUM_REQUESTS):
         prompt_len, out_len = int(10 * 150 ** generator.random()), generator.randint(8, 48)
         predicted = simulate(spec, [TraceRequest(0.0, prompt_len, out_len)])
+        lengths.append(prompt_len)
         player.add(prompt_len, out_len)
         (measured,) = player.drain().values()
         assert measured.ttft_s is not None and measured.tpot_s is not None
@@ -171,6 +172,11 @@ def single_requests(assembly: Assembly, spec: ReplicaSpec) -> list[Line]:
         errors = sorted(abs(predicted_s - measured_s) / measured_s for predicted_s, measured_s in pairs)
         inside = sum(error <= 0.20 for error in errors)
         print(f"  {name}: {inside} of {len(errors)} within 20%, the median off by {statistics.median(errors):.1%}")
+        # Whether something other than the machine's moods is behind it: which lengths lean which way.
+        for least, most in ((1, 50), (51, 300), (301, 1500)):
+            within = [pair for pair, length in zip(pairs, lengths, strict=True) if least <= length <= most]
+            leans = statistics.median(predicted_s / measured_s - 1 for predicted_s, measured_s in within)
+            print(f"    prompts of {least} to {most} tokens: {len(within)}, the median predicted {leans:+.1%}")
         lines.append(
             Line(f"{name} of {len(pairs)} requests alone, mean", "simulated", "", statistics.fmean(errors), 0.20)
         )

@@ -297,7 +297,8 @@ class Scheduler:
         if error is not None:
             return self._advance_to_error(sequence, error)
         computed = None
-        if sequence.state is SequenceState.RUNNING:  # else it was preempted meanwhile: its KV is lost, its token is not
+        # Else it was preempted meanwhile: its KV is lost, its token is not.
+        if sequence.state is SequenceState.RUNNING:
             sequence.num_computed += num_tokens
             self.ledger.commit(sequence)
             computed = sequence.num_computed
