@@ -61,6 +61,7 @@ class KVLedger:
         self._prefix_caching = prefix_caching
         self._windowed = [(number, group) for number, group in enumerate(layout.groups) if group.window is not None]
         self._holdings: dict[int, Holding] = {}
+        self._root: PrefixNode | None = None  # the last one used: most requests share a namespace
         self._chains: dict[int, list[PrefixNode]] = {}  # by sequence: root, then one node a full block, hashed once
 
     def _pool(self, number: int, group: KVGroup) -> BlockPool:
@@ -152,7 +153,10 @@ class KVLedger:
         """The names of a sequence's full blocks after their root. Tokens are only ever appended, so names are kept."""
         chain = self._chains.get(sequence.seq_id)
         if chain is None:
-            chain = self._chains[sequence.seq_id] = [self.index.root(self._namespace(sequence))]
+            namespace = self._namespace(sequence)
+            if self._root is None or self._root.namespace != namespace:
+                self._root = self.index.root(namespace)
+            chain = self._chains[sequence.seq_id] = [self._root]
         return chain
 
     def _extend_chain(self, chain: list[PrefixNode], sequence: Sequence) -> None:

@@ -10,7 +10,7 @@ import math
 
 from twostroke.core.errors import BadRequestError
 from twostroke.core.request import Request
-from twostroke.core.sequence import Phase, Sequence, SequenceState
+from twostroke.core.sequence import Sequence, SequenceState
 from twostroke.kv.ledger import KVLedger
 from twostroke.scheduling.config import SchedulerConfig
 from twostroke.scheduling.plan import StepPlan
@@ -122,7 +122,7 @@ class Admission:
         """One a group: what admission must leave free: the watermark, and what running prefills still have to take."""
         spare = list(self._watermarks)
         for sequence in self.running:
-            if sequence.phase is Phase.PREFILL:
+            if sequence.num_computed + sequence.num_in_flight < sequence.prefill_len:
                 target = min(sequence.prefill_len + 1, sequence.max_total_tokens - 1)
                 ahead = self._ledger.blocks_to_come(sequence, target, self._config.chunk_limit)
                 spare = [left + more for left, more in zip(spare, ahead, strict=True)]
