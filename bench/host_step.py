@@ -1,13 +1,17 @@
 """What the host spends on a step: scheduler, ledger and engine over a backend that answers at once. CPU time of the one
 thread, so that a busy machine does not count; the backend's own is left out.
 
-    python bench/host_step.py [--sequences 1,16,64,256] [--rounds 5] [--profile]"""
+    python bench/host_step.py [--sequences 1,16,64,256] [--rounds 5] [--newcomer 8192,64] [--profile]
+
+Last, what a newcomer takes until its first step is launched, of so many tokens that are cached and so many that are
+not: where nothing else runs, nobody hides it."""
 
 from __future__ import annotations
 
 import argparse
 import cProfile
 import pstats
+import random
 import time
 
 from twostroke.core.kv_layout import KVGroup, KVLayout
@@ -70,10 +74,31 @@ def step_s(num_sequences: int, block_size: int, windows: tuple[int | None, ...])
     return (time.thread_time() - started_s - backend.own_s) / MEASURED_STEPS
 
 
+def newcomer_s(cached: int, new: int, block_size: int) -> tuple[float, float]:
+    """To take it in, and to choose and launch its step."""
+    layout = KVLayout(block_size, (KVGroup((0,), None, 4 * (cached + new) // block_size + 4),))
+    config = SchedulerConfig(max_context=4 * (cached + new), max_tokens_per_step=1 << 20)
+    engine = Engine(Scheduler(config, layout), InstantBackend(), 1 << 17)
+    draw, sampling = random.Random(0), SamplingParams(max_tokens=1, ignore_eos=True)
+    head = tuple(draw.randrange(1 << 17) for _ in range(cached))
+    taken = []
+    for number in range(8):
+        request = Request(str(number), head + tuple(draw.randrange(1 << 17) for _ in range(new)), sampling)
+        began_s = time.thread_time()
+        engine.add(request)
+        added_s = time.thread_time()
+        engine.step()
+        taken.append((added_s - began_s, time.thread_time() - added_s))
+        while engine.busy:
+            engine.step()
+    return min(add_s for add_s, _ in taken[1:]), min(step_s for _, step_s in taken[1:])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sequences", default="1,16,64,256")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--newcomer", default="8192,64")
     parser.add_argument("--profile", action="store_true")
     options = parser.parse_args()
     counts = [int(text) for text in options.sequences.split(",")]
@@ -86,6 +111,9 @@ def main() -> None:
         for count in counts:
             best_s = min(step_s(count, *layout) for _ in range(options.rounds))
             print(f"{name}, {count} sequences: {1e6 * best_s:.0f} us a step, {1e6 * best_s / count:.2f} a sequence")
+    cached, new = (int(text) for text in options.newcomer.split(","))
+    add_s, first_s = newcomer_s(cached, new, 64)
+    print(f"a newcomer of {new} tokens behind {cached}: {1e6 * add_s:.0f} us to take in, {1e6 * first_s:.0f} to launch")
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from twostroke.core.request import Request
 from twostroke.core.sampling_params import SamplingParams
 from twostroke.core.step import Step, StepResult
 from twostroke.core.timing import SequenceTiming
-from twostroke.cost.calibration import Calibration, write_calibration
+from twostroke.cost.calibration import Calibration
 from twostroke.cost.floor import StepWork, work_of
 from twostroke.engine.build import Assembly, build
 from twostroke.engine.calibrate import TEMPERATURE, fit, observe_spread
@@ -105,7 +105,7 @@ class Player:
 def calibrate(assembly: Assembly, limit_s: float) -> None:
     rounds = list(observe_spread(assembly.engine, assembly.checkpoint.spec.vocab_size, limit_s))
     found = fit(assembly.shape, assembly.ceilings(), rounds)
-    write_calibration(assembly.preparation.calibration_path, found)
+    assembly.preparation.keep_calibration(found)
 
 
 def mixed_steps(assembly: Assembly, calibration: Calibration) -> list[Line]:
@@ -157,10 +157,11 @@ def mixed_steps(assembly: Assembly, calibration: Calibration) -> list[Line]:
 def single_requests(assembly: Assembly, spec: ReplicaSpec) -> list[Line]:
     """Each alone, of random lengths: TTFT and TPOT as simulated, and as they were."""
     player, generator = Player(assembly), random.Random(5)
-    ttft, tpot = [], []
+    ttft, tpot, lengths = [], [], []
     for _ in range(NUM_REQUESTS):
         prompt_len, out_len = int(10 * 150 ** generator.random()), generator.randint(8, 48)
         predicted = simulate(spec, [TraceRequest(0.0, prompt_len, out_len)])
+        lengths.append(prompt_len)
         player.add(prompt_len, out_len)
         (measured,) = player.drain().values()
         assert measured.ttft_s is not None and measured.tpot_s is not None
@@ -171,6 +172,11 @@ def single_requests(assembly: Assembly, spec: ReplicaSpec) -> list[Line]:
         errors = sorted(abs(predicted_s - measured_s) / measured_s for predicted_s, measured_s in pairs)
         inside = sum(error <= 0.20 for error in errors)
         print(f"  {name}: {inside} of {len(errors)} within 20%, the median off by {statistics.median(errors):.1%}")
+        # Whether something other than the machine's moods is behind it: which lengths lean which way.
+        for least, most in ((1, 50), (51, 300), (301, 1500)):
+            within = [pair for pair, length in zip(pairs, lengths, strict=True) if least <= length <= most]
+            leans = statistics.median(predicted_s / measured_s - 1 for predicted_s, measured_s in within)
+            print(f"    prompts of {least} to {most} tokens: {len(within)}, the median predicted {leans:+.1%}")
         lines.append(
             Line(f"{name} of {len(pairs)} requests alone, mean", "simulated", "", statistics.fmean(errors), 0.20)
         )
@@ -263,17 +269,27 @@ def recorded_h200() -> list[Line]:
 
 
 def simulation_speed() -> Line:
-    """Ten thousand requests on eight replicas, on one core."""
+    """Ten thousand requests on eight replicas, on one core; then with short answers, and step by step."""
     from bench.prediction_h200 import MODELS, replica_of
 
-    trace = poisson(100.0, 10_000, Lengths(200, 2000), Lengths(50, 300))
     spec, _, _ = replica_of(MODELS[0])
-    started_s = time.process_time()
-    report = simulate(spec, trace, replicas=8)
-    took_s = time.process_time() - started_s
-    print(
-        f"  {report.num_steps:,} steps, {report.served.output_tokens:,} tokens; {took_s / 20.0:.0%} of the 20 s allowed"
-    )
+
+    def timed(num_requests: int, answers: Lengths, *, step_by_step: bool = False) -> float:
+        trace = poisson(100.0, num_requests, Lengths(200, 2000), answers)
+        started_s = time.process_time()
+        report = simulate(spec, trace, replicas=8, step_by_step=step_by_step)
+        took_s = time.process_time() - started_s
+        how = ", each step decided anew" if step_by_step else ""
+        print(
+            f"  {num_requests:,} requests, answers of {answers.least} to {answers.most}{how}: {report.num_steps:,} "
+            f"steps, {report.served.output_tokens:,} tokens in {took_s:.2f} s, {num_requests / took_s:,.0f} requests/s",
+            flush=True,
+        )
+        return took_s
+
+    took_s = timed(10_000, Lengths(50, 300))
+    timed(10_000, Lengths(20, 60))
+    timed(2_000, Lengths(50, 300), step_by_step=True)
     return Line("10,000 requests simulated on 8 replicas", "20 s", f"{took_s:.1f} s", took_s / 20.0, 1.0)
 
 

@@ -10,8 +10,12 @@ from tests.cli.test_cli import twostroke
 from tests.models.tiny_checkpoints import make_tiny, variants
 
 from twostroke.cli.plan_model import config_of_spec, read_model
+from twostroke.config import EngineConfig
 from twostroke.core.errors import ModelError
+from twostroke.cost.calibration import Calibration
 from twostroke.cost.config_shape import dimensions_from_config, shape_from_config
+from twostroke.cost.step_cost import Coefficients
+from twostroke.engine.build import prepare_model
 from twostroke.models.loading import load_checkpoint
 
 
@@ -76,7 +80,7 @@ def test_search_is_cheapest_first() -> None:
     assert tail["met_share"] == 1.0 and tail["requests_per_s"] == 2 / record["found"][0]["replicas"]
     assert tail["ttft_s"]["p99"] >= tail["ttft_s"]["p50"] > 0.2 * mean_s
     done = twostroke("plan", "Llama-3.1-70B", "--search", "--rate", "1", "--slo-tpot-ms", "0.001", "--on", "h200")
-    assert done.returncode == 1 and "nothing meets it, of 12 that were tried; nearest are:" in done.stdout
+    assert done.returncode == 1 and "nothing meets it, of 30 that were tried; nearest are:" in done.stdout
     shown = [line for line in done.stdout.splitlines() if line.startswith("  ")]
     assert len(shown) == 3 and all("too slow for one user" in line for line in shown)
     assert shown[0].startswith("  8 x H200, 8 to a copy of the model, int4")
@@ -86,8 +90,36 @@ def test_the_machine_under_us(smollm2_path: Path, tmp_path: Path) -> None:
     sizes = ("--input", "200", "--output", "50")
     done = twostroke("plan", str(smollm2_path), "--on", "this", *sizes, TWOSTROKE_CACHE=str(tmp_path))
     assert done.returncode == 0, done.stderr
-    assert "as its file has them" in done.stdout and "measured on this machine" in done.stdout
+    assert "as this engine holds them" in done.stdout and "measured on this machine" in done.stdout
     assert "bench/results/cpu-" in done.stdout
+
+
+def test_a_model_that_is_not_here_on_the_machine_under_us(smollm2_path: Path, tmp_path: Path) -> None:
+    """From its sizes and this machine's ceilings, and what another model taught of the machine."""
+    folder, sizes = {"TWOSTROKE_CACHE": str(tmp_path)}, ("--on", "this", "--input", "200", "--output", "50")
+    done = twostroke("plan", "Llama-3.2-1B", *sizes, "--json", **folder)
+    record = json.loads(done.stdout)
+    assert done.returncode == 0 and "unknown: Llama-3.2-1B was never run here" in record["efficiency"]["error"]
+    # 1.24B parameters in Q8_0, whose blocks of 32 take 34 bytes.
+    assert record["memory"]["weight_bytes"] == pytest.approx(1.236e9 * 34 / 32, rel=0.01)
+    assert record["alone"]["tpot"]["expected_s"] > record["alone"]["tpot"]["floor_s"]
+    # Eight times the weights of SmolLM2-135M of the same machine take about as many times as long.
+    prepared = prepare_model(str(smollm2_path), EngineConfig())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TWOSTROKE_CACHE", str(tmp_path))
+        found = Calibration(prepared.ceilings(), Coefficients(weights_alone=1.5), 0.0, 0.125, 9, "yesterday")
+        prepared.keep_calibration(found)
+        assert prepared.calibration() == prepared.calibration_of_another() != found
+    taught = json.loads(twostroke("plan", "Llama-3.2-1B", *sizes, "--json", **folder).stdout)
+    assert "calibrate on this machine with" in taught["efficiency"]["source"]
+    assert "unknown: Llama-3.2-1B was not measured here; of" in taught["efficiency"]["error"]
+    assert "12.5% of a step" in taught["efficiency"]["error"]
+    weights_s = 1.5 * record["alone"]["minimum_decode_s"]
+    assert taught["alone"]["tpot"]["expected_s"] == pytest.approx(weights_s, rel=0.2)
+    done = twostroke("plan", "Llama-3.1-405B", *sizes, **folder)
+    assert done.returncode == 0 and "NO: " in done.stdout
+    done = twostroke("plan", "DeepSeek-V3", *sizes, **folder)
+    assert done.returncode == 2 and "it does not run deepseek_v3 models" in done.stderr
 
 
 def test_a_plot(tmp_path: Path) -> None:
@@ -103,9 +135,11 @@ def test_a_plot(tmp_path: Path) -> None:
         (("llama-9", "--on", "h200"), "cannot plan 'llama-9': it is no file or folder here"),
         (("Llama-3.1-8B", "--on", "h2000"), "there is no device 'h2000'; did you mean H200"),
         (("Llama-3.1-8B", "--on", "h200", "--on", "h100"), "one --on at a time"),
-        (("Llama-3.1-8B", "--on", "this"), "give a model whose files are here"),
-        (("Llama-3.1-8B", "--count", "3", "--tensor-parallel", "2"), "must be a multiple of tensor-parallel"),
-        (("Llama-3.1-8B", "--count", "0"), "must be a multiple of tensor-parallel"),
+        (("Llama-3.1-8B", "--on", "this", "--pipeline-parallel", "2"), "one device, and no --quantise"),
+        (("Llama-3.1-8B", "--count", "3", "--tensor-parallel", "2"), "must be a multiple of the"),
+        (("Llama-3.1-8B", "--count", "0"), "must be a multiple of the"),
+        (("Llama-3.1-8B", "--expert-parallel", "2"), "has no experts"),
+        (("Llama-3.1-8B", "--pipeline-parallel", "64"), "cannot be cut into 64 stages"),
         (("Llama-3.1-8B", "--quantise", "fp3"), "no quantisation 'fp3'"),
         (("Llama-3.1-8B", "--input", "0"), "input must be from 1"),
         (("Llama-3.1-8B", "--cached", "2000"), "cached must be below input"),

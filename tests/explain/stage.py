@@ -119,6 +119,8 @@ class Stage:
             assembly.engine.scheduler, self.paced, vocab_size, run_ahead=False, clock=lambda: self.paced.now_s
         )
         self.facts = replace(engine_facts(assembly), ceilings=CEILINGS)
+        self.host_s = 0.0
+        """What the caller takes between two steps, while the backend has nothing to do."""
         self._explainer = Explainer(lambda: self.facts, lambda: self.cost)
 
     def play(self, asks: Mapping[str, Ask]) -> dict[str, SequenceTiming]:
@@ -135,6 +137,7 @@ class Stage:
             for event in self.engine.step():
                 if isinstance(event, TokenEvent) and event.timing is not None and event.sample_index == 0:
                     timings[event.request_id] = event.timing
+            self.paced.now_s += self.host_s
         self.engine.scheduler.check()
         return timings
 

@@ -215,6 +215,21 @@ def test_context_length(folder: Path, fitted: bool) -> None:
     assert change is not None and "--kv-type int8 would bring it to about" in change.text
 
 
+@FITTED
+def test_a_host_that_keeps_the_backend_waiting(folder: Path, fitted: bool) -> None:
+    """Whoever takes the tokens is slower than the backend that writes them."""
+    stage, asks = Stage(folder), {"a": Ask(0.0, prompt(1, 40), 50)}
+    swift_s = stage.play(asks)["a"].decode_s or 0.0
+    stage = Stage(folder)
+    stage.host_s = 0.02
+    timing = stage.play(asks)["a"]
+    assert timing.decode_s == pytest.approx(swift_s + 49 * 0.02)
+    verdict = stage.explain(timing, fitted=fitted).verdict
+    check(verdict, Cause.HOST, "stream", "the backend stood idle between steps (scheduling, text, the caller)")
+    assert verdict.stream is not None and verdict.stream.lost_s == pytest.approx(49 * 0.02, rel=0.01)
+    assert verdict.change is None  # no option of the engine would help
+
+
 def test_a_request_that_ended_early_says_where(folder: Path) -> None:
     stage = Stage(folder)
     queued = SequenceTiming(arrival_s=1.0, finished_s=3.0, prompt_tokens=5)

@@ -159,7 +159,7 @@ def test_without_the_prefix_cache_only_samples_of_one_request_share(caching: boo
 
 
 def test_a_hash_collision_shares_nothing() -> None:
-    ledger = Ledger((None, 20), digest=lambda data: b"same")
+    ledger = Ledger((None, 20), digest=lambda before, tokens: b"same")
     ledger.run(ledger.sequence(range(9)))
     assert ledger.run(ledger.sequence([50 + token for token in range(9)])) == 0
     assert ledger.match(ledger.sequence(range(9))).num_tokens == 4, "the second block lost its place to the first"

@@ -45,7 +45,7 @@ def test_a_prefix_is_found_by_its_tokens_and_by_nothing_else() -> None:
 
 
 def test_a_collision_is_a_miss() -> None:
-    index = PrefixIndex(1, digest=lambda data: b"same")
+    index = PrefixIndex(1, digest=lambda before, tokens: b"same")
     enter(index, chain(index, (1, 2)))
     assert index.find(chain(index, (1, 2))[0]) is not None
     assert index.find(chain(index, (9, 9))[0]) is None
@@ -56,7 +56,7 @@ def test_a_collision_is_a_miss() -> None:
 
 def test_a_collision_of_parents_is_a_miss_even_when_the_parent_is_gone() -> None:
     """The block's own tokens and its parent's hash agree; only the tokens before differ."""
-    index = PrefixIndex(1, digest=lambda data: data[-8:] + b"x")  # of the last token alone
+    index = PrefixIndex(1, digest=lambda before, tokens: bytes(tokens[-1:]) + b"x")  # of the last token alone
     enter(index, chain(index, (1, 2), (3, 4)))
     index.remove(0, 0)
     impostor = chain(index, (7, 2), (3, 4))[1]

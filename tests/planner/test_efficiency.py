@@ -145,7 +145,7 @@ def test_a_fitted_cost_model_is_taken_at_its_word() -> None:
 def test_distance_from_the_records_is_said() -> None:
     assert expected("H200", num_parameters=30_500_000_000) is H200_RECORDS
     assert "71B parameters are larger than any measured" in expected("H200", num_parameters=70_600_000_000).error
-    far = expected("MI300X", tensor_parallel=8, arithmetic="fp8")
+    far = expected("MI300X", cuts=["tensor"], arithmetic="fp8")
     assert far.error.startswith("unknown: no MI300X was measured")
     assert "fp8 arithmetic was not measured" in far.error and "tensor parallelism" in far.error
     assert far.matmul == H200_RECORDS.matmul

@@ -29,14 +29,14 @@ def test_the_cheapest_by_exhaustion() -> None:
     found, rejected = search(candidates_of(BASES), LENGTHS, level, load)
     best = math.inf
     for base in candidates_of(BASES):
-        efficiency = expected(base.device.name, tensor_parallel=base.tensor_parallel, arithmetic=base.arithmetic)
+        efficiency = expected(base.device.name, arithmetic=base.arithmetic)
         phases = phases_of(base, efficiency)
         for users in range(1, base.max_users(2500) + 1, 16):
             loaded = phases.loaded(2000, 500, 0, users)
             if level.is_met(loaded):
                 replicas = math.ceil(6.0 / loaded.requests_per_s)
                 assert base.device.price_per_hour_usd is not None
-                best = min(best, replicas * base.tensor_parallel * base.device.price_per_hour_usd)
+                best = min(best, replicas * base.devices_per_copy * base.device.price_per_hour_usd)
     assert found[0].usd_per_hour is not None and found[0].usd_per_hour <= best
     assert [one.usd_per_hour for one in found] == sorted(one.usd_per_hour or 0 for one in found)
     assert all(level.is_met(one.loaded) for one in found)

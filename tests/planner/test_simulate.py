@@ -95,7 +95,8 @@ def timings_of_the_engine(spec: ReplicaSpec, trace: list[TraceRequest]) -> dict[
 def felt(timing: SequenceTiming) -> tuple[object, ...]:
     counts = (timing.cached_tokens, timing.recomputed_tokens, timing.prefill_chunks, timing.preemptions)
     moments = (timing.arrival_s, timing.scheduled_s, timing.finished_s)
-    return moments, counts, tuple(timing.token_times_s), timing.prefill_compute_s, timing.decode_compute_s
+    compute_s = (timing.prefill_compute_s, round(timing.decode_compute_s, 9))  # summed in another order
+    return moments, counts, tuple(timing.token_times_s), compute_s
 
 
 @pytest.mark.parametrize(
@@ -137,6 +138,19 @@ def test_one_request_alone_takes_what_its_steps_cost() -> None:
     assert list(report.served.itl_s) == pytest.approx([COST.seconds(work) + 1e-4 for work in decodes])
     assert report.duration_s == pytest.approx(prefill_s + sum(report.served.itl_s))
     assert (report.num_steps, report.served.output_tokens) == (5, 4)
+
+
+def test_a_newcomer_is_looked_at_before_its_first_step_and_nobody_waits_for_it_behind_a_step() -> None:
+    plain, looked = SPEC, replace(SPEC, newcomer_s_per_token=1e-6)
+    alone = [TraceRequest(1.0, 500, 3)]
+    # 500 tokens of a microsecond each, once; its decodes take what they took.
+    first, second = simulate(plain, alone), simulate(looked, alone)
+    assert second.ttft_s["p50"] == pytest.approx(first.ttft_s["p50"] + 500e-6)
+    assert list(second.served.itl_s) == pytest.approx(list(first.served.itl_s))
+    # One that arrives while a step is in flight which takes longer than to look it up: it waits for the other's alone.
+    later = [TraceRequest(1.0, 400, 50), TraceRequest(1.003, 100, 2)]
+    hidden, without = simulate(looked, later), simulate(plain, later)
+    assert min(hidden.served.ttft_s) == pytest.approx(min(without.served.ttft_s) + 400e-6, abs=1e-9)
 
 
 def test_a_shared_prefix_is_read_once() -> None:

@@ -53,6 +53,7 @@ def test_a_request_that_waited_for_a_slot_is_told_so_everywhere(server: RunningS
     found = server.get(f"/v1/twostroke/requests/{waited['id']}", headers=ONE).json()
     choice = found["choices"][0]
     assert choice["timing"] == timing and choice["slow_to"] == "start" and choice["stream"]
+    assert (choice["predicted_by"], choice["doubt"] is None) != ("step_cost", False)
     kinds = [span["kind"] for span in choice["timeline"]]
     assert kinds[:2] == ["reception", "queue"] and kinds[-2:] == ["decode", "delivery"]
     assert choice["timeline"][1]["seconds"] == pytest.approx(timing["queue_s"], abs=1e-5)

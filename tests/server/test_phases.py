@@ -11,9 +11,10 @@ from twostroke.core.step import TokenLogprobs
 from twostroke.core.timing import SequenceTiming
 from twostroke.cost.hardware import Ceilings
 from twostroke.cost.model_shape import KVGroupShape, ModelShape
+from twostroke.cost.step_cost import Coefficients
 from twostroke.server.logprobs import CompletionLogprobsWriter, chat_logprobs
-from twostroke.server.messages import Ready
-from twostroke.server.phases import server_timing, timing_report
+from twostroke.server.messages import Ready, Stats
+from twostroke.server.phases import explain, server_timing, timing_report
 from twostroke.text.loading import load_tokenizer
 from twostroke.text.tokenizer import Tokenizer
 
@@ -50,6 +51,15 @@ def test_a_report_by_hand() -> None:
     assert report.verdict.startswith("nothing in the engine held it up, and still it took 1.50 s, 5.7 times ")
     assert report.verdict.endswith("67% of it went into writing 101 tokens, 10 ms each")
     assert server_timing(timing) == "queue;dur=100.0, prefill;dur=400.0, decode;dur=1000.0"
+
+
+def test_an_explanation_says_why_the_engines_costs_are_not_gone_by() -> None:
+    timing = SequenceTiming(arrival_s=0.0, scheduled_s=0.0, token_times_s=[1.0, 1.1], finished_s=1.1, prompt_tokens=20)
+    stats = Stats(*(0,) * 7, blocks=(), steps={}, step_cost_doubt="the fitted costs were off by 40% on average")
+    doubted = explain(timing, FACTS, stats)
+    assert not doubted.is_fitted and doubted.doubt == "the fitted costs were off by 40% on average"
+    known = explain(timing, FACTS, Stats(*(0,) * 7, blocks=(), steps={}, step_cost=(FACTS.ceilings, Coefficients())))
+    assert known.is_fitted and known.doubt is None
 
 
 def test_an_answer_without_tokens_has_no_rates() -> None:

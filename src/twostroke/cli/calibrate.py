@@ -116,11 +116,9 @@ def _show(console: Console, assembly: Assembly, found: Calibration) -> None:
 
 
 def _store(console: Console, assembly: Assembly, found: Calibration) -> None:
-    from twostroke.cost.calibration import write_calibration
-
     path = assembly.preparation.calibration_path
     try:
-        write_calibration(path, found)
+        assembly.preparation.keep_calibration(found)
     except OSError as error:
         raise BadRequestError(f"the calibration could not be kept in {path.parent}: {error.strerror}") from None
     console.print(

@@ -50,4 +50,5 @@ def _print_choice(console: Console, choice: dict[str, Any]) -> None:
         choice["stream"],
         [Span(**span) for span in choice["timeline"]],
         is_fitted=choice["predicted_by"] == "step_cost",
+        doubt=choice.get("doubt"),
     )

@@ -38,15 +38,22 @@ def plan(
         list[str] | None,
         typer.Option(
             metavar="DEVICE",
-            help="h200 (the default), rtx4090, mi300x, m4max, ...; this: the machine under us, measured (the model is "
-            "on disk then). With --search it may be given several times; default there: all with a public price.",
+            help="h200 (the default), rtx4090, mi300x, m4max, ...; this: the machine under us, measured. "
+            "With --search it may be given several times; default there: all with a public price.",
         ),
     ] = None,
     tensor_parallel: Annotated[
         int, typer.Option(help="Devices that share one copy of the model; each holds a part of every matrix.")
     ] = 1,
+    pipeline_parallel: Annotated[
+        int, typer.Option(help="Stages of one copy, each with its part of the layers, one after another.")
+    ] = 1,
+    expert_parallel: Annotated[
+        int,
+        typer.Option(help="Groups of one copy, each with its part of the experts, all the rest, and users of its own."),
+    ] = 1,
     count: Annotated[
-        int | None, typer.Option(help="Devices in all: a multiple of --tensor-parallel, the rest are further copies.")
+        int | None, typer.Option(help="Devices in all: a multiple of what a copy takes, the rest are further copies.")
     ] = None,
     quantise: Annotated[
         str | None,
@@ -110,6 +117,7 @@ def plan(
 
     \b
     twostroke plan Llama-3.1-70B --on h200 --tensor-parallel 2 --input 2000 --output 500 --users 64
+    twostroke plan DeepSeek-V3 --on h200 --expert-parallel 16 --input 2000 --output 500
     twostroke plan gpt-oss-120b --search --users 200 --slo-ttft-ms 1000 --slo-tpot-ms 40
     twostroke plan smollm2 --on this --from-server http://localhost:8000
     twostroke plan Llama-3.1-70B --on h200 --plot decode.png
@@ -126,7 +134,7 @@ def plan(
     if price is not None and not 0 < price <= MAX_PRICE:
         raise BadRequestError(f"price must be above 0 and at most {MAX_PRICE:g} USD an hour, not {price:g}")
     planned = read_model(model)
-    wish = _Wish(planned, quantise, kv, tensor_parallel, tensor_parallel if count is None else count, price)
+    wish = _Wish(planned, quantise, kv, (tensor_parallel, pipeline_parallel, expert_parallel), count, price)
     own = _own_efficiency(efficiency)
     console, notes = Console(), Console(stderr=True)
     if search:
@@ -164,23 +172,24 @@ class _Wish:
     planned: PlannedModel
     quantise: str | None
     kv: str
-    tensor_parallel: int
-    count: int
+    cut: tuple[int, int, int]
+    """Tensor, pipeline, expert parallelism."""
+    count: int | None
     price: float | None
 
     def on(self, name: str) -> tuple[Deployment, Efficiency | None]:
         if name == "this":
             from twostroke.cli.plan_here import here
 
-            return here(self.planned, self.quantise, self.kv, self.tensor_parallel)
+            return here(self.planned, self.quantise, self.kv, math.prod(self.cut))
         from twostroke.cost.devices import find_device
 
-        if not 1 <= self.tensor_parallel <= self.count or self.count % self.tensor_parallel:
-            raise BadRequestError(
-                f"count ({self.count}) must be a multiple of tensor-parallel ({self.tensor_parallel}), both at least 1"
-            )
         deployment = self.at(find_device(name), self.quantise or self.planned.weights)
-        return replace(deployment, replicas=self.count // self.tensor_parallel), None
+        a_copy = deployment.devices_per_copy
+        count = a_copy if self.count is None else self.count
+        if count < 1 or count % a_copy:
+            raise BadRequestError(f"count ({count}) must be a multiple of the {a_copy} devices of a copy, at least one")
+        return replace(deployment, replicas=count // a_copy), None
 
     def at(self, device: Device, quantise: str) -> Deployment:
         from twostroke.planner.deployment import Deployment
@@ -195,7 +204,9 @@ class _Wish:
             device=device,
             quantise=quantise,
             kv=self.kv,
-            tensor_parallel=self.tensor_parallel,
+            tensor_parallel=self.cut[0],
+            pipeline_parallel=self.cut[1],
+            expert_parallel=self.cut[2],
             own_shape=own_shape,
         )
 
@@ -246,7 +257,7 @@ def _search(
 
     named = [find_device(name) for name in on] if on else [one for one in DEVICES if one.price_per_hour_usd is not None]
     kinds = [wish.quantise] if wish.quantise else plan_table.kinds_to_try(wish.planned.weights)
-    bases = [replace(wish, tensor_parallel=1).at(device, kind) for device in named for kind in kinds]
+    bases = [replace(wish, cut=(1, 1, 1)).at(device, kind) for device in named for kind in kinds]
     found, rejected = search(candidates_of(bases), lengths, level, load, None if own is None else lambda _: own)
     tail = None
     if found and load.requests_per_s is not None:
@@ -266,7 +277,7 @@ def _plot(notes: Console, wish: _Wish, path: Path) -> None:
     from twostroke.cost.devices import DEVICES
     from twostroke.planner.plots import decode_points, plot_decode
 
-    alone = replace(wish, tensor_parallel=1, price=None)
+    alone = replace(wish, cut=(1, 1, 1), price=None)
     kind = wish.quantise or wish.planned.weights
     points = decode_points([alone.at(device, kind) for device in DEVICES])
     if not any(point.count for point in points):

@@ -1,28 +1,34 @@
 """The machine under us as a device to plan on: its ceilings measured, its memory asked for, its weights as a backend
-would hold them. Needs the model's files."""
+would hold them. Of a model whose files are not here, its shape is enough."""
 
 from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from twostroke import backends, machine
 from twostroke.cli.plan_model import PlannedModel
 from twostroke.config import EngineConfig
-from twostroke.core.errors import BadRequestError
+from twostroke.core.errors import BadRequestError, ModelError, TwostrokeError
 from twostroke.cost.devices import Device, find_device
 from twostroke.engine.build import kv_needs, prepare
 from twostroke.engine.quantise import by_default
 from twostroke.engine.shape import shape_of
+from twostroke.models.checkpoint import Checkpoint
+from twostroke.models.families import FAMILIES
+from twostroke.models.random_weights import random_checkpoint
+from twostroke.models.weights.tensor import WeightKind
 from twostroke.planner.deployment import Deployment
 from twostroke.planner.efficiency import CPU_RECORDS, Efficiency, Fitted
 
 
-def here(
-    planned: PlannedModel, quantise: str | None, kv: str, tensor_parallel: int
-) -> tuple[Deployment, Efficiency | None]:
-    if planned.checkpoint is None:
-        raise BadRequestError("--on this measures with the model's own weights: give a model whose files are here")
-    if tensor_parallel != 1 or quantise is not None:
-        raise BadRequestError("--on this plans what this engine would run: no --tensor-parallel, no --quantise")
-    checkpoint = planned.checkpoint
+def here(planned: PlannedModel, quantise: str | None, kv: str, devices: int) -> tuple[Deployment, Efficiency | None]:
+    if devices != 1 or quantise is not None:
+        raise BadRequestError("--on this plans what this engine would run: one device, and no --quantise")
+    own = planned.checkpoint or weightless(planned)
+    checkpoint = own
     factory, _ = backends.choose("auto", checkpoint)
     found = machine.detect()
     if factory.quantises_on_load:
@@ -48,15 +54,51 @@ def here(
         own_shape=shape_of(checkpoint, [need.bytes_per_token for need in needs]),
         own_kv_space_bytes=int(memory.kv_share * memory.free_beside_weights_bytes),
     )
-    calibration = prepare(planned.checkpoint, EngineConfig()).calibration()
-    if calibration is not None:
-        fitted = Fitted(
-            source=f"twostroke calibrate on this machine, {calibration.taken}",
-            error=f"{calibration.error:.1%} of a step on average, over steps that were not fitted",
-            seconds=calibration.step_cost(deployment.shape).seconds,
-        )
+    fitted = _fitted(own, deployment)
+    if fitted is not None or factory.name == "cuda":
         return deployment, fitted
-    return deployment, None if factory.name == "cuda" else CPU_RECORDS
+    shares = CPU_RECORDS
+    if planned.checkpoint is None:
+        shares = replace(shares, error=f"unknown: {planned.name} was never run here; of SmolLM2: {shares.error}")
+    return deployment, shares
+
+
+def _fitted(checkpoint: Checkpoint, deployment: Deployment) -> Fitted | None:
+    """By what `twostroke calibrate` stored of this model or, where it has not seen it, of another one: what each part
+    of a step takes for each second of its floor is a machine's and a backend's more than a model's."""
+    try:
+        prepared = prepare(checkpoint, EngineConfig())
+    except TwostrokeError:
+        return None  # it does not fit, and the plan will say so
+    own = prepared.calibration()
+    calibration = own or prepared.calibration_of_another()
+    if calibration is None:
+        return None
+    source = "twostroke calibrate on this machine"
+    error = f"{calibration.error:.1%} of a step on average, over steps that were not fitted"
+    if own is None:
+        source += f" with {calibration.model}"
+        error = f"unknown: {checkpoint.name} was not measured here; of {calibration.model}, {error}"
+    return Fitted(f"{source}, {calibration.taken}", error, calibration.step_cost(deployment.shape).seconds)
+
+
+def weightless(planned: PlannedModel) -> Checkpoint:
+    """A model that is known by its sizes alone, as the engine would hold it. What a list of sizes leaves out, and says
+    nothing of speed, is filled in."""
+    config = dict(planned.config or {})
+    family = str(config.get("model_type")).removesuffix("_text")
+    names = [name for one in FAMILIES if one.name == family for name in one.hf_architectures]
+    if not names and "architectures" not in config:
+        raise BadRequestError(f"--on this plans what this engine would run, and it does not run {family} models")
+    config.pop("quantization_config", None)
+    filled = {"rms_norm_eps": 1e-5, "rope_theta": 1e4, "hidden_act": "silu", "max_position_embeddings": 8192}
+    with TemporaryDirectory() as folder:
+        path = Path(folder)
+        (path / "config.json").write_text(json.dumps({"architectures": names[:1]} | filled | config), encoding="utf-8")
+        try:
+            return random_checkpoint(path, WeightKind.BF16, name=planned.name)
+        except ModelError as error:
+            raise BadRequestError(f"--on this plans what this engine would run, not {planned.name}: {error}") from None
 
 
 def _sheet(name: str) -> Device | None:

@@ -31,6 +31,8 @@ class PlannedModel:
     """What it is kept in unless asked otherwise: a name of `planner.quantisation`."""
     checkpoint: Checkpoint | None = None
     """Where its files are here and can be run."""
+    config: Mapping[str, Any] | None = None
+    """Where there is one."""
 
     def file_shape(self, kv_bits: float) -> ModelShape | None:
         """In the very bits of its GGUF file."""
@@ -53,7 +55,7 @@ def read_model(name: str) -> PlannedModel:
         return _from_config(name, path / "config.json")
     known = None if path.exists() else find_known_shape(name)
     if known is not None:
-        return PlannedModel(name, dimensions_from_config(known.config), known.weights)
+        return PlannedModel(name, dimensions_from_config(known.config), known.weights, config=known.config)
     if path.exists() or name in KNOWN_MODELS:
         return _from_file(name)
     return _from_hub(name)
@@ -69,7 +71,7 @@ def _from_config(name: str, path: Path) -> PlannedModel:
             checkpoint = load_checkpoint(path.parent, name=name)
         except ModelError:
             checkpoint = None  # it can be planned, if not run: a family or a quantisation that no backend here has
-    return PlannedModel(name, dimensions_from_config(config), _weights(config), checkpoint)
+    return PlannedModel(name, dimensions_from_config(config), _weights(config), checkpoint, config)
 
 
 def read_config(path: Path) -> Mapping[str, Any]:
@@ -122,7 +124,7 @@ def _from_hub(name: str) -> PlannedModel:
     if not (folder / "config.json").is_file():
         raise ModelError(f"cannot plan {name!r}: the repository has no config.json; {known}")
     config = read_config(folder / "config.json")
-    return PlannedModel(name, dimensions_from_config(config), _weights(config))
+    return PlannedModel(name, dimensions_from_config(config), _weights(config), config=config)
 
 
 def config_of_spec(spec: ModelSpec) -> dict[str, Any]:

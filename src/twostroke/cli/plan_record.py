@@ -25,6 +25,8 @@ def record(result: Estimate) -> dict[str, Any]:
         "device": deployment.device.name,
         "devices": deployment.num_devices,
         "tensor_parallel": deployment.tensor_parallel,
+        "pipeline_parallel": deployment.pipeline_parallel,
+        "expert_parallel": deployment.expert_parallel,
         "replicas": deployment.replicas,
         "arithmetic": deployment.arithmetic,
         "usd_per_hour": deployment.price_per_hour_usd,
@@ -71,6 +73,8 @@ def search_record(found: Sequence[Found], rejected: Sequence[Rejected], tail: Ta
                 "usd_per_hour": one.usd_per_hour,
                 "device": one.deployment.device.name,
                 "tensor_parallel": one.deployment.tensor_parallel,
+                "pipeline_parallel": one.deployment.pipeline_parallel,
+                "expert_parallel": one.deployment.expert_parallel,
                 "replicas": one.deployment.replicas,
                 "weights": one.deployment.quantise,
                 "users_per_replica": one.loaded.users,
@@ -84,6 +88,8 @@ def search_record(found: Sequence[Found], rejected: Sequence[Rejected], tail: Ta
             {
                 "device": one.deployment.device.name,
                 "tensor_parallel": one.deployment.tensor_parallel,
+                "pipeline_parallel": one.deployment.pipeline_parallel,
+                "expert_parallel": one.deployment.expert_parallel,
                 "weights": one.deployment.quantise,
                 "reason": one.reason,
             }

@@ -45,8 +45,12 @@ def _grid(console: Console, rows: Sequence[Row]) -> None:
 def hardware(deployment: Deployment) -> str:
     name = deployment.device.name
     text = name if deployment.num_devices == 1 else f"{deployment.num_devices} x {name}"
-    if deployment.tensor_parallel > 1:
-        text += f", {deployment.tensor_parallel} to a copy of the model"
+    if deployment.devices_per_copy > 1:
+        text += f", {deployment.devices_per_copy} to a copy of the model"
+    if deployment.lanes > 1:
+        cuts = (("tensor", deployment.tensor_parallel), ("stages", deployment.pipeline_parallel))
+        named = [f"{name} {size}" for name, size in (*cuts, ("experts", deployment.expert_parallel)) if size > 1]
+        text += f" ({' x '.join(named)})"
     return text
 
 
@@ -56,15 +60,18 @@ def _model_rows(result: Estimate) -> list[Row]:
     if shape.experts is not None:
         active = f", {shape.active_parameters / 1e9:,.1f}B of them for a token"
     kept = "as its file has them" if deployment.own_shape is not None else deployment.quantise
+    if deployment.own_kv_space_bytes is not None:
+        kept = "as this engine holds them"
     price = deployment.price_per_hour_usd
     peak = f"{2 * deployment.ceilings.multiply_adds_per_s / 1e12:,.0f} TFLOP/s {deployment.arithmetic}"
     if deployment.device.vendor == "":
         peak = f"{2 * deployment.ceilings.multiply_adds_per_s / 1e9:,.0f} GFLOP/s"
+    each = "copy" if deployment.lanes == 1 else "stage" if deployment.expert_parallel == 1 else "group"
     return [
         ("model", f"{deployment.model}: {shape.num_parameters / 1e9:,.2f}B parameters{active}; weights {kept}"),
         (
             "hardware",
-            f"{hardware(deployment)}: {peak} and {units.size(deployment.ceilings.read_bytes_per_s)}/s a copy"
+            f"{hardware(deployment)}: {peak} and {units.size(deployment.ceilings.read_bytes_per_s)}/s a {each}"
             + (f", {price:,.2f} USD/h" if price is not None else ", no public price"),
         ),
         ("load", _load(result.lengths)),
@@ -86,6 +93,9 @@ def _memory_rows(result: Estimate) -> list[Row]:
         needed = memory.devices_needed
         hint = f"it takes --tensor-parallel {needed}" if needed else "nor do 64 of these devices hold it"
         text = f"NO: {text}; {hint}. The times below are its bandwidth's and its arithmetic's all the same"
+    if result.deployment.devices_per_copy > 1:
+        text += f"; the fullest device has {units.size(memory.device_weight_bytes)} of weights in "
+        text += units.size(memory.device_bytes)
     return [
         ("fits", text),
         (
@@ -105,7 +115,7 @@ def _seconds_table(console: Console, result: Estimate) -> None:
         table.add_row(label, units.seconds(seconds.floor_s), units.seconds(seconds.expected_s), Text(meaning, "dim"))
 
     alone, computed = result.alone, result.lengths.input_tokens - result.lengths.cached_tokens
-    read = units.size(result.deployment.shape.weight_bytes_read(1))
+    read = units.size(result.deployment.lane_shape(alone=True).weight_bytes_read(1))
     add("alone: TTFT", alone.ttft, f"{computed:,} tokens read, no queue; {result.prefill.side}-bound")
     add("alone: TPOT", alone.tpot, f"{read} of weights and the context, a token; {result.decode_alone.side}-bound")
     add("alone: answer", alone.request, f"all {result.lengths.output_tokens:,} tokens")

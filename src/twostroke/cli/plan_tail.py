@@ -24,7 +24,7 @@ FEWEST_REQUESTS, MOST_REQUESTS = 20, 2000
 class Tail:
     num_requests: int
     requests_per_s: float
-    """That arrive at one copy."""
+    """That arrive at one copy, or at one lane of it."""
     ttft_s: dict[str, float]
     """By percentile: p50, p90, p99."""
     itl_s: dict[str, float]
@@ -36,7 +36,7 @@ def tail_of(
     found: Found, lengths: RequestLengths, level: ServiceLevel, requests_per_s: float, efficiency: Efficiency
 ) -> Tail | None:
     """None: requests are too long to simulate enough of them, or longer than what an engine would take there."""
-    rate = requests_per_s / found.deployment.replicas
+    rate = requests_per_s / found.deployment.replicas / found.deployment.lanes
     num_requests = min(MOST_REQUESTS, READ_TOKENS // lengths.input_tokens, WRITTEN_TOKENS // lengths.output_tokens)
     if num_requests < FEWEST_REQUESTS:
         return None

@@ -12,6 +12,7 @@ from twostroke.machine import MemorySpace
 from twostroke.planner.deployment import MAX_USERS, Deployment
 from twostroke.planner.efficiency import Efficiency
 from twostroke.planner.estimate import expected_of, phases_of
+from twostroke.planner.links import link_note
 from twostroke.planner.quantisation import find_kv_bits
 from twostroke.planner.simulate import ReplicaSpec
 from twostroke.scheduling.config import SchedulerConfig
@@ -42,18 +43,20 @@ def on_device(
     efficiency = expected_of(deployment)
     title = f"{planned.name} in {deployment.quantise} on {hardware}"
     source = f"by {efficiency.source}; error: {efficiency.error}"
-    return replica_on(deployment, efficiency, config), title, source, deployment.link_note
+    return replica_on(deployment, efficiency, config), title, source, link_note(deployment)
 
 
 def replica_on(deployment: Deployment, efficiency: Efficiency, config: EngineConfig) -> ReplicaSpec:
-    """One copy of a deployment whose weights fit."""
-    shape, first = deployment.shape, 0
+    """One copy of a deployment whose weights fit; of a copy with several lanes, one of them, while all are busy."""
+    shape, first = deployment.lane_shape(), 0
     needs: list[KVGroupNeed] = []
     for group in shape.kv_groups:
         layers = tuple(range(first, first + group.num_layers))
         needs.append(KVGroupNeed(layers, group.window, group.bytes_per_token))
         first += group.num_layers
-    memory = MemorySpace(deployment.device.name, deployment.memory_bytes, deployment.kv_space_bytes, 1.0)
+    memory = MemorySpace(
+        deployment.device.name, deployment.memory_bytes, deployment.kv_space_bytes // deployment.lanes, 1.0
+    )
     max_context = deployment.dimensions.max_context or config.max_context or 8192
     resolved = resolve(config, max_context, tuple(needs), memory, GPU_SIZES, 1)
     itl_target_ms = resolved.sizes.itl_target_ms

@@ -17,6 +17,7 @@ from twostroke.cost.step_cost import Coefficients, StepCost
 
 FORMAT = 1
 """Goes up when terms change their meaning."""
+MOST_LOOKED_AT = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,11 @@ class CalibrationKey:
     shape: ModelShape
     version: str
     """Of Twostroke: other kernels have other costs."""
+
+    @property
+    def machine(self) -> str:
+        """All but the model."""
+        return f"{self.backend} on {self.device}, {self.threads} threads, version {self.version}"
 
     def path(self, folder: Path) -> Path:
         facts = json.dumps([FORMAT, asdict(self)], sort_keys=True)
@@ -47,6 +53,9 @@ class Calibration:
     num_steps: int
     taken: str
     """When, as people read it."""
+    machine: str = ""
+    """Backend, device, threads and version, in a line; empty: kept before that was."""
+    model: str = ""
 
     def __post_init__(self) -> None:
         for name in ("host_s", "error"):
@@ -67,9 +76,21 @@ def read_calibration(path: Path) -> Calibration | None:
             error=float(fields["error"]),
             num_steps=int(fields["num_steps"]),
             taken=str(fields["taken"]),
+            machine=str(fields.get("machine", "")),
+            model=str(fields.get("model", "")),
         )
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
+
+
+def latest_on(machine: str, folder: Path) -> Calibration | None:
+    """The latest of any model there, among the first few hundred files."""
+    try:
+        paths = [path for path, _ in zip(folder.glob("*.json"), range(MOST_LOOKED_AT), strict=False)]
+    except OSError:
+        return None
+    found = [one for path in paths if (one := read_calibration(path)) is not None and one.machine == machine]
+    return max(found, key=lambda one: one.taken, default=None)
 
 
 def write_calibration(path: Path, calibration: Calibration) -> None:

@@ -81,11 +81,11 @@ def step_multiply_adds(shape: ModelShape, work: StepWork) -> int:
 
 def contexts_bytes_read(shape: ModelShape, contexts: Sequence[int]) -> int:
     """K and V that one query at the end of each context reads. There may be hundreds in every step."""
-    return sum(
-        group.bytes_per_token
-        * (sum(contexts) if group.window is None else sum(map(min, contexts, repeat(group.window))))
-        for group in shape.kv_groups
-    )
+    read = 0
+    for group in shape.kv_groups:
+        positions = sum(contexts) if group.window is None else sum(map(min, contexts, repeat(group.window)))
+        read += group.bytes_per_token * positions
+    return read
 
 
 def step_bytes_read(shape: ModelShape, work: StepWork) -> float:

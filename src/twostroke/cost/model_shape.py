@@ -37,6 +37,10 @@ class ExpertsShape:
     weight_bytes: int
     matmul_parameters: int = 0
     """Of their matrices, all experts together; 0: not told."""
+    num_parts: int = 1
+    """Groups of devices that each hold so large a part of all experts: what is counted here is one part's."""
+    busy_groups: int = 1
+    """Of them, those that send tokens at the same time, each as many."""
 
     @property
     def active_parameters(self) -> int:
@@ -45,9 +49,11 @@ class ExpertsShape:
 
     def weight_bytes_read(self, num_tokens: int) -> float:
         """What a step of so many tokens reads, if they choose without regard to each other: an expert is left alone
-        by one token with a probability of 1 - k / E, and by all of them with that to the power of their number."""
-        untouched = (1 - self.experts_per_token / self.num_experts) ** num_tokens
-        return self.weight_bytes * (1 - untouched)
+        by one token with a probability of 1 - k / E, and by all of them with that to the power of their number. A part
+        is taken to have its even share of them, but whole experts: the busiest group reads one at least."""
+        untouched = (1 - self.experts_per_token / self.num_experts) ** (num_tokens * self.busy_groups)
+        read = self.weight_bytes * (1 - untouched)
+        return read if self.num_parts == 1 else max(read, self.weight_bytes * self.num_parts / self.num_experts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +115,9 @@ class ModelShape:
     def attention_multiply_adds(self, start: int, num_tokens: int) -> int:
         """Scores and weighted values of a causal range: head_dim multiply-adds each, a head, a query-key pair. Latent
         attention goes whichever of its two ways takes fewer."""
-        pairs = sum(group.num_layers * group.query_key_pairs(start, num_tokens) for group in self.kv_groups)
+        pairs = 0
+        for group in self.kv_groups:
+            pairs += group.num_layers * group.query_key_pairs(start, num_tokens)
         if self.latent is None:
             return 2 * self.num_heads * self.head_dim * pairs
         positions = start * sum(group.num_layers for group in self.kv_groups)

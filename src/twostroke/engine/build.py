@@ -11,7 +11,13 @@ from twostroke.backends.interface import BackendFactory, MaskingBackend
 from twostroke.cache import cache_folder
 from twostroke.config import EngineConfig, KVGroupNeed, ResolvedConfig, resolve
 from twostroke.core.errors import BackendError
-from twostroke.cost.calibration import Calibration, CalibrationKey, read_calibration
+from twostroke.cost.calibration import (
+    Calibration,
+    CalibrationKey,
+    latest_on,
+    read_calibration,
+    write_calibration,
+)
 from twostroke.cost.hardware import Ceilings
 from twostroke.cost.model_shape import ModelShape
 from twostroke.cost.step_cost import StepCost
@@ -38,6 +44,10 @@ NOTHING_MEASURED = Ceilings(20e9, 200e9, "assumed: nothing was measured yet")
 model's start, and the first steps teach the rest."""
 
 
+def _calibrations() -> Path:
+    return cache_folder() / "calibrations"
+
+
 @dataclass(frozen=True, slots=True)
 class Preparation:
     """All that is decided about an engine before anything is loaded."""
@@ -60,13 +70,25 @@ class Preparation:
         )
 
     @property
+    def _calibration_key(self) -> CalibrationKey:
+        return CalibrationKey(self.factory.name, self.device, self.resolved.threads, self.shape, __version__)
+
+    @property
     def calibration_path(self) -> Path:
-        key = CalibrationKey(self.factory.name, self.device, self.resolved.threads, self.shape, __version__)
-        return key.path(cache_folder() / "calibrations")
+        return self._calibration_key.path(_calibrations())
 
     def calibration(self) -> Calibration | None:
         """What `twostroke calibrate` stored for exactly this; None: it was not run."""
         return read_calibration(self.calibration_path)
+
+    def calibration_of_another(self) -> Calibration | None:
+        """The latest that it stored for any model on this backend and machine."""
+        return latest_on(self._calibration_key.machine, _calibrations())
+
+    def keep_calibration(self, found: Calibration) -> None:
+        """Raises OSError."""
+        named = replace(found, machine=self._calibration_key.machine, model=self.checkpoint.name)
+        write_calibration(self.calibration_path, named)
 
     def ceilings(self) -> Ceilings:
         """What this machine allows. The first call on a machine may take a moment: it measures."""

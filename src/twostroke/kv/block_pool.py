@@ -4,7 +4,7 @@ nobody references but whose content can still be found. Knows neither tokens nor
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 
 class ConservationError(RuntimeError):
@@ -58,6 +58,18 @@ class BlockPool:
         self._references[block] = 1
         return block
 
+    def allocate_many(self, count: int) -> list[int]:
+        """The same so many times."""
+        if count > len(self._free):
+            return [self.allocate() for _ in range(count)]
+        first = len(self._free) - count
+        blocks = self._free[first:]
+        del self._free[first:]
+        blocks.reverse()
+        for block in blocks:
+            self._references[block] = 1
+        return blocks
+
     def retain(self, block: int) -> None:
         """One holder more for a block that was found in the prefix index."""
         if self._references[block] == 0:
@@ -72,6 +84,19 @@ class BlockPool:
         self._references[block] -= 1
         if self._references[block] == 0:
             if self._findable[block]:
+                self._cached[block] = None
+            else:
+                self._free.append(block)
+
+    def release_many(self, blocks: Iterable[int]) -> None:
+        """The same for each, in this order."""
+        references, findable = self._references, self._findable
+        for block in blocks:
+            if references[block] != 1:
+                self.release(block)
+                continue
+            references[block] = 0
+            if findable[block]:
                 self._cached[block] = None
             else:
                 self._free.append(block)

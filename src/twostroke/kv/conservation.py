@@ -37,7 +37,10 @@ def check(ledger: KVLedger, running: list[Sequence], holdings: Mapping[int, Hold
 def _check_tables(ledger: KVLedger, sequence: Sequence, holding: Holding) -> None:
     """Every position that is launched has a block, every key that may still be read is held, nothing else is."""
     block_size = ledger.layout.block_size
-    if holding.commits_at != (holding.num_committed + 1) * block_size or sequence.num_computed >= holding.commits_at:
+    due = [(holding.num_committed + 1) * block_size]  # and of each window, when the first block held falls behind it
+    for group, first in zip(ledger.layout.groups, holding.first_held, strict=True):
+        due += [] if group.window is None else [(first + 1) * block_size + group.window - 1]
+    if holding.commits_at != min(due) or sequence.num_computed >= holding.commits_at:
         raise ConservationError(
             f"sequence {sequence.seq_id} has computed {sequence.num_computed} positions and committed "
             f"{holding.num_committed} blocks, and is to commit the next at {holding.commits_at}"

@@ -32,7 +32,7 @@ class Holding:
     end: int = 0
     """Positions below it have a block: nearly every step asks for one more position, and it is there."""
     commits_at: int = 0
-    """`num_computed` from which on there is a full block more to commit."""
+    """`num_computed` from which on there is something to commit: a full block more, or one behind a window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,23 +51,28 @@ class KVLedger:
         prefix_caching: bool = True,
         key: bytes | None = None,
         digest: Digest | None = None,
+        explains: bool = True,
     ) -> None:
+        """`explains`: remember what was cached, so that `prefix_break` can say why a prompt was not found."""
         self.layout = layout
         self.index = PrefixIndex(len(layout.groups), key=key, digest=digest)
+        self._memory = PrefixMemory() if explains else None
         self.pools = tuple(self._pool(number, group) for number, group in enumerate(layout.groups))
-        self._memory = PrefixMemory()
         self._prefix_caching = prefix_caching
         self._windowed = [(number, group) for number, group in enumerate(layout.groups) if group.window is not None]
         self._holdings: dict[int, Holding] = {}
+        self._root: PrefixNode | None = None  # the last one used: most requests share a namespace
         self._chains: dict[int, list[PrefixNode]] = {}  # by sequence: root, then one node a full block, hashed once
 
     def _pool(self, number: int, group: KVGroup) -> BlockPool:
-        return BlockPool(group.num_blocks, on_evict=lambda block: self._evict(number, block))
+        index, memory = self.index, self._memory
 
-    def _evict(self, number: int, block: int) -> None:
-        if (entry := self.index.entry_of(number, block)) is not None:
-            self._memory.lost(entry.node)
-        self.index.remove(number, block)
+        def on_evict(block: int) -> None:  # knows not the ledger: a cycle of so many objects would wait for a collector
+            if memory is not None and (entry := index.entry_of(number, block)) is not None:
+                memory.lost(entry.node)
+            index.remove(number, block)
+
+        return BlockPool(group.num_blocks, on_evict)
 
     @property
     def max_total_tokens(self) -> int | None:
@@ -107,15 +112,19 @@ class KVLedger:
             entry = self.index.find(chain[index + 1])
             if entry is not None:
                 chain[index + 1] = entry.node
-            serves_all = entry is not None
+            serves_all, is_over = entry is not None, False
             for number, group in enumerate(groups):
                 if entry is None or entry.blocks[number] is None:
+                    if group.window is None:
+                        is_over = True  # a full group misses a block: nothing longer can be served
+                        break
                     run_starts[number] = index + 1
-                # The last block itself is always asked for: a window of one token would match without evidence.
-                first_needed = min(index, self._first_needed(group, (index + 1) * block_size))
-                serves_all = serves_all and run_starts[number] <= first_needed
-            if any(start and group.window is None for group, start in zip(groups, run_starts, strict=True)):
-                break  # a full group misses a block: nothing longer can be served
+                if group.window is not None:
+                    # The last block itself is always asked for: a window of one token would match without evidence.
+                    first_needed = min(index, self._first_needed(group, (index + 1) * block_size))
+                    serves_all = serves_all and run_starts[number] <= first_needed
+            if is_over:
+                break
             entries.append(entry)
             if serves_all:
                 best_blocks = index + 1
@@ -127,7 +136,7 @@ class KVLedger:
         """Where the prompt left what is cached, and why; None where it did not, or was not to be found."""
         block_size = self.layout.block_size
         first, num_full = match.num_tokens // block_size, (len(sequence.tokens) - 1) // block_size
-        if first >= num_full or not self._is_shared(sequence):
+        if first >= num_full or self._memory is None or not self._is_shared(sequence):
             return None
         chain, lost = self._chain(sequence), first
         while lost < num_full:
@@ -144,7 +153,10 @@ class KVLedger:
         """The names of a sequence's full blocks after their root. Tokens are only ever appended, so names are kept."""
         chain = self._chains.get(sequence.seq_id)
         if chain is None:
-            chain = self._chains[sequence.seq_id] = [self.index.root(self._namespace(sequence))]
+            namespace = self._namespace(sequence)
+            if self._root is None or self._root.namespace != namespace:
+                self._root = self.index.root(namespace)
+            chain = self._chains[sequence.seq_id] = [self._root]
         return chain
 
     def _extend_chain(self, chain: list[PrefixNode], sequence: Sequence) -> None:
@@ -174,7 +186,7 @@ class KVLedger:
         tables = tuple(list(table) for table in match.tables)
         holding = Holding(tables, first_held, list(first_held), num_committed)
         holding.end = match.num_tokens
-        holding.commits_at = match.num_tokens + self.layout.block_size
+        holding.commits_at = self._next_commit(holding)
         self._holdings[sequence.seq_id] = holding
 
     def room(self, sequence: Sequence) -> int:
@@ -189,13 +201,14 @@ class KVLedger:
         holding = self._holdings[sequence.seq_id]
         if end <= holding.end:
             return ()
-        if end > self.room(sequence):
-            return None
         wanted = self.layout.blocks_for(end)
+        for table, pool in zip(holding.tables, self.pools, strict=True):
+            if wanted - len(table) > pool.num_available:
+                return None
         holding.end = wanted * self.layout.block_size
         grants: list[BlockGrant] = []
         for number, (table, pool) in enumerate(zip(holding.tables, self.pools, strict=True)):
-            table.extend(pool.allocate() for _ in range(wanted - len(table)))
+            table += pool.allocate_many(wanted - len(table))
             first = holding.num_granted[number]
             blocks = tuple(block for block in table[first:] if block is not None)
             holding.num_granted[number] = len(table)
@@ -206,29 +219,40 @@ class KVLedger:
         """The KV of positions below `num_computed` is written: enter the new full blocks in the index, and release
         those behind the window. Queries in flight and to come are all at `num_computed` or later."""
         holding = self._holdings[sequence.seq_id]
-        if sequence.num_computed >= holding.commits_at:
-            self._enter(sequence, holding, sequence.num_computed // self.layout.block_size)
+        if sequence.num_computed < holding.commits_at:
+            return
+        self._enter(sequence, holding, sequence.num_computed // self.layout.block_size)
         for number, group in self._windowed:
             self._slide(holding, number, self._first_needed(group, sequence.num_computed))
+        holding.commits_at = self._next_commit(holding)
+
+    def _next_commit(self, holding: Holding) -> int:
+        block_size = self.layout.block_size
+        ends = [(holding.num_committed + 1) * block_size]
+        for number, group in self._windowed:
+            assert group.window is not None
+            ends.append((holding.first_held[number] + 1) * block_size + group.window - 1)
+        return min(ends)
 
     def _enter(self, sequence: Sequence, holding: Holding, num_full: int) -> None:
-        chain = self._chain(sequence)
+        chain, memory = self._chain(sequence), self._memory
         for index in range(holding.num_committed, num_full):
             if index + 1 == len(chain):
                 self._extend_chain(chain, sequence)
-            entry = self.index.find_or_add(chain[index + 1])
+            node = chain[index + 1]
+            entry = self.index.find_or_add(node)
             if entry is None:
                 continue  # a collision: this block stays private
-            if entry.node is chain[index + 1]:
-                self._memory.saw(entry.node)
-            chain[index + 1] = entry.node
+            if entry.node is not node:
+                chain[index + 1] = entry.node
+            elif memory is not None:
+                memory.saw(node)
             for number, table in enumerate(holding.tables):
                 block = table[index]
                 if block is not None and entry.blocks[number] is None:
                     self.index.place(entry, number, block)
                     self.pools[number].mark_findable(block)
         holding.num_committed = num_full
-        holding.commits_at = (num_full + 1) * self.layout.block_size
 
     def _slide(self, holding: Holding, number: int, first_needed: int) -> None:
         table = holding.tables[number]
@@ -244,13 +268,13 @@ class KVLedger:
         then no other sequence may find it."""
         holding = self._holdings.pop(sequence.seq_id)
         for number, (table, pool) in enumerate(zip(holding.tables, self.pools, strict=True)):
-            for block in reversed(table):
-                if block is None:
-                    break
-                if tainted and pool.is_findable(block):
+            held = [block for block in table[holding.first_held[number] :] if block is not None]
+            held.reverse()
+            if tainted:
+                for block in filter(pool.is_findable, held):
                     self.index.remove(number, block)
                     pool.mark_lost(block)
-                pool.release(block)
+            pool.release_many(held)
 
     def retire(self, sequence: Sequence) -> None:
         """The sequence is finished and released: drop what was kept for its return."""
@@ -260,7 +284,8 @@ class KVLedger:
         """Forget every block that nobody holds: a prefix is then found only where a running sequence has it."""
         for pool in self.pools:
             pool.evict_cached()
-        self._memory.clear()
+        if self._memory is not None:
+            self._memory.clear()
 
     # Looking ahead, for admission
 

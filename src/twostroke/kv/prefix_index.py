@@ -13,16 +13,26 @@ from hashlib import blake2b
 DIGEST_BYTES = 16
 KEY_BYTES = 32
 
-Digest = Callable[[bytes], bytes]
+Digest = Callable[[bytes, tuple[int, ...]], bytes]
+"""Names a block by the name of what lies before it and its tokens; a namespace, by itself and no tokens."""
 
 
 def keyed_digest(key: bytes) -> Digest:
     """Without the key nobody can choose prompts whose hashes collide, or learn a prompt from a hash."""
 
-    def digest(data: bytes) -> bytes:
-        return blake2b(data, key=key, digest_size=DIGEST_BYTES).digest()
+    begun = blake2b(key=key, digest_size=DIGEST_BYTES)  # the key is worked in once
+
+    def digest(before: bytes, tokens: tuple[int, ...]) -> bytes:
+        hashing = begun.copy()
+        hashing.update(before + array("q", tokens).tobytes())
+        return hashing.digest()
 
     return digest
+
+
+def quick_digest(before: bytes, tokens: tuple[int, ...]) -> bytes:
+    """A quarter of the time, for prompts that nobody sent. A collision is a miss in any case."""
+    return hash((before, tokens)).to_bytes(8, "little", signed=True)
 
 
 @dataclass(slots=True, eq=False)
@@ -66,12 +76,11 @@ class PrefixIndex:
 
     def root(self, namespace: str) -> PrefixNode:
         """Where the chains of a namespace begin: chains of two namespaces never meet."""
-        return PrefixNode(self._digest(namespace.encode()), None, (), namespace)
+        return PrefixNode(self._digest(namespace.encode(), ()), None, (), namespace)
 
     def child(self, parent: PrefixNode, tokens: tuple[int, ...]) -> PrefixNode:
         """Hash one more full block: once, for all groups."""
-        digest = self._digest(parent.digest + array("q", tokens).tobytes())
-        return PrefixNode(digest, parent, tokens, parent.namespace)
+        return PrefixNode(self._digest(parent.digest, tokens), parent, tokens, parent.namespace)
 
     def find(self, node: PrefixNode) -> PrefixEntry | None:
         entry = self._entries.get(node.digest)
@@ -93,7 +102,7 @@ class PrefixIndex:
         """Forget one group's block; the entry goes with its last block."""
         entry = self._of_block[group].pop(block)
         entry.blocks[group] = None
-        if not any(block is not None for block in entry.blocks):
+        if entry.blocks.count(None) == self._num_groups:
             del self._entries[entry.node.digest]
 
     def entry_of(self, group: int, block: int) -> PrefixEntry | None:

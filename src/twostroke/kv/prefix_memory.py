@@ -56,11 +56,11 @@ class PrefixMemory:
             if child is None:
                 break
             digest, earlier = child
-            same = list(map(eq, earlier, tokens[block_start : block_start + block_size]))
+            ours = tuple(tokens[block_start : block_start + block_size])
             if at is None:  # the first block is never the same: it would have been found
-                at = same.index(False) if False in same else 0
+                at = next((place for place, (old, new) in enumerate(zip(earlier, ours, strict=False)) if old != new), 0)
                 same_after -= at
-            same_after += sum(same)
+            same_after += len(ours) if ours == earlier else sum(map(eq, earlier, ours))
         if at is None:
             return PrefixBreak(start, "new")  # nothing was read behind it so far
         if start + at == 0 and 2 * same_after < len(tokens):

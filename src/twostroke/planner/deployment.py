@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import ceil
 
 from twostroke.core.errors import BadRequestError
 from twostroke.cost.devices import Device
@@ -19,8 +20,6 @@ BUFFER_BYTES = 3 * 10**9
 MAX_USERS = 512
 """Streams that one replica runs at a time: the engine's limit on a GPU."""
 DEVICES_A_MACHINE = 8
-REDUCE_LATENCY_S = 8e-6
-"""Of one sum over devices, however small: an assumption, as nothing here has measured it."""
 
 
 @dataclass(frozen=True)
@@ -33,22 +32,42 @@ class Deployment:
     quantise: str = "bf16"
     kv: str = "bf16"
     tensor_parallel: int = 1
+    """Devices that hold a part of every matrix each."""
+    pipeline_parallel: int = 1
+    """Stages that hold so large a part of the layers each, one after another."""
+    expert_parallel: int = 1
+    """Groups that hold so large a part of the experts each, and all the rest of the model, for users of their own."""
     replicas: int = 1
     own_shape: ModelShape | None = None
     own_kv_space_bytes: int | None = None
     """Where a backend said what it leaves for KV; None: counted from the device's memory."""
 
     def __post_init__(self) -> None:
-        for name in ("tensor_parallel", "replicas"):
+        for name in ("tensor_parallel", "pipeline_parallel", "expert_parallel", "replicas"):
             if not 1 <= getattr(self, name) <= 1024:
                 raise BadRequestError(f"{name} must be from 1 to 1024, not {getattr(self, name)}")
-        heads = self.dimensions.num_heads
+        heads, layers, experts = self.dimensions.num_heads, self.dimensions.num_layers, self.dimensions.num_experts
         if heads % self.tensor_parallel:
             raise BadRequestError(f"{heads} heads cannot be shared evenly by {self.tensor_parallel} devices")
+        if self.pipeline_parallel > layers:
+            raise BadRequestError(f"{layers} layers cannot be cut into {self.pipeline_parallel} stages")
+        if self.expert_parallel > 1 and (not experts or experts % self.expert_parallel):
+            has = f"{experts} experts cannot be" if experts else f"{self.model} has no experts to be"
+            raise BadRequestError(f"{has} shared evenly by {self.expert_parallel} groups of devices")
+
+    @property
+    def devices_per_copy(self) -> int:
+        return self.tensor_parallel * self.pipeline_parallel * self.expert_parallel
+
+    @property
+    def lanes(self) -> int:
+        """Steps of one copy that go on at the same time, each for its own part of the users: a stage works for one
+        while the others do for others, and so does a group that shares its experts."""
+        return self.pipeline_parallel * self.expert_parallel
 
     @property
     def num_devices(self) -> int:
-        return self.tensor_parallel * self.replicas
+        return self.devices_per_copy * self.replicas
 
     @property
     def arithmetic(self) -> str:
@@ -57,7 +76,7 @@ class Deployment:
 
     @property
     def ceilings(self) -> Ceilings:
-        """Of one replica."""
+        """Of the devices that work on one step at a time: a whole copy, or a stage of a group of it."""
         return self.device.ceilings(self.arithmetic, self.tensor_parallel)
 
     @property
@@ -80,18 +99,63 @@ class Deployment:
         )
         return replace(shape, kv_groups=groups)
 
+    def lane_shape(self, *, alone: bool = False) -> ModelShape:
+        """What one lane computes: all layers, and of the experts its group's part, which tokens of all groups meet.
+        `alone`: tokens of one group, with the arithmetic of its experts done by all of them."""
+        shape, groups = self.shape, self.expert_parallel
+        if shape.experts is None or groups == 1:
+            return shape
+        experts = replace(
+            shape.experts,
+            weight_bytes=ceil(shape.experts.weight_bytes / groups),
+            num_parts=groups,
+            busy_groups=1 if alone else groups,
+        )
+        if not alone:
+            return replace(shape, experts=experts)
+        part = replace(experts, matmul_parameters=experts.matmul_parameters // groups)
+        elsewhere = experts.active_parameters - part.active_parameters
+        return replace(shape, experts=part, layer_matmul_parameters=shape.layer_matmul_parameters - elsewhere)
+
+    @property
+    def layers_a_stage(self) -> int:
+        """Of the fullest."""
+        return ceil(self.dimensions.num_layers / self.pipeline_parallel)
+
+    @property
+    def head_bytes(self) -> int:
+        shape = self.shape
+        if self.own_shape is None:
+            bits = find_quantisation(self.quantise).bits
+            return ceil(shape.head_matmul_parameters * (bits["head_bits"] or max(bits["weight_bits"] or 16.0, 8.0)) / 8)
+        active = shape.experts.active_parameters if shape.experts is not None else 0
+        share = shape.head_matmul_parameters / (shape.active_parameters - active)
+        return int(share * shape.weight_bytes_per_step)
+
+    @property
+    def stage_weight_bytes(self) -> int:
+        """On the devices of the fullest stage of one group: its layers, and the head or the embedding table; one that
+        is both lies at both ends."""
+        shape = self.lane_shape()
+        if self.pipeline_parallel == 1:
+            return shape.weight_bytes
+        layers = shape.weight_bytes - shape.embedding_bytes - self.head_bytes
+        at_an_end = max(self.head_bytes, shape.embedding_bytes)
+        return ceil(layers * self.layers_a_stage / self.dimensions.num_layers) + at_an_end
+
     @property
     def memory_bytes(self) -> int:
         """Of one replica's devices together."""
-        return self.tensor_parallel * self.device.memory_bytes
+        return self.devices_per_copy * self.device.memory_bytes
 
     @property
     def kv_space_bytes(self) -> int:
-        """Of one replica; 0 or less: the weights do not fit."""
+        """Of one replica, as its fullest stage allows; 0 or less: the weights do not fit."""
         if self.own_kv_space_bytes is not None:
             return self.own_kv_space_bytes
-        beside = self.memory_bytes - self.shape.weight_bytes - self.tensor_parallel * BUFFER_BYTES
-        return int(KV_SHARE * beside)
+        beside = self.tensor_parallel * (self.device.memory_bytes - BUFFER_BYTES) - self.stage_weight_bytes
+        stages = self.dimensions.num_layers / self.layers_a_stage
+        return int(KV_SHARE * beside * stages * self.expert_parallel)
 
     def kv_bytes_per_user(self, tokens: int, shared_tokens: int = 0) -> int:
         """At the end of an answer; of a prefix that all share, only what a window cuts off is each one's own."""
@@ -99,14 +163,15 @@ class Deployment:
 
     def max_users(self, tokens: int, shared_tokens: int = 0) -> int:
         """Of one replica, each with so many tokens at the end of an answer; all of them share a prefix."""
-        space = self.kv_space_bytes - self.shape.kv_bytes_read(shared_tokens)
+        space = self.kv_space_bytes - self.expert_parallel * self.shape.kv_bytes_read(shared_tokens)
         own = self.kv_bytes_per_user(tokens, shared_tokens)
         if space <= 0:
             return 0
-        return min(MAX_USERS, space // own) if own > 0 else MAX_USERS
+        most = self.lanes * MAX_USERS
+        return min(most, space // own) if own > 0 else most
 
     def devices_needed(self, tokens: int) -> int | None:
-        """The fewest of these devices that hold the weights and one user of so many tokens; None: more than 64."""
+        """The least `tensor_parallel` that holds the weights and one user of so many tokens; None: more than 64."""
         for count in range(1, 65):
             if self.dimensions.num_heads % count == 0 and replace(self, tensor_parallel=count).max_users(tokens):
                 return count
@@ -116,28 +181,3 @@ class Deployment:
     def price_per_hour_usd(self) -> float | None:
         price = self.device.price_per_hour_usd
         return None if price is None else price * self.num_devices
-
-    @property
-    def link_note(self) -> str | None:
-        if self.tensor_parallel <= DEVICES_A_MACHINE:
-            return None
-        return (
-            f"{self.tensor_parallel} devices share a copy over the link that joins devices within one machine, most "
-            f"of which hold {DEVICES_A_MACHINE}: between machines sums take longer than is counted here"
-        )
-
-    @property
-    def reduce_s_per_layer(self) -> float:
-        """Two sums a layer, of attention and of the MLP."""
-        return 0.0 if self.tensor_parallel == 1 else 2 * REDUCE_LATENCY_S
-
-    @property
-    def reduce_s_per_token(self) -> float:
-        """Each sum moves a token's 16-bit activations twice round the ring, less one part, over all layers."""
-        if self.tensor_parallel == 1:
-            return 0.0
-        link = self.device.link_bytes_per_s
-        if link is None:
-            raise BadRequestError(f"{self.device.name} has no link to a neighbour in the table: it stands alone")
-        hops = 2 * (self.tensor_parallel - 1) / self.tensor_parallel
-        return 2 * self.dimensions.num_layers * hops * 2 * self.dimensions.hidden_size / link

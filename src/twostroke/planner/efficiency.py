@@ -3,11 +3,11 @@ where that was measured, and how far predictions made with it were off."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from twostroke.cost.floor import StepWork, step_floor_s
+from twostroke.cost.floor import StepWork, contexts_bytes_read, step_floor_s
 from twostroke.cost.hardware import Ceilings
 from twostroke.cost.model_shape import ModelShape
 
@@ -83,7 +83,7 @@ class TermEfficiency:
                 shape.attention_multiply_adds(start, num_tokens) / (peak * self.prefill_attention),
                 (shape.kv_bytes_read(start) if start else 0) / (bandwidth * self.kv_reads),
             )
-        read = sum(shape.kv_bytes_read(context) for context in work.contexts)
+        read = contexts_bytes_read(shape, work.contexts)
         seconds += read / (bandwidth * self.kv_reads) + num_layers * self.layer_s
         return max(seconds, num_layers * self.chunk_layer_s) if work.chunks else seconds
 
@@ -150,9 +150,9 @@ LARGEST_MEASURED = 31 * 10**9
 
 
 def expected(
-    device_name: str, *, tensor_parallel: int = 1, arithmetic: str = "bf16", num_parameters: int = 0
+    device_name: str, *, cuts: Sequence[str] = (), arithmetic: str = "bf16", num_parameters: int = 0
 ) -> TermEfficiency:
-    """The records' shares, and a word on how far they are from what is planned."""
+    """The records' shares, and a word on how far they are from what is planned. `cuts`: kinds of parallelism."""
     apart = []
     if num_parameters > LARGEST_MEASURED:
         apart.append(f"{num_parameters / 1e9:,.0f}B parameters are larger than any measured (0.6B to 30B)")
@@ -160,8 +160,7 @@ def expected(
         apart.append(f"no {device_name} was measured: its data sheet is taken by the shares that an H200 reached")
     if arithmetic != "bf16":
         apart.append(f"{arithmetic} arithmetic was not measured")
-    if tensor_parallel > 1:
-        apart.append("tensor parallelism was not measured")
+    apart.extend(f"{cut} parallelism was not measured" for cut in cuts)
     if not apart:
         return H200_RECORDS
     return replace(H200_RECORDS, error=f"unknown: {'; '.join(apart)} (on the H200: {H200_RECORDS.error})")

@@ -11,6 +11,7 @@ from twostroke.cost.classify import RequestLengths, WorkloadClass, classify
 from twostroke.cost.floor import StepWork
 from twostroke.planner.deployment import Deployment
 from twostroke.planner.efficiency import Efficiency, Floor, expected
+from twostroke.planner.links import link_note, link_s_per_step, link_s_per_token
 from twostroke.planner.phases import Loaded, Phases
 from twostroke.planner.quantisation import find_quantisation
 
@@ -36,7 +37,10 @@ class Memory:
     max_users: int
     """0: it does not fit."""
     devices_needed: int | None
-    """The fewest of these devices that hold the weights and one user; None: more than 64."""
+    """The least `tensor_parallel` that holds the weights and one user; None: more than 64."""
+    device_bytes: int
+    device_weight_bytes: int
+    """On the fullest device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,23 +101,25 @@ def checked_lengths(input_tokens: int, output_tokens: int, cached_tokens: int = 
     return RequestLengths(input_tokens, output_tokens, cached_tokens)
 
 
-def phases_of(deployment: Deployment, efficiency: Efficiency | None = None) -> Phases:
-    """On one replica; without an efficiency: floors."""
-    if efficiency is None:
-        return Phases(deployment.shape, deployment.ceilings, Floor())
+def phases_of(deployment: Deployment, efficiency: Efficiency | None = None, *, alone: bool = False) -> Phases:
+    """On one replica, all of it busy or with one user `alone`; without an efficiency: floors."""
+    is_floor = efficiency is None
     return Phases(
-        deployment.shape,
+        deployment.lane_shape(alone=alone),
         deployment.ceilings,
-        efficiency,
-        deployment.reduce_s_per_layer,
-        deployment.reduce_s_per_token,
+        efficiency or Floor(),
+        0.0 if is_floor else link_s_per_step(deployment),
+        0.0 if is_floor else link_s_per_token(deployment),
+        stages=deployment.pipeline_parallel,
+        lanes=deployment.lanes,
+        unevenness=deployment.layers_a_stage * deployment.pipeline_parallel / deployment.dimensions.num_layers,
     )
 
 
 def expected_of(deployment: Deployment) -> Efficiency:
     return expected(
         deployment.device.name,
-        tensor_parallel=deployment.tensor_parallel,
+        cuts=[name for name in ("tensor", "pipeline", "expert") if getattr(deployment, f"{name}_parallel") > 1],
         arithmetic=deployment.arithmetic,
         num_parameters=deployment.shape.num_parameters,
     )
@@ -129,32 +135,34 @@ def estimate(
     """`users` is how many there are at once, over all replicas; by default as many as KV space holds."""
     efficiency = efficiency or expected_of(deployment)
     floor, real = phases_of(deployment), phases_of(deployment, efficiency)
+    floor_alone, real_alone = phases_of(deployment, alone=True), phases_of(deployment, efficiency, alone=True)
     memory = _memory(deployment, lengths)
     notes = _notes(deployment, lengths)
     company, load, decode_in_company = None, None, None
     if memory.max_users:
         per_replica = _users_per_replica(deployment, memory, users, notes)
         company = _company(deployment, lengths, per_replica, floor, real)
+        a_lane = -(-per_replica // deployment.lanes)
         load = classify(
-            deployment.shape,
+            real.shape,
             deployment.ceilings,
             [lengths],
-            per_replica,
+            a_lane,
             step_seconds=real.step_s,
-            kv_space_bytes=deployment.kv_space_bytes,
+            kv_space_bytes=deployment.kv_space_bytes // deployment.lanes,
         )
         middle = lengths.input_tokens + lengths.output_tokens // 2
-        decode_in_company = _phase(deployment, roofline.decode_work(per_replica, middle))
+        decode_in_company = _phase(real, roofline.decode_work(a_lane, middle))
     computed = lengths.input_tokens - lengths.cached_tokens
     return Estimate(
         deployment=deployment,
         lengths=lengths,
         memory=memory,
-        alone=_alone(deployment, lengths, floor, real),
+        alone=_alone(lengths, floor_alone, real_alone),
         company=company,
         ridge=roofline.ridge(deployment.ceilings),
-        prefill=_phase(deployment, roofline.prefill_work(computed, lengths.cached_tokens)),
-        decode_alone=_phase(deployment, roofline.decode_work(1, lengths.input_tokens + lengths.output_tokens // 2)),
+        prefill=_phase(real_alone, roofline.prefill_work(computed, lengths.cached_tokens)),
+        decode_alone=_phase(real_alone, roofline.decode_work(1, lengths.input_tokens + lengths.output_tokens // 2)),
         decode_in_company=decode_in_company,
         load=load,
         efficiency_source=efficiency.source,
@@ -174,6 +182,8 @@ def _memory(deployment: Deployment, lengths: RequestLengths) -> Memory:
         kv_bytes_per_user=deployment.kv_bytes_per_user(tokens, lengths.cached_tokens),
         max_users=deployment.max_users(tokens, lengths.cached_tokens),
         devices_needed=deployment.devices_needed(tokens),
+        device_bytes=deployment.device.memory_bytes,
+        device_weight_bytes=-(-deployment.stage_weight_bytes // deployment.tensor_parallel),
     )
 
 
@@ -191,7 +201,7 @@ def _users_per_replica(deployment: Deployment, memory: Memory, users: int | None
     return min(wanted, memory.max_users)
 
 
-def _alone(deployment: Deployment, lengths: RequestLengths, floor: Phases, real: Phases) -> Alone:
+def _alone(lengths: RequestLengths, floor: Phases, real: Phases) -> Alone:
     def both(value: str) -> Seconds:
         found = []
         for phases in (floor, real):
@@ -200,7 +210,7 @@ def _alone(deployment: Deployment, lengths: RequestLengths, floor: Phases, real:
             found.append({"ttft": ttft_s, "tpot": tpot_s}.get(value, ttft_s + (lengths.output_tokens - 1) * tpot_s))
         return Seconds(found[0], found[1])
 
-    minimum_s = deployment.shape.weight_bytes_read(1) / deployment.ceilings.read_bytes_per_s
+    minimum_s = floor.shape.weight_bytes_read(1) / floor.ceilings.read_bytes_per_s
     return Alone(both("ttft"), both("tpot"), both("request"), minimum_s)
 
 
@@ -210,19 +220,20 @@ def _company(deployment: Deployment, lengths: RequestLengths, users: int, floor:
     price = deployment.device.price_per_hour_usd
     per_output = per_token = None
     if price is not None:
-        usd_per_s = price * deployment.tensor_parallel / 3600
+        usd_per_s = price * deployment.devices_per_copy / 3600
         per_output = 1e6 * usd_per_s / loaded.output_tokens_per_s
         per_token = 1e6 * usd_per_s / loaded.total_tokens_per_s
     return InCompany(loaded, floor.loaded(*arguments), deployment.replicas, per_output, per_token)
 
 
-def _phase(deployment: Deployment, work: StepWork) -> Phase:
-    point = roofline.phase_point(deployment.shape, work, deployment.ceilings)
+def _phase(phases: Phases, work: StepWork) -> Phase:
+    point = roofline.phase_point(phases.shape, work, phases.ceilings)
     return Phase(point.intensity, point.side)
 
 
 def _notes(deployment: Deployment, lengths: RequestLengths) -> list[str]:
-    notes = [] if deployment.link_note is None else [deployment.link_note]
+    note = link_note(deployment)
+    notes = [] if note is None else [note]
     dimensions, tokens = deployment.dimensions, lengths.input_tokens + lengths.output_tokens
     if dimensions.is_assumed:
         notes.append(f"the family {dimensions.family!r} is unknown: it is counted as a Llama-like decoder")
@@ -238,4 +249,11 @@ def _notes(deployment: Deployment, lengths: RequestLengths) -> list[str]:
             f"{deployment.tensor_parallel} devices share {dimensions.num_kv_heads} KV head(s): each position lies in "
             f"memory {deployment.kv_copies} times"
         )
+    if deployment.pipeline_parallel > 1:
+        notes.append(
+            f"a token passes all {deployment.pipeline_parallel} stages, so that one stream is no faster for them; with "
+            f"{deployment.lanes} users or more, every stage is busy"
+        )
+    if deployment.expert_parallel > 1:
+        notes.append("every group of devices is taken to meet its even share of experts: real choices are uneven")
     return notes

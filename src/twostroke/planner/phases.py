@@ -24,9 +24,9 @@ class Loaded:
 
     users: int
     prefill_s: float
-    """Of one prompt, on the machine alone."""
+    """Of one prompt, alone: on all stages together, however many work at once."""
     decode_step_s: float
-    """Of one step of all users' streams, at the middle of their answers."""
+    """Of one step of all users' streams (of a lane's), at the middle of their answers."""
     ttft_s: float
     tpot_s: float
     requests_per_s: float
@@ -42,23 +42,35 @@ class Phases:
     shape: ModelShape
     ceilings: Ceilings
     efficiency: Efficiency
-    reduce_s_per_layer: float = 0.0
-    """What the devices of one replica spend on adding up their parts, a layer: of a step of any size."""
-    reduce_s_per_token: float = 0.0
-    """And a token, over all layers."""
+    link_s_per_step: float = 0.0
+    """What the devices of one replica spend on each other: of a step of any size."""
+    link_s_per_token: float = 0.0
+    """And a token of it."""
+    stages: int = 1
+    """That a step goes through, each with its part of the layers."""
+    lanes: int = 1
+    """Steps that go on at the same time, each for its part of the users."""
+    unevenness: float = 1.0
+    """How many times the mean the slowest stage takes: where all stages are busy, the others wait for it."""
 
     def step_s(self, work: StepWork) -> float:
-        num_layers = sum(group.num_layers for group in self.shape.kv_groups)
-        shared = num_layers * self.reduce_s_per_layer + work.num_tokens * self.reduce_s_per_token
+        """From the first stage to the last."""
+        shared = self.link_s_per_step + work.num_tokens * self.link_s_per_token
         return self.efficiency.step_seconds(self.shape, work, self.ceilings) + shared
 
+    def _chunks_s(self, start: int, num_tokens: int) -> list[float]:
+        end = start + num_tokens
+        works = [
+            StepWork(((first, min(CHUNK_TOKENS, end - first)),), int(first + CHUNK_TOKENS >= end))
+            for first in range(start, end, CHUNK_TOKENS)
+        ]
+        return [self.step_s(work) for work in works]
+
     def prefill_s(self, start: int, num_tokens: int) -> float:
-        """To read so many tokens after `start` cached ones and to give the first token."""
-        seconds, end = 0.0, start + num_tokens
-        for first in range(start, end, CHUNK_TOKENS):
-            length = min(CHUNK_TOKENS, end - first)
-            seconds += self.step_s(StepWork(chunks=((first, length),), num_sampling_chunks=int(first + length == end)))
-        return seconds
+        """To read so many tokens after `start` cached ones and to give the first token. Chunks follow each other
+        through the stages: the last one leaves when all have passed a stage, and the longest the others."""
+        seconds = self._chunks_s(start, num_tokens)
+        return (sum(seconds) + (self.stages - 1) * max(seconds, default=0.0)) / self.stages
 
     def tpot_s(self, input_tokens: int, output_tokens: int, batch: int) -> float:
         """The mean over an answer's tokens after the first, in a batch of streams that are as far as it is."""
@@ -70,20 +82,26 @@ class Phases:
     def loaded(self, input_tokens: int, output_tokens: int, cached_tokens: int, users: int) -> Loaded:
         """While one stream writes its answer, every other user's prompt is read once: in the time of `output` steps of
         all streams, all prompts go by too. A prompt waits for others as in a queue with one server and random arrivals
-        (M/D/1), which burstier arrivals make longer: percentiles are the simulator's to tell."""
-        prefill_s = self.prefill_s(cached_tokens, input_tokens - cached_tokens)
-        step_s = self.tpot_s(input_tokens, output_tokens, users)
+        (M/D/1), which burstier arrivals make longer: percentiles are the simulator's to tell.
+
+        With lanes, each has its part of the users, and takes as long as a machine would that had a stage's devices for
+        the whole model; but there are so many of them."""
+        a_lane = -(-users // self.lanes)
+        slowest = self.unevenness if users >= self.lanes else 1.0
+        passing_s = self.prefill_s(cached_tokens, input_tokens - cached_tokens)
+        prefill_s = slowest * sum(self._chunks_s(cached_tokens, input_tokens - cached_tokens))
+        step_s = slowest * self.tpot_s(input_tokens, output_tokens, a_lane)
         steps = max(1, output_tokens - 1)
-        round_s = steps * step_s + users * prefill_s
-        share = users * prefill_s / round_s
-        waiting_s = 0.0 if users == 1 else share * prefill_s / (2 * (1 - share))
-        others_s = (users - 1) * prefill_s
+        round_s = steps * step_s + a_lane * prefill_s
+        share = a_lane * prefill_s / round_s
+        waiting_s = 0.0 if users == 1 else share * prefill_s / self.stages / (2 * (1 - share))
+        others_s = (a_lane - 1) * prefill_s
         requests_per_s = users / round_s
         return Loaded(
             users=users,
             prefill_s=prefill_s,
             decode_step_s=step_s,
-            ttft_s=prefill_s + min(waiting_s, others_s),
+            ttft_s=passing_s + min(waiting_s, (users - 1) * prefill_s / self.lanes),
             tpot_s=step_s + others_s / steps,
             requests_per_s=requests_per_s,
             output_tokens_per_s=requests_per_s * output_tokens,

@@ -6,6 +6,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from operator import sub
 
 from twostroke.core.timing import SequenceTiming
 
@@ -43,7 +44,8 @@ class Served:
             self.ttft_s.append(ttft_s)
             self.queue_s.append(queue_s)
             self.tpot_s.append(timing.tpot_s)
-            self.itl_s.extend(timing.itl_s)
+            times_s = timing.token_times_s
+            self.itl_s.fromlist(list(map(sub, times_s[1:], times_s)))
             self.prompt_tokens += timing.prompt_tokens
             self.output_tokens += len(timing.token_times_s)
 

@@ -6,10 +6,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 from twostroke.core.errors import BadRequestError
 from twostroke.cost.classify import RequestLengths
-from twostroke.planner.deployment import Deployment
+from twostroke.planner.deployment import DEVICES_A_MACHINE, Deployment
 from twostroke.planner.efficiency import Efficiency
 from twostroke.planner.estimate import expected_of, phases_of
 from twostroke.planner.phases import Loaded
@@ -63,7 +64,7 @@ class Found:
         price = self.deployment.device.price_per_hour_usd
         if price is None:
             return None
-        return 1e6 * price * self.deployment.tensor_parallel / 3600 / self.loaded.output_tokens_per_s
+        return 1e6 * price * self.deployment.devices_per_copy / 3600 / self.loaded.output_tokens_per_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,16 +76,20 @@ class Rejected:
 
 
 MAX_REPLICAS = 1024
-TENSOR_PARALLEL = (1, 2, 4, 8)
+SIZES = (1, 2, 4, 8)
 
 
 def candidates_of(bases: Sequence[Deployment]) -> Iterator[Deployment]:
-    """Each cut that the model's heads and the device's links allow."""
+    """Each cut, within one machine, that the model's heads, layers and experts and the device's links allow."""
     for base in bases:
-        for size in TENSOR_PARALLEL:
-            has_links = size == 1 or base.device.link_bytes_per_s is not None
-            if has_links and base.dimensions.num_heads % size == 0:
-                yield replace(base, tensor_parallel=size)
+        for tensor, pipeline, expert in product(SIZES, SIZES, SIZES):
+            num_devices = tensor * pipeline * expert
+            if num_devices > DEVICES_A_MACHINE or (num_devices > 1 and base.device.link_bytes_per_s is None):
+                continue
+            try:
+                yield replace(base, tensor_parallel=tensor, pipeline_parallel=pipeline, expert_parallel=expert)
+            except BadRequestError:
+                continue  # it has no experts, say, or cannot share its heads so
 
 
 def search(

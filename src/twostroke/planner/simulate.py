@@ -11,29 +11,33 @@ from collections.abc import Sequence as Series
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
+from math import inf
 
 from twostroke.core.errors import BadRequestError
 from twostroke.core.kv_layout import KVLayout
 from twostroke.core.request import Request
 from twostroke.core.sampling_params import SamplingParams
 from twostroke.core.step import SampledToken, Step, StepResult
-from twostroke.core.timing import SequenceTiming
 from twostroke.cost.classify import RequestLengths, WorkloadClass, classify
 from twostroke.cost.floor import StepWork, work_of
 from twostroke.cost.hardware import Ceilings
 from twostroke.cost.model_shape import ModelShape
+from twostroke.kv.ledger import KVLedger
+from twostroke.kv.prefix_index import quick_digest
 from twostroke.planner.report import Served, SimulationReport
 from twostroke.planner.trace import TraceRequest
 from twostroke.scheduling.config import SchedulerConfig
 from twostroke.scheduling.pace import PrefillPace
 from twostroke.scheduling.scheduler import Scheduler, SequenceAdvance
+from twostroke.scheduling.steady import SteadyRun, Turn
 
 ROUTERS = ("round-robin", "least-loaded")
 TOKEN = SampledToken(0)
 CLASSIFIED_REQUESTS = 1000
 """Of a long trace so many, evenly spread, tell its class."""
-UNIQUE_TOKENS = 1 << 40
-"""Every prompt and every shared prefix is numbered from a multiple of this: no two are alike by chance."""
+FILLER_TOKEN = 1
+"""Whatever follows the token that tells a prompt from all others. Not what is sampled: no prompt goes on like an
+answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,22 +52,34 @@ class ReplicaSpec:
     layout: KVLayout
     host_s: float = 0.0
     """What the host adds to a step, where steps follow each other."""
+    newcomer_s_per_token: float = 0.0
+    """What it takes to check a prompt and to look it up before its first step is launched: hidden behind the step in
+    flight, if there is one."""
     itl_target_s: float | None = None
     run_ahead: bool = True
 
 
 class Replica:
-    """An engine's loop on a clock of its own."""
+    """An engine's loop on a clock of its own. Turns of it that the scheduler has decided beforehand are only timed, and
+    told to the scheduler together when it has to decide again."""
 
-    def __init__(self, spec: ReplicaSpec) -> None:
+    def __init__(self, spec: ReplicaSpec, *, step_by_step: bool = False) -> None:
+        """`step_by_step`: the slow twin: the scheduler decides every step, and each tells what it did."""
         pace = None
         if spec.itl_target_s is not None:
             pace = PrefillPace(spec.shape, spec.ceilings, spec.itl_target_s)
-        self.scheduler = Scheduler(spec.scheduler, spec.layout, pace=pace)
+        caching = spec.scheduler.prefix_caching
+        ledger = KVLedger(spec.layout, prefix_caching=caching, digest=quick_digest, explains=False)
+        self.scheduler = Scheduler(spec.scheduler, spec.layout, ledger=ledger, pace=pace)
         self._step_seconds = spec.step_seconds
         self._host_s = spec.host_s
+        self._newcomer_s_per_token = spec.newcomer_s_per_token
         self._max_in_flight = 2 if spec.run_ahead else 1
-        self._in_flight: deque[tuple[Step, float, float]] = deque()  # with its seconds, and when it ends
+        self._in_flight: deque[tuple[Step | None, float, float]] = deque()  # with its seconds, and when it ends
+        self._step_by_step = step_by_step
+        self._run: SteadyRun | None = None
+        self._turns: list[Turn] = []  # of that run, which the scheduler is yet to be told
+        self._ended: list[SequenceAdvance] = []
         self._device_free_s = 0.0
         self.now_s = 0.0
         self.busy_s = 0.0
@@ -76,21 +92,37 @@ class Replica:
 
     def add(self, request: Request) -> None:
         """Between steps; an idle replica wakes up for it."""
+        self._tell_turns()
         if not self.busy:
             self.now_s = max(self.now_s, request.arrival_s)
         self.scheduler.add(request)
         self.num_unfinished += 1
 
-    def step(self) -> list[SequenceAdvance]:
-        """Launch what can be launched, and let the clock run to the end of the oldest step in flight: what it did."""
+    def play_until(self, moment_s: float) -> list[SequenceAdvance]:
+        """Step on as long as there is work and the clock is before that moment: who has ended."""
+        ended: list[SequenceAdvance] = []
+        while self.now_s < moment_s and self.busy:
+            ended += [advance for advance in self.step(moment_s) if advance.finished]
+        return ended
+
+    def step(self, moment_s: float = -inf) -> list[SequenceAdvance]:
+        """Launch what can be launched, and let the clock run to the end of the oldest step in flight. Returns what it
+        did or, unless step by step, who has ended, in turns decided beforehand at the latest when all are over. Of such
+        turns one is played, and as many more as begin before the moment."""
+        if self._run is None and not self._step_by_step and len(self._in_flight) == self._max_in_flight - 1:
+            self._run = self.scheduler.steady_run(TOKEN.token_id)
+        if self._run is not None:
+            self._play(self._run, moment_s)
+            return self._take_ended()
         while len(self._in_flight) < self._max_in_flight:
             step = self.scheduler.schedule(self.now_s)
             if step is None:
                 break
-            self._launch(step)
+            self._launch(step, work_of(step), sum(len(join.request.prompt_token_ids) for join in step.joins))
         if not self._in_flight:
             raise RuntimeError("the scheduler has work and nothing to launch")
         step, seconds, ends_s = self._in_flight.popleft()
+        assert step is not None
         self.now_s = max(self.now_s, ends_s)
         sampled = {slot.seq_id: TOKEN for slot in step.decodes}
         for chunk in step.prefills:
@@ -98,12 +130,44 @@ class Replica:
                 sampled[chunk.seq_id] = TOKEN
         result = StepResult(step.step_id, sampled, compute_s=seconds)
         advances = self.scheduler.apply(step, result, self.now_s)
-        self.num_unfinished -= sum(advance.finished for advance in advances)
-        return advances
+        ended = [advance for advance in advances if advance.finished]
+        self.num_unfinished -= len(ended)
+        return advances if self._step_by_step else self._take_ended() + ended
 
-    def _launch(self, step: Step) -> None:
-        seconds = self._step_seconds(work_of(step))
-        self._device_free_s = max(self.now_s, self._device_free_s) + self._host_s + seconds
+    def _play(self, run: SteadyRun, moment_s: float) -> None:
+        """Turns of a steady run: they are timed, and no more."""
+        turns, in_flight = self._turns, self._in_flight
+        while True:
+            launched_s, done = self.now_s, len(turns)
+            self._launch(None, StepWork((), 0, run.contexts(done)))
+            _, seconds, ends_s = in_flight.popleft()
+            if ends_s > launched_s:
+                self.now_s = ends_s
+            turns.append(Turn(launched_s, self.now_s, seconds))
+            self.num_unfinished -= run.num_ending(done)
+            if done + 1 == run.num_turns:
+                self._tell_turns()
+                return
+            if self.now_s >= moment_s:
+                return
+
+    def _tell_turns(self) -> None:
+        if self._run is not None and self._turns:
+            step, ended = self.scheduler.take_run(self._run, self._turns, TOKEN.token_id)
+            self._ended += ended
+            if step is not None:
+                _, seconds, ends_s = self._in_flight.pop()
+                self._in_flight.append((step, seconds, ends_s))
+        self._run, self._turns = None, []
+
+    def _take_ended(self) -> list[SequenceAdvance]:
+        ended, self._ended = self._ended, []
+        return ended
+
+    def _launch(self, step: Step | None, work: StepWork, newcomer_tokens: int = 0) -> None:
+        seconds = self._step_seconds(work)
+        chosen_s = self.now_s + newcomer_tokens * self._newcomer_s_per_token
+        self._device_free_s = max(chosen_s, self._device_free_s) + self._host_s + seconds
         self._in_flight.append((step, seconds, self._device_free_s))
         self.busy_s += seconds
         self.num_steps += 1
@@ -115,32 +179,45 @@ class Prompts:
     def __init__(self) -> None:
         self._numbers = count(1)
         self._prefixes: dict[str, int] = {}
+        self._sampling: dict[int, SamplingParams] = {}
 
     def request(self, asked: TraceRequest) -> Request:
+        """A prefix is found by all tokens before it: one that nobody else has keeps apart what comes behind."""
         number = next(self._numbers)
-        first = number * UNIQUE_TOKENS
         own = asked.prompt_tokens
-        tokens: tuple[int, ...] = ()
+        prompt: tuple[int, ...] = ()
         if asked.prefix is not None and asked.prefix_tokens:
-            begins = self._prefixes.setdefault(asked.prefix, first)
-            tokens = tuple(range(begins, begins + asked.prefix_tokens))
-            first += UNIQUE_TOKENS // 2  # the rest is this request's alone, also where it was the first to ask
+            prompt = _begun_by(2 * self._prefixes.setdefault(asked.prefix, number), asked.prefix_tokens)
             own -= asked.prefix_tokens
-        sampling = SamplingParams(max_tokens=asked.output_tokens, ignore_eos=True)
-        prompt = tokens + tuple(range(first, first + own))
+        if own:
+            prompt += _begun_by(2 * number + 1, own)
+        sampling = self._sampling.get(asked.output_tokens)
+        if sampling is None:
+            sampling = SamplingParams(max_tokens=asked.output_tokens, ignore_eos=True)
+            self._sampling[asked.output_tokens] = sampling
         return Request(f"simulated-{number}", prompt, sampling, arrival_s=asked.arrival_s)
 
 
+def _begun_by(token: int, num_tokens: int) -> tuple[int, ...]:
+    return (token,) + (FILLER_TOKEN,) * (num_tokens - 1)
+
+
 def simulate(
-    spec: ReplicaSpec, trace: Series[TraceRequest], *, replicas: int = 1, router: str = "least-loaded"
+    spec: ReplicaSpec,
+    trace: Series[TraceRequest],
+    *,
+    replicas: int = 1,
+    router: str = "least-loaded",
+    step_by_step: bool = False,
 ) -> SimulationReport:
-    """Serve a whole trace. What could never be served is counted, as a server would turn it away."""
+    """Serve a whole trace. What could never be served is counted, as a server would turn it away. `step_by_step`: the
+    same result, slower."""
     if replicas < 1:
         raise BadRequestError(f"there must be at least one replica, not {replicas}")
     if router not in ROUTERS:
         raise BadRequestError(f"the router must be one of {', '.join(ROUTERS)}, not {router!r:.60}")
     with collector_paused():
-        return _serve([Replica(spec) for _ in range(replicas)], trace, router)
+        return _serve([Replica(spec, step_by_step=step_by_step) for _ in range(replicas)], trace, router)
 
 
 @contextmanager
@@ -159,8 +236,8 @@ def _serve(running: list[Replica], trace: Series[TraceRequest], router: str) -> 
     prompts, served, refused = Prompts(), Served(), 0
     for number, asked in enumerate(trace):
         for replica in running:
-            while replica.now_s < asked.arrival_s and replica.busy:
-                served.take(_finished(replica.step()))
+            if ended := replica.play_until(asked.arrival_s):
+                served.take(advance.sequence.timing for advance in ended)
         chosen = running[number % len(running)]
         if router == "least-loaded":
             chosen = min(running, key=lambda replica: replica.num_unfinished)
@@ -169,8 +246,7 @@ def _serve(running: list[Replica], trace: Series[TraceRequest], router: str) -> 
         except BadRequestError:
             refused += 1
     for replica in running:
-        while replica.busy:
-            served.take(_finished(replica.step()))
+        served.take(advance.sequence.timing for advance in replica.play_until(inf))
     began_s = trace[0].arrival_s if trace else 0.0
     return SimulationReport.of(
         served,
@@ -210,7 +286,3 @@ def classify_trace(spec: ReplicaSpec, trace: Series[TraceRequest], report: Simul
         step_seconds=spec.step_seconds,
         kv_space_bytes=sum(group.num_blocks * spec.layout.block_size * each.bytes_per_token for group, each in groups),
     )
-
-
-def _finished(advances: list[SequenceAdvance]) -> list[SequenceTiming]:
-    return [advance.sequence.timing for advance in advances if advance.finished]

@@ -10,7 +10,7 @@ import math
 
 from twostroke.core.errors import BadRequestError
 from twostroke.core.request import Request
-from twostroke.core.sequence import Phase, Sequence, SequenceState
+from twostroke.core.sequence import Sequence, SequenceState
 from twostroke.kv.ledger import KVLedger
 from twostroke.scheduling.config import SchedulerConfig
 from twostroke.scheduling.plan import StepPlan
@@ -66,11 +66,16 @@ class Admission:
             if sequence is not samples[0]:
                 self._first_samples[sequence.seq_id] = samples[0]
 
+    @property
+    def is_taken(self) -> bool:
+        """Whether every running slot is."""
+        return len(self.running) >= self._config.running_limit
+
     # Waiting to running
 
     def admit(self, plan: StepPlan) -> Sequence | None:
         """Let the first in line in, if it may; it is given its matched blocks and a row, and no work yet."""
-        if plan.has_preempted or len(self.running) >= self._config.running_limit:
+        if plan.has_preempted or self.is_taken:
             self.waits.reason = Wait.BLOCKS if plan.has_preempted else Wait.SLOTS
             return None
         head = next((sequence for sequence in self.waiting if self._is_eligible(sequence)), None)
@@ -103,8 +108,7 @@ class Admission:
 
     def note_full(self) -> None:
         """A step has no tokens or seconds left for whoever still waits."""
-        is_taken = len(self.running) >= self._config.running_limit
-        self.waits.reason = Wait.SLOTS if is_taken else Wait.PROMPTS
+        self.waits.reason = Wait.SLOTS if self.is_taken else Wait.PROMPTS
 
     def _is_eligible(self, sequence: Sequence) -> bool:
         """Sample 0 computes the prompt for its siblings; a preempted sequence first learns what it has in flight.
@@ -118,7 +122,7 @@ class Admission:
         """One a group: what admission must leave free: the watermark, and what running prefills still have to take."""
         spare = list(self._watermarks)
         for sequence in self.running:
-            if sequence.phase is Phase.PREFILL:
+            if sequence.num_computed + sequence.num_in_flight < sequence.prefill_len:
                 target = min(sequence.prefill_len + 1, sequence.max_total_tokens - 1)
                 ahead = self._ledger.blocks_to_come(sequence, target, self._config.chunk_limit)
                 spare = [left + more for left, more in zip(spare, ahead, strict=True)]

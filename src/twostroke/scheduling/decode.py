@@ -23,7 +23,7 @@ class DecodePlanner:
         for sequence in self._admission.running:
             if sequence.state is not SequenceState.RUNNING:
                 continue  # preempted a moment ago
-            position = sequence.next_position
+            position = sequence.num_computed + sequence.num_in_flight  # `next_position`, for every stream in every step
             if position < sequence.prefill_len:
                 plan.prefilling.append(sequence)
                 continue

@@ -5,6 +5,7 @@ What treats the phases differently is in prefill.py and decode.py, who runs is i
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence as Series
 from dataclasses import dataclass
 
 from twostroke.core.errors import BadRequestError
@@ -21,6 +22,7 @@ from twostroke.scheduling.decode import DecodePlanner, finish_reason
 from twostroke.scheduling.pace import PrefillPace
 from twostroke.scheduling.plan import StepPlan
 from twostroke.scheduling.prefill import PrefillPlanner
+from twostroke.scheduling.steady import SteadyRun, Turn, find_run
 
 NO_TOKEN = "the backend returned no token"
 
@@ -196,9 +198,36 @@ class Scheduler:
         if self._pace is not None:
             self._pace.observe(step, result.compute_s)
         sequences = launched.sequences
-        advances = [self._advance_slot(sequences[slot.seq_id], result) for slot in step.decodes]
-        advances += [self._advance_chunk(sequences[chunk.seq_id], chunk, result, record) for chunk in step.prefills]
-        return [advance for advance in advances if advance is not None]
+        advances = self._advance_slots(step.decodes, sequences, result)
+        for chunk in step.prefills:
+            advance = self._advance_chunk(sequences[chunk.seq_id], chunk, result, record)
+            if advance is not None:
+                advances.append(advance)
+        return advances
+
+    def steady_run(self, token_id: int) -> SteadyRun | None:
+        """Turns of this loop that are decided already, if there are any and every stream is given this token."""
+        if len(self._launched) > 1:
+            return None
+        in_flight = self._launched[0].step if self._launched else None
+        return find_run(self._admission, self.ledger, in_flight, token_id)
+
+    def take_run(self, run: SteadyRun, turns: Series[Turn], token_id: int) -> tuple[Step | None, list[SequenceAdvance]]:
+        """All at once what `schedule` and `apply` would have done turn by turn: so many of the steady run's. Returns
+        the step that is then in flight, if one was, and what became of the streams that ended."""
+        slots, ended = run.take(
+            turns, token_id, lambda sequence, s: self.finish(sequence, FinishReason.LENGTH, now_s=s)
+        )
+        self._now_s = turns[-1].ended_s
+        self._next_step_id += len(turns)
+        step = None
+        if self._pace is not None and self._launched:
+            self._pace.observe(self._launched[0].step, turns[0].compute_s)
+        if self._launched:
+            sequences = self._launched.popleft().sequences
+            step = Step(self._next_step_id - 1, decodes=tuple(slots))
+            self._launched.append(_Launched(step, {slot.seq_id: sequences[slot.seq_id] for slot in slots}))
+        return step, [SequenceAdvance(sequence, finished=True) for sequence in ended]
 
     def fail(self, step: Step, message: str, now_s: float, *, launched: bool = True) -> list[SequenceAdvance]:
         """The backend raised on the oldest launched step: its sequences end with an error, all others go on. Where it
@@ -222,20 +251,34 @@ class Scheduler:
         self._now_s = now_s
         return self._launched.popleft()
 
-    def _advance_slot(self, sequence: Sequence, result: StepResult) -> SequenceAdvance | None:
-        sequence.num_in_flight -= 1
-        if sequence.state is SequenceState.FINISHED:
-            return None  # found finished after this step was launched: a wasted slot, and nothing else
-        sequence.timing.decode_compute_s += result.compute_s
-        token = result.sampled.get(sequence.seq_id)
-        if token is None or result.errors:
-            error = result.errors.get(sequence.seq_id) or (NO_TOKEN if token is None else None)
-            if error is not None:
-                return self._advance_to_error(sequence, error)
-            assert token is not None
-        self._compute(sequence, 1)
-        finished = self._append(sequence, token.token_id)
-        return SequenceAdvance(sequence, (token,), finished=finished)
+    def _advance_slots(
+        self, slots: Series[DecodeSlot], sequences: dict[int, Sequence], result: StepResult
+    ) -> list[SequenceAdvance]:
+        """Most of what an engine does between two steps: what `_advance_chunk` does in verbs is written out here."""
+        sampled, errors, compute_s, now_s = result.sampled, result.errors, result.compute_s, self._now_s
+        commit = self.ledger.commit
+        advances = []
+        for slot in slots:
+            seq_id = slot[0]
+            sequence = sequences[seq_id]
+            sequence.num_in_flight -= 1
+            state = sequence.state
+            if state is SequenceState.FINISHED:
+                continue  # found finished after this step was launched: a wasted slot, and nothing else
+            timing, token = sequence.timing, sampled.get(seq_id)
+            timing.decode_compute_s += compute_s
+            if token is None or seq_id in errors:
+                advances.append(self._advance_to_error(sequence, errors.get(seq_id, NO_TOKEN)))
+                continue
+            if state is SequenceState.RUNNING:  # else it was preempted meanwhile: its KV is lost, its token is not
+                sequence.num_computed += 1
+                commit(sequence)
+            tokens, token_id = sequence.tokens, token[0]
+            tokens.append(token_id)
+            timing.token_times_s.append(now_s)
+            may_end = token_id in sequence.stop_ids or len(tokens) >= sequence.max_total_tokens
+            advances.append(SequenceAdvance(sequence, (token,), (), None, may_end and self._end_if_over(sequence)))
+        return advances
 
     def _advance_chunk(
         self, sequence: Sequence, chunk: PrefillChunk, result: StepResult, record: StepRecord | None
@@ -253,8 +296,12 @@ class Scheduler:
             error = NO_TOKEN
         if error is not None:
             return self._advance_to_error(sequence, error)
-        self._compute(sequence, num_tokens)
-        computed = sequence.num_computed if sequence.state is SequenceState.RUNNING else None
+        computed = None
+        # Else it was preempted meanwhile: its KV is lost, its token is not.
+        if sequence.state is SequenceState.RUNNING:
+            sequence.num_computed += num_tokens
+            self.ledger.commit(sequence)
+            computed = sequence.num_computed
         prompt_logprobs = result.prompt_logprobs.get(seq_id, ())
         if token is None:
             return SequenceAdvance(sequence, (), prompt_logprobs, computed)
@@ -264,16 +311,13 @@ class Scheduler:
         self.finish(sequence, FinishReason.ERROR, error)
         return SequenceAdvance(sequence, finished=True)
 
-    def _compute(self, sequence: Sequence, num_tokens: int) -> None:
-        """The KV of more tokens is there; unless it was preempted meanwhile: then it is lost, its token is not."""
-        if sequence.state is SequenceState.RUNNING:
-            sequence.num_computed += num_tokens
-            self.ledger.commit(sequence)
-
     def _append(self, sequence: Sequence, token_id: int) -> bool:
         """One token more; True when it was the last."""
         sequence.tokens.append(token_id)
         sequence.timing.token_times_s.append(self._now_s)
+        return self._end_if_over(sequence)
+
+    def _end_if_over(self, sequence: Sequence) -> bool:
         reason = finish_reason(sequence)
         return reason is not None and self.finish(sequence, reason)
 

@@ -20,7 +20,7 @@ from twostroke.core.events import Event, TokenEvent
 from twostroke.core.request import Request
 from twostroke.core.step import Step, StepResult
 from twostroke.engine.build import Assembly, build
-from twostroke.engine.explaining import engine_facts, trusted_cost
+from twostroke.engine.explaining import doubt_of, engine_facts, trusted_cost
 from twostroke.server import messages as m
 from twostroke.server.log import log
 
@@ -124,6 +124,7 @@ class EngineLoop:
                 steps=self._steps,
                 totals=None if last is None else last.totals,
                 step_cost=None if cost is None else (cost.ceilings, cost.coefficients),
+                step_cost_doubt=doubt_of(self._engine.step_cost),
                 step_cost_error=self._engine.step_cost.error if self._engine.step_cost is not None else None,
             )
         )

@@ -85,8 +85,7 @@ class Watch:
         facts, stats, delivery = self._service.facts(), self._service.metrics.engine, None
         if self._received_s is not None:
             delivery = Delivery(self._received_s, time.perf_counter())
-        fitted = None if stats is None else stats.step_cost
-        self._explanations[index] = explain(answers.choices[index].timing, facts, fitted, delivery)
+        self._explanations[index] = explain(answers.choices[index].timing, facts, stats, delivery)
         if len(self._explanations) < len(answers.choices):
             return
         choices = [
@@ -107,5 +106,6 @@ def _choice(index: int, answers: Answers, timing: Timing, explanation: Explanati
         start=None if verdict.start is None else verdict.start.sentence,
         stream=None if verdict.stream is None else verdict.stream.sentence,
         predicted_by="step_cost" if explanation.is_fitted else "floors",
+        doubt=explanation.doubt,
         timeline=explanation.spans,
     )

@@ -28,6 +28,8 @@ class ExplainedChoice(msgspec.Struct, frozen=True):
     """And of the time after it."""
     predicted_by: str
     """`step_cost`: costs fitted to the engine's own steps; `floors`: their ratios."""
+    doubt: str | None
+    """Why not by `step_cost`, where that is known."""
     timeline: tuple[Span, ...]
 
 

@@ -148,6 +148,8 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
     """What steps cost, once the engine can tell well enough to predict with it."""
     step_cost_error: float | None = None
     """Of the engine's predictions of its steps, of late: mean of |predicted - measured| / measured."""
+    step_cost_doubt: str | None = None
+    """Where there is no `step_cost`, why."""
 
 
 FromEngine = Ready | Failed | Refused | StepOutputs | Stats

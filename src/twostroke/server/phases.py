@@ -10,7 +10,7 @@ from twostroke.engine.floors import phase_floors
 from twostroke.explain.explanation import Explainer, Explanation
 from twostroke.explain.facts import EngineFacts
 from twostroke.explain.timeline import Delivery
-from twostroke.server.messages import FittedCost, Ready
+from twostroke.server.messages import Ready, Stats
 
 
 class PrefillTiming(msgspec.Struct, frozen=True):
@@ -46,9 +46,9 @@ class Timing(msgspec.Struct, frozen=True):
 
 
 def explain(
-    timing: SequenceTiming, facts: Ready, fitted: FittedCost | None = None, delivery: Delivery | None = None
+    timing: SequenceTiming, facts: Ready, stats: Stats | None = None, delivery: Delivery | None = None
 ) -> Explanation:
-    """`fitted`: what the engine last said that its steps cost."""
+    """`stats`: what the engine last said of itself: what its steps cost, or why it cannot tell."""
     engine = EngineFacts(
         shape=facts.shape,
         ceilings=facts.ceilings,
@@ -60,8 +60,9 @@ def explain(
         itl_target_s=facts.itl_target_s,
         int8_kv_share=facts.int8_kv_share,
     )
-    cost = None if fitted is None else StepCost(facts.shape, *fitted)
-    return Explainer(lambda: engine, lambda: cost).explain(timing, delivery)
+    cost = None if stats is None or stats.step_cost is None else StepCost(facts.shape, *stats.step_cost)
+    doubt = None if stats is None else stats.step_cost_doubt
+    return Explainer(lambda: engine, lambda: cost, lambda: doubt).explain(timing, delivery)
 
 
 def timing_report(timing: SequenceTiming, facts: Ready, explanation: Explanation | None = None) -> Timing:
