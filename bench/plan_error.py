@@ -87,8 +87,10 @@ def bench_points(path: Path) -> list[Point]:
             model = match[1]
         elif match := re.match(r"(\w+): .*\(((?:\w+=\d+ ?)+)\)$", line):
             sizes[match[1]] = {key: int(value) for key, value in re.findall(r"(\w+)=(\d+)", match[2])}
-        elif match := re.match(r"(\w*) +(\w[\w ]*?)  +([\d.,]+) (µs|ms|s|tok/s) ", line):
+        elif match := re.match(r"(\w*) +(\w[\w ]*?)  +([\d.,]+) (µs|ms|s|tok/s|tokens) ", line):
             workload = match[1] or workload
+            if match[4] == "tokens":
+                continue
             value = float(match[3].replace(",", "")) * UNITS_S.get(match[4], 1.0)
             seen.setdefault((model, workload, match[2]), []).append(value)
     points = []
