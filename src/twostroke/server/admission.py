@@ -84,7 +84,7 @@ class Admission:
                 self._tracing.closed(request.scope, error)
 
         place.is_used = True
-        return Call(inbox, request.receive, place.deadline_s, self._settings.limits.request_timeout_s, on_close)
+        return Call(inbox, request.receive, place.deadline_s, self._settings.limits, on_close)
 
     def _admit(self, key: int, num_prompts: int) -> None:
         limits, waiting = self._settings.limits, self.num_waiting

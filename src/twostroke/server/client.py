@@ -214,10 +214,8 @@ class EngineClient:
     def _read(self, socket: zmq.Socket[bytes]) -> None:
         """All that is there: the socket gives no second sign of what is left in it."""
         try:
-            while socket is self._socket:
+            while socket is self._socket and socket.poll(0):
                 self._hear(m.decode_from_engine(socket.recv(zmq.NOBLOCK)))
-        except zmq.Again:
-            pass
         except Exception as error:
             if self._misheard is not None and not self._misheard.done():
                 self._misheard.set_result(error)
@@ -239,10 +237,12 @@ class EngineClient:
             self._failure = message.message
 
     def _deal_out(self, step: m.StepOutputs) -> None:
-        inboxes = self._inboxes
+        """Each call is told once, of all that the step brought it."""
+        inboxes, told = self._inboxes, dict[Inbox, None]()
         for progress in step.progress:
             if (inbox := inboxes.get(progress.request_id)) is not None:
                 inbox.push(progress)
+                told[inbox] = None
         for output in step.outputs:
             if output.finish_reason is not None:
                 self._metrics.finished(output)
@@ -254,8 +254,11 @@ class EngineClient:
             if output.finish_reason is FinishReason.ERROR:
                 inbox.fail(ApiError(500, output.error or "the request failed", code="engine_error"))
             inbox.push(output)
+            told[inbox] = None
             if output.finish_reason is not None and output.request_id not in inbox.unfinished:
                 del inboxes[output.request_id]
+        for inbox in told:
+            inbox.tell()
 
     def _refuse(self, message: m.Refused) -> None:
         if self._tracing is not None:

@@ -15,7 +15,6 @@ from twostroke.server.admission import KEY_SCOPE, RECEIVED_SCOPE
 from twostroke.server.errors import ApiError, error_response
 from twostroke.server.metrics import Metrics
 from twostroke.server.settings import ServerSettings
-from twostroke.server.streaming import SOCKET_SCOPE
 
 OPEN_PATHS = frozenset({"/health", "/ready"})
 """Everything else asks for a key where there are keys: a route that is forgotten is closed, not open."""
@@ -47,7 +46,6 @@ class Guard:
             return  # a web socket: nothing here speaks it, and an unanswered handshake is refused
         scope[RECEIVED_SCOPE] = time.perf_counter()  # one clock for all processes of a machine
         self._metrics.http_in_flight += 1
-        scope[SOCKET_SCOPE] = send
         try:
             await self._answer(scope, receive, self._counting(scope, send))
         finally:

@@ -16,6 +16,7 @@ from twostroke.core.errors import BackendError, TwostrokeError
 from twostroke.engine.build import read_tokenizer
 from twostroke.server.app import create_app
 from twostroke.server.client import EngineClient
+from twostroke.server.connections import connection_class
 from twostroke.server.guard import MAX_HEADER_BYTES
 from twostroke.server.log import log
 from twostroke.server.messages import EngineSettings, Ready
@@ -90,7 +91,7 @@ async def _serve(
     service = Service(settings, client, metrics, tracing)
     config = uvicorn.Config(
         create_app(service),
-        http="h11",  # whose limit on headers is known
+        http=connection_class(settings.limits, metrics),
         ws="none",
         lifespan="off",
         log_level="warning",

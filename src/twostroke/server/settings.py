@@ -16,6 +16,12 @@ class Limits:
     """A request's body has to be there within this."""
     request_timeout_s: float = 600.0
     """From a request's arrival to the last byte of its answer."""
+    reader_timeout_s: float = 30.0
+    """A client that takes nothing of a stream for this long, while there is more than fits on the way, is cut off."""
+    headers_timeout_s: float = 10.0
+    """A request's headers have to be there within this, from its first byte or its connection's beginning."""
+    max_connections: int = 900
+    """One more is turned away with 503. A process may often open no more than 1024 files."""
     max_queue: int = 256
     """Requests that are made ready or wait for the engine; one more is answered with 429."""
     max_per_key: int | None = None
