@@ -65,6 +65,7 @@ class EngineClient:
         self._misheard: asyncio.Future[Exception] | None = None
         self._heard_s = 0.0
         self._failure: str | None = None
+        self._refusal: ApiError | None = None
         self.state = EngineState.STARTING
         self.num_restarts = 0
         self.facts: m.Ready | None = None
@@ -113,6 +114,8 @@ class EngineClient:
         cache_salt: str = "",
     ) -> Inbox:
         """Queue one request a prompt; what the engine refuses arrives in the inbox as an error."""
+        if self._refusal is not None:
+            raise self._refusal
         if self.state is not EngineState.READY:
             raise self.unavailable()
         request_ids = [f"{next(self._numbers)}" for _ in prompts]
@@ -268,6 +271,13 @@ class EngineClient:
             reason = message.message
             error = ApiError(500, reason, code="engine_error")
             inbox.fail(as_api_error(BadRequestError(reason)) if message.is_bad_request else error)
+
+    def end_all(self, error: ApiError) -> None:
+        """Every call in flight, and any that still comes, ends with this error; what the engine does is dropped."""
+        self._refusal = error
+        for inbox in set(self._inboxes.values()):
+            inbox.fail(error)
+            inbox.close()
 
     def _fail_all(self) -> None:
         if self._tracing is not None:
