@@ -28,11 +28,34 @@ def too_late(timeout_s: float) -> ApiError:
     return ApiError(504, message, code="timeout")
 
 
+def client_gone() -> ApiError:
+    return ApiError(CLIENT_GONE, "the client went away")
+
+
+class ClientWatch:
+    """Whether a request's client is still there, from when its body was read."""
+
+    def __init__(self, receive: Receive) -> None:
+        self.is_gone = False
+        self.on_gone: Callable[[], None] | None = None
+        self._task = asyncio.create_task(self._listen(receive))
+
+    def close(self) -> None:
+        self._task.cancel()
+
+    async def _listen(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self.is_gone = True
+        if self.on_gone is not None:
+            self.on_gone()
+
+
 class Call:
     def __init__(
         self,
         inbox: Inbox,
-        receive: Receive,
+        watch: ClientWatch,
         deadline_s: float,
         limits: Limits,
         on_close: Callable[[ApiError | None], None],
@@ -46,7 +69,8 @@ class Call:
         self.deadline_s = deadline_s
         self.reader_timeout_s = limits.reader_timeout_s
         self._timer = loop.call_at(deadline_s, inbox.fail, too_late(limits.request_timeout_s))
-        self._watch = asyncio.create_task(self._watch_client(receive))
+        self._watch = watch
+        watch.on_gone = self._client_gone
 
     @property
     def is_finished(self) -> bool:
@@ -54,17 +78,15 @@ class Call:
 
     def close(self) -> None:
         """May be called twice."""
-        self._watch.cancel()
+        self._watch.close()
         self._timer.cancel()
         self._inbox.close()
         on_close, self._on_close = self._on_close, None
         if on_close is not None:
             on_close(self._inbox.error)
 
-    async def _watch_client(self, receive: Receive) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        self._inbox.fail(ApiError(CLIENT_GONE, "the client went away"))
+    def _client_gone(self) -> None:
+        self._inbox.fail(client_gone())
         self._inbox.close()  # at once: its blocks are wanted by others
 
 

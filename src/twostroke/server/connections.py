@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
+from contextlib import suppress
 from typing import Any
 
 import h11
@@ -16,6 +18,10 @@ from twostroke.server.settings import Limits
 
 SINK_SCOPE = "twostroke.sink"
 """Where in a request's scope its EventSink is, if its answer may be written to one."""
+
+MAX_UNSENT_BYTES = 128 * 1024
+"""What the system may keep for a client that does not read, beside the 64 KiB kept here. Left to itself it would keep
+megabytes, and that many tokens would be written for nobody."""
 
 
 class EventSink:
@@ -62,6 +68,9 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        if (lowat := getattr(socket, "TCP_NOTSENT_LOWAT", None)) is not None:
+            with suppress(OSError, AttributeError):
+                transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, lowat, MAX_UNSENT_BYTES)
         if len(self.connections) > self.limits.max_connections:
             number = self.limits.max_connections
             if self.metrics is not None:
