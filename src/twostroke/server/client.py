@@ -217,7 +217,7 @@ class EngineClient:
     def _read(self, socket: zmq.Socket[bytes]) -> None:
         """All that is there: the socket gives no second sign of what is left in it."""
         try:
-            while socket is self._socket and socket.poll(0):
+            while socket is self._socket and m.has_message(socket):
                 self._hear(m.decode_from_engine(socket.recv(zmq.NOBLOCK)))
         except Exception as error:
             if self._misheard is not None and not self._misheard.done():

@@ -63,7 +63,7 @@ class EngineLoop:
         wait_ms = 0 if self._engine.busy else max(0, int((self._stats_due_s - time.monotonic()) * 1e3))
         if self._compiling:
             wait_ms = min(wait_ms, COMPILING_POLL_MS)
-        while not self._stopped and self._socket.poll(wait_ms):
+        while not self._stopped and (m.has_message(self._socket) or (wait_ms and self._socket.poll(wait_ms))):
             self._handle(m.decode_to_engine(self._socket.recv()))
             wait_ms = 0
 
