@@ -49,6 +49,14 @@ def all_of(connection: socket.socket) -> bytes:
     return received
 
 
+def ask_version(connection: socket.socket) -> None:
+    connection.sendall(b"GET /version HTTP/1.1\r\nHost: a\r\n\r\n")
+    answer = connection.recv(4096)
+    while b"}" not in answer:
+        answer += connection.recv(4096)
+    assert b"200 OK" in answer
+
+
 def post(body: dict[str, object], head: str = "") -> bytes:
     payload = json.dumps(body).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n{head}"
@@ -68,9 +76,9 @@ def test_headers_that_do_not_come_end_the_wait(strict: RunningServer, said: str)
 def test_a_trickle_of_headers_does_not_buy_time(strict: RunningServer) -> None:
     """On a connection that was used before, too."""
     with connect(strict) as connection:
-        connection.sendall(b"GET /version HTTP/1.1\r\nHost: a\r\n\r\n")
-        assert b"200 OK" in connection.recv(4096)
-        time.sleep(1.2 * HEADER_TIMEOUT_S)  # idle, it is kept
+        for _ in range(2):
+            ask_version(connection)
+            time.sleep(1.2 * HEADER_TIMEOUT_S)  # idle, it is kept
         connection.sendall(b"GET /version HTTP/1.1\r\n")
         began_s = time.monotonic()
         with contextlib.suppress(ConnectionError):
@@ -96,8 +104,7 @@ def test_one_connection_too_many_is_turned_away(strict: RunningServer) -> None:
     with contextlib.ExitStack() as stack:
         for _ in range(MAX_CONNECTIONS):
             connection = stack.enter_context(connect(strict))
-            connection.sendall(b"GET /version HTTP/1.1\r\nHost: a\r\n\r\n")
-            assert b"200 OK" in connection.recv(4096)
+            ask_version(connection)
         refused = strict.get("/health")
         assert refused.status_code == 503 and refused.json()["error"]["code"] == "connections_full"
         assert refused.headers["retry-after"] == "1"

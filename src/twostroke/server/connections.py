@@ -23,6 +23,9 @@ MAX_UNSENT_BYTES = 128 * 1024
 """What the system may keep for a client that does not read, beside the 64 KiB kept here. Left to itself it would keep
 megabytes, and that many tokens would be written for nobody."""
 
+LINGER_S = 1.0
+MAX_LINGERING = 32
+
 
 class EventSink:
     """The body of an answer that has begun, in chunks as HTTP/1.1 has them. Its end is not written here: the HTTP
@@ -64,6 +67,8 @@ class Connection(H11Protocol):
         self.writable.set()
         self._patience: asyncio.TimerHandle | None = None
         """Runs while a request is expected that has not come in full."""
+        self._end: asyncio.TimerHandle | None = None
+        self._is_refused = False
         self._has_sink: object = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -82,6 +87,8 @@ class Connection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._relax()
+        if self._end is not None:
+            self._end.cancel()
         self.writable.set()
         self.lost.set()
 
@@ -94,16 +101,16 @@ class Connection(H11Protocol):
         self.writable.set()
 
     def data_received(self, data: bytes) -> None:
-        if not self.transport.is_closing():  # one that was refused may go on talking
+        if not self._is_refused:
             super().data_received(data)
 
     def handle_events(self) -> None:
         super().handle_events()
-        # No request yet, or one that was answered before it was sent in full: either may be drawn out for ever. (The
-        # body of one that is being answered has its own time, in the guard.)
-        if self.conn.their_state is h11.IDLE or (
-            self.conn.their_state is h11.SEND_BODY and self.conn.our_state is h11.DONE
-        ):
+        # The beginning of a request, or the rest of one that was answered before it was there: either may be drawn out
+        # for ever. (The body of one that is being answered has its own time, in the guard; between two requests
+        # Uvicorn's keep-alive holds.)
+        theirs, ours = self.conn.their_state, self.conn.our_state
+        if (theirs is h11.IDLE and self.conn.trailing_data[0]) or (theirs is h11.SEND_BODY and ours is h11.DONE):
             self._expect()
         else:
             self._relax()
@@ -123,9 +130,11 @@ class Connection(H11Protocol):
 
     def _abort_later(self) -> None:
         """Closing waits until the client has taken everything, which it may never do."""
-        timer = self.loop.call_later(self.limits.reader_timeout_s, self.transport.abort)
-        lost = self.loop.create_task(self.lost.wait())
-        lost.add_done_callback(lambda _: timer.cancel())
+        self._end_by(self.limits.reader_timeout_s)
+
+    def _end_by(self, seconds: float) -> None:
+        if not self.lost.is_set():
+            self._end = self.loop.call_later(seconds, self.transport.abort)
 
     def _expect(self) -> None:
         if self._patience is None:
@@ -144,14 +153,21 @@ class Connection(H11Protocol):
             self.transport.abort()  # it has its answer already
 
     def _refuse(self, status: int, message: str, code: str) -> None:
+        """In words, and without a parser. A client that is still talking would not hear them if the connection was
+        closed on it, so it may talk to nobody for a moment, unless there are many of them."""
         if self.transport.is_closing():
             return
+        self._is_refused = True
         body = json.dumps(ApiError(status, message, code=code).body()).encode()
         reason = "Request Timeout" if status == 408 else "Service Unavailable"
         head = f"HTTP/1.1 {status} {reason}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
         more = "" if status == 408 else "Retry-After: 1\r\n"
         self.transport.write(f"{head}{more}Connection: close\r\n\r\n".encode() + body)
-        self.transport.close()
+        if len(self.connections) > self.limits.max_connections + MAX_LINGERING:
+            self.transport.close()
+        else:
+            self.transport.write_eof()
+            self._end_by(LINGER_S)
 
 
 def connection_class(limits: Limits, metrics: Metrics) -> type[Connection]:
