@@ -156,7 +156,7 @@ class GrammarCompiler:
             found = self._compiled.setdefault(spec, found)
             self._latest[spec] = found
             self._latest.move_to_end(spec)
-            if len(self._latest) > NUM_KEPT:
+            while len(self._latest) > NUM_KEPT:
                 self._latest.popitem(last=False)
         return found
 
