@@ -105,6 +105,21 @@ def test_vanished_clients_free_their_blocks_at_once(fragile: RunningServer, offl
     answers_as_ever(fragile, offline)
 
 
+def test_a_client_that_vanishes_while_its_request_is_made_ready_is_dropped(
+    fragile: RunningServer, offline: LLM
+) -> None:
+    gone_before = fragile.metric("twostroke_client_disconnects_total")
+    slow = "start: " + " ".join(["x?"] * 20_000) + '\nx: "a"'  # compiled for a second, and then refused
+    with pytest.raises(httpx.ReadTimeout):
+        body = {"prompt": "Count:", "guided_grammar": slow}
+        httpx.post(f"{fragile.base_url}/completions", json=body, timeout=0.2)
+    end_s = time.monotonic() + 10
+    while fragile.metric("twostroke_client_disconnects_total") == gone_before:
+        assert time.monotonic() < end_s
+        time.sleep(0.05)
+    answers_as_ever(fragile, offline)
+
+
 def test_a_client_that_does_not_read_holds_nobody_up(fragile: RunningServer, offline: LLM) -> None:
     idle_before = fragile.metric("twostroke_http_in_flight")
     connections = [begin_stream(fragile, {**LONG, "n": 4})[0] for _ in range(2)]

@@ -4,10 +4,7 @@ engine again, later and later, when it dies. Knows no HTTP but the errors its ca
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
-import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -16,7 +13,6 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import zmq
 
 from twostroke.core.errors import BackendError, BadRequestError
@@ -28,6 +24,7 @@ from twostroke.server.inbox import Inbox
 from twostroke.server.log import log
 from twostroke.server.metrics import Metrics
 from twostroke.server.sampling import as_api_error
+from twostroke.server.spawning import private_folder, start_process
 
 if TYPE_CHECKING:
     from twostroke.server.tracing import Tracing
@@ -40,7 +37,6 @@ STALLED_AFTER_S = 60.0
 """A ready engine says something every few seconds; one that was silent this long is stuck in a step."""
 LAST_WORDS_S = 0.2
 STOP_LIMIT_S = 5.0
-MAX_FOLDER_CHARS = 80
 
 
 class EngineState(Enum):
@@ -151,7 +147,7 @@ class EngineClient:
     # The engine's life
 
     async def _supervise(self) -> None:
-        folder = _private_folder()
+        folder = private_folder()
         back_off_s = FIRST_BACK_OFF_S
         assert self._ready is not None
         try:
@@ -187,7 +183,7 @@ class EngineClient:
         socket.setsockopt(zmq.LINGER, 0)
         socket.bind(f"ipc://{path}")
         try:
-            process = await _start_process(path, self._settings)
+            process = await start_process(path, self._settings)
         except OSError:
             socket.close()
             raise
@@ -289,28 +285,3 @@ class EngineClient:
             inbox.fail(
                 engine_unavailable("the engine ended while it worked on this request; it is being started again")
             )
-
-
-def _private_folder() -> Path:
-    """Mode 0700: nobody else may connect. The path of a Unix socket is short, and some temporary folders' are not."""
-    folder = tempfile.mkdtemp(prefix="twostroke-")
-    if len(folder) > MAX_FOLDER_CHARS:
-        Path(folder).rmdir()
-        folder = tempfile.mkdtemp(prefix="twostroke-", dir="/tmp")
-    return Path(folder)
-
-
-async def _start_process(path: Path, settings: m.EngineSettings) -> asyncio.subprocess.Process:
-    environment = {name: value for name, value in os.environ.items() if name != "TWOSTROKE_API_KEYS"}
-    environment |= {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", "twostroke.server.engine_process", str(path)),
-        stdin=asyncio.subprocess.PIPE,
-        env=environment,
-        start_new_session=True,  # Ctrl-C is for this process, which drains first
-    )
-    assert process.stdin is not None
-    process.stdin.write(msgspec.json.encode(settings) + b"\n")
-    with suppress(ConnectionError):
-        await process.stdin.drain()
-    return process  # its standard input stays open: when this process ends, however it ends, so does the engine
