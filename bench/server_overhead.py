@@ -1,26 +1,30 @@
 """What the server adds to the engine: tokens a second of concurrent streams, and the first token of a short prompt,
-beside the same engine driven in its own process. Both sides in turns, medians. The client is the plainest there is, and
-shares the machine. `python -m bench.server_overhead`."""
+beside the same engine driven in its own process. All sides in turns, medians. Clients share the machine: one lets its
+system keep the answer to the end, so that what is measured is the server; one reads every piece as it comes.
+`python -m bench.server_overhead`."""
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import http.client
 import json
 import os
 import re
+import selectors
 import signal
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import cast
 
 from twostroke import LLM, SamplingParams
 
 COMMAND = [sys.executable, "-c", "from twostroke.cli import main; main()", "serve"]
+MAX_ANSWER_BYTES = 4 << 20
 PAUSE_S = 0.02
 """Between the sides: an engine's threads spin a while before they sleep, and take the other's cores."""
 
@@ -61,31 +65,45 @@ def server_ttft(connection: http.client.HTTPConnection, prompt: list[int]) -> tu
     return taken_s, json.loads(last.removeprefix(b"data: "))["timing"]["ttft_s"]
 
 
-async def one_stream(address: str, prompt: list[int], length: int) -> None:
-    """Reads and looks at nothing but the end: what a client library adds is not the server's."""
+def begin_stream(address: str, prompt: list[int], length: int, *, reads: bool) -> socket.socket:
     fields = {"prompt": prompt, "max_tokens": length, "temperature": 0, "ignore_eos": True, "stream": True}
     body = json.dumps(fields).encode()
     host, _, port = address.rpartition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
+    connection = socket.create_connection((host, int(port)))
+    if not reads:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, MAX_ANSWER_BYTES)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, MAX_ANSWER_BYTES)
     head = (
         f"POST /v1/completions HTTP/1.1\r\nHost: {address}\r\nContent-Type: application/json\r\nConnection: close\r\n"
     )
-    writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-    last = b""
-    while piece := await reader.read(1 << 16):
-        last = (last + piece)[-64:]
-    writer.close()
-    if b"data: [DONE]" not in last:
-        sys.exit(f"a stream ended early: {last!r}")
+    connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    return connection
 
 
-def server_rates(address: str, loop: asyncio.Runner, batch: list[list[int]], length: int) -> float:
-    async def all_streams() -> None:
-        await asyncio.gather(*(one_stream(address, prompt, length) for prompt in batch))
-
+def server_rates(address: str, batch: list[list[int]], length: int, *, reads: bool) -> float:
+    """With `reads` the client wakes for every piece, on the cores that the engine works on; without, the system keeps
+    what was sent, and it wakes at the end: as it would be for the server were its clients on other machines. It looks
+    at nothing but the end."""
     started_s = time.perf_counter()
-    loop.run(all_streams())
-    return len(batch) * length / (time.perf_counter() - started_s)
+    lasts: dict[int, bytes] = {}
+    with selectors.DefaultSelector() as selector:
+        for prompt in batch:
+            connection = begin_stream(address, prompt, length, reads=reads)
+            selector.register(connection, selectors.EVENT_READ)
+            lasts[connection.fileno()] = b""
+        while selector.get_map():
+            for key, _ in selector.select():
+                connection = cast("socket.socket", key.fileobj)
+                if piece := connection.recv(MAX_ANSWER_BYTES):
+                    lasts[key.fd] = (lasts[key.fd] + piece)[-64:]
+                else:
+                    selector.unregister(connection)
+                    connection.close()
+    taken_s = time.perf_counter() - started_s
+    for last in lasts.values():
+        if b"data: [DONE]" not in last:
+            sys.exit(f"a stream ended early: {last!r}")
+    return len(batch) * length / taken_s
 
 
 def cpu_s(pid: int) -> float | None:
@@ -109,25 +127,27 @@ def main() -> None:
     log = Path(tempfile.mkstemp(prefix="twostroke-server-")[1])
     with log.open("wb") as file:
         process = subprocess.Popen([*COMMAND, options.model, "--port", "0", *engine_options], stderr=file)
-    rates: dict[str, list[float]] = {"offline": [], "server": []}
+    rates: dict[str, list[float]] = {"offline": [], "server": [], "reading": []}
     ttfts: dict[str, list[float]] = {"offline": [], "server": [], "outside": []}
-    api_cpu_s: list[float] = []
+    api_cpu_s: dict[str, list[float]] = {"server": [], "reading": []}
     try:
         while (match := re.search(r"ready at (http://\S+)/v1", log.read_text())) is None:
             if process.poll() is not None:
                 sys.exit(log.read_text())
             time.sleep(0.1)
-        with LLM(options.model, max_context=4096) as llm, asyncio.Runner() as loop:
+        with LLM(options.model, max_context=4096) as llm:
             address = match[1].removeprefix("http://")
             connection = http.client.HTTPConnection(address)
             for turn in range(options.rounds + 1):
                 batch = prompts(options.streams, options.input, turn)
                 rate = {"offline": offline_rates(llm, batch, options.output)}
-                time.sleep(PAUSE_S)
-                before_s = cpu_s(process.pid)
-                rate["server"] = server_rates(address, loop, batch, options.output)
-                if turn and before_s is not None:
-                    api_cpu_s.append((cpu_s(process.pid) or 0.0) - before_s)
+                for number, side in enumerate(api_cpu_s, 1):
+                    time.sleep(PAUSE_S)
+                    fresh = prompts(options.streams, options.input, turn + 100 * number)  # else the cache has them
+                    before_s = cpu_s(process.pid)
+                    rate[side] = server_rates(address, fresh, options.output, reads=side == "reading")
+                    if turn and before_s is not None:
+                        api_cpu_s[side].append((cpu_s(process.pid) or 0.0) - before_s)
                 connection.close()  # it may have been idle for longer than the server keeps one; the next call opens it
                 ttft: dict[str, list[float]] = {"offline": [], "server": [], "outside": []}
                 for single in prompts(10, 32, 1000 + turn):
@@ -149,14 +169,16 @@ def main() -> None:
     rate = {side: statistics.median(values) for side, values in rates.items()}
     ttft_ms = {side: statistics.median(values) * 1e3 for side, values in ttfts.items()}
     print(f"{options.streams} streams, {options.input} in, {options.output} out, medians of {options.rounds}")
-    ratio = statistics.median(ours / plain for ours, plain in zip(rates["server"], rates["offline"], strict=True))
-    print(f"tokens/s  offline {rate['offline']:.0f}  server {rate['server']:.0f}  ratio {ratio:.3f}")
+    print(f"tokens/s  offline {rate['offline']:.0f}")
+    for side, client in (("server", "its client asleep to the end"), ("reading", "its client reading every piece")):
+        ratio = statistics.median(ours / plain for ours, plain in zip(rates[side], rates["offline"], strict=True))
+        print(f"          server {rate[side]:.0f}  ratio {ratio:.3f}, {client}")
     print(
         f"TTFT ms   offline {ttft_ms['offline']:.2f}  server {ttft_ms['server']:.2f}, of which outside the engine "
         f"{ttft_ms['outside']:.2f}"
     )
-    if api_cpu_s:
-        each_us = statistics.median(api_cpu_s) / (options.streams * options.output) * 1e6
+    if api_cpu_s["server"]:
+        each_us = statistics.median(api_cpu_s["server"]) / (options.streams * options.output) * 1e6
         print(f"processor time of the API process: {each_us:.0f} us a token, its share of each request included")
 
 

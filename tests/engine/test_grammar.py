@@ -16,6 +16,7 @@ from twostroke.core.errors import BadRequestError
 from twostroke.core.grammar import GrammarSpec
 from twostroke.core.request import Request
 from twostroke.engine.build import assemble
+from twostroke.text import grammar
 
 SCHEMA = {
     "type": "object",
@@ -78,6 +79,23 @@ def test_a_preempted_answer_goes_on_where_it_was(smollm2_llm: LLM, smollm2: tupl
         crowded = llm.generate(prompts, held)
         assert llm.assembly.engine.scheduler.counts().preemptions > 0
     assert [result.token_ids for result in crowded] == alone
+
+
+def test_no_step_compiles_a_live_requests_grammar_again(smollm2_llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many others were checked since it was queued; and it is let go with its request."""
+    monkeypatch.setattr(grammar, "NUM_KEPT", 1)
+    engine, grammars = smollm2_llm.assembly.engine, smollm2_llm.assembly.grammars
+    assert grammars is not None
+    eos = smollm2_llm.assembly.tokenizer.eos_token_ids  # type: ignore[union-attr]
+    specs = [GrammarSpec("regex", f"[a-c]{{{length}}}") for length in (3, 4)]
+    for name, spec in zip(("first", "second"), specs, strict=True):
+        engine.add(Request(name, (1, 2), SamplingParams(max_tokens=8, grammar=spec), eos_token_ids=eos))
+    assert all(grammars.is_compiled(spec) for spec in specs)
+    engine.abort("first")
+    while engine.busy:
+        engine.step()
+    grammars.check(JSON)
+    assert not any(grammars.is_compiled(spec) for spec in specs)
 
 
 def test_a_thought_is_free_and_what_follows_is_not(smollm2_llm: LLM, smollm2: tuple) -> None:  # type: ignore[type-arg]

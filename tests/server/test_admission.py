@@ -13,6 +13,7 @@ from starlette.requests import Request
 
 from twostroke.config import EngineConfig
 from twostroke.core.grammar import GrammarSpec
+from twostroke.core.sampling_params import SamplingParams
 from twostroke.engine.build import read_tokenizer
 from twostroke.server import structured
 from twostroke.server.admission import KEY_SCOPE, RECEIVED_SCOPE, Admission
@@ -49,8 +50,12 @@ def admission(**limits: Any) -> Admission:
     return Admission(ServerSettings("small", api_keys=("a", "b"), limits=Limits(**limits)), client, metrics, None)
 
 
-def request(key: int = 0, age_s: float = 0.0) -> Request:
-    return Request({"type": "http", KEY_SCOPE: key, RECEIVED_SCOPE: time.perf_counter() - age_s})
+def request(key: int = 0, age_s: float = 0.0, stays_s: float = 60.0) -> Request:
+    async def receive() -> dict[str, Any]:
+        await asyncio.sleep(stays_s)
+        return {"type": "http.disconnect"}
+
+    return Request({"type": "http", KEY_SCOPE: key, RECEIVED_SCOPE: time.perf_counter() - age_s}, receive)
 
 
 def test_work_before_the_engine_takes_places_and_gives_them_back() -> None:
@@ -79,6 +84,27 @@ def test_work_before_the_engine_takes_places_and_gives_them_back() -> None:
         with pytest.raises(ApiError, match="stopping"):
             async with door.place(request()):
                 pass
+
+    asyncio.run(scenario())
+
+
+def test_a_client_that_goes_away_while_its_prompt_is_made_ready_gives_its_place_back_at_once() -> None:
+    async def scenario() -> None:
+        door = admission(max_per_key=1)
+        began_s = time.monotonic()
+        with pytest.raises(ApiError) as gone:
+            async with door.place(request(stays_s=0.1)):
+                await asyncio.sleep(10)
+        assert gone.value.status_code == 499 and time.monotonic() - began_s < 3
+        assert door.num_waiting == 0
+        with pytest.raises(ApiError) as gone:
+            async with door.place(request(stays_s=0.0)) as place:  # not a thing of that key is in flight
+                time.sleep(0.01)
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+                place.open_call([(1,)], SamplingParams())  # no engine hears of it
+        assert gone.value.status_code == 499
+        assert door._metrics.disconnects._value.get() == 2
 
     asyncio.run(scenario())
 

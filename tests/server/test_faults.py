@@ -107,6 +107,21 @@ def test_vanished_clients_free_their_blocks_at_once(fragile: RunningServer, offl
     answers_as_ever(fragile, offline)
 
 
+def test_a_client_that_vanishes_while_its_request_is_made_ready_is_dropped(
+    fragile: RunningServer, offline: LLM
+) -> None:
+    gone_before = fragile.metric("twostroke_client_disconnects_total")
+    slow = "start: " + " ".join(["x?"] * 20_000) + '\nx: "a"'  # compiled for a second, and then refused
+    with pytest.raises(httpx.ReadTimeout):
+        body = {"prompt": "Count:", "guided_grammar": slow}
+        httpx.post(f"{fragile.base_url}/completions", json=body, timeout=0.2)
+    end_s = time.monotonic() + 10
+    while fragile.metric("twostroke_client_disconnects_total") == gone_before:
+        assert time.monotonic() < end_s
+        time.sleep(0.05)
+    answers_as_ever(fragile, offline)
+
+
 def test_a_client_that_does_not_read_holds_nobody_up(fragile: RunningServer, offline: LLM) -> None:
     idle_before = fragile.metric("twostroke_http_in_flight")
     connections = [begin_stream(fragile, {**LONG, "n": 4})[0] for _ in range(2)]
@@ -201,6 +216,32 @@ def test_sigterm_lets_a_stream_finish_and_ends_the_engine_too(
         assert server.process.wait(15) == 0
         assert "1 requests in flight may finish" in server.log()
         assert engine is None or not Path(f"/proc/{engine}").exists()
+
+
+def test_while_it_drains_the_server_says_so_and_what_takes_too_long_ends_with_a_word(
+    smollm2_path: Path, tmp_path: Path
+) -> None:
+    with running_server(tmp_path / "log", *MODEL_OPTIONS, "--drain", "2") as server, ThreadPoolExecutor(1) as threads:
+        whole = threads.submit(server.post, "/v1/completions", {**LONG, "n": 8})
+        body = {**LONG, "stream": True, "n": 8}
+        with httpx.stream("POST", f"{server.base_url}/completions", json=body, timeout=60) as stream:
+            lines = stream.iter_lines()
+            assert next(lines).startswith("data: ")
+            server.process.send_signal(signal.SIGTERM)
+            end_s = time.monotonic() + 1.5
+            while (ready := server.get("/ready")).status_code == 200:  # the signal is on its way
+                assert time.monotonic() < end_s
+            assert ready.status_code == 503 and ready.json() == {"status": "draining"}
+            assert server.get("/health").status_code == 200
+            refused = server.post("/v1/completions", LONG)
+            assert refused.status_code == 503 and refused.headers["retry-after"] == "1"
+            assert refused.json()["error"]["message"] == "the server is stopping"
+            received = [line for line in lines if line]  # to a proper end: a cut connection would raise
+        error = json.loads(received[-1].removeprefix("data: "))["error"]
+        assert error["code"] == "server_stopping" and error["type"] == "server_error"
+        answer = whole.result()
+        assert answer.status_code == 503 and answer.json()["error"]["code"] == "server_stopping"
+        assert server.process.wait(15) == 0
 
 
 @on_linux

@@ -13,6 +13,8 @@ from twostroke.config import EngineConfig
 from twostroke.core.errors import BadRequestError
 from twostroke.server.app import create_app
 from twostroke.server.client import STALLED_AFTER_S, EngineClient, EngineState
+from twostroke.server.errors import ApiError
+from twostroke.server.guard import Guard
 from twostroke.server.messages import EngineSettings
 from twostroke.server.metrics import Metrics
 from twostroke.server.service import Service
@@ -70,6 +72,49 @@ def test_what_arrives_is_counted_whatever_was_declared() -> None:
     assert status == 413 and "121" in body["error"]["message"]
 
 
+def test_all_bodies_together_have_a_limit() -> None:
+    pieces: list[bytes | None] = [b"x" * 60, b"x" * 60, b"x"]
+    status, body = call(settings(max_bodies_bytes=100), pieces)
+    assert status == 503 and body["error"]["code"] == "bodies_full" and "100" in body["error"]["message"]
+
+    async def two_at_a_time() -> list[int]:
+        """The first is held while it waits for the engine; what it took is free after it."""
+        statuses: list[int] = []
+        answered = asyncio.Event()
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            while (await receive()).get("more_body"):
+                pass
+            if scope["path"] == "/first":
+                await answered.wait()
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+
+        guard = Guard(app, settings(max_bodies_bytes=100), Metrics())
+
+        async def post(path: str) -> None:
+            async def receive() -> dict[str, Any]:
+                return {"type": "http.request", "body": b"x" * 60, "more_body": False}
+
+            async def send(message: Any) -> None:
+                if message["type"] == "http.response.start":
+                    statuses.append(message["status"])
+
+            try:
+                await guard({"type": "http", "path": path, "headers": []}, receive, send)
+            except ApiError as error:  # FastAPI would word it
+                statuses.append(error.status_code)
+
+        first = asyncio.create_task(post("/first"))
+        await asyncio.sleep(0)
+        await post("/second")
+        answered.set()
+        await first
+        await post("/third")
+        return statuses
+
+    assert asyncio.run(two_at_a_time()) == [503, 200, 200]
+
+
 def test_before_the_engine_is_ready_requests_are_told_so() -> None:
     status, body = call(settings(), [b'{"prompt": "Hi"}'])
     assert status == 503 and body["error"]["code"] == "engine_unavailable" and "starting" in body["error"]["message"]
@@ -89,7 +134,7 @@ def test_an_engine_that_is_silent_too_long_is_stalled() -> None:
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("name", ["max_queue", "max_per_key", "max_output_tokens", "max_samples"])
+@pytest.mark.parametrize("name", ["max_queue", "max_per_key", "max_output_tokens", "max_samples", "max_connections"])
 def test_a_limit_that_lets_nothing_through_is_refused(name: str) -> None:
     settings(**{name: 1})
     with pytest.raises(BadRequestError, match=f"{name} must be at least 1, not 0"):
@@ -98,8 +143,9 @@ def test_a_limit_that_lets_nothing_through_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("seconds", [float("nan"), -1.0])
 def test_times_that_are_none_are_refused(seconds: float) -> None:
-    with pytest.raises(BadRequestError, match="request timeout"):
-        settings(request_timeout_s=seconds)
+    for name in ("request", "headers", "body", "reader"):
+        with pytest.raises(BadRequestError, match=f"{name} timeout"):
+            settings(**{f"{name}_timeout_s": seconds})
     with pytest.raises(BadRequestError, match="drain time"):
         ServerSettings("small", drain_s=seconds)
 

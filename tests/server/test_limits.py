@@ -114,6 +114,9 @@ def test_a_busy_key_and_a_full_queue_get_429(limited: RunningServer) -> None:
         full = limited.post("/v1/completions", short, headers=CAROL)
         assert error_of(full, 429)["code"] == "queue_full" and error_of(full, 429)["type"] == "rate_limit_error"
         assert 1 <= int(full.headers["retry-after"]) <= 60
+        for path, body in (("/tokenize", {"prompt": "a"}), ("/detokenize", {"tokens": [1]})):
+            assert error_of(limited.post(path, body, headers=CAROL), 429)["code"] == "queue_full"
+            assert error_of(limited.post(path, body, headers=ALICE), 429)["code"] == "concurrency_limit"
     limited.wait_until_idle(headers=ALICE)
     assert limited.post("/v1/completions", short, headers=ALICE).status_code == 200
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 
 import pytest
 
 from twostroke.core.errors import BadRequestError
 from twostroke.core.grammar import GrammarSpec
-from twostroke.text import grammar_check
+from twostroke.text import grammar, grammar_check
 from twostroke.text.grammar import GrammarCompiler, GrammarMatcher, LazyGrammars, Vocabulary
 from twostroke.text.grammar_check import GrammarCheck
 from twostroke.text.tokenizer import Tokenizer
@@ -91,3 +92,44 @@ def test_a_grammar_that_takes_too_long_is_stopped_and_the_next_is_not(
             check.check(GrammarSpec("regex", "(a"))
     finally:
         check.close()
+
+
+def test_a_grammar_that_somebody_holds_is_not_compiled_again(
+    smollm2_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many others come in between: a step would have to wait for it."""
+    monkeypatch.setattr(grammar, "NUM_KEPT", 2)
+    compiler = GrammarCompiler(Vocabulary.of(smollm2_tokenizer))
+    held = compiler.check(TEXT)
+    for number in range(1, 5):
+        compiler.check(GrammarSpec("regex", f"a{{{number}}}"))
+    assert compiler.is_compiled(TEXT) and compiler.is_compiled(GrammarSpec("regex", "a{4}"))
+    assert not compiler.is_compiled(GrammarSpec("regex", "a{1}"))
+    assert compiler.check(TEXT) is held
+    del held
+    for number in range(1, 4):
+        compiler.check(GrammarSpec("regex", f"b{{{number}}}"))
+    assert not compiler.is_compiled(TEXT)
+
+
+def test_matchers_are_made_while_another_grammar_is_compiled(
+    smollm2_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = GrammarCompiler(Vocabulary.of(smollm2_tokenizer))
+    compiler.check(TEXT)
+    begun, go_on, compile_now = threading.Event(), threading.Event(), compiler._compile
+
+    def slow(spec: GrammarSpec) -> grammar.CompiledGrammar:
+        begun.set()
+        assert go_on.wait(20)
+        return compile_now(spec)
+
+    monkeypatch.setattr(compiler, "_compile", slow)
+    other = threading.Thread(target=compiler.check, args=(GrammarSpec("regex", "a+"),))
+    other.start()
+    try:
+        assert begun.wait(20)
+        assert takes(compiler.matcher(TEXT), smollm2_tokenizer.encode('"a'))
+    finally:
+        go_on.set()
+        other.join()

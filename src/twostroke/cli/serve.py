@@ -37,6 +37,11 @@ def serve(
     max_samples: Annotated[int, typer.Option(help="The largest n of a request.")] = 16,
     max_body: Annotated[str, typer.Option(metavar="SIZE", help="The largest request, like 8MiB.")] = "8MiB",
     request_timeout: Annotated[float, typer.Option(help="Seconds from a request to the end of its answer.")] = 600.0,
+    max_connections: Annotated[int, typer.Option(help="Connections that may be open; one more gets 503.")] = 900,
+    header_timeout: Annotated[float, typer.Option(help="Seconds that a request's headers may take to arrive.")] = 10.0,
+    reader_timeout: Annotated[
+        float, typer.Option(help="Seconds that a stream may wait for its client to read.")
+    ] = 30.0,
     drain: Annotated[float, typer.Option(help="Seconds that answers may take to end after Ctrl-C or SIGTERM.")] = 30.0,
     cors: Annotated[
         list[str] | None, typer.Option(help="An origin whose pages may call this server; may be given several times.")
@@ -114,6 +119,9 @@ def serve(
     limits = Limits(
         max_body_bytes=options.parse_size(max_body),
         request_timeout_s=request_timeout,
+        headers_timeout_s=header_timeout,
+        reader_timeout_s=reader_timeout,
+        max_connections=max_connections,
         max_queue=max_queue,
         max_per_key=max_per_key,
         max_samples=max_samples,

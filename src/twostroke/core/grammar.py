@@ -48,8 +48,9 @@ class TokenMatcher(Protocol):
 class Grammars(Protocol):
     """Specs become matchers, for one vocabulary."""
 
-    def check(self, spec: GrammarSpec) -> None:
-        """Raise BadRequestError, in one sentence, where the spec cannot be followed."""
+    def check(self, spec: GrammarSpec) -> object:
+        """Raise BadRequestError, in one sentence, where the spec cannot be followed. For as long as what is returned is
+        held, a matcher for this spec is there at once."""
 
     def matcher(self, spec: GrammarSpec) -> TokenMatcher:
         """A new one, at the beginning of an answer."""

@@ -64,6 +64,7 @@ class Engine:
         self.step_log = StepLog()
         self._streams: dict[int, TextStream] = {}
         self._live: dict[str, int] = {}  # request id -> samples that have not finished
+        self._compiled: dict[str, object] = {}  # request id -> its grammar, so that no step has to compile it again
         self._pending: list[Event] = []  # events that no call of `step` has returned yet
         self.on_step: Callable[[Step, StepResult], None] | None = None
         """Told of every step that came back, for whoever counts them."""
@@ -80,8 +81,7 @@ class Engine:
         check_request(request, self._vocab_size)
         if request.sampling.stop and self._tokenizer is None:
             raise BadRequestError("stop strings need a tokenizer, and this engine has none: use stop_token_ids")
-        if request.sampling.grammar is not None:
-            self._check_grammar(request)
+        compiled = None if request.sampling.grammar is None else self._check_grammar(request)
         seed = request.sampling.seed
         request = replace(request, arrival_s=self._clock(), seed=secrets.randbits(64) if seed is None else seed)
         with uninterrupted():
@@ -89,6 +89,8 @@ class Engine:
             for sequence in sequences:
                 sequence.timing.step_before = self.step_log.last
             self._live[request.request_id] = len(sequences)
+            if compiled is not None:
+                self._compiled[request.request_id] = compiled
             if self._tokenizer is not None:
                 sampling = request.sampling
                 for sequence in sequences:
@@ -101,7 +103,7 @@ class Engine:
                     )
         return request.request_id
 
-    def _check_grammar(self, request: Request) -> None:
+    def _check_grammar(self, request: Request) -> object:
         if self._grammars is None:
             raise BadRequestError(
                 "a grammar (structured output, required tools) needs a tokenizer, and this engine was built without"
@@ -109,7 +111,7 @@ class Engine:
         if not request.eos_token_ids:
             raise BadRequestError("a grammar needs eos_token_ids: without one no answer could end")
         assert request.sampling.grammar is not None
-        self._grammars.check(request.sampling.grammar)
+        return self._grammars.check(request.sampling.grammar)
 
     def abort(self, request_id: str) -> None:
         """End a request at once, whatever it is doing; an unknown or finished id is no error."""
@@ -225,4 +227,5 @@ class Engine:
         self._live[name] -= 1
         if self._live[name] == 0:
             del self._live[name]
+            self._compiled.pop(name, None)
         return event._replace(text=text, finish_reason=reason, error=sequence.error, timing=sequence.timing)

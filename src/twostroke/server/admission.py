@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from starlette.requests import Request
 
 from twostroke.core.sampling_params import SamplingParams
-from twostroke.server.calls import Call, too_late
+from twostroke.server.calls import Call, ClientWatch, client_gone, too_late
 from twostroke.server.client import EngineClient, EngineState
 from twostroke.server.errors import CLIENT_GONE, ApiError, engine_unavailable
 from twostroke.server.metrics import Metrics
@@ -50,28 +50,38 @@ class Admission:
 
     @asynccontextmanager
     async def place(self, request: Request, num_prompts: int = 1) -> AsyncIterator[Place]:
-        """What a request is made ready in. Its time runs from its arrival, and ends this too."""
+        """What a request is made ready in. Its time runs from its arrival, and its end ends this too; so does a client
+        that goes away."""
         key, limits = request.scope.get(KEY_SCOPE, -1), self._settings.limits
         self._admit(key, num_prompts)
-        place = Place(self, request, key, _deadline_s(request, limits.request_timeout_s))
+        watch = ClientWatch(request.receive)
+        place = Place(self, request, watch, key, _deadline_s(request, limits.request_timeout_s))
         self._in_flight_by_key[key] += 1
         self.num_preparing += num_prompts
         try:
             async with asyncio.timeout_at(place.deadline_s) as timer:
+                watch.on_gone = lambda: None if timer.expired() else timer.reschedule(0.0)
                 yield place
         except TimeoutError:
             if not timer.expired():
                 raise
+            if watch.is_gone:
+                self._metrics.disconnects.inc()
+                raise client_gone() from None
             raise too_late(limits.request_timeout_s) from None
         finally:
             self.num_preparing -= num_prompts  # the engine's client counts it by now, if it came so far
             if not place.is_used:
+                watch.close()
                 self._in_flight_by_key[key] -= 1
 
     def open_call(
         self, place: Place, prompts: Sequence[tuple[int, ...]], sampling: SamplingParams, priority: int, cache_salt: str
     ) -> Call:
         request, key = place.request, place.key
+        if place.watch.is_gone:
+            self._metrics.disconnects.inc()
+            raise client_gone()
         inbox = self._client.submit(prompts, sampling, priority=priority, cache_salt=cache_salt)
         if self._tracing is not None:
             self._tracing.submitted(request.scope, inbox.unfinished, self._settings.model_name, sampling)
@@ -84,7 +94,7 @@ class Admission:
                 self._tracing.closed(request.scope, error)
 
         place.is_used = True
-        return Call(inbox, request.receive, place.deadline_s, self._settings.limits.request_timeout_s, on_close)
+        return Call(inbox, place.watch, place.deadline_s, self._settings.limits, on_close)
 
     def _admit(self, key: int, num_prompts: int) -> None:
         limits, waiting = self._settings.limits, self.num_waiting
@@ -115,9 +125,10 @@ class Admission:
 class Place:
     """One request's, among those of its key and in the queue."""
 
-    def __init__(self, admission: Admission, request: Request, key: int, deadline_s: float) -> None:
+    def __init__(self, admission: Admission, request: Request, watch: ClientWatch, key: int, deadline_s: float) -> None:
         self._admission = admission
         self.request = request
+        self.watch = watch
         self.key = key
         self.deadline_s = deadline_s
         """On the event loop's clock."""

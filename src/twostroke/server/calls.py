@@ -12,11 +12,12 @@ from starlette.types import Receive
 from twostroke.core.step import TokenLogprobs
 from twostroke.core.timing import SequenceTiming
 from twostroke.server.errors import CLIENT_GONE, ApiError
-from twostroke.server.inbox import Inbox
+from twostroke.server.inbox import Inbox, News
 from twostroke.server.messages import Output, Ready
 from twostroke.server.parsing import AnswerParser, Parts
 from twostroke.server.phases import Timing, timing_report
 from twostroke.server.replies import CompletionDetails, PromptDetails, Usage
+from twostroke.server.settings import Limits
 
 if TYPE_CHECKING:
     from twostroke.server.explaining import Watch
@@ -27,24 +28,49 @@ def too_late(timeout_s: float) -> ApiError:
     return ApiError(504, message, code="timeout")
 
 
+def client_gone() -> ApiError:
+    return ApiError(CLIENT_GONE, "the client went away")
+
+
+class ClientWatch:
+    """Whether a request's client is still there, from when its body was read."""
+
+    def __init__(self, receive: Receive) -> None:
+        self.is_gone = False
+        self.on_gone: Callable[[], None] | None = None
+        self._task = asyncio.create_task(self._listen(receive))
+
+    def close(self) -> None:
+        self._task.cancel()
+
+    async def _listen(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self.is_gone = True
+        if self.on_gone is not None:
+            self.on_gone()
+
+
 class Call:
     def __init__(
         self,
         inbox: Inbox,
-        receive: Receive,
+        watch: ClientWatch,
         deadline_s: float,
-        timeout_s: float,
+        limits: Limits,
         on_close: Callable[[ApiError | None], None],
     ) -> None:
-        """It has until `deadline_s`, which is `timeout_s` after its request arrived. `on_close` is told what ended the
-        call early, if anything did."""
+        """It has until `deadline_s`, the limit after its request arrived. `on_close` is told what ended the call early,
+        if anything did."""
         loop = asyncio.get_running_loop()
         self._inbox = inbox
-        self.take = inbox.take
+        self.take, self.follow = inbox.take, inbox.follow
         self._on_close: Callable[[ApiError | None], None] | None = on_close
         self.deadline_s = deadline_s
-        self._timer = loop.call_at(deadline_s, inbox.fail, too_late(timeout_s))
-        self._watch = asyncio.create_task(self._watch_client(receive))
+        self.reader_timeout_s = limits.reader_timeout_s
+        self._timer = loop.call_at(deadline_s, inbox.fail, too_late(limits.request_timeout_s))
+        self._watch = watch
+        watch.on_gone = self._client_gone
 
     @property
     def is_finished(self) -> bool:
@@ -52,17 +78,15 @@ class Call:
 
     def close(self) -> None:
         """May be called twice."""
-        self._watch.cancel()
+        self._watch.close()
         self._timer.cancel()
         self._inbox.close()
         on_close, self._on_close = self._on_close, None
         if on_close is not None:
             on_close(self._inbox.error)
 
-    async def _watch_client(self, receive: Receive) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        self._inbox.fail(ApiError(CLIENT_GONE, "the client went away"))
+    def _client_gone(self) -> None:
+        self._inbox.fail(client_gone())
         self._inbox.close()  # at once: its blocks are wanted by others
 
 
@@ -118,10 +142,14 @@ class Answers:
 
     async def collect(self, call: Call) -> None:
         """Until all are finished."""
-        while not all(answer.finish_reason is not None for answer in self.choices):
-            for prompt_index, event in await call.take():
+
+        def absorb_all(news: list[News]) -> bool:
+            for prompt_index, event in news:
                 if isinstance(event, Output):
                     self.absorb(prompt_index, event)
+            return not call.is_finished
+
+        await call.follow(absorb_all)
 
     def usage(self) -> Usage:
         firsts = self.choices[:: self.num_samples]

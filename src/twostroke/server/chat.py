@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from twostroke.core.sampling_params import SamplingParams
 from twostroke.server import replies
+from twostroke.server.bodies import CheckedRoute
 from twostroke.server.calls import Answer, Answers
 from twostroke.server.conversation import prepare
 from twostroke.server.errors import ApiError, bad_request, refuse_given
@@ -31,7 +32,7 @@ from twostroke.server.tools import tool_request
 from twostroke.text.tokenizer import Tokenizer
 from twostroke.text.tool_parsers.formats import ToolFormat
 
-router = APIRouter()
+router = APIRouter(route_class=CheckedRoute)
 
 NOTHING = replies.Delta()
 

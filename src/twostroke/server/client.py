@@ -4,10 +4,7 @@ engine again, later and later, when it dies. Knows no HTTP but the errors its ca
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
-import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -16,7 +13,6 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import zmq
 
 from twostroke.core.errors import BackendError, BadRequestError
@@ -28,6 +24,7 @@ from twostroke.server.inbox import Inbox
 from twostroke.server.log import log
 from twostroke.server.metrics import Metrics
 from twostroke.server.sampling import as_api_error
+from twostroke.server.spawning import private_folder, start_process
 
 if TYPE_CHECKING:
     from twostroke.server.tracing import Tracing
@@ -40,7 +37,6 @@ STALLED_AFTER_S = 60.0
 """A ready engine says something every few seconds; one that was silent this long is stuck in a step."""
 LAST_WORDS_S = 0.2
 STOP_LIMIT_S = 5.0
-MAX_FOLDER_CHARS = 80
 
 
 class EngineState(Enum):
@@ -65,6 +61,7 @@ class EngineClient:
         self._misheard: asyncio.Future[Exception] | None = None
         self._heard_s = 0.0
         self._failure: str | None = None
+        self._refusal: ApiError | None = None
         self.state = EngineState.STARTING
         self.num_restarts = 0
         self.facts: m.Ready | None = None
@@ -113,6 +110,8 @@ class EngineClient:
         cache_salt: str = "",
     ) -> Inbox:
         """Queue one request a prompt; what the engine refuses arrives in the inbox as an error."""
+        if self._refusal is not None:
+            raise self._refusal
         if self.state is not EngineState.READY:
             raise self.unavailable()
         request_ids = [f"{next(self._numbers)}" for _ in prompts]
@@ -148,7 +147,7 @@ class EngineClient:
     # The engine's life
 
     async def _supervise(self) -> None:
-        folder = _private_folder()
+        folder = private_folder()
         back_off_s = FIRST_BACK_OFF_S
         assert self._ready is not None
         try:
@@ -184,7 +183,7 @@ class EngineClient:
         socket.setsockopt(zmq.LINGER, 0)
         socket.bind(f"ipc://{path}")
         try:
-            process = await _start_process(path, self._settings)
+            process = await start_process(path, self._settings)
         except OSError:
             socket.close()
             raise
@@ -214,10 +213,8 @@ class EngineClient:
     def _read(self, socket: zmq.Socket[bytes]) -> None:
         """All that is there: the socket gives no second sign of what is left in it."""
         try:
-            while socket is self._socket:
+            while socket is self._socket and m.has_message(socket):
                 self._hear(m.decode_from_engine(socket.recv(zmq.NOBLOCK)))
-        except zmq.Again:
-            pass
         except Exception as error:
             if self._misheard is not None and not self._misheard.done():
                 self._misheard.set_result(error)
@@ -239,10 +236,12 @@ class EngineClient:
             self._failure = message.message
 
     def _deal_out(self, step: m.StepOutputs) -> None:
-        inboxes = self._inboxes
+        """Each call is told once, of all that the step brought it."""
+        inboxes, told = self._inboxes, dict[Inbox, None]()
         for progress in step.progress:
             if (inbox := inboxes.get(progress.request_id)) is not None:
                 inbox.push(progress)
+                told[inbox] = None
         for output in step.outputs:
             if output.finish_reason is not None:
                 self._metrics.finished(output)
@@ -254,8 +253,11 @@ class EngineClient:
             if output.finish_reason is FinishReason.ERROR:
                 inbox.fail(ApiError(500, output.error or "the request failed", code="engine_error"))
             inbox.push(output)
+            told[inbox] = None
             if output.finish_reason is not None and output.request_id not in inbox.unfinished:
                 del inboxes[output.request_id]
+        for inbox in told:
+            inbox.tell()
 
     def _refuse(self, message: m.Refused) -> None:
         if self._tracing is not None:
@@ -265,6 +267,13 @@ class EngineClient:
             reason = message.message
             error = ApiError(500, reason, code="engine_error")
             inbox.fail(as_api_error(BadRequestError(reason)) if message.is_bad_request else error)
+
+    def end_all(self, error: ApiError) -> None:
+        """Every call in flight, and any that still comes, ends with this error; what the engine does is dropped."""
+        self._refusal = error
+        for inbox in set(self._inboxes.values()):
+            inbox.fail(error)
+            inbox.close()
 
     def _fail_all(self) -> None:
         if self._tracing is not None:
@@ -276,28 +285,3 @@ class EngineClient:
             inbox.fail(
                 engine_unavailable("the engine ended while it worked on this request; it is being started again")
             )
-
-
-def _private_folder() -> Path:
-    """Mode 0700: nobody else may connect. The path of a Unix socket is short, and some temporary folders' are not."""
-    folder = tempfile.mkdtemp(prefix="twostroke-")
-    if len(folder) > MAX_FOLDER_CHARS:
-        Path(folder).rmdir()
-        folder = tempfile.mkdtemp(prefix="twostroke-", dir="/tmp")
-    return Path(folder)
-
-
-async def _start_process(path: Path, settings: m.EngineSettings) -> asyncio.subprocess.Process:
-    environment = {name: value for name, value in os.environ.items() if name != "TWOSTROKE_API_KEYS"}
-    environment |= {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", "twostroke.server.engine_process", str(path)),
-        stdin=asyncio.subprocess.PIPE,
-        env=environment,
-        start_new_session=True,  # Ctrl-C is for this process, which drains first
-    )
-    assert process.stdin is not None
-    process.stdin.write(msgspec.json.encode(settings) + b"\n")
-    with suppress(ConnectionError):
-        await process.stdin.drain()
-    return process  # its standard input stays open: when this process ends, however it ends, so does the engine

@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from twostroke.core.sampling_params import SamplingParams
 from twostroke.server import replies
+from twostroke.server.bodies import CheckedRoute
 from twostroke.server.calls import Answers
 from twostroke.server.errors import ApiError, bad_request
 from twostroke.server.explaining import follow
@@ -27,7 +28,7 @@ from twostroke.server.settings import Limits
 from twostroke.server.streaming import DONE, sse, sse_error, stream_answer
 from twostroke.server.structured import requested_grammar
 
-router = APIRouter()
+router = APIRouter(route_class=CheckedRoute)
 
 
 @router.post("/v1/completions", responses=JSON_OR_EVENTS)

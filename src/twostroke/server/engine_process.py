@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from bisect import bisect_left
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import msgspec
 import zmq
@@ -27,6 +28,8 @@ from twostroke.server.log import log
 BUSY_STATS_S = 0.5
 IDLE_STATS_S = 5.0
 LINGER_MS = 2000
+COMPILING_POLL_MS = 2
+"""An idle engine looks this often whether a grammar is ready."""
 
 
 class EngineLoop:
@@ -38,13 +41,18 @@ class EngineLoop:
         self._stopped = False
         self._was_busy = True
         self._stats_due_s = 0.0
+        self._compiler = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+        self._compiling: dict[str, tuple[m.Add, Future[object]]] = {}
+        """Requests whose grammar is compiled beside the steps, in the order they came."""
         self._steps = {kind: m.StepHistogram([0] * (len(m.STEP_BUCKETS_S) + 1)) for kind in m.STEP_KINDS}
         self._engine.on_step = self._count_step
 
     def run(self) -> None:
         while True:
             self._take_messages()
+            self._add_compiled()
             if self._stopped:
+                self._compiler.shutdown(wait=False, cancel_futures=True)
                 return
             if self._engine.busy:
                 self._tell(self._engine.step())
@@ -53,7 +61,9 @@ class EngineLoop:
     def _take_messages(self) -> None:
         """All that is there; an idle engine waits for the next."""
         wait_ms = 0 if self._engine.busy else max(0, int((self._stats_due_s - time.monotonic()) * 1e3))
-        while not self._stopped and self._socket.poll(wait_ms):
+        if self._compiling:
+            wait_ms = min(wait_ms, COMPILING_POLL_MS)
+        while not self._stopped and (m.has_message(self._socket) or (wait_ms and self._socket.poll(wait_ms))):
             self._handle(m.decode_to_engine(self._socket.recv()))
             wait_ms = 0
 
@@ -62,12 +72,30 @@ class EngineLoop:
             self._add(message)
         elif isinstance(message, m.Abort):
             for request_id in message.request_ids:
+                if (compiling := self._compiling.pop(request_id, None)) is not None:
+                    compiling[1].cancel()
                 self._engine.abort(request_id)
         else:
             self._stopped = True
 
     def _add(self, message: m.Add) -> None:
+        """A grammar that is not there yet is compiled first, while the others' steps go on."""
+        grammar, grammars = message.sampling.grammar, self._assembly.grammars
+        if grammar is None or grammars is None or grammars.is_compiled(grammar):
+            self._add_to_engine(message)
+        else:
+            self._compiling[message.request_id] = message, self._compiler.submit(grammars.check, grammar)
+
+    def _add_compiled(self) -> None:
+        for request_id, (message, compiled) in list(self._compiling.items()):
+            if compiled.done():
+                self._add_to_engine(message, compiled)
+                del self._compiling[request_id]
+
+    def _add_to_engine(self, message: m.Add, compiled: Future[object] | None = None) -> None:
         try:
+            if compiled is not None:
+                compiled.result()
             self._engine.add(
                 Request(
                     request_id=message.request_id,

@@ -68,6 +68,11 @@ def engine_unavailable(reason: str) -> ApiError:
     return ApiError(503, reason, code="engine_unavailable", headers={"Retry-After": "1"})
 
 
+def server_stopping() -> ApiError:
+    message = "the server was told to stop, and this answer took longer than it may wait"
+    return ApiError(503, message, code="server_stopping", headers={"Retry-After": "1"})
+
+
 # Handlers for FastAPI
 
 

@@ -15,7 +15,6 @@ from twostroke.server.admission import KEY_SCOPE, RECEIVED_SCOPE
 from twostroke.server.errors import ApiError, error_response
 from twostroke.server.metrics import Metrics
 from twostroke.server.settings import ServerSettings
-from twostroke.server.streaming import SOCKET_SCOPE
 
 OPEN_PATHS = frozenset({"/health", "/ready"})
 """Everything else asks for a key where there are keys: a route that is forgotten is closed, not open."""
@@ -31,11 +30,19 @@ KNOWN_ROUTES = frozenset(
 )
 
 
+class _Held:
+    """What one request's body takes."""
+
+    num_bytes = 0
+
+
 class Guard:
     def __init__(self, app: ASGIApp, settings: ServerSettings, metrics: Metrics) -> None:
         self._app = app
         self._limits = settings.limits
         self._metrics = metrics
+        self._held_bytes = 0
+        """Of the bodies of all requests in flight."""
         # Digests have one length, so that comparing them tells nothing of a key's.
         self._key_digests = [sha256(key.encode()).digest() for key in settings.api_keys]
 
@@ -47,13 +54,14 @@ class Guard:
             return  # a web socket: nothing here speaks it, and an unanswered handshake is refused
         scope[RECEIVED_SCOPE] = time.perf_counter()  # one clock for all processes of a machine
         self._metrics.http_in_flight += 1
-        scope[SOCKET_SCOPE] = send
+        held = _Held()
         try:
-            await self._answer(scope, receive, self._counting(scope, send))
+            await self._answer(scope, receive, self._counting(scope, send), held)
         finally:
+            self._held_bytes -= held.num_bytes
             self._metrics.http_in_flight -= 1
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, held: _Held) -> None:
         try:
             _check_headers(scope)
             headers = Headers(scope=scope)
@@ -63,7 +71,7 @@ class Guard:
         except ApiError as error:
             await error_response(error)(scope, receive, send)
             return
-        await self._app(scope, self._limited(receive), send)
+        await self._app(scope, self._limited(receive, held), send)
 
     def _key_number(self, headers: Headers) -> int:
         scheme, _, key = headers.get("authorization", "").partition(" ")
@@ -95,13 +103,18 @@ class Guard:
         message = f"the body has {num_bytes} bytes or more, and this server takes {limit}"
         return ApiError(413, message, code="body_too_large", headers={"Connection": "close"})
 
-    def _limited(self, receive: Receive) -> Receive:
+    def _too_many(self) -> ApiError:
+        self._metrics.rejected.labels("bodies_size").inc()
+        message = f"requests of {self._limits.max_bodies_bytes} bytes are being answered, and no more are taken now"
+        return ApiError(503, message, code="bodies_full", headers={"Connection": "close", "Retry-After": "1"})
+
+    def _limited(self, receive: Receive, held: _Held) -> Receive:
         """Counts what really arrives: a length may be missing, or lie."""
         deadline_s = asyncio.get_running_loop().time() + self._limits.body_timeout_s
-        num_bytes, is_whole = 0, False
+        is_whole = False
 
         async def limited() -> Message:
-            nonlocal num_bytes, is_whole
+            nonlocal is_whole
             if is_whole:
                 return await receive()
             try:
@@ -112,13 +125,16 @@ class Guard:
                 message_text = f"the body did not arrive within {limit_s:g} s"
                 raise ApiError(408, message_text, code="timeout", headers={"Connection": "close"}) from None
             if message["type"] == "http.request":
-                num_bytes += len(message.get("body", b""))
+                length = len(message.get("body", b""))
+                held.num_bytes += length
+                self._held_bytes += length
                 is_whole = not message.get("more_body", False)
-                if num_bytes > self._limits.max_body_bytes:
+                too_many = self._held_bytes > self._limits.max_bodies_bytes
+                if too_many or held.num_bytes > self._limits.max_body_bytes:
                     if not is_whole:
                         await _discard(receive)
                     is_whole = True
-                    raise self._too_large(num_bytes)
+                    raise self._too_many() if too_many else self._too_large(held.num_bytes)
             return message
 
         return limited

@@ -3,7 +3,10 @@ All that a step brought travels in one message."""
 
 from __future__ import annotations
 
+from typing import cast
+
 import msgspec
+import zmq
 
 from twostroke.config import EngineConfig
 from twostroke.core.sampling_params import SamplingParams
@@ -92,7 +95,7 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
     is_bad_request: bool = True
 
 
-class Output(msgspec.Struct, frozen=True, array_like=True):
+class Output(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """New output of one sample; with `finish_reason`, its last."""
 
     request_id: str
@@ -106,7 +109,7 @@ class Output(msgspec.Struct, frozen=True, array_like=True):
     timing: SequenceTiming | None = None
 
 
-class Progress(msgspec.Struct, frozen=True, array_like=True):
+class Progress(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A prompt was read a chunk further."""
 
     request_id: str
@@ -153,6 +156,12 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
 
 
 FromEngine = Ready | Failed | Refused | StepOutputs | Stats
+
+
+def has_message(socket: zmq.Socket[bytes]) -> bool:
+    """Whether one can be received now; asked after every step, and much cheaper than `poll`."""
+    return bool(cast("int", socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode

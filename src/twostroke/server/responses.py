@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from twostroke.core.sampling_params import SamplingParams
 from twostroke.server import replies
+from twostroke.server.bodies import CheckedRoute
 from twostroke.server.calls import Answers
 from twostroke.server.chat import template_options
 from twostroke.server.conversation import prepare
@@ -30,7 +31,7 @@ from twostroke.server.streaming import stream_answer
 from twostroke.server.structured import ANY_OBJECT, Named, schema_grammar
 from twostroke.server.tools import tool_request
 
-router = APIRouter()
+router = APIRouter(route_class=CheckedRoute)
 
 _REFUSED = {
     **dict.fromkeys(("previous_response_id", "conversation", "prompt"), "nothing is stored here"),

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from twostroke import __version__
+from twostroke.server.bodies import CheckedRoute
 from twostroke.server.chat import template_messages
 from twostroke.server.errors import bad_request
 from twostroke.server.metrics import CONTENT_TYPE
@@ -16,7 +17,7 @@ from twostroke.server.openapi import ERRORS
 from twostroke.server.schemas import DetokenizeBody, TokenizeBody
 from twostroke.server.service import Service, service_of
 
-router = APIRouter(responses=ERRORS)
+router = APIRouter(responses=ERRORS, route_class=CheckedRoute)
 
 _STARTED = int(time.time())
 
@@ -55,10 +56,12 @@ async def tokenize(body: TokenizeBody, request: Request) -> Response:
     if (body.prompt is None) == (body.messages is None):
         raise bad_request("give either prompt or messages", "prompt")
     encoder = service.encoder()
-    if body.messages is not None:
-        tokens = await encoder.chat(template_messages(body.messages, service.settings.limits))
-    else:
-        tokens = await encoder.text(body.prompt or "", add_special_tokens=body.add_special_tokens)
+    messages = None if body.messages is None else template_messages(body.messages, service.settings.limits)
+    async with service.admission.place(request):  # it takes of the same threads as prompts that are to be answered
+        if messages is not None:
+            tokens = await encoder.chat(messages)
+        else:
+            tokens = await encoder.text(body.prompt or "", add_special_tokens=body.add_special_tokens)
     return _json({"tokens": tokens, "count": len(tokens), "max_model_len": service.facts().max_context})
 
 
@@ -72,7 +75,8 @@ async def detokenize(body: DetokenizeBody, request: Request) -> Response:
             raise bad_request(
                 f"tokens holds the token id {token_id}; this model's ids run from 0 to {facts.vocab_size - 1}", "tokens"
             )
-    text = await service.encoder().decode(body.tokens, skip_special_tokens=body.skip_special_tokens)
+    async with service.admission.place(request):
+        text = await service.encoder().decode(body.tokens, skip_special_tokens=body.skip_special_tokens)
     return _json({"prompt": text})
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import socket
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
@@ -16,6 +17,8 @@ from twostroke.core.errors import BackendError, TwostrokeError
 from twostroke.engine.build import read_tokenizer
 from twostroke.server.app import create_app
 from twostroke.server.client import EngineClient
+from twostroke.server.connections import connection_class
+from twostroke.server.errors import server_stopping
 from twostroke.server.guard import MAX_HEADER_BYTES
 from twostroke.server.log import log
 from twostroke.server.messages import EngineSettings, Ready
@@ -24,6 +27,8 @@ from twostroke.server.service import Service
 from twostroke.server.settings import ServerSettings
 
 KEEP_ALIVE_S = 30
+LAST_BYTES_S = 5
+"""For what is written, once all answers have ended: until clients have taken it."""
 
 
 def serve(engine: EngineSettings, settings: ServerSettings, on_ready: Callable[[Ready, str], None]) -> None:
@@ -61,21 +66,35 @@ def _event_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 class _Server(uvicorn.Server):
-    """Drains on the first signal, stops on the second. Uvicorn's own would raise the signal again in the end, and this
-    process still has an engine to stop."""
+    """Drains on the first signal, stops on the second. While it drains the door stays open, so that whoever asks is
+    told; Uvicorn's own would close it first, and raise the signal again in the end, while this process still has an
+    engine to stop."""
 
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
         self._service = service
+        self._drained_by_s: float | None = None
+        """None while nobody has told it to stop."""
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         admission = self._service.admission
-        if not admission.draining:
+        if self._drained_by_s is None:
             number = self._service.client.num_in_flight + admission.num_preparing
             log(f"stopping: {number} requests in flight may finish; a second Ctrl-C stops at once")
-        admission.draining = True
-        self.force_exit = self.should_exit
-        self.should_exit = True
+            admission.draining = True
+            self._drained_by_s = time.monotonic() + self._service.settings.drain_s
+        else:
+            self.should_exit = self.force_exit = True
+
+    async def on_tick(self, counter: int) -> bool:
+        """Ten times a second."""
+        if self._drained_by_s is not None and not self.should_exit:
+            client, admission = self._service.client, self._service.admission
+            is_idle = client.num_in_flight + admission.num_preparing == 0
+            if not is_idle and time.monotonic() >= self._drained_by_s:
+                client.end_all(server_stopping())
+            self.should_exit = is_idle or time.monotonic() >= self._drained_by_s
+        return await super().on_tick(counter)
 
 
 async def _serve(
@@ -90,7 +109,7 @@ async def _serve(
     service = Service(settings, client, metrics, tracing)
     config = uvicorn.Config(
         create_app(service),
-        http="h11",  # whose limit on headers is known
+        http=connection_class(settings.limits, metrics),
         ws="none",
         lifespan="off",
         log_level="warning",
@@ -98,8 +117,8 @@ async def _serve(
         server_header=False,
         h11_max_incomplete_event_size=2 * MAX_HEADER_BYTES,  # the guard refuses in better words
         timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=LAST_BYTES_S,
     )
-    config.timeout_graceful_shutdown = settings.drain_s  # type: ignore[assignment]  # awaited as any other time is
     if settings.access_log:
         config.log_level = "info"
     server = _Server(config, service)

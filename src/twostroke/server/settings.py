@@ -12,10 +12,18 @@ from twostroke.core.errors import BadRequestError
 @dataclass(frozen=True, slots=True)
 class Limits:
     max_body_bytes: int = 8 * 2**20
+    max_bodies_bytes: int = 512 * 2**20
+    """Of all requests in flight together; what would be more is answered with 503."""
     body_timeout_s: float = 30.0
     """A request's body has to be there within this."""
     request_timeout_s: float = 600.0
     """From a request's arrival to the last byte of its answer."""
+    reader_timeout_s: float = 30.0
+    """A client that takes nothing of a stream for this long, while there is more than fits on the way, is cut off."""
+    headers_timeout_s: float = 10.0
+    """A request's headers have to be there within this, from its first byte or its connection's beginning."""
+    max_connections: int = 900
+    """One more is turned away with 503. A process may often open no more than 1024 files."""
     max_queue: int = 256
     """Requests that are made ready or wait for the engine; one more is answered with 429."""
     max_per_key: int | None = None
@@ -54,13 +62,15 @@ class ServerSettings:
             raise BadRequestError(f"the port must be from 0 to 65535, not {self.port}")
         if any(not key.isascii() or not key.isprintable() or not key.strip() for key in self.api_keys):
             raise BadRequestError("an API key must be printable ASCII characters, and not empty")
-        counts = ("max_body_bytes", "max_queue", "max_per_key", "max_samples", "max_prompts", "max_output_tokens")
-        for name in counts:
+        sizes = ("max_body_bytes", "max_bodies_bytes", "max_connections", "max_queue", "max_per_key")
+        for name in (*sizes, "max_samples", "max_prompts", "max_output_tokens"):
             value = getattr(self.limits, name)
             if value is not None and value < 1:
                 raise BadRequestError(f"{name} must be at least 1, not {value}")
-        if not self.limits.request_timeout_s > 0:
-            raise BadRequestError(f"the request timeout must be above 0 s, not {self.limits.request_timeout_s:g}")
+        for name in ("request", "headers", "body", "reader"):
+            timeout_s = getattr(self.limits, f"{name}_timeout_s")
+            if not timeout_s > 0:
+                raise BadRequestError(f"the {name} timeout must be above 0 s, not {timeout_s:g}")
         if not self.drain_s >= 0:
             raise BadRequestError(f"the drain time must be 0 s or more, not {self.drain_s:g}")
 

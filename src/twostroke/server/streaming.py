@@ -11,12 +11,11 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from twostroke.server.calls import Call
+from twostroke.server.connections import SINK_SCOPE, EventSink
 from twostroke.server.errors import CLIENT_GONE, ApiError
 from twostroke.server.inbox import News
 from twostroke.server.messages import Output, Progress
 
-SOCKET_SCOPE = "twostroke.send"
-"""Where in a request's scope the outermost `send` is, the HTTP server's own."""
 SLOW_READER_S = 5.0
 """Past its deadline, a client that does not read has this long to take what was written."""
 DONE = b"data: [DONE]\n\n"
@@ -55,46 +54,77 @@ async def stream_answer(call: Call, writer: EventWriter) -> EventStream:
 
 
 class EventStream(Response):
-    """All that is there to be sent goes out in one write. A step of the engine wakes every stream that there is, so
-    between its news and the socket lies as little as can be."""
+    """A step of the engine has news for every stream that there is, so between its news and the socket lies as little
+    as can be: they are worded and written where they are heard, all in one write. The task wakes at the end, and where
+    the client does not keep up. Without a sink (a client of HTTP/1.0, another server) it wakes for every write."""
 
     def __init__(self, call: Call, news: list[News], writer: EventWriter) -> None:
         self.status_code = 200
         self.background = None
         self._call = call
-        self._news = news
         self._writer = writer
+        self._sink: EventSink | None = None
+        self._pieces = [piece for piece in (writer.begin(),) if piece]
+        self._word(news)
         self.init_headers({"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._sink = scope.get(SINK_SCOPE)
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            # What lies between (error handlers, counts) has seen the start, and minds nothing after it.
-            send = scope.get(SOCKET_SCOPE, send)
             async with asyncio.timeout_at(self._call.deadline_s + SLOW_READER_S):
                 try:
-                    last = await self._send_news(send)
+                    await self._send_news(send)
+                    last = self._taken() + self._writer.end()
                 except ApiError as error:
-                    last = b"" if error.status_code == CLIENT_GONE else self._writer.error(error)
-                await send({"type": "http.response.body", "body": last, "more_body": False})
-        except (TimeoutError, OSError):
-            pass  # it reads too slowly, or not at all any more
+                    last = b"" if error.status_code == CLIENT_GONE else self._taken() + self._writer.error(error)
+                async with asyncio.timeout(self._call.reader_timeout_s):
+                    await send({"type": "http.response.body", "body": last, "more_body": False})
+        except TimeoutError:  # it reads too slowly, or not at all
+            if self._sink is not None:
+                await self._sink.cut_off()
+        except OSError:
+            pass  # it is not there any more
         finally:
             self._call.close()
 
-    async def _send_news(self, send: Send) -> bytes:
-        """All but the last bytes, which it returns."""
-        call, writer, news = self._call, self._writer, self._news
-        pieces = [writer.begin()]
-        while True:
-            for prompt_index, event in news:
-                if isinstance(event, Output):
-                    pieces.append(writer.output(prompt_index, event))
-                else:
-                    pieces.append(writer.progress(prompt_index, event))
-            if call.is_finished:
-                return b"".join(pieces) + writer.end()
-            if joined := b"".join(pieces):
-                await send({"type": "http.response.body", "body": joined, "more_body": True})
-            pieces = []
-            news = await call.take()
+    async def _send_news(self, send: Send) -> None:
+        """All that was said before the last sample ended; what comes with its end is left."""
+        self._write()
+        while not self._call.is_finished:
+            if self._pieces:
+                async with asyncio.timeout(self._call.reader_timeout_s):
+                    await send({"type": "http.response.body", "body": self._taken(), "more_body": True})
+            elif self._sink is not None and self._sink.is_full:
+                async with asyncio.timeout(self._call.reader_timeout_s):
+                    await self._sink.drain()
+            await self._call.follow(self._deal)
+
+    def _deal(self, news: list[News]) -> bool:
+        self._word(news)
+        return not self._call.is_finished and self._write()
+
+    def _write(self) -> bool:
+        """Whether the task is not needed for it."""
+        if not self._pieces or self._call.is_finished:
+            return True
+        if self._sink is None:
+            return False
+        self._sink.write(self._taken())
+        return not self._sink.is_full
+
+    def _word(self, news: list[News]) -> None:
+        writer, pieces = self._writer, self._pieces
+        for prompt_index, event in news:
+            if isinstance(event, Output):
+                piece = writer.output(prompt_index, event)
+            else:
+                piece = writer.progress(prompt_index, event)
+            if piece:
+                pieces.append(piece)
+
+    def _taken(self) -> bytes:
+        pieces = self._pieces
+        taken = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        pieces.clear()
+        return taken

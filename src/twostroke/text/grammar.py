@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 from twostroke.core.errors import BadRequestError
 from twostroke.core.grammar import GrammarSpec, GrammarStuckError, TokenMatcher
@@ -99,6 +100,16 @@ class _TokenSource:
         return self._vocabulary.encode(text if isinstance(text, str) else text.decode("utf-8", "replace"))
 
 
+class CompiledGrammar:
+    """Whoever holds it keeps it from being compiled again."""
+
+    __slots__ = ("__weakref__", "start")
+
+    def __init__(self, start: LLMatcher) -> None:
+        self.start = start
+        """At the beginning of an answer; each has a copy."""
+
+
 class GrammarCompiler:
     """May be called from several threads."""
 
@@ -116,36 +127,47 @@ class GrammarCompiler:
         self._end_mask = bits(vocabulary.eos_ids, len(vocabulary.tokens))
         self._vocabulary = vocabulary
         self._thoughts: ThoughtMasks | None = None
-        self._compiled: OrderedDict[GrammarSpec, LLMatcher] = OrderedDict()
+        self._compiled: WeakValueDictionary[GrammarSpec, CompiledGrammar] = WeakValueDictionary()
+        """All that somebody holds, the latest used among them."""
+        self._latest: OrderedDict[GrammarSpec, CompiledGrammar] = OrderedDict()
         self._lock = threading.Lock()
+        """Never held while something is compiled: a step that needs a matcher does not wait for another's grammar."""
 
-    def check(self, spec: GrammarSpec) -> None:
-        with self._lock:
-            self._compile(spec)
+    def check(self, spec: GrammarSpec) -> CompiledGrammar:
+        return self._find(spec)
+
+    def is_compiled(self, spec: GrammarSpec) -> bool:
+        return replace(spec, thought="none") in self._compiled
 
     def matcher(self, spec: GrammarSpec) -> TokenMatcher:
+        compiled = self._find(spec)
         with self._lock:
-            found = GrammarMatcher(self._compile(spec).deep_copy(), self._end_mask)
+            found = GrammarMatcher(compiled.start.deep_copy(), self._end_mask)
             if spec.thought == "none":
                 return found
             if self._thoughts is None:
                 self._thoughts = ThoughtMasks(self._vocabulary.tokens, self._vocabulary.eos_ids)
             return AfterThought(found, self._thoughts, is_open=spec.thought == "open")
 
-    def _compile(self, spec: GrammarSpec) -> LLMatcher:
+    def _find(self, spec: GrammarSpec) -> CompiledGrammar:
         spec = replace(spec, thought="none")  # it is the same grammar
-        found = self._compiled.get(spec)
-        if found is None:
-            check_size(spec)
-            found = self._library.LLMatcher(self._tokenizer, self._source(spec), log_level=0, limits=self._limits)
-            found.compute_bitmask()  # some limits are only met here
-            if found.is_error():
-                raise BadRequestError(f"it cannot be followed: {_first_line(found.get_error())}")
-            self._compiled[spec] = found
-            if len(self._compiled) > NUM_KEPT:
-                self._compiled.popitem(last=False)
-        self._compiled.move_to_end(spec)
+        found = self._compiled.get(spec) or self._compile(spec)
+        with self._lock:
+            found = self._compiled.setdefault(spec, found)
+            self._latest[spec] = found
+            self._latest.move_to_end(spec)
+            while len(self._latest) > NUM_KEPT:
+                self._latest.popitem(last=False)
         return found
+
+    def _compile(self, spec: GrammarSpec) -> CompiledGrammar:
+        """The library lets other threads run meanwhile."""
+        check_size(spec)
+        start = self._library.LLMatcher(self._tokenizer, self._source(spec), log_level=0, limits=self._limits)
+        start.compute_bitmask()  # some limits are only met here
+        if start.is_error():
+            raise BadRequestError(f"it cannot be followed: {_first_line(start.get_error())}")
+        return CompiledGrammar(start)
 
     def _source(self, spec: GrammarSpec) -> str:
         matcher = self._library.LLMatcher
@@ -195,8 +217,12 @@ class LazyGrammars:
         self._compiler: GrammarCompiler | None = None
         self._lock = threading.Lock()
 
-    def check(self, spec: GrammarSpec) -> None:
-        self._get().check(spec)
+    def check(self, spec: GrammarSpec) -> CompiledGrammar:
+        return self._get().check(spec)
+
+    def is_compiled(self, spec: GrammarSpec) -> bool:
+        """Whether `check` and `matcher` would return at once."""
+        return self._compiler is not None and self._compiler.is_compiled(spec)
 
     def matcher(self, spec: GrammarSpec) -> TokenMatcher:
         return self._get().matcher(spec)

@@ -1,0 +1,41 @@
+"""How an engine process is started, and the folder its socket lies in."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from twostroke.server.messages import EngineSettings
+
+MAX_FOLDER_CHARS = 80
+
+
+def private_folder() -> Path:
+    """Mode 0700: nobody else may connect. The path of a Unix socket is short, and some temporary folders' are not."""
+    folder = tempfile.mkdtemp(prefix="twostroke-")
+    if len(folder) > MAX_FOLDER_CHARS:
+        Path(folder).rmdir()
+        folder = tempfile.mkdtemp(prefix="twostroke-", dir="/tmp")
+    return Path(folder)
+
+
+async def start_process(path: Path, settings: EngineSettings) -> asyncio.subprocess.Process:
+    environment = {name: value for name, value in os.environ.items() if name != "TWOSTROKE_API_KEYS"}
+    environment |= {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-m", "twostroke.server.engine_process", str(path)),
+        stdin=asyncio.subprocess.PIPE,
+        env=environment,
+        start_new_session=True,  # Ctrl-C is for this process, which drains first
+    )
+    assert process.stdin is not None
+    process.stdin.write(msgspec.json.encode(settings) + b"\n")
+    with suppress(ConnectionError):
+        await process.stdin.drain()
+    return process  # its standard input stays open: when this process ends, however it ends, so does the engine
