@@ -68,9 +68,10 @@ class PrefixIndex:
         """Where the chains of a namespace begin: chains of two namespaces never meet."""
         return PrefixNode(self._digest(namespace.encode()), None, (), namespace)
 
-    def child(self, parent: PrefixNode, tokens: tuple[int, ...]) -> PrefixNode:
-        """Hash one more full block: once, for all groups."""
-        digest = self._digest(parent.digest + array("q", tokens).tobytes())
+    def child(self, parent: PrefixNode, tokens: tuple[int, ...], digest: bytes | None = None) -> PrefixNode:
+        """Hash one more full block: once, for all groups; or not at all where its digest is known."""
+        if digest is None:
+            digest = self._digest(parent.digest + array("q", tokens).tobytes())
         return PrefixNode(digest, parent, tokens, parent.namespace)
 
     def find(self, node: PrefixNode) -> PrefixEntry | None:
