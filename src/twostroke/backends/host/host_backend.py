@@ -3,6 +3,7 @@ A backend gives `forward`; everything a Step asks for around it happens here, on
 
 from __future__ import annotations
 
+import threading
 import time
 from abc import ABC, abstractmethod
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -36,16 +37,33 @@ class Scores:
         return Scores(logits, [token if is_finite else None for token, is_finite in zip(best, finite, strict=True)])
 
 
+HAND_OVER_S = 1e-3
+"""The longest that a step waits for its caller to take the first tokens of the one before."""
+
+
 class HostTicket:
-    def __init__(self, future: Future[StepResult]) -> None:
-        self._future = future
+    def __init__(self) -> None:
+        self.future: Future[StepResult] | None = None
+        self._untaken = threading.Lock()
+        self._untaken.acquire()
 
     @property
     def ready(self) -> bool:
-        return self._future.done()
+        assert self.future is not None
+        return self.future.done()
 
     def result(self) -> StepResult:
-        return self._future.result()
+        assert self.future is not None
+        try:
+            return self.future.result()
+        finally:
+            if self.future.done() and self._untaken.locked():  # not where an interrupt ended the wait
+                self._untaken.release()
+
+    def wait_until_taken(self) -> None:
+        """Until the caller has the result; not for long, it may have other things to do."""
+        if self._untaken.acquire(timeout=HAND_OVER_S):
+            self._untaken.release()
 
 
 class HostBackend(ABC):
@@ -55,6 +73,8 @@ class HostBackend(ABC):
         self.layout = layout
         self.rows = RowSet(layout, max_context, vocab_size)
         self._launcher = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"{self.name}-launch")
+        self._ticket_of_first_tokens: HostTicket | None = None
+        """Of the last step that was launched, if it reads the last of a prompt."""
 
     @abstractmethod
     def forward(self, batch: Batch) -> npt.NDArray[np.float32]:
@@ -68,7 +88,17 @@ class HostBackend(ABC):
         self.rows.grammars = grammars
 
     def launch(self, step: Step) -> HostTicket:
-        return HostTicket(self._launcher.submit(self.execute, step))
+        ticket = HostTicket()
+        ticket.future = self._launcher.submit(self._execute_next, step, self._ticket_of_first_tokens)
+        self._ticket_of_first_tokens = ticket if any(chunk.samples for chunk in step.prefills) else None
+        return ticket
+
+    def _execute_next(self, step: Step, before: HostTicket | None) -> StepResult:
+        """Preparing a step takes Python's lock, and so does handing over the first tokens of the one before: a user
+        waits for those."""
+        if before is not None:
+            before.wait_until_taken()
+        return self.execute(step)
 
     def execute(self, step: Step) -> StepResult:
         """Run one step to its end on the calling thread."""
