@@ -72,6 +72,10 @@ class PrefixIndex:
         """Hash one more full block: once, for all groups; or not at all where its digest is known."""
         if digest is None:
             digest = self._digest(parent.digest + array("q", tokens).tobytes())
+        elif (entry := self._entries.get(digest)) is not None:
+            node = entry.node
+            if node.parent is parent and node.tokens == tokens:
+                return node
         return PrefixNode(digest, parent, tokens, parent.namespace)
 
     def find(self, node: PrefixNode) -> PrefixEntry | None:

@@ -57,7 +57,7 @@ class CpuBackend(HostBackend):
     ) -> None:
         if layout.block_size % 16:
             raise BackendError(f"the cpu backend needs KV blocks of a multiple of 16 tokens, not {layout.block_size}")
-        super().__init__(layout, max_context, checkpoint.spec.vocab_size)
+        super().__init__(layout, max_context, checkpoint.spec.vocab_size, lambda: self._pool.keep_caller())
         self.isa = isa
         self._spec = checkpoint.spec
         self._shape = kernel_shape(checkpoint, layout.block_size, choose_kv_kind(kv_kind, isa))
