@@ -3,6 +3,9 @@ Rows, sampling and the launch thread are those of every host backend (`backends/
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 
@@ -41,6 +44,16 @@ def kernel_shape(checkpoint: Checkpoint, block_size: int, kv_kind: KVKind) -> Ke
     )
 
 
+def _begin_launching(backend: weakref.ref[CpuBackend]) -> Callable[[], None]:
+    """What the launch thread begins with; it never ends if it keeps its backend alive."""
+
+    def begin() -> None:
+        if (found := backend()) is not None:
+            found._pool.keep_caller()
+
+    return begin
+
+
 class CpuBackend(HostBackend):
     name = "cpu"
 
@@ -57,7 +70,7 @@ class CpuBackend(HostBackend):
     ) -> None:
         if layout.block_size % 16:
             raise BackendError(f"the cpu backend needs KV blocks of a multiple of 16 tokens, not {layout.block_size}")
-        super().__init__(layout, max_context, checkpoint.spec.vocab_size, lambda: self._pool.keep_caller())
+        super().__init__(layout, max_context, checkpoint.spec.vocab_size, _begin_launching(weakref.ref(self)))
         self.isa = isa
         self._spec = checkpoint.spec
         self._shape = kernel_shape(checkpoint, layout.block_size, choose_kv_kind(kv_kind, isa))
