@@ -210,27 +210,3 @@ def test_threads_note_when_they_come_and_go(threads: int) -> None:
     assert (np.diff(flat, axis=1) >= 0).all()  # in order, within a thread
     last_done = times[:, :, TimeField.DONE].max(axis=0)
     assert (times[:, :, TimeField.LEAVE] >= last_done).all()  # nobody leaves a barrier before all are done
-
-
-@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="there is no affinity here")
-def test_a_caller_that_is_kept_stays_on_its_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(PIN_VARIABLE, raising=False)
-    before = os.sched_getaffinity(0)
-    chain = Chain(len(before), 1)
-    found: list[set[int]] = []
-
-    def keep_and_run() -> None:
-        chain.pool.keep_caller()
-        found.append(os.sched_getaffinity(0))
-        chain.run()
-        found.append(os.sched_getaffinity(0))
-
-    try:
-        kept = threading.Thread(target=keep_and_run)
-        kept.start()
-        kept.join()
-        chain.run()  # and anyone else may still run a step
-    finally:
-        chain.pool.close()
-    assert found == [{min(before)}] * 2
-    assert os.sched_getaffinity(0) == before

@@ -3,9 +3,6 @@ Rows, sampling and the launch thread are those of every host backend (`backends/
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable
-
 import numpy as np
 import numpy.typing as npt
 
@@ -44,16 +41,6 @@ def kernel_shape(checkpoint: Checkpoint, block_size: int, kv_kind: KVKind) -> Ke
     )
 
 
-def _begin_launching(backend: weakref.ref[CpuBackend]) -> Callable[[], None]:
-    """What the launch thread begins with; it never ends if it keeps its backend alive."""
-
-    def begin() -> None:
-        if (found := backend()) is not None:
-            found._pool.keep_caller()
-
-    return begin
-
-
 class CpuBackend(HostBackend):
     name = "cpu"
 
@@ -70,7 +57,7 @@ class CpuBackend(HostBackend):
     ) -> None:
         if layout.block_size % 16:
             raise BackendError(f"the cpu backend needs KV blocks of a multiple of 16 tokens, not {layout.block_size}")
-        super().__init__(layout, max_context, checkpoint.spec.vocab_size, _begin_launching(weakref.ref(self)))
+        super().__init__(layout, max_context, checkpoint.spec.vocab_size)
         self.isa = isa
         self._spec = checkpoint.spec
         self._shape = kernel_shape(checkpoint, layout.block_size, choose_kv_kind(kv_kind, isa))

@@ -43,7 +43,6 @@ class ThreadPool:
         self.close = weakref.finalize(self, _stop, publish, self._address, self._workers, kept)
         work = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)(code.address("work"))
         self._cores = cores = _cores(threads)
-        self._resident: int | None = None
         try:
             for index in range(1, threads):
                 core = None if cores is None else cores[index]
@@ -54,14 +53,6 @@ class ThreadPool:
         except RuntimeError as error:
             self.close()
             raise BackendError(f"the system would not start {threads} threads; ask for fewer") from error
-
-    def keep_caller(self) -> None:
-        """The calling thread runs steps for the rest of its life: it moves to its core once, not for every step, which
-        would take a tenth of a millisecond each time."""
-        if self._cores is not None:
-            with contextlib.suppress(OSError):
-                os.sched_setaffinity(0, {self._cores[0]})  # 0 is this thread alone
-                self._resident = threading.get_ident()
 
     def run(self, tape: _Record, step: _Record, times: _Record | None = None) -> None:
         """Every operation of the tape, on every thread; returns when all are done. With `times`, an array of
@@ -74,10 +65,7 @@ class ThreadPool:
         self._pool[PoolField.TAPE_LENGTH] = len(tape)
         self._pool[PoolField.STEP] = address_of(step)
         self._pool[PoolField.TIMES] = address_of(times)
-        if self._cores is None or self._resident == threading.get_ident():
-            self._run_step(self._address)
-            return
-        with _on_core(self._cores[0]):
+        with _on_core(None if self._cores is None else self._cores[0]):
             self._run_step(self._address)
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -70,17 +69,10 @@ class HostTicket:
 class HostBackend(ABC):
     name: str
 
-    def __init__(
-        self,
-        layout: KVLayout,
-        max_context: int,
-        vocab_size: int,
-        begin_launching: Callable[[], None] | None = None,
-    ) -> None:
-        """`begin_launching` is the first that the launch thread does, when it is first needed."""
+    def __init__(self, layout: KVLayout, max_context: int, vocab_size: int) -> None:
         self.layout = layout
         self.rows = RowSet(layout, max_context, vocab_size)
-        self._launcher = ThreadPoolExecutor(1, f"{self.name}-launch", begin_launching)
+        self._launcher = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"{self.name}-launch")
         self._ticket_of_first_tokens: HostTicket | None = None
         """Of the last step that was launched, if it reads the last of a prompt."""
 
