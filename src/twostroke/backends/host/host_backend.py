@@ -42,28 +42,19 @@ HAND_OVER_S = 1e-3
 
 
 class HostTicket:
-    def __init__(self) -> None:
-        self.future: Future[StepResult] | None = None
-        self._untaken = threading.Lock()
-        self._untaken.acquire()
+    def __init__(self, future: Future[StepResult], taken: threading.Event | None) -> None:
+        """`taken` is set when the caller has the result, if anyone waits for that."""
+        self._future, self._taken = future, taken
 
     @property
     def ready(self) -> bool:
-        assert self.future is not None
-        return self.future.done()
+        return self._future.done()
 
     def result(self) -> StepResult:
-        assert self.future is not None
-        try:
-            return self.future.result()
-        finally:
-            if self.future.done() and self._untaken.locked():  # not where an interrupt ended the wait
-                self._untaken.release()
-
-    def wait_until_taken(self) -> None:
-        """Until the caller has the result; not for long, it may have other things to do."""
-        if self._untaken.acquire(timeout=HAND_OVER_S):
-            self._untaken.release()
+        result = self._future.result()
+        if self._taken is not None:
+            self._taken.set()
+        return result
 
 
 class HostBackend(ABC):
@@ -73,8 +64,8 @@ class HostBackend(ABC):
         self.layout = layout
         self.rows = RowSet(layout, max_context, vocab_size)
         self._launcher = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"{self.name}-launch")
-        self._ticket_of_first_tokens: HostTicket | None = None
-        """Of the last step that was launched, if it reads the last of a prompt."""
+        self._first_tokens_taken: threading.Event | None = None
+        """Of the last step that was launched, if it ends a prompt."""
 
     @abstractmethod
     def forward(self, batch: Batch) -> npt.NDArray[np.float32]:
@@ -88,16 +79,16 @@ class HostBackend(ABC):
         self.rows.grammars = grammars
 
     def launch(self, step: Step) -> HostTicket:
-        ticket = HostTicket()
-        ticket.future = self._launcher.submit(self._execute_next, step, self._ticket_of_first_tokens)
-        self._ticket_of_first_tokens = ticket if any(chunk.samples for chunk in step.prefills) else None
-        return ticket
+        taken = threading.Event() if any(chunk.samples for chunk in step.prefills) else None
+        future = self._launcher.submit(self._execute_next, step, self._first_tokens_taken)
+        self._first_tokens_taken = taken
+        return HostTicket(future, taken)
 
-    def _execute_next(self, step: Step, before: HostTicket | None) -> StepResult:
+    def _execute_next(self, step: Step, first_tokens_taken: threading.Event | None) -> StepResult:
         """Preparing a step takes Python's lock, and so does handing over the first tokens of the one before: a user
-        waits for those."""
-        if before is not None:
-            before.wait_until_taken()
+        waits for those. Not for long: the caller may have other things to do, or the step before may have failed."""
+        if first_tokens_taken is not None:
+            first_tokens_taken.wait(HAND_OVER_S)
         return self.execute(step)
 
     def execute(self, step: Step) -> StepResult:
