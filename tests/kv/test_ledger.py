@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 import pytest
@@ -60,6 +61,22 @@ def test_full_blocks_are_found_again_up_to_one_token_before_the_end() -> None:
     assert ledger.run(ledger.sequence(range(8))) == 4, "something must be left to compute"
     assert ledger.run(ledger.sequence([*range(6), 99, 99, 99])) == 4
     assert ledger.run(ledger.sequence([99, *range(1, 11)])) == 0
+    ledger.check([])
+
+
+@pytest.mark.parametrize("digest", [None, lambda before, tokens: bytes(tokens[-1:])], ids=["sound", "collides"])
+def test_the_short_way_to_match_finds_what_the_long_one_finds(digest: Callable[[bytes], bytes] | None) -> None:
+    """Of few different tokens, in few blocks: prompts share and leave prefixes, and blocks are evicted."""
+    ledger, generator = Ledger((None, 12), (None, 9), digest=digest), random.Random(5)
+    longest = 0
+    for _ in range(300):
+        tokens = [generator.choice((1,) * 9 + (2,)) for _ in range(generator.randint(1, 30))]
+        sequence = ledger.sequence(tokens)
+        match = ledger._match_in_full(sequence)
+        assert match == ledger._match_windows(ledger.sequence(tokens))
+        longest = max(longest, match.num_tokens)
+        ledger.run(sequence)
+    assert longest >= BLOCK_SIZE
     ledger.check([])
 
 

@@ -62,6 +62,7 @@ class Engine:
         self._max_in_flight = 2 if run_ahead else 1
         self._in_flight: deque[tuple[Step, Ticket, float]] = deque()  # the last: when it was launched
         self.step_log = StepLog()
+        self._unlearned: list[tuple[Step, StepResult]] = []  # steps that `step_cost` has not seen yet
         self._streams: dict[int, TextStream] = {}
         self._live: dict[str, int] = {}  # request id -> samples that have not finished
         self._compiled: dict[str, object] = {}  # request id -> its grammar, so that no step has to compile it again
@@ -131,6 +132,7 @@ class Engine:
         it waits loses nothing: the next call waits for the same step."""
         with HeldInterrupts() as interrupts:
             self._launch()
+            self._learn()
             if self._in_flight:
                 step, ticket, launched_s = self._in_flight[0]
                 interrupts.let_through()
@@ -141,6 +143,8 @@ class Engine:
                 interrupts.hold()
                 self._in_flight.popleft()
                 self._settle(step, ticket, outcome, launched_s)
+                if not self._in_flight:
+                    self._learn()
         events, self._pending = self._pending, []
         return events
 
@@ -164,7 +168,8 @@ class Engine:
         if isinstance(outcome, StepResult):
             record = self.step_log.add(step, launched_s, now_s, outcome.compute_s)
             advances = self.scheduler.apply(step, outcome, now_s, record)
-            self._learn(step, outcome)
+            if self.step_cost is not None:
+                self._unlearned.append((step, outcome))
             if self.on_step is not None:
                 self.on_step(step, outcome)
         else:
@@ -174,10 +179,13 @@ class Engine:
         for advance in advances:
             self._tell(advance)
 
-    def _learn(self, step: Step, result: StepResult) -> None:
-        """Where prompt logprobs are wanted the head runs for every position: that is no step like others."""
-        if self.step_cost is not None and not any(chunk.prompt_logprobs is not None for chunk in step.prefills):
-            self.step_cost.observe(work_of(step), result.compute_s)
+    def _learn(self) -> None:
+        """From the steps that came back: once their tokens are told, and the next ones are on their way. Where prompt
+        logprobs are wanted the head runs for every position: that is no step like others."""
+        for step, result in self._unlearned:
+            if self.step_cost is not None and not any(chunk.prompt_logprobs is not None for chunk in step.prefills):
+                self.step_cost.observe(work_of(step), result.compute_s)
+        self._unlearned.clear()
 
     def close(self) -> None:
         self.backend.close()

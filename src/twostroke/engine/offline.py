@@ -131,11 +131,12 @@ class LLM:
     def request(self, prompt: Prompt, sampling: SamplingParams) -> Request:
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         # By kinds: asking an abstract class about each token takes half a millisecond for a thousand of them.
-        if not isinstance(ids, Sequence) or not all(issubclass(kind, Integral) for kind in set(map(type, ids))):
+        kinds = set(map(type, ids)) if isinstance(ids, Sequence) else None
+        if kinds is None or not all(issubclass(kind, Integral) for kind in kinds):
             raise BadRequestError(f"a prompt must be text or a list of token ids, not {prompt!r:.80}")
         return Request(
             request_id=f"request-{next(self._numbers)}",
-            prompt_token_ids=tuple(map(int, ids)),
+            prompt_token_ids=tuple(ids) if kinds == {int} else tuple(map(int, ids)),
             sampling=sampling,
             eos_token_ids=frozenset() if self.assembly.tokenizer is None else self.tokenizer.eos_token_ids,
         )

@@ -101,6 +101,9 @@ class KVLedger:
     def match(self, sequence: Sequence) -> PrefixMatch:
         """The longest prefix that every group can serve, always at least one token short of the known tokens, so that
         something is left to compute. A full group needs all of its blocks, a window only those still readable."""
+        return self._match_windows(sequence) if self._windowed else self._match_in_full(sequence)
+
+    def _match_windows(self, sequence: Sequence) -> PrefixMatch:
         groups, block_size = self.layout.groups, self.layout.block_size
         chain = self._chain(sequence)
         entries: list[PrefixEntry | None] = []
@@ -132,6 +135,24 @@ class KVLedger:
         tables = tuple(_matched_table(number, first, entries[:best_blocks]) for number, first in enumerate(firsts))
         return PrefixMatch(best_blocks * block_size, tables)
 
+    def _match_in_full(self, sequence: Sequence) -> PrefixMatch:
+        """The same where no group has a window: blocks as long as every group has them. A prompt of a thousand tokens
+        waits for this loop."""
+        block_size, find, chain = self.layout.block_size, self.index.find, self._chain(sequence)
+        found: list[list[int | None]] = []
+        for index in range(1, (len(sequence.tokens) - 1) // block_size + 1):
+            if index == len(chain):
+                self._extend_chain(chain, sequence)
+            entry = find(chain[index])
+            if entry is None:
+                break
+            chain[index] = entry.node
+            if None in entry.blocks:
+                break
+            found.append(entry.blocks)
+        tables = tuple(tuple(blocks[number] for blocks in found) for number in range(len(self.pools)))
+        return PrefixMatch(len(found) * block_size, tables)
+
     def prefix_break(self, sequence: Sequence, match: PrefixMatch) -> PrefixBreak | None:
         """Where the prompt left what is cached, and why; None where it did not, or was not to be found."""
         block_size = self.layout.block_size
@@ -162,7 +183,8 @@ class KVLedger:
     def _extend_chain(self, chain: list[PrefixNode], sequence: Sequence) -> None:
         start = (len(chain) - 1) * self.layout.block_size
         tokens = tuple(sequence.tokens[start : start + self.layout.block_size])
-        chain.append(self.index.child(chain[-1], tokens))
+        known = None if self._memory is None else self._memory.name_behind(chain[-1], tokens)
+        chain.append(self.index.child(chain[-1], tokens, known))
 
     def _namespace(self, sequence: Sequence) -> str:
         """Who may share: requests of one salt, or the samples of one request only."""

@@ -78,9 +78,15 @@ class PrefixIndex:
         """Where the chains of a namespace begin: chains of two namespaces never meet."""
         return PrefixNode(self._digest(namespace.encode(), ()), None, (), namespace)
 
-    def child(self, parent: PrefixNode, tokens: tuple[int, ...]) -> PrefixNode:
-        """Hash one more full block: once, for all groups."""
-        return PrefixNode(self._digest(parent.digest, tokens), parent, tokens, parent.namespace)
+    def child(self, parent: PrefixNode, tokens: tuple[int, ...], digest: bytes | None = None) -> PrefixNode:
+        """Hash one more full block: once, for all groups; or not at all where its digest is known."""
+        if digest is None:
+            digest = self._digest(parent.digest, tokens)
+        elif (entry := self._entries.get(digest)) is not None:
+            node = entry.node
+            if node.parent is parent and node.tokens == tokens:
+                return node
+        return PrefixNode(digest, parent, tokens, parent.namespace)
 
     def find(self, node: PrefixNode) -> PrefixEntry | None:
         entry = self._entries.get(node.digest)

@@ -46,6 +46,11 @@ class PrefixMemory:
     def was_evicted(self, node: PrefixNode) -> bool:
         return node.digest in self._evicted
 
+    def name_behind(self, node: PrefixNode, tokens: tuple[int, ...]) -> bytes | None:
+        """The digest of these tokens behind a block, where they are what last followed it."""
+        digest, followed = self._children.get(node.digest, (None, None))
+        return digest if followed == tokens else None
+
     def where_it_leaves(self, found: PrefixNode, tokens: Sequence[int], start: int, block_size: int) -> PrefixBreak:
         """`found`: the last block of a prompt that was there; its tokens go on from `start`, and what follows was
         neither found nor evicted."""

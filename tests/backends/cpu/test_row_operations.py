@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from enum import IntEnum
 
 import numpy as np
@@ -13,6 +14,7 @@ from twostroke.backends.cpu import isa as instruction_sets
 from twostroke.backends.cpu.arguments import (
     BYTE_MIDDLE,
     NOT_FINITE,
+    ROWS_APART_BYTES,
     START_MIDDLE,
     ActivationField,
     HighestField,
@@ -220,3 +222,21 @@ def test_norm_and_rope_of_queries(isa_name: str, half: int) -> None:
     }
     execute(isa_name, "rope_and_store", fields, step)
     assert np.abs(values.reshape(turned.shape) - turned).max() < 5e-6
+
+
+def test_rows_that_stay_lie_apart(isa_name: str) -> None:
+    """Each thread's a page after where they would be: what one core fetches ahead is never another's."""
+    inputs, operand, shared = float_zeros(32, WIDTH), Operand(32, WIDTH, threads=2), Operand(32, WIDTH)
+    inputs[:] = np.random.default_rng(3).standard_normal(inputs.shape)
+    fields: dict[IntEnum, int] = {
+        NormField.INPUT: address_of(inputs),
+        NormField.WIDTH: WIDTH,
+        NormField.ROWS: StepField.NUM_TOKENS,
+    }
+    for target in (operand, shared):
+        execute(isa_name, "prepare", fields | target.fields(floats=True, quantised=True), {StepField.NUM_TOKENS: 32})
+    for name in ("floats", "quantised", "origins", "starts", "peaks"):
+        apart, together = getattr(operand, name), getattr(shared, name)
+        assert np.array_equal(apart[:16], together[:16])
+        second = (ctypes.c_char * together[16:].nbytes).from_address(address_of(apart[16:]) + ROWS_APART_BYTES)
+        assert bytes(second) == together[16:].tobytes()

@@ -2,10 +2,12 @@
 one, modulo the vocabulary. A token of POISON yields logits that are not finite."""
 
 import threading
+import time
 
 import numpy as np
 import pytest
 
+from twostroke.backends.host import host_backend
 from twostroke.backends.host.host_backend import HostBackend
 from twostroke.backends.host.sampler import token_logprobs
 from twostroke.core.kv_layout import KVGroup, KVLayout
@@ -190,6 +192,21 @@ def test_a_failing_step_raises_at_its_own_ticket(backend):
     with pytest.raises(KeyError):
         broken.result()
     assert chosen(sound.result()) == {1: 3}
+
+
+def test_a_step_lets_the_first_tokens_of_the_one_before_be_taken(backend, monkeypatch):
+    monkeypatch.setattr(host_backend, "HAND_OVER_S", 20.0)
+    first = backend.launch(Step(0, joins=(join(1, (2,)),), prefills=(PrefillChunk(1, 0, (2,), samples=True),)))
+    tickets = [first, *(backend.launch(Step(number, decodes=(DecodeSlot(1, number),))) for number in (1, 2))]
+    time.sleep(0.05)
+    assert len(backend.batches) == 1, "the second waits for whoever has not taken the first"
+    assert [chosen(ticket.result()) for ticket in tickets] == [{1: 3}, {1: 4}, {1: 5}]
+    assert chosen(first.result()) == {1: 3}, "a result may be asked for again"
+
+
+def test_first_tokens_that_nobody_takes_hold_nothing_up_for_long(backend):
+    backend.launch(Step(0, joins=(join(1, (2,)),), prefills=(PrefillChunk(1, 0, (2,), samples=True),)))
+    assert chosen(backend.launch(Step(1, decodes=(DecodeSlot(1, 1),))).result()) == {1: 4}
 
 
 def test_close_finishes_what_was_launched_and_takes_no_more():

@@ -98,6 +98,9 @@ class OperandField(_Field):
     PEAK_DIGITS = auto()  # i32 [rows, width / 32] that value's upper digit, at its byte among four
     HALF_OFFSETS = auto()  # i32 [rows, width / 16] -32 times the sum of each half of a group
     THREAD_BYTES = auto()
+    APART_BYTES = (
+        auto()
+    )  # where rows stay with their threads, each thread's lie this much further, see ROWS_APART_BYTES
 
 
 ORIGIN = 1.5 * 2.0**23
@@ -105,6 +108,9 @@ ORIGIN = 1.5 * 2.0**23
 START_MIDDLE, BYTE_MIDDLE = 8, 128
 """What weights of 4 and of 8 bits count from: the middle of their range. Sums that start from OperandField.STARTS and
 BYTE_STARTS do so."""
+ROWS_APART_BYTES = 4096
+"""A page: what hardware fetches ahead of one thread's last row would else be another thread's first rows, and cores
+that share no cache would hand those lines to and fro. (Rows of floats need none: 16 of them fill whole pages.)"""
 ALIASED_BYTES = 2048
 STRIDE_PADDING_BYTES = 64
 
@@ -153,6 +159,7 @@ class GatedField(_OperandUser):
     TARGET_PEAK_DIGITS = auto()
     TARGET_HALF_OFFSETS = auto()
     TARGET_THREAD_BYTES = auto()
+    TARGET_APART_BYTES = auto()
 
 
 class NormField(_OperandUser):

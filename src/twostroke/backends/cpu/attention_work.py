@@ -38,6 +38,9 @@ class AttentionWork:
 
     def logit_blocks(self, batch: Batch) -> Int32Array:
         """The same, of the tokens whose logits are wanted: all of a chunk are tiles of it, fewer are single queries."""
+        if batch.num_segments == 1 and len(batch.logit_rows) == 1 and batch.num_tokens > 1:  # a prompt's last chunk
+            only = single_queries(batch.logit_rows, batch.positions[batch.logit_rows], np.zeros(1, dtype=np.int32))
+            return self._joined(only, batch, [])
         segments = np.searchsorted(batch.segment_first, batch.logit_rows, side="right") - 1  # [num_logits]
         wanted = np.bincount(segments, minlength=batch.num_segments)  # [num_segments]
         is_whole = (wanted == batch.segment_count) & (np.arange(batch.num_segments) >= batch.num_decodes)

@@ -69,7 +69,8 @@ class CpuBackend(HostBackend):
         self._kv = KVStore(layout, self._spec.num_kv_heads, self._shape)
         self._rotations = {rope: RotationTable(rope, max_context) for rope in {x.rope for x in self._spec.layers}}
         self._attention = AttentionWork(self._shape, self._spec.num_kv_heads, isa.accumulators, threads)
-        self._single_row = self._make_program(1, 1, copies=threads)
+        self._threads = threads
+        self._single_row = self._make_program(1, 1, own_copies=True)
         self._program = self._make_program(max_tokens_per_step, 1)
         depth = max(self._spec.hidden_size, self._spec.intermediate_size, self._spec.num_heads * self._spec.head_dim)
         self._pool = ThreadPool(self._code, threads, self._shape.scratch_bytes(isa.accumulators, depth))
@@ -79,7 +80,7 @@ class CpuBackend(HostBackend):
 
         return module_text(self._shape, self.isa)
 
-    def _make_program(self, max_tokens: int, max_logits: int, copies: int = 1) -> Program:
+    def _make_program(self, max_tokens: int, max_logits: int, own_copies: bool = False) -> Program:
         return Program(
             self._spec,
             self._weights,
@@ -88,7 +89,8 @@ class CpuBackend(HostBackend):
             self._code,
             max_tokens=max_tokens,
             max_logits=max_logits,
-            copies=copies,
+            threads=self._threads,
+            own_copies=own_copies,
         )
 
     def _program_for(self, num_tokens: int, num_logits: int) -> Program:

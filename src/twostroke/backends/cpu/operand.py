@@ -8,14 +8,15 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from twostroke.backends.cpu.arguments import ORIGIN, GatedField, OperandField, quantised_stride
+from twostroke.backends.cpu.arguments import ORIGIN, ROWS_APART_BYTES, GatedField, OperandField, quantised_stride
 from twostroke.backends.cpu.memory import LINE_BYTES, Arena, Bytes, Floats, Scalar, address_of, padded
 
 GROUP_VALUES = 32
 
 
 class Operand:
-    """One for all threads, or a copy for each; the arrays here are the first copy's."""
+    """One for all threads, or a copy for each; the arrays here are the first copy's. Where rows stay with their
+    threads, those of the first lie at their places, and every other thread's further on: there is room for that."""
 
     floats: Floats  # [rows, width]
     quantised: npt.NDArray[np.int8]  # [rows, width]
@@ -27,11 +28,13 @@ class Operand:
     peak_digits: npt.NDArray[np.int32]  # [rows, width / 32] its upper digit: it counts 128 times, beside `quantised`
     half_offsets: npt.NDArray[np.int32]  # [rows, width / 16] -32 times the sum of each half of a group
 
-    def __init__(self, rows: int, width: int, copies: int = 1) -> None:
-        self.copies = copies
+    def __init__(self, rows: int, width: int, *, copies: int = 1, threads: int = 1) -> None:
+        self.copies, self._apart_bytes = copies, ROWS_APART_BYTES if copies == 1 and threads > 1 else 0
+        room = self._apart_bytes * (threads - 1)
         groups = width // GROUP_VALUES
         lists, stride = 4 * rows * padded(groups, 2), quantised_stride(width)
-        sizes = [padded(count, LINE_BYTES) for count in (4 * rows * width, rows * stride, *[lists] * 6, 2 * lists)]
+        counts = (4 * rows * width, rows * stride, *[lists] * 6, 2 * lists)
+        sizes = [padded(count + room, LINE_BYTES) for count in counts]
         self._copy_bytes = sum(sizes)
         memory = Arena(copies * self._copy_bytes).take(copies * self._copy_bytes)
         ends = np.cumsum(sizes)
@@ -63,7 +66,10 @@ class Operand:
 
     def fields(self, *, floats: bool, quantised: bool, halves: bool = False) -> dict[IntEnum, int]:
         """For an operation that reads or writes these forms."""
-        found: dict[IntEnum, int] = {OperandField.THREAD_BYTES: self._copy_bytes if self.copies > 1 else 0}
+        found: dict[IntEnum, int] = {
+            OperandField.THREAD_BYTES: self._copy_bytes if self.copies > 1 else 0,
+            OperandField.APART_BYTES: self._apart_bytes,
+        }
         if floats:
             found[OperandField.FLOATS] = address_of(self.floats)
         if quantised:

@@ -98,9 +98,10 @@ class Program:
         *,
         max_tokens: int,
         max_logits: int,
-        copies: int = 1,
+        threads: int = 1,
+        own_copies: bool = False,
     ) -> None:
-        """With as many `copies` as there are threads, each thread prepares the inputs of matrix products for itself:
+        """With `own_copies`, each thread prepares the inputs of matrix products for itself:
         more work in all, and less waiting. It pays for a single row."""
         self._spec, self._kv, self._rotations = spec, kv, rotations
         self.max_tokens, self.max_logits = max_tokens, max_logits
@@ -114,9 +115,10 @@ class Program:
         self._projected = float_zeros(rows, widest)
         self._block_output = float_zeros(rows if spec.sandwich_norms else 0, spec.hidden_size)
         self._attended = float_zeros(rows, self._query_width)
-        self._normed = Operand(rows, spec.hidden_size, copies)
-        self._mixed = Operand(rows, self._query_width, copies)
-        self._gated = Operand(rows, spec.intermediate_size)
+        copies = threads if own_copies else 1
+        self._normed = Operand(rows, spec.hidden_size, copies=copies, threads=threads)
+        self._mixed = Operand(rows, self._query_width, copies=copies, threads=threads)
+        self._gated = Operand(rows, spec.intermediate_size, threads=threads)
         self._rows = Rows(self.hidden, StepField.NUM_TOKENS, StepField.NUM_QUERY_BLOCKS, StepField.QUERY_BLOCKS)
         self._narrow_hidden = float_zeros(padded(max_logits, ROW_MULTIPLE) if self._narrows else 0, spec.hidden_size)
         self.tape = Tape(code)

@@ -3,6 +3,7 @@ A backend gives `forward`; everything a Step asks for around it happens here, on
 
 from __future__ import annotations
 
+import threading
 import time
 from abc import ABC, abstractmethod
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -36,16 +37,24 @@ class Scores:
         return Scores(logits, [token if is_finite else None for token, is_finite in zip(best, finite, strict=True)])
 
 
+HAND_OVER_S = 1e-3
+"""The longest that a step waits for its caller to take the first tokens of the one before."""
+
+
 class HostTicket:
-    def __init__(self, future: Future[StepResult]) -> None:
-        self._future = future
+    def __init__(self, future: Future[StepResult], taken: threading.Event | None) -> None:
+        """`taken` is set when the caller has the result, if anyone waits for that."""
+        self._future, self._taken = future, taken
 
     @property
     def ready(self) -> bool:
         return self._future.done()
 
     def result(self) -> StepResult:
-        return self._future.result()
+        result = self._future.result()
+        if self._taken is not None:
+            self._taken.set()
+        return result
 
 
 class HostBackend(ABC):
@@ -55,6 +64,8 @@ class HostBackend(ABC):
         self.layout = layout
         self.rows = RowSet(layout, max_context, vocab_size)
         self._launcher = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"{self.name}-launch")
+        self._first_tokens_taken: threading.Event | None = None
+        """Of the last step that was launched, if it ends a prompt."""
 
     @abstractmethod
     def forward(self, batch: Batch) -> npt.NDArray[np.float32]:
@@ -68,7 +79,17 @@ class HostBackend(ABC):
         self.rows.grammars = grammars
 
     def launch(self, step: Step) -> HostTicket:
-        return HostTicket(self._launcher.submit(self.execute, step))
+        taken = threading.Event() if any(chunk.samples for chunk in step.prefills) else None
+        future = self._launcher.submit(self._execute_next, step, self._first_tokens_taken)
+        self._first_tokens_taken = taken
+        return HostTicket(future, taken)
+
+    def _execute_next(self, step: Step, first_tokens_taken: threading.Event | None) -> StepResult:
+        """Preparing a step takes Python's lock, and so does handing over the first tokens of the one before: a user
+        waits for those. Not for long: the caller may have other things to do, or the step before may have failed."""
+        if first_tokens_taken is not None:
+            first_tokens_taken.wait(HAND_OVER_S)
+        return self.execute(step)
 
     def execute(self, step: Step) -> StepResult:
         """Run one step to its end on the calling thread."""

@@ -29,7 +29,7 @@ def emit_gated_activation(e: Emitter, activation: str) -> None:
     function = ACTIVATIONS[activation]
     with operation(e, f"gated_{activation}") as op:
         width, stride = op.integer(ActivationField.WIDTH), op.integer(ActivationField.STRIDE)
-        first, last = op.share_rows(op.step_integer(op.integer(ActivationField.ROWS)))
+        first, last = op.share_rows(op.rows_in(ActivationField.ROWS))
         with e.loop(first, last) as row:
             gate = e.at(op.address(ActivationField.INPUT), e.mul(row, stride), F32)
             up = e.at(gate, op.integer(ActivationField.UP_OFFSET), F32)

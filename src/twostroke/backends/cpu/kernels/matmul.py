@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from twostroke.backends.cpu.arguments import TILE_OUTPUTS, GatedField, MatmulField, TileKind
 from twostroke.backends.cpu.kernels.activation import ACTIVATIONS
-from twostroke.backends.cpu.kernels.emitter import F32, I64, POINTER, Emitter, Value
+from twostroke.backends.cpu.kernels.emitter import F32, I1, I64, POINTER, Emitter, Value
 from twostroke.backends.cpu.kernels.operation import FEW_ROWS, OperandWriter, Operation, operation, rows_stay
 from twostroke.backends.cpu.kernels.tile_calls import TileCalls, TileOutput, tallest_tile, tile_columns
 
@@ -29,24 +29,25 @@ def gated_name(kind: TileKind, activation: str) -> str:
 
 def emit_matmul(e: Emitter, kind: TileKind) -> None:
     with operation(e, matmul_name(kind)) as op:
-        rows = op.step_integer(op.integer(MatmulField.ROWS))
+        rows = op.rows_in(MatmulField.ROWS)
         _few_or_many(e, kind, rows, _Product(op, kind).emit)
 
 
 def emit_gated_matmul(e: Emitter, kind: TileKind, activation: str) -> None:
     """target[row] = activation(gate(input[row])) * up(input[row])"""
     with operation(e, gated_name(kind, activation)) as op:
-        rows = op.step_integer(op.integer(GatedField.ROWS))
+        rows = op.rows_in(GatedField.ROWS)
         _few_or_many(e, kind, rows, _GatedProduct(op, kind).emit)
 
 
 def emit_join(e: Emitter, activation: str) -> None:
     """Rows of one group: activation(gate) * up, from what tiles left in scratch into the target."""
     function = ACTIVATIONS[activation]
-    pointers = (("target", POINTER), ("thread", I64), ("results", POINTER))
+    pointers = (("target", POINTER), ("thread", I64), ("stay", I1), ("results", POINTER))
     numbers = (("row", I64), ("count", I64), ("group", I64), ("width", I64))
-    with e.function(_JOIN, (*pointers, *numbers), apart=True) as (target, thread, results, row, count, group, width):
-        op = Operation(e, [target, None, thread, None, None])
+    with e.function(_JOIN, (*pointers, *numbers), apart=True) as values:
+        target, thread, stay, results, row, count, group, width = values
+        op = Operation(e, [target, None, thread, None, None], stay)
         with e.loop(0, count) as index:
             place = e.at(results, e.mul(index, 4 * TILE_OUTPUTS), F32)
             gates, ups = ([e.load_floats(place, first + half) for half in (0, TILE_OUTPUTS)] for first in (0, 32))
@@ -154,7 +155,7 @@ class _GatedProduct:
                 self._tiles.over_rows(first, after, multiply, opened=opened)
                 target, width = self._target, e.mul(self._num_tiles, TILE_OUTPUTS)
                 rows_written = [first, e.sub(after, first), panel, width]
-                e.call(_JOIN, [target.arguments, target.thread, self._op.scratch, *rows_written])
+                e.call(_JOIN, [target.arguments, target.thread, target.stay, self._op.scratch, *rows_written])
 
         _over_plane(self._op, e.div(self._num_tiles, 2), tallest_tile(e, opened=opened), rows, sweep)
 

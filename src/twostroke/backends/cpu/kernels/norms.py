@@ -30,7 +30,7 @@ def emit_norm(e: Emitter) -> None:
     """operand[row] = norm(input[row]) * weight; the rows are all, or those whose logits are wanted."""
     with operation(e, "norm") as op:
         width, weight = op.integer(NormField.WIDTH), op.address(NormField.WEIGHT)
-        first, last = op.share_rows(op.step_integer(op.integer(NormField.ROWS)))
+        first, last = op.share_rows(op.rows_in(NormField.ROWS))
         with e.loop(first, last) as row:
             values = e.at(op.address(NormField.INPUT), e.mul(_source_row(op, row), width), F32)
             inverse = inverse_rms(e, values, width, op.float(NormField.EPSILON))
@@ -63,7 +63,7 @@ def emit_prepare(e: Emitter) -> None:
     """operand[row] = input[row], as it is; the rows are all, or those whose logits are wanted."""
     with operation(e, "prepare") as op:
         width = op.integer(NormField.WIDTH)
-        first, last = op.share_rows(op.step_integer(op.integer(NormField.ROWS)))
+        first, last = op.share_rows(op.rows_in(NormField.ROWS))
         with e.loop(first, last) as row:
             values = e.at(op.address(NormField.INPUT), e.mul(_source_row(op, row), width), F32)
             writer = OperandWriter(op, row, width)

@@ -50,8 +50,9 @@ PARAMETERS = (
 
 
 class Operation:
-    def __init__(self, emitter: Emitter, values: list[Value]) -> None:
-        self.emitter = emitter
+    def __init__(self, emitter: Emitter, values: list[Value], stay: Value | None = None) -> None:
+        """`stay`: whether the rows of this operation's operands stay with their threads."""
+        self.emitter, self.stay = emitter, stay
         self.arguments, self.step, self.thread, self.threads, self.scratch = values
 
     def integer(self, field: IntEnum) -> Value:
@@ -77,14 +78,24 @@ class Operation:
         return first, e.div(e.mul(count, e.add(self.thread, 1)), self.threads)
 
     def operand_address(self, field: OperandField) -> Value:
-        """In this thread's copy, where threads have one each."""
+        """In this thread's copy, where threads have one each; where this thread's rows are kept apart, so that its own
+        rows lie at their places from here on."""
         e = self.emitter
-        return e.pointer(e.add(self.integer(field), e.mul(self.thread, self.integer(OperandField.THREAD_BYTES))))
+        assert self.stay is not None
+        apart = e.build.select(self.stay, self.integer(OperandField.APART_BYTES), e.integer(0))
+        distance = e.add(self.integer(OperandField.THREAD_BYTES), apart)
+        return e.pointer(e.add(self.integer(field), e.mul(self.thread, distance)))
 
     def shifted(self, field: IntEnum) -> Operation:
         """This operation, its argument record read from another field on."""
         arguments = self.emitter.at(self.arguments, int(field), I64)
-        return Operation(self.emitter, [arguments, self.step, self.thread, self.threads, self.scratch])
+        return Operation(self.emitter, [arguments, self.step, self.thread, self.threads, self.scratch], self.stay)
+
+    def rows_in(self, field: IntEnum) -> Value:
+        """How many rows this operation has: its argument `field` says which field of the step's record has it."""
+        rows = self.step_integer(self.integer(field))
+        self.stay = rows_stay(self.emitter, rows, self.threads)
+        return rows
 
     def own_rows(self, count: Value) -> tuple[Value, Value]:
         """This thread's part of `count` rows: where rows stay, the same in every operation."""
