@@ -45,10 +45,11 @@ def test_any_sentencepiece_ids(
 
 
 @PROPERTY
-@given(text=st.text(st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="▁"), max_size=20), cuts=CUTS)
+@given(text=st.text(st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="▁<"), max_size=20), cuts=CUTS)
 def test_any_text_comes_back_in_whole_characters(
     smollm2_tokenizer: Tokenizer, llama_style: tuple[Any, Tokenizer], text: str, cuts: list[int]
 ) -> None:
+    # Without "<" no text names a special token, which would be skipped.
     # SmolLM2 lacks the bytes F1 and F2, so planes 4 to 11 (all unassigned) are left to SentencePiece's byte tokens
     tokenizers = (
         [llama_style[1]] if any(0x40000 <= ord(c) < 0xC0000 for c in text) else [smollm2_tokenizer, llama_style[1]]
