@@ -14,7 +14,8 @@ from twostroke.core.sequence import Sequence
 from twostroke.core.step import BlockGrant
 from twostroke.core.timing import PrefixBreak
 from twostroke.kv.block_pool import BlockPool
-from twostroke.kv.prefix_index import Digest, PrefixEntry, PrefixIndex, PrefixNode
+from twostroke.kv.prefix_chains import PrefixChains
+from twostroke.kv.prefix_index import Digest, PrefixEntry, PrefixIndex
 from twostroke.kv.prefix_memory import PrefixMemory
 
 
@@ -58,11 +59,9 @@ class KVLedger:
         self.index = PrefixIndex(len(layout.groups), key=key, digest=digest)
         self._memory = PrefixMemory() if explains else None
         self.pools = tuple(self._pool(number, group) for number, group in enumerate(layout.groups))
-        self._prefix_caching = prefix_caching
+        self._chains = PrefixChains(self.index, self._memory, layout.block_size, prefix_caching=prefix_caching)
         self._windowed = [(number, group) for number, group in enumerate(layout.groups) if group.window is not None]
         self._holdings: dict[int, Holding] = {}
-        self._root: PrefixNode | None = None  # the last one used: most requests share a namespace
-        self._chains: dict[int, list[PrefixNode]] = {}  # by sequence: root, then one node a full block, hashed once
 
     def _pool(self, number: int, group: KVGroup) -> BlockPool:
         index, memory = self.index, self._memory
@@ -105,13 +104,13 @@ class KVLedger:
 
     def _match_windows(self, sequence: Sequence) -> PrefixMatch:
         groups, block_size = self.layout.groups, self.layout.block_size
-        chain = self._chain(sequence)
+        chain = self._chains.of(sequence)
         entries: list[PrefixEntry | None] = []
         best_blocks = 0
         run_starts = [0] * len(groups)  # where the unbroken run of present blocks that ends here began
         for index in range((len(sequence.tokens) - 1) // block_size):
             if index + 1 == len(chain):
-                self._extend_chain(chain, sequence)
+                self._chains.extend(chain, sequence)
             entry = self.index.find(chain[index + 1])
             if entry is not None:
                 chain[index + 1] = entry.node
@@ -138,11 +137,11 @@ class KVLedger:
     def _match_in_full(self, sequence: Sequence) -> PrefixMatch:
         """The same where no group has a window: blocks as long as every group has them. A prompt of a thousand tokens
         waits for this loop."""
-        block_size, find, chain = self.layout.block_size, self.index.find, self._chain(sequence)
+        block_size, find, chain = self.layout.block_size, self.index.find, self._chains.of(sequence)
         found: list[list[int | None]] = []
         for index in range(1, (len(sequence.tokens) - 1) // block_size + 1):
             if index == len(chain):
-                self._extend_chain(chain, sequence)
+                self._chains.extend(chain, sequence)
             entry = find(chain[index])
             if entry is None:
                 break
@@ -155,45 +154,7 @@ class KVLedger:
 
     def prefix_break(self, sequence: Sequence, match: PrefixMatch) -> PrefixBreak | None:
         """Where the prompt left what is cached, and why; None where it did not, or was not to be found."""
-        block_size = self.layout.block_size
-        first, num_full = match.num_tokens // block_size, (len(sequence.tokens) - 1) // block_size
-        if first >= num_full or self._memory is None or not self._is_shared(sequence):
-            return None
-        chain, lost = self._chain(sequence), first
-        while lost < num_full:
-            if lost + 1 == len(chain):
-                self._extend_chain(chain, sequence)
-            if not self._memory.was_evicted(chain[lost + 1]):
-                break
-            lost += 1
-        if lost > first:
-            return PrefixBreak(first * block_size, "evicted", (lost - first) * block_size)
-        return self._memory.where_it_leaves(chain[first], sequence.tokens, first * block_size, block_size)
-
-    def _chain(self, sequence: Sequence) -> list[PrefixNode]:
-        """The names of a sequence's full blocks after their root. Tokens are only ever appended, so names are kept."""
-        chain = self._chains.get(sequence.seq_id)
-        if chain is None:
-            namespace = self._namespace(sequence)
-            if self._root is None or self._root.namespace != namespace:
-                self._root = self.index.root(namespace)
-            chain = self._chains[sequence.seq_id] = [self._root]
-        return chain
-
-    def _extend_chain(self, chain: list[PrefixNode], sequence: Sequence) -> None:
-        start = (len(chain) - 1) * self.layout.block_size
-        tokens = tuple(sequence.tokens[start : start + self.layout.block_size])
-        known = None if self._memory is None else self._memory.name_behind(chain[-1], tokens)
-        chain.append(self.index.child(chain[-1], tokens, known))
-
-    def _namespace(self, sequence: Sequence) -> str:
-        """Who may share: requests of one salt, or the samples of one request only."""
-        if self._is_shared(sequence):
-            return f"salt:{sequence.request.cache_salt}"
-        return f"request:{sequence.seq_id - sequence.sample_index}"  # the id of sample 0: never used again
-
-    def _is_shared(self, sequence: Sequence) -> bool:
-        return self._prefix_caching and sequence.request.sampling.prompt_logprobs is None
+        return self._chains.prefix_break(sequence, match.num_tokens)
 
     # Taking and giving back
 
@@ -257,10 +218,10 @@ class KVLedger:
         return min(ends)
 
     def _enter(self, sequence: Sequence, holding: Holding, num_full: int) -> None:
-        chain, memory = self._chain(sequence), self._memory
+        chain, memory = self._chains.of(sequence), self._memory
         for index in range(holding.num_committed, num_full):
             if index + 1 == len(chain):
-                self._extend_chain(chain, sequence)
+                self._chains.extend(chain, sequence)
             node = chain[index + 1]
             entry = self.index.find_or_add(node)
             if entry is None:
@@ -300,7 +261,7 @@ class KVLedger:
 
     def retire(self, sequence: Sequence) -> None:
         """The sequence is finished and released: drop what was kept for its return."""
-        self._chains.pop(sequence.seq_id, None)
+        self._chains.forget(sequence)
 
     def clear_prefixes(self) -> None:
         """Forget every block that nobody holds: a prefix is then found only where a running sequence has it."""
