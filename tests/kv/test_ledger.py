@@ -228,7 +228,7 @@ def test_the_longest_match_is_one_that_every_group_can_serve() -> None:
     assert ledger.match(ledger.sequence(range(25))).num_tokens == 24
     # Evict the newest of the window's blocks: what ends before them must still have its own window, which is gone.
     index, pool = ledger.index, ledger.pools[1]
-    entry = index.find(ledger._chains[donor.seq_id][6])
+    entry = index.find(ledger._chains.of(donor)[6])
     assert entry is not None and entry.blocks[1] is not None
     block = entry.blocks[1]
     index.remove(1, block)
