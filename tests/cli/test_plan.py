@@ -36,6 +36,7 @@ def test_a_plan_says_everything_with_its_source() -> None:
         "USD a million output tokens",
         "prompts take",
         "ridge 206 FLOP/byte",
+        "of the floor in prefill and",
         "bench/results/cuda-bench.txt",
         "tensor parallelism was not measured",
         "NVIDIA H200 Tensor Core GPU data sheet",
@@ -58,6 +59,9 @@ def test_json_is_json() -> None:
     assert record["active_parameters"] == pytest.approx(5.13e9, rel=0.01)
     assert record["alone"]["ttft"]["floor_s"] < record["alone"]["ttft"]["expected_s"]
     assert record["in_company"]["expected"]["users"] == record["memory"]["max_users"]
+    alone, used = record["alone"], record["efficiency"]
+    assert used["prefill_share"] == pytest.approx(alone["ttft"]["floor_s"] / alone["ttft"]["expected_s"])
+    assert used["decode_share"] == pytest.approx(alone["tpot"]["floor_s"] / alone["tpot"]["expected_s"])
     done = twostroke("plan", "Llama-3.1-70B", "--on", "h100", "--json")
     assert json.loads(done.stdout)["in_company"] is None
 
@@ -70,8 +74,15 @@ def test_search_is_cheapest_first() -> None:
     assert prices == sorted(prices) and len(prices) > 3
     assert all(one["tpot_s"] <= 0.05 and one["ttft_s"] <= 2.0 for one in record["found"])
     assert {one["reason"] for one in record["rejected"]} >= {"does not fit"}
+    for one in record["found"]:  # every estimate says how far it may be off
+        stated = one["efficiency"]["error"]
+        assert "larger than any measured" in stated and (one["device"] == "H200" or f"no {one['device']} was" in stated)
     done = twostroke("plan", "Llama-3.1-70B", *arguments, "--on", "h200", "--on", "b200")
     assert "USD/M out" in done.stdout and "RTX" not in done.stdout
+    assert "error of the first  unknown: 71B parameters" in done.stdout
+    done = twostroke("plan", "Llama-3.1-70B", *arguments, "--on", "h200", "--efficiency", "0.4")
+    assert "as given with --efficiency" in done.stdout and "not measured" in done.stdout
+    assert "bench/results" not in done.stdout
     done = twostroke("plan", "Llama-3.1-8B", "--search", "--rate", "2", "--output", "50", "--on", "h200")
     assert done.returncode == 0 and "the first one simulated" in done.stdout and "p99" in done.stdout
     done = twostroke("plan", "Llama-3.1-8B", "--search", "--rate", "2", "--output", "50", "--on", "h200", "--json")
@@ -150,6 +161,10 @@ def test_a_plot(tmp_path: Path) -> None:
         (("Llama-3.1-8B", "--rate", "3"), "belong to --search"),
         (("Llama-3.1-8B", "--search"), "give one of the two"),
         (("Llama-3.1-8B", "--search", "--rate", "nan"), "give one of the two"),
+        (("Llama-3.1-8B", "--search", "--users", "9", "--tensor-parallel", "2"), "--search tries every cut"),
+        (("Llama-3.1-8B", "--search", "--users", "9", "--count", "2"), "--search tries every cut"),
+        (("Llama-3.1-8B", "--search", "--users", "9", "--from-server", "http://a"), "it goes with no"),
+        (("Llama-3.1-8B", "--search", "--users", "9", "--matrices"), "it goes with no"),
         (("Llama-3.1-8B", "--from-server", "http://127.0.0.1:9"), "cannot be read"),
         (("Llama-3.1-8B", "--plot", "plot.exe"), "ends in .png"),
     ],

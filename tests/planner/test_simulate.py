@@ -217,11 +217,12 @@ def test_senseless_wishes_are_refused() -> None:
 
 
 def test_it_is_quick() -> None:
-    """500 a second is the aim on a quiet core; a fraction of that is asked of one that may be busy."""
+    """500 a second, ten thousand in 20 s, is the aim; some 2,200 are reached, in processor time, which others' work
+    stretches too."""
     trace = poisson(100.0, 500, Lengths(200, 2000), Lengths(50, 300))
     started_s = time.process_time()
     simulate(SPEC, trace, replicas=8)
-    assert time.process_time() - started_s < 500 / 60
+    assert time.process_time() - started_s < 1.0
 
 
 def test_a_traces_class_is_told_by_its_lengths() -> None:

@@ -14,11 +14,12 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 HIDDEN = 512
 END = "<|end|>"
-CONTROL_TOKENS = [END, "<|turn|>", "<|answer|>", "<|call|>", "<|python_tag|>", "[TOOL_CALLS]"]
+CONTROL_TOKENS = [END, "<|turn|>", "<|answer|>", "<|call|>", "<|python_tag|>", "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"]
 THOUGHT = ["<think>", "Let me", " see.", "</think>", "\n\n", "Well, ", "well.", END]
 HERMES_CALL = ["<tool_call>", '\n{"name": "roll_dice", "arguments": ', '{"sides":', " 6}", "}\n", "</tool_call>"]
 LLAMA3_CALL = ["<|python_tag|>", '{"name": "roll_dice", "parameters": ', '{"sides": ', "6}", "} "]
 MISTRAL_CALL = ["[TOOL_CALLS]", '[{"name": "roll_dice", "arguments": ', '{"sides" : ', "6 }", "}]"]
+MISTRAL_ARGS_CALL = ["[TOOL_CALLS]", "roll_dice", "[CALL_ID]", "AbCd12345", "[ARGS]", '{"sides" : ', "6 }"]
 
 TEMPLATES = {
     "hermes": """
@@ -55,9 +56,24 @@ TEMPLATES = {
 [TOOL_RESULTS] {"content": {{ message.content }}, "call_id": "{{ message.tool_call_id }}"}[/TOOL_RESULTS]
 {%- else %}[INST] {{ message.content }}[/INST]{% endif %}
 {%- endfor %}<|call|>""",
+    "mistral-args": """
+{%- for message in messages %}
+{%- if loop.last and tools %}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}
+{%- if message.tool_calls %}{% for call in message.tool_calls %}
+{%- if call.id | length != 9 %}{{ raise_exception("A call's id has nine characters.") }}{% endif %}
+{{- "[TOOL_CALLS]" + call.function.name + "[CALL_ID]" + call.id + "[ARGS]" + call.function.arguments | tojson }}
+{%- endfor %}<|end|>
+{%- elif message.role == "tool" %}[TOOL_RESULTS]{{ message.tool_call_id }}[TOOL_CONTENT]{{ message.content }}
+{%- else %}[INST]{{ message.content }}[/INST]{% endif %}
+{%- endfor %}<|call|>""",
 }
 """In the manner of the formats' own: each renders tools, calls and results, and refuses what theirs refuse."""
-CALLS = {"hermes": [*HERMES_CALL, "\nDone.", END], "llama3": [*LLAMA3_CALL, END], "mistral": [*MISTRAL_CALL, END]}
+CALLS = {
+    "hermes": [*HERMES_CALL, "\nDone.", END],
+    "llama3": [*LLAMA3_CALL, END],
+    "mistral": [*MISTRAL_CALL, END],
+    "mistral-args": [*MISTRAL_ARGS_CALL, END],
+}
 
 
 def make_scripted(folder: Path, tool_format: str) -> Path:

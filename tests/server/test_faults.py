@@ -197,9 +197,9 @@ def test_a_log_on_a_full_disk_stops_nothing(smollm2_path: Path, tmp_path: Path, 
         answers_as_ever(server, offline)
 
 
-@pytest.mark.parametrize("drain_s", ["30", "inf"])
-def test_sigterm_lets_a_stream_finish_and_ends_the_engine_too(
-    smollm2_path: Path, tmp_path: Path, offline: LLM, drain_s: str
+@pytest.mark.parametrize(("sent", "drain_s"), [(signal.SIGTERM, "30"), (signal.SIGINT, "inf")])
+def test_a_signal_lets_a_stream_finish_and_ends_the_engine_too(
+    smollm2_path: Path, tmp_path: Path, offline: LLM, sent: signal.Signals, drain_s: str
 ) -> None:
     body = {"prompt": "Count:", "temperature": 0, "max_tokens": 100, "ignore_eos": True, "stream": True}
     with running_server(tmp_path / "log", *MODEL_OPTIONS, "--drain", drain_s) as server:
@@ -207,7 +207,7 @@ def test_sigterm_lets_a_stream_finish_and_ends_the_engine_too(
         with httpx.stream("POST", f"{server.base_url}/completions", json=body, timeout=60) as stream:
             lines = stream.iter_lines()
             received = [next(lines)]
-            server.process.send_signal(signal.SIGTERM)
+            server.process.send_signal(sent)
             received += [line for line in lines if line]
         assert received[-1] == "data: [DONE]"
         text = "".join(json.loads(line[6:])["choices"][0]["text"] for line in received[:-1])
@@ -242,6 +242,22 @@ def test_while_it_drains_the_server_says_so_and_what_takes_too_long_ends_with_a_
         answer = whole.result()
         assert answer.status_code == 503 and answer.json()["error"]["code"] == "server_stopping"
         assert server.process.wait(15) == 0
+
+
+@on_linux
+def test_a_second_signal_waits_for_nobody(smollm2_path: Path, tmp_path: Path) -> None:
+    with running_server(tmp_path / "log", *MODEL_OPTIONS, "--drain", "inf") as server:
+        engine = server.engine_pid()
+        connection, _ = begin_stream(server, {**LONG, "n": 8})
+        with connection:
+            server.process.send_signal(signal.SIGINT)
+            end_s = time.monotonic() + 5
+            while server.get("/ready").status_code == 200:
+                assert time.monotonic() < end_s
+            server.process.send_signal(signal.SIGINT)
+            server.process.wait(10)
+        assert "a second Ctrl-C stops at once" in server.log() and "Traceback" not in server.log()
+        assert not Path(f"/proc/{engine}").exists()
 
 
 @on_linux

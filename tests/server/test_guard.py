@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from twostroke.config import EngineConfig
 from twostroke.core.errors import BadRequestError
 from twostroke.server.app import create_app
-from twostroke.server.client import STALLED_AFTER_S, EngineClient, EngineState
+from twostroke.server.client import STALLED_AFTER_S, STEADY_AFTER_S, EngineClient, EngineState
 from twostroke.server.errors import ApiError
 from twostroke.server.guard import Guard
 from twostroke.server.messages import EngineSettings
@@ -132,6 +133,39 @@ def test_an_engine_that_is_silent_too_long_is_stalled() -> None:
         await client.close()
 
     asyncio.run(scenario())
+
+
+def test_an_engine_that_keeps_ending_is_started_later_and_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice as late each time, up to a limit; one that lived for long begins anew."""
+    lives_s = [1.0] * 8 + [STEADY_AFTER_S + 1] + [1.0]
+    clock_s, waited_s = 0.0, []
+
+    async def live(self: EngineClient, path: Path) -> None:
+        nonlocal clock_s
+        assert self.health != "ready"
+        if not lives_s:
+            self.state = EngineState.STOPPED
+            return
+        self.state = EngineState.READY
+        clock_s += lives_s.pop(0)
+
+    async def sleep(seconds: float) -> None:
+        waited_s.append(seconds)
+
+    async def scenario() -> int:
+        client = EngineClient(EngineSettings("none", EngineConfig()), Metrics())
+        client._ready = asyncio.get_running_loop().create_future()
+        client._ready.set_result(None)  # type: ignore[arg-type]  # it was ready once
+        monkeypatch.setattr(EngineClient, "_live", live)
+        monkeypatch.setattr("twostroke.server.client.time.monotonic", lambda: clock_s)
+        monkeypatch.setattr("twostroke.server.client.asyncio.sleep", sleep)
+        await client._supervise()
+        monkeypatch.undo()
+        await client.close()
+        return client.num_restarts
+
+    assert asyncio.run(scenario()) == 10
+    assert waited_s == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 0.5, 1.0]
 
 
 @pytest.mark.parametrize("name", ["max_queue", "max_per_key", "max_output_tokens", "max_samples", "max_connections"])

@@ -85,6 +85,27 @@ def test_caps_name_the_field_and_both_numbers(
         assert number in error["message"]
 
 
+@pytest.mark.parametrize(
+    ("path", "param"),
+    [
+        ("/v1/chat/completions", "max_completion_tokens"),
+        ("/v1/chat/completions", "max_tokens"),
+        ("/v1/responses", "max_output_tokens"),
+    ],
+)
+def test_an_answer_that_may_not_be_so_long_is_told_by_the_field_that_asked(
+    limited: RunningServer, path: str, param: str
+) -> None:
+    for text, wanted, code, limit in (
+        ("word " * 400, 7900, "context_length_exceeded", "8192"),
+        ("Hi", 7901, None, "7900"),
+    ):
+        body = {"input": text} if path == "/v1/responses" else {"messages": [{"role": "user", "content": text}]}
+        error = error_of(limited.post(path, {**body, param: wanted}, headers=ALICE), 400)
+        assert (error["param"], error["code"]) == (param, code)
+        assert f"{param} " in error["message"] and str(wanted) in error["message"] and limit in error["message"]
+
+
 def send_only(server: RunningServer, headers: dict) -> socket.socket:
     """A long stream that nobody reads."""
     payload = json.dumps({**LONG, "max_tokens": 7900, "stream": True}).encode()

@@ -170,9 +170,9 @@ def raw(content: bytes) -> Callable[[RunningServer], httpx.Response]:
 @pytest.mark.parametrize(
     ("content", "param", "words"),
     [
-        (b"", None, "field required"),
+        (b"", None, "the body is empty"),
         (b"{", None, "not valid JSON"),
-        (b'"text"', None, "dictionary or object"),
+        (b'"text"', None, "must be a JSON object"),
         (b'{"messages": "Hi"}', "messages", "valid list"),
         (b'{"messages": []}', "messages", "at least 1"),
         (b'{"messages": [{"role": "user"}]}', "messages", "messages[0].content is missing"),
@@ -192,6 +192,27 @@ def test_messages_say_what_was_wrong_with_which_field(
     assert response.status_code == 400, response.text
     error = response.json()["error"]
     assert words in error["message"] and error["param"] == param
+
+
+@pytest.mark.parametrize("kind", [None, "text/plain", "application/x-www-form-urlencoded", "application", "json"])
+def test_a_body_that_is_not_called_json_is_told_so(server: RunningServer, kind: str | None) -> None:
+    """`curl -d` forgets it, and a page of another site may not say it unasked."""
+    headers = {} if kind is None else {"Content-Type": kind}
+    response = httpx.post(
+        f"{server.base_url}/completions", content=b'{"prompt": "a", "max_tokens": 1}', headers=headers
+    )
+    message = response.json()["error"]["message"]
+    assert response.status_code == 415 and "Content-Type must be application/json" in message
+    assert ("was not given" if kind is None else kind) in message
+
+
+@pytest.mark.parametrize("kind", ["application/json; charset=utf-8", "Application/JSON", "application/problem+json"])
+def test_a_body_that_is_called_json_is_read(server: RunningServer, kind: str) -> None:
+    headers = {"Content-Type": kind}
+    response = httpx.post(
+        f"{server.base_url}/completions", content=b'{"prompt": "a", "max_tokens": 1}', headers=headers
+    )
+    assert response.status_code == 200, response.text
 
 
 @pytest.mark.parametrize(

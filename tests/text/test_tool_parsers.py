@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import random
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from twostroke.core.errors import BadRequestError
 from twostroke.text.grammar import GrammarCompiler, Vocabulary
 from twostroke.text.tokenizer import Tokenizer
-from twostroke.text.tool_parsers import FORMATS, HERMES, LLAMA3, MISTRAL, choose
+from twostroke.text.tool_parsers import FORMATS, HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS, choose
 from twostroke.text.tool_parsers.formats import ToolFormat
 
 ARGUMENTS = [
@@ -29,6 +31,8 @@ def written(tool_format: ToolFormat, calls: list[tuple[str, str]]) -> str:
         return "\n".join(f"<tool_call>\n{text}\n</tool_call>" for text in objects)
     if tool_format is LLAMA3:
         return "; ".join(objects)
+    if tool_format is MISTRAL_ARGS:
+        return "".join(f"[TOOL_CALLS]{name}[ARGS]{arguments}" for name, arguments in calls)
     return "[TOOL_CALLS] [" + ", ".join(objects) + "]"
 
 
@@ -65,7 +69,7 @@ def test_several_calls_in_random_pieces(tool_format: ToolFormat) -> None:
         assert parsed(tool_format, pieces) == ("", calls)
 
 
-@pytest.mark.parametrize("tool_format", [HERMES, MISTRAL])
+@pytest.mark.parametrize("tool_format", [HERMES, MISTRAL, MISTRAL_ARGS])
 def test_text_before_a_call_is_content(tool_format: ToolFormat) -> None:
     text = "Let me look.\n\n" + written(tool_format, [("look", "{}")])
     assert parsed(tool_format, list(text)) == ("Let me look.", [("look", "{}")])
@@ -93,6 +97,8 @@ def test_llama3_after_its_tag_and_other_spellings_of_arguments() -> None:
         "<tool_call>\nnot JSON",
         '<tool_call>{"name": 7}</tool_call>',
         '[TOOL_CALLS] [{"no": "name"}]',
+        "[TOOL_CALLS][ARGS]{}",
+        "[TOOL_CALLS]no arguments",
         '<tool_call>{"na',
         "",
         " \n",
@@ -103,13 +109,25 @@ def test_what_is_no_call_stays_as_it_is(tool_format: ToolFormat, text: str) -> N
         assert parsed(tool_format, pieces) == (text, [])
 
 
+def test_mistrals_own_call_ids_are_no_part_of_a_name() -> None:
+    text = '[TOOL_CALLS]a[CALL_ID]AbC123xyz[ARGS]{"x": 1}[TOOL_CALLS]b[ARGS] {"y": [{}]} And more.'
+    assert parsed(MISTRAL_ARGS, list(text)) == (" And more.", [("a", '{"x": 1}'), ("b", '{"y": [{}]}')])
+    assert parsed(MISTRAL_ARGS, [text[:40], text[40:]]) == parsed(MISTRAL_ARGS, [text])
+
+
 def test_a_call_that_was_cut_keeps_what_it_has() -> None:
+    assert parsed(MISTRAL_ARGS, list('[TOOL_CALLS]a[ARGS]{"x": "y')) == ("", [("a", '{"x": "y')])
     assert parsed(HERMES, list('<tool_call>{"name": "a", "arguments": {"x": "y')) == ("", [("a", '{"x": "y')])
 
 
 def test_choosing(smollm2_tokenizer: Tokenizer) -> None:
     assert choose("auto", smollm2_tokenizer) is HERMES
     assert choose("mistral", smollm2_tokenizer) is MISTRAL
+    for template, found in (("[TOOL_CALLS]", MISTRAL), ("[TOOL_CALLS]{{ name }}[ARGS]", MISTRAL_ARGS)):
+        known = SimpleNamespace(chat_template=template, special_tokens={})
+        assert choose("auto", cast("Tokenizer", known)) is found
+        known = SimpleNamespace(chat_template=None, special_tokens=dict.fromkeys(found.markers, 1))
+        assert choose("auto", cast("Tokenizer", known)) is found
     with pytest.raises(BadRequestError, match="tool parser"):
         choose("other", smollm2_tokenizer)
 
@@ -150,4 +168,6 @@ def test_a_grammar_takes_what_its_parser_reads(
 
 
 def test_a_marker_that_is_a_control_token_is_named_by_its_id() -> None:
-    assert "<[7]>" in MISTRAL.grammar([{"name": "a"}], {"[TOOL_CALLS]": 7}, only_one=True).text
+    special_tokens = {"[TOOL_CALLS]": 7, "[ARGS]": 8}
+    assert "<[7]>" in MISTRAL.grammar([{"name": "a"}], special_tokens, only_one=True).text
+    assert "<[8]>" in MISTRAL_ARGS.grammar([{"name": "a"}], special_tokens, only_one=True).text

@@ -138,6 +138,11 @@ def plan(
     own = _own_efficiency(efficiency)
     console, notes = Console(), Console(stderr=True)
     if search:
+        if max(*wish.cut, count or 1) > 1 or from_server is not None or matrices or plot is not None:
+            raise BadRequestError(
+                "--search tries every cut and count itself: it goes with no parallelism, --count, --from-server, "
+                "--matrices or --plot"
+            )
         level = _level(slo_ttft_ms, slo_tpot_ms)
         _search(console, wish, on, lengths, level, _load(rate, users), own, as_json)
         return

@@ -60,7 +60,12 @@ def record(result: Estimate) -> dict[str, Any]:
         "bound": result.load.bound if result.load else None,
         "prefill_share": result.load.prefill_share if result.load else None,
         "advice": list(result.load.advice) if result.load else [],
-        "efficiency": {"source": result.efficiency_source, "error": result.efficiency_error},
+        "efficiency": {
+            "prefill_share": result.alone.ttft.share,
+            "decode_share": result.alone.tpot.share,
+            "source": result.efficiency_source,
+            "error": result.efficiency_error,
+        },
         "sources": list(deployment.device.sources),
         "notes": list(result.notes),
     }
@@ -81,6 +86,7 @@ def search_record(found: Sequence[Found], rejected: Sequence[Rejected], tail: Ta
                 "ttft_s": one.loaded.ttft_s,
                 "tpot_s": one.loaded.tpot_s,
                 "usd_per_million_output_tokens": one.usd_per_million_output_tokens,
+                "efficiency": {"source": one.efficiency.source, "error": one.efficiency.error},
             }
             for one in found
         ],

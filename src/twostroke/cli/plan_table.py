@@ -172,7 +172,12 @@ def _why_rows(result: Estimate) -> list[Row]:
 
 
 def _source_rows(result: Estimate) -> list[Row]:
-    rows = [("expected", f"shares of the floor: {result.efficiency_source}"), ("error", result.efficiency_error)]
+    alone, company = result.alone, result.company
+    used = f"{alone.ttft.share:.0%} of the floor in prefill and {alone.tpot.share:.0%} in decode, alone"
+    if company is not None:
+        users, step = company.expected.users, Seconds(company.floor.decode_step_s, company.expected.decode_step_s)
+        used += f"; {step.share:.0%} in decode of {users:,} users"
+    rows = [("efficiency", used), ("from", result.efficiency_source), ("error", result.efficiency_error)]
     rows.append(("hardware", "; ".join(result.deployment.device.sources)))
     return [*rows, *(("note", note) for note in result.notes)]
 
@@ -262,10 +267,7 @@ def show_search(
             highlight=False,
             markup=False,
         )
-    console.print(
-        f"for {_load(lengths)}. Means in steady state, by shares of the data sheet that an H200 reached; prices are "
-        f"public ones of a day. `plan --on DEVICE` tells more of each, `simulate` of percentiles.",
-        highlight=False,
-        markup=False,
-        style="dim",
-    )
+    console.print()
+    rows = [("load", f"{_load(lengths)}; means in steady state"), ("efficiency from", found[0].efficiency.source)]
+    rows += [("error of the first", found[0].efficiency.error), ("prices", "public ones of a day")]
+    _grid(console, [*rows, ("more", "`plan --on DEVICE` of each, `simulate` of percentiles")])

@@ -47,7 +47,10 @@ def serve(
         list[str] | None, typer.Option(help="An origin whose pages may call this server; may be given several times.")
     ] = None,
     tool_parser: Annotated[
-        str, typer.Option(help="How the model writes tool calls: hermes, llama3, mistral; auto: as its template does.")
+        str,
+        typer.Option(
+            help="How the model writes tool calls: hermes, llama3, mistral, mistral-args; auto: as its template does."
+        ),
     ] = "auto",
     reasoning_parser: Annotated[
         str, typer.Option(help="think: split <think>...</think> from answers; none; auto: if the model knows it.")

@@ -24,6 +24,11 @@ class Seconds:
     floor_s: float
     expected_s: float
 
+    @property
+    def share(self) -> float:
+        """Of the floor that is reached: the efficiency, as `--efficiency` takes it."""
+        return self.floor_s / self.expected_s if self.expected_s > 0.0 else 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class Memory:

@@ -57,6 +57,8 @@ class Found:
     loaded: Loaded
     """Of one replica, with as many users as the service level lets it have."""
     usd_per_hour: float | None
+    efficiency: Efficiency
+    """That its times were expected by."""
 
     @property
     def usd_per_million_output_tokens(self) -> float | None:
@@ -152,4 +154,4 @@ def _try(
     if replicas > MAX_REPLICAS:
         return Rejected(candidate, f"would need {replicas:,} replicas", replicas / MAX_REPLICAS)
     chosen = replace(candidate, replicas=replicas)
-    return Found(chosen, best, chosen.price_per_hour_usd)
+    return Found(chosen, best, chosen.price_per_hour_usd, efficiency)

@@ -1,6 +1,6 @@
-"""What a large body is made of, looked at before it is parsed. Parsing takes its time by values, not by bytes, and no
-stream moves meanwhile, on whichever thread it is done (the parser keeps Python's lock): a long text costs little, a
-million lists would cost a second."""
+"""What a body is said to be, and what a large one is made of, looked at before it is parsed. Parsing takes its time by
+values, not by bytes, and no stream moves meanwhile, on whichever thread it is done (the parser keeps Python's lock): a
+long text costs little, a million lists would cost a second."""
 
 from __future__ import annotations
 
@@ -27,10 +27,22 @@ class CheckedRoute(APIRoute):
         handle = super().get_route_handler()
 
         async def checked(request: Request) -> Response:
-            check_body(await request.body())  # kept by the request: it is read once
+            body = await request.body()  # kept by the request: it is read once
+            if request.method == "POST":
+                check_kind(request.headers.get("content-type"))
+            check_body(body)
             return await handle(request)
 
         return checked
+
+
+def check_kind(content_type: str | None) -> None:
+    """JSON that is called JSON. (What a browser sends to another site unasked is never called so.)"""
+    kind = (content_type or "").partition(";")[0].strip().lower()
+    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+        said = f"not {kind!r:.60}" if kind else "and was not given"
+        message = f"the header Content-Type must be application/json, {said}"
+        raise ApiError(415, message, code="unsupported_media_type")
 
 
 def check_body(body: bytes) -> None:

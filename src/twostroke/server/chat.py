@@ -22,7 +22,7 @@ from twostroke.server.messages import Output, Progress, Ready
 from twostroke.server.openapi import JSON_OR_EVENTS
 from twostroke.server.parsing import Parts
 from twostroke.server.phases import server_timing
-from twostroke.server.sampling import chat_sampling
+from twostroke.server.sampling import chat_limit, chat_sampling
 from twostroke.server.schemas import ChatBody, ChatMessage
 from twostroke.server.service import Service, service_of
 from twostroke.server.settings import Limits
@@ -58,7 +58,10 @@ async def chat_completions(body: ChatBody, request: Request) -> Response:
     options = template_options(body.chat_template_kwargs)
     grammar = requested_grammar(body)
     async with service.admission.place(request) as place:
-        asked = await prepare(service, messages, tools, sampling, grammar, param="messages", options=options)
+        limit = chat_limit(body)
+        asked = await prepare(
+            service, messages, tools, sampling, grammar, param="messages", limit=limit, options=options
+        )
         call = place.open_call([asked.prompt], asked.sampling, priority=body.priority, cache_salt=body.cache_salt)
     writer = ChatWriter(service, facts, sampling, body)
     follow(request, writer.answers, writer.id)

@@ -47,15 +47,17 @@ async def prepare(
     grammar: Named | None,
     *,
     param: str,
+    limit: str,
     options: Mapping[str, Any] | None = None,
 ) -> Conversation:
-    """`param` is the field that the messages came in; `options` are the template's."""
+    """`param` is the field that the messages came in, `limit` the one that says how long an answer may be; `options`
+    are the template's."""
     if grammar is not None and tools.grammar is not None:
         raise bad_request(f"{grammar[0]} cannot be given where a tool call is required", grammar[0])
     encoder = service.encoder()
     messages = told_of_tools(messages, tools.tools, encoder.tokenizer)
     prompt = await encoder.chat(messages, tools=tools.tools or None, options=options)
-    check_lengths([prompt], sampling, service.facts(), param)
+    check_lengths([prompt], sampling, service.facts(), param, limit)
     thought = _thought(service, prompt)
     held_to = grammar or tools.grammar
     before = thought or "none"

@@ -106,6 +106,10 @@ def validation_error(errors: Any) -> ApiError:
     first = max(
         (error for error in errors if error["loc"][:2] == first["loc"][:2]), key=lambda error: len(error["loc"])
     )
+    if first["type"] == "model_attributes_type":
+        return bad_request("the body must be a JSON object")
+    if first["type"] == "missing" and first["loc"] == ("body",):
+        return bad_request("the body is empty: a JSON object is needed")
     parts = [part for part in first["loc"] if part != "body"]
     param = ""
     for part in parts:

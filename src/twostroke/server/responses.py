@@ -58,7 +58,8 @@ async def responses(body: ResponsesBody, request: Request) -> Response:
     messages = input_messages(body, service.settings.limits)
     options, grammar = template_options(body.chat_template_kwargs), _grammar(_text_format(body))
     async with service.admission.place(request) as place:
-        asked = await prepare(service, messages, tools, sampling, grammar, param="input", options=options)
+        limit = "max_output_tokens"
+        asked = await prepare(service, messages, tools, sampling, grammar, param="input", limit=limit, options=options)
         call = place.open_call([asked.prompt], asked.sampling, priority=body.priority, cache_salt=body.cache_salt)
     writer = ResponseWriter(service, facts, sampling, body)
     writer.answers.choices[0].parser = asked.parser() or AnswerParser()

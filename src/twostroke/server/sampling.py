@@ -19,12 +19,16 @@ DEFAULT_COMPLETION_TOKENS = 16
 def chat_sampling(body: ChatBody, limits: Limits) -> SamplingParams:
     if body.top_logprobs is not None and not body.logprobs:
         raise bad_request("top_logprobs needs logprobs to be true", "top_logprobs")
-    max_tokens, name = body.max_completion_tokens, "max_completion_tokens"
-    if max_tokens is None:
-        max_tokens, name = body.max_tokens, "max_tokens"
+    name = chat_limit(body)
+    max_tokens = getattr(body, name)
     _at_most(name, max_tokens, limits.max_output_tokens)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     return _sampling(body, limits, max_tokens, logprobs, num_samples=body.n or 1)
+
+
+def chat_limit(body: ChatBody) -> str:
+    """The field that says how long an answer may be, of the two that may."""
+    return "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
 
 
 def completion_sampling(body: CompletionBody, limits: Limits) -> SamplingParams:
@@ -82,8 +86,11 @@ def as_api_error(error: BadRequestError) -> ApiError:
     return bad_request(str(error), first if first in names else None)
 
 
-def check_lengths(prompts: Sequence[Sequence[int]], sampling: SamplingParams, facts: Ready, param: str) -> None:
-    """What the engine would refuse, refused before it is sent there."""
+def check_lengths(
+    prompts: Sequence[Sequence[int]], sampling: SamplingParams, facts: Ready, param: str, limit: str = "max_tokens"
+) -> None:
+    """What the engine would refuse, refused before it is sent there. `param` is the field that the prompts came in,
+    `limit` the one that says how long an answer may be."""
     for prompt in prompts:
         if not prompt:
             raise bad_request(f"{param} is empty: at least one token is needed", param)
@@ -97,9 +104,9 @@ def check_lengths(prompts: Sequence[Sequence[int]], sampling: SamplingParams, fa
         wanted = sampling.max_tokens
         if wanted is not None and len(prompt) + wanted > facts.max_context:
             raise bad_request(
-                f"the prompt's {len(prompt)} tokens and max_tokens {wanted} make {len(prompt) + wanted} tokens, "
+                f"the prompt's {len(prompt)} tokens and {limit} {wanted} make {len(prompt) + wanted} tokens, "
                 f"and the context is {facts.max_context}",
-                "max_tokens",
+                limit,
                 "context_length_exceeded",
             )
         if max(prompt) >= facts.vocab_size:

@@ -13,9 +13,12 @@ LLAMA3 = ToolFormat(
 )
 """`{"name": ..., "parameters": {...}}` as the whole answer, or after `<|python_tag|>`."""
 MISTRAL = ToolFormat(name="mistral", opening="[TOOL_CALLS]", skips="[],", is_list=True, has_short_ids=True)
-"""`[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]`."""
+"""`[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]`: Mistral's up to Small 3.1."""
+MISTRAL_ARGS = ToolFormat(name="mistral-args", opening="[TOOL_CALLS]", after_name="[ARGS]", has_short_ids=True)
+"""`[TOOL_CALLS]name[ARGS]{...}`, each call with its own marker, some with `[CALL_ID]...` behind the name: its later."""
 
-FORMATS = {tool_format.name: tool_format for tool_format in (HERMES, LLAMA3, MISTRAL)}
+FORMATS = {tool_format.name: tool_format for tool_format in (HERMES, LLAMA3, MISTRAL_ARGS, MISTRAL)}
+"""Of two with the same opening, the one that is known by more comes first."""
 
 
 def choose(name: str, tokenizer: Tokenizer) -> ToolFormat:
@@ -26,6 +29,7 @@ def choose(name: str, tokenizer: Tokenizer) -> ToolFormat:
         return FORMATS[name]
     template = tokenizer.chat_template or ""
     for tool_format in FORMATS.values():
-        if tool_format.opening in template:
+        if all(marker in template for marker in tool_format.markers):
             return tool_format
-    return next((known for known in FORMATS.values() if known.opening in tokenizer.special_tokens), HERMES)
+    special = tokenizer.special_tokens.keys()
+    return next((known for known in FORMATS.values() if special >= known.markers), HERMES)

@@ -22,9 +22,21 @@ class CallScanner:
         self._in_string = False
         self._escaped = False
         self._arguments: list[str] = []
+        self._has_rest = False  # it ends with its next value
+
+    @staticmethod
+    def of_arguments(name: str) -> CallScanner:
+        """For a format that has the name outside: what is pushed is the arguments' object alone."""
+        scanner = CallScanner()
+        for character in f'{{"name": {json.dumps(name)}, "arguments": ':
+            scanner.push(character)
+        scanner._has_rest = True
+        return scanner
 
     def push(self, character: str) -> None:
         self._state(character)
+        if self._has_rest and self._state == self._before_key and not self.is_done:
+            self._finish()
 
     def take_arguments(self) -> str:
         """What is new of them; nothing before the name is known."""

@@ -12,10 +12,14 @@ from uuid import uuid4
 from twostroke.core.grammar import GrammarSpec
 from twostroke.text.grammar import WHITESPACE as JSON_WHITESPACE
 from twostroke.text.grammar import lark_text
-from twostroke.text.tool_parsers.call_scanner import WHITESPACE, CallScanner
+from twostroke.text.tool_parsers.call_scanner import MAX_NAME_CHARS, WHITESPACE, CallScanner
 
 MAX_CALLS = 16
 """That a grammar lets a model write in one answer."""
+
+
+CALL_ID = "[CALL_ID]"
+"""Behind it is the model's own id of a call, which nobody asks for: a call has a new one."""
 
 
 class CallDelta(NamedTuple):
@@ -39,6 +43,8 @@ class ToolFormat:
     closing: str | None = None
     """The text that ends one; without it, calls go on to the answer's end."""
     arguments_key: str = "arguments"
+    after_name: str = ""
+    """What parts a call's name from its arguments, where the two are in no object."""
     skips: str = ""
     """What may stand between calls, beside white space."""
     begins_bare: bool = False
@@ -47,6 +53,11 @@ class ToolFormat:
     max_calls: int = MAX_CALLS
     has_short_ids: bool = False
     """Calls are named by nine letters and digits, and the template insists."""
+
+    @property
+    def markers(self) -> frozenset[str]:
+        """That tell it from other formats."""
+        return frozenset({self.opening, self.after_name} - {""})
 
     def new_call_id(self) -> str:
         return uuid4().hex[:9] if self.has_short_ids else f"call_{uuid4().hex[:24]}"
@@ -63,6 +74,8 @@ class ToolFormat:
         rules = []
         if self.is_list:
             rules.append(f'start: {opening} "[" call{_more(", ", "call", most)} "]"')
+        elif self.after_name:
+            rules.append(f"start: ({opening} call){{1,{most}}}")
         elif self.begins_bare:
             rules.append("start: call")
         else:
@@ -70,10 +83,13 @@ class ToolFormat:
             rules.append(f'marked: {opening} "\\n" call "\\n" {closing}')
         rules.append("call: " + " | ".join(f"call_{index}" for index in range(len(functions))))
         for index, function in enumerate(functions):
-            head = f'{{"name": {json.dumps(function["name"])}, "{self.arguments_key}": '
+            head, tail = f'{{"name": {json.dumps(function["name"])}, "{self.arguments_key}": ', ' "}"'
+            before = lark_text(head)
+            if self.after_name:
+                before, tail = f"{lark_text(function['name'])} {_token(self.after_name, special_tokens)}", ""
             schema = {**(function.get("parameters") or {}), "x-guidance": {"whitespace_pattern": JSON_WHITESPACE}}
             schema.setdefault("type", "object")
-            rules.append(f'call_{index}: {lark_text(head)} arguments_{index} "}}"')
+            rules.append(f"call_{index}: {before} arguments_{index}{tail}")
             rules.append(f"arguments_{index}: %json {json.dumps(schema)}")
         return GrammarSpec("lark", "\n".join(rules))
 
@@ -132,7 +148,26 @@ class ToolCallParser:
             self._held = self._held[1:]
         if self._held == self._format.opening:
             self._raw, self._held = self._held, ""
-            self._state = self._between
+            self._state = self._naming if self._format.after_name else self._between
+
+    def _naming(self, character: str, split: Split) -> None:
+        """Up to the arguments, in a format that has the name before them."""
+        self._raw += character
+        named = self._raw[len(self._format.opening) :]
+        if named.endswith(self._format.after_name):
+            name = named.removesuffix(self._format.after_name).partition(CALL_ID)[0].strip()
+            if not name:
+                self._give_up("", split)
+                return
+            self._scanner, self._state = CallScanner.of_arguments(name), self._in_call
+            self._announce(name, split)
+        elif character == "{" or len(named) > MAX_NAME_CHARS:
+            self._give_up("", split)
+
+    def _announce(self, name: str, split: Split) -> None:
+        split.calls.append(CallDelta(self.num_calls, name, ""))
+        self.num_calls += 1
+        self._is_announced, self._raw = True, ""
 
     def _between(self, character: str, split: Split) -> None:
         """Inside a marker, where the next call may begin."""
@@ -156,15 +191,15 @@ class ToolCallParser:
             self._raw += character
         scanner.push(character)
         if scanner.name is not None and not scanner.has_failed and not self._is_announced:
-            split.calls.append(CallDelta(self.num_calls, scanner.name, ""))
-            self.num_calls += 1
-            self._is_announced, self._raw = True, ""
+            self._announce(scanner.name, split)
         if scanner.has_failed and not self._is_announced:
             self._give_up("", split)
         elif scanner.is_done or scanner.has_failed:
             self._pass_arguments(split)
             self._scanner, self._is_announced = None, False
             self._state = self._between if self._format.closing is None else self._closing
+            if self._format.after_name:
+                self._state = self._in_text
 
     def _closing(self, character: str, split: Split) -> None:
         """After a call, up to its closing marker; what stands before that is no part of anything."""
