@@ -221,6 +221,8 @@ def spec_of(assembly: Assembly, calibration: Calibration) -> ReplicaSpec:
         prepared.scheduler_config,
         prepared.resolved.layout,
         host_s=calibration.host_s,
+        newcomer_s=calibration.newcomer_s,
+        newcomer_s_per_token=calibration.newcomer_s_per_token,
     )
 
 
@@ -237,7 +239,10 @@ def on_this_machine(model: str, parts: list[str], limit_s: float) -> list[Line]:
         if calibration is None:
             raise SystemExit(f"nothing is calibrated: add calibrate to --parts, or run twostroke calibrate {model}")
         print(f"calibrated {calibration.taken} on {calibration.num_steps} steps, off by {calibration.error:.1%}")
-        print(f"  {calibration.coefficients}, host {1e6 * calibration.host_s:.0f} us")
+        print(
+            f"  {calibration.coefficients}, host {1e6 * calibration.host_s:.0f} us, a newcomer "
+            f"{1e6 * calibration.newcomer_s:.0f} us and {1e6 * calibration.newcomer_s_per_token:.3f} us a prompt token"
+        )
         if "steps" in parts:
             with watched("steps"):
                 lines += mixed_steps(assembly, calibration)
