@@ -33,8 +33,9 @@ PASSES = 8
 """How often the fit sees each measured step: it moves a little at a time."""
 SHORTEST_RUN = 4
 """Of decode steps of one kind, for them to count."""
-SHORT_PROMPTS = (8, 12, 24, 32, 48, 64)
-"""Read alone: of what users type most is so short, and matrix products of few rows go by other kernels."""
+SHORT_PROMPTS = (8, 12, 16, 24, 32, 48, 64) * 2
+"""Read alone: much of what users type is so short, and matrix products of few rows go by other kernels. Twice a round:
+of two rounds' two, the lower third would be the lesser, and lean low."""
 IDLE_S = 0.02
 """How long an engine rests before a prompt that comes alone: in service it has rested too, or others would be beside
 it, and threads and caches that have slept cost the first step something."""
