@@ -40,7 +40,7 @@ PARTS = ("calibrate", "steps", "requests", "trace", "h200", "speed")
 MIXED_S = 14.0
 NUM_REQUESTS = 50
 BUCKETS = ((1, 15), (16, 50), (51, 300), (301, 1500))
-"""Of prompt lengths. At 16 rows the CPU's matrix products change kernels."""
+"""Of prompt lengths. Matrix products take rows by 16 here, and fewer in smaller tiles, dearer a row."""
 TRACE = (2.8, 110, Lengths(50, 500), Lengths(10, 60))
 """Requests a second, requests, prompts, answers: this machine is busy about half of the time."""
 

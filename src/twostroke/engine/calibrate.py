@@ -34,8 +34,8 @@ PASSES = 8
 SHORTEST_RUN = 4
 """Of decode steps of one kind, for them to count."""
 SHORT_PROMPTS = (8, 12, 16, 24, 32, 48, 64) * 2
-"""Read alone: much of what users type is so short, and matrix products of few rows go by other kernels. Twice a round:
-of two rounds' two, the lower third would be the lesser, and lean low."""
+"""Read alone: much of what users type is so short, and matrix products of few rows go by smaller tiles. Twice a round:
+the lower third of two measurements would be the lesser one, and lean low."""
 IDLE_S = 0.02
 """How long an engine rests before a prompt that comes alone: in service it has rested too, or others would be beside
 it, and threads and caches that have slept cost the first step something."""
