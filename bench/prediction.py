@@ -31,6 +31,7 @@ from twostroke.cost.calibration import Calibration
 from twostroke.cost.floor import StepWork, work_of
 from twostroke.engine.build import Assembly, build
 from twostroke.engine.calibrate import TEMPERATURE, fit, observe_spread
+from twostroke.lab.prediction import prefill_steps
 from twostroke.planner.report import percentiles
 from twostroke.planner.simulate import ReplicaSpec, simulate
 from twostroke.planner.trace import Lengths, TraceRequest, poisson
@@ -38,6 +39,8 @@ from twostroke.planner.trace import Lengths, TraceRequest, poisson
 PARTS = ("calibrate", "steps", "requests", "trace", "h200", "speed")
 MIXED_S = 14.0
 NUM_REQUESTS = 50
+BUCKETS = ((1, 15), (16, 50), (51, 300), (301, 1500))
+"""Of prompt lengths. Matrix products take rows by 16 here, and fewer in smaller tiles, dearer a row."""
 TRACE = (2.8, 110, Lengths(50, 500), Lengths(10, 60))
 """Requests a second, requests, prompts, answers: this machine is busy about half of the time."""
 
@@ -154,10 +157,15 @@ def mixed_steps(assembly: Assembly, calibration: Calibration) -> list[Line]:
     ]
 
 
+def leaning(pairs: list[tuple[float, float]], chosen: list[int]) -> float:
+    """By how much the chosen ones are predicted too high in the median, as a share."""
+    return statistics.median(pairs[index][0] / pairs[index][1] - 1 for index in chosen)
+
+
 def single_requests(assembly: Assembly, spec: ReplicaSpec) -> list[Line]:
     """Each alone, of random lengths: TTFT and TPOT as simulated, and as they were."""
     player, generator = Player(assembly), random.Random(5)
-    ttft, tpot, lengths = [], [], []
+    ttft, tpot, lengths, steps, beside = [], [], [], [], []
     for _ in range(NUM_REQUESTS):
         prompt_len, out_len = int(10 * 150 ** generator.random()), generator.randint(8, 48)
         predicted = simulate(spec, [TraceRequest(0.0, prompt_len, out_len)])
@@ -167,16 +175,29 @@ def single_requests(assembly: Assembly, spec: ReplicaSpec) -> list[Line]:
         assert measured.ttft_s is not None and measured.tpot_s is not None
         ttft.append((predicted.ttft_s["p50"], measured.ttft_s))
         tpot.append((predicted.tpot_s["p50"], measured.tpot_s))
+        works = prefill_steps(prompt_len, spec.scheduler.chunk_limit)
+        steps_s = sum(map(spec.step_seconds, works))
+        steps.append((steps_s, measured.prefill_compute_s))
+        beside.append((predicted.ttft_s["p50"] - steps_s, measured.ttft_s - measured.prefill_compute_s))
     lines = []
     for name, pairs in (("TTFT", ttft), ("TPOT", tpot)):
         errors = sorted(abs(predicted_s - measured_s) / measured_s for predicted_s, measured_s in pairs)
         inside = sum(error <= 0.20 for error in errors)
         print(f"  {name}: {inside} of {len(errors)} within 20%, the median off by {statistics.median(errors):.1%}")
-        # Whether something other than the machine's moods is behind it: which lengths lean which way.
-        for least, most in ((1, 50), (51, 300), (301, 1500)):
-            within = [pair for pair, length in zip(pairs, lengths, strict=True) if least <= length <= most]
-            leans = statistics.median(predicted_s / measured_s - 1 for predicted_s, measured_s in within)
-            print(f"    prompts of {least} to {most} tokens: {len(within)}, the median predicted {leans:+.1%}")
+        # Whether something other than the machine's moods is behind it: which lengths lean which way, and with what.
+        for least, most in BUCKETS:
+            chosen = [index for index, length in enumerate(lengths) if least <= length <= most]
+            if not chosen:
+                continue
+            leans = f"{leaning(pairs, chosen):+.1%}"
+            if pairs is ttft:
+                predicted_us, measured_us = (
+                    1e6 * statistics.median(beside[at][side] for at in chosen) for side in (0, 1)
+                )
+                leans += (
+                    f": steps {leaning(steps, chosen):+.1%}, beside them {predicted_us:.0f} us for {measured_us:.0f}"
+                )
+            print(f"    prompts of {least} to {most} tokens: {len(chosen)}, the median predicted {leans}")
         lines.append(
             Line(f"{name} of {len(pairs)} requests alone, mean", "simulated", "", statistics.fmean(errors), 0.20)
         )
@@ -221,6 +242,8 @@ def spec_of(assembly: Assembly, calibration: Calibration) -> ReplicaSpec:
         prepared.scheduler_config,
         prepared.resolved.layout,
         host_s=calibration.host_s,
+        newcomer_s=calibration.newcomer_s,
+        newcomer_s_per_token=calibration.newcomer_s_per_token,
     )
 
 
@@ -237,7 +260,10 @@ def on_this_machine(model: str, parts: list[str], limit_s: float) -> list[Line]:
         if calibration is None:
             raise SystemExit(f"nothing is calibrated: add calibrate to --parts, or run twostroke calibrate {model}")
         print(f"calibrated {calibration.taken} on {calibration.num_steps} steps, off by {calibration.error:.1%}")
-        print(f"  {calibration.coefficients}, host {1e6 * calibration.host_s:.0f} us")
+        print(
+            f"  {calibration.coefficients}, host {1e6 * calibration.host_s:.0f} us, a newcomer "
+            f"{1e6 * calibration.newcomer_s:.0f} us and {1e6 * calibration.newcomer_s_per_token:.3f} us a prompt token"
+        )
         if "steps" in parts:
             with watched("steps"):
                 lines += mixed_steps(assembly, calibration)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.cli.test_cli import twostroke
 from tests.lab.conftest import SHAPE
 
+from twostroke.cli.simulate import here
 from twostroke.config import EngineConfig
 from twostroke.cost.calibration import Calibration, write_calibration
 from twostroke.cost.hardware import Ceilings
@@ -22,7 +24,14 @@ def test_calibrate_measures_shows_and_keeps(tmp_path: Path) -> None:
     arguments = ("--load", "random", "--backend", "reference", "--threads", "1", "--max-tokens-per-step", "32")
     done = twostroke("calibrate", str(tmp_path), *arguments, "--seconds", "1", TWOSTROKE_CACHE=str(tmp_path / "cache"))
     assert done.returncode == 0, done.stderr
-    for text in ("reading the weights", "x its floor", "the host, between steps", "off by", "Kept for this model"):
+    for text in (
+        "reading the weights",
+        "x its floor",
+        "the host, between steps",
+        "a newcomer",
+        "off by",
+        "Kept for this model",
+    ):
         assert text in done.stdout
     (kept,) = (tmp_path / "cache" / "calibrations").iterdir()
     assert json.loads(kept.read_text())["num_steps"] > 10
@@ -36,7 +45,10 @@ def test_a_calibration_is_what_simulate_and_plan_start_from(
     prepared = prepare(load_checkpoint(smollm2_path), EngineConfig(backend="cpu"))
     ceilings = Ceilings(50e9, 400e9, "a test")
     found = Calibration(ceilings, Coefficients(step_s=3.0), host_s=0.0, error=0.125, num_steps=9, taken="yesterday")
+    found = replace(found, newcomer_s=40.0, newcomer_s_per_token=0.25)
     write_calibration(prepared.calibration_path, found)
+    spec = here(str(smollm2_path), EngineConfig(backend="cpu")).spec
+    assert (spec.host_s, spec.newcomer_s, spec.newcomer_s_per_token) == (0.0, 40.0, 0.25)
     simulated = twostroke(
         "simulate", str(smollm2_path), "--requests", "3", "--backend", "cpu", TWOSTROKE_CACHE=str(tmp_path)
     )

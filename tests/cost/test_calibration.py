@@ -11,7 +11,16 @@ from twostroke.cost.calibration import Calibration, CalibrationKey, read_calibra
 from twostroke.cost.floor import StepWork
 from twostroke.cost.step_cost import Coefficients, StepCost
 
-FOUND = Calibration(CEILINGS, Coefficients(weights=1.25), host_s=1e-4, error=0.07, num_steps=200, taken="today")
+FOUND = Calibration(
+    CEILINGS,
+    Coefficients(weights=1.25),
+    host_s=1e-4,
+    error=0.07,
+    num_steps=200,
+    taken="today",
+    newcomer_s=4e-4,
+    newcomer_s_per_token=2e-7,
+)
 KEY = CalibrationKey("cpu", "some processor", 2, SHAPE, "0.1.0")
 
 
@@ -56,12 +65,31 @@ def test_a_damaged_file_is_as_good_as_none(tmp_path: Path, text: str) -> None:
     assert read_calibration(path) is None
 
 
-@pytest.mark.parametrize("change", [{"host_s": -1}, {"error": float("nan")}, {"num_steps": "many"}, {"ceilings": [1]}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"host_s": -1},
+        {"error": float("nan")},
+        {"num_steps": "many"},
+        {"ceilings": [1]},
+        {"newcomer_s": -1e-9},
+        {"newcomer_s_per_token": float("inf")},
+    ],
+)
 def test_unsound_numbers_are_as_good_as_none(tmp_path: Path, change: dict[str, object]) -> None:
     path = tmp_path / "one.json"
     write_calibration(path, FOUND)
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
     assert read_calibration(path) is None
+
+
+def test_what_was_kept_before_newcomers_were_measured_still_counts(tmp_path: Path) -> None:
+    path = tmp_path / "older.json"
+    write_calibration(path, FOUND)
+    fields = json.loads(path.read_text())
+    del fields["newcomer_s"], fields["newcomer_s_per_token"]
+    path.write_text(json.dumps(fields))
+    assert read_calibration(path) == replace(FOUND, newcomer_s=0.0, newcomer_s_per_token=0.0)
 
 
 def test_a_folder_that_cannot_be_written_is_an_error_of_the_system(tmp_path: Path) -> None:

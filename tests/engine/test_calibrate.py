@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import statistics
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,13 +14,19 @@ from tests.cost.test_step_cost import SHAPE as SMOLLM2_SHAPE
 from tests.lab.conftest import SHAPE
 
 from twostroke.config import EngineConfig, KVConfig
+from twostroke.core.kv_layout import KVGroup, KVLayout
 from twostroke.core.request import Request
 from twostroke.core.sampling_params import SamplingParams
+from twostroke.core.step import SampledToken, Step, StepResult
 from twostroke.cost.calibration import write_calibration
-from twostroke.cost.floor import StepWork
+from twostroke.cost.floor import StepWork, work_of
 from twostroke.cost.step_cost import Coefficients, StepCost
+from twostroke.engine import calibrate
 from twostroke.engine.build import Assembly, build
-from twostroke.engine.calibrate import Observation, Play, fit, observe_spread, spread, typical
+from twostroke.engine.calibrate import Observation, Play, Round, fit, observe_spread, spread, typical
+from twostroke.engine.engine import Engine
+from twostroke.scheduling.config import SchedulerConfig
+from twostroke.scheduling.scheduler import Scheduler
 
 TRUTH = StepCost(SMOLLM2_SHAPE, CEILINGS, Coefficients(4e-4, 1e-4, 1.1, 1.5, 2.3, 1.7, 2.2, 2.2, 5.0))
 
@@ -50,7 +57,7 @@ def observations(noise: float, seed: int) -> list[Observation]:
 
 
 def test_the_fit_recovers_known_costs_and_tells_its_error() -> None:
-    found = fit(SMOLLM2_SHAPE, CEILINGS, [observations(0.05, 1), observations(0.05, 2)])
+    found = fit(SMOLLM2_SHAPE, CEILINGS, [Round(observations(0.05, 1)), Round(observations(0.05, 2))])
     cost = found.step_cost(SMOLLM2_SHAPE)
     unseen = [
         StepWork(contexts=[900]),
@@ -66,7 +73,7 @@ def test_the_fit_recovers_known_costs_and_tells_its_error() -> None:
 
 
 def test_one_round_is_enough_to_fit() -> None:
-    found = fit(SMOLLM2_SHAPE, CEILINGS, [observations(0.0, 1)])
+    found = fit(SMOLLM2_SHAPE, CEILINGS, [Round(observations(0.0, 1))])
     assert found.error < 0.03
 
 
@@ -78,7 +85,7 @@ def test_a_moment_of_something_else_does_not_count() -> None:
     for index in generator.sample(decodes, len(decodes) // 5):
         busy[index] = replace(quiet[index], compute_s=5 * quiet[index].compute_s)
     work = StepWork(contexts=[500] * 4)
-    calm, disturbed = (fit(SMOLLM2_SHAPE, CEILINGS, [seen]).step_cost(SMOLLM2_SHAPE) for seen in (quiet, busy))
+    calm, disturbed = (fit(SMOLLM2_SHAPE, CEILINGS, [Round(seen)]).step_cost(SMOLLM2_SHAPE) for seen in (quiet, busy))
     assert disturbed.seconds(work) == pytest.approx(calm.seconds(work), rel=0.05)
 
 
@@ -89,6 +96,60 @@ def test_each_work_counts_at_the_lower_third_of_what_it_took() -> None:
     pair = Observation(StepWork(contexts=[1, 2]), 3.0, None)
     found = typical([*run, slower, pair, pair, pair, chunk])  # a run of three is too short
     assert found == [(run[2].work, 2.0), (chunk.work, 4.0)]
+
+
+class SlowToTakeIn:
+    """A device on a clock that moves when somebody waits: each newcomer costs so much before its first step begins."""
+
+    name = "virtual"
+
+    def __init__(self, newcomer_s: float, newcomer_s_per_token: float) -> None:
+        self.now_s = self._free_s = 0.0
+        self._newcomer_s, self._newcomer_s_per_token = newcomer_s, newcomer_s_per_token
+
+    def launch(self, step: Step) -> VirtualTicket:
+        newcomers_s = 0.0
+        for join in step.joins:
+            newcomers_s += self._newcomer_s + self._newcomer_s_per_token * len(join.request.prompt_token_ids)
+        seconds = TRUTH.seconds(work_of(step))
+        self._free_s = max(self.now_s + newcomers_s, self._free_s) + seconds
+        return VirtualTicket(self, step, seconds, self._free_s)
+
+    def close(self) -> None:
+        pass
+
+
+class VirtualTicket:
+    ready = False
+
+    def __init__(self, device: SlowToTakeIn, step: Step, seconds: float, ends_s: float) -> None:
+        self._device, self._step, self._seconds, self._ends_s = device, step, seconds, ends_s
+
+    def result(self) -> StepResult:
+        self._device.now_s = max(self._device.now_s, self._ends_s)
+        names = [slot.seq_id for slot in self._step.decodes]
+        names += [chunk.seq_id for chunk in self._step.prefills if chunk.samples]
+        return StepResult(self._step.step_id, dict.fromkeys(names, SampledToken(0)), compute_s=self._seconds)
+
+
+def test_what_a_newcomer_costs_beside_its_steps_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibrate, "IDLE_S", 0.0)  # nothing sleeps here
+    device = SlowToTakeIn(4e-4, 3e-7)
+    scheduler = Scheduler(SchedulerConfig(4096, 512, 16), KVLayout(16, (KVGroup((0,), None, 2000),)))
+    engine = Engine(scheduler, device, 1000, clock=lambda: device.now_s)
+    rounds = list(observe_spread(engine, 1000, 60.0))
+    found = fit(SMOLLM2_SHAPE, CEILINGS, rounds)
+    assert max(one.num_steps for one in rounds[0].newcomers) == 3  # a long prompt, read in several
+    assert found.host_s == 0.0  # steps take none of the time that this test has a clock for
+    assert found.newcomer_s == pytest.approx(4e-4, rel=1e-6)
+    assert found.newcomer_s_per_token == pytest.approx(3e-7, rel=1e-6)
+    assert found.newcomer_seconds(1000) == pytest.approx(7e-4, rel=1e-6)
+
+
+def test_short_prompts_are_read_alone_where_a_step_holds_them() -> None:
+    alone = {play.prompts[0] for play in spread(512, 64, 4096) if play.is_alone}
+    assert len([length for length in alone if 8 <= length <= 64]) >= 6
+    assert all(length <= 40 for play in spread(40, 8, 4096)[1:4] for length in play.prompts)
 
 
 @pytest.mark.parametrize(
@@ -110,16 +171,22 @@ def test_a_real_engine_is_observed_and_left_as_it_was(tmp_path: Path) -> None:
         engine = assembly.engine
         rounds = list(observe_spread(engine, SHAPE["vocab_size"], 30.0, lambda done, total: told.append((done, total))))
         assert len(rounds) == 2 and told[-1] == (len(told), len(told))
-        works = [seen.work for seen in rounds[0]]
+        works = [seen.work for seen in rounds[0].steps]
         assert any(work.chunks and len(work.contexts) for work in works)  # both phases in one step
         assert {len(work.contexts) for work in works} >= {1, 4, 8}
-        assert all(seen.compute_s > 0.0 for seen in rounds[0])
-        assert [seen.work for seen in rounds[1]][:5] == works[:5]
+        assert all(seen.compute_s > 0.0 for seen in rounds[0].steps)
+        assert [seen.work for seen in rounds[1].steps][:5] == works[:5]
         assert engine.on_step is None and not engine.busy
+        lengths = [one.prompt_tokens for one in rounds[0].newcomers]
+        assert {8, 12, 16, 24, 32, 48} <= set(lengths) and max(lengths) > 64
+        # What a request waits beside its steps is something, and less than this machine would need to be asleep.
+        beside_s = [one.beside_steps_s(0.0) for round_ in rounds for one in round_.newcomers]
+        assert 0.0 < statistics.median(beside_s) < 0.1
         found = fit(assembly.shape, CEILINGS, rounds)
-        assert found.num_steps == len(rounds[0]) + len(rounds[1])
+        assert found.newcomer_s > 0.0
+        assert found.num_steps == len(rounds[0].steps) + len(rounds[1].steps)
         short = list(observe_spread(engine, SHAPE["vocab_size"], 1e-9))
-        assert len(short) == 1 and 0 < len(short[0]) < len(rounds[0])
+        assert len(short) == 1 and 0 < len(short[0].steps) < len(rounds[0].steps)
     finally:
         assembly.engine.close()
 
@@ -131,7 +198,7 @@ def test_an_engine_starts_from_what_was_stored_and_goes_on_learning(
     first = tiny_engine(tmp_path)
     assert first.engine.step_cost is not None and first.engine.step_cost.coefficients == Coefficients()
     assert not any(note.startswith("step costs") for note in first.notes)
-    stored = replace(fit(first.shape, CEILINGS, [observations(0.0, 1)]), coefficients=Coefficients(step_s=0.01))
+    stored = replace(fit(first.shape, CEILINGS, [Round(observations(0.0, 1))]), coefficients=Coefficients(step_s=0.01))
     write_calibration(first.preparation.calibration_path, stored)
     first.engine.close()
     second = tiny_engine(tmp_path)

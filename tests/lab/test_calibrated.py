@@ -11,6 +11,7 @@ from twostroke.cost.floor import StepWork
 from twostroke.cost.step_cost import Coefficients
 from twostroke.engine.build import Assembly
 from twostroke.lab.calibrated import calibrated_prediction
+from twostroke.lab.prediction import decode_steps, prefill_steps
 
 WORKS = (StepWork(contexts=[40]), StepWork(((0, 64),), 1), StepWork(((64, 32),), 0, [100, 200]))
 
@@ -37,9 +38,18 @@ def test_one_is_taken_where_none_is_stored(tiny: Assembly) -> None:
 
 def test_a_stored_one_is_taken_as_it_is(tiny: Assembly) -> None:
     host_s = 0.5
-    stored = Calibration(tiny.ceilings(), Coefficients(), host_s, 0.07, 12, "one day")
+    stored = Calibration(
+        tiny.ceilings(), Coefficients(), host_s, 0.07, 12, "one day", newcomer_s=0.25, newcomer_s_per_token=0.001
+    )
     write_calibration(tiny.preparation.calibration_path, stored)
     prediction = calibrated_prediction(tiny, 1e9, lambda text: pytest.fail("measured although one is stored"))
     cost = stored.step_cost(tiny.shape)
     assert all(prediction.step_s(work) == cost.seconds(work) + host_s for work in WORKS)
+    # A prompt read alone in two steps came to an idle engine; a chunk beside streams did not, nor do decodes.
+    prompt = prefill_steps(100, 60)
+    steps_s = sum(map(prediction.step_s, prompt))
+    assert prediction.steps_s(prompt) == pytest.approx(steps_s + 0.25 + 0.1)
+    assert prediction.steps_s(prompt * 2) == pytest.approx(2 * (steps_s + 0.35))
+    others = [*prefill_steps(100, 60, contexts=[5]), *decode_steps(101, 3)]
+    assert prediction.steps_s(others) == pytest.approx(sum(map(prediction.step_s, others)))
     assert "12 steps, one day, off by 7.0%" in prediction.origin

@@ -143,6 +143,9 @@ def test_first_come_first_read_by_hand(tiny: Assembly) -> None:
     # then the second and 10 of the third, until 7; the third's other 20 until 9; the last comes at 20.
     prediction = replace(prediction_of(tiny, None), chunk_tokens=40, calibrated_s=lambda work: work.num_tokens / 10)
     assert first_come_first_read(prediction, [0.0, 1.0, 2.0, 20.0], 30) == [3.0, 6.0, 7.0, 3.0]
+    # The first and the last come to an idle engine, and the others wait with the first.
+    slower = replace(prediction, newcomer_s=lambda prompt_tokens: prompt_tokens / 60)
+    assert first_come_first_read(slower, [0.0, 1.0, 2.0, 20.0], 30) == [3.5, 6.5, 7.5, 3.5]
 
 
 def test_whole_numbers_between() -> None:

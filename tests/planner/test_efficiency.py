@@ -17,6 +17,7 @@ from twostroke.cost.known_shapes import KNOWN_SHAPES
 from twostroke.cost.roofline import decode_work, prefill_work
 from twostroke.planner.deployment import Deployment
 from twostroke.planner.efficiency import CPU_RECORDS, H200_RECORDS, Fitted, Floor, FloorShares, TermEfficiency, expected
+from twostroke.planner.phases import Phases
 
 RESULTS = Path(__file__).resolve().parents[2] / "bench" / "results"
 H200 = find_device("h200").ceilings("bf16")
@@ -140,6 +141,16 @@ def test_shares_of_each_phase() -> None:
 def test_a_fitted_cost_model_is_taken_at_its_word() -> None:
     fitted = Fitted("this machine", "3%", lambda work: 0.1 * len(work.contexts) + 0.001 * work.num_tokens)
     assert fitted.step_seconds(LLAMA_8B, decode_work(4, 100), H200) == pytest.approx(0.404)
+
+
+def test_what_a_prompt_takes_beside_its_steps_is_part_of_its_ttft_where_it_is_alone() -> None:
+    fitted = Fitted("this machine", "3%", lambda work: 0.001 * work.num_tokens, lambda tokens: 0.5 + 0.0001 * tokens)
+    phases = Phases(LLAMA_8B, H200, fitted)
+    assert phases.prefill_s(100, 200) == pytest.approx(0.2)
+    assert phases.ttft_alone_s(100, 200) == pytest.approx(0.2 + 0.53)  # all of the prompt is looked up
+    assert phases.loaded(300, 10, 100, 1).ttft_s == pytest.approx(0.73)
+    assert phases.loaded(300, 10, 100, 2).prefill_s == pytest.approx(0.2)  # in company it hides behind others' steps
+    assert Phases(LLAMA_8B, H200, H200_RECORDS).efficiency.newcomer_seconds(300) == 0.0  # nobody measured it there
 
 
 def test_distance_from_the_records_is_said() -> None:

@@ -153,6 +153,25 @@ def test_a_newcomer_is_looked_at_before_its_first_step_and_nobody_waits_for_it_b
     assert min(hidden.served.ttft_s) == pytest.approx(min(without.served.ttft_s) + 400e-6, abs=1e-9)
 
 
+def test_what_newcomers_cost_beside_steps_is_paid_once_a_step_that_brings_some() -> None:
+    slow = replace(SPEC, host_s=1e-4, newcomer_s=5e-4, newcomer_s_per_token=1e-6)
+    first_s = COST.seconds(StepWork(((0, 100),), 1)) + 1e-4
+    alone = simulate(slow, [TraceRequest(1.0, 100, 3)])
+    assert alone.ttft_s["p50"] == pytest.approx(first_s + 5e-4 + 100e-6)
+    assert list(alone.served.itl_s) == pytest.approx([COST.seconds(StepWork(contexts=[n])) + 1e-4 for n in (101, 102)])
+    # Three at the same moment share a step, and what it takes to wake the engine; each has its own tokens.
+    crowd = simulate(slow, [TraceRequest(1.0, 100, 1)] * 3)
+    crowd_s = COST.seconds(StepWork(((0, 100),) * 3, 3)) + 1e-4
+    assert list(crowd.served.ttft_s) == pytest.approx([crowd_s + 5e-4 + 300e-6] * 3)
+    # Long after, the engine is idle again, and it is paid again.
+    again = simulate(slow, [TraceRequest(1.0, 100, 1), TraceRequest(9.0, 100, 1)])
+    assert list(again.served.ttft_s) == pytest.approx([first_s + 5e-4 + 100e-6] * 2)
+    # One that comes while a longer step is in flight waits for what the first one paid, and for nothing of its own.
+    later = [TraceRequest(1.0, 400, 50), TraceRequest(1.003, 100, 2)]
+    hidden, free = (min(simulate(spec, later).served.ttft_s) for spec in (slow, replace(SPEC, host_s=1e-4)))
+    assert hidden == pytest.approx(free + 5e-4 + 400e-6, abs=1e-9)
+
+
 def test_a_shared_prefix_is_read_once() -> None:
     alone = [TraceRequest(float(second), 640, 2) for second in range(10)]
     shared = [replace(request, prefix="system", prefix_tokens=608) for request in alone]

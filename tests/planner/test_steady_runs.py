@@ -44,6 +44,7 @@ def specs(draw: st.DrawFn) -> ReplicaSpec:
         ),
         KVLayout(draw(st.sampled_from([7, 16])), tuple(KVGroup((0,), window, num_blocks) for window in windows)),
         host_s=draw(st.sampled_from([0.0, 3e-4])),
+        newcomer_s=draw(st.sampled_from([0.0, 7e-4])),
         newcomer_s_per_token=draw(st.sampled_from([0.0, 1e-5])),
         itl_target_s=draw(st.sampled_from([None, 0.02])),
         run_ahead=draw(st.booleans()),

@@ -105,6 +105,8 @@ def _show(console: Console, assembly: Assembly, found: Calibration) -> None:
         value = getattr(found.coefficients, name)
         table.add_row(title, units.seconds(value) if name.endswith("_s") else f"{value:.2f} x its floor")
     table.add_row("the host, between steps", units.seconds(found.host_s))
+    table.add_row("a newcomer, beside its steps", units.seconds(found.newcomer_s))
+    table.add_row("and each 1,000 tokens of its prompt", units.seconds(1000 * found.newcomer_s_per_token))
     console.print(table)
     console.print(
         f"{assembly.checkpoint.name} on {assembly.backend_name}: predictions of {found.num_steps} steps are off by "

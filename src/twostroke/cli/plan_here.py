@@ -79,7 +79,8 @@ def _fitted(checkpoint: Checkpoint, deployment: Deployment) -> Fitted | None:
     if own is None:
         source += f" with {calibration.model}"
         error = f"unknown: {checkpoint.name} was not measured here; of {calibration.model}, {error}"
-    return Fitted(f"{source}, {calibration.taken}", error, calibration.step_cost(deployment.shape).seconds)
+    seconds = calibration.step_cost(deployment.shape).seconds
+    return Fitted(f"{source}, {calibration.taken}", error, seconds, calibration.newcomer_seconds)
 
 
 def weightless(planned: PlannedModel) -> Checkpoint:

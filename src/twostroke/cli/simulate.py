@@ -199,10 +199,10 @@ def here(model: str, config: EngineConfig) -> Simulated:
         raise ModelError(f"{error}; its shape is known: --on DEVICE (h200, ...) simulates it without weights") from None
     calibration = prepared.calibration()
     if calibration is None:
-        cost, host_s = StepCost(prepared.shape, prepared.ceilings()), 0.0
+        cost = StepCost(prepared.shape, prepared.ceilings())
         source = f"typical efficiencies, error unknown: run `twostroke calibrate {model}` first for measured ones"
     else:
-        cost, host_s = calibration.step_cost(prepared.shape), calibration.host_s
+        cost = calibration.step_cost(prepared.shape)
         source = f"calibrated {calibration.taken}, steps off by {calibration.error:.1%} on average"
     itl_target_ms = prepared.resolved.sizes.itl_target_ms
     spec = ReplicaSpec(
@@ -211,7 +211,9 @@ def here(model: str, config: EngineConfig) -> Simulated:
         cost.ceilings,
         prepared.scheduler_config,
         prepared.resolved.layout,
-        host_s=host_s,
+        host_s=0.0 if calibration is None else calibration.host_s,
+        newcomer_s=0.0 if calibration is None else calibration.newcomer_s,
+        newcomer_s_per_token=0.0 if calibration is None else calibration.newcomer_s_per_token,
         itl_target_s=None if itl_target_ms is None else itl_target_ms / 1e3,
     )
     return Simulated(spec, f"{model} on {prepared.factory.name} ({prepared.device})", source)

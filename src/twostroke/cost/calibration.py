@@ -56,14 +56,22 @@ class Calibration:
     machine: str = ""
     """Backend, device, threads and version, in a line; empty: kept before that was."""
     model: str = ""
+    newcomer_s: float = 0.0
+    """What a request that comes to an idle engine waits for its first token beside its steps and the host between them;
+    0 in files that were kept before it was measured."""
+    newcomer_s_per_token: float = 0.0
+    """And for each token of its prompt."""
 
     def __post_init__(self) -> None:
-        for name in ("host_s", "error"):
+        for name in ("host_s", "error", "newcomer_s", "newcomer_s_per_token"):
             if not 0.0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be finite and not negative, not {getattr(self, name)!r}")
 
     def step_cost(self, shape: ModelShape) -> StepCost:
         return StepCost(shape, self.ceilings, self.coefficients, self.error)
+
+    def newcomer_seconds(self, prompt_tokens: int) -> float:
+        return self.newcomer_s + prompt_tokens * self.newcomer_s_per_token
 
 
 def read_calibration(path: Path) -> Calibration | None:
@@ -78,6 +86,8 @@ def read_calibration(path: Path) -> Calibration | None:
             taken=str(fields["taken"]),
             machine=str(fields.get("machine", "")),
             model=str(fields.get("model", "")),
+            newcomer_s=float(fields.get("newcomer_s", 0.0)),
+            newcomer_s_per_token=float(fields.get("newcomer_s_per_token", 0.0)),
         )
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None

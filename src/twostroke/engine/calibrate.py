@@ -1,6 +1,6 @@
 """Measuring what steps cost: a spread of real steps through an engine (prompts short and long, few and many streams,
-both at once), as much of it as the time allows, fitted. The spread is played twice: the second round tells how far off
-the first round's fit is. Stores nothing."""
+both at once), as much of it as the time allows, fitted; and what a request costs beside its steps. The spread is
+played twice: the second round tells how far off the first round's fit is. Stores nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import groupby
 from math import inf
@@ -18,10 +18,12 @@ from twostroke.core.events import TokenEvent
 from twostroke.core.request import Request
 from twostroke.core.sampling_params import SamplingParams
 from twostroke.core.step import Step, StepResult
+from twostroke.core.timing import SequenceTiming
 from twostroke.cost.calibration import Calibration
 from twostroke.cost.floor import StepWork, work_of
 from twostroke.cost.hardware import Ceilings
 from twostroke.cost.model_shape import ModelShape
+from twostroke.cost.newcomer import Newcomer, fit_newcomers
 from twostroke.cost.step_cost import StepCost
 from twostroke.engine.engine import Engine
 
@@ -31,6 +33,12 @@ PASSES = 8
 """How often the fit sees each measured step: it moves a little at a time."""
 SHORTEST_RUN = 4
 """Of decode steps of one kind, for them to count."""
+SHORT_PROMPTS = (8, 12, 16, 24, 32, 48, 64) * 2
+"""Read alone: much of what users type is so short, and matrix products of few rows go by smaller tiles. Twice a round:
+the lower third of two measurements would be the lesser one, and lean low."""
+IDLE_S = 0.02
+"""How long an engine rests before a prompt that comes alone: in service it has rested too, or others would be beside
+it, and threads and caches that have slept cost the first step something."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +49,10 @@ class Play:
     out_len: int
     late_prompt: int | None = None
 
+    @property
+    def is_alone(self) -> bool:
+        return len(self.prompts) == 1 and self.late_prompt is None
+
 
 @dataclass(frozen=True, slots=True)
 class Observation:
@@ -50,6 +62,14 @@ class Observation:
     """From the end of the step before to this one's start; None: there was none right before."""
 
 
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What a round of the spread showed."""
+
+    steps: list[Observation] = field(default_factory=list)
+    newcomers: list[Newcomer] = field(default_factory=list)
+
+
 def spread(step_tokens: int, max_running: int, max_context: int) -> list[Play]:
     """From cheap to dear, so that a slow model has seen the cheap ones of every kind when its time is up. Answers are
     long enough that most of their steps follow others of their kind, as in service, and not a prompt."""
@@ -57,6 +77,7 @@ def spread(step_tokens: int, max_running: int, max_context: int) -> list[Play]:
     longest = max_context - 64
     plays = [
         Play((16,), 40),
+        *(Play((length,), 3) for length in SHORT_PROMPTS if length < step_tokens),
         Play((step_tokens // 12,), 6),
         Play((step_tokens // 6,), 6),
         Play((step_tokens // 4,), 40),
@@ -93,9 +114,11 @@ class _Player:
         self._vocab_size = vocab_size
         self._num_requests = 0
         self._ended_s: float | None = None
-        self.observations: list[Observation] = []
+        self.seen = Round()
 
     def play(self, play: Play) -> None:
+        if play.is_alone:
+            time.sleep(IDLE_S)
         for length in play.prompts:
             self._add(length, play.out_len)
         num_tokens, late = 0, play.late_prompt
@@ -106,6 +129,8 @@ class _Player:
                     num_tokens += len(event.token_ids)
                     if event.error is not None:
                         raise BackendError(event.error)
+                    if play.is_alone and event.timing is not None:
+                        self._note_newcomer(event.timing)
             if late is not None and num_tokens > 3 * len(play.prompts):
                 self._add(late, 3)
                 late = None
@@ -120,12 +145,18 @@ class _Player:
         now_s, before_s = time.perf_counter(), self._ended_s
         self._ended_s = now_s
         host_s = None if before_s is None else max(0.0, now_s - before_s - result.compute_s)
-        self.observations.append(Observation(work_of(step), result.compute_s, host_s))
+        self.seen.steps.append(Observation(work_of(step), result.compute_s, host_s))
+
+    def _note_newcomer(self, timing: SequenceTiming) -> None:
+        if timing.ttft_s is not None and not timing.preemptions:
+            self.seen.newcomers.append(
+                Newcomer(timing.prompt_tokens, timing.ttft_s, timing.prefill_compute_s, timing.prefill_chunks)
+            )
 
 
 def observe_spread(
     engine: Engine, vocab_size: int, limit_s: float, progress: Callable[[int, int], None] | None = None
-) -> Iterator[list[Observation]]:
+) -> Iterator[Round]:
     """Rounds of the spread, each as far as the time goes: the first always gives something, the second may be missing.
     `progress` is told how many plays are done, of how many."""
     config, pool_tokens = engine.scheduler.config, engine.scheduler.ledger.max_total_tokens
@@ -133,44 +164,49 @@ def observe_spread(
     plays = spread(config.max_tokens_per_step, config.running_limit, max_context)
     player, before = _Player(engine, vocab_size), engine.on_step
     player.play(plays[0])  # what only the very first steps pay for is not theirs to tell
+    player.seen = Round()
     engine.on_step = player.note
     started_s, done = time.perf_counter(), 0
     try:
         for last_round in (False, True):
             for play in plays:
-                if player.observations and time.perf_counter() - started_s > limit_s:
+                if player.seen.steps and time.perf_counter() - started_s > limit_s:
                     break
                 player.play(play)
                 done += 1
                 if progress is not None:
                     progress(done, 2 * len(plays))
-            observations, player.observations = player.observations, []
-            if observations:
-                yield observations
+            seen, player.seen = player.seen, Round()
+            if seen.steps:
+                yield seen
             if last_round or time.perf_counter() - started_s > limit_s:
                 return
     finally:
         engine.on_step = before
 
 
-def fit(shape: ModelShape, ceilings: Ceilings, rounds: list[list[Observation]]) -> Calibration:
-    """What one or two rounds of observations tell."""
+def fit(shape: ModelShape, ceilings: Ceilings, rounds: list[Round]) -> Calibration:
+    """What one or two rounds tell."""
     cost = StepCost(shape, ceilings)
-    _teach(cost, rounds[0])
-    unseen = rounds[1] if len(rounds) > 1 else rounds[0]
+    _teach(cost, rounds[0].steps)
+    unseen = rounds[-1].steps
     misses = [abs(cost.seconds(seen.work) / seen.compute_s - 1.0) for seen in unseen if seen.compute_s > 0.0]
-    everything = [seen for round_ in rounds for seen in round_]
+    everything = [seen for round_ in rounds for seen in round_.steps]
     if len(rounds) > 1:
         cost = StepCost(shape, ceilings)
         _teach(cost, everything)
-    host_s = [seen.host_s for seen in everything if seen.host_s is not None]
+    between_s = [seen.host_s for seen in everything if seen.host_s is not None]
+    host_s = statistics.median(between_s) if between_s else 0.0
+    newcomer_s, newcomer_s_per_token = fit_newcomers([seen for round_ in rounds for seen in round_.newcomers], host_s)
     return Calibration(
         ceilings=ceilings,
         coefficients=cost.coefficients,
-        host_s=statistics.median(host_s) if host_s else 0.0,
+        host_s=host_s,
         error=statistics.fmean(misses) if misses else inf,
         num_steps=len(everything),
         taken=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        newcomer_s=newcomer_s,
+        newcomer_s_per_token=newcomer_s_per_token,
     )
 
 

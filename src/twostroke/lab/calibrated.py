@@ -23,10 +23,12 @@ def calibrated_prediction(assembly: Assembly, limit_s: float, say: Callable[[str
     if calibration is None:
         return Prediction(assembly.shape, ceilings, chunk_tokens)
     cost, host_s = calibration.step_cost(assembly.shape), calibration.host_s
+    origin += f": {calibration.num_steps} steps, {calibration.taken}, off by {calibration.error:.1%} on average"
     return Prediction(
         assembly.shape,
         ceilings,
         chunk_tokens,
         lambda work: cost.seconds(work) + host_s,
-        f"{origin}: {calibration.num_steps} steps, {calibration.taken}, off by {calibration.error:.1%} on average",
+        newcomer_s=calibration.newcomer_seconds,
+        origin=origin,
     )

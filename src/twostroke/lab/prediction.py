@@ -19,6 +19,8 @@ class Prediction:
     """The most prompt tokens that one step takes."""
     calibrated_s: Callable[[StepWork], float] | None = None
     """Seconds of a step by the calibrated cost model; None: there is no calibration."""
+    newcomer_s: Callable[[int], float] = lambda prompt_tokens: 0.0
+    """What a prompt of so many tokens costs beside its steps, where it comes to an idle engine."""
     origin: str = "nothing was calibrated"
     """Of the calibration."""
 
@@ -38,7 +40,13 @@ class Prediction:
         return self.floor_s(work) if self.calibrated_s is None else self.calibrated_s(work)
 
     def steps_s(self, works: Iterable[StepWork]) -> float:
-        return sum(map(self.step_s, works))
+        """Of whole requests: a prompt that is read alone came to an idle engine, which took it in first."""
+        seconds = 0.0
+        for work in works:
+            seconds += self.step_s(work)
+            if work.num_sampling_chunks and not work.contexts:
+                seconds += self.newcomer_s(sum(map(sum, work.chunks)))
+        return seconds
 
     def floors_s(self, works: Iterable[StepWork]) -> float:
         return sum(map(self.floor_s, works))

@@ -23,6 +23,9 @@ class Efficiency(Protocol):
 
     def step_seconds(self, shape: ModelShape, work: StepWork, ceilings: Ceilings) -> float: ...
 
+    def newcomer_seconds(self, prompt_tokens: int) -> float:
+        """What a prompt takes beside its steps where nobody else is served, if that was measured; else 0."""
+
 
 @dataclass(frozen=True, slots=True)
 class Floor:
@@ -33,6 +36,9 @@ class Floor:
 
     def step_seconds(self, shape: ModelShape, work: StepWork, ceilings: Ceilings) -> float:
         return step_floor_s(shape, work, ceilings)
+
+    def newcomer_seconds(self, prompt_tokens: int) -> float:
+        return 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +93,9 @@ class TermEfficiency:
         seconds += read / (bandwidth * self.kv_reads) + num_layers * self.layer_s
         return max(seconds, num_layers * self.chunk_layer_s) if work.chunks else seconds
 
+    def newcomer_seconds(self, prompt_tokens: int) -> float:
+        return 0.0
+
 
 @dataclass(frozen=True, slots=True)
 class FloorShares:
@@ -104,6 +113,9 @@ class FloorShares:
             step_floor_s(shape, prefill, ceilings) / self.prefill + step_floor_s(shape, decode, ceilings) / self.decode
         )
 
+    def newcomer_seconds(self, prompt_tokens: int) -> float:
+        return 0.0
+
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
@@ -112,9 +124,14 @@ class Fitted:
     source: str
     error: str
     seconds: Callable[[StepWork], float]
+    newcomer: Callable[[int], float] = lambda prompt_tokens: 0.0
+    """Of the tokens of a prompt: what it takes beside its steps."""
 
     def step_seconds(self, shape: ModelShape, work: StepWork, ceilings: Ceilings) -> float:
         return self.seconds(work)
+
+    def newcomer_seconds(self, prompt_tokens: int) -> float:
+        return self.newcomer(prompt_tokens)
 
 
 H200_RECORDS = TermEfficiency(

@@ -210,7 +210,7 @@ def _alone(lengths: RequestLengths, floor: Phases, real: Phases) -> Alone:
     def both(value: str) -> Seconds:
         found = []
         for phases in (floor, real):
-            ttft_s = phases.prefill_s(lengths.cached_tokens, lengths.input_tokens - lengths.cached_tokens)
+            ttft_s = phases.ttft_alone_s(lengths.cached_tokens, lengths.input_tokens - lengths.cached_tokens)
             tpot_s = phases.tpot_s(lengths.input_tokens, lengths.output_tokens, 1)
             found.append({"ttft": ttft_s, "tpot": tpot_s}.get(value, ttft_s + (lengths.output_tokens - 1) * tpot_s))
         return Seconds(found[0], found[1])

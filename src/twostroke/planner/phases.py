@@ -72,6 +72,10 @@ class Phases:
         seconds = self._chunks_s(start, num_tokens)
         return (sum(seconds) + (self.stages - 1) * max(seconds, default=0.0)) / self.stages
 
+    def ttft_alone_s(self, cached_tokens: int, num_tokens: int) -> float:
+        """The same, and what a request takes beside its steps where it is the only one."""
+        return self.prefill_s(cached_tokens, num_tokens) + self.efficiency.newcomer_seconds(cached_tokens + num_tokens)
+
     def tpot_s(self, input_tokens: int, output_tokens: int, batch: int) -> float:
         """The mean over an answer's tokens after the first, in a batch of streams that are as far as it is."""
         first, last = input_tokens + 1, input_tokens + max(2, output_tokens) - 1
@@ -88,7 +92,8 @@ class Phases:
         the whole model; but there are so many of them."""
         a_lane = -(-users // self.lanes)
         slowest = self.unevenness if users >= self.lanes else 1.0
-        passing_s = self.prefill_s(cached_tokens, input_tokens - cached_tokens)
+        read = self.ttft_alone_s if users == 1 else self.prefill_s
+        passing_s = read(cached_tokens, input_tokens - cached_tokens)
         prefill_s = slowest * sum(self._chunks_s(cached_tokens, input_tokens - cached_tokens))
         step_s = slowest * self.tpot_s(input_tokens, output_tokens, a_lane)
         steps = max(1, output_tokens - 1)

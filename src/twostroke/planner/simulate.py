@@ -52,9 +52,12 @@ class ReplicaSpec:
     layout: KVLayout
     host_s: float = 0.0
     """What the host adds to a step, where steps follow each other."""
+    newcomer_s: float = 0.0
+    """What newcomers wait for beside steps, from being taken in to the hand-over of the first token: once a step that
+    brings some, however many, for most of it is waking an idle engine. Hidden behind the step in flight, if there is
+    one."""
     newcomer_s_per_token: float = 0.0
-    """What it takes to check a prompt and to look it up before its first step is launched: hidden behind the step in
-    flight, if there is one."""
+    """And for each token of their prompts, which are checked and looked up; hidden likewise."""
     itl_target_s: float | None = None
     run_ahead: bool = True
 
@@ -73,7 +76,7 @@ class Replica:
         self.scheduler = Scheduler(spec.scheduler, spec.layout, ledger=ledger, pace=pace)
         self._step_seconds = spec.step_seconds
         self._host_s = spec.host_s
-        self._newcomer_s_per_token = spec.newcomer_s_per_token
+        self._newcomer_s, self._newcomer_s_per_token = spec.newcomer_s, spec.newcomer_s_per_token
         self._max_in_flight = 2 if spec.run_ahead else 1
         self._in_flight: deque[tuple[Step | None, float, float]] = deque()  # with its seconds, and when it ends
         self._step_by_step = step_by_step
@@ -118,7 +121,11 @@ class Replica:
             step = self.scheduler.schedule(self.now_s)
             if step is None:
                 break
-            self._launch(step, work_of(step), sum(len(join.request.prompt_token_ids) for join in step.joins))
+            newcomers_s = 0.0
+            if step.joins:
+                num_tokens = sum(len(join.request.prompt_token_ids) for join in step.joins)
+                newcomers_s = self._newcomer_s + num_tokens * self._newcomer_s_per_token
+            self._launch(step, work_of(step), newcomers_s)
         if not self._in_flight:
             raise RuntimeError("the scheduler has work and nothing to launch")
         step, seconds, ends_s = self._in_flight.popleft()
@@ -164,10 +171,9 @@ class Replica:
         ended, self._ended = self._ended, []
         return ended
 
-    def _launch(self, step: Step | None, work: StepWork, newcomer_tokens: int = 0) -> None:
+    def _launch(self, step: Step | None, work: StepWork, newcomers_s: float = 0.0) -> None:
         seconds = self._step_seconds(work)
-        chosen_s = self.now_s + newcomer_tokens * self._newcomer_s_per_token
-        self._device_free_s = max(chosen_s, self._device_free_s) + self._host_s + seconds
+        self._device_free_s = max(self.now_s + newcomers_s, self._device_free_s) + self._host_s + seconds
         self._in_flight.append((step, seconds, self._device_free_s))
         self.busy_s += seconds
         self.num_steps += 1

@@ -69,7 +69,7 @@ def _series(prediction: Prediction, tone: Tone, label: str, points: list[_Point]
     names = tuple(count(point.number) for point in points)
     made = [Series(tone, Mark.MEASURED, x, tuple(point.attained / 1e9 for point in points), label, names=names)]
     if prediction.is_calibrated:
-        line = tuple(2 * point.multiply_adds / prediction.step_s(point.work) / 1e9 for point in points)
+        line = tuple(2 * point.multiply_adds / prediction.steps_s([point.work]) / 1e9 for point in points)
         made.append(Series(tone, Mark.PREDICTED, x, line))
     return made
 

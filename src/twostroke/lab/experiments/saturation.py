@@ -3,6 +3,7 @@ TTFT includes queueing, and KV occupancy alone is a wrong signal to scale by."""
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 import time
@@ -89,10 +90,11 @@ def _play_once(apparatus: Apparatus, prompt_len: int, num_requests: int, mean_ga
 
 def first_come_first_read(prediction: Prediction, arrivals_s: Sequence[float], prompt_len: int) -> list[float]:
     """The TTFT of each prompt where steps follow each other, each with as much of the oldest prompts as it takes."""
-    left, first, now_s = [prompt_len] * len(arrivals_s), 0, 0.0
+    left, first, now_s = [prompt_len] * len(arrivals_s), 0, -math.inf
     ttfts: list[float] = []
     while first < len(left):
-        now_s = max(now_s, arrivals_s[first])
+        if now_s < arrivals_s[first]:  # the engine is idle
+            now_s = arrivals_s[first] + prediction.newcomer_s(prompt_len)
         chunks, room, at = [], prediction.chunk_tokens, first
         while at < len(left) and arrivals_s[at] <= now_s and room:
             num_tokens = min(left[at], room)
