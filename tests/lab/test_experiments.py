@@ -14,11 +14,11 @@ from twostroke.engine.build import Assembly
 from twostroke.lab.apparatus import Apparatus, Effort
 from twostroke.lab.chart import Mark
 from twostroke.lab.experiments import EXPERIMENTS, choose, kv_cache, kv_memory, prefix_cache
-from twostroke.lab.experiments.experiment import between
+from twostroke.lab.experiments.experiment import Experiment, Say, between
 from twostroke.lab.experiments.saturation import first_come_first_read
 from twostroke.lab.finding import Finding, from_record, to_record
 from twostroke.lab.prediction import Prediction, prefill_steps
-from twostroke.lab.run import run_experiments
+from twostroke.lab.run import INTERRUPTED, run_experiments
 
 HASTE = Effort(is_quick=True, repetitions=2, point_s=2.0)
 
@@ -158,3 +158,17 @@ def test_experiments_are_chosen_by_name_in_the_reports_order() -> None:
     assert len(choose(None)) == len(EXPERIMENTS) == 10
     with pytest.raises(BadRequestError, match="the experiments are: prefill-length"):
         choose("prefil")
+
+
+def test_what_was_found_before_an_interrupt_is_kept(tiny: Assembly) -> None:
+    def interrupted(apparatus: Apparatus, say: Say) -> Finding:
+        raise KeyboardInterrupt
+
+    [memory] = choose("kv-memory")
+    stopped = Experiment("stopped", "Stopped", "?", interrupted)
+    prediction = prediction_of(tiny, 2.0)
+    found = run_experiments(tiny, prediction, [memory, stopped, memory], HASTE, lambda done, text: None)
+    assert [finding.name for finding in found] == ["kv-memory", "stopped", "kv-memory"]
+    assert [finding.skipped for finding in found] == [None, INTERRUPTED, INTERRUPTED]
+    with pytest.raises(KeyboardInterrupt):
+        run_experiments(tiny, prediction, [stopped, memory], HASTE, lambda done, text: None)

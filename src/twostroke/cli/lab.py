@@ -97,10 +97,12 @@ def lab(
     chunk-size       a long prompt among streams: their gaps, its first token
     saturation       too many prompts: the queue grows while KV stays empty
 
-    Keep the machine quiet meanwhile. Prompts are random and seeded, output lengths exact. Needs the extra [lab].
+    Keep the machine quiet meanwhile: without --quick it takes a quarter of an hour on two cores. Ctrl-C ends it and
+    shows what was found so far. Prompts are random and seeded, output lengths exact. Needs the extra [lab].
     """
     from twostroke.lab.draw import check_available
     from twostroke.lab.experiments import choose
+    from twostroke.lab.run import INTERRUPTED
 
     notes = Console(stderr=True)
     check_available()
@@ -130,6 +132,8 @@ def lab(
         record = _measure(model, dataclasses.replace(config, max_running=MAX_AT_ONCE), only, effort, notes, verbose)
         _write(notes, page.with_suffix(".json"), json.dumps(record, indent=1) + "\n")
     _show(record, page, plots, only, notes)
+    if model is not None and any(finding["skipped"] == INTERRUPTED for finding in record["findings"]):
+        raise typer.Exit(130)
 
 
 def _effort(quick: bool, calibration_s: float | None) -> Effort:

@@ -16,6 +16,7 @@ from twostroke.lab.prediction import Prediction
 from twostroke.lab.record import engine_record, environment
 
 SCHEMA = "twostroke-lab-1"
+INTERRUPTED = "interrupted before it was done"
 Progress = Callable[[int, str], None]
 """Told how many experiments are done, and what comes next."""
 
@@ -23,6 +24,7 @@ Progress = Callable[[int, str], None]
 def run_experiments(
     assembly: Assembly, prediction: Prediction, experiments: Sequence[Experiment], effort: Effort, progress: Progress
 ) -> list[Finding]:
+    """Ctrl-C ends the measuring and keeps what was found, if anything was."""
     apparatus = Apparatus(assembly, prediction, effort)
     progress(0, "warming up")
     apparatus.warm_up()
@@ -38,17 +40,19 @@ def run_experiments(
             found = experiment.measure(apparatus, say)
         except TwostrokeError as error:
             found = Finding(skipped=str(error))
-        findings.append(
-            replace(
-                found,
-                name=experiment.name,
-                title=experiment.title,
-                question=experiment.question,
-                duration_s=time.perf_counter() - started_s,
-            )
-        )
+        except KeyboardInterrupt:
+            if not findings:
+                raise
+            left = (_of(experiment, Finding(skipped=INTERRUPTED), 0.0) for experiment in experiments[number:])
+            return [*findings, *left]
+        findings.append(_of(experiment, found, time.perf_counter() - started_s))
     progress(len(experiments), "done")
     return findings
+
+
+def _of(experiment: Experiment, found: Finding, duration_s: float) -> Finding:
+    names = {"name": experiment.name, "title": experiment.title, "question": experiment.question}
+    return replace(found, **names, duration_s=duration_s)
 
 
 def lab_record(
