@@ -51,8 +51,8 @@ def run_experiments(
 
 
 def _of(experiment: Experiment, found: Finding, duration_s: float) -> Finding:
-    names = {"name": experiment.name, "title": experiment.title, "question": experiment.question}
-    return replace(found, **names, duration_s=duration_s)
+    name, title, question = experiment.name, experiment.title, experiment.question
+    return replace(found, name=name, title=title, question=question, duration_s=duration_s)
 
 
 def lab_record(
