@@ -13,7 +13,7 @@ from enum import IntEnum
 import numpy as np
 
 from twostroke.backends.cpu import isa as instruction_sets
-from twostroke.backends.cpu.arguments import GatedField, MatmulField, NormField, StepField, TileKind
+from twostroke.backends.cpu.arguments import MOST_LACKING_ROWS, GatedField, MatmulField, NormField, StepField, TileKind
 from twostroke.backends.cpu.compile import NativeCode, load_or_compile
 from twostroke.backends.cpu.kernels.build import module_text
 from twostroke.backends.cpu.kernels.matmul import gated_name, matmul_name
@@ -64,7 +64,8 @@ def rate(code: NativeCode, product: Product, rows: int, peaks: float, seconds: f
     """Multiply-adds a second; the call from Python, some microseconds, counts too."""
     matrix = random_matrix(product)
     operand, target = Operand(rows, product.depth), Operand(rows, product.outputs // 2)
-    inputs, output = random_inputs(rows, product.depth, peaks), float_zeros(rows, product.outputs)
+    inputs = random_inputs(rows, product.depth, peaks)
+    output = float_zeros(rows + MOST_LACKING_ROWS, product.outputs)
     read = operand.fields(floats=False, quantised=True)
     prepare: dict[IntEnum, int] = {
         NormField.INPUT: address_of(inputs),

@@ -29,6 +29,16 @@ def test_only_pieces_of_equal_cost_are_dealt_in_runs(
     assert attends_by_rows(make_batch(segments, num_decodes, np.zeros((len(segments), 80), np.int32))) is by_rows
 
 
+@pytest.mark.parametrize(
+    ("tokens", "counts"), [(32, [16, 16]), (31, [16, 15]), (29, [16, 13]), (45, [24, 21]), (33, [18, 15])]
+)
+def test_tiles_dealt_in_runs_are_nearly_as_large_as_each_other(tokens: int, counts: list[int]) -> None:
+    case = CASES["three"]
+    batch = make_batch([(1024, tokens)], 0, np.zeros((1, 80), dtype=np.int32))
+    blocks = AttentionWork(case.shape, case.kv_heads, accumulators=24, threads=2).blocks(batch)
+    assert list(blocks[:, QueryBlockField.COUNT]) == counts
+
+
 def test_the_work_list_of_split_decodes() -> None:
     case = CASES["three"]
     batch = make_batch([(530, 1), (255, 1), (256, 1), (0, 5)], 3, np.zeros((4, 40), dtype=np.int32))

@@ -12,7 +12,15 @@ from tests.backends.cpu.random_weights import random_tensor
 from tests.backends.cpu.unpacking import from_bf16, middles, to_bf16, unpack
 
 from twostroke.backends.cpu import isa as instruction_sets
-from twostroke.backends.cpu.arguments import START_MIDDLE, GatedField, MatmulField, NormField, StepField, TileKind
+from twostroke.backends.cpu.arguments import (
+    MOST_LACKING_ROWS,
+    START_MIDDLE,
+    GatedField,
+    MatmulField,
+    NormField,
+    StepField,
+    TileKind,
+)
 from twostroke.backends.cpu.kernels.matmul import gated_name, matmul_name
 from twostroke.backends.cpu.kernels.operation import FEW_ROWS
 from twostroke.backends.cpu.memory import Arena, address_of, float_zeros, padded
@@ -87,7 +95,9 @@ def product(
     depth, width = depth or depth_of(kind), padded(outputs, 32)
     matrix = packed(kind, outputs, depth)
     inputs, operand = random_inputs(rows, depth), Operand(rows, depth)
-    output, bias_values = float_zeros(rows, width), float_zeros(width)
+    written, bias_values = float_zeros(rows + MOST_LACKING_ROWS, width), float_zeros(width)
+    written[:] = np.nan  # what lies in rows that are not there does not matter
+    output = written[:rows]
     output[:] = held = rng.standard_normal((rows, width)).astype(np.float32)
     bias_values[:] = rng.standard_normal(width)
     multiply: dict[IntEnum, int] = {
@@ -139,7 +149,7 @@ def test_rows_that_are_kept_apart(rows: int) -> None:
 @pytest.mark.parametrize("threads", [2, 3, 7])
 def test_any_number_of_threads_shares_the_work(outputs: int, threads: int) -> None:
     name = instruction_set_names()[0]
-    for rows in (1, 9, 16 * threads):
+    for rows in (1, 9, 16 * threads - 4, 16 * threads - 1, 16 * threads):
         alone, expected = product(name, TileKind.Q4_1, rows, outputs=outputs)
         shared, _ = product(name, TileKind.Q4_1, rows, outputs=outputs, threads=threads)
         assert_near(alone, expected)
@@ -188,7 +198,7 @@ def test_a_row_has_the_same_bits_in_any_company(isa_name: str, kind: TileKind) -
     """Tiles of every height and panels that were opened: the same operations in the same order."""
     inputs = random_inputs(MANY, depth_of(kind))
     whole, _ = gated(isa_name, kind, inputs)
-    for first, last in ((0, 1), (0, 3), (3, 34)):
+    for first, last in ((0, 1), (0, 3), (3, 34), (40, 53)):
         part = float_zeros(last - first, inputs.shape[1])
         part[:] = inputs[first:last]
         assert np.array_equal(gated(isa_name, kind, part)[0].floats, whole.floats[first:last])

@@ -75,7 +75,10 @@ def test_steps_one_after_the_other(threads: int) -> None:
     ("threads", "rows", "stay"),
     [
         (2, 32, True),
-        (2, 31, False),  # tiles of 16, 8, 4, 2 and 1: a thread would have more of them than the other
+        (2, 31, True),
+        (2, 29, True),
+        (2, 28, False),  # tiles of 16, 8 and 4: a thread would have more of them than the other
+        (2, 33, False),
         (2, 48, False),
         (2, 64, True),
         (2, 16, False),

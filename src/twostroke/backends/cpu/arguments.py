@@ -33,8 +33,9 @@ class TileKind(Enum):
 
 
 TILE_OUTPUTS = 16
-ROW_MULTIPLE = 4
-"""Tiles compute rows in fours at most: buffers of rows have room for a multiple of this."""
+MOST_LACKING_ROWS = 3
+"""The tallest tile may be used where so many of its rows are not there: smaller ones would take longer for the others.
+Buffers that products read or write have room for that many more rows."""
 PANEL_OUTPUTS = 32
 """Packed matrices are padded to this many outputs, so that tiles may take two columns at a time."""
 

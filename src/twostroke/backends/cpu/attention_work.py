@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twostroke.backends.cpu.arguments import QueryBlockField
-from twostroke.backends.cpu.memory import float_zeros, zeros
+from twostroke.backends.cpu.memory import float_zeros, padded, zeros
 from twostroke.backends.cpu.shape import SPAN, KernelShape
 from twostroke.backends.host.batch import Batch
 
@@ -59,9 +59,10 @@ class AttentionWork:
         return np.concatenate([singles, prefill_blocks(batch, chunks, tile)])
 
     def _tile_for(self, num_tokens: int) -> int:
-        """As large a tile as still leaves every thread several pieces."""
-        fair = num_tokens * self._head_groups // (_TILES_A_THREAD * self._threads)
-        return max(self._together, min(self._tile, fair // self._together * self._together))
+        """As large a tile as still leaves every thread several pieces. A little more rather than less, which would
+        leave a small piece over: those dealt in runs must cost nearly the same."""
+        fair = -(-num_tokens * self._head_groups // (_TILES_A_THREAD * self._threads))
+        return min(self._tile, padded(fair, self._together))
 
     def _make_room(self, num_spans: int) -> None:
         count = num_spans * self._head_groups

@@ -8,7 +8,14 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from twostroke.backends.cpu.arguments import ORIGIN, ROWS_APART_BYTES, GatedField, OperandField, quantised_stride
+from twostroke.backends.cpu.arguments import (
+    MOST_LACKING_ROWS,
+    ORIGIN,
+    ROWS_APART_BYTES,
+    GatedField,
+    OperandField,
+    quantised_stride,
+)
 from twostroke.backends.cpu.memory import LINE_BYTES, Arena, Bytes, Floats, Scalar, address_of, padded
 
 GROUP_VALUES = 32
@@ -32,8 +39,9 @@ class Operand:
         self.copies, self._apart_bytes = copies, ROWS_APART_BYTES if copies == 1 and threads > 1 else 0
         room = self._apart_bytes * (threads - 1)
         groups = width // GROUP_VALUES
-        lists, stride = 4 * rows * padded(groups, 2), quantised_stride(width)
-        counts = (4 * rows * width, rows * stride, *[lists] * 6, 2 * lists)
+        rows_read, stride = rows + MOST_LACKING_ROWS, quantised_stride(width)
+        lists = 4 * rows_read * padded(groups, 2)
+        counts = (4 * rows_read * width, rows_read * stride, *[lists] * 6, 2 * lists)
         sizes = [padded(count + room, LINE_BYTES) for count in counts]
         self._copy_bytes = sum(sizes)
         memory = Arena(copies * self._copy_bytes).take(copies * self._copy_bytes)

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twostroke.backends.cpu.arguments import (
-    ROW_MULTIPLE,
+    MOST_LACKING_ROWS,
     ActivationField,
     AttentionField,
     GatedField,
@@ -30,7 +30,7 @@ from twostroke.backends.cpu.arguments import (
 )
 from twostroke.backends.cpu.compile import NativeCode
 from twostroke.backends.cpu.kv_store import KVStore
-from twostroke.backends.cpu.memory import Floats, address_of, float_zeros, padded, zeros
+from twostroke.backends.cpu.memory import Floats, address_of, float_zeros, zeros
 from twostroke.backends.cpu.operand import Operand
 from twostroke.backends.cpu.packing import PackedMatrix
 from twostroke.backends.cpu.rotation import RotationTable
@@ -106,21 +106,22 @@ class Program:
         self._spec, self._kv, self._rotations = spec, kv, rotations
         self.max_tokens, self.max_logits = max_tokens, max_logits
         self._narrows = max_tokens > 1
-        rows, self._query_width = padded(max_tokens, ROW_MULTIPLE), spec.num_heads * spec.head_dim
+        rows, self._query_width = max_tokens + MOST_LACKING_ROWS, spec.num_heads * spec.head_dim
         widest = max(max(layer.attention_in.width, layer.mlp_in.width) for layer in weights.layers)
         self.hidden = float_zeros(rows, spec.hidden_size)
-        self.logits = float_zeros(padded(max_logits, ROW_MULTIPLE), weights.head.width)
+        self.logits = float_zeros(max_logits + MOST_LACKING_ROWS, weights.head.width)
         self.highest = zeros((max_logits,), np.int32)
         """The place of each row's highest logit, or NOT_FINITE."""
         self._projected = float_zeros(rows, widest)
         self._block_output = float_zeros(rows if spec.sandwich_norms else 0, spec.hidden_size)
         self._attended = float_zeros(rows, self._query_width)
         copies = threads if own_copies else 1
-        self._normed = Operand(rows, spec.hidden_size, copies=copies, threads=threads)
-        self._mixed = Operand(rows, self._query_width, copies=copies, threads=threads)
-        self._gated = Operand(rows, spec.intermediate_size, threads=threads)
+        self._normed = Operand(max_tokens, spec.hidden_size, copies=copies, threads=threads)
+        self._mixed = Operand(max_tokens, self._query_width, copies=copies, threads=threads)
+        self._gated = Operand(max_tokens, spec.intermediate_size, threads=threads)
         self._rows = Rows(self.hidden, StepField.NUM_TOKENS, StepField.NUM_QUERY_BLOCKS, StepField.QUERY_BLOCKS)
-        self._narrow_hidden = float_zeros(padded(max_logits, ROW_MULTIPLE) if self._narrows else 0, spec.hidden_size)
+        narrow_rows = max_logits + MOST_LACKING_ROWS if self._narrows else 0
+        self._narrow_hidden = float_zeros(narrow_rows, spec.hidden_size)
         self.tape = Tape(code)
         for index, layer in enumerate(weights.layers):
             self._add_attention(index, layer)

@@ -122,7 +122,7 @@ class _Product:
                 output = self._output(row, tile)
                 self._tiles.call(height, row, weights, output, opened=opened)
 
-            self._tiles.over_rows(start, stop, multiply, opened=opened)
+            self._tiles.over_rows(start, stop, rows, multiply, opened=opened)
 
         panels = e.div(op.integer(MatmulField.NUM_TILES), columns)
         _over_plane(op, panels, tallest_tile(e, opened=opened), rows, sweep)
@@ -152,7 +152,7 @@ class _GatedProduct:
                     self._call_tiles(places, height, row, e.sub(row, first), opened)
 
                 after = e.smaller(e.add(first, JOINED_ROWS), stop)
-                self._tiles.over_rows(first, after, multiply, opened=opened)
+                self._tiles.over_rows(first, after, rows, multiply, opened=opened)
                 target, width = self._target, e.mul(self._num_tiles, TILE_OUTPUTS)
                 rows_written = [first, e.sub(after, first), panel, width]
                 e.call(_JOIN, [target.arguments, target.thread, target.stay, self._op.scratch, *rows_written])

@@ -9,6 +9,7 @@ from enum import IntEnum
 from twostroke.backends.cpu.arguments import (
     ALIASED_BYTES,
     BYTE_MIDDLE,
+    MOST_LACKING_ROWS,
     ORIGIN,
     START_MIDDLE,
     STRIDE_PADDING_BYTES,
@@ -34,7 +35,7 @@ float32 and slower (docs/performance.md has the figures)."""
 
 FEW_ROWS = 128
 """With fewer rows than this, products read weights as they are packed."""
-_MANY_ROWS_OF_A_THREAD, _FEW_ROWS_OF_A_THREAD = 96, 16
+_MANY_ROWS_OF_A_THREAD = 96
 _MANY_ROWS_UNIT, _FEW_ROWS_UNIT = 4, 16
 """Rows are cut between threads at multiples of these, the heights of the tallest tiles."""
 
@@ -128,11 +129,10 @@ def rows_stay(e: Emitter, rows: Value, threads: Value) -> Value:
     build = e.build
     tiles = e.div(e.add(rows, _FEW_ROWS_UNIT - 1), _FEW_ROWS_UNIT)
     even = build.icmp_signed("==", e.rem(tiles, threads), e.integer(0))
-    whole = build.icmp_signed("==", e.rem(rows, _FEW_ROWS_UNIT), e.integer(0))
-    enough = build.icmp_signed(">=", rows, e.mul(threads, _FEW_ROWS_OF_A_THREAD))
+    whole = build.icmp_signed("<=", e.sub(e.mul(tiles, _FEW_ROWS_UNIT), rows), e.integer(MOST_LACKING_ROWS))
     few = build.icmp_signed("<", rows, e.integer(FEW_ROWS))
     many = build.icmp_signed(">=", rows, e.mul(threads, _MANY_ROWS_OF_A_THREAD))
-    return build.or_(many, build.and_(build.and_(few, enough), build.and_(even, whole)))
+    return build.or_(many, build.and_(few, build.and_(even, whole)))
 
 
 def quantised_stride(e: Emitter, width: Value) -> Value:

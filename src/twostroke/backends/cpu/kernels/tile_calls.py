@@ -1,12 +1,12 @@
 """Tiles as functions: one for each kind of weights, place they are read from, and height. A function's registers are
-its own, and a product chooses heights by how many rows it has left, so that rows are never computed for nothing."""
+its own, and a product chooses heights by how many rows it has left, so that few are computed for nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from twostroke.backends.cpu.arguments import TILE_OUTPUTS, OperandField, TileKind
+from twostroke.backends.cpu.arguments import MOST_LACKING_ROWS, TILE_OUTPUTS, OperandField, TileKind
 from twostroke.backends.cpu.kernels.emitter import F32, I8, I32, I64, POINTER, Emitter, Value
 from twostroke.backends.cpu.kernels.operation import Operation, quantised_stride, sum_pairs
 from twostroke.backends.cpu.kernels.tile_weights import OpenedWeights, PackedWeights
@@ -161,9 +161,18 @@ class TileCalls:
         """What an opened panel takes at most: eight times 64 bytes and two vectors of floats, for each column."""
         return self._e.mul(self.groups, self._e.isa.tile_columns * (8 * 64 + 2 * 64))
 
-    def over_rows(self, start: Value, stop: Value, work: Callable[[int, Value], None], *, opened: bool) -> None:
-        """`work(height, row)` for rows from `start` below `stop`, the tallest tiles first."""
+    def over_rows(
+        self, start: Value, stop: Value, rows: Value, work: Callable[[int, Value], None], *, opened: bool
+    ) -> None:
+        """`work(height, row)` for rows from `start` below `stop`, the tallest tiles first. A tile of the tallest
+        may compute the last of all `rows` together with some that are not there."""
         e, (tallest, *rest) = self._e, tile_heights(tallest_tile(self._e, opened=opened))
+        if tallest > 2 * MOST_LACKING_ROWS:
+            left = e.rem(e.sub(stop, start), tallest)
+            nearly_whole = e.build.icmp_signed(">=", left, e.integer(tallest - MOST_LACKING_ROWS))
+            is_last = e.build.icmp_signed("==", stop, rows)
+            raised = e.add(stop, e.sub(e.integer(tallest), left))
+            stop = e.build.select(e.build.and_(nearly_whole, is_last), raised, stop)
         with e.loop(start, e.sub(stop, tallest - 1), tallest) as row:
             work(tallest, row)
         left = e.rem(e.sub(stop, start), tallest)
