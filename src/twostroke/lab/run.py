@@ -28,7 +28,7 @@ def run_experiments(
     apparatus = Apparatus(assembly, prediction, effort)
     progress(0, "warming up")
     apparatus.warm_up()
-    findings = []
+    findings: list[Finding] = []
     for number, experiment in enumerate(experiments):
         progress(number, experiment.title)
         started_s = time.perf_counter()
