@@ -97,8 +97,8 @@ def lab(
     chunk-size       a long prompt among streams: their gaps, its first token
     saturation       too many prompts: the queue grows while KV stays empty
 
-    Keep the machine quiet meanwhile: without --quick it takes a quarter of an hour on two cores. Ctrl-C ends it and
-    shows what was found so far. Prompts are random and seeded, output lengths exact. Needs the extra [lab].
+    Keep the machine quiet meanwhile: without --quick it takes some eight minutes on two cores. Ctrl-C ends it
+    and shows what was found so far. Prompts are random and seeded, output lengths exact. Needs the extra [lab].
     """
     from twostroke.lab.draw import check_available
     from twostroke.lab.experiments import choose
