@@ -2,7 +2,7 @@
 1024 tokens, 32 of their own and 32 out; the time to the first token of the 2nd to the 16th, as `bench/peers` takes it.
 The machine changes from minute to minute, so only figures of one run are comparable.
 
-    python bench/prefix_hit.py [--sources src,/tmp/old/src] [--turns 8] [--own 32] [--prefix 1024] [--threads 2]
+    python bench/prefix_hit.py [--sources src,../old/src] [--turns 8] [--own 32] [--prefix 1024] [--threads 2]
 
 Each tree has a process of its own, which waits while the other's turn lasts. Prompts are stretches of the text that
 `bench/peers` uses, a fresh one for every turn, the same for every tree."""

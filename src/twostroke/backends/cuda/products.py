@@ -31,11 +31,10 @@ class ProductScratch:
 
 
 class Products:
-    def __init__(self, spec: ModelSpec, scratch: ProductScratch, max_rows: int | None = None) -> None:
-        """`max_rows`: up to how many rows our own kernel takes; None: all that it can, where it can run."""
+    def __init__(self, spec: ModelSpec, scratch: ProductScratch) -> None:
         target = target_of(scratch.found.device)
         is_able = target.is_hopper and scratch.found.dtype in ELEMENT_TYPES
-        self._max_rows = (MAX_ROWS if max_rows is None else max_rows) if is_able else 0
+        self._max_rows = MAX_ROWS if is_able else 0
         self._num_sms = target.num_sms
         self._eps, self._activation, self._scratch = spec.norm_eps, spec.activation, scratch
 
