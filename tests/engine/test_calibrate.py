@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 from tests.cost.test_step_cost import CEILINGS
 from tests.cost.test_step_cost import SHAPE as SMOLLM2_SHAPE
+from tests.engine.virtual_device import VirtualDevice
 from tests.lab.conftest import SHAPE
 
 from twostroke.config import EngineConfig, KVConfig
 from twostroke.core.kv_layout import KVGroup, KVLayout
 from twostroke.core.request import Request
 from twostroke.core.sampling_params import SamplingParams
-from twostroke.core.step import SampledToken, Step, StepResult
 from twostroke.cost.calibration import write_calibration
-from twostroke.cost.floor import StepWork, work_of
+from twostroke.cost.floor import StepWork
 from twostroke.cost.step_cost import Coefficients, StepCost
 from twostroke.engine import calibrate
 from twostroke.engine.build import Assembly, build
@@ -98,45 +98,11 @@ def test_each_work_counts_at_the_lower_third_of_what_it_took() -> None:
     assert found == [(run[2].work, 2.0), (chunk.work, 4.0)]
 
 
-class SlowToTakeIn:
-    """A device on a clock that moves when somebody waits: each newcomer costs so much before its first step begins."""
-
-    name = "virtual"
-
-    def __init__(self, newcomer_s: float, newcomer_s_per_token: float) -> None:
-        self.now_s = self._free_s = 0.0
-        self._newcomer_s, self._newcomer_s_per_token = newcomer_s, newcomer_s_per_token
-
-    def launch(self, step: Step) -> VirtualTicket:
-        newcomers_s = 0.0
-        for join in step.joins:
-            newcomers_s += self._newcomer_s + self._newcomer_s_per_token * len(join.request.prompt_token_ids)
-        seconds = TRUTH.seconds(work_of(step))
-        self._free_s = max(self.now_s + newcomers_s, self._free_s) + seconds
-        return VirtualTicket(self, step, seconds, self._free_s)
-
-    def close(self) -> None:
-        pass
-
-
-class VirtualTicket:
-    ready = False
-
-    def __init__(self, device: SlowToTakeIn, step: Step, seconds: float, ends_s: float) -> None:
-        self._device, self._step, self._seconds, self._ends_s = device, step, seconds, ends_s
-
-    def result(self) -> StepResult:
-        self._device.now_s = max(self._device.now_s, self._ends_s)
-        names = [slot.seq_id for slot in self._step.decodes]
-        names += [chunk.seq_id for chunk in self._step.prefills if chunk.samples]
-        return StepResult(self._step.step_id, dict.fromkeys(names, SampledToken(0)), compute_s=self._seconds)
-
-
 def test_what_a_newcomer_costs_beside_its_steps_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibrate, "IDLE_S", 0.0)  # nothing sleeps here
-    device = SlowToTakeIn(4e-4, 3e-7)
+    device = VirtualDevice(TRUTH, 4e-4, 3e-7)
     scheduler = Scheduler(SchedulerConfig(4096, 512, 16), KVLayout(16, (KVGroup((0,), None, 2000),)))
-    engine = Engine(scheduler, device, 1000, clock=lambda: device.now_s)
+    engine = Engine(scheduler, device, 1000, clock=device.clock)
     rounds = list(observe_spread(engine, 1000, 60.0))
     found = fit(SMOLLM2_SHAPE, CEILINGS, rounds)
     assert max(one.num_steps for one in rounds[0].newcomers) == 3  # a long prompt, read in several

@@ -6,14 +6,14 @@ import time
 from dataclasses import replace
 
 import pytest
+from tests.engine.virtual_device import VirtualDevice
 
 from twostroke.core.errors import BadRequestError
 from twostroke.core.events import TokenEvent
 from twostroke.core.kv_layout import KVGroup, KVLayout
-from twostroke.core.step import SampledToken, Step, StepResult
 from twostroke.core.timing import SequenceTiming
 from twostroke.cost.classify import WorkloadClass
-from twostroke.cost.floor import StepWork, work_of
+from twostroke.cost.floor import StepWork
 from twostroke.cost.hardware import Ceilings
 from twostroke.cost.model_shape import KVGroupShape, ModelShape
 from twostroke.cost.step_cost import StepCost
@@ -37,42 +37,8 @@ SPEC = ReplicaSpec(
 )
 
 
-class VirtualDevice:
-    """A backend for the real Engine: steps take what they cost, on a clock that moves when somebody waits."""
-
-    name = "virtual"
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-        self._free_s = 0.0
-
-    def clock(self) -> float:
-        return self.now_s
-
-    def launch(self, step: Step) -> VirtualTicket:
-        seconds = COST.seconds(work_of(step))
-        self._free_s = max(self.now_s, self._free_s) + seconds
-        return VirtualTicket(self, step, seconds, self._free_s)
-
-    def close(self) -> None:
-        pass
-
-
-class VirtualTicket:
-    ready = False
-
-    def __init__(self, device: VirtualDevice, step: Step, seconds: float, ends_s: float) -> None:
-        self._device, self._step, self._seconds, self._ends_s = device, step, seconds, ends_s
-
-    def result(self) -> StepResult:
-        self._device.now_s = max(self._device.now_s, self._ends_s)
-        names = [slot.seq_id for slot in self._step.decodes]
-        names += [chunk.seq_id for chunk in self._step.prefills if chunk.samples]
-        return StepResult(self._step.step_id, dict.fromkeys(names, SampledToken(0)), compute_s=self._seconds)
-
-
 def timings_of_the_engine(spec: ReplicaSpec, trace: list[TraceRequest]) -> dict[str, SequenceTiming]:
-    device = VirtualDevice()
+    device = VirtualDevice(COST)
     pace = None if spec.itl_target_s is None else PrefillPace(SHAPE, CEILINGS, spec.itl_target_s)
     scheduler = Scheduler(spec.scheduler, spec.layout, pace=pace)
     engine = Engine(scheduler, device, 1 << 62, run_ahead=spec.run_ahead, clock=device.clock)
