@@ -1,0 +1,136 @@
+"""Matrix products of hundreds of rows and more for Hopper, in CUDA C++ (`cluster_products.cu`): programs in clusters fetch
+rows for one another, which Triton has no word for. Bound by reading weights up to some 200 rows, by the tensor cores
+beyond; a gate's activation costs no pass of its own. Knows the launch; `cluster_tiles.py` how a product is cut."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Final
+
+import torch
+
+from twostroke.backends.cuda.kernels.activation import Activation
+from twostroke.backends.cuda.native import NativeKernel, tensor_map
+
+DEPTH: Final = 64
+SHARED_BYTES: Final = 226 * 1024
+"""What a program on a Hopper chip may have, less its barriers."""
+ALIGNMENT: Final = 1024
+GATES: Final[dict[Activation | None, int]] = {None: 0, "silu": 1, "gelu_tanh": 2}
+BAND: Final = 8
+"""Row tiles that are walked together: 2,048 rows, whose inputs stay in L2 while a layer's weights pass by."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterTile:
+    """How a product is cut: a program computes `outputs` outputs (with a gate: half of them gates) of `rows` rows."""
+
+    outputs: int
+    row_blocks: int
+    """Blocks of 64 rows a warp group."""
+    groups: int
+    """Warp groups."""
+    cluster: int = 2
+    splits: int = 1
+    """Parts of the depth, whose sums the product's reader adds up."""
+
+    @property
+    def rows(self) -> int:
+        return 64 * self.row_blocks * self.groups
+
+    @property
+    def pieces(self) -> int:
+        """Instructions for a program's outputs: one has 256 at most, and needs their sums in registers that three warp
+        groups cannot have all at once."""
+        return 2 if self.outputs > (192 if self.groups > 2 else 256) else 1
+
+    @property
+    def stages(self) -> int:
+        return (SHARED_BYTES - ALIGNMENT) // ((self.rows + self.outputs) * 2 * DEPTH)
+
+
+def cluster_product(
+    x: torch.Tensor,  # [num_rows, width], rows contiguous
+    weight: torch.Tensor,  # [outputs, width], contiguous; with gated [2 * outputs, width]: gate, then up
+    out: torch.Tensor,  # [num_rows, outputs], or [splits, num_rows, outputs] float32 to be added up; contiguous
+    *,
+    tile: ClusterTile,
+    num_sms: int,
+    gated: Activation | None = None,
+    pdl: bool = False,
+) -> None:
+    """out = x @ weight.T, gated if asked."""
+    num_rows, width = x.shape
+    outputs, splits = out.shape[-1], tile.splits
+    assert width % (DEPTH * splits) == 0 and outputs % 8 == 0 and out.is_contiguous()
+    assert (splits == 1) == (out.dim() == 2) and (gated is None or splits == 1)
+    columns = tile.outputs // 2 if gated else tile.outputs
+    row_tiles, out_clusters = -(-num_rows // tile.rows), -(-outputs // (columns * tile.cluster))
+    tiles = row_tiles * out_clusters * splits
+    share = tile.rows // tile.cluster
+    wanted = row_tiles * tile.rows
+    x_map = tensor_map(x, _rows_to_read(x, wanted), share, DEPTH)
+    w_map = tensor_map(weight, len(weight), columns, DEPTH)
+    kernel = _kernel(tile, gated, x.dtype, out.dtype == torch.float32, pdl)
+    numbers = (num_rows, outputs, width // DEPTH // splits, row_tiles, out_clusters, tiles)
+    kernel.launch(
+        min(tiles, num_sms // tile.cluster) * tile.cluster,
+        128 * (tile.groups + 1),
+        [x_map, w_map, ctypes.c_void_p(out.data_ptr()), *map(ctypes.c_int, numbers)],
+        shared_bytes=tile.stages * (tile.rows + tile.outputs) * 2 * DEPTH + ALIGNMENT,
+        cluster=tile.cluster,
+        pdl=pdl,
+    )
+
+
+@cache
+def _kernel(
+    tile: ClusterTile, gated: Activation | None, dtype: torch.dtype, is_float32: bool, pdl: bool
+) -> NativeKernel:
+    return NativeKernel(*source_and_constants(tile, gated, dtype, is_float32, pdl), architecture="sm_90a")
+
+
+def source_and_constants(
+    tile: ClusterTile, gated: Activation | None, dtype: torch.dtype, is_float32: bool, pdl: bool
+) -> tuple[str, str, dict[str, int]]:
+    """What is compiled, its function, and the constants that it is compiled for."""
+    constants = {
+        "ROW_BLOCKS": tile.row_blocks,
+        "GROUPS": tile.groups,
+        "OUTPUTS": tile.outputs,
+        "PIECES": tile.pieces,
+        "CLUSTER": tile.cluster,
+        "STAGES": tile.stages,
+        "BAND": BAND,
+        "GATED": GATES[gated],
+        "FLOAT32": int(is_float32),
+        "BFLOAT16": int(dtype == torch.bfloat16),
+        "DEPENDENT": int(pdl),
+    }
+    text = files("twostroke.backends.cuda.kernels").joinpath("cluster_products.cu").read_text()
+    return _multiply(tile.outputs // tile.pieces, dtype) + text, "product", constants
+
+
+def _multiply(outputs: int, dtype: torch.dtype) -> str:
+    """The instruction that multiplies 64 rows by `outputs` outputs, 16 inputs deep: its sums are operands by name."""
+    element, sums = "bf16" if dtype == torch.bfloat16 else "f16", range(outputs // 2)
+    registers = ", ".join(f"%{i}" for i in sums)
+    operands = ", ".join(f'"+f"(sums[{i}])' for i in sums)
+    rows, weights, keep = (f"%{len(sums) + i}" for i in range(3))
+    return (
+        f"__device__ __forceinline__ void multiply(float (&sums)[{len(sums)}], u64 rows, u64 weights, int keep) {{\n"
+        f'  asm volatile("{{ .reg .pred p; setp.ne.b32 p, {keep}, 0; '
+        f"wgmma.mma_async.sync.aligned.m64n{outputs}k16.f32.{element}.{element} "
+        f'{{{registers}}}, {rows}, {weights}, p, 1, 1, 0, 0; }}" '
+        f': {operands} : "l"(rows), "l"(weights), "r"(keep));\n}}\n'
+    )
+
+
+def _rows_to_read(x: torch.Tensor, wanted: int) -> int:
+    """The rows that may be copied: those behind the last as well, where the buffer has them. The copy engine fills in
+    for rows that are not there, and is slower at that than at reading."""
+    behind = x.untyped_storage().nbytes() // x.element_size() - x.storage_offset()
+    return wanted if (wanted - 1) * x.stride(0) + x.shape[1] <= behind else len(x)

@@ -1,0 +1,185 @@
+"""Kernels in CUDA C++, for what Triton cannot say: compiled by NVRTC, which comes with torch, so that no compiler need be
+installed; kept on disk; launched through the driver, in clusters and dependent on the kernel ahead where asked."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from twostroke.cache import cache_folder
+
+CLUSTER_DIMENSION, DEPENDENT_LAUNCH = 4, 6
+"""Launch attributes, by CUDA's numbers."""
+MAX_DYNAMIC_SHARED = 8
+SWIZZLED_128_BYTES, PROMOTED_256_BYTES = 3, 3
+ELEMENT_KINDS = {torch.float16: 6, torch.bfloat16: 9}
+PREAMBLE = "typedef unsigned int u32;\ntypedef unsigned long long u64;\n"
+
+
+class NativeError(RuntimeError):
+    """A kernel could not be compiled, loaded or launched."""
+
+
+class _Attribute(ctypes.Structure):
+    _fields_ = (("id", ctypes.c_int), ("padding", ctypes.c_int), ("value", ctypes.c_uint * 16))
+
+
+class _LaunchConfig(ctypes.Structure):
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("num_attributes", ctypes.c_uint),
+    )
+
+
+class TensorMap(ctypes.Structure):
+    """How the copy engine finds a matrix in memory; a kernel's parameter."""
+
+    _fields_ = (("words", ctypes.c_uint64 * 16),)
+
+
+def tensor_map(matrix: torch.Tensor, rows: int, box_rows: int, box_columns: int) -> TensorMap:
+    """Boxes of a matrix's first `rows` rows, for shared memory with rows of 128 bytes, swizzled."""
+    held = (ctypes.c_char * 192)()  # the driver wants it at a multiple of 64
+    address = -(-ctypes.addressof(held) // 64) * 64
+    element_bytes = matrix.element_size()
+    code = _driver().cuTensorMapEncodeTiled(
+        ctypes.c_void_p(address),
+        ELEMENT_KINDS[matrix.dtype],
+        2,
+        ctypes.c_void_p(matrix.data_ptr()),
+        (ctypes.c_uint64 * 2)(matrix.shape[1], rows),
+        (ctypes.c_uint64 * 1)(matrix.stride(0) * element_bytes),
+        (ctypes.c_uint32 * 2)(box_columns, box_rows),
+        (ctypes.c_uint32 * 2)(1, 1),
+        0,
+        SWIZZLED_128_BYTES,
+        PROMOTED_256_BYTES,
+        0,
+    )
+    _check(code, "describe a matrix to the copy engine")
+    return TensorMap.from_buffer_copy(ctypes.string_at(address, 128))
+
+
+class NativeKernel:
+    """One function of a source, compiled for one choice of its constants."""
+
+    def __init__(self, source: str, name: str, constants: Mapping[str, int], architecture: str) -> None:
+        self._code = compiled(source, constants, architecture)
+        module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
+        torch.cuda.current_stream()  # the driver loads code into a context, which torch makes when it is first used
+        _check(_driver().cuModuleLoadData(ctypes.byref(module), self._code), "load a kernel")
+        found = _driver().cuModuleGetFunction(ctypes.byref(self._function), module, name.encode())
+        _check(found, f"find the kernel {name}")
+
+    def launch(
+        self,
+        grid: int,
+        threads: int,
+        arguments: Sequence[Any],  # ctypes values, in the order of the kernel's parameters
+        *,
+        shared_bytes: int,
+        cluster: int = 1,
+        pdl: bool = False,
+    ) -> None:
+        """On torch's current stream."""
+        allowed = _driver().cuFuncSetAttribute(self._function, MAX_DYNAMIC_SHARED, shared_bytes)
+        _check(allowed, f"give a kernel {shared_bytes} bytes of shared memory")
+        attributes = (_Attribute * 2)(
+            _Attribute(CLUSTER_DIMENSION, 0, (cluster, 1, 1)), _Attribute(DEPENDENT_LAUNCH, 0, (int(pdl),))
+        )
+        stream = torch.cuda.current_stream().cuda_stream
+        config = _LaunchConfig((grid, 1, 1), (threads, 1, 1), shared_bytes, stream, attributes, 2)
+        pointers = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(argument) for argument in arguments))
+        _check(_driver().cuLaunchKernelEx(ctypes.byref(config), self._function, pointers, None), "launch a kernel")
+
+
+def compiled(source: str, constants: Mapping[str, int], architecture: str) -> bytes:
+    """The code for a device, from disk where this has been compiled before."""
+    options = [f"--gpu-architecture={architecture}", "--std=c++17", *(f"-D{k}={v}" for k, v in constants.items())]
+    compiler = _nvrtc()
+    version = (ctypes.c_int(), ctypes.c_int())
+    compiler.nvrtcVersion(ctypes.byref(version[0]), ctypes.byref(version[1]))
+    identity = "\n".join([PREAMBLE, source, *options, f"{version[0].value}.{version[1].value}"])
+    kept = cache_folder() / "cuda" / f"{hashlib.sha256(identity.encode()).hexdigest()[:32]}.cubin"
+    try:
+        return kept.read_bytes()
+    except OSError:
+        code = _compile(compiler, PREAMBLE + source, options)
+    _keep(code, kept)
+    return code
+
+
+def _keep(code: bytes, path: Path) -> None:
+    """Where it cannot be written it is compiled again next time."""
+    partial = path.with_suffix(f".{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_bytes(code)
+        partial.replace(path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+
+
+def _compile(compiler: ctypes.CDLL, source: str, options: list[str]) -> bytes:
+    program, size = ctypes.c_void_p(), ctypes.c_size_t()
+    compiler.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernel.cu", 0, None, None)
+    try:
+        given = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
+        if compiler.nvrtcCompileProgram(program, len(options), given) != 0:
+            compiler.nvrtcGetProgramLogSize(program, ctypes.byref(size))
+            log = ctypes.create_string_buffer(size.value)
+            compiler.nvrtcGetProgramLog(program, log)
+            raise NativeError(f"A CUDA kernel does not compile: {log.value.decode(errors='replace')}")
+        compiler.nvrtcGetCUBINSize(program, ctypes.byref(size))
+        code = ctypes.create_string_buffer(size.value)
+        compiler.nvrtcGetCUBIN(program, code)
+        return code.raw
+    finally:
+        compiler.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def why_not() -> str | None:
+    """Why kernels in CUDA C++ cannot be had here, or None."""
+    try:
+        _nvrtc()
+        _driver()
+    except OSError as error:
+        return str(error)
+    return None
+
+
+@cache
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+@cache
+def _nvrtc() -> ctypes.CDLL:
+    """The one that torch was built with: among its packages, or where the system's loader looks."""
+    major = (torch.version.cuda or "13").split(".")[0]
+    name = f"libnvrtc.so.{major}"
+    packages = find_spec("nvidia")
+    for folder in packages.submodule_search_locations or () if packages else ():
+        for path in (*Path(folder).glob(f"cu{major}/lib/{name}"), *Path(folder).glob(f"cuda_nvrtc/lib/{name}")):
+            return ctypes.CDLL(str(path))
+    return ctypes.CDLL(name)
+
+
+def _check(code: int, aim: str) -> None:
+    if code != 0:
+        text = ctypes.c_char_p()
+        _driver().cuGetErrorString(code, ctypes.byref(text))
+        reason = text.value.decode() if text.value else "unknown"
+        raise NativeError(f"The CUDA driver could not {aim}: error {code}, {reason}.")
