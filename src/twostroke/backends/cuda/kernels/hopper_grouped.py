@@ -1,15 +1,12 @@
-"""The experts' matrix products for Hopper in Gluon: a program an SM walks over tiles of (expert, rows, outputs). Weights
-come by TMA into a ring of buffers that runs on from tile to tile, so that one tile's results are stored while the next
-one's weights arrive. Under a dependent launch the ring is filled before the wait, for the tile a program most likely
-begins with. Rows are as `moe_routing.py` sorts them; the plain kernel of `moe_grouped.py` takes every other case."""
+"""The experts' matrix products for Hopper in Gluon: a program an SM walks over tiles of (expert, rows, outputs).
+Weights come by TMA into a ring of buffers that runs on from tile to tile: one tile's results are stored while the next
+one's weights arrive. Under a dependent launch the ring may be filled before the wait, for the tile that a program most
+likely begins with. Rows are as `moe_routing.py` sorts them; `moe_grouped.py` takes every other device and shape."""
 
-# ruff: noqa: N803, N806
-# mypy: disable-error-code="untyped-decorator,no-untyped-def,no-untyped-call"
+# ruff: noqa: N803, N806, SIM108  (Gluon wants its branches in full)
+# mypy: disable-error-code="untyped-decorator,no-untyped-def,no-untyped-call,no-redef"
 
 from __future__ import annotations
-
-from dataclasses import dataclass
-from typing import Final
 
 import torch
 from triton.experimental import gluon
@@ -26,49 +23,10 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from twostroke.backends.cuda.kernels.activation import Activation, activate
-from twostroke.backends.cuda.kernels.target import launch_options
+from twostroke.backends.cuda.kernels.grouped_tiles import DEPTH, HopperTile
+from twostroke.backends.cuda.kernels.target import launch_options, target_of
 
 ELEMENT_TYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
-DEPTH: Final = 64
-"""Inputs a round: 128 bytes of each row, the widest that the copy engine spreads over shared memory's banks."""
-SHARED_BYTES: Final = 226 * 1024
-"""What the programs of an SM may have between them, less room for barriers."""
-
-
-@dataclass(frozen=True, slots=True)
-class HopperTile:
-    """What a program takes at a time: so many rows by so many outputs (of gate and of up, each)."""
-
-    rows: int
-    outputs: int
-    stages: int
-    num_warps: int = 4
-    weights_first: bool = True
-    """Multiply weights by rows: few rows then leave nothing of the matrix instruction unused."""
-    rows_in_bulk: bool = False
-    """Rows that lie in order come by TMA, too: all of a tile's, whether the expert has them or not."""
-    programs_per_sm: int = 1
-
-    def shared_bytes(self, *, gated: bool) -> int:
-        """The ring, and what results pass through on their way to a layout in which they are stored."""
-        matrix_rows = self.outputs * (2 if gated else 1)
-        ring = self.stages * DEPTH * 2 * (self.rows + matrix_rows)
-        return ring + 2 * self.rows * stored_outputs(self.rows, self.outputs) + 16 * self.stages
-
-    def unfit(self, num_inputs: int, num_outputs: int, *, gated: bool) -> str | None:
-        """Why it cannot compute such a product, or None."""
-        if num_inputs % DEPTH or num_outputs % self.outputs:
-            return f"{num_inputs} inputs and {num_outputs} outputs are no multiples of {DEPTH} and {self.outputs}"
-        if not 2 <= self.stages <= num_inputs // DEPTH:
-            return f"{self.stages} stages are less than 2 or more than the {num_inputs // DEPTH} rounds"
-        if self.shared_bytes(gated=gated) * self.programs_per_sm > SHARED_BYTES:
-            return f"its {self.shared_bytes(gated=gated)} bytes of shared memory are too many"
-        return None
-
-
-def stored_outputs(rows: int, outputs: int) -> int:
-    """How many of a tile's outputs are stored at a time: the others wait, so as not to take room from the ring."""
-    return outputs // 2 if rows * outputs > 128 * 128 else outputs
 
 
 @gluon.jit
@@ -165,7 +123,8 @@ def _hopper_grouped_kernel(
     inputs, x_rows, w_rows, results, sorted_pairs, starts,
     num_outputs: gl.constexpr, num_inputs: gl.constexpr, EXPERTS: gl.constexpr, top_k: gl.constexpr,
     GATED: gl.constexpr, ROWS: gl.constexpr, OUTPUTS: gl.constexpr, DEPTH: gl.constexpr, STAGES: gl.constexpr,
-    WEIGHTS_FIRST: gl.constexpr, PIECES: gl.constexpr, WARPS: gl.constexpr, PDL: gl.constexpr,
+    WEIGHTS_FIRST: gl.constexpr, PIECES: gl.constexpr, WARPS: gl.constexpr, GUESSES: gl.constexpr,
+    PDL: gl.constexpr,
 ):  # fmt: skip
     """GATED: inputs are the tokens' own, gate and up become one result. Else inputs are rows in order."""
     BLOCKS: gl.constexpr = num_outputs // OUTPUTS
@@ -188,7 +147,7 @@ def _hopper_grouped_kernel(
     fence_async_shared()
 
     guess = program // BLOCKS * MATRIX_ROWS + program % BLOCKS * OUTPUTS
-    if PDL:
+    if PDL and GUESSES:
         # Weights never change, so they are on their way before the kernel ahead has ended: as if every expert had one
         # tile of rows, which holds for nearly all when there are dozens of tokens.
         for stage in gl.static_range(STAGES - 1):
@@ -196,8 +155,10 @@ def _hopper_grouped_kernel(
                 w_rows, guess, stage * DEPTH, ready.index(stage), copied.index(stage * HALVES),
                 copied.index(stage * HALVES + HALVES - 1), True, num_outputs, GATED,
             )  # fmt: skip
-        gdc_launch_dependents()
+    if PDL:
+        # The trigger comes after the wait: the plain kernel, which may follow, reads `starts` before its own.
         gdc_wait()
+        gdc_launch_dependents()
     expert, begin, end, own = _walk(
         starts, gl.to_tensor(0), gl.load(starts), gl.load(starts + 1), program, EXPERTS, ROWS, BLOCKS
     )  # fmt: skip
@@ -210,7 +171,7 @@ def _hopper_grouped_kernel(
 
     phase = 0
     is_missed = expert < EXPERTS
-    if PDL:
+    if PDL and GUESSES:
         is_missed = is_missed & (first_weight != guess)
         if is_missed | (expert == EXPERTS):
             # What has come is thrown away, and every barrier goes on to its next phase.
@@ -293,6 +254,7 @@ def _hopper_grouped_kernel(
             found = activate(gates, ups, GATED)
         else:
             found = sums
+        gl.static_assert(PIECES <= 2)
         if PIECES == 2:
             lower, upper = _halves(found, WEIGHTS_FIRST)
             _store(lower, results, own_first, own_end, first_output, num_outputs, WEIGHTS_FIRST, WARPS)
@@ -311,7 +273,6 @@ def hopper_grouped_matmul(
     top_k: int,
     gated: Activation | None,
     tile: HopperTile,
-    num_sms: int,
     pdl: bool = False,
 ) -> None:
     """As `moe_grouped.grouped_matmul`."""
@@ -327,6 +288,7 @@ def hopper_grouped_matmul(
     x_rows = None
     if tile.rows_in_bulk and gated is None:
         x_rows = TensorDescriptor(inputs, list(inputs.shape), [num_inputs, 1], [tile.rows, DEPTH], layout)
+    num_sms = target_of(weights.device).num_sms
     _hopper_grouped_kernel[(num_sms * tile.programs_per_sm,)](
         inputs,
         x_rows,
@@ -344,8 +306,9 @@ def hopper_grouped_matmul(
         DEPTH=DEPTH,
         STAGES=tile.stages,
         WEIGHTS_FIRST=tile.weights_first,
-        PIECES=tile.outputs // stored_outputs(tile.rows, tile.outputs),
+        PIECES=tile.pieces,
         WARPS=tile.num_warps,
+        GUESSES=tile.guesses,
         PDL=pdl,
         num_warps=tile.num_warps,
         **launch_options(pdl),
