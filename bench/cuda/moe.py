@@ -292,9 +292,8 @@ def main() -> None:
         small.append(time_small_kernels(bench, x))
     if options.few:
         time_few_parts(bench, 1)
-    print(
-        "\ntokens product  tile (rows x outputs x depth)             a layer (* default; t: weights first; H: the Hopper kernel, x2: two programs an SM)"
-    )
+    print("\ntokens product  tile (rows x outputs [x depth])           a layer (* default; t: weights first;")
+    print("                H: the Hopper kernel, bulk: rows by TMA too, x2: two programs an SM)")
     print("\n".join(products))
     print("\ntokens small kernels, us a layer")
     print("\n".join(small))

@@ -119,7 +119,7 @@ MANY: tuple[list[Tile], list[Tile]] = (
         HopperTile(128, 256, 3, 8, **ROWS_FIRST, **IN_BULK),
         HopperTile(128, 256, 4, 8, **ROWS_FIRST, pieces=2),
         HopperTile(128, 256, 4, 8, **ROWS_FIRST, **IN_BULK, pieces=2),
-        HopperTile(256, 128, 4, 8, **IN_BULK),
+        HopperTile(256, 128, 3, 8, **IN_BULK),
     ],
 )
 BY_AVERAGE_ROWS = {3: FEWEST, 12: FEW, 40: SOME, 96: MEDIUM, math.inf: MANY}
