@@ -15,15 +15,15 @@ import torch
 
 from twostroke.backends.cuda.kernels.moe_combine import NextNorm, combine
 from twostroke.backends.cuda.kernels.moe_decode import GemvTile, few_tokens_down, few_tokens_gate_up
-from twostroke.backends.cuda.kernels.moe_grouped import GroupedTile
+from twostroke.backends.cuda.kernels.moe_grouped import choose_tile
 from twostroke.backends.cuda.kernels.moe_routing import route, router_logits, sort_by_expert
 from twostroke.backends.cuda.moe import FEW_TOKENS, MoeBlock, MoeScratch, MoeTiles, MoeWeights, choose_path
 from twostroke.models.spec import MoeSpec
 
 if __package__:
-    from bench.cuda.moe_products import Products, compile_all, measure, short
+    from bench.cuda.moe_products import Products, Tile, compile_all, measure, short
 else:
-    from moe_products import Products, compile_all, measure, short
+    from moe_products import Products, Tile, compile_all, measure, short
 
 SHAPES = {
     "qwen3-30b-a3b": (2048, MoeSpec(num_experts=128, experts_per_token=8, expert_intermediate_size=768)),
@@ -170,17 +170,17 @@ def time_products(bench: Bench, products: Products) -> tuple[list[str], MoeTiles
     num_tokens, pdl = len(products.x), bench.options.pdl
     _, num_bytes, flops = bench.floor_us(products.x)
     for gated, name, share in ((True, "gate_up", 2 / 3), (False, "down", 1 / 3)):
-        times: dict[GroupedTile, float] = {}
+        times: dict[Tile, float] = {}
         for index, (tile, us) in enumerate(measure(products, gated, pdl, time_us)):
             mark = "*" if index == 0 else " "
             label = f"{num_tokens:6d} {name:8s}{mark}{short(tile):34s}"
             if isinstance(us, str):
-                say(label, us)
                 lines.append(f"{label} {us}")
-                continue
-            times[tile] = us
-            rates = f"{share * num_bytes / us / 1e6:5.2f} TB/s {share * flops / us / 1e6:5.0f} TFLOP/s"
-            lines.append(f"{label} {us:8.1f} us {rates}")
+            else:
+                times[tile] = us
+                rates = f"{share * num_bytes / us / 1e6:5.2f} TB/s {share * flops / us / 1e6:5.0f} TFLOP/s"
+                lines.append(f"{label} {us:8.1f} us {rates}")
+            say(lines[-1])  # at once: a kernel that hangs is then the one behind the last line
         if times:
             best[gated] = min(times, key=lambda tile: times[tile])
             lines.append(f"{num_tokens:6d} {name:8s} best: {short(best[gated])}, {times[best[gated]]:.1f} us")
@@ -201,6 +201,12 @@ def time_blocks(bench: Bench, x: torch.Tensor, best: MoeTiles) -> list[str]:
     floor_us, num_bytes, flops = bench.floor_us(x)
     chosen = choose_path(num_tokens)
     wanted: list[tuple[str, str, MoeTiles]] = [("grouped", "tiles by default", MoeTiles())]
+    num_rows, experts = num_tokens * bench.moe.experts_per_token, bench.moe.num_experts
+    plain = MoeTiles(
+        grouped_gate_up=choose_tile(num_rows, experts, gated=True),
+        grouped_down=choose_tile(num_rows, experts, gated=False),
+    )
+    wanted.append(("grouped", "plain kernels", plain))
     if num_tokens <= 4 * FEW_TOKENS:
         wanted.append(("few", "", MoeTiles()))
     if best.grouped_gate_up and best.grouped_down:
@@ -248,7 +254,7 @@ def time_small_kernels(bench: Bench, x: torch.Tensor) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="qwen3-30b-a3b")
-    parser.add_argument("--tokens", default="1,4,16,64,128,256,512,1024,2048,8192")
+    parser.add_argument("--tokens", default="16,64,128,192,256,512,1024,2048,8192")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--threads", type=int, default=14)
     parser.add_argument("--no-pdl", dest="pdl", action="store_false")
@@ -286,7 +292,8 @@ def main() -> None:
         small.append(time_small_kernels(bench, x))
     if options.few:
         time_few_parts(bench, 1)
-    print("\ntokens product  tile (rows x outputs x depth)             a layer (* default; t: weights first)")
+    print("\ntokens product  tile (rows x outputs [x depth])           a layer (* default; t: weights first;")
+    print("                H: the Hopper kernel, bulk: rows by TMA too, x2: two programs an SM)")
     print("\n".join(products))
     print("\ntokens small kernels, us a layer")
     print("\n".join(small))

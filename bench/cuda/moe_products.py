@@ -3,98 +3,149 @@ float32, timed. Which numbers of tokens try which is decided by the rows an expe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from twostroke.backends.cuda.kernels.moe_grouped import GroupedTile, choose_tile, grouped_matmul
+from twostroke.backends.cuda.kernels.grouped_tiles import HopperTile
+from twostroke.backends.cuda.kernels.moe_grouped import GroupedTile, choose_tile, grouped_matmul, tile_for
 from twostroke.backends.cuda.kernels.moe_routing import route, router_logits, sort_by_expert
 from twostroke.backends.cuda.moe import MoeScratch, MoeWeights
 from twostroke.models.spec import MoeSpec
 
 TOLERANCE = 0.01
-WEIGHTS_FIRST, BULK = {"weights_first": True}, {"weights_first": True, "bulk": True}
+ROWS_FIRST: dict[str, Any] = {"weights_first": False}
+TWO: dict[str, Any] = {"programs_per_sm": 2}
+GUESS: dict[str, Any] = {"guesses": True}
+IN_BULK: dict[str, Any] = {"rows_in_bulk": True}
+Tile = GroupedTile | HopperTile
 
-SMALL_GATE_UP = [
-    GroupedTile(16, 64, 64, 4, 5, **WEIGHTS_FIRST),
-    GroupedTile(16, 64, 64, 4, 5, **BULK),
-    GroupedTile(16, 64, 64, 4, 4, **BULK),
-    GroupedTile(16, 64, 64, 4, 6, **BULK),
-    GroupedTile(16, 64, 128, 4, 3, **BULK),
-    GroupedTile(16, 128, 64, 4, 3, **BULK),
-    GroupedTile(32, 64, 64, 4, 5, **BULK),
-]
-MEDIUM_GATE_UP = [
-    GroupedTile(16, 64, 64, 4, 5, **WEIGHTS_FIRST),
-    GroupedTile(16, 64, 64, 4, 5, **BULK),
-    GroupedTile(32, 64, 64, 4, 5, **WEIGHTS_FIRST),
-    GroupedTile(32, 64, 64, 4, 5, **BULK),
-    GroupedTile(32, 64, 64, 4, 3, **BULK),
-    GroupedTile(32, 64, 128, 4, 3, **WEIGHTS_FIRST),
-    GroupedTile(32, 128, 64, 4, 3, **BULK),
-    GroupedTile(32, 128, 64, 8, 5, **BULK),
-    GroupedTile(16, 64, 128, 4, 3, **BULK),
-    GroupedTile(64, 128, 64, 8, 5, **BULK),
-    GroupedTile(128, 128, 64, 8, 4, bulk=True),
-]
-LARGE_GATE_UP = [
-    GroupedTile(64, 128, 64, 8, 4),
-    GroupedTile(64, 128, 64, 8, 4, bulk=True),
-    GroupedTile(128, 64, 64, 4, 4, bulk=True),
-    GroupedTile(128, 128, 64, 8, 3),
-    GroupedTile(128, 128, 64, 8, 3, bulk=True),
-    GroupedTile(128, 128, 64, 8, 4, bulk=True),
-    GroupedTile(128, 128, 64, 8, 4, **BULK),
-]
-SMALL_DOWN = [
-    GroupedTile(16, 128, 64, 4, 5, **WEIGHTS_FIRST),
-    GroupedTile(16, 128, 64, 4, 5, **BULK),
-    GroupedTile(16, 128, 64, 4, 4, **BULK),
-    GroupedTile(16, 64, 128, 4, 5, **BULK),
-    GroupedTile(16, 128, 128, 4, 3, **BULK),
-    GroupedTile(32, 128, 64, 4, 5, **BULK),
-]
-MEDIUM_DOWN = [
-    GroupedTile(16, 128, 64, 4, 5, **WEIGHTS_FIRST),
-    GroupedTile(16, 128, 64, 4, 5, **BULK),
-    GroupedTile(32, 128, 64, 4, 5, **WEIGHTS_FIRST),
-    GroupedTile(32, 128, 64, 4, 5, **BULK),
-    GroupedTile(32, 128, 64, 4, 3, **BULK),
-    GroupedTile(32, 64, 128, 4, 3, **WEIGHTS_FIRST),
-    GroupedTile(32, 256, 64, 8, 5, **BULK),
-    GroupedTile(16, 128, 128, 4, 3, **BULK),
-    GroupedTile(64, 128, 64, 4, 4, **BULK),
-    GroupedTile(64, 256, 64, 8, 5, **BULK),
-    GroupedTile(128, 256, 64, 8, 4, bulk=True),
-]
-LARGE_DOWN = [
-    GroupedTile(64, 256, 64, 8, 3),
-    GroupedTile(128, 128, 64, 4, 4, bulk=True),
-    GroupedTile(128, 128, 64, 8, 4, bulk=True),
-    GroupedTile(128, 256, 64, 8, 3),
-    GroupedTile(128, 256, 64, 8, 3, bulk=True),
-    GroupedTile(128, 256, 64, 8, 4, bulk=True),
-    GroupedTile(128, 256, 64, 8, 4, **BULK),
-]
+# Up to 4, 12, 40, 96 rows an expert on average, and more; gate and up first, then down.
+FEWEST: tuple[list[Tile], list[Tile]] = (
+    [
+        HopperTile(8, 64, 12),
+        HopperTile(16, 64, 12),
+        HopperTile(16, 64, 12, **GUESS),
+        HopperTile(16, 64, 6, **TWO),
+        HopperTile(32, 64, 11),
+        HopperTile(32, 128, 6, 8),
+    ],
+    [
+        HopperTile(8, 128, 12),
+        HopperTile(16, 128, 12),
+        HopperTile(16, 128, 12, **GUESS),
+        HopperTile(16, 128, 6, **TWO),
+        HopperTile(16, 128, 12, **IN_BULK),
+        HopperTile(32, 128, 10),
+        HopperTile(32, 64, 8, **TWO),
+    ],
+)
+FEW: tuple[list[Tile], list[Tile]] = (
+    [
+        HopperTile(16, 64, 12, **GUESS),
+        HopperTile(32, 64, 11),
+        HopperTile(32, 64, 11, **GUESS),
+        HopperTile(32, 64, 5, **TWO, **GUESS),
+        HopperTile(32, 128, 6, 8, **GUESS),
+        HopperTile(64, 64, 9, **GUESS),
+    ],
+    [
+        HopperTile(16, 128, 12, **GUESS),
+        HopperTile(32, 128, 10),
+        HopperTile(32, 128, 10, **GUESS),
+        HopperTile(32, 128, 5, **TWO, **GUESS),
+        HopperTile(32, 128, 10, **GUESS, **IN_BULK),
+        HopperTile(32, 256, 5, 8, **GUESS),
+        HopperTile(64, 128, 8, **GUESS),
+    ],
+)
+SOME: tuple[list[Tile], list[Tile]] = (
+    [
+        HopperTile(32, 64, 11, **GUESS),
+        HopperTile(32, 64, 5, **TWO, **GUESS),
+        HopperTile(32, 128, 6, 8, **GUESS),
+        HopperTile(64, 64, 9, **GUESS),
+        HopperTile(64, 64, 4, **TWO, **GUESS),
+        HopperTile(64, 128, 5, 8),
+        HopperTile(64, 128, 5, 8, **GUESS),
+        HopperTile(128, 64, 6, 4, **GUESS),
+    ],
+    [
+        HopperTile(32, 128, 10, **GUESS),
+        HopperTile(32, 128, 5, **TWO, **GUESS),
+        HopperTile(32, 256, 5, 8, **GUESS),
+        HopperTile(64, 128, 8, **GUESS),
+        HopperTile(64, 128, 4, **TWO, **GUESS),
+        HopperTile(64, 256, 4, 8),
+        HopperTile(64, 256, 4, 8, **GUESS),
+        HopperTile(64, 256, 4, 8, **GUESS, **IN_BULK),
+    ],
+)
+MEDIUM: tuple[list[Tile], list[Tile]] = (
+    [
+        HopperTile(64, 128, 5, 8, **GUESS),
+        HopperTile(128, 64, 6, 4),
+        HopperTile(128, 64, 3, 4, **TWO),
+        HopperTile(128, 128, 4, 8),
+        HopperTile(128, 128, 4, 8, **GUESS),
+        HopperTile(128, 128, 4, 8, **ROWS_FIRST),
+    ],
+    [
+        HopperTile(64, 256, 4, 8, **GUESS),
+        HopperTile(128, 128, 5, 4, **IN_BULK),
+        HopperTile(128, 128, 3, 4, **IN_BULK, **TWO, pieces=2),
+        HopperTile(128, 256, 4, 8, **IN_BULK, pieces=2),
+        HopperTile(128, 256, 4, 8, **IN_BULK, **GUESS, pieces=2),
+        HopperTile(128, 256, 4, 8, **IN_BULK, **ROWS_FIRST, pieces=2),
+    ],
+)
+MANY: tuple[list[Tile], list[Tile]] = (
+    [
+        HopperTile(64, 128, 5, 8),
+        HopperTile(128, 64, 3, 4, **ROWS_FIRST, **TWO),
+        HopperTile(128, 64, 3, 4, **TWO),
+        HopperTile(128, 128, 4, 8),
+        HopperTile(128, 128, 3, 8, **ROWS_FIRST),
+        HopperTile(128, 128, 4, 8, **ROWS_FIRST),
+    ],
+    [
+        HopperTile(64, 256, 4, 8, **IN_BULK),
+        HopperTile(128, 128, 3, 4, **ROWS_FIRST, **IN_BULK, **TWO, pieces=2),
+        HopperTile(128, 256, 4, 8, **IN_BULK, pieces=2),
+        HopperTile(128, 256, 3, 8, **ROWS_FIRST, **IN_BULK),
+        HopperTile(128, 256, 4, 8, **ROWS_FIRST, pieces=2),
+        HopperTile(128, 256, 4, 8, **ROWS_FIRST, **IN_BULK, pieces=2),
+        HopperTile(256, 128, 3, 8, **IN_BULK),
+    ],
+)
+BY_AVERAGE_ROWS = {3: FEWEST, 12: FEW, 40: SOME, 96: MEDIUM, math.inf: MANY}
 
 
-def short(tile: GroupedTile) -> str:
+def short(tile: Tile) -> str:
+    if isinstance(tile, HopperTile):
+        flags = (
+            (tile.weights_first, " t"), (tile.rows_in_bulk, " bulk"), (tile.guesses, " guess"),
+            (tile.programs_per_sm > 1, f" x{tile.programs_per_sm}"),
+        )  # fmt: skip
+        size = f"H {tile.rows}x{tile.outputs} w{tile.num_warps} s{tile.stages}"
+        return size + "".join(name for flag, name in flags if flag)
     flags = (tile.weights_first, " t"), (tile.bulk, " bulk")
     size = f"{tile.rows}x{tile.outputs}x{tile.depth} w{tile.num_warps} s{tile.num_stages}"
     return size + "".join(name for flag, name in flags if flag)
 
 
-def candidates(num_tokens: int, moe: MoeSpec, gated: bool) -> list[GroupedTile]:
-    """The default first."""
-    num_rows = num_tokens * moe.experts_per_token
-    average = num_rows / moe.num_experts
-    small, medium, large = (
-        (SMALL_GATE_UP, MEDIUM_GATE_UP, LARGE_GATE_UP) if gated else (SMALL_DOWN, MEDIUM_DOWN, LARGE_DOWN)
+def candidates(num_tokens: int, moe: MoeSpec, weights: MoeWeights, gated: bool) -> list[Tile]:
+    """The default first, then the plain kernel's."""
+    num_rows, matrix = num_tokens * moe.experts_per_token, weights.gate_up if gated else weights.down
+    tried = next(
+        tiles[0 if gated else 1] for rows, tiles in BY_AVERAGE_ROWS.items() if num_rows <= rows * moe.num_experts
     )
-    tried = small if average < 12 else medium if average < 96 else large
-    return list(dict.fromkeys([choose_tile(num_rows, moe.num_experts, gated=gated), *tried]))
+    plain = choose_tile(num_rows, moe.num_experts, gated=gated)
+    return list(dict.fromkeys([tile_for(num_rows, matrix, gated=gated), plain, *tried]))
 
 
 @dataclass(frozen=True)
@@ -124,7 +175,7 @@ class Products:
         outputs = torch.empty_like(scratch.expert_outputs[:num_pairs])
         return Products(moe, layers, x, activations, torch.empty_like(activations), outputs, orders)
 
-    def call(self, layer: int, tile: GroupedTile, gated: bool, pdl: bool) -> torch.Tensor:
+    def call(self, layer: int, tile: Tile, gated: bool, pdl: bool) -> torch.Tensor:
         weights = self.layers[layer].gate_up if gated else self.layers[layer].down
         inputs, results = (self.x, self.gated_outputs) if gated else (self.activations, self.outputs)
         top_k = self.moe.experts_per_token
@@ -145,7 +196,7 @@ class Products:
                 found.append(self.activations[own].float() @ weights.down[expert].float().T)
         return torch.cat(found)
 
-    def error(self, tile: GroupedTile, gated: bool, pdl: bool, expected: torch.Tensor) -> float:
+    def error(self, tile: Tile, gated: bool, pdl: bool, expected: torch.Tensor) -> float:
         self.gated_outputs.fill_(float("nan"))
         self.outputs.fill_(float("nan"))
         return float((self.call(0, tile, gated, pdl).float() - expected).norm() / expected.norm())
@@ -153,9 +204,14 @@ class Products:
 
 def compile_all(products: list[Products], pdl: bool, threads: int, say: Callable[..., None]) -> None:
     """In threads: the compiler leaves Python's lock for most of its work. A tile's code serves any number of tokens."""
-    calls = {(t, gated): p for p in products for gated in (True, False) for t in candidates(len(p.x), p.moe, gated)}
+    calls = {
+        (t, gated): p
+        for p in products
+        for gated in (True, False)
+        for t in candidates(len(p.x), p.moe, p.layers[0], gated)
+    }
 
-    def compile_one(call: tuple[GroupedTile, bool]) -> None:
+    def compile_one(call: tuple[Tile, bool]) -> None:
         torch.cuda.set_device(0)
         try:
             calls[call].call(0, *call, pdl)
@@ -170,17 +226,17 @@ def compile_all(products: list[Products], pdl: bool, threads: int, say: Callable
 
 def measure(
     products: Products, gated: bool, pdl: bool, time_us: Callable[[Callable[[int], object], int], float]
-) -> Iterator[tuple[GroupedTile, float | str]]:
+) -> Iterator[tuple[Tile, float | str]]:
     """Microseconds a layer of each candidate, the default first, or what is wrong with it."""
     expected = products.expected(gated)
-    for tile in candidates(len(products.x), products.moe, gated):
+    for tile in candidates(len(products.x), products.moe, products.layers[0], gated):
         try:
             error = products.error(tile, gated, pdl, expected)
             if not error < TOLERANCE:
                 yield tile, f"WRONG: error {error:.1e}"
                 continue
 
-            def work(layer: int, tile: GroupedTile = tile) -> None:
+            def work(layer: int, tile: Tile = tile) -> None:
                 products.call(layer, tile, gated, pdl)
 
             yield tile, time_us(work, len(products.layers))

@@ -14,7 +14,7 @@ from tests.backends.cuda.engines import Sizes, mixed_requests, play, play_both, 
 from tests.models.tiny_checkpoints import VOCAB_SIZE, make_tiny, variants
 
 from twostroke.backends.cuda import backend as backend_module
-from twostroke.backends.cuda import prefill
+from twostroke.backends.cuda import captured_sizes
 from twostroke.backends.cuda.batch import CapturedShape
 from twostroke.backends.cuda.graphs import GraphCache
 from twostroke.backends.cuda.results import CudaTicket
@@ -80,9 +80,9 @@ def test_two_rows_take_the_fused_kernels(llama: Checkpoint, device: str) -> None
 @pytest.fixture
 def shapes_run(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[CapturedShape]]:
     """Small shapes to capture; what was run by one of them, in turn."""
-    monkeypatch.setattr(prefill, "MIXED_SLOTS", (8, 16))
-    monkeypatch.setattr(prefill, "DECODE_SLOTS", (2, 4))
-    for module in (prefill, backend_module):
+    monkeypatch.setattr(captured_sizes, "MIXED_SLOTS", (8, 16))
+    monkeypatch.setattr(captured_sizes, "DECODE_SLOTS", (2, 4))
+    for module in (captured_sizes, backend_module):
         monkeypatch.setattr(module, "MAX_CHUNKS", 2)
     shapes: list[CapturedShape] = []
     run = GraphCache.run
@@ -131,6 +131,7 @@ def test_what_is_run_for_captures_touches_nobodys_row(
 
     def launch_after_captures(step: Step) -> CudaTicket:
         if len(launched) == 3:
+            backend._parts.decoder.prepare(pdl=False)
             backend._prefills.prepare()
             backend._decodes.prepare()
             backend._decodes.prepare_sampling()

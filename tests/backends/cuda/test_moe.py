@@ -11,6 +11,7 @@ import torch
 import transformers
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 
+from twostroke.backends.cuda.kernels import moe_grouped
 from twostroke.backends.cuda.kernels.moe_combine import NextNorm
 from twostroke.backends.cuda.kernels.moe_decode import GemvTile
 from twostroke.backends.cuda.kernels.moe_grouped import GroupedTile, choose_tile
@@ -306,3 +307,20 @@ def test_against_transformers(path: str, normalise: bool, device: str) -> None:
         x = inputs(11, torch.float32, device)
         expected = theirs.to(device)(x[None])[0]
     assert_close(run(moe, weights, x, path=path, tiles=SMALL_TILES), expected)
+
+
+def test_every_kernel_a_step_may_need_is_compiled_at_start(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = weights_of(MOE, torch.bfloat16, device)
+    launched = set()
+    launch = moe_grouped.grouped_matmul
+
+    def record(*arguments: Any, tile: Any, gated: bool, **options: Any) -> None:
+        launched.add((tile, gated))
+        launch(*arguments, tile=tile, gated=gated, **options)
+
+    monkeypatch.setattr(moe_grouped, "grouped_matmul", record)
+    scratch = MoeScratch(MOE, HIDDEN, MAX_TOKENS, torch.bfloat16, device)
+    MoeBlock(MOE, weights).prepare(scratch, pdl=False)
+    for matrix, gated in ((weights.gate_up, True), (weights.down, False)):
+        for num_rows in range(1, 8192):
+            assert (moe_grouped.tile_for(num_rows, matrix, gated=gated), gated) in launched

@@ -9,6 +9,7 @@ import time
 import torch
 
 from twostroke.backends.cuda.attention import Attention, AttentionShape
+from twostroke.backends.cuda.captured_sizes import MAX_CHUNKS
 from twostroke.backends.cuda.decode import DecodePath
 from twostroke.backends.cuda.graphs import GraphCache
 from twostroke.backends.cuda.kernels.target import target_of
@@ -16,7 +17,7 @@ from twostroke.backends.cuda.kv_store import KVStore
 from twostroke.backends.cuda.logprobs import logprob_readers
 from twostroke.backends.cuda.model import Buffers, Decoder
 from twostroke.backends.cuda.parts import Parts
-from twostroke.backends.cuda.prefill import MAX_CHUNKS, PrefillPath
+from twostroke.backends.cuda.prefill import PrefillPath
 from twostroke.backends.cuda.results import CudaTicket, PromptLogprobReader, Results, sampling_ids
 from twostroke.backends.cuda.rows import DeviceRows
 from twostroke.backends.cuda.sampling import SamplingRows
@@ -76,6 +77,7 @@ class CudaBackend:
         self._prefills = PrefillPath(self._parts, max_rows, max_context)
         self._results = Results(max_rows, device)
         if device.type == "cuda":  # no request waits for a compiler
+            self._parts.decoder.prepare(pdl=self._parts.pdl)
             self._prefills.prepare()
             self._decodes.prepare()
             self._decodes.prepare_sampling()

@@ -115,6 +115,12 @@ class Decoder:
         ]
         self._rotations = {rope: rotation(rope, max_context, weights.embedding.device) for rope in ropes}
 
+    def prepare(self, *, pdl: bool) -> None:
+        """Have the experts' kernels compiled, which no set of steps is sure to meet all of; layers share them."""
+        experts, scratch = next((block for block in self._experts if block is not None), None), self._buffers.experts
+        if experts is not None and scratch is not None:
+            experts.prepare(scratch, pdl=pdl)
+
     def forward(
         self,
         tokens: TokenArrays,

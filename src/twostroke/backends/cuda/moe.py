@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 
 from twostroke.backends.cuda.kernels import moe_combine, moe_decode, moe_grouped, moe_routing
+from twostroke.backends.cuda.kernels.grouped_tiles import HopperTile
 from twostroke.backends.cuda.kernels.moe_combine import NextNorm
 from twostroke.backends.cuda.kernels.moe_decode import DOWN_TILE, GATE_UP_TILE, GemvTile
 from twostroke.backends.cuda.kernels.moe_grouped import GroupedTile
@@ -73,8 +74,8 @@ class MoeTiles:
 
     few_gate_up: GemvTile = GATE_UP_TILE
     few_down: GemvTile = DOWN_TILE
-    grouped_gate_up: GroupedTile | None = None
-    grouped_down: GroupedTile | None = None
+    grouped_gate_up: GroupedTile | HopperTile | None = None
+    grouped_down: GroupedTile | HopperTile | None = None
 
 
 _TILES = MoeTiles()
@@ -89,7 +90,6 @@ class MoeBlock:
         self._moe = moe
         self._weights = weights
         self._activation = activation
-        self._most_tile_rows = moe_grouped.most_tile_rows(weights.down.device)
 
     def forward(
         self,
@@ -120,6 +120,15 @@ class MoeBlock:
         moe_routing.sort_by_expert(chosen, scratch.starts, scratch.sorted_pairs[:num_pairs], rows, pdl=pdl)
         expert_outputs = self._grouped(x, scratch, num_pairs, pdl, tiles)
         moe_combine.combine(expert_outputs, rows, shares, out, residual=residual, next_norm=next_norm, pdl=pdl)
+
+    def prepare(self, scratch: MoeScratch, *, pdl: bool) -> None:
+        """Have every kernel of the grouped products compiled, whichever sizes of step follow: on rows of nobody."""
+        scratch.starts.zero_()
+        x = scratch.expert_outputs[:1]  # as wide as a token, and nobody's
+        for tile in moe_grouped.tiles_for(self._weights.gate_up, gated=True):
+            self._grouped(x, scratch, 1, pdl, MoeTiles(grouped_gate_up=tile))
+        for tile in moe_grouped.tiles_for(self._weights.down, gated=False):
+            self._grouped(x, scratch, 1, pdl, MoeTiles(grouped_down=tile))
 
     def _few(
         self,
@@ -153,12 +162,9 @@ class MoeBlock:
         self, x: torch.Tensor, scratch: MoeScratch, num_pairs: int, pdl: bool, tiles: MoeTiles
     ) -> torch.Tensor:
         """[num_pairs, hidden], sorted by expert"""
-        moe, weights = self._moe, self._weights
-        top_k, experts = moe.experts_per_token, moe.num_experts
-        gate_up_tile, down_tile = (
-            tile or moe_grouped.choose_tile(num_pairs, experts, gated=gated, most_rows=self._most_tile_rows)
-            for tile, gated in ((tiles.grouped_gate_up, True), (tiles.grouped_down, False))
-        )
+        weights, top_k = self._weights, self._moe.experts_per_token
+        gate_up_tile = tiles.grouped_gate_up or moe_grouped.tile_for(num_pairs, weights.gate_up, gated=True)
+        down_tile = tiles.grouped_down or moe_grouped.tile_for(num_pairs, weights.down, gated=False)
         order = (scratch.sorted_pairs[:num_pairs], scratch.starts)
         activations, outputs = scratch.activations[:num_pairs], scratch.expert_outputs[:num_pairs]
         moe_grouped.grouped_matmul(

@@ -4,8 +4,6 @@ prefix hit, chunks beside decodes) replay a captured graph: launching kernels on
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,25 +11,13 @@ import numpy as np
 import torch
 
 from twostroke.backends.cuda.batch import Batch, CapturedShape
+from twostroke.backends.cuda.captured_sizes import CapturedSizes
 from twostroke.backends.cuda.kernels.prefill_tiles import ITEM_FIELDS, PrefillWork
 from twostroke.backends.cuda.logprobs import prompt_logprob_readers
 from twostroke.backends.cuda.model import Decodes, TokenArrays
 from twostroke.backends.cuda.parts import PLAIN, Parts, is_plain
 from twostroke.backends.cuda.results import PromptLogprobReader, sampling_ids
 from twostroke.core.step import Step
-
-LONE_SLOTS = (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024)
-"""Tokens that graphs of a lone chunk are made for."""
-MIXED_SLOTS = tuple(range(128, 2048 + 1, 128))
-"""Tokens, decodes and all, that graphs of other steps are made for; the scheduler's pace prefers these sizes."""
-LARGE_SLOTS = tuple(range(2560, 16384 + 1, 512))
-"""The same for larger steps of small models, captured when they first occur."""
-LAUNCH_S, FLOP_PER_S = 0.03, 6e14
-"""What launching a step's kernels one by one takes a host, about, and how fast a card reads prompts, about: a step that
-takes longer than that on the card gains nothing from a graph, and need not be padded."""
-DECODE_SLOTS = (32, 128, 256, 512)
-MAX_CHUNKS = 24
-"""Of a captured step that is not a chunk alone."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,12 +38,8 @@ class PrefillPath:
         self._parts = parts
         self._max_context = max_context
         self._max_tokens = len(parts.buffers.residual)
-        self._lone_slots = [size for size in LONE_SLOTS if size <= min(self._max_tokens, max_context)]
-        self._decode_slots = [*(size for size in DECODE_SLOTS if size < max_rows), max_rows]
         room = min(self._max_tokens, max_context)
-        worth = int(LAUNCH_S * FLOP_PER_S / (2 * parts.decoder.multiply_adds_per_token))
-        self._mixed_slots = [size for size in MIXED_SLOTS if size <= room]
-        self._large_slots = [size for size in LARGE_SLOTS if size <= min(room, worth)]
+        self._sizes = CapturedSizes.of(room, max_rows, parts.decoder.multiply_adds_per_token)
 
     def launch(self, step: Step) -> tuple[list[int], dict[int, PromptLogprobReader]]:
         """Start the step; tokens as with `DecodePath.launch`. Prompt logprobs can be read when the step is done."""
@@ -89,14 +71,7 @@ class PrefillPath:
         for size in (largest >> shift for shift in range(4)):
             staged = self._send(Batch.of_nobody(CapturedShape(size, 0, 1), padding_row), None)
             self._forward(staged, staged.sampled_tokens)
-        shapes = [CapturedShape(size, 0, 1) for size in self._lone_slots]
-        shapes += [
-            CapturedShape(size, slots, MAX_CHUNKS)
-            for slots in self._decode_slots
-            for size in self._mixed_slots
-            if size > slots
-        ]
-        for shape in sorted(shapes, key=lambda shape: shape.num_tokens, reverse=True):
+        for shape in self._sizes.at_start():
             staged = self._send(Batch.of_nobody(shape, padding_row), shape)
             parts.graphs.prepare(shape, partial(self._run_captured, staged))
 
@@ -111,13 +86,7 @@ class PrefillPath:
             return None
         num_decodes, num_chunks = len(step.decodes), len(step.prefills)
         num_tokens = num_decodes + step.num_prefill_tokens
-        if num_decodes == 0 and num_chunks == 1 and num_tokens <= max(self._lone_slots, default=0):
-            return CapturedShape(_least(self._lone_slots, num_tokens), 0, 1)
-        decode_slots = _least(self._decode_slots, num_decodes) if num_decodes else 0
-        slots, needed = [*self._mixed_slots, *self._large_slots], max(num_tokens, decode_slots + 1)
-        if num_chunks > MAX_CHUNKS or needed > max(slots, default=0):
-            return None
-        return CapturedShape(_least(slots, needed), decode_slots, MAX_CHUNKS)
+        return self._sizes.least(num_tokens, num_decodes, num_chunks)
 
     def _send(self, batch: Batch, shape: CapturedShape | None) -> StagedBatch:
         attention = self._parts.attention
@@ -160,8 +129,3 @@ class PrefillPath:
         parts = self._parts
         parts.decoder.logits(self._forward(staged, staged.sampled_tokens), pdl=parts.pdl)
         parts.sample(staged.sampled_rows, PLAIN, pdl=parts.pdl)
-
-
-def _least(sizes: Sequence[int], needed: int) -> int:
-    """The least of ascending sizes that is enough."""
-    return sizes[bisect_left(sizes, needed)]

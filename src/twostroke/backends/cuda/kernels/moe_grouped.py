@@ -15,6 +15,15 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from twostroke.backends.cuda.kernels.activation import Activation
+from twostroke.backends.cuda.kernels.grouped_tiles import (
+    DOWN_TILES,
+    GATE_UP_TILES,
+    HopperTile,
+    choose_hopper_tile,
+    hopper_tiles,
+)
+from twostroke.backends.cuda.kernels.hopper_grouped import ELEMENT_TYPES, hopper_grouped_matmul
 from twostroke.backends.cuda.kernels.moe_decode import gated
 from twostroke.backends.cuda.kernels.moe_routing import dot, dot_precision
 from twostroke.backends.cuda.kernels.target import launch_options, target_of
@@ -64,6 +73,34 @@ def choose_tile(num_rows: int, num_experts: int, *, gated: bool, most_rows: int 
     tiles = _GATE_UP_TILES if gated else _DOWN_TILES
     small_enough = [(rows, tile) for rows, tile in tiles.items() if tile.rows <= most_rows]
     return next((tile for rows, tile in small_enough if num_rows <= rows * num_experts), small_enough[-1][1])
+
+
+def tile_for(num_rows: int, weights: torch.Tensor, *, gated: bool) -> GroupedTile | HopperTile:
+    """What the device's best kernel takes at a time of a product with `weights` [experts, outputs, inputs]."""
+    experts, matrix_rows, num_inputs = weights.shape
+    tile = None
+    if _are_for_hopper(weights):
+        num_outputs = matrix_rows // 2 if gated else matrix_rows
+        tile = choose_hopper_tile(num_rows, experts, num_inputs, num_outputs, gated=gated)
+    return tile or choose_tile(num_rows, experts, gated=gated, most_rows=most_tile_rows(weights.device))
+
+
+def tiles_for(weights: torch.Tensor, *, gated: bool) -> list[GroupedTile | HopperTile]:
+    """All that `tile_for` may give, whatever the number of rows: each is a kernel of its own to compile."""
+    _, matrix_rows, num_inputs = weights.shape
+    most_rows = most_tile_rows(weights.device)
+    tiles: list[GroupedTile | HopperTile] = [
+        tile for tile in (_GATE_UP_TILES if gated else _DOWN_TILES).values() if tile.rows <= most_rows
+    ]
+    if _are_for_hopper(weights):
+        fast = hopper_tiles(num_inputs, matrix_rows // 2 if gated else matrix_rows, gated=gated)
+        tiles = [*fast, *(tiles if len(fast) < len(GATE_UP_TILES if gated else DOWN_TILES) else [])]
+    return tiles
+
+
+def _are_for_hopper(weights: torch.Tensor) -> bool:
+    is_aligned = weights.data_ptr() % 16 == 0
+    return target_of(weights.device).is_hopper and weights.dtype in ELEMENT_TYPES and is_aligned
 
 
 def most_tile_rows(device: torch.device) -> int:
@@ -190,7 +227,7 @@ def grouped_matmul(
     *,
     top_k: int,
     gated: bool,
-    tile: GroupedTile,
+    tile: GroupedTile | HopperTile,
     gelu: bool = False,
     pdl: bool = False,
 ) -> None:
@@ -198,6 +235,12 @@ def grouped_matmul(
     [num_pairs, intermediate], sorted. Else: inputs [num_pairs, intermediate], sorted, weights
     [experts, hidden, intermediate] -> results [num_pairs, hidden], sorted. With `pdl` the second must directly follow
     the first, which lets it start no sooner than `starts` is written."""
+    if isinstance(tile, HopperTile):
+        activation: Activation | None = None if not gated else "gelu_tanh" if gelu else "silu"
+        hopper_grouped_matmul(
+            inputs, weights, results, sorted_pairs, starts, top_k=top_k, gated=activation, tile=tile, pdl=pdl
+        )
+        return
     experts, matrix_rows, num_inputs = weights.shape
     num_outputs = matrix_rows // 2 if gated else matrix_rows
     num_pairs = sorted_pairs.shape[0]

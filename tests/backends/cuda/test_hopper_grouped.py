@@ -1,0 +1,124 @@
+"""The experts' products on Hopper: how they are cut, that every kernel of the tables compiles to asynchronous products
+without a card, and that they are right on one, whatever the routing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional
+
+from twostroke.backends.cuda.kernels.grouped_tiles import (
+    DOWN_TILES,
+    GATE_UP_TILES,
+    HopperTile,
+    choose_hopper_tile,
+    hopper_tiles,
+)
+from twostroke.backends.cuda.kernels.hopper_grouped import hopper_grouped_matmul
+
+SCRIPT = Path(__file__).with_name("compile_hopper_grouped.py")
+HIDDEN, INTERMEDIATE, EXPERTS = 2048, 768, 128
+OTHERS = [
+    (HopperTile(16, 64, 6, programs_per_sm=2, guesses=True), True),
+    (HopperTile(128, 64, 3, weights_first=False, programs_per_sm=2), True),
+    (HopperTile(16, 128, 4, rows_in_bulk=True, guesses=True), False),
+    (HopperTile(128, 128, 3, weights_first=False, rows_in_bulk=True, programs_per_sm=2, pieces=2), False),
+]
+TILES = [*((tile, True) for tile in GATE_UP_TILES.values()), *((tile, False) for tile in DOWN_TILES.values()), *OTHERS]
+
+
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("hidden, intermediate", [(2048, 768), (4096, 14336), (256, 128), (2048, 1408)])
+def test_every_tile_there_can_be_is_known(hidden: int, intermediate: int, gated: bool):
+    """What is compiled at start is what is ever launched."""
+    num_inputs, num_outputs = (hidden, intermediate) if gated else (intermediate, hidden)
+    known = hopper_tiles(num_inputs, num_outputs, gated=gated)
+    for num_rows in (*range(1, 3000, 7), *range(3000, 200_000, 997)):
+        tile = choose_hopper_tile(num_rows, EXPERTS, num_inputs, num_outputs, gated=gated)
+        assert tile is None or (tile in known and tile.unfit(num_inputs, num_outputs, gated=gated) is None)
+    if (hidden, intermediate) in ((2048, 768), (4096, 14336)):
+        assert len(known) == len(GATE_UP_TILES)
+
+
+def test_what_it_does_not_take_is_left_to_others():
+    assert choose_hopper_tile(100, 8, 100, 128, gated=True) is None
+    assert choose_hopper_tile(100, 8, 128, 100, gated=False) is None
+    assert "too many" in str(HopperTile(128, 256, 6).unfit(2048, 2048, gated=False))
+    assert "rounds" in str(HopperTile(16, 64, 5).unfit(256, 64, gated=True))
+
+
+@pytest.mark.slow
+def test_they_compile_without_a_card(tmp_path: Path):
+    source = Path(__file__).parents[3] / "src"
+    environment = {**os.environ, "PYTHONPATH": str(source), "TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0"}
+    told = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True, env=environment, check=True)
+    kernels = [json.loads(line) for line in told.stdout.splitlines()]
+    assert len(kernels) == len(GATE_UP_TILES) + len(DOWN_TILES)
+    for found in kernels:
+        assert found["stack"] == 0, f"{found['name']} spills registers"
+        assert found["shared_bytes"] <= found["predicted_shared_bytes"] <= 227 * 1024, found
+        # The products of a round are in flight while the next one's are issued: one wait in the loop, one behind it.
+        assert found["matrix_instructions"] > 0 and found["product_waits"] == 2, found
+        assert found["waits_for_the_kernel_before"] == 1 and found["bulk_copies"] > 0, found
+
+
+needs_hopper = pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9, reason="needs a Hopper device"
+)
+
+
+def routing(counts: list[int], top_k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pairs in any order, and where each expert's begin."""
+    starts = torch.tensor([0, *counts], dtype=torch.int32).cumsum(0).to(torch.int32)
+    num_pairs = int(starts[-1])
+    return torch.randperm(-(-num_pairs // top_k) * top_k)[:num_pairs].to(torch.int32).cuda(), starts.cuda()
+
+
+@pytest.mark.gpu
+@needs_hopper
+@pytest.mark.parametrize("pdl", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("tile", "gated"), TILES)
+def test_products_of_any_routing(tile: HopperTile, gated: bool, dtype: torch.dtype, pdl: bool):
+    torch.manual_seed(tile.rows)
+    experts, top_k, num_inputs, num_outputs = 24, 3, 768, 512
+    activation = "silu" if gated else None
+    weights = torch.randn(experts, num_outputs * (2 if gated else 1), num_inputs, device="cuda").to(dtype)
+    weights *= num_inputs**-0.5
+    rows = tile.rows
+    for counts in (
+        [1] * experts,
+        [rows] * experts,  # every guess is right
+        [0] * (experts - 1) + [5],  # every guess is wrong
+        [0] * 3 + [rows + 1, 2 * rows, 3] + [1] * (experts - 6),
+        torch.randint(0, 2 * rows, (experts,)).tolist(),
+    ):
+        pairs, starts = routing(counts, top_k)
+        num_pairs = len(pairs)
+        inputs = torch.randn(-(-num_pairs // top_k) if gated else num_pairs, num_inputs, device="cuda").to(dtype)
+        sources = inputs[pairs.long() // top_k] if gated else inputs
+        owner = torch.repeat_interleave(torch.arange(experts), torch.tensor(counts)).tolist()
+        expected = torch.cat(
+            [
+                sources[[i for i, e in enumerate(owner) if e == expert]].float() @ weights[expert].float().T
+                for expert in range(experts)
+            ]
+        )
+        if gated:
+            gates, ups = expected.chunk(2, -1)
+            expected = functional.silu(gates) * ups
+        first = None
+        for _ in range(3):
+            found = torch.full((num_pairs, num_outputs), float("nan"), device="cuda", dtype=dtype)
+            hopper_grouped_matmul(
+                inputs, weights, found, pairs, starts, top_k=top_k, gated=activation, tile=tile, pdl=pdl
+            )
+            assert (found.float() - expected).norm() / expected.norm() < 5e-3
+            first = found if first is None else first
+            assert torch.equal(found, first)
