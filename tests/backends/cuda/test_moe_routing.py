@@ -106,7 +106,7 @@ def test_with_equals_and_any_number_of_tokens(num_tokens: int, device: str) -> N
 
 
 @pytest.mark.parametrize("tile", [None, MANY, RoutingTile(64, 2, depth=16), RoutingTile(16, 1, depth=32)])
-@pytest.mark.parametrize(("num_experts", "top_k"), [(1, 1), (8, 2), (8, 8), (20, 5), (128, 8)])
+@pytest.mark.parametrize(("num_experts", "top_k"), [(1, 1), (8, 2), (8, 8), (20, 5), (128, 8), (300, 4)])
 def test_any_number_of_experts(num_experts: int, top_k: int, tile: RoutingTile | None, device: str) -> None:
     x, router, logits = whole_numbers(70, num_experts, device)
     assert_routed(routed(x, router, top_k, tile=tile), logits, top_k)

@@ -7,7 +7,7 @@ first, so the same tokens always give the same order. Knows no expert's weights.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -28,6 +28,11 @@ class RoutingTile:
     depth: int
     num_warps: int = 4
     num_stages: int = 4
+
+    def for_experts(self, padded: int) -> RoutingTile:
+        """Tiles are set for 128 experts; more of them need more registers and more room for a stage."""
+        factor = _breadth(padded)
+        return replace(self, num_warps=min(16, self.num_warps * factor), depth=max(32, self.depth // factor))
 
 
 _MOST_TOKENS = 64  # of a tile
@@ -66,6 +71,10 @@ class RoutingScratch:
 
 def _padded(num_experts: int) -> int:
     return max(16, triton.next_power_of_2(num_experts))  # a matrix instruction has no fewer columns
+
+
+def _breadth(padded: int) -> int:
+    return max(1, padded // 128)
 
 
 def _whole_blocks(num_tokens: int) -> int:
@@ -327,7 +336,11 @@ def choose_experts(
     blocks = triton.cdiv(num_tokens, tile.tokens)
     if tile.parts > 1 and blocks * tile.parts > _PROGRAMS:
         raise ValueError(f"{blocks} blocks of tokens in {tile.parts} parts: more than {_PROGRAMS} programs")
-    padded, depth = _padded(experts), min(tile.depth, max(16, triton.next_power_of_2(hidden)))
+    if top_k > 127:
+        raise ValueError(f"{top_k} experts a token: places are kept in a byte, which holds 127")
+    padded = _padded(experts)
+    tile = tile.for_experts(padded)
+    depth = min(tile.depth, max(16, triton.next_power_of_2(hidden)))
     shared_bytes, num_stages = target_of(x.device).shared_bytes, tile.num_stages
     if shared_bytes is not None:
         stage_bytes = (tile.tokens + padded) * depth * x.element_size()
@@ -351,11 +364,11 @@ def sort_by_expert(
 ) -> None:
     """After `choose_experts` of these very tokens with the same tile."""
     (num_tokens, top_k), experts = rows.shape, starts.shape[0] - 1
-    blocks = triton.cdiv(num_tokens, tile.tokens)
+    blocks, padded = triton.cdiv(num_tokens, tile.tokens), _padded(experts)
     _sort_kernel[(blocks,)](
         scratch.places, scratch.counts, starts, sorted_pairs, rows, blocks, num_tokens * top_k, experts, top_k,
-        TOKENS=tile.tokens, PADDED=_padded(experts), BLOCKS=tile.tokens, PDL=pdl,
-        num_warps=4 if tile.tokens <= 16 else 8, **launch_options(pdl),
+        TOKENS=tile.tokens, PADDED=padded, BLOCKS=max(16, tile.tokens // _breadth(padded)), PDL=pdl,
+        num_warps=min(16, (4 if tile.tokens <= 16 else 8) * _breadth(padded)), **launch_options(pdl),
     )  # fmt: skip
 
 
