@@ -16,7 +16,8 @@ import torch
 from twostroke.backends.cuda.kernels.moe_combine import NextNorm, combine
 from twostroke.backends.cuda.kernels.moe_decode import GemvTile, few_tokens_down, few_tokens_gate_up
 from twostroke.backends.cuda.kernels.moe_grouped import choose_tile
-from twostroke.backends.cuda.kernels.moe_routing import route, router_logits, sort_by_expert
+from twostroke.backends.cuda.kernels.moe_routing import choose_experts, router_logits, sort_by_expert
+from twostroke.backends.cuda.kernels.moe_routing import choose_tile as choose_routing_tile
 from twostroke.backends.cuda.moe import FEW_TOKENS, MoeBlock, MoeScratch, MoeTiles, MoeWeights, choose_path
 from twostroke.models.spec import MoeSpec
 
@@ -229,14 +230,15 @@ def time_small_kernels(bench: Bench, x: torch.Tensor) -> str:
     """Each alone, layer after layer; in a block they overlap a little more."""
     scratch, moe, pdl, num_tokens = bench.scratch, bench.moe, bench.options.pdl, len(x)
     num_pairs = num_tokens * moe.experts_per_token
-    logits, chosen = scratch.logits[:num_tokens], scratch.chosen[:num_tokens]
+    routing, tile = scratch.routing, choose_routing_tile(num_tokens)
     shares, rows, order = scratch.shares[:num_tokens], scratch.rows[:num_tokens], scratch.sorted_pairs[:num_pairs]
     outputs, out = scratch.expert_outputs[:num_pairs], torch.zeros_like(x)
     following = NextNorm(bench.norm_weight, torch.empty_like(x), 1e-6)
     parts: dict[str, Callable[[int], object]] = {
-        "logits": lambda layer: router_logits(x, bench.layers[layer].router, logits, pdl=pdl),
-        "route": lambda layer: route(logits, chosen, shares, normalise=True, pdl=pdl),
-        "sort": lambda layer: sort_by_expert(chosen, scratch.starts, order, rows, pdl=pdl),
+        "choose": lambda layer: choose_experts(
+            x, bench.layers[layer].router, routing, shares, normalise=True, tile=tile, pdl=pdl
+        ),
+        "sort": lambda layer: sort_by_expert(routing, scratch.starts, order, rows, tile=tile, pdl=pdl),
         "combine": lambda layer: combine(outputs, rows, shares, out, residual=out, pdl=pdl),
         "combine+norm": lambda layer: combine(
             outputs, rows, shares, out, residual=out, next_norm=following, pdl=pdl

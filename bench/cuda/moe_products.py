@@ -13,7 +13,7 @@ import torch
 
 from twostroke.backends.cuda.kernels.grouped_tiles import HopperTile
 from twostroke.backends.cuda.kernels.moe_grouped import GroupedTile, choose_tile, grouped_matmul, tile_for
-from twostroke.backends.cuda.kernels.moe_routing import route, router_logits, sort_by_expert
+from twostroke.backends.cuda.kernels.moe_routing import route
 from twostroke.backends.cuda.moe import MoeScratch, MoeWeights
 from twostroke.models.spec import MoeSpec
 
@@ -165,11 +165,9 @@ class Products:
         num_tokens, num_pairs = len(x), len(x) * moe.experts_per_token
         orders = []
         for weights in layers:
-            logits, chosen = scratch.logits[:num_tokens], scratch.chosen[:num_tokens]
             order = scratch.sorted_pairs[:num_pairs].clone(), scratch.starts.clone()
-            router_logits(x, weights.router, logits)
-            route(logits, chosen, scratch.shares[:num_tokens], normalise=True)
-            sort_by_expert(chosen, order[1], order[0], scratch.rows[:num_tokens])
+            shares, rows = scratch.shares[:num_tokens], scratch.rows[:num_tokens]
+            route(x, weights.router, scratch.routing, shares, order[1], order[0], rows, normalise=True)
             orders.append(order)
         activations = torch.randn_like(scratch.activations[:num_pairs])
         outputs = torch.empty_like(scratch.expert_outputs[:num_pairs])

@@ -24,12 +24,13 @@ SHARED_BYTES = {90: 227 * 1024, 80: 163 * 1024, 89: 99 * 1024}
 QWEN_WIDTHS, MIXTRAL_WIDTHS = (2048, 768), (4096, 14336)
 """Of the hidden states and of an expert."""
 AVERAGE_ROWS = (1, 16, 64, 128, 512)
+ROUTED_TOKENS = (256, 2048, 8192)
 TYPES = {
-    "logits": "*fp32",
-    "shares": "*fp32",
     "eps": "fp32",
-    **dict.fromkeys(("num_tokens", "num_pairs"), "i32"),
-    **dict.fromkeys(("chosen", "starts", "sorted_pairs", "rows"), "*i32"),
+    "places": "*i8",
+    **dict.fromkeys(("logits", "shares", "part_sums"), "*fp32"),
+    **dict.fromkeys(("num_tokens", "num_places", "num_blocks", "num_pairs"), "i32"),
+    **dict.fromkeys(("arrivals", "counts", "starts", "sorted_pairs", "rows"), "*i32"),
 }
 SHAPE = {"hidden": 2048, "intermediate": 768, "experts": 128, "top_k": 8, "EXPERTS_PADDED": 128, "PDL": True}
 NOTHING_ODD = {"GELU": False, "NORMALISE": True, "HAS_RESIDUAL": True, "PRECISION": "tf32"}
@@ -85,13 +86,8 @@ def main() -> None:
     ):
         compile_kernel(name, kernel, {"num_warps": tile.num_warps}, OUTPUTS=tile.outputs, DEPTH=tile.depth)
     compile_kernel("few_logits", moe_routing._few_logits_kernel, {"num_warps": 4}, BLOCK_EXPERTS=4, BLOCK_DEPTH=1024)
-    compile_kernel(
-        "logits", moe_routing._logits_kernel, {"num_warps": 4, "num_stages": 4}, BLOCK_TOKENS=16, BLOCK_EXPERTS=16,
-        BLOCK_DEPTH=256,
-    )  # fmt: skip
-    compile_kernel("route", moe_routing._route_kernel, {"num_warps": 4})
-    for pairs in moe_routing.SORT_PAIRS:
-        compile_kernel(f"sort {pairs}", moe_routing._sort_kernel, {"num_warps": 8 if pairs > 2048 else 4}, BLOCK=pairs)
+    for num_tokens in ROUTED_TOKENS:
+        compile_routing(num_tokens)
     compile_kernel("combine", moe_combine._combine_kernel, {"num_warps": 8}, BLOCK=2048)
     for average in AVERAGE_ROWS:
         for gated in (True, False):
@@ -105,6 +101,20 @@ def main() -> None:
                 if tile.rows <= 64 or capability == HOPPER:
                     plain = replace(tile, bulk=False)
                     compile_grouped(f"grouped {name} sm_{capability}", plain, gated, *QWEN_WIDTHS, capability)
+
+
+def compile_routing(num_tokens: int) -> None:
+    tile = moe_routing.choose_tile(num_tokens)
+    sizes = {"TOKENS": tile.tokens, "PADDED": 128}
+    options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
+    compile_kernel(
+        f"choose {num_tokens}", moe_routing._choose_kernel, options, PLACES=8, PARTS=tile.parts, DEPTH=tile.depth,
+        **sizes,
+    )  # fmt: skip
+    num_warps = 4 if tile.tokens == 16 else 8
+    compile_kernel(
+        f"sort {num_tokens}", moe_routing._sort_kernel, {"num_warps": num_warps}, BLOCKS=tile.tokens, **sizes
+    )
 
 
 def compile_grouped(

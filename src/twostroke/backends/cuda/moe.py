@@ -14,6 +14,7 @@ from twostroke.backends.cuda.kernels.grouped_tiles import HopperTile
 from twostroke.backends.cuda.kernels.moe_combine import NextNorm
 from twostroke.backends.cuda.kernels.moe_decode import DOWN_TILE, GATE_UP_TILE, GemvTile
 from twostroke.backends.cuda.kernels.moe_grouped import GroupedTile
+from twostroke.backends.cuda.kernels.moe_routing import RoutingScratch, RoutingTile
 from twostroke.backends.cuda.kernels.norms import rms_norm
 from twostroke.models.spec import MoeSpec
 
@@ -52,7 +53,7 @@ class MoeScratch:
             return torch.zeros(shape, dtype=torch.int32, device=device)
 
         self.logits = torch.zeros(max_tokens, experts, dtype=torch.float32, device=device)
-        self.chosen = integers(max_tokens, top_k)
+        self.routing = RoutingScratch(experts, max_tokens, device)
         self.shares = torch.zeros(max_tokens, top_k, dtype=torch.float32, device=device)
         self.starts = integers(experts + 1)
         self.sorted_pairs = integers(pairs)
@@ -65,7 +66,8 @@ class MoeScratch:
     def num_bytes(moe: MoeSpec, hidden_size: int, max_tokens: int) -> int:
         """In 16-bit types."""
         pairs = max_tokens * moe.experts_per_token
-        return pairs * (2 * (moe.expert_intermediate_size + hidden_size) + 16) + max_tokens * 4 * moe.num_experts
+        routing = max_tokens * 4 * moe.num_experts + RoutingScratch.num_bytes(moe.num_experts, max_tokens)
+        return pairs * (2 * (moe.expert_intermediate_size + hidden_size) + 12) + routing
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,7 @@ class MoeTiles:
 
     few_gate_up: GemvTile = GATE_UP_TILE
     few_down: GemvTile = DOWN_TILE
+    routing: RoutingTile | None = None
     grouped_gate_up: GroupedTile | HopperTile | None = None
     grouped_down: GroupedTile | HopperTile | None = None
 
@@ -107,17 +110,25 @@ class MoeBlock:
         be `out` itself; `x` may not, but `next_norm` may be written to it. All contiguous."""
         if path is None:
             path = choose_path(x.shape[0])
-        logits = scratch.logits[: x.shape[0]]
-        moe_routing.router_logits(x, self._weights.router, logits, pdl=pdl)
         if path == "few":
-            self._few(x, out, scratch, logits, residual, pdl, tiles)
+            self._few(x, out, scratch, residual, pdl, tiles)
             if next_norm is not None:
                 rms_norm(out, next_norm.weight, next_norm.out, eps=next_norm.eps, pdl=pdl)
             return
         num_tokens, num_pairs = x.shape[0], x.shape[0] * self._moe.experts_per_token
-        chosen, shares, rows = scratch.chosen[:num_tokens], scratch.shares[:num_tokens], scratch.rows[:num_tokens]
-        moe_routing.route(logits, chosen, shares, normalise=self._moe.normalise_weights, pdl=pdl)
-        moe_routing.sort_by_expert(chosen, scratch.starts, scratch.sorted_pairs[:num_pairs], rows, pdl=pdl)
+        shares, rows = scratch.shares[:num_tokens], scratch.rows[:num_tokens]
+        moe_routing.route(
+            x,
+            self._weights.router,
+            scratch.routing,
+            shares,
+            scratch.starts,
+            scratch.sorted_pairs[:num_pairs],
+            rows,
+            normalise=self._moe.normalise_weights,
+            tile=tiles.routing,
+            pdl=pdl,
+        )
         expert_outputs = self._grouped(x, scratch, num_pairs, pdl, tiles)
         moe_combine.combine(expert_outputs, rows, shares, out, residual=residual, next_norm=next_norm, pdl=pdl)
 
@@ -135,12 +146,13 @@ class MoeBlock:
         x: torch.Tensor,
         out: torch.Tensor,
         scratch: MoeScratch,
-        logits: torch.Tensor,
         residual: torch.Tensor | None,
         pdl: bool,
         tiles: MoeTiles,
     ) -> None:
         top_k, weights = self._moe.experts_per_token, self._weights
+        logits = scratch.logits[: x.shape[0]]
+        moe_routing.router_logits(x, weights.router, logits, pdl=pdl)
         activations = scratch.activations[: x.shape[0] * top_k]
         gelu, tile = self._activation == "gelu_tanh", tiles.few_gate_up
         moe_decode.few_tokens_gate_up(

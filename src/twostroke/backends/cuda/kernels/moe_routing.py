@@ -1,10 +1,13 @@
-"""Which experts a token goes to, and where its row stands among the rows sorted by expert. The order is stable: by
-expert, then by token; no atomics, so the same tokens always give the same order. Knows no expert's weights."""
+"""Which experts a token goes to, and where its row stands among the rows sorted by expert: one kernel chooses and
+counts by blocks of tokens, the next gives rows. The order is stable, by expert, then by token, whichever program comes
+first, so the same tokens always give the same order. Knows no expert's weights."""
 
-# ruff: noqa: N803, SIM108  (compile-time constants are in capitals; Triton wants its branches in full)
+# ruff: noqa: N803  (compile-time constants are in capitals)
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
 
 from __future__ import annotations
+
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -12,10 +15,74 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from twostroke.backends.cuda.kernels.gemv import prefetch_to_l2
-from twostroke.backends.cuda.kernels.target import launch_options
+from twostroke.backends.cuda.kernels.target import launch_options, target_of
 
-SORT_PAIRS = (512, 2048, 8192)
-"""Pairs of a token and an expert that a program of `sort_by_expert` takes at a time: the least that is enough."""
+
+@dataclass(frozen=True, slots=True)
+class RoutingTile:
+    """What a program that chooses takes: so many tokens, and of the product's depth one of so many parts, `depth`
+    inputs at a time."""
+
+    tokens: int
+    parts: int
+    depth: int
+    num_warps: int = 4
+    num_stages: int = 4
+
+    def for_experts(self, padded: int) -> RoutingTile:
+        """Tiles are set for 128 experts; more of them need more registers and more room for a stage."""
+        factor = _breadth(padded)
+        return replace(self, num_warps=min(16, self.num_warps * factor), depth=max(32, self.depth // factor))
+
+
+_MOST_TOKENS = 64  # of a tile
+_MOST_PARTS = 16
+_PROGRAMS = 128
+"""With parts, there are no more programs than this: about one a multiprocessor, and little to join."""
+
+
+def choose_tile(num_tokens: int) -> RoutingTile:
+    """A few tokens' programs would each read the whole router, so they share its depth; many tokens fill the device."""
+    tokens = 16 if num_tokens <= 1024 else _MOST_TOKENS
+    blocks = triton.cdiv(num_tokens, tokens)
+    parts = next((parts for parts in (8, 4, 2) if blocks * parts <= _PROGRAMS), 1)
+    if parts == 1:
+        # Four warps of 16 tokens each have all their experts to themselves, so none waits for another while choosing.
+        return RoutingTile(tokens, parts, depth=64, num_warps=4, num_stages=6)
+    return RoutingTile(tokens, parts, depth=128, num_warps=4 if tokens == 16 else 8)
+
+
+class RoutingScratch:
+    """What the two kernels hand on: which expert has which place with a token, counts by blocks of tokens, and the
+    sums of a product cut into parts."""
+
+    def __init__(self, num_experts: int, max_tokens: int, device: torch.device | str) -> None:
+        padded, tokens = _padded(num_experts), _whole_blocks(max_tokens)
+        self.places = torch.zeros(tokens, padded, dtype=torch.int8, device=device)
+        self.counts = torch.zeros(tokens // 16, padded, dtype=torch.int32, device=device)
+        self.sums = torch.zeros(_rows_of_sums(tokens), padded, dtype=torch.float32, device=device)
+        self.arrivals = torch.zeros(_PROGRAMS, dtype=torch.int32, device=device)
+
+    @staticmethod
+    def num_bytes(num_experts: int, max_tokens: int) -> int:
+        tokens = _whole_blocks(max_tokens)
+        return _padded(num_experts) * (tokens + tokens // 16 * 4 + _rows_of_sums(tokens) * 4) + 4 * _PROGRAMS
+
+
+def _padded(num_experts: int) -> int:
+    return max(16, triton.next_power_of_2(num_experts))  # a matrix instruction has no fewer columns
+
+
+def _breadth(padded: int) -> int:
+    return max(1, padded // 128)
+
+
+def _whole_blocks(num_tokens: int) -> int:
+    return triton.cdiv(num_tokens, _MOST_TOKENS) * _MOST_TOKENS
+
+
+def _rows_of_sums(num_tokens: int) -> int:
+    return min(_PROGRAMS * _MOST_TOKENS, _MOST_PARTS * num_tokens)
 
 
 @triton.jit
@@ -34,37 +101,6 @@ def dot(left, right, sums, PRECISION: tl.constexpr):
     if PRECISION == "ieee":
         left, right = left.to(tl.float32), right.to(tl.float32)
     return tl.dot(left, right, sums, input_precision=PRECISION)
-
-
-@triton.jit(do_not_specialize=["num_tokens"])
-def _logits_kernel(
-    x, router, logits, num_tokens, hidden: tl.constexpr, experts: tl.constexpr,
-    BLOCK_TOKENS: tl.constexpr, BLOCK_EXPERTS: tl.constexpr, BLOCK_DEPTH: tl.constexpr, PRECISION: tl.constexpr,
-    PDL: tl.constexpr,
-):  # fmt: skip
-    tokens = tl.program_id(0) * BLOCK_TOKENS + tl.arange(0, BLOCK_TOKENS)
-    ids = tl.program_id(1) * BLOCK_EXPERTS + tl.arange(0, BLOCK_EXPERTS)
-    if PDL:
-        gdc_launch_dependents()
-        # Nobody's result, and pushed out of L2 by the last layer's experts.
-        prefetch_to_l2(router + tl.minimum(ids, experts - 1)[:, None] * hidden, hidden)
-        gdc_wait()
-    sums = tl.zeros([BLOCK_TOKENS, BLOCK_EXPERTS], tl.float32)
-    for start in range(0, hidden, BLOCK_DEPTH):
-        depth = start + tl.arange(0, BLOCK_DEPTH)
-        rows = tl.load(
-            x + tokens[:, None].to(tl.int64) * hidden + depth[None, :],
-            mask=(tokens < num_tokens)[:, None] & (depth < hidden)[None, :],
-            other=0.0,
-        )
-        weights = tl.load(
-            router + ids[:, None] * hidden + depth[None, :],
-            mask=(ids < experts)[:, None] & (depth < hidden)[None, :],
-            other=0.0,
-        )
-        sums = dot(rows, tl.trans(weights.to(rows.dtype)), sums, PRECISION)
-    mask = (tokens < num_tokens)[:, None] & (ids < experts)[None, :]
-    tl.store(logits + tokens[:, None] * experts + ids[None, :], sums, mask=mask)
 
 
 @triton.jit
@@ -92,103 +128,247 @@ def _few_logits_kernel(
 
 
 @triton.jit
-def _route_kernel(
-    logits, chosen, shares, experts: tl.constexpr, top_k: tl.constexpr, NORMALISE: tl.constexpr,
-    EXPERTS_PADDED: tl.constexpr, PDL: tl.constexpr,
+def _router_sums(
+    x, router, tokens, ids, first, num_tokens, hidden: tl.constexpr, experts: tl.constexpr, SPAN: tl.constexpr,
+    EVEN: tl.constexpr, TOKENS: tl.constexpr, PADDED: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A token's experts and their shares. All places at once: a loop over the best, one by one, takes longer."""
-    token = tl.program_id(0)
-    ids = tl.arange(0, EXPERTS_PADDED)
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
-    values = tl.load(logits + token * experts + ids, mask=ids < experts, other=float("-inf"))
-    ranks = ranks_of_experts(values, ids)
-    exponentials = tl.exp(values - tl.max(values, 0))
-    is_chosen = ranks < top_k
+    """[TOKENS, PADDED], over SPAN inputs from the `first` on, all of which exist if EVEN. Tokens and experts beyond
+    the last are that one again."""
+    depth = first + tl.arange(0, DEPTH)
+    inputs = x + tl.minimum(tokens, num_tokens - 1)[:, None].to(tl.int64) * hidden + depth[None, :]
+    weights = router + tl.minimum(ids, experts - 1)[:, None] * hidden + depth[None, :]
+    sums = tl.zeros([TOKENS, PADDED], tl.float32)
+    for start in range(0, SPAN, DEPTH):
+        if EVEN:
+            input_block = tl.load(inputs + start)
+            weight_block = tl.load(weights + start)
+        else:
+            is_input = (depth + start < hidden)[None, :]
+            input_block = tl.load(inputs + start, mask=is_input, other=0.0)
+            weight_block = tl.load(weights + start, mask=is_input, other=0.0)
+        sums = dot(input_block, tl.trans(weight_block.to(input_block.dtype)), sums, PRECISION)
+    return sums
+
+
+@triton.jit
+def _reordered(bits):
+    """Between the bits of a float and an integer of the same rank among integers; its own inverse."""
+    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+
+
+@triton.jit
+def _pick(logits, ids, num_places, experts: tl.constexpr, top_k: tl.constexpr, PLACES: tl.constexpr):
+    """logits [tokens, PADDED] -> the place of each expert with a token (0 for the likeliest, of equals for the lower;
+    `top_k`: none), and the logits by place [tokens, PLACES]. What is not a number comes last, so that a spoilt row
+    still goes to experts that exist."""
+    logits = tl.where(logits == logits, logits, float("-inf"))
+    keys = _reordered(tl.where(logits == 0.0, 0.0, logits).to(tl.int32, bitcast=True))  # with one zero only
+    # An expert that has its place keeps that as a key, below the key of no expert, which is below infinity's.
+    lowest: tl.constexpr = -(2**31)
+    keys = tl.where(ids < experts, keys, lowest + PLACES)
+    slots = tl.arange(0, PLACES)[None, :]
+    picked = tl.full([logits.shape[0], PLACES], lowest, tl.int32)
+    place = 0
+    while place < num_places:  # which is `top_k`: an unrolled loop's code would take longer to fetch than to run
+        best = tl.max(keys, 1)[:, None]
+        expert = tl.min(tl.where(keys == best, ids, 2**30), 1)[:, None]
+        keys = tl.where(ids == expert, lowest + place, keys)
+        picked = tl.where(slots == place, best, picked)
+        place += 1
+    places = tl.where(keys < lowest + top_k, keys - lowest, top_k)
+    return places, _reordered(picked).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _choose(
+    logits, block, tokens, num_tokens, num_places, shares, places, counts, experts: tl.constexpr,
+    top_k: tl.constexpr, NORMALISE: tl.constexpr, TOKENS: tl.constexpr, PADDED: tl.constexpr, PLACES: tl.constexpr,
+):  # fmt: skip
+    """From logits [TOKENS, PADDED]: shares, places with the tokens of an expert side by side, and an expert's count."""
+    ids = tl.arange(0, PADDED)
+    slots = tl.arange(0, PLACES)[None, :]
+    is_token = (tokens < num_tokens)[:, None]
+    found, picked = _pick(logits, ids[None, :], num_places, experts, top_k, PLACES)
+    found = tl.where(is_token, found, top_k)
+    own_places = places + block * (PADDED * TOKENS) + tl.arange(0, TOKENS)[:, None]
+    tl.store(own_places + ids[None, :] * TOKENS, found.to(tl.int8))
+    tl.store(counts + block * PADDED + ids, tl.sum((found < top_k).to(tl.int32), 0))
+    largest = tl.max(tl.where(slots == 0, picked, float("-inf")), 1)[:, None]
+    exponentials = tl.where(slots < top_k, tl.exp(picked - largest), 0.0)
     if NORMALISE:
-        total = tl.sum(tl.where(is_chosen, exponentials, 0.0), 0)
+        total = tl.sum(exponentials, 1)
     else:
-        total = tl.sum(exponentials, 0)
-    slots = token * top_k + ranks
-    tl.store(chosen + slots, ids, mask=is_chosen)
-    tl.store(shares + slots, exponentials / total, mask=is_chosen)
+        total = tl.sum(tl.where(ids[None, :] < experts, tl.exp(logits - largest), 0.0), 1)
+    mask = is_token & (slots < top_k)
+    tl.store(shares + tokens[:, None] * top_k + slots, exponentials / total[:, None], mask=mask)
 
 
-@triton.jit(do_not_specialize=["num_pairs"])
-def _sort_kernel(
-    chosen, starts, sorted_pairs, rows, num_pairs, experts: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+@triton.jit(do_not_specialize=["num_tokens", "num_places"])
+def _choose_kernel(
+    x, router, part_sums, arrivals, shares, places, counts, num_tokens, num_places,
+    hidden: tl.constexpr, experts: tl.constexpr, top_k: tl.constexpr, NORMALISE: tl.constexpr, TOKENS: tl.constexpr,
+    PADDED: tl.constexpr, PLACES: tl.constexpr, PARTS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    """A pair is a token and one of its experts. A program: one expert, whose first row is the number of pairs that go
-    to experts before it; all count for themselves, so none waits for another."""
-    expert = tl.program_id(0)
-    offsets = tl.arange(0, BLOCK)
+    """A program: a block of tokens, all experts, and a part of the depth. The last of a block's programs to end adds
+    the parts, always in the same order, and chooses."""
+    span: tl.constexpr = (hidden + PARTS * DEPTH - 1) // (PARTS * DEPTH) * DEPTH
+    is_even: tl.constexpr = PARTS * span == hidden
+    part, block = tl.program_id(0), tl.program_id(1)
+    within = tl.arange(0, TOKENS)
+    tokens = block * TOKENS + within
+    ids = tl.arange(0, PADDED)
+    if PDL:
+        gdc_launch_dependents()
+        if PARTS > 1 and is_even:
+            # Nobody's result, and pushed out of L2 by the last layer's experts.
+            prefetch_to_l2(router + tl.minimum(ids, experts - 1)[:, None] * hidden + part * span, span)
+        gdc_wait()
+    sums = _router_sums(
+        x, router, tokens, ids, part * span, num_tokens, hidden, experts, span, is_even, TOKENS, PADDED, DEPTH,
+        PRECISION,
+    )  # fmt: skip
+    if PARTS == 1:
+        _choose(
+            sums, block, tokens, num_tokens, num_places, shares, places, counts, experts, top_k, NORMALISE, TOKENS,
+            PADDED, PLACES,
+        )  # fmt: skip
+    else:
+        block_sums = part_sums + block * (PARTS * TOKENS * PADDED) + within[:, None] * PADDED + ids[None, :]
+        tl.store(block_sums + part * (TOKENS * PADDED), sums)
+        # Every thread's part is written before one thread says so, and read only after the last has said so.
+        tl.debug_barrier()
+        arrived = tl.atomic_add(arrivals + block, 1, sem="acq_rel", scope="gpu")
+        if arrived == PARTS - 1:
+            tl.debug_barrier()
+            # Past the first-level cache, which may hold what was there before.
+            logits = tl.load(block_sums, cache_modifier=".cg")
+            for other in tl.static_range(1, PARTS):
+                logits += tl.load(block_sums + other * (TOKENS * PADDED), cache_modifier=".cg")
+            _choose(
+                logits, block, tokens, num_tokens, num_places, shares, places, counts, experts, top_k, NORMALISE,
+                TOKENS, PADDED, PLACES,
+            )  # fmt: skip
+            tl.store(arrivals + block, 0)
+
+
+@triton.jit(do_not_specialize=["num_blocks", "num_pairs"])
+def _sort_kernel(
+    places, counts, starts, sorted_pairs, rows, num_blocks, num_pairs, experts: tl.constexpr, top_k: tl.constexpr,
+    TOKENS: tl.constexpr, PADDED: tl.constexpr, BLOCKS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """A pair is a token and one of its experts. A program: the pairs of a block of tokens, after all of experts before
+    theirs, and those of their own expert in blocks before; all count for themselves, so none waits for another."""
+    block = tl.program_id(0)
+    ids = tl.arange(0, PADDED)
+    within = tl.arange(0, TOKENS)
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    before = tl.zeros([BLOCK], tl.int32)
+    # An expert's tokens lie side by side: most of a thread's work stays within it.
+    found = tl.load(places + block * (PADDED * TOKENS) + ids[:, None] * TOKENS + within[None, :]).to(tl.int32)
+    all_pairs = tl.zeros([BLOCKS, PADDED], tl.int32)
+    before = tl.zeros([BLOCKS, PADDED], tl.int32)
     first = 0
-    while first < num_pairs:  # not a range: the interpreter makes none of a run-time number
-        pairs = first + offsets
-        before += (tl.load(chosen + pairs, mask=pairs < num_pairs, other=experts) < expert).to(tl.int32)
-        first += BLOCK
-    row = tl.sum(before, 0)
-    tl.store(starts + expert, row)
-    if expert == experts - 1:
+    while first < num_blocks:  # not a range: the interpreter makes none of a run-time number
+        others = first + tl.arange(0, BLOCKS)[:, None]
+        count = tl.load(counts + others * PADDED + ids[None, :], mask=others < num_blocks, other=0)
+        all_pairs += count
+        before += tl.where(others < block, count, 0)
+        first += BLOCKS
+    of_expert = tl.sum(all_pairs, 0)
+    start = tl.cumsum(of_expert, 0) - of_expert
+    if block == 0:
+        tl.store(starts + ids, start, mask=ids < experts)
         tl.store(starts + experts, num_pairs)
-    first = 0
-    while first < num_pairs:
-        pairs = first + offsets
-        is_own = tl.load(chosen + pairs, mask=pairs < num_pairs, other=experts) == expert
-        own = is_own.to(tl.int32)
-        places = row + tl.cumsum(own, 0) - own
-        tl.store(rows + pairs, places, mask=is_own)
-        tl.store(sorted_pairs + places, pairs, mask=is_own)
-        row += tl.sum(own, 0)
-        first += BLOCK
+    is_own = found < top_k
+    own = is_own.to(tl.int32)
+    row = (start + tl.sum(before, 0))[:, None] + tl.cumsum(own, 1) - own
+    pair = (block * TOKENS + within)[None, :] * top_k + found
+    tl.store(rows + pair, row, mask=is_own)
+    tl.store(sorted_pairs + row, pair, mask=is_own)
 
 
 def router_logits(x: torch.Tensor, router: torch.Tensor, logits: torch.Tensor, *, pdl: bool = False) -> None:
-    """x [num_tokens, hidden] times router [experts, hidden] -> logits float32 [num_tokens, experts]."""
+    """x [num_tokens, hidden] times router [experts, hidden] -> logits float32 [num_tokens, experts]. For few tokens:
+    each reads the whole router."""
     num_tokens, hidden = x.shape
     experts = router.shape[0]
-    if num_tokens <= 16:
-        _few_logits_kernel[(num_tokens, triton.cdiv(experts, 4))](
-            x, router, logits, hidden, experts, BLOCK_EXPERTS=4,
-            BLOCK_DEPTH=min(1024, triton.next_power_of_2(hidden)), PDL=pdl, num_warps=4, **launch_options(pdl),
-        )  # fmt: skip
-        return
-    block_tokens, block_experts, depth = (16, 16, 256) if num_tokens <= 512 else (64, 64, 128)
-    _logits_kernel[(triton.cdiv(num_tokens, block_tokens), triton.cdiv(experts, block_experts))](
-        x, router, logits, num_tokens, hidden, experts, BLOCK_TOKENS=block_tokens, BLOCK_EXPERTS=block_experts,
-        BLOCK_DEPTH=min(depth, max(16, triton.next_power_of_2(hidden))), PRECISION=dot_precision(x.dtype), PDL=pdl,
-        num_warps=4, num_stages=4, **launch_options(pdl),
+    _few_logits_kernel[(num_tokens, triton.cdiv(experts, 4))](
+        x, router, logits, hidden, experts, BLOCK_EXPERTS=4, BLOCK_DEPTH=min(1024, triton.next_power_of_2(hidden)),
+        PDL=pdl, num_warps=4, **launch_options(pdl),
     )  # fmt: skip
 
 
 def route(
-    logits: torch.Tensor, chosen: torch.Tensor, shares: torch.Tensor, *, normalise: bool, pdl: bool = False
+    x: torch.Tensor,
+    router: torch.Tensor,
+    scratch: RoutingScratch,
+    shares: torch.Tensor,
+    starts: torch.Tensor,
+    sorted_pairs: torch.Tensor,
+    rows: torch.Tensor,
+    *,
+    normalise: bool,
+    tile: RoutingTile | None = None,
+    pdl: bool = False,
 ) -> None:
-    """logits float32 [num_tokens, experts] -> chosen int32 and shares float32, both [num_tokens, top_k], the likeliest
-    expert first."""
-    num_tokens, experts = logits.shape
-    padded = triton.next_power_of_2(experts)
-    _route_kernel[(num_tokens,)](
-        logits, chosen, shares, experts, chosen.shape[1], NORMALISE=normalise, EXPERTS_PADDED=padded, PDL=pdl,
-        num_warps=min(max(padded // 32, 4), 16), **launch_options(pdl),
+    """x [num_tokens, hidden] and router [experts, hidden] -> shares float32 [num_tokens, top_k], the likeliest expert
+    first, starts int32 [experts + 1] (an expert's first row), sorted_pairs int32 [num_pairs] (the pair of each row) and
+    rows int32 [num_tokens, top_k] (the row of each pair)."""
+    tile = tile or choose_tile(len(x))
+    choose_experts(x, router, scratch, shares, normalise=normalise, tile=tile, pdl=pdl)
+    sort_by_expert(scratch, starts, sorted_pairs, rows, tile=tile, pdl=pdl)
+
+
+def choose_experts(
+    x: torch.Tensor,
+    router: torch.Tensor,
+    scratch: RoutingScratch,
+    shares: torch.Tensor,
+    *,
+    normalise: bool,
+    tile: RoutingTile,
+    pdl: bool = False,
+) -> None:
+    """-> shares, and what `sort_by_expert` reads, in blocks of the tile's tokens."""
+    (num_tokens, hidden), experts, top_k = x.shape, router.shape[0], shares.shape[1]
+    blocks = triton.cdiv(num_tokens, tile.tokens)
+    if tile.parts > 1 and blocks * tile.parts > _PROGRAMS:
+        raise ValueError(f"{blocks} blocks of tokens in {tile.parts} parts: more than {_PROGRAMS} programs")
+    if top_k > 127:
+        raise ValueError(f"{top_k} experts a token: places are kept in a byte, which holds 127")
+    padded = _padded(experts)
+    tile = tile.for_experts(padded)
+    depth = min(tile.depth, max(16, triton.next_power_of_2(hidden)))
+    shared_bytes, num_stages = target_of(x.device).shared_bytes, tile.num_stages
+    if shared_bytes is not None:
+        stage_bytes = (tile.tokens + padded) * depth * x.element_size()
+        num_stages = max(1, min(num_stages, (shared_bytes - 1024) // stage_bytes))
+    _choose_kernel[(tile.parts, blocks)](
+        x, router, scratch.sums, scratch.arrivals, shares, scratch.places, scratch.counts, num_tokens, top_k, hidden,
+        experts, top_k, NORMALISE=normalise, TOKENS=tile.tokens, PADDED=padded, PLACES=triton.next_power_of_2(top_k),
+        PARTS=tile.parts, DEPTH=depth, PRECISION=dot_precision(x.dtype), PDL=pdl, num_warps=tile.num_warps,
+        num_stages=num_stages, **launch_options(pdl),
     )  # fmt: skip
 
 
 def sort_by_expert(
-    chosen: torch.Tensor, starts: torch.Tensor, sorted_pairs: torch.Tensor, rows: torch.Tensor, *, pdl: bool = False
+    scratch: RoutingScratch,
+    starts: torch.Tensor,
+    sorted_pairs: torch.Tensor,
+    rows: torch.Tensor,
+    *,
+    tile: RoutingTile,
+    pdl: bool = False,
 ) -> None:
-    """chosen int32 [num_tokens, top_k] -> starts int32 [experts + 1] (an expert's first row), sorted_pairs int32
-    [num_pairs] (the pair of each row) and rows int32 [num_tokens, top_k] (the row of each pair)."""
-    num_pairs, experts = chosen.numel(), starts.shape[0] - 1
-    block = next((pairs for pairs in SORT_PAIRS if pairs >= num_pairs), SORT_PAIRS[-1])
-    _sort_kernel[(experts,)](
-        chosen, starts, sorted_pairs, rows, num_pairs, experts, BLOCK=block, PDL=pdl,
-        num_warps=8 if block == SORT_PAIRS[-1] else 4, **launch_options(pdl),
+    """After `choose_experts` of these very tokens with the same tile."""
+    (num_tokens, top_k), experts = rows.shape, starts.shape[0] - 1
+    blocks, padded = triton.cdiv(num_tokens, tile.tokens), _padded(experts)
+    _sort_kernel[(blocks,)](
+        scratch.places, scratch.counts, starts, sorted_pairs, rows, blocks, num_tokens * top_k, experts, top_k,
+        TOKENS=tile.tokens, PADDED=padded, BLOCKS=max(16, tile.tokens // _breadth(padded)), PDL=pdl,
+        num_warps=min(16, (4 if tile.tokens <= 16 else 8) * _breadth(padded)), **launch_options(pdl),
     )  # fmt: skip
 
 
