@@ -1,24 +1,30 @@
-"""Products of some dozens of rows on the card: ours for Hopper beside cuBLAS, each checked against float32 first, then
-timed by replaying a graph over enough copies of the weights that L2 serves none.
+"""Products on the card: ours for Hopper beside cuBLAS, each checked against float32 first. Of up to 256 rows: timed by
+replaying a graph over enough copies of the weights that L2 serves none. Of a prompt's thousands (--long): under
+sustained load, in turns, since the card's power decides.
 
-PYTHONPATH=src python bench/cuda/hopper_products.py [--rows 16,64,128] [--models llama-3.1-8b] [--best 3]"""
+PYTHONPATH=src python bench/cuda/hopper_products.py [--rows 16,64,128,192,256] [--models llama-3.1-8b] [--best 3]
+    [--long 2048,8192]"""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
 
-from twostroke.backends.cuda.kernels.activation import gated
+from twostroke.backends.cuda.kernels.activation import Activation, gated
+from twostroke.backends.cuda.kernels.cluster_products import cluster_product
+from twostroke.backends.cuda.kernels.cluster_tiles import ClusterTile, choose_cluster_tile
 from twostroke.backends.cuda.kernels.hopper_products import product
-from twostroke.backends.cuda.kernels.product_tiles import DEPTH, MAX_ROWS, ProductTile, choose_tile
+from twostroke.backends.cuda.kernels.product_tiles import DEPTH, MAX_ROWS, SHARED_BYTES, ProductTile, choose_tile
 from twostroke.backends.cuda.kernels.target import target_of
 
-SHARED_BYTES = 225 * 1024
+MOST_ROWS = 512
+"""Rows of the buffer that a product's rows are the first of, as in a model."""
 PASS_BYTES = 400 * 2**20
 TOLERANCE = 1.0e-2
 REPEATS = 40
@@ -54,9 +60,45 @@ MODELS = {
 }
 
 
-def candidates(matrix: Matrix, rows: int) -> list[ProductTile]:
+AnyTile = ProductTile | ClusterTile
+
+
+def multiply(
+    x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, tile: AnyTile, kind: Activation | None, *, pdl: bool
+) -> None:
+    if isinstance(tile, ClusterTile):
+        cluster_product(x, weight, out, tile=tile, num_sms=target_of("cuda").num_sms, gated=kind, pdl=pdl)
+    else:
+        product(x, weight, out, tile=tile, gated=kind, pdl=pdl)
+
+
+def cluster_candidates(matrix: Matrix, rows: int) -> list[AnyTile]:
+    """Those that keep nearly all of 132 multiprocessors busy."""
+    found: list[AnyTile] = []
+    shapes = ((1, 3),) if rows <= 192 else ((2, 2), (1, 4))
+    widths = (64, 112, 128, 192, 224, 256) if matrix.is_gated else (48, 64, 96, 128, 192, 256)
+    for row_blocks, groups in shapes:
+        for outputs in widths:
+            if outputs * row_blocks > 256:
+                continue
+            for splits in (1, 2, 4, 8) if matrix.name in ("o", "down") else (1,):
+                columns = outputs // 2 if matrix.is_gated else outputs
+                programs = -(-matrix.outputs // columns) * splits
+                waves = programs / 132
+                if waves / -(-programs // 132) < 0.8 or (splits > 1 and waves > 1.05):
+                    continue
+                for cluster in (1, 2, 4):
+                    tile = ClusterTile(outputs, row_blocks, groups, cluster, splits)
+                    if tile.stages >= 3 and matrix.width // DEPTH // splits * splits * DEPTH == matrix.width:
+                        found.append(tile)
+    return found
+
+
+def candidates(matrix: Matrix, rows: int) -> list[AnyTile]:
     """Every cut worth a try; two programs an SM where both fit."""
-    found = []
+    if rows > MAX_ROWS:
+        return cluster_candidates(matrix, rows)
+    found: list[AnyTile] = []
     for outputs in (64, 128) if matrix.is_gated else (64, 128, 256):
         for num_warps in (4, 8):
             values = outputs * (2 if matrix.is_gated else 1) * max(rows, 64) // (num_warps * 32)
@@ -78,6 +120,7 @@ def candidates(matrix: Matrix, rows: int) -> list[ProductTile]:
 def time_us(calls: list[Callable[[], None]]) -> float:
     """Of one call, when all are made one after another: the median of several replays."""
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for call in calls[:2]:
             call()
@@ -104,7 +147,7 @@ def measure(matrix: Matrix, rows: int, threads: ThreadPoolExecutor, best: int) -
         torch.randn(factor * matrix.outputs, matrix.width, dtype=torch.bfloat16, device="cuda") * 0.02
         for _ in range(copies)
     ]
-    x = torch.randn(MAX_ROWS, matrix.width, dtype=torch.bfloat16, device="cuda")[:rows]  # as of a model's buffer
+    x = torch.randn(MOST_ROWS, matrix.width, dtype=torch.bfloat16, device="cuda")[:rows]  # as of a model's buffer
     wide = torch.empty(rows, factor * matrix.outputs, dtype=torch.bfloat16, device="cuda")
     reference = (x.float() @ weights[0].float().t()).clone()
     narrow = torch.empty(rows, matrix.outputs, dtype=torch.bfloat16, device="cuda")
@@ -119,15 +162,14 @@ def measure(matrix: Matrix, rows: int, threads: ThreadPoolExecutor, best: int) -
 
     repeats = max(1, 24 // copies)
     lines = [(time_us([lambda w=w: cublas(w) for w in weights * repeats]), "cuBLAS")]
-    by_default = choose_tile(
-        rows, matrix.outputs, matrix.width, target_of("cuda").num_sms,
-        gated=matrix.is_gated, may_split=matrix.name in ("o", "down"),
-    )  # fmt: skip
+    shape = (rows, matrix.outputs, matrix.width, target_of("cuda").num_sms)
+    options = {"gated": matrix.is_gated, "may_split": matrix.name in ("o", "down")}
+    by_default = choose_tile(*shape, **options) or choose_cluster_tile(*shape, **options)
     tiles = candidates(matrix, rows)
     if by_default is not None:
         tiles = list(dict.fromkeys([*tiles, by_default]))
 
-    def out_of(tile: ProductTile) -> torch.Tensor:
+    def out_of(tile: AnyTile) -> torch.Tensor:
         if tile.splits > 1:
             return torch.empty(tile.splits, rows, matrix.outputs, dtype=torch.float32, device="cuda")
         kind = torch.float32 if matrix.name == "head" else torch.bfloat16
@@ -135,16 +177,16 @@ def measure(matrix: Matrix, rows: int, threads: ThreadPoolExecutor, best: int) -
 
     kind = "silu" if matrix.is_gated else None
 
-    def compile_it(tile: ProductTile) -> None:
+    def compile_it(tile: AnyTile) -> None:
         with contextlib.suppress(Exception):  # what is wrong with it, its check will say
-            product(x, weights[0], out_of(tile), tile=tile, gated=kind, pdl=True)
+            multiply(x, weights[0], out_of(tile), tile, kind, pdl=True)
 
-    def check(tile: ProductTile) -> str | None:
+    def check(tile: AnyTile) -> str | None:
         try:
             first = None
             for repeat in range(REPEATS):
                 out = out_of(tile).fill_(float("nan"))
-                product(x, weights[0], out, tile=tile, gated=kind, pdl=repeat % 2 == 0)
+                multiply(x, weights[0], out, tile, kind, pdl=repeat % 2 == 0)
                 total = out.sum(0) if tile.splits > 1 else out.float()
                 error = ((total - reference).norm() / reference.norm()).item()
                 if not error < TOLERANCE:
@@ -164,15 +206,71 @@ def measure(matrix: Matrix, rows: int, threads: ThreadPoolExecutor, best: int) -
             print(f"  {tile}: {wrong}", flush=True)
             continue
         out = out_of(tile)
-        calls = [lambda w=w: product(x, w, out, tile=tile, gated=kind, pdl=True) for w in weights * repeats]  # noqa: B023
-        name = f"{tile.outputs} outputs, {tile.splits} splits, {tile.stages} stages, {tile.num_warps} warps"
+        calls = [lambda w=w: multiply(x, w, out, tile, kind, pdl=True) for w in weights * repeats]  # noqa: B023
+        name = f"{tile.outputs} outputs, {tile.splits} splits, {tile.stages} stages, "
+        if isinstance(tile, ClusterTile):
+            name += f"{tile.groups} groups of {tile.row_blocks}, clusters of {tile.cluster}"
+        else:
+            name += f"{tile.num_warps} warps"
         name += " (default)" if tile == by_default else ""
         lines.append((time_us(calls), name))
     ranked = sorted(lines[1:])
     shown = [lines[0], *ranked[:best], *(line for line in ranked[best:] if line[1].endswith("(default)"))]
     for each_us, name in shown:
         rate = matrix.num_bytes / each_us / 1e6
-        print(f"{rows:4d} {matrix.name:8s} {each_us:8.2f} us {rate:6.2f} TB/s  {name}", flush=True)
+        flops = matrix.num_bytes * rows / each_us / 1e6
+        print(f"{rows:4d} {matrix.name:8s} {each_us:8.2f} us {rate:6.2f} TB/s {flops:4.0f} TFLOP/s  {name}", flush=True)
+
+
+def measure_long(matrix: Matrix, rows: int) -> None:
+    """A gate of a prompt: by cuBLAS and a kernel behind it, by one kernel of ours."""
+    factor = 2 if matrix.is_gated else 1
+    shape = (factor * matrix.outputs, matrix.width)
+    weights = [torch.randn(shape, dtype=torch.bfloat16, device="cuda") * 0.02 for _ in range(2)]
+    x = torch.randn(rows, matrix.width, dtype=torch.bfloat16, device="cuda")
+    wide = torch.empty(rows, factor * matrix.outputs, dtype=torch.bfloat16, device="cuda")
+    narrow = torch.empty(rows, matrix.outputs, dtype=torch.bfloat16, device="cuda")
+    kind: Activation | None = "silu" if matrix.is_gated else None
+
+    def cublas(weight: torch.Tensor) -> None:
+        torch.mm(x, weight.t(), out=wide)
+        if matrix.is_gated:
+            gated(wide, narrow, kind="silu")
+
+    ways: dict[str, Callable[[torch.Tensor], None]] = {"cuBLAS": cublas}
+    for outputs, row_blocks, cluster in ((128, 2, 2), (256, 1, 2), (192, 2, 2), (128, 2, 1)):
+        tile = ClusterTile(outputs, row_blocks, 2, cluster)
+        ways[str(tile)] = lambda w, tile=tile: multiply(x, w, narrow, tile, kind, pdl=False)
+    cublas(weights[0])
+    reference = (narrow if matrix.is_gated else wide).clone().float()
+    times: dict[str, list[float]] = {}
+    for turn in range(4):
+        for name, way in list(ways.items()):
+            try:
+                narrow.fill_(float("nan"))
+                way(weights[0])
+                error = 0.0 if name == "cuBLAS" else ((narrow.float() - reference).norm() / reference.norm()).item()
+                if not error < TOLERANCE:
+                    raise ValueError(f"error {error}")
+                begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+                started_s, count = time.perf_counter(), 0
+                begin.record()
+                while time.perf_counter() - started_s < 0.3:
+                    for weight in weights * 4:
+                        way(weight)
+                    count += 8
+                    torch.cuda.synchronize()
+                end.record()
+                torch.cuda.synchronize()
+                if turn:
+                    times.setdefault(name, []).append(begin.elapsed_time(end) * 1e3 / count)
+            except Exception as error:
+                print(f"  {name}: {type(error).__name__}: {str(error)[:200]}", flush=True)
+                del ways[name]
+    for name, found in times.items():
+        each_us = sorted(found)[len(found) // 2]
+        rate = matrix.num_bytes * rows / each_us / 1e6
+        print(f"{rows:5d} {matrix.name:8s} {each_us:8.1f} us {rate:6.0f} TFLOP/s  {name}", flush=True)
 
 
 def main() -> None:
@@ -181,6 +279,7 @@ def main() -> None:
     parser.add_argument("--models", default="llama-3.1-8b")
     parser.add_argument("--only", default="", help="names of matrices")
     parser.add_argument("--best", type=int, default=3)
+    parser.add_argument("--long", default="", help="rows of prompts")
     options = parser.parse_args()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
     with ThreadPoolExecutor(12) as threads:
@@ -189,8 +288,11 @@ def main() -> None:
             for matrix in MODELS[model]:
                 if options.only and matrix.name not in options.only.split(","):
                     continue
-                for rows in map(int, options.rows.split(",")):
+                for rows in map(int, filter(None, options.rows.split(","))):
                     measure(matrix, rows, threads, options.best)
+                for rows in map(int, filter(None, options.long.split(","))):
+                    if matrix.name != "head":
+                        measure_long(matrix, rows)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""Kernels in CUDA C++, for what Triton cannot say: compiled by NVRTC, which comes with torch, so that no compiler need be
-installed; kept on disk; launched through the driver, in clusters and dependent on the kernel ahead where asked."""
+"""Kernels in CUDA C++, for what Triton cannot say: compiled by NVRTC, which comes with torch, so that no compiler need
+be installed; kept on disk; launched through the driver, in clusters and dependent on the kernel ahead where asked."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class NativeKernel:
     def __init__(self, source: str, name: str, constants: Mapping[str, int], architecture: str) -> None:
         self._code = compiled(source, constants, architecture)
         module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
-        torch.cuda.current_stream()  # the driver loads code into a context, which torch makes when it is first used
+        _enter_context()
         _check(_driver().cuModuleLoadData(ctypes.byref(module), self._code), "load a kernel")
         found = _driver().cuModuleGetFunction(ctypes.byref(self._function), module, name.encode())
         _check(found, f"find the kernel {name}")
@@ -148,6 +148,14 @@ def _compile(compiler: ctypes.CDLL, source: str, options: list[str]) -> bytes:
         return code.raw
     finally:
         compiler.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def _enter_context() -> None:
+    """Code is loaded into the thread's current context, and a new thread has none: torch's, then."""
+    device, context = ctypes.c_int(), ctypes.c_void_p()
+    _check(_driver().cuDeviceGet(ctypes.byref(device), torch.cuda.current_device()), "find the device")
+    _check(_driver().cuDevicePrimaryCtxRetain(ctypes.byref(context), device), "open the device")
+    _check(_driver().cuCtxSetCurrent(context), "use the device")
 
 
 def why_not() -> str | None:

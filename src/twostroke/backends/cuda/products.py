@@ -1,16 +1,19 @@
 """A layer's matrices times the rows of a step, with what stands between them: gates, norms, the residual stream. Knows
-who multiplies: on Hopper our own kernel for some dozens of rows, which is bound by reading weights and starts to read
-before the kernel ahead has ended; cuBLAS for more, and wherever that kernel cannot run."""
+who multiplies: on Hopper kernels of our own, which start to read weights before the kernel ahead has ended, one for
+some dozens of rows and one for more; cuBLAS where it is as good or they cannot run."""
 
 from __future__ import annotations
 
 import torch
 
-from twostroke.backends.cuda.kernels.activation import gated
+from twostroke.backends.cuda.kernels.activation import Activation, gated
+from twostroke.backends.cuda.kernels.cluster_products import cluster_product
+from twostroke.backends.cuda.kernels.cluster_tiles import ClusterTile, choose_cluster_tile
 from twostroke.backends.cuda.kernels.hopper_products import ELEMENT_TYPES, product
 from twostroke.backends.cuda.kernels.norms import add_rms_norm, rms_norm, sandwich
 from twostroke.backends.cuda.kernels.product_tiles import MAX_ROWS, MAX_SPLITS, ProductTile, choose_tile
 from twostroke.backends.cuda.kernels.target import target_of
+from twostroke.backends.cuda.native import why_not
 from twostroke.models.spec import ModelSpec
 
 
@@ -34,7 +37,8 @@ class Products:
     def __init__(self, spec: ModelSpec, scratch: ProductScratch) -> None:
         target = target_of(scratch.found.device)
         is_able = target.is_hopper and scratch.found.dtype in ELEMENT_TYPES
-        self._max_rows = MAX_ROWS if is_able else 0
+        self._has_products = is_able
+        self._has_clusters = is_able and why_not() is None
         self._num_sms = target.num_sms
         self._eps, self._activation, self._scratch = spec.norm_eps, spec.activation, scratch
 
@@ -49,7 +53,7 @@ class Products:
     ) -> None:
         tile = self._tile(x, len(weight)) if bias is None else None
         if tile is not None:
-            product(x, weight, out, tile=tile, pdl=pdl)
+            self._multiply(x, weight, out, tile, pdl=pdl)
         elif bias is None:
             torch.mm(x, weight.t(), out=out)
         else:
@@ -59,7 +63,7 @@ class Products:
         """With float32 results: in 16 bits many of a vocabulary's logits would be equal."""
         tile = self._tile(x, len(weight))
         if tile is not None:
-            product(x, weight, out, tile=tile, pdl=pdl)
+            self._multiply(x, weight, out, tile, pdl=pdl)
         elif x.is_cuda:
             torch.mm(x, weight.t(), out_dtype=torch.float32, out=out)
         else:
@@ -69,7 +73,7 @@ class Products:
         """out [num_rows, intermediate] = activation(x @ gate) * (x @ up); `weight` is gate, then up."""
         tile = self._tile(x, out.shape[1], is_gated=True)
         if tile is not None:
-            product(x, weight, out, tile=tile, gated=self._activation, pdl=pdl)
+            self._multiply(x, weight, out, tile, gated=self._activation, pdl=pdl)
             return
         gate_up = self._scratch.gate_up[: len(x)]
         torch.mm(x, weight.t(), out=gate_up)
@@ -103,7 +107,7 @@ class Products:
         else:
             if tile.splits > 1:
                 found = self._scratch.parts[: tile.splits * found.numel()].view(tile.splits, *found.shape)
-            product(x, weight, found, tile=tile, pdl=pdl)
+            self._multiply(x, weight, found, tile, pdl=pdl)
         if post_norm is None:
             add_rms_norm(found, residual, next_norm, out, eps=self._eps, pdl=pdl)
         else:
@@ -111,8 +115,24 @@ class Products:
 
     def _tile(
         self, x: torch.Tensor, outputs: int, *, is_gated: bool = False, may_split: bool = False
-    ) -> ProductTile | None:
+    ) -> ProductTile | ClusterTile | None:
         num_rows, width = x.shape
-        if num_rows > self._max_rows:
-            return None
-        return choose_tile(num_rows, outputs, width, self._num_sms, gated=is_gated, may_split=may_split)
+        shape = (num_rows, outputs, width, self._num_sms)
+        if num_rows <= MAX_ROWS:
+            return choose_tile(*shape, gated=is_gated, may_split=may_split) if self._has_products else None
+        return choose_cluster_tile(*shape, gated=is_gated, may_split=may_split) if self._has_clusters else None
+
+    def _multiply(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        out: torch.Tensor,
+        tile: ProductTile | ClusterTile,
+        *,
+        gated: Activation | None = None,
+        pdl: bool,
+    ) -> None:
+        if isinstance(tile, ClusterTile):
+            cluster_product(x, weight, out, tile=tile, num_sms=self._num_sms, gated=gated, pdl=pdl)
+        else:
+            product(x, weight, out, tile=tile, gated=gated, pdl=pdl)

@@ -15,8 +15,9 @@ constexpr u32 ROWS = 64 * ROW_BLOCKS * GROUPS;
 constexpr u32 STAGE_BYTES = (ROWS + OUTPUTS) * ROW_BYTES;
 constexpr u32 SHARE = ROWS / CLUSTER;  // rows that one program fetches for its cluster
 constexpr u32 COLUMNS = GATED ? OUTPUTS / 2 : OUTPUTS;  // of the result
+// Together no more than what a launch hands out: 168, 128 or 96 a thread. A warp group waits for ever for more.
 constexpr u32 PRODUCER_REGISTERS = GROUPS == 2 ? 24 : 32;
-constexpr u32 CONSUMER_REGISTERS = GROUPS == 1 ? 240 : GROUPS == 2 ? 240 : GROUPS == 3 ? 160 : 120;
+constexpr u32 CONSUMER_REGISTERS = GROUPS == 2 ? 240 : GROUPS == 3 ? 160 : 112;
 
 struct alignas(64) TensorMap {
   u64 words[16];
@@ -45,7 +46,7 @@ __device__ __forceinline__ void wait_for(u32 barrier, u32 parity) {
 __device__ __forceinline__ void release_to(u32 barrier, u32 program) {
   asm volatile(
       "{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1;"
-      " mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there]; }" ::"r"(barrier), "r"(program)
+      " mbarrier.arrive.shared::cluster.b64 _, [there]; }" ::"r"(barrier), "r"(program)
       : "memory");
 }
 
@@ -69,8 +70,10 @@ __device__ __forceinline__ void fetch_for_all(const TensorMap* map, int column, 
   }
 }
 
-__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
-__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
+__device__ __forceinline__ void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");  // a release would flush all memory
+}
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
 // What wgmma is told of a matrix in shared memory: rows of 128 bytes, swizzled, eight rows to 1024 bytes.
 __device__ __forceinline__ u64 matrix_at(u32 address) {
@@ -109,47 +112,55 @@ struct Tile {
   }
 };
 
-__device__ __forceinline__ void produce(const TensorMap* x_map, const TensorMap* w_map, u32 ring, u32 ready, u32 empty,
-                                        u32 own, int outputs, int rounds, int row_tiles, int out_clusters, int tiles) {
-  int done = 0;  // rounds so far, of all tiles
-  for (int index = blockIdx.x / CLUSTER; index < tiles; index += gridDim.x / CLUSTER) {
-    Tile tile(index, row_tiles, out_clusters);
-    int first_output = (tile.out_cluster * CLUSTER + own) * COLUMNS;
-    int first_row = tile.row_tile * ROWS + own * SHARE;
-    int first_column = tile.split * rounds * DEPTH;
-    auto fetch_weights = [&](int j, u32 stage) {
-      u32 to = ring + stage * STAGE_BYTES + ROWS * ROW_BYTES;
-      expect_bytes(ready + stage * 8, STAGE_BYTES);
-      fetch(w_map, first_column + j * DEPTH, first_output, to, ready + stage * 8);
-      if constexpr (GATED) {
-        fetch(w_map, first_column + j * DEPTH, outputs + first_output, to + COLUMNS * ROW_BYTES, ready + stage * 8);
-      }
-    };
-    auto fetch_rows = [&](int j, u32 stage) {
-      u32 to = ring + stage * STAGE_BYTES + own * SHARE * ROW_BYTES;
-      fetch_for_all(x_map, first_column + j * DEPTH, first_row, to, ready + stage * 8);
-    };
-    int begun = 0;
-    if (done == 0) {
-      // Weights never change, so they are on their way before the kernel ahead has ended, and the ring is all free.
-      begun = min(rounds, (int)STAGES);
-      for (int j = 0; j < begun; j++) fetch_weights(j, j);
-      if constexpr (DEPENDENT) {
-        asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-        asm volatile("griddepcontrol.wait;" ::: "memory");
-      }
-      cluster_wait();  // until then another program's barriers may not be set up
-      for (int j = 0; j < begun; j++) fetch_rows(j, j);
-    }
-    for (int j = begun; j < rounds; j++) {
-      u32 stage = (done + j) % STAGES, lap = (done + j) / STAGES;
-      if (lap > 0) wait_for(empty + stage * 8, (lap - 1) & 1);
-      fetch_weights(j, stage);
-      fetch_rows(j, stage);
-    }
-    done += rounds;
+// What the producer, one thread, does: weights come for this program alone, rows for its cluster.
+struct Producer {
+  const TensorMap *x_map, *w_map;
+  u32 ring, ready, empty, own;
+  int outputs, rounds, row_tiles, out_clusters, tiles;
+
+  __device__ __forceinline__ void fetch_weights(const Tile& tile, int j, u32 stage) {
+    u32 to = ring + stage * STAGE_BYTES + ROWS * ROW_BYTES, arrived = ready + stage * 8;
+    int output = (tile.out_cluster * CLUSTER + own) * COLUMNS, column = (tile.split * rounds + j) * DEPTH;
+    expect_bytes(arrived, STAGE_BYTES);
+    fetch(w_map, column, output, to, arrived);
+    if constexpr (GATED) fetch(w_map, column, outputs + output, to + COLUMNS * ROW_BYTES, arrived);
   }
-}
+
+  __device__ __forceinline__ void fetch_rows(const Tile& tile, int j, u32 stage) {
+    u32 to = ring + stage * STAGE_BYTES + own * SHARE * ROW_BYTES;
+    int row = tile.row_tile * ROWS + own * SHARE, column = (tile.split * rounds + j) * DEPTH;
+    fetch_for_all(x_map, column, row, to, ready + stage * 8);
+  }
+
+  // Weights never change, so the ring is full of them before the kernel ahead has ended.
+  __device__ __forceinline__ void begin(int first) {
+    Tile tile(first, row_tiles, out_clusters);
+    for (int j = 0; j < min(rounds, (int)STAGES); j++) fetch_weights(tile, j, j);
+    if constexpr (DEPENDENT) {
+      asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+      asm volatile("griddepcontrol.wait;" ::: "memory");
+    }
+  }
+
+  __device__ __forceinline__ void go_on(int first) {
+    u32 stage = 0, parity = 1;  // of the lap before: the first one's stages are free
+    for (int index = first; index < tiles; index += gridDim.x / CLUSTER) {
+      Tile tile(index, row_tiles, out_clusters);
+      for (int j = 0; j < rounds; j++) {
+        bool begun = index == first && j < STAGES;
+        if (!begun) {
+          wait_for(empty + stage * 8, parity);
+          fetch_weights(tile, j, stage);
+        }
+        fetch_rows(tile, j, stage);
+        if (++stage == STAGES) {
+          stage = 0;
+          parity ^= 1;
+        }
+      }
+    }
+  }
+};
 
 // Four lanes hold two columns each of four groups of eight; afterwards each lane has all eight of its group.
 __device__ __forceinline__ void exchange(u32 (&word)[4], u32 lane) {
@@ -278,13 +289,15 @@ extern "C" __global__ void __launch_bounds__(128 * (GROUPS + 1), 1)
   }
   __syncthreads();
   cluster_arrive();
+  int first = blockIdx.x / CLUSTER;
   if (threadIdx.x < 128) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
-    if (threadIdx.x == 0) {
-      produce(&x_map, &w_map, ring, ready, empty, own, outputs, rounds, row_tiles, out_clusters, tiles);
-    } else {
-      cluster_wait();
-    }
+    Producer producer{&x_map, &w_map, ring, ready, empty, own, outputs, rounds, row_tiles, out_clusters, tiles};
+    if (threadIdx.x == 0) producer.begin(first);
+    __syncwarp();
+    cluster_wait();  // until then another program's barriers may not be set up
+    if (threadIdx.x == 0) producer.go_on(first);
+    __syncwarp();
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
     cluster_wait();

@@ -1,11 +1,10 @@
-"""Matrix products of hundreds of rows and more for Hopper, in CUDA C++ (`cluster_products.cu`): programs in clusters fetch
-rows for one another, which Triton has no word for. Bound by reading weights up to some 200 rows, by the tensor cores
-beyond; a gate's activation costs no pass of its own. Knows the launch; `cluster_tiles.py` how a product is cut."""
+"""Matrix products of hundreds of rows and more for Hopper, in CUDA C++ (`cluster_products.cu`): programs in clusters
+fetch rows for one another, which Triton has no word for. Bound by reading weights up to some 200 rows, by the tensor
+cores beyond; a gate's activation costs no pass of its own. Knows the launch; `cluster_tiles.py` how it is cut."""
 
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Final
@@ -13,43 +12,13 @@ from typing import Final
 import torch
 
 from twostroke.backends.cuda.kernels.activation import Activation
+from twostroke.backends.cuda.kernels.cluster_tiles import ALIGNMENT, ClusterTile
+from twostroke.backends.cuda.kernels.product_tiles import DEPTH, rows_to_read
 from twostroke.backends.cuda.native import NativeKernel, tensor_map
 
-DEPTH: Final = 64
-SHARED_BYTES: Final = 226 * 1024
-"""What a program on a Hopper chip may have, less its barriers."""
-ALIGNMENT: Final = 1024
 GATES: Final[dict[Activation | None, int]] = {None: 0, "silu": 1, "gelu_tanh": 2}
 BAND: Final = 8
 """Row tiles that are walked together: 2,048 rows, whose inputs stay in L2 while a layer's weights pass by."""
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterTile:
-    """How a product is cut: a program computes `outputs` outputs (with a gate: half of them gates) of `rows` rows."""
-
-    outputs: int
-    row_blocks: int
-    """Blocks of 64 rows a warp group."""
-    groups: int
-    """Warp groups."""
-    cluster: int = 2
-    splits: int = 1
-    """Parts of the depth, whose sums the product's reader adds up."""
-
-    @property
-    def rows(self) -> int:
-        return 64 * self.row_blocks * self.groups
-
-    @property
-    def pieces(self) -> int:
-        """Instructions for a program's outputs: one has 256 at most, and needs their sums in registers that three warp
-        groups cannot have all at once."""
-        return 2 if self.outputs > (192 if self.groups > 2 else 256) else 1
-
-    @property
-    def stages(self) -> int:
-        return (SHARED_BYTES - ALIGNMENT) // ((self.rows + self.outputs) * 2 * DEPTH)
 
 
 def cluster_product(
@@ -72,7 +41,7 @@ def cluster_product(
     tiles = row_tiles * out_clusters * splits
     share = tile.rows // tile.cluster
     wanted = row_tiles * tile.rows
-    x_map = tensor_map(x, _rows_to_read(x, wanted), share, DEPTH)
+    x_map = tensor_map(x, rows_to_read(x, wanted), share, DEPTH)
     w_map = tensor_map(weight, len(weight), columns, DEPTH)
     kernel = _kernel(tile, gated, x.dtype, out.dtype == torch.float32, pdl)
     numbers = (num_rows, outputs, width // DEPTH // splits, row_tiles, out_clusters, tiles)
@@ -80,7 +49,7 @@ def cluster_product(
         min(tiles, num_sms // tile.cluster) * tile.cluster,
         128 * (tile.groups + 1),
         [x_map, w_map, ctypes.c_void_p(out.data_ptr()), *map(ctypes.c_int, numbers)],
-        shared_bytes=tile.stages * (tile.rows + tile.outputs) * 2 * DEPTH + ALIGNMENT,
+        shared_bytes=tile.stages * tile.stage_bytes + ALIGNMENT,
         cluster=tile.cluster,
         pdl=pdl,
     )
@@ -127,10 +96,3 @@ def _multiply(outputs: int, dtype: torch.dtype) -> str:
         f'{{{registers}}}, {rows}, {weights}, p, 1, 1, 0, 0; }}" '
         f': {operands} : "l"(rows), "l"(weights), "r"(keep));\n}}\n'
     )
-
-
-def _rows_to_read(x: torch.Tensor, wanted: int) -> int:
-    """The rows that may be copied: those behind the last as well, where the buffer has them. The copy engine fills in
-    for rows that are not there, and is slower at that than at reading."""
-    behind = x.untyped_storage().nbytes() // x.element_size() - x.storage_offset()
-    return wanted if (wanted - 1) * x.stride(0) + x.shape[1] <= behind else len(x)

@@ -22,7 +22,14 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from twostroke.backends.cuda.kernels.activation import Activation, activate
-from twostroke.backends.cuda.kernels.product_tiles import DEPTH, MAX_ROWS, ProductTile, copied_rows, padded_rows
+from twostroke.backends.cuda.kernels.product_tiles import (
+    DEPTH,
+    MAX_ROWS,
+    ProductTile,
+    copied_rows,
+    padded_rows,
+    rows_to_read,
+)
 from twostroke.backends.cuda.kernels.target import launch_options
 
 ELEMENT_TYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
@@ -147,7 +154,7 @@ def product(
     box, element = copied_rows(num_rows), ELEMENT_TYPES[x.dtype]
     x_layout = gl.NVMMASharedLayout.get_default_for([box, DEPTH], element)
     w_layout = gl.NVMMASharedLayout.get_default_for([tile.outputs, DEPTH], element)
-    x_rows = TensorDescriptor(x, [_rows_to_read(x, box), width], [x.stride(0), 1], [box, DEPTH], x_layout)
+    x_rows = TensorDescriptor(x, [rows_to_read(x, box), width], [x.stride(0), 1], [box, DEPTH], x_layout)
     w_rows = TensorDescriptor(weight, list(weight.shape), [width, 1], [tile.outputs, DEPTH], w_layout)
     _product_kernel[(triton.cdiv(outputs, tile.outputs), tile.splits)](
         x_rows,
@@ -167,10 +174,3 @@ def product(
         num_warps=tile.num_warps,
         **launch_options(pdl),
     )
-
-
-def _rows_to_read(x: torch.Tensor, wanted: int) -> int:
-    """The rows that may be copied: those behind the last as well, where the buffer has them. The copy engine fills in
-    for rows that are not there, and is slower at that than at reading."""
-    behind = x.untyped_storage().nbytes() // x.element_size() - x.storage_offset()
-    return wanted if (wanted - 1) * x.stride(0) + x.shape[1] <= behind else len(x)

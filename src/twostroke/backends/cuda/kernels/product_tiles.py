@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
+import torch
+
 MAX_ROWS: Final = 128
 DEPTH: Final = 64
 """Inputs a round: 128 bytes of each row, the widest that the copy engine spreads over shared memory's banks."""
@@ -42,6 +44,13 @@ def padded_rows(rows: int) -> int:
 def copied_rows(rows: int) -> int:
     """What of them comes to a program in one copy: a power of two. Three copies of 32 are slower than one of 128."""
     return next(box for box in (16, 32, 64, 128) if rows <= box)
+
+
+def rows_to_read(x: torch.Tensor, wanted: int) -> int:
+    """The rows that may be copied: those behind the last as well, where the buffer has them. The copy engine fills in
+    for rows that are not there, and is slower at that than at reading."""
+    behind = x.untyped_storage().nbytes() // x.element_size() - x.storage_offset()
+    return wanted if (wanted - 1) * x.stride(0) + x.shape[1] <= behind else len(x)
 
 
 @cache

@@ -1,0 +1,91 @@
+"""How the products of hundreds of rows and more are cut, by their shape: rules, so that nothing is tuned while a user
+waits. They give the best, or nearly, of what `bench/cuda/hopper_products.py` measured on an H200, and leave to cuBLAS
+what that does as well."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Final
+
+from twostroke.backends.cuda.kernels.product_tiles import DEPTH, MAX_ROWS
+
+SHARED_BYTES: Final = 226 * 1024
+"""What a program on a Hopper chip may have, less its barriers."""
+ALIGNMENT: Final = 1024
+MAX_PARTS_ROWS: Final = 192
+"""Up to so many rows a product that is cut along its depth beats cuBLAS."""
+LEAST_OUTPUTS: Final = 64
+"""Of a program: with fewer it reads mostly rows, which all others read too."""
+LEAST_ROUNDS: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterTile:
+    """How a product is cut: a program computes `outputs` outputs (with a gate: half of them gates) of `rows` rows."""
+
+    outputs: int
+    row_blocks: int
+    """Blocks of 64 rows a warp group."""
+    groups: int
+    """Warp groups."""
+    cluster: int = 2
+    """Programs that fetch rows for one another."""
+    splits: int = 1
+    """Parts of the depth, whose sums the product's reader adds up."""
+
+    @property
+    def rows(self) -> int:
+        return 64 * self.row_blocks * self.groups
+
+    @property
+    def stage_bytes(self) -> int:
+        return (self.rows + self.outputs) * 2 * DEPTH
+
+    @property
+    def stages(self) -> int:
+        return (SHARED_BYTES - ALIGNMENT) // self.stage_bytes
+
+    @property
+    def pieces(self) -> int:
+        """Instructions for a program's outputs. One has 256 at most, and wants all its sums in the registers that a
+        launch hands out: the more warp groups, the fewer."""
+        return 2 if self.outputs > {2: 256, 3: 192, 4: 128}[self.groups] else 1
+
+
+@cache
+def choose_cluster_tile(
+    rows: int, outputs: int, width: int, num_sms: int, *, gated: bool = False, may_split: bool = False
+) -> ClusterTile | None:
+    """None: this product is another's to compute."""
+    if rows <= MAX_ROWS or width % DEPTH or outputs % 8:
+        return None
+    if gated:
+        return _gated_tile(rows, outputs, num_sms)
+    if not may_split or rows > MAX_PARTS_ROWS:
+        return None
+    splits = 2
+    while _one_wave(outputs * splits, num_sms, 8) < LEAST_OUTPUTS:
+        splits *= 2
+    rounds = width // DEPTH // splits
+    if rounds < LEAST_ROUNDS or rounds * splits * DEPTH != width:
+        return None
+    block = _one_wave(outputs * splits, num_sms, 8)
+    return ClusterTile(block, 1, 3, splits=splits) if block <= 256 else None
+
+
+def _gated_tile(rows: int, outputs: int, num_sms: int) -> ClusterTile | None:
+    if rows > 256:
+        # Whole tiles of 256 rows, or of 128 where many of those rows would be nobody's.
+        is_wasteful = -(-rows // 256) * 256 > 1.1 * (-(-rows // 128) * 128)
+        return ClusterTile(256, 1, 2) if is_wasteful else ClusterTile(128, 2, 2)
+    row_blocks, groups, most = (1, 3, 256) if rows <= 192 else (2, 2, 128)
+    waves = 1
+    while (block := _one_wave(2 * outputs, num_sms * waves, 16)) > most:
+        waves += 1
+    return ClusterTile(block, row_blocks, groups) if block >= LEAST_OUTPUTS else None
+
+
+def _one_wave(outputs: int, programs: int, step: int) -> int:
+    """Outputs of a program, a multiple of `step`, with which that many programs have them all."""
+    return -(-outputs // (programs * step)) * step
