@@ -18,6 +18,8 @@ MAX_PARTS_ROWS: Final = 192
 LEAST_OUTPUTS: Final = 64
 """Of a program: with fewer it reads mostly rows, which all others read too."""
 LEAST_ROUNDS: Final = 8
+MAX_PADDING: Final = 1.1
+"""Rows that a long product may be computed for, by its own; cuBLAS has smaller tiles."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,21 +66,17 @@ def choose_cluster_tile(
         return _gated_tile(rows, outputs, num_sms)
     if not may_split or rows > MAX_PARTS_ROWS:
         return None
-    splits = 2
-    while _one_wave(outputs * splits, num_sms, 8) < LEAST_OUTPUTS:
-        splits *= 2
-    rounds = width // DEPTH // splits
-    if rounds < LEAST_ROUNDS or rounds * splits * DEPTH != width:
-        return None
-    block = _one_wave(outputs * splits, num_sms, 8)
-    return ClusterTile(block, 1, 3, splits=splits) if block <= 256 else None
+    for splits in (2, 4):
+        block, rounds = _one_wave(outputs * splits, num_sms, 8), width // DEPTH // splits
+        if LEAST_OUTPUTS <= block <= 256 and rounds >= LEAST_ROUNDS and rounds * splits * DEPTH == width:
+            return ClusterTile(block, 1, 3, splits=splits)
+    return None
 
 
 def _gated_tile(rows: int, outputs: int, num_sms: int) -> ClusterTile | None:
     if rows > 256:
-        # Whole tiles of 256 rows, or of 128 where many of those rows would be nobody's.
-        is_wasteful = -(-rows // 256) * 256 > 1.1 * (-(-rows // 128) * 128)
-        return ClusterTile(256, 1, 2) if is_wasteful else ClusterTile(128, 2, 2)
+        # Wider tiles read less from shared memory, and the card's power decides how fast it goes.
+        return ClusterTile(192, 2, 2) if -(-rows // 256) * 256 <= MAX_PADDING * rows else None
     row_blocks, groups, most = (1, 3, 256) if rows <= 192 else (2, 2, 128)
     waves = 1
     while (block := _one_wave(2 * outputs, num_sms * waves, 16)) > most:

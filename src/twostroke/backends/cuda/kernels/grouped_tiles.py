@@ -48,18 +48,18 @@ class HopperTile:
         return None
 
 
-# By the most rows an expert may have on average.
-GATE_UP_TILES: Final = {
-    2: HopperTile(16, 64, 12),
-    10: HopperTile(32, 64, 11, guesses=True),
-    40: HopperTile(64, 128, 5, num_warps=8, guesses=True),
+# By the most rows an expert may have on average. None: the plain kernel reads weights as fast.
+GATE_UP_TILES: Final[dict[float, HopperTile | None]] = {
+    12: None,
+    24: HopperTile(32, 64, 11, guesses=True),
+    40: HopperTile(64, 64, 9, guesses=True),
     96: HopperTile(128, 128, 4, num_warps=8),
     math.inf: HopperTile(128, 128, 4, num_warps=8, weights_first=False),
 }
-DOWN_TILES: Final = {
-    2: HopperTile(16, 128, 12),
-    10: HopperTile(32, 128, 10, guesses=True),
-    40: HopperTile(64, 256, 4, num_warps=8, guesses=True),
+DOWN_TILES: Final[dict[float, HopperTile | None]] = {
+    12: None,
+    24: HopperTile(32, 128, 10, guesses=True),
+    40: HopperTile(64, 128, 8, guesses=True),
     96: HopperTile(128, 256, 4, num_warps=8, rows_in_bulk=True, pieces=2),
     math.inf: HopperTile(128, 256, 4, num_warps=8, weights_first=False, rows_in_bulk=True, pieces=2),
 }
@@ -77,11 +77,11 @@ def choose_hopper_tile(
     """None: this product is another's to compute."""
     tiles = GATE_UP_TILES if gated else DOWN_TILES
     tile = next(tile for rows, tile in tiles.items() if num_rows <= rows * num_experts)
-    return fitted(tile, num_inputs, num_outputs, gated=gated)
+    return None if tile is None else fitted(tile, num_inputs, num_outputs, gated=gated)
 
 
 def hopper_tiles(num_inputs: int, num_outputs: int, *, gated: bool) -> list[HopperTile]:
     """All that `choose_hopper_tile` can give for such a product."""
     tiles = (GATE_UP_TILES if gated else DOWN_TILES).values()
-    found = (fitted(tile, num_inputs, num_outputs, gated=gated) for tile in tiles)
+    found = (fitted(tile, num_inputs, num_outputs, gated=gated) for tile in tiles if tile is not None)
     return [tile for tile in found if tile is not None]

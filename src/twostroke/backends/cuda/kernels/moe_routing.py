@@ -43,13 +43,14 @@ _PROGRAMS = 128
 
 def choose_tile(num_tokens: int) -> RoutingTile:
     """A few tokens' programs would each read the whole router, so they share its depth; many tokens fill the device."""
-    tokens = 16 if num_tokens <= 1024 else _MOST_TOKENS
+    tokens = 16 if num_tokens <= 2048 else _MOST_TOKENS
     blocks = triton.cdiv(num_tokens, tokens)
     parts = next((parts for parts in (8, 4, 2) if blocks * parts <= _PROGRAMS), 1)
     if parts == 1:
         # Four warps of 16 tokens each have all their experts to themselves, so none waits for another while choosing.
         return RoutingTile(tokens, parts, depth=64, num_warps=4, num_stages=6)
-    return RoutingTile(tokens, parts, depth=128, num_warps=4 if tokens == 16 else 8)
+    few = num_tokens <= 128
+    return RoutingTile(tokens, parts, depth=256 if few else 64, num_stages=2 if few else 5)
 
 
 class RoutingScratch:

@@ -1,0 +1,132 @@
+"""Products of hundreds of rows and more in clusters: how they are cut, that the kernel compiles where its compiler is at
+hand, and that it is right on the card."""
+
+import re
+
+import pytest
+import torch
+from torch.nn import functional
+
+from twostroke.backends.cuda import native
+from twostroke.backends.cuda.kernels.cluster_products import cluster_product, source_and_constants
+from twostroke.backends.cuda.kernels.cluster_tiles import (
+    ALIGNMENT,
+    SHARED_BYTES,
+    ClusterTile,
+    choose_cluster_tile,
+)
+from twostroke.backends.cuda.kernels.product_tiles import DEPTH, MAX_ROWS, MAX_SPLITS
+
+SHAPES = [(14336, 4096), (4096, 14336), (4096, 4096), (2048, 4096), (3072, 1024), (1024, 3072), (200, 128)]
+
+
+@pytest.mark.parametrize("rows", [129, 160, 192, 193, 256, 257, 512, 640, 1280, 2048, 8192])
+@pytest.mark.parametrize("outputs, width", SHAPES)
+def test_every_cut_fits_the_chip_and_the_scratch(rows: int, outputs: int, width: int):
+    for gated, may_split in ((True, False), (False, True), (False, False)):
+        tile = choose_cluster_tile(rows, outputs, width, 132, gated=gated, may_split=may_split)
+        if tile is None:
+            continue
+        assert tile.stages >= 3 and tile.stages * tile.stage_bytes + ALIGNMENT <= SHARED_BYTES
+        assert tile.outputs % (16 if gated else 8) == 0 and tile.outputs // tile.pieces <= 256
+        assert tile.row_blocks * tile.outputs // 2 <= 192  # sums a thread
+        assert tile.rows % (8 * tile.cluster) == 0
+        assert width % (DEPTH * tile.splits) == 0
+        assert tile.splits == 1 or (may_split and tile.splits * rows <= MAX_SPLITS * MAX_ROWS)
+
+
+def test_a_model_s_gate_is_spread_evenly():
+    """Of 132 multiprocessors 128 have one block of an 8B's gate each, or two at twice the rows."""
+    few = choose_cluster_tile(192, 14336, 4096, 132, gated=True)
+    many = choose_cluster_tile(256, 14336, 4096, 132, gated=True)
+    assert few is not None and 2 * 14336 / few.outputs == 128
+    assert many is not None and 2 * 14336 / many.outputs == 256
+
+
+def test_what_it_does_not_take_is_left_to_others():
+    assert choose_cluster_tile(128, 14336, 4096, 132, gated=True) is None
+    assert choose_cluster_tile(192, 14336, 4000, 132, gated=True) is None
+    assert choose_cluster_tile(192, 4096, 4096, 132) is None
+    assert choose_cluster_tile(256, 4096, 4096, 132, may_split=True) is None
+    assert choose_cluster_tile(640, 14336, 4096, 132, gated=True) is None  # a fifth of its tiles would be padding
+
+
+@pytest.mark.parametrize("outputs, pieces", [(48, 1), (224, 2), (256, 2)])
+def test_the_instruction_names_every_sum(outputs: int, pieces: int):
+    tile = ClusterTile(outputs, 1, 3)
+    assert tile.pieces == pieces
+    source, name, constants = source_and_constants(tile, None, torch.float16, False, False)
+    width = outputs // pieces
+    assert f"m64n{width}k16.f32.f16.f16" in source and f"void {name}(" not in source[: source.index("constexpr")]
+    instruction = source[: source.index("constexpr")]
+    assert [int(i) for i in re.findall(r'"\+f"\(sums\[(\d+)\]\)', instruction)] == list(range(width // 2))
+    assert constants["OUTPUTS"] == outputs and constants["PIECES"] == pieces
+
+
+def _has_compiler() -> bool:
+    try:
+        native._nvrtc()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(not _has_compiler(), reason="torch was installed without NVRTC")
+def test_it_compiles_without_a_card_and_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("TWOSTROKE_CACHE", str(tmp_path))
+    for tile, gated in ((ClusterTile(224, 1, 3), "silu"), (ClusterTile(64, 1, 3, splits=2), None)):
+        source, _, constants = source_and_constants(tile, gated, torch.bfloat16, tile.splits > 1, True)
+        code = native.compiled(source, constants, "sm_90a")
+        (kept,) = [path for path in (tmp_path / "cuda").iterdir() if path.read_bytes() == code]
+        kept.write_bytes(b"kept")
+        assert native.compiled(source, constants, "sm_90a") == b"kept"
+    with pytest.raises(native.NativeError, match="does not compile"):
+        native.compiled("nonsense", {}, "sm_90a")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device")
+def test_without_a_device_it_says_what_is_missing():
+    assert native.why_not() is not None
+
+
+needs_hopper = pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9, reason="needs a Hopper device"
+)
+
+
+@pytest.mark.gpu
+@needs_hopper
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("rows", [129, 150, 192, 200, 256, 300, 512, 1100])
+def test_products_at_random(rows: int, dtype: torch.dtype):
+    torch.manual_seed(rows)
+    tiles = [
+        (ClusterTile(64, 1, 3, splits=2), None),
+        (ClusterTile(128, 2, 2, splits=4), None),
+        (ClusterTile(96, 1, 4, cluster=1), None),
+        (ClusterTile(192, 2, 2), "silu"),
+        (ClusterTile(224, 1, 3), "gelu_tanh"),
+        (ClusterTile(112, 2, 2), "silu"),
+    ]
+    for (outputs, width), (tile, gated) in ((shape, tile) for shape in [(1024, 2048), (200, 512)] for tile in tiles):
+        buffer = torch.randn(rows + 256, width, dtype=dtype, device="cuda")
+        has_room = width == 2048
+        x = buffer[:rows] if has_room else buffer[:rows].clone()
+        if has_room:
+            buffer[rows:] = float("nan")  # what lies behind the rows must not matter
+        weight = torch.randn(outputs * (2 if gated else 1), width, dtype=dtype, device="cuda") * width**-0.5
+        reference = x.float() @ weight.float().t()
+        if gated:
+            gate, up = reference.chunk(2, dim=1)
+            activated = functional.silu(gate) if gated == "silu" else functional.gelu(gate, approximate="tanh")
+            reference = activated * up
+        shape = (tile.splits, rows, outputs) if tile.splits > 1 else (rows, outputs)
+        kind = torch.float32 if tile.splits > 1 else dtype
+        first = None
+        for repeat in range(6):
+            out = torch.full(shape, float("nan"), dtype=kind, device="cuda")
+            cluster_product(x, weight, out, tile=tile, num_sms=132, gated=gated, pdl=repeat % 2 == 0)
+            found = out.sum(0) if tile.splits > 1 else out.float()
+            assert (found - reference).norm() / reference.norm() < 5e-3
+            first = found if first is None else first
+            assert torch.equal(found, first)
