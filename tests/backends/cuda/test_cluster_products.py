@@ -1,5 +1,5 @@
-"""Products of hundreds of rows and more in clusters: how they are cut, that the kernel compiles where its compiler is at
-hand, and that it is right on the card."""
+"""Products of hundreds of rows and more in clusters: how they are cut, that the kernel compiles where its compiler is
+at hand, and that it is right on the card."""
 
 import re
 
