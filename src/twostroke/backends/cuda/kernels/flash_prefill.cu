@@ -7,6 +7,7 @@
 //   QUERY_HEADS   query heads of a KV head                 KV_HEADS, PAGE  as the cache has them
 //   WARP_GROUPS   a tile has 64 rows for each of them      TAKE_TURNS  whether warp groups do
 //   HELD_QUERIES  whether queries stay in registers, not in shared memory
+//   PINNED        whether the softmax is kept in front of the wait for the product that it runs beside
 //   SLACK         how far, in powers of two, a peak may be passed before sums are brought to the new one
 // `multiply_keys` and `multiply_values`, wgmma with sums as operands, are written out by the caller of the compiler.
 
@@ -271,7 +272,7 @@ struct Consumer {
   const Places& at;
 
   __device__ __forceinline__ Consumer(const Places& at)
-      : group(threadIdx.x / 128 - 1), thread(threadIdx.x % 128), lane(threadIdx.x % 32), at(at) {}
+      : group(same_in_warp(threadIdx.x / 128 - 1)), thread(threadIdx.x % 128), lane(threadIdx.x % 32), at(at) {}
 
   __device__ __forceinline__ u32 row(u32 half) const { return group * 64 + thread / 32 * 16 + half * 8 + lane / 4; }
 
@@ -295,6 +296,7 @@ struct Consumer {
   __device__ __forceinline__ void begin_scores(float (&scores)[KEYS / 2], const u32* held, u32 stage) const {
     u64 keys = matrix_at(at.keys + stage * BLOCK_BYTES);
     u64 queries = matrix_at(at.queries + group * 64 * ROW_BYTES);
+    begin_products();
 #pragma unroll
     for (u32 k = 0; k < HEAD_DIM / 16; k++) {
       u64 own_keys = keys + k / 4 * (KEY_SLICE >> 4) + k % 4 * 2;
@@ -310,6 +312,7 @@ struct Consumer {
   __device__ __forceinline__ void begin_values(float (&sums)[HEAD_DIM / 2], const u32 (&weights)[KEYS / 4],
                                                u32 stage) const {
     u64 values = matrix_at(at.values + stage * BLOCK_BYTES, KEY_SLICE);
+    begin_products();
 #pragma unroll
     for (u32 k = 0; k < KEYS / 16; k++) {
       multiply_values(sums, weights + k * 4, values + k * (16 * ROW_BYTES >> 4), 1);
@@ -324,7 +327,7 @@ struct Consumer {
     for (u32 slice = 0; slice < SLICES; slice++) {
       u32 first = at.values + stage * BLOCK_BYTES + slice * KEY_SLICE + filled * ROW_BYTES;
       for (u32 piece = thread; piece < pieces; piece += 128) {
-        asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(first + piece * 16), "r"(0) : "memory");
+        clear_sixteen(first + piece * 16);
       }
     }
     show_to_engines();
@@ -383,7 +386,6 @@ struct Consumer {
   __device__ __forceinline__ void first_round(Tile& tile, u32 number, float scale) const {
     u32 stage = number % STAGES, parity = number / STAGES & 1;
     wait_for(at.keys_ready + stage * 8, parity);
-    begin_products();
     begin_scores(tile.scores, tile.queries, stage);
     int filled = tile.work.context - tile.walk.top * (int)KEYS;
     if (filled < (int)KEYS) {
@@ -403,7 +405,6 @@ struct Consumer {
     u32 stage_before = (number - 1) % STAGES, parity_before = (number - 1) / STAGES & 1;
     wait_for(at.keys_ready + stage * 8, parity);
     if constexpr (TAKE_TURNS) await_turn();
-    begin_products();
     begin_scores(tile.scores, tile.queries, stage);
     wait_for(at.values_ready + stage_before * 8, parity_before);
     begin_values(tile.sums, tile.weights, stage_before);
@@ -411,6 +412,7 @@ struct Consumer {
     wait_for_products<1>(tile.scores);
     keys_read(tile, j, stage);
     bool moved = weigh_block<MASKED>(tile, j, scale);
+    if constexpr (PINNED) pin(tile.total[0] + tile.total[1], at.queries);
     wait_for_products<0>(tile.sums);
     release(at.values_free + stage_before * 8);
     if (moved) {
@@ -423,7 +425,6 @@ struct Consumer {
   __device__ __forceinline__ void last_values(Tile& tile, u32 number) const {
     u32 stage = number % STAGES, parity = number / STAGES & 1;
     wait_for(at.values_ready + stage * 8, parity);
-    begin_products();
     begin_values(tile.sums, tile.weights, stage);
     wait_for_products<0>(tile.sums);
     release(at.values_free + stage * 8);
@@ -475,13 +476,13 @@ extern "C" __global__ void __launch_bounds__(128 * (WARP_GROUPS + 1), 1)
   }
   __syncthreads();
   if (threadIdx.x < 128) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
+    give_registers<PRODUCER_REGISTERS>();
     if (threadIdx.x < 32) {
       Producer producer{&query_map, &key_map, &value_map, table, items, claims, table_stride, units, threadIdx.x};
       producer.run(at, &work);
     }
   } else {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
+    take_registers<CONSUMER_REGISTERS>();
     Consumer(at).run(&work, out, partials, log_sums, scale);
   }
 }

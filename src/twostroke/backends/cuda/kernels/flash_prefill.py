@@ -42,6 +42,8 @@ class FlashOptions:
     """How far, in powers of two, a score may pass a row's peak before its sums are scaled down; 0: they always are."""
     held_queries: bool = False
     """Whether queries are kept in registers."""
+    pinned: bool = True
+    """Whether the softmax is kept in front of the wait for the product that it runs beside."""
     bounded: bool = False
     """Whether a wait of a second is an error, for a first run."""
 
@@ -143,6 +145,7 @@ def source_and_constants(
         "TAKE_TURNS": int(options.take_turns),
         "SLACK": options.slack,
         "HELD_QUERIES": int(options.held_queries),
+        "PINNED": int(options.pinned),
         "BFLOAT16": int(dtype == torch.bfloat16),
         "BOUNDED": int(options.bounded),
     }

@@ -76,6 +76,24 @@ __device__ __forceinline__ void call(u32 number) {
   asm volatile("bar.arrive %0, %1;" ::"r"(number), "n"(THREADS) : "memory");
 }
 
+// A warp group keeps so many registers a thread, or takes so many once others have given theirs.
+template <u32 COUNT>
+__device__ __forceinline__ void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+
+template <u32 COUNT>
+__device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+
+// For what a warp's threads have in common: told so, the compiler keeps it once for all of them.
+__device__ __forceinline__ u32 same_in_warp(u32 value) { return __shfl_sync(0xFFFFFFFF, value, 0); }
+
+__device__ __forceinline__ void clear_sixteen(u32 address) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(address), "r"(0) : "memory");
+}
+
 // What threads wrote to shared memory before this, the copy engine and products read after it.
 __device__ __forceinline__ void show_to_engines() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
@@ -95,6 +113,14 @@ __device__ __forceinline__ void wait_for_products(float (&sums)[COUNT]) {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
 #pragma unroll
   for (u32 i = 0; i < COUNT; i++) asm volatile("" : "+f"(sums[i])::"memory");  // nothing that reads them moves ahead
+}
+
+// Keeps what this sum is made of in front of the next wait: the assembler sees that a softmax does not need the product
+// it should run beside, and moves it behind the wait for it. The store is never done: the sum is not negative.
+__device__ __forceinline__ void pin(float sum, u32 address) {
+  asm volatile("{ .reg .pred p; setp.lt.f32 p, %0, 0f00000000; @p st.volatile.shared.f32 [%1], %0; }" ::"f"(sum),
+               "r"(address)
+               : "memory");
 }
 
 __device__ __forceinline__ void load_matrices(u32* words, u32 address) {
