@@ -5,12 +5,18 @@ from __future__ import annotations
 import ctypes
 import shutil
 import subprocess
-from importlib.resources import files
 from pathlib import Path
 
 import torch
 
-from twostroke.backends.cuda.kernels.flash_prefill import SLICE, SPAN, FlashOptions, source_and_constants
+from twostroke.backends.cuda.kernels.flash_prefill import (
+    FOLDER,
+    SLICE,
+    SOURCES,
+    SPAN,
+    FlashOptions,
+    source_and_constants,
+)
 from twostroke.backends.cuda.kernels.prefill_attention import combine_parts
 from twostroke.backends.cuda.kernels.scores import LOG2_E
 
@@ -43,7 +49,7 @@ class Map(ctypes.Structure):
 def build(folder: Path, options: FlashOptions, head_dim: int, group: int, kv_heads: int, page: int, dtype: torch.dtype):
     """The kernel's library for one choice of its constants."""
     _, _, constants = source_and_constants(options, head_dim, group, kv_heads, page, dtype)
-    text = files("twostroke.backends.cuda.kernels").joinpath("flash_prefill.cu").read_text()
+    text = "\n".join(FOLDER.joinpath(name).read_text() for name in SOURCES[1:])  # all but the primitives
     for shared, place in {
         "extern __shared__ char memory[];": "char* memory = arena + STATIC_BYTES;",
         "__shared__ u64 barriers[BARRIERS];": "u64* barriers = (u64*)arena;",
@@ -54,7 +60,15 @@ def build(folder: Path, options: FlashOptions, head_dim: int, group: int, kv_hea
     source, library = folder / "kernel.cpp", folder / "kernel.so"
     header = Path(__file__).with_name("emulated_hopper.hpp")
     source.write_text(f'#include "{header}"\n{text}\n{ENTRY}')
-    flags = ["-O1", "-std=c++20", "-w", "-shared", "-fPIC", "-fno-gnu-unique", *(f"-D{name}={value}" for name, value in constants.items())]
+    flags = [
+        "-O1",
+        "-std=c++20",
+        "-w",
+        "-shared",
+        "-fPIC",
+        "-fno-gnu-unique",
+        *(f"-D{name}={value}" for name, value in constants.items()),
+    ]
     subprocess.run([COMPILER, *flags, str(source), "-o", str(library)], check=True, capture_output=True, text=True)
     return ctypes.CDLL(str(library)).emulate
 
@@ -72,10 +86,11 @@ def attend_emulated(emulate, case, *, scale: float, programs: int, seed: int) ->
     maps = (Map * 3)(*(Map(t.data_ptr(), size, strides, box) for t, size, strides, box in boxes))
     units = len(case.work.items) * kv_heads
     scratch = case.scratch
+    table_stride = ctypes.c_longlong(case.cache.table.stride(0))
     pointers = (case.cache.table, case.work.items, case.out, scratch.partials, scratch.log_sums, scratch.claims)
     stuck = emulate(
-        maps, *(ctypes.c_void_p(tensor.data_ptr()) for tensor in pointers), ctypes.c_longlong(case.cache.table.stride(0)),
-        units, ctypes.c_float(scale * LOG2_E), min(programs, units), seed,
+        maps, *(ctypes.c_void_p(tensor.data_ptr()) for tensor in pointers), table_stride, units,
+         ctypes.c_float(scale * LOG2_E), min(programs, units), seed,
     )  # fmt: skip
     assert stuck == 0, f"program {stuck - 1} of {programs} hangs"
     assert int(scratch.claims) == 0

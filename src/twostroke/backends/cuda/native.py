@@ -1,5 +1,5 @@
-"""Kernels in CUDA C++, for what Triton cannot say: compiled by NVRTC, which comes with torch, so that no compiler need be
-installed; kept on disk; launched through the driver, in clusters and dependent on the kernel ahead where asked."""
+"""Kernels in CUDA C++, for what Triton cannot say: compiled by NVRTC, which comes with torch, so that no compiler need
+be installed; kept on disk; launched through the driver, in clusters and dependent on the kernel ahead where asked."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Prefill attention for Hopper in CUDA C++ (`flash_prefill.cu`): a producer warp, two warp groups that take turns, blocks
-of 128 keys. Causal only, head sizes 64 and 128, pages of a multiple of 64; tiles, their parts and the scratch are those
-of the other prefill kernels. Knows the launch; the kernel walks the tiles."""
+"""Prefill attention for Hopper in CUDA C++ (`flash_prefill.cu`): a producer warp, two warp groups that take turns, wide
+blocks of keys. Causal only, head sizes 64 and 128, pages of a multiple of 64; tiles, their parts and the scratch are
+those of the other prefill kernels. Knows the launch; the kernel walks the tiles."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ SLICE: Final = 64
 """Elements of a row in shared memory: 128 bytes."""
 STAGES: Final = 2
 ALIGNMENT: Final = 1024
+SOURCES: Final = ("hopper_primitives.cuh", "flash_tiles.cuh", "flash_prefill.cu")
 FOLDER: Final = files("twostroke.backends.cuda.kernels")
 
 
@@ -95,7 +96,16 @@ def attend_prefill_flash(
         min(units, target_of(queries.device).num_sms),
         128 * (options.warp_groups + 1),
         [
-            _query_map(queries.data_ptr(), len(queries), queries.stride(0), queries.dtype, queries.shape[1], head_dim, group, tile_tokens),
+            _query_map(
+                queries.data_ptr(),
+                len(queries),
+                queries.stride(0),
+                queries.dtype,
+                queries.shape[1],
+                head_dim,
+                group,
+                tile_tokens,
+            ),
             _cache_map(k_cache.data_ptr(), k_cache.numel() // head_dim, head_dim, k_cache.dtype),
             _cache_map(v_cache.data_ptr(), v_cache.numel() // head_dim, head_dim, v_cache.dtype),
             *(ctypes.c_void_p(tensor.data_ptr()) for tensor in pointers),
@@ -150,8 +160,6 @@ def source_and_constants(
         "BOUNDED": int(options.bounded),
     }
     multiply_keys = product_function("multiply_keys", options.keys, dtype, from_registers=options.held_queries)
-    multiply_values = product_function(
-        "multiply_values", head_dim, dtype, from_registers=True, columns_contiguous=True
-    )
-    texts = (FOLDER.joinpath(name).read_text() for name in ("hopper_primitives.cuh", "flash_prefill.cu"))
+    multiply_values = product_function("multiply_values", head_dim, dtype, from_registers=True, columns_contiguous=True)
+    texts = (FOLDER.joinpath(name).read_text() for name in SOURCES)
     return "\n".join([multiply_keys, multiply_values, *texts]), "attend", constants
