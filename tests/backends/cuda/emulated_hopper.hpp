@@ -48,6 +48,7 @@ inline Index blockIdx, gridDim;
 #define threadIdx (Index{current})
 inline std::mt19937 chance;
 inline u64 progress;  // counts everything that may end somebody's wait
+inline u64 laps;      // times that every thread had its turn
 inline void yield() { swapcontext(&fibres[current].context, &scheduler); }
 template <class Condition> void block(Condition condition) {
   while (!condition()) yield();
@@ -198,7 +199,12 @@ struct Product {
   u32 width;
   bool keep, contiguous;
 };
-struct WarpGroup { std::vector<std::vector<Product>> groups[128]; size_t executed = 0; };
+struct WarpGroup {
+  std::vector<std::vector<Product>> groups[128];
+  size_t executed = 0, complete = 0;  // groups done, and groups that all threads have begun
+  u64 due = 0;                        // when the last of the latter is done
+};
+constexpr u32 LONGEST_PRODUCT = 40;  // laps
 inline WarpGroup warp_groups[WARP_GROUPS + 1];
 
 // All threads' share of one instruction.
@@ -239,7 +245,11 @@ template <u32 LEFT, u32 COUNT> void wait_for_products(float (&)[COUNT]) {
   WarpGroup& g = warp_groups[current / 128];
   size_t wanted = own_groups().size() - 1 - LEFT;
   block([&] {
-    return std::all_of(g.groups, g.groups + 128, [&](auto& groups) { return groups.size() > wanted; });
+    if (g.executed >= wanted) return true;
+    if (!std::all_of(g.groups, g.groups + 128, [&](auto& groups) { return groups.size() > wanted; })) return false;
+    if (g.complete < wanted) g.complete = wanted, g.due = laps + chance() % LONGEST_PRODUCT;
+    progress++;
+    return laps >= g.due;
   });
   for (; g.executed < wanted; g.executed++)
     for (size_t i = 0; i < g.groups[0][g.executed].size(); i++) execute(g, g.executed, i);
@@ -286,6 +296,7 @@ inline bool run_program(u32 program, u32 programs, std::function<void()> kernel)
   }
   for (;;) {
     u64 before = progress;
+    laps++;
     std::shuffle(order.begin(), order.end(), chance);
     for (u32 thread : order) {
       if (fibres[thread].done) continue;
