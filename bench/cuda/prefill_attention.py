@@ -26,6 +26,8 @@ FLASH_VARIANTS = {
     "flash, not pinned": FlashOptions(pinned=False),
     "flash, no turns": FlashOptions(take_turns=False),
     "flash, no slack": FlashOptions(slack=0),
+    "flash, all heads at once": FlashOptions(cached_bytes=1 << 40),
+    "flash, 16 MiB cached": FlashOptions(cached_bytes=16 << 20),
     "flash, held queries": FlashOptions(held_queries=True),
     "flash, held queries, no turns": FlashOptions(held_queries=True, take_turns=False),
     "flash, 192 keys": FlashOptions(keys=192),
@@ -34,7 +36,7 @@ FLASH_VARIANTS = {
     "flash, tile 192": FlashOptions(warp_groups=3),
 }
 CHECKED_SEGMENTS = ([700, 1, 300, 1500], [0, 63, 4000, 129])
-CHECK_SECONDS = 60
+CHECK_SECONDS = 45
 
 
 def flash_variants(model: Model, wanted: Sequence[str]) -> dict[str, FlashOptions]:

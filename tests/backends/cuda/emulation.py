@@ -23,12 +23,13 @@ from twostroke.backends.cuda.kernels.scores import LOG2_E
 COMPILER = shutil.which("g++")
 ENTRY = """
 extern "C" int emulate(const TensorMap* maps, const int* table, const int* items, char* out, float* partials,
-                       float* log_sums, int* claims, long long table_stride, int units, float scale, int programs,
-                       int seed) {
+                       float* log_sums, int* claims, long long table_stride, int units, int heads_at_once, float scale,
+                       int programs, int seed) {
   chance.seed(seed);
   for (int program = 0; program < programs; program++) {
     bool ended = run_program(program, programs, [&] {
-      attend(maps[0], maps[1], maps[2], table, items, out, partials, log_sums, claims, table_stride, units, scale);
+      attend(maps[0], maps[1], maps[2], table, items, out, partials, log_sums, claims, table_stride, units,
+             heads_at_once, scale);
     });
     if (!ended) return 1 + program;
   }
@@ -73,7 +74,7 @@ def build(folder: Path, options: FlashOptions, head_dim: int, group: int, kv_hea
     return ctypes.CDLL(str(library)).emulate
 
 
-def attend_emulated(emulate, case, *, scale: float, programs: int, seed: int) -> None:
+def attend_emulated(emulate, case, *, scale: float, programs: int, seed: int, heads_at_once: int) -> None:
     """As `attend_prefill_flash`, over tensors of the CPU."""
     tokens, heads, head_dim = case.queries.shape
     _, kv_heads, _, _ = case.cache.k.shape
@@ -90,7 +91,7 @@ def attend_emulated(emulate, case, *, scale: float, programs: int, seed: int) ->
     pointers = (case.cache.table, case.work.items, case.out, scratch.partials, scratch.log_sums, scratch.claims)
     stuck = emulate(
         maps, *(ctypes.c_void_p(tensor.data_ptr()) for tensor in pointers), table_stride, units,
-         ctypes.c_float(scale * LOG2_E), min(programs, units), seed,
+        heads_at_once, ctypes.c_float(scale * LOG2_E), min(programs, units), seed,
     )  # fmt: skip
     assert stuck == 0, f"program {stuck - 1} of {programs} hangs"
     assert int(scratch.claims) == 0

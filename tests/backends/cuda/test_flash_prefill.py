@@ -16,6 +16,7 @@ from twostroke.backends.cuda import native
 from twostroke.backends.cuda.kernels.flash_prefill import (
     FlashOptions,
     attend_prefill_flash,
+    heads_at_once,
     source_and_constants,
     unsupported,
 )
@@ -50,7 +51,7 @@ def test_segments_on_an_emulated_device(options, heads, kv_heads, head_dim, page
             padding=seed % 2,
         )  # fmt: skip
         scale = 0.5 if seed % 2 else head_dim**-0.5  # a high one moves peaks far
-        attend_emulated(emulate, case, scale=scale, programs=2, seed=seed)
+        attend_emulated(emulate, case, scale=scale, programs=2, seed=seed, heads_at_once=1 + seed % kv_heads)
         case.check(scale, sample=6, rng=rng)
 
 
@@ -81,6 +82,15 @@ def test_it_compiles_to_products_that_nothing_holds_up(options, head_dim, tmp_pa
     # Two waits in each of these two, one in the others: the compiler added none, and spilt no register.
     assert len(re.findall(r"WARPGROUP\.DEPBAR", text)) == 6
     assert not re.search(r"\b(STL|LDL)\b", text)
+
+
+def test_heads_whose_keys_fill_the_cache_take_turns():
+    megabytes = 1 << 20
+    assert heads_at_once(8, 128, 8192, 32 * megabytes) == 8
+    assert heads_at_once(8, 128, 8193, 32 * megabytes) == 4
+    assert heads_at_once(8, 128, 32768, 32 * megabytes) == 2
+    assert heads_at_once(6, 64, 32768, 32 * megabytes) == 3
+    assert heads_at_once(8, 128, 1 << 20, 32 * megabytes) == 1
 
 
 def test_it_says_what_it_does_not_take():

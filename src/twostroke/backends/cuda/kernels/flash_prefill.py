@@ -43,10 +43,12 @@ class FlashOptions:
     """How far, in powers of two, a score may pass a row's peak before its sums are scaled down; 0: they always are."""
     held_queries: bool = False
     """Whether queries are kept in registers."""
+    cached_bytes: int = 32 << 20
+    """Keys and values that programs share by way of the second-level cache: heads are taken in turn beyond."""
     pinned: bool = True
     """Whether the softmax is kept in front of the wait for the product that it runs beside."""
     bounded: bool = False
-    """Whether a wait of a second is an error, for a first run."""
+    """Whether waits end after some milliseconds, for a first run: a wrong result instead of a hang."""
 
     @property
     def tile_rows(self) -> int:
@@ -111,12 +113,19 @@ def attend_prefill_flash(
             *(ctypes.c_void_p(tensor.data_ptr()) for tensor in pointers),
             ctypes.c_longlong(table.stride(0)),
             ctypes.c_int(units),
+            ctypes.c_int(heads_at_once(kv_heads, head_dim, work.longest_context, options.cached_bytes)),
             ctypes.c_float(scale * LOG2_E),
         ],
         shared_bytes=options.shared_bytes(head_dim),
     )
     if work.part_items:
         combine_parts(work, scratch, out, kv_heads, group, head_dim)
+
+
+def heads_at_once(kv_heads: int, head_dim: int, context: int, cached_bytes: int) -> int:
+    """KV heads whose tiles run together: all programs at work then read keys that others have just read."""
+    fitting = cached_bytes // (2 * context * head_dim * 2)
+    return max(heads for heads in range(1, kv_heads + 1) if kv_heads % heads == 0 and heads <= max(fitting, 1))
 
 
 @lru_cache(maxsize=1024)

@@ -61,8 +61,18 @@ struct Producer {
   const int *table, *items;
   int* claims;
   long long table_stride;
-  int units;
+  int units, heads_at_once;
   u32 lane;
+
+  // Units are the items of some KV heads, the heads of one item together, then those of the next heads: as many at once
+  // as have their keys and values in the second-level cache.
+  __device__ __forceinline__ int item_of(int unit) const {
+    return unit % (units / KV_HEADS * heads_at_once) / heads_at_once;
+  }
+  __device__ __forceinline__ int kv_head_of(int unit) const {
+    int units_at_once = units / KV_HEADS * heads_at_once;
+    return unit / units_at_once * heads_at_once + unit % units_at_once % heads_at_once;
+  }
 
   // The next unit of work that nobody has: units after the first round of programs, in order. The last claim of all
   // leaves the counter as it was found.
@@ -78,7 +88,7 @@ struct Producer {
 
   // A lane's share of an item: the field of its number.
   __device__ __forceinline__ int field_of(int unit) const {
-    return unit < units ? items[unit / KV_HEADS * FIELDS + lane % FIELDS] : 0;
+    return unit < units ? items[item_of(unit) * FIELDS + lane % FIELDS] : 0;
   }
 
   __device__ __forceinline__ Walk walk_of(int fields) const {
@@ -89,12 +99,12 @@ struct Producer {
 
   // Rows of the cache, seen as [pages * kv_heads * page size, head_dim], where the spans of BATCH blocks from `block`
   // down begin: a lane for each, from the last one down. Spans behind the context may have no page.
-  __device__ __forceinline__ int row_of_span(int unit, int fields, int block) const {
+  __device__ __forceinline__ int row_of_span(int kv_head, int fields, int block) const {
     int last = (__shfl_sync(ALL, fields, CONTEXT) - 1) / (int)SPAN;
     int table_row = __shfl_sync(ALL, fields, ROW);
     int key = max(min((block + 1) * (int)SPANS - 1 - (int)lane, last), 0) * (int)SPAN;
     int page = table[table_row * table_stride + key / PAGE];
-    return (page * KV_HEADS + unit % KV_HEADS) * PAGE + key % PAGE;
+    return (page * KV_HEADS + kv_head) * PAGE + key % PAGE;
   }
 
   // One block, by lane 0.
@@ -111,8 +121,8 @@ struct Producer {
 
   __device__ __forceinline__ void fetch_queries(const Places& at, Work* work, int unit, int fields, u32 tile) const {
     Work told;
-    told.item = unit / KV_HEADS;
-    told.kv_head = unit % KV_HEADS;
+    told.item = item_of(unit);
+    told.kv_head = kv_head_of(unit);
     told.first_token = __shfl_sync(ALL, fields, FIRST_TOKEN);
     told.tokens = __shfl_sync(ALL, fields, TOKENS);
     told.base = __shfl_sync(ALL, fields, BASE);
@@ -135,14 +145,14 @@ struct Producer {
   __device__ __forceinline__ void run(const Places& at, Work* work) const {
     u32 done = 0, tile = 0;  // blocks and tiles so far
     int unit = blockIdx.x, fields = field_of(unit);
-    int first_rows = row_of_span(unit, fields, walk_of(fields).top);
+    int first_rows = row_of_span(kv_head_of(unit), fields, walk_of(fields).top);
     while (unit < units) {
       // The next tile is looked up a step a round, so that its start waits for no memory.
       int next_unit = 0, next_fields = 0, next_rows = 0;
       auto look_ahead = [&](int step) {
         if (step == 0) next_unit = claim();
         if (step == 1) next_fields = field_of(next_unit);
-        if (step == 2) next_rows = row_of_span(next_unit, next_fields, walk_of(next_fields).top);
+        if (step == 2) next_rows = row_of_span(kv_head_of(next_unit), next_fields, walk_of(next_fields).top);
       };
       int steps = 0;
       if (__shfl_sync(ALL, fields, TOKENS) > 0) {  // else it only fills up a captured graph
@@ -153,7 +163,7 @@ struct Producer {
           if (j < walk.rounds) {
             if (j % BATCH == 0) {
               if (j > 0) held = following;
-              following = row_of_span(unit, fields, walk.top - j - (int)BATCH);
+              following = row_of_span(kv_head_of(unit), fields, walk.top - j - (int)BATCH);
             }
             u32 stage = (done + j) % STAGES, lap = (done + j) / STAGES;
 #pragma unroll
