@@ -5,7 +5,9 @@ import pytest
 import torch
 from tests.backends.cuda.paged import PagedCache, assert_near, attend, random_queries
 
+from twostroke.backends.cuda import attention as attention_module
 from twostroke.backends.cuda.attention import Attention, AttentionShape
+from twostroke.backends.cuda.kernels import flash_prefill, hopper_prefill
 from twostroke.backends.cuda.kernels.prefill_tiles import PrefillWork
 
 SHAPE = AttentionShape(heads=6, kv_heads=2, head_dim=64, block_size=16, dtype=torch.float32)
@@ -39,6 +41,23 @@ def test_both_phases_of_one_step(device, window, softcap):
 def test_the_choice_says_why(device):
     attention = Attention(SHAPE, device, max_decode_tokens=1)
     assert attention.prefill_choice.startswith("prefill attention: plain Triton, as ")
+
+
+def test_high_tiles_may_run_in_cuda_cpp(monkeypatch):
+    shape = AttentionShape(heads=8, kv_heads=2, head_dim=128, block_size=64, dtype=torch.bfloat16)
+    called = []
+    for module, name in ((flash_prefill, "attend_prefill_flash"), (hopper_prefill, "attend_prefill_hopper")):
+        monkeypatch.setattr(module, name, lambda *_, name=name, **__: called.append(name))
+    monkeypatch.setattr(flash_prefill, "why_not", lambda: None)
+    attend, choice = attention_module._hopper_or_reason(shape, (9, 0))
+    assert "Gluon for Hopper" in choice
+    monkeypatch.setattr(attention_module, "FLASH_PREFILL", True)
+    attend, choice = attention_module._hopper_or_reason(shape, (9, 0))
+    assert "CUDA C++ for Hopper" in choice
+    for tile_rows in (64, 128):
+        work = PrefillWork(torch.zeros((1, 8), dtype=torch.int32), tile_rows, 0, 1)
+        attend(None, None, None, None, work, None, scale=1.0, scratch=None)
+    assert called == ["attend_prefill_hopper", "attend_prefill_flash"]
 
 
 def test_a_graph_has_room_for_any_chunks_of_its_size(device):

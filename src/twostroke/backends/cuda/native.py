@@ -51,25 +51,34 @@ class TensorMap(ctypes.Structure):
 
 def tensor_map(matrix: torch.Tensor, rows: int, box_rows: int, box_columns: int) -> TensorMap:
     """Boxes of a matrix's first `rows` rows, for shared memory with rows of 128 bytes, swizzled."""
+    sizes, strides = (matrix.shape[1], rows), (matrix.stride(0),)
+    return box_map(matrix.data_ptr(), matrix.dtype, sizes, strides, (box_columns, box_rows))
+
+
+def box_map(
+    address: int, dtype: torch.dtype, sizes: Sequence[int], strides: Sequence[int], box: Sequence[int]
+) -> TensorMap:
+    """Boxes of elements in two dimensions or more, the contiguous one first; `strides`, in elements, are those of the
+    others. In shared memory a box is rows of 128 bytes, swizzled."""
     held = (ctypes.c_char * 192)()  # the driver wants it at a multiple of 64
-    address = -(-ctypes.addressof(held) // 64) * 64
-    element_bytes = matrix.element_size()
+    aligned = -(-ctypes.addressof(held) // 64) * 64
+    dimensions = len(sizes)
     code = _driver().cuTensorMapEncodeTiled(
+        ctypes.c_void_p(aligned),
+        ELEMENT_KINDS[dtype],
+        dimensions,
         ctypes.c_void_p(address),
-        ELEMENT_KINDS[matrix.dtype],
-        2,
-        ctypes.c_void_p(matrix.data_ptr()),
-        (ctypes.c_uint64 * 2)(matrix.shape[1], rows),
-        (ctypes.c_uint64 * 1)(matrix.stride(0) * element_bytes),
-        (ctypes.c_uint32 * 2)(box_columns, box_rows),
-        (ctypes.c_uint32 * 2)(1, 1),
+        (ctypes.c_uint64 * dimensions)(*sizes),
+        (ctypes.c_uint64 * (dimensions - 1))(*(stride * dtype.itemsize for stride in strides)),
+        (ctypes.c_uint32 * dimensions)(*box),
+        (ctypes.c_uint32 * dimensions)(*[1] * dimensions),
         0,
         SWIZZLED_128_BYTES,
         PROMOTED_256_BYTES,
         0,
     )
     _check(code, "describe a matrix to the copy engine")
-    return TensorMap.from_buffer_copy(ctypes.string_at(address, 128))
+    return TensorMap.from_buffer_copy(ctypes.string_at(aligned, 128))
 
 
 class NativeKernel:

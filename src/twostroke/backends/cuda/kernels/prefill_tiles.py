@@ -113,3 +113,5 @@ class PrefillScratch:
         rows = self.max_items * kv_heads * tile_rows
         self.partials = torch.empty((rows, head_dim), dtype=torch.float32, device=device)
         self.log_sums = torch.empty(rows, dtype=torch.float32, device=device)
+        self.claims = torch.zeros(1, dtype=torch.int32, device=device)
+        """What programs that take tiles one after another have taken; zero between launches."""

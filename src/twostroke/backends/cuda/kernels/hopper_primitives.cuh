@@ -1,0 +1,160 @@
+// Single instructions of Hopper that C++ has no word for: barriers in shared memory, the copy engine (TMA), warp-group
+// products (wgmma) and what they are told of matrices. BFLOAT16: whether elements are bfloat16, or float16. BOUNDED: for
+// debugging, a wait is given up after some milliseconds: a wrong result instead of a hang.
+
+#ifndef BOUNDED
+#define BOUNDED 0
+#endif
+
+struct alignas(64) TensorMap {
+  u64 words[16];
+};
+
+__device__ __forceinline__ u32 shared_address(const void* pointer) { return (u32)__cvta_generic_to_shared(pointer); }
+
+__device__ __forceinline__ void init_barrier(u32 barrier, u32 arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+__device__ __forceinline__ void publish_barriers() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+__device__ __forceinline__ void arrive(u32 barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+__device__ __forceinline__ void expect_bytes(u32 barrier, u32 bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+// Until the phase of this parity is over; a barrier that was never used counts as past a phase of parity 1.
+__device__ __forceinline__ void wait_for(u32 barrier, u32 parity) {
+  u32 done, tries = 0;
+  do {
+    if constexpr (BOUNDED) {
+      asm volatile(
+          "{ .reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+          : "=r"(done)
+          : "r"(barrier), "r"(parity)
+          : "memory");
+      if (++tries > 1u << 18) break;
+    } else {
+      asm volatile(
+          "{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+          : "=r"(done)
+          : "r"(barrier), "r"(parity)
+          : "memory");
+    }
+  } while (!done);
+}
+
+__device__ __forceinline__ void fetch(const TensorMap* map, int x, int y, u32 to, u32 ready) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::
+          "r"(to), "l"(map), "r"(x), "r"(y), "r"(ready)
+      : "memory");
+}
+
+__device__ __forceinline__ void fetch(const TensorMap* map, int x, int y, int z, u32 to, u32 ready) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),
+      "l"(map), "r"(x), "r"(y), "r"(z), "r"(ready)
+      : "memory");
+}
+
+// Barriers by number among whole warps; `threads` counts those that wait and those that only arrive.
+template <u32 THREADS>
+__device__ __forceinline__ void meet(u32 number) {
+  asm volatile("bar.sync %0, %1;" ::"r"(number), "n"(THREADS) : "memory");
+}
+
+template <u32 THREADS>
+__device__ __forceinline__ void call(u32 number) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(number), "n"(THREADS) : "memory");
+}
+
+// A warp group keeps so many registers a thread, or takes so many once others have given theirs.
+template <u32 COUNT>
+__device__ __forceinline__ void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+
+template <u32 COUNT>
+__device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+
+// For what a warp's threads have in common: told so, the compiler keeps it once for all of them.
+__device__ __forceinline__ u32 same_in_warp(u32 value) { return __shfl_sync(0xFFFFFFFF, value, 0); }
+
+__device__ __forceinline__ void clear_sixteen(u32 address) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(address), "r"(0) : "memory");
+}
+
+// What threads wrote to shared memory before this, the copy engine and products read after it.
+__device__ __forceinline__ void show_to_engines() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// A matrix in shared memory, as wgmma is told of it: rows of 128 bytes, swizzled as the copy engine does it, eight rows
+// to 1024 bytes. `next_slice`, for a matrix whose rows run along the sum's depth (values): bytes from 64 columns to the
+// next 64.
+__device__ __forceinline__ u64 matrix_at(u32 address, u32 next_slice = 16) {
+  return (u64)((address & 0x3FFFF) >> 4) | (u64)(next_slice >> 4) << 16 | (u64)(1024 >> 4) << 32 | (u64)1 << 62;
+}
+
+__device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void end_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+// Until all but the last LEFT groups of products are done, whose sums must not be touched yet.
+template <u32 LEFT, u32 COUNT>
+__device__ __forceinline__ void wait_for_products(float (&sums)[COUNT]) {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
+#pragma unroll
+  for (u32 i = 0; i < COUNT; i++) asm volatile("" : "+f"(sums[i])::"memory");  // nothing that reads them moves ahead
+}
+
+// Keeps what this sum is made of in front of the next wait: the assembler sees that a softmax does not need the product
+// it should run beside, and moves it behind the wait for it. The store is never done: the sum is not negative.
+__device__ __forceinline__ void pin(float sum, u32 address) {
+  asm volatile("{ .reg .pred p; setp.lt.f32 p, %0, 0f00000000; @p st.volatile.shared.f32 [%1], %0; }" ::"f"(sum),
+               "r"(address)
+               : "memory");
+}
+
+__device__ __forceinline__ void load_matrices(u32* words, u32 address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+               : "r"(address)
+               : "memory");
+}
+
+__device__ __forceinline__ u32 packed(float low, float high) {
+  u32 both;
+  if constexpr (BFLOAT16) {
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+  } else {
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+  }
+  return both;
+}
+
+__device__ __forceinline__ float power_of_two(float exponent) {
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(exponent));
+  return power;
+}
+
+// Four lanes hold two columns each of four groups of eight; afterwards each lane has all eight of its group.
+__device__ __forceinline__ void exchange(u32 (&word)[4], u32 lane) {
+  bool odd = lane & 1, high = lane & 2;
+  u32 first = __shfl_xor_sync(0xFFFFFFFF, odd ? word[0] : word[1], 1);
+  u32 second = __shfl_xor_sync(0xFFFFFFFF, odd ? word[2] : word[3], 1);
+  (odd ? word[0] : word[1]) = first;
+  (odd ? word[2] : word[3]) = second;
+  first = __shfl_xor_sync(0xFFFFFFFF, high ? word[0] : word[2], 2);
+  second = __shfl_xor_sync(0xFFFFFFFF, high ? word[1] : word[3], 2);
+  (high ? word[0] : word[2]) = first;
+  (high ? word[1] : word[3]) = second;
+}

@@ -1,0 +1,99 @@
+"""Runs a kernel in CUDA C++ on the CPU, by way of `emulated_hopper.hpp`: its own text, with other primitives."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from pathlib import Path
+
+import torch
+
+from twostroke.backends.cuda.kernels.flash_prefill import (
+    FOLDER,
+    SLICE,
+    SOURCES,
+    SPAN,
+    FlashOptions,
+    source_and_constants,
+)
+from twostroke.backends.cuda.kernels.prefill_attention import combine_parts
+from twostroke.backends.cuda.kernels.scores import LOG2_E
+
+COMPILER = shutil.which("g++")
+ENTRY = """
+extern "C" int emulate(const TensorMap* maps, const int* table, const int* items, char* out, float* partials,
+                       float* log_sums, int* claims, long long table_stride, int units, int heads_at_once, float scale,
+                       int programs, int seed) {
+  chance.seed(seed);
+  for (int program = 0; program < programs; program++) {
+    bool ended = run_program(program, programs, [&] {
+      attend(maps[0], maps[1], maps[2], table, items, out, partials, log_sums, claims, table_stride, units,
+             heads_at_once, scale);
+    });
+    if (!ended) return 1 + program;
+  }
+  return 0;
+}
+"""
+
+
+class Map(ctypes.Structure):
+    _fields_ = (
+        ("address", ctypes.c_void_p),
+        ("sizes", ctypes.c_longlong * 3),
+        ("strides", ctypes.c_longlong * 3),
+        ("box", ctypes.c_longlong * 3),
+    )
+
+
+def build(folder: Path, options: FlashOptions, head_dim: int, group: int, kv_heads: int, page: int, dtype: torch.dtype):
+    """The kernel's library for one choice of its constants."""
+    _, _, constants = source_and_constants(options, head_dim, group, kv_heads, page, dtype)
+    text = "\n".join(FOLDER.joinpath(name).read_text() for name in SOURCES[1:])  # all but the primitives
+    for shared, place in {
+        "extern __shared__ char memory[];": "char* memory = arena + STATIC_BYTES;",
+        "__shared__ u64 barriers[BARRIERS];": "u64* barriers = (u64*)arena;",
+        "__shared__ Work work;": "Work& work = *(Work*)(arena + STATIC_BYTES / 2);",
+    }.items():
+        assert shared in text
+        text = text.replace(shared, place)
+    source, library = folder / "kernel.cpp", folder / "kernel.so"
+    header = Path(__file__).with_name("emulated_hopper.hpp")
+    source.write_text(f'#include "{header}"\n{text}\n{ENTRY}')
+    flags = [
+        "-O1",
+        "-std=c++20",
+        "-w",
+        "-shared",
+        "-fPIC",
+        "-fno-gnu-unique",
+        *(f"-D{name}={value}" for name, value in constants.items()),
+    ]
+    subprocess.run([COMPILER, *flags, str(source), "-o", str(library)], check=True, capture_output=True, text=True)
+    return ctypes.CDLL(str(library)).emulate
+
+
+def attend_emulated(emulate, case, *, scale: float, programs: int, seed: int, heads_at_once: int) -> None:
+    """As `attend_prefill_flash`, over tensors of the CPU."""
+    tokens, heads, head_dim = case.queries.shape
+    _, kv_heads, _, _ = case.cache.k.shape
+    group = heads // kv_heads
+    tile_tokens = case.work.tile_rows // group
+    rows = case.cache.k.numel() // head_dim
+    stride = case.queries.stride(0)
+    boxes = [(case.queries, (head_dim, heads, tokens), (1, head_dim, stride), (SLICE, group, tile_tokens))]
+    boxes += [(c, (head_dim, rows, 1), (1, head_dim, 0), (SLICE, SPAN, 1)) for c in (case.cache.k, case.cache.v)]
+    maps = (Map * 3)(*(Map(t.data_ptr(), size, strides, box) for t, size, strides, box in boxes))
+    units = len(case.work.items) * kv_heads
+    scratch = case.scratch
+    table_stride = ctypes.c_longlong(case.cache.table.stride(0))
+    pointers = (case.cache.table, case.work.items, case.out, scratch.partials, scratch.log_sums, scratch.claims)
+    stuck = emulate(
+        maps, *(ctypes.c_void_p(tensor.data_ptr()) for tensor in pointers), table_stride, units,
+        heads_at_once, ctypes.c_float(scale * LOG2_E), min(programs, units), seed,
+    )  # fmt: skip
+    assert stuck == 0, f"program {stuck - 1} of {programs} hangs"
+    assert int(scratch.claims) == 0
+    if case.work.part_items:
+        combine_parts(case.work, scratch, case.out, kv_heads, group, head_dim)
