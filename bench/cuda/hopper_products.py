@@ -39,6 +39,11 @@ class Matrix:
     is_gated: bool = False
 
     @property
+    def may_split(self) -> bool:
+        """Whether who reads the result adds up parts."""
+        return self.name in ("qkv", "o", "down")
+
+    @property
     def num_bytes(self) -> int:
         return 2 * self.outputs * self.width * (2 if self.is_gated else 1)
 
@@ -75,19 +80,19 @@ def multiply(
 def cluster_candidates(matrix: Matrix, rows: int) -> list[AnyTile]:
     """Those that keep nearly all of 132 multiprocessors busy."""
     found: list[AnyTile] = []
-    shapes = ((1, 3),) if rows <= 192 else ((2, 2), (1, 4))
-    widths = (64, 112, 128, 192, 224, 256) if matrix.is_gated else (48, 64, 96, 128, 192, 256)
+    shapes = ((1, 2),) if rows <= 128 else ((1, 3),) if rows <= 192 else ((2, 2), (1, 4))
+    widths = (112, 128, 192, 224, 256) if matrix.is_gated else (64, 80, 96, 128, 192, 256)
     for row_blocks, groups in shapes:
         for outputs in widths:
             if outputs * row_blocks > 256:
                 continue
-            for splits in (1, 2, 4, 8) if matrix.name in ("o", "down") else (1,):
+            for splits in (1, 2, 4) if matrix.may_split else (1,):
                 columns = outputs // 2 if matrix.is_gated else outputs
                 programs = -(-matrix.outputs // columns) * splits
                 waves = programs / 132
                 if waves / -(-programs // 132) < 0.8 or (splits > 1 and waves > 1.05):
                     continue
-                for cluster in (1, 2, 4):
+                for cluster in (1, 2):
                     tile = ClusterTile(outputs, row_blocks, groups, cluster, splits)
                     if tile.stages >= 3 and matrix.width // DEPTH // splits * splits * DEPTH == matrix.width:
                         found.append(tile)
@@ -96,15 +101,15 @@ def cluster_candidates(matrix: Matrix, rows: int) -> list[AnyTile]:
 
 def candidates(matrix: Matrix, rows: int) -> list[AnyTile]:
     """Every cut worth a try; two programs an SM where both fit."""
+    found = cluster_candidates(matrix, rows) if rows > 64 else []
     if rows > MAX_ROWS:
-        return cluster_candidates(matrix, rows)
-    found: list[AnyTile] = []
+        return found
     for outputs in (64, 128) if matrix.is_gated else (64, 128, 256):
         for num_warps in (4, 8):
             values = outputs * (2 if matrix.is_gated else 1) * max(rows, 64) // (num_warps * 32)
             if values > 128:
                 continue
-            for splits in (1,) if matrix.is_gated or matrix.name == "head" else (1, 2, 4, 7, 8):
+            for splits in (1, 2, 4, 7, 8) if matrix.may_split else (1,):
                 programs = -(-matrix.outputs // outputs) * splits
                 rounds = matrix.width // DEPTH // splits
                 if rounds * splits * DEPTH != matrix.width or programs < 40 or (splits > 1 and programs > 300):
@@ -163,8 +168,8 @@ def measure(matrix: Matrix, rows: int, threads: ThreadPoolExecutor, best: int) -
     repeats = max(1, 24 // copies)
     lines = [(time_us([lambda w=w: cublas(w) for w in weights * repeats]), "cuBLAS")]
     shape = (rows, matrix.outputs, matrix.width, target_of("cuda").num_sms)
-    options = {"gated": matrix.is_gated, "may_split": matrix.name in ("o", "down")}
-    by_default = choose_tile(*shape, **options) or choose_cluster_tile(*shape, **options)
+    options = {"gated": matrix.is_gated, "may_split": matrix.may_split}
+    by_default = choose_cluster_tile(*shape, **options) or choose_tile(*shape, **options)
     tiles = candidates(matrix, rows)
     if by_default is not None:
         tiles = list(dict.fromkeys([*tiles, by_default]))

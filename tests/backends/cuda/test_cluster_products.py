@@ -20,7 +20,7 @@ from twostroke.backends.cuda.kernels.product_tiles import DEPTH, MAX_ROWS, MAX_S
 SHAPES = [(14336, 4096), (4096, 14336), (4096, 4096), (2048, 4096), (3072, 1024), (1024, 3072), (200, 128)]
 
 
-@pytest.mark.parametrize("rows", [129, 160, 192, 193, 256, 257, 512, 640, 1280, 2048, 8192])
+@pytest.mark.parametrize("rows", [65, 128, 129, 160, 192, 193, 256, 257, 512, 640, 1280, 2048, 8192])
 @pytest.mark.parametrize("outputs, width", SHAPES)
 def test_every_cut_fits_the_chip_and_the_scratch(rows: int, outputs: int, width: int):
     for gated, may_split in ((True, False), (False, True), (False, False)):
@@ -44,10 +44,10 @@ def test_a_model_s_gate_is_spread_evenly():
 
 
 def test_what_it_does_not_take_is_left_to_others():
-    assert choose_cluster_tile(128, 14336, 4096, 132, gated=True) is None
+    assert choose_cluster_tile(64, 14336, 4096, 132, gated=True) is None
     assert choose_cluster_tile(192, 14336, 4000, 132, gated=True) is None
     assert choose_cluster_tile(192, 4096, 4096, 132) is None
-    assert choose_cluster_tile(256, 4096, 4096, 132, may_split=True) is None
+    assert choose_cluster_tile(257, 4096, 4096, 132, may_split=True) is None
     assert choose_cluster_tile(640, 14336, 4096, 132, gated=True) is None  # a fifth of its tiles would be padding
 
 
@@ -97,13 +97,14 @@ needs_hopper = pytest.mark.skipif(
 @pytest.mark.gpu
 @needs_hopper
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("rows", [129, 150, 192, 200, 256, 300, 512, 1100])
+@pytest.mark.parametrize("rows", [65, 129, 150, 192, 200, 256, 300, 512, 1100])
 def test_products_at_random(rows: int, dtype: torch.dtype):
     torch.manual_seed(rows)
     tiles = [
         (ClusterTile(64, 1, 3, splits=2), None),
         (ClusterTile(128, 2, 2, splits=4), None),
         (ClusterTile(96, 1, 4, cluster=1), None),
+        (ClusterTile(96, 1, 2, splits=2), None),
         (ClusterTile(192, 2, 2), "silu"),
         (ClusterTile(224, 1, 3), "gelu_tanh"),
         (ClusterTile(112, 2, 2), "silu"),

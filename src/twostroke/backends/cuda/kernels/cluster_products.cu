@@ -7,7 +7,7 @@
 //   STAGES      length of the ring                                 BAND     row tiles that are walked together
 //   GATED       0 no, 1 SiLU, 2 GELU (tanh)                        FLOAT32  whether sums are stored as they are
 //   BFLOAT16    whether elements are bfloat16, or float16          DEPENDENT  whether the launch is a dependent one
-// `multiply`, one wgmma instruction with its sums as operands, is written out by the caller of the compiler.
+// Behind hopper_primitives.cuh and `multiply`, a wgmma instruction for OUTPUTS / PIECES outputs (wgmma.py).
 
 constexpr u32 DEPTH = 64;  // inputs a round: 128 bytes, the widest row that is spread over shared memory's banks
 constexpr u32 ROW_BYTES = DEPTH * 2;
@@ -19,41 +19,11 @@ constexpr u32 COLUMNS = GATED ? OUTPUTS / 2 : OUTPUTS;  // of the result
 constexpr u32 PRODUCER_REGISTERS = GROUPS == 2 ? 24 : 32;
 constexpr u32 CONSUMER_REGISTERS = GROUPS == 2 ? 240 : GROUPS == 3 ? 160 : 112;
 
-struct alignas(64) TensorMap {
-  u64 words[16];
-};
-
-__device__ __forceinline__ void init_barrier(u32 barrier, u32 arrivals) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
-}
-
-__device__ __forceinline__ void expect_bytes(u32 barrier, u32 bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-}
-
-__device__ __forceinline__ void wait_for(u32 barrier, u32 parity) {
-  u32 done;
-  do {
-    asm volatile(
-        "{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-        : "=r"(done)
-        : "r"(barrier), "r"(parity)
-        : "memory");
-  } while (!done);
-}
-
 // Tells a program of the cluster that this warp group has read a stage.
 __device__ __forceinline__ void release_to(u32 barrier, u32 program) {
   asm volatile(
       "{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1;"
       " mbarrier.arrive.shared::cluster.b64 _, [there]; }" ::"r"(barrier), "r"(program)
-      : "memory");
-}
-
-__device__ __forceinline__ void fetch(const TensorMap* map, int column, int row, u32 to, u32 ready) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::
-          "r"(to), "l"(map), "r"(column), "r"(row), "r"(ready)
       : "memory");
 }
 
@@ -74,21 +44,6 @@ __device__ __forceinline__ void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");  // a release would flush all memory
 }
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
-
-// What wgmma is told of a matrix in shared memory: rows of 128 bytes, swizzled, eight rows to 1024 bytes.
-__device__ __forceinline__ u64 matrix_at(u32 address) {
-  return (u64)((address & 0x3FFFF) >> 4) | (u64)1 << 16 | (u64)64 << 32 | (u64)1 << 62;
-}
-
-__device__ __forceinline__ u32 packed(float low, float high) {
-  u32 both;
-  if constexpr (BFLOAT16) {
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-  } else {
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-  }
-  return both;
-}
 
 __device__ __forceinline__ float gated(float gate, float up) {
   // gelu's 0.5 * (1 + tanh(z)) is sigmoid(2z): one exponential, and no overflow
@@ -162,19 +117,6 @@ struct Producer {
   }
 };
 
-// Four lanes hold two columns each of four groups of eight; afterwards each lane has all eight of its group.
-__device__ __forceinline__ void exchange(u32 (&word)[4], u32 lane) {
-  bool odd = lane & 1, high = lane & 2;
-  u32 first = __shfl_xor_sync(0xFFFFFFFF, odd ? word[0] : word[1], 1);
-  u32 second = __shfl_xor_sync(0xFFFFFFFF, odd ? word[2] : word[3], 1);
-  (odd ? word[0] : word[1]) = first;
-  (odd ? word[2] : word[3]) = second;
-  first = __shfl_xor_sync(0xFFFFFFFF, high ? word[0] : word[2], 2);
-  second = __shfl_xor_sync(0xFFFFFFFF, high ? word[1] : word[3], 2);
-  (high ? word[0] : word[2]) = first;
-  (high ? word[1] : word[3]) = second;
-}
-
 // One row's results of a thread: `half` 0 is its upper row, 1 the one eight below.
 __device__ __forceinline__ void store_row(const float (&sums)[PIECES][OUTPUTS / PIECES / 2], int half, char* row, int first_output,
                                           int outputs, bool held, u32 lane) {
@@ -231,7 +173,7 @@ __device__ __forceinline__ void consume(u32 group, u32 ring, u32 ready, u32 empt
       wait_for(ready + stage * 8, parity);
       u64 rows = matrix_at(ring + stage * STAGE_BYTES + group * ROW_BLOCKS * 64 * ROW_BYTES);
       u64 weights = matrix_at(ring + stage * STAGE_BYTES + ROWS * ROW_BYTES);
-      asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+      begin_products();
 #pragma unroll
       for (u32 k = 0; k < DEPTH / 16; k++) {
 #pragma unroll
@@ -244,7 +186,7 @@ __device__ __forceinline__ void consume(u32 group, u32 ring, u32 ready, u32 empt
           }
         }
       }
-      asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+      end_products();
       if (j > 0) {
         asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
         release(before);
@@ -275,8 +217,8 @@ extern "C" __global__ void __launch_bounds__(128 * (GROUPS + 1), 1)
             int outputs, int rounds, int row_tiles, int out_clusters, int tiles) {
   extern __shared__ char shared[];
   __shared__ u64 barriers[2 * STAGES];
-  u32 ring = ((u32)__cvta_generic_to_shared(shared) + 1023) / 1024 * 1024;
-  u32 ready = (u32)__cvta_generic_to_shared(barriers), empty = ready + STAGES * 8;
+  u32 ring = (shared_address(shared) + 1023) / 1024 * 1024;
+  u32 ready = shared_address(barriers), empty = ready + STAGES * 8;
   u32 own;
   asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(own));
   if (threadIdx.x == 0) {
@@ -284,14 +226,13 @@ extern "C" __global__ void __launch_bounds__(128 * (GROUPS + 1), 1)
       init_barrier(ready + stage * 8, 1);
       init_barrier(empty + stage * 8, GROUPS * CLUSTER);
     }
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    publish_barriers();
   }
   __syncthreads();
   cluster_arrive();
   int first = blockIdx.x / CLUSTER;
   if (threadIdx.x < 128) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
+    give_registers<PRODUCER_REGISTERS>();
     Producer producer{&x_map, &w_map, ring, ready, empty, own, outputs, rounds, row_tiles, out_clusters, tiles};
     if (threadIdx.x == 0) producer.begin(first);
     __syncwarp();
@@ -299,7 +240,7 @@ extern "C" __global__ void __launch_bounds__(128 * (GROUPS + 1), 1)
     if (threadIdx.x == 0) producer.go_on(first);
     __syncwarp();
   } else {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
+    take_registers<CONSUMER_REGISTERS>();
     cluster_wait();
     consume(threadIdx.x / 128 - 1, ring, ready, empty, own, out, num_rows, outputs, rounds, row_tiles, out_clusters,
             tiles);

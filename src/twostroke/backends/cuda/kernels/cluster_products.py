@@ -14,8 +14,11 @@ import torch
 from twostroke.backends.cuda.kernels.activation import Activation
 from twostroke.backends.cuda.kernels.cluster_tiles import ALIGNMENT, ClusterTile
 from twostroke.backends.cuda.kernels.product_tiles import DEPTH, rows_to_read
+from twostroke.backends.cuda.kernels.wgmma import product_function
 from twostroke.backends.cuda.native import NativeKernel, tensor_map
 
+SOURCES: Final = ("hopper_primitives.cuh", "cluster_products.cu")
+FOLDER: Final = files("twostroke.backends.cuda.kernels")
 GATES: Final[dict[Activation | None, int]] = {None: 0, "silu": 1, "gelu_tanh": 2}
 BAND: Final = 8
 """Row tiles that are walked together: 2,048 rows, whose inputs stay in L2 while a layer's weights pass by."""
@@ -79,20 +82,6 @@ def source_and_constants(
         "BFLOAT16": int(dtype == torch.bfloat16),
         "DEPENDENT": int(pdl),
     }
-    text = files("twostroke.backends.cuda.kernels").joinpath("cluster_products.cu").read_text()
-    return _multiply(tile.outputs // tile.pieces, dtype) + text, "product", constants
-
-
-def _multiply(outputs: int, dtype: torch.dtype) -> str:
-    """The instruction that multiplies 64 rows by `outputs` outputs, 16 inputs deep: its sums are operands by name."""
-    element, sums = "bf16" if dtype == torch.bfloat16 else "f16", range(outputs // 2)
-    registers = ", ".join(f"%{i}" for i in sums)
-    operands = ", ".join(f'"+f"(sums[{i}])' for i in sums)
-    rows, weights, keep = (f"%{len(sums) + i}" for i in range(3))
-    return (
-        f"__device__ __forceinline__ void multiply(float (&sums)[{len(sums)}], u64 rows, u64 weights, int keep) {{\n"
-        f'  asm volatile("{{ .reg .pred p; setp.ne.b32 p, {keep}, 0; '
-        f"wgmma.mma_async.sync.aligned.m64n{outputs}k16.f32.{element}.{element} "
-        f'{{{registers}}}, {rows}, {weights}, p, 1, 1, 0, 0; }}" '
-        f': {operands} : "l"(rows), "l"(weights), "r"(keep));\n}}\n'
-    )
+    multiply = product_function("multiply", tile.outputs // tile.pieces, dtype)
+    texts = (FOLDER.joinpath(name).read_text() for name in SOURCES)
+    return "\n".join([multiply, *texts]), "product", constants

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
-from twostroke.backends.cuda.kernels.product_tiles import DEPTH, MAX_ROWS
+from twostroke.backends.cuda.kernels.product_tiles import DEPTH
 
 SHARED_BYTES: Final = 226 * 1024
 """What a program on a Hopper chip may have, less its barriers."""
 ALIGNMENT: Final = 1024
-MAX_PARTS_ROWS: Final = 192
-"""Up to so many rows a product that is cut along its depth beats cuBLAS."""
+LEAST_ROWS: Final = 65
+SHAPES: Final = {128: (1, 2, 256), 192: (1, 3, 256), 256: (2, 2, 128)}
+"""By the most rows: blocks of 64 a warp group, warp groups, and the most outputs whose sums they have registers for."""
 LEAST_OUTPUTS: Final = 64
 """Of a program: with fewer it reads mostly rows, which all others read too."""
 LEAST_ROUNDS: Final = 8
@@ -60,28 +61,23 @@ def choose_cluster_tile(
     rows: int, outputs: int, width: int, num_sms: int, *, gated: bool = False, may_split: bool = False
 ) -> ClusterTile | None:
     """None: this product is another's to compute."""
-    if rows <= MAX_ROWS or width % DEPTH or outputs % 8:
+    if rows < LEAST_ROWS or width % DEPTH or outputs % 8:
         return None
-    if gated:
-        return _gated_tile(rows, outputs, num_sms)
-    if not may_split or rows > MAX_PARTS_ROWS:
-        return None
-    for splits in (2, 4):
-        block, rounds = _one_wave(outputs * splits, num_sms, 8), width // DEPTH // splits
-        if LEAST_OUTPUTS <= block <= 256 and rounds >= LEAST_ROUNDS and rounds * splits * DEPTH == width:
-            return ClusterTile(block, 1, 3, splits=splits)
-    return None
-
-
-def _gated_tile(rows: int, outputs: int, num_sms: int) -> ClusterTile | None:
     if rows > 256:
         # Wider tiles read less from shared memory, and the card's power decides how fast it goes.
-        return ClusterTile(192, 2, 2) if -(-rows // 256) * 256 <= MAX_PADDING * rows else None
-    row_blocks, groups, most = (1, 3, 256) if rows <= 192 else (2, 2, 128)
-    waves = 1
-    while (block := _one_wave(2 * outputs, num_sms * waves, 16)) > most:
-        waves += 1
-    return ClusterTile(block, row_blocks, groups) if block >= LEAST_OUTPUTS else None
+        is_padded = -(-rows // 256) * 256 > MAX_PADDING * rows
+        return ClusterTile(192, 2, 2) if gated and not is_padded else None
+    row_blocks, groups, most = next(shape for limit, shape in SHAPES.items() if rows <= limit)
+    if gated:
+        waves = 1
+        while (block := _one_wave(2 * outputs, num_sms * waves, 16)) > most:
+            waves += 1
+        return ClusterTile(block, row_blocks, groups) if block >= LEAST_OUTPUTS else None
+    for splits in (2, 4) if may_split else ():
+        block, rounds = _one_wave(outputs * splits, num_sms, 8), width // DEPTH // splits
+        if LEAST_OUTPUTS <= block <= most and rounds >= LEAST_ROUNDS and rounds * splits * DEPTH == width:
+            return ClusterTile(block, row_blocks, groups, splits=splits)
+    return None
 
 
 def _one_wave(outputs: int, programs: int, step: int) -> int:
