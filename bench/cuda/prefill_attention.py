@@ -23,17 +23,17 @@ from twostroke.backends.cuda.kernels.prefill_tiles import PrefillScratch, Prefil
 
 FLASH_VARIANTS = {
     "flash": FlashOptions(),
-    "flash, not pinned": FlashOptions(pinned=False),
+    "flash, pinned": FlashOptions(pinned=True),
     "flash, no turns": FlashOptions(take_turns=False),
     "flash, no slack": FlashOptions(slack=0),
     "flash, all heads at once": FlashOptions(cached_bytes=1 << 40),
     "flash, 16 MiB cached": FlashOptions(cached_bytes=16 << 20),
-    "flash, held queries": FlashOptions(held_queries=True),
-    "flash, held queries, no turns": FlashOptions(held_queries=True, take_turns=False),
-    "flash, 192 keys": FlashOptions(keys=192),
-    "flash, 192 keys, not pinned": FlashOptions(keys=192, pinned=False),
-    "flash, 192 keys, no turns": FlashOptions(keys=192, take_turns=False),
-    "flash, tile 192": FlashOptions(warp_groups=3),
+    "flash, 128 keys": FlashOptions(keys=128),
+    "flash, 128 keys, pinned": FlashOptions(keys=128, pinned=True),
+    "flash, 128 keys, pinned, no turns": FlashOptions(keys=128, pinned=True, take_turns=False),
+    "flash, held queries": FlashOptions(keys=128, pinned=True, held_queries=True),
+    "flash, held queries, no turns": FlashOptions(keys=128, pinned=True, held_queries=True, take_turns=False),
+    "flash, tile 192": FlashOptions(keys=128, pinned=True, warp_groups=3),
 }
 CHECKED_SEGMENTS = ([700, 1, 300, 1500], [0, 63, 4000, 129])
 CHECK_SECONDS = 45

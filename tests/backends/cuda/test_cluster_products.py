@@ -47,7 +47,8 @@ def test_what_it_does_not_take_is_left_to_others():
     assert choose_cluster_tile(64, 14336, 4096, 132, gated=True) is None
     assert choose_cluster_tile(192, 14336, 4000, 132, gated=True) is None
     assert choose_cluster_tile(192, 4096, 4096, 132) is None
-    assert choose_cluster_tile(257, 4096, 4096, 132, may_split=True) is None
+    assert choose_cluster_tile(128, 4096, 4096, 132, may_split=True) is None
+    assert choose_cluster_tile(193, 4096, 4096, 132, may_split=True) is None
     assert choose_cluster_tile(640, 14336, 4096, 132, gated=True) is None  # a fifth of its tiles would be padding
 
 

@@ -36,9 +36,9 @@ SEGMENTS = {
     "options, heads, kv_heads, head_dim, page, dtype",
     [
         (FlashOptions(), 4, 1, 128, 64, BF16),
-        (FlashOptions(held_queries=True, slack=0), 6, 2, 128, 128, FP16),
-        (FlashOptions(keys=192, take_turns=False), 8, 1, 128, 64, BF16),
-        (FlashOptions(warp_groups=3), 2, 1, 64, 192, FP16),
+        (FlashOptions(keys=128, held_queries=True, slack=0, pinned=True), 6, 2, 128, 128, FP16),
+        (FlashOptions(keys=128, take_turns=False), 8, 1, 128, 64, BF16),
+        (FlashOptions(keys=128, warp_groups=3), 2, 1, 64, 192, FP16),
     ],
 )
 def test_segments_on_an_emulated_device(options, heads, kv_heads, head_dim, page, dtype, tmp_path):
@@ -60,9 +60,9 @@ def test_segments_on_an_emulated_device(options, heads, kv_heads, head_dim, page
     [
         (FlashOptions(), 128),
         (FlashOptions(), 64),
-        (FlashOptions(held_queries=True), 128),
-        (FlashOptions(keys=192), 128),
-        (FlashOptions(warp_groups=3), 64),
+        (FlashOptions(keys=128, held_queries=True), 128),
+        (FlashOptions(keys=128, pinned=True), 128),
+        (FlashOptions(keys=128, warp_groups=3), 64),
     ],
 )
 def test_it_compiles_to_products_that_nothing_holds_up(options, head_dim, tmp_path, monkeypatch):
@@ -110,7 +110,11 @@ needs_hopper = pytest.mark.skipif(
 @needs_hopper
 @pytest.mark.parametrize(
     "options",
-    [FlashOptions(), FlashOptions(keys=192), FlashOptions(held_queries=True, take_turns=False, slack=0, pinned=False)],
+    [
+        FlashOptions(),
+        FlashOptions(keys=128, pinned=True),
+        FlashOptions(keys=128, held_queries=True, take_turns=False, slack=0),
+    ],
 )
 @pytest.mark.parametrize("heads, kv_heads, head_dim", [(32, 8, 128), (9, 3, 64), (4, 4, 128), (16, 2, 128)])
 @pytest.mark.parametrize("dtype", [BF16, FP16])

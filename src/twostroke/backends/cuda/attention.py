@@ -8,14 +8,13 @@ from dataclasses import dataclass
 
 import torch
 
+from twostroke.backends.cuda.kernels import flash_prefill
 from twostroke.backends.cuda.kernels.decode_attention import DecodeScratch, attend_decode
 from twostroke.backends.cuda.kernels.decode_cuts import cut_contexts
 from twostroke.backends.cuda.kernels.prefill_attention import attend_prefill, tile_rows_for
 from twostroke.backends.cuda.kernels.prefill_tiles import PrefillScratch, PrefillTiles, PrefillWork
 
 SMALLEST_TILE, LARGEST_TILE = 64, 128
-FLASH_PREFILL = False
-"""Whether the highest tiles run in CUDA C++ on Hopper, or all of them in Gluon."""
 INTERPRETED_SMS = 4
 """A device without multiprocessors is the interpreter: a few, so that keys are shared out there as well."""
 
@@ -177,26 +176,24 @@ def _hopper_or_reason(
     reason = unsupported(shape.head_dim, shape.block_size, shape.dtype, capability)
     if reason is not None:
         return None, f"prefill attention: plain Triton, as {reason}"
-    if FLASH_PREFILL:
-        from twostroke.backends.cuda.kernels import flash_prefill
+    reason = flash_prefill.unsupported(shape.head_dim, shape.block_size, shape.dtype, capability)
+    if reason is not None:
+        return attend_prefill_hopper, f"prefill attention: Gluon for Hopper, as {reason}"
 
-        def attend_by_tile(
-            queries: torch.Tensor,
-            k_cache: torch.Tensor,
-            v_cache: torch.Tensor,
-            table: torch.Tensor,
-            work: PrefillWork,
-            out: torch.Tensor,
-            *,
-            scale: float,
-            scratch: PrefillScratch,
-        ) -> None:
-            is_high = work.tile_rows == flash_prefill.DEFAULT.tile_rows
-            attend = flash_prefill.attend_prefill_flash if is_high else attend_prefill_hopper
-            attend(queries, k_cache, v_cache, table, work, out, scale=scale, scratch=scratch)
+    def attend_by_tile(
+        queries: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        table: torch.Tensor,
+        work: PrefillWork,
+        out: torch.Tensor,
+        *,
+        scale: float,
+        scratch: PrefillScratch,
+    ) -> None:
+        is_high = work.tile_rows == flash_prefill.DEFAULT.tile_rows
+        attend = flash_prefill.attend_prefill_flash if is_high else attend_prefill_hopper
+        attend(queries, k_cache, v_cache, table, work, out, scale=scale, scratch=scratch)
 
-        reason = flash_prefill.unsupported(shape.head_dim, shape.block_size, shape.dtype, capability)
-        if reason is None:
-            choice = "CUDA C++ for Hopper, Gluon for low tiles, plain Triton for windows and soft caps"
-            return attend_by_tile, f"prefill attention: {choice}"
-    return attend_prefill_hopper, "prefill attention: Gluon for Hopper; plain Triton for windows and soft caps"
+    choice = "CUDA C++ for Hopper, Gluon for low tiles, plain Triton for windows and soft caps"
+    return attend_by_tile, f"prefill attention: {choice}"

@@ -24,18 +24,13 @@ class ProductScratch:
         dense_width = 0 if spec.moe else spec.intermediate_size
         self.found = torch.zeros(num_tokens, spec.hidden_size, dtype=dtype, device=device)
         self.gate_up = torch.zeros(num_tokens, 2 * dense_width, dtype=dtype, device=device)
-        self.parts = torch.zeros(_most_in_parts(spec), dtype=torch.float32, device=device)
+        self.parts = torch.zeros(MAX_SPLITS * MAX_ROWS * spec.hidden_size, dtype=torch.float32, device=device)
 
     @staticmethod
     def num_bytes(spec: ModelSpec, num_tokens: int) -> int:
         dense_width = 0 if spec.moe else spec.intermediate_size
-        return 2 * num_tokens * (spec.hidden_size + 2 * dense_width) + 4 * _most_in_parts(spec)
-
-
-def _most_in_parts(spec: ModelSpec) -> int:
-    """Sums of a product that is cut along its depth."""
-    qkv_width = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
-    return MAX_SPLITS * MAX_ROWS * max(spec.hidden_size, qkv_width)
+        parts = 4 * MAX_SPLITS * MAX_ROWS * spec.hidden_size
+        return 2 * num_tokens * (spec.hidden_size + 2 * dense_width) + parts
 
 
 class Products:
@@ -46,24 +41,6 @@ class Products:
         self._has_clusters = is_able and why_not() is None
         self._num_sms = target.num_sms
         self._eps, self._activation, self._scratch = spec.norm_eps, spec.activation, scratch
-
-    def in_parts(
-        self,
-        x: torch.Tensor,  # [num_rows, width]
-        weight: torch.Tensor,  # [outputs, width]
-        bias: torch.Tensor | None,
-        out: torch.Tensor,  # [num_rows, outputs]
-        *,
-        pdl: bool,
-    ) -> torch.Tensor | None:
-        """For a reader that adds up parts: float32 [parts, num_rows, outputs], or None where all is in `out`."""
-        tile = self._tile(x, len(weight), may_split=True) if bias is None else None
-        if not isinstance(tile, ClusterTile):
-            self.plain(x, weight, bias, out, pdl=pdl)
-            return None
-        parts = self._scratch.parts[: tile.splits * out.numel()].view(tile.splits, *out.shape)
-        self._multiply(x, weight, parts, tile, pdl=pdl)
-        return parts
 
     def plain(
         self,

@@ -16,6 +16,8 @@ ALIGNMENT: Final = 1024
 LEAST_ROWS: Final = 65
 SHAPES: Final = {128: (1, 2, 256), 192: (1, 3, 256), 256: (2, 2, 128)}
 """By the most rows: blocks of 64 a warp group, warp groups, and the most outputs whose sums they have registers for."""
+SPLIT_ROWS: Final = range(129, 193)
+"""Where a product cut along its depth is ours: fewer rows are for the kernel of some dozens, more for cuBLAS."""
 LEAST_OUTPUTS: Final = 64
 """Of a program: with fewer it reads mostly rows, which all others read too."""
 LEAST_ROUNDS: Final = 8
@@ -73,10 +75,11 @@ def choose_cluster_tile(
         while (block := _one_wave(2 * outputs, num_sms * waves, 16)) > most:
             waves += 1
         return ClusterTile(block, row_blocks, groups) if block >= LEAST_OUTPUTS else None
-    for splits in (2, 4) if may_split else ():
+    for splits in (2, 4) if may_split and rows in SPLIT_ROWS else ():
         block, rounds = _one_wave(outputs * splits, num_sms, 8), width // DEPTH // splits
         if LEAST_OUTPUTS <= block <= most and rounds >= LEAST_ROUNDS and rounds * splits * DEPTH == width:
-            return ClusterTile(block, row_blocks, groups, splits=splits)
+            # Each of its rows comes from the cache in no time: waiting for another program costs more.
+            return ClusterTile(block, row_blocks, groups, cluster=1, splits=splits)
     return None
 
 

@@ -35,7 +35,7 @@ class FlashOptions:
 
     warp_groups: int = 2
     """Of 64 query rows each. Three leave registers for heads of 64 only."""
-    keys: int = 128
+    keys: int = 192
     """Keys of a block."""
     take_turns: bool = True
     """Whether warp groups take turns, so that one's softmax runs beside the other's products."""
@@ -45,7 +45,7 @@ class FlashOptions:
     """Whether queries are kept in registers."""
     cached_bytes: int = 32 << 20
     """Keys and values that programs share by way of the second-level cache: heads are taken in turn beyond."""
-    pinned: bool = True
+    pinned: bool = False
     """Whether the softmax is kept in front of the wait for the product that it runs beside."""
     bounded: bool = False
     """Whether waits end after some milliseconds, for a first run: a wrong result instead of a hang."""

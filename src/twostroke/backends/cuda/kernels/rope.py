@@ -34,14 +34,12 @@ def rope_and_store(
     rope_dim: int,
     q_norm: torch.Tensor | None = None,  # [head_dim]
     k_norm: torch.Tensor | None = None,  # [head_dim]
-    parts: torch.Tensor | None = None,  # float32 [parts, num_tokens, as qkv]: what to read instead, added up
     eps: float = 0.0,
     pdl: bool = False,
     heads_per_program: int | None = None,
 ) -> None:
-    """Turn queries, in place or from the parts of a product that was cut along its depth; turn keys and write them and
-    the values to block table[row, position // block_size], slot position % block_size. Dimension i is paired with
-    i + rope_dim / 2; those from rope_dim on are not turned."""
+    """Turn queries in place; turn keys and write them and the values to block table[row, position // block_size], slot
+    position % block_size. Dimension i is paired with i + rope_dim / 2; those from rope_dim on are not turned."""
     assert (q_norm is None) == (k_norm is None)
     assert k_cache.stride() == v_cache.stride()
     num_tokens = positions.shape[0]
@@ -56,7 +54,6 @@ def rope_and_store(
     rest = head_dim - rope_dim
     _rope_and_store[(num_tokens * groups,)](
         qkv,
-        parts,
         cos_sin,
         positions,
         rows,
@@ -67,7 +64,6 @@ def rope_and_store(
         k_norm,
         eps,
         qkv.stride(0),
-        0 if parts is None else parts.stride(0),
         table.stride(0),
         k_cache.stride(0),
         HEADS=num_heads,
@@ -79,7 +75,6 @@ def rope_and_store(
         BLOCK_SIZE=k_cache.shape[2],
         PROGRAM_HEADS=heads_per_program,
         GROUPS=groups,
-        PARTS=0 if parts is None else len(parts),
         PDL=pdl,
         num_warps=min(max(heads_per_program * head_dim // 512, 1), 8),
         **launch_options(pdl),
@@ -112,15 +107,6 @@ def _store_part(
 
 
 @triton.jit
-def _total(source, part_stride, mask, PARTS: tl.constexpr):
-    """In float32: what is there, or the sum of its parts."""
-    total = tl.load(source, mask=mask, other=0.0).to(tl.float32)
-    for part in tl.static_range(1, PARTS):
-        total += tl.load(source + part * part_stride, mask=mask, other=0.0)
-    return total
-
-
-@triton.jit
 def _norm_weight(q_norm, k_norm, column, mask, is_query, is_value):
     """The factor of each head's columns: [heads, columns]."""
     q_weight = tl.load(q_norm + column, mask=mask, other=0.0).to(tl.float32)
@@ -131,7 +117,6 @@ def _norm_weight(q_norm, k_norm, column, mask, is_query, is_value):
 @triton.jit(do_not_specialize=["table_stride"], do_not_specialize_on_alignment=["positions", "rows"])
 def _rope_and_store(
     qkv,
-    parts,
     cos_sin,
     positions,
     rows,
@@ -142,7 +127,6 @@ def _rope_and_store(
     k_norm,
     eps,
     qkv_stride,
-    part_stride,
     table_stride,
     cache_stride,
     HEADS: tl.constexpr,
@@ -154,7 +138,6 @@ def _rope_and_store(
     BLOCK_SIZE: tl.constexpr,
     PROGRAM_HEADS: tl.constexpr,
     GROUPS: tl.constexpr,
-    PARTS: tl.constexpr,  # 0: what there is lies in qkv
     PDL: tl.constexpr,
 ):
     # A token's programs lie side by side, so that its cosines are read from memory once.
@@ -169,11 +152,8 @@ def _rope_and_store(
         gdc_launch_dependents()
         gdc_wait()
     qkv_row = qkv + token.to(tl.int64) * qkv_stride
-    source = qkv_row
-    if PARTS:
-        source = parts + token.to(tl.int64) * ((HEADS + 2 * KV_HEADS) * HEAD_DIM)
-    first = _total(source + head * HEAD_DIM + column, part_stride, mask, PARTS)
-    second = _total(source + head * HEAD_DIM + HALF + column, part_stride, mask, PARTS)
+    first = tl.load(qkv_row + head * HEAD_DIM + column, mask=mask, other=0.0).to(tl.float32)
+    second = tl.load(qkv_row + head * HEAD_DIM + HALF + column, mask=mask, other=0.0).to(tl.float32)
     position = tl.load(positions + token)
     block = tl.load(table + tl.load(rows + token).to(tl.int64) * table_stride + position // BLOCK_SIZE)
     slot = block.to(tl.int64) * cache_stride + (position % BLOCK_SIZE) * HEAD_DIM
@@ -186,7 +166,7 @@ def _rope_and_store(
     if REST_BLOCK:
         rest_column = 2 * HALF + tl.arange(0, REST_BLOCK)[None, :]
         rest_mask = in_head & (rest_column < HEAD_DIM)
-        rest = _total(source + head * HEAD_DIM + rest_column, part_stride, rest_mask, PARTS)
+        rest = tl.load(qkv_row + head * HEAD_DIM + rest_column, mask=rest_mask, other=0.0).to(tl.float32)
     if q_norm is not None:
         squares = tl.sum(first * first + second * second, 1)
         if REST_BLOCK:
@@ -205,8 +185,8 @@ def _rope_and_store(
         turned_second, head, HALF + column, mask, qkv_row, k_slot, v_slot, True, HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE
     )
     if REST_BLOCK:
-        # What is neither turned nor normed nor added up is already in its place in the queries.
+        # What is neither turned nor normed is already in its place in the queries.
         _store_part(
-            rest, head, rest_column, rest_mask, qkv_row, k_slot, v_slot, (q_norm is not None) | (PARTS > 0), HEADS,
-            KV_HEADS, HEAD_DIM, BLOCK_SIZE,
+            rest, head, rest_column, rest_mask, qkv_row, k_slot, v_slot, q_norm is not None, HEADS, KV_HEADS,
+            HEAD_DIM, BLOCK_SIZE,
         )  # fmt: skip
