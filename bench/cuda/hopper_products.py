@@ -41,7 +41,7 @@ class Matrix:
     @property
     def may_split(self) -> bool:
         """Whether who reads the result adds up parts."""
-        return self.name in ("o", "down")
+        return self.name in ("qkv", "o", "down")
 
     @property
     def num_bytes(self) -> int:
@@ -86,16 +86,18 @@ def cluster_candidates(matrix: Matrix, rows: int) -> list[AnyTile]:
         for outputs in widths:
             if outputs * row_blocks > 256:
                 continue
-            for splits in (1, 2, 4) if matrix.may_split else (1,):
-                columns = outputs // 2 if matrix.is_gated else outputs
-                programs = -(-matrix.outputs // columns) * splits
-                waves = programs / 132
-                if waves / -(-programs // 132) < 0.8 or (splits > 1 and waves > 1.05):
+            columns = outputs // 2 if matrix.is_gated else outputs
+            blocks = -(-matrix.outputs // columns)
+            for splits in (2, 4) if matrix.may_split else (1,):
+                programs = blocks * splits
+                if programs / 132 / -(-programs // 132) < 0.8 or (splits > 1 and programs > 132):
                     continue
-                for cluster in (1, 2):
-                    tile = ClusterTile(outputs, row_blocks, groups, cluster, splits)
-                    if tile.stages >= 3 and matrix.width // DEPTH // splits * splits * DEPTH == matrix.width:
-                        found.append(tile)
+                if matrix.width % (DEPTH * splits):
+                    continue
+                if splits > 1:
+                    found.append(ClusterTile(outputs, row_blocks, groups, splits, is_split=True))
+                else:
+                    found += [ClusterTile(outputs, row_blocks, groups, cluster) for cluster in (1, 2)]
     return found
 
 
@@ -175,7 +177,9 @@ def measure(matrix: Matrix, rows: int, threads: ThreadPoolExecutor, best: int) -
         tiles = list(dict.fromkeys([*tiles, by_default]))
 
     def out_of(tile: AnyTile) -> torch.Tensor:
-        if tile.splits > 1:
+        if isinstance(tile, ClusterTile) and tile.is_split:
+            return torch.empty(rows, matrix.outputs, dtype=torch.float32, device="cuda")
+        if isinstance(tile, ProductTile) and tile.splits > 1:
             return torch.empty(tile.splits, rows, matrix.outputs, dtype=torch.float32, device="cuda")
         kind = torch.float32 if matrix.name == "head" else torch.bfloat16
         return torch.empty(rows, matrix.outputs, dtype=kind, device="cuda")
@@ -192,7 +196,7 @@ def measure(matrix: Matrix, rows: int, threads: ThreadPoolExecutor, best: int) -
             for repeat in range(REPEATS):
                 out = out_of(tile).fill_(float("nan"))
                 multiply(x, weights[0], out, tile, kind, pdl=repeat % 2 == 0)
-                total = out.sum(0) if tile.splits > 1 else out.float()
+                total = out.sum(0) if out.dim() == 3 else out.float()
                 error = ((total - reference).norm() / reference.norm()).item()
                 if not error < TOLERANCE:
                     return f"error {error:.4f} in round {repeat}, {total.isnan().sum().item()} not written"
@@ -212,11 +216,11 @@ def measure(matrix: Matrix, rows: int, threads: ThreadPoolExecutor, best: int) -
             continue
         out = out_of(tile)
         calls = [lambda w=w: multiply(x, w, out, tile, kind, pdl=True) for w in weights * repeats]  # noqa: B023
-        name = f"{tile.outputs} outputs, {tile.splits} splits, {tile.stages} stages, "
+        name = f"{tile.outputs} outputs, {tile.stages} stages, "
         if isinstance(tile, ClusterTile):
-            name += f"{tile.groups} groups of {tile.row_blocks}, clusters of {tile.cluster}"
+            name += f"{tile.groups} groups of {tile.row_blocks}, cluster of {tile.cluster}" + ", split" * tile.is_split
         else:
-            name += f"{tile.num_warps} warps"
+            name += f"{tile.splits} splits, {tile.num_warps} warps"
         name += " (default)" if tile == by_default else ""
         lines.append((time_us(calls), name))
     ranked = sorted(lines[1:])

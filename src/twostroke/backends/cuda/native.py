@@ -92,6 +92,16 @@ class NativeKernel:
         found = _driver().cuModuleGetFunction(ctypes.byref(self._function), module, name.encode())
         _check(found, f"find the kernel {name}")
 
+    def max_clusters(self, threads: int, shared_bytes: int, cluster: int) -> int:
+        """How many clusters the device runs at once: they want neighbouring multiprocessors."""
+        found = ctypes.c_int()
+        _check(_driver().cuFuncSetAttribute(self._function, MAX_DYNAMIC_SHARED, shared_bytes), "give shared memory")
+        attributes = (_Attribute * 1)(_Attribute(CLUSTER_DIMENSION, 0, (cluster, 1, 1)))
+        config = _LaunchConfig((cluster, 1, 1), (threads, 1, 1), shared_bytes, None, attributes, 1)
+        told = _driver().cuOccupancyMaxActiveClusters(ctypes.byref(found), self._function, ctypes.byref(config))
+        _check(told, "count clusters")
+        return found.value
+
     def launch(
         self,
         grid: int,

@@ -105,8 +105,11 @@ class Products:
         if tile is None:
             self.plain(x, weight, bias, found, pdl=pdl)
         else:
-            if tile.splits > 1:
-                found = self._scratch.parts[: tile.splits * found.numel()].view(tile.splits, *found.shape)
+            parts = self._scratch.parts
+            if isinstance(tile, ClusterTile):
+                found = parts[: found.numel()].view(found.shape)
+            elif tile.splits > 1:
+                found = parts[: tile.splits * found.numel()].view(tile.splits, *found.shape)
             self._multiply(x, weight, found, tile, pdl=pdl)
         if post_norm is None:
             add_rms_norm(found, residual, next_norm, out, eps=self._eps, pdl=pdl)

@@ -12,7 +12,7 @@ from typing import Final
 import torch
 
 from twostroke.backends.cuda.kernels.activation import Activation
-from twostroke.backends.cuda.kernels.cluster_tiles import ALIGNMENT, ClusterTile
+from twostroke.backends.cuda.kernels.cluster_tiles import ClusterTile
 from twostroke.backends.cuda.kernels.product_tiles import DEPTH, rows_to_read
 from twostroke.backends.cuda.kernels.wgmma import product_function
 from twostroke.backends.cuda.native import NativeKernel, tensor_map
@@ -27,7 +27,7 @@ BAND: Final = 8
 def cluster_product(
     x: torch.Tensor,  # [num_rows, width], rows contiguous
     weight: torch.Tensor,  # [outputs, width], contiguous; with gated [2 * outputs, width]: gate, then up
-    out: torch.Tensor,  # [num_rows, outputs], or [splits, num_rows, outputs] float32 to be added up; contiguous
+    out: torch.Tensor,  # [num_rows, outputs], contiguous; float32 where the tile's depth is split
     *,
     tile: ClusterTile,
     num_sms: int,
@@ -36,23 +36,24 @@ def cluster_product(
 ) -> None:
     """out = x @ weight.T, gated if asked."""
     num_rows, width = x.shape
-    outputs, splits = out.shape[-1], tile.splits
+    outputs, is_float32 = out.shape[-1], out.dtype == torch.float32
+    splits, sharers = (tile.cluster, 1) if tile.is_split else (1, tile.cluster)
     assert width % (DEPTH * splits) == 0 and outputs % 8 == 0 and out.is_contiguous()
-    assert (splits == 1) == (out.dim() == 2) and (gated is None or splits == 1)
+    assert not tile.is_split or (gated is None and is_float32)
     columns = tile.outputs // 2 if gated else tile.outputs
-    row_tiles, out_clusters = -(-num_rows // tile.rows), -(-outputs // (columns * tile.cluster))
-    tiles = row_tiles * out_clusters * splits
-    share = tile.rows // tile.cluster
-    wanted = row_tiles * tile.rows
-    x_map = tensor_map(x, rows_to_read(x, wanted), share, DEPTH)
+    row_tiles, out_blocks = -(-num_rows // tile.rows), -(-outputs // (columns * sharers))
+    tiles = row_tiles * out_blocks
+    x_map = tensor_map(x, rows_to_read(x, row_tiles * tile.rows), tile.rows // sharers, DEPTH)
     w_map = tensor_map(weight, len(weight), columns, DEPTH)
-    kernel = _kernel(tile, gated, x.dtype, out.dtype == torch.float32, pdl)
-    numbers = (num_rows, outputs, width // DEPTH // splits, row_tiles, out_clusters, tiles)
+    kernel = _kernel(tile, gated, x.dtype, is_float32, pdl)
+    numbers = (num_rows, outputs, width // DEPTH // splits, row_tiles, out_blocks, tiles)
+    # A program whose depth is split has one tile, and gives its ring up for the sums.
+    clusters = tiles if tile.is_split else min(tiles, num_sms // tile.cluster)
     kernel.launch(
-        min(tiles, num_sms // tile.cluster) * tile.cluster,
+        clusters * tile.cluster,
         128 * (tile.groups + 1),
         [x_map, w_map, ctypes.c_void_p(out.data_ptr()), *map(ctypes.c_int, numbers)],
-        shared_bytes=tile.stages * tile.stage_bytes + ALIGNMENT,
+        shared_bytes=tile.shared_bytes,
         cluster=tile.cluster,
         pdl=pdl,
     )
@@ -75,6 +76,7 @@ def source_and_constants(
         "OUTPUTS": tile.outputs,
         "PIECES": tile.pieces,
         "CLUSTER": tile.cluster,
+        "SPLIT": int(tile.is_split),
         "STAGES": tile.stages,
         "BAND": BAND,
         "GATED": GATES[gated],

@@ -16,8 +16,6 @@ ALIGNMENT: Final = 1024
 LEAST_ROWS: Final = 65
 SHAPES: Final = {128: (1, 2, 256), 192: (1, 3, 256), 256: (2, 2, 128)}
 """By the most rows: blocks of 64 a warp group, warp groups, and the most outputs whose sums they have registers for."""
-SPLIT_ROWS: Final = range(129, 193)
-"""Where a product cut along its depth is ours: fewer rows are for the kernel of some dozens, more for cuBLAS."""
 LEAST_OUTPUTS: Final = 64
 """Of a program: with fewer it reads mostly rows, which all others read too."""
 LEAST_ROUNDS: Final = 8
@@ -35,9 +33,8 @@ class ClusterTile:
     groups: int
     """Warp groups."""
     cluster: int = 2
-    """Programs that fetch rows for one another."""
-    splits: int = 1
-    """Parts of the depth, whose sums the product's reader adds up."""
+    """Programs that fetch rows for one another, or divide the depth between them and add up."""
+    is_split: bool = False
 
     @property
     def rows(self) -> int:
@@ -50,6 +47,12 @@ class ClusterTile:
     @property
     def stages(self) -> int:
         return (SHARED_BYTES - ALIGNMENT) // self.stage_bytes
+
+    @property
+    def shared_bytes(self) -> int:
+        """The ring; where the depth is split it holds the sums in the end, with rows set off against each other."""
+        sums = self.rows * (self.outputs + 8) * 4 if self.is_split else 0
+        return max(self.stages * self.stage_bytes, sums) + ALIGNMENT
 
     @property
     def pieces(self) -> int:
@@ -75,11 +78,10 @@ def choose_cluster_tile(
         while (block := _one_wave(2 * outputs, num_sms * waves, 16)) > most:
             waves += 1
         return ClusterTile(block, row_blocks, groups) if block >= LEAST_OUTPUTS else None
-    for splits in (2, 4) if may_split and rows in SPLIT_ROWS else ():
+    for splits in (4, 2) if may_split else ():
         block, rounds = _one_wave(outputs * splits, num_sms, 8), width // DEPTH // splits
         if LEAST_OUTPUTS <= block <= most and rounds >= LEAST_ROUNDS and rounds * splits * DEPTH == width:
-            # Each of its rows comes from the cache in no time: waiting for another program costs more.
-            return ClusterTile(block, row_blocks, groups, cluster=1, splits=splits)
+            return ClusterTile(block, row_blocks, groups, cluster=splits, is_split=True)
     return None
 
 
