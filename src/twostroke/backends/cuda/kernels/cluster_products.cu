@@ -1,10 +1,10 @@
-// out = x @ weight^T, perhaps gated, in clusters. The programs of a cluster compute neighbouring outputs of the same rows,
-// and each fetches a share of those rows for all of them; or they compute the same outputs, each over its part of the
-// depth, and add them up among themselves. A producer thread keeps a ring of TMA copies full; warp
+// out = x @ weight^T, perhaps gated, in clusters. The programs of a cluster compute neighbouring outputs of the same
+// rows, and each fetches a share of those rows for all of them; or they compute the same outputs, each over its part of
+// the depth, and add them up among themselves. A producer thread keeps a ring of TMA copies full; warp
 // groups multiply from it (wgmma) and keep their sums in registers. Constants in capitals come with the compilation:
 //   ROW_BLOCKS  blocks of 64 rows that a warp group multiplies     GROUPS   warp groups that multiply
 //   OUTPUTS     outputs of a program; gated: half gate, half up    CLUSTER  programs of a cluster
-//   PIECES      instructions that a program's outputs take         SPLIT    whether they divide the depth, or share rows
+//   PIECES      instructions that a program's outputs take         SPLIT    whether they divide the depth
 //   STAGES      length of the ring                                 BAND     row tiles that are walked together
 //   GATED       0 no, 1 SiLU, 2 GELU (tanh)                        FLOAT32  whether sums are stored as they are
 //   BFLOAT16    whether elements are bfloat16, or float16          DEPENDENT  whether the launch is a dependent one
@@ -140,8 +140,8 @@ struct Producer {
 };
 
 // One row's results of a thread: `half` 0 is its upper row, 1 the one eight below.
-__device__ __forceinline__ void store_row(const float (&sums)[PIECES][OUTPUTS / PIECES / 2], int half, char* row, int first_output,
-                                          int outputs, bool held, u32 lane) {
+__device__ __forceinline__ void store_row(const float (&sums)[PIECES][OUTPUTS / PIECES / 2], int half, char* row,
+                                          int first_output, int outputs, bool held, u32 lane) {
   constexpr u32 ELEMENT_BYTES = FLOAT32 ? 4 : 2;
   constexpr int BLOCKS = COLUMNS / 8, PIECE_BLOCKS = OUTPUTS / PIECES / 8;
   auto value = [&](int block, int place) {
