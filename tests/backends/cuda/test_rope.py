@@ -34,7 +34,7 @@ def expected(qkv, cos_sin, positions, heads, kv_heads, head_dim, rope_dim, q_nor
     return q, k, v
 
 
-def check(device, dtype, heads, kv_heads, head_dim, rope_dim, normed=False, heads_per_program=None):
+def check(device, dtype, heads, kv_heads, head_dim, rope_dim, normed=False, heads_per_program=None, moves=False):
     """Two rows and the padding row, at positions on both sides of a block's end, against transformers."""
     width = (heads + 2 * kv_heads) * head_dim
     positions = torch.tensor([0, 15, 16, 33, 0, 5], dtype=torch.int32, device=device)
@@ -45,10 +45,14 @@ def check(device, dtype, heads, kv_heads, head_dim, rope_dim, normed=False, head
     norms = [random(head_dim, dtype=dtype, device=device, seed=s) + 1 if normed else None for s in (1, 2)]
     cos_sin = angles(rope_dim, device)
     q, k, v = expected(qkv, cos_sin, positions, heads, kv_heads, head_dim, rope_dim, *norms)
+    source = None
+    if moves:
+        source, qkv = qkv.float(), torch.full_like(qkv, 55.0)
     before = qkv.clone()
     rope_and_store(
         qkv, cos_sin, positions, rows, table, *caches, num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim,
-        rope_dim=rope_dim, q_norm=norms[0], k_norm=norms[1], eps=EPS, heads_per_program=heads_per_program,
+        rope_dim=rope_dim, q_norm=norms[0], k_norm=norms[1], source=source, eps=EPS,
+        heads_per_program=heads_per_program,
     )  # fmt: skip
     assert_close(qkv[:, : heads * head_dim], q.flatten(1))
     assert torch.equal(qkv[:, heads * head_dim :], before[:, heads * head_dim :])
@@ -82,6 +86,13 @@ def test_dimensions_beyond_the_turned_ones_pass(device, normed, head_dim, rope_d
 @pytest.mark.parametrize("heads_per_program", [1, 4, 32])
 def test_any_number_of_heads_a_program(device, heads_per_program):
     check(device, torch.float32, 5, 2, 32, 32, normed=True, heads_per_program=heads_per_program)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("rope_dim", [32, 64])
+def test_what_to_turn_may_lie_elsewhere(device, dtype, normed, rope_dim):
+    check(device, dtype, 4, 2, 64, rope_dim, normed, moves=True)
 
 
 def test_caches_that_share_an_allocation(device):

@@ -144,14 +144,14 @@ class Decoder:
         if not few:
             rms_norm(residual, weights.layers[0].attention_norm, normed, eps=self._spec.norm_eps, pdl=pdl)
         for index, layer in enumerate(weights.layers):
-            qkv = self._buffers.qkv[: len(tokens)]
+            qkv, source = self._buffers.qkv[: len(tokens)], None
             if few:
                 norm, eps = layer.attention_norm, self._spec.norm_eps
                 linear_few(residual, layer.qkv, qkv, norm_weight=norm, eps=eps, bias=layer.qkv_bias, pdl=pdl)
             else:
-                self._products.plain(normed, layer.qkv, layer.qkv_bias, qkv, pdl=pdl)
+                source = self._products.into_heads(normed, layer.qkv, layer.qkv_bias, qkv, pdl=pdl)
             is_last = index == len(weights.layers) - 1
-            self._rotate_and_store(index, layer, qkv, tokens, pdl=pdl)
+            self._rotate_and_store(index, layer, qkv, source, tokens, pdl=pdl)
             if is_last and wanted is not None and len(wanted) == 0:
                 return residual[:0]  # a chunk inside a prompt: its keys are all that is wanted of it
             mixed = self._attend(index, qkv, tokens, decodes.slots, prefill, pdl=pdl)
@@ -236,9 +236,16 @@ class Decoder:
         experts.forward(normed, residual, scratch, residual=residual, next_norm=next_norm, pdl=pdl)
 
     def _rotate_and_store(
-        self, index: int, layer: LayerWeights, qkv: torch.Tensor, tokens: TokenArrays, *, pdl: bool
+        self,
+        index: int,
+        layer: LayerWeights,
+        qkv: torch.Tensor,
+        source: torch.Tensor | None,
+        tokens: TokenArrays,
+        *,
+        pdl: bool,
     ) -> None:
-        """Queries are rotated in place; keys and values go to the store."""
+        """Queries are rotated to where they are read; keys and values go to the store."""
         spec, kv = self._spec, self._kv
         rope = spec.layers[index].rope
         rope_and_store(
@@ -255,6 +262,7 @@ class Decoder:
             rope_dim=rope.dim,
             q_norm=layer.q_norm,
             k_norm=layer.k_norm,
+            source=source,
             eps=spec.norm_eps,
             pdl=pdl,
         )

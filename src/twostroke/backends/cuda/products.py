@@ -8,7 +8,7 @@ import torch
 
 from twostroke.backends.cuda.kernels.activation import Activation, gated
 from twostroke.backends.cuda.kernels.cluster_products import cluster_product
-from twostroke.backends.cuda.kernels.cluster_tiles import ClusterTile, choose_cluster_tile
+from twostroke.backends.cuda.kernels.cluster_tiles import MAX_SPLIT_ROWS, ClusterTile, choose_cluster_tile
 from twostroke.backends.cuda.kernels.hopper_products import ELEMENT_TYPES, product
 from twostroke.backends.cuda.kernels.norms import add_rms_norm, rms_norm, sandwich
 from twostroke.backends.cuda.kernels.product_tiles import MAX_ROWS, MAX_SPLITS, ProductTile, choose_tile
@@ -24,13 +24,18 @@ class ProductScratch:
         dense_width = 0 if spec.moe else spec.intermediate_size
         self.found = torch.zeros(num_tokens, spec.hidden_size, dtype=dtype, device=device)
         self.gate_up = torch.zeros(num_tokens, 2 * dense_width, dtype=dtype, device=device)
-        self.parts = torch.zeros(MAX_SPLITS * MAX_ROWS * spec.hidden_size, dtype=torch.float32, device=device)
+        self.sums = torch.zeros(_most_sums(spec), dtype=torch.float32, device=device)
 
     @staticmethod
     def num_bytes(spec: ModelSpec, num_tokens: int) -> int:
         dense_width = 0 if spec.moe else spec.intermediate_size
-        parts = 4 * MAX_SPLITS * MAX_ROWS * spec.hidden_size
-        return 2 * num_tokens * (spec.hidden_size + 2 * dense_width) + parts
+        return 2 * num_tokens * (spec.hidden_size + 2 * dense_width) + 4 * _most_sums(spec)
+
+
+def _most_sums(spec: ModelSpec) -> int:
+    """Of a product cut along its depth: parts of some dozens of rows, or the sums of some hundreds."""
+    qkv_width = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
+    return max(MAX_SPLITS * MAX_ROWS * spec.hidden_size, MAX_SPLIT_ROWS * max(spec.hidden_size, qkv_width))
 
 
 class Products:
@@ -41,6 +46,24 @@ class Products:
         self._has_clusters = is_able and why_not() is None
         self._num_sms = target.num_sms
         self._eps, self._activation, self._scratch = spec.norm_eps, spec.activation, scratch
+
+    def into_heads(
+        self,
+        x: torch.Tensor,  # [num_rows, width]
+        weight: torch.Tensor,  # [outputs, width]
+        bias: torch.Tensor | None,
+        out: torch.Tensor,  # [num_rows, outputs]
+        *,
+        pdl: bool,
+    ) -> torch.Tensor | None:
+        """For a reader of either: float32 sums of the same shape, or None where the result is in `out`."""
+        tile = self._tile(x, len(weight), may_split=True) if bias is None else None
+        if not isinstance(tile, ClusterTile):
+            self.plain(x, weight, bias, out, pdl=pdl)
+            return None
+        sums = self._scratch.sums[: out.numel()].view(out.shape)
+        self._multiply(x, weight, sums, tile, pdl=pdl)
+        return sums
 
     def plain(
         self,
@@ -105,11 +128,11 @@ class Products:
         if tile is None:
             self.plain(x, weight, bias, found, pdl=pdl)
         else:
-            parts = self._scratch.parts
+            sums = self._scratch.sums
             if isinstance(tile, ClusterTile):
-                found = parts[: found.numel()].view(found.shape)
+                found = sums[: found.numel()].view(found.shape)
             elif tile.splits > 1:
-                found = parts[: tile.splits * found.numel()].view(tile.splits, *found.shape)
+                found = sums[: tile.splits * found.numel()].view(tile.splits, *found.shape)
             self._multiply(x, weight, found, tile, pdl=pdl)
         if post_norm is None:
             add_rms_norm(found, residual, next_norm, out, eps=self._eps, pdl=pdl)

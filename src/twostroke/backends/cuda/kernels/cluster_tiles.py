@@ -16,6 +16,9 @@ ALIGNMENT: Final = 1024
 LEAST_ROWS: Final = 65
 SHAPES: Final = {128: (1, 2, 256), 192: (1, 3, 256), 256: (2, 2, 128)}
 """By the most rows: blocks of 64 a warp group, warp groups, and the most outputs whose sums they have registers for."""
+MAX_SPLIT_ROWS: Final = 256
+SPLIT_ROWS: Final = range(129, MAX_SPLIT_ROWS + 1)
+"""Where the depth is split. cuBLAS alone is a little faster at most of these, but waits until the kernel ahead has ended."""
 LEAST_OUTPUTS: Final = 64
 """Of a program: with fewer it reads mostly rows, which all others read too."""
 LEAST_ROUNDS: Final = 8
@@ -78,11 +81,12 @@ def choose_cluster_tile(
         while (block := _one_wave(2 * outputs, num_sms * waves, 16)) > most:
             waves += 1
         return ClusterTile(block, row_blocks, groups) if block >= LEAST_OUTPUTS else None
-    for splits in (4, 2) if may_split else ():
-        block, rounds = _one_wave(outputs * splits, num_sms, 8), width // DEPTH // splits
-        if LEAST_OUTPUTS <= block <= most and rounds >= LEAST_ROUNDS and rounds * splits * DEPTH == width:
-            return ClusterTile(block, row_blocks, groups, cluster=splits, is_split=True)
-    return None
+    if not may_split or rows not in SPLIT_ROWS:
+        return None
+    block, rounds = max(LEAST_OUTPUTS, _one_wave(outputs * 2, num_sms, 8)), width // DEPTH // 2
+    if block > most or rounds < LEAST_ROUNDS or width % (2 * DEPTH):
+        return None
+    return ClusterTile(block, row_blocks, groups, is_split=True)
 
 
 def _one_wave(outputs: int, programs: int, step: int) -> int:

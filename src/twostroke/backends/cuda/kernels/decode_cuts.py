@@ -12,7 +12,7 @@ from math import ceil, log2
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.language.extra.cuda import gdc_wait
 
 MANY_PROGRAMS = 7.5
 """An SM, from where on a batch's work is spread evenly enough for large rounds."""
@@ -128,8 +128,8 @@ def _cut_kernel(
 ):
     item = tl.program_id(0)
     if PDL:
+        # No trigger: attention reads the items before it waits, and what stands between them triggers early.
         gdc_wait()
-        gdc_launch_dependents()
     if HAS_COUNT:
         num_tokens = tl.load(count)
     token, split, splits = locate(

@@ -50,14 +50,14 @@ class HopperTile:
 
 # By the most rows an expert may have on average. None: the plain kernel reads weights as fast.
 GATE_UP_TILES: Final[dict[float, HopperTile | None]] = {
-    12: None,
+    10: None,
     24: HopperTile(32, 64, 11, guesses=True),
     40: HopperTile(64, 64, 9, guesses=True),
     96: HopperTile(128, 128, 4, num_warps=8),
     math.inf: HopperTile(128, 128, 4, num_warps=8, weights_first=False),
 }
 DOWN_TILES: Final[dict[float, HopperTile | None]] = {
-    12: None,
+    10: None,
     24: HopperTile(32, 128, 10, guesses=True),
     40: HopperTile(64, 128, 8, guesses=True),
     96: HopperTile(128, 256, 4, num_warps=8, rows_in_bulk=True, pieces=2),

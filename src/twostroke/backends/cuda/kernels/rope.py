@@ -34,12 +34,14 @@ def rope_and_store(
     rope_dim: int,
     q_norm: torch.Tensor | None = None,  # [head_dim]
     k_norm: torch.Tensor | None = None,  # [head_dim]
+    source: torch.Tensor | None = None,  # as qkv, float32, contiguous: what to read instead of it
     eps: float = 0.0,
     pdl: bool = False,
     heads_per_program: int | None = None,
 ) -> None:
-    """Turn queries in place; turn keys and write them and the values to block table[row, position // block_size], slot
-    position % block_size. Dimension i is paired with i + rope_dim / 2; those from rope_dim on are not turned."""
+    """Turn queries, in place or from `source`; turn keys and write them and the values to block
+    table[row, position // block_size], slot position % block_size. Dimension i is paired with i + rope_dim / 2; those
+    from rope_dim on are not turned."""
     assert (q_norm is None) == (k_norm is None)
     assert k_cache.stride() == v_cache.stride()
     num_tokens = positions.shape[0]
@@ -54,6 +56,7 @@ def rope_and_store(
     rest = head_dim - rope_dim
     _rope_and_store[(num_tokens * groups,)](
         qkv,
+        source,
         cos_sin,
         positions,
         rows,
@@ -117,6 +120,7 @@ def _norm_weight(q_norm, k_norm, column, mask, is_query, is_value):
 @triton.jit(do_not_specialize=["table_stride"], do_not_specialize_on_alignment=["positions", "rows"])
 def _rope_and_store(
     qkv,
+    source,  # None: qkv
     cos_sin,
     positions,
     rows,
@@ -152,8 +156,11 @@ def _rope_and_store(
         gdc_launch_dependents()
         gdc_wait()
     qkv_row = qkv + token.to(tl.int64) * qkv_stride
-    first = tl.load(qkv_row + head * HEAD_DIM + column, mask=mask, other=0.0).to(tl.float32)
-    second = tl.load(qkv_row + head * HEAD_DIM + HALF + column, mask=mask, other=0.0).to(tl.float32)
+    source_row = qkv_row
+    if source is not None:
+        source_row = source + token.to(tl.int64) * ((HEADS + 2 * KV_HEADS) * HEAD_DIM)
+    first = tl.load(source_row + head * HEAD_DIM + column, mask=mask, other=0.0).to(tl.float32)
+    second = tl.load(source_row + head * HEAD_DIM + HALF + column, mask=mask, other=0.0).to(tl.float32)
     position = tl.load(positions + token)
     block = tl.load(table + tl.load(rows + token).to(tl.int64) * table_stride + position // BLOCK_SIZE)
     slot = block.to(tl.int64) * cache_stride + (position % BLOCK_SIZE) * HEAD_DIM
@@ -166,7 +173,7 @@ def _rope_and_store(
     if REST_BLOCK:
         rest_column = 2 * HALF + tl.arange(0, REST_BLOCK)[None, :]
         rest_mask = in_head & (rest_column < HEAD_DIM)
-        rest = tl.load(qkv_row + head * HEAD_DIM + rest_column, mask=rest_mask, other=0.0).to(tl.float32)
+        rest = tl.load(source_row + head * HEAD_DIM + rest_column, mask=rest_mask, other=0.0).to(tl.float32)
     if q_norm is not None:
         squares = tl.sum(first * first + second * second, 1)
         if REST_BLOCK:
@@ -185,8 +192,8 @@ def _rope_and_store(
         turned_second, head, HALF + column, mask, qkv_row, k_slot, v_slot, True, HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE
     )
     if REST_BLOCK:
-        # What is neither turned nor normed is already in its place in the queries.
+        # What is neither turned nor normed may be in its place in the queries already.
+        moved: tl.constexpr = (q_norm is not None) or (source is not None)
         _store_part(
-            rest, head, rest_column, rest_mask, qkv_row, k_slot, v_slot, q_norm is not None, HEADS, KV_HEADS,
-            HEAD_DIM, BLOCK_SIZE,
-        )  # fmt: skip
+            rest, head, rest_column, rest_mask, qkv_row, k_slot, v_slot, moved, HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE
+        )
