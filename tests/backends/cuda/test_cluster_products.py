@@ -47,6 +47,7 @@ def test_what_it_does_not_take_is_left_to_others():
     assert choose_cluster_tile(192, 14336, 4000, 132, gated=True) is None
     assert choose_cluster_tile(192, 4096, 4096, 132) is None
     assert choose_cluster_tile(257, 4096, 4096, 132, may_split=True) is None
+    assert choose_cluster_tile(192, 1024, 2048, 132, may_split=True) is None  # 32 programs for 132 multiprocessors
     assert choose_cluster_tile(640, 14336, 4096, 132, gated=True) is None  # a fifth of its tiles would be padding
 
 

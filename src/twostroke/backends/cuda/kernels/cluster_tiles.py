@@ -18,10 +18,12 @@ SHAPES: Final = {128: (1, 2, 256), 192: (1, 3, 256), 256: (2, 2, 128)}
 """By the most rows: blocks of 64 a warp group, warp groups, and the most outputs whose sums they have registers for."""
 MAX_SPLIT_ROWS: Final = 256
 SPLIT_ROWS: Final = range(129, MAX_SPLIT_ROWS + 1)
-"""Where the depth is split. cuBLAS alone is a little faster at most of these, but waits until the kernel ahead has ended."""
+"""Where the depth is split. cuBLAS is a little faster at most of these, but starts when the kernel ahead has ended."""
 LEAST_OUTPUTS: Final = 64
 """Of a program: with fewer it reads mostly rows, which all others read too."""
 LEAST_ROUNDS: Final = 8
+LEAST_SHARE: Final = 0.45
+"""Of the multiprocessors, that a product which is split must keep busy."""
 MAX_PADDING: Final = 1.1
 """Rows that a long product may be computed for, by its own; cuBLAS has smaller tiles."""
 
@@ -84,7 +86,7 @@ def choose_cluster_tile(
     if not may_split or rows not in SPLIT_ROWS:
         return None
     block, rounds = max(LEAST_OUTPUTS, _one_wave(outputs * 2, num_sms, 8)), width // DEPTH // 2
-    if block > most or rounds < LEAST_ROUNDS or width % (2 * DEPTH):
+    if block > most or rounds < LEAST_ROUNDS or width % (2 * DEPTH) or outputs * 2 < LEAST_SHARE * num_sms * block:
         return None
     return ClusterTile(block, row_blocks, groups, is_split=True)
 
