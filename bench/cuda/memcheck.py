@@ -27,8 +27,8 @@ FOUND = 9
 
 def check(sanitizer: str, path: Path, limit_s: float) -> str:
     command = [
-        sanitizer, "--tool", "memcheck", "--error-exitcode", str(FOUND), "--kill", "yes",
-        sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not slow", str(path),
+        sanitizer, "--tool", "memcheck", "--error-exitcode", str(FOUND),
+        sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "-m", "not slow", str(path),
     ]  # fmt: skip
     started_s = time.perf_counter()
     # Kernels from torch's allocator lie in few large blocks, where memcheck sees no bounds: an allocation each.
