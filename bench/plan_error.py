@@ -23,8 +23,6 @@ RECORDS = HERE / "results"
 MODELS = {"8B": "llama-3.1-8b", "0.6B": "qwen3-0.6b", "30B": "qwen3-30b-a3b"}
 CEILINGS = find_device("h200").ceilings("bf16")
 UNITS_S = {"µs": 1e-6, "ms": 1e-3, "s": 1.0}
-LATEST = 3
-"""Runs of a figure that count: the engine gets faster, and the first run of a file may have compiled kernels."""
 MOST = {"single_weight_reads": 0.89}
 """The best that a kernel has read at, of the data sheet's 4.8 TB/s (cuda-layer.txt: 4.28): a fit must not pass it."""
 FITTED = ("matmul", "single_weight_reads", "weight_reads", "kv_reads", "layer_s", "expert_layer_s", "chunk_layer_s")
@@ -60,8 +58,9 @@ def read_points(folder: Path = RECORDS) -> list[Point]:
 
 
 def profile_points(path: Path) -> list[Point]:
-    """Steps of streams at one context, replayed as a graph."""
-    found, model = [], ""
+    """Steps of streams at one context, replayed as a graph; of two records of one the later."""
+    found: dict[tuple[str, str], Point] = {}
+    model = ""
     for line in path.read_text().splitlines():
         if match := re.match(r"== profile (\S+)", line):
             model = match[1]
@@ -72,12 +71,12 @@ def profile_points(path: Path) -> list[Point]:
                 return efficiency.step_seconds(shape, decode_work(rows, context), CEILINGS)
 
             name = f"{rows} streams at {context}"
-            found.append(Point(model, "decode step", name, float(match[3]) / 1e3, step))
-    return found
+            found[model, name] = Point(model, "decode step", name, float(match[3]) / 1e3, step)
+    return list(found.values())
 
 
 def bench_points(path: Path) -> list[Point]:
-    """Each figure that a formula can predict, the median of its latest runs: no percentile of a mixture of steps, no
+    """Each figure that a formula can predict, of its latest run: no percentile of a mixture of steps, no
     workload that drains (nano)."""
     sizes: dict[str, dict[str, int]] = {}
     seen: dict[tuple[str, str, str], list[float]] = {}
@@ -98,7 +97,7 @@ def bench_points(path: Path) -> list[Point]:
         made = _bench_point(workload, figure, sizes.get(workload, {}))
         if made is not None:
             kind, name, predict = made
-            points.append(Point(model, kind, name, statistics.median(values[-LATEST:]), predict))
+            points.append(Point(model, kind, name, values[-1], predict))
     return points
 
 
