@@ -177,13 +177,16 @@ def _enter_context() -> None:
     _check(_driver().cuCtxSetCurrent(context), "use the device")
 
 
+@cache
 def why_not() -> str | None:
-    """Why kernels in CUDA C++ cannot be had here, or None."""
+    """Why kernels in CUDA C++ cannot be had on this Hopper device, or None: one that does nothing is compiled and loaded,
+    since a library may lack its parts, and a driver may be older than the compiler."""
     try:
-        _nvrtc()
-        _driver()
+        NativeKernel('extern "C" __global__ void nothing() {}', "nothing", {}, "sm_90a")
     except OSError as error:
-        return str(error)
+        return f"CUDA's compiler (NVRTC) or driver cannot be loaded: {error}"
+    except NativeError as error:
+        return str(error).rstrip(".")
     return None
 
 
