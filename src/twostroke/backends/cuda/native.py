@@ -179,8 +179,8 @@ def _enter_context() -> None:
 
 @cache
 def why_not() -> str | None:
-    """Why kernels in CUDA C++ cannot be had on this Hopper device, or None: one that does nothing is compiled and loaded,
-    since a library may lack its parts, and a driver may be older than the compiler."""
+    """Why kernels in CUDA C++ cannot be had on this Hopper device, or None: one that does nothing is compiled and
+    loaded, since a library may lack its parts, and a driver may be older than the compiler."""
     try:
         NativeKernel('extern "C" __global__ void nothing() {}', "nothing", {}, "sm_90a")
     except OSError as error:
