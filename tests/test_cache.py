@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from twostroke.cache import cache_folder
+from twostroke.cache import cache_folder, read_entry, write_entry
 
 
 @pytest.fixture(autouse=True)
@@ -29,3 +30,21 @@ def test_our_own_variable_comes_first(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("XDG_CACHE_HOME", "/elsewhere")
     monkeypatch.setenv("TWOSTROKE_CACHE", "~/mine")
     assert cache_folder() == tmp_path / "mine"
+
+
+def test_an_entry_is_read_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "entry"
+    assert read_entry(path) is None
+    write_entry(path, b"code")
+    assert read_entry(path) == b"code" and [path] == list(path.parent.iterdir())
+    whole = path.read_bytes()
+    for damaged in (b"", b"code", whole[:10], whole[:-1], whole + b"!"):
+        path.write_bytes(damaged)
+        assert read_entry(path) is None
+
+
+def test_writers_of_one_entry_leave_one_of_theirs(tmp_path: Path) -> None:
+    path, codes = tmp_path / "entry", [bytes([i]) * 100_000 for i in range(8)]
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda code: write_entry(path, code), codes * 4))
+    assert read_entry(path) in codes and [path] == list(tmp_path.iterdir())

@@ -4,8 +4,6 @@ truncated or corrupt is compiled again, and a folder that cannot be written only
 from __future__ import annotations
 
 import hashlib
-import os
-import tempfile
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -14,10 +12,7 @@ import llvmlite
 import llvmlite.binding as llvm
 
 from twostroke.backends.cpu.isa import InstructionSet
-from twostroke.cache import cache_folder
-
-_MAGIC = b"TWOSTROKE-KERNELS-1\n"
-_DIGEST_BYTES = 32
+from twostroke.cache import cache_folder, read_entry, write_entry
 
 
 class NativeCode:
@@ -44,7 +39,7 @@ def load_or_compile(label: str, isa: InstructionSet, module_text: Callable[[], s
     if stored is not None:
         return NativeCode(stored, isa, from_cache=True)
     code = compile_object(module_text(), isa)
-    _write_entry(path, code)
+    write_entry(path, code)
     return NativeCode(code, isa, from_cache=False)
 
 
@@ -68,32 +63,6 @@ def _target_machine(isa: InstructionSet, triple: str | None = None) -> llvm.Targ
         llvm.initialize_all_asmprinters()
         target = llvm.Target.from_triple(triple)
     return target.create_target_machine(cpu=isa.cpu, features=isa.features, opt=3, jit=True)
-
-
-def read_entry(path: Path) -> bytes | None:
-    """The object code of a cache entry, or None where there is none that can be trusted to be whole."""
-    try:
-        content = path.read_bytes()
-    except OSError:
-        return None
-    if not content.startswith(_MAGIC):
-        return None
-    digest, code = content[len(_MAGIC) :][:_DIGEST_BYTES], content[len(_MAGIC) + _DIGEST_BYTES :]
-    return code if hashlib.sha256(code).digest() == digest else None
-
-
-def _write_entry(path: Path, code: bytes) -> None:
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
-    except OSError:
-        return
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(_MAGIC + hashlib.sha256(code).digest() + code)
-        Path(temporary).replace(path)
-    except OSError:
-        Path(temporary).unlink(missing_ok=True)
 
 
 def _entry_path(label: str, isa: InstructionSet) -> Path:

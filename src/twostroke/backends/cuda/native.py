@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import os
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.util import find_spec
@@ -14,7 +13,7 @@ from typing import Any
 
 import torch
 
-from twostroke.cache import cache_folder
+from twostroke.cache import cache_folder, read_entry, write_entry
 
 CLUSTER_DIMENSION, DEPENDENT_LAUNCH = 4, 6
 """Launch attributes, by CUDA's numbers."""
@@ -132,23 +131,11 @@ def compiled(source: str, constants: Mapping[str, int], architecture: str) -> by
     compiler.nvrtcVersion(ctypes.byref(version[0]), ctypes.byref(version[1]))
     identity = "\n".join([PREAMBLE, source, *options, f"{version[0].value}.{version[1].value}"])
     kept = cache_folder() / "cuda" / f"{hashlib.sha256(identity.encode()).hexdigest()[:32]}.cubin"
-    try:
-        return kept.read_bytes()
-    except OSError:
+    code = read_entry(kept)
+    if code is None:
         code = _compile(compiler, PREAMBLE + source, options)
-    _keep(code, kept)
+        write_entry(kept, code)
     return code
-
-
-def _keep(code: bytes, path: Path) -> None:
-    """Where it cannot be written it is compiled again next time."""
-    partial = path.with_suffix(f".{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_bytes(code)
-        partial.replace(path)
-    except OSError:
-        partial.unlink(missing_ok=True)
 
 
 def _compile(compiler: ctypes.CDLL, source: str, options: list[str]) -> bytes:
