@@ -81,25 +81,25 @@ def box_map(
 
 
 class NativeKernel:
-    """One function of a source, compiled for one choice of its constants."""
+    """One function of a source, compiled for one choice of its constants. Loaded where it is made, and on any other
+    device when that first runs it."""
 
     def __init__(self, source: str, name: str, constants: Mapping[str, int], architecture: str) -> None:
-        self._code = compiled(source, constants, architecture)
-        module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
-        _enter_context()
-        _check(_driver().cuModuleLoadData(ctypes.byref(module), self._code), "load a kernel")
-        found = _driver().cuModuleGetFunction(ctypes.byref(self._function), module, name.encode())
-        _check(found, f"find the kernel {name}")
+        self._code, self._name = compiled(source, constants, architecture), name
+        self._functions: dict[int, ctypes.c_void_p] = {}
+        self._function()
 
-    def max_clusters(self, threads: int, shared_bytes: int, cluster: int) -> int:
-        """How many clusters the device runs at once: they want neighbouring multiprocessors."""
-        found = ctypes.c_int()
-        _check(_driver().cuFuncSetAttribute(self._function, MAX_DYNAMIC_SHARED, shared_bytes), "give shared memory")
-        attributes = (_Attribute * 1)(_Attribute(CLUSTER_DIMENSION, 0, (cluster, 1, 1)))
-        config = _LaunchConfig((cluster, 1, 1), (threads, 1, 1), shared_bytes, None, attributes, 1)
-        told = _driver().cuOccupancyMaxActiveClusters(ctypes.byref(found), self._function, ctypes.byref(config))
-        _check(told, "count clusters")
-        return found.value
+    def _function(self) -> ctypes.c_void_p:
+        """On the current device: code belongs to one."""
+        driver, device = _driver(), torch.cuda.current_device()
+        if device not in self._functions:
+            module, function = ctypes.c_void_p(), ctypes.c_void_p()
+            _enter_context(device)
+            _check(driver.cuModuleLoadData(ctypes.byref(module), self._code), "load a kernel")
+            found = driver.cuModuleGetFunction(ctypes.byref(function), module, self._name.encode())
+            _check(found, f"find the kernel {self._name}")
+            self._functions[device] = function
+        return self._functions[device]
 
     def launch(
         self,
@@ -112,7 +112,8 @@ class NativeKernel:
         pdl: bool = False,
     ) -> None:
         """On torch's current stream."""
-        allowed = _driver().cuFuncSetAttribute(self._function, MAX_DYNAMIC_SHARED, shared_bytes)
+        function = self._function()
+        allowed = _driver().cuFuncSetAttribute(function, MAX_DYNAMIC_SHARED, shared_bytes)
         _check(allowed, f"give a kernel {shared_bytes} bytes of shared memory")
         attributes = (_Attribute * 2)(
             _Attribute(CLUSTER_DIMENSION, 0, (cluster, 1, 1)), _Attribute(DEPENDENT_LAUNCH, 0, (int(pdl),))
@@ -120,7 +121,7 @@ class NativeKernel:
         stream = torch.cuda.current_stream().cuda_stream
         config = _LaunchConfig((grid, 1, 1), (threads, 1, 1), shared_bytes, stream, attributes, 2)
         pointers = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(argument) for argument in arguments))
-        _check(_driver().cuLaunchKernelEx(ctypes.byref(config), self._function, pointers, None), "launch a kernel")
+        _check(_driver().cuLaunchKernelEx(ctypes.byref(config), function, pointers, None), "launch a kernel")
 
 
 def compiled(source: str, constants: Mapping[str, int], architecture: str) -> bytes:
@@ -140,7 +141,8 @@ def compiled(source: str, constants: Mapping[str, int], architecture: str) -> by
 
 def _compile(compiler: ctypes.CDLL, source: str, options: list[str]) -> bytes:
     program, size = ctypes.c_void_p(), ctypes.c_size_t()
-    compiler.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernel.cu", 0, None, None)
+    if compiler.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernel.cu", 0, None, None) != 0:
+        raise NativeError("CUDA's compiler (NVRTC) does not start.")
     try:
         given = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
         if compiler.nvrtcCompileProgram(program, len(options), given) != 0:
@@ -148,7 +150,8 @@ def _compile(compiler: ctypes.CDLL, source: str, options: list[str]) -> bytes:
             log = ctypes.create_string_buffer(size.value)
             compiler.nvrtcGetProgramLog(program, log)
             raise NativeError(f"A CUDA kernel does not compile: {log.value.decode(errors='replace')}")
-        compiler.nvrtcGetCUBINSize(program, ctypes.byref(size))
+        if compiler.nvrtcGetCUBINSize(program, ctypes.byref(size)) != 0 or size.value == 0:
+            raise NativeError(f"CUDA's compiler (NVRTC) gave no code for {options[0]}.")
         code = ctypes.create_string_buffer(size.value)
         compiler.nvrtcGetCUBIN(program, code)
         return code.raw
@@ -156,11 +159,11 @@ def _compile(compiler: ctypes.CDLL, source: str, options: list[str]) -> bytes:
         compiler.nvrtcDestroyProgram(ctypes.byref(program))
 
 
-def _enter_context() -> None:
+def _enter_context(device: int) -> None:
     """Code is loaded into the thread's current context, and a new thread has none: torch's, then."""
-    device, context = ctypes.c_int(), ctypes.c_void_p()
-    _check(_driver().cuDeviceGet(ctypes.byref(device), torch.cuda.current_device()), "find the device")
-    _check(_driver().cuDevicePrimaryCtxRetain(ctypes.byref(context), device), "open the device")
+    handle, context = ctypes.c_int(), ctypes.c_void_p()
+    _check(_driver().cuDeviceGet(ctypes.byref(handle), device), "find the device")
+    _check(_driver().cuDevicePrimaryCtxRetain(ctypes.byref(context), handle), "open the device")
     _check(_driver().cuCtxSetCurrent(context), "use the device")
 
 
