@@ -1,7 +1,7 @@
 // out = x @ weight^T, perhaps gated, in clusters. The programs of a cluster compute neighbouring outputs of the same
 // rows, and each fetches a share of those rows for all of them; or they compute the same outputs, each over its part of
-// the depth, and add them up among themselves. A producer thread keeps a ring of TMA copies full; warp
-// groups multiply from it (wgmma) and keep their sums in registers. Constants in capitals come with the compilation:
+// the depth, and add them up among themselves. A producer thread keeps a ring of TMA copies full; warp groups multiply
+// from it (wgmma) and keep their sums in registers. Constants in capitals come with the compilation:
 //   ROW_BLOCKS  blocks of 64 rows that a warp group multiplies     GROUPS   warp groups that multiply
 //   OUTPUTS     outputs of a program; gated: half gate, half up    CLUSTER  programs of a cluster
 //   PIECES      instructions that a program's outputs take         SPLIT    whether they divide the depth
@@ -251,7 +251,7 @@ __device__ __forceinline__ void consume(u32 group, u32 ring, u32 ready, u32 empt
       }
       end_products();
       if (j > 0) {
-        asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+        wait_for_products<1>();
         release(before);
       }
       before = stage;
@@ -260,7 +260,12 @@ __device__ __forceinline__ void consume(u32 group, u32 ring, u32 ready, u32 empt
         parity ^= 1;
       }
     }
-    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+    wait_for_products<0>();
+#pragma unroll
+    for (u32 block = 0; block < ROW_BLOCKS; block++) {
+#pragma unroll
+      for (u32 piece = 0; piece < PIECES; piece++) keep_behind(sums[block][piece]);
+    }
     release(before);
     if constexpr (SPLIT) {
       add_up(sums, group, ring, own, tile, out, num_rows, outputs);

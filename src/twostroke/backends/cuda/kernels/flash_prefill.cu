@@ -266,8 +266,7 @@ struct Consumer {
 extern "C" __global__ void __launch_bounds__(128 * (WARP_GROUPS + 1), 1)
     attend(const __grid_constant__ TensorMap query_map, const __grid_constant__ TensorMap key_map,
            const __grid_constant__ TensorMap value_map, const int* table, const int* items, char* out, float* partials,
-           float* log_sums, int* claims, long long table_stride, int units,
-           int heads_at_once, float scale) {
+           float* log_sums, int* claims, long long table_stride, int units, int heads_at_once, float scale) {
   extern __shared__ char memory[];
   __shared__ u64 barriers[BARRIERS];
   __shared__ Work work;

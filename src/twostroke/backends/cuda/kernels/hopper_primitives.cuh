@@ -65,7 +65,7 @@ __device__ __forceinline__ void fetch(const TensorMap* map, int x, int y, int z,
       : "memory");
 }
 
-// Barriers by number among whole warps; `threads` counts those that wait and those that only arrive.
+// Barriers by number among whole warps; THREADS counts those that wait and those that only arrive.
 template <u32 THREADS>
 __device__ __forceinline__ void meet(u32 number) {
   asm volatile("bar.sync %0, %1;" ::"r"(number), "n"(THREADS) : "memory");
@@ -108,11 +108,22 @@ __device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.syn
 __device__ __forceinline__ void end_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
 // Until all but the last LEFT groups of products are done, whose sums must not be touched yet.
+template <u32 LEFT>
+__device__ __forceinline__ void wait_for_products() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
+}
+
+// Behind a wait: nothing that reads these sums moves ahead of it.
+template <u32 COUNT>
+__device__ __forceinline__ void keep_behind(float (&sums)[COUNT]) {
+#pragma unroll
+  for (u32 i = 0; i < COUNT; i++) asm volatile("" : "+f"(sums[i])::"memory");
+}
+
 template <u32 LEFT, u32 COUNT>
 __device__ __forceinline__ void wait_for_products(float (&sums)[COUNT]) {
-  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
-#pragma unroll
-  for (u32 i = 0; i < COUNT; i++) asm volatile("" : "+f"(sums[i])::"memory");  // nothing that reads them moves ahead
+  wait_for_products<LEFT>();
+  keep_behind(sums);
 }
 
 // Keeps what this sum is made of in front of the next wait: the assembler sees that a softmax does not need the product
