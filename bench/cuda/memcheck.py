@@ -31,7 +31,7 @@ def check(sanitizer: str, path: Path, limit_s: float) -> str:
         sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "-m", "not slow", str(path),
     ]  # fmt: skip
     started_s = time.perf_counter()
-    # Kernels from torch's allocator lie in few large blocks, where memcheck sees no bounds: an allocation each.
+    # Tensors of torch's allocator lie in few large blocks, where memcheck sees no bounds: an allocation each.
     environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "OMP_NUM_THREADS": "1"}
     try:
         run = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, env=environment)
