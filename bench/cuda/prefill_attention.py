@@ -17,9 +17,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from bench.cuda.attention_cases import Model, Pool, Result, graph_seconds, relative_error, say, try_each
 from twostroke.backends.cuda.kernels import flash_prefill
 from twostroke.backends.cuda.kernels.flash_prefill import FlashOptions, attend_prefill_flash
-from twostroke.backends.cuda.kernels.hopper_prefill import attend_prefill_hopper, unsupported
+from twostroke.backends.cuda.kernels.hopper_prefill import attend_prefill_hopper
 from twostroke.backends.cuda.kernels.prefill_attention import attend_prefill, prefill_config
-from twostroke.backends.cuda.kernels.prefill_tiles import PrefillScratch, PrefillTiles, PrefillWork
+from twostroke.backends.cuda.kernels.prefill_tiles import (
+    PrefillScratch,
+    PrefillTiles,
+    PrefillWork,
+    unsupported_on_hopper,
+)
 
 FLASH_VARIANTS = {
     "flash": FlashOptions(),
@@ -183,7 +188,7 @@ def prefill_result(
 ) -> Result:
     step = Step(model, pool, counts, [start] * len(counts))
     choices: dict[str, Callable[[], tuple[float, float]]] = {}
-    reason = unsupported(model.head_dim, model.page, model.dtype, torch.cuda.get_device_capability())
+    reason = unsupported_on_hopper(model.head_dim, model.page, model.dtype, torch.cuda.get_device_capability())
     if reason is None:
         for tile_rows in (128, 64):
             choices[f"Gluon, tile {tile_rows}"] = partial(step.measure, tile_rows, attend_prefill_hopper)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tests.backends.cuda.prefill_case import PrefillCase
 
-from twostroke.backends.cuda.kernels.hopper_prefill import BLOCK, attend_prefill_hopper, masked_rounds, unsupported
+from twostroke.backends.cuda.kernels.hopper_prefill import BLOCK, attend_prefill_hopper, masked_rounds
 
 COMPILE = """
 import triton
@@ -54,16 +54,6 @@ def test_the_diagonal_touches_no_more_blocks_than_are_masked():
             for first in range(4 * BLOCK)
         )
         assert max(touched, 1) == masked_rounds(tokens)
-
-
-def test_it_says_what_it_does_not_take():
-    assert unsupported(128, 64, torch.bfloat16, (9, 0)) is None
-    assert unsupported(64, 128, torch.float16, (9, 0)) is None
-    assert "Hopper" in unsupported(128, 64, torch.bfloat16, None)
-    assert "Hopper" in unsupported(128, 64, torch.bfloat16, (10, 0))
-    assert "head size 96" in unsupported(96, 64, torch.bfloat16, (9, 0))
-    assert "pages of 16" in unsupported(128, 16, torch.bfloat16, (9, 0))
-    assert "float32" in unsupported(128, 64, torch.float32, (9, 0))
 
 
 needs_hopper = pytest.mark.skipif(

@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
+import torch
 
-from twostroke.backends.cuda.kernels.prefill_tiles import PrefillTiles, target_items
+from twostroke.backends.cuda.kernels.prefill_tiles import PrefillTiles, target_items, unsupported_on_hopper
 
 LLAMA = {"tile_rows": 128, "group": 4, "kv_heads": 8, "num_sms": 132}
 SMALL = {"tile_rows": 16, "group": 1, "kv_heads": 1, "num_sms": 1}
@@ -69,3 +70,13 @@ def test_padding_fills_up_and_refuses_what_does_not_fit():
     assert tiles.items[:, 2].tolist() == [16, 4, 0, 0, 0]
     with pytest.raises(ValueError, match="2 items of prefill attention do not fit 1"):
         build([20], [0], pad_items=1, **SMALL)
+
+
+def test_the_hopper_kernels_say_what_they_do_not_take():
+    assert unsupported_on_hopper(128, 64, torch.bfloat16, (9, 0)) is None
+    assert unsupported_on_hopper(64, 128, torch.float16, (9, 0)) is None
+    assert "Hopper" in unsupported_on_hopper(128, 64, torch.bfloat16, None)
+    assert "Hopper" in unsupported_on_hopper(128, 64, torch.bfloat16, (10, 0))
+    assert "head size 96" in unsupported_on_hopper(96, 64, torch.bfloat16, (9, 0))
+    assert "pages of 16" in unsupported_on_hopper(128, 16, torch.bfloat16, (9, 0))
+    assert "float32" in unsupported_on_hopper(128, 64, torch.float32, (9, 0))

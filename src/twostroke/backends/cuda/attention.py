@@ -12,7 +12,12 @@ from twostroke.backends.cuda.kernels import flash_prefill
 from twostroke.backends.cuda.kernels.decode_attention import DecodeScratch, attend_decode
 from twostroke.backends.cuda.kernels.decode_cuts import cut_contexts
 from twostroke.backends.cuda.kernels.prefill_attention import attend_prefill, tile_rows_for
-from twostroke.backends.cuda.kernels.prefill_tiles import PrefillScratch, PrefillTiles, PrefillWork
+from twostroke.backends.cuda.kernels.prefill_tiles import (
+    PrefillScratch,
+    PrefillTiles,
+    PrefillWork,
+    unsupported_on_hopper,
+)
 
 SMALLEST_TILE, LARGEST_TILE = 64, 128
 INTERPRETED_SMS = 4
@@ -170,10 +175,10 @@ def _hopper_or_reason(
 ) -> tuple[Callable[..., None] | None, str]:
     """The Hopper kernel where it can run, and the choice in a sentence."""
     try:
-        from twostroke.backends.cuda.kernels.hopper_prefill import attend_prefill_hopper, unsupported
+        from twostroke.backends.cuda.kernels.hopper_prefill import attend_prefill_hopper
     except ImportError as error:  # Gluon is experimental in Triton: a release may move what the kernel needs
         return None, f"prefill attention: plain Triton, as this Triton's Gluon lacks something ({error})"
-    reason = unsupported(shape.head_dim, shape.block_size, shape.dtype, capability)
+    reason = unsupported_on_hopper(shape.head_dim, shape.block_size, shape.dtype, capability)
     if reason is not None:
         return None, f"prefill attention: plain Triton, as {reason}"
     reason = flash_prefill.unsupported(shape.head_dim, shape.block_size, shape.dtype, capability)

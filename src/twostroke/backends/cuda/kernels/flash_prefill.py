@@ -13,13 +13,13 @@ from typing import Final
 import torch
 
 from twostroke.backends.cuda.kernels.prefill_attention import check_shapes, combine_parts
-from twostroke.backends.cuda.kernels.prefill_tiles import PrefillScratch, PrefillWork
+from twostroke.backends.cuda.kernels.prefill_tiles import KEY_BLOCK, PrefillScratch, PrefillWork, unsupported_on_hopper
 from twostroke.backends.cuda.kernels.scores import LOG2_E
 from twostroke.backends.cuda.kernels.target import target_of
-from twostroke.backends.cuda.kernels.wgmma import ELEMENTS, product_function
+from twostroke.backends.cuda.kernels.wgmma import product_function
 from twostroke.backends.cuda.native import NativeKernel, TensorMap, box_map, why_not
 
-SPAN: Final = 64
+SPAN: Final = KEY_BLOCK
 """Keys that one copy fetches; a page has a whole number of them."""
 SLICE: Final = 64
 """Elements of a row in shared memory: 128 bytes."""
@@ -63,15 +63,7 @@ DEFAULT: Final = FlashOptions()
 
 def unsupported(head_dim: int, block_size: int, dtype: torch.dtype, capability: tuple[int, int] | None) -> str | None:
     """Why this kernel does not take a model on a device, or None."""
-    if capability is None or capability[0] != 9:
-        return "asynchronous warp-group products need a Hopper device"
-    if head_dim not in (64, 128):
-        return f"head size {head_dim} is neither 64 nor 128"
-    if block_size % SPAN:
-        return f"pages of {block_size} are no multiple of {SPAN}"
-    if dtype not in ELEMENTS:
-        return f"{dtype} is neither bfloat16 nor float16"
-    return why_not()
+    return unsupported_on_hopper(head_dim, block_size, dtype, capability) or why_not()
 
 
 def attend_prefill_flash(

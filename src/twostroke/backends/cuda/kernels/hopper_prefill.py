@@ -32,19 +32,6 @@ LOWEST = gl.constexpr(-1.0e30)
 ELEMENT_TYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 
 
-def unsupported(head_dim: int, block_size: int, dtype: torch.dtype, capability: tuple[int, int] | None) -> str | None:
-    """Why this kernel does not take a model on a device, or None."""
-    if capability is None or capability[0] != 9:
-        return "asynchronous warp-group products need a Hopper device"
-    if head_dim not in (64, 128):
-        return f"head size {head_dim} is neither 64 nor 128"
-    if block_size % BLOCK:
-        return f"pages of {block_size} are no multiple of {BLOCK}"
-    if dtype not in ELEMENT_TYPES:
-        return f"{dtype} is neither bfloat16 nor float16"
-    return None
-
-
 def masked_rounds(tokens: int) -> int:
     """Blocks of keys that the diagonal of a tile can touch, wherever it begins."""
     return (tokens + BLOCK - 3) // BLOCK + 1

@@ -11,12 +11,27 @@ import numpy.typing as npt
 import torch
 
 KEY_BLOCK = 64
-"""Keys a unit of work, when tiles are weighed against each other."""
+"""Keys a unit of work, when tiles are weighed against each other, and a copy of the kernels for Hopper."""
 SMALLEST_BLOCKS = 4
 """A tile's keys are not shared out in smaller parts than this: a part costs its start and its partial result."""
 ITEM_FIELDS = 8
 """Row of the block table, first token among the queries, tokens (0 in a padding item), position of the first token, end
 of the segment's context, part, parts, nothing. Whole, so that a program waits for memory once before its first page."""
+
+
+def unsupported_on_hopper(
+    head_dim: int, block_size: int, dtype: torch.dtype, capability: tuple[int, int] | None
+) -> str | None:
+    """Why the kernels for Hopper do not take a model on a device, or None."""
+    if capability is None or capability[0] != 9:
+        return "asynchronous warp-group products need a Hopper device"
+    if head_dim not in (64, 128):
+        return f"head size {head_dim} is neither 64 nor 128"
+    if block_size % KEY_BLOCK:
+        return f"pages of {block_size} are no multiple of {KEY_BLOCK}"
+    if dtype not in (torch.bfloat16, torch.float16):
+        return f"{dtype} is neither bfloat16 nor float16"
+    return None
 
 
 def target_items(kv_heads: int, num_sms: int) -> int:
