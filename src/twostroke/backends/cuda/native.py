@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from twostroke.cache import cache_folder, read_entry, write_entry
+from twostroke.core.errors import BackendError
 
 CLUSTER_DIMENSION, DEPENDENT_LAUNCH = 4, 6
 """Launch attributes, by CUDA's numbers."""
@@ -23,7 +24,7 @@ ELEMENT_KINDS = {torch.float16: 6, torch.bfloat16: 9}
 PREAMBLE = "typedef unsigned int u32;\ntypedef unsigned long long u64;\n"
 
 
-class NativeError(RuntimeError):
+class NativeError(BackendError):
     """A kernel could not be compiled, loaded or launched."""
 
 
