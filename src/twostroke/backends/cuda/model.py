@@ -116,7 +116,9 @@ class Decoder:
         self._rotations = {rope: rotation(rope, max_context, weights.embedding.device) for rope in ropes}
 
     def prepare(self, *, pdl: bool) -> None:
-        """Have the experts' kernels compiled, which no set of steps is sure to meet all of; layers share them."""
+        """Have kernels compiled which no set of steps is sure to meet all of: the decodes' cuts and the experts', which
+        layers share."""
+        self._attention.prepare(self._windows, pdl=pdl)
         experts, scratch = next((block for block in self._experts if block is not None), None), self._buffers.experts
         if experts is not None and scratch is not None:
             experts.prepare(scratch, pdl=pdl)

@@ -130,6 +130,12 @@ class SamplingRows:
                 self._fill(row, *torch.split(arrived[first : first + sum(sizes)], sizes))
             first += sum(sizes)
 
+    def prepare_records(self) -> None:
+        """Have the kernel of `flush` compiled: on the padding row's record, which is zeros and remains so."""
+        record = torch.zeros(1, 1 + RECORD_WORDS, dtype=torch.int64, device=self._device)
+        record[0, 0] = len(self._state) - 1
+        place_records(self._state, record)
+
     def _hold(self, row: int, record: RowRecord) -> None:
         """Make room for what a row's record points at, and write the addresses into it."""
         self._held.pop(row, None)
