@@ -74,12 +74,14 @@ class Buffers:
 
     @staticmethod
     def num_bytes(spec: ModelSpec, num_tokens: int, num_logits: int) -> int:
+        """In 16-bit types."""
         attention_width = spec.num_heads * spec.head_dim
         width = 2 * spec.hidden_size + 2 * attention_width + 2 * spec.num_kv_heads * spec.head_dim
         width += spec.intermediate_size if spec.moe is None else 0
         blocks = ProductScratch.num_bytes(spec, num_tokens)
         blocks += MoeScratch.num_bytes(spec.moe, spec.hidden_size, num_tokens) if spec.moe else 0
-        return 2 * num_tokens * width + blocks + num_logits * (2 * spec.hidden_size + 4 * spec.vocab_size)
+        of_a_logit = 2 * (spec.hidden_size + attention_width) + 4 * spec.vocab_size
+        return 2 * num_tokens * width + blocks + num_logits * of_a_logit
 
 
 class Decoder:

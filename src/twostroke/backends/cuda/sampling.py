@@ -78,6 +78,11 @@ class SamplingRows:
         # back is reused in the stream's order, behind the steps that were launched before.
         self._held: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
 
+    @staticmethod
+    def num_bytes(max_batch: int, vocab_size: int) -> int:
+        """Nearly: of what grows with the batch, edited scores and the lists and columns of filtered rows."""
+        return max_batch * (4 * vocab_size + 8 * LIST_SIZE + 4 * triton.cdiv(vocab_size, COLUMN))
+
     def open(self, row: int, join: RowJoin) -> None:
         """Begin a row, or go on with one that has written `join.output_token_ids`; `flush` tells the device."""
         sampling = join.request.sampling
