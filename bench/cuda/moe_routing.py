@@ -1,6 +1,6 @@
-"""The routing of a mixture of experts on the card, from the router's product to the sorted order: checked against torch
-and against the three kernels that did it before, then timed by graph replay, tile by tile (`*`: the default). Warm: the
-router and the code are in L2. Cold: as after a layer's experts, which push them out.
+"""The routing of a mixture of experts on the card, from the router's product to the sorted order: checked against
+torch, then timed by graph replay, tile by tile (`*`: the default). Warm: the router and the code are in L2. Cold: as
+after a layer's experts, which push them out.
 
     PYTHONPATH=src python bench/cuda/moe_routing.py [--tokens 16,64,...] [--repetitions 20] [--budget-s 50]"""
 
@@ -16,11 +16,6 @@ import torch
 
 from twostroke.backends.cuda.kernels.moe_routing import RoutingScratch, RoutingTile, choose_tile, route
 from twostroke.backends.cuda.kernels.target import target_of
-
-if __package__:
-    from bench.cuda import moe_routing_before as before
-else:
-    import moe_routing_before as before
 
 STARTED_S = time.perf_counter()
 FEW_TILES = [
@@ -51,8 +46,6 @@ class Batch:
     routers: list[torch.Tensor]  # [experts, hidden], a layer
     top_k: int
     scratch: RoutingScratch
-    logits: torch.Tensor
-    chosen: torch.Tensor
     shares: torch.Tensor
     starts: torch.Tensor
     sorted_pairs: torch.Tensor
@@ -65,20 +58,15 @@ class Batch:
         def integers(*shape: int) -> torch.Tensor:
             return torch.zeros(shape, dtype=torch.int32, device=x.device)
 
-        logits, shares = (torch.zeros(num_tokens, columns, device=x.device) for columns in (num_experts, top_k))
+        shares = torch.zeros(num_tokens, top_k, device=x.device)
         pairs = integers(num_tokens * top_k)
         order = (integers(num_experts + 1), pairs, integers(num_tokens, top_k))
         scratch = RoutingScratch(num_experts, num_tokens, x.device)
-        return Batch(x, routers, top_k, scratch, logits, integers(num_tokens, top_k), shares, *order)
+        return Batch(x, routers, top_k, scratch, shares, *order)
 
-    def run(self, layer: int, tile: RoutingTile | None, pdl: bool) -> None:
+    def run(self, layer: int, tile: RoutingTile, pdl: bool) -> None:
         order = (self.starts, self.sorted_pairs, self.rows)
         route(self.x, self.routers[layer], self.scratch, self.shares, *order, normalise=True, tile=tile, pdl=pdl)
-
-    def run_before(self, layer: int, pdl: bool) -> None:
-        before.router_logits(self.x, self.routers[layer], self.logits, pdl=pdl)
-        before.route(self.logits, self.chosen, self.shares, normalise=True, pdl=pdl)
-        before.sort_by_expert(self.chosen, self.starts, self.sorted_pairs, self.rows, pdl=pdl)
 
     def found(self, work: Callable[[], None]) -> list[torch.Tensor]:
         results = [self.shares, self.starts, self.sorted_pairs, self.rows]
@@ -116,7 +104,7 @@ def expected(batch: Batch) -> list[torch.Tensor]:
 
 def check(batch: Batch, tile: RoutingTile, pdl: bool) -> str:
     """On whole numbers, whose products are exact, so that equals abound and nothing may differ but a share's rounding;
-    on others, with the kernels before, but for near-equals, which rounding may swap."""
+    on others, but for near-equals, which rounding may swap."""
     whole = Batch.of(torch.randint_like(batch.x, -1, 2), [torch.randint_like(batch.routers[0], -1, 2)], batch.top_k)
     wanted = expected(whole)
     found = whole.found(lambda: whole.run(0, tile, pdl))
@@ -128,9 +116,8 @@ def check(batch: Batch, tile: RoutingTile, pdl: bool) -> str:
     again = [batch.found(lambda: batch.run(0, tile, pdl)) for _ in range(3)]
     if not all(torch.equal(a, b) for other in again[1:] for a, b in zip(again[0], other, strict=True)):
         return "WRONG: not the same every time"
-    as_before = batch.found(lambda: batch.run_before(0, pdl))
-    differing = (again[0][0] - as_before[0]).abs().amax(1) > 1e-4
-    return "ok" if differing.float().mean() < 0.01 else f"WRONG: {int(differing.sum())} tokens unlike before"
+    differing = (again[0][0] - expected(batch)[0]).abs().amax(1) > 1e-4
+    return "ok" if differing.float().mean() < 0.01 else f"WRONG: {int(differing.sum())} tokens unlike torch's"
 
 
 def time_us(work: Callable[[int], object], repetitions: int, between: Callable[[], object] | None = None) -> float:
@@ -211,21 +198,18 @@ def main() -> None:
     for batch in batches:
         num_tokens, tiles = len(batch.x), tiles_for(len(batch.x))
         plain_and_dependent = (False, True) if has_pdl else (False,)
-        wanted = [(None, pdl) for pdl in plain_and_dependent] + [(tiles[0], pdl) for pdl in plain_and_dependent]
+        wanted = [(tiles[0], pdl) for pdl in plain_and_dependent]
         if time.perf_counter() - STARTED_S < options.budget_s:
             wanted += [(tile, has_pdl) for tile in tiles[1:]]
         for tile, pdl in wanted:
             mark = "*" if tile == tiles[0] else " "
-            label = f"{num_tokens:6d}{mark}{short(tile) if tile else 'before':42s} pdl {pdl!s:5s}"
+            label = f"{num_tokens:6d}{mark}{short(tile):42s} pdl {pdl!s:5s}"
 
-            def work(layer: int, tile: RoutingTile | None = tile, pdl: bool = pdl, batch: Batch = batch) -> None:
-                if tile is None:
-                    batch.run_before(layer, pdl)
-                else:
-                    batch.run(layer, tile, pdl)
+            def work(layer: int, tile: RoutingTile = tile, pdl: bool = pdl, batch: Batch = batch) -> None:
+                batch.run(layer, tile, pdl)
 
             try:
-                verdict = check(batch, tile, pdl) if tile else ""
+                verdict = check(batch, tile, pdl)
                 lines.append(f"{label} {time_both(work, repetitions, flush, flush_us)}  {verdict}")
             except Exception as failure:
                 lines.append(f"{label} FAILED {type(failure).__name__}: {str(failure)[:120]}")

@@ -14,7 +14,7 @@ from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from twostroke.backends.cuda.kernels.grouped_tiles import DEPTH, HopperTile, hopper_tiles
+from twostroke.backends.cuda.kernels.grouped_tiles import DEPTH, DOWN_TILES, GATE_UP_TILES, HopperTile, fitted
 from twostroke.backends.cuda.kernels.hopper_grouped import _hopper_grouped_kernel as kernel
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
@@ -72,5 +72,6 @@ def compile_tile(tile: HopperTile, gated: bool) -> None:
 if __name__ == "__main__":
     for gated in (True, False):
         num_inputs, num_outputs = (HIDDEN, INTERMEDIATE) if gated else (INTERMEDIATE, HIDDEN)
-        for tile in hopper_tiles(num_inputs, num_outputs, gated=gated):
-            compile_tile(tile, gated)
+        for chosen in (GATE_UP_TILES if gated else DOWN_TILES).values():
+            if chosen is not None and (tile := fitted(chosen, num_inputs, num_outputs, gated=gated)) is not None:
+                compile_tile(tile, gated)

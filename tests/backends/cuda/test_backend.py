@@ -131,10 +131,7 @@ def test_what_is_run_for_captures_touches_nobodys_row(
 
     def launch_after_captures(step: Step) -> CudaTicket:
         if len(launched) == 3:
-            backend._parts.decoder.prepare(pdl=False)
-            backend._prefills.prepare()
-            backend._decodes.prepare()
-            backend._decodes.prepare_sampling()
+            backend.prepare()
         launched.append(step)
         return launch(step)
 

@@ -63,10 +63,18 @@ def test_every_array_is_int32_as_kernels_read_them():
 
 
 def test_nobodys_batch_has_a_captured_shapes_sizes_and_harms_no_row():
-    batch = Batch.of_nobody(CapturedShape(num_tokens=8, decode_slots=3, sampled_chunks=2), PADDING)
+    batch = Batch.of_nobody(CapturedShape(num_tokens=8, decode_slots=3, sampled_chunks=2), PADDING, 20)
     assert (batch.num_tokens, batch.num_decodes, batch.num_sampled) == (8, 0, 0)
     assert set(batch.rows.tolist()) == set(batch.sampled_rows.tolist()) == {PADDING}
     assert len(batch.sampled_tokens) == 5
     assert batch.positions.tolist() == list(range(8))
     segments = (batch.segment_first, batch.segment_count, batch.segment_start, batch.segment_rows)
     assert [array.tolist() for array in segments] == [[0], [8], [0], [PADDING]]
+
+
+def test_nobodys_step_of_more_tokens_than_a_context_is_in_chunks():
+    batch = Batch.of_nobody(CapturedShape(num_tokens=8, decode_slots=0, sampled_chunks=1), PADDING, 3)
+    assert batch.positions.tolist() == [0, 1, 2, 0, 1, 2, 0, 1]
+    segments = (batch.segment_first, batch.segment_count, batch.segment_start, batch.segment_rows)
+    assert [array.tolist() for array in segments] == [[0, 3, 6], [3, 3, 2], [0] * 3, [PADDING] * 3]
+    assert all(array.dtype == np.int32 for array in (*segments, batch.positions))

@@ -13,14 +13,15 @@ import pytest
 import torch
 from torch.nn import functional
 
+from twostroke.backends.cuda.kernels import moe_grouped
 from twostroke.backends.cuda.kernels.grouped_tiles import (
     DOWN_TILES,
     GATE_UP_TILES,
     HopperTile,
     choose_hopper_tile,
-    hopper_tiles,
 )
 from twostroke.backends.cuda.kernels.hopper_grouped import hopper_grouped_matmul
+from twostroke.backends.cuda.kernels.target import Target
 
 SCRIPT = Path(__file__).with_name("compile_hopper_grouped.py")
 HIDDEN, INTERMEDIATE, EXPERTS = 2048, 768, 128
@@ -40,16 +41,25 @@ TILES = [*CHOSEN, *OTHERS]
 
 
 @pytest.mark.parametrize("gated", [True, False])
-@pytest.mark.parametrize("hidden, intermediate", [(2048, 768), (4096, 14336), (256, 128), (2048, 1408)])
-def test_every_tile_there_can_be_is_known(hidden: int, intermediate: int, gated: bool):
-    """What is compiled at start is what is ever launched."""
+@pytest.mark.parametrize("experts", [8, 60, EXPERTS])
+@pytest.mark.parametrize(
+    ("hidden", "intermediate", "fitting"),
+    [(2048, 768, 4), (4096, 14336, 4), (256, 128, 4), (2048, 1408, 4), (2880, 2880, None), (1000, 72, 0)],
+)
+def test_every_tile_there_can_be_is_known(
+    experts: int, hidden: int, intermediate: int, fitting: int | None, gated: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """What is compiled at start is what is ever launched, and no more."""
+    monkeypatch.setattr(moe_grouped, "target_of", lambda _: Target(False, (9, 0), num_sms=132, shared_bytes=232448))
     num_inputs, num_outputs = (hidden, intermediate) if gated else (intermediate, hidden)
-    known = hopper_tiles(num_inputs, num_outputs, gated=gated)
-    for num_rows in (*range(1, 3000, 7), *range(3000, 200_000, 997)):
-        tile = choose_hopper_tile(num_rows, EXPERTS, num_inputs, num_outputs, gated=gated)
-        assert tile is None or (tile in known and tile.unfit(num_inputs, num_outputs, gated=gated) is None)
-    if (hidden, intermediate) in ((2048, 768), (4096, 14336)):
-        assert len(known) == sum(is_gated == gated for _, is_gated in CHOSEN)
+    matrix_rows = 2 * num_outputs if gated else num_outputs
+    weights = torch.empty(experts, matrix_rows, num_inputs, dtype=torch.bfloat16, device="meta")
+    counts = (*range(1, 3000, 7), *range(3000, 200_000, 997))
+    launched = {moe_grouped.tile_for(num_rows, weights, gated=gated) for num_rows in counts}
+    assert launched == set(moe_grouped.tiles_for(weights, gated=gated))
+    ours = [tile for tile in launched if isinstance(tile, HopperTile)]
+    assert all(tile.unfit(num_inputs, num_outputs, gated=gated) is None for tile in ours)
+    assert fitting is None or len(ours) == fitting
 
 
 def test_what_it_does_not_take_is_left_to_others():

@@ -59,12 +59,16 @@ class CudaFactory:
     def memory(self, checkpoint: Checkpoint, here: Machine) -> MemorySpace:
         import torch
 
+        from twostroke.backends.cuda.captured_sizes import MAX_CHUNKS
         from twostroke.backends.cuda.model import Buffers
+        from twostroke.backends.cuda.sampling import SamplingRows
         from twostroke.backends.cuda.weights import held_bytes
 
         free, total = torch.cuda.mem_get_info()
+        spec, max_sampled = checkpoint.spec, self.suits.max_running + MAX_CHUNKS
         beside = held_bytes(checkpoint) + GRAPH_BYTES
-        beside += Buffers.num_bytes(checkpoint.spec, self.suits.max_tokens_per_step, self.suits.max_running)
+        beside += Buffers.num_bytes(spec, self.suits.max_tokens_per_step, max_sampled)
+        beside += SamplingRows.num_bytes(max_sampled, spec.vocab_size)
         return MemorySpace(torch.cuda.get_device_name(), total, max(0, free - beside), KV_SHARE_OF_DEVICE)
 
     def ceilings(self, checkpoint: Checkpoint, threads: int) -> Ceilings:

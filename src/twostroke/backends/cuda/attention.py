@@ -10,7 +10,7 @@ import torch
 
 from twostroke.backends.cuda.kernels import flash_prefill
 from twostroke.backends.cuda.kernels.decode_attention import DecodeScratch, attend_decode
-from twostroke.backends.cuda.kernels.decode_cuts import cut_contexts
+from twostroke.backends.cuda.kernels.decode_cuts import cut_contexts, decode_config, plan_width
 from twostroke.backends.cuda.kernels.prefill_attention import attend_prefill, tile_rows_for
 from twostroke.backends.cuda.kernels.prefill_tiles import (
     PrefillScratch,
@@ -61,6 +61,17 @@ class Attention:
         self._prefill_scratch = PrefillScratch(
             shape.kv_heads, shape.head_dim, self.device, self.num_sms, tile_rows=largest_tile
         )
+
+    def prepare(self, windows: Iterable[int | None], *, pdl: bool) -> None:
+        """Have every kernel of `cut_decodes` compiled: steps that are captured have only some numbers of decodes."""
+        shape, most = self.shape, self._decode_scratch.max_tokens
+        positions = torch.zeros(most, dtype=torch.int32, device=self.device)
+        numbers = {
+            (decode_config(number, shape.head_dim, shape.kv_heads, self.num_sms), plan_width(number)): number
+            for number in range(1, most + 1)
+        }
+        for number in numbers.values():
+            self.cut_decodes(positions[:number], windows, pdl=pdl)
 
     def cut_decodes(
         self,

@@ -76,16 +76,22 @@ class CudaBackend:
         self._decodes = DecodePath(self._parts, max_rows)
         self._prefills = PrefillPath(self._parts, max_rows, max_context)
         self._results = Results(max_rows, device)
-        if device.type == "cuda":  # no request waits for a compiler
-            self._parts.decoder.prepare(pdl=self._parts.pdl)
-            self._prefills.prepare()
-            self._decodes.prepare()
-            self._decodes.prepare_sampling()
+        if device.type == "cuda":
+            self.prepare()
         self.notes = (
             f"weights in {loaded_s - started_s:.1f} s, kernels and {len(self._parts.graphs)} graphs in "
             f"{time.perf_counter() - loaded_s:.1f} s",
             attention.prefill_choice,
         )
+
+    def prepare(self) -> None:
+        """Launch every kernel that a step may need, on nobody's rows, and capture the steps that recur: no request
+        waits for a compiler."""
+        self._parts.rows.prepare()
+        self._parts.decoder.prepare(pdl=self._parts.pdl)
+        self._prefills.prepare()
+        self._decodes.prepare()
+        self._decodes.prepare_sampling()
 
     def use_grammars(self, grammars: Grammars) -> None:
         self._parts.rows.grammars.use(grammars)

@@ -94,19 +94,20 @@ class Batch:
         )
 
     @staticmethod
-    def of_nobody(shape: CapturedShape, padding_row: int) -> Batch:
-        """What graphs are captured with, and kernels compiled: the padding row's, one chunk, every position its own."""
+    def of_nobody(shape: CapturedShape, padding_row: int, max_context: int) -> Batch:
+        """What graphs are captured with, and kernels compiled: the padding row's, in chunks as long as they may be."""
         num_tokens = shape.num_tokens
         rows = np.full(num_tokens, padding_row, dtype=np.int32)
+        firsts = np.arange(0, num_tokens, max_context, dtype=np.int32)
         return Batch(
             token_ids=np.zeros(num_tokens, dtype=np.int32),
             rows=rows,
-            positions=np.arange(num_tokens, dtype=np.int32),
+            positions=np.arange(num_tokens, dtype=np.int32) % max_context,
             num_decodes=0,
-            segment_first=np.zeros(1, dtype=np.int32),
-            segment_count=np.array([num_tokens], dtype=np.int32),
-            segment_start=np.zeros(1, dtype=np.int32),
-            segment_rows=rows[:1],
+            segment_first=firsts,
+            segment_count=np.minimum(num_tokens - firsts, max_context),
+            segment_start=np.zeros(len(firsts), dtype=np.int32),
+            segment_rows=rows[: len(firsts)],
             sampled_tokens=np.zeros(shape.num_sampled, dtype=np.int32),
             sampled_rows=np.full(shape.num_sampled, padding_row, dtype=np.int32),
             num_sampled=0,

@@ -50,9 +50,13 @@ class DecodePath:
         """Have the kernels of every kind of sampling compiled, on the padding row, which keeps no state."""
         self._send(1, [], [])
         rows = self._parts.staging.views((1, 1))[0]
-        for filters, edits in ((True, False), (False, True), (True, True)):
-            features = SamplingFeatures(draws=True, filters=filters, edits=edits)
-            masks = self._parts.rows.grammars.nobodys if edits else None
+        for features in (
+            SamplingFeatures(draws=True, filters=True),
+            SamplingFeatures(draws=True, edits=True),
+            SamplingFeatures(draws=False, edits=True),
+            SamplingFeatures(draws=True, filters=True, edits=True),
+        ):
+            masks = self._parts.rows.grammars.nobodys if features.edits else None
             self._parts.sample(rows, features, masks, pdl=self._parts.pdl)
 
     def _send(self, bucket: int, rows: list[int], positions: list[int]) -> None:

@@ -74,12 +74,14 @@ class Buffers:
 
     @staticmethod
     def num_bytes(spec: ModelSpec, num_tokens: int, num_logits: int) -> int:
+        """In 16-bit types."""
         attention_width = spec.num_heads * spec.head_dim
         width = 2 * spec.hidden_size + 2 * attention_width + 2 * spec.num_kv_heads * spec.head_dim
         width += spec.intermediate_size if spec.moe is None else 0
         blocks = ProductScratch.num_bytes(spec, num_tokens)
         blocks += MoeScratch.num_bytes(spec.moe, spec.hidden_size, num_tokens) if spec.moe else 0
-        return 2 * num_tokens * width + blocks + num_logits * (2 * spec.hidden_size + 4 * spec.vocab_size)
+        of_a_logit = 2 * (spec.hidden_size + attention_width) + 4 * spec.vocab_size
+        return 2 * num_tokens * width + blocks + num_logits * of_a_logit
 
 
 class Decoder:
@@ -116,7 +118,9 @@ class Decoder:
         self._rotations = {rope: rotation(rope, max_context, weights.embedding.device) for rope in ropes}
 
     def prepare(self, *, pdl: bool) -> None:
-        """Have the experts' kernels compiled, which no set of steps is sure to meet all of; layers share them."""
+        """Have kernels compiled which no set of steps is sure to meet all of: the decodes' cuts and the experts', which
+        layers share."""
+        self._attention.prepare(self._windows, pdl=pdl)
         experts, scratch = next((block for block in self._experts if block is not None), None), self._buffers.experts
         if experts is not None and scratch is not None:
             experts.prepare(scratch, pdl=pdl)

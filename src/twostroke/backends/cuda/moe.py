@@ -66,7 +66,8 @@ class MoeScratch:
     def num_bytes(moe: MoeSpec, hidden_size: int, max_tokens: int) -> int:
         """In 16-bit types."""
         pairs = max_tokens * moe.experts_per_token
-        routing = max_tokens * 4 * moe.num_experts + RoutingScratch.num_bytes(moe.num_experts, max_tokens)
+        experts = moe.num_experts
+        routing = 4 * (max_tokens * experts + experts + 1) + RoutingScratch.num_bytes(experts, max_tokens)
         return pairs * (2 * (moe.expert_intermediate_size + hidden_size) + 12) + routing
 
 

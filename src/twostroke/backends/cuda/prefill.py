@@ -26,8 +26,8 @@ class StagedBatch:
 
     tokens: TokenArrays
     decode_slots: int
-    num_decodes: torch.Tensor
-    """int32 [1]: how many of the slots, the first, are decodes."""
+    num_decodes: torch.Tensor | None
+    """int32 [1]: how many of the slots, the first, are decodes; None: all."""
     work: PrefillWork
     sampled_tokens: torch.Tensor
     sampled_rows: torch.Tensor
@@ -67,12 +67,12 @@ class PrefillPath:
     def prepare(self) -> None:
         """Capture the steps that recur, the largest first, and have every kernel of the general path compiled."""
         parts, padding_row = self._parts, self._parts.rows.padding_row
-        largest = min(self._max_tokens, self._max_context)
-        for size in (largest >> shift for shift in range(4)):
-            staged = self._send(Batch.of_nobody(CapturedShape(size, 0, 1), padding_row), None)
+        for size in (max(1, self._max_tokens >> shift) for shift in range(4)):
+            nobodys = Batch.of_nobody(CapturedShape(size, 0, 1), padding_row, self._max_context)
+            staged = self._send(nobodys, None)
             self._forward(staged, staged.sampled_tokens)
         for shape in self._sizes.at_start():
-            staged = self._send(Batch.of_nobody(shape, padding_row), shape)
+            staged = self._send(Batch.of_nobody(shape, padding_row, self._max_context), shape)
             parts.graphs.prepare(shape, partial(self._run_captured, staged))
 
     def _captured_shape(self, step: Step) -> CapturedShape | None:
@@ -117,9 +117,10 @@ class PrefillPath:
             tiles.part_items if shape is None else attention.max_part_items,
             tiles.longest_context if shape is None else self._max_context,
         )
-        decode_slots = batch.num_decodes if shape is None else shape.decode_slots
         tokens = TokenArrays(token_ids, rows, positions)
-        return StagedBatch(tokens, decode_slots, num_decodes, work, sampled_tokens, sampled_rows)
+        if shape is None:  # with as many slots as decodes, attention is cut by the kernels that steps of decodes have
+            return StagedBatch(tokens, batch.num_decodes, None, work, sampled_tokens, sampled_rows)
+        return StagedBatch(tokens, shape.decode_slots, num_decodes, work, sampled_tokens, sampled_rows)
 
     def _forward(self, staged: StagedBatch, wanted: torch.Tensor | None) -> torch.Tensor:
         parts, decodes = self._parts, Decodes(staged.decode_slots, staged.num_decodes)

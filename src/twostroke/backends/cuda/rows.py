@@ -9,7 +9,7 @@ import torch
 from twostroke.backends.cuda.grammar_rows import GrammarRows
 from twostroke.backends.cuda.kernels.rows import write_entries
 from twostroke.backends.cuda.sampling import SamplingRows
-from twostroke.backends.cuda.staging import Staging
+from twostroke.backends.cuda.staging import Integers, Staging
 from twostroke.core.kv_layout import KVLayout
 from twostroke.core.step import BlockGrant, RowJoin, Step
 
@@ -28,6 +28,7 @@ class DeviceRows:
         self.index_of: dict[int, int] = {}  # sequence id -> row
         self._free = list(range(max_rows - 1, -1, -1))
         self._table_len = layout.blocks_for(max_context)
+        self._scratch_block = layout.groups[0].num_blocks
         scratch = torch.tensor([group.num_blocks for group in layout.groups], dtype=torch.int32, device=device)
         shape = (len(layout.groups), max_rows + 1, self._table_len)
         self.tables = scratch[:, None, None].expand(shape).contiguous()  # [groups, rows, blocks of a sequence]
@@ -36,6 +37,12 @@ class DeviceRows:
 
     def __len__(self) -> int:
         return len(self.index_of)
+
+    def prepare(self) -> None:
+        """Launch what `update` does, on the padding row, which stays as it is: no request waits for a compiler."""
+        padding_entry = np.array([self.padding_row * self._table_len], dtype=np.int32)
+        self._write_entries(padding_entry, np.array([self._scratch_block], dtype=np.int32))
+        self.sampling.prepare_records()
 
     def update(self, step: Step) -> None:
         """Take a step's leaves, joins and grants, in that order."""
@@ -79,6 +86,8 @@ class DeviceRows:
             blocks.extend(grant.block_ids)
         for start in range(0, len(indices), ENTRIES_PER_COPY):
             part = slice(start, start + ENTRIES_PER_COPY)
-            at, what = np.array(indices[part], dtype=np.int32), np.array(blocks[part], dtype=np.int32)
-            self._staging.send((at, what))
-            write_entries(self.tables, *self._staging.views((len(at), len(what))))
+            self._write_entries(np.array(indices[part], dtype=np.int32), np.array(blocks[part], dtype=np.int32))
+
+    def _write_entries(self, indices: Integers, blocks: Integers) -> None:
+        self._staging.send((indices, blocks))
+        write_entries(self.tables, *self._staging.views((len(indices), len(blocks))))

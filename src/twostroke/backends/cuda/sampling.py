@@ -78,6 +78,11 @@ class SamplingRows:
         # back is reused in the stream's order, behind the steps that were launched before.
         self._held: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
 
+    @staticmethod
+    def num_bytes(max_batch: int, vocab_size: int) -> int:
+        """Nearly: of what grows with the batch, edited scores and the lists and columns of filtered rows."""
+        return max_batch * (4 * vocab_size + 8 * LIST_SIZE + 4 * triton.cdiv(vocab_size, COLUMN))
+
     def open(self, row: int, join: RowJoin) -> None:
         """Begin a row, or go on with one that has written `join.output_token_ids`; `flush` tells the device."""
         sampling = join.request.sampling
@@ -129,6 +134,12 @@ class SamplingRows:
             if row in self._held:
                 self._fill(row, *torch.split(arrived[first : first + sum(sizes)], sizes))
             first += sum(sizes)
+
+    def prepare_records(self) -> None:
+        """Have the kernel of `flush` compiled: on the padding row's record, which is zeros and remains so."""
+        record = torch.zeros(1, 1 + RECORD_WORDS, dtype=torch.int64, device=self._device)
+        record[0, 0] = len(self._state) - 1
+        place_records(self._state, record)
 
     def _hold(self, row: int, record: RowRecord) -> None:
         """Make room for what a row's record points at, and write the addresses into it."""

@@ -78,10 +78,3 @@ def choose_hopper_tile(
     tiles = GATE_UP_TILES if gated else DOWN_TILES
     tile = next(tile for rows, tile in tiles.items() if num_rows <= rows * num_experts)
     return None if tile is None else fitted(tile, num_inputs, num_outputs, gated=gated)
-
-
-def hopper_tiles(num_inputs: int, num_outputs: int, *, gated: bool) -> list[HopperTile]:
-    """All that `choose_hopper_tile` can give for such a product."""
-    tiles = (GATE_UP_TILES if gated else DOWN_TILES).values()
-    found = (fitted(tile, num_inputs, num_outputs, gated=gated) for tile in tiles if tile is not None)
-    return [tile for tile in found if tile is not None]

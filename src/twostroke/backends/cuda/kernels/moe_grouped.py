@@ -21,7 +21,6 @@ from twostroke.backends.cuda.kernels.grouped_tiles import (
     GATE_UP_TILES,
     HopperTile,
     choose_hopper_tile,
-    hopper_tiles,
 )
 from twostroke.backends.cuda.kernels.hopper_grouped import ELEMENT_TYPES, hopper_grouped_matmul
 from twostroke.backends.cuda.kernels.moe_decode import gated
@@ -50,6 +49,7 @@ class GroupedTile:
 
 
 _OTHER_SHARED_BYTES = 1024
+_NO_END = 1 << 40
 # By the most rows an expert may have on average.
 _GATE_UP_TILES = {
     12: GroupedTile(16, 64, 128, num_warps=4, num_stages=3, weights_first=True, bulk=True),
@@ -87,15 +87,9 @@ def tile_for(num_rows: int, weights: torch.Tensor, *, gated: bool) -> GroupedTil
 
 def tiles_for(weights: torch.Tensor, *, gated: bool) -> list[GroupedTile | HopperTile]:
     """All that `tile_for` may give, whatever the number of rows: each is a kernel of its own to compile."""
-    _, matrix_rows, num_inputs = weights.shape
-    most_rows = most_tile_rows(weights.device)
-    tiles: list[GroupedTile | HopperTile] = [
-        tile for tile in (_GATE_UP_TILES if gated else _DOWN_TILES).values() if tile.rows <= most_rows
-    ]
-    if _are_for_hopper(weights):
-        fast = hopper_tiles(num_inputs, matrix_rows // 2 if gated else matrix_rows, gated=gated)
-        tiles = [*fast, *(tiles if len(fast) < len(GATE_UP_TILES if gated else DOWN_TILES) else [])]
-    return tiles
+    bounds = {*(_GATE_UP_TILES if gated else _DOWN_TILES), *(GATE_UP_TILES if gated else DOWN_TILES)}
+    counts = [_NO_END if rows == math.inf else int(rows * len(weights)) for rows in sorted(bounds)]
+    return list(dict.fromkeys(tile_for(num_rows, weights, gated=gated) for num_rows in counts))
 
 
 def _are_for_hopper(weights: torch.Tensor) -> bool:
