@@ -101,6 +101,8 @@ def _decode_kernel(
         split = tl.load(items + item * 4 + 1)
         splits = tl.load(items + item * 4 + 2)
     if token >= num_tokens:
+        if PDL:
+            gdc_wait()  # a grid of such programs alone would end, and let the next begin, before what it stands behind
         return
     position = tl.load(positions + token)
     first_block, blocks = key_blocks(position, window, HAS_WINDOW, BLOCK)
