@@ -23,6 +23,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from twostroke.backends.cuda.kernels.activation import Activation, activate
+from twostroke.backends.cuda.kernels.gluon_names import meet
 from twostroke.backends.cuda.kernels.grouped_tiles import DEPTH, HopperTile
 from twostroke.backends.cuda.kernels.target import launch_options, target_of
 
@@ -180,7 +181,7 @@ def _hopper_grouped_kernel(
             mbarrier.arrive(ready.index(STAGES - 1), count=1 + ARRIVALS)
             for stage in gl.static_range(STAGES):
                 mbarrier.wait(ready.index(stage), 0)
-            gl.thread_barrier()
+            meet()
             phase = 1
     if expert < EXPERTS:
         for stage in gl.static_range(STAGES - 1):
@@ -223,7 +224,7 @@ def _hopper_grouped_kernel(
                 sums = warpgroup_mma(rows.index(stage), weights.index(stage).permute((1, 0)), sums, is_async=True)
             sums = warpgroup_mma_wait(1, deps=[sums])
             # Every warp is done with the buffers of the round before, so they can be filled again.
-            gl.thread_barrier()
+            meet()
             if fetched == ROUNDS:
                 expert, begin, end, own = _walk(
                     starts, expert, begin, end, own + programs, EXPERTS, ROWS, BLOCKS

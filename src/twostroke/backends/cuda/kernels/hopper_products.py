@@ -22,6 +22,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from twostroke.backends.cuda.kernels.activation import Activation, activate
+from twostroke.backends.cuda.kernels.gluon_names import meet
 from twostroke.backends.cuda.kernels.product_tiles import (
     DEPTH,
     MAX_ROWS,
@@ -121,7 +122,7 @@ def _product_kernel(
     else:
         sums = warpgroup_mma_wait(0, deps=[sums])
     # Sums change their layout by way of the buffers, which slower warps may still be multiplying from.
-    gl.thread_barrier()
+    meet()
 
     WIDE: gl.constexpr = 128 // out.dtype.element_ty.primitive_bitwidth
     ACROSS: gl.constexpr = min(32, OUTPUTS // WIDE)
