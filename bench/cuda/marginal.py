@@ -1,0 +1,185 @@
+"""What each kind of kernel costs a decode step where it stands: the step's graph is captured again without it, and with
+other configurations of attention, and all are replayed in turns. A profiler cannot say: kernels of a chain start before
+the one ahead has ended, and it counts their waiting. Random weights of a config.json; contexts spread as in `nano`.
+
+    PYTHONPATH=src python bench/cuda/marginal.py FOLDER [--steps 256x690,160x910,94x1100,48x1350] [--rounds 5]"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from statistics import median
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+
+from twostroke.backends.cuda import attention, model, moe, parts, products
+from twostroke.backends.cuda.backend import CudaBackend
+from twostroke.backends.cuda.decode import DecodePath
+from twostroke.backends.cuda.kernels import decode_attention, decode_cuts
+from twostroke.backends.cuda.kernels.decode_cuts import DecodeConfig
+from twostroke.backends.cuda.parts import PLAIN
+from twostroke.config import EngineConfig
+from twostroke.engine.build import build
+
+REPLAYS = 10
+SPREAD = 0.6
+"""Contexts lie within so much of their mean, either way."""
+ATTENTION = (
+    DecodeConfig(32, 2, 5, keys_first=False),
+    DecodeConfig(64, 4, 5, keys_first=False),
+    DecodeConfig(32, 2, 7, keys_first=False),
+    DecodeConfig(32, 4, 5, keys_first=False),
+    DecodeConfig(64, 4, 4, keys_first=False),
+)
+
+
+def nothing(*_: object, **__: object) -> None: ...
+
+
+class Variants:
+    """Ways to capture a step, by name: each patches what it leaves out or changes."""
+
+    def __init__(self, backend: CudaBackend) -> None:
+        self._parts = backend._parts
+        decoder = self._parts.decoder
+        weights = decoder._weights
+        self._kind_of: dict[int, str] = {}
+        for layer in weights.layers:
+            self._kind_of[layer.qkv.data_ptr()], self._kind_of[layer.o.data_ptr()] = "qkv", "o"
+            if hasattr(layer.mlp, "router"):
+                self._kind_of[layer.mlp.gate_up.data_ptr()] = "experts gate"
+                self._kind_of[layer.mlp.down.data_ptr()] = "experts down"
+            else:
+                self._kind_of[layer.mlp.gate_up.data_ptr()] = "gate"
+                self._kind_of[layer.mlp.down.data_ptr()] = "down"
+        self.is_moe = decoder._spec.moe is not None
+
+    def names(self) -> list[str]:
+        kinds = ["norms", "rope", "attention", "qkv", "o", "norms, rope", "head", "sampling", "cuts"]
+        kinds += ["routing", "experts gate", "experts down", "combine"] if self.is_moe else ["gate", "down"]
+        return ["whole", *(f"without {kind}" for kind in kinds), *map(label, ATTENTION)]
+
+    @contextmanager
+    def apply(self, name: str) -> Iterator[None]:
+        with ExitStack() as stack:
+            for config in ATTENTION:
+                if name == label(config):
+                    for module in (attention, decode_attention, decode_cuts):
+                        stack.enter_context(patch.object(module, "decode_config", lambda *_, chosen=config: chosen))
+            if name.startswith("without "):
+                for kind in name.removeprefix("without ").split(", "):
+                    self._leave_out(kind, stack)
+            yield
+
+    def _leave_out(self, kind: str, stack: ExitStack) -> None:
+        def drop(owner: Any, *names: str) -> None:
+            for each in names:
+                stack.enter_context(patch.object(owner, each, nothing))
+
+        if kind == "norms":
+            drop(products, "rms_norm", "add_rms_norm", "sandwich")
+            drop(model, "rms_norm")
+        elif kind == "rope":
+            drop(model, "rope_and_store")
+        elif kind == "attention":
+            drop(attention, "attend_decode")
+        elif kind == "cuts":
+            drop(attention, "cut_contexts")
+        elif kind == "head":
+            drop(model.Decoder, "logits")
+        elif kind == "sampling":
+            drop(parts.Parts, "sample")
+        elif kind == "routing":
+            drop(moe.moe_routing, "route")
+        elif kind == "combine":
+            drop(moe.moe_combine, "combine")
+        else:
+            owner, each = (moe.moe_grouped, "grouped_matmul") if "experts" in kind else (products.Products, "_multiply")
+            inner = getattr(owner, each)
+
+            def some(*arguments: Any, **options: Any) -> None:
+                tensors = (argument for argument in arguments if isinstance(argument, torch.Tensor))
+                if not any(self._kind_of.get(tensor.data_ptr()) == kind for tensor in tensors):
+                    inner(*arguments, **options)
+
+            stack.enter_context(patch.object(owner, each, some))
+
+
+def label(config: DecodeConfig) -> str:
+    return f"attention {config.block}/{config.warps}w/{config.stages}s"
+
+
+def set_contexts(backend: CudaBackend, rows: int, mean: int) -> None:
+    """Rows of contexts evenly spread, in an order of no meaning, over blocks in an order of no meaning."""
+    own = backend._parts
+    table, block_size = own.rows.tables[0], own.attention.shape.block_size
+    random = np.random.default_rng(0)
+    positions = random.permutation(np.linspace(mean * (1 - SPREAD), mean * (1 + SPREAD), rows)).astype(np.int32)
+    counts = positions // block_size + 1
+    blocks = random.permutation(int(counts.sum())).astype(np.int32)
+    for row, count in enumerate(counts):
+        table[row, :count] = torch.from_numpy(blocks[counts[:row].sum() :][:count])
+    own.staging.send((np.arange(rows, dtype=np.int32), positions))
+
+
+def replay_ms(graphs: dict[str, torch.cuda.CUDAGraph], rounds: int) -> dict[str, float]:
+    """A replay's milliseconds, the median of rounds, in which all take turns."""
+    times: dict[str, list[float]] = {name: [] for name in graphs}
+    for _ in range(rounds):
+        for name, graph in graphs.items():
+            graph.replay()
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            for _ in range(REPLAYS):
+                graph.replay()
+            end.record()
+            end.synchronize()
+            times[name].append(start.elapsed_time(end) / REPLAYS)
+    return {name: median(each) for name, each in times.items()}
+
+
+KEPT: list[dict[str, torch.cuda.CUDAGraph]] = []
+"""Of all steps: their memory is one pool, which ends with the last of them."""
+
+
+def run(backend: CudaBackend, path: DecodePath, rows: int, mean: int, rounds: int) -> None:
+    variants, graphs = Variants(backend), backend._parts.graphs
+    set_contexts(backend, rows, mean)
+    captured: dict[str, torch.cuda.CUDAGraph] = {}
+    KEPT.append(captured)
+    layers = len(backend._parts.decoder._weights.layers)
+    for name in variants.names():
+        work: Callable[[], None] = lambda: path._run(rows, PLAIN)  # noqa: E731
+        with variants.apply(name):
+            work()
+            captured[name] = graphs._capture(work)
+    times = replay_ms(captured, rounds)
+    whole = times["whole"]
+    print(f"\n{rows} streams, contexts of {mean} on average: {whole:.3f} ms a step")
+    for name, each in times.items():
+        print(f"  {name:24s} {each:8.3f} ms   {(whole - each) * 1e3 / layers:+8.2f} us a layer less", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder")
+    parser.add_argument("--steps", default="256x690,160x910,94x1100,48x1350")
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    config = EngineConfig(backend="cuda", load="random", max_context=8192, max_running=256)
+    with patch.object(CudaBackend, "prepare", nothing):  # what is captured here compiles what it needs
+        assembly = build(options.folder, config)
+    print(*assembly.notes, sep="\n")
+    backend = assembly.engine.backend
+    assert isinstance(backend, CudaBackend)
+    for step in options.steps.split(","):
+        rows, mean = map(int, step.split("x"))
+        run(backend, backend._decodes, rows, mean, options.rounds)
+
+
+if __name__ == "__main__":
+    main()
