@@ -56,13 +56,15 @@ class Case:
         matrix = self.matrix
         shape = (self.rows, matrix.outputs, matrix.width, target_of("cuda").num_sms)
         options = {"gated": matrix.is_gated, "may_split": matrix.may_split}
-        return choose_cluster_tile(*shape, **options) or choose_tile(*shape, **options)
+        may_leave_parts = matrix.may_split and matrix.name != "qkv"
+        return choose_cluster_tile(*shape, **options, may_leave_parts=may_leave_parts) or choose_tile(*shape, **options)
 
     def new_out(self, tile: AnyTile) -> torch.Tensor:
         shape: tuple[int, ...] = (self.rows, self.matrix.outputs)
         is_split = tile.is_split if isinstance(tile, ClusterTile) else tile.splits > 1
-        if isinstance(tile, ProductTile) and is_split:
-            shape = (tile.splits, *shape)
+        parts = tile.parts if isinstance(tile, ClusterTile) else tile.splits
+        if parts > 1:
+            shape = (parts, *shape)
         kind = torch.float32 if is_split or self.matrix.name == "head" else torch.bfloat16
         return torch.empty(shape, dtype=kind, device="cuda")
 
@@ -101,7 +103,8 @@ def name_of(tile: AnyTile) -> str:
     name = f"{tile.outputs} outputs, {tile.stages} stages, "
     if isinstance(tile, ProductTile):
         return name + f"{tile.splits} splits, {tile.num_warps} warps"
-    return name + f"{tile.groups} groups of {tile.row_blocks}, cluster of {tile.cluster}" + ", split" * tile.is_split
+    name += f"{tile.groups} groups of {tile.row_blocks}, cluster of {tile.cluster}" + ", split" * tile.is_split
+    return name + f", {tile.parts} parts" * (tile.parts > 1)
 
 
 def measure(matrix: Matrix, rows: int, threads: ThreadPoolExecutor, best: int) -> None:

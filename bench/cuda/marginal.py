@@ -7,8 +7,12 @@ the one ahead has ended, and it counts their waiting. Random weights of a config
 from __future__ import annotations
 
 import argparse
+import shutil
+import subprocess
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from statistics import median
 from typing import Any
 from unittest.mock import patch
@@ -20,6 +24,7 @@ from twostroke.backends.cuda import attention, model, moe, parts, products
 from twostroke.backends.cuda.backend import CudaBackend
 from twostroke.backends.cuda.decode import DecodePath
 from twostroke.backends.cuda.kernels import decode_attention, decode_cuts
+from twostroke.backends.cuda.kernels.cluster_tiles import ClusterTile
 from twostroke.backends.cuda.kernels.decode_cuts import DecodeConfig
 from twostroke.backends.cuda.parts import PLAIN
 from twostroke.config import EngineConfig
@@ -35,6 +40,53 @@ ATTENTION = (
     DecodeConfig(32, 4, 5, keys_first=False),
     DecodeConfig(64, 4, 4, keys_first=False),
 )
+
+
+CHOOSE = products.choose_cluster_tile
+
+
+def one_part(*shape: int, **options: bool) -> ClusterTile | None:
+    return CHOOSE(*shape, **{**options, "may_leave_parts": False})
+
+
+def down_in_one_part(rows: int, outputs: int, width: int, num_sms: int, **options: bool) -> ClusterTile | None:
+    return (one_part if width > outputs else CHOOSE)(rows, outputs, width, num_sms, **options)
+
+
+def four_groups(*shape: int, **options: bool) -> ClusterTile | None:
+    tile = CHOOSE(*shape, **options)
+    return replace(tile, row_blocks=1, groups=4) if tile is not None and tile.row_blocks == 2 else tile
+
+
+def not_split(*shape: int, **options: bool) -> ClusterTile | None:
+    return CHOOSE(*shape, **{**options, "may_split": False})
+
+
+def only_joins(*shape: int, **options: bool) -> ClusterTile | None:
+    is_qkv = options["may_split"] and not options["may_leave_parts"]
+    return None if is_qkv else CHOOSE(*shape, **options)
+
+
+def low_gates(*shape: int, **options: bool) -> ClusterTile | None:
+    tile = CHOOSE(*shape, **options)
+    return ClusterTile(224, 1, 2) if tile is not None and options["gated"] and tile.row_blocks == 2 else tile
+
+
+def lone_low_gates(*shape: int, **options: bool) -> ClusterTile | None:
+    tile = low_gates(*shape, **options)
+    return replace(tile, cluster=1) if tile is not None and tile.outputs == 224 else tile
+
+
+CUTS = {
+    "gates of 128 rows": low_gates,
+    "the same, no clusters": lone_low_gates,
+    "o, down in one part": one_part,
+    "down in one part": down_in_one_part,
+    "four warp groups": four_groups,
+    "cuBLAS for qkv, o, down": not_split,
+    "cuBLAS for qkv": only_joins,
+}
+"""Other cuts of the products of 129 to 256 rows."""
 
 
 def nothing(*_: object, **__: object) -> None: ...
@@ -61,7 +113,7 @@ class Variants:
     def names(self) -> list[str]:
         kinds = ["norms", "rope", "attention", "qkv", "o", "norms, rope", "head", "sampling", "cuts"]
         kinds += ["routing", "experts gate", "experts down", "combine"] if self.is_moe else ["gate", "down"]
-        return ["whole", *(f"without {kind}" for kind in kinds), *map(label, ATTENTION)]
+        return ["whole", *(f"without {kind}" for kind in kinds), *map(label, ATTENTION), *CUTS]
 
     @contextmanager
     def apply(self, name: str) -> Iterator[None]:
@@ -70,6 +122,8 @@ class Variants:
                 if name == label(config):
                     for module in (attention, decode_attention, decode_cuts):
                         stack.enter_context(patch.object(module, "decode_config", lambda *_, chosen=config: chosen))
+            if name in CUTS:
+                stack.enter_context(patch.object(products, "choose_cluster_tile", CUTS[name]))
             if name.startswith("without "):
                 for kind in name.removeprefix("without ").split(", "):
                     self._leave_out(kind, stack)
@@ -126,6 +180,20 @@ def set_contexts(backend: CudaBackend, rows: int, mean: int) -> None:
     own.staging.send((np.arange(rows, dtype=np.int32), positions))
 
 
+def state_under(graph: torch.cuda.CUDAGraph, step_ms: float) -> str:
+    """The card's clock and power when it has replayed this for a second."""
+    if shutil.which("nvidia-smi") is None:
+        return "no nvidia-smi"
+    torch.cuda.synchronize()
+    for _ in range(int(1500 / step_ms)):
+        graph.replay()
+    time.sleep(0.8)
+    query = "--query-gpu=clocks.sm,power.draw.instant,clocks_event_reasons.active"
+    found = subprocess.run(["nvidia-smi", query, "--format=csv,noheader"], capture_output=True, text=True, check=False)
+    torch.cuda.synchronize()
+    return found.stdout.strip() or found.stderr.strip()
+
+
 def replay_ms(graphs: dict[str, torch.cuda.CUDAGraph], rounds: int) -> dict[str, float]:
     """A replay's milliseconds, the median of rounds, in which all take turns."""
     times: dict[str, list[float]] = {name: [] for name in graphs}
@@ -159,7 +227,8 @@ def run(backend: CudaBackend, path: DecodePath, rows: int, mean: int, rounds: in
             captured[name] = graphs._capture(work)
     times = replay_ms(captured, rounds)
     whole = times["whole"]
-    print(f"\n{rows} streams, contexts of {mean} on average: {whole:.3f} ms a step")
+    state = state_under(captured["whole"], whole)
+    print(f"\n{rows} streams, contexts of {mean} on average: {whole:.3f} ms a step ({state})")
     for name, each in times.items():
         print(f"  {name:24s} {each:8.3f} ms   {(whole - each) * 1e3 / layers:+8.2f} us a layer less", flush=True)
 

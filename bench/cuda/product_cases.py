@@ -79,7 +79,7 @@ def cluster_candidates(matrix: Matrix, rows: int) -> list[AnyTile]:
                 if matrix.width % (DEPTH * splits):
                     continue
                 if splits > 1:
-                    found.append(ClusterTile(outputs, row_blocks, groups, splits, is_split=True))
+                    found.append(ClusterTile(outputs, row_blocks, groups, is_split=True, parts=splits // 2))
                 else:
                     found += [ClusterTile(outputs, row_blocks, groups, cluster) for cluster in (1, 2)]
     return found

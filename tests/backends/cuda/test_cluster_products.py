@@ -11,6 +11,7 @@ from twostroke.backends.cuda import native
 from twostroke.backends.cuda.kernels.cluster_products import cluster_product, source_and_constants
 from twostroke.backends.cuda.kernels.cluster_tiles import (
     MAX_SPLIT_ROWS,
+    PARTS,
     SHARED_BYTES,
     ClusterTile,
     choose_cluster_tile,
@@ -24,16 +25,20 @@ SHAPES = [(14336, 4096), (4096, 14336), (4096, 4096), (2048, 4096), (3072, 1024)
 @pytest.mark.parametrize("rows", [65, 128, 129, 160, 192, 193, 256, 257, 512, 640, 1280, 2048, 8192])
 @pytest.mark.parametrize("outputs, width", SHAPES)
 def test_every_cut_fits_the_chip_and_the_scratch(rows: int, outputs: int, width: int):
-    for gated, may_split in ((True, False), (False, True), (False, False)):
-        tile = choose_cluster_tile(rows, outputs, width, 132, gated=gated, may_split=may_split)
+    kinds = ((True, False, False), (False, True, True), (False, True, False), (False, False, False))
+    for gated, may_split, may_leave_parts in kinds:
+        options = {"gated": gated, "may_split": may_split, "may_leave_parts": may_leave_parts}
+        tile = choose_cluster_tile(rows, outputs, width, 132, **options)
         if tile is None:
             continue
+        assert tile.parts == 1 or (may_leave_parts and tile.is_split and tile.parts <= PARTS)
         assert tile.stages >= 3 and tile.shared_bytes <= SHARED_BYTES
         assert tile.outputs % (16 if gated else 8) == 0 and tile.outputs // tile.pieces <= 256
         assert tile.row_blocks * tile.outputs // 2 <= 192  # sums a thread
         assert tile.rows % (8 * tile.cluster) == 0
         if tile.is_split:
-            assert may_split and width % (DEPTH * tile.cluster) == 0 and rows <= MAX_SPLIT_ROWS
+            assert may_split and width % (DEPTH * tile.cluster * tile.parts) == 0 and rows <= MAX_SPLIT_ROWS
+            assert -(-outputs // tile.outputs) * tile.cluster * tile.parts <= 132  # in one wave
 
 
 def test_a_model_s_gate_is_spread_evenly():
@@ -107,6 +112,7 @@ def test_products_at_random(rows: int, dtype: torch.dtype):
     tiles = [
         (ClusterTile(64, 1, 3, 2, is_split=True), None),
         (ClusterTile(128, 2, 2, 4, is_split=True), None),
+        (ClusterTile(128, 2, 2, 2, is_split=True, parts=2), None),
         (ClusterTile(96, 1, 4, cluster=1), None),
         (ClusterTile(192, 1, 2, 4, is_split=True), None),
         (ClusterTile(192, 2, 2), "silu"),
@@ -128,9 +134,10 @@ def test_products_at_random(rows: int, dtype: torch.dtype):
         kind = torch.float32 if tile.is_split else dtype
         first = None
         for repeat in range(6):
-            out = torch.full((rows, outputs), float("nan"), dtype=kind, device="cuda")
+            shape = (rows, outputs) if tile.parts == 1 else (tile.parts, rows, outputs)
+            out = torch.full(shape, float("nan"), dtype=kind, device="cuda")
             cluster_product(x, weight, out, tile=tile, num_sms=132, gated=gated, pdl=repeat % 2 == 0)
-            found = out.float()
+            found = out.float().reshape(tile.parts, rows, outputs).sum(0)
             assert (found - reference).norm() / reference.norm() < 5e-3
             first = found if first is None else first
             assert torch.equal(found, first)

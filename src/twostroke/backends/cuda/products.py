@@ -8,7 +8,7 @@ import torch
 
 from twostroke.backends.cuda.kernels.activation import Activation, gated
 from twostroke.backends.cuda.kernels.cluster_products import cluster_product
-from twostroke.backends.cuda.kernels.cluster_tiles import MAX_SPLIT_ROWS, ClusterTile, choose_cluster_tile
+from twostroke.backends.cuda.kernels.cluster_tiles import MAX_SPLIT_ROWS, PARTS, ClusterTile, choose_cluster_tile
 from twostroke.backends.cuda.kernels.hopper_products import ELEMENT_TYPES, product
 from twostroke.backends.cuda.kernels.norms import add_rms_norm, rms_norm, sandwich
 from twostroke.backends.cuda.kernels.product_tiles import MAX_ROWS, MAX_SPLITS, ProductTile, choose_tile
@@ -35,7 +35,7 @@ class ProductScratch:
 def _most_sums(spec: ModelSpec) -> int:
     """Of a product cut along its depth: parts of some dozens of rows, or the sums of some hundreds."""
     qkv_width = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
-    return max(MAX_SPLITS * MAX_ROWS * spec.hidden_size, MAX_SPLIT_ROWS * max(spec.hidden_size, qkv_width))
+    return max(MAX_SPLITS * MAX_ROWS * spec.hidden_size, MAX_SPLIT_ROWS * max(PARTS * spec.hidden_size, qkv_width))
 
 
 class Products:
@@ -116,7 +116,7 @@ class Products:
     ) -> None:
         """What a block found joins the residual stream, which is then normed for the next block, if there is one."""
         out = None if next_norm is None else normed
-        tile = self._tile(x, len(weight), may_split=True) if bias is None else None
+        tile = self._tile(x, len(weight), may_split=True, may_leave_parts=True) if bias is None else None
         if tile is None and post_norm is None:
             residual.addmm_(x, weight.t())
             if bias is not None:
@@ -129,10 +129,11 @@ class Products:
             self.plain(x, weight, bias, found, pdl=pdl)
         else:
             sums = self._scratch.sums
-            if isinstance(tile, ClusterTile):
+            parts = tile.parts if isinstance(tile, ClusterTile) else tile.splits
+            if parts > 1:
+                found = sums[: parts * found.numel()].view(parts, *found.shape)
+            elif isinstance(tile, ClusterTile):
                 found = sums[: found.numel()].view(found.shape)
-            elif tile.splits > 1:
-                found = sums[: tile.splits * found.numel()].view(tile.splits, *found.shape)
             self._multiply(x, weight, found, tile, pdl=pdl)
         if post_norm is None:
             add_rms_norm(found, residual, next_norm, out, eps=self._eps, pdl=pdl)
@@ -140,13 +141,19 @@ class Products:
             sandwich(found, post_norm, residual, next_norm, out, eps=self._eps, pdl=pdl)
 
     def _tile(
-        self, x: torch.Tensor, outputs: int, *, is_gated: bool = False, may_split: bool = False
+        self,
+        x: torch.Tensor,
+        outputs: int,
+        *,
+        is_gated: bool = False,
+        may_split: bool = False,
+        may_leave_parts: bool = False,
     ) -> ProductTile | ClusterTile | None:
         num_rows, width = x.shape
         shape = (num_rows, outputs, width, self._num_sms)
         tile = None
         if self._has_clusters:
-            tile = choose_cluster_tile(*shape, gated=is_gated, may_split=may_split)
+            tile = choose_cluster_tile(*shape, gated=is_gated, may_split=may_split, may_leave_parts=may_leave_parts)
         if tile is None and self._has_products:
             return choose_tile(*shape, gated=is_gated, may_split=may_split)
         return tile

@@ -1,6 +1,6 @@
 // out = x @ weight^T, perhaps gated, in clusters. The programs of a cluster compute neighbouring outputs of the same
 // rows, and each fetches a share of those rows for all of them; or they compute the same outputs, each over its part of
-// the depth, and add them up among themselves. A producer thread keeps a ring of TMA copies full; warp groups multiply
+// the depth, and add them up among themselves (of several clusters that divide it, each leaves its sums to the reader). A producer thread keeps a ring of TMA copies full; warp groups multiply
 // from it (wgmma) and keep their sums in registers. Constants in capitals come with the compilation:
 //   ROW_BLOCKS  blocks of 64 rows that a warp group multiplies     GROUPS   warp groups that multiply
 //   OUTPUTS     outputs of a program; gated: half gate, half up    CLUSTER  programs of a cluster
@@ -80,12 +80,14 @@ __device__ __forceinline__ float gated(float gate, float up) {
 struct Tile {
   int first_row, first_output, first_column;
   __device__ Tile(int index, u32 own, int row_tiles, int out_blocks, int rounds) {
+    int part = index / (row_tiles * out_blocks);  // of a depth that several clusters divide
+    index -= part * row_tiles * out_blocks;
     int band = index / (BAND * out_blocks);
     int height = min(BAND, row_tiles - band * BAND);
     index -= band * BAND * out_blocks;
     first_row = (band * BAND + index % height) * ROWS;
     first_output = (index / height * SHARERS + (SPLIT ? 0 : own)) * COLUMNS;
-    first_column = SPLIT ? own * rounds * DEPTH : 0;
+    first_column = SPLIT ? (part * CLUSTER + own) * rounds * DEPTH : 0;
   }
 };
 
@@ -268,7 +270,8 @@ __device__ __forceinline__ void consume(u32 group, u32 ring, u32 ready, u32 empt
     }
     release(before);
     if constexpr (SPLIT) {
-      add_up(sums, group, ring, own, tile, out, num_rows, outputs);
+      char* part = out + (u64)(index / (row_tiles * out_blocks)) * num_rows * outputs * ELEMENT_BYTES;
+      add_up(sums, group, ring, own, tile, part, num_rows, outputs);
       return;  // the ring is the sums' now, and there was but one tile
     } else {
 #pragma unroll

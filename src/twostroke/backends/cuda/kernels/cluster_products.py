@@ -27,7 +27,7 @@ BAND: Final = 8
 def cluster_product(
     x: torch.Tensor,  # [num_rows, width], rows contiguous
     weight: torch.Tensor,  # [outputs, width], contiguous; with gated [2 * outputs, width]: gate, then up
-    out: torch.Tensor,  # [num_rows, outputs], contiguous; float32 where the tile's depth is split
+    out: torch.Tensor,  # [num_rows, outputs], contiguous; of a split depth float32, of several parts [parts, ...]
     *,
     tile: ClusterTile,
     num_sms: int,
@@ -37,12 +37,13 @@ def cluster_product(
     """out = x @ weight.T, gated if asked."""
     num_rows, width = x.shape
     outputs, is_float32 = out.shape[-1], out.dtype == torch.float32
-    splits, sharers = (tile.cluster, 1) if tile.is_split else (1, tile.cluster)
+    splits, sharers = (tile.cluster * tile.parts, 1) if tile.is_split else (1, tile.cluster)
     assert width % (DEPTH * splits) == 0 and outputs % 8 == 0 and out.is_contiguous()
     assert not tile.is_split or (gated is None and is_float32)
+    assert out.shape == ((num_rows, outputs) if tile.parts == 1 else (tile.parts, num_rows, outputs))
     columns = tile.outputs // 2 if gated else tile.outputs
     row_tiles, out_blocks = -(-num_rows // tile.rows), -(-outputs // (columns * sharers))
-    tiles = row_tiles * out_blocks
+    tiles = row_tiles * out_blocks * tile.parts
     x_map = tensor_map(x, rows_to_read(x, row_tiles * tile.rows), tile.rows // sharers, DEPTH)
     w_map = tensor_map(weight, len(weight), columns, DEPTH)
     kernel = _kernel(tile, gated, x.dtype, is_float32, pdl)

@@ -22,6 +22,7 @@ SPLIT_ROWS: Final = range(129, MAX_SPLIT_ROWS + 1)
 LEAST_OUTPUTS: Final = 64
 """Of a program: with fewer it reads mostly rows, which all others read too."""
 LEAST_ROUNDS: Final = 8
+PARTS: Final = 2
 LEAST_SHARE: Final = 0.45
 """Of the multiprocessors, that a product which is split must keep busy."""
 MAX_PADDING: Final = 1.1
@@ -40,6 +41,8 @@ class ClusterTile:
     cluster: int = 2
     """Programs that fetch rows for one another, or divide the depth between them and add up."""
     is_split: bool = False
+    parts: int = 1
+    """Clusters that divide a split depth: the reader adds up what they leave."""
 
     @property
     def rows(self) -> int:
@@ -68,7 +71,14 @@ class ClusterTile:
 
 @cache
 def choose_cluster_tile(
-    rows: int, outputs: int, width: int, num_sms: int, *, gated: bool = False, may_split: bool = False
+    rows: int,
+    outputs: int,
+    width: int,
+    num_sms: int,
+    *,
+    gated: bool = False,
+    may_split: bool = False,
+    may_leave_parts: bool = False,
 ) -> ClusterTile | None:
     """None: this product is another's to compute."""
     if rows < LEAST_ROWS or width % DEPTH or outputs % 8:
@@ -85,10 +95,13 @@ def choose_cluster_tile(
         return ClusterTile(block, row_blocks, groups) if block >= LEAST_OUTPUTS else None
     if not may_split or rows not in SPLIT_ROWS:
         return None
-    block, rounds = max(LEAST_OUTPUTS, _one_wave(outputs * 2, num_sms, 8)), width // DEPTH // 2
-    if block > most or rounds < LEAST_ROUNDS or width % (2 * DEPTH) or outputs * 2 < LEAST_SHARE * num_sms * block:
-        return None
-    return ClusterTile(block, row_blocks, groups, is_split=True)
+    parts = PARTS if may_leave_parts and width % (2 * PARTS * DEPTH) == 0 else 1
+    for splits in (2 * parts, 2):
+        block, rounds = max(LEAST_OUTPUTS, _one_wave(outputs * splits, num_sms, 8)), width // DEPTH // splits
+        is_busy = outputs * splits >= LEAST_SHARE * num_sms * block
+        if block <= most and rounds >= LEAST_ROUNDS and width % (splits * DEPTH) == 0 and is_busy:
+            return ClusterTile(block, row_blocks, groups, is_split=True, parts=splits // 2)
+    return None
 
 
 def _one_wave(outputs: int, programs: int, step: int) -> int:
