@@ -1,6 +1,7 @@
 """What each kind of kernel costs a decode step where it stands: the step's graph is captured again without it, and with
-other configurations of attention, and all are replayed in turns. A profiler cannot say: kernels of a chain start before
-the one ahead has ended, and it counts their waiting. Random weights of a config.json; contexts spread as in `nano`.
+other configurations and cuts of attention, and all are replayed in turns. A profiler cannot say: kernels of a chain
+start before the one ahead has ended, and it counts their waiting. Random weights of a config.json; contexts spread as
+in `nano`.
 
     PYTHONPATH=src python bench/cuda/marginal.py FOLDER [--steps 256x690,160x910,94x1100,48x1350] [--rounds 5]"""
 
@@ -40,6 +41,8 @@ ATTENTION = (
     DecodeConfig(32, 4, 5, keys_first=False),
     DecodeConfig(64, 4, 4, keys_first=False),
 )
+PROGRAMS_PER_SM = (4, 6, 8)
+"""That few streams are cut into, beside the default."""
 
 
 CHOOSE = products.choose_cluster_tile
@@ -113,7 +116,8 @@ class Variants:
     def names(self) -> list[str]:
         kinds = ["norms", "rope", "attention", "qkv", "o", "norms, rope", "head", "sampling", "cuts"]
         kinds += ["routing", "experts gate", "experts down", "combine"] if self.is_moe else ["gate", "down"]
-        return ["whole", *(f"without {kind}" for kind in kinds), *map(label, ATTENTION), *CUTS]
+        changes = [*map(label, ATTENTION), *map(cut_label, PROGRAMS_PER_SM), *CUTS]
+        return ["whole", *(f"without {kind}" for kind in kinds), *changes]
 
     @contextmanager
     def apply(self, name: str) -> Iterator[None]:
@@ -124,6 +128,9 @@ class Variants:
                         stack.enter_context(patch.object(module, "decode_config", lambda *_, chosen=config: chosen))
             if name in CUTS:
                 stack.enter_context(patch.object(products, "choose_cluster_tile", CUTS[name]))
+            for number in PROGRAMS_PER_SM:
+                if name == cut_label(number):
+                    stack.enter_context(patch.object(decode_cuts, "PROGRAMS_PER_SM", number))
             if name.startswith("without "):
                 for kind in name.removeprefix("without ").split(", "):
                     self._leave_out(kind, stack)
@@ -165,6 +172,10 @@ class Variants:
 
 def label(config: DecodeConfig) -> str:
     return f"attention {config.block}/{config.warps}w/{config.stages}s"
+
+
+def cut_label(programs_per_sm: int) -> str:
+    return f"attention cut to {programs_per_sm} an SM"
 
 
 def set_contexts(backend: CudaBackend, rows: int, mean: int) -> None:
@@ -230,7 +241,7 @@ def run(backend: CudaBackend, path: DecodePath, rows: int, mean: int, rounds: in
     state = state_under(captured["whole"], whole)
     print(f"\n{rows} streams, contexts of {mean} on average: {whole:.3f} ms a step ({state})")
     for name, each in times.items():
-        print(f"  {name:24s} {each:8.3f} ms   {(whole - each) * 1e3 / layers:+8.2f} us a layer less", flush=True)
+        print(f"  {name:26s} {each:8.3f} ms   {(whole - each) * 1e3 / layers:+8.2f} us a layer less", flush=True)
 
 
 def main() -> None:

@@ -169,6 +169,29 @@ def test_cuts_for_known_batches():
     assert max(cut([1024] * 63 + [32768])) > 8, "a long context among short ones is cut"
 
 
+@pytest.mark.parametrize("window", [None, 50])
+@pytest.mark.parametrize("count", [None, 5, 0])
+def test_items_lie_longest_first_and_those_of_a_token_side_by_side(device, window, count):
+    contexts = [40, 300, 17, 300, 90, 1, 1000, 64]
+    plan, config = SplitPlan(target_items=12, smallest_tokens=32, max_items=20), PLAIN
+    items = torch.full((24, 4), 77, dtype=torch.int32, device=device)
+    cut_contexts(
+        torch.tensor(contexts, dtype=torch.int32, device=device) - 1, items,
+        kv_heads=1, head_dim=64, num_sms=4, window=window, plan=plan, config=config,
+        count=None if count is None else torch.tensor([count], dtype=torch.int32, device=device),
+    )  # fmt: skip
+    contexts = contexts[:count]
+    # The blocks a window touches: from that of the oldest key to that of the newest.
+    blocks = [(c - 1) // 16 + 1 - max(0, c - (window or c)) // 16 for c in contexts]
+    parts = cuts([16 * count for count in blocks], plan, 16)
+    order = sorted(range(len(contexts)), key=lambda token: (-blocks[token] // parts[token], token))
+    expected = [[token, split, parts[token]] for token in order for split in range(parts[token])]
+    assert items[: len(expected), :3].tolist() == expected
+    nobodys = items[len(expected) : plan.max_items, 0]
+    assert len(contexts) < 8 or window or max(parts) > 1
+    assert bool((nobodys >= 8).all()) and bool((items[plan.max_items :] == 77).all())
+
+
 def test_too_small_a_scratch_is_refused(device):
     cache = PagedCache.random(np.random.default_rng(0), [4, 4], 1, 16, 64, torch.float32, device)
     queries = torch.zeros((2, 1, 64), device=device)

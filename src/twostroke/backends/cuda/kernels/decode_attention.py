@@ -15,12 +15,14 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from twostroke.backends.cuda.kernels.decode_cuts import (
     ITEM_FIELDS,
+    MOST_PROGRAMS_PER_SM,
     DecodeConfig,
     SplitPlan,
     cut_contexts,
     decode_config,
     key_blocks,
     locate,
+    most_items,
     plan_width,
     split_plan,
 )
@@ -38,7 +40,7 @@ class DecodeScratch:
     ) -> None:
         self.max_tokens = max_tokens
         self.num_sms = num_sms
-        self.max_items = max_tokens + max(1, 4 * num_sms // kv_heads)  # twice the plan's target, for measuring
+        self.max_items = max_tokens + most_items(kv_heads, num_sms, MOST_PROGRAMS_PER_SM)
         # [max_items, kv_heads, group, head_dim] and [max_items, kv_heads, group]
         self.partials = torch.empty(self.max_items * heads * head_dim, dtype=torch.float32, device=device)
         self.log_sums = torch.empty(self.max_items * heads, dtype=torch.float32, device=device)
@@ -93,9 +95,7 @@ def _decode_kernel(
     item = tl.program_id(1)
     # Where the keys lie was known before the kernel ahead began; only its own token's query and key are waited for.
     if WIDTH == 1:
-        token, split, splits = locate(
-            item, positions, num_tokens, window, target_items, smallest_blocks, HAS_WINDOW, BLOCK, WIDTH
-        )
+        token, split, splits = locate(item, positions, window, target_items, smallest_blocks, HAS_WINDOW, BLOCK)
     else:
         token = tl.load(items + item * 4)
         split = tl.load(items + item * 4 + 1)

@@ -16,8 +16,14 @@ from triton.language.extra.cuda import gdc_wait
 
 MANY_PROGRAMS = 7.5
 """An SM, from where on a batch's work is spread evenly enough for large rounds."""
+PROGRAMS_PER_SM = 2
+"""That a batch is cut into where its sequences alone are fewer; `bench/cuda/marginal.py` measures others."""
+MOST_PROGRAMS_PER_SM = 8
+"""That scratch has room for."""
 ITEM_FIELDS = 4
 """Integers an item, one of them idle: sixteen bytes, which never lie across two lines of memory."""
+WRITTEN_AT_ONCE = tl.constexpr(32)
+"""Items of a token."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +52,16 @@ class SplitPlan:
 
 
 def split_plan(num_tokens: int, kv_heads: int, num_sms: int) -> SplitPlan:
-    """Two programs an SM where the sequences alone give fewer; none shorter than 64 tokens (32 for a single sequence,
+    """`PROGRAMS_PER_SM` where the sequences alone give fewer; none shorter than 64 tokens (32 for a single sequence,
     where latency is all). An item more than the sequences need exits at once, so the grid stays near both numbers."""
-    target = max(1, 2 * num_sms // kv_heads)
+    target = most_items(kv_heads, num_sms, PROGRAMS_PER_SM)
     smallest = 32 if num_tokens == 1 else 64
     return SplitPlan(target_items=target, smallest_tokens=smallest, max_items=num_tokens + target)
+
+
+def most_items(kv_heads: int, num_sms: int, programs_per_sm: int) -> int:
+    """Work items, a KV head, of so many programs an SM."""
+    return max(1, programs_per_sm * num_sms // kv_heads)
 
 
 def decode_config(num_tokens: int, head_dim: int, kv_heads: int, num_sms: int) -> DecodeConfig:
@@ -83,32 +94,17 @@ def _splits_of(blocks, chunk):
 def locate(
     item,
     positions,
-    num_tokens,
     window,
     target_items,
     smallest_blocks,
     HAS_WINDOW: tl.constexpr,
     BLOCK: tl.constexpr,
-    WIDTH: tl.constexpr,
 ):
-    """Which token an item belongs to, its number among that token's items, and how many those are."""
-    if WIDTH == 1:
-        _, blocks = key_blocks(tl.load(positions), window, HAS_WINDOW, BLOCK)
-        chunk = tl.maximum(tl.cdiv(blocks, target_items), smallest_blocks)
-        splits = _splits_of(blocks, chunk)
-        token = tl.where(item < splits, 0, 1)
-        split = item
-    else:
-        index = tl.arange(0, WIDTH)
-        held = index < num_tokens
-        _, blocks = key_blocks(tl.load(positions + index, mask=held, other=0), window, HAS_WINDOW, BLOCK)
-        total = tl.sum(tl.where(held, blocks, 0), 0)
-        chunk = tl.maximum(tl.cdiv(total, target_items), smallest_blocks)
-        each = tl.where(held, _splits_of(blocks, chunk), 0)
-        token = tl.sum((tl.cumsum(each, 0) <= item).to(tl.int32), 0)
-        split = item - tl.sum(tl.where(index < token, each, 0), 0)
-        splits = tl.sum(tl.where(index == token, each, 0), 0)
-    return token, split, splits
+    """Of a batch of one token: its number (that of nobody where there are fewer items), the item's own, their count."""
+    _, blocks = key_blocks(tl.load(positions), window, HAS_WINDOW, BLOCK)
+    chunk = tl.maximum(tl.cdiv(blocks, target_items), smallest_blocks)
+    splits = _splits_of(blocks, chunk)
+    return tl.where(item < splits, 0, 1), item, splits
 
 
 @triton.jit(do_not_specialize=["window", "num_tokens", "target_items", "smallest_blocks"])
@@ -126,18 +122,35 @@ def _cut_kernel(
     HAS_COUNT: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    item = tl.program_id(0)
+    """As many programs as there is room for items. The first write those of a token each, side by side; the last, where
+    no item is, that it is nobody's. Longest first: a device that starts with them ends with the short ones, evenly."""
+    program = tl.program_id(0)
     if PDL:
         # No trigger: attention reads the items before it waits, and what stands between them triggers early.
         gdc_wait()
     if HAS_COUNT:
         num_tokens = tl.load(count)
-    token, split, splits = locate(
-        item, positions, num_tokens, window, target_items, smallest_blocks, HAS_WINDOW, BLOCK, WIDTH
-    )
-    tl.store(items + item * 4, token)
-    tl.store(items + item * 4 + 1, split)
-    tl.store(items + item * 4 + 2, splits)
+    index = tl.arange(0, WIDTH)
+    held = index < num_tokens
+    _, blocks = key_blocks(tl.load(positions + index, mask=held, other=0), window, HAS_WINDOW, BLOCK)
+    chunk = tl.maximum(tl.cdiv(tl.sum(tl.where(held, blocks, 0), 0), target_items), smallest_blocks)
+    each = tl.where(held, _splits_of(blocks, chunk), 0)
+    if program < num_tokens:
+        longest = tl.cdiv(blocks, tl.maximum(each, 1))  # of a token's items, in blocks
+        is_own = index == program
+        own_longest = tl.sum(tl.where(is_own, longest, 0), 0)
+        is_before = (longest > own_longest) | ((longest == own_longest) & (index < program))
+        first = tl.sum(tl.where(is_before, each, 0), 0)
+        splits = tl.sum(tl.where(is_own, each, 0), 0)
+        for start in range(0, splits, WRITTEN_AT_ONCE):
+            split = start + tl.arange(0, WRITTEN_AT_ONCE)
+            fields = items + (first + split) * 4
+            is_item = split < splits
+            tl.store(fields, split * 0 + program, mask=is_item)
+            tl.store(fields + 1, split, mask=is_item)
+            tl.store(fields + 2, split * 0 + splits, mask=is_item)
+    elif program >= tl.sum(each, 0):
+        tl.store(items + program * 4, WIDTH)
 
 
 def cut_contexts(
