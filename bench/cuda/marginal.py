@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from itertools import product
 from statistics import median
 from typing import Any
 from unittest.mock import patch
@@ -34,14 +35,8 @@ from twostroke.engine.build import build
 REPLAYS = 10
 SPREAD = 0.6
 """Contexts lie within so much of their mean, either way."""
-ATTENTION = (
-    DecodeConfig(32, 2, 5, keys_first=False),
-    DecodeConfig(64, 4, 5, keys_first=False),
-    DecodeConfig(32, 2, 7, keys_first=False),
-    DecodeConfig(32, 4, 5, keys_first=False),
-    DecodeConfig(64, 4, 4, keys_first=False),
-)
-PROGRAMS_PER_SM = (4, 6, 8)
+ATTENTION = (DecodeConfig(32, 2, 5, keys_first=False), DecodeConfig(64, 4, 5, keys_first=False))
+PROGRAMS_PER_SM = (2, 4, 6, 8)
 """That few streams are cut into, beside the default."""
 
 
@@ -116,21 +111,19 @@ class Variants:
     def names(self) -> list[str]:
         kinds = ["norms", "rope", "attention", "qkv", "o", "norms, rope", "head", "sampling", "cuts"]
         kinds += ["routing", "experts gate", "experts down", "combine"] if self.is_moe else ["gate", "down"]
-        changes = [*map(label, ATTENTION), *map(cut_label, PROGRAMS_PER_SM), *CUTS]
+        changes = [*(label(*each) for each in product(ATTENTION, PROGRAMS_PER_SM)), *CUTS]
         return ["whole", *(f"without {kind}" for kind in kinds), *changes]
 
     @contextmanager
     def apply(self, name: str) -> Iterator[None]:
         with ExitStack() as stack:
-            for config in ATTENTION:
-                if name == label(config):
+            for config, number in product(ATTENTION, PROGRAMS_PER_SM):
+                if name == label(config, number):
                     for module in (attention, decode_attention, decode_cuts):
                         stack.enter_context(patch.object(module, "decode_config", lambda *_, chosen=config: chosen))
+                    stack.enter_context(patch.object(decode_cuts, "PROGRAMS_PER_SM", number))
             if name in CUTS:
                 stack.enter_context(patch.object(products, "choose_cluster_tile", CUTS[name]))
-            for number in PROGRAMS_PER_SM:
-                if name == cut_label(number):
-                    stack.enter_context(patch.object(decode_cuts, "PROGRAMS_PER_SM", number))
             if name.startswith("without "):
                 for kind in name.removeprefix("without ").split(", "):
                     self._leave_out(kind, stack)
@@ -170,12 +163,8 @@ class Variants:
             stack.enter_context(patch.object(owner, each, some))
 
 
-def label(config: DecodeConfig) -> str:
-    return f"attention {config.block}/{config.warps}w/{config.stages}s"
-
-
-def cut_label(programs_per_sm: int) -> str:
-    return f"attention cut to {programs_per_sm} an SM"
+def label(config: DecodeConfig, programs_per_sm: int) -> str:
+    return f"attention {config.block}/{config.warps}w/{config.stages}s, {programs_per_sm} an SM"
 
 
 def set_contexts(backend: CudaBackend, rows: int, mean: int) -> None:
@@ -225,13 +214,14 @@ KEPT: list[dict[str, torch.cuda.CUDAGraph]] = []
 """Of all steps: their memory is one pool, which ends with the last of them."""
 
 
-def run(backend: CudaBackend, path: DecodePath, rows: int, mean: int, rounds: int) -> None:
+def run(backend: CudaBackend, path: DecodePath, rows: int, mean: int, rounds: int, only: list[str]) -> None:
     variants, graphs = Variants(backend), backend._parts.graphs
     set_contexts(backend, rows, mean)
     captured: dict[str, torch.cuda.CUDAGraph] = {}
     KEPT.append(captured)
     layers = len(backend._parts.decoder._weights.layers)
-    for name in variants.names():
+    chosen = [name for name in variants.names() if name == "whole" or any(word in name for word in only)]
+    for name in chosen:
         work: Callable[[], None] = lambda: path._run(rows, PLAIN)  # noqa: E731
         with variants.apply(name):
             work()
@@ -239,6 +229,13 @@ def run(backend: CudaBackend, path: DecodePath, rows: int, mean: int, rounds: in
     times = replay_ms(captured, rounds)
     whole = times["whole"]
     state = state_under(captured["whole"], whole)
+    buffers = backend._parts.buffers
+    for buffer in (buffers.normed, buffers.attention, buffers.activated):
+        buffer[rows:].zero_()
+    print("padding of zeros", replay_ms({"whole": captured["whole"]}, 3 * rounds), "of numbers", end=" ")
+    for buffer in (buffers.normed, buffers.attention, buffers.activated):
+        buffer[rows:].normal_()
+    print(replay_ms({"whole": captured["whole"]}, 3 * rounds))
     print(f"\n{rows} streams, contexts of {mean} on average: {whole:.3f} ms a step ({state})")
     for name, each in times.items():
         print(f"  {name:26s} {each:8.3f} ms   {(whole - each) * 1e3 / layers:+8.2f} us a layer less", flush=True)
@@ -248,6 +245,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder")
     parser.add_argument("--steps", default="256x690,160x910,94x1100,48x1350")
+    parser.add_argument("--only", default="", help="words that a variant's name has one of")
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     config = EngineConfig(backend="cuda", load="random", max_context=8192, max_running=256)
@@ -258,7 +256,7 @@ def main() -> None:
     assert isinstance(backend, CudaBackend)
     for step in options.steps.split(","):
         rows, mean = map(int, step.split("x"))
-        run(backend, backend._decodes, rows, mean, options.rounds)
+        run(backend, backend._decodes, rows, mean, options.rounds, options.only.split(","))
 
 
 if __name__ == "__main__":

@@ -23,8 +23,10 @@ LEAST_OUTPUTS: Final = 64
 """Of a program: with fewer it reads mostly rows, which all others read too."""
 LEAST_ROUNDS: Final = 8
 PARTS: Final = 2
-LEAST_SHARE: Final = 0.45
-"""Of the multiprocessors, that a product which is split must keep busy."""
+LEAST_ROUNDS_OF_PARTS: Final = 32
+"""Parts are read again by whoever adds them up: a long depth's wider tiles are worth that, a short one's are not."""
+LEAST_SHARE: Final = 0.75
+"""Of the multiprocessors, that a product which is split must keep busy; cuBLAS does better with less."""
 MAX_PADDING: Final = 1.1
 """Rows that a long product may be computed for, by its own; cuBLAS has smaller tiles."""
 
@@ -93,14 +95,15 @@ def choose_cluster_tile(
         while (block := _one_wave(2 * outputs, num_sms * waves, 16)) > most:
             waves += 1
         return ClusterTile(block, row_blocks, groups) if block >= LEAST_OUTPUTS else None
-    if not may_split or rows not in SPLIT_ROWS:
+    if not may_leave_parts or rows not in SPLIT_ROWS:
         return None
-    parts = PARTS if may_leave_parts and width % (2 * PARTS * DEPTH) == 0 else 1
-    for splits in (2 * parts, 2):
+    for parts in (PARTS, 1):
+        splits = 2 * parts
         block, rounds = max(LEAST_OUTPUTS, _one_wave(outputs * splits, num_sms, 8)), width // DEPTH // splits
+        is_long = rounds >= (LEAST_ROUNDS if parts == 1 else LEAST_ROUNDS_OF_PARTS)
         is_busy = outputs * splits >= LEAST_SHARE * num_sms * block
-        if block <= most and rounds >= LEAST_ROUNDS and width % (splits * DEPTH) == 0 and is_busy:
-            return ClusterTile(block, row_blocks, groups, is_split=True, parts=splits // 2)
+        if block <= most and width % (splits * DEPTH) == 0 and is_long and is_busy:
+            return ClusterTile(block, row_blocks, groups, is_split=True, parts=parts)
     return None
 
 
