@@ -170,6 +170,7 @@ def main() -> None:
     parser.add_argument("--itl-target-ms", type=float)
     parser.add_argument("--crowd", type=float, default=pace.CROWD)
     parser.add_argument("--burst", type=float, default=pace.BURST)
+    parser.add_argument("--long-wait", type=float, default=pace.LONG_WAIT)
     options = parser.parse_args()
     config = EngineConfig(backend="cuda", load="random", max_context=8192, itl_target_ms=options.itl_target_ms)
     assembly = build(options.folder, config)
@@ -178,7 +179,7 @@ def main() -> None:
         kernels(assembly, options.kernels, 1024)
     gc.collect()
     gc.disable()  # what is kept of every step here would have it search ever longer
-    pace.CROWD, pace.BURST = options.crowd, options.burst
+    pace.CROWD, pace.BURST, pace.LONG_WAIT = options.crowd, options.burst, options.long_wait
     keep_arrivals(assembly)
     seen = watch(assembly)
     adapter = EngineAdapter(assembly.engine)

@@ -46,7 +46,7 @@ def specs(draw: st.DrawFn) -> ReplicaSpec:
         host_s=draw(st.sampled_from([0.0, 3e-4])),
         newcomer_s=draw(st.sampled_from([0.0, 7e-4])),
         newcomer_s_per_token=draw(st.sampled_from([0.0, 1e-5])),
-        itl_target_s=draw(st.sampled_from([None, 0.02])),
+        itl_target_s=draw(st.sampled_from([None, 0.02, 0.002])),
         run_ahead=draw(st.booleans()),
     )
 
@@ -114,6 +114,20 @@ def test_every_request_has_the_same_story_and_the_ledger_holds(spec: ReplicaSpec
     assert quick.scheduler.counts() == slow.scheduler.counts()
     assert (quick.num_unfinished, slow.num_unfinished) == (0, 0)
     assert (quick.num_steps, quick.busy_s, quick.now_s) == (slow.num_steps, slow.busy_s, slow.now_s)
+
+
+def test_turns_without_prompts_end_a_burst() -> None:
+    """Decided one by one or together: whoever comes after them is read at the usual pace again."""
+    shape = ModelShape(8 * 10**9, 7 * 10**9, 5 * 10**8, 15 * 10**9, 32, 128, (KVGroupShape(32, None, 131_072),))
+    layout = KVLayout(16, (KVGroup((0,), None, 1000),))
+    cost, config = StepCost(shape, CEILINGS), SchedulerConfig(400, 512, 64)
+    spec = ReplicaSpec(cost.seconds, shape, CEILINGS, config, layout, itl_target_s=0.002)
+    burst = [TraceRequest(0.0, 90, 100)] * 16
+    trace = [*burst, TraceRequest(0.3, 256, 10), TraceRequest(0.3, 256, 10)]
+    quick, slow = play(Replica(spec), trace), play(Replica(spec, step_by_step=True), trace)
+    for found in (quick, slow):
+        assert [found[number].prefill_chunks for number in (16, 17)] == [4, 4]
+    assert all(quick[number].token_times_s == slow[number].token_times_s for number in slow)
 
 
 def test_most_steps_are_decided_beforehand_and_some_preempt() -> None:

@@ -8,7 +8,7 @@ from tests.scheduling.loop import Loop, layout, request
 from twostroke.core.step import DecodeSlot, PrefillChunk, Step
 from twostroke.cost.hardware import Ceilings
 from twostroke.cost.model_shape import KVGroupShape, ModelShape
-from twostroke.scheduling.pace import FIRST_EFFICIENCY, LEAST_TOKENS, ROUND_TOKENS, PrefillPace
+from twostroke.scheduling.pace import FIRST_EFFICIENCY, LEAST_TOKENS, LONG_WAIT, ROUND_TOKENS, PrefillPace
 
 SHAPE = ModelShape(10**9, 10**9, 10**7, 2 * 10**9, 32, 128, (KVGroupShape(16, None, 1 << 16),))
 CEILINGS = Ceilings(4e12, 4e14, "made up")
@@ -58,17 +58,32 @@ def slots(count: int, position: int = 100) -> list[DecodeSlot]:
 
 
 def test_decodes_take_their_share_and_never_all() -> None:
-    alone, beside_few, beside_many = (pace().seconds_for_prefill(slots(n), 1) for n in (8, 10, 100))
+    alone, beside_few, beside_many = (pace().seconds_for_prefill(slots(n), 1, 500) for n in (8, 10, 100))
     assert pace().itl_target_s > alone > beside_few > beside_many > 0.0
-    assert pace().seconds_for_prefill(slots(100, position=10**9), 1) > 0.0
-    assert pace().seconds_for_prefill(slots(10, position=10_000), 1) < beside_few
+    assert pace().seconds_for_prefill(slots(100, position=10**9), 1, 500) > 0.0
+    assert pace().seconds_for_prefill(slots(10, position=10_000), 1, 500) < beside_few
 
 
 def test_streams_give_way_to_a_crowd_of_prompts() -> None:
-    usual = pace().seconds_for_prefill(slots(32), 1)
-    assert pace().seconds_for_prefill(slots(32), 4) == usual
-    assert pace().seconds_for_prefill(slots(32), 5) == pytest.approx(usual + pace().itl_target_s / 4)
-    assert pace().seconds_for_prefill(slots(32), 16) == pytest.approx(usual + 11 * pace().itl_target_s)
+    usual = pace().seconds_for_prefill(slots(32), 1, 500)
+    assert pace().seconds_for_prefill(slots(32), 4, 2000) == usual
+    assert pace().seconds_for_prefill(slots(32), 5, 2500) == pytest.approx(usual + pace().itl_target_s / 4)
+    assert pace().seconds_for_prefill(slots(32), 16, 8000) == pytest.approx(usual + 11 * pace().itl_target_s)
+
+
+def test_streams_that_have_waited_long_for_a_burst_wait_as_long_for_the_rest_of_it() -> None:
+    paced = pace()
+    usual, long_s = paced.seconds_for_prefill(slots(32), 2, 1000), LONG_WAIT * paced.itl_target_s
+    paced.remember(2048, long_s)
+    assert paced.seconds_for_prefill(slots(32), 2, 1000) == long_s
+    assert paced.seconds_for_prefill(slots(32), 2, 2 * 2048) == long_s, "two that need a step each"
+    assert paced.seconds_for_prefill(slots(32), 2, 2 * 2048 + 1) == usual, "longer prompts are no end of a burst"
+    assert paced.seconds_for_prefill(slots(32), 16, 16_000) > long_s, "a crowd is still one"
+    paced.remember(2048, 0.99 * long_s)  # chance arrivals may bring that about
+    assert paced.seconds_for_prefill(slots(32), 2, 1000) == usual
+    paced.remember(2048, long_s)
+    paced.remember(0, 0.0)  # a step without prompts: the burst is over
+    assert paced.seconds_for_prefill(slots(32), 2, 1000) == usual
 
 
 def step_of(num_tokens: int) -> Step:
@@ -140,3 +155,53 @@ def test_without_streams_the_token_budget_alone_counts() -> None:
     step = loop.move()
     assert step is not None
     assert [len(chunk.token_ids) for chunk in step.prefills] == [512]
+
+
+def read_beside_streams(loop: Loop) -> list[int]:
+    """The prompt tokens of each step that has streams, as long as there are prompts to read."""
+    read = []
+    while (counts := loop.scheduler.counts()).waiting or counts.running_prefill:
+        step = loop.move()
+        assert step is not None
+        if step.decodes:
+            read.append(sum(len(chunk.token_ids) for chunk in step.prefills))
+    return read
+
+
+def loop_of(itl_target_s: float) -> Loop:
+    paced = pace(itl_target_s)
+    return Loop(layout((None, 4000)), depth=1, max_context=12_000, max_tokens_per_step=1024, max_running=64, pace=paced)
+
+
+def add_prompts(loop: Loop, lengths: list[int], max_tokens: int = 200) -> None:
+    first = 10_000 * len(loop.records)
+    for number, length in enumerate(lengths):
+        begin = first + 10_000 * number
+        loop.add(request(f"{begin}", range(begin, begin + length), max_tokens=max_tokens))
+
+
+def test_a_burst_is_read_in_large_steps_to_its_end() -> None:
+    loop = loop_of(pace().seconds(0, 1024) / 5)
+    add_prompts(loop, [100] * 64)
+    *full, last = read_beside_streams(loop)
+    assert full == [1024 - num_streams for num_streams in (10, 20, 30, 40, 50)]
+    assert last == 64 * 100 - 1024 - sum(full)
+
+
+def test_the_same_streams_are_spared_by_whoever_comes_after_the_burst() -> None:
+    target_s = pace().seconds(0, 1024) / 5
+    loop = loop_of(target_s)
+    add_prompts(loop, [100] * 32)
+    assert max(read_beside_streams(loop)) > 1000
+    assert loop.move() is not None  # a step without prompts
+    add_prompts(loop, [100] * 4)
+    assert max(read_beside_streams(loop)) <= pace().tokens_within(target_s, 0, 1024)
+
+
+def test_a_long_prompt_at_the_end_of_a_burst_is_read_at_the_usual_pace() -> None:
+    target_s = pace().seconds(0, 1024) / 5
+    loop = loop_of(target_s)
+    add_prompts(loop, [100] * 32 + [8000])
+    read = read_beside_streams(loop)
+    assert read[0] > 900
+    assert max(read[4:]) <= pace().tokens_within(target_s, 0, 1024), "the short ones and its beginning, and then less"

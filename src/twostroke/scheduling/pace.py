@@ -24,8 +24,9 @@ SOME_SECONDS = 1e-9
 CROWD = 8.0
 """Where this many times the waiting prompts outnumber the streams, streams give way."""
 FEW_WAITING, BURST = 4, 32.0
-"""Prompts beyond a few that wait came in a burst, and count for more: the last of it would otherwise be read in many
-small steps, while its first ones have paid for the large ones already."""
+"""Prompts beyond a few that wait came in a burst, and count for more."""
+LONG_WAIT = 4.0
+"""A step that reads prompts for so many times the target is a burst's: chance arrivals hardly bring one about."""
 ROUND_TOKENS = 128
 """Where the pace cuts a prompt, it leaves the step a multiple of so many tokens, decodes and all: few different sizes,
 which is what matrix products and captured graphs like."""
@@ -41,6 +42,7 @@ class PrefillPace:
         self._bandwidth = ceilings.read_bytes_per_s
         self._weights_s = shape.weight_bytes_read(LEAST_TOKENS) / ceilings.read_bytes_per_s
         self._efficiency = FIRST_EFFICIENCY
+        self._last_tokens, self._last_s = 0, 0.0
 
     @property
     def efficiency(self) -> float:
@@ -50,13 +52,25 @@ class PrefillPace:
         """What a chunk from position `start` on should take."""
         return prefill_multiply_adds(self._shape, start, num_tokens) / (self._peak * self._efficiency)
 
-    def seconds_for_prefill(self, decodes: Sequence[DecodeSlot], num_waiting: int) -> float:
+    def seconds_for_prefill(self, decodes: Sequence[DecodeSlot], num_waiting: int, waiting_tokens: int) -> float:
         """What a step with these decodes may spend on prompts. A stream waits for its next token, a prompt for its
         first: where more prompts wait than an eighth of the streams, streams give way in proportion. That is also when
-        large chunks pay, for a burst is read faster in few steps."""
+        large chunks pay, for a burst is read faster in few steps: once streams have waited long for it, its last
+        prompts are read in steps as long, not in many small ones."""
         crowd = max(CROWD * num_waiting, BURST * (num_waiting - FEW_WAITING))
         target_s = self.itl_target_s * max(1.0, crowd / max(1, len(decodes)))
-        return max(SOME_SECONDS, target_s - self._decode_seconds(decodes))
+        allowed_s = max(SOME_SECONDS, target_s - self._decode_seconds(decodes))
+        return max(allowed_s, self._last_s) if self._goes_on(num_waiting, waiting_tokens) else allowed_s
+
+    def _goes_on(self, num_waiting: int, waiting_tokens: int) -> bool:
+        """Whether the step before was a burst's, and what waits may be the rest of it: prompts that on average fit
+        into another such step. A longer one would hold streams up for many steps, and is read at the usual pace."""
+        return self._last_s >= LONG_WAIT * self.itl_target_s and waiting_tokens <= num_waiting * self._last_tokens
+
+    def remember(self, num_tokens: int, seconds: float) -> None:
+        """What the step planned last has of prompts, and for how long its streams were to wait for them; none for a
+        step without prompts, or without streams."""
+        self._last_tokens, self._last_s = num_tokens, seconds
 
     def _decode_seconds(self, decodes: Sequence[DecodeSlot]) -> float:
         """What decodes add to a step whose prompts read the weights anyway: their own arithmetic and their KV."""

@@ -23,9 +23,24 @@ class PrefillPlanner:
     def fill(self, plan: StepPlan, now_s: float) -> None:
         """Prefills already begun come first, then new sequences, while the step has tokens left, and, beside running
         streams, seconds."""
-        num_waiting = len(plan.prefilling) + len(self._admission.waiting)
-        if self._pace is not None and num_waiting and len(plan):
-            plan.seconds_left = self._pace.seconds_for_prefill(plan.decodes, num_waiting)
+        if self._pace is None:
+            self._add_chunks(plan, now_s)
+            return
+        allowed_s = plan.seconds_left = self._seconds_beside_streams(self._pace, plan)
+        self._add_chunks(plan, now_s)
+        spent_s = 0.0 if allowed_s is None or plan.seconds_left is None else allowed_s - max(0.0, plan.seconds_left)
+        self._pace.remember(plan.num_prefill_tokens, spent_s)
+
+    def _seconds_beside_streams(self, pace: PrefillPace, plan: StepPlan) -> float | None:
+        """None: there are none, or nobody waits."""
+        waiting = self._admission.waiting
+        num_waiting = len(plan.prefilling) + len(waiting)
+        if not num_waiting or not len(plan):
+            return None
+        left = sum(sequence.prefill_len - sequence.next_position for sequence in plan.prefilling)
+        return pace.seconds_for_prefill(plan.decodes, num_waiting, left + waiting.num_prompt_tokens)
+
+    def _add_chunks(self, plan: StepPlan, now_s: float) -> None:
         for sequence in plan.prefilling:
             if plan.is_full:
                 break

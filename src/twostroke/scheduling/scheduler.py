@@ -221,8 +221,10 @@ class Scheduler:
         self._now_s = turns[-1].ended_s
         self._next_step_id += len(turns)
         step = None
-        if self._pace is not None and self._launched:
-            self._pace.observe(self._launched[0].step, turns[0].compute_s)
+        if self._pace is not None:
+            if self._launched:
+                self._pace.observe(self._launched[0].step, turns[0].compute_s)
+            self._pace.remember(0, 0.0)  # the turns read no prompt
         if self._launched:
             sequences = self._launched.popleft().sequences
             step = Step(self._next_step_id - 1, decodes=tuple(slots))
