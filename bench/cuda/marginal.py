@@ -38,6 +38,8 @@ ATTENTION = (
 )
 PROGRAMS_PER_SM = (4, 6, 8)
 """That few streams are cut into, beside the default."""
+TURNED_BEFORE = "turned before attention"
+"""By a kernel of its own, as beside prompts."""
 
 
 def nothing(*_: object, **__: object) -> None: ...
@@ -69,6 +71,7 @@ class Variants:
             *(f"without {kind}" for kind in kinds),
             *map(label, ATTENTION),
             *map(cut_label, PROGRAMS_PER_SM),
+            TURNED_BEFORE,
         ]
 
     @contextmanager
@@ -81,6 +84,8 @@ class Variants:
             for number in PROGRAMS_PER_SM:
                 if name == cut_label(number):
                     stack.enter_context(patch.object(decode_cuts, "PROGRAMS_PER_SM", number))
+            if name == TURNED_BEFORE:
+                stack.enter_context(patch.object(model, "TURNS_IN_ATTENTION", False))
             if name.startswith("without "):
                 for kind in name.removeprefix("without ").split(", "):
                     self._leave_out(kind, stack)
@@ -95,6 +100,8 @@ class Variants:
             drop(products, "rms_norm", "add_rms_norm", "sandwich")
             drop(model, "rms_norm")
         elif kind == "rope":
+            # Attention then takes for turned what is not.
+            stack.enter_context(patch.object(model, "TURNS_IN_ATTENTION", False))
             drop(model, "rope_and_store")
         elif kind == "attention":
             drop(attention, "attend_decode")
