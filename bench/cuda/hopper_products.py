@@ -56,8 +56,7 @@ class Case:
         matrix = self.matrix
         shape = (self.rows, matrix.outputs, matrix.width, target_of("cuda").num_sms)
         options = {"gated": matrix.is_gated, "may_split": matrix.may_split}
-        may_leave_parts = matrix.may_split and matrix.name != "qkv"
-        return choose_cluster_tile(*shape, **options, may_leave_parts=may_leave_parts) or choose_tile(*shape, **options)
+        return choose_cluster_tile(*shape, **options) or choose_tile(*shape, **options)
 
     def new_out(self, tile: AnyTile) -> torch.Tensor:
         shape: tuple[int, ...] = (self.rows, self.matrix.outputs)

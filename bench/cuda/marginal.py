@@ -38,17 +38,16 @@ SPREAD = 0.6
 ATTENTION = (DecodeConfig(32, 2, 5, keys_first=False), DecodeConfig(64, 4, 5, keys_first=False))
 PROGRAMS_PER_SM = (2, 4, 6, 8)
 """That few streams are cut into, beside the default."""
+TURNED_BEFORE = "turned before attention"
+"""By a kernel of its own, as beside prompts."""
 
 
 CHOOSE = products.choose_cluster_tile
 
 
-def one_part(*shape: int, **options: bool) -> ClusterTile | None:
-    return CHOOSE(*shape, **{**options, "may_leave_parts": False})
-
-
-def down_in_one_part(rows: int, outputs: int, width: int, num_sms: int, **options: bool) -> ClusterTile | None:
-    return (one_part if width > outputs else CHOOSE)(rows, outputs, width, num_sms, **options)
+def in_one_part(*shape: int, **options: bool) -> ClusterTile | None:
+    tile = CHOOSE(*shape, **options)
+    return ClusterTile(64, tile.row_blocks, tile.groups, is_split=True) if tile and tile.parts > 1 else tile
 
 
 def four_groups(*shape: int, **options: bool) -> ClusterTile | None:
@@ -60,30 +59,7 @@ def not_split(*shape: int, **options: bool) -> ClusterTile | None:
     return CHOOSE(*shape, **{**options, "may_split": False})
 
 
-def only_joins(*shape: int, **options: bool) -> ClusterTile | None:
-    is_qkv = options["may_split"] and not options["may_leave_parts"]
-    return None if is_qkv else CHOOSE(*shape, **options)
-
-
-def low_gates(*shape: int, **options: bool) -> ClusterTile | None:
-    tile = CHOOSE(*shape, **options)
-    return ClusterTile(224, 1, 2) if tile is not None and options["gated"] and tile.row_blocks == 2 else tile
-
-
-def lone_low_gates(*shape: int, **options: bool) -> ClusterTile | None:
-    tile = low_gates(*shape, **options)
-    return replace(tile, cluster=1) if tile is not None and tile.outputs == 224 else tile
-
-
-CUTS = {
-    "gates of 128 rows": low_gates,
-    "the same, no clusters": lone_low_gates,
-    "o, down in one part": one_part,
-    "down in one part": down_in_one_part,
-    "four warp groups": four_groups,
-    "cuBLAS for qkv, o, down": not_split,
-    "cuBLAS for qkv": only_joins,
-}
+CUTS = {"down in one part": in_one_part, "four warp groups": four_groups, "cuBLAS for o, down": not_split}
 """Other cuts of the products of 129 to 256 rows."""
 
 
@@ -111,7 +87,7 @@ class Variants:
     def names(self) -> list[str]:
         kinds = ["norms", "rope", "attention", "qkv", "o", "norms, rope", "head", "sampling", "cuts"]
         kinds += ["routing", "experts gate", "experts down", "combine"] if self.is_moe else ["gate", "down"]
-        changes = [*(label(*each) for each in product(ATTENTION, PROGRAMS_PER_SM)), *CUTS]
+        changes = [*(label(*each) for each in product(ATTENTION, PROGRAMS_PER_SM)), *CUTS, TURNED_BEFORE]
         return ["whole", *(f"without {kind}" for kind in kinds), *changes]
 
     @contextmanager
@@ -124,6 +100,8 @@ class Variants:
                     stack.enter_context(patch.object(decode_cuts, "PROGRAMS_PER_SM", number))
             if name in CUTS:
                 stack.enter_context(patch.object(products, "choose_cluster_tile", CUTS[name]))
+            if name == TURNED_BEFORE:
+                stack.enter_context(patch.object(model, "TURNS_IN_ATTENTION", False))
             if name.startswith("without "):
                 for kind in name.removeprefix("without ").split(", "):
                     self._leave_out(kind, stack)
@@ -138,6 +116,8 @@ class Variants:
             drop(products, "rms_norm", "add_rms_norm", "sandwich")
             drop(model, "rms_norm")
         elif kind == "rope":
+            # Attention then takes for turned what is not.
+            stack.enter_context(patch.object(model, "TURNS_IN_ATTENTION", False))
             drop(model, "rope_and_store")
         elif kind == "attention":
             drop(attention, "attend_decode")

@@ -28,7 +28,7 @@ class Matrix:
     @property
     def may_split(self) -> bool:
         """Whether who reads the result adds up parts."""
-        return self.name in ("qkv", "o", "down")
+        return self.name in ("o", "down")
 
     @property
     def num_bytes(self) -> int:

@@ -1,40 +1,16 @@
 import pytest
 import torch
 from tests.backends.cuda.closeness import DTYPES, assert_close, random
-from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
+from tests.backends.cuda.turned import EPS, angles, expected
 
 from twostroke.backends.cuda.kernels.rope import rope_and_store
 
-EPS = 1e-6
 BLOCK_SIZE = 16
 SCRATCH = 6  # the last of 7 blocks
 MAX_CONTEXT = 48
 
 
-def angles(rope_dim, device):
-    """[MAX_CONTEXT, rope_dim]: cosines, then sines."""
-    frequencies = 100.0 ** -(torch.arange(rope_dim // 2, device=device) / (rope_dim // 2))
-    turns = torch.arange(MAX_CONTEXT, device=device)[:, None] * frequencies
-    return torch.cat([turns.cos(), turns.sin()], 1)
-
-
-def expected(qkv, cos_sin, positions, heads, kv_heads, head_dim, rope_dim, q_norm, k_norm):
-    """Queries, keys and values as transformers turns and norms them, in float32: [tokens, heads, head_dim] each."""
-    parts = qkv.float().view(len(qkv), -1, head_dim).split([heads, kv_heads, kv_heads], 1)
-    q, k, v = (part.clone() for part in parts)
-    for part, weight in ((q, q_norm), (k, k_norm)):
-        if weight is not None:
-            norm = LlamaRMSNorm(head_dim, eps=EPS).to(qkv.device)
-            norm.weight.data = weight.float()
-            part.copy_(norm(part))
-    cos, sin = cos_sin[positions.long()].chunk(2, dim=1)
-    cos, sin = cos.repeat(1, 2)[None], sin.repeat(1, 2)[None]
-    turned = apply_rotary_pos_emb(q[None, ..., :rope_dim], k[None, ..., :rope_dim], cos, sin, unsqueeze_dim=2)
-    q[..., :rope_dim], k[..., :rope_dim] = turned[0][0], turned[1][0]
-    return q, k, v
-
-
-def check(device, dtype, heads, kv_heads, head_dim, rope_dim, normed=False, heads_per_program=None, moves=False):
+def check(device, dtype, heads, kv_heads, head_dim, rope_dim, normed=False, heads_per_program=None):
     """Two rows and the padding row, at positions on both sides of a block's end, against transformers."""
     width = (heads + 2 * kv_heads) * head_dim
     positions = torch.tensor([0, 15, 16, 33, 0, 5], dtype=torch.int32, device=device)
@@ -43,16 +19,12 @@ def check(device, dtype, heads, kv_heads, head_dim, rope_dim, normed=False, head
     qkv = random(len(positions), width, dtype=dtype, device=device)
     caches = [torch.full((7, kv_heads, BLOCK_SIZE, head_dim), 99.0, dtype=dtype, device=device) for _ in range(2)]
     norms = [random(head_dim, dtype=dtype, device=device, seed=s) + 1 if normed else None for s in (1, 2)]
-    cos_sin = angles(rope_dim, device)
+    cos_sin = angles(rope_dim, device, MAX_CONTEXT)
     q, k, v = expected(qkv, cos_sin, positions, heads, kv_heads, head_dim, rope_dim, *norms)
-    source = None
-    if moves:
-        source, qkv = qkv.float(), torch.full_like(qkv, 55.0)
     before = qkv.clone()
     rope_and_store(
         qkv, cos_sin, positions, rows, table, *caches, num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim,
-        rope_dim=rope_dim, q_norm=norms[0], k_norm=norms[1], source=source, eps=EPS,
-        heads_per_program=heads_per_program,
+        rope_dim=rope_dim, q_norm=norms[0], k_norm=norms[1], eps=EPS, heads_per_program=heads_per_program,
     )  # fmt: skip
     assert_close(qkv[:, : heads * head_dim], q.flatten(1))
     assert torch.equal(qkv[:, heads * head_dim :], before[:, heads * head_dim :])
@@ -88,21 +60,14 @@ def test_any_number_of_heads_a_program(device, heads_per_program):
     check(device, torch.float32, 5, 2, 32, 32, normed=True, heads_per_program=heads_per_program)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("normed", [False, True])
-@pytest.mark.parametrize("rope_dim", [32, 64])
-def test_what_to_turn_may_lie_elsewhere(device, dtype, normed, rope_dim):
-    check(device, dtype, 4, 2, 64, rope_dim, normed, moves=True)
-
-
 def test_caches_that_share_an_allocation(device):
     both = torch.zeros(3, 2, 1, BLOCK_SIZE, 32, device=device)
     table = torch.tensor([[1]], dtype=torch.int32, device=device)
     zero = torch.zeros(1, dtype=torch.int32, device=device)
     qkv = random(1, 96, dtype=torch.float32, device=device)
     rope_and_store(
-        qkv, angles(32, device), zero, zero, table, both[:, 0], both[:, 1], num_heads=1, num_kv_heads=1, head_dim=32,
-        rope_dim=32,
+        qkv, angles(32, device, MAX_CONTEXT), zero, zero, table, both[:, 0], both[:, 1], num_heads=1, num_kv_heads=1,
+        head_dim=32, rope_dim=32,
     )  # fmt: skip
     assert torch.equal(both[1, 0, 0, 0], qkv[0, 32:64]) and torch.equal(both[1, 1, 0, 0], qkv[0, 64:])
     assert both.count_nonzero() == 64

@@ -16,6 +16,7 @@ from twostroke.backends.cuda.kernels.moe_combine import NextNorm
 from twostroke.backends.cuda.kernels.norms import rms_norm
 from twostroke.backends.cuda.kernels.prefill_tiles import PrefillWork
 from twostroke.backends.cuda.kernels.rope import rope_and_store
+from twostroke.backends.cuda.kernels.rotation import Rotation
 from twostroke.backends.cuda.kv_store import KVStore
 from twostroke.backends.cuda.moe import MoeBlock, MoeScratch, MoeWeights
 from twostroke.backends.cuda.products import Products, ProductScratch
@@ -28,6 +29,9 @@ FEW_ROWS_OF_SMALL, FEW_ROWS_OF_LARGE = 8, 2
 weights of an MLP's matrix (`bench/cuda/layer.py`, `bench/cuda/step_profile.py`)."""
 FEW_LOGITS = 2
 """The same for the head, where cuBLAS has less to make up for."""
+TURNS_IN_ATTENTION = True
+"""Whether, in steps of decodes alone, attention norms and turns heads and stores keys: a kernel less a layer.
+`bench/cuda/marginal.py` measures the other way."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -115,15 +119,32 @@ class Decoder:
             MoeBlock(spec.moe, layer.mlp, spec.activation) if spec.moe and isinstance(layer.mlp, MoeWeights) else None
             for layer in weights.layers
         ]
-        self._rotations = {rope: rotation(rope, max_context, weights.embedding.device) for rope in ropes}
+        tables_of = {rope: rotation_table(rope, max_context, weights.embedding.device) for rope in ropes}
+        self._rotations = [
+            Rotation(tables_of[plan.rope], layer.q_norm, layer.k_norm, spec.norm_eps)
+            for plan, layer in zip(spec.layers, weights.layers, strict=True)
+        ]
 
     def prepare(self, *, pdl: bool) -> None:
-        """Have kernels compiled which no set of steps is sure to meet all of: the decodes' cuts and the experts', which
-        layers share."""
+        """Have kernels compiled which no set of steps is sure to meet all of: the decodes' cuts, their attention beside
+        prompts and the experts', which layers share."""
         self._attention.prepare(self._windows, pdl=pdl)
+        self._attend_nobodys(pdl=pdl)
         experts, scratch = next((block for block in self._experts if block is not None), None), self._buffers.experts
         if experts is not None and scratch is not None:
             experts.prepare(scratch, pdl=pdl)
+
+    def _attend_nobodys(self, *, pdl: bool) -> None:
+        """As beside prompts, decodes of every number whose kernels differ: padding, which reads scratch alone."""
+        layers, padding_row = self._spec.layers, self._tables.shape[1] - 1
+        for number in self._attention.kinds_of_decodes():
+            zeros = torch.zeros(number, dtype=torch.int32, device=self._tables.device)
+            self._attention.cut_decodes(zeros, self._windows, pdl=pdl)
+            rows = torch.full_like(zeros, padding_row)  # behind the cuts, which attention reads before it waits
+            for window in self._windows:
+                index = next(index for index, layer in enumerate(layers) if layer.window == window)
+                nobodys = TokenArrays(zeros, rows, zeros)
+                self._attend(index, self._buffers.qkv[:number], nobodys, number, None, None, pdl=pdl)
 
     def forward(
         self,
@@ -144,21 +165,25 @@ class Decoder:
             self._attention.cut_decodes(positions, self._windows, count=decodes.count, pdl=pdl)
         gather(weights.embedding, tokens.token_ids, tokens.rows, self._last_tokens, residual, scale=scale, pdl=pdl)
         few = self._are_few(len(tokens))
+        decodes_alone = prefill is None and wanted is None and decodes.count is None and decodes.slots == len(tokens)
+        turns_in_attention = TURNS_IN_ATTENTION and decodes_alone
         normed = self._buffers.normed[: len(tokens)]
         if not few:
             rms_norm(residual, weights.layers[0].attention_norm, normed, eps=self._spec.norm_eps, pdl=pdl)
         for index, layer in enumerate(weights.layers):
-            qkv, source = self._buffers.qkv[: len(tokens)], None
+            qkv = self._buffers.qkv[: len(tokens)]
             if few:
                 norm, eps = layer.attention_norm, self._spec.norm_eps
                 linear_few(residual, layer.qkv, qkv, norm_weight=norm, eps=eps, bias=layer.qkv_bias, pdl=pdl)
             else:
-                source = self._products.into_heads(normed, layer.qkv, layer.qkv_bias, qkv, pdl=pdl)
+                self._products.plain(normed, layer.qkv, layer.qkv_bias, qkv, pdl=pdl)
             is_last = index == len(weights.layers) - 1
-            self._rotate_and_store(index, layer, qkv, source, tokens, pdl=pdl)
+            turning = self._rotations[index] if turns_in_attention else None
+            if turning is None:
+                self._rotate_and_store(index, qkv, tokens, pdl=pdl)
             if is_last and wanted is not None and len(wanted) == 0:
                 return residual[:0]  # a chunk inside a prompt: its keys are all that is wanted of it
-            mixed = self._attend(index, qkv, tokens, decodes.slots, prefill, pdl=pdl)
+            mixed = self._attend(index, qkv, tokens, decodes.slots, prefill, turning, pdl=pdl)
             if is_last and wanted is not None:
                 mixed, residual = self._select(mixed, residual, wanted)
                 few, normed = self._are_few(len(wanted)), self._buffers.normed[: len(wanted)]
@@ -239,22 +264,12 @@ class Decoder:
         assert experts is not None and scratch is not None
         experts.forward(normed, residual, scratch, residual=residual, next_norm=next_norm, pdl=pdl)
 
-    def _rotate_and_store(
-        self,
-        index: int,
-        layer: LayerWeights,
-        qkv: torch.Tensor,
-        source: torch.Tensor | None,
-        tokens: TokenArrays,
-        *,
-        pdl: bool,
-    ) -> None:
+    def _rotate_and_store(self, index: int, qkv: torch.Tensor, tokens: TokenArrays, *, pdl: bool) -> None:
         """Queries are rotated to where they are read; keys and values go to the store."""
-        spec, kv = self._spec, self._kv
-        rope = spec.layers[index].rope
+        spec, kv, rotation = self._spec, self._kv, self._rotations[index]
         rope_and_store(
             qkv,
-            self._rotations[rope],
+            rotation.cos_sin,
             tokens.positions,
             tokens.rows,
             self._tables[kv.group_of[index]],
@@ -263,11 +278,10 @@ class Decoder:
             num_heads=spec.num_heads,
             num_kv_heads=spec.num_kv_heads,
             head_dim=spec.head_dim,
-            rope_dim=rope.dim,
-            q_norm=layer.q_norm,
-            k_norm=layer.k_norm,
-            source=source,
-            eps=spec.norm_eps,
+            rope_dim=rotation.cos_sin.shape[1],
+            q_norm=rotation.q_norm,
+            k_norm=rotation.k_norm,
+            eps=rotation.eps,
             pdl=pdl,
         )
 
@@ -278,10 +292,12 @@ class Decoder:
         tokens: TokenArrays,
         decode_slots: int,
         prefill: PrefillWork | None,
+        turning: Rotation | None,
         *,
         pdl: bool,
     ) -> torch.Tensor:
-        """Each phase by its own path  # [num_tokens, heads * head_dim]"""
+        """Each phase by its own path  # [num_tokens, heads * head_dim]. `turning`: decodes alone, whose heads are as
+        the product left them; None: queries are turned, keys and values stored."""
         spec, kv = self._spec, self._kv
         keys, values, table = kv.keys[index], kv.values[index], self._tables[kv.group_of[index]]
         queries = qkv.view(len(tokens), -1, spec.head_dim)[:, : spec.num_heads]
@@ -299,6 +315,7 @@ class Decoder:
                 scale=scale,
                 window=window,
                 softcap=softcap,
+                rotation=turning,
                 pdl=pdl,
             )
         if prefill is not None:
@@ -308,7 +325,7 @@ class Decoder:
         return out
 
 
-def rotation(rope: RopeSpec, max_context: int, device: torch.device) -> torch.Tensor:
+def rotation_table(rope: RopeSpec, max_context: int, device: torch.device) -> torch.Tensor:
     """Cosines, then sines, of every position # [max_context, rope dim] float32. Angles in float64: at position 100,000
     a float32 angle is off by a hundredth of a radian."""
     frequencies = torch.from_numpy(rope.inverse_frequencies(max_context)).to(device)

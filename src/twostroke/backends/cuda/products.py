@@ -33,9 +33,8 @@ class ProductScratch:
 
 
 def _most_sums(spec: ModelSpec) -> int:
-    """Of a product cut along its depth: parts of some dozens of rows, or the sums of some hundreds."""
-    qkv_width = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
-    return max(MAX_SPLITS * MAX_ROWS * spec.hidden_size, MAX_SPLIT_ROWS * max(PARTS * spec.hidden_size, qkv_width))
+    """Of a product cut along its depth: parts of some dozens of rows, or of some hundreds."""
+    return max(MAX_SPLITS * MAX_ROWS, PARTS * MAX_SPLIT_ROWS) * spec.hidden_size
 
 
 class Products:
@@ -46,24 +45,6 @@ class Products:
         self._has_clusters = is_able and why_not() is None
         self._num_sms = target.num_sms
         self._eps, self._activation, self._scratch = spec.norm_eps, spec.activation, scratch
-
-    def into_heads(
-        self,
-        x: torch.Tensor,  # [num_rows, width]
-        weight: torch.Tensor,  # [outputs, width]
-        bias: torch.Tensor | None,
-        out: torch.Tensor,  # [num_rows, outputs]
-        *,
-        pdl: bool,
-    ) -> torch.Tensor | None:
-        """For a reader of either: float32 sums of the same shape, or None where the result is in `out`."""
-        tile = self._tile(x, len(weight), may_split=True) if bias is None else None
-        if not isinstance(tile, ClusterTile):
-            self.plain(x, weight, bias, out, pdl=pdl)
-            return None
-        sums = self._scratch.sums[: out.numel()].view(out.shape)
-        self._multiply(x, weight, sums, tile, pdl=pdl)
-        return sums
 
     def plain(
         self,
@@ -116,7 +97,7 @@ class Products:
     ) -> None:
         """What a block found joins the residual stream, which is then normed for the next block, if there is one."""
         out = None if next_norm is None else normed
-        tile = self._tile(x, len(weight), may_split=True, may_leave_parts=True) if bias is None else None
+        tile = self._tile(x, len(weight), may_split=True) if bias is None else None
         if tile is None and post_norm is None:
             residual.addmm_(x, weight.t())
             if bias is not None:
@@ -141,19 +122,13 @@ class Products:
             sandwich(found, post_norm, residual, next_norm, out, eps=self._eps, pdl=pdl)
 
     def _tile(
-        self,
-        x: torch.Tensor,
-        outputs: int,
-        *,
-        is_gated: bool = False,
-        may_split: bool = False,
-        may_leave_parts: bool = False,
+        self, x: torch.Tensor, outputs: int, *, is_gated: bool = False, may_split: bool = False
     ) -> ProductTile | ClusterTile | None:
         num_rows, width = x.shape
         shape = (num_rows, outputs, width, self._num_sms)
         tile = None
         if self._has_clusters:
-            tile = choose_cluster_tile(*shape, gated=is_gated, may_split=may_split, may_leave_parts=may_leave_parts)
+            tile = choose_cluster_tile(*shape, gated=is_gated, may_split=may_split)
         if tile is None and self._has_products:
             return choose_tile(*shape, gated=is_gated, may_split=may_split)
         return tile

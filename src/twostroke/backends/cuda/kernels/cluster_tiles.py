@@ -18,7 +18,7 @@ SHAPES: Final = {128: (1, 2, 256), 192: (1, 3, 256), 256: (2, 2, 128)}
 """By the most rows: blocks of 64 a warp group, warp groups, and the most outputs whose sums they have registers for."""
 MAX_SPLIT_ROWS: Final = 256
 SPLIT_ROWS: Final = range(129, MAX_SPLIT_ROWS + 1)
-"""Where the depth is split. cuBLAS is a little faster at most of these, but starts when the kernel ahead has ended."""
+"""Where the depth is split. cuBLAS is a little faster at some of these, but starts when the kernel ahead has ended."""
 LEAST_OUTPUTS: Final = 64
 """Of a program: with fewer it reads mostly rows, which all others read too."""
 LEAST_ROUNDS: Final = 8
@@ -73,16 +73,9 @@ class ClusterTile:
 
 @cache
 def choose_cluster_tile(
-    rows: int,
-    outputs: int,
-    width: int,
-    num_sms: int,
-    *,
-    gated: bool = False,
-    may_split: bool = False,
-    may_leave_parts: bool = False,
+    rows: int, outputs: int, width: int, num_sms: int, *, gated: bool = False, may_split: bool = False
 ) -> ClusterTile | None:
-    """None: this product is another's to compute."""
+    """None: this product is another's to compute. `may_split`: whether its reader adds up parts, in float32."""
     if rows < LEAST_ROWS or width % DEPTH or outputs % 8:
         return None
     if rows > 256:
@@ -95,7 +88,7 @@ def choose_cluster_tile(
         while (block := _one_wave(2 * outputs, num_sms * waves, 16)) > most:
             waves += 1
         return ClusterTile(block, row_blocks, groups) if block >= LEAST_OUTPUTS else None
-    if not may_leave_parts or rows not in SPLIT_ROWS:
+    if not may_split or rows not in SPLIT_ROWS:
         return None
     for parts in (PARTS, 1):
         splits = 2 * parts

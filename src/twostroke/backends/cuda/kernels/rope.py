@@ -1,7 +1,8 @@
 # ruff: noqa: N803  (constant parameters of kernels are written in capitals)
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 """What stands between the qkv product and attention: the norms of queries and keys where a family has them, the rotary
-embedding, and the write of keys and values to the paged cache. One pass, mathematics in float32."""
+embedding, and the write of keys and values to the paged cache. One pass, mathematics in float32. In a step of decodes
+alone attention does all this itself."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from twostroke.backends.cuda.kernels.rotation import norm_scale, turn
 from twostroke.backends.cuda.kernels.target import launch_options
 
 FEW_TOKENS: Final = 64
@@ -34,12 +36,11 @@ def rope_and_store(
     rope_dim: int,
     q_norm: torch.Tensor | None = None,  # [head_dim]
     k_norm: torch.Tensor | None = None,  # [head_dim]
-    source: torch.Tensor | None = None,  # as qkv, float32, contiguous: what to read instead of it
     eps: float = 0.0,
     pdl: bool = False,
     heads_per_program: int | None = None,
 ) -> None:
-    """Turn queries, in place or from `source`; turn keys and write them and the values to block
+    """Turn queries in place; turn keys and write them and the values to block
     table[row, position // block_size], slot position % block_size. Dimension i is paired with i + rope_dim / 2; those
     from rope_dim on are not turned."""
     assert (q_norm is None) == (k_norm is None)
@@ -56,7 +57,6 @@ def rope_and_store(
     rest = head_dim - rope_dim
     _rope_and_store[(num_tokens * groups,)](
         qkv,
-        source,
         cos_sin,
         positions,
         rows,
@@ -120,7 +120,6 @@ def _norm_weight(q_norm, k_norm, column, mask, is_query, is_value):
 @triton.jit(do_not_specialize=["table_stride"], do_not_specialize_on_alignment=["positions", "rows"])
 def _rope_and_store(
     qkv,
-    source,  # None: qkv
     cos_sin,
     positions,
     rows,
@@ -156,11 +155,8 @@ def _rope_and_store(
         gdc_launch_dependents()
         gdc_wait()
     qkv_row = qkv + token.to(tl.int64) * qkv_stride
-    source_row = qkv_row
-    if source is not None:
-        source_row = source + token.to(tl.int64) * ((HEADS + 2 * KV_HEADS) * HEAD_DIM)
-    first = tl.load(source_row + head * HEAD_DIM + column, mask=mask, other=0.0).to(tl.float32)
-    second = tl.load(source_row + head * HEAD_DIM + HALF + column, mask=mask, other=0.0).to(tl.float32)
+    first = tl.load(qkv_row + head * HEAD_DIM + column, mask=mask, other=0.0).to(tl.float32)
+    second = tl.load(qkv_row + head * HEAD_DIM + HALF + column, mask=mask, other=0.0).to(tl.float32)
     position = tl.load(positions + token)
     block = tl.load(table + tl.load(rows + token).to(tl.int64) * table_stride + position // BLOCK_SIZE)
     slot = block.to(tl.int64) * cache_stride + (position % BLOCK_SIZE) * HEAD_DIM
@@ -173,27 +169,27 @@ def _rope_and_store(
     if REST_BLOCK:
         rest_column = 2 * HALF + tl.arange(0, REST_BLOCK)[None, :]
         rest_mask = in_head & (rest_column < HEAD_DIM)
-        rest = tl.load(source_row + head * HEAD_DIM + rest_column, mask=rest_mask, other=0.0).to(tl.float32)
+        rest = tl.load(qkv_row + head * HEAD_DIM + rest_column, mask=rest_mask, other=0.0).to(tl.float32)
     if q_norm is not None:
         squares = tl.sum(first * first + second * second, 1)
         if REST_BLOCK:
             squares += tl.sum(rest * rest, 1)
-        scale = tl.where(is_value, 1.0, tl.rsqrt(squares / HEAD_DIM + eps)[:, None])
+        scale = tl.where(is_value, 1.0, norm_scale(squares, eps, HEAD_DIM)[:, None])
         first *= scale * _norm_weight(q_norm, k_norm, column, column < HALF, is_query, is_value)
         second *= scale * _norm_weight(q_norm, k_norm, HALF + column, column < HALF, is_query, is_value)
         if REST_BLOCK:
             in_rest = rest_column < HEAD_DIM
             rest *= scale * _norm_weight(q_norm, k_norm, rest_column, in_rest, is_query, is_value)
 
-    turned_first = tl.where(is_value, first, first * cos - second * sin)
-    turned_second = tl.where(is_value, second, second * cos + first * sin)
+    turned_first = tl.where(is_value, first, turn(first, second, cos, -sin))
+    turned_second = tl.where(is_value, second, turn(second, first, cos, sin))
     _store_part(turned_first, head, column, mask, qkv_row, k_slot, v_slot, True, HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE)
     _store_part(
         turned_second, head, HALF + column, mask, qkv_row, k_slot, v_slot, True, HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE
     )
     if REST_BLOCK:
         # What is neither turned nor normed may be in its place in the queries already.
-        moved: tl.constexpr = (q_norm is not None) or (source is not None)
+        moved: tl.constexpr = q_norm is not None
         _store_part(
             rest, head, rest_column, rest_mask, qkv_row, k_slot, v_slot, moved, HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE
         )
