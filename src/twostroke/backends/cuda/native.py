@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from twostroke.backends.cuda.compile_ahead import compile_beside, is_rehearsal
 from twostroke.cache import cache_folder, read_entry, write_entry
 from twostroke.core.errors import BackendError
 
@@ -84,11 +85,12 @@ def box_map(
 
 class NativeKernel:
     """One function of a source, compiled for one choice of its constants. Compiled and loaded when a device first runs
-    it, or compiled before that, by any thread."""
+    it; compiled before that where there was a rehearsal."""
 
     def __init__(self, source: str, name: str, constants: Mapping[str, int], architecture: str) -> None:
         self._source, self._name, self._constants, self._architecture = source, name, constants, architecture
         self._functions: dict[int, ctypes.c_void_p] = {}
+        self._was_rehearsed = False
 
     def compile(self) -> bytes:
         return compiled(self._source, self._constants, self._architecture)
@@ -117,6 +119,11 @@ class NativeKernel:
         pdl: bool = False,
     ) -> None:
         """On torch's current stream."""
+        if is_rehearsal():
+            if not self._was_rehearsed:
+                compile_beside(self.compile)
+            self._was_rehearsed = True
+            return
         function = self.load()
         allowed = _driver().cuFuncSetAttribute(function, MAX_DYNAMIC_SHARED, shared_bytes)
         _check(allowed, f"give a kernel {shared_bytes} bytes of shared memory")
