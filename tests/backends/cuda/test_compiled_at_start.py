@@ -1,5 +1,6 @@
-"""No request waits for a compiler: whatever kernels real steps launch, `prepare` has launched, specialised alike. Told
-in the interpreter, which compiles nothing, by what Triton would compile a kernel anew for."""
+"""No request waits for a compiler: whatever kernels real steps launch, `prepare` has launched, specialised alike; and
+before it launched them, it had them compiled beside each other. Told in the interpreter, which compiles nothing, by
+what Triton would compile a kernel anew for."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ from triton.runtime.interpreter import InterpretedFunction
 from twostroke.backends.cuda import backend as backend_module
 from twostroke.backends.cuda import captured_sizes
 from twostroke.backends.cuda.attention import Attention, AttentionShape
+from twostroke.backends.cuda.compile_ahead import compilers, rehearsal
 from twostroke.backends.cuda.graphs import GraphCache
 from twostroke.models.loading import load_checkpoint
 
@@ -54,12 +56,17 @@ def specialised(function: InterpretedFunction, arguments: tuple[Any, ...], optio
 
 
 @pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> set[tuple[Any, ...]]:
+def rehearsed() -> set[tuple[Any, ...]]:
+    return set()
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch, rehearsed: set[tuple[Any, ...]]) -> set[tuple[Any, ...]]:
     kernels: set[tuple[Any, ...]] = set()
     run = InterpretedFunction.run
 
     def record(self: InterpretedFunction, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
-        kernels.add(specialised(self, arguments, options))
+        (rehearsed if warmup else kernels).add(specialised(self, arguments, options))
         return run(self, *arguments, grid=grid, warmup=warmup, **options)
 
     monkeypatch.setattr(InterpretedFunction, "run", record)
@@ -79,7 +86,7 @@ def test_decodes_of_any_number_are_cut_by_what_start_up_launched(launched: set[t
 @pytest.mark.parametrize(
     ("variant", "few_rows", "changes"),
     [
-        ("llama", 2, {}),
+        ("llama", 2, {"num_hidden_layers": 3}),
         ("gemma2", 0, {}),
         pytest.param("qwen3_moe", 8, {"num_experts": 4, "num_experts_per_tok": 2}, marks=pytest.mark.slow),
     ],
@@ -89,6 +96,7 @@ def test_steps_launch_nothing_that_start_up_did_not(
     few_rows: int,
     changes: dict[str, int],
     tmp_path: Path,
+    rehearsed: set[tuple[Any, ...]],
     launched: set[tuple[Any, ...]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -97,11 +105,14 @@ def test_steps_launch_nothing_that_start_up_did_not(
     for module in (captured_sizes, backend_module):
         monkeypatch.setattr(module, "MAX_CHUNKS", 2)
     monkeypatch.setattr(GraphCache, "prepare", lambda self, key, work: work())
-    checkpoint = load_checkpoint(make_tiny(variant, tmp_path, num_hidden_layers=2, **changes)[0])
+    checkpoint = load_checkpoint(make_tiny(variant, tmp_path, **{"num_hidden_layers": 2, **changes})[0])
     backend = SIZES.on_device(checkpoint, "cpu", few_rows=few_rows)
+    with compilers() as threads, rehearsal(threads):
+        backend.prepare()
+    assert not launched
     backend.prepare()
     at_start = set(launched)
-    assert at_start
+    assert at_start and rehearsed == at_start
     requests = with_sampling(mixed_requests((3, 21, 1, 24), (4, 3, 4, 5, 4)), *SAMPLINGS)
     requests.append(request("greedy", range(40, 58), max_tokens=3))
     requests.append(request("prompt", range(30, 50), max_tokens=2, prompt_logprobs=3, logprobs=1))

@@ -1,6 +1,8 @@
 """Kernels in CUDA C++ as they are loaded and launched: what is asked of the driver, where there is none to ask."""
 
 import ctypes
+import time
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -71,7 +73,7 @@ def test_code_is_loaded_once_on_each_device_that_runs_it(here, monkeypatch):
 def test_what_the_driver_refuses_is_a_sentence(here, monkeypatch):
     monkeypatch.setattr(native, "_driver", lambda: Driver(fault=200))
     with pytest.raises(native.NativeError, match="could not load a kernel: error 200, device kernel image is invalid"):
-        native.NativeKernel("source", "name", {}, "sm_90a")
+        native.NativeKernel("source", "name", {}, "sm_90a").load()
 
 
 def test_structures_are_laid_out_as_cuda_s():
@@ -79,3 +81,64 @@ def test_structures_are_laid_out_as_cuda_s():
     config = native._LaunchConfig
     assert (ctypes.sizeof(config), config.stream.offset, config.attributes.offset) == (56, 32, 40)
     assert ctypes.sizeof(native.TensorMap) == 128
+
+
+@pytest.fixture
+def counted(monkeypatch, tmp_path):
+    """NVRTC's own compiler where there is one, else one that takes its time; and how often it was asked."""
+    asked = []
+    try:
+        native._nvrtc()
+        translate = native._compile
+    except OSError:
+        monkeypatch.setattr(native, "_nvrtc", lambda: SimpleNamespace(nvrtcVersion=lambda *_: 0))
+
+        def translate(compiler, source, options):
+            time.sleep(0.05)
+            if "mistake" in source:
+                raise native.NativeError("A CUDA kernel does not compile: mistake")
+            return source.encode()
+
+    def count(compiler, source, options):
+        asked.append(source)
+        return translate(compiler, source, options)
+
+    monkeypatch.setattr(native, "_compile", count)
+    monkeypatch.setattr(native, "_builds", {})
+    monkeypatch.setenv("TWOSTROKE_CACHE", str(tmp_path))
+    return asked
+
+
+def add(number):
+    return f'extern "C" __global__ void add(int* x) {{ x[threadIdx.x] += {number}; }}'
+
+
+def test_what_threads_ask_for_at_once_is_compiled_once(counted):
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(lambda n: native.compiled(add(n % 3), {}, "sm_90a"), range(24)))
+    assert len(counted) == 3 and len(set(found)) == 3
+    assert all(found[n] == found[n % 3] for n in range(24))
+
+
+def test_nothing_is_compiled_again_where_the_cache_cannot_be_written(counted, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("TWOSTROKE_CACHE", str(tmp_path / "file"))
+    assert native.compiled(add(1), {}, "sm_90a") == native.compiled(add(1), {}, "sm_90a")
+    assert len(counted) == 1
+
+
+def test_what_another_process_compiled_is_read(counted, monkeypatch):
+    code = native.compiled(add(1), {}, "sm_90a")
+    monkeypatch.setattr(native, "_builds", {})
+    assert native.compiled(add(1), {}, "sm_90a") == code
+    assert len(counted) == 1
+
+
+def test_an_error_shows_wherever_the_kernel_is_needed(counted):
+    kernel = native.NativeKernel("mistake", "name", {}, "sm_90a")
+    with ThreadPoolExecutor(2) as threads:
+        tried = [threads.submit(kernel.compile) for _ in range(2)]
+    for future in tried:
+        assert isinstance(future.exception(), native.NativeError)
+    with pytest.raises(native.NativeError, match=r"(?s)does not compile: .*mistake"):
+        kernel.compile()

@@ -4,12 +4,16 @@ reads them when they have arrived."""
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Callable
+from functools import partial
 
 import torch
 
 from twostroke.backends.cuda.attention import Attention, AttentionShape
 from twostroke.backends.cuda.captured_sizes import MAX_CHUNKS
+from twostroke.backends.cuda.compile_ahead import compilers, rehearsal
 from twostroke.backends.cuda.decode import DecodePath
 from twostroke.backends.cuda.graphs import GraphCache
 from twostroke.backends.cuda.kernels.target import target_of
@@ -50,8 +54,7 @@ class CudaBackend:
     ) -> None:
         spec = checkpoint.spec
         started_s = time.perf_counter()
-        weights = Weights.from_checkpoint(checkpoint, device, dtype, progress)
-        loaded_s = time.perf_counter()
+        weights, loader = Weights.placed(checkpoint, device, dtype)
         max_rows = min(max_running, max_tokens_per_step)
         max_sampled = max_rows + MAX_CHUNKS  # a captured step has room for padding
         sampling = SamplingRows(max_rows, spec.vocab_size, device, max_batch=max_sampled)
@@ -76,13 +79,26 @@ class CudaBackend:
         self._decodes = DecodePath(self._parts, max_rows)
         self._prefills = PrefillPath(self._parts, max_rows, max_context)
         self._results = Results(max_rows, device)
-        if device.type == "cuda":
-            self.prepare()
+        weights_s = self._get_ready(partial(loader.fill, progress))
+        rest_s = time.perf_counter() - started_s - weights_s
         self.notes = (
-            f"weights in {loaded_s - started_s:.1f} s, kernels and {len(self._parts.graphs)} graphs in "
-            f"{time.perf_counter() - loaded_s:.1f} s",
+            f"weights in {weights_s:.1f} s, kernels and {len(self._parts.graphs)} graphs in {rest_s:.1f} s",
             attention.prefill_choice,
         )
+
+    def _get_ready(self, load_weights: Callable[[], None]) -> float:
+        """Returns how long the weights took. Kernels are compiled meanwhile."""
+        with contextlib.ExitStack() as compiling:
+            if self._device.type == "cuda":
+                threads = compiling.enter_context(compilers())
+                with rehearsal(threads):
+                    self.prepare()
+            started_s = time.perf_counter()
+            load_weights()
+            weights_s = time.perf_counter() - started_s
+            if self._device.type == "cuda":
+                self.prepare()
+        return weights_s
 
     def prepare(self) -> None:
         """Launch every kernel that a step may need, on nobody's rows, and capture the steps that recur: no request

@@ -10,6 +10,7 @@ from math import prod
 import torch
 
 from twostroke.backends.cuda.attention import Attention
+from twostroke.backends.cuda.compile_ahead import is_rehearsal
 from twostroke.backends.cuda.kernels.embedding import gather
 from twostroke.backends.cuda.kernels.gemv import linear_few
 from twostroke.backends.cuda.kernels.moe_combine import NextNorm
@@ -114,6 +115,8 @@ class Decoder:
             in_experts = sum(prod(size) for name, size in shapes.items() if ".experts." in name)
             in_layers -= in_experts * (moe.num_experts - moe.experts_per_token) // moe.num_experts
         self.multiply_adds_per_token = in_layers
+        kinds = {layer: index for index, layer in reversed(list(enumerate(spec.layers)))}
+        self._distinct_layers = sorted({*kinds.values(), spec.num_layers - 1})  # behind the last there is no norm
         self._windows = tuple(dict.fromkeys(layer.window for layer in spec.layers))
         self._experts = [
             MoeBlock(spec.moe, layer.mlp, spec.activation) if spec.moe and isinstance(layer.mlp, MoeWeights) else None
@@ -170,7 +173,8 @@ class Decoder:
         normed = self._buffers.normed[: len(tokens)]
         if not few:
             rms_norm(residual, weights.layers[0].attention_norm, normed, eps=self._spec.norm_eps, pdl=pdl)
-        for index, layer in enumerate(weights.layers):
+        for index in self._distinct_layers if is_rehearsal() else range(len(weights.layers)):
+            layer = weights.layers[index]
             qkv = self._buffers.qkv[: len(tokens)]
             if few:
                 norm, eps = layer.attention_norm, self._spec.norm_eps

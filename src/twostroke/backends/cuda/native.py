@@ -9,10 +9,12 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import torch
 
+from twostroke.backends.cuda.compile_ahead import compile_beside, is_rehearsal
 from twostroke.cache import cache_folder, read_entry, write_entry
 from twostroke.core.errors import BackendError
 
@@ -82,21 +84,25 @@ def box_map(
 
 
 class NativeKernel:
-    """One function of a source, compiled for one choice of its constants. Loaded where it is made, and on any other
-    device when that first runs it."""
+    """One function of a source, compiled for one choice of its constants. Compiled and loaded when a device first runs
+    it; compiled before that where there was a rehearsal."""
 
     def __init__(self, source: str, name: str, constants: Mapping[str, int], architecture: str) -> None:
-        self._code, self._name = compiled(source, constants, architecture), name
+        self._source, self._name, self._constants, self._architecture = source, name, constants, architecture
         self._functions: dict[int, ctypes.c_void_p] = {}
-        self._function()
+        self._was_rehearsed = False
 
-    def _function(self) -> ctypes.c_void_p:
+    def compile(self) -> bytes:
+        return compiled(self._source, self._constants, self._architecture)
+
+    def load(self) -> ctypes.c_void_p:
         """On the current device: code belongs to one."""
         driver, device = _driver(), torch.cuda.current_device()
         if device not in self._functions:
             module, function = ctypes.c_void_p(), ctypes.c_void_p()
+            code = self.compile()
             _enter_context(device)
-            _check(driver.cuModuleLoadData(ctypes.byref(module), self._code), "load a kernel")
+            _check(driver.cuModuleLoadData(ctypes.byref(module), code), "load a kernel")
             found = driver.cuModuleGetFunction(ctypes.byref(function), module, self._name.encode())
             _check(found, f"find the kernel {self._name}")
             self._functions[device] = function
@@ -113,7 +119,12 @@ class NativeKernel:
         pdl: bool = False,
     ) -> None:
         """On torch's current stream."""
-        function = self._function()
+        if is_rehearsal():
+            if not self._was_rehearsed:
+                compile_beside(self.compile)
+            self._was_rehearsed = True
+            return
+        function = self.load()
         allowed = _driver().cuFuncSetAttribute(function, MAX_DYNAMIC_SHARED, shared_bytes)
         _check(allowed, f"give a kernel {shared_bytes} bytes of shared memory")
         attributes = (_Attribute * 2)(
@@ -126,21 +137,41 @@ class NativeKernel:
 
 
 def compiled(source: str, constants: Mapping[str, int], architecture: str) -> bytes:
-    """The code for a device, from disk where this has been compiled before."""
+    """The code for a device, from disk where this has been compiled before. Threads may ask at once."""
     options = [f"--gpu-architecture={architecture}", "--std=c++17", *(f"-D{k}={v}" for k, v in constants.items())]
     compiler = _nvrtc()
     version = (ctypes.c_int(), ctypes.c_int())
     compiler.nvrtcVersion(ctypes.byref(version[0]), ctypes.byref(version[1]))
     identity = "\n".join([PREAMBLE, source, *options, f"{version[0].value}.{version[1].value}"])
     kept = cache_folder() / "cuda" / f"{hashlib.sha256(identity.encode()).hexdigest()[:32]}.cubin"
-    code = read_entry(kept)
-    if code is None:
-        code = _compile(compiler, PREAMBLE + source, options)
-        write_entry(kept, code)
-    return code
+    return _builds.setdefault(str(kept), _Build(kept, PREAMBLE + source, options)).code()
+
+
+class _Build:
+    """One compilation. Whoever needs it first compiles; who comes meanwhile waits for that, and compiles where it
+    failed: so an error shows wherever the kernel is needed."""
+
+    def __init__(self, kept: Path, source: str, options: list[str]) -> None:
+        self._kept, self._source, self._options = kept, source, options
+        self._making = Lock()
+        self._code: bytes | None = None
+
+    def code(self) -> bytes:
+        with self._making:
+            if self._code is None:
+                self._code = read_entry(self._kept)
+            if self._code is None:
+                self._code = _compile(_nvrtc(), self._source, self._options)
+                write_entry(self._kept, self._code)
+            return self._code
+
+
+_builds: dict[str, _Build] = {}
+"""By where the code is kept on disk: in a process nothing is compiled twice, even where it cannot be kept."""
 
 
 def _compile(compiler: ctypes.CDLL, source: str, options: list[str]) -> bytes:
+    """NVRTC compiles several programs at once, if each is one thread's; ctypes leaves the interpreter to others."""
     program, size = ctypes.c_void_p(), ctypes.c_size_t()
     if compiler.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernel.cu", 0, None, None) != 0:
         raise NativeError("CUDA's compiler (NVRTC) does not start.")
@@ -173,7 +204,7 @@ def why_not() -> str | None:
     """Why kernels in CUDA C++ cannot be had on this Hopper device, or None: one that does nothing is compiled and
     loaded, since a library may lack its parts, and a driver may be older than the compiler."""
     try:
-        NativeKernel('extern "C" __global__ void nothing() {}', "nothing", {}, "sm_90a")
+        NativeKernel('extern "C" __global__ void nothing() {}', "nothing", {}, "sm_90a").load()
     except OSError as error:
         return f"CUDA's compiler (NVRTC) or driver cannot be loaded: {error}"
     except NativeError as error:

@@ -63,14 +63,20 @@ class Weights:
     def from_checkpoint(
         checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, progress: Progress | None = None
     ) -> Weights:
-        loader = _Loader(checkpoint, device, dtype)
+        weights, loader = Weights.placed(checkpoint, device, dtype)
+        loader.fill(progress)
+        return weights
+
+    @staticmethod
+    def placed(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> tuple[Weights, WeightLoader]:
+        """Room for the weights, and who fills it."""
+        loader = WeightLoader(checkpoint, device, dtype)
         spec = checkpoint.spec
         layers = tuple(_layer(loader, spec, index) for index in range(spec.num_layers))
         embedding = loader.place(("embedding",))
         head = embedding if spec.tied_embeddings else loader.place(("output",))
         final_norm = loader.place(("final_norm",))
-        loader.fill(progress)
-        return Weights(embedding, layers, final_norm, head)
+        return Weights(embedding, layers, final_norm, head), loader
 
 
 def held_bytes(checkpoint: Checkpoint) -> int:
@@ -78,7 +84,7 @@ def held_bytes(checkpoint: Checkpoint) -> int:
     return 2 * sum(prod(shape) for shape in checkpoint.spec.tensor_shapes().values())
 
 
-def _layer(loader: _Loader, spec: ModelSpec, index: int) -> LayerWeights:
+def _layer(loader: WeightLoader, spec: ModelSpec, index: int) -> LayerWeights:
     def place(*names: str) -> torch.Tensor:
         return loader.place(tuple(layer_name(index, name) for name in names))
 
@@ -97,7 +103,7 @@ def _layer(loader: _Loader, spec: ModelSpec, index: int) -> LayerWeights:
     )
 
 
-def _experts(loader: _Loader, spec: ModelSpec, index: int) -> MoeWeights:
+def _experts(loader: WeightLoader, spec: ModelSpec, index: int) -> MoeWeights:
     assert spec.moe is not None
     weights = MoeWeights.empty(spec.moe, spec.hidden_size, loader.dtype, loader.device)
     loader.take(layer_name(index, "router"), weights.router)
@@ -110,7 +116,7 @@ def _experts(loader: _Loader, spec: ModelSpec, index: int) -> MoeWeights:
 
 
 @dataclass(slots=True)
-class _Loader:
+class WeightLoader:
     """Gives every tensor its place first, then fills the places, several at a time."""
 
     checkpoint: Checkpoint

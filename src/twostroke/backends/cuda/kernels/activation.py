@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from twostroke.backends.cuda.compile_ahead import launcher
 from twostroke.backends.cuda.kernels.target import launch_options
 
 Activation = Literal["silu", "gelu_tanh"]
@@ -29,7 +30,7 @@ def gated(
     num_tokens, intermediate = out.shape
     if num_tokens == 0:
         return
-    _gated[(num_tokens, triton.cdiv(intermediate, _BLOCK))](
+    launcher(_gated, (num_tokens, triton.cdiv(intermediate, _BLOCK)))(
         gate_up,
         out,
         gate_up.stride(0),

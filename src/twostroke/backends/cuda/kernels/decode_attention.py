@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from twostroke.backends.cuda.compile_ahead import launcher
 from twostroke.backends.cuda.kernels.decode_cuts import (
     ITEM_FIELDS,
     MOST_PROGRAMS_PER_SM,
@@ -324,7 +325,7 @@ def attend_decode(
     dim = max(16, triton.next_power_of_2(head_dim))
     reduce_group = triton.next_power_of_2(group)
     score_scale, cap_log2 = score_factors(scale, softcap)
-    _decode_kernel[(kv_heads, plan.max_items)](
+    launcher(_decode_kernel, (kv_heads, plan.max_items))(
         queries,
         k_cache,
         v_cache,

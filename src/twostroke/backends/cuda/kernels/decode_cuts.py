@@ -14,6 +14,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_wait
 
+from twostroke.backends.cuda.compile_ahead import launcher
+
 MANY_PROGRAMS = 7.5
 """An SM, from where on a batch's work is spread evenly enough for large rounds."""
 PROGRAMS_PER_SM = 2
@@ -173,7 +175,7 @@ def cut_contexts(
         return
     config = config or decode_config(num_tokens, head_dim, kv_heads, num_sms)
     plan = plan or split_plan(num_tokens, kv_heads, num_sms)
-    _cut_kernel[(plan.max_items,)](
+    launcher(_cut_kernel, (plan.max_items,))(
         positions,
         positions if count is None else count,
         items,

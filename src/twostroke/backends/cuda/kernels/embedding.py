@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from twostroke.backends.cuda.compile_ahead import launcher
 from twostroke.backends.cuda.kernels.target import launch_options
 
 FROM_ROW: Final = -1
@@ -33,7 +34,7 @@ def gather(
     if num_tokens == 0:
         return
     block = triton.next_power_of_2(hidden)
-    _gather[(num_tokens,)](
+    launcher(_gather, (num_tokens,))(
         embedding,
         token_ids,
         rows,

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from twostroke.backends.cuda.compile_ahead import launcher
 from twostroke.backends.cuda.kernels.activation import Activation, activate
 from twostroke.backends.cuda.kernels.gemv_config import FMA_ROWS, MAX_ROWS, GemvConfig, choose, fit
 from twostroke.backends.cuda.kernels.target import launch_options, target_of
@@ -65,7 +66,7 @@ def linear_few(
             # The interpreter's dot would take bfloat16 for integers.
             "WIDEN": target_of(x.device).interpreted,
         }
-    kernel[(triton.cdiv(outputs, config.block_n),)](
+    launcher(kernel, (triton.cdiv(outputs, config.block_n),))(
         x,
         norm_weight,
         weight,

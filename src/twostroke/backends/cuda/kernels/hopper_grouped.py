@@ -22,6 +22,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from twostroke.backends.cuda.compile_ahead import launcher
 from twostroke.backends.cuda.kernels.activation import Activation, activate
 from twostroke.backends.cuda.kernels.gluon_names import meet
 from twostroke.backends.cuda.kernels.grouped_tiles import DEPTH, HopperTile
@@ -290,7 +291,7 @@ def hopper_grouped_matmul(
     if tile.rows_in_bulk and gated is None:
         x_rows = TensorDescriptor(inputs, list(inputs.shape), [num_inputs, 1], [tile.rows, DEPTH], layout)
     num_sms = target_of(weights.device).num_sms
-    _hopper_grouped_kernel[(num_sms * tile.programs_per_sm,)](
+    launcher(_hopper_grouped_kernel, (num_sms * tile.programs_per_sm,))(
         inputs,
         x_rows,
         w_rows,

@@ -19,6 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from twostroke.backends.cuda.compile_ahead import launcher
 from twostroke.backends.cuda.kernels.prefill_attention import check_shapes, combine_parts
 from twostroke.backends.cuda.kernels.prefill_tiles import ITEM_FIELDS, PrefillScratch, PrefillWork
 from twostroke.backends.cuda.kernels.scores import LOG2_E
@@ -249,7 +250,7 @@ def attend_prefill_hopper(
         TensorDescriptor(cache, [cache.numel() // head_dim, head_dim], [head_dim, 1], [BLOCK, head_dim], layout)
         for cache in (k_cache, v_cache)
     )
-    _hopper_prefill_kernel[(kv_heads, len(work.items))](
+    launcher(_hopper_prefill_kernel, (kv_heads, len(work.items)))(
         queries,
         k_rows,
         v_rows,

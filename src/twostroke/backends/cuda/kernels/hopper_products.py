@@ -21,6 +21,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from twostroke.backends.cuda.compile_ahead import launcher
 from twostroke.backends.cuda.kernels.activation import Activation, activate
 from twostroke.backends.cuda.kernels.gluon_names import meet
 from twostroke.backends.cuda.kernels.product_tiles import (
@@ -157,7 +158,7 @@ def product(
     w_layout = gl.NVMMASharedLayout.get_default_for([tile.outputs, DEPTH], element)
     x_rows = TensorDescriptor(x, [rows_to_read(x, box), width], [x.stride(0), 1], [box, DEPTH], x_layout)
     w_rows = TensorDescriptor(weight, list(weight.shape), [width, 1], [tile.outputs, DEPTH], w_layout)
-    _product_kernel[(triton.cdiv(outputs, tile.outputs), tile.splits)](
+    launcher(_product_kernel, (triton.cdiv(outputs, tile.outputs), tile.splits))(
         x_rows,
         w_rows,
         out,

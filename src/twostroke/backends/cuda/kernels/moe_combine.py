@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from twostroke.backends.cuda.compile_ahead import launcher
 from twostroke.backends.cuda.kernels.target import launch_options
 
 
@@ -72,7 +73,7 @@ def combine(
     hidden = out.shape[1]
     padded = triton.next_power_of_2(hidden)
     block = padded if next_norm is not None else min(1024, padded)
-    _combine_kernel[(num_tokens, triton.cdiv(hidden, block))](
+    launcher(_combine_kernel, (num_tokens, triton.cdiv(hidden, block)))(
         expert_outputs, rows, shares, residual, out,
         None if next_norm is None else next_norm.weight, None if next_norm is None else next_norm.out,
         0.0 if next_norm is None else next_norm.eps, hidden, top_k, BLOCK=block, PDL=pdl,

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from twostroke.backends.cuda.compile_ahead import launcher
 from twostroke.backends.cuda.kernels.moe_routing import ranks_of_experts
 from twostroke.backends.cuda.kernels.target import launch_options
 
@@ -141,7 +142,7 @@ def few_tokens_gate_up(
     -> activations [num_tokens * top_k, intermediate], a token's slots side by side, the likeliest first."""
     num_tokens, hidden = x.shape
     experts, intermediate = gate_up.shape[0], gate_up.shape[1] // 2
-    _gate_up_kernel[(triton.cdiv(intermediate, tile.outputs), num_tokens * top_k)](
+    launcher(_gate_up_kernel, (triton.cdiv(intermediate, tile.outputs), num_tokens * top_k))(
         x, logits, gate_up, activations, hidden, intermediate, experts, top_k, GELU=gelu, OUTPUTS=tile.outputs,
         DEPTH=min(tile.depth, triton.next_power_of_2(hidden)), EXPERTS_PADDED=triton.next_power_of_2(experts), PDL=pdl,
         num_warps=tile.num_warps, **launch_options(pdl),
@@ -164,7 +165,7 @@ def few_tokens_down(
     on top of `residual` if there is one (`out` itself, perhaps). With `pdl` it must directly follow that kernel."""
     num_tokens, hidden = out.shape
     experts, _, intermediate = down.shape
-    _down_kernel[(triton.cdiv(hidden, tile.outputs), num_tokens)](
+    launcher(_down_kernel, (triton.cdiv(hidden, tile.outputs), num_tokens))(
         activations, logits, down, out if residual is None else residual, out, hidden, intermediate, experts, top_k,
         NORMALISE=normalise, HAS_RESIDUAL=residual is not None, OUTPUTS=tile.outputs,
         DEPTH=min(tile.depth, triton.next_power_of_2(intermediate)),

@@ -15,6 +15,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from twostroke.backends.cuda.compile_ahead import launcher
 from twostroke.backends.cuda.kernels.activation import Activation
 from twostroke.backends.cuda.kernels.grouped_tiles import (
     DOWN_TILES,
@@ -248,7 +249,7 @@ def grouped_matmul(
         if not gated:
             input_blocks = TensorDescriptor.from_tensor(inputs, [tile.rows, tile.depth])
     blocks = triton.cdiv(num_outputs, tile.outputs)
-    _grouped_kernel[(blocks * most_tiles(num_pairs, experts, tile.rows),)](
+    launcher(_grouped_kernel, (blocks * most_tiles(num_pairs, experts, tile.rows),))(
         inputs, input_blocks, weights, weight_blocks, results, sorted_pairs, starts, num_outputs, num_inputs, experts,
         top_k, GATED=gated, GELU=gelu, ROWS=tile.rows, OUTPUTS=tile.outputs, DEPTH=tile.depth,
         EXPERTS_PADDED=triton.next_power_of_2(experts), WEIGHTS_FIRST=tile.weights_first,

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from twostroke.backends.cuda.compile_ahead import launcher
 from twostroke.backends.cuda.kernels.gemv import prefetch_to_l2
 from twostroke.backends.cuda.kernels.target import launch_options, target_of
 
@@ -295,7 +296,7 @@ def router_logits(x: torch.Tensor, router: torch.Tensor, logits: torch.Tensor, *
     each reads the whole router."""
     num_tokens, hidden = x.shape
     experts = router.shape[0]
-    _few_logits_kernel[(num_tokens, triton.cdiv(experts, 4))](
+    launcher(_few_logits_kernel, (num_tokens, triton.cdiv(experts, 4)))(
         x, router, logits, hidden, experts, BLOCK_EXPERTS=4, BLOCK_DEPTH=min(1024, triton.next_power_of_2(hidden)),
         PDL=pdl, num_warps=4, **launch_options(pdl),
     )  # fmt: skip
@@ -346,7 +347,7 @@ def choose_experts(
     if shared_bytes is not None:
         stage_bytes = (tile.tokens + padded) * depth * x.element_size()
         num_stages = max(1, min(num_stages, (shared_bytes - 1024) // stage_bytes))
-    _choose_kernel[(tile.parts, blocks)](
+    launcher(_choose_kernel, (tile.parts, blocks))(
         x, router, scratch.sums, scratch.arrivals, shares, scratch.places, scratch.counts, num_tokens, top_k, hidden,
         experts, top_k, NORMALISE=normalise, TOKENS=tile.tokens, PADDED=padded, PLACES=triton.next_power_of_2(top_k),
         PARTS=tile.parts, DEPTH=depth, PRECISION=dot_precision(x.dtype), PDL=pdl, num_warps=tile.num_warps,
@@ -366,7 +367,7 @@ def sort_by_expert(
     """After `choose_experts` of these very tokens with the same tile."""
     (num_tokens, top_k), experts = rows.shape, starts.shape[0] - 1
     blocks, padded = triton.cdiv(num_tokens, tile.tokens), _padded(experts)
-    _sort_kernel[(blocks,)](
+    launcher(_sort_kernel, (blocks,))(
         scratch.places, scratch.counts, starts, sorted_pairs, rows, blocks, num_tokens * top_k, experts, top_k,
         TOKENS=tile.tokens, PADDED=padded, BLOCKS=max(16, tile.tokens // _breadth(padded)), PDL=pdl,
         num_warps=min(16, (4 if tile.tokens <= 16 else 8) * _breadth(padded)), **launch_options(pdl),

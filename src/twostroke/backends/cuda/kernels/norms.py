@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from twostroke.backends.cuda.compile_ahead import launcher
 from twostroke.backends.cuda.kernels.target import launch_options
 
 
@@ -68,7 +69,7 @@ def _launch(
     if num_tokens == 0:
         return
     block = triton.next_power_of_2(hidden)
-    _norm[(num_tokens,)](
+    launcher(_norm, (num_tokens,))(
         x,
         post_weight,
         residual,

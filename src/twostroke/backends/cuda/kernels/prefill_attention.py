@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
+from twostroke.backends.cuda.compile_ahead import launcher
 from twostroke.backends.cuda.kernels.prefill_tiles import ITEM_FIELDS, PrefillScratch, PrefillWork
 from twostroke.backends.cuda.kernels.scores import cap_scores, score_factors
 
@@ -266,7 +267,7 @@ def combine_parts(
     work: PrefillWork, scratch: PrefillScratch, out: torch.Tensor, kv_heads: int, group: int, head_dim: int
 ) -> None:
     """The second launch, after any kernel that left parts of tiles in the scratch."""
-    _combine_kernel[(work.part_items, kv_heads)](
+    launcher(_combine_kernel, (work.part_items, kv_heads))(
         scratch.partials,
         scratch.log_sums,
         work.items,
@@ -324,7 +325,7 @@ def attend_prefill(
     kv_heads, group, head_dim, page = check_shapes(queries, k_cache, v_cache, work, scratch)
     config = config or prefill_config(work.tile_rows, head_dim)
     score_scale, cap_log2 = score_factors(scale, softcap)
-    _prefill_kernel[(kv_heads, len(work.items))](
+    launcher(_prefill_kernel, (kv_heads, len(work.items)))(
         queries,
         k_cache,
         v_cache,

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from twostroke.backends.cuda.compile_ahead import launcher
 from twostroke.backends.cuda.kernels.rotation import norm_scale, turn
 from twostroke.backends.cuda.kernels.target import launch_options
 
@@ -55,7 +56,7 @@ def rope_and_store(
     heads_per_program = min(heads_per_program, triton.next_power_of_2(all_heads))
     groups = triton.cdiv(all_heads, heads_per_program)
     rest = head_dim - rope_dim
-    _rope_and_store[(num_tokens * groups,)](
+    launcher(_rope_and_store, (num_tokens * groups,))(
         qkv,
         cos_sin,
         positions,

@@ -8,6 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
+from twostroke.backends.cuda.compile_ahead import launcher
+
 BLOCK = 256
 
 
@@ -23,4 +25,4 @@ def _write_entries_kernel(table, indices, values, count, BLOCK: tl.constexpr):
 def write_entries(table: torch.Tensor, indices: torch.Tensor, values: torch.Tensor) -> None:
     """table.view(-1)[indices] = values, all int32."""
     count = len(indices)
-    _write_entries_kernel[(triton.cdiv(count, BLOCK),)](table, indices, values, count, BLOCK=BLOCK)
+    launcher(_write_entries_kernel, (triton.cdiv(count, BLOCK),))(table, indices, values, count, BLOCK=BLOCK)

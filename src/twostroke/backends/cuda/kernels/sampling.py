@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from twostroke.backends.cuda.compile_ahead import launcher
 from twostroke.backends.cuda.kernels.sampling_filters import FilterScratch
 from twostroke.backends.cuda.kernels.sampling_search import SearchShape, draw_filtered
 from twostroke.backends.cuda.kernels.sampling_state import (
@@ -244,7 +245,7 @@ def survey(
     """Summarise every block of every row, and its columns where some row has filters."""
     batch, vocab = logits.shape
     num_blocks = summaries.best.shape[1]
-    _survey[(num_blocks, batch)](
+    launcher(_survey, (num_blocks, batch))(
         logits,
         edited,
         rows,
@@ -284,7 +285,7 @@ def choose(
     """Choose from what was found: tokens_out int32 [batch], last_tokens int32 [max_rows + 1] at each row."""
     batch, vocab = logits.shape
     num_blocks = summaries.best.shape[1]
-    _choose[(batch,)](
+    launcher(_choose, (batch,))(
         logits,
         edited,
         rows,

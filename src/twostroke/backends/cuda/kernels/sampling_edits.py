@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from twostroke.backends.cuda.compile_ahead import launcher
 from twostroke.backends.cuda.kernels.sampling_state import (
     COUNTS,
     FLOAT32_MAX,
@@ -116,7 +117,7 @@ def edit(
 ) -> None:
     """Write the scores of the rows that have edits to `edited`, float32 [batch, vocab]."""
     batch, vocab = logits.shape
-    _edit[(triton.cdiv(vocab, block), batch)](
+    launcher(_edit, (triton.cdiv(vocab, block), batch))(
         logits,
         edited,
         rows,

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from twostroke.backends.cuda.compile_ahead import launcher
 from twostroke.backends.cuda.kernels.sampling_state import (
     FLOAT32_MAX,
     MIN_P,
@@ -319,7 +320,7 @@ def filter_rows(
     batch, vocab = logits.shape
     num_blocks, num_columns = block_best.shape[1], scratch.column_best.shape[1]
     summaries = triton.next_power_of_2(num_blocks)
-    find_floor[(batch,)](
+    launcher(find_floor, (batch,))(
         rows,
         state,
         block_best,
@@ -341,7 +342,7 @@ def filter_rows(
     sizes = (logits.stride(0), vocab, num_blocks)
     options = {"BLOCK": block, "SUMMARIES": summaries, "EDITS": edited is not None, "PDL": pdl, "launch_pdl": pdl}
     for index in range(2):
-        narrow[(num_blocks, batch)](*shared, *sizes, PASS=index, num_warps=4, **options)
-    list_candidates[(num_blocks, batch)](
+        launcher(narrow, (num_blocks, batch))(*shared, *sizes, PASS=index, num_warps=4, **options)
+    launcher(list_candidates, (num_blocks, batch))(
         *shared, *scratch[5:], *sizes, LIST=scratch.list_ids.shape[1], num_warps=8, **options
     )

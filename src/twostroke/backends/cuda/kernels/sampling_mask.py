@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from twostroke.backends.cuda.compile_ahead import launcher
 from twostroke.backends.cuda.kernels.sampling_state import NEGATIVE_INFINITY
 
 
@@ -35,6 +36,6 @@ def mask(edited: torch.Tensor, entries: torch.Tensor, words: torch.Tensor, *, bl
     """Set scores to -inf whose bit is 0: edited float32 [batch, vocab], entries int32 [masked] of the batch,
     words int32 [masked, ceil(vocab / 32)], the lowest bit first."""
     vocab = edited.shape[1]
-    _mask[(triton.cdiv(vocab, block), len(entries))](
+    launcher(_mask, (triton.cdiv(vocab, block), len(entries)))(
         edited, entries, words, vocab, words.shape[1], BLOCK=block, PDL=pdl, num_warps=8, launch_pdl=pdl
     )

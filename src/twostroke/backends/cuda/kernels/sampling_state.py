@@ -12,6 +12,8 @@ import torch
 import triton
 import triton.language as tl
 
+from twostroke.backends.cuda.compile_ahead import launcher
+
 # The words of a record. A record of zeros is a greedy row that nothing edits: the padding row.
 SCALE = tl.constexpr(0)
 """log2(e) / temperature, at most LARGEST_SCALE; 0 for a greedy row."""
@@ -100,4 +102,4 @@ def _place_records(state, records, WIDTH: tl.constexpr):
 
 def place_records(state: torch.Tensor, records: torch.Tensor) -> None:
     """Overwrite the records of the rows that changed; records int64 [changed, 1 + NUM_WORDS]."""
-    _place_records[(records.shape[0],)](state, records, WIDTH=triton.next_power_of_2(NUM_WORDS.value))
+    launcher(_place_records, (records.shape[0],))(state, records, WIDTH=triton.next_power_of_2(NUM_WORDS.value))
