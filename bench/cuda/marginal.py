@@ -8,6 +8,7 @@ in `nano`.
 from __future__ import annotations
 
 import argparse
+import random
 import shutil
 import subprocess
 import time
@@ -38,8 +39,6 @@ SPREAD = 0.6
 ATTENTION = (DecodeConfig(32, 2, 5, keys_first=False), DecodeConfig(64, 4, 5, keys_first=False))
 PROGRAMS_PER_SM = (2, 4, 6, 8)
 """That few streams are cut into, beside the default."""
-TURNED_BEFORE = "turned before attention"
-"""By a kernel of its own, as beside prompts."""
 
 
 CHOOSE = products.choose_cluster_tile
@@ -87,7 +86,7 @@ class Variants:
     def names(self) -> list[str]:
         kinds = ["norms", "rope", "attention", "qkv", "o", "norms, rope", "head", "sampling", "cuts"]
         kinds += ["routing", "experts gate", "experts down", "combine"] if self.is_moe else ["gate", "down"]
-        changes = [*(label(*each) for each in product(ATTENTION, PROGRAMS_PER_SM)), *CUTS, TURNED_BEFORE]
+        changes = [*(label(*each) for each in product(ATTENTION, PROGRAMS_PER_SM)), *CUTS]
         return ["whole", *(f"without {kind}" for kind in kinds), *changes]
 
     @contextmanager
@@ -95,13 +94,12 @@ class Variants:
         with ExitStack() as stack:
             for config, number in product(ATTENTION, PROGRAMS_PER_SM):
                 if name == label(config, number):
-                    for module in (attention, decode_attention, decode_cuts):
+                    for module in (decode_attention, decode_cuts):
                         stack.enter_context(patch.object(module, "decode_config", lambda *_, chosen=config: chosen))
                     stack.enter_context(patch.object(decode_cuts, "PROGRAMS_PER_SM", number))
+                    stack.enter_context(patch.object(decode_cuts, "PROGRAMS_OF_FEW", number))
             if name in CUTS:
                 stack.enter_context(patch.object(products, "choose_cluster_tile", CUTS[name]))
-            if name == TURNED_BEFORE:
-                stack.enter_context(patch.object(model, "TURNS_IN_ATTENTION", False))
             if name.startswith("without "):
                 for kind in name.removeprefix("without ").split(", "):
                     self._leave_out(kind, stack)
@@ -116,8 +114,6 @@ class Variants:
             drop(products, "rms_norm", "add_rms_norm", "sandwich")
             drop(model, "rms_norm")
         elif kind == "rope":
-            # Attention then takes for turned what is not.
-            stack.enter_context(patch.object(model, "TURNS_IN_ATTENTION", False))
             drop(model, "rope_and_store")
         elif kind == "attention":
             drop(attention, "attend_decode")
@@ -151,10 +147,10 @@ def set_contexts(backend: CudaBackend, rows: int, mean: int) -> None:
     """Rows of contexts evenly spread, in an order of no meaning, over blocks in an order of no meaning."""
     own = backend._parts
     table, block_size = own.rows.tables[0], own.attention.shape.block_size
-    random = np.random.default_rng(0)
-    positions = random.permutation(np.linspace(mean * (1 - SPREAD), mean * (1 + SPREAD), rows)).astype(np.int32)
+    generator = np.random.default_rng(0)
+    positions = generator.permutation(np.linspace(mean * (1 - SPREAD), mean * (1 + SPREAD), rows)).astype(np.int32)
     counts = positions // block_size + 1
-    blocks = random.permutation(int(counts.sum())).astype(np.int32)
+    blocks = generator.permutation(int(counts.sum())).astype(np.int32)
     for row, count in enumerate(counts):
         table[row, :count] = torch.from_numpy(blocks[counts[:row].sum() :][:count])
     own.staging.send((np.arange(rows, dtype=np.int32), positions))
@@ -177,8 +173,10 @@ def state_under(graph: torch.cuda.CUDAGraph, step_ms: float) -> str:
 def replay_ms(graphs: dict[str, torch.cuda.CUDAGraph], rounds: int) -> dict[str, float]:
     """A replay's milliseconds, the median of rounds, in which all take turns."""
     times: dict[str, list[float]] = {name: [] for name in graphs}
+    order = list(graphs.items())
     for _ in range(rounds):
-        for name, graph in graphs.items():
+        random.shuffle(order)  # the card's power allows the next more where the one before took less
+        for name, graph in order:
             graph.replay()
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             start.record()
@@ -209,13 +207,6 @@ def run(backend: CudaBackend, path: DecodePath, rows: int, mean: int, rounds: in
     times = replay_ms(captured, rounds)
     whole = times["whole"]
     state = state_under(captured["whole"], whole)
-    buffers = backend._parts.buffers
-    for buffer in (buffers.normed, buffers.attention, buffers.activated):
-        buffer[rows:].zero_()
-    print("padding of zeros", replay_ms({"whole": captured["whole"]}, 3 * rounds), "of numbers", end=" ")
-    for buffer in (buffers.normed, buffers.attention, buffers.activated):
-        buffer[rows:].normal_()
-    print(replay_ms({"whole": captured["whole"]}, 3 * rounds))
     print(f"\n{rows} streams, contexts of {mean} on average: {whole:.3f} ms a step ({state})")
     for name, each in times.items():
         print(f"  {name:26s} {each:8.3f} ms   {(whole - each) * 1e3 / layers:+8.2f} us a layer less", flush=True)
@@ -226,7 +217,7 @@ def main() -> None:
     parser.add_argument("folder")
     parser.add_argument("--steps", default="256x690,160x910,94x1100,48x1350")
     parser.add_argument("--only", default="", help="words that a variant's name has one of")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=9)
     options = parser.parse_args()
     config = EngineConfig(backend="cuda", load="random", max_context=8192, max_running=256)
     with patch.object(CudaBackend, "prepare", nothing):  # what is captured here compiles what it needs

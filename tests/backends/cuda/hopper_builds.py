@@ -15,7 +15,6 @@ from triton.compiler import ASTSource
 
 from twostroke.backends.cuda.kernels import activation, decode_attention, embedding, gemv, norms, rope, sampling_mask
 from twostroke.backends.cuda.kernels.gemv_config import GemvConfig
-from twostroke.backends.cuda.kernels.rotation import Rotation
 
 HOPPER = GPUTarget("cuda", 90, 32)
 POINTERS = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32", torch.int32: "*i32"}
@@ -92,15 +91,13 @@ def calls(pdl: bool) -> Iterator[tuple[str, str]]:
     yield from (("rope", ptx) for ptx in recorder.ptx)
 
     recorder = record(decode_attention, "_decode_kernel")
-    for rope_dim, norm, dtype in ((128, None, half), (128, weight, torch.float32), (72, None, half)):
-        head_dim = 128 if rope_dim == 128 else 96
+    for head_dim, dtype in ((128, half), (96, half), (64, torch.float32)):
         heads = torch.empty(4, 48, head_dim, dtype=dtype)[:, :32]
-        cache = torch.empty(3, 8, 64, head_dim, dtype=half)
+        cache = torch.empty(3, 8, 64, head_dim, dtype=dtype)
         scratch = decode_attention.DecodeScratch(4, 32, 8, head_dim, "cpu", 132)
         decode_attention.attend_decode(
-            heads, cache, cache, ints[:, None], ints, ints, torch.empty(4, 32 * head_dim, dtype=half), scale=0.1,
-            scratch=scratch, items=scratch.items, rotation=Rotation(torch.empty(64, rope_dim), norm, norm, 1e-6),
-            pdl=pdl,
+            heads, cache, cache, ints[:, None], ints, ints, torch.empty(4, 32 * head_dim, dtype=dtype), scale=0.1,
+            scratch=scratch, items=scratch.items, pdl=pdl,
         )  # fmt: skip
     yield from (("decode", ptx) for ptx in recorder.ptx)
 

@@ -15,7 +15,6 @@ from tests.models.tiny_checkpoints import VOCAB_SIZE, make_tiny, variants
 
 from twostroke.backends.cuda import backend as backend_module
 from twostroke.backends.cuda import captured_sizes
-from twostroke.backends.cuda import model as model_module
 from twostroke.backends.cuda.batch import CapturedShape
 from twostroke.backends.cuda.graphs import GraphCache
 from twostroke.backends.cuda.results import CudaTicket
@@ -76,34 +75,6 @@ def test_the_fused_kernels_of_a_few_rows_change_no_token(variant: str, tmp_path:
 def test_two_rows_take_the_fused_kernels(llama: Checkpoint, device: str) -> None:
     ours, theirs = play_both(llama, mixed_requests((2, 16), (3, 2, 2)), device, QUICK, few_rows=2)
     assert ours == theirs
-
-
-@pytest.mark.parametrize("variant", ["llama", "qwen3"])
-def test_heads_turned_in_attention_change_no_token(
-    variant: str, tmp_path: Path, device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In steps of decodes alone; beside prompts a kernel of its own turns them."""
-    checkpoint = tiny(variant, tmp_path, num_hidden_layers=2)
-    requests = with_sampling(mixed_requests((3, 15), (6, 4, 3)), *[{"logprobs": 0}] * 3)
-    turned, rope_and_store = [0], model_module.rope_and_store
-
-    def count(*arguments: Any, **options: Any) -> None:
-        turned[0] += 1
-        rope_and_store(*arguments, **options)
-
-    monkeypatch.setattr(model_module, "rope_and_store", count)
-    answers, counts = [], []
-    for in_attention in (True, False):
-        monkeypatch.setattr(model_module, "TURNS_IN_ATTENTION", in_attention)
-        engine, turned[0] = QUICK.engine(checkpoint, QUICK.on_device(checkpoint, device, few_rows=1)), 0
-        answers.append(play(engine, requests))
-        engine.close()
-        counts.append(turned[0])
-    assert answers[0].tokens == answers[1].tokens
-    assert 0 < counts[0] < counts[1]
-    for name, ours in answers[0].logprobs.items():
-        theirs = answers[1].logprobs[name]
-        assert np.allclose([one.logprob for one in ours], [one.logprob for one in theirs], atol=TOLERANCE)
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ from twostroke.backends.cuda.kernels.embedding import gather
 from twostroke.backends.cuda.kernels.gemv import linear_few
 from twostroke.backends.cuda.kernels.norms import add_rms_norm, rms_norm, sandwich
 from twostroke.backends.cuda.kernels.rope import rope_and_store
-from twostroke.backends.cuda.kernels.rotation import Rotation
 from twostroke.backends.cuda.kernels.target import target_of
 
 HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, HEAD_DIM = 256, 384, 4, 2, 64
@@ -20,10 +19,9 @@ EPS = 1e-5
 
 
 class Chain:
-    """Every kernel of the layer, each reading what the one before wrote. Heads are turned in attention, or before it:
-    then its place is taken by its queries."""
+    """Every kernel of the layer, each reading what the one before wrote."""
 
-    def __init__(self, device, rows, turns_in_attention):
+    def __init__(self, device, rows):
         kinds = {"dtype": torch.bfloat16, "device": device}
         self.rows = rows
         self.embedding = random(50, HIDDEN, **kinds)
@@ -40,7 +38,6 @@ class Chain:
         self.ids = torch.arange(rows, dtype=torch.int32, device=device)
         self.table = self.ids[:, None].contiguous()
         self.scratch = DecodeScratch(rows, HEADS, KV_HEADS, HEAD_DIM, device, 4)
-        self.turns_in_attention = turns_in_attention
         self.cos_sin = random(16, HEAD_DIM, dtype=torch.float32, device=device)
 
     def run(self, pdl, layers=6):
@@ -49,8 +46,8 @@ class Chain:
         gather(self.embedding, self.ids, self.ids, self.ids, self.residual, pdl=pdl)
         for _ in range(layers):
             linear_few(self.residual, self.qkv_weight, self.qkv, norm_weight=own, **norm)
-            queries = self.attend(pdl) if self.turns_in_attention else self.turn(pdl)
-            linear_few(queries, self.o_weight, self.residual, residual=self.residual, pdl=pdl)
+            self.turn(pdl)
+            linear_few(self.attend(pdl), self.o_weight, self.residual, residual=self.residual, pdl=pdl)
             linear_few(self.residual, self.gate_up_weight, self.between, norm_weight=own, gated="silu", **norm)
             linear_few(self.between, self.down_weight, self.x, pdl=pdl)
             sandwich(self.x, own, self.residual, own, self.x, **norm)
@@ -66,13 +63,12 @@ class Chain:
             self.qkv, self.cos_sin, self.ids, self.ids, self.table, *self.caches, num_heads=HEADS,
             num_kv_heads=KV_HEADS, head_dim=HEAD_DIM, rope_dim=HEAD_DIM, pdl=pdl,
         )  # fmt: skip
-        return self.qkv[:, : HEADS * HEAD_DIM]
 
     def attend(self, pdl):
         heads = self.qkv.view(self.rows, -1, HEAD_DIM)[:, :HEADS]
         attend_decode(
             heads, *self.caches, self.table, self.ids, self.ids, self.mixed, scale=HEAD_DIM**-0.5,
-            scratch=self.scratch, items=self.scratch.items, rotation=Rotation(self.cos_sin), pdl=pdl,
+            scratch=self.scratch, items=self.scratch.items, pdl=pdl,
         )  # fmt: skip
         return self.mixed
 
@@ -80,11 +76,10 @@ class Chain:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no card")
 @pytest.mark.parametrize("rows", [1, 2, 4, 8])
-@pytest.mark.parametrize("turns_in_attention", [False, True])
-def test_a_chain_of_dependent_launches_in_a_graph(device, rows, turns_in_attention):
+def test_a_chain_of_dependent_launches_in_a_graph(device, rows):
     if not target_of(device).has_pdl:
         pytest.skip("the card has no dependent launches")
-    chain = Chain(device, rows, turns_in_attention)
+    chain = Chain(device, rows)
     expected = chain.run(pdl=False).clone()
     assert torch.isfinite(expected).all()
     chain.run(pdl=True)

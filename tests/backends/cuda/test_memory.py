@@ -9,7 +9,7 @@ import pytest
 import torch
 from tests.models.tiny_checkpoints import make_tiny
 
-from twostroke.backends.cuda.model import Buffers
+from twostroke.backends.cuda.buffers import Buffers
 from twostroke.backends.cuda.moe import MoeScratch
 from twostroke.backends.cuda.sampling import SamplingFeatures, SamplingRows
 from twostroke.models.loading import load_checkpoint

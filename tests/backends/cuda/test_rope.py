@@ -1,13 +1,37 @@
 import pytest
 import torch
 from tests.backends.cuda.closeness import DTYPES, assert_close, random
-from tests.backends.cuda.turned import EPS, angles, expected
+from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
 from twostroke.backends.cuda.kernels.rope import rope_and_store
 
+EPS = 1e-6
 BLOCK_SIZE = 16
 SCRATCH = 6  # the last of 7 blocks
 MAX_CONTEXT = 48
+
+
+def angles(rope_dim, device):
+    """[MAX_CONTEXT, rope_dim]: cosines, then sines."""
+    frequencies = 100.0 ** -(torch.arange(rope_dim // 2, device=device) / (rope_dim // 2))
+    turns = torch.arange(MAX_CONTEXT, device=device)[:, None] * frequencies
+    return torch.cat([turns.cos(), turns.sin()], 1)
+
+
+def expected(qkv, cos_sin, positions, heads, kv_heads, head_dim, rope_dim, q_norm, k_norm):
+    """Queries, keys and values as transformers turns and norms them, in float32: [tokens, heads, head_dim] each."""
+    parts = qkv.float().view(len(qkv), -1, head_dim).split([heads, kv_heads, kv_heads], 1)
+    q, k, v = (part.clone() for part in parts)
+    for part, weight in ((q, q_norm), (k, k_norm)):
+        if weight is not None:
+            norm = LlamaRMSNorm(head_dim, eps=EPS).to(qkv.device)
+            norm.weight.data = weight.float()
+            part.copy_(norm(part))
+    cos, sin = cos_sin[positions.long()].chunk(2, dim=1)
+    cos, sin = cos.repeat(1, 2)[None], sin.repeat(1, 2)[None]
+    turned = apply_rotary_pos_emb(q[None, ..., :rope_dim], k[None, ..., :rope_dim], cos, sin, unsqueeze_dim=2)
+    q[..., :rope_dim], k[..., :rope_dim] = turned[0][0], turned[1][0]
+    return q, k, v
 
 
 def check(device, dtype, heads, kv_heads, head_dim, rope_dim, normed=False, heads_per_program=None):
@@ -19,7 +43,7 @@ def check(device, dtype, heads, kv_heads, head_dim, rope_dim, normed=False, head
     qkv = random(len(positions), width, dtype=dtype, device=device)
     caches = [torch.full((7, kv_heads, BLOCK_SIZE, head_dim), 99.0, dtype=dtype, device=device) for _ in range(2)]
     norms = [random(head_dim, dtype=dtype, device=device, seed=s) + 1 if normed else None for s in (1, 2)]
-    cos_sin = angles(rope_dim, device, MAX_CONTEXT)
+    cos_sin = angles(rope_dim, device)
     q, k, v = expected(qkv, cos_sin, positions, heads, kv_heads, head_dim, rope_dim, *norms)
     before = qkv.clone()
     rope_and_store(
@@ -66,8 +90,8 @@ def test_caches_that_share_an_allocation(device):
     zero = torch.zeros(1, dtype=torch.int32, device=device)
     qkv = random(1, 96, dtype=torch.float32, device=device)
     rope_and_store(
-        qkv, angles(32, device, MAX_CONTEXT), zero, zero, table, both[:, 0], both[:, 1], num_heads=1, num_kv_heads=1,
-        head_dim=32, rope_dim=32,
+        qkv, angles(32, device), zero, zero, table, both[:, 0], both[:, 1], num_heads=1, num_kv_heads=1, head_dim=32,
+        rope_dim=32,
     )  # fmt: skip
     assert torch.equal(both[1, 0, 0, 0], qkv[0, 32:64]) and torch.equal(both[1, 1, 0, 0], qkv[0, 64:])
     assert both.count_nonzero() == 64

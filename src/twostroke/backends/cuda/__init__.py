@@ -59,8 +59,8 @@ class CudaFactory:
     def memory(self, checkpoint: Checkpoint, here: Machine) -> MemorySpace:
         import torch
 
+        from twostroke.backends.cuda.buffers import Buffers
         from twostroke.backends.cuda.captured_sizes import MAX_CHUNKS
-        from twostroke.backends.cuda.model import Buffers
         from twostroke.backends.cuda.sampling import SamplingRows
         from twostroke.backends.cuda.weights import held_bytes
 

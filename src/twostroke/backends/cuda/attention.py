@@ -10,7 +10,7 @@ import torch
 
 from twostroke.backends.cuda.kernels import flash_prefill
 from twostroke.backends.cuda.kernels.decode_attention import DecodeScratch, attend_decode
-from twostroke.backends.cuda.kernels.decode_cuts import cut_contexts, decode_config, plan_width
+from twostroke.backends.cuda.kernels.decode_cuts import cut_contexts, plan_width
 from twostroke.backends.cuda.kernels.prefill_attention import attend_prefill, tile_rows_for
 from twostroke.backends.cuda.kernels.prefill_tiles import (
     PrefillScratch,
@@ -18,7 +18,6 @@ from twostroke.backends.cuda.kernels.prefill_tiles import (
     PrefillWork,
     unsupported_on_hopper,
 )
-from twostroke.backends.cuda.kernels.rotation import Rotation
 
 SMALLEST_TILE, LARGEST_TILE = 64, 128
 INTERPRETED_SMS = 4
@@ -65,18 +64,10 @@ class Attention:
 
     def prepare(self, windows: Iterable[int | None], *, pdl: bool) -> None:
         """Have every kernel of `cut_decodes` compiled: steps that are captured have only some numbers of decodes."""
-        positions = torch.zeros(self._decode_scratch.max_tokens, dtype=torch.int32, device=self.device)
-        for number in self.kinds_of_decodes():
+        most = self._decode_scratch.max_tokens
+        positions = torch.zeros(most, dtype=torch.int32, device=self.device)
+        for number in {plan_width(number): number for number in range(1, most + 1)}.values():
             self.cut_decodes(positions[:number], windows, pdl=pdl)
-
-    def kinds_of_decodes(self) -> list[int]:
-        """Numbers of decodes that take, together, every kernel that some number takes."""
-        shape = self.shape
-        numbers = {
-            (decode_config(number, shape.head_dim, shape.kv_heads, self.num_sms), plan_width(number)): number
-            for number in range(1, self._decode_scratch.max_tokens + 1)
-        }
-        return list(numbers.values())
 
     def cut_decodes(
         self,
@@ -111,15 +102,13 @@ class Attention:
         scale: float,
         window: int | None = None,
         softcap: float | None = None,
-        rotation: Rotation | None = None,
         pdl: bool = False,
     ) -> None:
-        """Each token reads its row up to its own position. Its contexts were cut by `cut_decodes`. With a rotation,
-        queries are as the product left them, their keys and values behind them, and these are stored here."""
+        """Each token reads its row up to its own position. Its contexts were cut by `cut_decodes`."""
         attend_decode(
             queries, k_cache, v_cache, table, rows, positions, out,
             scale=scale, window=window, softcap=softcap, scratch=self._decode_scratch,
-            items=self._decode_items[window], rotation=rotation, pdl=pdl,
+            items=self._decode_items[window], pdl=pdl,
         )  # fmt: skip
 
     def tiles(

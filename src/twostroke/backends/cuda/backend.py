@@ -12,6 +12,7 @@ from functools import partial
 import torch
 
 from twostroke.backends.cuda.attention import Attention, AttentionShape
+from twostroke.backends.cuda.buffers import Buffers
 from twostroke.backends.cuda.captured_sizes import MAX_CHUNKS
 from twostroke.backends.cuda.compile_ahead import compilers, rehearsal
 from twostroke.backends.cuda.decode import DecodePath
@@ -19,7 +20,7 @@ from twostroke.backends.cuda.graphs import GraphCache
 from twostroke.backends.cuda.kernels.target import target_of
 from twostroke.backends.cuda.kv_store import KVStore
 from twostroke.backends.cuda.logprobs import logprob_readers
-from twostroke.backends.cuda.model import Buffers, Decoder
+from twostroke.backends.cuda.model import Decoder
 from twostroke.backends.cuda.parts import Parts
 from twostroke.backends.cuda.prefill import PrefillPath
 from twostroke.backends.cuda.results import CudaTicket, PromptLogprobReader, Results, sampling_ids

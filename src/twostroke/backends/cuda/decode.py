@@ -17,6 +17,9 @@ from twostroke.backends.cuda.results import sampling_ids
 from twostroke.backends.cuda.sampling import SamplingFeatures
 from twostroke.core.step import Step
 
+FEW_ROWS = 64
+"""Up to here a step reads weights and keys, and what it multiplies takes little power."""
+
 
 class DecodePath:
     def __init__(self, parts: Parts, max_rows: int) -> None:
@@ -71,6 +74,8 @@ class DecodePath:
         parts = self._parts
         rows, positions = parts.staging.views((bucket, bucket))
         tokens = TokenArrays(self._from_rows[:bucket], rows, positions)
+        if bucket > FEW_ROWS:
+            parts.buffers.clear_padding(bucket)
         residual = parts.decoder.forward(tokens, Decodes(bucket), None, pdl=parts.pdl)
         parts.decoder.logits(residual, pdl=parts.pdl)
         if features is not None:

@@ -10,6 +10,7 @@ from math import prod
 import torch
 
 from twostroke.backends.cuda.attention import Attention
+from twostroke.backends.cuda.buffers import Buffers
 from twostroke.backends.cuda.compile_ahead import is_rehearsal
 from twostroke.backends.cuda.kernels.embedding import gather
 from twostroke.backends.cuda.kernels.gemv import linear_few
@@ -17,10 +18,9 @@ from twostroke.backends.cuda.kernels.moe_combine import NextNorm
 from twostroke.backends.cuda.kernels.norms import rms_norm
 from twostroke.backends.cuda.kernels.prefill_tiles import PrefillWork
 from twostroke.backends.cuda.kernels.rope import rope_and_store
-from twostroke.backends.cuda.kernels.rotation import Rotation
 from twostroke.backends.cuda.kv_store import KVStore
-from twostroke.backends.cuda.moe import MoeBlock, MoeScratch, MoeWeights
-from twostroke.backends.cuda.products import Products, ProductScratch
+from twostroke.backends.cuda.moe import MoeBlock, MoeWeights
+from twostroke.backends.cuda.products import Products
 from twostroke.backends.cuda.weights import LayerWeights, Weights
 from twostroke.models.spec import ModelSpec, RopeSpec
 
@@ -30,9 +30,6 @@ FEW_ROWS_OF_SMALL, FEW_ROWS_OF_LARGE = 8, 2
 weights of an MLP's matrix (`bench/cuda/layer.py`, `bench/cuda/step_profile.py`)."""
 FEW_LOGITS = 2
 """The same for the head, where cuBLAS has less to make up for."""
-TURNS_IN_ATTENTION = True
-"""Whether, in steps of decodes alone, attention norms and turns heads and stores keys: a kernel less a layer.
-`bench/cuda/marginal.py` measures the other way."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,38 +52,6 @@ class Decodes:
     """At most so many: what a graph has room for."""
     count: torch.Tensor | None = None
     """int32 [1] on the device: how many there are; None: as many as slots."""
-
-
-class Buffers:
-    """Activations of the largest step, made once."""
-
-    def __init__(self, spec: ModelSpec, num_tokens: int, num_logits: int, device: torch.device, dtype: torch.dtype):
-        def empty(width: int) -> torch.Tensor:
-            return torch.zeros(num_tokens, width, dtype=dtype, device=device)
-
-        attention_width = spec.num_heads * spec.head_dim
-        self.residual = empty(spec.hidden_size)
-        self.normed = empty(spec.hidden_size)
-        self.qkv = empty(attention_width + 2 * spec.num_kv_heads * spec.head_dim)
-        self.attention = empty(attention_width)
-        dense_width = 0 if spec.moe else spec.intermediate_size
-        self.activated = empty(dense_width)
-        self.products = ProductScratch(spec, num_tokens, dtype, device)
-        self.experts = MoeScratch(spec.moe, spec.hidden_size, num_tokens, dtype, device) if spec.moe else None
-        self.selected = torch.zeros(num_logits, spec.hidden_size, dtype=dtype, device=device)
-        self.selected_attention = torch.zeros(num_logits, attention_width, dtype=dtype, device=device)
-        self.logits = torch.zeros(num_logits, spec.vocab_size, dtype=torch.float32, device=device)
-
-    @staticmethod
-    def num_bytes(spec: ModelSpec, num_tokens: int, num_logits: int) -> int:
-        """In 16-bit types."""
-        attention_width = spec.num_heads * spec.head_dim
-        width = 2 * spec.hidden_size + 2 * attention_width + 2 * spec.num_kv_heads * spec.head_dim
-        width += spec.intermediate_size if spec.moe is None else 0
-        blocks = ProductScratch.num_bytes(spec, num_tokens)
-        blocks += MoeScratch.num_bytes(spec.moe, spec.hidden_size, num_tokens) if spec.moe else 0
-        of_a_logit = 2 * (spec.hidden_size + attention_width) + 4 * spec.vocab_size
-        return 2 * num_tokens * width + blocks + num_logits * of_a_logit
 
 
 class Decoder:
@@ -122,32 +87,15 @@ class Decoder:
             MoeBlock(spec.moe, layer.mlp, spec.activation) if spec.moe and isinstance(layer.mlp, MoeWeights) else None
             for layer in weights.layers
         ]
-        tables_of = {rope: rotation_table(rope, max_context, weights.embedding.device) for rope in ropes}
-        self._rotations = [
-            Rotation(tables_of[plan.rope], layer.q_norm, layer.k_norm, spec.norm_eps)
-            for plan, layer in zip(spec.layers, weights.layers, strict=True)
-        ]
+        self._rotations = {rope: rotation(rope, max_context, weights.embedding.device) for rope in ropes}
 
     def prepare(self, *, pdl: bool) -> None:
-        """Have kernels compiled which no set of steps is sure to meet all of: the decodes' cuts, their attention beside
-        prompts and the experts', which layers share."""
+        """Have kernels compiled which no set of steps is sure to meet all of: the decodes' cuts and the experts', which
+        layers share."""
         self._attention.prepare(self._windows, pdl=pdl)
-        self._attend_nobodys(pdl=pdl)
         experts, scratch = next((block for block in self._experts if block is not None), None), self._buffers.experts
         if experts is not None and scratch is not None:
             experts.prepare(scratch, pdl=pdl)
-
-    def _attend_nobodys(self, *, pdl: bool) -> None:
-        """As beside prompts, decodes of every number whose kernels differ: padding, which reads scratch alone."""
-        layers, padding_row = self._spec.layers, self._tables.shape[1] - 1
-        for number in self._attention.kinds_of_decodes():
-            zeros = torch.zeros(number, dtype=torch.int32, device=self._tables.device)
-            self._attention.cut_decodes(zeros, self._windows, pdl=pdl)
-            rows = torch.full_like(zeros, padding_row)  # behind the cuts, which attention reads before it waits
-            for window in self._windows:
-                index = next(index for index, layer in enumerate(layers) if layer.window == window)
-                nobodys = TokenArrays(zeros, rows, zeros)
-                self._attend(index, self._buffers.qkv[:number], nobodys, number, None, None, pdl=pdl)
 
     def forward(
         self,
@@ -168,8 +116,6 @@ class Decoder:
             self._attention.cut_decodes(positions, self._windows, count=decodes.count, pdl=pdl)
         gather(weights.embedding, tokens.token_ids, tokens.rows, self._last_tokens, residual, scale=scale, pdl=pdl)
         few = self._are_few(len(tokens))
-        decodes_alone = prefill is None and wanted is None and decodes.count is None and decodes.slots == len(tokens)
-        turns_in_attention = TURNS_IN_ATTENTION and decodes_alone
         normed = self._buffers.normed[: len(tokens)]
         if not few:
             rms_norm(residual, weights.layers[0].attention_norm, normed, eps=self._spec.norm_eps, pdl=pdl)
@@ -182,12 +128,10 @@ class Decoder:
             else:
                 self._products.plain(normed, layer.qkv, layer.qkv_bias, qkv, pdl=pdl)
             is_last = index == len(weights.layers) - 1
-            turning = self._rotations[index] if turns_in_attention else None
-            if turning is None:
-                self._rotate_and_store(index, qkv, tokens, pdl=pdl)
+            self._rotate_and_store(index, layer, qkv, tokens, pdl=pdl)
             if is_last and wanted is not None and len(wanted) == 0:
                 return residual[:0]  # a chunk inside a prompt: its keys are all that is wanted of it
-            mixed = self._attend(index, qkv, tokens, decodes.slots, prefill, turning, pdl=pdl)
+            mixed = self._attend(index, qkv, tokens, decodes.slots, prefill, pdl=pdl)
             if is_last and wanted is not None:
                 mixed, residual = self._select(mixed, residual, wanted)
                 few, normed = self._are_few(len(wanted)), self._buffers.normed[: len(wanted)]
@@ -268,12 +212,15 @@ class Decoder:
         assert experts is not None and scratch is not None
         experts.forward(normed, residual, scratch, residual=residual, next_norm=next_norm, pdl=pdl)
 
-    def _rotate_and_store(self, index: int, qkv: torch.Tensor, tokens: TokenArrays, *, pdl: bool) -> None:
+    def _rotate_and_store(
+        self, index: int, layer: LayerWeights, qkv: torch.Tensor, tokens: TokenArrays, *, pdl: bool
+    ) -> None:
         """Queries are rotated to where they are read; keys and values go to the store."""
-        spec, kv, rotation = self._spec, self._kv, self._rotations[index]
+        spec, kv = self._spec, self._kv
+        rope = spec.layers[index].rope
         rope_and_store(
             qkv,
-            rotation.cos_sin,
+            self._rotations[rope],
             tokens.positions,
             tokens.rows,
             self._tables[kv.group_of[index]],
@@ -282,10 +229,10 @@ class Decoder:
             num_heads=spec.num_heads,
             num_kv_heads=spec.num_kv_heads,
             head_dim=spec.head_dim,
-            rope_dim=rotation.cos_sin.shape[1],
-            q_norm=rotation.q_norm,
-            k_norm=rotation.k_norm,
-            eps=rotation.eps,
+            rope_dim=rope.dim,
+            q_norm=layer.q_norm,
+            k_norm=layer.k_norm,
+            eps=spec.norm_eps,
             pdl=pdl,
         )
 
@@ -296,12 +243,10 @@ class Decoder:
         tokens: TokenArrays,
         decode_slots: int,
         prefill: PrefillWork | None,
-        turning: Rotation | None,
         *,
         pdl: bool,
     ) -> torch.Tensor:
-        """Each phase by its own path  # [num_tokens, heads * head_dim]. `turning`: decodes alone, whose heads are as
-        the product left them; None: queries are turned, keys and values stored."""
+        """Each phase by its own path  # [num_tokens, heads * head_dim]"""
         spec, kv = self._spec, self._kv
         keys, values, table = kv.keys[index], kv.values[index], self._tables[kv.group_of[index]]
         queries = qkv.view(len(tokens), -1, spec.head_dim)[:, : spec.num_heads]
@@ -319,7 +264,6 @@ class Decoder:
                 scale=scale,
                 window=window,
                 softcap=softcap,
-                rotation=turning,
                 pdl=pdl,
             )
         if prefill is not None:
@@ -329,7 +273,7 @@ class Decoder:
         return out
 
 
-def rotation_table(rope: RopeSpec, max_context: int, device: torch.device) -> torch.Tensor:
+def rotation(rope: RopeSpec, max_context: int, device: torch.device) -> torch.Tensor:
     """Cosines, then sines, of every position # [max_context, rope dim] float32. Angles in float64: at position 100,000
     a float32 angle is off by a hundredth of a radian."""
     frequencies = torch.from_numpy(rope.inverse_frequencies(max_context)).to(device)

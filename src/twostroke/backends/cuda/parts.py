@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import torch
 
 from twostroke.backends.cuda.attention import Attention
+from twostroke.backends.cuda.buffers import Buffers
 from twostroke.backends.cuda.grammar_rows import Masks
 from twostroke.backends.cuda.graphs import GraphCache
-from twostroke.backends.cuda.model import Buffers, Decoder
+from twostroke.backends.cuda.model import Decoder
 from twostroke.backends.cuda.rows import DeviceRows
 from twostroke.backends.cuda.sampling import SamplingFeatures
 from twostroke.backends.cuda.staging import Staging

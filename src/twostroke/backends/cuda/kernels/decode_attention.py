@@ -1,6 +1,5 @@
 """Decode attention over the paged cache: one query token a sequence, all query heads of a KV head in one program, a
-batch's keys in work items (`decode_cuts.py`). May take queries as the product left them, and then turns them and stores
-the new keys and values on its way. Does not know layers or steps."""
+batch's keys in work items (`decode_cuts.py`). Does not know layers, steps or who wrote the keys."""
 
 # ruff: noqa: N803, N806, SIM108
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,no-untyped-call"
@@ -27,7 +26,6 @@ from twostroke.backends.cuda.kernels.decode_cuts import (
     most_items,
     split_plan,
 )
-from twostroke.backends.cuda.kernels.rotation import Rotation, load_angles, load_turned
 from twostroke.backends.cuda.kernels.scores import cap_scores, score_factors
 
 ROWS = tl.constexpr(16)
@@ -56,10 +54,7 @@ class DecodeScratch:
         return torch.zeros(self.max_items, ITEM_FIELDS, dtype=torch.int32, device=self.partials.device)
 
 
-@triton.jit(
-    do_not_specialize=["window", "num_tokens", "table_stride", "target_items", "smallest_blocks"],
-    do_not_specialize_on_alignment=["rows", "positions"],
-)
+@triton.jit(do_not_specialize=["window", "num_tokens", "table_stride", "target_items", "smallest_blocks"])
 def _decode_kernel(
     queries,
     k_cache,
@@ -72,10 +67,6 @@ def _decode_kernel(
     partials,
     log_sums,
     arrivals,
-    cos_sin,
-    q_norm,
-    k_norm,
-    eps,
     score_scale,
     cap_log2,
     window,
@@ -92,7 +83,6 @@ def _decode_kernel(
     BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
     ALONE: tl.constexpr,
-    HALF: tl.constexpr,  # pairs to be turned; 0: queries are turned, and their keys and values in the cache
     REDUCE_GROUP: tl.constexpr,
     REDUCE_ITEMS: tl.constexpr,
     KEYS_FIRST: tl.constexpr,
@@ -117,49 +107,29 @@ def _decode_kernel(
     position = tl.load(positions + token)
     first_block, blocks = key_blocks(position, window, HAS_WINDOW, BLOCK)
     begin = (first_block + blocks * split // splits) * BLOCK
-    # The new key comes from the product itself: nobody but the last item needs it, and nobody reads it from the cache.
-    cached = position if HALF > 0 else position + 1
-    end = tl.minimum((first_block + blocks * (split + 1) // splits) * BLOCK, cached)
+    end = tl.minimum((first_block + blocks * (split + 1) // splits) * BLOCK, position + 1)
     oldest = tl.maximum(position - window + 1, 0) if HAS_WINDOW else 0
 
     head = tl.arange(0, ROWS)
     dim = tl.arange(0, DIM)
     key = tl.arange(0, BLOCK)
     head_held = (head < GROUP)[:, None] & (dim < HEAD_DIM)[None, :]
+    own_heads = kv_head * GROUP * HEAD_DIM + head[:, None] * HEAD_DIM + dim[None, :]
     table_row = table + tl.load(rows + token).to(tl.int64) * table_stride
-    PAGE_ELEMENTS: tl.constexpr = KV_HEADS * PAGE * HEAD_DIM
-    if HALF > 0:
-        cos, sin = load_angles(cos_sin, position, dim[None, :], HALF)
-        new_slot = tl.load(table_row + position // PAGE).to(tl.int64) * PAGE_ELEMENTS + position % PAGE * HEAD_DIM
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
-    token_heads = queries + token.to(tl.int64) * query_stride
-    own_heads = token_heads + (kv_head * GROUP + head[:, None]) * HEAD_DIM
+    query = tl.load(queries + token.to(tl.int64) * query_stride + own_heads, mask=head_held, other=0.0)
     k_head = k_cache + kv_head * PAGE * HEAD_DIM + dim[None, :]
     v_head = v_cache + kv_head * PAGE * HEAD_DIM + dim[None, :]
+    PAGE_ELEMENTS: tl.constexpr = KV_HEADS * PAGE * HEAD_DIM
 
-    if HALF > 0:
-        element: tl.constexpr = k_cache.dtype.element_ty
-        is_last = split == splits - 1
-        new_held = is_last & (dim < HEAD_DIM)[None, :]
-        query = load_turned(own_heads, dim[None, :], head_held, q_norm, eps, cos, sin, HALF, HEAD_DIM).to(element)
-        own_key = token_heads + (KV_HEADS * GROUP + kv_head) * HEAD_DIM + tl.zeros([1, 1], tl.int32)
-        new_key = load_turned(own_key, dim[None, :], new_held, k_norm, eps, cos, sin, HALF, HEAD_DIM).to(element)
-        new_value = tl.load(own_key + KV_HEADS * HEAD_DIM + dim[None, :], mask=new_held, other=0.0).to(element)
-        tl.store(k_head + new_slot, new_key, mask=new_held)
-        tl.store(v_head + new_slot, new_value, mask=new_held)
-        new_score = tl.sum(query.to(tl.float32) * new_key.to(tl.float32), 1)
-        peak = tl.where(is_last, cap_scores(new_score, score_scale, cap_log2, HAS_SOFTCAP), float("-inf"))
-        total = tl.zeros([ROWS], tl.float32) + tl.where(is_last, 1.0, 0.0)
-        value_sum = tl.zeros([ROWS, DIM], tl.float32) + new_value.to(tl.float32)
-    else:
-        query = tl.load(own_heads + dim[None, :], mask=head_held, other=0.0)
-        peak = tl.full([ROWS], float("-inf"), tl.float32)
-        total = tl.zeros([ROWS], tl.float32)
-        value_sum = tl.zeros([ROWS, DIM], tl.float32)
+    peak = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
     if KEYS_FIRST:
-        value_sum = tl.trans(value_sum)
+        value_sum = tl.zeros([DIM, ROWS], tl.float32)
+    else:
+        value_sum = tl.zeros([ROWS, DIM], tl.float32)
     for start in tl.range(begin, end, BLOCK, num_stages=STAGES):
         at = start + key
         readable = at < end
@@ -287,22 +257,17 @@ def attend_decode(
     softcap: float | None = None,
     scratch: DecodeScratch,
     items: torch.Tensor | None = None,
-    rotation: Rotation | None = None,
     config: DecodeConfig | None = None,
     plan: SplitPlan | None = None,
     pdl: bool = False,
 ) -> None:
     """Token t reads the keys at positions `max(0, p - window + 1)..p` of row `rows[t]`, p being `positions[t]`.
     `items`: what `cut_contexts` made of these positions, with the same window, plan and
-    configuration; None: made here.
-
-    With a `rotation`, what `rope_and_store` does beforehand is done here: queries are as the product left them, in the
-    caches' type or float32, a token's keys and values lie behind them, and these are written to the caches. No two
-    tokens may then have one row, the padding row excepted."""
+    configuration; None: made here."""
     num_tokens, heads, head_dim = queries.shape
     _, kv_heads, page, _ = k_cache.shape
     group = heads // kv_heads
-    config = config or decode_config(num_tokens, head_dim, kv_heads, scratch.num_sms)
+    config = config or decode_config(head_dim)
     plan = plan or split_plan(num_tokens, kv_heads, scratch.num_sms)
     if num_tokens > scratch.max_tokens or plan.max_items > scratch.max_items:
         raise ValueError(
@@ -313,8 +278,6 @@ def attend_decode(
         raise ValueError(f"Decode attention takes at most {ROWS.value} query heads a KV head, not {group}.")
     if not (k_cache.is_contiguous() and v_cache.is_contiguous() and queries.stride(1) == head_dim):
         raise ValueError("Decode attention wants contiguous caches and contiguous heads of a token.")
-    if rotation is not None and queries.stride(0) < (heads + 2 * kv_heads) * head_dim:
-        raise ValueError("Decode attention that turns heads wants a token's keys and values behind its queries.")
     if items is None:
         items = scratch.items
         cut_contexts(
@@ -337,10 +300,6 @@ def attend_decode(
         scratch.partials,
         scratch.log_sums,
         scratch.arrivals,
-        None if rotation is None else rotation.cos_sin,
-        None if rotation is None else rotation.q_norm,
-        None if rotation is None else rotation.k_norm,
-        0.0 if rotation is None else rotation.eps,
         score_scale,
         cap_log2,
         window or 0,
@@ -357,14 +316,13 @@ def attend_decode(
         BLOCK=config.block,
         STAGES=config.stages,
         ALONE=num_tokens == 1,
-        HALF=0 if rotation is None else rotation.cos_sin.shape[1] // 2,
         REDUCE_GROUP=reduce_group,
         # Parts are joined this many at a time: 8192 numbers in registers.
         REDUCE_ITEMS=max(1, min(16, 8192 // (reduce_group * dim))),
         KEYS_FIRST=config.keys_first,
         HAS_WINDOW=window is not None,
         HAS_SOFTCAP=softcap is not None,
-        PRECISION="ieee" if k_cache.dtype == torch.float32 else "tf32",
+        PRECISION="ieee" if queries.dtype == torch.float32 else "tf32",
         PDL=pdl,
         num_warps=config.warps,
         **({"launch_pdl": True} if pdl else {}),

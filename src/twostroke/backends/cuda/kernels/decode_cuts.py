@@ -16,10 +16,11 @@ from triton.language.extra.cuda import gdc_wait
 
 from twostroke.backends.cuda.compile_ahead import launcher
 
-MANY_PROGRAMS = 7.5
-"""An SM, from where on a batch's work is spread evenly enough for large rounds."""
-PROGRAMS_PER_SM = 2
-"""That a batch is cut into where its sequences alone are fewer; `bench/cuda/marginal.py` measures others."""
+PROGRAMS_PER_SM, PROGRAMS_OF_FEW = 2, 6
+"""An SM, that a batch is cut into where its sequences alone are fewer; `bench/cuda/marginal.py` measures others."""
+MANY_PROGRAMS = 4
+"""An SM, from where on some are still to begin when the first, the longest, are done: these even out what those leave.
+Fewer all run at once, and want to be cut smaller."""
 MOST_PROGRAMS_PER_SM = 8
 """That scratch has room for."""
 ITEM_FIELDS = 4
@@ -54,9 +55,10 @@ class SplitPlan:
 
 
 def split_plan(num_tokens: int, kv_heads: int, num_sms: int) -> SplitPlan:
-    """`PROGRAMS_PER_SM` where the sequences alone give fewer; none shorter than 64 tokens (32 for a single sequence,
-    where latency is all). An item more than the sequences need exits at once, so the grid stays near both numbers."""
-    target = most_items(kv_heads, num_sms, PROGRAMS_PER_SM)
+    """None shorter than 64 tokens (32 for a single sequence, where latency is all). An item more than the sequences
+    need exits at once, so the grid stays near both numbers."""
+    are_few = num_tokens > 1 and num_tokens * kv_heads < MANY_PROGRAMS * num_sms
+    target = most_items(kv_heads, num_sms, PROGRAMS_OF_FEW if are_few else PROGRAMS_PER_SM)
     smallest = 32 if num_tokens == 1 else 64
     return SplitPlan(target_items=target, smallest_tokens=smallest, max_items=num_tokens + target)
 
@@ -66,14 +68,11 @@ def most_items(kv_heads: int, num_sms: int, programs_per_sm: int) -> int:
     return max(1, programs_per_sm * num_sms // kv_heads)
 
 
-def decode_config(num_tokens: int, head_dim: int, kv_heads: int, num_sms: int) -> DecodeConfig:
-    """The configuration for a batch; `bench/cuda/attention.py` measures the alternatives. Many programs, some long and
-    some short, want more keys a round; few want small rounds, and each multiprocessor several of them."""
+def decode_config(head_dim: int) -> DecodeConfig:
+    """`bench/cuda/attention.py` measures the alternatives, `bench/cuda/marginal.py` some of them inside a step."""
     if head_dim > 128:
         return DecodeConfig(block=32, warps=4, stages=3, keys_first=False)
-    if num_tokens * kv_heads < MANY_PROGRAMS * num_sms:
-        return DecodeConfig(block=32, warps=2, stages=5, keys_first=False)
-    return DecodeConfig(block=64, warps=4, stages=5, keys_first=False)
+    return DecodeConfig(block=32, warps=2, stages=5, keys_first=False)
 
 
 @triton.jit
@@ -173,7 +172,7 @@ def cut_contexts(
     num_tokens = len(positions)
     if num_tokens == 1:
         return
-    config = config or decode_config(num_tokens, head_dim, kv_heads, num_sms)
+    config = config or decode_config(head_dim)
     plan = plan or split_plan(num_tokens, kv_heads, num_sms)
     launcher(_cut_kernel, (plan.max_items,))(
         positions,

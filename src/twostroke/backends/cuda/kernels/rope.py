@@ -1,8 +1,7 @@
 # ruff: noqa: N803  (constant parameters of kernels are written in capitals)
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 """What stands between the qkv product and attention: the norms of queries and keys where a family has them, the rotary
-embedding, and the write of keys and values to the paged cache. One pass, mathematics in float32. In a step of decodes
-alone attention does all this itself."""
+embedding, and the write of keys and values to the paged cache. One pass, mathematics in float32."""
 
 from __future__ import annotations
 
@@ -14,7 +13,6 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from twostroke.backends.cuda.compile_ahead import launcher
-from twostroke.backends.cuda.kernels.rotation import norm_scale, turn
 from twostroke.backends.cuda.kernels.target import launch_options
 
 FEW_TOKENS: Final = 64
@@ -175,15 +173,15 @@ def _rope_and_store(
         squares = tl.sum(first * first + second * second, 1)
         if REST_BLOCK:
             squares += tl.sum(rest * rest, 1)
-        scale = tl.where(is_value, 1.0, norm_scale(squares, eps, HEAD_DIM)[:, None])
+        scale = tl.where(is_value, 1.0, tl.rsqrt(squares / HEAD_DIM + eps)[:, None])
         first *= scale * _norm_weight(q_norm, k_norm, column, column < HALF, is_query, is_value)
         second *= scale * _norm_weight(q_norm, k_norm, HALF + column, column < HALF, is_query, is_value)
         if REST_BLOCK:
             in_rest = rest_column < HEAD_DIM
             rest *= scale * _norm_weight(q_norm, k_norm, rest_column, in_rest, is_query, is_value)
 
-    turned_first = tl.where(is_value, first, turn(first, second, cos, -sin))
-    turned_second = tl.where(is_value, second, turn(second, first, cos, sin))
+    turned_first = tl.where(is_value, first, first * cos - second * sin)
+    turned_second = tl.where(is_value, second, second * cos + first * sin)
     _store_part(turned_first, head, column, mask, qkv_row, k_slot, v_slot, True, HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE)
     _store_part(
         turned_second, head, HALF + column, mask, qkv_row, k_slot, v_slot, True, HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE

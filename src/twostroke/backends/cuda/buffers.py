@@ -1,0 +1,48 @@
+"""Activations between the kernels of a step. Knows their sizes; what is in them is the model's."""
+
+from __future__ import annotations
+
+import torch
+
+from twostroke.backends.cuda.kernels.product_tiles import padded_rows
+from twostroke.backends.cuda.moe import MoeScratch
+from twostroke.backends.cuda.products import ProductScratch
+from twostroke.models.spec import ModelSpec
+
+
+class Buffers:
+    """Activations of the largest step, made once."""
+
+    def __init__(self, spec: ModelSpec, num_tokens: int, num_logits: int, device: torch.device, dtype: torch.dtype):
+        def empty(width: int) -> torch.Tensor:
+            return torch.zeros(num_tokens, width, dtype=dtype, device=device)
+
+        attention_width = spec.num_heads * spec.head_dim
+        self.residual = empty(spec.hidden_size)
+        self.normed = empty(spec.hidden_size)
+        self.qkv = empty(attention_width + 2 * spec.num_kv_heads * spec.head_dim)
+        self.attention = empty(attention_width)
+        dense_width = 0 if spec.moe else spec.intermediate_size
+        self.activated = empty(dense_width)
+        self.products = ProductScratch(spec, num_tokens, dtype, device)
+        self.experts = MoeScratch(spec.moe, spec.hidden_size, num_tokens, dtype, device) if spec.moe else None
+        self.selected = torch.zeros(num_logits, spec.hidden_size, dtype=dtype, device=device)
+        self.selected_attention = torch.zeros(num_logits, attention_width, dtype=dtype, device=device)
+        self.logits = torch.zeros(num_logits, spec.vocab_size, dtype=torch.float32, device=device)
+
+    def clear_padding(self, num_rows: int) -> None:
+        """Products of so many rows multiply some behind them, too, and drop the results. Zeros take less power than
+        what a larger step left there, and power is what holds back large batches of decodes."""
+        for inputs in (self.normed, self.attention, self.activated):
+            inputs[num_rows : padded_rows(num_rows)].zero_()
+
+    @staticmethod
+    def num_bytes(spec: ModelSpec, num_tokens: int, num_logits: int) -> int:
+        """In 16-bit types."""
+        attention_width = spec.num_heads * spec.head_dim
+        width = 2 * spec.hidden_size + 2 * attention_width + 2 * spec.num_kv_heads * spec.head_dim
+        width += spec.intermediate_size if spec.moe is None else 0
+        blocks = ProductScratch.num_bytes(spec, num_tokens)
+        blocks += MoeScratch.num_bytes(spec.moe, spec.hidden_size, num_tokens) if spec.moe else 0
+        of_a_logit = 2 * (spec.hidden_size + attention_width) + 4 * spec.vocab_size
+        return 2 * num_tokens * width + blocks + num_logits * of_a_logit
