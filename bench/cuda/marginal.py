@@ -97,7 +97,7 @@ class Variants:
                     for module in (decode_attention, decode_cuts):
                         stack.enter_context(patch.object(module, "decode_config", lambda *_, chosen=config: chosen))
                     stack.enter_context(patch.object(decode_cuts, "PROGRAMS_PER_SM", number))
-                    stack.enter_context(patch.object(decode_cuts, "PROGRAMS_OF_FEW", number))
+                    stack.enter_context(patch.object(decode_cuts, "ITEMS_OF_FEW", 0.0))
             if name in CUTS:
                 stack.enter_context(patch.object(products, "choose_cluster_tile", CUTS[name]))
             if name.startswith("without "):

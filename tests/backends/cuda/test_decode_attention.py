@@ -161,10 +161,11 @@ def test_cuts_for_known_batches():
     def cut(contexts):
         return cuts(contexts, split_plan(len(contexts), 8, 132), 64)
 
-    assert cut([4096] * 64) == [2] * 64
-    assert cut([4096] * 66) == [1] * 66  # four programs an SM as they are
+    assert cut([4096] * 64) == [1] * 64
     assert cut([2048] * 256) == [1] * 256
-    assert set(cut([8192] * 8)) == {12}
+    assert cut([1024] * 24 + [2048] * 24) == [1] * 24 + [2] * 24  # all run at once: the long ones would be the last
+    assert cut([1024] * 48 + [2048] * 48) == [1] * 96  # the short ones follow on the long
+    assert set(cut([8192] * 8)) == {4}
     assert cut([512]) == [8]
     assert 25 <= cut([32768])[0] <= 34
     assert max(cut([1024] * 63 + [32768])) > 8, "a long context among short ones is cut"

@@ -16,11 +16,12 @@ from triton.language.extra.cuda import gdc_wait
 
 from twostroke.backends.cuda.compile_ahead import launcher
 
-PROGRAMS_PER_SM, PROGRAMS_OF_FEW = 2, 6
-"""An SM, that a batch is cut into where its sequences alone are fewer; `bench/cuda/marginal.py` measures others."""
+PROGRAMS_PER_SM = 2
+"""That a batch is cut into where its sequences alone are fewer; `bench/cuda/marginal.py` measures others."""
 MANY_PROGRAMS = 4
-"""An SM, from where on some are still to begin when the first, the longest, are done: these even out what those leave.
-Fewer all run at once, and want to be cut smaller."""
+"""An SM, from where on some are yet to begin when the first, the longest, are done: these even out what those leave."""
+ITEMS_OF_FEW = 1.2
+"""A sequence, where fewer programs all run at once: those longer than most are cut in two, and none of equals is."""
 MOST_PROGRAMS_PER_SM = 8
 """That scratch has room for."""
 ITEM_FIELDS = 4
@@ -57,8 +58,9 @@ class SplitPlan:
 def split_plan(num_tokens: int, kv_heads: int, num_sms: int) -> SplitPlan:
     """None shorter than 64 tokens (32 for a single sequence, where latency is all). An item more than the sequences
     need exits at once, so the grid stays near both numbers."""
-    are_few = num_tokens > 1 and num_tokens * kv_heads < MANY_PROGRAMS * num_sms
-    target = most_items(kv_heads, num_sms, PROGRAMS_OF_FEW if are_few else PROGRAMS_PER_SM)
+    target = most_items(kv_heads, num_sms, PROGRAMS_PER_SM)
+    if num_tokens * kv_heads < MANY_PROGRAMS * num_sms:
+        target = max(target, int(ITEMS_OF_FEW * num_tokens))
     smallest = 32 if num_tokens == 1 else 64
     return SplitPlan(target_items=target, smallest_tokens=smallest, max_items=num_tokens + target)
 
