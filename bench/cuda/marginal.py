@@ -1,20 +1,18 @@
-"""What each kind of kernel costs a decode step where it stands: the step's graph is captured again without it, and with
-other configurations and cuts of attention, and all are replayed in turns. A profiler cannot say: kernels of a chain
-start before the one ahead has ended, and it counts their waiting. Random weights of a config.json; contexts spread as
-in `nano`.
+"""What each kind of kernel costs a decode step where it stands, in time and energy: the step's graph is captured again
+without it, and with other configurations and cuts of attention, and all are replayed in turns. A profiler cannot say:
+kernels of a chain start before the one ahead has ended, and it counts their waiting. Random weights of a config.json;
+contexts spread as in `nano`.
 
-    PYTHONPATH=src python bench/cuda/marginal.py FOLDER [--steps 256x690,160x910,94x1100,48x1350] [--rounds 5]"""
+    PYTHONPATH=src:. python -m bench.cuda.marginal FOLDER [--steps 256x690,160x910,94x1100,48x1350] [--only WORDS]"""
 
 from __future__ import annotations
 
 import argparse
 import random
-import shutil
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 from statistics import median
 from typing import Any
@@ -23,6 +21,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
+from bench.cuda.energy import EnergyMeter
 from twostroke.backends.cuda import attention, model, moe, parts, products
 from twostroke.backends.cuda.backend import CudaBackend
 from twostroke.backends.cuda.decode import DecodePath
@@ -144,72 +143,95 @@ def label(config: DecodeConfig, programs_per_sm: int) -> str:
 
 
 def set_contexts(backend: CudaBackend, rows: int, mean: int) -> None:
-    """Rows of contexts evenly spread, in an order of no meaning, over blocks in an order of no meaning."""
+    """Contexts evenly spread, in an order of no meaning, over blocks in an order of no meaning. Keys, values and tokens
+    are random: zeros would take less power, and so less time."""
     own = backend._parts
+    own.rows.last_tokens.random_(0, own.rows.sampling.vocab_size)
     table, block_size = own.rows.tables[0], own.attention.shape.block_size
     generator = np.random.default_rng(0)
     positions = generator.permutation(np.linspace(mean * (1 - SPREAD), mean * (1 + SPREAD), rows)).astype(np.int32)
     counts = positions // block_size + 1
     blocks = generator.permutation(int(counts.sum())).astype(np.int32)
+    kv = own.decoder._kv
+    for cache in (*kv.keys, *kv.values):
+        cache[: len(blocks)].normal_()
     for row, count in enumerate(counts):
         table[row, :count] = torch.from_numpy(blocks[counts[:row].sum() :][:count])
     own.staging.send((np.arange(rows, dtype=np.int32), positions))
 
 
-def state_under(graph: torch.cuda.CUDAGraph, step_ms: float) -> str:
-    """The card's clock and power when it has replayed this for a second."""
-    if shutil.which("nvidia-smi") is None:
-        return "no nvidia-smi"
-    torch.cuda.synchronize()
-    for _ in range(int(1500 / step_ms)):
-        graph.replay()
-    time.sleep(0.8)
-    query = "--query-gpu=clocks.sm,power.draw.instant,clocks_event_reasons.active"
-    found = subprocess.run(["nvidia-smi", query, "--format=csv,noheader"], capture_output=True, text=True, check=False)
-    torch.cuda.synchronize()
-    return found.stdout.strip() or found.stderr.strip()
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Of one replay."""
+
+    ms: float
+    joules: float
+    """Not a number where the card has no counter."""
 
 
-def replay_ms(graphs: dict[str, torch.cuda.CUDAGraph], rounds: int) -> dict[str, float]:
-    """A replay's milliseconds, the median of rounds, in which all take turns."""
-    times: dict[str, list[float]] = {name: [] for name in graphs}
+def stretch(graph: torch.cuda.CUDAGraph, seconds: float, meter: EnergyMeter | None) -> Cost:
+    """Replayed for so long: as in a long run, in which the card's power decides its clock."""
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    graph.replay()
+    torch.cuda.synchronize()
+    before = meter.joules() if meter else float("nan")
+    started_s, count = time.perf_counter(), 0
+    start.record()
+    while time.perf_counter() - started_s < seconds:
+        for _ in range(REPLAYS):
+            graph.replay()
+        count += REPLAYS
+        torch.cuda.current_stream().synchronize()
+    end.record()
+    end.synchronize()
+    drawn = (meter.joules() if meter else float("nan")) - before
+    return Cost(start.elapsed_time(end) / count, drawn / count)
+
+
+def costs(graphs: dict[str, torch.cuda.CUDAGraph], rounds: int, seconds: float) -> dict[str, Cost]:
+    """Medians of rounds, in which all take turns, in another order each time: the card allows the next more where the
+    one before took less."""
+    try:
+        meter = EnergyMeter()
+    except OSError:
+        meter = None
+    found: dict[str, list[Cost]] = {name: [] for name in graphs}
     order = list(graphs.items())
     for _ in range(rounds):
-        random.shuffle(order)  # the card's power allows the next more where the one before took less
+        random.shuffle(order)
         for name, graph in order:
-            graph.replay()
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            start.record()
-            for _ in range(REPLAYS):
-                graph.replay()
-            end.record()
-            end.synchronize()
-            times[name].append(start.elapsed_time(end) / REPLAYS)
-    return {name: median(each) for name, each in times.items()}
+            found[name].append(stretch(graph, seconds, meter))
+    return {
+        name: Cost(median(cost.ms for cost in each), median(cost.joules for cost in each))
+        for name, each in found.items()
+    }
 
 
 KEPT: list[dict[str, torch.cuda.CUDAGraph]] = []
 """Of all steps: their memory is one pool, which ends with the last of them."""
 
 
-def run(backend: CudaBackend, path: DecodePath, rows: int, mean: int, rounds: int, only: list[str]) -> None:
+def run(backend: CudaBackend, path: DecodePath, rows: int, mean: int, options: argparse.Namespace) -> None:
     variants, graphs = Variants(backend), backend._parts.graphs
     set_contexts(backend, rows, mean)
     captured: dict[str, torch.cuda.CUDAGraph] = {}
     KEPT.append(captured)
     layers = len(backend._parts.decoder._weights.layers)
+    only = options.only.split(",")
     chosen = [name for name in variants.names() if name == "whole" or any(word in name for word in only)]
     for name in chosen:
         work: Callable[[], None] = lambda: path._run(rows, PLAIN)  # noqa: E731
         with variants.apply(name):
             work()
             captured[name] = graphs._capture(work)
-    times = replay_ms(captured, rounds)
-    whole = times["whole"]
-    state = state_under(captured["whole"], whole)
-    print(f"\n{rows} streams, contexts of {mean} on average: {whole:.3f} ms a step ({state})")
-    for name, each in times.items():
-        print(f"  {name:26s} {each:8.3f} ms   {(whole - each) * 1e3 / layers:+8.2f} us a layer less", flush=True)
+    found = costs(captured, options.rounds, options.seconds)
+    whole = found["whole"]
+    print(f"\n{rows} streams, contexts of {mean} on average: {whole.ms:.3f} ms and {whole.joules:.2f} J a step")
+    for name, cost in found.items():
+        less_us, less_mj = (whole.ms - cost.ms) * 1e3 / layers, (whole.joules - cost.joules) * 1e3 / layers
+        print(
+            f"  {name:28s} {cost.ms:8.3f} ms {cost.joules:7.2f} J   a layer less {less_us:+8.2f} us {less_mj:+8.2f} mJ"
+        )
 
 
 def main() -> None:
@@ -217,7 +239,8 @@ def main() -> None:
     parser.add_argument("folder")
     parser.add_argument("--steps", default="256x690,160x910,94x1100,48x1350")
     parser.add_argument("--only", default="", help="words that a variant's name has one of")
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=0.4, help="that each variant runs in a round")
     options = parser.parse_args()
     config = EngineConfig(backend="cuda", load="random", max_context=8192, max_running=256)
     with patch.object(CudaBackend, "prepare", nothing):  # what is captured here compiles what it needs
@@ -227,7 +250,7 @@ def main() -> None:
     assert isinstance(backend, CudaBackend)
     for step in options.steps.split(","):
         rows, mean = map(int, step.split("x"))
-        run(backend, backend._decodes, rows, mean, options.rounds, options.only.split(","))
+        run(backend, backend._decodes, rows, mean, options)
 
 
 if __name__ == "__main__":
