@@ -81,9 +81,7 @@ def main() -> None:
             kind = f"{config.block} keys, {config.warps} warps, {'keys' if config.keys_first else 'queries'} first"
             rate = loop.total() * config.warps / kilobytes
             most = ", ".join(f"{count} {name}" for name, count in loop.most_common(SHOWN))
-            print(
-                f"{group} heads a KV head, {kind}: {rate:.1f} a kilobyte; a warp's round: {loop.total()}, of them {most}"
-            )
+            print(f"{group} heads a KV head, {kind}: {rate:.1f} a kilobyte, {loop.total()} in a warp's round: {most}")
 
 
 if __name__ == "__main__":
