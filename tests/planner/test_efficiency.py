@@ -73,6 +73,7 @@ def test_every_error_that_is_stated_is_the_measured_one(points: list[Point]) -> 
 
 
 def test_most_figures_are_within_a_fifth(points: list[Point]) -> None:
+    """All but two: eight streams of a 0.6B model, and the 30B's first token, which since comes sooner than planned."""
     errors = sorted(abs(point.error(H200_RECORDS)) for point in points)
     assert errors[-3] < 0.20 and errors[-1] < 0.35
 

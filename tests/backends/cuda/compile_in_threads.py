@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import threading
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -62,6 +63,15 @@ def steps() -> None:
         add_rms_norm(x, x, weight, x, eps=1e-6, pdl=True)
 
 
+def broken_off() -> None:
+    """More kernels than there are threads."""
+    for width in range(10, 26):
+        x, weight = (
+            torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((4, 8 * width), (8 * width,))
+        )
+        rms_norm(x, weight, x, eps=1e-6)
+
+
 def main() -> None:
     triton.runtime.driver.set_active(Driver())  # type: ignore[arg-type]
     compile_one = triton.compiler.compile
@@ -71,6 +81,16 @@ def main() -> None:
         return compile_one(source, *arguments, **options)
 
     triton.compiler.compile = record
+    with suppress(KeyboardInterrupt), compilers() as threads:
+        with rehearsal(threads):
+            broken_off()
+        raise KeyboardInterrupt  # a start that is broken off must not spoil the next
+    COMPILED.clear()
+    LAUNCHERS.clear()
+    broken_off()
+    COMPILED.clear()
+    LAUNCHERS.clear()
+    LAUNCHED.clear()
     with compilers() as threads:
         with rehearsal(threads):
             steps()

@@ -19,24 +19,38 @@ from twostroke.backends.cuda.kernels.cluster_tiles import (
 from twostroke.backends.cuda.kernels.product_tiles import DEPTH
 from twostroke.cache import read_entry, write_entry
 
-SHAPES = [(14336, 4096), (4096, 14336), (4096, 4096), (2048, 4096), (3072, 1024), (1024, 3072), (200, 128)]
+SHAPES = [
+    (14336, 4096),
+    (4096, 14336),
+    (6144, 16384),
+    (6400, 17920),
+    (8192, 28672),
+    (4096, 4096),
+    (2048, 4096),
+    (3072, 1024),
+    (1024, 3072),
+    (200, 128),
+]
 
 
 @pytest.mark.parametrize("rows", [65, 128, 129, 160, 192, 193, 256, 257, 512, 640, 1280, 2048, 8192])
 @pytest.mark.parametrize("outputs, width", SHAPES)
-def test_every_cut_fits_the_chip_and_the_scratch(rows: int, outputs: int, width: int):
+@pytest.mark.parametrize("num_sms", [78, 114, 132, 144])
+def test_every_cut_fits_the_chip_and_the_scratch(rows: int, outputs: int, width: int, num_sms: int):
     for gated, may_split in ((True, False), (False, True), (False, False)):
-        tile = choose_cluster_tile(rows, outputs, width, 132, gated=gated, may_split=may_split)
+        tile = choose_cluster_tile(rows, outputs, width, num_sms, gated=gated, may_split=may_split)
         if tile is None:
             continue
         assert tile.parts == 1 or (tile.is_split and tile.parts <= PARTS)
         assert tile.stages >= 3 and tile.shared_bytes <= SHARED_BYTES
-        assert tile.outputs % (16 if gated else 8) == 0 and tile.outputs // tile.pieces <= 256
+        assert tile.outputs % (16 if gated else 8) == 0
+        piece = tile.outputs // tile.pieces
+        assert piece * tile.pieces == tile.outputs and piece % 8 == 0 and piece <= 256  # what an instruction has
         assert tile.row_blocks * tile.outputs // 2 <= 192  # sums a thread
         assert tile.rows % (8 * tile.cluster) == 0
         if tile.is_split:
             assert may_split and width % (DEPTH * tile.cluster * tile.parts) == 0 and rows <= MAX_SPLIT_ROWS
-            assert -(-outputs // tile.outputs) * tile.cluster * tile.parts <= 132  # in one wave
+            assert -(-outputs // tile.outputs) * tile.cluster * tile.parts <= num_sms  # in one wave
 
 
 def test_a_model_s_gate_is_spread_evenly():

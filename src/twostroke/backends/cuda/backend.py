@@ -14,7 +14,7 @@ import torch
 from twostroke.backends.cuda.attention import Attention, AttentionShape
 from twostroke.backends.cuda.buffers import Buffers
 from twostroke.backends.cuda.captured_sizes import MAX_CHUNKS
-from twostroke.backends.cuda.compile_ahead import compilers, rehearsal
+from twostroke.backends.cuda.compile_ahead import CAN_REHEARSE, compilers, rehearsal
 from twostroke.backends.cuda.decode import DecodePath
 from twostroke.backends.cuda.graphs import GraphCache
 from twostroke.backends.cuda.kernels.target import target_of
@@ -90,7 +90,7 @@ class CudaBackend:
     def _get_ready(self, load_weights: Callable[[], None]) -> float:
         """Returns how long the weights took. Kernels are compiled meanwhile."""
         with contextlib.ExitStack() as compiling:
-            if self._device.type == "cuda":
+            if self._device.type == "cuda" and CAN_REHEARSE:
                 threads = compiling.enter_context(compilers())
                 with rehearsal(threads):
                     self.prepare()

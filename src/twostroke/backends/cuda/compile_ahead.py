@@ -5,7 +5,7 @@ not for one after another. Knows how Triton is asked to compile only; other kern
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
@@ -20,7 +20,10 @@ from twostroke.machine import available_threads
 MAX_THREADS = 8
 """Triton holds Python's lock for about a sixth of the time that it compiles: more threads would wait for it."""
 
-_compilers: ContextVar[Executor | None] = ContextVar("compilers of a rehearsal", default=None)
+CAN_REHEARSE = hasattr(triton, "AsyncCompileMode") and hasattr(triton, "FutureKernel")
+"""Whether this Triton compiles ahead; without it a start compiles kernel by kernel."""
+
+_compilers: ContextVar[_Threads | None] = ContextVar("compilers of a rehearsal", default=None)
 
 
 class _Threads(ThreadPoolExecutor):
@@ -29,6 +32,8 @@ class _Threads(ThreadPoolExecutor):
     def __init__(self) -> None:
         super().__init__(min(MAX_THREADS, available_threads()), thread_name_prefix="compile")
         self._given_up = False
+        self.begun: set[Any] = set()
+        """Triton kernels."""
 
     def submit(self, build: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
         def unless_given_up() -> Any:
@@ -54,20 +59,31 @@ def _build_launcher(kernel: Any) -> None:
 
 
 @contextmanager
-def compilers() -> Iterator[Executor]:
+def compilers() -> Iterator[_Threads]:
     """Threads for the kernels of a start: what a rehearsal began, launches within find. Leaving drops what has not
     begun, so that a start that fails, or is broken off, ends soon."""
     threads = _Threads()
-    # An error is raised where the kernel is launched; here it would be one of a kernel that nobody launched.
-    with triton.AsyncCompileMode(threads, ignore_errors=True):
-        try:
-            yield threads
-        finally:
-            threads.give_up()
+    try:
+        # An error is raised where the kernel is launched; here it would be one of a kernel that nobody launched.
+        with triton.AsyncCompileMode(threads, ignore_errors=True):
+            try:
+                yield threads
+            finally:
+                threads.give_up()
+    finally:
+        for kernel in threads.begun:
+            _forget_unfinished(kernel)
+
+
+def _forget_unfinished(kernel: Any) -> None:
+    """From Triton 3.7 on a kernel keeps what is to come, also what was dropped: the next start would find that."""
+    for known, *_ in getattr(kernel, "device_caches", {}).values():  # the interpreter's have none
+        for key in [key for key, held in known.items() if isinstance(held, triton.FutureKernel)]:
+            del known[key]
 
 
 @contextmanager
-def rehearsal(compilers: Executor) -> Iterator[None]:
+def rehearsal(compilers: _Threads) -> Iterator[None]:
     """Within, this thread launches no kernel of ours: each is compiled instead, and not waited for."""
     before = _compilers.set(compilers)
     try:
@@ -86,8 +102,12 @@ def launcher(kernel: Any, grid: tuple[int, ...]) -> Callable[..., Any]:
 
 
 def _begin(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
+    threads = _compilers.get()
+    assert threads is not None
+    threads.begun.add(kernel)
     begun = kernel.warmup(*arguments, grid=grid, **options)
-    if isinstance(begun, triton.FutureKernel) and begun.future.done():
+    # From Triton 3.9 on there is no future once it was asked for its result.
+    if isinstance(begun, triton.FutureKernel) and begun.future is not None and begun.future.done():
         begun.result(ignore_errors=True)  # the kernel knows it now, and is quick to say so when asked again
 
 

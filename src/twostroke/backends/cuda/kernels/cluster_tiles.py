@@ -92,7 +92,9 @@ def choose_cluster_tile(
         return None
     for parts in (PARTS, 1):
         splits = 2 * parts
-        block, rounds = max(LEAST_OUTPUTS, _one_wave(outputs * splits, num_sms, 8)), width // DEPTH // splits
+        block, rounds = max(LEAST_OUTPUTS, _one_wave(outputs, num_sms // splits, 8)), width // DEPTH // splits
+        if ClusterTile(block, row_blocks, groups).pieces > 1:
+            block = -(-block // 16) * 16  # each piece is of eights
         is_long = rounds >= (LEAST_ROUNDS if parts == 1 else LEAST_ROUNDS_OF_PARTS)
         is_busy = outputs * splits >= LEAST_SHARE * num_sms * block
         if block <= most and width % (splits * DEPTH) == 0 and is_long and is_busy:
