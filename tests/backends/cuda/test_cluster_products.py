@@ -2,6 +2,7 @@
 at hand, and that it is right on the card."""
 
 import re
+from itertools import product
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from twostroke.backends.cuda.kernels.cluster_tiles import (
 from twostroke.backends.cuda.kernels.product_tiles import DEPTH
 from twostroke.cache import read_entry, write_entry
 
+ROWS = [65, 128, 129, 160, 192, 193, 256, 257, 512, 640, 1280, 2048, 8192]
 SHAPES = [
     (14336, 4096),
     (4096, 14336),
@@ -33,11 +35,11 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("rows", [65, 128, 129, 160, 192, 193, 256, 257, 512, 640, 1280, 2048, 8192])
 @pytest.mark.parametrize("outputs, width", SHAPES)
 @pytest.mark.parametrize("num_sms", [78, 114, 132, 144])
-def test_every_cut_fits_the_chip_and_the_scratch(rows: int, outputs: int, width: int, num_sms: int):
-    for gated, may_split in ((True, False), (False, True), (False, False)):
+def test_every_cut_fits_the_chip_and_the_scratch(outputs: int, width: int, num_sms: int):
+    kinds = ((True, False), (False, True), (False, False))
+    for rows, (gated, may_split) in product(ROWS, kinds):
         tile = choose_cluster_tile(rows, outputs, width, num_sms, gated=gated, may_split=may_split)
         if tile is None:
             continue
