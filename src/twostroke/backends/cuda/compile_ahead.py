@@ -33,7 +33,7 @@ class _Threads(ThreadPoolExecutor):
         super().__init__(min(MAX_THREADS, available_threads()), thread_name_prefix="compile")
         self._given_up = False
         self.begun: set[Any] = set()
-        """Triton kernels."""
+        """Kernels, Triton's and others."""
 
     def submit(self, build: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
         def unless_given_up() -> Any:
@@ -77,7 +77,7 @@ def compilers() -> Iterator[_Threads]:
 
 def _forget_unfinished(kernel: Any) -> None:
     """From Triton 3.7 on a kernel keeps what is to come, also what was dropped: the next start would find that."""
-    for known, *_ in getattr(kernel, "device_caches", {}).values():  # the interpreter's have none
+    for known, *_ in getattr(kernel, "device_caches", {}).values():  # the interpreter's and others have none
         for key in [key for key, held in known.items() if isinstance(held, triton.FutureKernel)]:
             del known[key]
 
@@ -111,9 +111,11 @@ def _begin(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) 
         begun.result(ignore_errors=True)  # the kernel knows it now, and is quick to say so when asked again
 
 
-def compile_beside(build: Callable[[], object]) -> None:
-    """In a rehearsal: have a kernel built by a compiler other than Triton's. What it raises is dropped, so whoever
-    needs the kernel must find out again."""
+def compile_beside(kernel: Any, build: Callable[[], object]) -> None:
+    """In a rehearsal: have a kernel built by a compiler other than Triton's, once. What it raises is dropped, so
+    whoever needs the kernel must find out again."""
     threads = _compilers.get()
     assert threads is not None
-    threads.submit(build)
+    if kernel not in threads.begun:
+        threads.begun.add(kernel)
+        threads.submit(build)

@@ -1,8 +1,8 @@
 // out = x @ weight^T, perhaps gated, in clusters. The programs of a cluster compute neighbouring outputs of the same
 // rows, and each fetches a share of those rows for all of them; or they compute the same outputs, each over its part of
 // the depth, and add them up among themselves (of several clusters that divide it, each leaves its sums to the reader).
-// A producer thread keeps a ring of TMA copies full; warp groups multiply
-// from it (wgmma) and keep their sums in registers. Constants in capitals come with the compilation:
+// A producer thread keeps a ring of TMA copies full; warp groups multiply from it (wgmma) and keep their sums in
+// registers. Constants in capitals come with the compilation:
 //   ROW_BLOCKS  blocks of 64 rows that a warp group multiplies     GROUPS   warp groups that multiply
 //   OUTPUTS     outputs of a program; gated: half gate, half up    CLUSTER  programs of a cluster
 //   PIECES      instructions that a program's outputs take         SPLIT    whether they divide the depth

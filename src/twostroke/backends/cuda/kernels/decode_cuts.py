@@ -56,8 +56,8 @@ class SplitPlan:
 
 
 def split_plan(num_tokens: int, kv_heads: int, num_sms: int) -> SplitPlan:
-    """None shorter than 64 tokens (32 for a single sequence, where latency is all). An item more than the sequences
-    need exits at once, so the grid stays near both numbers."""
+    """Items of about one length, none shorter than 64 tokens (32 for a single sequence, where latency is all). An item
+    more than the sequences need exits at once, so the grid stays near both numbers."""
     target = most_items(kv_heads, num_sms, PROGRAMS_PER_SM)
     if num_tokens * kv_heads < MANY_PROGRAMS * num_sms:
         target = max(target, int(ITEMS_OF_FEW * num_tokens))

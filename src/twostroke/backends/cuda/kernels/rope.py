@@ -39,9 +39,8 @@ def rope_and_store(
     pdl: bool = False,
     heads_per_program: int | None = None,
 ) -> None:
-    """Turn queries in place; turn keys and write them and the values to block
-    table[row, position // block_size], slot position % block_size. Dimension i is paired with i + rope_dim / 2; those
-    from rope_dim on are not turned."""
+    """Turn queries in place; turn keys and write them and the values to block table[row, position // block_size], slot
+    position % block_size. Dimension i is paired with i + rope_dim / 2; those from rope_dim on are not turned."""
     assert (q_norm is None) == (k_norm is None)
     assert k_cache.stride() == v_cache.stride()
     num_tokens = positions.shape[0]
@@ -187,8 +186,8 @@ def _rope_and_store(
         turned_second, head, HALF + column, mask, qkv_row, k_slot, v_slot, True, HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE
     )
     if REST_BLOCK:
-        # What is neither turned nor normed may be in its place in the queries already.
-        moved: tl.constexpr = q_norm is not None
+        # What is neither turned nor normed is already in its place in the queries.
         _store_part(
-            rest, head, rest_column, rest_mask, qkv_row, k_slot, v_slot, moved, HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE
-        )
+            rest, head, rest_column, rest_mask, qkv_row, k_slot, v_slot, q_norm is not None, HEADS, KV_HEADS, HEAD_DIM,
+            BLOCK_SIZE,
+        )  # fmt: skip
