@@ -1,9 +1,10 @@
+from contextlib import suppress
 from itertools import pairwise
 
 import pytest
 import torch
 
-from twostroke.backends.cuda.compile_ahead import compilers, rehearsal
+from twostroke.backends.cuda.compile_ahead import compilers, is_abridged, rehearsal
 from twostroke.backends.cuda.graphs import GraphCache, buckets_up_to
 
 
@@ -50,3 +51,74 @@ def test_a_graph_replays_what_was_captured_first():
     assert total.item() == 5 and len(calls) == 2, "run once, captured once, then replayed"
     graphs.prepare("key", work)
     assert len(calls) == 2 and len(graphs) == 1 and "key" in graphs
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="graphs need a CUDA device")
+def test_a_graph_is_captured_whole_behind_an_abridged_run():
+    graphs = GraphCache(torch.device("cuda"))
+    layers, calls = torch.zeros(4, device="cuda"), []
+
+    def work():
+        calls.append(is_abridged())
+        for layer in range(1 if is_abridged() else 4):
+            layers[layer].add_(1)
+
+    graphs.prepare("key", work)
+    assert calls == [True, False] and layers.tolist() == [1, 0, 0, 0]
+    graphs.run("key", work)
+    assert len(calls) == 2 and layers.tolist() == [2, 1, 1, 1]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="graphs need a CUDA device")
+@pytest.mark.parametrize("is_last", [False, True])
+def test_a_capture_that_meets_something_new_is_made_again(is_last):
+    """Waiting for the device is forbidden while capturing, and so is what waits within: loading, say."""
+    graphs = GraphCache(torch.device("cuda"))
+    x, weight = torch.ones(64, 64, device="cuda"), torch.eye(64, device="cuda")
+    out, met = torch.zeros(64, 64, device="cuda"), []
+
+    def work():
+        is_new = not is_abridged() and not met
+        torch.mm(x, weight, out=out)
+        if is_new and not is_last:
+            met.append("what raises")
+            torch.cuda.synchronize()
+        out.add_(torch.ones_like(out))  # of the graph's own memory
+        if is_new and is_last:
+            met.append("what is seen when the capture ends")
+            with suppress(RuntimeError):
+                torch.cuda.synchronize()
+
+    graphs.prepare("first", lambda: out.zero_())
+    graphs.prepare("new", work)
+    graphs.prepare("behind", lambda: out.add_(torch.ones_like(out)))
+    assert met and len(graphs) == 3
+    for number in range(3):
+        x.fill_(number)
+        for key in ("first", "new", "behind"):
+            graphs.run(key, lambda: pytest.fail("this was captured"))
+        elsewhere = torch.full((64, 64), 7.0, device="cuda")  # the allocator serves others as before
+        assert (out == number + 2).all() and (elsewhere == 7).all()
+    torch.cuda.empty_cache()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="graphs need a CUDA device")
+def test_work_that_fails_by_itself_says_so_and_spoils_nothing():
+    graphs = GraphCache(torch.device("cuda"))
+    total = torch.zeros(1, device="cuda")
+
+    def fail():
+        total.add_(1)
+        if not is_abridged():
+            raise ValueError("as ever")
+
+    with pytest.raises(ValueError, match="as ever"):
+        graphs.prepare("failing", fail)
+    assert "failing" not in graphs
+    total.zero_()
+    graphs.prepare("key", lambda: total.add_(1))
+    graphs.run("key", lambda: pytest.fail("this was captured"))
+    assert total.item() == 2

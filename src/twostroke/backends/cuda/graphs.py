@@ -4,11 +4,12 @@ longer than a small step takes the device. Knows when to capture; what is captur
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from typing import Any
 
 import torch
 
-from twostroke.backends.cuda.compile_ahead import is_rehearsal
+from twostroke.backends.cuda.compile_ahead import abridged, is_rehearsal
 
 
 class GraphCache:
@@ -16,10 +17,11 @@ class GraphCache:
 
     def __init__(self, device: torch.device) -> None:
         self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
-        self._pool: Any = None
+        self._failed: list[torch.cuda.CUDAGraph] = []
         self._device = device
         # One stream for all captures: cuBLAS keeps a workspace for each stream that it has seen.
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._pool: Any = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
 
     def __len__(self) -> int:
         return len(self._graphs)
@@ -40,26 +42,42 @@ class GraphCache:
         self._graphs[key] = self._capture(work)
 
     def prepare(self, key: Hashable, work: Callable[[], None]) -> None:
-        """Capture before it is needed. `work` is run once first, so it must be harmless."""
+        """Capture before it is needed. `work` is run before that, abridged, so it must be harmless: what it meets for
+        the first time, a kernel to be loaded or a library's heuristics, may spoil a capture."""
         if is_rehearsal():
             work()
         elif self._device.type == "cuda" and key not in self._graphs:
-            work()
-            self._graphs[key] = self._capture(work)
+            with abridged():
+                work()
+            try:
+                self._graphs[key] = self._capture(work)
+            except Exception:  # of something new in what was left out: run all of it; if it was not that, it recurs
+                work()
+                self._graphs[key] = self._capture(work)
 
     def _capture(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        """Without torch.cuda.graph(), which collects garbage and empties caches: tens of milliseconds each time."""
-        torch.cuda.synchronize(self._device)
+        """Beside whatever the device is at: nothing is waited for. Without torch.cuda.graph(), which collects garbage
+        and empties caches: tens of milliseconds each time."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(self._stream):
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 work()
             finally:
-                graph.capture_end()
-        self._pool = self._pool or graph.pool()
-        torch.cuda.synchronize(self._device)
+                self._end(graph)
         return graph
+
+    def _end(self, graph: torch.cuda.CUDAGraph) -> None:
+        try:
+            graph.capture_end()
+        except Exception:
+            # Some releases of torch (2.11) leave a failed capture's pool taken: on the device it can be freed, on the
+            # host not, where the graph will be asked again what is its own. The next capture has another pool.
+            with suppress(RuntimeError):
+                torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._pool)
+            self._failed.append(graph)
+            self._pool = torch.cuda.graph_pool_handle()
+            raise
 
 
 def buckets_up_to(limit: int) -> tuple[int, ...]:

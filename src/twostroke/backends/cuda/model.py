@@ -11,7 +11,7 @@ import torch
 
 from twostroke.backends.cuda.attention import Attention
 from twostroke.backends.cuda.buffers import Buffers
-from twostroke.backends.cuda.compile_ahead import is_rehearsal
+from twostroke.backends.cuda.compile_ahead import is_abridged
 from twostroke.backends.cuda.kernels.embedding import gather
 from twostroke.backends.cuda.kernels.gemv import linear_few
 from twostroke.backends.cuda.kernels.moe_combine import NextNorm
@@ -119,7 +119,7 @@ class Decoder:
         normed = self._buffers.normed[: len(tokens)]
         if not few:
             rms_norm(residual, weights.layers[0].attention_norm, normed, eps=self._spec.norm_eps, pdl=pdl)
-        for index in self._distinct_layers if is_rehearsal() else range(len(weights.layers)):
+        for index in self._distinct_layers if is_abridged() else range(len(weights.layers)):
             layer = weights.layers[index]
             qkv = self._buffers.qkv[: len(tokens)]
             if few:

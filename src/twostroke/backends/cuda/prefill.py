@@ -12,6 +12,7 @@ import torch
 
 from twostroke.backends.cuda.batch import Batch, CapturedShape
 from twostroke.backends.cuda.captured_sizes import CapturedSizes
+from twostroke.backends.cuda.compile_ahead import abridged
 from twostroke.backends.cuda.kernels.prefill_tiles import ITEM_FIELDS, PrefillWork
 from twostroke.backends.cuda.logprobs import prompt_logprob_readers
 from twostroke.backends.cuda.model import Decodes, TokenArrays
@@ -70,7 +71,8 @@ class PrefillPath:
         for size in (max(1, self._max_tokens >> shift) for shift in range(4)):
             nobodys = Batch.of_nobody(CapturedShape(size, 0, 1), padding_row, self._max_context)
             staged = self._send(nobodys, None)
-            self._forward(staged, staged.sampled_tokens)
+            with abridged():
+                self._forward(staged, staged.sampled_tokens)
         for shape in self._sizes.at_start():
             staged = self._send(Batch.of_nobody(shape, padding_row, self._max_context), shape)
             parts.graphs.prepare(shape, partial(self._run_captured, staged))
