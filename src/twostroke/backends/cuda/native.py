@@ -6,7 +6,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Lock
@@ -57,8 +57,9 @@ def tensor_map(matrix: torch.Tensor, rows: int, box_rows: int, box_columns: int)
     return box_map(matrix.data_ptr(), matrix.dtype, sizes, strides, (box_columns, box_rows))
 
 
+@lru_cache(maxsize=4096)  # a step's maps differ from the last one's where its rows do; of weights they never do
 def box_map(
-    address: int, dtype: torch.dtype, sizes: Sequence[int], strides: Sequence[int], box: Sequence[int]
+    address: int, dtype: torch.dtype, sizes: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...]
 ) -> TensorMap:
     """Boxes of elements in two dimensions or more, the contiguous one first; `strides`, in elements, are those of the
     others. In shared memory a box is rows of 128 bytes, swizzled."""
@@ -89,23 +90,27 @@ class NativeKernel:
 
     def __init__(self, source: str, name: str, constants: Mapping[str, int], architecture: str) -> None:
         self._source, self._name, self._constants, self._architecture = source, name, constants, architecture
-        self._functions: dict[int, ctypes.c_void_p] = {}
+        self._functions: dict[tuple[int, int], ctypes.c_void_p] = {}
 
     def compile(self) -> bytes:
         return compiled(self._source, self._constants, self._architecture)
 
-    def load(self) -> ctypes.c_void_p:
-        """On the current device: code belongs to one."""
-        driver, device = _driver(), torch.cuda.current_device()
-        if device not in self._functions:
+    def load(self, shared_bytes: int = 0) -> ctypes.c_void_p:
+        """On the current device, since code belongs to one; with leave to take so much shared memory."""
+        device = torch.cuda.current_device()
+        function = self._functions.get((device, shared_bytes))
+        if function is None:
+            driver = _driver()
             module, function = ctypes.c_void_p(), ctypes.c_void_p()
             code = self.compile()
             _enter_context(device)
             _check(driver.cuModuleLoadData(ctypes.byref(module), code), "load a kernel")
             found = driver.cuModuleGetFunction(ctypes.byref(function), module, self._name.encode())
             _check(found, f"find the kernel {self._name}")
-            self._functions[device] = function
-        return self._functions[device]
+            allowed = driver.cuFuncSetAttribute(function, MAX_DYNAMIC_SHARED, shared_bytes)
+            _check(allowed, f"give a kernel {shared_bytes} bytes of shared memory")
+            self._functions[device, shared_bytes] = function
+        return function
 
     def launch(
         self,
@@ -121,16 +126,18 @@ class NativeKernel:
         if is_rehearsal():
             compile_beside(self, self.compile)
             return
-        function = self.load()
-        allowed = _driver().cuFuncSetAttribute(function, MAX_DYNAMIC_SHARED, shared_bytes)
-        _check(allowed, f"give a kernel {shared_bytes} bytes of shared memory")
-        attributes = (_Attribute * 2)(
-            _Attribute(CLUSTER_DIMENSION, 0, (cluster, 1, 1)), _Attribute(DEPENDENT_LAUNCH, 0, (int(pdl),))
-        )
+        function = self.load(shared_bytes)
         stream = torch.cuda.current_stream().cuda_stream
-        config = _LaunchConfig((grid, 1, 1), (threads, 1, 1), shared_bytes, stream, attributes, 2)
+        config = _LaunchConfig((grid, 1, 1), (threads, 1, 1), shared_bytes, stream, _attributes(cluster, pdl), 2)
         pointers = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(argument) for argument in arguments))
         _check(_driver().cuLaunchKernelEx(ctypes.byref(config), function, pointers, None), "launch a kernel")
+
+
+@cache
+def _attributes(cluster: int, pdl: bool) -> ctypes.Array[_Attribute]:
+    return (_Attribute * 2)(
+        _Attribute(CLUSTER_DIMENSION, 0, (cluster, 1, 1)), _Attribute(DEPENDENT_LAUNCH, 0, (int(pdl),))
+    )
 
 
 def compiled(source: str, constants: Mapping[str, int], architecture: str) -> bytes:

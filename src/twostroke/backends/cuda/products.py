@@ -9,7 +9,8 @@ import torch
 from twostroke.backends.cuda.kernels.activation import Activation, gated
 from twostroke.backends.cuda.kernels.cluster_products import cluster_product
 from twostroke.backends.cuda.kernels.cluster_tiles import MAX_SPLIT_ROWS, PARTS, ClusterTile, choose_cluster_tile
-from twostroke.backends.cuda.kernels.hopper_products import ELEMENT_TYPES, product
+from twostroke.backends.cuda.kernels.gluon_layouts import ELEMENT_TYPES
+from twostroke.backends.cuda.kernels.hopper_products import product
 from twostroke.backends.cuda.kernels.norms import add_rms_norm, rms_norm, sandwich
 from twostroke.backends.cuda.kernels.product_tiles import MAX_ROWS, MAX_SPLITS, ProductTile, choose_tile
 from twostroke.backends.cuda.kernels.target import target_of

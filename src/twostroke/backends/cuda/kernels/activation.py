@@ -13,6 +13,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from twostroke.backends.cuda.compile_ahead import launcher
 from twostroke.backends.cuda.kernels.target import launch_options
+from twostroke.backends.cuda.kernels.whole_numbers import cdiv
 
 Activation = Literal["silu", "gelu_tanh"]
 
@@ -30,7 +31,7 @@ def gated(
     num_tokens, intermediate = out.shape
     if num_tokens == 0:
         return
-    launcher(_gated, (num_tokens, triton.cdiv(intermediate, _BLOCK)))(
+    launcher(_gated, (num_tokens, cdiv(intermediate, _BLOCK)))(
         gate_up,
         out,
         gate_up.stride(0),

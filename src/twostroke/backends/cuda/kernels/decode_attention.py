@@ -27,6 +27,7 @@ from twostroke.backends.cuda.kernels.decode_cuts import (
     split_plan,
 )
 from twostroke.backends.cuda.kernels.scores import cap_scores, score_factors
+from twostroke.backends.cuda.kernels.whole_numbers import next_power_of_2
 
 ROWS = tl.constexpr(16)
 """Query heads of a program: a group is padded to what a tensor-core product takes at least."""
@@ -285,8 +286,8 @@ def attend_decode(
             window=window, plan=plan, config=config, pdl=pdl,
         )  # fmt: skip
         pdl = pdl and num_tokens == 1  # programs read their item before they wait: it must be there
-    dim = max(16, triton.next_power_of_2(head_dim))
-    reduce_group = triton.next_power_of_2(group)
+    dim = max(16, next_power_of_2(head_dim))
+    reduce_group = next_power_of_2(group)
     score_scale, cap_log2 = score_factors(scale, softcap)
     launcher(_decode_kernel, (kv_heads, plan.max_items))(
         queries,

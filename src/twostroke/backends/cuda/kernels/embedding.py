@@ -14,6 +14,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from twostroke.backends.cuda.compile_ahead import launcher
 from twostroke.backends.cuda.kernels.target import launch_options
+from twostroke.backends.cuda.kernels.whole_numbers import next_power_of_2
 
 FROM_ROW: Final = -1
 """A token id the host does not know yet: the row's last sampled token is meant."""
@@ -33,7 +34,7 @@ def gather(
     num_tokens, hidden = out.shape
     if num_tokens == 0:
         return
-    block = triton.next_power_of_2(hidden)
+    block = next_power_of_2(hidden)
     launcher(_gather, (num_tokens,))(
         embedding,
         token_ids,

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 from importlib.resources import files
 from typing import Final
 
@@ -120,13 +120,11 @@ def heads_at_once(kv_heads: int, head_dim: int, context: int, cached_bytes: int)
     return max(heads for heads in range(1, kv_heads + 1) if kv_heads % heads == 0 and heads <= max(fitting, 1))
 
 
-@lru_cache(maxsize=1024)
 def _cache_map(address: int, rows: int, head_dim: int, dtype: torch.dtype) -> TensorMap:
     """A cache's rows, in boxes of one span's keys and one slice of their elements."""
     return box_map(address, dtype, (head_dim, rows), (head_dim,), (SLICE, SPAN))
 
 
-@lru_cache(maxsize=64)
 def _query_map(
     address: int, tokens: int, stride: int, dtype: torch.dtype, heads: int, head_dim: int, group: int, tile_tokens: int
 ) -> TensorMap:

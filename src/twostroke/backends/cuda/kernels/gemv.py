@@ -15,6 +15,7 @@ from twostroke.backends.cuda.compile_ahead import launcher
 from twostroke.backends.cuda.kernels.activation import Activation, activate
 from twostroke.backends.cuda.kernels.gemv_config import FMA_ROWS, MAX_ROWS, GemvConfig, choose, fit
 from twostroke.backends.cuda.kernels.target import launch_options, target_of
+from twostroke.backends.cuda.kernels.whole_numbers import cdiv, next_power_of_2
 
 
 def linear_few(
@@ -51,8 +52,8 @@ def linear_few(
         assert num_rows <= FMA_ROWS
         kernel = _fma_rows
         constants |= {
-            "ROWS": triton.next_power_of_2(num_rows),
-            "TILES": triton.cdiv(width, config.block_k),
+            "ROWS": next_power_of_2(num_rows),
+            "TILES": cdiv(width, config.block_k),
             "PREFETCH_TILES": config.prefetch_tiles,
         }
     else:
@@ -66,7 +67,7 @@ def linear_few(
             # The interpreter's dot would take bfloat16 for integers.
             "WIDEN": target_of(x.device).interpreted,
         }
-    launcher(kernel, (triton.cdiv(outputs, config.block_n),))(
+    launcher(kernel, (cdiv(outputs, config.block_n),))(
         x,
         norm_weight,
         weight,

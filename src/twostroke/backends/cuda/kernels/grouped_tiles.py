@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Final
 
 DEPTH: Final = 64
@@ -71,6 +72,7 @@ def fitted(tile: HopperTile, num_inputs: int, num_outputs: int, *, gated: bool) 
     return tile if tile.unfit(num_inputs, num_outputs, gated=gated) is None else None
 
 
+@cache
 def choose_hopper_tile(
     num_rows: int, num_experts: int, num_inputs: int, num_outputs: int, *, gated: bool
 ) -> HopperTile | None:

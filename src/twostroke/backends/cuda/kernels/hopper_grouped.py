@@ -24,11 +24,10 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from twostroke.backends.cuda.compile_ahead import launcher
 from twostroke.backends.cuda.kernels.activation import Activation, activate
+from twostroke.backends.cuda.kernels.gluon_layouts import shared_layout
 from twostroke.backends.cuda.kernels.gluon_names import meet
 from twostroke.backends.cuda.kernels.grouped_tiles import DEPTH, HopperTile
 from twostroke.backends.cuda.kernels.target import launch_options, target_of
-
-ELEMENT_TYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 
 
 @gluon.jit
@@ -282,8 +281,7 @@ def hopper_grouped_matmul(
     num_outputs = matrix_rows if gated is None else matrix_rows // 2
     reason = tile.unfit(num_inputs, num_outputs, gated=gated is not None)
     assert reason is None, reason
-    element = ELEMENT_TYPES[weights.dtype]
-    layout = gl.NVMMASharedLayout.get_default_for([tile.outputs, DEPTH], element)
+    layout = shared_layout(tile.outputs, DEPTH, weights.dtype)
     w_rows = TensorDescriptor(
         weights, [experts * matrix_rows, num_inputs], [num_inputs, 1], [tile.outputs, DEPTH], layout
     )

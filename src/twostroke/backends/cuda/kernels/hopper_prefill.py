@@ -20,6 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from twostroke.backends.cuda.compile_ahead import launcher
+from twostroke.backends.cuda.kernels.gluon_layouts import shared_layout
 from twostroke.backends.cuda.kernels.prefill_attention import check_shapes, combine_parts
 from twostroke.backends.cuda.kernels.prefill_tiles import ITEM_FIELDS, PrefillScratch, PrefillWork
 from twostroke.backends.cuda.kernels.scores import LOG2_E
@@ -30,7 +31,6 @@ WARPS = 4
 FIELDS = gl.constexpr(ITEM_FIELDS)
 LOWEST = gl.constexpr(-1.0e30)
 """The peak of a query that has seen no key yet: finite, so that a wholly masked block weighs nothing and is no NaN."""
-ELEMENT_TYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 
 
 def masked_rounds(tokens: int) -> int:
@@ -245,7 +245,7 @@ def attend_prefill_hopper(
     kv_heads, group, head_dim, page = check_shapes(queries, k_cache, v_cache, work, scratch)
     if work.tile_rows not in (64, 128):
         raise ValueError(f"The Hopper kernel takes tiles of 64 or 128 rows, not {work.tile_rows}.")
-    layout = gl.NVMMASharedLayout.get_default_for([BLOCK, head_dim], ELEMENT_TYPES[k_cache.dtype])
+    layout = shared_layout(BLOCK, head_dim, k_cache.dtype)
     k_rows, v_rows = (
         TensorDescriptor(cache, [cache.numel() // head_dim, head_dim], [head_dim, 1], [BLOCK, head_dim], layout)
         for cache in (k_cache, v_cache)

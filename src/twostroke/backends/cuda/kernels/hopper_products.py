@@ -8,7 +8,6 @@ weights before it waits for the kernel ahead. A product may be cut along its dep
 from __future__ import annotations
 
 import torch
-import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -23,6 +22,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from twostroke.backends.cuda.compile_ahead import launcher
 from twostroke.backends.cuda.kernels.activation import Activation, activate
+from twostroke.backends.cuda.kernels.gluon_layouts import shared_layout
 from twostroke.backends.cuda.kernels.gluon_names import meet
 from twostroke.backends.cuda.kernels.product_tiles import (
     DEPTH,
@@ -33,8 +33,7 @@ from twostroke.backends.cuda.kernels.product_tiles import (
     rows_to_read,
 )
 from twostroke.backends.cuda.kernels.target import launch_options
-
-ELEMENT_TYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
+from twostroke.backends.cuda.kernels.whole_numbers import cdiv
 
 
 @gluon.jit
@@ -153,12 +152,11 @@ def product(
     assert 1 <= num_rows <= MAX_ROWS and rounds * DEPTH * tile.splits == width and out.is_contiguous()
     assert (tile.splits == 1) == (out.dim() == 2) and (gated is None or tile.splits == 1)
     assert 1 <= tile.stages <= rounds
-    box, element = copied_rows(num_rows), ELEMENT_TYPES[x.dtype]
-    x_layout = gl.NVMMASharedLayout.get_default_for([box, DEPTH], element)
-    w_layout = gl.NVMMASharedLayout.get_default_for([tile.outputs, DEPTH], element)
+    box = copied_rows(num_rows)
+    x_layout, w_layout = (shared_layout(rows, DEPTH, x.dtype) for rows in (box, tile.outputs))
     x_rows = TensorDescriptor(x, [rows_to_read(x, box), width], [x.stride(0), 1], [box, DEPTH], x_layout)
     w_rows = TensorDescriptor(weight, list(weight.shape), [width, 1], [tile.outputs, DEPTH], w_layout)
-    launcher(_product_kernel, (triton.cdiv(outputs, tile.outputs), tile.splits))(
+    launcher(_product_kernel, (cdiv(outputs, tile.outputs), tile.splits))(
         x_rows,
         w_rows,
         out,

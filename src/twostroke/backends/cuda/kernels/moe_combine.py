@@ -14,6 +14,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from twostroke.backends.cuda.compile_ahead import launcher
 from twostroke.backends.cuda.kernels.target import launch_options
+from twostroke.backends.cuda.kernels.whole_numbers import cdiv, next_power_of_2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,9 +72,9 @@ def combine(
     [num_tokens, hidden], on top of `residual` if there is one (`out` itself, perhaps), and its norm."""
     num_tokens, top_k = rows.shape
     hidden = out.shape[1]
-    padded = triton.next_power_of_2(hidden)
+    padded = next_power_of_2(hidden)
     block = padded if next_norm is not None else min(1024, padded)
-    launcher(_combine_kernel, (num_tokens, triton.cdiv(hidden, block)))(
+    launcher(_combine_kernel, (num_tokens, cdiv(hidden, block)))(
         expert_outputs, rows, shares, residual, out,
         None if next_norm is None else next_norm.weight, None if next_norm is None else next_norm.out,
         0.0 if next_norm is None else next_norm.eps, hidden, top_k, BLOCK=block, PDL=pdl,

@@ -17,6 +17,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from twostroke.backends.cuda.compile_ahead import launcher
 from twostroke.backends.cuda.kernels.moe_routing import ranks_of_experts
 from twostroke.backends.cuda.kernels.target import launch_options
+from twostroke.backends.cuda.kernels.whole_numbers import cdiv, next_power_of_2
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +143,9 @@ def few_tokens_gate_up(
     -> activations [num_tokens * top_k, intermediate], a token's slots side by side, the likeliest first."""
     num_tokens, hidden = x.shape
     experts, intermediate = gate_up.shape[0], gate_up.shape[1] // 2
-    launcher(_gate_up_kernel, (triton.cdiv(intermediate, tile.outputs), num_tokens * top_k))(
+    launcher(_gate_up_kernel, (cdiv(intermediate, tile.outputs), num_tokens * top_k))(
         x, logits, gate_up, activations, hidden, intermediate, experts, top_k, GELU=gelu, OUTPUTS=tile.outputs,
-        DEPTH=min(tile.depth, triton.next_power_of_2(hidden)), EXPERTS_PADDED=triton.next_power_of_2(experts), PDL=pdl,
+        DEPTH=min(tile.depth, next_power_of_2(hidden)), EXPERTS_PADDED=next_power_of_2(experts), PDL=pdl,
         num_warps=tile.num_warps, **launch_options(pdl),
     )  # fmt: skip
 
@@ -165,9 +166,9 @@ def few_tokens_down(
     on top of `residual` if there is one (`out` itself, perhaps). With `pdl` it must directly follow that kernel."""
     num_tokens, hidden = out.shape
     experts, _, intermediate = down.shape
-    launcher(_down_kernel, (triton.cdiv(hidden, tile.outputs), num_tokens))(
+    launcher(_down_kernel, (cdiv(hidden, tile.outputs), num_tokens))(
         activations, logits, down, out if residual is None else residual, out, hidden, intermediate, experts, top_k,
         NORMALISE=normalise, HAS_RESIDUAL=residual is not None, OUTPUTS=tile.outputs,
-        DEPTH=min(tile.depth, triton.next_power_of_2(intermediate)),
-        EXPERTS_PADDED=triton.next_power_of_2(experts), PDL=pdl, num_warps=tile.num_warps, **launch_options(pdl),
+        DEPTH=min(tile.depth, next_power_of_2(intermediate)),
+        EXPERTS_PADDED=next_power_of_2(experts), PDL=pdl, num_warps=tile.num_warps, **launch_options(pdl),
     )  # fmt: skip

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 import triton
@@ -17,16 +18,18 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from twostroke.backends.cuda.compile_ahead import launcher
 from twostroke.backends.cuda.kernels.activation import Activation
+from twostroke.backends.cuda.kernels.gluon_layouts import ELEMENT_TYPES
 from twostroke.backends.cuda.kernels.grouped_tiles import (
     DOWN_TILES,
     GATE_UP_TILES,
     HopperTile,
     choose_hopper_tile,
 )
-from twostroke.backends.cuda.kernels.hopper_grouped import ELEMENT_TYPES, hopper_grouped_matmul
+from twostroke.backends.cuda.kernels.hopper_grouped import hopper_grouped_matmul
 from twostroke.backends.cuda.kernels.moe_decode import gated
 from twostroke.backends.cuda.kernels.moe_routing import dot, dot_precision
 from twostroke.backends.cuda.kernels.target import launch_options, target_of
+from twostroke.backends.cuda.kernels.whole_numbers import cdiv, next_power_of_2
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,7 @@ _DOWN_TILES = {
 }
 
 
+@cache
 def choose_tile(num_rows: int, num_experts: int, *, gated: bool, most_rows: int = 128) -> GroupedTile:
     """By how many rows an expert gets on average. `bench/cuda/moe.py` found these best on an H200 at 8 rows and fewer,
     at 16, 128 and 512; where one gives way to the next, and the tiles of 64 rows, are set between those figures."""
@@ -239,7 +243,7 @@ def grouped_matmul(
     experts, matrix_rows, num_inputs = weights.shape
     num_outputs = matrix_rows // 2 if gated else matrix_rows
     num_pairs = sorted_pairs.shape[0]
-    tile = replace(tile, depth=min(tile.depth, max(16, triton.next_power_of_2(num_inputs))))
+    tile = replace(tile, depth=min(tile.depth, max(16, next_power_of_2(num_inputs))))
     shared_bytes, num_stages = target_of(inputs.device).shared_bytes, tile.num_stages
     if shared_bytes is not None:
         num_stages = tile.stages_within(shared_bytes, gated=gated, element_size=inputs.element_size())
@@ -248,11 +252,11 @@ def grouped_matmul(
         weight_blocks = TensorDescriptor.from_tensor(weights.view(-1, num_inputs), [tile.outputs, tile.depth])
         if not gated:
             input_blocks = TensorDescriptor.from_tensor(inputs, [tile.rows, tile.depth])
-    blocks = triton.cdiv(num_outputs, tile.outputs)
+    blocks = cdiv(num_outputs, tile.outputs)
     launcher(_grouped_kernel, (blocks * most_tiles(num_pairs, experts, tile.rows),))(
         inputs, input_blocks, weights, weight_blocks, results, sorted_pairs, starts, num_outputs, num_inputs, experts,
         top_k, GATED=gated, GELU=gelu, ROWS=tile.rows, OUTPUTS=tile.outputs, DEPTH=tile.depth,
-        EXPERTS_PADDED=triton.next_power_of_2(experts), WEIGHTS_FIRST=tile.weights_first,
+        EXPERTS_PADDED=next_power_of_2(experts), WEIGHTS_FIRST=tile.weights_first,
         PRECISION=dot_precision(inputs.dtype), PDL=pdl, num_warps=tile.num_warps, num_stages=num_stages,
         **launch_options(pdl),
     )  # fmt: skip

@@ -8,6 +8,7 @@ first, so the same tokens always give the same order. Knows no expert's weights.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 import triton
@@ -17,6 +18,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from twostroke.backends.cuda.compile_ahead import launcher
 from twostroke.backends.cuda.kernels.gemv import prefetch_to_l2
 from twostroke.backends.cuda.kernels.target import launch_options, target_of
+from twostroke.backends.cuda.kernels.whole_numbers import cdiv, next_power_of_2
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +44,11 @@ _PROGRAMS = 128
 """With parts, there are no more programs than this: about one a multiprocessor, and little to join."""
 
 
+@cache
 def choose_tile(num_tokens: int) -> RoutingTile:
     """A few tokens' programs would each read the whole router, so they share its depth; many tokens fill the device."""
     tokens = 16 if num_tokens <= 2048 else _MOST_TOKENS
-    blocks = triton.cdiv(num_tokens, tokens)
+    blocks = cdiv(num_tokens, tokens)
     parts = next((parts for parts in (8, 4, 2) if blocks * parts <= _PROGRAMS), 1)
     if parts == 1:
         # Four warps of 16 tokens each have all their experts to themselves, so none waits for another while choosing.
@@ -72,7 +75,7 @@ class RoutingScratch:
 
 
 def _padded(num_experts: int) -> int:
-    return max(16, triton.next_power_of_2(num_experts))  # a matrix instruction has no fewer columns
+    return max(16, next_power_of_2(num_experts))  # a matrix instruction has no fewer columns
 
 
 def _breadth(padded: int) -> int:
@@ -80,7 +83,7 @@ def _breadth(padded: int) -> int:
 
 
 def _whole_blocks(num_tokens: int) -> int:
-    return triton.cdiv(num_tokens, _MOST_TOKENS) * _MOST_TOKENS
+    return cdiv(num_tokens, _MOST_TOKENS) * _MOST_TOKENS
 
 
 def _rows_of_sums(num_tokens: int) -> int:
@@ -296,8 +299,8 @@ def router_logits(x: torch.Tensor, router: torch.Tensor, logits: torch.Tensor, *
     each reads the whole router."""
     num_tokens, hidden = x.shape
     experts = router.shape[0]
-    launcher(_few_logits_kernel, (num_tokens, triton.cdiv(experts, 4)))(
-        x, router, logits, hidden, experts, BLOCK_EXPERTS=4, BLOCK_DEPTH=min(1024, triton.next_power_of_2(hidden)),
+    launcher(_few_logits_kernel, (num_tokens, cdiv(experts, 4)))(
+        x, router, logits, hidden, experts, BLOCK_EXPERTS=4, BLOCK_DEPTH=min(1024, next_power_of_2(hidden)),
         PDL=pdl, num_warps=4, **launch_options(pdl),
     )  # fmt: skip
 
@@ -335,21 +338,21 @@ def choose_experts(
 ) -> None:
     """-> shares, and what `sort_by_expert` reads, in blocks of the tile's tokens."""
     (num_tokens, hidden), experts, top_k = x.shape, router.shape[0], shares.shape[1]
-    blocks = triton.cdiv(num_tokens, tile.tokens)
+    blocks = cdiv(num_tokens, tile.tokens)
     if tile.parts > 1 and blocks * tile.parts > _PROGRAMS:
         raise ValueError(f"{blocks} blocks of tokens in {tile.parts} parts: more than {_PROGRAMS} programs")
     if top_k > 127:
         raise ValueError(f"{top_k} experts a token: places are kept in a byte, which holds 127")
     padded = _padded(experts)
     tile = tile.for_experts(padded)
-    depth = min(tile.depth, max(16, triton.next_power_of_2(hidden)))
+    depth = min(tile.depth, max(16, next_power_of_2(hidden)))
     shared_bytes, num_stages = target_of(x.device).shared_bytes, tile.num_stages
     if shared_bytes is not None:
         stage_bytes = (tile.tokens + padded) * depth * x.element_size()
         num_stages = max(1, min(num_stages, (shared_bytes - 1024) // stage_bytes))
     launcher(_choose_kernel, (tile.parts, blocks))(
         x, router, scratch.sums, scratch.arrivals, shares, scratch.places, scratch.counts, num_tokens, top_k, hidden,
-        experts, top_k, NORMALISE=normalise, TOKENS=tile.tokens, PADDED=padded, PLACES=triton.next_power_of_2(top_k),
+        experts, top_k, NORMALISE=normalise, TOKENS=tile.tokens, PADDED=padded, PLACES=next_power_of_2(top_k),
         PARTS=tile.parts, DEPTH=depth, PRECISION=dot_precision(x.dtype), PDL=pdl, num_warps=tile.num_warps,
         num_stages=num_stages, **launch_options(pdl),
     )  # fmt: skip
@@ -366,7 +369,7 @@ def sort_by_expert(
 ) -> None:
     """After `choose_experts` of these very tokens with the same tile."""
     (num_tokens, top_k), experts = rows.shape, starts.shape[0] - 1
-    blocks, padded = triton.cdiv(num_tokens, tile.tokens), _padded(experts)
+    blocks, padded = cdiv(num_tokens, tile.tokens), _padded(experts)
     launcher(_sort_kernel, (blocks,))(
         scratch.places, scratch.counts, starts, sorted_pairs, rows, blocks, num_tokens * top_k, experts, top_k,
         TOKENS=tile.tokens, PADDED=padded, BLOCKS=max(16, tile.tokens // _breadth(padded)), PDL=pdl,

@@ -12,6 +12,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from twostroke.backends.cuda.compile_ahead import launcher
 from twostroke.backends.cuda.kernels.target import launch_options
+from twostroke.backends.cuda.kernels.whole_numbers import next_power_of_2
 
 
 def rms_norm(
@@ -68,7 +69,7 @@ def _launch(
     num_tokens, hidden = x.shape[-2:]
     if num_tokens == 0:
         return
-    block = triton.next_power_of_2(hidden)
+    block = next_power_of_2(hidden)
     launcher(_norm, (num_tokens,))(
         x,
         post_weight,

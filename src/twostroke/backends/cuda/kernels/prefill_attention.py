@@ -16,6 +16,7 @@ import triton.language as tl
 from twostroke.backends.cuda.compile_ahead import launcher
 from twostroke.backends.cuda.kernels.prefill_tiles import ITEM_FIELDS, PrefillScratch, PrefillWork
 from twostroke.backends.cuda.kernels.scores import cap_scores, score_factors
+from twostroke.backends.cuda.kernels.whole_numbers import next_power_of_2
 
 LOWEST = tl.constexpr(-1.0e30)
 """The peak of a query that has seen no key yet: finite, so that a wholly masked block weighs nothing and is no NaN."""
@@ -275,7 +276,7 @@ def combine_parts(
         GROUP=group,
         KV_HEADS=kv_heads,
         HEAD_DIM=head_dim,
-        DIM=max(16, triton.next_power_of_2(head_dim)),
+        DIM=max(16, next_power_of_2(head_dim)),
         TILE=work.tile_rows,
         ROWS=COMBINE_ROWS,
         PARTS=COMBINE_PARTS,
@@ -342,7 +343,7 @@ def attend_prefill(
         GROUP=group,
         KV_HEADS=kv_heads,
         HEAD_DIM=head_dim,
-        DIM=max(16, triton.next_power_of_2(head_dim)),
+        DIM=max(16, next_power_of_2(head_dim)),
         PAGE=page,
         TILE=work.tile_rows,
         BLOCK=config.block,

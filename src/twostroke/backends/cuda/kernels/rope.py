@@ -14,6 +14,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from twostroke.backends.cuda.compile_ahead import launcher
 from twostroke.backends.cuda.kernels.target import launch_options
+from twostroke.backends.cuda.kernels.whole_numbers import cdiv, next_power_of_2
 
 FEW_TOKENS: Final = 64
 """Up to here a token's heads are spread over many small programs, as latency is what counts; above, a program takes
@@ -49,9 +50,9 @@ def rope_and_store(
     all_heads = num_heads + 2 * num_kv_heads
     if heads_per_program is None:
         elements = 512 if num_tokens <= FEW_TOKENS else 2048
-        heads_per_program = max(elements // triton.next_power_of_2(head_dim), 1)
-    heads_per_program = min(heads_per_program, triton.next_power_of_2(all_heads))
-    groups = triton.cdiv(all_heads, heads_per_program)
+        heads_per_program = max(elements // next_power_of_2(head_dim), 1)
+    heads_per_program = min(heads_per_program, next_power_of_2(all_heads))
+    groups = cdiv(all_heads, heads_per_program)
     rest = head_dim - rope_dim
     launcher(_rope_and_store, (num_tokens * groups,))(
         qkv,
@@ -71,8 +72,8 @@ def rope_and_store(
         KV_HEADS=num_kv_heads,
         HEAD_DIM=head_dim,
         HALF=rope_dim // 2,
-        HALF_BLOCK=triton.next_power_of_2(rope_dim // 2),
-        REST_BLOCK=triton.next_power_of_2(rest) if rest else 0,
+        HALF_BLOCK=next_power_of_2(rope_dim // 2),
+        REST_BLOCK=next_power_of_2(rest) if rest else 0,
         BLOCK_SIZE=k_cache.shape[2],
         PROGRAM_HEADS=heads_per_program,
         GROUPS=groups,

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from twostroke.backends.cuda.compile_ahead import launcher
+from twostroke.backends.cuda.kernels.whole_numbers import cdiv
 
 BLOCK = 256
 
@@ -25,4 +26,4 @@ def _write_entries_kernel(table, indices, values, count, BLOCK: tl.constexpr):
 def write_entries(table: torch.Tensor, indices: torch.Tensor, values: torch.Tensor) -> None:
     """table.view(-1)[indices] = values, all int32."""
     count = len(indices)
-    launcher(_write_entries_kernel, (triton.cdiv(count, BLOCK),))(table, indices, values, count, BLOCK=BLOCK)
+    launcher(_write_entries_kernel, (cdiv(count, BLOCK),))(table, indices, values, count, BLOCK=BLOCK)

@@ -30,6 +30,7 @@ from twostroke.backends.cuda.kernels.sampling_state import (
     source_of,
     uniform,
 )
+from twostroke.backends.cuda.kernels.whole_numbers import next_power_of_2
 
 
 class Summaries(NamedTuple):
@@ -299,7 +300,7 @@ def choose(
         num_blocks,
         state.shape[0] - 1,
         BLOCK=block,
-        SUMMARIES=triton.next_power_of_2(num_blocks),
+        SUMMARIES=next_power_of_2(num_blocks),
         LIST=0 if filters is None else filters.list_ids.shape[1],
         CHUNK=search.chunk,
         PART=search.part,

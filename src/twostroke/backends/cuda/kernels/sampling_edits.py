@@ -29,6 +29,7 @@ from twostroke.backends.cuda.kernels.sampling_state import (
     REPETITION,
     is_edited,
 )
+from twostroke.backends.cuda.kernels.whole_numbers import cdiv
 
 
 @triton.jit
@@ -117,7 +118,7 @@ def edit(
 ) -> None:
     """Write the scores of the rows that have edits to `edited`, float32 [batch, vocab]."""
     batch, vocab = logits.shape
-    launcher(_edit, (triton.cdiv(vocab, block), batch))(
+    launcher(_edit, (cdiv(vocab, block), batch))(
         logits,
         edited,
         rows,

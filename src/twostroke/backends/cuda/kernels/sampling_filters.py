@@ -27,6 +27,7 @@ from twostroke.backends.cuda.kernels.sampling_state import (
     TOP_P,
     source_of,
 )
+from twostroke.backends.cuda.kernels.whole_numbers import next_power_of_2
 
 ID_BITS = tl.constexpr(22)
 """A vocabulary may have so many ids."""
@@ -319,7 +320,7 @@ def filter_rows(
     """Bracket and list, for each row with filters, the candidates that may be at its border."""
     batch, vocab = logits.shape
     num_blocks, num_columns = block_best.shape[1], scratch.column_best.shape[1]
-    summaries = triton.next_power_of_2(num_blocks)
+    summaries = next_power_of_2(num_blocks)
     launcher(find_floor, (batch,))(
         rows,
         state,
@@ -333,7 +334,7 @@ def filter_rows(
         num_blocks,
         num_columns,
         SUMMARIES=summaries,
-        COLUMNS=triton.next_power_of_2(num_columns),
+        COLUMNS=next_power_of_2(num_columns),
         PDL=pdl,
         num_warps=4,
         launch_pdl=pdl,

@@ -14,6 +14,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from twostroke.backends.cuda.compile_ahead import launcher
 from twostroke.backends.cuda.kernels.sampling_state import NEGATIVE_INFINITY
+from twostroke.backends.cuda.kernels.whole_numbers import cdiv
 
 
 @triton.jit
@@ -36,6 +37,6 @@ def mask(edited: torch.Tensor, entries: torch.Tensor, words: torch.Tensor, *, bl
     """Set scores to -inf whose bit is 0: edited float32 [batch, vocab], entries int32 [masked] of the batch,
     words int32 [masked, ceil(vocab / 32)], the lowest bit first."""
     vocab = edited.shape[1]
-    launcher(_mask, (triton.cdiv(vocab, block), len(entries)))(
+    launcher(_mask, (cdiv(vocab, block), len(entries)))(
         edited, entries, words, vocab, words.shape[1], BLOCK=block, PDL=pdl, num_warps=8, launch_pdl=pdl
     )

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from twostroke.backends.cuda.compile_ahead import launcher
+from twostroke.backends.cuda.kernels.whole_numbers import next_power_of_2
 
 # The words of a record. A record of zeros is a greedy row that nothing edits: the padding row.
 SCALE = tl.constexpr(0)
@@ -102,4 +103,4 @@ def _place_records(state, records, WIDTH: tl.constexpr):
 
 def place_records(state: torch.Tensor, records: torch.Tensor) -> None:
     """Overwrite the records of the rows that changed; records int64 [changed, 1 + NUM_WORDS]."""
-    launcher(_place_records, (records.shape[0],))(state, records, WIDTH=triton.next_power_of_2(NUM_WORDS.value))
+    launcher(_place_records, (records.shape[0],))(state, records, WIDTH=next_power_of_2(NUM_WORDS.value))
