@@ -97,10 +97,9 @@ class NativeKernel:
 
     def load(self, shared_bytes: int = 0) -> ctypes.c_void_p:
         """On the current device, since code belongs to one; with leave to take so much shared memory."""
-        device = torch.cuda.current_device()
+        driver, device = _driver(), torch.cuda.current_device()
         function = self._functions.get((device, shared_bytes))
         if function is None:
-            driver = _driver()
             module, function = ctypes.c_void_p(), ctypes.c_void_p()
             code = self.compile()
             _enter_context(device)
