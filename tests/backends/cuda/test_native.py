@@ -16,7 +16,7 @@ class Driver:
 
     def __init__(self, fault: int = 0):
         self.device, self.fault = None, fault
-        self.loaded, self.launched = [], []
+        self.loaded, self.launched, self.allowed = [], [], []
 
     def cuDeviceGet(self, handle, device):  # noqa: N802
         handle._obj.value = device
@@ -39,6 +39,7 @@ class Driver:
         return 0
 
     def cuFuncSetAttribute(self, function, attribute, value):  # noqa: N802
+        self.allowed.append((function.value - 200, value))
         return 0
 
     def cuLaunchKernelEx(self, config, function, pointers, extra):  # noqa: N802
@@ -65,8 +66,8 @@ def test_code_is_loaded_once_on_each_device_that_runs_it(here, monkeypatch):
     monkeypatch.setattr(native, "_driver", lambda: driver)
     kernel = native.NativeKernel("source", "name", {}, "sm_90a")
     for here.device in (0, 1, 0, 1):
-        kernel.launch(1, 32, [ctypes.c_int(1)], shared_bytes=0)
-    assert driver.loaded == [0, 1]
+        kernel.launch(1, 32, [ctypes.c_int(1)], shared_bytes=1 << 17)
+    assert driver.loaded == [0, 1] and driver.allowed == [(0, 1 << 17), (1, 1 << 17)]
     assert driver.launched == [(0, 300), (1, 301), (0, 300), (1, 301)]
 
 
