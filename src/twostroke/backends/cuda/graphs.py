@@ -71,9 +71,9 @@ class GraphCache:
         try:
             graph.capture_end()
         except Exception:
-            # Some releases of torch (2.11) leave a failed capture's pool taken: on the device it can be freed, on the
-            # host not, where the graph will be asked again what is its own. The next capture has another pool.
-            with suppress(RuntimeError):
+            # Torch 2.11 leaves a failed capture's pool taken, later releases do not: on the device it can be freed, on
+            # the host not, where the graph will be asked again what is its own. The next capture has another pool.
+            with suppress(RuntimeError, AttributeError):
                 torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._pool)
             self._failed.append(graph)
             self._pool = torch.cuda.graph_pool_handle()
