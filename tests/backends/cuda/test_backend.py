@@ -88,8 +88,9 @@ def shapes_run(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[CapturedShape]]
     run = GraphCache.run
 
     def record(self: GraphCache, key: Any, work: Any) -> None:
-        if isinstance(key, CapturedShape):
-            shapes.append(key)
+        shape = key[1] if isinstance(key, tuple) else key
+        if isinstance(shape, CapturedShape):
+            shapes.append(shape)
         run(self, key, work)
 
     monkeypatch.setattr(GraphCache, "run", record)
@@ -157,8 +158,10 @@ def assert_logprobs_alike(ours: list[TokenLogprobs], theirs: list[TokenLogprobs]
         assert [i for i, _ in mine.top] == [i for i, _ in other.top]
 
 
-def test_sampled_tokens_and_logprobs_are_the_references(llama: Checkpoint, device: str) -> None:
-    """The same random numbers on both, whatever company a row is in."""
+def test_sampled_tokens_and_logprobs_are_the_references(
+    llama: Checkpoint, device: str, shapes_run: list[CapturedShape]
+) -> None:
+    """The same random numbers on both, whatever company a row is in, and in padded steps too."""
     requests = with_sampling(mixed_requests((3, 19, 1), (4, 3, 5, 6)), *SAMPLINGS)
     requests.append(request("prompt", range(30, 50), max_tokens=2, prompt_logprobs=3, logprobs=1))
     ours, theirs = play_both(llama, requests, device, QUICK)
@@ -168,6 +171,7 @@ def test_sampled_tokens_and_logprobs_are_the_references(llama: Checkpoint, devic
     assert len(ours.logprobs["r0"]) == len(ours.tokens["r0"]) and not ours.logprobs["r1"]
     assert len(ours.prompt_logprobs["prompt"]) == 19
     assert_logprobs_alike(ours.prompt_logprobs["prompt"], theirs.prompt_logprobs["prompt"])
+    assert any(shape.decode_slots for shape in shapes_run)
 
 
 BROKEN_TOKEN = 5

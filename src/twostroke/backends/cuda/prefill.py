@@ -1,6 +1,7 @@
 """The prefill path: a step with prompt chunks, decodes beside them or not. All its tokens go through the model in one
 pass; logits are computed only for tokens that are sampled or whose logprobs are wanted. Short steps (a tail behind a
-prefix hit, chunks beside decodes) replay a captured graph: launching kernels one by one would take longer."""
+prefix hit, chunks beside decodes) replay a captured graph: launching kernels one by one would take longer. Where rows
+want more than plain sampling, the graph ends with the logits."""
 
 from __future__ import annotations
 
@@ -49,20 +50,23 @@ class PrefillPath:
         batch = Batch.from_step(step, parts.rows.index_of, parts.rows.padding_row, shape)
         staged = self._send(batch, shape)
         rows = batch.sampled_rows[: batch.num_sampled].tolist()
-        if shape is not None:
+        features = parts.rows.sampling.features(rows)
+        prompt_logprobs: dict[int, PromptLogprobReader] = {}
+        if shape is not None and is_plain(features):
             parts.graphs.run(shape, lambda: self._run_captured(staged))
             return rows, {}
-        prompt_logprobs: dict[int, PromptLogprobReader] = {}
-        if any(chunk.prompt_logprobs is not None for chunk in step.prefills):
+        if shape is not None:
+            parts.graphs.run(("logits", shape), lambda: self._run_to_logits(staged))
+        elif any(chunk.prompt_logprobs is not None for chunk in step.prefills):
             everything = self._forward(staged, None)
             prompt_logprobs = prompt_logprob_readers(step, batch, everything, parts)  # before sampling takes the buffer
-            residual = everything[staged.sampled_tokens]
+            if rows:
+                parts.decoder.logits(everything[staged.sampled_tokens], pdl=parts.pdl)
         else:
-            residual = self._forward(staged, staged.sampled_tokens)
+            self._run_to_logits(staged)
         if rows:
-            parts.decoder.logits(residual, pdl=parts.pdl)
             masks = parts.rows.grammars.masks(sampling_ids(step))  # the device is at work while this waits
-            parts.sample(staged.sampled_rows, parts.rows.sampling.features(rows), masks, pdl=parts.pdl)
+            parts.sample(staged.sampled_rows[: len(rows)], features, masks, pdl=parts.pdl)
         return rows, prompt_logprobs
 
     def prepare(self) -> None:
@@ -78,13 +82,9 @@ class PrefillPath:
             parts.graphs.prepare(shape, partial(self._run_captured, staged))
 
     def _captured_shape(self, step: Step) -> CapturedShape | None:
-        """The least shape that a graph was made for and the step fits in; None: it is too large, or asks for more than
-        plainly sampled tokens."""
+        """The least shape that a graph was made for and the step fits in; None: it is too large, or logits of whole
+        prompts are wanted."""
         if any(chunk.prompt_logprobs is not None for chunk in step.prefills):
-            return None
-        sampling, row_of = self._parts.rows.sampling, self._parts.rows.index_of
-        rows = [row_of[seq_id] for seq_id in sampling_ids(step)]
-        if not is_plain(sampling.features(rows)) or any(sampling.logprobs_wanted(row) is not None for row in rows):
             return None
         num_decodes, num_chunks = len(step.decodes), len(step.prefills)
         num_tokens = num_decodes + step.num_prefill_tokens
@@ -128,7 +128,11 @@ class PrefillPath:
         parts, decodes = self._parts, Decodes(staged.decode_slots, staged.num_decodes)
         return parts.decoder.forward(staged.tokens, decodes, staged.work, wanted=wanted, pdl=parts.pdl)
 
+    def _run_to_logits(self, staged: StagedBatch) -> None:
+        residual = self._forward(staged, staged.sampled_tokens)
+        if len(residual):
+            self._parts.decoder.logits(residual, pdl=self._parts.pdl)
+
     def _run_captured(self, staged: StagedBatch) -> None:
-        parts = self._parts
-        parts.decoder.logits(self._forward(staged, staged.sampled_tokens), pdl=parts.pdl)
-        parts.sample(staged.sampled_rows, PLAIN, pdl=parts.pdl)
+        self._run_to_logits(staged)
+        self._parts.sample(staged.sampled_rows, PLAIN, pdl=self._parts.pdl)
