@@ -59,12 +59,16 @@ class GraphCache:
         """Beside whatever the device is at: nothing is waited for. Without torch.cuda.graph(), which collects garbage
         and empties caches: tens of milliseconds each time."""
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(self._stream):
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-            try:
-                work()
-            finally:
-                self._end(graph)
+        try:
+            with torch.cuda.stream(self._stream):
+                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+                try:
+                    work()
+                finally:
+                    self._end(graph)
+        except Exception:
+            self._pool = torch.cuda.graph_pool_handle()  # the other's graphs may be gone: then torch takes it no more
+            raise
         return graph
 
     def _end(self, graph: torch.cuda.CUDAGraph) -> None:
@@ -72,11 +76,10 @@ class GraphCache:
             graph.capture_end()
         except Exception:
             # Torch 2.11 leaves a failed capture's pool taken, later releases do not: on the device it can be freed, on
-            # the host not, where the graph will be asked again what is its own. The next capture has another pool.
+            # the host not, where the graph will be asked again what is its own.
             with suppress(RuntimeError, AttributeError):
                 torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._pool)
             self._failed.append(graph)
-            self._pool = torch.cuda.graph_pool_handle()
             raise
 
 
