@@ -84,6 +84,17 @@ def test_what_it_does_not_take_is_left_to_others():
     assert choose_tile(16, 4096, 4000, 132) is None
 
 
+@pytest.mark.parametrize("rows", [129, 160, 192])
+def test_more_rows_of_a_small_matrix_are_cut_in_blocks(rows: int):
+    tile = choose_tile(rows, 5120, 2048, 132)
+    assert tile is not None and tile.row_blocks == 3
+    assert rows <= tile.row_blocks * tile.rows_of_block(rows) and tile.rows_of_block(rows) == 64
+    assert tile.shared_bytes(rows, gated=False) <= SHARED_BYTES and tile.stages == 8
+    for refused in ({"gated": True}, {"may_split": True}):
+        assert choose_tile(rows, 5120, 2048, 132, **refused) is None
+    assert choose_tile(193, 5120, 2048, 132) is None
+
+
 needs_hopper = pytest.mark.skipif(
     not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9, reason="needs a Hopper device"
 )
@@ -121,6 +132,24 @@ def test_products_at_random(rows: int, dtype: torch.dtype, pdl: bool):
             assert (found - reference).norm() / reference.norm() < 5e-3
             first = found if first is None else first
             assert torch.equal(found, first)
+
+
+@pytest.mark.gpu
+@needs_hopper
+@pytest.mark.parametrize("rows", [129, 150, 192])
+@pytest.mark.parametrize("has_room", [False, True])
+def test_blocks_of_rows(rows: int, has_room: bool):
+    torch.manual_seed(rows)
+    buffer = torch.randn(256, 2048, dtype=torch.bfloat16, device="cuda")
+    x = buffer[:rows] if has_room else buffer[:rows].clone()
+    buffer[rows:] = float("nan")
+    weight = torch.randn(5120, 2048, dtype=torch.bfloat16, device="cuda") / 45
+    tile, reference = choose_tile(rows, 5120, 2048, 132), x.float() @ weight.float().t()
+    assert tile is not None and tile.row_blocks == 3
+    for repeat in range(6):
+        out = torch.full((rows, 5120), float("nan"), dtype=torch.bfloat16, device="cuda")
+        product(x, weight, out, tile=tile, pdl=repeat % 2 == 0)
+        assert (out.float() - reference).norm() / reference.norm() < 5e-3
 
 
 @pytest.mark.gpu

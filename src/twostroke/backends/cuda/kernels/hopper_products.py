@@ -44,9 +44,10 @@ def _fetch_weights(w_rows, first_output, outputs, column, ready, weights, ups, w
 
 
 @gluon.jit
-def _fetch_rows(x_rows, column, ready, rows, wanted):
+def _fetch_rows(x_rows, first_row, column, ready, rows, wanted):
     """Rows of the buffer beyond the copied hold anything: no sum of another row reads them, and theirs are dropped."""
-    tma.async_copy_global_to_shared(x_rows, [0, column], ready, rows.slice(0, x_rows.block_shape[0]), pred=wanted)
+    own = rows.slice(0, x_rows.block_shape[0])
+    tma.async_copy_global_to_shared(x_rows, [first_row, column], ready, own, pred=wanted)
 
 
 @gluon.jit(do_not_specialize=["num_rows"])
@@ -57,6 +58,7 @@ def _product_kernel(
 ):  # fmt: skip
     first_output = gl.program_id(0) * OUTPUTS
     split = gl.program_id(1)
+    first_row = gl.program_id(2) * ROWS
     begin = split * (ROUNDS * DEPTH)
     ROW_GROUPS: gl.constexpr = 4 if ROWS < 128 or WARPS < 8 else 8
     SUMS: gl.constexpr = gl.NVMMADistributedLayout(
@@ -86,7 +88,7 @@ def _product_kernel(
         gdc_launch_dependents()
         gdc_wait()
     for stage in gl.static_range(STAGES):
-        _fetch_rows(x_rows, begin + stage * DEPTH, ready.index(stage), rows.index(stage), True)
+        _fetch_rows(x_rows, first_row, begin + stage * DEPTH, ready.index(stage), rows.index(stage), True)
 
     sums = gl.zeros([ROWS, OUTPUTS], gl.float32, SUMS)
     up_sums = gl.zeros([ROWS, OUTPUTS], gl.float32, SUMS)
@@ -110,7 +112,7 @@ def _product_kernel(
             w_rows, first_output, outputs, column, ready.index(before), weights.index(before), ups.index(before),
             wanted, GATED,
         )  # fmt: skip
-        _fetch_rows(x_rows, column, ready.index(before), rows.index(before), wanted)
+        _fetch_rows(x_rows, first_row, column, ready.index(before), rows.index(before), wanted)
         before = stage
         stage += 1
         if stage == STAGES:
@@ -128,7 +130,7 @@ def _product_kernel(
     ACROSS: gl.constexpr = min(32, OUTPUTS // WIDE)
     STORE: gl.constexpr = gl.BlockedLayout([1, WIDE], [32 // ACROSS, ACROSS], [WARPS, 1], [1, 0])
     found = gl.convert_layout(sums.to(out.dtype.element_ty), STORE)
-    row = gl.expand_dims(gl.arange(0, ROWS, layout=gl.SliceLayout(1, STORE)), 1)
+    row = gl.expand_dims(first_row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, STORE)), 1)
     column = gl.expand_dims(first_output + gl.arange(0, OUTPUTS, layout=gl.SliceLayout(0, STORE)), 0)
     held = row < num_rows
     if not EVEN:
@@ -145,24 +147,27 @@ def product(
     gated: Activation | None = None,
     pdl: bool = False,
 ) -> None:
-    """out = x @ weight.T, gated if asked; for 1 to MAX_ROWS rows."""
+    """out = x @ weight.T, gated if asked; for 1 to MAX_ROWS rows, or so many in each of some blocks."""
     num_rows, width = x.shape
     outputs = out.shape[-1]
     rounds = width // DEPTH // tile.splits
-    assert 1 <= num_rows <= MAX_ROWS and rounds * DEPTH * tile.splits == width and out.is_contiguous()
+    of_block = tile.rows_of_block(num_rows)
+    assert 1 <= of_block <= MAX_ROWS and rounds * DEPTH * tile.splits == width and out.is_contiguous()
     assert (tile.splits == 1) == (out.dim() == 2) and (gated is None or tile.splits == 1)
     assert 1 <= tile.stages <= rounds
-    box = copied_rows(num_rows)
+    box = copied_rows(of_block)
     x_layout, w_layout = (shared_layout(rows, DEPTH, x.dtype) for rows in (box, tile.outputs))
-    x_rows = TensorDescriptor(x, [rows_to_read(x, box), width], [x.stride(0), 1], [box, DEPTH], x_layout)
+    x_rows = TensorDescriptor(
+        x, [rows_to_read(x, box * tile.row_blocks), width], [x.stride(0), 1], [box, DEPTH], x_layout
+    )
     w_rows = TensorDescriptor(weight, list(weight.shape), [width, 1], [tile.outputs, DEPTH], w_layout)
-    launcher(_product_kernel, (cdiv(outputs, tile.outputs), tile.splits))(
+    launcher(_product_kernel, (cdiv(outputs, tile.outputs), tile.splits, tile.row_blocks))(
         x_rows,
         w_rows,
         out,
         num_rows,
         outputs,
-        ROWS=padded_rows(num_rows),
+        ROWS=padded_rows(of_block),
         OUTPUTS=tile.outputs,
         DEPTH=DEPTH,
         ROUNDS=rounds,

@@ -10,6 +10,8 @@ from typing import Final
 import torch
 
 MAX_ROWS: Final = 128
+"""Of a block."""
+MAX_ROW_BLOCKS: Final = 3
 DEPTH: Final = 64
 """Inputs a round: 128 bytes of each row, the widest that the copy engine spreads over shared memory's banks."""
 MAX_SPLITS: Final = 8
@@ -20,20 +22,29 @@ FEW_ROWS: Final = 32
 """Up to so many rows a program of a wide product takes more outputs."""
 WIDE: Final = 512
 """Blocks of outputs from which on a product, a model's head, fills the chip several times over."""
+TALL_ROWS: Final = range(MAX_ROWS + 1, 64 * MAX_ROW_BLOCKS + 1)
+TALL_WEIGHTS: Final = range(1 << 23, 1 << 24)
+"""A matrix of so many weights is multiplied by TALL_ROWS in blocks of rows. cuBLAS is faster at it, but begins when the
+kernel ahead has ended: of larger matrices it makes up for that, and smaller ones gain nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProductTile:
-    """How a product is cut: a program computes `outputs` outputs (with a gate: of each half) of all rows."""
+    """How a product is cut: a program computes `outputs` outputs (with a gate: of each half) of a block of rows."""
 
     outputs: int
     stages: int
     num_warps: int = 4
     splits: int = 1
     """Parts of the depth, whose sums the product's reader adds up."""
+    row_blocks: int = 1
+
+    def rows_of_block(self, rows: int) -> int:
+        """Of so many in all, those that a program has."""
+        return rows if self.row_blocks == 1 else padded_rows(-(-rows // self.row_blocks))
 
     def shared_bytes(self, rows: int, *, gated: bool) -> int:
-        return self.stages * DEPTH * 2 * (padded_rows(rows) + self.outputs * (2 if gated else 1))
+        return self.stages * DEPTH * 2 * (padded_rows(self.rows_of_block(rows)) + self.outputs * (2 if gated else 1))
 
 
 def padded_rows(rows: int) -> int:
@@ -58,9 +69,11 @@ def choose_tile(
     rows: int, outputs: int, width: int, num_sms: int, *, gated: bool = False, may_split: bool = False
 ) -> ProductTile | None:
     """None: this product is another's to compute."""
+    rounds = width // DEPTH
+    if rows in TALL_ROWS and width % DEPTH == 0 and outputs * width in TALL_WEIGHTS and not (gated or may_split):
+        return _with_stages(128, 1, rows, rounds, row_blocks=MAX_ROW_BLOCKS)
     if not 1 <= rows <= MAX_ROWS or width % DEPTH:
         return None
-    rounds = width // DEPTH
     if gated:
         # More rows are read again by every program: fewer, larger ones, where there are enough.
         is_large = rows > 64 and outputs // 128 >= 0.75 * num_sms
@@ -77,7 +90,7 @@ def choose_tile(
 
 
 def _with_stages(
-    outputs: int, splits: int, rows: int, rounds: int, *, gated: bool = False, num_warps: int = 4
+    outputs: int, splits: int, rows: int, rounds: int, *, gated: bool = False, num_warps: int = 4, row_blocks: int = 1
 ) -> ProductTile:
-    one = ProductTile(outputs, 1).shared_bytes(rows, gated=gated)
-    return ProductTile(outputs, min(SHARED_BYTES // one, MAX_STAGES, rounds), num_warps, splits)
+    one = ProductTile(outputs, 1, row_blocks=row_blocks).shared_bytes(rows, gated=gated)
+    return ProductTile(outputs, min(SHARED_BYTES // one, MAX_STAGES, rounds), num_warps, splits, row_blocks)
