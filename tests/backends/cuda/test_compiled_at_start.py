@@ -89,7 +89,7 @@ def test_decodes_of_any_number_are_cut_by_what_start_up_launched(launched: set[t
     ("variant", "few_rows", "changes"),
     [
         ("llama", 2, {"num_hidden_layers": 3}),
-        ("gemma2", 0, {}),
+        pytest.param("gemma2", 0, {}, marks=pytest.mark.slow),
         pytest.param("qwen3_moe", 8, {"num_experts": 4, "num_experts_per_tok": 2}, marks=pytest.mark.slow),
     ],
 )
