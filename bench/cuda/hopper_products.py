@@ -101,7 +101,8 @@ class Case:
 def name_of(tile: AnyTile) -> str:
     name = f"{tile.outputs} outputs, {tile.stages} stages, "
     if isinstance(tile, ProductTile):
-        return name + f"{tile.splits} splits, {tile.num_warps} warps"
+        blocks = f", {tile.row_blocks} blocks of rows" * (tile.row_blocks > 1)
+        return name + f"{tile.splits} splits, {tile.num_warps} warps{blocks}"
     name += f"{tile.groups} groups of {tile.row_blocks}, cluster of {tile.cluster}" + ", split" * tile.is_split
     return name + f", {tile.parts} parts" * (tile.parts > 1)
 

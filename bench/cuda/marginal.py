@@ -28,6 +28,7 @@ from twostroke.backends.cuda.decode import DecodePath
 from twostroke.backends.cuda.kernels import decode_attention, decode_cuts
 from twostroke.backends.cuda.kernels.cluster_tiles import ClusterTile
 from twostroke.backends.cuda.kernels.decode_cuts import DecodeConfig
+from twostroke.backends.cuda.kernels.product_tiles import MAX_ROWS, ProductTile
 from twostroke.backends.cuda.parts import PLAIN
 from twostroke.config import EngineConfig
 from twostroke.engine.build import build
@@ -40,7 +41,7 @@ PROGRAMS_PER_SM = (2, 4, 6, 8)
 """That few streams are cut into, beside the default."""
 
 
-CHOOSE = products.choose_cluster_tile
+CHOOSE, CHOOSE_FEW = products.choose_cluster_tile, products.choose_tile
 
 
 def in_one_part(*shape: int, **options: bool) -> ClusterTile | None:
@@ -57,8 +58,13 @@ def not_split(*shape: int, **options: bool) -> ClusterTile | None:
     return CHOOSE(*shape, **{**options, "may_split": False})
 
 
+def no_blocks_of_rows(rows: int, *shape: int, **options: bool) -> ProductTile | None:
+    return CHOOSE_FEW(rows, *shape, **options) if rows <= MAX_ROWS else None
+
+
 CUTS = {"down in one part": in_one_part, "four warp groups": four_groups, "cuBLAS for o, down": not_split}
 """Other cuts of the products of 129 to 256 rows."""
+CUBLAS_FOR_QKV = "cuBLAS for qkv"
 
 
 def nothing(*_: object, **__: object) -> None: ...
@@ -87,7 +93,7 @@ class Variants:
     def names(self) -> list[str]:
         kinds = ["norms", "rope", "attention", "qkv", "o", "norms, rope", "head", "sampling", "cuts"]
         kinds += ["routing", "experts gate", "experts down", "combine"] if self.is_moe else ["gate", "down"]
-        changes = [*(label(*each) for each in product(ATTENTION, PROGRAMS_PER_SM)), *CUTS]
+        changes = [*(label(*each) for each in product(ATTENTION, PROGRAMS_PER_SM)), *CUTS, CUBLAS_FOR_QKV]
         return ["whole", *(f"without {kind}" for kind in kinds), *changes]
 
     @contextmanager
@@ -99,6 +105,8 @@ class Variants:
                         stack.enter_context(patch.object(module, "decode_config", lambda *_, chosen=config: chosen))
                     stack.enter_context(patch.object(decode_cuts, "PROGRAMS_PER_SM", number))
                     stack.enter_context(patch.object(decode_cuts, "ITEMS_OF_FEW", 0.0))
+            if name == CUBLAS_FOR_QKV:
+                stack.enter_context(patch.object(products, "choose_tile", no_blocks_of_rows))
             if name in CUTS:
                 stack.enter_context(patch.object(products, "choose_cluster_tile", CUTS[name]))
             self.num_left_out = 0

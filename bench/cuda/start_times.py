@@ -80,7 +80,7 @@ def main() -> None:
     print(f"{GRAPHS[slowest[len(slowest) // 2]] * 1e3:7.1f} ms  the median graph of {len(GRAPHS)}")
     for name, seconds in SECONDS.items():
         print(f"{seconds:7.2f} s   {name}")
-    print(*assembly.notes[-3:], sep="\n")
+    print(*assembly.notes[-3:], sep="\n")  # and whether a graph was made again
 
 
 if __name__ == "__main__":

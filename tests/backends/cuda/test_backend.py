@@ -88,9 +88,8 @@ def shapes_run(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[CapturedShape]]
     run = GraphCache.run
 
     def record(self: GraphCache, key: Any, work: Any) -> None:
-        shape = key[1] if isinstance(key, tuple) else key
-        if isinstance(shape, CapturedShape):
-            shapes.append(shape)
+        if isinstance(key, CapturedShape):
+            shapes.append(key)
         run(self, key, work)
 
     monkeypatch.setattr(GraphCache, "run", record)

@@ -106,6 +106,23 @@ def test_a_capture_that_meets_something_new_is_made_again(is_last):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="graphs need a CUDA device")
+def test_a_step_that_cannot_be_captured_is_run_all_the_same():
+    graphs, total = GraphCache(torch.device("cuda")), torch.zeros(1, device="cuda")
+
+    def work():
+        total.add_(1)
+        if torch.cuda.is_current_stream_capturing():
+            raise torch.cuda.OutOfMemoryError("for a graph")
+
+    for number in range(1, 4):
+        graphs.run("key", work)
+        assert total.item() == number and "key" not in graphs
+    graphs.run("another", lambda: total.zero_())
+    graphs.run("another", lambda: pytest.fail("this was captured"))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="graphs need a CUDA device")
 def test_work_that_fails_by_itself_says_so_and_spoils_nothing():
     graphs = GraphCache(torch.device("cuda"))
     total = torch.zeros(1, device="cuda")

@@ -93,6 +93,8 @@ def test_more_rows_of_a_small_matrix_are_cut_in_blocks(rows: int):
     for refused in ({"gated": True}, {"may_split": True}):
         assert choose_tile(rows, 5120, 2048, 132, **refused) is None
     assert choose_tile(193, 5120, 2048, 132) is None
+    for outputs, width, num_sms in ((6144, 2560, 132), (6144, 4096, 132), (5120, 2048, 114), (4096, 1024, 132)):
+        assert choose_tile(rows, outputs, width, num_sms) is None
 
 
 needs_hopper = pytest.mark.skipif(
@@ -138,16 +140,17 @@ def test_products_at_random(rows: int, dtype: torch.dtype, pdl: bool):
 @needs_hopper
 @pytest.mark.parametrize("rows", [129, 150, 192])
 @pytest.mark.parametrize("has_room", [False, True])
-def test_blocks_of_rows(rows: int, has_room: bool):
+@pytest.mark.parametrize("dtype, outputs", [(torch.bfloat16, 5120), (torch.float16, 5000)])
+def test_blocks_of_rows(rows: int, has_room: bool, dtype: torch.dtype, outputs: int):
     torch.manual_seed(rows)
-    buffer = torch.randn(256, 2048, dtype=torch.bfloat16, device="cuda")
+    buffer = torch.randn(256, 2048, dtype=dtype, device="cuda")
     x = buffer[:rows] if has_room else buffer[:rows].clone()
     buffer[rows:] = float("nan")
-    weight = torch.randn(5120, 2048, dtype=torch.bfloat16, device="cuda") / 45
-    tile, reference = choose_tile(rows, 5120, 2048, 132), x.float() @ weight.float().t()
+    weight = torch.randn(outputs, 2048, dtype=dtype, device="cuda") / 45
+    tile, reference = choose_tile(rows, outputs, 2048, 132), x.float() @ weight.float().t()
     assert tile is not None and tile.row_blocks == 3
     for repeat in range(6):
-        out = torch.full((rows, 5120), float("nan"), dtype=torch.bfloat16, device="cuda")
+        out = torch.full((rows, outputs), float("nan"), dtype=dtype, device="cuda")
         product(x, weight, out, tile=tile, pdl=repeat % 2 == 0)
         assert (out.float() - reference).norm() / reference.norm() < 5e-3
 

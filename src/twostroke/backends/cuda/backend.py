@@ -82,8 +82,10 @@ class CudaBackend:
         self._results = Results(max_rows, device)
         weights_s = self._get_ready(partial(loader.fill, progress))
         rest_s = time.perf_counter() - started_s - weights_s
+        graphs = self._parts.graphs
+        again = f", {graphs.num_made_again} of them made again" if graphs.num_made_again else ""
         self.notes = (
-            f"weights in {weights_s:.1f} s, kernels and {len(self._parts.graphs)} graphs in {rest_s:.1f} s",
+            f"weights in {weights_s:.1f} s, kernels and {len(graphs)} graphs in {rest_s:.1f} s{again}",
             attention.prefill_choice,
         )
 

@@ -1,5 +1,5 @@
-"""Which sizes of steps with prompts get a graph, and which of these are captured at start. Capturing takes a tenth of a
-second while every stream stands still, so a step may meet a size not yet captured only where there are too many."""
+"""Which sizes of steps with prompts get a graph, and which of these are captured at start. Capturing takes some 30
+ms while every stream stands still, so a step may meet a size not yet captured only where there are too many."""
 
 from __future__ import annotations
 

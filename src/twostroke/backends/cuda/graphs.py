@@ -18,6 +18,9 @@ class GraphCache:
     def __init__(self, device: torch.device) -> None:
         self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
         self._failed: list[torch.cuda.CUDAGraph] = []
+        self._uncaptured: set[Hashable] = set()
+        self.num_made_again = 0
+        """Captures at start that met something new behind their abridged run."""
         self._device = device
         # One stream for all captures: cuBLAS keeps a workspace for each stream that it has seen.
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
@@ -39,7 +42,12 @@ class GraphCache:
             graph.replay()
             return
         work()  # compiles what is not compiled yet, which must not happen while capturing
-        self._graphs[key] = self._capture(work)
+        if key in self._uncaptured:
+            return
+        try:
+            self._graphs[key] = self._capture(work)
+        except Exception:  # for want of memory, say: this step is on its way all the same, and so will others be
+            self._uncaptured.add(key)
 
     def prepare(self, key: Hashable, work: Callable[[], None]) -> None:
         """Capture before it is needed. `work` is run before that, abridged, so it must be harmless: what it meets for
@@ -52,6 +60,7 @@ class GraphCache:
             try:
                 self._graphs[key] = self._capture(work)
             except Exception:  # of something new in what was left out: run all of it; if it was not that, it recurs
+                self.num_made_again += 1
                 work()
                 self._graphs[key] = self._capture(work)
 
@@ -78,7 +87,7 @@ class GraphCache:
             # Torch 2.11 leaves a failed capture's pool taken, later releases do not: on the device it can be freed, on
             # the host not, where the graph will be asked again what is its own.
             with suppress(RuntimeError, AttributeError):
-                torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._pool)
+                torch._C._cuda_endAllocateToPool(self._device.index or 0, self._pool)
             self._failed.append(graph)
             raise
 

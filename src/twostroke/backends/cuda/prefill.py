@@ -1,7 +1,7 @@
 """The prefill path: a step with prompt chunks, decodes beside them or not. All its tokens go through the model in one
 pass; logits are computed only for tokens that are sampled or whose logprobs are wanted. Short steps (a tail behind a
-prefix hit, chunks beside decodes) replay a captured graph: launching kernels one by one would take longer. Where rows
-want more than plain sampling, the graph ends with the logits."""
+prefix hit, chunks beside decodes) replay a captured graph up to their logits: launching kernels one by one would take
+longer. Sampling follows kernel by kernel, so that one graph serves all that rows may want."""
 
 from __future__ import annotations
 
@@ -46,46 +46,41 @@ class PrefillPath:
     def launch(self, step: Step) -> tuple[list[int], dict[int, PromptLogprobReader]]:
         """Start the step; tokens as with `DecodePath.launch`. Prompt logprobs can be read when the step is done."""
         parts = self._parts
-        shape = self._captured_shape(step)
+        wants_prompts = any(chunk.prompt_logprobs is not None for chunk in step.prefills)
+        shape = None if wants_prompts else self._captured_shape(step)
         batch = Batch.from_step(step, parts.rows.index_of, parts.rows.padding_row, shape)
         staged = self._send(batch, shape)
         rows = batch.sampled_rows[: batch.num_sampled].tolist()
-        features = parts.rows.sampling.features(rows)
         prompt_logprobs: dict[int, PromptLogprobReader] = {}
-        if shape is not None and is_plain(features):
-            parts.graphs.run(shape, lambda: self._run_captured(staged))
-            return rows, {}
         if shape is not None:
-            parts.graphs.run(("logits", shape), lambda: self._run_to_logits(staged))
-        elif any(chunk.prompt_logprobs is not None for chunk in step.prefills):
+            parts.graphs.run(shape, lambda: self._run(staged))
+        elif wants_prompts:
             everything = self._forward(staged, None)
             prompt_logprobs = prompt_logprob_readers(step, batch, everything, parts)  # before sampling takes the buffer
             if rows:
                 parts.decoder.logits(everything[staged.sampled_tokens], pdl=parts.pdl)
         else:
-            self._run_to_logits(staged)
+            self._run(staged)
         if rows:
-            masks = parts.rows.grammars.masks(sampling_ids(step))  # the device is at work while this waits
-            parts.sample(staged.sampled_rows[: len(rows)], features, masks, pdl=parts.pdl)
+            self._sample(step, staged.sampled_rows[: len(rows)], rows)
         return rows, prompt_logprobs
 
     def prepare(self) -> None:
         """Capture the steps that recur, the largest first, and have every kernel of the general path compiled."""
         parts, padding_row = self._parts, self._parts.rows.padding_row
-        for size in (max(1, self._max_tokens >> shift) for shift in range(4)):
+        longest_prompt = min(self._max_tokens, self._max_context)  # too long for a graph, perhaps, and not for a step
+        sizes = {longest_prompt, *(max(1, self._max_tokens >> shift) for shift in range(4))}
+        for size in sorted(sizes, reverse=True):
             nobodys = Batch.of_nobody(CapturedShape(size, 0, 1), padding_row, self._max_context)
             staged = self._send(nobodys, None)
             with abridged():
                 self._forward(staged, staged.sampled_tokens)
         for shape in self._sizes.at_start():
             staged = self._send(Batch.of_nobody(shape, padding_row, self._max_context), shape)
-            parts.graphs.prepare(shape, partial(self._run_captured, staged))
+            parts.graphs.prepare(shape, partial(self._run, staged))
 
     def _captured_shape(self, step: Step) -> CapturedShape | None:
-        """The least shape that a graph was made for and the step fits in; None: it is too large, or logits of whole
-        prompts are wanted."""
-        if any(chunk.prompt_logprobs is not None for chunk in step.prefills):
-            return None
+        """The least shape that a graph was made for and the step fits in; None: it is too large."""
         num_decodes, num_chunks = len(step.decodes), len(step.prefills)
         num_tokens = num_decodes + step.num_prefill_tokens
         return self._sizes.least(num_tokens, num_decodes, num_chunks)
@@ -128,11 +123,17 @@ class PrefillPath:
         parts, decodes = self._parts, Decodes(staged.decode_slots, staged.num_decodes)
         return parts.decoder.forward(staged.tokens, decodes, staged.work, wanted=wanted, pdl=parts.pdl)
 
-    def _run_to_logits(self, staged: StagedBatch) -> None:
+    def _run(self, staged: StagedBatch) -> None:
+        """Up to the logits."""
         residual = self._forward(staged, staged.sampled_tokens)
         if len(residual):
             self._parts.decoder.logits(residual, pdl=self._parts.pdl)
 
-    def _run_captured(self, staged: StagedBatch) -> None:
-        self._run_to_logits(staged)
-        self._parts.sample(staged.sampled_rows, PLAIN, pdl=self._parts.pdl)
+    def _sample(self, step: Step, sampled_rows: torch.Tensor, rows: list[int]) -> None:
+        parts = self._parts
+        features, masks = parts.rows.sampling.features(rows), None
+        if is_plain(features):
+            features = PLAIN
+        else:
+            masks = parts.rows.grammars.masks(sampling_ids(step))  # the device is at work while this waits
+        parts.sample(sampled_rows, features, masks, pdl=parts.pdl)
