@@ -100,7 +100,14 @@ def test_an_unknown_function_is_an_error(cache: Path) -> None:
         compile_as(SEVEN).address("missing")
 
 
-@pytest.mark.parametrize(("isa", "kinds"), [(NEON_DOTPROD, tuple(TileKind)), (GENERIC_ARM, (TileKind.Q8_0,))])
+@pytest.mark.parametrize(
+    ("isa", "kinds"),
+    [
+        (NEON_DOTPROD, (TileKind.Q4_1, TileKind.Q8_0)),
+        (GENERIC_ARM, (TileKind.Q8_0,)),
+        pytest.param(NEON_DOTPROD, tuple(TileKind), marks=pytest.mark.slow),
+    ],
+)
 def test_arm_code_is_emitted(isa: InstructionSet, kinds: tuple[TileKind, ...]) -> None:
     """It cannot run here; that it verifies and becomes an object for ARM can be shown."""
     shape = replace(SHAPE, tile_kinds=kinds)
