@@ -40,7 +40,7 @@ def test_smollm2_ids_equal_transformers(smollm2_tokenizer: Tokenizer, smollm2_pa
     from transformers import AutoTokenizer
 
     reference = AutoTokenizer.from_pretrained(str(smollm2_path.parent), gguf_file=smollm2_path.name)
-    for text in SAMPLES + random_strings(1200, seed=7):
+    for text in SAMPLES + random_strings(600, seed=7):
         plain = "".join(character for character in text if not character.isnumeric())
         expected = reference.encode(plain, add_special_tokens=False)
         assert smollm2_tokenizer.encode(plain) == expected, repr(plain)

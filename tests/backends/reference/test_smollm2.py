@@ -20,7 +20,6 @@ from twostroke.core.step import BlockGrant, DecodeSlot, PrefillChunk, RowJoin, S
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.loading import load_checkpoint
 
-NUM_TOKENS = 64
 BLOCK_SIZE = 16
 PROMPTS = (
     "The capital of France is",
@@ -129,11 +128,12 @@ def reference_greedy(checkpoint: Checkpoint, prompts: list[list[int]], count: in
     return [[sampled[seq_id].token_id for sampled in results] for seq_id in range(len(prompts))]
 
 
+@pytest.mark.parametrize("num_tokens", [24, pytest.param(64, marks=pytest.mark.slow)])
 def test_the_same_greedy_tokens_as_transformers(
-    smollm2_path: Path, checkpoint: Checkpoint, prompts: list[list[int]]
+    smollm2_path: Path, checkpoint: Checkpoint, prompts: list[list[int]], num_tokens: int
 ) -> None:
-    ours = reference_greedy(checkpoint, prompts, NUM_TOKENS)
-    theirs = transformers_greedy(transformers_model(smollm2_path), prompts, NUM_TOKENS)
+    ours = reference_greedy(checkpoint, prompts, num_tokens)
+    theirs = transformers_greedy(transformers_model(smollm2_path), prompts, num_tokens)
     assert ours == theirs
     assert checkpoint.gguf_metadata is not None
     vocabulary = checkpoint.gguf_metadata["tokenizer.ggml.tokens"]
