@@ -26,7 +26,8 @@ run: $(VENV)/.core   ## install the core, fetch the default model, answer a prom
 	$(BIN)/twostroke run smollm2 "$(PROMPT)"
 
 test: $(VENV)/.dev   ## install the development extras and run the tests
-	$(BIN)/python -m pytest -m "not slow and not gpu" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	@# Tests start hundreds of processes: each would compile the package anew where nothing may be kept.
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -m "not slow and not gpu" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-slow: $(VENV)/.dev   ## the tests that take minutes
 	$(BIN)/python -m pytest -m "slow and not gpu"
