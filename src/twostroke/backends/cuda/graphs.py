@@ -87,7 +87,7 @@ class GraphCache:
             # Torch 2.11 leaves a failed capture's pool taken, later releases do not: on the device it can be freed, on
             # the host not, where the graph will be asked again what is its own.
             with suppress(RuntimeError, AttributeError):
-                torch._C._cuda_endAllocateToPool(self._device.index or 0, self._pool)
+                torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._pool)  # the stream's
             self._failed.append(graph)
             raise
 

@@ -16,7 +16,7 @@ from twostroke.backends.cuda.sampling import SamplingFeatures
 from twostroke.backends.cuda.staging import Staging
 
 PLAIN = SamplingFeatures(draws=True)
-"""Greedy rows and plain draws, which one pair of kernels serves: what captured graphs sample by."""
+"""Greedy rows and plain draws, which one pair of kernels serves: what the graphs of decodes sample by."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,8 +10,7 @@ from typing import Final
 import torch
 
 MAX_ROWS: Final = 128
-"""Of a block."""
-MAX_ROW_BLOCKS, TALL_OUTPUTS = 3, 128
+"""Of a block; there are several for TALL_ROWS alone."""
 DEPTH: Final = 64
 """Inputs a round: 128 bytes of each row, the widest that the copy engine spreads over shared memory's banks."""
 MAX_SPLITS: Final = 8
@@ -22,11 +21,12 @@ FEW_ROWS: Final = 32
 """Up to so many rows a program of a wide product takes more outputs."""
 WIDE: Final = 512
 """Blocks of outputs from which on a product, a model's head, fills the chip several times over."""
-TALL_ROWS: Final = range(MAX_ROWS + 1, 64 * MAX_ROW_BLOCKS + 1)
+TALL_ROWS: Final = range(129, 192 + 1)
+TALL_BLOCKS, TALL_OUTPUTS = 3, 128
+"""They come in so many blocks, and a program has so many outputs of one."""
 TALL_WEIGHTS: Final = range(1 << 23, 1 << 24)
-"""A matrix of so many weights is multiplied by TALL_ROWS in blocks of rows, where all fit on the chip at once. Measured
-of one with 5120 x 2048: cuBLAS is faster by itself, but begins when the kernel ahead has ended. It makes up for that by
-6144 x 4096 weights; there are none between these in `bench/cuda/`, nor below."""
+"""Matrices of so many weights take TALL_ROWS, where all programs fit on the chip at once. Measured of 5120 x 2048:
+cuBLAS is faster by itself there, but begins when the kernel ahead has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class ProductTile:
     row_blocks: int = 1
 
     def rows_of_block(self, rows: int) -> int:
-        """Of so many in all, those that a program has."""
+        """Of so many in all, those that a program has; of several blocks, each is of whole groups of 64."""
         return rows if self.row_blocks == 1 else padded_rows(-(-rows // self.row_blocks))
 
     def shared_bytes(self, rows: int, *, gated: bool) -> int:
@@ -72,7 +72,7 @@ def choose_tile(
     """None: this product is another's to compute."""
     rounds = width // DEPTH
     if rows in TALL_ROWS and not (gated or may_split) and _is_cut_in_blocks(outputs, width, num_sms):
-        return _with_stages(TALL_OUTPUTS, 1, rows, rounds, row_blocks=MAX_ROW_BLOCKS)
+        return _with_stages(TALL_OUTPUTS, 1, rows, rounds, row_blocks=TALL_BLOCKS)
     if not 1 <= rows <= MAX_ROWS or width % DEPTH:
         return None
     if gated:
@@ -91,7 +91,7 @@ def choose_tile(
 
 
 def _is_cut_in_blocks(outputs: int, width: int, num_sms: int) -> bool:
-    programs = -(-outputs // TALL_OUTPUTS) * MAX_ROW_BLOCKS
+    programs = -(-outputs // TALL_OUTPUTS) * TALL_BLOCKS
     return width % DEPTH == 0 and outputs * width in TALL_WEIGHTS and programs <= num_sms
 
 
