@@ -1,0 +1,180 @@
+"""Products with packed weights on the card beside those with bfloat16 ones: each checked against float32 first, and for
+equal bits when repeated, then timed by replaying a graph over enough copies of the weights that L2 serves none.
+
+PYTHONPATH=src python -m bench.cuda.packed [--dense 8,32,64,128] [--experts 16,64,128,256] [--models llama-3.1-8b]"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from bench.cuda.hopper_products import TOLERANCE, Case, name_of
+from bench.cuda.moe_products import Products, short
+from bench.cuda.product_cases import MODELS, Matrix, time_us
+from twostroke.backends.cuda.kernels.moe_grouped import tile_for
+from twostroke.backends.cuda.kernels.packed_experts import packed_experts_product
+from twostroke.backends.cuda.kernels.packed_products import packed_product
+from twostroke.backends.cuda.kernels.packed_tiles import PackedTile
+from twostroke.backends.cuda.kernels.packed_weights import UNIT_ROWS, PackedMatrix, pack
+from twostroke.backends.cuda.kernels.target import target_of
+from twostroke.backends.cuda.moe import MoeScratch, MoeWeights
+from twostroke.models.spec import MoeSpec
+
+REPEATS = 20
+MOE = MoeSpec(num_experts=128, experts_per_token=8, expert_intermediate_size=768, normalise_weights=True)
+HIDDEN, LAYERS = 2048, 3
+
+
+def packed_copy(weight: torch.Tensor, *, is_gated: bool) -> PackedMatrix:
+    place = PackedMatrix.empty(tuple(weight.shape), weight.device, is_gated=is_gated)
+    pack(weight, place)
+    return place
+
+
+def described(tile: PackedTile) -> str:
+    splits = f", {tile.splits} splits" * (tile.splits > 1)
+    return f"packed: {tile.rows} rows, {tile.groups} groups of {tile.units}, {tile.held_stages} stages{splits}"
+
+
+def dense_tiles(matrix: Matrix, rows: int) -> Iterator[PackedTile]:
+    """Those that keep most of 132 multiprocessors busy."""
+    units = -(-matrix.outputs * (2 if matrix.is_gated else 1) // UNIT_ROWS)
+    held = next(size for size in (8, 16, 32, 64, 96, 128, 192, 256) if rows <= size)
+    for groups, per_group in ((1, 1), (2, 1), (3, 1), (4, 1), (2, 2), (1, 2)):
+        if held > 96 and (groups * per_group > 2 or held > 128) and (groups, per_group) not in ((2, 2), (2, 1), (1, 1)):
+            continue
+        if held > 128 and per_group > 1:
+            continue
+        for splits in (1, 2, 4, 8) if matrix.may_split else (1,):
+            tiles = -(-units // (groups * per_group)) * splits
+            if tiles / 132 / -(-tiles // 132) < 0.6 or (splits > 1 and tiles > 140) or matrix.width % (128 * splits):
+                continue
+            tile = PackedTile(held, groups, per_group, splits=splits)
+            if tile.held_stages >= 3:
+                yield tile
+
+
+def measure_dense(matrix: Matrix, rows: int, threads: ThreadPoolExecutor) -> None:
+    case, num_sms = Case(matrix, rows), target_of("cuda").num_sms
+    lines = []
+    if (by_default := case.default_tile()) is not None:
+        lines.append((case.tile_us(by_default), name_of(by_default)))
+    lines.append((case.cublas_us(), "cuBLAS"))
+    packed = [packed_copy(weight, is_gated=matrix.is_gated) for weight in case.weights]
+
+    def out_of(tile: PackedTile) -> torch.Tensor:
+        shape = (rows, matrix.outputs) if tile.splits == 1 else (tile.splits, rows, matrix.outputs)
+        kind = torch.float32 if tile.splits > 1 or matrix.name == "head" else torch.bfloat16
+        return torch.full(shape, float("nan"), dtype=kind, device="cuda")
+
+    def run(tile: PackedTile, weight: PackedMatrix, out: torch.Tensor, *, pdl: bool) -> None:
+        packed_product(case.x, weight, out, tile=tile, num_sms=num_sms, gated=case.kind, pdl=pdl)
+
+    tiles = list(dense_tiles(matrix, rows))
+    list(threads.map(lambda tile: compile_dense(tile, run, packed[0], out_of), tiles))
+    torch.cuda.synchronize()
+    for tile in tiles:
+        try:
+            first = None
+            for repeat in range(REPEATS):
+                out = out_of(tile)
+                run(tile, packed[0], out, pdl=repeat % 2 == 0)
+                total = out.sum(0) if out.dim() == 3 else out.float()
+                error = float((total - case.reference).norm() / case.reference.norm())
+                first = total if first is None else first
+                if not error < TOLERANCE or not torch.equal(total, first):
+                    raise ValueError(f"error {error:.4f} in round {repeat}, {int(total.isnan().sum())} not written")
+            out, weights = out_of(tile), packed * case.repeats
+            each_us = time_us([lambda w=w, t=tile, o=out: run(t, w, o, pdl=True) for w in weights])
+            lines.append((each_us, described(tile)))
+        except Exception as failure:
+            print(f"  {tile}: {type(failure).__name__}: {str(failure)[:150]}", flush=True)
+    for each_us, name in [*lines[:2], *sorted(lines[2:])[:3]]:
+        rate = matrix.num_bytes / each_us / 1e6
+        print(f"{rows:4d} {matrix.name:8s} {each_us:8.2f} us {rate:6.2f} TB/s of bfloat16  {name}", flush=True)
+
+
+def compile_dense(tile, run, weight, out_of) -> None:  # type: ignore[no-untyped-def]
+    try:
+        torch.cuda.set_device(0)
+        for pdl in (False, True):
+            run(tile, weight, out_of(tile), pdl=pdl)
+    except Exception as failure:
+        print(f"  {tile}: {type(failure).__name__}: {str(failure)[:150]}", flush=True)
+
+
+def measure_experts(num_tokens: int, layers: list[MoeWeights], packed: list[dict[bool, PackedMatrix]]) -> None:
+    scratch = MoeScratch(MOE, HIDDEN, num_tokens, torch.bfloat16, "cuda")
+    products = Products.of(MOE, layers, torch.randn(num_tokens, HIDDEN, dtype=torch.bfloat16, device="cuda"), scratch)
+    num_pairs, num_sms = num_tokens * MOE.experts_per_token, target_of("cuda").num_sms
+    for gated in (True, False):
+        name, weights = ("gate_up", layers[0].gate_up) if gated else ("down", layers[0].down)
+        expected = products.expected(gated)
+        chosen = tile_for(num_pairs, weights, gated=gated)
+        us = time_us([lambda i=i: products.call(i % LAYERS, chosen, gated, True) for i in range(12)])  # type: ignore[misc]
+        lines = [(us, f"bfloat16: {short(chosen)}")]
+        inputs, results = (
+            (products.x, products.gated_outputs) if gated else (products.activations, products.outputs)
+        )
+
+        def run(layer: int, tile: PackedTile, *, pdl: bool) -> None:
+            packed_experts_product(
+                inputs, packed[layer][gated], results, *products.orders[layer],  # noqa: B023
+                top_k=MOE.experts_per_token, tile=tile, num_sms=num_sms, gated="silu" if gated else None, pdl=pdl,  # noqa: B023
+            )  # fmt: skip
+
+        for tile in (PackedTile(r, g, u) for r in (8, 16, 32) for g, u in ((1, 1), (2, 1), (3, 1), (4, 1), (2, 2))):
+            try:
+                first = None
+                for repeat in range(REPEATS):
+                    results.fill_(float("nan"))
+                    run(0, tile, pdl=repeat % 2 == 0)
+                    error = float((results.float() - expected).norm() / expected.norm())
+                    first = results.clone() if first is None else first
+                    if not error < TOLERANCE or not torch.equal(results, first):
+                        raise ValueError(f"error {error:.4f} in round {repeat}, {int(results.isnan().sum())} left")
+                us = time_us([lambda i=i, t=tile: run(i % LAYERS, t, pdl=True) for i in range(12)])  # type: ignore[misc]
+                lines.append((us, described(tile)))
+            except Exception as failure:
+                print(f"  {tile}: {type(failure).__name__}: {str(failure)[:150]}", flush=True)
+        held = int((products.orders[0][1].diff() > 0).sum())
+        num_bytes = 2 * weights[0].numel() * held
+        for each_us, label in [lines[0], *sorted(lines[1:])[:4]]:
+            rate = num_bytes / each_us / 1e6
+            print(f"{num_tokens:4d} {name:8s} {each_us:8.2f} us {rate:6.2f} TB/s of bfloat16  {label}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dense", default="8,32,64,128")
+    parser.add_argument("--experts", default="16,64,128,256")
+    parser.add_argument("--models", default="llama-3.1-8b")
+    parser.add_argument("--names", default="qkv,o,gate_up,down")
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
+    if options.experts:
+        layers = [MoeWeights.empty(MOE, HIDDEN, torch.bfloat16, "cuda") for _ in range(LAYERS)]
+        for layer in layers:
+            for matrix in (layer.router, layer.gate_up, layer.down):
+                matrix.normal_(0, 0.02)
+        packed = [
+            {True: packed_copy(layer.gate_up, is_gated=True), False: packed_copy(layer.down, is_gated=False)}
+            for layer in layers
+        ]
+        for num_tokens in map(int, options.experts.split(",")):
+            measure_experts(num_tokens, layers, packed)
+        del layers, packed
+    with ThreadPoolExecutor(12) as threads:
+        for model in options.models.split(","):
+            for rows in map(int, options.dense.split(",")) if options.dense else ():
+                for matrix in MODELS[model]:
+                    if matrix.name in options.names.split(","):
+                        measure_dense(matrix, rows, threads)
+
+
+if __name__ == "__main__":
+    main()

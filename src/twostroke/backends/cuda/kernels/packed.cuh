@@ -1,0 +1,164 @@
+// Products with weights of twelve bits (packed_weights.py says how they lie): a round's weights come to shared memory as
+// they are, each thread makes bfloat16 of those it multiplies, and tensor cores take them from its registers. Common to
+// dense products and experts'. Behind hopper_primitives.cuh and `multiply`, a wgmma instruction that takes 64 rows of
+// weights from registers and ROWS tokens from shared memory (wgmma.py).
+//   ROWS    tokens of a tile                        GROUPS  warp groups that multiply
+//   UNITS   units of 64 weight rows of each group   STAGES  length of the ring
+//   GATED   0 no, 1 SiLU, 2 GELU (tanh)             DEPENDENT  whether the launch is a dependent one
+
+constexpr u32 DEPTH = 64;  // inputs a round: 128 bytes of a token, the widest that is spread over shared memory's banks
+constexpr u32 ROW_BYTES = DEPTH * 2;
+constexpr u32 UNIT_BYTES = 64 * DEPTH * 3 / 2;  // of a round
+constexpr u32 TILE_UNITS = GROUPS * UNITS;
+constexpr u32 STAGE_BYTES = ROWS * ROW_BYTES + TILE_UNITS * UNIT_BYTES;
+constexpr u32 CONSUMER_WARPS = 4 * GROUPS;
+// Together no more than what a launch hands out: 168, 128 or 96 a thread. A warp group waits for ever for more.
+constexpr u32 PRODUCER_REGISTERS = GROUPS <= 2 ? 24 : 32;
+constexpr u32 CONSUMER_REGISTERS = GROUPS <= 2 ? 240 : GROUPS == 3 ? 160 : 112;
+
+__device__ __forceinline__ void fetch_bytes(const char* from, u32 bytes, u32 to, u32 ready) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+               "l"(from), "r"(bytes), "r"(ready)
+               : "memory");
+}
+
+__device__ __forceinline__ uint4 load_sixteen(u32 address) {
+  uint4 found;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(found.x), "=r"(found.y), "=r"(found.z), "=r"(found.w)
+               : "r"(address)
+               : "memory");
+  return found;
+}
+
+// Two bytes of sign and mantissa, each twice, and two exponent codes where an exponent's low bits are: two weights.
+// Their exponents are 0 to 15, so they are subnormal or hardly more; the factor, 2^112, puts them around one. It is
+// exact, and what was rounded to code 0 comes out as it should.
+__device__ __forceinline__ u32 two_weights(u32 doubled, u32 codes) {
+  u32 bits = (doubled & 0x807F807F) | (codes & 0x07800780), found;
+  asm("mul.bf16x2 %0, %1, %2;" : "=r"(found) : "r"(bits), "r"(0x77807780));
+  return found;
+}
+
+// The eight weights that a thread gives to one instruction.
+__device__ __forceinline__ void unpack(u32 (&weights)[4], u32 first, u32 second, u32 codes) {
+  weights[0] = two_weights(__byte_perm(first, 0, 0x1100), codes << 7);
+  weights[1] = two_weights(__byte_perm(first, 0, 0x3322), codes << 3);
+  weights[2] = two_weights(__byte_perm(second, 0, 0x1100), codes >> 1);
+  weights[3] = two_weights(__byte_perm(second, 0, 0x3322), codes >> 5);
+}
+
+struct Weights {
+  u32 words[UNITS][DEPTH / 16][4];
+};
+
+// A round of a tile: multiplied asynchronously, so `weights` must stay until the round is waited for.
+__device__ __forceinline__ void multiply_round(float (&sums)[UNITS][ROWS / 2], Weights& weights, u32 tokens, u32 units,
+                                               u32 thread, bool keep) {
+  u64 columns = matrix_at(tokens);
+#pragma unroll
+  for (u32 unit = 0; unit < UNITS; unit++) {
+    u32 own = units + unit * UNIT_BYTES + thread / 32 * (UNIT_BYTES / 4) + thread % 32 * 16;
+    uint4 low = load_sixteen(own), high = load_sixteen(own + 512), codes = load_sixteen(own + 1024);
+    u32(&words)[DEPTH / 16][4] = weights.words[unit];
+    unpack(words[0], low.x, low.y, codes.x);
+    unpack(words[1], low.z, low.w, codes.y);
+    unpack(words[2], high.x, high.y, codes.z);
+    unpack(words[3], high.z, high.w, codes.w);
+    begin_products();
+#pragma unroll
+    for (u32 k = 0; k < DEPTH / 16; k++) multiply(sums[unit], words[k], columns + k * 2, keep || k > 0);
+  }
+  end_products();
+}
+
+// Where a ring stands, for who fills it and for who reads it.
+struct Place {
+  u32 stage, parity;
+  __device__ __forceinline__ void advance() {
+    if (++stage == STAGES) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+// All rounds of a tile, an even number; afterwards its sums are there and its stages free. Each warp says that it has read a stage.
+template <class Shown>
+__device__ __forceinline__ void multiply_tile(float (&sums)[UNITS][ROWS / 2], u32 ring, u32 ready, u32 empty,
+                                              Place& place, int rounds, u32 group, u32 thread, Shown shown) {
+  Weights even, odd;
+  u32 before = 0;
+  auto release = [&](u32 stage) {
+    if (thread % 32 == 0) arrive(empty + stage * 8);
+  };
+  auto round = [&](Weights& weights, int j) {
+    wait_for(ready + place.stage * 8, place.parity);
+    shown();
+    u32 tokens = ring + place.stage * STAGE_BYTES, units = tokens + ROWS * ROW_BYTES + group * UNITS * UNIT_BYTES;
+    multiply_round(sums, weights, tokens, units, thread, j > 0);
+    if (j > 0) {
+      wait_for_products<1>();
+      release(before);
+    }
+    before = place.stage;
+    place.advance();
+  };
+  for (int j = 0; j < rounds; j += 2) {
+    round(even, j);
+    round(odd, j + 1);
+  }
+  wait_for_products<0>();
+#pragma unroll
+  for (u32 unit = 0; unit < UNITS; unit++) keep_behind(sums[unit]);
+  release(before);
+}
+
+__device__ __forceinline__ float gated(float gate, float up) {
+  // gelu's 0.5 * (1 + tanh(z)) is sigmoid(2z): one exponential, and no overflow
+  float inner = GATED == 2 ? 1.5957691216057308f * (gate + 0.044715f * gate * gate * gate) : gate;
+  return gate * __fdividef(1.0f, 1.0f + __expf(-inner)) * up;
+}
+
+// Two outputs of one token: neighbours in a warp hold one output each of two tokens, and trade.
+__device__ __forceinline__ u32 traded(float of_first, float of_second, bool odd) {
+  float given = __shfl_xor_sync(0xFFFFFFFF, odd ? of_first : of_second, 4);
+  return odd ? packed(given, of_second) : packed(of_first, given);
+}
+
+// A thread's sums of a unit: two rows of weights, eight apart, of two tokens in every eight. `out` is where the tile's
+// first token begins, `held` how many tokens it has.
+template <class Element>
+__device__ __forceinline__ void store_unit(const float (&sums)[ROWS / 2], const float* factors, Element* out, u32 unit,
+                                           u32 outputs, u32 held, u32 thread) {
+  u32 lane = thread % 32, row = unit * 64 + thread / 32 * 16 + lane / 4;
+  float upper = factors[row], lower = factors[row + 8];
+  bool odd = lane & 4;
+  u32 output = GATED ? row / 16 * 8 + row % 8 : row;
+#pragma unroll
+  for (u32 block = 0; block < ROWS / 8; block++) {
+    u32 token = block * 8 + lane % 4 * 2;
+    float first = sums[block * 4] * upper, second = sums[block * 4 + 1] * upper;
+    float first_below = sums[block * 4 + 2] * lower, second_below = sums[block * 4 + 3] * lower;
+    if constexpr (GATED) {
+      first = gated(first, first_below);
+      second = gated(second, second_below);
+    }
+    if constexpr (sizeof(Element) == 4) {
+      Element* at = out + (u64)token * outputs + output;
+      if (token < held && output < outputs) at[0] = first;
+      if (token + 1 < held && output < outputs) at[outputs] = second;
+      if (token < held && output + 8 < outputs) at[8] = first_below;
+      if (token + 1 < held && output + 8 < outputs) at[outputs + 8] = second_below;
+    } else {
+      u32 own = token + odd, even_output = output & ~1u;
+      u32 both = traded(first, second, odd);
+      Element* at = out + (u64)own * outputs + even_output;
+      if (own < held && even_output < outputs) *(u32*)at = both;
+      if constexpr (!GATED) {
+        both = traded(first_below, second_below, odd);
+        if (own < held && even_output + 8 < outputs) *(u32*)(at + 8) = both;
+      }
+    }
+  }
+}

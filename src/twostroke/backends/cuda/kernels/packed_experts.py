@@ -1,0 +1,69 @@
+"""The experts' matrix products with packed weights for Hopper, in CUDA C++ (`packed_experts.cu`): for as many tokens as
+decode has, bound by reading the chosen experts' weights. `moe_grouped.py` takes every other device and shape."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from importlib.resources import files
+from typing import Final
+
+import torch
+
+from twostroke.backends.cuda.kernels.activation import Activation
+from twostroke.backends.cuda.kernels.cluster_products import GATES
+from twostroke.backends.cuda.kernels.packed_tiles import PackedTile
+from twostroke.backends.cuda.kernels.packed_weights import DEPTH, PackedMatrix
+from twostroke.backends.cuda.kernels.wgmma import product_function
+from twostroke.backends.cuda.native import NativeKernel
+
+SOURCES: Final = ("hopper_primitives.cuh", "packed.cuh", "packed_experts.cu")
+FOLDER: Final = files("twostroke.backends.cuda.kernels")
+
+
+def packed_experts_product(
+    inputs: torch.Tensor,
+    weights: PackedMatrix,
+    results: torch.Tensor,
+    sorted_pairs: torch.Tensor,
+    starts: torch.Tensor,
+    *,
+    top_k: int,
+    tile: PackedTile,
+    num_sms: int,
+    gated: Activation | None = None,
+    pdl: bool = False,
+) -> None:
+    """As `moe_grouped.grouped_matmul`."""
+    experts, units, depth_rounds = weights.data.shape[:3]
+    width = depth_rounds * DEPTH
+    assert weights.is_gated == (gated is not None) and inputs.shape[1] == width and tile.splits == 1
+    pointers = (inputs, weights.data, weights.factors, results, sorted_pairs, starts)
+    numbers = (results.shape[1], units, width, -(-units // tile.tile_units), top_k)
+    _kernel(tile, experts, gated, pdl).launch(
+        num_sms,
+        128 * (tile.groups + 1),
+        [*(ctypes.c_void_p(each.data_ptr()) for each in pointers), *map(ctypes.c_int, numbers)],
+        shared_bytes=tile.shared_bytes,
+        pdl=pdl,
+    )
+
+
+@cache
+def _kernel(tile: PackedTile, experts: int, gated: Activation | None, pdl: bool) -> NativeKernel:
+    return NativeKernel(*source_and_constants(tile, experts, gated, pdl), architecture="sm_90a")
+
+
+def source_and_constants(
+    tile: PackedTile, experts: int, gated: Activation | None, pdl: bool
+) -> tuple[str, str, dict[str, int]]:
+    """What is compiled, its function, and the constants that it is compiled for."""
+    constants = tile.constants() | {
+        "EXPERTS": experts,
+        "GATED": GATES[gated],
+        "BFLOAT16": 1,
+        "DEPENDENT": int(pdl),
+    }
+    multiply = product_function("multiply", tile.rows, torch.bfloat16, from_registers=True)
+    texts = (FOLDER.joinpath(name).read_text() for name in SOURCES)
+    return "\n".join([multiply, *texts]), "experts_product", constants

@@ -1,0 +1,91 @@
+// out = x @ weight^T with weights of twelve bits, perhaps gated. A producer thread keeps a ring of copies full, and has
+// it full of weights before the kernel ahead has ended; warp groups multiply from it. Several programs may divide the
+// depth: each leaves its sums to the reader. FLOAT32: whether sums are stored as they are. Behind packed.cuh.
+
+struct Tile {
+  int first_unit, first_round, part;
+  __device__ Tile(int index, int out_tiles, int rounds) {
+    part = index / out_tiles;
+    first_unit = (index - part * out_tiles) * TILE_UNITS;
+    first_round = part * rounds;
+  }
+};
+
+struct Producer {
+  const TensorMap* x_map;
+  const char* weights;
+  u32 ring, ready, empty;
+  int units, depth_rounds, rounds, out_tiles, tiles;
+
+  __device__ __forceinline__ void fetch_weights(const Tile& tile, int j, u32 stage) {
+    u32 to = ring + stage * STAGE_BYTES + ROWS * ROW_BYTES, arrived = ready + stage * 8;
+    int held = min((int)TILE_UNITS, units - tile.first_unit);
+    expect_bytes(arrived, ROWS * ROW_BYTES + held * UNIT_BYTES);
+    for (int unit = 0; unit < held; unit++) {
+      u64 round = (u64)(tile.first_unit + unit) * depth_rounds + tile.first_round + j;
+      fetch_bytes(weights + round * UNIT_BYTES, UNIT_BYTES, to + unit * UNIT_BYTES, arrived);
+    }
+  }
+
+  __device__ __forceinline__ void run() {
+    Tile begun(blockIdx.x, out_tiles, rounds);
+    for (int j = 0; j < min(rounds, (int)STAGES); j++) fetch_weights(begun, j, j);
+    if constexpr (DEPENDENT) {
+      asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+      asm volatile("griddepcontrol.wait;" ::: "memory");
+    }
+    Place place{0, 1};  // of the lap before: the first one's stages are free
+    for (int index = blockIdx.x; index < tiles; index += gridDim.x) {
+      Tile tile(index, out_tiles, rounds);
+      for (int j = 0; j < rounds; j++) {
+        if (index != blockIdx.x || j >= STAGES) {
+          wait_for(empty + place.stage * 8, place.parity);
+          fetch_weights(tile, j, place.stage);
+        }
+        fetch(x_map, (tile.first_round + j) * DEPTH, 0, ring + place.stage * STAGE_BYTES, ready + place.stage * 8);
+        place.advance();
+      }
+    }
+  }
+};
+
+extern "C" __global__ void __launch_bounds__(128 * (GROUPS + 1), 1)
+    product(const __grid_constant__ TensorMap x_map, const char* weights, const float* factors, char* out, int num_rows,
+            int outputs, int units, int depth_rounds, int rounds, int out_tiles, int tiles) {
+  extern __shared__ char shared[];
+  __shared__ u64 barriers[2 * STAGES];
+  u32 ring = (shared_address(shared) + 1023) / 1024 * 1024;
+  u32 ready = shared_address(barriers), empty = ready + STAGES * 8;
+  if (threadIdx.x == 0) {
+    for (u32 stage = 0; stage < STAGES; stage++) {
+      init_barrier(ready + stage * 8, 1);
+      init_barrier(empty + stage * 8, CONSUMER_WARPS);
+    }
+    publish_barriers();
+  }
+  __syncthreads();
+  if (threadIdx.x < 128) {
+    give_registers<PRODUCER_REGISTERS>();
+    Producer producer{&x_map, weights, ring, ready, empty, units, depth_rounds, rounds, out_tiles, tiles};
+    if (threadIdx.x == 0) producer.run();
+    return;
+  }
+  take_registers<CONSUMER_REGISTERS>();
+  u32 group = threadIdx.x / 128 - 1, thread = threadIdx.x % 128;
+  float sums[UNITS][ROWS / 2];
+  Place place{0, 0};
+  for (int index = blockIdx.x; index < tiles; index += gridDim.x) {
+    Tile tile(index, out_tiles, rounds);
+    multiply_tile(sums, ring, ready, empty, place, rounds, group, thread, [] {});
+#pragma unroll
+    for (u32 i = 0; i < UNITS; i++) {
+      u32 unit = tile.first_unit + group * UNITS + i;
+      if (unit >= units) break;
+      if constexpr (FLOAT32) {
+        store_unit(sums[i], factors, (float*)out + (u64)tile.part * num_rows * outputs, unit, outputs, num_rows, thread);
+      } else {
+        store_unit(sums[i], factors, (unsigned short*)out, unit, outputs, num_rows, thread);
+      }
+    }
+  }
+}

@@ -1,0 +1,135 @@
+"""Weights of bfloat16 in twelve bits, for decode, which does little but read them. Sign and mantissa are kept, an
+exponent becomes four bits below the largest of its row. Knows the format: what a weight becomes, and where it lies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+UNIT_ROWS: Final = 64
+"""Rows lie in units, as many as a warp group multiplies at a time."""
+DEPTH: Final = 64
+"""Inputs of a unit that lie together: what a round of a product takes."""
+ROUND_BYTES: Final = UNIT_ROWS * DEPTH * 3 // 2
+EXPONENT_CODES: Final = 15
+"""Exponents of a row that are kept, from its largest down. What is smaller is rounded to the grid of the last one, as
+subnormal numbers are: by less than 2**-22 of the row's largest weight, which the sums it is added to round off anyway."""
+LEAST_EXPONENT: Final = 32
+"""A row of still smaller numbers (2**-95) is kept as if its largest were so large."""
+_BIAS: Final = 127
+_SLICE_WEIGHTS: Final = 1 << 26
+"""What is packed at a time: room for a dozen times as many bytes is needed meanwhile."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedMatrix:
+    """One matrix, or one of each expert. A product with what `data` holds is multiplied by `factors`, row by row."""
+
+    data: torch.Tensor  # uint8 [..., units, depth // DEPTH, ROUND_BYTES]
+    factors: torch.Tensor  # float32 [..., units * UNIT_ROWS], powers of two
+    is_gated: bool
+    """Rows are those of a gate and of an up matrix, in turns of eight."""
+
+    @staticmethod
+    def empty(shape: tuple[int, ...], device: torch.device | str, *, is_gated: bool = False) -> PackedMatrix:
+        """To be filled by `pack`; `shape` is the matrix's, [..., rows, depth]."""
+        *experts, rows, depth = shape
+        units = -(-rows // UNIT_ROWS)
+        return PackedMatrix(
+            torch.empty(*experts, units, depth // DEPTH, ROUND_BYTES, dtype=torch.uint8, device=device),
+            torch.empty(*experts, units * UNIT_ROWS, dtype=torch.float32, device=device),
+            is_gated,
+        )
+
+    @property
+    def num_bytes(self) -> int:
+        return self.data.nbytes + self.factors.nbytes
+
+
+def packed_bytes(rows: int, depth: int) -> int:
+    units = -(-rows // UNIT_ROWS)
+    return units * (depth // DEPTH * ROUND_BYTES + UNIT_ROWS * 4)
+
+
+def can_pack(shape: tuple[int, ...], dtype: torch.dtype, *, is_gated: bool = False) -> bool:
+    rows, depth = shape[-2:]
+    return dtype == torch.bfloat16 and depth % DEPTH == 0 and rows % (16 if is_gated else 8) == 0
+
+
+def pack(weight: torch.Tensor, place: PackedMatrix) -> None:
+    """Fill `place` from `weight` [..., rows, depth]; gated: gate, then up."""
+    *experts, rows, depth = weight.shape
+    assert can_pack(tuple(weight.shape), weight.dtype, is_gated=place.is_gated)
+    data, factors = place.data.view(-1, *place.data.shape[-3:]), place.factors.view(-1, place.factors.shape[-1])
+    units_at_once = max(1, _SLICE_WEIGHTS // (depth * UNIT_ROWS))
+    for matrix, own_data, own_factors in zip(weight.view(-1, rows, depth), data, factors, strict=True):
+        for unit in range(0, len(own_data), units_at_once):
+            last = min(unit + units_at_once, len(own_data))
+            first_row, end_row = unit * UNIT_ROWS, min(last * UNIT_ROWS, rows)
+            if place.is_gated:
+                half = matrix.view(2, rows // 16, 8, depth)[:, first_row // 16 : end_row // 16]
+                part = half.transpose(0, 1).reshape(-1, depth)
+            else:
+                part = matrix[first_row:end_row]
+            if len(part) < (last - unit) * UNIT_ROWS:
+                part = torch.nn.functional.pad(part, (0, 0, 0, (last - unit) * UNIT_ROWS - len(part)))
+            largest = _largest_exponents(part)
+            own_factors[first_row : last * UNIT_ROWS] = torch.ldexp(
+                torch.ones_like(largest, dtype=torch.float32), largest - _BIAS
+            )
+            own_data[unit:last] = _arranged(_codes(part, largest))
+
+
+def _bits(part: torch.Tensor) -> torch.Tensor:
+    return part.contiguous().view(torch.int16).to(torch.int32)
+
+
+def _largest_exponents(part: torch.Tensor) -> torch.Tensor:
+    """int32 [rows]"""
+    return (_bits(part) >> 7 & 0xFF).amax(1).clamp_(min=LEAST_EXPONENT)
+
+
+def _codes(part: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
+    """Of every weight, int32: sign (bit 11), exponent code (4 bits), mantissa (7 bits)."""
+    bits = _bits(part)
+    lowest = (largest - EXPONENT_CODES)[:, None]
+    exact = (bits & 0x7FFF) - (lowest << 7)
+    rounded = torch.ldexp(part.float().abs(), (_BIAS + 6) - lowest).clamp_(max=255).round_().to(torch.int32)
+    return torch.where(exact >= 1 << 7, exact, rounded) | (bits >> 4 & 0x800)
+
+
+def _arranged(codes: torch.Tensor) -> torch.Tensor:
+    """uint8 [units, depth // DEPTH, ROUND_BYTES]. A warp has 16 rows, and of every 16 inputs a thread has eight weights:
+    of two rows eight apart, two neighbours and the two eight inputs further. For each round a thread finds 16 bytes of
+    signs and mantissas, 512 bytes further 16 more, and behind those 16 bytes of exponent codes."""
+    units, blocks = len(codes) // UNIT_ROWS, codes.shape[1] // DEPTH
+    # unit, warp, row's half, row, block, 32 inputs, 16 inputs, input's half, pair, input
+    by_place = codes.view(units, 4, 2, 8, blocks, 2, 2, 2, 4, 2)
+    signs = (by_place >> 4 & 0x80 | by_place & 0x7F).to(torch.uint8)
+    numbers = signs.permute(0, 4, 1, 5, 3, 8, 6, 7, 2, 9).reshape(units, blocks, 4, 1024)
+    shifts = torch.tensor([[[0, 16], [4, 20]], [[8, 24], [12, 28]]], device=codes.device)  # input's and row's half
+    exponents = (by_place >> 7 & 0xF).permute(0, 4, 1, 3, 8, 5, 6, 7, 2, 9).to(torch.int64)
+    words = (exponents << shifts).sum((-3, -2, -1))
+    words = torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32)
+    return torch.cat([numbers, words.reshape(units, blocks, 4, 128).view(torch.uint8)], dim=-1).flatten(2)
+
+
+def unpacked(packed: PackedMatrix, rows: int) -> torch.Tensor:
+    """The bfloat16 weights of one matrix that a product sees: gate, then up, where it is gated."""
+    units, blocks = packed.data.shape[:2]
+    by_warp = packed.data.view(units, blocks, 4, ROUND_BYTES // 4)
+    numbers = by_warp[..., :1024].reshape(units, blocks, 4, 2, 8, 4, 2, 2, 2, 2).to(torch.int32)
+    words = by_warp[..., 1024:].contiguous().view(torch.int32).view(units, blocks, 4, 8, 4, 2, 2, 1, 1, 1)
+    shifts = torch.tensor([[[0, 16], [4, 20]], [[8, 24], [12, 28]]], device=words.device)
+    exponents = (words >> shifts & 0xF).permute(0, 2, 8, 3, 1, 5, 6, 7, 4, 9)
+    numbers = numbers.permute(0, 2, 8, 4, 1, 3, 6, 7, 5, 9)
+    mantissas = (numbers & 0x7F).float()
+    is_normal = exponents > 0
+    size = torch.ldexp(mantissas + 128 * is_normal, exponents.clamp(min=1) - EXPONENT_CODES - 7)
+    signed = torch.where(numbers >= 128, -size, size).reshape(units * UNIT_ROWS, -1)
+    found = (signed * packed.factors[:, None]).to(torch.bfloat16)
+    if packed.is_gated:
+        found = found[:rows].view(rows // 16, 2, 8, -1).transpose(0, 1).reshape(rows, -1)
+    return found[:rows]
