@@ -194,7 +194,8 @@ def test_ceilings_are_measured_on_the_card(checkpoint: Checkpoint) -> None:
     assert 1e11 < ceilings.read_bytes_per_s < 2e13
     assert 1e12 < ceilings.multiply_adds_per_s < 1e16
     figures = FACTORY.measured_limits()
-    assert set(figures) == {"copy TB/s", "bf16 TFLOP/s", "kernel launch us"}
-    assert all(value > 0 for value in figures.values())
+    assert {"copy TB/s", "read TB/s", "bf16 TFLOP/s", "kernel launch us"} < set(figures)
+    assert all(value > 0 for value in figures.values() if not isinstance(value, str))
+    assert ceilings.read_bytes_per_s == pytest.approx(1e12 * max(figures["copy TB/s"], figures["read TB/s"]))
     space = FACTORY.memory(checkpoint, here=None)  # type: ignore[arg-type]  # a host's memory is not looked at
     assert 0 < space.free_beside_weights_bytes < space.total_bytes

@@ -22,17 +22,17 @@ def test_the_card_says_what_it_is(device):
 
 
 @pytest.mark.parametrize(
-    ("capability", "interpreted", "has_pdl", "is_hopper"),
+    ("capability", "interpreted", "has_pdl", "is_hopper", "has_bulk_copies"),
     [
-        ((8, 0), False, False, False),
-        ((9, 0), False, True, True),
-        ((9, 0), True, False, False),
-        ((10, 0), False, True, False),
+        ((8, 0), False, False, False, False),
+        ((9, 0), False, True, True, True),
+        ((9, 0), True, False, False, True),
+        ((10, 0), False, True, False, True),
     ],
 )
-def test_what_follows_from_the_capability(capability, interpreted, has_pdl, is_hopper):
+def test_what_follows_from_the_capability(capability, interpreted, has_pdl, is_hopper, has_bulk_copies):
     target = Target(interpreted=interpreted, capability=capability, num_sms=132)
-    assert (target.has_pdl, target.is_hopper) == (has_pdl, is_hopper)
+    assert (target.has_pdl, target.is_hopper, target.has_bulk_copies) == (has_pdl, is_hopper, has_bulk_copies)
     with pytest.raises(dataclasses.FrozenInstanceError):
         target.num_sms = 1
 

@@ -75,9 +75,9 @@ class CudaFactory:
         from twostroke.backends.cuda.ceilings import machine_rates
 
         rates = machine_rates()
-        return Ceilings(rates.copy_bytes_per_s, rates.multiply_adds_per_s, f"measured on this {rates.device}: bf16")
+        return Ceilings(rates.memory_bytes_per_s, rates.multiply_adds_per_s, f"measured on this {rates.device}: bf16")
 
-    def measured_limits(self) -> dict[str, float]:
+    def measured_limits(self) -> dict[str, float | str]:
         """What else `twostroke bench limits` shows."""
         from twostroke.backends.cuda.ceilings import machine_rates
 

@@ -5,14 +5,20 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
+from typing import Literal
 
 import torch
 
-COPY_BYTES = 1 << 30
-"""Twenty times an L2 cache, and small enough to find room beside KV."""
+from twostroke.backends.cuda.compile_ahead import CAN_REHEARSE, compilers, rehearsal
+from twostroke.backends.cuda.kernels.read_memory import ROW_BYTES, WIDTH, ReadConfig, num_programs, read, read_configs
+
+MEMORY_BYTES = 2 << 30
+"""Forty times an L2 cache, so that none of it is still there at the next pass, and small enough to find room beside
+KV. A copy reads one half and writes the other."""
 MATRIX_SIZE = 8192
 REPETITIONS = 15
 LAUNCHES = 200
@@ -22,15 +28,35 @@ LAUNCHES = 200
 class DeviceRates:
     device: str
     copy_bytes_per_s: float
-    """Bytes read plus bytes written by a copy: the steadiest measure of the memory's rate, and within a few percent of
-    the best that a kernel which only reads has reached."""
+    """Bytes read plus bytes written by a copy."""
+    reads: Mapping[str, float]
+    """Bytes a second of a kernel that only reads, by the way it reads."""
     multiply_adds_per_s: float
     launch_s: float
     """Host seconds that launching one kernel takes."""
 
-    def as_figures(self) -> dict[str, float]:
+    @property
+    def read_bytes_per_s(self) -> float:
+        """The best way's: a ceiling is what no kernel exceeds."""
+        return max(self.reads.values())
+
+    @property
+    def floors_count_with(self) -> Literal["copy", "read"]:
+        """The faster of the two: inference hardly writes, so what only reads is its limit, unless every way of reading
+        here falls short of a copy."""
+        return "read" if self.read_bytes_per_s >= self.copy_bytes_per_s else "copy"
+
+    @property
+    def memory_bytes_per_s(self) -> float:
+        """What floors count with."""
+        return max(self.read_bytes_per_s, self.copy_bytes_per_s)
+
+    def as_figures(self) -> dict[str, float | str]:
         return {
             "copy TB/s": self.copy_bytes_per_s / 1e12,
+            "read TB/s": self.read_bytes_per_s / 1e12,
+            **{f"read TB/s by {way}": rate / 1e12 for way, rate in self.reads.items()},
+            "floors count with": self.floors_count_with,
             "bf16 TFLOP/s": 2 * self.multiply_adds_per_s / 1e12,
             "kernel launch us": self.launch_s * 1e6,
         }
@@ -39,18 +65,47 @@ class DeviceRates:
 @cache
 def machine_rates() -> DeviceRates:
     """Measured once a process, on random numbers: zeros multiply faster than data does."""
+    memory = random_memory(MEMORY_BYTES)
+    copy, reads = copy_rate(memory), read_rates(memory, read_configs(memory.device))
+    del memory
     small = torch.zeros(32, device="cuda")
     rates = DeviceRates(
-        torch.cuda.get_device_name(), _copy_rate(), _multiply_add_rate(), _launch_s(lambda: small.add_(1.0))
+        device=torch.cuda.get_device_name(),
+        copy_bytes_per_s=copy,
+        reads={str(config): rate for config, rate in reads.items()},
+        multiply_adds_per_s=_multiply_add_rate(),
+        launch_s=_launch_s(lambda: small.add_(1.0)),
     )
     torch.cuda.empty_cache()
     return rates
 
 
-def _copy_rate() -> float:
-    source = torch.randint(0, 255, (COPY_BYTES,), dtype=torch.uint8, device="cuda")
-    target = torch.empty_like(source)
-    return 2 * COPY_BYTES / _median_s(lambda: target.copy_(source))
+def random_memory(num_bytes: int) -> torch.Tensor:
+    """[num_rows, WIDTH] of all 32-bit integers."""
+    return torch.randint(-(2**31), 2**31, (num_bytes // ROW_BYTES, WIDTH), dtype=torch.int32, device="cuda")
+
+
+def copy_rate(memory: torch.Tensor) -> float:
+    """Of the first half over the second, which holds random numbers after it too."""
+    source, target = memory.chunk(2)
+    return memory.nbytes / _median_s(lambda: target.copy_(source))
+
+
+def read_rates(memory: torch.Tensor, configs: Sequence[ReadConfig]) -> dict[ReadConfig, float]:
+    """Of each, on its own: of all, the fastest is the ceiling. Their kernels are compiled beside each other."""
+    passes = {config: _one_pass(memory, config) for config in configs}
+    with ExitStack() as compiling:
+        if CAN_REHEARSE:
+            threads = compiling.enter_context(compilers())
+            with rehearsal(threads):
+                for one_pass in passes.values():
+                    one_pass()
+        return {config: memory.nbytes / _median_s(one_pass) for config, one_pass in passes.items()}
+
+
+def _one_pass(memory: torch.Tensor, config: ReadConfig) -> Callable[[], None]:
+    sums = torch.empty(num_programs(config, memory.device), dtype=torch.int32, device=memory.device)
+    return partial(read, memory, sums, config)
 
 
 def _multiply_add_rate() -> float:
@@ -61,17 +116,16 @@ def _multiply_add_rate() -> float:
 
 
 def _median_s(work: Callable[[], object]) -> float:
+    """The host runs ahead and waits only for the last: a device that had to wait for a launch would count that too."""
     for _ in range(3):
         work()
-    times = []
-    for _ in range(REPETITIONS):
-        before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    times = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(REPETITIONS)]
+    for before, after in times:
         before.record()
         work()
         after.record()
-        after.synchronize()
-        times.append(before.elapsed_time(after) / 1e3)
-    return statistics.median(times)
+    torch.cuda.synchronize()
+    return statistics.median(before.elapsed_time(after) / 1e3 for before, after in times)
 
 
 def _launch_s(work: Callable[[], object]) -> float:

@@ -212,9 +212,8 @@ def _grouped_kernel(
 
 def can_copy_in_bulk(matrix: torch.Tensor) -> bool:
     """Whether the bulk copy engine of Hopper and later reads this contiguous matrix."""
-    target = target_of(matrix.device)
-    has_engine = target.interpreted or target.capability >= (9, 0)
-    return has_engine and matrix.data_ptr() % 16 == 0 and matrix.shape[-1] * matrix.element_size() % 16 == 0
+    is_aligned = matrix.data_ptr() % 16 == 0 and matrix.shape[-1] * matrix.element_size() % 16 == 0
+    return target_of(matrix.device).has_bulk_copies and is_aligned
 
 
 def grouped_matmul(

@@ -29,6 +29,11 @@ class Target:
         return not self.interpreted and self.capability >= (9, 0)
 
     @property
+    def has_bulk_copies(self) -> bool:
+        """Whether an engine of its own copies blocks that a tensor descriptor tells of; the interpreter copies too."""
+        return self.interpreted or self.capability >= (9, 0)
+
+    @property
     def is_hopper(self) -> bool:
         """Whether the warp-group matrix instructions of sm_90 are there; later chips have others instead."""
         return not self.interpreted and self.capability[0] == 9
