@@ -26,6 +26,17 @@ from twostroke.models.spec import MoeSpec
 REPEATS = 20
 MOE = MoeSpec(num_experts=128, experts_per_token=8, expert_intermediate_size=768, normalise_weights=True)
 HIDDEN, LAYERS = 2048, 3
+CUTS = (
+    (2, 1, False),
+    (3, 1, False),
+    (4, 1, False),
+    (2, 2, False),
+    (2, 1, True),
+    (3, 1, True),
+    (4, 1, True),
+    (2, 2, True),
+)
+"""Groups, units of each, whether they share them."""
 
 
 def packed_copy(weight: torch.Tensor, *, is_gated: bool) -> PackedMatrix:
@@ -36,24 +47,21 @@ def packed_copy(weight: torch.Tensor, *, is_gated: bool) -> PackedMatrix:
 
 def described(tile: PackedTile) -> str:
     splits = f", {tile.splits} splits" * (tile.splits > 1)
-    return f"packed: {tile.rows} rows, {tile.groups} groups of {tile.units}, {tile.held_stages} stages{splits}"
+    shared = " in turns" * tile.shared
+    return f"packed: {tile.rows} rows, {tile.groups} groups of {tile.units}{shared}, {tile.held_stages} stages{splits}"
 
 
 def dense_tiles(matrix: Matrix, rows: int) -> Iterator[PackedTile]:
     """Those that keep most of 132 multiprocessors busy."""
     units = -(-matrix.outputs * (2 if matrix.is_gated else 1) // UNIT_ROWS)
-    held = next(size for size in (8, 16, 32, 64, 96, 128, 192, 256) if rows <= size)
-    for groups, per_group in ((1, 1), (2, 1), (3, 1), (4, 1), (2, 2), (1, 2)):
-        if held > 96 and (groups * per_group > 2 or held > 128) and (groups, per_group) not in ((2, 2), (2, 1), (1, 1)):
-            continue
-        if held > 128 and per_group > 1:
-            continue
+    held = next(size for size in (8, 16, 32, 64, 96, 128) if rows <= size)
+    for groups, per_group, shared in CUTS:
         for splits in (1, 2, 4, 8) if matrix.may_split else (1,):
-            tiles = -(-units // (groups * per_group)) * splits
-            if tiles / 132 / -(-tiles // 132) < 0.6 or (splits > 1 and tiles > 140) or matrix.width % (128 * splits):
-                continue
-            tile = PackedTile(held, groups, per_group, splits=splits)
-            if tile.held_stages >= 3:
+            tile = PackedTile(held, groups, per_group, splits=splits, shared=shared)
+            tiles = -(-units // tile.tile_units) * splits
+            is_busy = tiles / 132 / -(-tiles // 132) >= 0.6 and (splits == 1 or tiles <= 140)
+            turns = 2 * groups if shared else 2
+            if is_busy and matrix.width % (64 * splits * turns) == 0 and not (shared and tiles > 132) and tile.held_stages >= 3:
                 yield tile
 
 
@@ -126,7 +134,7 @@ def measure_experts(num_tokens: int, layers: list[MoeWeights], packed: list[dict
                 top_k=MOE.experts_per_token, tile=tile, num_sms=num_sms, gated="silu" if gated else None, pdl=pdl,  # noqa: B023
             )  # fmt: skip
 
-        for tile in (PackedTile(r, g, u) for r in (8, 16, 32) for g, u in ((1, 1), (2, 1), (3, 1), (4, 1), (2, 2))):
+        for tile in (PackedTile(r, g, u) for r in (8, 16, 24, 32) for g, u in ((3, 1), (4, 1), (2, 2))):
             try:
                 first = None
                 for repeat in range(REPEATS):

@@ -4,17 +4,20 @@
 // weights from registers and ROWS tokens from shared memory (wgmma.py).
 //   ROWS    tokens of a tile                        GROUPS  warp groups that multiply
 //   UNITS   units of 64 weight rows of each group   STAGES  length of the ring
+//   SHARED  whether groups have the same units, and take turns in their rounds
 //   GATED   0 no, 1 SiLU, 2 GELU (tanh)             DEPENDENT  whether the launch is a dependent one
 
 constexpr u32 DEPTH = 64;  // inputs a round: 128 bytes of a token, the widest that is spread over shared memory's banks
 constexpr u32 ROW_BYTES = DEPTH * 2;
 constexpr u32 UNIT_BYTES = 64 * DEPTH * 3 / 2;  // of a round
-constexpr u32 TILE_UNITS = GROUPS * UNITS;
+constexpr u32 TURNS = SHARED ? GROUPS : 1;
+constexpr u32 TILE_UNITS = SHARED ? UNITS : GROUPS * UNITS;
 constexpr u32 STAGE_BYTES = ROWS * ROW_BYTES + TILE_UNITS * UNIT_BYTES;
-constexpr u32 CONSUMER_WARPS = 4 * GROUPS;
+constexpr u32 CONSUMER_WARPS = 4 * GROUPS / TURNS;  // of a round
 // Together no more than what a launch hands out: 168, 128 or 96 a thread. A warp group waits for ever for more.
-constexpr u32 PRODUCER_REGISTERS = GROUPS <= 2 ? 24 : 32;
-constexpr u32 CONSUMER_REGISTERS = GROUPS <= 2 ? 240 : GROUPS == 3 ? 160 : 112;
+constexpr bool FEW = ROWS <= 64;
+constexpr u32 PRODUCER_REGISTERS = GROUPS > 3 ? (FEW ? 64 : 32) : GROUPS == 3 ? (FEW ? 80 : 32) : FEW ? 88 : 24;
+constexpr u32 CONSUMER_REGISTERS = GROUPS > 3 ? (FEW ? 104 : 112) : GROUPS == 3 ? (FEW ? 144 : 160) : FEW ? 208 : 240;
 
 __device__ __forceinline__ void fetch_bytes(const char* from, u32 bytes, u32 to, u32 ready) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
@@ -48,65 +51,75 @@ __device__ __forceinline__ void unpack(u32 (&weights)[4], u32 first, u32 second,
   weights[3] = two_weights(__byte_perm(second, 0, 0x3322), codes >> 5);
 }
 
-struct Weights {
-  u32 words[UNITS][DEPTH / 16][4];
-};
+// Steps of 16 inputs that are unpacked and multiplied together: of many tokens fewer, as their sums take the registers.
+constexpr u32 STEPS = FEW ? 4 : 2;
 
-// A round of a tile: multiplied asynchronously, so `weights` must stay until the round is waited for.
-__device__ __forceinline__ void multiply_round(float (&sums)[UNITS][ROWS / 2], Weights& weights, u32 tokens, u32 units,
-                                               u32 thread, bool keep) {
-  u64 columns = matrix_at(tokens);
-#pragma unroll
-  for (u32 unit = 0; unit < UNITS; unit++) {
-    u32 own = units + unit * UNIT_BYTES + thread / 32 * (UNIT_BYTES / 4) + thread % 32 * 16;
-    uint4 low = load_sixteen(own), high = load_sixteen(own + 512), codes = load_sixteen(own + 1024);
-    u32(&words)[DEPTH / 16][4] = weights.words[unit];
-    unpack(words[0], low.x, low.y, codes.x);
-    unpack(words[1], low.z, low.w, codes.y);
-    unpack(words[2], high.x, high.y, codes.z);
-    unpack(words[3], high.z, high.w, codes.w);
-    begin_products();
-#pragma unroll
-    for (u32 k = 0; k < DEPTH / 16; k++) multiply(sums[unit], words[k], columns + k * 2, keep || k > 0);
-  }
-  end_products();
-}
+struct Weights {
+  u32 words[UNITS][STEPS][4];
+};
 
 // Where a ring stands, for who fills it and for who reads it.
 struct Place {
   u32 stage, parity;
-  __device__ __forceinline__ void advance() {
-    if (++stage == STAGES) {
-      stage = 0;
+  __device__ __forceinline__ void advance(u32 rounds = 1) {
+    stage += rounds;
+    if (stage >= STAGES) {
+      stage -= STAGES;
       parity ^= 1;
     }
   }
 };
 
-// All rounds of a tile, an even number; afterwards its sums are there and its stages free. Each warp says that it has read a stage.
-template <class Shown>
-__device__ __forceinline__ void multiply_tile(float (&sums)[UNITS][ROWS / 2], u32 ring, u32 ready, u32 empty,
-                                              Place& place, int rounds, u32 group, u32 thread, Shown shown) {
-  Weights even, odd;
-  u32 before = 0;
+// A group's rounds of a tile: while tensor cores multiply some steps, threads unpack the next. Afterwards the sums are
+// there and the stages free. Each warp says that it has read a stage. `await` waits until a round has come. Where all
+// steps of a round are unpacked together, a group's rounds are an even number.
+template <class Await>
+__device__ __forceinline__ void multiply_tile(float (&sums)[UNITS][ROWS / 2], u32 ring, u32 empty, Place& place,
+                                              int rounds, u32 group, u32 thread, Await await) {
+  Weights some, others;
+  u32 before = 0, own_unit = SHARED ? 0 : group * UNITS;
+  u32 own = ROWS * ROW_BYTES + own_unit * UNIT_BYTES + thread / 32 * (UNIT_BYTES / 4) + thread % 32 * 16;
   auto release = [&](u32 stage) {
     if (thread % 32 == 0) arrive(empty + stage * 8);
   };
-  auto round = [&](Weights& weights, int j) {
-    wait_for(ready + place.stage * 8, place.parity);
-    shown();
-    u32 tokens = ring + place.stage * STAGE_BYTES, units = tokens + ROWS * ROW_BYTES + group * UNITS * UNIT_BYTES;
-    multiply_round(sums, weights, tokens, units, thread, j > 0);
-    if (j > 0) {
-      wait_for_products<1>();
-      release(before);
+  auto multiply_steps = [&](Weights& weights, u32 first_step, bool keep) {
+    u32 tokens = ring + place.stage * STAGE_BYTES;
+    u64 columns = matrix_at(tokens) + first_step * 2;
+#pragma unroll
+    for (u32 unit = 0; unit < UNITS; unit++) {
+      u32 from = tokens + own + unit * UNIT_BYTES;
+      uint4 codes = load_sixteen(from + 1024);
+      u32 of_step[4] = {codes.x, codes.y, codes.z, codes.w};
+#pragma unroll
+      for (u32 step = 0; step < STEPS; step += 2) {
+        uint4 numbers = load_sixteen(from + (first_step + step) / 2 * 512);
+        unpack(weights.words[unit][step], numbers.x, numbers.y, of_step[first_step + step]);
+        unpack(weights.words[unit][step + 1], numbers.z, numbers.w, of_step[first_step + step + 1]);
+      }
     }
-    before = place.stage;
-    place.advance();
+    begin_products();
+#pragma unroll
+    for (u32 unit = 0; unit < UNITS; unit++) {
+#pragma unroll
+      for (u32 k = 0; k < STEPS; k++) multiply(sums[unit], weights.words[unit][k], columns + k * 2, keep || k > 0);
+    }
+    end_products();
+    wait_for_products<1>();
   };
-  for (int j = 0; j < rounds; j += 2) {
-    round(even, j);
-    round(odd, j + 1);
+  int j = SHARED ? group : 0;
+  auto round = [&](Weights& first, Weights& second) {
+    await(place, j);
+    bool begun = j >= TURNS;
+    multiply_steps(first, 0, begun);
+    if (begun) release(before);
+    if constexpr (STEPS == 2) multiply_steps(second, 2, true);
+    before = place.stage;
+    place.advance(TURNS);
+    j += TURNS;
+  };
+  while (j < rounds) {
+    round(some, others);
+    if constexpr (STEPS == 4) round(others, some);  // unasked: behind a branch, products would wait for one another
   }
   wait_for_products<0>();
 #pragma unroll
@@ -127,16 +140,17 @@ __device__ __forceinline__ u32 traded(float of_first, float of_second, bool odd)
 }
 
 // A thread's sums of a unit: two rows of weights, eight apart, of two tokens in every eight. `out` is where the tile's
-// first token begins, `held` how many tokens it has.
+// first token begins, `held` how many tokens it has. Where groups took turns, each has the sums of some blocks of tokens.
 template <class Element>
 __device__ __forceinline__ void store_unit(const float (&sums)[ROWS / 2], const float* factors, Element* out, u32 unit,
-                                           u32 outputs, u32 held, u32 thread) {
+                                           u32 outputs, u32 held, u32 thread, u32 group) {
   u32 lane = thread % 32, row = unit * 64 + thread / 32 * 16 + lane / 4;
   float upper = factors[row], lower = factors[row + 8];
   bool odd = lane & 4;
   u32 output = GATED ? row / 16 * 8 + row % 8 : row;
 #pragma unroll
   for (u32 block = 0; block < ROWS / 8; block++) {
+    if (SHARED && block % GROUPS != group) continue;
     u32 token = block * 8 + lane % 4 * 2;
     float first = sums[block * 4] * upper, second = sums[block * 4 + 1] * upper;
     float first_below = sums[block * 4 + 2] * lower, second_below = sums[block * 4 + 3] * lower;

@@ -29,67 +29,100 @@ __device__ __forceinline__ void copy_sixteen(u32 to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
-// What the producer, one warp, does: a lane copies sixteen bytes of every fourth row.
+// What the producer, one warp, does. Tokens' own rows lie anywhere: a lane copies sixteen bytes of every fourth one. (The
+// copy engine could fetch them row by row, and takes half as long again.) Rows in order come by the copy engine.
 struct Producer {
+  const TensorMap* x_map;
   const char *inputs, *weights;
   const int* sorted_pairs;
-  u32 ring, ready, empty;
+  u32 ring, ready, empty, guessed;
   int units, width, top_k;
 
-  __device__ __forceinline__ void run(Walk walk) {
+  __device__ __forceinline__ void fetch_weights(const char* from, int held, int j, u32 stage, u32 arrived) {
+    u32 to = ring + stage * STAGE_BYTES + ROWS * ROW_BYTES;
+    for (int unit = 0; unit < held; unit++) {
+      u64 round = (u64)unit * (width / DEPTH) + j;
+      fetch_bytes(from + round * UNIT_BYTES, UNIT_BYTES, to + unit * UNIT_BYTES, arrived);
+    }
+  }
+
+  __device__ __forceinline__ const char* weights_of(int expert, int first_unit) {
+    return weights + ((u64)expert * units + first_unit) * (width / DEPTH) * UNIT_BYTES;
+  }
+
+  // Weights never change, so they are on their way before the kernel ahead has ended, as far as is known which: those of
+  // the tile that this program has if every expert has one tile of rows.
+  __device__ __forceinline__ void guess(int expert, int first_unit) {
+    int held = min((int)TILE_UNITS, units - first_unit);
+    for (int j = 0; j < min(width / (int)DEPTH, (int)STAGES); j++) {
+      expect_bytes(guessed + j * 8, held * UNIT_BYTES);
+      fetch_weights(weights_of(expert, first_unit), held, j, j, guessed + j * 8);
+    }
+  }
+
+  // `ahead`: rounds of a guess, right or not, that are on their way.
+  __device__ __forceinline__ void run(Walk walk, int ahead, bool is_right) {
     Place place{0, 1};
-    u32 lane = threadIdx.x % 32, chunk = lane % 8;
+    u32 lane = threadIdx.x, chunk = lane % 8;
     int rounds = width / (int)DEPTH;
     for (; walk.settle(); walk.own += gridDim.x) {
       int first = walk.first_row(), end = walk.end(), first_unit = walk.first_unit();
       int held = min((int)TILE_UNITS, units - first_unit);
       const char* sources[ROWS / 4];
+      if constexpr (GATED) {
 #pragma unroll
-      for (u32 i = 0; i < ROWS / 4; i++) {
-        int row = first + (int)(lane / 8 + i * 4);
-        sources[i] = nullptr;
-        if (row < end) {
-          u64 source = GATED ? sorted_pairs[row] / top_k : row;
-          sources[i] = inputs + (source * width + chunk * 8) * 2;
+        for (u32 i = 0; i < ROWS / 4; i++) {
+          int row = first + (int)(lane / 8 + i * 4);
+          sources[i] = nullptr;
+          if (row < end) sources[i] = inputs + ((u64)(sorted_pairs[row] / top_k) * width + chunk * 8) * 2;
         }
       }
-      const char* from = weights + ((u64)walk.expert * units + first_unit) * rounds * UNIT_BYTES;
+      const char* from = weights_of(walk.expert, first_unit);
       for (int j = 0; j < rounds; j++) {
         u32 tokens = ring + place.stage * STAGE_BYTES, arrived = ready + place.stage * 8;
         wait_for(empty + place.stage * 8, place.parity);
+        __syncwarp();  // or lanes might fall behind by a lap, and mistake the barrier's phase
         if (lane == 0) {
-          expect_bytes(arrived, held * UNIT_BYTES);
-          for (int unit = 0; unit < held; unit++) {
-            u64 round = (u64)unit * rounds + j;
-            fetch_bytes(from + round * UNIT_BYTES, UNIT_BYTES, tokens + ROWS * ROW_BYTES + unit * UNIT_BYTES, arrived);
-          }
+          bool begun = ahead > 0 && is_right;
+          if (ahead > 0 && !is_right) wait_for(guessed + place.stage * 8, 0);  // what has come is thrown away
+          expect_bytes(arrived, (begun ? 0 : held * UNIT_BYTES) + (GATED ? 0 : ROWS * ROW_BYTES));
+          if (!begun) fetch_weights(from, held, j, place.stage, arrived);
+          if constexpr (!GATED) fetch(x_map, j * DEPTH, first, tokens, arrived);
         }
+        if constexpr (GATED) {
 #pragma unroll
-        for (u32 i = 0; i < ROWS / 4; i++) {
-          u32 row = lane / 8 + i * 4;
-          if (sources[i]) copy_sixteen(tokens + row * ROW_BYTES + (chunk ^ row % 8) * 16, sources[i] + j * ROW_BYTES);
+          for (u32 i = 0; i < ROWS / 4; i++) {
+            u32 row = lane / 8 + i * 4;
+            if (sources[i]) copy_sixteen(tokens + row * ROW_BYTES + (chunk ^ row % 8) * 16, sources[i] + j * ROW_BYTES);
+          }
+          asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(arrived) : "memory");
         }
-        asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(arrived) : "memory");
         place.advance();
+        ahead--;
       }
     }
   }
 };
 
 extern "C" __global__ void __launch_bounds__(128 * (GROUPS + 1), 1)
-    experts_product(const char* inputs, const char* weights, const float* factors, char* out, const int* sorted_pairs,
+    experts_product(const __grid_constant__ TensorMap x_map, const char* inputs, const char* weights, const float* factors, char* out, const int* sorted_pairs,
                     const int* starts, int outputs, int units, int width, int out_tiles, int top_k) {
   extern __shared__ char shared[];
-  __shared__ u64 barriers[2 * STAGES];
+  __shared__ u64 barriers[3 * STAGES];
   __shared__ int own_starts[EXPERTS + 1];
   u32 ring = (shared_address(shared) + 1023) / 1024 * 1024;
-  u32 ready = shared_address(barriers), empty = ready + STAGES * 8;
+  u32 ready = shared_address(barriers), empty = ready + STAGES * 8, guessed = empty + STAGES * 8;
+  Producer producer{&x_map, inputs, weights, sorted_pairs, ring, ready, empty, guessed, units, width, top_k};
+  int guessed_expert = blockIdx.x / out_tiles, guessed_unit = blockIdx.x % out_tiles * TILE_UNITS;
+  int ahead = DEPENDENT && guessed_expert < EXPERTS ? min(width / (int)DEPTH, (int)STAGES) : 0;
   if (threadIdx.x == 0) {
     for (u32 stage = 0; stage < STAGES; stage++) {
-      init_barrier(ready + stage * 8, 1 + 32);  // weights, and the lanes that copy rows
+      init_barrier(ready + stage * 8, GATED ? 33 : 1);  // who expects weights, and the lanes that copy rows
       init_barrier(empty + stage * 8, CONSUMER_WARPS);
+      init_barrier(guessed + stage * 8, 1);
     }
     publish_barriers();
+    if (ahead) producer.guess(guessed_expert, guessed_unit);
   }
   if constexpr (DEPENDENT) {
     // The trigger comes after the wait: what starts then may read `starts`, as this very kernel does below.
@@ -99,19 +132,28 @@ extern "C" __global__ void __launch_bounds__(128 * (GROUPS + 1), 1)
   for (u32 i = threadIdx.x; i <= EXPERTS; i += blockDim.x) own_starts[i] = starts[i];
   __syncthreads();
   Walk walk{own_starts, 0, (int)blockIdx.x, out_tiles};
+  bool is_right = walk.settle() && walk.expert == guessed_expert && walk.first_unit() == guessed_unit;
   if (threadIdx.x < 128) {
     give_registers<PRODUCER_REGISTERS>();
-    Producer producer{inputs, weights, sorted_pairs, ring, ready, empty, units, width, top_k};
-    if (threadIdx.x < 32) producer.run(walk);
+    if (threadIdx.x < 32) producer.run(walk, ahead, is_right);
+    // A guess that came to nothing: a program must not end while its shared memory is written to.
+    if (threadIdx.x == 0 && walk.expert == EXPERTS) {
+      for (int j = 0; j < ahead; j++) wait_for(guessed + j * 8, 0);
+    }
     return;
   }
   take_registers<CONSUMER_REGISTERS>();
   u32 group = threadIdx.x / 128 - 1, thread = threadIdx.x % 128;
   float sums[UNITS][ROWS / 2];
   Place place{0, 0};
+  bool follows_guess = is_right && ahead > 0;
   for (; walk.settle(); walk.own += gridDim.x) {
-    // Rows were written by threads, and are read by tensor cores.
-    multiply_tile(sums, ring, ready, empty, place, width / (int)DEPTH, group, thread, [] { show_to_engines(); });
+    multiply_tile(sums, ring, empty, place, width / (int)DEPTH, group, thread, [&](const Place& at, int j) {
+      if (follows_guess && j < ahead) wait_for(guessed + at.stage * 8, 0);
+      wait_for(ready + at.stage * 8, at.parity);
+      if constexpr (GATED) show_to_engines();  // rows were written by threads, and are read by tensor cores
+    });
+    follows_guess = false;
     int first = walk.first_row();
     const float* own_factors = factors + (u64)walk.expert * units * 64;
 #pragma unroll
@@ -119,7 +161,7 @@ extern "C" __global__ void __launch_bounds__(128 * (GROUPS + 1), 1)
       u32 unit = walk.first_unit() + group * UNITS + i;
       if (unit >= units) break;
       unsigned short* to = (unsigned short*)out + (u64)first * outputs;
-      store_unit(sums[i], own_factors, to, unit, outputs, walk.end() - first, thread);
+      store_unit(sums[i], own_factors, to, unit, outputs, walk.end() - first, thread, group);
     }
   }
 }

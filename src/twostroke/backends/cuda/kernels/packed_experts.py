@@ -15,7 +15,7 @@ from twostroke.backends.cuda.kernels.cluster_products import GATES
 from twostroke.backends.cuda.kernels.packed_tiles import PackedTile
 from twostroke.backends.cuda.kernels.packed_weights import DEPTH, PackedMatrix
 from twostroke.backends.cuda.kernels.wgmma import product_function
-from twostroke.backends.cuda.native import NativeKernel
+from twostroke.backends.cuda.native import NativeKernel, tensor_map
 
 SOURCES: Final = ("hopper_primitives.cuh", "packed.cuh", "packed_experts.cu")
 FOLDER: Final = files("twostroke.backends.cuda.kernels")
@@ -38,12 +38,13 @@ def packed_experts_product(
     experts, units, depth_rounds = weights.data.shape[:3]
     width = depth_rounds * DEPTH
     assert weights.is_gated == (gated is not None) and inputs.shape[1] == width and tile.splits == 1
+    x_map = tensor_map(inputs, len(inputs), tile.rows, DEPTH)  # of rows in order
     pointers = (inputs, weights.data, weights.factors, results, sorted_pairs, starts)
     numbers = (results.shape[1], units, width, -(-units // tile.tile_units), top_k)
     _kernel(tile, experts, gated, pdl).launch(
         num_sms,
         128 * (tile.groups + 1),
-        [*(ctypes.c_void_p(each.data_ptr()) for each in pointers), *map(ctypes.c_int, numbers)],
+        [x_map, *(ctypes.c_void_p(each.data_ptr()) for each in pointers), *map(ctypes.c_int, numbers)],
         shared_bytes=tile.shared_bytes,
         pdl=pdl,
     )

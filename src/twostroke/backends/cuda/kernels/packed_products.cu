@@ -2,6 +2,42 @@
 // it full of weights before the kernel ahead has ended; warp groups multiply from it. Several programs may divide the
 // depth: each leaves its sums to the reader. FLOAT32: whether sums are stored as they are. Behind packed.cuh.
 
+// Groups that took turns lay out their sums, and each adds up those of some tokens, in order. There was but one tile, so
+// the ring is free.
+__device__ __forceinline__ void add_up(float (&sums)[UNITS][ROWS / 2], u32 ring, u32 group, u32 thread) {
+  constexpr u32 BLOCKS = ROWS / 8, PITCH = 128 * 16;  // four sums of each thread
+  meet<128 * GROUPS>(1);
+#pragma unroll
+  for (u32 unit = 0; unit < UNITS; unit++) {
+#pragma unroll
+    for (u32 block = 0; block < BLOCKS; block++) {
+      float* own = &sums[unit][block * 4];
+      u32 to = ring + ((group * UNITS + unit) * BLOCKS + block) * PITCH + thread * 16;
+      asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(own[0]), "f"(own[1]), "f"(own[2]),
+                   "f"(own[3])
+                   : "memory");
+    }
+  }
+  meet<128 * GROUPS>(1);
+#pragma unroll
+  for (u32 unit = 0; unit < UNITS; unit++) {
+#pragma unroll
+    for (u32 block = 0; block < BLOCKS; block++) {
+      if (block % GROUPS != group) continue;
+      float* own = &sums[unit][block * 4];
+#pragma unroll
+      for (u32 i = 0; i < 4; i++) own[i] = 0;
+      for (u32 other = 0; other < GROUPS; other++) {
+        uint4 found = load_sixteen(ring + ((other * UNITS + unit) * BLOCKS + block) * PITCH + thread * 16);
+        own[0] += __uint_as_float(found.x);
+        own[1] += __uint_as_float(found.y);
+        own[2] += __uint_as_float(found.z);
+        own[3] += __uint_as_float(found.w);
+      }
+    }
+  }
+}
+
 struct Tile {
   int first_unit, first_round, part;
   __device__ Tile(int index, int out_tiles, int rounds) {
@@ -73,18 +109,21 @@ extern "C" __global__ void __launch_bounds__(128 * (GROUPS + 1), 1)
   take_registers<CONSUMER_REGISTERS>();
   u32 group = threadIdx.x / 128 - 1, thread = threadIdx.x % 128;
   float sums[UNITS][ROWS / 2];
-  Place place{0, 0};
+  Place place{SHARED ? group : 0, 0};
   for (int index = blockIdx.x; index < tiles; index += gridDim.x) {
     Tile tile(index, out_tiles, rounds);
-    multiply_tile(sums, ring, ready, empty, place, rounds, group, thread, [] {});
+    multiply_tile(sums, ring, empty, place, rounds, group, thread,
+                  [&](const Place& at, int) { wait_for(ready + at.stage * 8, at.parity); });
+    if constexpr (SHARED) add_up(sums, ring, group, thread);
 #pragma unroll
     for (u32 i = 0; i < UNITS; i++) {
-      u32 unit = tile.first_unit + group * UNITS + i;
+      u32 unit = tile.first_unit + (SHARED ? 0 : group * UNITS) + i;
       if (unit >= units) break;
       if constexpr (FLOAT32) {
-        store_unit(sums[i], factors, (float*)out + (u64)tile.part * num_rows * outputs, unit, outputs, num_rows, thread);
+        float* part = (float*)out + (u64)tile.part * num_rows * outputs;
+        store_unit(sums[i], factors, part, unit, outputs, num_rows, thread, group);
       } else {
-        store_unit(sums[i], factors, (unsigned short*)out, unit, outputs, num_rows, thread);
+        store_unit(sums[i], factors, (unsigned short*)out, unit, outputs, num_rows, thread, group);
       }
     }
   }

@@ -41,6 +41,7 @@ def packed_product(
     assert weight.is_gated == (gated is not None) and (tile.splits == 1) == (out.dim() == 2)
     out_tiles = -(-units // tile.tile_units)
     tiles = out_tiles * tile.splits
+    assert not tile.shared or tiles <= num_sms
     x_map = tensor_map(x, rows_to_read(x, tile.rows), tile.rows, DEPTH)
     pointers = (weight.data, weight.factors, out)
     numbers = (num_rows, outputs, units, depth_rounds, rounds, out_tiles, tiles)

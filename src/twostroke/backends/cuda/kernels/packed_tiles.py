@@ -23,10 +23,12 @@ class PackedTile:
     stages: int = MAX_STAGES
     splits: int = 1
     """Parts of the depth, whose sums the product's reader adds up."""
+    shared: bool = False
+    """Groups have the same units and take turns in their rounds, where there are too few units for all programs."""
 
     @property
     def tile_units(self) -> int:
-        return self.groups * self.units
+        return self.units if self.shared else self.groups * self.units
 
     @property
     def stage_bytes(self) -> int:
@@ -41,4 +43,10 @@ class PackedTile:
         return self.held_stages * self.stage_bytes + ALIGNMENT
 
     def constants(self) -> dict[str, int]:
-        return {"ROWS": self.rows, "GROUPS": self.groups, "UNITS": self.units, "STAGES": self.held_stages}
+        return {
+            "ROWS": self.rows,
+            "GROUPS": self.groups,
+            "UNITS": self.units,
+            "SHARED": int(self.shared),
+            "STAGES": self.held_stages,
+        }
