@@ -1,4 +1,5 @@
-"""Twelve bits of a weight, against an implementation of the same format in numpy that shares nothing with this one."""
+"""Twelve bits of a weight, by torch and by kernels, against an implementation of the same format in numpy that shares
+nothing with either."""
 
 from __future__ import annotations
 
@@ -19,13 +20,17 @@ from twostroke.backends.cuda.kernels.packed_weights import (
     packed_bytes,
     unpacked,
 )
+from twostroke.backends.cuda.kernels.packing import pack_by_kernel
 
 
 def packed(weight: torch.Tensor, *, is_gated: bool = False) -> PackedMatrix:
-    place = PackedMatrix.empty(tuple(weight.shape), weight.device, is_gated=is_gated)
-    for tensor in (place.data.view(torch.uint8), place.factors.view(torch.uint8)):
-        tensor.fill_(0xA5)  # nothing may stay as it was
+    """By torch, which kernels must agree with to the bit."""
+    place, other = (PackedMatrix.empty(tuple(weight.shape), weight.device, is_gated=is_gated) for _ in range(2))
+    for tensor in (place.data, place.factors, other.data, other.factors):
+        tensor.view(torch.uint8).fill_(0xA5)  # nothing may stay as it was
     pack(weight, place)
+    pack_by_kernel(weight, other)
+    assert torch.equal(place.data, other.data) and torch.equal(place.factors, other.factors)
     return place
 
 

@@ -108,6 +108,7 @@ class CudaBackend:
             if self._device.type == "cuda" and CAN_REHEARSE:
                 threads = compiling.enter_context(compilers())
                 with rehearsal(threads):
+                    pack_weights()
                     self.prepare()
             started_s = time.perf_counter()
             load_weights()

@@ -17,9 +17,9 @@ from twostroke.backends.cuda.kernels.packed_weights import (
     MAX_EXPERT_TOKENS,
     PackedMatrix,
     can_pack,
-    pack,
     packed_bytes,
 )
+from twostroke.backends.cuda.kernels.packing import pack_by_kernel
 from twostroke.backends.cuda.kernels.target import target_of
 from twostroke.cost.model_shape import DecodeWeights, WeightCopies
 from twostroke.models.checkpoint import Checkpoint
@@ -135,10 +135,10 @@ def fill(layers: Sequence[LayerWeights]) -> tuple[str, ...]:
     all finite: those copies are dropped. A rehearsal goes through one layer: all launch the same."""
     copies = list(_places(layers[:1] if is_rehearsal() else layers))
     for _, _, weight, place in copies:
-        pack(weight, place)
+        pack_by_kernel(weight, place)
     if is_rehearsal() or not copies:
         return ()
-    # A row whose largest exponent is that of infinity has an infinite factor. All are asked about at once: to wait.
+    # A row whose largest exponent is infinity's has an infinite factor. All are asked about at once: asking is waiting.
     are_finite = torch.stack([place.factors.isfinite().all() for *_, place in copies]).tolist()
     left_plain: list[str] = []
     for (index, name, _, _), is_finite in zip(copies, are_finite, strict=True):
