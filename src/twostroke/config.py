@@ -4,6 +4,7 @@ that was left open comes back with its reason. Standard library only."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from twostroke.core.errors import BadRequestError
 from twostroke.core.kv_layout import KVGroup, KVLayout
@@ -18,6 +19,7 @@ LIMITS = {"threads": 1024, "max_context": 2**31 - 1, "max_tokens_per_step": 2**1
 QUANTISE_CHOICES = ("q8_0", "q4_1", "none")
 DTYPE_CHOICES = ("auto", "bf16", "f16")
 LOAD_CHOICES = ("file", "random")
+DECODE_WEIGHTS_CHOICES = ("auto", "packed", "plain")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,10 @@ class EngineConfig:
     """Of DTYPE_CHOICES: which 16-bit floats a backend that has them computes in; "auto": as the weights are stored."""
     load: str = "file"
     """Of LOAD_CHOICES. "random": a folder with config.json alone gives the shape, and the weights are drawn."""
+    decode_weights: Literal["auto", "packed", "plain"] = "auto"
+    """Decode does little but read weights, prefill mostly multiplies. "packed": a second copy of them in 12 bits, which
+    steps of decodes alone read; "plain": both phases read the same; "auto": packed where it can be had and leaves
+    enough memory for KV."""
 
     def __post_init__(self) -> None:
         for name, limit in LIMITS.items():
@@ -67,7 +73,12 @@ class EngineConfig:
                 continue
             if not isinstance(value, int) or not 1 <= value <= limit:
                 raise BadRequestError(f"{name} must be an integer from 1 to {limit}, not {value!r}")
-        offered = (("quantise", (None, *QUANTISE_CHOICES)), ("dtype", DTYPE_CHOICES), ("load", LOAD_CHOICES))
+        offered = (
+            ("quantise", (None, *QUANTISE_CHOICES)),
+            ("dtype", DTYPE_CHOICES),
+            ("load", LOAD_CHOICES),
+            ("decode_weights", DECODE_WEIGHTS_CHOICES),
+        )
         for name, choices in offered:
             value = getattr(self, name)
             if value not in choices:
@@ -97,6 +108,11 @@ class ResolvedConfig:
     layout: KVLayout
     kv_bytes: int
     reasons: tuple[str, ...]
+
+    @property
+    def kv_tokens(self) -> int:
+        """That all sequences together may hold, behind no window."""
+        return self.layout.groups[0].num_blocks * self.layout.block_size
 
 
 def resolve(
@@ -131,7 +147,7 @@ def resolve(
         )
     if fits < max_context:
         if config.max_context is not None:
-            need = sum(_group_tokens(sizes, group, max_context) * group.bytes_per_token for group in groups)
+            need = sequence_bytes(sizes, groups, max_context)
             raise BadRequestError(
                 f"a context of {max_context} needs {need} bytes of KV and {budget} are there ({why}): {fits} would fit"
             )
@@ -162,6 +178,11 @@ def _kv_budget(config: EngineConfig, memory: MemorySpace) -> tuple[int, str]:
     return int(memory.free_beside_weights_bytes * memory.kv_share), why
 
 
+def sequence_bytes(sizes: StepSizes, groups: tuple[KVGroupNeed, ...], context: int) -> int:
+    """KV that one sequence of this context holds at most."""
+    return sum(_group_tokens(sizes, group, context) * group.bytes_per_token for group in groups)
+
+
 def _group_tokens(sizes: StepSizes, group: KVGroupNeed, context: int) -> int:
     """Tokens of KV that one sequence of this context holds at most: behind a window, blocks are given back."""
     tokens = context
@@ -175,7 +196,7 @@ def _fitting_context(sizes: StepSizes, groups: tuple[KVGroupNeed, ...], budget: 
     low, high = 0, context
     while low < high:
         middle = (low + high + 1) // 2
-        if sum(_group_tokens(sizes, group, middle) * group.bytes_per_token for group in groups) <= budget:
+        if sequence_bytes(sizes, groups, middle) <= budget:
             low = middle
         else:
             high = middle - 1

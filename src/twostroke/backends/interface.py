@@ -10,6 +10,7 @@ from twostroke.core.kv_layout import KVLayout
 from twostroke.core.step import Step, StepResult
 from twostroke.core.step_sizes import StepSizes
 from twostroke.cost.hardware import Ceilings
+from twostroke.cost.model_shape import DecodeWeights
 from twostroke.machine import Machine, MemorySpace
 from twostroke.models.checkpoint import Checkpoint
 
@@ -63,6 +64,10 @@ class BackendFactory(Protocol):
     def memory(self, checkpoint: Checkpoint, here: Machine) -> MemorySpace:
         """Where weights and KV live, and what the weights leave of it."""
 
+    def decode_weights(self, checkpoint: Checkpoint, dtype: str) -> DecodeWeights | str | None:
+        """The copies of weights that it can hold for decode, or one sentence on why it cannot hold them here; None: it
+        never has any."""
+
     def ceilings(self, checkpoint: Checkpoint, threads: int) -> Ceilings:
         """What this machine allows, measured (or remembered from when it was), in this model's arithmetic."""
 
@@ -77,4 +82,6 @@ class BackendFactory(Protocol):
         max_running: int = 64,
         kv_kind: str = "auto",
         dtype: str = "auto",
-    ) -> Backend: ...
+        pack_for_decode: bool = False,
+    ) -> Backend:
+        """`pack_for_decode`: hold what `decode_weights` offered."""

@@ -71,6 +71,7 @@ def bench(
     max_running: Annotated[int, typer.Option(help="Requests that run at a time.")] = MAX_AT_ONCE,
     quantise: options.Quantise = None,
     dtype: options.Dtype = "auto",
+    decode_weights: options.DecodeWeights = "auto",
     itl_target_ms: options.ItlTarget = None,
     verbose: options.Verbose = False,
 ) -> None:
@@ -114,6 +115,7 @@ def bench(
         load,
         dtype,
         itl_target_ms,
+        decode_weights,
     )
     assembly, start = _start(model, dataclasses.replace(config, max_running=max_running), notes, verbose)
     try:

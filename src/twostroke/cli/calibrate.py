@@ -42,6 +42,7 @@ def calibrate(
     quantise: options.Quantise = None,
     load: options.Load = "file",
     dtype: options.Dtype = "auto",
+    decode_weights: options.DecodeWeights = "auto",
     itl_target_ms: options.ItlTarget = None,
 ) -> None:
     """Learn in seconds what a step of a model costs on this machine, for better predictions from the first step on.
@@ -67,6 +68,7 @@ def calibrate(
         load,
         dtype,
         itl_target_ms,
+        decode_weights,
     )
     assembly = build(model, config, text=False)
     try:

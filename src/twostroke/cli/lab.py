@@ -80,6 +80,7 @@ def lab(
     max_tokens_per_step: options.MaxTokensPerStep = None,
     quantise: options.Quantise = None,
     dtype: options.Dtype = "auto",
+    decode_weights: options.DecodeWeights = "auto",
     verbose: options.Verbose = False,
 ) -> None:
     """Run the experiments of the field on this machine and write one page: each plot has what was measured, what the
@@ -127,6 +128,7 @@ def lab(
             load,
             dtype,
             NO_PACE_MS,
+            decode_weights,
         )
         effort = _effort(quick, calibration_seconds)
         record = _measure(model, dataclasses.replace(config, max_running=MAX_AT_ONCE), only, effort, notes, verbose)

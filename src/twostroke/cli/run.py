@@ -45,6 +45,7 @@ def run(
     quantise: options.Quantise = None,
     load: options.Load = "file",
     dtype: options.Dtype = "auto",
+    decode_weights: options.DecodeWeights = "auto",
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object with the answer and its timing.")
     ] = False,
@@ -57,7 +58,17 @@ def run(
     """Answer one prompt, streaming, then show its two phases: how long it read, how long it wrote, and the floors."""
     console = Console(stderr=True, quiet=as_json)
     config = options.engine_config(
-        backend, threads, max_context, kv_memory, max_tokens_per_step, True, kv_type, quantise, load, dtype
+        backend,
+        threads,
+        max_context,
+        kv_memory,
+        max_tokens_per_step,
+        True,
+        kv_type,
+        quantise,
+        load,
+        dtype,
+        decode_weights=decode_weights,
     )
     sampling = options.sampling_params(max_tokens, temperature, top_k, top_p, min_p, repetition_penalty, seed, stop)
     if raw and system is not None:

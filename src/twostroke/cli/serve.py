@@ -74,6 +74,7 @@ def serve(
     prefix_caching: options.PrefixCaching = True,
     quantise: options.Quantise = None,
     dtype: options.Dtype = "auto",
+    decode_weights: options.DecodeWeights = "auto",
     itl_target_ms: options.ItlTarget = None,
 ) -> None:
     """Serve a model over HTTP with OpenAI's API: /v1/chat/completions, /v1/completions, /v1/responses, /v1/models.
@@ -116,6 +117,7 @@ def serve(
         quantise,
         dtype=dtype,
         itl_target_ms=itl_target_ms,
+        decode_weights=decode_weights,
     )
     if max_running is not None:
         config = replace(config, max_running=max_running)

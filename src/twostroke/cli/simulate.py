@@ -103,6 +103,7 @@ def simulate(
         ),
     ] = None,
     dtype: options.Dtype = "auto",
+    decode_weights: options.DecodeWeights = "auto",
     itl_target_ms: options.ItlTarget = None,
 ) -> None:
     """What would users feel? Plays a trace through the real scheduler on a virtual clock, thousands of requests in
@@ -134,6 +135,7 @@ def simulate(
         quantise if on == "this" else None,
         dtype=dtype,
         itl_target_ms=itl_target_ms,
+        decode_weights=decode_weights,
     )
     if on == "this":
         if tensor_parallel != 1:
@@ -146,6 +148,7 @@ def simulate(
             ("backend", backend != "auto"),
             ("threads", threads is not None),
             ("dtype", dtype != "auto"),
+            ("decode-weights", decode_weights != "auto"),
         ):
             if is_given:
                 raise BadRequestError(f"--{name} goes with --on this: {on} is simulated by its data sheet alone")

@@ -36,7 +36,8 @@ def prefill_floor_s(shape: ModelShape, start: int, num_tokens: int, ceilings: Ce
 def decode_floor_s(shape: ModelShape, context_len: int, ceilings: Ceilings) -> float:
     """Seconds to write one token alone, when `context_len` tokens (the one that enters among them) are known: every
     weight that it meets and the KV of that context are read once."""
-    return (shape.weight_bytes_read(1) + shape.kv_bytes_read(context_len)) / ceilings.read_bytes_per_s
+    weights = shape.weight_bytes_read(1, decodes_alone=True)
+    return (weights + shape.kv_bytes_read(context_len)) / ceilings.read_bytes_per_s
 
 
 def decode_run_floor_s(shape: ModelShape, first_context: int, num_tokens: int, ceilings: Ceilings) -> float:
@@ -44,7 +45,8 @@ def decode_run_floor_s(shape: ModelShape, first_context: int, num_tokens: int, c
     kv_bytes = sum(
         group.query_key_pairs(first_context - 1, num_tokens) * group.bytes_per_token for group in shape.kv_groups
     )
-    return (num_tokens * shape.weight_bytes_read(1) + kv_bytes) / ceilings.read_bytes_per_s
+    weights = shape.weight_bytes_read(1, decodes_alone=True)
+    return (num_tokens * weights + kv_bytes) / ceilings.read_bytes_per_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +91,15 @@ def contexts_bytes_read(shape: ModelShape, contexts: Sequence[int]) -> int:
 
 
 def step_bytes_read(shape: ModelShape, work: StepWork) -> float:
-    """The weights that it meets, once; each context; what lies before a chunk, once for all its queries."""
+    """The weights that it meets, once, in the form that its phases read; each context; what lies before a chunk, once
+    for all its queries."""
     prefixes = sum(
         (start if group.window is None else min(start, group.window - 1)) * group.bytes_per_token
         for start, _ in work.chunks
         for group in shape.kv_groups
     )
-    return shape.weight_bytes_read(work.num_tokens) + contexts_bytes_read(shape, work.contexts) + prefixes
+    weights = shape.weight_bytes_read(work.num_tokens, decodes_alone=not work.chunks)
+    return weights + contexts_bytes_read(shape, work.contexts) + prefixes
 
 
 def step_floor_s(shape: ModelShape, work: StepWork, ceilings: Ceilings) -> float:

@@ -57,6 +57,37 @@ class ExpertsShape:
 
 
 @dataclass(frozen=True, slots=True)
+class WeightCopies:
+    """Matrices of which there is a second copy in fewer bits, and how many tokens a step that reads it has at most."""
+
+    num_bytes: int
+    """Of the copies."""
+    replaced_bytes: int
+    """Of the matrices themselves."""
+    max_tokens: int
+
+    def saved_bytes(self, num_tokens: int) -> int:
+        """What a step of so many decodes, and no prefill, need not read."""
+        return max(0, self.replaced_bytes - self.num_bytes) if num_tokens <= self.max_tokens else 0
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeWeights:
+    """Copies of weights that steps of decodes alone read in place of the weights themselves. Both are held: prefill
+    goes on reading the weights."""
+
+    dense: WeightCopies | None
+    """Of matrices that every token meets."""
+    experts: WeightCopies | None
+    """Of all experts' matrices."""
+
+    @property
+    def num_bytes(self) -> int:
+        """What they take beside the weights."""
+        return sum(copies.num_bytes for copies in (self.dense, self.experts) if copies is not None)
+
+
+@dataclass(frozen=True, slots=True)
 class LatentAttention:
     """Multi-head latent attention (DeepSeek): a position is kept as one latent vector that all heads share. A query may
     meet keys and values expanded from it, or be brought into the latent space itself. Multiply-adds of both ways; what
@@ -88,6 +119,8 @@ class ModelShape:
     embedding_bytes: int = 0
     """Of an embedding table that is not the head too: held in memory, never read in full."""
     latent: LatentAttention | None = None
+    decode_weights: DecodeWeights | None = None
+    """None: both phases read the same weights."""
 
     @property
     def active_parameters(self) -> int:
@@ -97,11 +130,27 @@ class ModelShape:
     @property
     def weight_bytes(self) -> int:
         """All that lies in memory."""
-        return self.weight_bytes_per_step + self.embedding_bytes + (self.experts.weight_bytes if self.experts else 0)
+        copies = self.decode_weights.num_bytes if self.decode_weights else 0
+        experts = self.experts.weight_bytes if self.experts else 0
+        return self.weight_bytes_per_step + self.embedding_bytes + experts + copies
 
-    def weight_bytes_read(self, num_tokens: int) -> float:
-        """Bytes of weights that a step of so many tokens reads, each once; of experts, what is to be expected."""
-        return self.weight_bytes_per_step + (self.experts.weight_bytes_read(num_tokens) if self.experts else 0)
+    def weight_bytes_read(self, num_tokens: int, *, decodes_alone: bool = False) -> float:
+        """Bytes of weights that a step of so many tokens reads, each once; of experts, what is to be expected.
+        `decodes_alone`: a step without prefill, which reads what there is for decode instead."""
+        dense = self.dense_bytes_read(num_tokens, decodes_alone=decodes_alone)
+        return dense + self.expert_bytes_read(num_tokens, decodes_alone=decodes_alone)
+
+    def dense_bytes_read(self, num_tokens: int, *, decodes_alone: bool = False) -> int:
+        """Of all but experts."""
+        copies = self.decode_weights.dense if self.decode_weights and decodes_alone else None
+        return self.weight_bytes_per_step - (copies.saved_bytes(num_tokens) if copies else 0)
+
+    def expert_bytes_read(self, num_tokens: int, *, decodes_alone: bool = False) -> float:
+        if self.experts is None:
+            return 0
+        read = self.experts.weight_bytes_read(num_tokens)
+        copies = self.decode_weights.experts if self.decode_weights and decodes_alone else None
+        return read * (1 - copies.saved_bytes(num_tokens) / self.experts.weight_bytes) if copies else read
 
     @property
     def kv_bytes_per_token(self) -> int:

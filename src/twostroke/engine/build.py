@@ -21,9 +21,11 @@ from twostroke.cost.calibration import (
 from twostroke.cost.hardware import Ceilings
 from twostroke.cost.model_shape import ModelShape
 from twostroke.cost.step_cost import StepCost
+from twostroke.engine.decode_weights import choose_decode_weights
 from twostroke.engine.engine import Engine
 from twostroke.engine.quantise import KINDS, as_asked, by_default
 from twostroke.engine.shape import shape_of
+from twostroke.machine import MemorySpace
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.loading import load_checkpoint
 from twostroke.models.resolve import resolve as resolve_model
@@ -173,13 +175,19 @@ def prepare(checkpoint: Checkpoint, config: EngineConfig) -> Preparation:
         checkpoint, quantise_reason = by_default(checkpoint, here)
     needs = kv_needs(factory, checkpoint, config.kv.kind)
     memory = factory.memory(checkpoint, here)
-    resolved = resolve(config, checkpoint.spec.max_context, needs, memory, factory.suits, here.threads)
-    reasons = (f"backend {factory.name}: {reason}", quantise_reason, *resolved.reasons)
+
+    def resolve_within(space: MemorySpace) -> ResolvedConfig:
+        return resolve(config, checkpoint.spec.max_context, needs, space, factory.suits, here.threads)
+
+    offered = factory.decode_weights(checkpoint, config.dtype)
+    holding = choose_decode_weights(config, offered, memory, needs, resolve_within)
+    shape = shape_of(checkpoint, [need.bytes_per_token for need in needs])
+    reasons = (f"backend {factory.name}: {reason}", quantise_reason, holding.reason, *holding.resolved.reasons)
     return Preparation(
         checkpoint,
         factory,
-        resolved,
-        shape_of(checkpoint, [need.bytes_per_token for need in needs]),
+        holding.resolved,
+        replace(shape, decode_weights=holding.copies),
         device=f"{memory.owner}, {machine.processor_name()}",
         reasons=tuple(reason for reason in reasons if reason is not None),
     )
@@ -198,6 +206,7 @@ def assemble(checkpoint: Checkpoint, tokenizer: Tokenizer | None, config: Engine
             threads=resolved.threads,
             kv_kind=config.kv.kind,
             dtype=config.dtype,
+            pack_for_decode=shape.decode_weights is not None,
         )
     except (MemoryError, OSError) as error:
         reason = str(error) or "not enough memory"

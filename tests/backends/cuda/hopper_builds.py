@@ -13,11 +13,28 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from twostroke.backends.cuda.kernels import activation, decode_attention, embedding, gemv, norms, rope, sampling_mask
+from twostroke.backends.cuda.kernels import (
+    activation,
+    decode_attention,
+    embedding,
+    gemv,
+    norms,
+    packing,
+    rope,
+    sampling_mask,
+)
 from twostroke.backends.cuda.kernels.gemv_config import GemvConfig
+from twostroke.backends.cuda.kernels.packed_weights import PackedMatrix
 
 HOPPER = GPUTarget("cuda", 90, 32)
-POINTERS = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32", torch.int32: "*i32"}
+POINTERS = {
+    torch.bfloat16: "*bf16",
+    torch.float16: "*fp16",
+    torch.float32: "*fp32",
+    torch.int32: "*i32",
+    torch.int16: "*i16",
+    torch.uint8: "*u8",
+}
 
 
 class Recorder:
@@ -105,6 +122,16 @@ def calls(pdl: bool) -> Iterator[tuple[str, str]]:
     sampling_mask.mask(torch.empty(4, 151936), ints, torch.zeros(4, 4748, dtype=torch.int32), block=4096, pdl=pdl)
     yield "mask", recorder.ptx[0]
     yield from gemv_calls(pdl)
+    yield from packing_calls()
+
+
+def packing_calls() -> Iterator[tuple[str, str]]:
+    recorders = {"row factors": record(packing, "_row_factors"), "codes": record(packing, "_codes")}
+    for is_gated in (False, True):
+        weight = torch.empty(2, 80, 256, dtype=torch.bfloat16)
+        packing.pack_by_kernel(weight, PackedMatrix.empty(tuple(weight.shape), "cpu", is_gated=is_gated))
+    for name, recorder in recorders.items():
+        yield from ((name, ptx) for ptx in recorder.ptx)
 
 
 def gemv_calls(pdl: bool) -> Iterator[tuple[str, str]]:

@@ -19,8 +19,13 @@ def test_every_kernel_compiles_for_hopper(tmp_path, pdl):
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     builds = json.loads(done.stdout)
-    assert {build["kernel"] for build in builds} == {"gather", "norm", "gated", "rope", "decode", "mask", "fma", "dot"}
+    packing = {"row factors", "codes"}  # at a start, in no chain
+    chain = {"gather", "norm", "gated", "rope", "decode", "mask", "fma", "dot"}
+    assert {build["kernel"] for build in builds} == chain | packing
+    assert all(build["wide_loads"] for build in builds if build["kernel"] == "row factors")
     for build in builds:
+        if build["kernel"] in packing:
+            continue
         # The chain of dependent launches holds only if every kernel of it waits.
         exits = int(build["kernel"] == "decode")  # programs without an item wait, too, before they end
         assert (build["waits"], build["triggers"]) == ((1 + exits, 1) if pdl else (0, 0)), build

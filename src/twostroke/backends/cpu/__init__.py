@@ -46,6 +46,9 @@ class CpuFactory:
     def memory(self, checkpoint: Checkpoint, here: Machine) -> MemorySpace:
         return host_memory(here, checkpoint.held_bytes)
 
+    def decode_weights(self, checkpoint: Checkpoint, dtype: str) -> None:
+        """Both phases read the same."""
+
     def ceilings(self, checkpoint: Checkpoint, threads: int) -> Ceilings:
         from twostroke.backends.cpu import isa
         from twostroke.backends.cpu.ceilings import machine_rates
@@ -71,6 +74,7 @@ class CpuFactory:
         max_running: int = 64,
         kv_kind: str = "auto",
         dtype: str = "auto",
+        pack_for_decode: bool = False,
         isa_name: str | None = None,
     ) -> CpuBackend:
         from twostroke.backends.cpu import isa

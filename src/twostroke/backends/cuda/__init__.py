@@ -13,6 +13,7 @@ from twostroke.core.errors import BackendError
 from twostroke.core.kv_layout import KVLayout
 from twostroke.core.step_sizes import StepSizes
 from twostroke.cost.hardware import Ceilings
+from twostroke.cost.model_shape import DecodeWeights
 from twostroke.machine import Machine, MemorySpace
 from twostroke.models.checkpoint import Checkpoint
 
@@ -71,6 +72,11 @@ class CudaFactory:
         beside += SamplingRows.num_bytes(max_sampled, spec.vocab_size)
         return MemorySpace(torch.cuda.get_device_name(), total, max(0, free - beside), KV_SHARE_OF_DEVICE)
 
+    def decode_weights(self, checkpoint: Checkpoint, dtype: str) -> DecodeWeights | str:
+        from twostroke.backends.cuda.packed_copies import decode_weights
+
+        return decode_weights(checkpoint, _dtype(checkpoint, dtype))
+
     def ceilings(self, checkpoint: Checkpoint, threads: int) -> Ceilings:
         from twostroke.backends.cuda.ceilings import machine_rates
 
@@ -94,6 +100,7 @@ class CudaFactory:
         max_running: int = 64,
         kv_kind: str = "auto",
         dtype: str = "auto",
+        pack_for_decode: bool = False,
     ) -> CudaBackend:
         import torch
 
@@ -114,14 +121,20 @@ class CudaFactory:
                 max_context=max_context,
                 max_tokens_per_step=max_tokens_per_step,
                 max_running=max_running,
+                pack_for_decode=pack_for_decode,
                 progress=_progress_line(),
             )
         except torch.cuda.OutOfMemoryError as error:
             free, total = torch.cuda.mem_get_info()
+            offered = self.decode_weights(checkpoint, dtype) if pack_for_decode else None
+            packed, spare = "", ""
+            if isinstance(offered, DecodeWeights):
+                packed = f" and packed copies of them {offered.num_bytes / 1e9:.1f} GB"
+                spare = ", spare the copies with --decode-weights plain"
             raise BackendError(
                 f"{torch.cuda.get_device_name()} ran out of memory: the weights take {held_bytes(checkpoint) / 1e9:.1f}"
-                f" GB of its {total / 1e9:.1f}, {free / 1e9:.1f} GB were left; give KV less with --kv-memory, or bound"
-                f" the step with --max-tokens-per-step"
+                f" GB{packed} of its {total / 1e9:.1f}, {free / 1e9:.1f} GB were left; give KV less with --kv-memory"
+                f"{spare}, or bound the step with --max-tokens-per-step"
             ) from error
 
 

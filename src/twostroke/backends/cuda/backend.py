@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -37,6 +38,15 @@ STAGED_PER_TOKEN = 8
 """Integers of a step's arrays a token, at most: three of its own, its share of segments and of attention's tiles."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Loading:
+    weights_s: float
+    packing_s: float
+    """Of them."""
+    left_plain: tuple[str, ...]
+    """Matrices that could not be packed."""
+
+
 class CudaBackend:
     name = "cuda"
 
@@ -51,11 +61,12 @@ class CudaBackend:
         max_tokens_per_step: int,
         max_running: int,
         few_rows: int | None = None,
+        pack_for_decode: bool = False,
         progress: Progress | None = None,
     ) -> None:
         spec = checkpoint.spec
         started_s = time.perf_counter()
-        weights, loader = Weights.placed(checkpoint, device, dtype)
+        weights, loader = Weights.placed(checkpoint, device, dtype, pack_for_decode=pack_for_decode)
         max_rows = min(max_running, max_tokens_per_step)
         max_sampled = max_rows + MAX_CHUNKS  # a captured step has room for padding
         sampling = SamplingRows(max_rows, spec.vocab_size, device, max_batch=max_sampled)
@@ -80,28 +91,33 @@ class CudaBackend:
         self._decodes = DecodePath(self._parts, max_rows)
         self._prefills = PrefillPath(self._parts, max_rows, max_context)
         self._results = Results(max_rows, device)
-        weights_s = self._get_ready(partial(loader.fill, progress))
-        rest_s = time.perf_counter() - started_s - weights_s
+        times = self._get_ready(partial(loader.fill, progress), weights.pack)
+        rest_s = time.perf_counter() - started_s - times.weights_s
         graphs = self._parts.graphs
         again = f", {graphs.num_made_again} of them made again" if graphs.num_made_again else ""
+        packed = f" ({times.packing_s:.1f} of them to pack copies for decode)" if pack_for_decode else ""
         self.notes = (
-            f"weights in {weights_s:.1f} s, kernels and {len(graphs)} graphs in {rest_s:.1f} s{again}",
+            f"weights in {times.weights_s:.1f} s{packed}, kernels and {len(graphs)} graphs in {rest_s:.1f} s{again}",
             attention.prefill_choice,
+            *(f"decode reads {name} unpacked: not all of its weights are finite" for name in times.left_plain),
         )
 
-    def _get_ready(self, load_weights: Callable[[], None]) -> float:
-        """Returns how long the weights took. Kernels are compiled meanwhile."""
+    def _get_ready(self, load_weights: Callable[[], None], pack_weights: Callable[[], tuple[str, ...]]) -> _Loading:
+        """Kernels are compiled while weights load."""
         with contextlib.ExitStack() as compiling:
             if self._device.type == "cuda" and CAN_REHEARSE:
                 threads = compiling.enter_context(compilers())
                 with rehearsal(threads):
+                    pack_weights()
                     self.prepare()
             started_s = time.perf_counter()
             load_weights()
-            weights_s = time.perf_counter() - started_s
+            loaded_s = time.perf_counter()
+            left_plain = pack_weights()
+            packed_s = time.perf_counter()
             if self._device.type == "cuda":
                 self.prepare()
-        return weights_s
+        return _Loading(packed_s - started_s, packed_s - loaded_s, left_plain)
 
     def prepare(self) -> None:
         """Launch every kernel that a step may need, on nobody's rows, and capture the steps that recur: no request

@@ -6,14 +6,16 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from zlib import crc32
 
 import numpy as np
 import torch
 
+from twostroke.backends.cuda import packed_copies
 from twostroke.backends.cuda.moe import MoeWeights
+from twostroke.backends.cuda.packed_copies import PackedLayer
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.random_weights import DrawnTensor
 from twostroke.models.spec import ModelSpec, layer_name
@@ -50,6 +52,8 @@ class LayerWeights:
     mlp_norm: torch.Tensor
     mlp: DenseWeights | MoeWeights
     post_mlp_norm: torch.Tensor | None
+    packed: PackedLayer | None = None
+    """Copies of its matrices for steps of decodes alone; None: they read the matrices themselves, as prefill does."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,15 +72,23 @@ class Weights:
         return weights
 
     @staticmethod
-    def placed(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> tuple[Weights, WeightLoader]:
-        """Room for the weights, and who fills it."""
+    def placed(
+        checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, *, pack_for_decode: bool = False
+    ) -> tuple[Weights, WeightLoader]:
+        """Room for the weights, and who fills it; for their copies too if asked, which `pack` fills."""
         loader = WeightLoader(checkpoint, device, dtype)
         spec = checkpoint.spec
         layers = tuple(_layer(loader, spec, index) for index in range(spec.num_layers))
+        if pack_for_decode:
+            layers = tuple(replace(layer, packed=PackedLayer.empty(spec, dtype, device)) for layer in layers)
         embedding = loader.place(("embedding",))
         head = embedding if spec.tied_embeddings else loader.place(("output",))
         final_norm = loader.place(("final_norm",))
         return Weights(embedding, layers, final_norm, head), loader
+
+    def pack(self) -> tuple[str, ...]:
+        """Make the copies for decode, if there is room for any. Returns the matrices that had to stay as they are."""
+        return packed_copies.fill(self.layers)
 
 
 def held_bytes(checkpoint: Checkpoint) -> int:

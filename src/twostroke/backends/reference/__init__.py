@@ -37,6 +37,9 @@ class ReferenceFactory:
     def memory(self, checkpoint: Checkpoint, here: Machine) -> MemorySpace:
         return host_memory(here, checkpoint.held_bytes)
 
+    def decode_weights(self, checkpoint: Checkpoint, dtype: str) -> None:
+        """Both phases read the same."""
+
     def ceilings(self, checkpoint: Checkpoint, threads: int) -> Ceilings:
         from twostroke.backends.reference.ceilings import measure
 
@@ -53,6 +56,7 @@ class ReferenceFactory:
         max_running: int = 64,
         kv_kind: str = "auto",
         dtype: str = "auto",
+        pack_for_decode: bool = False,
     ) -> ReferenceBackend:
         """Sizes and threads are hints that this backend has no use for: numpy allocates as it goes and its matrix
         products choose their own threads."""

@@ -15,12 +15,16 @@ DEPTH: Final = 64
 ROUND_BYTES: Final = UNIT_ROWS * DEPTH * 3 // 2
 EXPONENT_CODES: Final = 15
 """Exponents of a row that are kept, from its largest down. What is smaller is rounded to the grid of the last one, as
-subnormal numbers are: by less than 2**-22 of the row's largest weight, which the sums it is added to round off anyway."""
+subnormal numbers are: by at most 2**-22 of the row's largest weight, which the sums it is added to round off anyway."""
 LEAST_EXPONENT: Final = 32
 """A row of still smaller numbers (2**-95) is kept as if its largest were so large."""
+MAX_DENSE_ROWS: Final = 128
+"""Up to so many tokens steps of decodes multiply with packed matrices that all tokens meet,"""
+MAX_EXPERT_TOKENS: Final = 512
+"""and up to so many with packed experts."""
 _BIAS: Final = 127
-_SLICE_WEIGHTS: Final = 1 << 26
-"""What is packed at a time: room for a dozen times as many bytes is needed meanwhile."""
+_SLICE_WEIGHTS: Final = 1 << 24
+"""What is packed at a time: some 40 times as many bytes are needed meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,32 +58,46 @@ def packed_bytes(rows: int, depth: int) -> int:
 
 
 def can_pack(shape: tuple[int, ...], dtype: torch.dtype, *, is_gated: bool = False) -> bool:
+    """Products take two rounds of inputs at a time. Of a matrix that can be packed, weights that are not finite cannot:
+    see `pack`."""
     rows, depth = shape[-2:]
-    return dtype == torch.bfloat16 and depth % DEPTH == 0 and rows % (16 if is_gated else 8) == 0
+    return dtype == torch.bfloat16 and depth % (2 * DEPTH) == 0 and rows % (16 if is_gated else 8) == 0
 
 
 def pack(weight: torch.Tensor, place: PackedMatrix) -> None:
-    """Fill `place` from `weight` [..., rows, depth]; gated: gate, then up."""
-    *experts, rows, depth = weight.shape
+    """Fill `place` from `weight` [..., rows, depth]; gated: gate, then up. Where a weight is not finite, its row's
+    factor is infinite, and what was packed of the row is of no use. In plain torch: what `packing.py` is held against,
+    which needs less time and no room."""
+    *_, rows, depth = weight.shape
     assert can_pack(tuple(weight.shape), weight.dtype, is_gated=place.is_gated)
+    matrices = weight.view(-1, rows, depth)
     data, factors = place.data.view(-1, *place.data.shape[-3:]), place.factors.view(-1, place.factors.shape[-1])
     units_at_once = max(1, _SLICE_WEIGHTS // (depth * UNIT_ROWS))
-    for matrix, own_data, own_factors in zip(weight.view(-1, rows, depth), data, factors, strict=True):
-        for unit in range(0, len(own_data), units_at_once):
-            last = min(unit + units_at_once, len(own_data))
-            first_row, end_row = unit * UNIT_ROWS, min(last * UNIT_ROWS, rows)
-            if place.is_gated:
-                half = matrix.view(2, rows // 16, 8, depth)[:, first_row // 16 : end_row // 16]
-                part = half.transpose(0, 1).reshape(-1, depth)
-            else:
-                part = matrix[first_row:end_row]
-            if len(part) < (last - unit) * UNIT_ROWS:
-                part = torch.nn.functional.pad(part, (0, 0, 0, (last - unit) * UNIT_ROWS - len(part)))
+    matrices_at_once = max(1, units_at_once // data.shape[1])
+    for first in range(0, len(matrices), matrices_at_once):
+        end = min(first + matrices_at_once, len(matrices))
+        for unit in range(0, data.shape[1], units_at_once):
+            last = min(unit + units_at_once, data.shape[1])
+            part = _rows(matrices[first:end], unit * UNIT_ROWS, last * UNIT_ROWS, place.is_gated)
             largest = _largest_exponents(part)
-            own_factors[first_row : last * UNIT_ROWS] = torch.ldexp(
-                torch.ones_like(largest, dtype=torch.float32), largest - _BIAS
+            powers = torch.ldexp(torch.ones_like(largest, dtype=torch.float32), largest - _BIAS)
+            factors[first:end, unit * UNIT_ROWS : last * UNIT_ROWS] = powers.view(end - first, -1)
+            data[first:end, unit:last] = _arranged(_codes(part, largest)).view(
+                end - first, last - unit, -1, ROUND_BYTES
             )
-            own_data[unit:last] = _arranged(_codes(part, largest))
+
+
+def _rows(matrices: torch.Tensor, first: int, end: int, is_gated: bool) -> torch.Tensor:
+    """[matrices * (end - first), depth]: so many rows of each matrix as they are packed, zeros behind its last."""
+    count, rows, depth = matrices.shape
+    if is_gated:
+        turns = matrices.view(count, 2, rows // 16, 8, depth)[:, :, first // 16 : end // 16]
+        part = turns.transpose(1, 2).reshape(count, -1, depth)
+    else:
+        part = matrices[:, first:end]
+    if part.shape[1] < end - first:
+        part = torch.nn.functional.pad(part, (0, 0, 0, end - first - part.shape[1]))
+    return part.reshape(-1, depth)
 
 
 def _bits(part: torch.Tensor) -> torch.Tensor:
@@ -101,7 +119,7 @@ def _codes(part: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
 
 
 def _arranged(codes: torch.Tensor) -> torch.Tensor:
-    """uint8 [units, depth // DEPTH, ROUND_BYTES]. A warp has 16 rows, and of every 16 inputs a thread has eight weights:
+    """uint8 [units, depth // DEPTH, ROUND_BYTES]. A warp has 16 rows, and of each 16 inputs a thread has eight weights:
     of two rows eight apart, two neighbours and the two eight inputs further. For each round a thread finds 16 bytes of
     signs and mantissas, 512 bytes further 16 more, and behind those 16 bytes of exponent codes."""
     units, blocks = len(codes) // UNIT_ROWS, codes.shape[1] // DEPTH

@@ -1,0 +1,160 @@
+# ruff: noqa: N803  (constant parameters of kernels are written in capitals)
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+"""Packs weights on the device in one pass over them, with no room beside: what `packed_weights.pack` says in torch, at
+the speed of memory. Knows the format byte by byte."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+import triton
+import triton.language as tl
+
+from twostroke.backends.cuda.compile_ahead import launcher
+from twostroke.backends.cuda.kernels.packed_weights import (
+    DEPTH,
+    EXPONENT_CODES,
+    LEAST_EXPONENT,
+    ROUND_BYTES,
+    UNIT_ROWS,
+    PackedMatrix,
+    can_pack,
+)
+
+ROWS_AT_ONCE: Final = 4
+INPUTS_AT_ONCE: Final = 1024
+WARP_BYTES: Final = ROUND_BYTES // 4
+NUMBER_BYTES: Final = 1024
+"""Of a warp's bytes, those of signs and mantissas; exponents follow."""
+
+
+def pack_by_kernel(weight: torch.Tensor, place: PackedMatrix) -> None:
+    """As `packed_weights.pack`."""
+    *_, rows, depth = weight.shape
+    assert can_pack(tuple(weight.shape), weight.dtype, is_gated=place.is_gated) and weight.is_contiguous()
+    bits, factors = weight.view(torch.int16), place.factors.view(torch.int32)
+    packed_rows = factors.shape[-1]
+    launcher(_row_factors, (factors.numel() // ROWS_AT_ONCE,))(
+        bits,
+        factors,
+        rows,
+        packed_rows,
+        depth,
+        GATED=place.is_gated,
+        LEAST=LEAST_EXPONENT,
+        ROWS=ROWS_AT_ONCE,
+        INPUTS=INPUTS_AT_ONCE,
+        num_warps=4,
+    )
+    launcher(_codes, (place.data.numel() // ROUND_BYTES,))(
+        bits,
+        factors,
+        place.data,
+        rows,
+        packed_rows,
+        depth,
+        GATED=place.is_gated,
+        CODES=EXPONENT_CODES,
+        UNIT=UNIT_ROWS,
+        DEPTH=DEPTH,
+        WARP=WARP_BYTES,
+        NUMBERS=NUMBER_BYTES,
+        EXPONENTS=WARP_BYTES - NUMBER_BYTES,
+        num_warps=4,
+    )
+
+
+@triton.jit
+def _source_row(row, rows, GATED: tl.constexpr):
+    """Of a row as packed, that of the matrix: gates and ups take turns of eight."""
+    return (row % 16 // 8) * (rows // 2) + row // 16 * 8 + row % 8 if GATED else row
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _row_factors(
+    weights,  # int16, bits of bf16 [matrices, rows, depth]
+    factors,  # int32, bits of float32 [matrices, packed_rows]
+    rows,
+    packed_rows,
+    depth,
+    GATED: tl.constexpr,
+    LEAST: tl.constexpr,
+    ROWS: tl.constexpr,
+    INPUTS: tl.constexpr,
+):
+    """Two to the power of each row's largest exponent: bf16 and float32 have the same exponents."""
+    places = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    matrix, row = places // packed_rows, places % packed_rows
+    start = (matrix.to(tl.int64) * rows + _source_row(row, rows, GATED)) * depth
+    largest = tl.full([ROWS], LEAST, tl.int32)
+    for first in range(0, depth, INPUTS):
+        inputs = first + tl.arange(0, INPUTS)
+        mask = (row < rows)[:, None] & (inputs < depth)[None, :]
+        bits = tl.load(weights + start[:, None] + inputs[None, :], mask=mask, other=0).to(tl.int32)
+        largest = tl.maximum(largest, tl.max(bits >> 7 & 0xFF, axis=1))
+    tl.store(factors + places, largest << 23)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _codes(
+    weights,
+    factors,
+    data,  # uint8 [matrices, units, depth // DEPTH, 4 * WARP]
+    rows,
+    packed_rows,
+    depth,
+    GATED: tl.constexpr,
+    CODES: tl.constexpr,
+    UNIT: tl.constexpr,
+    DEPTH: tl.constexpr,
+    WARP: tl.constexpr,
+    NUMBERS: tl.constexpr,
+    EXPONENTS: tl.constexpr,
+):
+    """One round of one unit, byte by byte: each looks for its weights, which lie near each other."""
+    round_id = tl.program_id(0)
+    rounds = depth // DEPTH
+    first_place = round_id // rounds * UNIT
+    matrix, first_row = first_place // packed_rows, first_place % packed_rows
+    weights += matrix.to(tl.int64) * rows * depth + round_id % rounds * DEPTH
+    factors += first_place
+    out = data + round_id.to(tl.int64) * (4 * WARP)
+
+    # Bits of a byte's place: warp 2, 32 inputs, row 3, pair 2, 16 inputs, input's half, row's half, input.
+    byte = tl.arange(0, 4 * NUMBERS)
+    warp = byte // NUMBERS
+    in_unit = warp * 16 + (byte >> 1 & 1) * 8 + (byte >> 6 & 7)
+    inputs = (byte >> 9 & 1) * 32 + (byte >> 3 & 1) * 16 + (byte >> 2 & 1) * 8 + (byte >> 4 & 3) * 2 + (byte & 1)
+    code = _code(weights, factors, first_row, in_unit, inputs, rows, depth, GATED, CODES)
+    number = code >> 4 & 0x80 | code & 0x7F
+    tl.store(out + warp * WARP + byte % NUMBERS, number.to(tl.uint8))
+
+    # Warp 2, row 3, pair 2, 32 inputs, 16 inputs, input, input's half; the row's half is half a byte's.
+    byte = tl.arange(0, 4 * EXPONENTS)
+    warp = byte // EXPONENTS
+    in_unit = warp * 16 + (byte >> 6 & 7)
+    inputs = (byte >> 3 & 1) * 32 + (byte >> 2 & 1) * 16 + (byte & 1) * 8 + (byte >> 4 & 3) * 2 + (byte >> 1 & 1)
+    low = _code(weights, factors, first_row, in_unit, inputs, rows, depth, GATED, CODES)
+    high = _code(weights, factors, first_row, in_unit + 8, inputs, rows, depth, GATED, CODES)
+    exponents = low >> 7 & 0xF | (high >> 7 & 0xF) << 4
+    tl.store(out + warp * WARP + NUMBERS + byte % EXPONENTS, exponents.to(tl.uint8))
+
+
+@triton.jit
+def _code(weights, factors, first_row, in_unit, inputs, rows, depth, GATED: tl.constexpr, CODES: tl.constexpr):
+    """Sign (bit 11), exponent code (4 bits), mantissa (7 bits). In whole numbers: what is subnormal stays so."""
+    row = first_row + in_unit
+    start = _source_row(row, rows, GATED).to(tl.int64) * depth
+    bits = tl.load(weights + start + inputs, mask=row < rows, other=0).to(tl.int32)
+    lowest = (tl.load(factors + in_unit) >> 23 & 0xFF) - CODES
+    magnitude = bits & 0x7FFF
+    exact = magnitude - (lowest << 7)
+    exponent = magnitude >> 7
+    mantissa = (magnitude & 0x7F) + tl.where(exponent > 0, 128, 0)
+    # Below the window: shifted to its grid, half to even. A shift of ten leaves nothing of eight bits.
+    shift = tl.minimum(tl.maximum(lowest + 1 - tl.maximum(exponent, 1), 1), 10)
+    whole = mantissa >> shift
+    rest, half = mantissa - (whole << shift), 1 << (shift - 1)
+    rounded = whole + tl.where((rest > half) | ((rest == half) & (whole % 2 == 1)), 1, 0)
+    return tl.where(exact >= 128, exact, rounded) | (bits >> 4 & 0x800)

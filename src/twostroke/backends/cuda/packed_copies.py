@@ -1,0 +1,158 @@
+"""Copies of the layers' matrices in twelve bits, for decode: which matrices have one, what they take, and how they are
+filled once the weights are there. Knows shapes and the format's name; knows no product."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING
+
+import torch
+
+from twostroke.backends.cuda import native
+from twostroke.backends.cuda.compile_ahead import is_rehearsal
+from twostroke.backends.cuda.kernels.packed_weights import (
+    MAX_DENSE_ROWS,
+    MAX_EXPERT_TOKENS,
+    PackedMatrix,
+    can_pack,
+    packed_bytes,
+)
+from twostroke.backends.cuda.kernels.packing import pack_by_kernel
+from twostroke.backends.cuda.kernels.target import target_of
+from twostroke.cost.model_shape import DecodeWeights, WeightCopies
+from twostroke.models.checkpoint import Checkpoint
+from twostroke.models.spec import ModelSpec, expert_name, layer_name
+
+if TYPE_CHECKING:
+    from twostroke.backends.cuda.weights import LayerWeights
+
+
+@dataclass(slots=True, eq=False)
+class PackedLayer:
+    """The copies of a layer; None: decode reads the matrix itself. Whether a matrix can be packed shows only when its
+    weights are there, after the model was made: so whoever multiplies asks here each time, and keeps none."""
+
+    qkv: PackedMatrix | None = None
+    o: PackedMatrix | None = None
+    gate_up: PackedMatrix | None = None
+    """Of an MLP, or of all experts: [experts, ...]."""
+    down: PackedMatrix | None = None
+
+    @staticmethod
+    def empty(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> PackedLayer:
+        """Room for every copy that there can be."""
+        return PackedLayer(
+            **{
+                matrix.name: PackedMatrix.empty(matrix.shape, device, is_gated=matrix.is_gated)
+                for matrix in packable(spec, dtype)
+            }
+        )
+
+    @property
+    def num_bytes(self) -> int:
+        copies = (self.qkv, self.o, self.gate_up, self.down)
+        return sum(copy.num_bytes for copy in copies if copy is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Packable:
+    """A matrix of every layer that can have a copy."""
+
+    name: str
+    """PackedLayer's."""
+    shape: tuple[int, ...]
+    tensors: tuple[str, ...]
+    """Of a layer, which it is made of."""
+    is_gated: bool = False
+    is_expert: bool = False
+
+    @property
+    def num_bytes(self) -> int:
+        *experts, rows, depth = self.shape
+        return prod(experts) * packed_bytes(rows, depth)
+
+
+def packable(spec: ModelSpec, dtype: torch.dtype) -> list[_Packable]:
+    """Products with a bias are cuBLAS's, which reads plain matrices."""
+    hidden, query_dim = spec.hidden_size, spec.num_heads * spec.head_dim
+    found: list[_Packable] = []
+    if not spec.qkv_bias:
+        found.append(_Packable("qkv", (query_dim + 2 * spec.num_kv_heads * spec.head_dim, hidden), ("q", "k", "v")))
+    if not spec.output_bias:
+        found.append(_Packable("o", (hidden, query_dim), ("o",)))
+    if spec.moe is None:
+        found.append(_Packable("gate_up", (2 * spec.intermediate_size, hidden), ("gate", "up"), is_gated=True))
+        found.append(_Packable("down", (hidden, spec.intermediate_size), ("down",)))
+    else:
+        experts, width = range(spec.moe.num_experts), spec.moe.expert_intermediate_size
+        gates = tuple(expert_name(expert, name) for expert in experts for name in ("gate", "up"))
+        downs = tuple(expert_name(expert, "down") for expert in experts)
+        found.append(_Packable("gate_up", (len(experts), 2 * width, hidden), gates, is_gated=True, is_expert=True))
+        found.append(_Packable("down", (len(experts), hidden, width), downs, is_expert=True))
+    return [matrix for matrix in found if can_pack(matrix.shape, dtype, is_gated=matrix.is_gated)]
+
+
+def decode_weights(checkpoint: Checkpoint, dtype: torch.dtype) -> DecodeWeights | str:
+    """What copies for decode take on the current device and spare its steps; or why there can be none."""
+    if dtype != torch.bfloat16:
+        return "packed weights are bf16 in fewer bits, and this computes in f16"
+    if not target_of("cuda").is_hopper:
+        return "products with packed weights need a Hopper GPU (compute capability 9.0)"
+    reason = native.why_not()
+    if reason is not None:
+        return f"products with packed weights have to be compiled, and {reason}"
+    return sizes_of(checkpoint, dtype)
+
+
+def sizes_of(checkpoint: Checkpoint, dtype: torch.dtype) -> DecodeWeights | str:
+    """The same on any device that can multiply with them."""
+    matrices = packable(checkpoint.spec, dtype)
+    if not matrices:
+        return "no matrix of this model has a shape that products with packed weights take"
+    dense = [matrix for matrix in matrices if not matrix.is_expert]
+    experts = [matrix for matrix in matrices if matrix.is_expert]
+    return DecodeWeights(
+        _copies(checkpoint, dense, MAX_DENSE_ROWS) if dense else None,
+        _copies(checkpoint, experts, MAX_EXPERT_TOKENS) if experts else None,
+    )
+
+
+def _copies(checkpoint: Checkpoint, matrices: Sequence[_Packable], max_tokens: int) -> WeightCopies:
+    layers = checkpoint.spec.num_layers
+    replaced_bytes = sum(
+        checkpoint.held_tensor_bytes(layer_name(layer, name))
+        for matrix in matrices
+        for name in matrix.tensors
+        for layer in range(layers)
+    )
+    return WeightCopies(layers * sum(matrix.num_bytes for matrix in matrices), replaced_bytes, max_tokens)
+
+
+def fill(layers: Sequence[LayerWeights]) -> tuple[str, ...]:
+    """Pack every layer's weights into its copies. Returns the matrices that stay plain, since their weights are not
+    all finite: those copies are dropped. A rehearsal goes through one layer: all launch the same."""
+    copies = list(_places(layers[:1] if is_rehearsal() else layers))
+    for _, _, weight, place in copies:
+        pack_by_kernel(weight, place)
+    if is_rehearsal() or not copies:
+        return ()
+    # A row whose largest exponent is infinity's has an infinite factor. All are asked about at once: asking is waiting.
+    are_finite = torch.stack([place.factors.isfinite().all() for *_, place in copies]).tolist()
+    left_plain: list[str] = []
+    for (index, name, _, _), is_finite in zip(copies, are_finite, strict=True):
+        if not is_finite:
+            setattr(layers[index].packed, name, None)
+            left_plain.append(layer_name(index, name))
+    return tuple(left_plain)
+
+
+def _places(layers: Sequence[LayerWeights]) -> Iterator[tuple[int, str, torch.Tensor, PackedMatrix]]:
+    """Of every copy: its layer, its name, the matrix itself and where the copy lies."""
+    for index, layer in enumerate(layers):
+        matrices = {"qkv": layer.qkv, "o": layer.o, "gate_up": layer.mlp.gate_up, "down": layer.mlp.down}
+        for name, weight in matrices.items():
+            place = getattr(layer.packed, name, None)
+            if place is not None:
+                yield index, name, weight, place
