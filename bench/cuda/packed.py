@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import torch
 
@@ -61,7 +62,12 @@ def dense_tiles(matrix: Matrix, rows: int) -> Iterator[PackedTile]:
             tiles = -(-units // tile.tile_units) * splits
             is_busy = tiles / 132 / -(-tiles // 132) >= 0.6 and (splits == 1 or tiles <= 140)
             turns = 2 * groups if shared else 2
-            if is_busy and matrix.width % (64 * splits * turns) == 0 and not (shared and tiles > 132) and tile.held_stages >= 3:
+            if (
+                is_busy
+                and matrix.width % (64 * splits * turns) == 0
+                and not (shared and tiles > 132)
+                and tile.held_stages >= 3
+            ):
                 yield tile
 
 
@@ -122,11 +128,10 @@ def measure_experts(num_tokens: int, layers: list[MoeWeights], packed: list[dict
         name, weights = ("gate_up", layers[0].gate_up) if gated else ("down", layers[0].down)
         expected = products.expected(gated)
         chosen = tile_for(num_pairs, weights, gated=gated)
-        us = time_us([lambda i=i: products.call(i % LAYERS, chosen, gated, True) for i in range(12)])  # type: ignore[misc]
+        layer_of = [i % LAYERS for i in range(12)]
+        us = time_us([partial(products.call, layer, chosen, gated, True) for layer in layer_of])
         lines = [(us, f"bfloat16: {short(chosen)}")]
-        inputs, results = (
-            (products.x, products.gated_outputs) if gated else (products.activations, products.outputs)
-        )
+        inputs, results = (products.x, products.gated_outputs) if gated else (products.activations, products.outputs)
 
         def run(layer: int, tile: PackedTile, *, pdl: bool) -> None:
             packed_experts_product(
@@ -144,7 +149,7 @@ def measure_experts(num_tokens: int, layers: list[MoeWeights], packed: list[dict
                     first = results.clone() if first is None else first
                     if not error < TOLERANCE or not torch.equal(results, first):
                         raise ValueError(f"error {error:.4f} in round {repeat}, {int(results.isnan().sum())} left")
-                us = time_us([lambda i=i, t=tile: run(i % LAYERS, t, pdl=True) for i in range(12)])  # type: ignore[misc]
+                us = time_us([partial(run, layer, tile, pdl=True) for layer in layer_of])
                 lines.append((us, described(tile)))
             except Exception as failure:
                 print(f"  {tile}: {type(failure).__name__}: {str(failure)[:150]}", flush=True)

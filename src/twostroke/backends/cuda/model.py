@@ -20,6 +20,7 @@ from twostroke.backends.cuda.kernels.prefill_tiles import PrefillWork
 from twostroke.backends.cuda.kernels.rope import rope_and_store
 from twostroke.backends.cuda.kv_store import KVStore
 from twostroke.backends.cuda.moe import MoeBlock, MoeWeights
+from twostroke.backends.cuda.packed_copies import PackedLayer
 from twostroke.backends.cuda.products import Products
 from twostroke.backends.cuda.weights import LayerWeights, Weights
 from twostroke.models.spec import ModelSpec, RopeSpec
@@ -30,6 +31,7 @@ FEW_ROWS_OF_SMALL, FEW_ROWS_OF_LARGE = 8, 2
 weights of an MLP's matrix (`bench/cuda/layer.py`, `bench/cuda/step_profile.py`)."""
 FEW_LOGITS = 2
 """The same for the head, where cuBLAS has less to make up for."""
+NO_COPIES = PackedLayer()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,7 +71,11 @@ class Decoder:
     ) -> None:
         """`few_rows`: up to how many tokens take the fused kernels; None: by the model's size."""
         is_small = spec.moe is not None or spec.hidden_size * spec.intermediate_size < SMALL_MATRIX
-        self._few_rows = few_rows if few_rows is not None else FEW_ROWS_OF_SMALL if is_small else FEW_ROWS_OF_LARGE
+        if few_rows is None:
+            few_rows = FEW_ROWS_OF_SMALL if is_small else FEW_ROWS_OF_LARGE
+        self._few_logits = min(FEW_LOGITS, few_rows)
+        has_copies = not is_small and any(layer.packed is not None for layer in weights.layers)
+        self._few_rows = 0 if has_copies else few_rows  # reading a quarter less is better than what fusing saves
         self._spec, self._weights, self._kv, self._attention = spec, weights, kv, attention
         self._buffers, self._tables, self._last_tokens = buffers, tables, last_tokens
         self._products = Products(spec, buffers.products)
@@ -84,7 +90,9 @@ class Decoder:
         self._distinct_layers = sorted({*kinds.values(), spec.num_layers - 1})  # behind the last there is no norm
         self._windows = tuple(dict.fromkeys(layer.window for layer in spec.layers))
         self._experts = [
-            MoeBlock(spec.moe, layer.mlp, spec.activation) if spec.moe and isinstance(layer.mlp, MoeWeights) else None
+            MoeBlock(spec.moe, layer.mlp, spec.activation, layer.packed)
+            if spec.moe and isinstance(layer.mlp, MoeWeights)
+            else None
             for layer in weights.layers
         ]
         self._rotations = {rope: rotation(rope, max_context, weights.embedding.device) for rope in ropes}
@@ -126,7 +134,8 @@ class Decoder:
                 norm, eps = layer.attention_norm, self._spec.norm_eps
                 linear_few(residual, layer.qkv, qkv, norm_weight=norm, eps=eps, bias=layer.qkv_bias, pdl=pdl)
             else:
-                self._products.plain(normed, layer.qkv, layer.qkv_bias, qkv, pdl=pdl)
+                packed = (layer.packed or NO_COPIES).qkv
+                self._products.plain(normed, layer.qkv, layer.qkv_bias, qkv, packed=packed, pdl=pdl)
             is_last = index == len(weights.layers) - 1
             self._rotate_and_store(index, layer, qkv, tokens, pdl=pdl)
             if is_last and wanted is not None and len(wanted) == 0:
@@ -145,7 +154,7 @@ class Decoder:
         """[rows, vocab] float32"""
         spec, weights = self._spec, self._weights
         logits = self._buffers.logits[: len(residual)]
-        if len(residual) <= min(FEW_LOGITS, self._few_rows):
+        if len(residual) <= self._few_logits:
             linear_few(residual, weights.head, logits, norm_weight=weights.final_norm, eps=spec.norm_eps, pdl=pdl)
         else:
             normed = self._buffers.normed[: len(residual)]
@@ -194,16 +203,18 @@ class Decoder:
     ) -> None:
         """The same by matrix products; `normed` leaves as the next layer's input."""
         mlp, layers, products = layer.mlp, self._weights.layers, self._products
-        post_norm = layer.post_attention_norm
-        products.join(mixed, layer.o, layer.o_bias, residual, post_norm, layer.mlp_norm, normed, pdl=pdl)
-        next_norm = layers[index + 1].attention_norm if index + 1 < len(layers) else None
+        packed = layer.packed or NO_COPIES
+        post_norm, next_norm = layer.post_attention_norm, layer.mlp_norm
+        products.join(mixed, layer.o, layer.o_bias, residual, post_norm, next_norm, normed, packed=packed.o, pdl=pdl)
+        behind = layers[index + 1].attention_norm if index + 1 < len(layers) else None
         if isinstance(mlp, MoeWeights):
-            following = None if next_norm is None else NextNorm(next_norm, normed, self._spec.norm_eps)
+            following = None if behind is None else NextNorm(behind, normed, self._spec.norm_eps)
             self._mix_experts(index, normed, residual, following, pdl=pdl)
             return
         activated = self._buffers.activated[: len(residual)]
-        products.gated(normed, mlp.gate_up, activated, pdl=pdl)
-        products.join(activated, mlp.down, None, residual, layer.post_mlp_norm, next_norm, normed, pdl=pdl)
+        products.gated(normed, mlp.gate_up, activated, packed=packed.gate_up, pdl=pdl)
+        post_norm = layer.post_mlp_norm
+        products.join(activated, mlp.down, None, residual, post_norm, behind, normed, packed=packed.down, pdl=pdl)
 
     def _mix_experts(
         self, index: int, normed: torch.Tensor, residual: torch.Tensor, next_norm: NextNorm | None, *, pdl: bool

@@ -16,6 +16,11 @@ from twostroke.backends.cuda.kernels.moe_decode import DOWN_TILE, GATE_UP_TILE, 
 from twostroke.backends.cuda.kernels.moe_grouped import GroupedTile
 from twostroke.backends.cuda.kernels.moe_routing import RoutingScratch, RoutingTile
 from twostroke.backends.cuda.kernels.norms import rms_norm
+from twostroke.backends.cuda.kernels.packed_experts import packed_experts_product
+from twostroke.backends.cuda.kernels.packed_tiles import EXPERT_GROUPS, EXPERT_ROWS, PackedTile, choose_experts_tile
+from twostroke.backends.cuda.kernels.packed_weights import PackedMatrix
+from twostroke.backends.cuda.kernels.target import target_of
+from twostroke.backends.cuda.packed_copies import PackedLayer
 from twostroke.models.spec import MoeSpec
 
 Path = Literal["few", "grouped"]
@@ -78,8 +83,8 @@ class MoeTiles:
     few_gate_up: GemvTile = GATE_UP_TILE
     few_down: GemvTile = DOWN_TILE
     routing: RoutingTile | None = None
-    grouped_gate_up: GroupedTile | HopperTile | None = None
-    grouped_down: GroupedTile | HopperTile | None = None
+    grouped_gate_up: GroupedTile | HopperTile | PackedTile | None = None
+    grouped_down: GroupedTile | HopperTile | PackedTile | None = None
 
 
 _TILES = MoeTiles()
@@ -90,10 +95,17 @@ def choose_path(num_tokens: int) -> Path:
 
 
 class MoeBlock:
-    def __init__(self, moe: MoeSpec, weights: MoeWeights, activation: Literal["silu", "gelu_tanh"] = "silu") -> None:
+    def __init__(
+        self,
+        moe: MoeSpec,
+        weights: MoeWeights,
+        activation: Literal["silu", "gelu_tanh"] = "silu",
+        packed: PackedLayer | None = None,
+    ) -> None:
         self._moe = moe
         self._weights = weights
         self._activation = activation
+        self._packed = packed if packed is not None else PackedLayer()
 
     def forward(
         self,
@@ -141,6 +153,10 @@ class MoeBlock:
             self._grouped(x, scratch, 1, pdl, MoeTiles(grouped_gate_up=tile))
         for tile in moe_grouped.tiles_for(self._weights.down, gated=False):
             self._grouped(x, scratch, 1, pdl, MoeTiles(grouped_down=tile))
+        if self._packed.gate_up is not None and self._packed.down is not None:
+            for rows in EXPERT_ROWS:
+                packed = PackedTile(rows, *EXPERT_GROUPS)
+                self._grouped(x, scratch, 1, pdl, MoeTiles(grouped_gate_up=packed, grouped_down=packed))
 
     def _few(
         self,
@@ -175,23 +191,40 @@ class MoeBlock:
         self, x: torch.Tensor, scratch: MoeScratch, num_pairs: int, pdl: bool, tiles: MoeTiles
     ) -> torch.Tensor:
         """[num_pairs, hidden], sorted by expert"""
-        weights, top_k = self._weights, self._moe.experts_per_token
-        gate_up_tile = tiles.grouped_gate_up or moe_grouped.tile_for(num_pairs, weights.gate_up, gated=True)
-        down_tile = tiles.grouped_down or moe_grouped.tile_for(num_pairs, weights.down, gated=False)
+        weights, packed = self._weights, self._packed
         order = (scratch.sorted_pairs[:num_pairs], scratch.starts)
         activations, outputs = scratch.activations[:num_pairs], scratch.expert_outputs[:num_pairs]
-        moe_grouped.grouped_matmul(
-            x,
-            weights.gate_up,
-            activations,
-            *order,
-            top_k=top_k,
-            gated=True,
-            tile=gate_up_tile,
-            gelu=self._activation == "gelu_tanh",
-            pdl=pdl,
-        )
-        moe_grouped.grouped_matmul(
-            activations, weights.down, outputs, *order, top_k=top_k, gated=False, tile=down_tile, pdl=pdl
-        )
+        gate_up = packed.gate_up, weights.gate_up
+        self._multiply(x, *gate_up, activations, order, tiles.grouped_gate_up, gated=True, pdl=pdl)
+        self._multiply(activations, packed.down, weights.down, outputs, order, tiles.grouped_down, gated=False, pdl=pdl)
         return outputs
+
+    def _multiply(
+        self,
+        inputs: torch.Tensor,
+        packed: PackedMatrix | None,
+        weights: torch.Tensor,
+        results: torch.Tensor,
+        order: tuple[torch.Tensor, torch.Tensor],
+        tile: GroupedTile | HopperTile | PackedTile | None,
+        *,
+        gated: bool,
+        pdl: bool,
+    ) -> None:
+        """By the packed copy of the weights, if there is one and the rows are few enough for it."""
+        num_pairs, top_k = len(order[0]), self._moe.experts_per_token
+        if tile is None and packed is not None:
+            tile = choose_experts_tile(num_pairs, len(weights), packed.data.shape[-2])
+        if tile is None:
+            tile = moe_grouped.tile_for(num_pairs, weights, gated=gated)
+        if isinstance(tile, PackedTile):
+            assert packed is not None
+            kind, num_sms = self._activation if gated else None, target_of(inputs.device).num_sms
+            packed_experts_product(
+                inputs, packed, results, *order, top_k=top_k, tile=tile, num_sms=num_sms, gated=kind, pdl=pdl
+            )
+            return
+        gelu = self._activation == "gelu_tanh"
+        moe_grouped.grouped_matmul(
+            inputs, weights, results, *order, top_k=top_k, gated=gated, tile=tile, gelu=gelu, pdl=pdl
+        )

@@ -1,6 +1,7 @@
 """A layer's matrices times the rows of a step, with what stands between them: gates, norms, the residual stream. Knows
 who multiplies: on Hopper kernels of our own, which start to read weights before the kernel ahead has ended, one for
-some dozens of rows and one for more; cuBLAS where it is as good or they cannot run."""
+some dozens of rows, one that reads a packed copy of the weights, if there is one, and one for more rows; cuBLAS where
+it is as good or they cannot run."""
 
 from __future__ import annotations
 
@@ -12,10 +13,15 @@ from twostroke.backends.cuda.kernels.cluster_tiles import MAX_SPLIT_ROWS, PARTS,
 from twostroke.backends.cuda.kernels.gluon_layouts import ELEMENT_TYPES
 from twostroke.backends.cuda.kernels.hopper_products import product
 from twostroke.backends.cuda.kernels.norms import add_rms_norm, rms_norm, sandwich
+from twostroke.backends.cuda.kernels.packed_products import packed_product
+from twostroke.backends.cuda.kernels.packed_tiles import PackedTile, choose_packed_tile
+from twostroke.backends.cuda.kernels.packed_weights import PackedMatrix
 from twostroke.backends.cuda.kernels.product_tiles import MAX_ROWS, MAX_SPLITS, ProductTile, choose_tile
 from twostroke.backends.cuda.kernels.target import target_of
 from twostroke.backends.cuda.native import why_not
 from twostroke.models.spec import ModelSpec
+
+AnyTile = ProductTile | ClusterTile | PackedTile
 
 
 class ProductScratch:
@@ -54,11 +60,12 @@ class Products:
         bias: torch.Tensor | None,
         out: torch.Tensor,  # [num_rows, outputs]
         *,
+        packed: PackedMatrix | None = None,
         pdl: bool,
     ) -> None:
-        tile = self._tile(x, len(weight)) if bias is None else None
+        tile = self._tile(x, len(weight), packed) if bias is None else None
         if tile is not None:
-            self._multiply(x, weight, out, tile, pdl=pdl)
+            self._multiply(x, weight, packed, out, tile, pdl=pdl)
         elif bias is None:
             torch.mm(x, weight.t(), out=out)
         else:
@@ -66,19 +73,27 @@ class Products:
 
     def wide(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, *, pdl: bool) -> None:
         """With float32 results: in 16 bits many of a vocabulary's logits would be equal."""
-        tile = self._tile(x, len(weight))
+        tile = self._tile(x, len(weight), None)
         if tile is not None:
-            self._multiply(x, weight, out, tile, pdl=pdl)
+            self._multiply(x, weight, None, out, tile, pdl=pdl)
         elif x.is_cuda:
             torch.mm(x, weight.t(), out_dtype=torch.float32, out=out)
         else:
             torch.mm(x.float(), weight.float().t(), out=out)
 
-    def gated(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, *, pdl: bool) -> None:
+    def gated(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        out: torch.Tensor,
+        *,
+        packed: PackedMatrix | None = None,
+        pdl: bool,
+    ) -> None:
         """out [num_rows, intermediate] = activation(x @ gate) * (x @ up); `weight` is gate, then up."""
-        tile = self._tile(x, out.shape[1], is_gated=True)
+        tile = self._tile(x, out.shape[1], packed, is_gated=True)
         if tile is not None:
-            self._multiply(x, weight, out, tile, gated=self._activation, pdl=pdl)
+            self._multiply(x, weight, packed, out, tile, gated=self._activation, pdl=pdl)
             return
         gate_up = self._scratch.gate_up[: len(x)]
         torch.mm(x, weight.t(), out=gate_up)
@@ -94,11 +109,12 @@ class Products:
         next_norm: torch.Tensor | None,
         normed: torch.Tensor,
         *,
+        packed: PackedMatrix | None = None,
         pdl: bool,
     ) -> None:
         """What a block found joins the residual stream, which is then normed for the next block, if there is one."""
         out = None if next_norm is None else normed
-        tile = self._tile(x, len(weight), may_split=True) if bias is None else None
+        tile = self._tile(x, len(weight), packed, may_split=True) if bias is None else None
         if tile is None and post_norm is None:
             residual.addmm_(x, weight.t())
             if bias is not None:
@@ -116,19 +132,28 @@ class Products:
                 found = sums[: parts * found.numel()].view(parts, *found.shape)
             elif isinstance(tile, ClusterTile):
                 found = sums[: found.numel()].view(found.shape)
-            self._multiply(x, weight, found, tile, pdl=pdl)
+            self._multiply(x, weight, packed, found, tile, pdl=pdl)
         if post_norm is None:
             add_rms_norm(found, residual, next_norm, out, eps=self._eps, pdl=pdl)
         else:
             sandwich(found, post_norm, residual, next_norm, out, eps=self._eps, pdl=pdl)
 
     def _tile(
-        self, x: torch.Tensor, outputs: int, *, is_gated: bool = False, may_split: bool = False
-    ) -> ProductTile | ClusterTile | None:
+        self,
+        x: torch.Tensor,
+        outputs: int,
+        packed: PackedMatrix | None,
+        *,
+        is_gated: bool = False,
+        may_split: bool = False,
+    ) -> AnyTile | None:
         num_rows, width = x.shape
+        tile: AnyTile | None = None
+        if packed is not None:
+            units, rounds = packed.data.shape[-3:-1]
+            tile = choose_packed_tile(num_rows, units, rounds, self._num_sms, gated=is_gated, may_split=may_split)
         shape = (num_rows, outputs, width, self._num_sms)
-        tile = None
-        if self._has_clusters:
+        if tile is None and self._has_clusters:
             tile = choose_cluster_tile(*shape, gated=is_gated, may_split=may_split)
         if tile is None and self._has_products:
             return choose_tile(*shape, gated=is_gated, may_split=may_split)
@@ -138,13 +163,17 @@ class Products:
         self,
         x: torch.Tensor,
         weight: torch.Tensor,
+        packed: PackedMatrix | None,
         out: torch.Tensor,
-        tile: ProductTile | ClusterTile,
+        tile: AnyTile,
         *,
         gated: Activation | None = None,
         pdl: bool,
     ) -> None:
-        if isinstance(tile, ClusterTile):
+        if isinstance(tile, PackedTile):
+            assert packed is not None
+            packed_product(x, packed, out, tile=tile, num_sms=self._num_sms, gated=gated, pdl=pdl)
+        elif isinstance(tile, ClusterTile):
             cluster_product(x, weight, out, tile=tile, num_sms=self._num_sms, gated=gated, pdl=pdl)
         else:
             product(x, weight, out, tile=tile, gated=gated, pdl=pdl)

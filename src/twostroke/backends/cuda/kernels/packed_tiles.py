@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Final
 
-from twostroke.backends.cuda.kernels.packed_weights import DEPTH, ROUND_BYTES
+from twostroke.backends.cuda.kernels.packed_weights import DEPTH, MAX_DENSE_ROWS, ROUND_BYTES, UNIT_ROWS
 
 SHARED_BYTES: Final = 225 * 1024
 """What a program on a Hopper chip may have, less room for barriers."""
 ALIGNMENT: Final = 1024
 MAX_STAGES: Final = 16
+MAX_SPLITS: Final = 8
+DENSE_ROWS: Final = (8, 16, 32, 64, 96, MAX_DENSE_ROWS)
+EXPERT_ROWS: Final = (8, 16, 24, 32, 48, 64)
+"""Tokens that a program multiplies with, of a dense product and of an expert: kernels are compiled for these alone."""
+EXPERT_GROUPS: Final = (2, 2)
+"""Warp groups and units of each, for experts: fewer warps wait less often."""
+FEW_ROWS: Final = 64
+"""Up to here a round is unpacked as a whole, so that a group's rounds must be an even number; more rows' sums leave no
+registers for that."""
+MIN_WEIGHTS: Final = 1 << 24
+"""Of smaller matrices a product is mostly its own begin and end."""
+ENOUGH: Final = 0.75
+"""Of a device's multiprocessors: as many programs keep its memory busy."""
+LEAST_ROUNDS: Final = 32
+"""That a program should have for itself: with fewer, programs of half the outputs divide the depth less often."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,3 +66,51 @@ class PackedTile:
             "SHARED": int(self.shared),
             "STAGES": self.held_stages,
         }
+
+
+@cache
+def choose_packed_tile(
+    rows: int, units: int, rounds: int, num_sms: int, *, gated: bool = False, may_split: bool = False
+) -> PackedTile | None:
+    """Of a matrix of so many units, so many rounds deep. None: the plain matrix is as good, or the shape does not fit.
+    `bench/cuda/packed.py` found these best, or nearly, on an H200."""
+    if rows > MAX_DENSE_ROWS or units * rounds * UNIT_ROWS * DEPTH < MIN_WEIGHTS:
+        return None
+    held = next(size for size in DENSE_ROWS if rows <= size)
+    if may_split:
+        tile = _split(PackedTile(held, 2), units, rounds, num_sms)
+        if rounds // tile.splits < LEAST_ROUNDS:
+            tile = _split(PackedTile(held, 2, shared=True), units, rounds, num_sms)
+    elif -(-units // 4) >= ENOUGH * num_sms:
+        tile = PackedTile(held, 4) if held <= 32 else PackedTile(held, 2, 2)
+    elif -(-units // 2) >= ENOUGH * num_sms:
+        tile = PackedTile(held, 2)
+    else:
+        tile = PackedTile(held, 2, shared=True)
+        if gated or held > FEW_ROWS:
+            return None
+    return tile if _fits(tile, units, rounds, num_sms) else None
+
+
+def _split(tile: PackedTile, units: int, rounds: int, num_sms: int) -> PackedTile:
+    programs, splits = -(-units // tile.tile_units), 1
+    while 2 * splits <= MAX_SPLITS and rounds % (2 * splits) == 0 and 2 * splits * programs <= num_sms:
+        splits *= 2
+    return replace(tile, splits=splits)
+
+
+def _fits(tile: PackedTile, units: int, rounds: int, num_sms: int) -> bool:
+    turns = tile.groups if tile.shared else 1
+    step = turns * (2 if tile.rows <= FEW_ROWS else 1)
+    is_whole = rounds % (tile.splits * step) == 0
+    return is_whole and (not tile.shared or -(-units // tile.tile_units) * tile.splits <= num_sms)
+
+
+@cache
+def choose_experts_tile(num_rows: int, experts: int, rounds: int) -> PackedTile | None:
+    """For so many rows in all: nearly every expert should have no more than one tile of them. None: so many that plain
+    matrices are as good, or a depth that does not fit."""
+    average = num_rows / experts
+    wanted = average + 1.9 * average**0.5
+    held = next((size for size in EXPERT_ROWS if wanted <= size), None)
+    return None if held is None or rounds % 2 else PackedTile(held, *EXPERT_GROUPS)
