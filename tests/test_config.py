@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from twostroke.config import EngineConfig, KVConfig, KVGroupNeed, resolve
+from twostroke.config import EngineConfig, KVConfig, KVGroupNeed, resolve, sequence_bytes
 from twostroke.core.errors import BadRequestError
 from twostroke.core.step_sizes import StepSizes
 from twostroke.machine import MemorySpace, detect
@@ -85,3 +85,21 @@ def test_more_kv_than_the_machine_has_is_refused() -> None:
 def test_an_unknown_kv_kind_is_refused(kind: str) -> None:
     with pytest.raises(BadRequestError, match="the KV kind must be one of auto, f16, bf16, int8"):
         KVConfig(kind=kind)
+
+
+@pytest.mark.parametrize("bad", ["12bit", "", "Packed", None])
+def test_an_unknown_form_of_decode_weights_is_refused(bad: object) -> None:
+    with pytest.raises(BadRequestError, match="decode_weights must be one of auto, packed, plain, not"):
+        EngineConfig(decode_weights=bad)  # type: ignore[arg-type]
+
+
+def test_kv_tokens_are_those_of_the_blocks() -> None:
+    config = EngineConfig(max_tokens_per_step=64, kv=KVConfig(memory_bytes=1 << 30))
+    resolved = resolve(config, 8192, (FULL, WINDOWED), MEMORY, SUITS, 2)
+    assert resolved.kv_tokens == 16 * resolved.layout.groups[0].num_blocks >= 8192
+
+
+def test_a_sequence_takes_whole_blocks_and_no_more_than_its_window() -> None:
+    assert sequence_bytes(SUITS, (FULL,), 17) == 32 * 23_040
+    far = 64 + 2 * 512 + 16
+    assert sequence_bytes(SUITS, (FULL, WINDOWED), 8192) == (8192 + far) * 23_040

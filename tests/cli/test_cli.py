@@ -101,6 +101,8 @@ def test_pull_prints_where_the_model_is(smollm2_path: Path) -> None:
         (("run", "smollm2", "hi", "--quantise", "q5_1"), "quantise must be one of q8_0, q4_1, none"),
         (("run", "smollm2", "hi", "--load", "random"), "random weights have no tokenizer"),
         (("run", "smollm2", "hi", "--backend", "reference", "--load", "radio"), "load must be one of file, random"),
+        (("run", "smollm2", "hi", "--decode-weights", "12"), "decode_weights must be one of auto, packed, plain"),
+        (("run", "smollm2", "hi", "--backend", "cpu", "--decode-weights", "packed"), "reads the same weights in both"),
         (("run", "smollm2", "hi", "--raw", "--system", "Be brief."), "--system"),
         (("run", "smollm2", "hi", "--kv-memory", "900TB"), "this machine has"),
         (("run", "smollm2", "hi", "--threads", "100000"), "threads"),

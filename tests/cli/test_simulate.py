@@ -122,6 +122,7 @@ def test_simulate_needs_no_weights_for_another_device() -> None:
         (("--on", "h200", "--backend", "nonsense"), "--backend goes with --on this"),
         (("--on", "h200", "--threads", "2"), "--threads goes with --on this"),
         (("--on", "h200", "--dtype", "f16"), "--dtype goes with --on this"),
+        (("--on", "h200", "--decode-weights", "plain"), "--decode-weights goes with --on this"),
         (("--slo-ttft-ms", "-1"), "slo-ttft-ms must be"),
         (("--trace", "/nowhere/trace.jsonl"), "could not be read"),
     ],

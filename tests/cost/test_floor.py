@@ -1,5 +1,7 @@
 """Floors against numbers worked out by hand for SmolLM2-135M: Q4_1 layers, a Q8_0 tied table, F32 norms, f16 KV."""
 
+from dataclasses import replace
+
 import pytest
 
 from twostroke.cost.floor import (
@@ -13,7 +15,7 @@ from twostroke.cost.floor import (
     step_multiply_adds,
 )
 from twostroke.cost.hardware import Ceilings
-from twostroke.cost.model_shape import KVGroupShape, ModelShape
+from twostroke.cost.model_shape import DecodeWeights, KVGroupShape, ModelShape, WeightCopies
 
 # One layer: q and o 576 x 576, k and v 192 x 576, gate, up and down 1536 x 576 = 3,538,944; thirty of them.
 # The table: 49,152 x 576. Norms: 61 x 576.
@@ -122,3 +124,24 @@ def test_a_run_of_tokens_is_the_sum_of_its_tokens():
     for first, count in ((1, 0), (1, 3), (3, 9), (40, 7)):
         each = sum(decode_floor_s(shape, context, ceilings) for context in range(first, first + count))
         assert decode_run_floor_s(shape, first, count, ceilings) == pytest.approx(each)
+
+
+# SmolLM2 in bf16, with copies of its down matrices, 30 x 576 x 1536 weights, in 12 bits and a factor a row.
+PLAIN = replace(SMOLLM2, weight_bytes_per_step=2 * 134_515_008)
+DOWN = 30 * 576 * 1536
+PACKED = replace(PLAIN, decode_weights=DecodeWeights(WeightCopies(DOWN * 3 // 2 + 30 * 576 * 4, DOWN * 2, 128), None))
+SPARED = DOWN // 2 - 30 * 576 * 4
+
+
+def test_decode_floors_count_what_decode_reads():
+    assert decode_floor_s(PACKED, 512, CEILINGS) == pytest.approx(decode_floor_s(PLAIN, 512, CEILINGS) - SPARED / 40e9)
+    run = decode_run_floor_s(PLAIN, 100, 7, CEILINGS) - 7 * SPARED / 40e9
+    assert decode_run_floor_s(PACKED, 100, 7, CEILINGS) == pytest.approx(run)
+
+
+def test_a_step_with_a_chunk_reads_the_weights_themselves():
+    assert prefill_floor_s(PACKED, 0, 8, CEILINGS) == prefill_floor_s(PLAIN, 0, 8, CEILINGS)
+    decodes = StepWork(contexts=[100] * 128)
+    assert step_bytes_read(PACKED, decodes) == step_bytes_read(PLAIN, decodes) - SPARED
+    for other in (StepWork(contexts=[100] * 129), StepWork(chunks=((0, 4),), contexts=[100])):
+        assert step_bytes_read(PACKED, other) == step_bytes_read(PLAIN, other)

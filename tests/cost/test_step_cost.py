@@ -2,13 +2,13 @@ import json
 import random
 import time
 from array import array
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
 from twostroke.cost.floor import StepWork, decode_floor_s, prefill_floor_s
 from twostroke.cost.hardware import Ceilings
-from twostroke.cost.model_shape import KVGroupShape, ModelShape
+from twostroke.cost.model_shape import DecodeWeights, KVGroupShape, ModelShape, WeightCopies
 from twostroke.cost.step_cost import PARTS, Coefficients, StepCost
 
 CEILINGS = Ceilings(read_bytes_per_s=50e9, multiply_adds_per_s=250e9, source="a test")
@@ -52,6 +52,16 @@ def test_with_floors_for_coefficients_a_phase_alone_costs_its_floor():
     # Matrix products hide nothing here: shadow and rest together are what lies beyond the weights.
     assert cost.seconds(prompt) == pytest.approx(prefill_floor_s(SHAPE, 0, 512, CEILINGS), rel=1e-9)
     assert cost.parts(prompt)["weights"] == pytest.approx(weights_s)
+
+
+def test_steps_of_decodes_alone_are_paid_by_what_they_read():
+    shape = replace(SHAPE, decode_weights=DecodeWeights(WeightCopies(60_000_000, 80_000_000, max_tokens=8), None))
+    cost, plain = StepCost(shape, CEILINGS, FLOORS), StepCost(SHAPE, CEILINGS, FLOORS)
+    for num_decodes, part in ((1, "weights_alone"), (8, "weights")):
+        work = StepWork(contexts=[700] * num_decodes)
+        assert cost.parts(work)[part] == pytest.approx(plain.parts(work)[part] - 20e6 / CEILINGS.read_bytes_per_s)
+    for work in (StepWork(contexts=[700] * 9), StepWork(chunks=((0, 3),), num_sampling_chunks=1, contexts=[700])):
+        assert cost.parts(work) == plain.parts(work)
 
 
 def test_an_empty_step_costs_nothing_and_teaches_nothing():

@@ -174,9 +174,12 @@ def _heading(assembly: Assembly, scale: str) -> str:
         if scale == "full"
         else "SMALL sizes, which compare with no other engine's figures (--scale full has those)"
     )
+    shape, of_decodes = assembly.shape, ""
+    if shape.decode_weights is not None:
+        of_decodes = f" ({units.size(shape.dense_bytes_read(1, decodes_alone=True))} of decodes alone)"
     return (
         f"{checkpoint.name}: {checkpoint.spec.family}, {checkpoint.num_parameters / 1e6:,.0f}M parameters, {weights}, "
-        f"{units.size(assembly.shape.weight_bytes_per_step)} a step, on {assembly.backend_name} "
+        f"{units.size(shape.weight_bytes_per_step)} a step{of_decodes}, on {assembly.backend_name} "
         f"with {assembly.resolved.threads} threads\n{sizes}"
     )
 

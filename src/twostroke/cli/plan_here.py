@@ -13,7 +13,7 @@ from twostroke.cli.plan_model import PlannedModel
 from twostroke.config import EngineConfig
 from twostroke.core.errors import BadRequestError, ModelError, TwostrokeError
 from twostroke.cost.devices import Device, find_device
-from twostroke.engine.build import kv_needs, prepare
+from twostroke.engine.build import Preparation, kv_needs, prepare
 from twostroke.engine.quantise import by_default
 from twostroke.engine.shape import shape_of
 from twostroke.models.checkpoint import Checkpoint
@@ -45,16 +45,19 @@ def here(planned: PlannedModel, quantise: str | None, kv: str, devices: int) -> 
         memory_bytes=memory.total_bytes,
         sources=(ceilings.source,),
     )
+    prepared = _prepared(own)
+    shape = shape_of(checkpoint, [need.bytes_per_token for need in needs]) if prepared is None else prepared.shape
+    copies = 0 if shape.decode_weights is None else shape.decode_weights.num_bytes
     deployment = Deployment(
         model=planned.name,
         dimensions=planned.dimensions,
         device=device,
         quantise="bf16",
         kv=kv,
-        own_shape=shape_of(checkpoint, [need.bytes_per_token for need in needs]),
-        own_kv_space_bytes=int(memory.kv_share * memory.free_beside_weights_bytes),
+        own_shape=shape,
+        own_kv_space_bytes=int(memory.kv_share * max(0, memory.free_beside_weights_bytes - copies)),
     )
-    fitted = _fitted(own, deployment)
+    fitted = None if prepared is None else _fitted(prepared, deployment)
     if fitted is not None or factory.name == "cuda":
         return deployment, fitted
     shares = CPU_RECORDS
@@ -63,13 +66,17 @@ def here(planned: PlannedModel, quantise: str | None, kv: str, devices: int) -> 
     return deployment, shares
 
 
-def _fitted(checkpoint: Checkpoint, deployment: Deployment) -> Fitted | None:
+def _prepared(checkpoint: Checkpoint) -> Preparation | None:
+    """None: it does not fit, and the plan will say so."""
+    try:
+        return prepare(checkpoint, EngineConfig())
+    except TwostrokeError:
+        return None
+
+
+def _fitted(prepared: Preparation, deployment: Deployment) -> Fitted | None:
     """By what `twostroke calibrate` stored of this model or, where it has not seen it, of another one: what each part
     of a step takes for each second of its floor is a machine's and a backend's more than a model's."""
-    try:
-        prepared = prepare(checkpoint, EngineConfig())
-    except TwostrokeError:
-        return None  # it does not fit, and the plan will say so
     own = prepared.calibration()
     calibration = own or prepared.calibration_of_another()
     if calibration is None:
@@ -78,7 +85,7 @@ def _fitted(checkpoint: Checkpoint, deployment: Deployment) -> Fitted | None:
     error = f"{calibration.error:.1%} of a step on average, over steps that were not fitted"
     if own is None:
         source += f" with {calibration.model}"
-        error = f"unknown: {checkpoint.name} was not measured here; of {calibration.model}, {error}"
+        error = f"unknown: {prepared.checkpoint.name} was not measured here; of {calibration.model}, {error}"
     seconds = calibration.step_cost(deployment.shape).seconds
     return Fitted(f"{source}, {calibration.taken}", error, seconds, calibration.newcomer_seconds)
 

@@ -15,10 +15,11 @@ import torch
 from tests.models.tiny_checkpoints import make_tiny
 
 from twostroke.backends import cuda
-from twostroke.backends.cuda import FACTORY
+from twostroke.backends.cuda import FACTORY, backend
 from twostroke.backends.cuda.kv_store import KVStore
 from twostroke.core.errors import BackendError
 from twostroke.core.kv_layout import KVGroup, KVLayout
+from twostroke.cost.model_shape import DecodeWeights, WeightCopies
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.loading import load_checkpoint
 from twostroke.models.random_weights import random_checkpoint
@@ -157,6 +158,28 @@ def test_blocks_of_no_power_of_two_are_refused(checkpoint: Checkpoint) -> None:
     layout = KVLayout(48, (KVGroup((0, 1, 2), None, 4),))
     with pytest.raises(BackendError, match="power of two tokens, not 48"):
         FACTORY.create(checkpoint, layout, max_context=64, max_tokens_per_step=16, threads=1)
+
+
+@pytest.mark.parametrize("packs", [False, True])
+def test_running_out_of_memory_names_what_takes_it(folder: Path, monkeypatch: pytest.MonkeyPatch, packs: bool) -> None:
+    def no_memory(*arguments: Any, **options: Any) -> None:
+        assert options["pack_for_decode"] is packs
+        raise torch.cuda.OutOfMemoryError
+
+    copies = DecodeWeights(WeightCopies(12_000_000_000, 16_000_000_000, 128), None)
+    monkeypatch.setattr(cuda.CudaFactory, "decode_weights", lambda self, checkpoint, dtype: copies)
+    monkeypatch.setattr(backend, "CudaBackend", no_memory)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (3_000_000_000, 24_000_000_000))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "A GPU")
+    layout = KVLayout(16, (KVGroup((0, 1, 2), None, 4),))
+    with pytest.raises(BackendError) as raised:
+        FACTORY.create(
+            load_checkpoint(folder), layout, max_context=64, max_tokens_per_step=16, threads=1, pack_for_decode=packs
+        )
+    sentence = str(raised.value)
+    assert "A GPU ran out of memory" in sentence and "of its 24.0, 3.0 GB were left" in sentence
+    assert ("and packed copies of them 12.0 GB" in sentence) is packs
+    assert ("spare the copies with --decode-weights plain" in sentence) is packs
 
 
 class Terminal(StringIO):

@@ -1,0 +1,188 @@
+"""Which matrices get a copy for decode, what the copies take, and that they hold the layers' own weights."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.backends.cuda.engines import Sizes
+from tests.models.tiny_checkpoints import make_tiny
+
+from twostroke.backends.cuda import packed_copies
+from twostroke.backends.cuda.compile_ahead import compilers, rehearsal
+from twostroke.backends.cuda.kernels.packed_weights import (
+    MAX_DENSE_ROWS,
+    MAX_EXPERT_TOKENS,
+    PackedMatrix,
+    packed_bytes,
+    unpacked,
+)
+from twostroke.backends.cuda.kernels.target import target_of
+from twostroke.backends.cuda.packed_copies import decode_weights, packable, sizes_of
+from twostroke.backends.cuda.weights import Weights
+from twostroke.cost.model_shape import DecodeWeights
+from twostroke.models.checkpoint import Checkpoint
+from twostroke.models.loading import load_checkpoint
+from twostroke.models.random_weights import random_checkpoint
+from twostroke.models.weights.tensor import WeightKind
+
+BF16 = torch.bfloat16
+WIDE = {"hidden_size": 128, "intermediate_size": 384, "num_attention_heads": 4, "num_hidden_layers": 2}
+
+
+def drawn(variant: str, folder: Path, **changes: Any) -> Checkpoint:
+    return random_checkpoint(make_tiny(variant, folder, **{**WIDE, **changes})[0], WeightKind.BF16)
+
+
+def placed(checkpoint: Checkpoint, device: str) -> Weights:
+    weights, loader = Weights.placed(checkpoint, torch.device(device), BF16, pack_for_decode=True)
+    loader.fill(None)
+    return weights
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> Checkpoint:
+    return drawn("llama", tmp_path)
+
+
+@pytest.fixture
+def moe(tmp_path: Path) -> Checkpoint:
+    return drawn("qwen3_moe", tmp_path, num_experts=3, num_experts_per_tok=2, moe_intermediate_size=128)
+
+
+def names(checkpoint: Checkpoint, dtype: torch.dtype = BF16) -> list[str]:
+    return [matrix.name for matrix in packable(checkpoint.spec, dtype)]
+
+
+def assert_copy_of(weight: torch.Tensor, copy: PackedMatrix | None) -> None:
+    assert copy is not None
+    found = unpacked(copy, len(weight)).float()
+    bound = weight.float().abs().amax(1, keepdim=True) * 2**-22
+    assert found.shape == weight.shape and ((found - weight.float()).abs() <= bound).all()
+
+
+def test_a_dense_layer_has_four_copies_of_its_own_weights(llama: Checkpoint, device: str) -> None:
+    weights = placed(llama, device)
+    assert weights.pack() == ()
+    for layer in weights.layers:
+        packed = layer.packed
+        assert packed is not None and packed.gate_up is not None and packed.gate_up.is_gated
+        assert_copy_of(layer.qkv, packed.qkv)
+        assert_copy_of(layer.o, packed.o)
+        assert_copy_of(layer.mlp.gate_up, packed.gate_up)
+        assert_copy_of(layer.mlp.down, packed.down)
+
+
+def test_experts_copies_are_of_all_experts(moe: Checkpoint, device: str) -> None:
+    weights = placed(moe, device)
+    assert weights.pack() == ()
+    for layer in weights.layers:
+        packed = layer.packed
+        assert packed is not None and packed.gate_up is not None and packed.down is not None
+        for plain, copy in ((layer.mlp.gate_up, packed.gate_up), (layer.mlp.down, packed.down)):
+            for expert in range(3):
+                one = PackedMatrix(copy.data[expert], copy.factors[expert], copy.is_gated)
+                assert_copy_of(plain[expert], one)
+        assert_copy_of(layer.qkv, packed.qkv)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("-inf")])
+def test_a_matrix_with_weights_that_are_not_finite_stays_plain(bad: float, moe: Checkpoint, device: str) -> None:
+    weights = placed(moe, device)
+    weights.layers[1].o[3, 7] = bad
+    weights.layers[0].mlp.down[2, 5, 9] = bad
+    assert weights.pack() == ("layers.0.down", "layers.1.o")
+    first, second = (layer.packed for layer in weights.layers)
+    assert first is not None and second is not None
+    assert first.down is None and first.o is not None and first.gate_up is not None
+    assert second.o is None and second.down is not None
+
+
+def test_what_stays_plain_by_its_shape(tmp_path: Path) -> None:
+    llama = drawn("llama", tmp_path / "all")
+    assert names(llama) == ["qkv", "o", "gate_up", "down"]
+    for biases, left in (
+        ({"qkv_bias": True}, ["o", "gate_up", "down"]),
+        ({"output_bias": True}, ["qkv", "gate_up", "down"]),
+    ):
+        assert names(replace(llama, spec=replace(llama.spec, **biases))) == left
+    odd = drawn("llama", tmp_path / "odd", hidden_size=192, intermediate_size=256)
+    assert names(odd) == ["down"], "three rounds of inputs are not an even number"
+    assert names(odd, torch.float16) == []
+
+
+@pytest.mark.parametrize("variant", ["llama", "moe"])
+def test_sizes_are_those_that_are_held(variant: str, device: str, request: pytest.FixtureRequest) -> None:
+    checkpoint: Checkpoint = request.getfixturevalue(variant)
+    sizes = sizes_of(checkpoint, BF16)
+    assert isinstance(sizes, DecodeWeights)
+    held = sum(layer.packed.num_bytes for layer in placed(checkpoint, device).layers if layer.packed)
+    assert sizes.num_bytes == held > 0
+    assert sizes.dense is not None and sizes.dense.max_tokens == MAX_DENSE_ROWS
+    spec = checkpoint.spec
+    rows = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
+    attention = packed_bytes(rows, 128) + packed_bytes(128, spec.num_heads * spec.head_dim)
+    if variant == "llama":
+        assert sizes.experts is None
+        assert sizes.dense.num_bytes == 2 * (attention + packed_bytes(768, 128) + packed_bytes(128, 384))
+        assert sizes.dense.replaced_bytes == 2 * 2 * (128 * (rows + 128) + 3 * 128 * 384)
+    else:
+        assert sizes.dense.num_bytes == 2 * attention
+        assert sizes.experts is not None and sizes.experts.max_tokens == MAX_EXPERT_TOKENS
+        assert sizes.experts.num_bytes == 2 * 3 * (packed_bytes(256, 128) + packed_bytes(128, 128))
+        assert sizes.experts.replaced_bytes == 2 * 2 * 3 * 3 * 128 * 128
+
+
+def test_a_device_that_cannot_says_why(llama: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def on(capability: tuple[int, int], why_not: str | None = None) -> DecodeWeights | str:
+        target = replace(target_of("cpu"), interpreted=False, capability=capability)
+        monkeypatch.setattr(packed_copies, "target_of", lambda device: target)
+        monkeypatch.setattr(packed_copies.native, "why_not", lambda: why_not)
+        return decode_weights(llama, BF16)
+
+    assert on((9, 0)) == sizes_of(llama, BF16)
+    assert on((8, 0)) == on((10, 0)) == "products with packed weights need a Hopper GPU (compute capability 9.0)"
+    assert on((9, 0), "NVRTC is missing") == "products with packed weights have to be compiled, and NVRTC is missing"
+    assert on((9, 0)) and decode_weights(llama, torch.float16) == (
+        "packed weights are bf16 in fewer bits, and this computes in f16"
+    )
+    small = load_checkpoint(make_tiny("llama", tmp_path / "small")[0])
+    assert "no matrix of this model has a shape" in str(decode_weights(small, BF16))
+
+
+def test_a_backend_holds_copies_only_when_asked(llama: Checkpoint, device: str) -> None:
+    plain = Weights.placed(llama, torch.device(device), BF16)[0]
+    assert plain.pack() == () and all(layer.packed is None for layer in plain.layers)
+    sizes = Sizes()
+    backend = packed_copies_backend(llama, sizes, device)
+    assert "to pack copies for decode" in backend.notes[0]
+    backend.close()
+
+
+def packed_copies_backend(checkpoint: Checkpoint, sizes: Sizes, device: str) -> Any:
+    from twostroke.backends.cuda.backend import CudaBackend
+
+    return CudaBackend(
+        checkpoint,
+        sizes.layout(checkpoint),
+        device=torch.device(device),
+        dtype=BF16,
+        max_context=sizes.max_context,
+        max_tokens_per_step=sizes.step_tokens,
+        max_running=sizes.max_rows,
+        pack_for_decode=True,
+    )
+
+
+def test_a_rehearsal_packs_nothing(llama: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = placed(llama, "cpu")
+    rehearsed: list[torch.Tensor] = []
+    monkeypatch.setattr(packed_copies, "pack_by_kernel", lambda weight, place: rehearsed.append(weight))
+    with compilers() as threads, rehearsal(threads):
+        assert weights.pack() == ()
+    layer = weights.layers[0]
+    expected = (layer.qkv, layer.o, layer.mlp.gate_up, layer.mlp.down)
+    assert [weight.data_ptr() for weight in rehearsed] == [weight.data_ptr() for weight in expected]
