@@ -168,13 +168,20 @@ def main() -> None:
     parser.add_argument("--workloads", default="batch,nano")
     parser.add_argument("--kernels", type=int, default=0)
     parser.add_argument("--itl-target-ms", type=float)
+    parser.add_argument("--decode-weights", default="auto")
     parser.add_argument("--crowd", type=float, default=pace.CROWD)
     parser.add_argument("--burst", type=float, default=pace.BURST)
     parser.add_argument("--long-wait", type=float, default=pace.LONG_WAIT)
     options = parser.parse_args()
-    config = EngineConfig(backend="cuda", load="random", max_context=8192, itl_target_ms=options.itl_target_ms)
+    config = EngineConfig(
+        backend="cuda",
+        load="random",
+        max_context=8192,
+        itl_target_ms=options.itl_target_ms,
+        decode_weights=options.decode_weights,
+    )
     assembly = build(options.folder, config)
-    print(*assembly.notes[-3:], sep="\n")
+    print(*assembly.notes, sep="\n")
     if options.kernels:
         kernels(assembly, options.kernels, 1024)
     gc.collect()

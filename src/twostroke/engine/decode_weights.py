@@ -11,7 +11,7 @@ from twostroke.core.errors import BackendError, BadRequestError
 from twostroke.cost.model_shape import DecodeWeights
 from twostroke.machine import MemorySpace
 
-LEAST_STREAM_TOKENS = 1024
+LEAST_STREAM_TOKENS = 512
 """KV for so many tokens of every stream that may run must be left,"""
 LEAST_FULL_SEQUENCES = 2
 """and for so many sequences of the longest context."""
