@@ -34,21 +34,20 @@ __device__ __forceinline__ uint4 load_sixteen(u32 address) {
   return found;
 }
 
-// Two bytes of sign and mantissa, each twice, and two exponent codes where an exponent's low bits are: two weights.
-// Their exponents are 0 to 15, so they are subnormal or hardly more; the factor, 2^112, puts them around one. It is
-// exact, and what was rounded to code 0 comes out as it should.
-__device__ __forceinline__ u32 two_weights(u32 doubled, u32 codes) {
-  u32 bits = (doubled & 0x807F807F) | (codes & 0x07800780), found;
-  asm("mul.bf16x2 %0, %1, %2;" : "=r"(found) : "r"(bits), "r"(0x77807780));
-  return found;
+// Bytes of a word's first and last half with their codes, each code above its byte: two weights. Their exponents are 0 to
+// 15, so they are subnormal or hardly more; the factor, 2^112, puts them around one. It is exact, and what was rounded
+// to code 0 comes out as it should.
+__device__ __forceinline__ void four_weights(u32* weights, u32 bytes, u32 codes) {
+  u32 factor = 0x77807780;
+  asm("mul.bf16x2 %0, %1, %2;" : "=r"(weights[0]) : "r"(__byte_perm(bytes, codes, 0x5140)), "r"(factor));
+  asm("mul.bf16x2 %0, %1, %2;" : "=r"(weights[1]) : "r"(__byte_perm(bytes, codes, 0x7362)), "r"(factor));
 }
 
-// The eight weights that a thread gives to one instruction.
+// The eight weights that a thread gives to one instruction: their low bytes, and a word with the other four bits of each,
+// where a turn by four brings those of the second half to where those of the first are.
 __device__ __forceinline__ void unpack(u32 (&weights)[4], u32 first, u32 second, u32 codes) {
-  weights[0] = two_weights(__byte_perm(first, 0, 0x1100), codes << 7);
-  weights[1] = two_weights(__byte_perm(first, 0, 0x3322), codes << 3);
-  weights[2] = two_weights(__byte_perm(second, 0, 0x1100), codes >> 1);
-  weights[3] = two_weights(__byte_perm(second, 0, 0x3322), codes >> 5);
+  four_weights(weights, first, codes & 0x87878787);
+  four_weights(weights + 2, second, __funnelshift_l(codes, codes, 4) & 0x87878787);
 }
 
 // Steps of 16 inputs that are unpacked and multiplied together: of many tokens fewer, as their sums take the registers.

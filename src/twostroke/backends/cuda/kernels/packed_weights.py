@@ -118,35 +118,42 @@ def _codes(part: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
     return torch.where(exact >= 1 << 7, exact, rounded) | (bits >> 4 & 0x800)
 
 
+def _shifts(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where a weight's sign (bit 3 of its code's upper half) and its exponent's upper bits (bits 0 to 2) go in a word of
+    eight: by input's half, row's half, input. Each of the first four has bits 7 and 0 to 2 of its byte; the others' are
+    there once the word is turned left by four."""
+    signs = torch.tensor([[[4, 12], [20, 28]], [[0, 8], [16, 24]]], device=device)
+    exponents = torch.tensor([[[0, 8], [16, 24]], [[28, 4], [12, 20]]], device=device)
+    return signs, exponents
+
+
 def _arranged(codes: torch.Tensor) -> torch.Tensor:
     """uint8 [units, depth // DEPTH, ROUND_BYTES]. A warp has 16 rows, and of each 16 inputs a thread has eight weights:
-    of two rows eight apart, two neighbours and the two eight inputs further. For each round a thread finds 16 bytes of
-    signs and mantissas, 512 bytes further 16 more, and behind those 16 bytes of exponent codes."""
+    of two rows eight apart, two neighbours and the two eight inputs further. For each round a thread finds the lower
+    bytes of 16 codes, 512 bytes further 16 more, and behind those 16 bytes with the upper halves of bytes."""
     units, blocks = len(codes) // UNIT_ROWS, codes.shape[1] // DEPTH
     # unit, warp, row's half, row, block, 32 inputs, 16 inputs, input's half, pair, input
     by_place = codes.view(units, 4, 2, 8, blocks, 2, 2, 2, 4, 2)
-    signs = (by_place >> 4 & 0x80 | by_place & 0x7F).to(torch.uint8)
-    numbers = signs.permute(0, 4, 1, 5, 3, 8, 6, 7, 2, 9).reshape(units, blocks, 4, 1024)
-    shifts = torch.tensor([[[0, 16], [4, 20]], [[8, 24], [12, 28]]], device=codes.device)  # input's and row's half
-    exponents = (by_place >> 7 & 0xF).permute(0, 4, 1, 3, 8, 5, 6, 7, 2, 9).to(torch.int64)
-    words = (exponents << shifts).sum((-3, -2, -1))
+    lower = (by_place & 0xFF).to(torch.uint8).permute(0, 4, 1, 5, 3, 8, 6, 7, 2, 9).reshape(units, blocks, 4, 1024)
+    upper = (by_place >> 8).permute(0, 4, 1, 3, 8, 5, 6, 7, 2, 9).to(torch.int64)
+    signs, exponents = _shifts(codes.device)
+    words = ((upper & 8) << signs | (upper & 7) << exponents).sum((-3, -2, -1))
     words = torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32)
-    return torch.cat([numbers, words.reshape(units, blocks, 4, 128).view(torch.uint8)], dim=-1).flatten(2)
+    return torch.cat([lower, words.reshape(units, blocks, 4, 128).view(torch.uint8)], dim=-1).flatten(2)
 
 
 def unpacked(packed: PackedMatrix, rows: int) -> torch.Tensor:
     """The bfloat16 weights of one matrix that a product sees: gate, then up, where it is gated."""
     units, blocks = packed.data.shape[:2]
     by_warp = packed.data.view(units, blocks, 4, ROUND_BYTES // 4)
-    numbers = by_warp[..., :1024].reshape(units, blocks, 4, 2, 8, 4, 2, 2, 2, 2).to(torch.int32)
+    lower = by_warp[..., :1024].reshape(units, blocks, 4, 2, 8, 4, 2, 2, 2, 2).to(torch.int32)
     words = by_warp[..., 1024:].contiguous().view(torch.int32).view(units, blocks, 4, 8, 4, 2, 2, 1, 1, 1)
-    shifts = torch.tensor([[[0, 16], [4, 20]], [[8, 24], [12, 28]]], device=words.device)
-    exponents = (words >> shifts & 0xF).permute(0, 2, 8, 3, 1, 5, 6, 7, 4, 9)
-    numbers = numbers.permute(0, 2, 8, 4, 1, 3, 6, 7, 5, 9)
-    mantissas = (numbers & 0x7F).float()
-    is_normal = exponents > 0
-    size = torch.ldexp(mantissas + 128 * is_normal, exponents.clamp(min=1) - EXPONENT_CODES - 7)
-    signed = torch.where(numbers >= 128, -size, size).reshape(units * UNIT_ROWS, -1)
+    signs, exponents = _shifts(words.device)
+    upper = (words >> signs & 8 | words >> exponents & 7).permute(0, 2, 8, 3, 1, 5, 6, 7, 4, 9)
+    codes = upper << 8 | lower.permute(0, 2, 8, 4, 1, 3, 6, 7, 5, 9)
+    exponent, mantissa = codes >> 7 & 0xF, (codes & 0x7F).float()
+    size = torch.ldexp(mantissa + 128 * (exponent > 0), exponent.clamp(min=1) - EXPONENT_CODES - 7)
+    signed = torch.where(codes >= 1 << 11, -size, size).reshape(units * UNIT_ROWS, -1)
     found = (signed * packed.factors[:, None]).to(torch.bfloat16)
     if packed.is_gated:
         found = found[:rows].view(rows // 16, 2, 8, -1).transpose(0, 1).reshape(rows, -1)

@@ -26,7 +26,7 @@ ROWS_AT_ONCE: Final = 4
 INPUTS_AT_ONCE: Final = 1024
 WARP_BYTES: Final = ROUND_BYTES // 4
 NUMBER_BYTES: Final = 1024
-"""Of a warp's bytes, those of signs and mantissas; exponents follow."""
+"""Of a warp's bytes, those of codes' lower bytes; their upper halves of bytes follow."""
 
 
 def pack_by_kernel(weight: torch.Tensor, place: PackedMatrix) -> None:
@@ -127,18 +127,19 @@ def _codes(
     in_unit = warp * 16 + (byte >> 1 & 1) * 8 + (byte >> 6 & 7)
     inputs = (byte >> 9 & 1) * 32 + (byte >> 3 & 1) * 16 + (byte >> 2 & 1) * 8 + (byte >> 4 & 3) * 2 + (byte & 1)
     code = _code(weights, factors, first_row, in_unit, inputs, rows, depth, GATED, CODES)
-    number = code >> 4 & 0x80 | code & 0x7F
-    tl.store(out + warp * WARP + byte % NUMBERS, number.to(tl.uint8))
+    tl.store(out + warp * WARP + byte % NUMBERS, (code & 0xFF).to(tl.uint8))
 
-    # Warp 2, row 3, pair 2, 32 inputs, 16 inputs, input, input's half; the row's half is half a byte's.
+    # Warp 2, row 3, pair 2, 32 inputs, 16 inputs, row's half, input; both halves of inputs share a byte, and the second
+    # half's exponents lie a byte before their signs.
     byte = tl.arange(0, 4 * EXPONENTS)
-    warp = byte // EXPONENTS
-    in_unit = warp * 16 + (byte >> 6 & 7)
-    inputs = (byte >> 3 & 1) * 32 + (byte >> 2 & 1) * 16 + (byte & 1) * 8 + (byte >> 4 & 3) * 2 + (byte >> 1 & 1)
-    low = _code(weights, factors, first_row, in_unit, inputs, rows, depth, GATED, CODES)
-    high = _code(weights, factors, first_row, in_unit + 8, inputs, rows, depth, GATED, CODES)
-    exponents = low >> 7 & 0xF | (high >> 7 & 0xF) << 4
-    tl.store(out + warp * WARP + NUMBERS + byte % EXPONENTS, exponents.to(tl.uint8))
+    warp, turned = byte // EXPONENTS, (byte + 1) & 3
+    row_of, pair = warp * 16 + (byte >> 6 & 7), (byte >> 3 & 1) * 32 + (byte >> 2 & 1) * 16 + (byte >> 4 & 3) * 2
+    own_row, next_row = row_of + (byte >> 1 & 1) * 8, row_of + (turned >> 1) * 8
+    first = _code(weights, factors, first_row, own_row, pair + (byte & 1), rows, depth, GATED, CODES) >> 8
+    second = _code(weights, factors, first_row, own_row, pair + 8 + (byte & 1), rows, depth, GATED, CODES) >> 8
+    following = _code(weights, factors, first_row, next_row, pair + 8 + (turned & 1), rows, depth, GATED, CODES) >> 8
+    upper = (first & 8) << 4 | first & 7 | second & 8 | (following & 7) << 4
+    tl.store(out + warp * WARP + NUMBERS + byte % EXPONENTS, upper.to(tl.uint8))
 
 
 @triton.jit
