@@ -115,7 +115,7 @@ def _seconds_table(console: Console, result: Estimate) -> None:
         table.add_row(label, units.seconds(seconds.floor_s), units.seconds(seconds.expected_s), Text(meaning, "dim"))
 
     alone, computed = result.alone, result.lengths.input_tokens - result.lengths.cached_tokens
-    read = units.size(result.deployment.lane_shape(alone=True).weight_bytes_read(1, decodes_alone=True))
+    read = units.size(result.deployment.lane_shape(alone=True).weight_bytes_read(1))
     add("alone: TTFT", alone.ttft, f"{computed:,} tokens read, no queue; {result.prefill.side}-bound")
     add("alone: TPOT", alone.tpot, f"{read} of weights and the context, a token; {result.decode_alone.side}-bound")
     add("alone: answer", alone.request, f"all {result.lengths.output_tokens:,} tokens")

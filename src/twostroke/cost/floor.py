@@ -36,7 +36,7 @@ def prefill_floor_s(shape: ModelShape, start: int, num_tokens: int, ceilings: Ce
 def decode_floor_s(shape: ModelShape, context_len: int, ceilings: Ceilings) -> float:
     """Seconds to write one token alone, when `context_len` tokens (the one that enters among them) are known: every
     weight that it meets and the KV of that context are read once."""
-    weights = shape.weight_bytes_read(1, decodes_alone=True)
+    weights = shape.weight_bytes_read(1)
     return (weights + shape.kv_bytes_read(context_len)) / ceilings.read_bytes_per_s
 
 
@@ -45,7 +45,7 @@ def decode_run_floor_s(shape: ModelShape, first_context: int, num_tokens: int, c
     kv_bytes = sum(
         group.query_key_pairs(first_context - 1, num_tokens) * group.bytes_per_token for group in shape.kv_groups
     )
-    weights = shape.weight_bytes_read(1, decodes_alone=True)
+    weights = shape.weight_bytes_read(1)
     return (num_tokens * weights + kv_bytes) / ceilings.read_bytes_per_s
 
 
@@ -91,14 +91,14 @@ def contexts_bytes_read(shape: ModelShape, contexts: Sequence[int]) -> int:
 
 
 def step_bytes_read(shape: ModelShape, work: StepWork) -> float:
-    """The weights that it meets, once, in the form that its phases read; each context; what lies before a chunk, once
-    for all its queries."""
+    """The weights that it meets, once, in the form that so many tokens read; each context; what lies before a chunk,
+    once for all its queries."""
     prefixes = sum(
         (start if group.window is None else min(start, group.window - 1)) * group.bytes_per_token
         for start, _ in work.chunks
         for group in shape.kv_groups
     )
-    weights = shape.weight_bytes_read(work.num_tokens, decodes_alone=not work.chunks)
+    weights = shape.weight_bytes_read(work.num_tokens)
     return weights + contexts_bytes_read(shape, work.contexts) + prefixes
 
 

@@ -67,14 +67,14 @@ class WeightCopies:
     max_tokens: int
 
     def saved_bytes(self, num_tokens: int) -> int:
-        """What a step of so many decodes, and no prefill, need not read."""
+        """What a step of so many tokens need not read."""
         return max(0, self.replaced_bytes - self.num_bytes) if num_tokens <= self.max_tokens else 0
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeWeights:
-    """Copies of weights that steps of decodes alone read in place of the weights themselves. Both are held: prefill
-    goes on reading the weights."""
+    """Copies of weights that steps of few tokens, as decode has them, read in place of the weights themselves. Both are
+    held: prefill goes on reading the weights."""
 
     dense: WeightCopies | None
     """Of matrices that every token meets."""
@@ -134,22 +134,22 @@ class ModelShape:
         experts = self.experts.weight_bytes if self.experts else 0
         return self.weight_bytes_per_step + self.embedding_bytes + experts + copies
 
-    def weight_bytes_read(self, num_tokens: int, *, decodes_alone: bool = False) -> float:
-        """Bytes of weights that a step of so many tokens reads, each once; of experts, what is to be expected.
-        `decodes_alone`: a step without prefill, which reads what there is for decode instead."""
-        dense = self.dense_bytes_read(num_tokens, decodes_alone=decodes_alone)
-        return dense + self.expert_bytes_read(num_tokens, decodes_alone=decodes_alone)
+    def weight_bytes_read(self, num_tokens: int) -> float:
+        """Bytes of weights that a step of so many tokens reads, each once; of experts, what is to be expected. A step
+        of few tokens, be they decodes or a short prompt's, reads what there is for decode."""
+        dense = self.dense_bytes_read(num_tokens)
+        return dense + self.expert_bytes_read(num_tokens)
 
-    def dense_bytes_read(self, num_tokens: int, *, decodes_alone: bool = False) -> int:
+    def dense_bytes_read(self, num_tokens: int) -> int:
         """Of all but experts."""
-        copies = self.decode_weights.dense if self.decode_weights and decodes_alone else None
+        copies = self.decode_weights.dense if self.decode_weights else None
         return self.weight_bytes_per_step - (copies.saved_bytes(num_tokens) if copies else 0)
 
-    def expert_bytes_read(self, num_tokens: int, *, decodes_alone: bool = False) -> float:
+    def expert_bytes_read(self, num_tokens: int) -> float:
         if self.experts is None:
             return 0
         read = self.experts.weight_bytes_read(num_tokens)
-        copies = self.decode_weights.experts if self.decode_weights and decodes_alone else None
+        copies = self.decode_weights.experts if self.decode_weights else None
         return read * (1 - copies.saved_bytes(num_tokens) / self.experts.weight_bytes) if copies else read
 
     @property

@@ -137,7 +137,7 @@ class StepCost:
             attention_multiply_adds += self.shape.attention_multiply_adds(start, length)
         if not num_tokens:
             return (0.0,) * len(PARTS)
-        weights_bytes = self.shape.weight_bytes_read(num_tokens, decodes_alone=not work.chunks)
+        weights_bytes = self.shape.weight_bytes_read(num_tokens)
         weights_s = weights_bytes / self.ceilings.read_bytes_per_s
         matmul_s = self._matmul_s_per_token * num_tokens
         return (

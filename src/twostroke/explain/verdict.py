@@ -280,6 +280,6 @@ def _writing(timing: SequenceTiming, facts: EngineFacts, account: StreamAccount)
             f"about {wording.count(account.mean_context, 'token')}"
         )
         return Cause.CONTEXT_LENGTH, what, changes.smaller_kv(account, facts)
-    weights = facts.shape.weight_bytes_read(1, decodes_alone=True)
+    weights = facts.shape.weight_bytes_read(1)
     what = f"{wording.seconds(token_s)} a token, each of which reads {wording.size(weights)} of weights"
     return Cause.DECODE_COMPUTE, what, None

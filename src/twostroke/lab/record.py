@@ -73,7 +73,7 @@ def engine_record(assembly: Assembly) -> dict[str, Any]:
             "family": checkpoint.spec.family,
             "parameters": checkpoint.num_parameters,
             "weight_bytes_per_step": assembly.shape.weight_bytes_per_step,
-            "decode_weight_bytes_per_step": assembly.shape.dense_bytes_read(1, decodes_alone=True),
+            "decode_weight_bytes_per_step": assembly.shape.dense_bytes_read(1),
             "kv_bytes_per_token": assembly.shape.kv_bytes_per_token,
             "load": resolved.config.load,
         },

@@ -77,13 +77,12 @@ class TermEfficiency:
         dense = (shape.layer_matmul_parameters - expert_parameters) * work.num_tokens
         dense += shape.head_matmul_parameters * num_sampled
         weight_rate = bandwidth * (self.single_weight_reads if work.num_tokens == 1 else self.weight_reads)
-        decodes_alone = not work.chunks
-        dense_bytes = shape.dense_bytes_read(work.num_tokens, decodes_alone=decodes_alone)
+        dense_bytes = shape.dense_bytes_read(work.num_tokens)
         seconds = max(dense / (peak * self.matmul), dense_bytes / weight_rate)
         if shape.experts is not None:
             seconds += max(
                 expert_parameters * work.num_tokens / (peak * self.expert_matmul),
-                shape.expert_bytes_read(work.num_tokens, decodes_alone=decodes_alone) / weight_rate,
+                shape.expert_bytes_read(work.num_tokens) / weight_rate,
             )
             seconds += num_layers * self.expert_layer_s
         for start, num_tokens in work.chunks:

@@ -215,7 +215,7 @@ def _alone(lengths: RequestLengths, floor: Phases, real: Phases) -> Alone:
             found.append({"ttft": ttft_s, "tpot": tpot_s}.get(value, ttft_s + (lengths.output_tokens - 1) * tpot_s))
         return Seconds(found[0], found[1])
 
-    minimum_s = floor.shape.weight_bytes_read(1, decodes_alone=True) / floor.ceilings.read_bytes_per_s
+    minimum_s = floor.shape.weight_bytes_read(1) / floor.ceilings.read_bytes_per_s
     return Alone(both("ttft"), both("tpot"), both("request"), minimum_s)
 
 

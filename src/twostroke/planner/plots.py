@@ -40,11 +40,7 @@ def decode_points(deployments: Sequence[Deployment]) -> list[DecodePoint]:
         if count > (MOST_DEVICES if deployment.device.link_bytes_per_s is not None else 1):
             count = 0
         rate = deployment.device.read_bytes_per_s * (count or 1)
-        points.append(
-            DecodePoint(
-                deployment.device, rate, deployment.shape.weight_bytes_read(1, decodes_alone=True) / rate, count
-            )
-        )
+        points.append(DecodePoint(deployment.device, rate, deployment.shape.weight_bytes_read(1) / rate, count))
     return sorted(points, key=lambda point: point.read_bytes_per_s)
 
 

@@ -17,7 +17,7 @@ from twostroke.backends.cuda.kernels.moe_grouped import GroupedTile
 from twostroke.backends.cuda.kernels.moe_routing import RoutingScratch, RoutingTile
 from twostroke.backends.cuda.kernels.norms import rms_norm
 from twostroke.backends.cuda.kernels.packed_experts import packed_experts_product
-from twostroke.backends.cuda.kernels.packed_tiles import EXPERT_GROUPS, EXPERT_ROWS, PackedTile, choose_experts_tile
+from twostroke.backends.cuda.kernels.packed_tiles import EXPERT_ROWS, PackedTile, choose_experts_tile, experts_tile
 from twostroke.backends.cuda.kernels.packed_weights import PackedMatrix
 from twostroke.backends.cuda.kernels.target import target_of
 from twostroke.backends.cuda.packed_copies import PackedLayer
@@ -155,8 +155,10 @@ class MoeBlock:
             self._grouped(x, scratch, 1, pdl, MoeTiles(grouped_down=tile))
         if self._packed.gate_up is not None and self._packed.down is not None:
             for rows in EXPERT_ROWS:
-                packed = PackedTile(rows, *EXPERT_GROUPS)
-                self._grouped(x, scratch, 1, pdl, MoeTiles(grouped_gate_up=packed, grouped_down=packed))
+                both = MoeTiles(
+                    grouped_gate_up=experts_tile(rows, gated=True), grouped_down=experts_tile(rows, gated=False)
+                )
+                self._grouped(x, scratch, 1, pdl, both)
 
     def _few(
         self,
@@ -214,7 +216,7 @@ class MoeBlock:
         """By the packed copy of the weights, if there is one and the rows are few enough for it."""
         num_pairs, top_k = len(order[0]), self._moe.experts_per_token
         if tile is None and packed is not None:
-            tile = choose_experts_tile(num_pairs, len(weights), packed.data.shape[-2])
+            tile = choose_experts_tile(num_pairs, len(weights), packed.data.shape[-2], gated=gated)
         if tile is None:
             tile = moe_grouped.tile_for(num_pairs, weights, gated=gated)
         if isinstance(tile, PackedTile):

@@ -12,9 +12,8 @@ import torch
 
 from twostroke.backends.cuda import native
 from twostroke.backends.cuda.compile_ahead import is_rehearsal
+from twostroke.backends.cuda.kernels.packed_tiles import MAX_AVERAGE_ROWS, MAX_DENSE_ROWS, MIN_WEIGHTS
 from twostroke.backends.cuda.kernels.packed_weights import (
-    MAX_DENSE_ROWS,
-    MAX_EXPERT_TOKENS,
     PackedMatrix,
     can_pack,
     packed_bytes,
@@ -75,7 +74,8 @@ class _Packable:
 
 
 def packable(spec: ModelSpec, dtype: torch.dtype) -> list[_Packable]:
-    """Products with a bias are cuBLAS's, which reads plain matrices."""
+    """Those that products read packed. Products with a bias are cuBLAS's, which reads plain matrices; of small matrices
+    plain ones are as good."""
     hidden, query_dim = spec.hidden_size, spec.num_heads * spec.head_dim
     found: list[_Packable] = []
     if not spec.qkv_bias:
@@ -91,7 +91,12 @@ def packable(spec: ModelSpec, dtype: torch.dtype) -> list[_Packable]:
         downs = tuple(expert_name(expert, "down") for expert in experts)
         found.append(_Packable("gate_up", (len(experts), 2 * width, hidden), gates, is_gated=True, is_expert=True))
         found.append(_Packable("down", (len(experts), hidden, width), downs, is_expert=True))
-    return [matrix for matrix in found if can_pack(matrix.shape, dtype, is_gated=matrix.is_gated)]
+    return [
+        matrix
+        for matrix in found
+        if can_pack(matrix.shape, dtype, is_gated=matrix.is_gated)
+        and (matrix.is_expert or prod(matrix.shape) >= MIN_WEIGHTS)
+    ]
 
 
 def decode_weights(checkpoint: Checkpoint, dtype: torch.dtype) -> DecodeWeights | str:
@@ -112,10 +117,11 @@ def sizes_of(checkpoint: Checkpoint, dtype: torch.dtype) -> DecodeWeights | str:
     if not matrices:
         return "no matrix of this model has a shape that products with packed weights take"
     dense = [matrix for matrix in matrices if not matrix.is_expert]
-    experts = [matrix for matrix in matrices if matrix.is_expert]
+    experts, moe = [matrix for matrix in matrices if matrix.is_expert], checkpoint.spec.moe
+    expert_tokens = MAX_AVERAGE_ROWS * moe.num_experts // moe.experts_per_token if moe is not None else 0
     return DecodeWeights(
         _copies(checkpoint, dense, MAX_DENSE_ROWS) if dense else None,
-        _copies(checkpoint, experts, MAX_EXPERT_TOKENS) if experts else None,
+        _copies(checkpoint, experts, expert_tokens) if experts else None,
     )
 
 

@@ -51,7 +51,7 @@ def _finding(apparatus: Apparatus, found: dict[int, Measured]) -> Finding:
     prediction, shape, places = apparatus.prediction, apparatus.shape, list(found)
     seconds = [value.median for value in found.values()]
     works = [_one_step(place) for place in places]
-    weights, kv_token = shape.weight_bytes_read(1, decodes_alone=True), shape.kv_bytes_per_token
+    weights, kv_token = shape.weight_bytes_read(1), shape.kv_bytes_per_token
     growth = (
         "no dearer than at the start"
         if seconds[-1] <= 1.02 * seconds[0]

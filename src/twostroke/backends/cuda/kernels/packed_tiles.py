@@ -6,18 +6,22 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Final
 
-from twostroke.backends.cuda.kernels.packed_weights import DEPTH, MAX_DENSE_ROWS, ROUND_BYTES, UNIT_ROWS
+from twostroke.backends.cuda.kernels.packed_weights import DEPTH, ROUND_BYTES, UNIT_ROWS
 
 SHARED_BYTES: Final = 225 * 1024
 """What a program on a Hopper chip may have, less room for barriers."""
 ALIGNMENT: Final = 1024
 MAX_STAGES: Final = 16
 MAX_SPLITS: Final = 8
+MAX_DENSE_ROWS: Final = 128
 DENSE_ROWS: Final = (8, 16, 32, 64, 96, MAX_DENSE_ROWS)
-EXPERT_ROWS: Final = (8, 16, 24, 32, 48, 64)
+EXPERT_ROWS: Final = (8, 16, 24, 32)
 """Tokens that a program multiplies with, of a dense product and of an expert: kernels are compiled for these alone."""
-EXPERT_GROUPS: Final = (2, 2)
-"""Warp groups and units of each, for experts: fewer warps wait less often."""
+MAX_AVERAGE_ROWS: Final = 20
+"""Of an expert: up to here products with packed weights were measured."""
+GATE_GROUPS: Final = (2, 2)
+DOWN_GROUPS: Final = (4, 1)
+"""Warp groups and units of each, for experts: of gates, whose rows come from anywhere, fewer warps wait less often."""
 FEW_ROWS: Final = 64
 """Up to here a round is unpacked as a whole, so that a group's rounds must be an even number; more rows' sums leave no
 registers for that."""
@@ -82,7 +86,7 @@ def choose_packed_tile(
         if rounds // tile.splits < LEAST_ROUNDS:
             tile = _split(PackedTile(held, 2, shared=True), units, rounds, num_sms)
     elif -(-units // 4) >= ENOUGH * num_sms:
-        tile = PackedTile(held, 4) if held <= 32 else PackedTile(held, 2, 2)
+        tile = PackedTile(held, 4) if held <= FEW_ROWS else PackedTile(held, 2, 2)
     elif -(-units // 2) >= ENOUGH * num_sms:
         tile = PackedTile(held, 2)
     else:
@@ -107,10 +111,15 @@ def _fits(tile: PackedTile, units: int, rounds: int, num_sms: int) -> bool:
 
 
 @cache
-def choose_experts_tile(num_rows: int, experts: int, rounds: int) -> PackedTile | None:
+def choose_experts_tile(num_rows: int, experts: int, rounds: int, *, gated: bool) -> PackedTile | None:
     """For so many rows in all: nearly every expert should have no more than one tile of them. None: so many that plain
     matrices are as good, or a depth that does not fit."""
     average = num_rows / experts
+    if average > MAX_AVERAGE_ROWS or rounds % 2:
+        return None
     wanted = average + 1.9 * average**0.5
-    held = next((size for size in EXPERT_ROWS if wanted <= size), None)
-    return None if held is None or rounds % 2 else PackedTile(held, *EXPERT_GROUPS)
+    return experts_tile(next(size for size in EXPERT_ROWS if wanted <= size), gated=gated)
+
+
+def experts_tile(rows: int, *, gated: bool) -> PackedTile:
+    return PackedTile(rows, *(GATE_GROUPS if gated else DOWN_GROUPS))

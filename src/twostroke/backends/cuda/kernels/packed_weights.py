@@ -18,10 +18,6 @@ EXPONENT_CODES: Final = 15
 subnormal numbers are: by at most 2**-22 of the row's largest weight, which the sums it is added to round off anyway."""
 LEAST_EXPONENT: Final = 32
 """A row of still smaller numbers (2**-95) is kept as if its largest were so large."""
-MAX_DENSE_ROWS: Final = 128
-"""Up to so many tokens steps of decodes multiply with packed matrices that all tokens meet,"""
-MAX_EXPERT_TOKENS: Final = 512
-"""and up to so many with packed experts."""
 _BIAS: Final = 127
 _SLICE_WEIGHTS: Final = 1 << 24
 """What is packed at a time: some 40 times as many bytes are needed meanwhile."""
@@ -119,9 +115,9 @@ def _codes(part: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
 
 
 def _shifts(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where a weight's sign (bit 3 of its code's upper half) and its exponent's upper bits (bits 0 to 2) go in a word of
-    eight: by input's half, row's half, input. Each of the first four has bits 7 and 0 to 2 of its byte; the others' are
-    there once the word is turned left by four."""
+    """Where a weight's sign (bit 3 of its code's upper half) and its exponent's upper bits (bits 0 to 2) go in a word
+    of eight: by input's half, row's half, input. Each of the first four has bits 7 and 0 to 2 of its byte; the others'
+    are there once the word is turned left by four."""
     signs = torch.tensor([[[4, 12], [20, 28]], [[0, 8], [16, 24]]], device=device)
     exponents = torch.tensor([[[0, 8], [16, 24]], [[28, 4], [12, 20]]], device=device)
     return signs, exponents
