@@ -13,8 +13,8 @@ SHARED_BYTES: Final = 225 * 1024
 ALIGNMENT: Final = 1024
 MAX_STAGES: Final = 16
 MAX_SPLITS: Final = 8
-MAX_DENSE_ROWS: Final = 128
-DENSE_ROWS: Final = (8, 16, 32, 64, 96, MAX_DENSE_ROWS)
+MAX_DENSE_ROWS: Final = 256
+DENSE_ROWS: Final = (8, 16, 32, 64, 96, 128, 160, 192, 216, 240, MAX_DENSE_ROWS)
 EXPERT_ROWS: Final = (8, 16, 24, 32)
 """Tokens that a program multiplies with, of a dense product and of an expert: kernels are compiled for these alone."""
 MAX_AVERAGE_ROWS: Final = 20
@@ -22,6 +22,8 @@ MAX_AVERAGE_ROWS: Final = 20
 GATE_GROUPS: Final = (2, 2)
 DOWN_GROUPS: Final = (4, 1)
 """Warp groups and units of each, for experts: of gates, whose rows come from anywhere, fewer warps wait less often."""
+MAX_WIDE_ROWS = 160
+"""Of products whose depth is not divided: of more rows a program holds the sums of fewer units, and reads them again."""
 FEW_ROWS: Final = 64
 """Up to here a round is unpacked as a whole, so that a group's rounds must be an even number; more rows' sums leave no
 registers for that."""
@@ -78,7 +80,8 @@ def choose_packed_tile(
 ) -> PackedTile | None:
     """Of a matrix of so many units, so many rounds deep. None: the plain matrix is as good, or the shape does not fit.
     `bench/cuda/packed.py` found these best, or nearly, on an H200."""
-    if rows > MAX_DENSE_ROWS or units * rounds * UNIT_ROWS * DEPTH < MIN_WEIGHTS:
+    most = MAX_DENSE_ROWS if may_split else MAX_WIDE_ROWS
+    if rows > most or units * rounds * UNIT_ROWS * DEPTH < MIN_WEIGHTS:
         return None
     held = next(size for size in DENSE_ROWS if rows <= size)
     if may_split:
