@@ -139,9 +139,12 @@ def test_decode_floors_count_what_decode_reads():
     assert decode_run_floor_s(PACKED, 100, 7, CEILINGS) == pytest.approx(run)
 
 
-def test_a_step_with_a_chunk_reads_the_weights_themselves():
-    assert prefill_floor_s(PACKED, 0, 8, CEILINGS) == prefill_floor_s(PLAIN, 0, 8, CEILINGS)
-    decodes = StepWork(contexts=[100] * 128)
-    assert step_bytes_read(PACKED, decodes) == step_bytes_read(PLAIN, decodes) - SPARED
-    for other in (StepWork(contexts=[100] * 129), StepWork(chunks=((0, 4),), contexts=[100])):
-        assert step_bytes_read(PACKED, other) == step_bytes_read(PLAIN, other)
+def test_steps_of_many_tokens_read_the_weights_themselves():
+    """Of either phase: a step is known by its tokens alone."""
+    spared_s = prefill_floor_s(PLAIN, 0, 8, CEILINGS) - prefill_floor_s(PACKED, 0, 8, CEILINGS)
+    assert spared_s == pytest.approx(SPARED / 40e9), "a short prompt is read as fast as memory allows"
+    assert prefill_floor_s(PACKED, 0, 129, CEILINGS) == prefill_floor_s(PLAIN, 0, 129, CEILINGS)
+    for few in (StepWork(contexts=[100] * 128), StepWork(chunks=((0, 120),), contexts=[100] * 8)):
+        assert step_bytes_read(PACKED, few) == step_bytes_read(PLAIN, few) - SPARED
+    for many in (StepWork(contexts=[100] * 129), StepWork(chunks=((0, 128),), contexts=[100])):
+        assert step_bytes_read(PACKED, many) == step_bytes_read(PLAIN, many)

@@ -68,30 +68,29 @@ def packed_shape(**changes):
     return ModelShape(**{**sizes, **changes})
 
 
-def test_steps_of_decodes_alone_read_the_copies_of_dense_matrices():
+def test_steps_of_few_tokens_read_the_copies_of_dense_matrices():
     """800 of 1000 bytes are packed into 600."""
     shape = packed_shape(decode_weights=DecodeWeights(WeightCopies(600, 800, max_tokens=128), None), embedding_bytes=7)
-    assert shape.weight_bytes_read(128) == shape.weight_bytes_read(1) == 1000, "prefill reads the weights themselves"
-    assert shape.weight_bytes_read(1, decodes_alone=True) == shape.weight_bytes_read(128, decodes_alone=True) == 800
-    assert shape.weight_bytes_read(129, decodes_alone=True) == 1000
+    assert shape.weight_bytes_read(1) == shape.weight_bytes_read(128) == shape.dense_bytes_read(128) == 800
+    assert shape.weight_bytes_read(129) == shape.dense_bytes_read(129) == 1000
     assert shape.weight_bytes == 1000 + 7 + 600, "both are held"
-    assert packed_shape().weight_bytes_read(1, decodes_alone=True) == 1000
+    assert packed_shape().weight_bytes_read(1) == 1000
 
 
-def test_steps_of_decodes_alone_read_the_copies_of_their_experts():
+def test_steps_of_few_tokens_read_the_copies_of_their_experts():
     experts = ExpertsShape(num_experts=8, experts_per_token=2, weight_bytes=800)
     copies = DecodeWeights(WeightCopies(75, 100, max_tokens=4), WeightCopies(600, 800, max_tokens=10_000))
     shape = packed_shape(experts=experts, decode_weights=copies)
-    assert shape.expert_bytes_read(1) == pytest.approx(200)
-    assert shape.expert_bytes_read(1, decodes_alone=True) == pytest.approx(150)
-    assert shape.weight_bytes_read(1, decodes_alone=True) == pytest.approx(1000 - 25 + 150)
+    assert packed_shape(experts=experts).expert_bytes_read(1) == pytest.approx(200)
+    assert shape.expert_bytes_read(1) == pytest.approx(150)
+    assert shape.weight_bytes_read(1) == pytest.approx(1000 - 25 + 150)
     # Of 10,000 tokens some meet each expert; dense matrices are read as they are from 5 on.
-    assert shape.weight_bytes_read(10_000, decodes_alone=True) == pytest.approx(1000 + 600)
-    assert shape.weight_bytes_read(10_001, decodes_alone=True) == pytest.approx(1000 + 800)
+    assert shape.weight_bytes_read(10_000) == pytest.approx(1000 + 600)
+    assert shape.weight_bytes_read(10_001) == pytest.approx(1000 + 800)
     assert shape.weight_bytes == 1000 + 800 + 675
 
 
 def test_copies_of_what_is_stored_in_less_spare_nothing():
     """Weights of a quantised file are counted as it has them: no copy makes their floor higher."""
     shape = packed_shape(decode_weights=DecodeWeights(WeightCopies(900, 700, max_tokens=128), None))
-    assert shape.weight_bytes_read(1, decodes_alone=True) == 1000
+    assert shape.weight_bytes_read(1) == 1000

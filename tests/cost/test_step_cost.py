@@ -54,13 +54,17 @@ def test_with_floors_for_coefficients_a_phase_alone_costs_its_floor():
     assert cost.parts(prompt)["weights"] == pytest.approx(weights_s)
 
 
-def test_steps_of_decodes_alone_are_paid_by_what_they_read():
+def test_steps_of_few_tokens_are_paid_by_what_they_read():
     shape = replace(SHAPE, decode_weights=DecodeWeights(WeightCopies(60_000_000, 80_000_000, max_tokens=8), None))
     cost, plain = StepCost(shape, CEILINGS, FLOORS), StepCost(SHAPE, CEILINGS, FLOORS)
-    for num_decodes, part in ((1, "weights_alone"), (8, "weights")):
-        work = StepWork(contexts=[700] * num_decodes)
+    chunk = ((0, 7),)
+    for work, part in (
+        (StepWork(contexts=[700]), "weights_alone"),
+        (StepWork(contexts=[700] * 8), "weights"),
+        (StepWork(chunks=chunk, num_sampling_chunks=1, contexts=[700]), "weights"),
+    ):
         assert cost.parts(work)[part] == pytest.approx(plain.parts(work)[part] - 20e6 / CEILINGS.read_bytes_per_s)
-    for work in (StepWork(contexts=[700] * 9), StepWork(chunks=((0, 3),), num_sampling_chunks=1, contexts=[700])):
+    for work in (StepWork(contexts=[700] * 9), StepWork(chunks=chunk, num_sampling_chunks=1, contexts=[700] * 2)):
         assert cost.parts(work) == plain.parts(work)
 
 

@@ -43,20 +43,19 @@ def resolver(
 
 
 def test_auto_packs_where_every_stream_keeps_its_tokens() -> None:
-    least = 16 * 1024 * TOKEN_BYTES + COPIES.num_bytes
-    packed = choose(least)
-    assert packed.copies is COPIES and packed.resolved.kv_tokens == 16 * 1024
+    least = 16 * 512 * TOKEN_BYTES + COPIES.num_bytes
+    packed = choose(least, model_context=2048)
+    assert packed.copies is COPIES and packed.resolved.kv_tokens == 16 * 512
     assert packed.reason == (
-        "decode weights packed: decode has less to read, in 12 bits a weight; 0.1 GB more held, "
-        "KV for 16384 tokens left"
+        "decode weights packed: decode has less to read, in 12 bits a weight; 0.1 GB more held, KV for 8192 tokens left"
     )
-    plain = choose(least - 1)
-    assert plain.copies is None and plain.resolved.kv_tokens == 16 * 4096
+    plain = choose(least - 1, model_context=2048)
+    assert plain.copies is None and plain.resolved.kv_tokens == 16 * 2048
     assert plain.reason == (
-        "decode weights plain: 0.1 GB more, packed, would leave KV for less than 16 streams of 1024 tokens"
+        "decode weights plain: 0.1 GB more, packed, would leave KV for less than 16 streams of 512 tokens"
     )
-    assert choose(least, max_running=17).copies is None
-    assert choose(least - 1024 * TOKEN_BYTES, max_running=15).copies is COPIES
+    assert choose(least, model_context=2048, max_running=17).copies is None
+    assert choose(least - 512 * TOKEN_BYTES, model_context=2048, max_running=15).copies is COPIES
 
 
 def test_auto_keeps_room_for_two_sequences_of_the_longest_context() -> None:
@@ -72,7 +71,7 @@ def test_short_contexts_and_windows_need_less() -> None:
     assert choose(16 * 256 * TOKEN_BYTES + COPIES.num_bytes, max_context=256).copies is COPIES
     windowed = (KVGroupNeed(layers=(0, 1), window=64, bytes_per_token=TOKEN_BYTES),)
     one = 64 + 2 * 512 + 64
-    assert choose(16 * 1024 * TOKEN_BYTES + COPIES.num_bytes, needs=windowed, model_context=1 << 20).copies is COPIES
+    assert choose(16 * 512 * TOKEN_BYTES + COPIES.num_bytes, needs=windowed, model_context=1 << 20).copies is COPIES
     assert choose(2 * one * TOKEN_BYTES + COPIES.num_bytes, needs=windowed, max_running=2).copies is COPIES
 
 

@@ -35,7 +35,8 @@ def test_the_ridges() -> None:
     measured = (ROOT / "bench" / "results" / "cuda-bench.txt").read_text(encoding="utf-8")
     multiply_adds, read = re.findall(r"allows: ([\d.]+) T multiply-adds/s, ([\d.]+) TB/s read", measured)[0]
     peak = 2 * float(multiply_adds)
-    assert f"| {peak:.0f} TFLOP/s | {read} TB/s | {peak / float(read):.0f} FLOP/byte |" in PAGE
+    # The record's floors counted with what a copy reads and writes; the engine's own count with what is only read.
+    assert f"| {peak:.0f} TFLOP/s | {read} TB/s (a copy) | {peak / float(read):.0f} FLOP/byte |" in PAGE
     ceilings = RECORD["ceilings"]
     ridge = 2 * ceilings["multiply_adds_per_s"] / ceilings["read_bytes_per_s"]
     assert f"| {ridge:.3g} FLOP/byte |" in PAGE

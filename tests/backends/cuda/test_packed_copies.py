@@ -13,13 +13,8 @@ from tests.models.tiny_checkpoints import make_tiny
 
 from twostroke.backends.cuda import packed_copies
 from twostroke.backends.cuda.compile_ahead import compilers, rehearsal
-from twostroke.backends.cuda.kernels.packed_weights import (
-    MAX_DENSE_ROWS,
-    MAX_EXPERT_TOKENS,
-    PackedMatrix,
-    packed_bytes,
-    unpacked,
-)
+from twostroke.backends.cuda.kernels.packed_tiles import MAX_AVERAGE_ROWS, MAX_DENSE_ROWS, MIN_WEIGHTS
+from twostroke.backends.cuda.kernels.packed_weights import PackedMatrix, packed_bytes, unpacked
 from twostroke.backends.cuda.kernels.target import target_of
 from twostroke.backends.cuda.packed_copies import decode_weights, packable, sizes_of
 from twostroke.backends.cuda.weights import Weights
@@ -30,6 +25,8 @@ from twostroke.models.random_weights import random_checkpoint
 from twostroke.models.weights.tensor import WeightKind
 
 BF16 = torch.bfloat16
+TINY = 1 << 12
+"""Weights of a matrix that is worth packing here, so that tiny models have copies."""
 WIDE = {"hidden_size": 128, "intermediate_size": 384, "num_attention_heads": 4, "num_hidden_layers": 2}
 
 
@@ -41,6 +38,11 @@ def placed(checkpoint: Checkpoint, device: str) -> Weights:
     weights, loader = Weights.placed(checkpoint, torch.device(device), BF16, pack_for_decode=True)
     loader.fill(None)
     return weights
+
+
+@pytest.fixture(autouse=True)
+def _tiny_matrices_are_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_copies, "MIN_WEIGHTS", TINY)
 
 
 @pytest.fixture
@@ -114,6 +116,19 @@ def test_what_stays_plain_by_its_shape(tmp_path: Path) -> None:
     assert names(odd, torch.float16) == []
 
 
+def test_small_dense_matrices_stay_plain_and_experts_do_not(
+    llama: Checkpoint, moe: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed_copies, "MIN_WEIGHTS", 128 * 384)
+    assert names(llama) == ["gate_up", "down"]
+    monkeypatch.setattr(packed_copies, "MIN_WEIGHTS", 128 * 384 + 1)
+    assert names(llama) == ["gate_up"]
+    monkeypatch.setattr(packed_copies, "MIN_WEIGHTS", MIN_WEIGHTS)
+    assert names(llama) == [] and names(moe) == ["gate_up", "down"]
+    sizes = sizes_of(moe, BF16)
+    assert isinstance(sizes, DecodeWeights) and sizes.dense is None and sizes.experts is not None
+
+
 @pytest.mark.parametrize("variant", ["llama", "moe"])
 def test_sizes_are_those_that_are_held(variant: str, device: str, request: pytest.FixtureRequest) -> None:
     checkpoint: Checkpoint = request.getfixturevalue(variant)
@@ -131,7 +146,7 @@ def test_sizes_are_those_that_are_held(variant: str, device: str, request: pytes
         assert sizes.dense.replaced_bytes == 2 * 2 * (128 * (rows + 128) + 3 * 128 * 384)
     else:
         assert sizes.dense.num_bytes == 2 * attention
-        assert sizes.experts is not None and sizes.experts.max_tokens == MAX_EXPERT_TOKENS
+        assert sizes.experts is not None and sizes.experts.max_tokens == MAX_AVERAGE_ROWS * 3 // 2
         assert sizes.experts.num_bytes == 2 * 3 * (packed_bytes(256, 128) + packed_bytes(128, 128))
         assert sizes.experts.replaced_bytes == 2 * 2 * 3 * 3 * 128 * 128
 
