@@ -23,7 +23,7 @@ GATE_GROUPS: Final = (2, 2)
 DOWN_GROUPS: Final = (4, 1)
 """Warp groups and units of each, for experts: of gates, whose rows come from anywhere, fewer warps wait less often."""
 MAX_WIDE_ROWS = 160
-"""Of products whose depth is not divided: of more rows a program holds the sums of fewer units, and reads them again."""
+"""Of products whose depth is not divided: of more rows a program holds sums of fewer units, and reads them again."""
 FEW_ROWS: Final = 64
 """Up to here a round is unpacked as a whole, so that a group's rounds must be an even number; more rows' sums leave no
 registers for that."""
