@@ -53,7 +53,13 @@ class Sizes:
         return Engine(scheduler, backend, checkpoint.spec.vocab_size, grammars=grammars)
 
     def on_device(
-        self, checkpoint: Checkpoint, device: str, dtype: torch.dtype = torch.float32, few_rows: int | None = 0
+        self,
+        checkpoint: Checkpoint,
+        device: str,
+        dtype: torch.dtype = torch.float32,
+        few_rows: int | None = 0,
+        *,
+        pack_for_decode: bool = False,
     ) -> CudaBackend:
         return CudaBackend(
             checkpoint,
@@ -64,6 +70,7 @@ class Sizes:
             max_tokens_per_step=self.step_tokens,
             max_running=self.max_rows,
             few_rows=few_rows,
+            pack_for_decode=pack_for_decode,
         )
 
     def on_reference(self, checkpoint: Checkpoint) -> Backend:

@@ -171,25 +171,9 @@ def test_a_device_that_cannot_says_why(llama: Checkpoint, tmp_path: Path, monkey
 def test_a_backend_holds_copies_only_when_asked(llama: Checkpoint, device: str) -> None:
     plain = Weights.placed(llama, torch.device(device), BF16)[0]
     assert plain.pack() == () and all(layer.packed is None for layer in plain.layers)
-    sizes = Sizes()
-    backend = packed_copies_backend(llama, sizes, device)
+    backend = Sizes().on_device(llama, device, BF16, few_rows=None, pack_for_decode=True)
     assert "to pack copies for decode" in backend.notes[0]
     backend.close()
-
-
-def packed_copies_backend(checkpoint: Checkpoint, sizes: Sizes, device: str) -> Any:
-    from twostroke.backends.cuda.backend import CudaBackend
-
-    return CudaBackend(
-        checkpoint,
-        sizes.layout(checkpoint),
-        device=torch.device(device),
-        dtype=BF16,
-        max_context=sizes.max_context,
-        max_tokens_per_step=sizes.step_tokens,
-        max_running=sizes.max_rows,
-        pack_for_decode=True,
-    )
 
 
 def test_a_rehearsal_packs_nothing(llama: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,7 +56,7 @@ def test_what_it_does_not_take_is_left_to_others() -> None:
         assert choose_experts_tile(128, 128, 11, gated=gated) is None, "an odd number of rounds"
 
 
-@pytest.mark.parametrize("num_tokens, rows", [(16, 8), (64, 8), (65, 16), (128, 16), (256, 24), (257, 32), (320, 32)])
+@pytest.mark.parametrize("num_tokens, rows", [(16, 8), (64, 8), (72, 16), (128, 16), (256, 24), (272, 32), (320, 32)])
 def test_how_a_30b_s_experts_are_cut(num_tokens: int, rows: int) -> None:
     """128 experts, 8 a token."""
     assert choose_experts_tile(num_tokens * 8, 128, 32, gated=True) == PackedTile(rows, 2, 2)
