@@ -137,10 +137,21 @@ inline u32 same_in_warp(u32 value) { return __shfl_sync(0, value, 0); }
 inline int atomicAdd(int* at, int value) { int old = *at; *at += value; return old; }
 
 // ---- the copy engine ----
-inline std::deque<std::function<void()>> copies;
+constexpr u32 NOBODY = ~0u;
+struct Copy { std::function<void()> finish; u32 thread = NOBODY; };
+inline std::deque<Copy> copies;
+// Any of them, but a thread's own in their order.
+inline void finish_a_copy() {
+  auto chosen = copies.begin() + chance() % copies.size();
+  if (chosen->thread != NOBODY)
+    chosen = std::find_if(copies.begin(), chosen, [&](const Copy& other) { return other.thread == chosen->thread; });
+  Copy copy = *chosen;
+  copies.erase(chosen);
+  copy.finish();
+}
 inline void fetch(const TensorMap* map, int x, int y, int z, u32 to, u32 ready) {
   if (to % 1024 || map->box[0] != 64) { fprintf(stderr, "a copy to %u\n", to); abort(); }
-  copies.push_back([=] {
+  copies.push_back({[=] {
     u32 row = 0;
     for (long long k = z; k < z + map->box[2]; k++)
       for (long long j = y; j < y + map->box[1]; j++, row++)
@@ -153,23 +164,23 @@ inline void fetch(const TensorMap* map, int x, int y, int z, u32 to, u32 ready) 
     Barrier& b = barriers_at.at(ready);
     b.bytes -= row * 128;
     settle(b);
-  });
+  }});
 }
 inline void fetch(const TensorMap* map, int x, int y, u32 to, u32 ready) { fetch(map, x, y, 0, to, ready); }
 inline void fetch_bytes(const char* from, u32 bytes, u32 to, u32 ready) {
   if (to % 16 || bytes % 16) { fprintf(stderr, "a copy of %u bytes to %u\n", bytes, to); abort(); }
-  copies.push_back([=] {
+  copies.push_back({[=] {
     memcpy(arena + to, from, bytes);
     Barrier& b = barriers_at.at(ready);
     b.bytes -= bytes;
     settle(b);
-  });
+  }});
 }
 inline void copy_sixteen(u32 to, const void* from) {
-  copies.push_back([=] { memcpy(arena + to, from, 16); });
+  copies.push_back({[=] { memcpy(arena + to, from, 16); }, current});
 }
 inline void arrive_behind_copies(u32 barrier) {
-  copies.push_back([=] { arrive(barrier); });
+  copies.push_back({[=] { arrive(barrier); }, current});
 }
 
 // ---- numbers ----
@@ -346,8 +357,7 @@ inline bool run_program(u32 program, u32 programs, std::function<void()> kernel)
     }
     bool idle = progress == before;
     while (!copies.empty() && (idle || chance() % 4 == 0)) {
-      copies.front()();
-      copies.pop_front();
+      finish_a_copy();
       progress++;
       if (idle) break;
     }
