@@ -11,6 +11,7 @@ constexpr u32 DEPTH = 64;  // inputs a round: 128 bytes of a token, the widest t
 constexpr u32 ROW_BYTES = DEPTH * 2;
 constexpr u32 UNIT_BYTES = 64 * DEPTH * 3 / 2;  // of a round
 constexpr u32 TURNS = SHARED ? GROUPS : 1;
+static_assert(STAGES % TURNS == 0, "a group must meet the same stages in every lap");
 constexpr u32 TILE_UNITS = SHARED ? UNITS : GROUPS * UNITS;
 constexpr u32 STAGE_BYTES = ROWS * ROW_BYTES + TILE_UNITS * UNIT_BYTES;
 constexpr u32 CONSUMER_WARPS = 4 * GROUPS / TURNS;  // of a round

@@ -58,7 +58,10 @@ class PackedTile:
 
     @property
     def held_stages(self) -> int:
-        return min(self.stages, (SHARED_BYTES - ALIGNMENT) // self.stage_bytes)
+        """Of groups that take turns each has stages of its own: a barrier tells a lap from the one before it, and no
+        more, so whoever waits there must have met it in every lap."""
+        stages = min(self.stages, (SHARED_BYTES - ALIGNMENT) // self.stage_bytes)
+        return stages - stages % self.groups if self.shared else stages
 
     @property
     def shared_bytes(self) -> int:
