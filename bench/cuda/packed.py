@@ -18,7 +18,7 @@ from bench.cuda.product_cases import MODELS, Matrix, time_us
 from twostroke.backends.cuda.kernels.moe_grouped import tile_for
 from twostroke.backends.cuda.kernels.packed_experts import packed_experts_product
 from twostroke.backends.cuda.kernels.packed_products import packed_product
-from twostroke.backends.cuda.kernels.packed_tiles import DENSE_ROWS, PackedTile
+from twostroke.backends.cuda.kernels.packed_tiles import PackedTile
 from twostroke.backends.cuda.kernels.packed_weights import UNIT_ROWS, PackedMatrix, pack
 from twostroke.backends.cuda.kernels.target import target_of
 from twostroke.backends.cuda.moe import MoeScratch, MoeWeights
@@ -27,18 +27,17 @@ from twostroke.models.spec import MoeSpec
 REPEATS = 20
 MOE = MoeSpec(num_experts=128, experts_per_token=8, expert_intermediate_size=768, normalise_weights=True)
 HIDDEN, LAYERS = 2048, 3
-MOST_SUMS = 640
-"""Rows times units of a program: what registers hold."""
 CUTS = (
-    (2, 1, False, 1),
-    (2, 1, False, 2),
-    (4, 1, False, 1),
-    (2, 2, False, 1),
-    (2, 2, False, 2),
-    (2, 1, True, 1),
-    (4, 1, True, 1),
+    (2, 1, False),
+    (3, 1, False),
+    (4, 1, False),
+    (2, 2, False),
+    (2, 1, True),
+    (3, 1, True),
+    (4, 1, True),
+    (2, 2, True),
 )
-"""Groups, units of each, whether they share them, programs of a cluster."""
+"""Groups, units of each, whether they share them."""
 
 
 def packed_copy(weight: torch.Tensor, *, is_gated: bool) -> PackedMatrix:
@@ -49,19 +48,17 @@ def packed_copy(weight: torch.Tensor, *, is_gated: bool) -> PackedMatrix:
 
 def described(tile: PackedTile) -> str:
     splits = f", {tile.splits} splits" * (tile.splits > 1)
-    shared = " in turns" * tile.shared + " in pairs" * (tile.cluster > 1)
+    shared = " in turns" * tile.shared
     return f"packed: {tile.rows} rows, {tile.groups} groups of {tile.units}{shared}, {tile.held_stages} stages{splits}"
 
 
 def dense_tiles(matrix: Matrix, rows: int) -> Iterator[PackedTile]:
     """Those that keep most of 132 multiprocessors busy."""
     units = -(-matrix.outputs * (2 if matrix.is_gated else 1) // UNIT_ROWS)
-    held = next(size for size in DENSE_ROWS if rows <= size)
-    for groups, per_group, shared, cluster in CUTS:
-        if held * groups * per_group > MOST_SUMS or (cluster > 1 and (held < 64 or matrix.may_split)):
-            continue
+    held = next(size for size in (8, 16, 32, 64, 96, 128) if rows <= size)
+    for groups, per_group, shared in CUTS:
         for splits in (1, 2, 4, 8) if matrix.may_split else (1,):
-            tile = PackedTile(held, groups, per_group, splits=splits, shared=shared, cluster=cluster)
+            tile = PackedTile(held, groups, per_group, splits=splits, shared=shared)
             tiles = -(-units // tile.tile_units) * splits
             is_busy = tiles / 132 / -(-tiles // 132) >= 0.6 and (splits == 1 or tiles <= 140)
             turns = 2 * groups if shared else 2

@@ -22,6 +22,32 @@ constexpr u32 COLUMNS = GATED ? OUTPUTS / 2 : OUTPUTS;  // of the result
 constexpr u32 PRODUCER_REGISTERS = GROUPS == 2 ? 24 : 32;
 constexpr u32 CONSUMER_REGISTERS = GROUPS == 2 ? 240 : GROUPS == 3 ? 160 : 112;
 
+// Tells a program of the cluster that this warp group has read a stage.
+__device__ __forceinline__ void release_to(u32 barrier, u32 program) {
+  asm volatile(
+      "{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1;"
+      " mbarrier.arrive.shared::cluster.b64 _, [there]; }" ::"r"(barrier), "r"(program)
+      : "memory");
+}
+
+// To the same place in every program of the cluster; each one's own barrier counts the bytes.
+__device__ __forceinline__ void fetch_for_all(const TensorMap* map, int column, int row, u32 to, u32 ready) {
+  if constexpr (SHARERS == 1) {
+    fetch(map, column, row, to, ready);
+  } else {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster"
+        " [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
+        "l"(map), "r"(column), "r"(row), "r"(ready), "h"((unsigned short)((1 << SHARERS) - 1))
+        : "memory");
+  }
+}
+
+__device__ __forceinline__ void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");  // a release would flush all memory
+}
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
 // As `cluster_arrive`, and what was written to shared memory before is seen by those who wait.
 __device__ __forceinline__ void cluster_publish() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
@@ -83,7 +109,7 @@ struct Producer {
   __device__ __forceinline__ void fetch_rows(const Tile& tile, int j, u32 stage) {
     u32 first = SPLIT ? 0 : own * SHARE;
     u32 to = ring + stage * STAGE_BYTES + first * ROW_BYTES;
-    fetch_for_all<SHARERS>(x_map, tile.first_column + j * DEPTH, tile.first_row + first, to, ready + stage * 8);
+    fetch_for_all(x_map, tile.first_column + j * DEPTH, tile.first_row + first, to, ready + stage * 8);
   }
 
   // Weights never change, so the ring is full of them before the kernel ahead has ended.
@@ -269,7 +295,8 @@ extern "C" __global__ void __launch_bounds__(128 * (GROUPS + 1), 1)
   __shared__ u64 barriers[2 * STAGES];
   u32 ring = (shared_address(shared) + 1023) / 1024 * 1024;
   u32 ready = shared_address(barriers), empty = ready + STAGES * 8;
-  u32 own = rank_in_cluster();
+  u32 own;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(own));
   if (threadIdx.x == 0) {
     for (u32 stage = 0; stage < STAGES; stage++) {
       init_barrier(ready + stage * 8, 1);

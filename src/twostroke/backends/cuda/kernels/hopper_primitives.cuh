@@ -65,39 +65,6 @@ __device__ __forceinline__ void fetch(const TensorMap* map, int x, int y, int z,
       : "memory");
 }
 
-// To the same place in every program of a cluster of so many; each one's own barrier counts the bytes.
-template <u32 PROGRAMS>
-__device__ __forceinline__ void fetch_for_all(const TensorMap* map, int column, int row, u32 to, u32 ready) {
-  if constexpr (PROGRAMS == 1) {
-    fetch(map, column, row, to, ready);
-  } else {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster"
-        " [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
-        "l"(map), "r"(column), "r"(row), "r"(ready), "h"((unsigned short)((1 << PROGRAMS) - 1))
-        : "memory");
-  }
-}
-
-// Tells a program of the cluster that a stage has been read.
-__device__ __forceinline__ void release_to(u32 barrier, u32 program) {
-  asm volatile(
-      "{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1;"
-      " mbarrier.arrive.shared::cluster.b64 _, [there]; }" ::"r"(barrier), "r"(program)
-      : "memory");
-}
-
-__device__ __forceinline__ u32 rank_in_cluster() {
-  u32 rank;
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-
-__device__ __forceinline__ void cluster_arrive() {
-  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");  // a release would flush all memory
-}
-__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
-
 // Barriers by number among whole warps; THREADS counts those that wait and those that only arrive.
 template <u32 THREADS>
 __device__ __forceinline__ void meet(u32 number) {

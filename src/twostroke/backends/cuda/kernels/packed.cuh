@@ -5,7 +5,6 @@
 //   ROWS    tokens of a tile                        GROUPS  warp groups that multiply
 //   UNITS   units of 64 weight rows of each group   STAGES  length of the ring
 //   SHARED  whether groups have the same units, and take turns in their rounds
-//   CLUSTER programs that fetch tokens for one another
 //   GATED   0 no, 1 SiLU, 2 GELU (tanh)             DEPENDENT  whether the launch is a dependent one
 
 constexpr u32 DEPTH = 64;  // inputs a round: 128 bytes of a token, the widest that is spread over shared memory's banks
@@ -14,7 +13,7 @@ constexpr u32 UNIT_BYTES = 64 * DEPTH * 3 / 2;  // of a round
 constexpr u32 TURNS = SHARED ? GROUPS : 1;
 constexpr u32 TILE_UNITS = SHARED ? UNITS : GROUPS * UNITS;
 constexpr u32 STAGE_BYTES = ROWS * ROW_BYTES + TILE_UNITS * UNIT_BYTES;
-constexpr u32 CONSUMER_WARPS = 4 * GROUPS / TURNS * CLUSTER;  // of a round, in all programs of a cluster
+constexpr u32 CONSUMER_WARPS = 4 * GROUPS / TURNS;  // of a round
 // Together no more than what a launch hands out: 168, 128 or 96 a thread. A warp group waits for ever for more.
 constexpr bool FEW = ROWS <= 64;
 constexpr u32 PRODUCER_REGISTERS = GROUPS > 3 ? (FEW ? 64 : 32) : GROUPS == 3 ? (FEW ? 80 : 32) : FEW ? 88 : 24;
@@ -80,11 +79,7 @@ __device__ __forceinline__ void multiply_tile(float (&sums)[UNITS][ROWS / 2], u3
   u32 before = 0, own_unit = SHARED ? 0 : group * UNITS;
   u32 own = ROWS * ROW_BYTES + own_unit * UNIT_BYTES + thread / 32 * (UNIT_BYTES / 4) + thread % 32 * 16;
   auto release = [&](u32 stage) {
-    if constexpr (CLUSTER == 1) {
-      if (thread % 32 == 0) arrive(empty + stage * 8);
-    } else {
-      if (thread % 32 < CLUSTER) release_to(empty + stage * 8, thread % 32);
-    }
+    if (thread % 32 == 0) arrive(empty + stage * 8);
   };
   auto multiply_steps = [&](Weights& weights, u32 first_step, bool keep) {
     u32 tokens = ring + place.stage * STAGE_BYTES;

@@ -1,7 +1,6 @@
 // out = x @ weight^T with weights of twelve bits, perhaps gated. A producer thread keeps a ring of copies full, and has
-// it full of weights before the kernel ahead has ended; warp groups multiply from it. The programs of a cluster compute
-// neighbouring outputs, and each fetches a share of the tokens for all of them. Several programs may divide the depth:
-// each leaves its sums to the reader. FLOAT32: whether sums are stored as they are. Behind packed.cuh.
+// it full of weights before the kernel ahead has ended; warp groups multiply from it. Several programs may divide the
+// depth: each leaves its sums to the reader. FLOAT32: whether sums are stored as they are. Behind packed.cuh.
 
 // Groups that took turns lay out their sums, and each adds up those of some tokens, in order. There was but one tile, so
 // the ring is free.
@@ -41,10 +40,9 @@ __device__ __forceinline__ void add_up(float (&sums)[UNITS][ROWS / 2], u32 ring,
 
 struct Tile {
   int first_unit, first_round, part;
-  // Of those that a cluster computes together, a program's own.
-  __device__ Tile(int index, u32 own, int out_tiles, int rounds) {
+  __device__ Tile(int index, int out_tiles, int rounds) {
     part = index / out_tiles;
-    first_unit = ((index - part * out_tiles) * (int)CLUSTER + (int)own) * (int)TILE_UNITS;
+    first_unit = (index - part * out_tiles) * TILE_UNITS;
     first_round = part * rounds;
   }
 };
@@ -52,12 +50,12 @@ struct Tile {
 struct Producer {
   const TensorMap* x_map;
   const char* weights;
-  u32 ring, ready, empty, own;
+  u32 ring, ready, empty;
   int units, depth_rounds, rounds, out_tiles, tiles;
 
   __device__ __forceinline__ void fetch_weights(const Tile& tile, int j, u32 stage) {
     u32 to = ring + stage * STAGE_BYTES + ROWS * ROW_BYTES, arrived = ready + stage * 8;
-    int held = max(0, min((int)TILE_UNITS, units - tile.first_unit));  // a cluster's last program may have none
+    int held = min((int)TILE_UNITS, units - tile.first_unit);
     expect_bytes(arrived, ROWS * ROW_BYTES + held * UNIT_BYTES);
     for (int unit = 0; unit < held; unit++) {
       u64 round = (u64)(tile.first_unit + unit) * depth_rounds + tile.first_round + j;
@@ -65,39 +63,27 @@ struct Producer {
     }
   }
 
-  // Weights never change, so the ring is full of them before the kernel ahead has ended.
-  __device__ __forceinline__ void begin(int first) {
-    Tile tile(first, own, out_tiles, rounds);
-    for (int j = 0; j < min(rounds, (int)STAGES); j++) fetch_weights(tile, j, j);
+  __device__ __forceinline__ void run() {
+    Tile begun(blockIdx.x, out_tiles, rounds);
+    for (int j = 0; j < min(rounds, (int)STAGES); j++) fetch_weights(begun, j, j);
     if constexpr (DEPENDENT) {
       asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
       asm volatile("griddepcontrol.wait;" ::: "memory");
     }
-  }
-
-  __device__ __forceinline__ void go_on(int first) {
-    constexpr u32 SHARE = ROWS / CLUSTER;
     Place place{0, 1};  // of the lap before: the first one's stages are free
-    for (int index = first; index < tiles; index += gridDim.x / CLUSTER) {
-      Tile tile(index, own, out_tiles, rounds);
+    for (int index = blockIdx.x; index < tiles; index += gridDim.x) {
+      Tile tile(index, out_tiles, rounds);
       for (int j = 0; j < rounds; j++) {
-        if (index != first || j >= STAGES) {
+        if (index != blockIdx.x || j >= STAGES) {
           wait_for(empty + place.stage * 8, place.parity);
           fetch_weights(tile, j, place.stage);
         }
-        u32 to = ring + place.stage * STAGE_BYTES + own * SHARE * ROW_BYTES;
-        fetch_for_all<CLUSTER>(x_map, (tile.first_round + j) * DEPTH, own * SHARE, to, ready + place.stage * 8);
+        fetch(x_map, (tile.first_round + j) * DEPTH, 0, ring + place.stage * STAGE_BYTES, ready + place.stage * 8);
         place.advance();
       }
     }
   }
 };
-
-// A program whose shared memory others of its cluster may still use must not end.
-__device__ __forceinline__ void leave_cluster() {
-  cluster_arrive();
-  cluster_wait();
-}
 
 extern "C" __global__ void __launch_bounds__(128 * (GROUPS + 1), 1)
     product(const __grid_constant__ TensorMap x_map, const char* weights, const float* factors, char* out, int num_rows,
@@ -114,27 +100,18 @@ extern "C" __global__ void __launch_bounds__(128 * (GROUPS + 1), 1)
     publish_barriers();
   }
   __syncthreads();
-  u32 own = CLUSTER == 1 ? 0 : rank_in_cluster();
-  if constexpr (CLUSTER > 1) cluster_arrive();
-  int begin = blockIdx.x / CLUSTER;
   if (threadIdx.x < 128) {
     give_registers<PRODUCER_REGISTERS>();
-    Producer producer{&x_map, weights, ring, ready, empty, own, units, depth_rounds, rounds, out_tiles, tiles};
-    if (threadIdx.x == 0) producer.begin(begin);
-    __syncwarp();
-    if constexpr (CLUSTER > 1) cluster_wait();  // until then another program's barriers may not be set up
-    if (threadIdx.x == 0) producer.go_on(begin);
-    __syncwarp();
-    if constexpr (CLUSTER > 1) leave_cluster();
+    Producer producer{&x_map, weights, ring, ready, empty, units, depth_rounds, rounds, out_tiles, tiles};
+    if (threadIdx.x == 0) producer.run();
     return;
   }
   take_registers<CONSUMER_REGISTERS>();
-  if constexpr (CLUSTER > 1) cluster_wait();
   u32 group = threadIdx.x / 128 - 1, thread = threadIdx.x % 128;
   float sums[UNITS][ROWS / 2];
   Place place{SHARED ? group : 0, 0};
-  for (int index = begin; index < tiles; index += gridDim.x / CLUSTER) {
-    Tile tile(index, own, out_tiles, rounds);
+  for (int index = blockIdx.x; index < tiles; index += gridDim.x) {
+    Tile tile(index, out_tiles, rounds);
     multiply_tile(sums, ring, empty, place, rounds, group, thread,
                   [&](const Place& at, int) { wait_for(ready + at.stage * 8, at.parity); });
     if constexpr (SHARED) add_up(sums, ring, group, thread);
@@ -150,5 +127,4 @@ extern "C" __global__ void __launch_bounds__(128 * (GROUPS + 1), 1)
       }
     }
   }
-  if constexpr (CLUSTER > 1) leave_cluster();
 }

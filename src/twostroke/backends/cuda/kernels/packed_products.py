@@ -39,19 +39,17 @@ def packed_product(
     rounds = depth_rounds // tile.splits
     assert num_rows <= tile.rows and rounds * tile.splits * DEPTH == width and out.is_contiguous()
     assert weight.is_gated == (gated is not None) and (tile.splits == 1) == (out.dim() == 2)
-    assert tile.rows % (8 * tile.cluster) == 0
-    out_tiles = -(-units // (tile.tile_units * tile.cluster))  # each a cluster's
+    out_tiles = -(-units // tile.tile_units)
     tiles = out_tiles * tile.splits
-    assert not tile.shared or tiles * tile.cluster <= num_sms
-    x_map = tensor_map(x, rows_to_read(x, tile.rows), tile.rows // tile.cluster, DEPTH)
+    assert not tile.shared or tiles <= num_sms
+    x_map = tensor_map(x, rows_to_read(x, tile.rows), tile.rows, DEPTH)
     pointers = (weight.data, weight.factors, out)
     numbers = (num_rows, outputs, units, depth_rounds, rounds, out_tiles, tiles)
     _kernel(tile, gated, is_float32, pdl).launch(
-        min(tiles, num_sms // tile.cluster) * tile.cluster,
+        min(tiles, num_sms),
         128 * (tile.groups + 1),
         [x_map, *(ctypes.c_void_p(each.data_ptr()) for each in pointers), *map(ctypes.c_int, numbers)],
         shared_bytes=tile.shared_bytes,
-        cluster=tile.cluster,
         pdl=pdl,
     )
 

@@ -14,7 +14,7 @@ ALIGNMENT: Final = 1024
 MAX_STAGES: Final = 16
 MAX_SPLITS: Final = 8
 MAX_DENSE_ROWS: Final = 256
-DENSE_ROWS: Final = (8, 16, 32, 64, 96, 128, 160, 192, 224, 240, MAX_DENSE_ROWS)
+DENSE_ROWS: Final = (8, 16, 32, 64, 96, 128, 160, 192, 216, 240, MAX_DENSE_ROWS)
 EXPERT_ROWS: Final = (8, 16, 24, 32)
 """Tokens that a program multiplies with, of a dense product and of an expert: kernels are compiled for these alone."""
 MAX_AVERAGE_ROWS: Final = 20
@@ -22,7 +22,6 @@ MAX_AVERAGE_ROWS: Final = 20
 GATE_GROUPS: Final = (2, 2)
 DOWN_GROUPS: Final = (4, 1)
 """Warp groups and units of each, for experts: of gates, whose rows come from anywhere, fewer warps wait less often."""
-CLUSTER_ROWS = 96
 MAX_GATED_ROWS = 160
 MAX_TURNS_ROWS = 64
 MAX_FLOAT32_ROWS = 128
@@ -51,8 +50,6 @@ class PackedTile:
     """Parts of the depth, whose sums the product's reader adds up."""
     shared: bool = False
     """Groups have the same units and take turns in their rounds, where there are too few units for all programs."""
-    cluster: int = 1
-    """Programs that fetch tokens for one another."""
 
     @property
     def tile_units(self) -> int:
@@ -76,7 +73,6 @@ class PackedTile:
             "GROUPS": self.groups,
             "UNITS": self.units,
             "SHARED": int(self.shared),
-            "CLUSTER": self.cluster,
             "STAGES": self.held_stages,
         }
 
@@ -106,8 +102,6 @@ def choose_packed_tile(
             return None
         is_large = -(-units // 4) >= ENOUGH * num_sms and held <= 160
         tile = PackedTile(held, 2) if not is_large else PackedTile(held, *((4, 1) if held <= FEW_ROWS else (2, 2)))
-        if held >= CLUSTER_ROWS and not is_float32:
-            tile = replace(tile, cluster=2)
     else:
         tile = PackedTile(held, 2, shared=True)
         if gated or rows > MAX_TURNS_ROWS:
