@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 
+from twostroke.backends.cuda.kernels import packed_tiles
 from twostroke.backends.cuda.kernels.activation import Activation, gated
 from twostroke.backends.cuda.kernels.cluster_products import cluster_product
 from twostroke.backends.cuda.kernels.cluster_tiles import MAX_SPLIT_ROWS, PARTS, ClusterTile, choose_cluster_tile
@@ -41,7 +42,8 @@ class ProductScratch:
 
 def _most_sums(spec: ModelSpec) -> int:
     """Of a product cut along its depth: parts of some dozens of rows, or of some hundreds."""
-    return max(MAX_SPLITS * MAX_ROWS, PARTS * MAX_SPLIT_ROWS) * spec.hidden_size
+    packed = packed_tiles.MAX_SPLITS * packed_tiles.MAX_DENSE_ROWS
+    return max(MAX_SPLITS * MAX_ROWS, PARTS * MAX_SPLIT_ROWS, packed) * spec.hidden_size
 
 
 class Products:

@@ -65,6 +65,28 @@ __device__ __forceinline__ void fetch(const TensorMap* map, int x, int y, int z,
       : "memory");
 }
 
+// Bytes that lie together, as they are.
+__device__ __forceinline__ void fetch_bytes(const char* from, u32 bytes, u32 to, u32 ready) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+               "l"(from), "r"(bytes), "r"(ready)
+               : "memory");
+}
+
+// A thread's own copies, of sixteen bytes each: they go on behind it, and it arrives once all so far have come.
+__device__ __forceinline__ void copy_sixteen(u32 to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
+__device__ __forceinline__ void arrive_behind_copies(u32 barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
+// Of a dependent launch: the next kernel's programs may start where there is room, and what the last one wrote is there.
+__device__ __forceinline__ void let_next_kernel_start() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+__device__ __forceinline__ void wait_for_kernel_ahead() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
 // Barriers by number among whole warps; THREADS counts those that wait and those that only arrive.
 template <u32 THREADS>
 __device__ __forceinline__ void meet(u32 number) {
@@ -92,6 +114,21 @@ __device__ __forceinline__ u32 same_in_warp(u32 value) { return __shfl_sync(0xFF
 
 __device__ __forceinline__ void clear_sixteen(u32 address) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(address), "r"(0) : "memory");
+}
+
+__device__ __forceinline__ uint4 load_sixteen(u32 address) {
+  uint4 found;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(found.x), "=r"(found.y), "=r"(found.z), "=r"(found.w)
+               : "r"(address)
+               : "memory");
+  return found;
+}
+
+__device__ __forceinline__ void store_four(u32 address, float first, float second, float third, float fourth) {
+  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(first), "f"(second), "f"(third),
+               "f"(fourth)
+               : "memory");
 }
 
 // What threads wrote to shared memory before this, the copy engine and products read after it.
@@ -148,6 +185,13 @@ __device__ __forceinline__ u32 packed(float low, float high) {
   } else {
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
   }
+  return both;
+}
+
+// Of two bfloat16 and two others: subnormal numbers count as what they are.
+__device__ __forceinline__ u32 product_of_pairs(u32 first, u32 second) {
+  u32 both;
+  asm("mul.bf16x2 %0, %1, %2;" : "=r"(both) : "r"(first), "r"(second));
   return both;
 }
 

@@ -19,28 +19,13 @@ constexpr bool FEW = ROWS <= 64;
 constexpr u32 PRODUCER_REGISTERS = GROUPS > 3 ? (FEW ? 64 : 32) : GROUPS == 3 ? (FEW ? 80 : 32) : FEW ? 88 : 24;
 constexpr u32 CONSUMER_REGISTERS = GROUPS > 3 ? (FEW ? 104 : 112) : GROUPS == 3 ? (FEW ? 144 : 160) : FEW ? 208 : 240;
 
-__device__ __forceinline__ void fetch_bytes(const char* from, u32 bytes, u32 to, u32 ready) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
-               "l"(from), "r"(bytes), "r"(ready)
-               : "memory");
-}
-
-__device__ __forceinline__ uint4 load_sixteen(u32 address) {
-  uint4 found;
-  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(found.x), "=r"(found.y), "=r"(found.z), "=r"(found.w)
-               : "r"(address)
-               : "memory");
-  return found;
-}
-
 // Bytes of a word's first and last half with their codes, each code above its byte: two weights. Their exponents are 0 to
 // 15, so they are subnormal or hardly more; the factor, 2^112, puts them around one. It is exact, and what was rounded
 // to code 0 comes out as it should.
 __device__ __forceinline__ void four_weights(u32* weights, u32 bytes, u32 codes) {
   u32 factor = 0x77807780;
-  asm("mul.bf16x2 %0, %1, %2;" : "=r"(weights[0]) : "r"(__byte_perm(bytes, codes, 0x5140)), "r"(factor));
-  asm("mul.bf16x2 %0, %1, %2;" : "=r"(weights[1]) : "r"(__byte_perm(bytes, codes, 0x7362)), "r"(factor));
+  weights[0] = product_of_pairs(__byte_perm(bytes, codes, 0x5140), factor);
+  weights[1] = product_of_pairs(__byte_perm(bytes, codes, 0x7362), factor);
 }
 
 // The eight weights that a thread gives to one instruction: their low bytes, and a word with the other four bits of each,

@@ -25,10 +25,6 @@ struct Walk {
   __device__ __forceinline__ int end() const { return starts[expert + 1]; }
 };
 
-__device__ __forceinline__ void copy_sixteen(u32 to, const void* from) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-}
-
 // What the producer, one warp, does. Tokens' own rows lie anywhere: a lane copies sixteen bytes of every fourth one. (The
 // copy engine could fetch them row by row, and takes half as long again.) Rows in order come by the copy engine.
 struct Producer {
@@ -95,7 +91,7 @@ struct Producer {
             u32 row = lane / 8 + i * 4;
             if (sources[i]) copy_sixteen(tokens + row * ROW_BYTES + (chunk ^ row % 8) * 16, sources[i] + j * ROW_BYTES);
           }
-          asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(arrived) : "memory");
+          arrive_behind_copies(arrived);
         }
         place.advance();
         ahead--;
@@ -105,8 +101,9 @@ struct Producer {
 };
 
 extern "C" __global__ void __launch_bounds__(128 * (GROUPS + 1), 1)
-    experts_product(const __grid_constant__ TensorMap x_map, const char* inputs, const char* weights, const float* factors, char* out, const int* sorted_pairs,
-                    const int* starts, int outputs, int units, int width, int out_tiles, int top_k) {
+    experts_product(const __grid_constant__ TensorMap x_map, const char* inputs, const char* weights,
+                    const float* factors, char* out, const int* sorted_pairs, const int* starts, int outputs, int units,
+                    int width, int out_tiles, int top_k) {
   extern __shared__ char shared[];
   __shared__ u64 barriers[3 * STAGES];
   __shared__ int own_starts[EXPERTS + 1];
@@ -126,8 +123,8 @@ extern "C" __global__ void __launch_bounds__(128 * (GROUPS + 1), 1)
   }
   if constexpr (DEPENDENT) {
     // The trigger comes after the wait: what starts then may read `starts`, as this very kernel does below.
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+    wait_for_kernel_ahead();
+    let_next_kernel_start();
   }
   for (u32 i = threadIdx.x; i <= EXPERTS; i += blockDim.x) own_starts[i] = starts[i];
   __syncthreads();

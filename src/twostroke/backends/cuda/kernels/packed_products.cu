@@ -13,9 +13,7 @@ __device__ __forceinline__ void add_up(float (&sums)[UNITS][ROWS / 2], u32 ring,
     for (u32 block = 0; block < BLOCKS; block++) {
       float* own = &sums[unit][block * 4];
       u32 to = ring + ((group * UNITS + unit) * BLOCKS + block) * PITCH + thread * 16;
-      asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(own[0]), "f"(own[1]), "f"(own[2]),
-                   "f"(own[3])
-                   : "memory");
+      store_four(to, own[0], own[1], own[2], own[3]);
     }
   }
   meet<128 * GROUPS>(1);
@@ -67,8 +65,8 @@ struct Producer {
     Tile begun(blockIdx.x, out_tiles, rounds);
     for (int j = 0; j < min(rounds, (int)STAGES); j++) fetch_weights(begun, j, j);
     if constexpr (DEPENDENT) {
-      asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-      asm volatile("griddepcontrol.wait;" ::: "memory");
+      let_next_kernel_start();
+      wait_for_kernel_ahead();
     }
     Place place{0, 1};  // of the lap before: the first one's stages are free
     for (int index = blockIdx.x; index < tiles; index += gridDim.x) {

@@ -22,9 +22,9 @@ MAX_AVERAGE_ROWS: Final = 20
 GATE_GROUPS: Final = (2, 2)
 DOWN_GROUPS: Final = (4, 1)
 """Warp groups and units of each, for experts: of gates, whose rows come from anywhere, fewer warps wait less often."""
-MAX_GATED_ROWS = 160
-MAX_TURNS_ROWS = 64
-MAX_FLOAT32_ROWS = 128
+MAX_GATED_ROWS: Final = 160
+MAX_TURNS_ROWS: Final = 64
+MAX_FLOAT32_ROWS: Final = 128
 """Of products whose depth is not divided: more rows' sums do not fit into registers beside each other (of float32
 results fewer), or groups that take turns are no faster than plain products."""
 FEW_ROWS: Final = 64
@@ -100,8 +100,9 @@ def choose_packed_tile(
     elif -(-units // 2) >= ENOUGH * num_sms:
         if rows > (MAX_FLOAT32_ROWS if is_float32 else MAX_GATED_ROWS):
             return None
-        is_large = -(-units // 4) >= ENOUGH * num_sms and held <= 160
-        tile = PackedTile(held, 2) if not is_large else PackedTile(held, *((4, 1) if held <= FEW_ROWS else (2, 2)))
+        tile = PackedTile(held, 2)
+        if -(-units // 4) >= ENOUGH * num_sms:
+            tile = PackedTile(held, 4) if held <= FEW_ROWS else PackedTile(held, 2, 2)
     else:
         tile = PackedTile(held, 2, shared=True)
         if gated or rows > MAX_TURNS_ROWS:
