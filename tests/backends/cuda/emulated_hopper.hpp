@@ -30,6 +30,16 @@ struct uint4 { u32 x, y, z, w; };
 struct float2 { float x, y; };
 inline uint4 make_uint4(u32 x, u32 y, u32 z, u32 w) { return {x, y, z, w}; }
 inline float2 make_float2(float x, float y) { return {x, y}; }
+inline float __uint_as_float(u32 bits) { float f; memcpy(&f, &bits, 4); return f; }
+inline u32 __byte_perm(u32 low, u32 high, u32 selector) {
+  u64 bytes = (u64)high << 32 | low;
+  u32 chosen = 0;
+  for (u32 i = 0; i < 4; i++) chosen |= (u32)(bytes >> (selector >> i * 4 & 7) * 8 & 0xFF) << i * 8;
+  return chosen;
+}
+inline u32 __funnelshift_l(u32 low, u32 high, u32 by) { return by ? high << by | low >> (32 - by) : high; }
+inline float __fdividef(float first, float second) { return first / second; }
+inline float __expf(float exponent) { return expf(exponent); }
 inline float __int_as_float(u32 bits) { float f; memcpy(&f, &bits, 4); return f; }
 
 struct TensorMap {  // what box_map tells the driver
@@ -39,6 +49,7 @@ struct TensorMap {  // what box_map tells the driver
 
 // ---- threads ----
 struct Index { u32 x; };
+inline Index blockDim{128 * (WARP_GROUPS + 1)};
 constexpr u32 THREADS = 128 * (WARP_GROUPS + 1);
 struct Fibre { ucontext_t context; std::vector<char> stack; bool done = false; };
 inline std::vector<Fibre> fibres;
@@ -92,7 +103,14 @@ inline void __syncwarp() { meet_at(warp_meetings[current / 32], 32); }
 template <u32 COUNT> void give_registers() {}
 template <u32 COUNT> void take_registers() {}
 inline void show_to_engines() {}
+inline void let_next_kernel_start() {}
+inline void wait_for_kernel_ahead() {}
 inline void clear_sixteen(u32 address) { memset(arena + address, 0, 16); }
+inline uint4 load_sixteen(u32 address) { uint4 found; memcpy(&found, arena + address, 16); return found; }
+inline void store_four(u32 address, float first, float second, float third, float fourth) {
+  float four[4] = {first, second, third, fourth};
+  memcpy(arena + address, four, 16);
+}
 inline void pin(float sum, u32) { if (sum < 0) abort(); }
 
 inline u64 shuffled[THREADS];
@@ -138,6 +156,21 @@ inline void fetch(const TensorMap* map, int x, int y, int z, u32 to, u32 ready) 
   });
 }
 inline void fetch(const TensorMap* map, int x, int y, u32 to, u32 ready) { fetch(map, x, y, 0, to, ready); }
+inline void fetch_bytes(const char* from, u32 bytes, u32 to, u32 ready) {
+  if (to % 16 || bytes % 16) { fprintf(stderr, "a copy of %u bytes to %u\n", bytes, to); abort(); }
+  copies.push_back([=] {
+    memcpy(arena + to, from, bytes);
+    Barrier& b = barriers_at.at(ready);
+    b.bytes -= bytes;
+    settle(b);
+  });
+}
+inline void copy_sixteen(u32 to, const void* from) {
+  copies.push_back([=] { memcpy(arena + to, from, 16); });
+}
+inline void arrive_behind_copies(u32 barrier) {
+  copies.push_back([=] { arrive(barrier); });
+}
 
 // ---- numbers ----
 inline float number(unsigned short bits) {
@@ -158,6 +191,9 @@ inline u32 rounded(float value) {
   return bits;
 }
 inline u32 packed(float low, float high) { return rounded(low) | rounded(high) << 16; }
+inline u32 product_of_pairs(u32 first, u32 second) {
+  return packed(number(first) * number(second), number(first >> 16) * number(second >> 16));
+}
 inline float power_of_two(float exponent) { return exp2f(exponent); }
 inline void exchange(u32 (&word)[4], u32 lane) {
   u32 mine[4];
@@ -241,7 +277,7 @@ inline std::vector<std::vector<Product>>& own_groups() {
 }
 inline void begin_products() {}
 inline void end_products() { own_groups().emplace_back(); }
-template <u32 LEFT, u32 COUNT> void wait_for_products(float (&)[COUNT]) {
+template <u32 LEFT> void wait_for_products() {
   WarpGroup& g = warp_groups[current / 128];
   size_t wanted = own_groups().size() - 1 - LEFT;
   block([&] {
@@ -254,6 +290,8 @@ template <u32 LEFT, u32 COUNT> void wait_for_products(float (&)[COUNT]) {
   for (; g.executed < wanted; g.executed++)
     for (size_t i = 0; i < g.groups[0][g.executed].size(); i++) execute(g, g.executed, i);
 }
+template <u32 LEFT, u32 COUNT> void wait_for_products(float (&)[COUNT]) { wait_for_products<LEFT>(); }
+template <u32 COUNT> void keep_behind(float (&)[COUNT]) {}
 template <u32 COUNT> void queue(float (&sums)[COUNT], const u32* registers, u64 rows, u64 columns, int keep, bool mn) {
   own_groups().back().push_back({sums, registers, rows, columns, COUNT * 2, keep != 0, mn});
 }
@@ -261,6 +299,9 @@ template <u32 COUNT> void multiply_keys(float (&sums)[COUNT], u64 rows, u64 colu
   queue(sums, nullptr, rows, columns, keep, false);
 }
 template <u32 COUNT> void multiply_keys(float (&sums)[COUNT], const u32* rows, u64 columns, int keep) {
+  queue(sums, rows, 0, columns, keep, false);
+}
+template <u32 COUNT> void multiply(float (&sums)[COUNT], const u32* rows, u64 columns, int keep) {
   queue(sums, rows, 0, columns, keep, false);
 }
 template <u32 COUNT> void multiply_values(float (&sums)[COUNT], const u32* rows, u64 columns, int keep) {

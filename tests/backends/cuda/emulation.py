@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 import shutil
 import subprocess
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -50,17 +52,25 @@ class Map(ctypes.Structure):
 def build(folder: Path, options: FlashOptions, head_dim: int, group: int, kv_heads: int, page: int, dtype: torch.dtype):
     """The kernel's library for one choice of its constants."""
     _, _, constants = source_and_constants(options, head_dim, group, kv_heads, page, dtype)
-    text = "\n".join(FOLDER.joinpath(name).read_text() for name in SOURCES[1:])  # all but the primitives
-    for shared, place in {
+    places = {
         "extern __shared__ char memory[];": "char* memory = arena + STATIC_BYTES;",
         "__shared__ u64 barriers[BARRIERS];": "u64* barriers = (u64*)arena;",
         "__shared__ Work work;": "Work& work = *(Work*)(arena + STATIC_BYTES / 2);",
-    }.items():
+    }
+    return emulated(folder, SOURCES, places, constants, ENTRY)
+
+
+def emulated(
+    folder: Path, sources: Sequence[str], places: Mapping[str, str], constants: Mapping[str, int], entry: str
+) -> Any:
+    """A library's function `emulate`. `places`: where in the arena the kernel's variables in shared memory are."""
+    text = "\n".join(FOLDER.joinpath(name).read_text() for name in sources[1:])  # all but the primitives
+    for shared, place in places.items():
         assert shared in text
         text = text.replace(shared, place)
     source, library = folder / "kernel.cpp", folder / "kernel.so"
     header = Path(__file__).with_name("emulated_hopper.hpp")
-    source.write_text(f'#include "{header}"\n{text}\n{ENTRY}')
+    source.write_text(f'#include "{header}"\n{text}\n{entry}')
     flags = [
         "-O1",
         "-std=c++20",

@@ -1,0 +1,126 @@
+"""Runs products with packed weights on the CPU, by way of `emulated_hopper.hpp`: the kernels' own text."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from tests.backends.cuda.emulation import Map, emulated
+
+from twostroke.backends.cuda.kernels import packed_experts, packed_products
+from twostroke.backends.cuda.kernels.activation import Activation
+from twostroke.backends.cuda.kernels.packed_tiles import PackedTile
+from twostroke.backends.cuda.kernels.packed_weights import DEPTH, PackedMatrix
+from twostroke.backends.cuda.kernels.product_tiles import rows_to_read
+
+RUN = """
+  chance.seed(seed);
+  for (int program = 0; program < programs; program++) {
+    bool ended = run_program(program, programs, [&] { CALL });
+    if (!ended) return 1 + program;
+  }
+  return 0;
+}
+"""
+PRODUCT = """
+extern "C" int emulate(const TensorMap* map, const char* weights, const float* factors, char* out, int num_rows,
+                       int outputs, int units, int depth_rounds, int rounds, int out_tiles, int tiles, int programs,
+                       int seed) {
+""" + RUN.replace(
+    "CALL",
+    "product(*map, weights, factors, out, num_rows, outputs, units, depth_rounds, rounds, out_tiles, tiles);",
+)
+EXPERTS = """
+extern "C" int emulate(const TensorMap* map, const char* inputs, const char* weights, const float* factors, char* out,
+                       const int* sorted_pairs, const int* starts, int outputs, int units, int width, int out_tiles,
+                       int top_k, int programs, int seed) {
+""" + RUN.replace(
+    "CALL",
+    "experts_product(*map, inputs, weights, factors, out, sorted_pairs, starts, outputs, units, width, out_tiles, "
+    "top_k);",
+)
+RING = {"extern __shared__ char shared[];": "char* shared = arena + STATIC_BYTES;"}
+
+
+def product_emulated(
+    x: torch.Tensor,
+    weight: PackedMatrix,
+    out: torch.Tensor,
+    *,
+    tile: PackedTile,
+    num_sms: int,
+    gated: Activation | None = None,
+    pdl: bool = False,
+    seed: int = 0,
+) -> None:
+    """As `packed_product`, over tensors of the CPU."""
+    units, depth_rounds = weight.data.shape[-3:-1]
+    out_tiles = -(-units // tile.tile_units)
+    tiles = out_tiles * tile.splits
+    numbers = (len(x), out.shape[-1], units, depth_rounds, depth_rounds // tile.splits, out_tiles, tiles)
+    _run(
+        _product(tile, gated, out.dtype == torch.float32, pdl),
+        _map(x, rows_to_read(x, tile.rows), tile),
+        (weight.data, weight.factors, out),
+        (*numbers, min(tiles, num_sms), seed),
+    )
+
+
+def experts_emulated(
+    inputs: torch.Tensor,
+    weights: PackedMatrix,
+    results: torch.Tensor,
+    sorted_pairs: torch.Tensor,
+    starts: torch.Tensor,
+    *,
+    top_k: int,
+    tile: PackedTile,
+    num_sms: int,
+    gated: Activation | None = None,
+    pdl: bool = False,
+    seed: int = 0,
+) -> None:
+    """As `packed_experts_product`."""
+    experts, units, depth_rounds = weights.data.shape[:3]
+    numbers = (results.shape[1], units, depth_rounds * DEPTH, -(-units // tile.tile_units), top_k)
+    _run(
+        _experts(tile, experts, gated, pdl),
+        _map(inputs, len(inputs), tile),
+        (inputs, weights.data, weights.factors, results, sorted_pairs, starts),
+        (*numbers, num_sms, seed),
+    )
+
+
+def _map(x: torch.Tensor, rows: int, tile: PackedTile) -> Map:
+    return Map(x.data_ptr(), (x.shape[1], rows, 1), (1, x.stride(0), 0), (DEPTH, tile.rows, 1))
+
+
+def _run(emulate: Any, map_: Map, tensors: tuple[torch.Tensor, ...], numbers: tuple[int, ...]) -> None:
+    stuck = emulate(ctypes.byref(map_), *(ctypes.c_void_p(each.data_ptr()) for each in tensors), *numbers)
+    assert stuck == 0, f"program {stuck - 1} hangs"
+
+
+@cache
+def _product(tile: PackedTile, gated: Activation | None, is_float32: bool, pdl: bool) -> Any:
+    _, _, constants = packed_products.source_and_constants(tile, gated, is_float32, pdl)
+    places = RING | {"__shared__ u64 barriers[2 * STAGES];": "u64* barriers = (u64*)arena;"}
+    return _built(packed_products.SOURCES, places, constants, PRODUCT)
+
+
+@cache
+def _experts(tile: PackedTile, experts: int, gated: Activation | None, pdl: bool) -> Any:
+    _, _, constants = packed_experts.source_and_constants(tile, experts, gated, pdl)
+    places = RING | {
+        "__shared__ u64 barriers[3 * STAGES];": "u64* barriers = (u64*)arena;",
+        "__shared__ int own_starts[EXPERTS + 1];": "int* own_starts = (int*)(arena + STATIC_BYTES / 2);",
+    }
+    return _built(packed_experts.SOURCES, places, constants, EXPERTS)
+
+
+def _built(sources: tuple[str, ...], places: dict[str, str], constants: dict[str, int], entry: str) -> Any:
+    with TemporaryDirectory() as folder:  # what is loaded needs its file no more
+        return emulated(Path(folder), sources, places, constants | {"WARP_GROUPS": constants["GROUPS"]}, entry)

@@ -1,0 +1,140 @@
+"""The experts' products with packed weights: how they are cut, that they compile without a card, and that the kernel is
+right whatever the routing, in an emulation of its own text and on the card."""
+
+from __future__ import annotations
+
+from itertools import product
+from math import sqrt
+from pathlib import Path
+
+import pytest
+import torch
+from tests.backends.cuda.packed_case import (
+    Experts,
+    compile_all,
+    counts_of_rows,
+    needs_compiler,
+    needs_hopper,
+)
+from tests.backends.cuda.test_packed_products import assert_compiles_well, needs_nvrtc
+
+from twostroke.backends.cuda.kernels.activation import Activation
+from twostroke.backends.cuda.kernels.packed_experts import packed_experts_product, source_and_constants
+from twostroke.backends.cuda.kernels.packed_tiles import (
+    DOWN_GROUPS,
+    EXPERT_ROWS,
+    GATE_GROUPS,
+    MAX_AVERAGE_ROWS,
+    SHARED_BYTES,
+    PackedTile,
+    choose_experts_tile,
+    experts_tile,
+)
+
+SMS = 132
+
+
+@pytest.mark.parametrize("experts, rounds", [(128, 32), (128, 12), (8, 64), (60, 22), (3, 2)])
+def test_nearly_every_expert_has_one_tile_of_rows(experts: int, rounds: int) -> None:
+    seen = set()
+    for num_rows, gated in product(range(1, MAX_AVERAGE_ROWS * experts + 1), (True, False)):
+        tile = choose_experts_tile(num_rows, experts, rounds, gated=gated)
+        assert tile is not None and tile == experts_tile(tile.rows, gated=gated)
+        average = num_rows / experts
+        assert tile.rows >= average + 1.9 * sqrt(average), "most experts of a random routing fit"
+        assert (tile.groups, tile.units) == (GATE_GROUPS if gated else DOWN_GROUPS)
+        assert tile.held_stages >= 3 and tile.shared_bytes <= SHARED_BYTES and tile.stage_bytes % 1024 == 0
+        assert tile.splits == 1 and not tile.shared
+        seen.add(tile.rows)
+    assert seen == set(EXPERT_ROWS), "what is compiled at start is what is ever launched, and no more"
+
+
+def test_what_it_does_not_take_is_left_to_others() -> None:
+    for gated in (True, False):
+        assert choose_experts_tile(MAX_AVERAGE_ROWS * 128, 128, 32, gated=gated) is not None
+        assert choose_experts_tile(MAX_AVERAGE_ROWS * 128 + 1, 128, 32, gated=gated) is None
+        assert choose_experts_tile(128, 128, 11, gated=gated) is None, "an odd number of rounds"
+
+
+@pytest.mark.parametrize("num_tokens, rows", [(16, 8), (64, 8), (65, 16), (128, 16), (256, 24), (257, 32), (320, 32)])
+def test_how_a_30b_s_experts_are_cut(num_tokens: int, rows: int) -> None:
+    """128 experts, 8 a token."""
+    assert choose_experts_tile(num_tokens * 8, 128, 32, gated=True) == PackedTile(rows, 2, 2)
+    assert choose_experts_tile(num_tokens * 8, 128, 12, gated=False) == PackedTile(rows, 4, 1)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "tile, outputs, kind, pdl",
+    [
+        (PackedTile(8, 2, 2, stages=3), 80, "silu", True),
+        (PackedTile(8, 4, 1, stages=5), 320, None, True),
+        pytest.param(PackedTile(16, 2, 2, stages=3), 72, "gelu_tanh", False, marks=pytest.mark.slow),
+        pytest.param(PackedTile(32, 4, 1), 136, None, False, marks=pytest.mark.slow),
+        pytest.param(PackedTile(24, 2, 2, stages=6), 256, "silu", True, marks=pytest.mark.slow),
+    ],
+)
+def test_products_of_any_routing_on_an_emulated_device(
+    tile: PackedTile, outputs: int, kind: Activation | None, pdl: bool
+) -> None:
+    torch.manual_seed(outputs)
+    num_experts = 5
+    case = Experts(num_experts, outputs, 256, "cpu", kind)
+    for index, counts in enumerate(counts_of_rows(tile.rows, num_experts)):
+        case.check(counts, tile, num_sms=4 + 3 * index, pdl=(pdl,))
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("rows", [16, *(pytest.param(rows, marks=pytest.mark.slow) for rows in (8, 24, 32))])
+def test_it_compiles_to_products_that_nothing_holds_up(
+    rows: int, gated: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TWOSTROKE_CACHE", str(tmp_path))
+    tile = experts_tile(rows, gated=gated)
+    assert_compiles_well(source_and_constants(tile, 128, "silu" if gated else None, True), tile, tmp_path)
+
+
+@pytest.mark.gpu
+@needs_hopper
+@pytest.mark.parametrize("kind", ["silu", "gelu_tanh", None])
+@pytest.mark.parametrize("rows", EXPERT_ROWS)
+def test_products_of_any_routing_on_a_card(rows: int, kind: Activation | None) -> None:
+    torch.manual_seed(rows)
+    num_experts, tile = 24, experts_tile(rows, gated=kind is not None)
+    compile_all(source_and_constants(tile, num_experts, kind, pdl) for pdl in (False, True))
+    for outputs, width in ((512, 2048), (1000, 256)):  # more rounds than stages, and fewer
+        case = Experts(num_experts, outputs, width, "cuda", kind)
+        for counts in counts_of_rows(rows, num_experts):
+            case.check(counts, tile, num_sms=SMS, pdl=(True, False) * 10)
+            case.check(counts, tile, num_sms=7)  # each program has many tiles
+
+
+@pytest.mark.gpu
+@needs_hopper
+def test_a_replayed_product_follows_its_routing() -> None:
+    """A graph holds where the routing lies, not what it is: the same launch, other experts."""
+    torch.manual_seed(1)
+    case, tile, num_pairs = Experts(16, 512, 1024, "cuda", "silu"), experts_tile(16, gated=True), 96
+    inputs = torch.randn(num_pairs // 4, 1024, device="cuda").to(torch.bfloat16)
+    pairs = torch.randperm(num_pairs).to(torch.int32).cuda()
+    starts = torch.zeros(17, dtype=torch.int32, device="cuda")
+    out = torch.empty(num_pairs, 512, dtype=torch.bfloat16, device="cuda")
+
+    def multiply() -> None:
+        packed_experts_product(
+            inputs, case.packed, out, pairs, starts, top_k=4, tile=tile, num_sms=SMS, gated="silu", pdl=True
+        )
+
+    multiply()  # of no rows: loads the kernel
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        multiply()
+    for _ in range(10):
+        owners = torch.randint(0, 16, (num_pairs,)).sort().values
+        starts.copy_(torch.searchsorted(owners, torch.arange(17)).to(torch.int32))
+        multiply()
+        eager = out.clone()
+        out.fill_(float("nan"))
+        graph.replay()
+        assert out.isfinite().all() and torch.equal(out, eager)
