@@ -76,6 +76,7 @@ def test_a_dense_layer_has_four_copies_of_its_own_weights(llama: Checkpoint, dev
         assert_copy_of(layer.o, packed.o)
         assert_copy_of(layer.mlp.gate_up, packed.gate_up)
         assert_copy_of(layer.mlp.down, packed.down)
+    assert_copy_of(weights.head, weights.packed_head.head)
 
 
 def test_experts_copies_are_of_all_experts(moe: Checkpoint, device: str) -> None:
@@ -96,7 +97,9 @@ def test_a_matrix_with_weights_that_are_not_finite_stays_plain(bad: float, moe: 
     weights = placed(moe, device)
     weights.layers[1].o[3, 7] = bad
     weights.layers[0].mlp.down[2, 5, 9] = bad
-    assert weights.pack() == ("layers.0.down", "layers.1.o")
+    weights.head[1, 0] = bad
+    assert weights.pack() == ("layers.0.down", "layers.1.o", "head")
+    assert weights.packed_head.head is None
     first, second = (layer.packed for layer in weights.layers)
     assert first is not None and second is not None
     assert first.down is None and first.o is not None and first.gate_up is not None
@@ -134,18 +137,20 @@ def test_sizes_are_those_that_are_held(variant: str, device: str, request: pytes
     checkpoint: Checkpoint = request.getfixturevalue(variant)
     sizes = sizes_of(checkpoint, BF16)
     assert isinstance(sizes, DecodeWeights)
-    held = sum(layer.packed.num_bytes for layer in placed(checkpoint, device).layers if layer.packed)
+    weights, spec = placed(checkpoint, device), checkpoint.spec
+    assert weights.packed_head.head is not None
+    held = sum(layer.packed.num_bytes for layer in weights.layers if layer.packed) + weights.packed_head.head.num_bytes
     assert sizes.num_bytes == held > 0
+    head, plain_head = packed_bytes(spec.vocab_size, 128), 2 * 128 * spec.vocab_size
     assert sizes.dense is not None and sizes.dense.max_tokens == MAX_DENSE_ROWS
-    spec = checkpoint.spec
     rows = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
     attention = packed_bytes(rows, 128) + packed_bytes(128, spec.num_heads * spec.head_dim)
     if variant == "llama":
         assert sizes.experts is None
-        assert sizes.dense.num_bytes == 2 * (attention + packed_bytes(768, 128) + packed_bytes(128, 384))
-        assert sizes.dense.replaced_bytes == 2 * 2 * (128 * (rows + 128) + 3 * 128 * 384)
+        assert sizes.dense.num_bytes == head + 2 * (attention + packed_bytes(768, 128) + packed_bytes(128, 384))
+        assert sizes.dense.replaced_bytes == plain_head + 2 * 2 * (128 * (rows + 128) + 3 * 128 * 384)
     else:
-        assert sizes.dense.num_bytes == 2 * attention
+        assert sizes.dense.num_bytes == head + 2 * attention
         assert sizes.experts is not None and sizes.experts.max_tokens == MAX_AVERAGE_ROWS * 3 // 2
         assert sizes.experts.num_bytes == 2 * 3 * (packed_bytes(256, 128) + packed_bytes(128, 128))
         assert sizes.experts.replaced_bytes == 2 * 2 * 3 * 3 * 128 * 128
@@ -165,7 +170,7 @@ def test_a_device_that_cannot_says_why(llama: Checkpoint, tmp_path: Path, monkey
         "packed weights are bf16 in fewer bits, and this computes in f16"
     )
     small = load_checkpoint(make_tiny("llama", tmp_path / "small")[0])
-    assert "no matrix of this model has a shape" in str(decode_weights(small, BF16))
+    assert "no matrix of this model has a size and shape" in str(decode_weights(small, BF16))
 
 
 def test_a_backend_holds_copies_only_when_asked(llama: Checkpoint, device: str) -> None:
@@ -183,5 +188,5 @@ def test_a_rehearsal_packs_nothing(llama: Checkpoint, monkeypatch: pytest.Monkey
     with compilers() as threads, rehearsal(threads):
         assert weights.pack() == ()
     layer = weights.layers[0]
-    expected = (layer.qkv, layer.o, layer.mlp.gate_up, layer.mlp.down)
+    expected = (layer.qkv, layer.o, layer.mlp.gate_up, layer.mlp.down, weights.head)
     assert [weight.data_ptr() for weight in rehearsed] == [weight.data_ptr() for weight in expected]

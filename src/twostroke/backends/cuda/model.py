@@ -73,7 +73,7 @@ class Decoder:
         is_small = spec.moe is not None or spec.hidden_size * spec.intermediate_size < SMALL_MATRIX
         if few_rows is None:
             few_rows = FEW_ROWS_OF_SMALL if is_small else FEW_ROWS_OF_LARGE
-        self._few_logits = min(FEW_LOGITS, few_rows)
+        self._few_logits = 0 if weights.packed_head.head is not None else min(FEW_LOGITS, few_rows)
         has_copies = not is_small and any(layer.packed is not None for layer in weights.layers)
         self._few_rows = 0 if has_copies else few_rows  # reading a quarter less is better than what fusing saves
         self._spec, self._weights, self._kv, self._attention = spec, weights, kv, attention
@@ -159,7 +159,7 @@ class Decoder:
         else:
             normed = self._buffers.normed[: len(residual)]
             rms_norm(residual, weights.final_norm, normed, eps=spec.norm_eps, pdl=pdl)
-            self._products.wide(normed, weights.head, logits, pdl=pdl)
+            self._products.wide(normed, weights.head, logits, packed=weights.packed_head.head, pdl=pdl)
         if spec.logits_softcap is not None:
             logits.div_(spec.logits_softcap).tanh_().mul_(spec.logits_softcap)
         return logits

@@ -25,7 +25,7 @@ from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.spec import ModelSpec, expert_name, layer_name
 
 if TYPE_CHECKING:
-    from twostroke.backends.cuda.weights import LayerWeights
+    from twostroke.backends.cuda.weights import Weights
 
 
 @dataclass(slots=True, eq=False)
@@ -55,6 +55,18 @@ class PackedLayer:
         return sum(copy.num_bytes for copy in copies if copy is not None)
 
 
+@dataclass(slots=True, eq=False)
+class PackedHead:
+    """The same of a model's head."""
+
+    head: PackedMatrix | None = None
+
+    @staticmethod
+    def empty(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> PackedHead:
+        shape = (spec.vocab_size, spec.hidden_size)
+        return PackedHead(PackedMatrix.empty(shape, device) if is_worth_packing(shape, dtype) else None)
+
+
 @dataclass(frozen=True, slots=True)
 class _Packable:
     """A matrix of every layer that can have a copy."""
@@ -74,8 +86,8 @@ class _Packable:
 
 
 def packable(spec: ModelSpec, dtype: torch.dtype) -> list[_Packable]:
-    """Those that products read packed. Products with a bias are cuBLAS's, which reads plain matrices; of small matrices
-    plain ones are as good."""
+    """Those of a layer that products read packed. Products with a bias are cuBLAS's, which reads plain matrices; of
+    small matrices plain ones are as good."""
     hidden, query_dim = spec.hidden_size, spec.num_heads * spec.head_dim
     found: list[_Packable] = []
     if not spec.qkv_bias:
@@ -91,12 +103,11 @@ def packable(spec: ModelSpec, dtype: torch.dtype) -> list[_Packable]:
         downs = tuple(expert_name(expert, "down") for expert in experts)
         found.append(_Packable("gate_up", (len(experts), 2 * width, hidden), gates, is_gated=True, is_expert=True))
         found.append(_Packable("down", (len(experts), hidden, width), downs, is_expert=True))
-    return [
-        matrix
-        for matrix in found
-        if can_pack(matrix.shape, dtype, is_gated=matrix.is_gated)
-        and (matrix.is_expert or prod(matrix.shape) >= MIN_WEIGHTS)
-    ]
+    return [matrix for matrix in found if is_worth_packing(matrix.shape, dtype, is_gated=matrix.is_gated)]
+
+
+def is_worth_packing(shape: tuple[int, ...], dtype: torch.dtype, *, is_gated: bool = False) -> bool:
+    return can_pack(shape, dtype, is_gated=is_gated) and (len(shape) > 2 or prod(shape) >= MIN_WEIGHTS)
 
 
 def decode_weights(checkpoint: Checkpoint, dtype: torch.dtype) -> DecodeWeights | str:
@@ -113,19 +124,25 @@ def decode_weights(checkpoint: Checkpoint, dtype: torch.dtype) -> DecodeWeights 
 
 def sizes_of(checkpoint: Checkpoint, dtype: torch.dtype) -> DecodeWeights | str:
     """The same on any device that can multiply with them."""
-    matrices = packable(checkpoint.spec, dtype)
-    if not matrices:
-        return "no matrix of this model has a shape that products with packed weights take"
+    spec, matrices = checkpoint.spec, packable(checkpoint.spec, dtype)
     dense = [matrix for matrix in matrices if not matrix.is_expert]
-    experts, moe = [matrix for matrix in matrices if matrix.is_expert], checkpoint.spec.moe
-    expert_tokens = MAX_AVERAGE_ROWS * moe.num_experts // moe.experts_per_token if moe is not None else 0
+    experts, moe = [matrix for matrix in matrices if matrix.is_expert], spec.moe
+    dense_bytes, replaced_bytes = _in_layers(checkpoint, dense)
+    if is_worth_packing((spec.vocab_size, spec.hidden_size), dtype):
+        dense_bytes += packed_bytes(spec.vocab_size, spec.hidden_size)
+        replaced_bytes += checkpoint.held_tensor_bytes("embedding" if spec.tied_embeddings else "output")
+    if not dense_bytes and not experts:
+        return "no matrix of this model has a size and shape that products with packed weights take"
     return DecodeWeights(
-        _copies(checkpoint, dense, MAX_DENSE_ROWS) if dense else None,
-        _copies(checkpoint, experts, expert_tokens) if experts else None,
+        WeightCopies(dense_bytes, replaced_bytes, MAX_DENSE_ROWS) if dense_bytes else None,
+        WeightCopies(*_in_layers(checkpoint, experts), MAX_AVERAGE_ROWS * moe.num_experts // moe.experts_per_token)
+        if experts and moe is not None
+        else None,
     )
 
 
-def _copies(checkpoint: Checkpoint, matrices: Sequence[_Packable], max_tokens: int) -> WeightCopies:
+def _in_layers(checkpoint: Checkpoint, matrices: Sequence[_Packable]) -> tuple[int, int]:
+    """Bytes of copies, and of what they are copies of."""
     layers = checkpoint.spec.num_layers
     replaced_bytes = sum(
         checkpoint.held_tensor_bytes(layer_name(layer, name))
@@ -133,32 +150,42 @@ def _copies(checkpoint: Checkpoint, matrices: Sequence[_Packable], max_tokens: i
         for name in matrix.tensors
         for layer in range(layers)
     )
-    return WeightCopies(layers * sum(matrix.num_bytes for matrix in matrices), replaced_bytes, max_tokens)
+    return layers * sum(matrix.num_bytes for matrix in matrices), replaced_bytes
 
 
-def fill(layers: Sequence[LayerWeights]) -> tuple[str, ...]:
-    """Pack every layer's weights into its copies. Returns the matrices that stay plain, since their weights are not
+def fill(weights: Weights) -> tuple[str, ...]:
+    """Pack all weights that have room for a copy. Returns the matrices that stay plain, since their weights are not
     all finite: those copies are dropped. A rehearsal goes through one layer: all launch the same."""
-    copies = list(_places(layers[:1] if is_rehearsal() else layers))
-    for _, _, weight, place in copies:
-        pack_by_kernel(weight, place)
+    copies = list(_places(weights))
+    for copy in copies:
+        pack_by_kernel(copy.weight, copy.place)
     if is_rehearsal() or not copies:
         return ()
     # A row whose largest exponent is infinity's has an infinite factor. All are asked about at once: asking is waiting.
-    are_finite = torch.stack([place.factors.isfinite().all() for *_, place in copies]).tolist()
+    are_finite = torch.stack([copy.place.factors.isfinite().all() for copy in copies]).tolist()
     left_plain: list[str] = []
-    for (index, name, _, _), is_finite in zip(copies, are_finite, strict=True):
+    for copy, is_finite in zip(copies, are_finite, strict=True):
         if not is_finite:
-            setattr(layers[index].packed, name, None)
-            left_plain.append(layer_name(index, name))
+            setattr(copy.holder, copy.name, None)
+            left_plain.append(copy.label)
     return tuple(left_plain)
 
 
-def _places(layers: Sequence[LayerWeights]) -> Iterator[tuple[int, str, torch.Tensor, PackedMatrix]]:
-    """Of every copy: its layer, its name, the matrix itself and where the copy lies."""
-    for index, layer in enumerate(layers):
+@dataclass(frozen=True, slots=True, eq=False)
+class _Copy:
+    holder: PackedLayer | PackedHead
+    name: str
+    label: str
+    weight: torch.Tensor
+    place: PackedMatrix
+
+
+def _places(weights: Weights) -> Iterator[_Copy]:
+    for index, layer in enumerate(weights.layers[:1] if is_rehearsal() else weights.layers):
         matrices = {"qkv": layer.qkv, "o": layer.o, "gate_up": layer.mlp.gate_up, "down": layer.mlp.down}
         for name, weight in matrices.items():
             place = getattr(layer.packed, name, None)
-            if place is not None:
-                yield index, name, weight, place
+            if layer.packed is not None and place is not None:
+                yield _Copy(layer.packed, name, layer_name(index, name), weight, place)
+    if weights.packed_head.head is not None:
+        yield _Copy(weights.packed_head, "head", "head", weights.head, weights.packed_head.head)

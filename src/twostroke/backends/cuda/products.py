@@ -73,11 +73,19 @@ class Products:
         else:
             torch.addmm(bias, x, weight.t(), out=out)
 
-    def wide(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, *, pdl: bool) -> None:
+    def wide(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        out: torch.Tensor,
+        *,
+        packed: PackedMatrix | None = None,
+        pdl: bool,
+    ) -> None:
         """With float32 results: in 16 bits many of a vocabulary's logits would be equal."""
-        tile = self._tile(x, len(weight), None)
+        tile = self._tile(x, len(weight), packed, is_float32=True)
         if tile is not None:
-            self._multiply(x, weight, None, out, tile, pdl=pdl)
+            self._multiply(x, weight, packed, out, tile, pdl=pdl)
         elif x.is_cuda:
             torch.mm(x, weight.t(), out_dtype=torch.float32, out=out)
         else:
@@ -148,12 +156,13 @@ class Products:
         *,
         is_gated: bool = False,
         may_split: bool = False,
+        is_float32: bool = False,
     ) -> AnyTile | None:
         num_rows, width = x.shape
         tile: AnyTile | None = None
         if packed is not None:
-            units, rounds = packed.data.shape[-3:-1]
-            tile = choose_packed_tile(num_rows, units, rounds, self._num_sms, gated=is_gated, may_split=may_split)
+            size = (num_rows, *packed.data.shape[-3:-1], self._num_sms)
+            tile = choose_packed_tile(*size, gated=is_gated, may_split=may_split, is_float32=is_float32)
         shape = (num_rows, outputs, width, self._num_sms)
         if tile is None and self._has_clusters:
             tile = choose_cluster_tile(*shape, gated=is_gated, may_split=may_split)

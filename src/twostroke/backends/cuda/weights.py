@@ -15,7 +15,7 @@ import torch
 
 from twostroke.backends.cuda import packed_copies
 from twostroke.backends.cuda.moe import MoeWeights
-from twostroke.backends.cuda.packed_copies import PackedLayer
+from twostroke.backends.cuda.packed_copies import PackedHead, PackedLayer
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.random_weights import DrawnTensor
 from twostroke.models.spec import ModelSpec, layer_name
@@ -53,7 +53,7 @@ class LayerWeights:
     mlp: DenseWeights | MoeWeights
     post_mlp_norm: torch.Tensor | None
     packed: PackedLayer | None = None
-    """Copies of its matrices for steps of decodes alone; None: they read the matrices themselves, as prefill does."""
+    """Copies of its matrices for steps of few tokens; None: they read the matrices themselves, as prefill does."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,6 +62,7 @@ class Weights:
     layers: tuple[LayerWeights, ...]
     final_norm: torch.Tensor
     head: torch.Tensor  # [vocab, hidden]; the embedding itself where the two are tied
+    packed_head: PackedHead = field(default_factory=PackedHead)
 
     @staticmethod
     def from_checkpoint(
@@ -84,11 +85,12 @@ class Weights:
         embedding = loader.place(("embedding",))
         head = embedding if spec.tied_embeddings else loader.place(("output",))
         final_norm = loader.place(("final_norm",))
-        return Weights(embedding, layers, final_norm, head), loader
+        packed_head = PackedHead.empty(spec, dtype, device) if pack_for_decode else PackedHead()
+        return Weights(embedding, layers, final_norm, head, packed_head), loader
 
     def pack(self) -> tuple[str, ...]:
         """Make the copies for decode, if there is room for any. Returns the matrices that had to stay as they are."""
-        return packed_copies.fill(self.layers)
+        return packed_copies.fill(self)
 
 
 def held_bytes(checkpoint: Checkpoint) -> int:

@@ -70,12 +70,6 @@ __device__ __forceinline__ void add_four(float (&total)[4], u32 address, u32 pro
   for (int i = 0; i < 4; i++) total[i] += found[i];
 }
 
-__device__ __forceinline__ float gated(float gate, float up) {
-  // gelu's 0.5 * (1 + tanh(z)) is sigmoid(2z): one exponential, and no overflow
-  float inner = GATED == 2 ? 1.5957691216057308f * (gate + 0.044715f * gate * gate * gate) : gate;
-  return gate * __fdividef(1.0f, 1.0f + __expf(-inner)) * up;
-}
-
 // Where the tile of a program lies. Row tiles are walked in bands, so that a band's rows and the weights in use stay in
 // the cache together.
 struct Tile {

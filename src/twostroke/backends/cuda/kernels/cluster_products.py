@@ -17,7 +17,7 @@ from twostroke.backends.cuda.kernels.product_tiles import DEPTH, rows_to_read
 from twostroke.backends.cuda.kernels.wgmma import product_function
 from twostroke.backends.cuda.native import NativeKernel, tensor_map
 
-SOURCES: Final = ("hopper_primitives.cuh", "cluster_products.cu")
+SOURCES: Final = ("hopper_primitives.cuh", "gates.cuh", "cluster_products.cu")
 FOLDER: Final = files("twostroke.backends.cuda.kernels")
 GATES: Final[dict[Activation | None, int]] = {None: 0, "silu": 1, "gelu_tanh": 2}
 BAND: Final = 8

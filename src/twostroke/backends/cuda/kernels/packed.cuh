@@ -112,12 +112,6 @@ __device__ __forceinline__ void multiply_tile(float (&sums)[UNITS][ROWS / 2], u3
   release(before);
 }
 
-__device__ __forceinline__ float gated(float gate, float up) {
-  // gelu's 0.5 * (1 + tanh(z)) is sigmoid(2z): one exponential, and no overflow
-  float inner = GATED == 2 ? 1.5957691216057308f * (gate + 0.044715f * gate * gate * gate) : gate;
-  return gate * __fdividef(1.0f, 1.0f + __expf(-inner)) * up;
-}
-
 // Two outputs of one token: neighbours in a warp hold one output each of two tokens, and trade.
 __device__ __forceinline__ u32 traded(float of_first, float of_second, bool odd) {
   float given = __shfl_xor_sync(0xFFFFFFFF, odd ? of_first : of_second, 4);

@@ -17,7 +17,7 @@ from twostroke.backends.cuda.kernels.packed_weights import DEPTH, PackedMatrix
 from twostroke.backends.cuda.kernels.wgmma import product_function
 from twostroke.backends.cuda.native import NativeKernel, tensor_map
 
-SOURCES: Final = ("hopper_primitives.cuh", "packed.cuh", "packed_experts.cu")
+SOURCES: Final = ("hopper_primitives.cuh", "gates.cuh", "packed.cuh", "packed_experts.cu")
 FOLDER: Final = files("twostroke.backends.cuda.kernels")
 
 

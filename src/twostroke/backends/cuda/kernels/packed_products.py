@@ -18,7 +18,7 @@ from twostroke.backends.cuda.kernels.product_tiles import rows_to_read
 from twostroke.backends.cuda.kernels.wgmma import product_function
 from twostroke.backends.cuda.native import NativeKernel, tensor_map
 
-SOURCES: Final = ("hopper_primitives.cuh", "packed.cuh", "packed_products.cu")
+SOURCES: Final = ("hopper_primitives.cuh", "gates.cuh", "packed.cuh", "packed_products.cu")
 FOLDER: Final = files("twostroke.backends.cuda.kernels")
 
 

@@ -22,8 +22,11 @@ MAX_AVERAGE_ROWS: Final = 20
 GATE_GROUPS: Final = (2, 2)
 DOWN_GROUPS: Final = (4, 1)
 """Warp groups and units of each, for experts: of gates, whose rows come from anywhere, fewer warps wait less often."""
-MAX_WIDE_ROWS = 160
-"""Of products whose depth is not divided: of more rows a program holds sums of fewer units, and reads them again."""
+MAX_GATED_ROWS: Final = 160
+MAX_TURNS_ROWS: Final = 64
+MAX_FLOAT32_ROWS: Final = 128
+"""Of products whose depth is not divided: more rows' sums do not fit into registers beside each other (of float32
+results fewer), or groups that take turns are no faster than plain products."""
 FEW_ROWS: Final = 64
 """Up to here a round is unpacked as a whole, so that a group's rounds must be an even number; more rows' sums leave no
 registers for that."""
@@ -79,25 +82,33 @@ class PackedTile:
 
 @cache
 def choose_packed_tile(
-    rows: int, units: int, rounds: int, num_sms: int, *, gated: bool = False, may_split: bool = False
+    rows: int,
+    units: int,
+    rounds: int,
+    num_sms: int,
+    *,
+    gated: bool = False,
+    may_split: bool = False,
+    is_float32: bool = False,
 ) -> PackedTile | None:
     """Of a matrix of so many units, so many rounds deep. None: the plain matrix is as good, or the shape does not fit.
     `bench/cuda/packed.py` found these best, or nearly, on an H200."""
-    most = MAX_DENSE_ROWS if may_split else MAX_WIDE_ROWS
-    if rows > most or units * rounds * UNIT_ROWS * DEPTH < MIN_WEIGHTS:
+    if rows > MAX_DENSE_ROWS or units * rounds * UNIT_ROWS * DEPTH < MIN_WEIGHTS:
         return None
     held = next(size for size in DENSE_ROWS if rows <= size)
     if may_split:
         tile = _split(PackedTile(held, 2), units, rounds, num_sms)
         if rounds // tile.splits < LEAST_ROUNDS:
             tile = _split(PackedTile(held, 2, shared=True), units, rounds, num_sms)
-    elif -(-units // 4) >= ENOUGH * num_sms:
-        tile = PackedTile(held, 4) if held <= FEW_ROWS else PackedTile(held, 2, 2)
     elif -(-units // 2) >= ENOUGH * num_sms:
+        if rows > (MAX_FLOAT32_ROWS if is_float32 else MAX_GATED_ROWS):
+            return None
         tile = PackedTile(held, 2)
+        if -(-units // 4) >= ENOUGH * num_sms:
+            tile = PackedTile(held, 4) if held <= FEW_ROWS else PackedTile(held, 2, 2)
     else:
         tile = PackedTile(held, 2, shared=True)
-        if gated or held > FEW_ROWS:
+        if gated or rows > MAX_TURNS_ROWS:
             return None
     return tile if _fits(tile, units, rounds, num_sms) else None
 
