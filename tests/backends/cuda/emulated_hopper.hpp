@@ -1,7 +1,7 @@
-// hopper_primitives.cuh for a CPU: one program at a time, a fibre for each thread, in random order. Copies arrive late,
-// and products are done when a thread waits for them and not before, so what is read, released or overwritten too early
-// gives wrong results here; what waits for nobody is told as a deadlock. Shared memory is swizzled as the PTX manual
-// says that the copy engine and wgmma do.
+// hopper_primitives.cuh for a CPU: one program at a time, a fibre for each thread, in random order. Copies arrive late
+// and in any order, and products are done when a thread waits for them and not before, so what is read, released or
+// overwritten too early gives wrong results here; what waits for nobody is told as a deadlock. Shared memory is swizzled
+// as the PTX manual says that the copy engine and wgmma do.
 #pragma once
 #include <ucontext.h>
 

@@ -85,7 +85,7 @@ def tiny(tmp_path: Path) -> Checkpoint:
     return random_checkpoint(make_tiny("llama", tmp_path, hidden_size=256, intermediate_size=384)[0], WeightKind.BF16)
 
 
-@pytest.mark.parametrize("num_rows", [3, 70])
+@pytest.mark.parametrize("num_rows", [3, pytest.param(70, marks=pytest.mark.slow)])
 def test_a_layer_s_products(num_rows: int, tiny: Checkpoint, asked: Asked, device: str) -> None:
     """Four units for each multiprocessor: enough for every rule."""
     torch.manual_seed(num_rows)

@@ -20,9 +20,11 @@ from twostroke.backends.cuda.kernels.packed_tiles import (
     DENSE_ROWS,
     FEW_ROWS,
     MAX_DENSE_ROWS,
+    MAX_FLOAT32_ROWS,
+    MAX_GATED_ROWS,
     MAX_SPLITS,
     MAX_STAGES,
-    MAX_WIDE_ROWS,
+    MAX_TURNS_ROWS,
     MIN_WEIGHTS,
     SHARED_BYTES,
     PackedTile,
@@ -34,8 +36,7 @@ from twostroke.models.spec import ModelSpec
 
 BF16, F32 = torch.bfloat16, torch.float32
 SMS = 132
-KINDS = [(True, False), (False, True), (False, False)]
-"""Gated, may be split."""
+KINDS: list[dict[str, bool]] = [{"gated": True}, {"may_split": True}, {"is_float32": True}, {}]
 QKV, OUT, GATE_UP, DOWN, HEAD = (96, 64), (64, 64), (448, 64), (64, 224), (2004, 64)
 """Units and rounds of an 8B's matrices."""
 
@@ -46,11 +47,13 @@ def held_rows(rows: int) -> int:
 
 @pytest.mark.parametrize("rows", [1, 8, 9, 32, 33, 64, 65, 96, 128, 160, 161, 200, 256])
 def test_an_8b_s_matrices_are_cut_as_was_measured_best(rows: int) -> None:
-    held, are_few, is_wide = held_rows(rows), rows <= FEW_ROWS, rows <= MAX_WIDE_ROWS
-    many_units = PackedTile(held, 4) if are_few else PackedTile(held, 2, 2)
-    assert choose_packed_tile(rows, *QKV, SMS) == (PackedTile(held, 2, shared=True) if are_few else None)
-    assert choose_packed_tile(rows, *GATE_UP, SMS, gated=True) == (many_units if is_wide else None)
-    assert choose_packed_tile(rows, *HEAD, SMS) == (many_units if is_wide else None)
+    held = held_rows(rows)
+    in_turns, many_units = (PackedTile(held, 2, shared=True), PackedTile(held, 2, 2))
+    if rows <= FEW_ROWS:
+        many_units = PackedTile(held, 4)
+    assert choose_packed_tile(rows, *QKV, SMS) == (in_turns if rows <= MAX_TURNS_ROWS else None)
+    assert choose_packed_tile(rows, *GATE_UP, SMS, gated=True) == (many_units if rows <= MAX_GATED_ROWS else None)
+    assert choose_packed_tile(rows, *HEAD, SMS, is_float32=True) == (many_units if rows <= MAX_FLOAT32_ROWS else None)
     assert choose_packed_tile(rows, *OUT, SMS, may_split=True) == PackedTile(held, 2, splits=2, shared=True)
     assert choose_packed_tile(rows, *DOWN, SMS, may_split=True) == PackedTile(held, 2, splits=4)
 
@@ -65,8 +68,8 @@ def shapes() -> list[tuple[int, int]]:
 @pytest.mark.parametrize("num_sms", [78, 114, 132, 144])
 def test_every_cut_fits_the_chip_and_covers_the_product(num_sms: int) -> None:
     num_found = 0
-    for rows, (units, rounds), (gated, may_split) in product((1, 9, 17, 50, 64, 65, *DENSE_ROWS), shapes(), KINDS):
-        tile = choose_packed_tile(rows, units, rounds, num_sms, gated=gated, may_split=may_split)
+    for rows, (units, rounds), kind in product((1, 9, 17, 50, 64, 65, *DENSE_ROWS), shapes(), KINDS):
+        tile = choose_packed_tile(rows, units, rounds, num_sms, **kind)
         if tile is None:
             continue
         num_found += 1
@@ -74,11 +77,15 @@ def test_every_cut_fits_the_chip_and_covers_the_product(num_sms: int) -> None:
         assert 3 <= tile.held_stages <= MAX_STAGES and tile.shared_bytes <= SHARED_BYTES
         assert tile.stage_bytes % 1024 == 0  # where the copy engine's swizzle begins
         assert tile.units * tile.rows // 2 <= 160  # sums a thread
-        assert rounds % tile.splits == 0 and 1 <= tile.splits <= MAX_SPLITS and (tile.splits == 1 or may_split)
+        assert (
+            rounds % tile.splits == 0
+            and 1 <= tile.splits <= MAX_SPLITS
+            and (tile.splits == 1 or kind == {"may_split": True})
+        )
         rounds_of_group, left = divmod(rounds // tile.splits, tile.groups if tile.shared else 1)
         assert left == 0 and (rounds_of_group % 2 == 0 or tile.rows > FEW_ROWS)
         if tile.shared:
-            assert not gated and -(-units // tile.units) * tile.splits <= num_sms
+            assert not kind.get("gated") and -(-units // tile.units) * tile.splits <= num_sms
             # A group comes back to the same stages, and frees one when it has begun to multiply from the next.
             assert tile.held_stages % tile.groups == 0 and tile.held_stages >= 2 * tile.groups
             ring_bytes = tile.held_stages * tile.stage_bytes
@@ -93,7 +100,7 @@ def test_every_number_of_rows_has_a_tile_of_hardly_more() -> None:
         tile = choose_packed_tile(rows, *DOWN, SMS, may_split=True)
         assert tile is not None and rows <= tile.rows == held_rows(rows) <= max(8, 2 * rows - 2)
         wide = choose_packed_tile(rows, *GATE_UP, SMS, gated=True)
-        assert (wide is not None) == (rows <= MAX_WIDE_ROWS)
+        assert (wide is not None) == (rows <= MAX_GATED_ROWS)
 
 
 def test_small_matrices_and_many_rows_are_left_to_others() -> None:
@@ -101,7 +108,9 @@ def test_small_matrices_and_many_rows_are_left_to_others() -> None:
     assert choose_packed_tile(16, units, 64, SMS, may_split=True) is not None
     assert choose_packed_tile(16, units - 1, 64, SMS, may_split=True) is None
     assert choose_packed_tile(MAX_DENSE_ROWS + 1, *DOWN, SMS, may_split=True) is None
-    assert choose_packed_tile(MAX_WIDE_ROWS + 1, *GATE_UP, SMS, gated=True) is None
+    assert choose_packed_tile(MAX_GATED_ROWS + 1, *GATE_UP, SMS, gated=True) is None
+    assert choose_packed_tile(MAX_FLOAT32_ROWS + 1, *HEAD, SMS, is_float32=True) is None
+    assert choose_packed_tile(MAX_TURNS_ROWS + 1, *QKV, SMS) is None
     assert choose_packed_tile(16, 448, 63, SMS, gated=True) is None  # an odd number of rounds
     assert choose_packed_tile(16, 190, 64, SMS, gated=True) is None  # too few gates to fill the chip
 
@@ -129,7 +138,9 @@ def test_parts_of_a_divided_depth_have_room(hidden: int) -> None:
         pytest.param(PackedTile(32, 2, shared=True), 136, None, BF16, (17, 32), marks=pytest.mark.slow),
         pytest.param(PackedTile(96, 2, 2), 520, None, F32, (96,), marks=pytest.mark.slow),
         pytest.param(PackedTile(256, 2, splits=2), 136, None, F32, (161, 256), marks=pytest.mark.slow),
-        pytest.param(PackedTile(160, 2, stages=5, splits=2, shared=True), 72, None, F32, (129,), marks=pytest.mark.slow),
+        pytest.param(
+            PackedTile(160, 2, stages=5, splits=2, shared=True), 72, None, F32, (129,), marks=pytest.mark.slow
+        ),
         pytest.param(PackedTile(16, 4), 200, "silu", BF16, (9, 16), marks=pytest.mark.slow),
     ],
 )
@@ -153,11 +164,11 @@ def _has_nvrtc() -> bool:
 def variants() -> set[tuple[PackedTile, Activation | None, bool]]:
     """Every kernel that rules can ask for on an H200: tiles, gates, float32 or not."""
     found: set[tuple[PackedTile, Activation | None, bool]] = set()
-    for rows, (units, rounds), (gated, may_split) in product(DENSE_ROWS, shapes(), KINDS):
-        tile = choose_packed_tile(rows, units, rounds, SMS, gated=gated, may_split=may_split)
+    for rows, (units, rounds), kind in product(DENSE_ROWS, shapes(), KINDS):
+        tile = choose_packed_tile(rows, units, rounds, SMS, **kind)
         if tile is not None:
             alike = PackedTile(tile.rows, tile.groups, tile.units, shared=tile.shared)  # splits are no constant
-            found.add((alike, "silu" if gated else None, tile.splits > 1))
+            found.add((alike, "silu" if "gated" in kind else None, tile.splits > 1 or "is_float32" in kind))
     return found
 
 
@@ -217,7 +228,7 @@ def on_card(rows: int) -> list[tuple[PackedTile, Activation | None, torch.dtype]
 @pytest.mark.parametrize("rows", [1, 7, 8, 33, 64, 65, 96, 128, 160, 200, 256])
 def test_products_on_a_card(rows: int) -> None:
     torch.manual_seed(rows)
-    kernels = [each for each in on_card(rows) if each[0].units * each[0].rows <= 2 * MAX_WIDE_ROWS]
+    kernels = [each for each in on_card(rows) if each[0].units * each[0].rows <= 2 * MAX_GATED_ROWS]
     compile_all(
         source_and_constants(tile, kind, dtype == F32, pdl) for tile, kind, dtype in kernels for pdl in (False, True)
     )
