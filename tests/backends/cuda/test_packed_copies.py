@@ -25,6 +25,7 @@ from twostroke.models.random_weights import random_checkpoint
 from twostroke.models.weights.tensor import WeightKind
 
 BF16 = torch.bfloat16
+SHAPES = Path(__file__).parents[3] / "bench" / "shapes"
 TINY = 1 << 12
 """Weights of a matrix that is worth packing here, so that tiny models have copies."""
 WIDE = {"hidden_size": 128, "intermediate_size": 384, "num_attention_heads": 4, "num_hidden_layers": 2}
@@ -132,6 +133,27 @@ def test_small_dense_matrices_stay_plain_and_experts_do_not(
     assert isinstance(sizes, DecodeWeights) and sizes.dense is None and sizes.experts is not None
 
 
+@pytest.mark.parametrize(
+    "model, names_on_an_h200",
+    [
+        ("llama-3.1-8b", ["qkv", "o", "gate_up", "down"]),
+        ("qwen3-30b-a3b", ["gate_up", "down"]),
+        ("qwen3-0.6b", []),
+    ],
+)
+def test_a_copy_is_held_where_products_read_it(
+    model: str, names_on_an_h200: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed_copies, "MIN_WEIGHTS", MIN_WEIGHTS)
+    checkpoint = random_checkpoint(SHAPES / model, WeightKind.BF16)
+    assert [matrix.name for matrix in packable(checkpoint.spec, BF16, 132)] == names_on_an_h200
+    sizes = sizes_of(checkpoint, BF16, 132)
+    assert isinstance(sizes, DecodeWeights)
+    head = checkpoint.held_tensor_bytes("embedding" if checkpoint.spec.tied_embeddings else "output")
+    assert sizes.dense is not None
+    assert (sizes.dense.replaced_bytes == head) == ("qkv" not in names_on_an_h200), "of a small model the head alone"
+
+
 @pytest.mark.parametrize("variant", ["llama", "moe"])
 def test_sizes_are_those_that_are_held(variant: str, device: str, request: pytest.FixtureRequest) -> None:
     checkpoint: Checkpoint = request.getfixturevalue(variant)
@@ -163,7 +185,7 @@ def test_a_device_that_cannot_says_why(llama: Checkpoint, tmp_path: Path, monkey
         monkeypatch.setattr(packed_copies.native, "why_not", lambda: why_not)
         return decode_weights(llama, BF16)
 
-    assert on((9, 0)) == sizes_of(llama, BF16)
+    assert on((9, 0)) == sizes_of(llama, BF16, target_of("cpu").num_sms)
     assert on((8, 0)) == on((10, 0)) == "products with packed weights need a Hopper GPU (compute capability 9.0)"
     assert on((9, 0), "NVRTC is missing") == "products with packed weights have to be compiled, and NVRTC is missing"
     assert on((9, 0)) and decode_weights(llama, torch.float16) == (

@@ -153,12 +153,10 @@ class MoeBlock:
             self._grouped(x, scratch, 1, pdl, MoeTiles(grouped_gate_up=tile))
         for tile in moe_grouped.tiles_for(self._weights.down, gated=False):
             self._grouped(x, scratch, 1, pdl, MoeTiles(grouped_down=tile))
-        if self._packed.gate_up is not None and self._packed.down is not None:
-            for rows in EXPERT_ROWS:
-                both = MoeTiles(
-                    grouped_gate_up=experts_tile(rows, gated=True), grouped_down=experts_tile(rows, gated=False)
-                )
-                self._grouped(x, scratch, 1, pdl, both)
+        for rows in EXPERT_ROWS:
+            gate_up = None if self._packed.gate_up is None else experts_tile(rows, gated=True)
+            down = None if self._packed.down is None else experts_tile(rows, gated=False)
+            self._grouped(x, scratch, 1, pdl, MoeTiles(grouped_gate_up=gate_up, grouped_down=down))
 
     def _few(
         self,

@@ -12,17 +12,27 @@ import torch
 
 from twostroke.backends.cuda import native
 from twostroke.backends.cuda.compile_ahead import is_rehearsal
-from twostroke.backends.cuda.kernels.packed_tiles import MAX_AVERAGE_ROWS, MAX_DENSE_ROWS, MIN_WEIGHTS
+from twostroke.backends.cuda.kernels.packed_tiles import (
+    MAX_AVERAGE_ROWS,
+    MAX_DENSE_ROWS,
+    MIN_WEIGHTS,
+    choose_packed_tile,
+)
 from twostroke.backends.cuda.kernels.packed_weights import (
+    DEPTH,
     PackedMatrix,
     can_pack,
     packed_bytes,
+    units_of,
 )
 from twostroke.backends.cuda.kernels.packing import pack_by_kernel
 from twostroke.backends.cuda.kernels.target import target_of
 from twostroke.cost.model_shape import DecodeWeights, WeightCopies
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.spec import ModelSpec, expert_name, layer_name
+
+SPLIT = ("o", "down")
+"""Products whose readers add up parts of the depth."""
 
 if TYPE_CHECKING:
     from twostroke.backends.cuda.weights import Weights
@@ -45,7 +55,7 @@ class PackedLayer:
         return PackedLayer(
             **{
                 matrix.name: PackedMatrix.empty(matrix.shape, device, is_gated=matrix.is_gated)
-                for matrix in packable(spec, dtype)
+                for matrix in packable(spec, dtype, _sms_of(device))
             }
         )
 
@@ -63,8 +73,8 @@ class PackedHead:
 
     @staticmethod
     def empty(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> PackedHead:
-        shape = (spec.vocab_size, spec.hidden_size)
-        return PackedHead(PackedMatrix.empty(shape, device) if is_worth_packing(shape, dtype) else None)
+        head = _head(spec)
+        return PackedHead(PackedMatrix.empty(head.shape, device) if head.is_read(dtype, _sms_of(device)) else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +94,26 @@ class _Packable:
         *experts, rows, depth = self.shape
         return prod(experts) * packed_bytes(rows, depth)
 
+    def is_read(self, dtype: torch.dtype, num_sms: int | None) -> bool:
+        """Whether products take a copy of it, on a device of so many multiprocessors; None: on any."""
+        if not can_pack(self.shape, dtype, is_gated=self.is_gated):
+            return False
+        if self.is_expert or num_sms is None:
+            return self.is_expert or prod(self.shape) >= MIN_WEIGHTS
+        size = units_of(self.shape[0]), self.shape[1] // DEPTH
+        return choose_packed_tile(1, *size, num_sms, gated=self.is_gated, may_split=self.name in SPLIT) is not None
 
-def packable(spec: ModelSpec, dtype: torch.dtype) -> list[_Packable]:
+
+def _head(spec: ModelSpec) -> _Packable:
+    return _Packable("head", (spec.vocab_size, spec.hidden_size), ("embedding" if spec.tied_embeddings else "output",))
+
+
+def _sms_of(device: torch.device | str) -> int | None:
+    target = target_of(device)
+    return target.num_sms if target.is_hopper else None
+
+
+def packable(spec: ModelSpec, dtype: torch.dtype, num_sms: int | None = None) -> list[_Packable]:
     """Those of a layer that products read packed. Products with a bias are cuBLAS's, which reads plain matrices; of
     small matrices plain ones are as good."""
     hidden, query_dim = spec.hidden_size, spec.num_heads * spec.head_dim
@@ -103,11 +131,7 @@ def packable(spec: ModelSpec, dtype: torch.dtype) -> list[_Packable]:
         downs = tuple(expert_name(expert, "down") for expert in experts)
         found.append(_Packable("gate_up", (len(experts), 2 * width, hidden), gates, is_gated=True, is_expert=True))
         found.append(_Packable("down", (len(experts), hidden, width), downs, is_expert=True))
-    return [matrix for matrix in found if is_worth_packing(matrix.shape, dtype, is_gated=matrix.is_gated)]
-
-
-def is_worth_packing(shape: tuple[int, ...], dtype: torch.dtype, *, is_gated: bool = False) -> bool:
-    return can_pack(shape, dtype, is_gated=is_gated) and (len(shape) > 2 or prod(shape) >= MIN_WEIGHTS)
+    return [matrix for matrix in found if matrix.is_read(dtype, num_sms)]
 
 
 def decode_weights(checkpoint: Checkpoint, dtype: torch.dtype) -> DecodeWeights | str:
@@ -119,18 +143,19 @@ def decode_weights(checkpoint: Checkpoint, dtype: torch.dtype) -> DecodeWeights 
     reason = native.why_not()
     if reason is not None:
         return f"products with packed weights have to be compiled, and {reason}"
-    return sizes_of(checkpoint, dtype)
+    return sizes_of(checkpoint, dtype, target_of("cuda").num_sms)
 
 
-def sizes_of(checkpoint: Checkpoint, dtype: torch.dtype) -> DecodeWeights | str:
+def sizes_of(checkpoint: Checkpoint, dtype: torch.dtype, num_sms: int | None = None) -> DecodeWeights | str:
     """The same on any device that can multiply with them."""
-    spec, matrices = checkpoint.spec, packable(checkpoint.spec, dtype)
+    spec, matrices = checkpoint.spec, packable(checkpoint.spec, dtype, num_sms)
     dense = [matrix for matrix in matrices if not matrix.is_expert]
     experts, moe = [matrix for matrix in matrices if matrix.is_expert], spec.moe
     dense_bytes, replaced_bytes = _in_layers(checkpoint, dense)
-    if is_worth_packing((spec.vocab_size, spec.hidden_size), dtype):
-        dense_bytes += packed_bytes(spec.vocab_size, spec.hidden_size)
-        replaced_bytes += checkpoint.held_tensor_bytes("embedding" if spec.tied_embeddings else "output")
+    head = _head(spec)
+    if head.is_read(dtype, num_sms):
+        dense_bytes += head.num_bytes
+        replaced_bytes += checkpoint.held_tensor_bytes(*head.tensors)
     if not dense_bytes and not experts:
         return "no matrix of this model has a size and shape that products with packed weights take"
     return DecodeWeights(

@@ -36,7 +36,7 @@ class PackedMatrix:
     def empty(shape: tuple[int, ...], device: torch.device | str, *, is_gated: bool = False) -> PackedMatrix:
         """To be filled by `pack`; `shape` is the matrix's, [..., rows, depth]."""
         *experts, rows, depth = shape
-        units = -(-rows // UNIT_ROWS)
+        units = units_of(rows)
         return PackedMatrix(
             torch.empty(*experts, units, depth // DEPTH, ROUND_BYTES, dtype=torch.uint8, device=device),
             torch.empty(*experts, units * UNIT_ROWS, dtype=torch.float32, device=device),
@@ -48,9 +48,12 @@ class PackedMatrix:
         return self.data.nbytes + self.factors.nbytes
 
 
+def units_of(rows: int) -> int:
+    return -(-rows // UNIT_ROWS)
+
+
 def packed_bytes(rows: int, depth: int) -> int:
-    units = -(-rows // UNIT_ROWS)
-    return units * (depth // DEPTH * ROUND_BYTES + UNIT_ROWS * 4)
+    return units_of(rows) * (depth // DEPTH * ROUND_BYTES + UNIT_ROWS * 4)
 
 
 def can_pack(shape: tuple[int, ...], dtype: torch.dtype, *, is_gated: bool = False) -> bool:
