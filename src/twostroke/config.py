@@ -63,7 +63,7 @@ class EngineConfig:
     """Of LOAD_CHOICES. "random": a folder with config.json alone gives the shape, and the weights are drawn."""
     decode_weights: Literal["auto", "packed", "plain"] = "auto"
     """Decode does little but read weights, prefill mostly multiplies. "packed": a second copy of them in 12 bits, which
-    steps of decodes alone read; "plain": both phases read the same; "auto": packed where it can be had and leaves
+    steps of few tokens read; "plain": both phases read the same; "auto": packed where it can be had and leaves
     enough memory for KV."""
 
     def __post_init__(self) -> None:

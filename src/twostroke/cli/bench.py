@@ -176,7 +176,7 @@ def _heading(assembly: Assembly, scale: str) -> str:
     )
     shape, of_decodes = assembly.shape, ""
     if shape.decode_weights is not None:
-        of_decodes = f" ({units.size(shape.dense_bytes_read(1))} of decodes alone)"
+        of_decodes = f" ({units.size(shape.dense_bytes_read(1))} of few tokens)"
     return (
         f"{checkpoint.name}: {checkpoint.spec.family}, {checkpoint.num_parameters / 1e6:,.0f}M parameters, {weights}, "
         f"{units.size(shape.weight_bytes_per_step)} a step{of_decodes}, on {assembly.backend_name} "
