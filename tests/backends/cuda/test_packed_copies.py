@@ -94,7 +94,7 @@ def test_experts_copies_are_of_all_experts(moe: Checkpoint, device: str) -> None
         assert_copy_of(layer.qkv, packed.qkv)
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("-inf")])
+@pytest.mark.parametrize("bad", [float("nan"), pytest.param(float("-inf"), marks=pytest.mark.slow)])
 def test_a_matrix_with_weights_that_are_not_finite_stays_plain(bad: float, moe: Checkpoint, device: str) -> None:
     weights = placed(moe, device)
     weights.layers[1].o[3, 7] = bad

@@ -68,7 +68,7 @@ def test_how_a_30b_s_experts_are_cut(num_tokens: int, rows: int) -> None:
     "tile, outputs, kind, pdl",
     [
         (PackedTile(8, 2, 2, stages=3), 80, "silu", True),
-        (PackedTile(8, 4, 1, stages=5), 320, None, True),
+        pytest.param(PackedTile(8, 4, 1, stages=5), 320, None, True, marks=pytest.mark.slow),
         pytest.param(PackedTile(16, 2, 2, stages=3), 72, "gelu_tanh", False, marks=pytest.mark.slow),
         pytest.param(PackedTile(32, 4, 1), 136, None, False, marks=pytest.mark.slow),
         pytest.param(PackedTile(24, 2, 2, stages=6), 256, "silu", True, marks=pytest.mark.slow),

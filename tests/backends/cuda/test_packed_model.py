@@ -121,7 +121,8 @@ def test_a_layer_s_products(num_rows: int, tiny: Checkpoint, asked: Asked, devic
     assert_near(normed, torch.nn.functional.rms_norm(expected, (hidden,), eps=spec.norm_eps), BF16, roundings=2)
 
 
-@pytest.mark.parametrize("activation", ["silu", pytest.param("gelu_tanh", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
 def test_a_layer_s_experts(activation: Any, asked: Asked, device: str) -> None:
     """Few tokens read the experts themselves, some dozens the copies, and more read the experts again."""
     torch.manual_seed(0)
