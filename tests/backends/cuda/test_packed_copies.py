@@ -149,10 +149,13 @@ def test_a_copy_is_held_where_products_read_it(
     checkpoint = random_checkpoint(SHAPES / model, WeightKind.BF16)
     assert [matrix.name for matrix in packable(checkpoint.spec, BF16, 132)] == names_on_an_h200
     sizes = sizes_of(checkpoint, BF16, 132)
+    if not names_on_an_h200:
+        assert "no matrix of this model has a size and shape" in str(sizes)
+        return
     assert isinstance(sizes, DecodeWeights)
     head = checkpoint.held_tensor_bytes("embedding" if checkpoint.spec.tied_embeddings else "output")
     assert sizes.dense is not None
-    assert (sizes.dense.replaced_bytes == head) == ("qkv" not in names_on_an_h200), "of a small model the head alone"
+    assert (sizes.dense.replaced_bytes == head) == ("qkv" not in names_on_an_h200), "beside experts the head alone"
 
 
 @pytest.mark.parametrize("variant", ["llama", "moe"])

@@ -67,14 +67,15 @@ class PackedLayer:
 
 @dataclass(slots=True, eq=False)
 class PackedHead:
-    """The same of a model's head."""
+    """The same of a model's head, where layers have copies: of small models it was not measured."""
 
     head: PackedMatrix | None = None
 
     @staticmethod
     def empty(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> PackedHead:
-        head = _head(spec)
-        return PackedHead(PackedMatrix.empty(head.shape, device) if head.is_read(dtype, _sms_of(device)) else None)
+        head, num_sms = _head(spec), _sms_of(device)
+        has_copy = head.is_read(dtype, num_sms) and bool(packable(spec, dtype, num_sms))
+        return PackedHead(PackedMatrix.empty(head.shape, device) if has_copy else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +150,8 @@ def decode_weights(checkpoint: Checkpoint, dtype: torch.dtype) -> DecodeWeights 
 def sizes_of(checkpoint: Checkpoint, dtype: torch.dtype, num_sms: int | None = None) -> DecodeWeights | str:
     """The same on any device that can multiply with them."""
     spec, matrices = checkpoint.spec, packable(checkpoint.spec, dtype, num_sms)
+    if not matrices:
+        return "no matrix of this model has a size and shape that products with packed weights take"
     dense = [matrix for matrix in matrices if not matrix.is_expert]
     experts, moe = [matrix for matrix in matrices if matrix.is_expert], spec.moe
     dense_bytes, replaced_bytes = _in_layers(checkpoint, dense)
@@ -156,8 +159,6 @@ def sizes_of(checkpoint: Checkpoint, dtype: torch.dtype, num_sms: int | None = N
     if head.is_read(dtype, num_sms):
         dense_bytes += head.num_bytes
         replaced_bytes += checkpoint.held_tensor_bytes(*head.tensors)
-    if not dense_bytes and not experts:
-        return "no matrix of this model has a size and shape that products with packed weights take"
     return DecodeWeights(
         WeightCopies(dense_bytes, replaced_bytes, MAX_DENSE_ROWS) if dense_bytes else None,
         WeightCopies(*_in_layers(checkpoint, experts), MAX_AVERAGE_ROWS * moe.num_experts // moe.experts_per_token)
