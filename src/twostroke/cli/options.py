@@ -66,9 +66,9 @@ DecodeWeights = Annotated[
     str,
     typer.Option(
         metavar="FORM",
-        help="What steps that only write tokens (decode) read on cuda, which takes them as long as reading the weights "
+        help="What steps of few tokens, as decode has them, read on cuda: such a step takes as long as reading weights "
         "does. packed: a copy in 12 bits, a quarter less to read, held beside the weights that prompts are read with "
-        "(the same but for one weight in ten thousand, off by at most 2^-22 of its row's largest); "
+        "(some of the smallest weights are off, by at most 2^-22 of their row's largest); "
         "plain: the weights themselves, which leaves more memory for KV; auto: packed, if enough is left.",
     ),
 ]

@@ -83,7 +83,7 @@ def _missing(
 ) -> str | None:
     """What would not fit beside the copies, or None."""
     if config.kv.memory_bytes is not None:
-        if config.kv.memory_bytes <= beside.free_beside_weights_bytes:
+        if config.kv.memory_bytes <= int(beside.free_beside_weights_bytes * beside.kv_share):
             return None
         return f"less than the {config.kv.memory_bytes} bytes of KV that were asked for"
     budget, sizes, context = int(beside.free_beside_weights_bytes * beside.kv_share), plain.sizes, plain.max_context

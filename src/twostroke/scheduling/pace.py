@@ -5,6 +5,7 @@ steps. Knows costs; knows nothing of queues or blocks."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from twostroke.core.step import DecodeSlot, Step
 from twostroke.cost.floor import contexts_bytes_read, prefill_multiply_adds
@@ -40,7 +41,8 @@ class PrefillPace:
         self._shape = shape
         self._peak = ceilings.multiply_adds_per_s
         self._bandwidth = ceilings.read_bytes_per_s
-        self._weights_s = shape.weight_bytes_read(LEAST_TOKENS) / ceilings.read_bytes_per_s
+        plain = replace(shape, decode_weights=None)  # which is what steps that are bound by arithmetic read
+        self._weights_s = plain.weight_bytes_read(LEAST_TOKENS) / ceilings.read_bytes_per_s
         self._efficiency = FIRST_EFFICIENCY
         self._last_tokens, self._last_s = 0, 0.0
 

@@ -78,3 +78,8 @@ def test_each_way_reads_everything_in_the_time_it_is_given(device: str, monkeypa
     monkeypatch.setattr(ceilings, "read", noting)
     monkeypatch.setattr(ceilings, "_median_s", timing)
     assert read_rates(memory, [DEEP, EVEN]) == {DEEP: memory.nbytes / 2e-3, EVEN: memory.nbytes / 3e-3}
+
+
+@pytest.mark.parametrize("free, measured", [(100 << 30, 2 << 30), (3 << 30, 3 << 29), (64 << 20, 256 << 20)])
+def test_what_is_measured_finds_room_beside_kv(free: int, measured: int) -> None:
+    assert ceilings.bytes_to_measure(free) == measured

@@ -216,3 +216,17 @@ def test_a_rehearsal_packs_nothing(llama: Checkpoint, monkeypatch: pytest.Monkey
     layer = weights.layers[0]
     expected = (layer.qkv, layer.o, layer.mlp.gate_up, layer.mlp.down, weights.head)
     assert [weight.data_ptr() for weight in rehearsed] == [weight.data_ptr() for weight in expected]
+
+
+def test_more_experts_than_the_kernel_has_room_for_stay_plain(moe: Checkpoint) -> None:
+    assert moe.spec.moe is not None
+    for experts, expected in ((256, ["gate_up", "down"]), (257, [])):
+        many = replace(moe.spec, moe=replace(moe.spec.moe, num_experts=experts))
+        assert [matrix.name for matrix in packable(many, BF16) if matrix.is_expert] == expected
+
+
+def test_a_layer_is_whole_when_every_matrix_has_a_copy(llama: Checkpoint, device: str) -> None:
+    packed = placed(llama, device).layers[0].packed
+    assert packed is not None and packed.is_whole
+    packed.o = None
+    assert not packed.is_whole

@@ -15,7 +15,7 @@ from tests.backends.cuda.packed_case import Dense, compile_all, needs_compiler, 
 
 from twostroke.backends.cuda import native
 from twostroke.backends.cuda.kernels.activation import Activation
-from twostroke.backends.cuda.kernels.packed_products import source_and_constants
+from twostroke.backends.cuda.kernels.packed_products import packed_product, source_and_constants
 from twostroke.backends.cuda.kernels.packed_tiles import (
     DENSE_ROWS,
     FEW_ROWS,
@@ -30,7 +30,7 @@ from twostroke.backends.cuda.kernels.packed_tiles import (
     PackedTile,
     choose_packed_tile,
 )
-from twostroke.backends.cuda.kernels.packed_weights import DEPTH, UNIT_ROWS
+from twostroke.backends.cuda.kernels.packed_weights import DEPTH, UNIT_ROWS, PackedMatrix
 from twostroke.backends.cuda.products import ProductScratch
 from twostroke.models.spec import ModelSpec
 
@@ -267,3 +267,11 @@ def test_a_chain_of_products_is_replayed_as_it_was_launched() -> None:
         x.copy_(given)
         graph.replay()
         assert x.isfinite().all() and torch.equal(x, expected)
+
+
+def test_a_tile_that_would_hang_is_refused() -> None:
+    """Of few rows a program takes its rounds in twos."""
+    weight = PackedMatrix.empty((64, 3 * 64), "cpu")
+    x, out = torch.zeros(8, 3 * 64, dtype=BF16), torch.zeros(8, 64, dtype=BF16)
+    with pytest.raises(AssertionError):
+        packed_product(x, weight, out, tile=PackedTile(8, 2), num_sms=132)

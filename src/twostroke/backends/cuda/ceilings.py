@@ -19,6 +19,8 @@ from twostroke.backends.cuda.kernels.read_memory import ROW_BYTES, WIDTH, ReadCo
 MEMORY_BYTES = 2 << 30
 """Forty times an L2 cache, so that none of it is still there at the next pass, and small enough to find room beside
 KV. A copy reads one half and writes the other."""
+LEAST_BYTES = 256 << 20
+"""Where KV has left hardly anything: still several times the L2."""
 MATRIX_SIZE = 8192
 REPETITIONS = 15
 LAUNCHES = 200
@@ -65,7 +67,7 @@ class DeviceRates:
 @cache
 def machine_rates() -> DeviceRates:
     """Measured once a process, on random numbers: zeros multiply faster than data does."""
-    memory = random_memory(MEMORY_BYTES)
+    memory = random_memory(bytes_to_measure(torch.cuda.mem_get_info()[0]))
     copy, reads = copy_rate(memory), read_rates(memory, read_configs(memory.device))
     del memory
     small = torch.zeros(32, device="cuda")
@@ -78,6 +80,11 @@ def machine_rates() -> DeviceRates:
     )
     torch.cuda.empty_cache()
     return rates
+
+
+def bytes_to_measure(free_bytes: int) -> int:
+    """No more than half of what is left: an engine that has its KV is measured, too."""
+    return min(MEMORY_BYTES, max(LEAST_BYTES, free_bytes // 2))
 
 
 def random_memory(num_bytes: int) -> torch.Tensor:

@@ -73,9 +73,10 @@ class Decoder:
         is_small = spec.moe is not None or spec.hidden_size * spec.intermediate_size < SMALL_MATRIX
         if few_rows is None:
             few_rows = FEW_ROWS_OF_SMALL if is_small else FEW_ROWS_OF_LARGE
+            if not is_small and all(layer.packed is not None and layer.packed.is_whole for layer in weights.layers):
+                few_rows = 0  # reading a quarter less of everything is better than what fusing saves
+        self._few_rows = few_rows
         self._few_logits = 0 if weights.packed_head.head is not None else min(FEW_LOGITS, few_rows)
-        has_copies = not is_small and any(layer.packed is not None for layer in weights.layers)
-        self._few_rows = 0 if has_copies else few_rows  # reading a quarter less is better than what fusing saves
         self._spec, self._weights, self._kv, self._attention = spec, weights, kv, attention
         self._buffers, self._tables, self._last_tokens = buffers, tables, last_tokens
         self._products = Products(spec, buffers.products)

@@ -15,6 +15,7 @@ from twostroke.backends.cuda.compile_ahead import is_rehearsal
 from twostroke.backends.cuda.kernels.packed_tiles import (
     MAX_AVERAGE_ROWS,
     MAX_DENSE_ROWS,
+    MAX_EXPERTS,
     MIN_WEIGHTS,
     choose_packed_tile,
 )
@@ -60,6 +61,11 @@ class PackedLayer:
         )
 
     @property
+    def is_whole(self) -> bool:
+        """Whether every matrix has a copy."""
+        return None not in (self.qkv, self.o, self.gate_up, self.down)
+
+    @property
     def num_bytes(self) -> int:
         copies = (self.qkv, self.o, self.gate_up, self.down)
         return sum(copy.num_bytes for copy in copies if copy is not None)
@@ -99,8 +105,10 @@ class _Packable:
         """Whether products take a copy of it, on a device of so many multiprocessors; None: on any."""
         if not can_pack(self.shape, dtype, is_gated=self.is_gated):
             return False
-        if self.is_expert or num_sms is None:
-            return self.is_expert or prod(self.shape) >= MIN_WEIGHTS
+        if self.is_expert:
+            return self.shape[0] <= MAX_EXPERTS
+        if num_sms is None:
+            return prod(self.shape) >= MIN_WEIGHTS
         size = units_of(self.shape[0]), self.shape[1] // DEPTH
         return choose_packed_tile(1, *size, num_sms, gated=self.is_gated, may_split=self.name in SPLIT) is not None
 

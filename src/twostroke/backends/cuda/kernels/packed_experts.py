@@ -12,7 +12,7 @@ import torch
 
 from twostroke.backends.cuda.kernels.activation import Activation
 from twostroke.backends.cuda.kernels.cluster_products import GATES
-from twostroke.backends.cuda.kernels.packed_tiles import PackedTile
+from twostroke.backends.cuda.kernels.packed_tiles import MAX_EXPERTS, PackedTile
 from twostroke.backends.cuda.kernels.packed_weights import DEPTH, PackedMatrix
 from twostroke.backends.cuda.kernels.wgmma import product_function
 from twostroke.backends.cuda.native import NativeKernel, tensor_map
@@ -37,6 +37,7 @@ def packed_experts_product(
     """As `moe_grouped.grouped_matmul`."""
     experts, units, depth_rounds = weights.data.shape[:3]
     width = depth_rounds * DEPTH
+    assert depth_rounds % tile.rounds_at_once == 0 and experts <= MAX_EXPERTS
     assert weights.is_gated == (gated is not None) and inputs.shape[1] == width and tile.splits == 1
     x_map = tensor_map(inputs, len(inputs), tile.rows, DEPTH)  # of rows in order
     pointers = (inputs, weights.data, weights.factors, results, sorted_pairs, starts)

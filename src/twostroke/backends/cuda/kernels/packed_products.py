@@ -1,4 +1,4 @@
-"""Matrix products with packed weights for Hopper, in CUDA C++ (`packed_products.cu`): up to 128 rows, bound by reading
+"""Matrix products with packed weights for Hopper, in CUDA C++ (`packed_products.cu`): up to 256 rows, bound by reading
 weights, of which there is a quarter less to read. Knows the launch; `packed_tiles.py` how it is cut."""
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ def packed_product(
     units, depth_rounds = weight.data.shape[-3:-1]
     rounds = depth_rounds // tile.splits
     assert num_rows <= tile.rows and rounds * tile.splits * DEPTH == width and out.is_contiguous()
+    assert rounds % tile.rounds_at_once == 0 and not (gated and is_float32)
     assert weight.is_gated == (gated is not None) and (tile.splits == 1) == (out.dim() == 2)
     out_tiles = -(-units // tile.tile_units)
     tiles = out_tiles * tile.splits

@@ -18,7 +18,9 @@ DENSE_ROWS: Final = (8, 16, 32, 64, 96, 128, 160, 192, 216, 240, MAX_DENSE_ROWS)
 EXPERT_ROWS: Final = (8, 16, 24, 32)
 """Tokens that a program multiplies with, of a dense product and of an expert: kernels are compiled for these alone."""
 MAX_AVERAGE_ROWS: Final = 20
-"""Of an expert: up to here products with packed weights were measured."""
+"""Of an expert: products with packed weights were measured at 16 and fewer, and at 50 a whole step was slower."""
+MAX_EXPERTS: Final = 256
+"""Whose rows' places find room beside the ring."""
 GATE_GROUPS: Final = (2, 2)
 DOWN_GROUPS: Final = (4, 1)
 """Warp groups and units of each, for experts: of gates, whose rows come from anywhere, fewer warps wait less often."""
@@ -54,6 +56,11 @@ class PackedTile:
     @property
     def tile_units(self) -> int:
         return self.units if self.shared else self.groups * self.units
+
+    @property
+    def rounds_at_once(self) -> int:
+        """A program's rounds are a multiple of so many; a kernel would wait for ever for one that is missing."""
+        return (self.groups if self.shared else 1) * (2 if self.rows <= FEW_ROWS else 1)
 
     @property
     def stage_bytes(self) -> int:
@@ -121,9 +128,7 @@ def _split(tile: PackedTile, units: int, rounds: int, num_sms: int) -> PackedTil
 
 
 def _fits(tile: PackedTile, units: int, rounds: int, num_sms: int) -> bool:
-    turns = tile.groups if tile.shared else 1
-    step = turns * (2 if tile.rows <= FEW_ROWS else 1)
-    is_whole = rounds % (tile.splits * step) == 0
+    is_whole = rounds % (tile.splits * tile.rounds_at_once) == 0
     return is_whole and (not tile.shared or -(-units // tile.tile_units) * tile.splits <= num_sms)
 
 
