@@ -12,7 +12,7 @@ from rich.console import Console
 
 from twostroke.backends.cuda import FACTORY, ceilings
 from twostroke.backends.cuda.ceilings import DeviceRates, read_rates
-from twostroke.backends.cuda.kernels.read_memory import WIDTH, ReadConfig
+from twostroke.backends.cuda.kernels.read_memory import ROW_BYTES, WIDTH, ReadConfig
 from twostroke.cli.bench_table import print_limits
 from twostroke.lab.limits import Limits
 
@@ -83,3 +83,5 @@ def test_each_way_reads_everything_in_the_time_it_is_given(device: str, monkeypa
 @pytest.mark.parametrize("free, measured", [(100 << 30, 2 << 30), (3 << 30, 3 << 29), (64 << 20, 256 << 20)])
 def test_what_is_measured_finds_room_beside_kv(free: int, measured: int) -> None:
     assert ceilings.bytes_to_measure(free) == measured
+    for odd in (free + 1, free + 128, free + 3 * 128 + 7):
+        assert ceilings.bytes_to_measure(odd) % (2 * ROW_BYTES) == 0, "a copy goes from one half to the other"

@@ -21,6 +21,8 @@ MEMORY_BYTES = 2 << 30
 KV. A copy reads one half and writes the other."""
 LEAST_BYTES = 256 << 20
 """Where KV has left hardly anything: still several times the L2."""
+WHOLE_BYTES = 1 << 20
+"""What is measured is a multiple of this, so that both halves of a copy have as many rows."""
 MATRIX_SIZE = 8192
 REPETITIONS = 15
 LAUNCHES = 200
@@ -84,7 +86,7 @@ def machine_rates() -> DeviceRates:
 
 def bytes_to_measure(free_bytes: int) -> int:
     """No more than half of what is left: an engine that has its KV is measured, too."""
-    return min(MEMORY_BYTES, max(LEAST_BYTES, free_bytes // 2))
+    return min(MEMORY_BYTES, max(LEAST_BYTES, free_bytes // 2 // WHOLE_BYTES * WHOLE_BYTES))
 
 
 def random_memory(num_bytes: int) -> torch.Tensor:

@@ -153,6 +153,8 @@ class MoeBlock:
             self._grouped(x, scratch, 1, pdl, MoeTiles(grouped_gate_up=tile))
         for tile in moe_grouped.tiles_for(self._weights.down, gated=False):
             self._grouped(x, scratch, 1, pdl, MoeTiles(grouped_down=tile))
+        if self._packed.gate_up is None and self._packed.down is None:
+            return
         for rows in EXPERT_ROWS:
             gate_up = None if self._packed.gate_up is None else experts_tile(rows, gated=True)
             down = None if self._packed.down is None else experts_tile(rows, gated=False)
