@@ -20,9 +20,8 @@ constexpr bool FEW = ROWS <= 64;
 constexpr u32 PRODUCER_REGISTERS = GROUPS > 3 ? (FEW ? 64 : 32) : GROUPS == 3 ? (FEW ? 80 : 32) : FEW ? 88 : 24;
 constexpr u32 CONSUMER_REGISTERS = GROUPS > 3 ? (FEW ? 104 : 112) : GROUPS == 3 ? (FEW ? 144 : 160) : FEW ? 208 : 240;
 
-// Bytes of a word's first and last half with their codes, each code above its byte: two weights. Their exponents are 0 to
-// 15, so they are subnormal or hardly more; the factor, 2^112, puts them around one. It is exact, and what was rounded
-// to code 0 comes out as it should.
+// Each byte with its code above it is a weight: two in a word. Their exponents are 0 to 15, so they are subnormal or hardly
+// more; the factor, 2^112, puts them around one. It is exact, and what was rounded to code 0 comes out as it should.
 __device__ __forceinline__ void four_weights(u32* weights, u32 bytes, u32 codes) {
   u32 factor = 0x77807780;
   weights[0] = product_of_pairs(__byte_perm(bytes, codes, 0x5140), factor);

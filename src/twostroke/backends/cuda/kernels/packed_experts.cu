@@ -26,7 +26,7 @@ struct Walk {
 };
 
 // What the producer, one warp, does. Tokens' own rows lie anywhere: a lane copies sixteen bytes of every fourth one. (The
-// copy engine could fetch them row by row, and takes half as long again.) Rows in order come by the copy engine.
+// copy engine could fetch them row by row, and takes a quarter to a half longer.) Rows in order come by the copy engine.
 struct Producer {
   const TensorMap* x_map;
   const char *inputs, *weights;
