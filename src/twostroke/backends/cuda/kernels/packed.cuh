@@ -21,11 +21,13 @@ constexpr u32 PRODUCER_REGISTERS = GROUPS > 3 ? (FEW ? 64 : 32) : GROUPS == 3 ? 
 constexpr u32 CONSUMER_REGISTERS = GROUPS > 3 ? (FEW ? 104 : 112) : GROUPS == 3 ? (FEW ? 144 : 160) : FEW ? 208 : 240;
 
 // Each byte with its code above it is a weight: two in a word. Their exponents are 0 to 15, so they are subnormal or hardly
-// more; the factor, 2^112, puts them around one. It is exact, and what was rounded to code 0 comes out as it should.
+// more, which tensor cores take as they are; their sums are brought back by what was taken off, 2^112. Float32 holds
+// sums so small to 2^-37 of a row's largest weight, which is less than they are rounded by unless all inputs are tiny.
+constexpr float TAKEN_OFF = 5.192296858534828e33f;
+
 __device__ __forceinline__ void four_weights(u32* weights, u32 bytes, u32 codes) {
-  u32 factor = 0x77807780;
-  weights[0] = product_of_pairs(__byte_perm(bytes, codes, 0x5140), factor);
-  weights[1] = product_of_pairs(__byte_perm(bytes, codes, 0x7362), factor);
+  weights[0] = __byte_perm(bytes, codes, 0x5140);
+  weights[1] = __byte_perm(bytes, codes, 0x7362);
 }
 
 // The eight weights that a thread gives to one instruction: their low bytes, and a word with the other four bits of each,
@@ -36,7 +38,7 @@ __device__ __forceinline__ void unpack(u32 (&weights)[4], u32 first, u32 second,
 }
 
 // Steps of 16 inputs that are unpacked and multiplied together: of many tokens fewer, as their sums take the registers.
-constexpr u32 STEPS = FEW ? 4 : 2;
+constexpr u32 STEPS = FEW ? 4 : ROWS * UNITS > 320 ? 1 : 2;
 
 struct Weights {
   u32 words[UNITS][STEPS][4];
@@ -77,8 +79,12 @@ __device__ __forceinline__ void multiply_tile(float (&sums)[UNITS][ROWS / 2], u3
 #pragma unroll
       for (u32 step = 0; step < STEPS; step += 2) {
         uint4 numbers = load_sixteen(from + (first_step + step) / 2 * 512);
-        unpack(weights.words[unit][step], numbers.x, numbers.y, of_step[first_step + step]);
-        unpack(weights.words[unit][step + 1], numbers.z, numbers.w, of_step[first_step + step + 1]);
+        bool is_odd = first_step % 2;  // where steps go one by one
+        u32 code = of_step[first_step + step];
+        unpack(weights.words[unit][step], is_odd ? numbers.z : numbers.x, is_odd ? numbers.w : numbers.y, code);
+        if constexpr (STEPS > 1) {
+          unpack(weights.words[unit][step + 1], numbers.z, numbers.w, of_step[first_step + step + 1]);
+        }
       }
     }
     begin_products();
@@ -96,6 +102,9 @@ __device__ __forceinline__ void multiply_tile(float (&sums)[UNITS][ROWS / 2], u3
     bool begun = j >= TURNS;
     multiply_steps(first, 0, begun);
     if (begun) release(before);
+    if constexpr (STEPS == 1) multiply_steps(second, 1, true);
+    if constexpr (STEPS == 1) multiply_steps(first, 2, true);
+    if constexpr (STEPS == 1) multiply_steps(second, 3, true);
     if constexpr (STEPS == 2) multiply_steps(second, 2, true);
     before = place.stage;
     place.advance(TURNS);
@@ -130,8 +139,9 @@ __device__ __forceinline__ void store_unit(const float (&sums)[ROWS / 2], const 
   for (u32 block = 0; block < ROWS / 8; block++) {
     if (SHARED && block % GROUPS != group) continue;
     u32 token = block * 8 + lane % 4 * 2;
-    float first = sums[block * 4] * upper, second = sums[block * 4 + 1] * upper;
-    float first_below = sums[block * 4 + 2] * lower, second_below = sums[block * 4 + 3] * lower;
+    const float* own_sums = sums + block * 4;
+    float first = own_sums[0] * TAKEN_OFF * upper, second = own_sums[1] * TAKEN_OFF * upper;
+    float first_below = own_sums[2] * TAKEN_OFF * lower, second_below = own_sums[3] * TAKEN_OFF * lower;
     if constexpr (GATED) {
       first = gated(first, first_below);
       second = gated(second, second_below);

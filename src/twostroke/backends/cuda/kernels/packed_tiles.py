@@ -14,7 +14,7 @@ ALIGNMENT: Final = 1024
 MAX_STAGES: Final = 16
 MAX_SPLITS: Final = 8
 MAX_DENSE_ROWS: Final = 256
-DENSE_ROWS: Final = (8, 16, 32, 64, 96, 128, 160, 192, 216, 240, MAX_DENSE_ROWS)
+DENSE_ROWS: Final = (8, 16, 32, 64, 80, 96, 112, 128, 144, 160, 176, 192, 216, 240, MAX_DENSE_ROWS)
 EXPERT_ROWS: Final = (8, 16, 24, 32)
 """Tokens that a program multiplies with, of a dense product and of an expert: kernels are compiled for these alone."""
 MAX_AVERAGE_ROWS: Final = 20
@@ -24,14 +24,15 @@ MAX_EXPERTS: Final = 256
 GATE_GROUPS: Final = (2, 2)
 DOWN_GROUPS: Final = (4, 1)
 """Warp groups and units of each, for experts: of gates, whose rows come from anywhere, fewer warps wait less often."""
-MAX_GATED_ROWS: Final = 160
+MAX_WHOLE_ROWS: Final = 240
+"""Of products whose depth is not divided: plain tiles of 256 rows are as good."""
 MAX_TURNS_ROWS: Final = 64
-MAX_FLOAT32_ROWS: Final = 128
-"""Of products whose depth is not divided: more rows' sums do not fit into registers beside each other (of float32
-results fewer), or groups that take turns are no faster than plain products."""
+"""Beyond, groups that take turns are no faster than plain products."""
 FEW_ROWS: Final = 64
 """Up to here a round is unpacked as a whole, so that a group's rounds must be an even number; more rows' sums leave no
 registers for that."""
+MOST_SUMS: Final = 384
+"""Rows times a group's units whose sums registers hold."""
 MIN_WEIGHTS: Final = 1 << 24
 """Of smaller matrices a product is mostly its own begin and end."""
 ENOUGH: Final = 0.75
@@ -108,10 +109,10 @@ def choose_packed_tile(
         if rounds // tile.splits < LEAST_ROUNDS:
             tile = _split(PackedTile(held, 2, shared=True), units, rounds, num_sms)
     elif -(-units // 2) >= ENOUGH * num_sms:
-        if rows > (MAX_FLOAT32_ROWS if is_float32 else MAX_GATED_ROWS):
+        if rows > MAX_WHOLE_ROWS:
             return None
         tile = PackedTile(held, 2)
-        if -(-units // 4) >= ENOUGH * num_sms:
+        if -(-units // 4) >= ENOUGH * num_sms and 2 * held <= MOST_SUMS:
             tile = PackedTile(held, 4) if held <= FEW_ROWS else PackedTile(held, 2, 2)
     else:
         tile = PackedTile(held, 2, shared=True)
