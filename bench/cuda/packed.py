@@ -18,7 +18,7 @@ from bench.cuda.product_cases import MODELS, Matrix, time_us
 from twostroke.backends.cuda.kernels.moe_grouped import tile_for
 from twostroke.backends.cuda.kernels.packed_experts import packed_experts_product
 from twostroke.backends.cuda.kernels.packed_products import packed_product
-from twostroke.backends.cuda.kernels.packed_tiles import DENSE_ROWS, FEW_ROWS, PackedTile
+from twostroke.backends.cuda.kernels.packed_tiles import DENSE_ROWS, FEW_ROWS, MOST_SUMS, PackedTile
 from twostroke.backends.cuda.kernels.packed_weights import UNIT_ROWS, PackedMatrix, pack
 from twostroke.backends.cuda.kernels.target import target_of
 from twostroke.backends.cuda.moe import MoeScratch, MoeWeights
@@ -27,8 +27,8 @@ from twostroke.models.spec import MoeSpec
 REPEATS = 20
 MOE = MoeSpec(num_experts=128, experts_per_token=8, expert_intermediate_size=768, normalise_weights=True)
 HIDDEN, LAYERS = 2048, 3
-MOST_SUMS, MOST_SUMS_OF_FOUR = 320, 128
-"""Rows times a group's units that registers hold, and rows where there are four groups."""
+MOST_ROWS = {2: MOST_SUMS, 3: 192, 4: 128}
+"""Rows times a group's units that registers hold the sums of, by groups."""
 CUTS = (
     (2, 1, False),
     (3, 1, False),
@@ -59,7 +59,7 @@ def dense_tiles(matrix: Matrix, rows: int) -> Iterator[PackedTile]:
     units = -(-matrix.outputs * (2 if matrix.is_gated else 1) // UNIT_ROWS)
     held = next(size for size in DENSE_ROWS if rows <= size)
     for groups, per_group, shared in CUTS:
-        if held > FEW_ROWS and (held * per_group > MOST_SUMS or (held > MOST_SUMS_OF_FOUR and groups == 4)):
+        if held > FEW_ROWS and held * per_group > MOST_ROWS[groups]:
             continue
         for splits in (1, 2, 4, 8) if matrix.may_split else (1,):
             tile = PackedTile(held, groups, per_group, splits=splits, shared=shared)

@@ -202,9 +202,6 @@ inline u32 rounded(float value) {
   return bits;
 }
 inline u32 packed(float low, float high) { return rounded(low) | rounded(high) << 16; }
-inline u32 product_of_pairs(u32 first, u32 second) {
-  return packed(number(first) * number(second), number(first >> 16) * number(second >> 16));
-}
 inline float power_of_two(float exponent) { return exp2f(exponent); }
 inline void exchange(u32 (&word)[4], u32 lane) {
   u32 mine[4];

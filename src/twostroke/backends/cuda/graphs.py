@@ -96,5 +96,5 @@ def buckets_up_to(limit: int) -> tuple[int, ...]:
     """Batch sizes that graphs are made for: every few at first, then in eights, wider apart later."""
     sizes = [1, 2, 3, 4, 6, 8]
     while sizes[-1] < limit:
-        sizes.append(sizes[-1] + max(8, sizes[-1] // 8 // 8 * 8))
+        sizes.append(sizes[-1] + max(8, sizes[-1] // 8 // 16 * 16))
     return (*(size for size in sizes if size < limit), limit)

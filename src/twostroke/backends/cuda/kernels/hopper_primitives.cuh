@@ -188,13 +188,6 @@ __device__ __forceinline__ u32 packed(float low, float high) {
   return both;
 }
 
-// Of two bfloat16 and two others: subnormal numbers count as what they are.
-__device__ __forceinline__ u32 product_of_pairs(u32 first, u32 second) {
-  u32 both;
-  asm("mul.bf16x2 %0, %1, %2;" : "=r"(both) : "r"(first), "r"(second));
-  return both;
-}
-
 __device__ __forceinline__ float power_of_two(float exponent) {
   float power;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(exponent));

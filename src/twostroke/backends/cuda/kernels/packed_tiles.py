@@ -14,7 +14,7 @@ ALIGNMENT: Final = 1024
 MAX_STAGES: Final = 16
 MAX_SPLITS: Final = 8
 MAX_DENSE_ROWS: Final = 256
-DENSE_ROWS: Final = (8, 16, 32, 64, 80, 96, 112, 128, 144, 160, 176, 192, 216, 240, MAX_DENSE_ROWS)
+DENSE_ROWS: Final = (8, 16, 32, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240, MAX_DENSE_ROWS)
 EXPERT_ROWS: Final = (8, 16, 24, 32)
 """Tokens that a program multiplies with, of a dense product and of an expert: kernels are compiled for these alone."""
 MAX_AVERAGE_ROWS: Final = 20
@@ -26,7 +26,7 @@ DOWN_GROUPS: Final = (4, 1)
 """Warp groups and units of each, for experts: of gates, whose rows come from anywhere, fewer warps wait less often."""
 MAX_WHOLE_ROWS: Final = 240
 """Of products whose depth is not divided: plain tiles of 256 rows are as good."""
-MAX_TURNS_ROWS: Final = 64
+MAX_TURNS_ROWS: Final = 96
 """Beyond, groups that take turns are no faster than plain products."""
 FEW_ROWS: Final = 64
 """Up to here a round is unpacked as a whole, so that a group's rounds must be an even number; more rows' sums leave no
@@ -111,9 +111,8 @@ def choose_packed_tile(
     elif -(-units // 2) >= ENOUGH * num_sms:
         if rows > MAX_WHOLE_ROWS:
             return None
-        tile = PackedTile(held, 2)
-        if -(-units // 4) >= ENOUGH * num_sms and 2 * held <= MOST_SUMS:
-            tile = PackedTile(held, 4) if held <= FEW_ROWS else PackedTile(held, 2, 2)
+        has_many = held > FEW_ROWS and 2 * held <= MOST_SUMS and -(-units // 4) >= ENOUGH * num_sms
+        tile = PackedTile(held, 2, 2 if has_many else 1)
     else:
         tile = PackedTile(held, 2, shared=True)
         if gated or rows > MAX_TURNS_ROWS:
