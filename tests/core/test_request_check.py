@@ -10,7 +10,9 @@ from twostroke.core.sampling_params import SamplingParams
     ("field", "prompt", "sampling"),
     [
         ("prompt_token_ids", (1, 100), SamplingParams()),
-        ("prompt_token_ids", (-1, 3), SamplingParams()),
+        ("prompt_token_ids holds the token id -1;", (5, -1, 3), SamplingParams()),
+        (f"prompt_token_ids holds the token id {2**32 + 1};", (1, 2**32 + 1), SamplingParams()),
+        (f"prompt_token_ids holds the token id {2**70};", (1, 2**70, 3), SamplingParams()),
         ("logit_bias", (1,), SamplingParams(logit_bias={100: 1.0})),
         ("stop_token_ids", (1,), SamplingParams(stop_token_ids=(2, 10**9))),
         ("min_tokens", (1,), SamplingParams(min_tokens=1, stop_token_ids=tuple(range(100)))),

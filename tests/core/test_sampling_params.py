@@ -20,6 +20,7 @@ from twostroke.core.sampling_params import SamplingParams
         ("temperature", -0.1),
         ("temperature", float("nan")),
         ("temperature", float("inf")),
+        ("temperature", 10**400),
         ("temperature", "hot"),
         ("top_k", 0),
         ("top_p", 0.0),

@@ -16,7 +16,9 @@ def check_request(request: Request, vocab_size: int) -> None:
         ("stop_token_ids", sampling.stop_token_ids),
     )
     for name, token_ids in named_ids:
-        for token_id in (min(token_ids, default=0), max(token_ids, default=0)):
+        if not token_ids:
+            continue
+        for token_id in (min(token_ids), max(token_ids)):
             if not 0 <= token_id < vocab_size:
                 raise BadRequestError(
                     f"{name} holds the token id {token_id}; this model's ids run from 0 to {vocab_size - 1}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -66,9 +65,10 @@ class SamplingParams:
         _integer("n", self.n, 1, MAX_SAMPLES)
         if self.seed is not None:
             _integer("seed", self.seed, 0, MAX_SEED - 1)
-        for name, count in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
-            if count is not None:
-                _integer(name, count, 0, MAX_LOGPROBS)
+        if self.logprobs is not None:
+            _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        if self.prompt_logprobs is not None:
+            _integer("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
         if self.grammar is not None and not isinstance(self.grammar, GrammarSpec):
             raise BadRequestError(f"grammar must be a GrammarSpec, not {type(self.grammar).__name__}")
         if self.grammar is not None and self.ignore_eos:
@@ -112,7 +112,7 @@ def _integer(name: str, value: object, low: int, high: int | None) -> None:
 
 
 def _number(name: str, value: object, low: float, high: float, *, above_low: bool = False) -> None:
-    valid = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    valid = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not valid or not low <= value <= high or (above_low and value == low):  # type: ignore[operator]
         bounds = f"above {low:g} and at most {high:g}" if above_low else f"from {low:g} to {high:g}"
         raise BadRequestError(f"{name} must be a number {bounds}, not {value!r}")

@@ -3,7 +3,8 @@ once. Waiting for a device is not bookkeeping: it stays interruptible."""
 
 from __future__ import annotations
 
-import signal
+# What `signal` is made of: that searches an enum for every handler, which takes it some ten times as long.
+import _signal  # type: ignore[import-not-found]
 import threading
 from collections.abc import Callable
 from types import FrameType, TracebackType
@@ -12,7 +13,7 @@ from typing import Any
 
 class HeldInterrupts:
     """Holds back SIGINT inside the `with` block, but for the stretch between `let_through` and `hold`. One change of
-    handlers serves a whole step: each takes microseconds. Python gives signals to the main thread only, so others need
+    handlers serves a whole step. Python gives signals to the main thread only, so others need
     nothing."""
 
     def __init__(self) -> None:
@@ -22,17 +23,17 @@ class HeldInterrupts:
 
     def __enter__(self) -> HeldInterrupts:
         if threading.current_thread() is threading.main_thread():
-            previous = signal.getsignal(signal.SIGINT)
+            previous = _signal.getsignal(_signal.SIGINT)
             if callable(previous):
                 self._previous = previous
-                signal.signal(signal.SIGINT, self._take)
+                _signal.signal(_signal.SIGINT, self._take)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._previous is not None:
-            signal.signal(signal.SIGINT, self._previous)
+            _signal.signal(_signal.SIGINT, self._previous)
             self._deliver()
 
     def let_through(self) -> None:

@@ -22,6 +22,10 @@ class Admission:
     def __init__(self, config: SchedulerConfig, ledger: KVLedger) -> None:
         self._config = config
         self._ledger = ledger
+        self._token_limit, self._limited_by = config.max_context, f"max_context is {config.max_context}"
+        pool_limit = ledger.max_total_tokens
+        if pool_limit is not None and pool_limit < config.max_context:
+            self._token_limit, self._limited_by = pool_limit, f"the KV cache has room for {pool_limit}"
         self._watermarks = [math.ceil(pool.num_blocks * config.kv_watermark) for pool in ledger.pools]
         self._first_samples: dict[int, Sequence] = {}  # by sequence id, for siblings that wait for their prompt
         self.waiting = RankedQueue(config.priority_aging_s)
@@ -35,10 +39,7 @@ class Admission:
     def total_tokens(self, request: Request) -> int:
         """Prompt plus output, at most; raises for what could never finish."""
         prompt_len, max_tokens = len(request.prompt_token_ids), request.sampling.max_tokens
-        limit, where = self._config.max_context, f"max_context is {self._config.max_context}"
-        pool_limit = self._ledger.max_total_tokens
-        if pool_limit is not None and pool_limit < limit:
-            limit, where = pool_limit, f"the KV cache has room for {pool_limit}"
+        limit, where = self._token_limit, self._limited_by
         if prompt_len >= limit:
             raise BadRequestError(
                 f"the prompt has {prompt_len} tokens, and {where} tokens, of which one at least is for the answer"
@@ -55,13 +56,14 @@ class Admission:
     def enqueue(self, samples: list[Sequence]) -> None:
         if not len(self.running):  # whatever was waited for is over
             self.waits.tick(max(self.waits.now_s, samples[0].request.arrival_s))
+        num_running, running_limit = len(self.running), self._config.running_limit
+        free_blocks = tuple([pool.num_available for pool in self._ledger.pools])
         for sequence in samples:
             num_tokens, num_waiting = self.waiting.num_prompt_tokens, len(self.waiting)
             ahead = self.waiting.add(sequence)
             record = sequence.timing.queue
             record.ahead, record.ahead_tokens = ahead, num_tokens * ahead // max(1, num_waiting)
-            record.running, record.running_limit = len(self.running), self._config.running_limit
-            record.free_blocks = tuple(pool.num_available for pool in self._ledger.pools)
+            record.running, record.running_limit, record.free_blocks = num_running, running_limit, free_blocks
             self.waits.begin(sequence)
             if sequence is not samples[0]:
                 self._first_samples[sequence.seq_id] = samples[0]

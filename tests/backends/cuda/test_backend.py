@@ -10,14 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tests.backends.cuda.engines import Sizes, mixed_requests, play, play_both, request, with_sampling
 from tests.models.tiny_checkpoints import VOCAB_SIZE, make_tiny, variants
 
 from twostroke.backends.cuda import backend as backend_module
 from twostroke.backends.cuda import captured_sizes
 from twostroke.backends.cuda.batch import CapturedShape
-from twostroke.backends.cuda.graphs import GraphCache
-from twostroke.backends.cuda.results import CudaTicket
+from twostroke.backends.cuda.graphs import GraphCache, buckets_up_to
+from twostroke.backends.cuda.results import CudaTicket, sampling_ids
 from twostroke.backends.host.host_backend import NOT_FINITE
 from twostroke.core.step import Step, TokenLogprobs
 from twostroke.models.checkpoint import Checkpoint
@@ -105,6 +106,48 @@ def test_steps_padded_to_a_captured_shape_change_no_token(
     mixed = {shape for shape in shapes_run if shape.decode_slots}
     assert {shape.num_tokens for shape in mixed} == {8, 16} and {shape.decode_slots for shape in mixed} >= {2, 4}
     assert all(shape.sampled_chunks == 2 for shape in mixed)
+
+
+def test_steps_without_a_graph_sample_as_many_tokens_as_decode_graphs_have(
+    llama: Checkpoint, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind the last attention they launch what was launched at start, and padding changes no token. A chunk inside a
+    prompt wants no logits at all."""
+    for name in ("LONE_SLOTS", "MIXED_SLOTS"):
+        monkeypatch.setattr(captured_sizes, name, ())
+    sizes = Sizes(step_tokens=24, max_rows=7, max_context=48)
+    requests = mixed_requests((30, 4, 3, 5, 2, 6), (9, 8, 7, 6, 5, 4, 3), ignore_eos=True)
+    requests = with_sampling(requests, *({"temperature": 0.7 * (index % 2)} for index in range(len(requests))))
+    backend = sizes.on_device(llama, device, few_rows=2)
+    path, decoder = backend._prefills, backend._parts.decoder
+    launch, forward, logits = path.launch, decoder.forward, decoder.logits
+    counts: list[int] = []
+    steps: list[list[int]] = []  # of each: tokens to sample, tokens that left the last layer, rows of logits
+
+    def record_launch(step: Step) -> Any:
+        counts[:] = [len(sampling_ids(step))]
+        launched = launch(step)
+        steps.append(list(counts))
+        return launched
+
+    def record_forward(*arguments: Any, **options: Any) -> torch.Tensor:
+        residual = forward(*arguments, **options)
+        counts.append(len(residual))
+        return residual
+
+    def record_logits(residual: torch.Tensor, **options: Any) -> torch.Tensor:
+        counts.append(len(residual))
+        return logits(residual, **options)
+
+    monkeypatch.setattr(path, "launch", record_launch)
+    monkeypatch.setattr(decoder, "forward", record_forward)
+    monkeypatch.setattr(decoder, "logits", record_logits)
+    ours = play(sizes.engine(llama, backend), requests)
+    assert ours == play(sizes.engine(llama, sizes.on_reference(llama)), requests)
+    least = {1: 1, 2: 2, 3: 3, 4: 4, 5: 6, 6: 6, 7: 7}
+    assert set(buckets_up_to(sizes.max_rows)) == set(least.values())
+    assert [0, 0] in steps and [2, 2, 2] in steps and [5, 6, 6] in steps
+    assert all(step == [0, 0] or step == [step[0], least[step[0]], least[step[0]]] for step in steps)
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ Integers = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class CapturedShape:
-    """The sizes of a step that a graph is made for."""
+    """The sizes that a step is padded to: those that a graph is made for, or nearly its own."""
 
     num_tokens: int
     decode_slots: int

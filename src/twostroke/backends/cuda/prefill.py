@@ -5,6 +5,7 @@ longer. Sampling follows kernel by kernel, so that one graph serves all that row
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,6 +15,7 @@ import torch
 from twostroke.backends.cuda.batch import Batch, CapturedShape
 from twostroke.backends.cuda.captured_sizes import CapturedSizes
 from twostroke.backends.cuda.compile_ahead import abridged
+from twostroke.backends.cuda.graphs import buckets_up_to
 from twostroke.backends.cuda.kernels.prefill_tiles import ITEM_FIELDS, PrefillWork
 from twostroke.backends.cuda.logprobs import prompt_logprob_readers
 from twostroke.backends.cuda.model import Decodes, TokenArrays
@@ -40,6 +42,7 @@ class PrefillPath:
         self._parts = parts
         self._max_context = max_context
         self._max_tokens = len(parts.buffers.residual)
+        self._sampled_sizes = buckets_up_to(max_rows)
         room = min(self._max_tokens, max_context)
         self._sizes = CapturedSizes.of(room, max_rows, parts.decoder.multiply_adds_per_token)
 
@@ -48,7 +51,8 @@ class PrefillPath:
         parts = self._parts
         wants_prompts = any(chunk.prompt_logprobs is not None for chunk in step.prefills)
         shape = None if wants_prompts else self._captured_shape(step)
-        batch = Batch.from_step(step, parts.rows.index_of, parts.rows.padding_row, shape)
+        padded = self._padded_shape(step) if shape is None else shape
+        batch = Batch.from_step(step, parts.rows.index_of, parts.rows.padding_row, padded)
         staged = self._send(batch, shape)
         rows = batch.sampled_rows[: batch.num_sampled].tolist()
         prompt_logprobs: dict[int, PromptLogprobReader] = {}
@@ -84,6 +88,16 @@ class PrefillPath:
         num_decodes, num_chunks = len(step.decodes), len(step.prefills)
         num_tokens = num_decodes + step.num_prefill_tokens
         return self._sizes.least(num_tokens, num_decodes, num_chunks)
+
+    def _padded_shape(self, step: Step) -> CapturedShape:
+        """Of a step that no graph is made for: as it is, but that it samples, if anything, as many tokens as a step of
+        decodes may have. What is behind the last attention and the head then launches what start-up launched for those:
+        kernels for other numbers would be loaded, or even compiled, while everybody waits."""
+        num_decodes = len(step.decodes)
+        num_sampled = num_decodes + sum(chunk.samples for chunk in step.prefills)
+        if num_sampled:  # no more than there are rows
+            num_sampled = self._sampled_sizes[bisect_left(self._sampled_sizes, num_sampled)]
+        return CapturedShape(num_decodes + step.num_prefill_tokens, num_decodes, num_sampled - num_decodes)
 
     def _send(self, batch: Batch, shape: CapturedShape | None) -> StagedBatch:
         attention = self._parts.attention
