@@ -3,6 +3,7 @@ back, tell the caller. One request that fails never stops it. Single-threaded: c
 
 from __future__ import annotations
 
+import random
 import secrets
 import time
 from collections import deque
@@ -59,6 +60,7 @@ class Engine:
         self._tokenizer = tokenizer
         self._grammars = grammars
         self._clock = clock
+        self._seeds = random.Random(secrets.randbits(128))  # asked for each seed, the system would take longer
         self._max_in_flight = 2 if run_ahead else 1
         self._in_flight: deque[tuple[Step, Ticket, float]] = deque()  # the last: when it was launched
         self.step_log = StepLog()
@@ -84,7 +86,7 @@ class Engine:
             raise BadRequestError("stop strings need a tokenizer, and this engine has none: use stop_token_ids")
         compiled = None if request.sampling.grammar is None else self._check_grammar(request)
         seed = request.sampling.seed
-        request = replace(request, arrival_s=self._clock(), seed=secrets.randbits(64) if seed is None else seed)
+        request = replace(request, arrival_s=self._clock(), seed=self._seeds.getrandbits(64) if seed is None else seed)
         with uninterrupted():
             sequences = self.scheduler.add(request)
             for sequence in sequences:

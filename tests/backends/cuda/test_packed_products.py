@@ -49,10 +49,12 @@ def held_rows(rows: int) -> int:
 def test_an_8b_s_matrices_are_cut_as_was_measured_best(rows: int) -> None:
     held = held_rows(rows)
     in_turns = PackedTile(held, 2, shared=True)
-    whole = PackedTile(held, 2, 2 if FEW_ROWS < rows <= 192 else 1) if rows <= MAX_WHOLE_ROWS else None
+    gates = head = PackedTile(held, 2, 2 if rows <= 192 else 1) if rows <= MAX_WHOLE_ROWS else None
+    if rows <= FEW_ROWS:
+        gates, head = PackedTile(held, 2), PackedTile(held, 4)
     assert choose_packed_tile(rows, *QKV, SMS) == (in_turns if rows <= MAX_TURNS_ROWS else None)
-    assert choose_packed_tile(rows, *GATE_UP, SMS, gated=True) == whole
-    assert choose_packed_tile(rows, *HEAD, SMS, is_float32=True) == whole
+    assert choose_packed_tile(rows, *GATE_UP, SMS, gated=True) == gates
+    assert choose_packed_tile(rows, *HEAD, SMS, is_float32=True) == head
     assert choose_packed_tile(rows, *OUT, SMS, may_split=True) == PackedTile(held, 2, splits=2, shared=True)
     assert choose_packed_tile(rows, *DOWN, SMS, may_split=True) == PackedTile(held, 2, splits=4)
 
