@@ -1,5 +1,5 @@
 """compute-sanitizer's memcheck over the tests of kernels, on a card: every access out of bounds or misaligned. A file a
-process, many at once; a table last.
+process, of long ones a share of its tests, many at once; a table last.
 
 PYTHONPATH=src python bench/cuda/memcheck.py [--only rope,moe] [--workers 14] [--limit-s 90]"""
 
@@ -19,17 +19,45 @@ TESTS = Path("tests/backends/cuda")
 KERNELS = (
     "activation", "attention", "cluster_products", "decode_attention", "dependent_launch", "embedding", "flash_prefill",
     "gemv", "hopper_grouped", "hopper_prefill", "hopper_products", "logprob_tensors", "moe", "moe_routing", "norms",
-    "prefill_attention", "rope", "sampling", "sampling_mask",
+    "packed_experts", "packed_products", "packed_weights", "prefill_attention", "read_memory", "rope", "sampling",
+    "sampling_mask",
 )  # fmt: skip
+SHARES = {
+    "flash_prefill": 2,
+    "hopper_prefill": 4,
+    "hopper_products": 3,
+    "moe": 2,
+    "packed_experts": 3,
+    "packed_products": 8,
+}
+"""Processes for files that take minutes."""
+PYTEST = (
+    sys.executable,
+    "-m",
+    "pytest",
+    "-p",
+    "no:cacheprovider",
+    "-m",
+    "not slow",
+    "-k",
+    "not emulated and not compile",
+)
+"""Of tests without a card, those that take long are left out."""
 FOUND = 9
 """Exit status for what memcheck found."""
 
 
-def check(sanitizer: str, path: Path, limit_s: float) -> str:
-    command = [
-        sanitizer, "--tool", "memcheck", "--error-exitcode", str(FOUND),
-        sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "-m", "not slow", str(path),
-    ]  # fmt: skip
+def shares_of(path: Path, count: int) -> list[list[str]]:
+    """What pytest is told to run: the file, or its tests dealt out."""
+    if count == 1:
+        return [[str(path)]]
+    listed = subprocess.run([*PYTEST, "--collect-only", str(path)], capture_output=True, text=True).stdout
+    tests = [line for line in listed.splitlines() if "::" in line]
+    return [tests[first::count] for first in range(count) if tests[first::count]]
+
+
+def check(sanitizer: str, tests: list[str], limit_s: float) -> str:
+    command = [sanitizer, "--tool", "memcheck", "--error-exitcode", str(FOUND), *PYTEST, "-x", *tests]
     started_s = time.perf_counter()
     # Tensors of torch's allocator lie in few large blocks, where memcheck sees no bounds: an allocation each.
     environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "OMP_NUM_THREADS": "1"}
@@ -54,16 +82,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="files that have one of these in their names, by commas")
     parser.add_argument("--workers", type=int, default=14)
-    parser.add_argument("--limit-s", type=float, default=90.0, help="for a file")
+    parser.add_argument("--limit-s", type=float, default=90.0, help="for a file, or a share of its tests")
     options = parser.parse_args()
     sanitizer = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
     wanted = [part for part in options.only.split(",") if part]
     names = [name for name in KERNELS if not wanted or any(part in name for part in wanted)]
-    files = [TESTS / f"test_{name}.py" for name in names]
     with ThreadPoolExecutor(options.workers) as workers:
-        running = {path: workers.submit(check, sanitizer, path, options.limit_s) for path in files}
-        for path, outcome in running.items():
-            print(f"{path.stem:32s} {outcome.result()}", flush=True)
+        shares = workers.map(lambda name: shares_of(TESTS / f"test_{name}.py", SHARES.get(name, 1)), names)
+        running = [
+            (name, workers.submit(check, sanitizer, tests, options.limit_s))
+            for name, dealt in zip(names, list(shares), strict=True)
+            for tests in dealt
+        ]
+        for name, outcome in running:
+            print(f"{name:20s} {outcome.result()}", flush=True)
 
 
 if __name__ == "__main__":

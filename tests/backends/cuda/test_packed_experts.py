@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.backends.cuda.packed_case import (
+    REPEATS,
     Experts,
     compile_all,
     counts_of_rows,
@@ -106,7 +107,7 @@ def test_products_of_any_routing_on_a_card(rows: int, kind: Activation | None) -
     for outputs, width in ((512, 2048), (1000, 256)):  # more rounds than stages, and fewer
         case = Experts(num_experts, outputs, width, "cuda", kind)
         for counts in counts_of_rows(rows, num_experts):
-            case.check(counts, tile, num_sms=SMS, pdl=(True, False) * 10)
+            case.check(counts, tile, num_sms=SMS, pdl=(True, False) * REPEATS)
             case.check(counts, tile, num_sms=7)  # each program has many tiles
 
 

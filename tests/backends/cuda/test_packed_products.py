@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import triton
-from tests.backends.cuda.packed_case import Dense, compile_all, needs_compiler, needs_hopper
+from tests.backends.cuda.packed_case import REPEATS, Dense, compile_all, needs_compiler, needs_hopper
 
 from twostroke.backends.cuda import native
 from twostroke.backends.cuda.kernels.activation import Activation
@@ -155,6 +155,30 @@ def test_products_on_an_emulated_device(
         case.check(rows, tile, dtype, num_sms=132 if tile.shared else 2, has_room=index % 2 == 0)
 
 
+def small_cases(device: str) -> list[Dense]:
+    """Weights that are subnormal to tensor cores, beside one of their row that meets zeros; and tiny inputs."""
+    torch.manual_seed(0)
+    weight = torch.randn(72, 512) * 2.0**-18
+    weight[:, 0] = 1.0
+    small = Dense(72, 512, device, given=weight.to(BF16), num_silent=1)
+    assert 0 < float(small.weight[:, 1:].abs().max()) < 2.0**-14
+    return [small, Dense(72, 512, device, input_scale=2.0**-20)]
+
+
+@needs_compiler
+def test_what_is_small_counts_on_an_emulated_device() -> None:
+    for case in small_cases("cpu"):
+        case.check(5, PackedTile(8, 2), F32, num_sms=2)
+
+
+@pytest.mark.gpu
+@needs_hopper
+@pytest.mark.parametrize("tile", [PackedTile(8, 2), PackedTile(96, 2, 2), PackedTile(176, 2, 2)])
+def test_what_is_small_counts_on_a_card(tile: PackedTile) -> None:
+    for case in small_cases("cuda"):
+        case.check(tile.rows - 3, tile, F32, num_sms=SMS)
+
+
 def _has_nvrtc() -> bool:
     try:
         native._nvrtc()
@@ -229,7 +253,7 @@ def on_card(rows: int) -> list[tuple[PackedTile, Activation | None, torch.dtype]
 
 @pytest.mark.gpu
 @needs_hopper
-@pytest.mark.parametrize("rows", [1, 7, 8, 33, 64, 65, 96, 128, 160, 200, 256])
+@pytest.mark.parametrize("rows", [1, 7, 8, 33, 64, 65, 96, 128, 160, 176, 192, 208, 256])
 def test_products_on_a_card(rows: int) -> None:
     torch.manual_seed(rows)
     kernels = [each for each in on_card(rows) if each[0].units * each[0].rows <= MOST_SUMS]
@@ -239,7 +263,7 @@ def test_products_on_a_card(rows: int) -> None:
     for outputs, width in ((4096, 4096), (1000, 512), (72, 2048)):
         cases = {kind: Dense(outputs, width, "cuda", kind) for kind in {kind for _, kind, _ in kernels}}
         for tile, kind, dtype in kernels:
-            cases[kind].check(rows, tile, dtype, num_sms=SMS, pdl=(True, False) * 10, has_room=width == 512)
+            cases[kind].check(rows, tile, dtype, num_sms=SMS, pdl=(True, False) * REPEATS, has_room=width == 512)
 
 
 @pytest.mark.gpu
