@@ -31,18 +31,9 @@ SHARES = {
     "packed_products": 8,
 }
 """Processes for files that take minutes."""
-PYTEST = (
-    sys.executable,
-    "-m",
-    "pytest",
-    "-p",
-    "no:cacheprovider",
-    "-m",
-    "not slow",
-    "-k",
-    "not emulated and not compile",
-)
-"""Of tests without a card, those that take long are left out."""
+LEFT_OUT = "not emulated and not it_compiles"
+"""Of tests that need no card, those that take long."""
+PYTEST = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", "not slow", "-k", LEFT_OUT)
 FOUND = 9
 """Exit status for what memcheck found."""
 
@@ -51,9 +42,10 @@ def shares_of(path: Path, count: int) -> list[list[str]]:
     """What pytest is told to run: the file, or its tests dealt out."""
     if count == 1:
         return [[str(path)]]
-    listed = subprocess.run([*PYTEST, "--collect-only", str(path)], capture_output=True, text=True).stdout
+    command = [*PYTEST, "-o", "addopts=-q --import-mode=importlib", "--collect-only", str(path)]
+    listed = subprocess.run(command, capture_output=True, text=True).stdout
     tests = [line for line in listed.splitlines() if "::" in line]
-    return [tests[first::count] for first in range(count) if tests[first::count]]
+    return [tests[first::count] for first in range(count) if tests[first::count]] or [[str(path)]]
 
 
 def check(sanitizer: str, tests: list[str], limit_s: float) -> str:

@@ -21,6 +21,8 @@ from twostroke.core.sampling_params import SamplingParams
         ("temperature", float("nan")),
         ("temperature", float("inf")),
         ("temperature", 10**400),
+        pytest.param("temperature", 10**5000, id="a temperature too long to write"),
+        pytest.param("top_k", -(10**5000), id="an integer too long to write"),
         ("temperature", "hot"),
         ("top_k", 0),
         ("top_p", 0.0),

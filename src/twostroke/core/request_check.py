@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from twostroke.core.errors import BadRequestError
 from twostroke.core.request import Request
+from twostroke.core.sampling_params import shown
 
 
 def check_request(request: Request, vocab_size: int) -> None:
@@ -21,7 +22,7 @@ def check_request(request: Request, vocab_size: int) -> None:
         for token_id in (min(token_ids), max(token_ids)):
             if not 0 <= token_id < vocab_size:
                 raise BadRequestError(
-                    f"{name} holds the token id {token_id}; this model's ids run from 0 to {vocab_size - 1}"
+                    f"{name} holds the token id {shown(token_id)}; this model's ids run from 0 to {vocab_size - 1}"
                 )
     if sampling.min_tokens > 0 and sum(token_id < vocab_size for token_id in request.stop_ids) >= vocab_size:
         raise BadRequestError("min_tokens cannot be met: every token of the vocabulary is a stop token")

@@ -108,11 +108,19 @@ def _texts(value: object) -> tuple[str, ...]:
 def _integer(name: str, value: object, low: int, high: int | None) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
         bounds = f"of at least {low}" if high is None else f"from {low} to {high}"
-        raise BadRequestError(f"{name} must be an integer {bounds}, not {value!r}")
+        raise BadRequestError(f"{name} must be an integer {bounds}, not {shown(value)}")
 
 
 def _number(name: str, value: object, low: float, high: float, *, above_low: bool = False) -> None:
     valid = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not valid or not low <= value <= high or (above_low and value == low):  # type: ignore[operator]
         bounds = f"above {low:g} and at most {high:g}" if above_low else f"from {low:g} to {high:g}"
-        raise BadRequestError(f"{name} must be a number {bounds}, not {value!r}")
+        raise BadRequestError(f"{name} must be a number {bounds}, not {shown(value)}")
+
+
+def shown(value: object) -> str:
+    """Python writes no integer of thousands of digits."""
+    try:
+        return repr(value)
+    except ValueError:
+        return "one of thousands of digits"

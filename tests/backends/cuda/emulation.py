@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -23,6 +24,8 @@ from twostroke.backends.cuda.kernels.prefill_attention import combine_parts
 from twostroke.backends.cuda.kernels.scores import LOG2_E
 
 COMPILER = shutil.which("g++")
+MORE_FLAGS = os.environ.get("EMULATION_FLAGS", "").split()
+"""Say, -fsanitize=address, with LD_PRELOAD=$(gcc -print-file-name=libasan.so): who touches what is nobody's."""
 ENTRY = """
 extern "C" int emulate(const TensorMap* maps, const int* table, const int* items, char* out, float* partials,
                        float* log_sums, int* claims, long long table_stride, int units, int heads_at_once, float scale,
@@ -79,6 +82,7 @@ def emulated(
         "-fPIC",
         "-fno-gnu-unique",
         *(f"-D{name}={value}" for name, value in constants.items()),
+        *MORE_FLAGS,
     ]
     subprocess.run([COMPILER, *flags, str(source), "-o", str(library)], check=True, capture_output=True, text=True)
     return ctypes.CDLL(str(library)).emulate

@@ -18,7 +18,7 @@ STEP = Step(
 
 
 def test_a_step_as_it_is():
-    batch = Batch.from_step(STEP, ROW_OF, PADDING)
+    batch = Batch.from_step(STEP, ROW_OF, PADDING, CapturedShape(8, 2, 2))
     assert batch.token_ids.tolist() == [FROM_ROW, FROM_ROW, 20, 21, 22, 30, 31, 40]
     assert batch.rows.tolist() == [4, 0, 2, 2, 2, 1, 1, 3]
     assert batch.positions.tolist() == [5, 9, 4, 5, 6, 0, 1, 7]
@@ -49,14 +49,14 @@ def test_a_step_in_a_captured_shape_is_padded_with_nobodys_tokens():
 
 def test_a_chunk_inside_a_prompt_samples_nothing():
     step = Step(1, prefills=(PrefillChunk(12, start=0, token_ids=(1, 2), samples=False),))
-    batch = Batch.from_step(step, ROW_OF, PADDING)
+    batch = Batch.from_step(step, ROW_OF, PADDING, CapturedShape(2, 0, 0))
     assert batch.num_sampled == len(batch.sampled_tokens) == len(batch.sampled_rows) == 0
     padded = Batch.from_step(step, ROW_OF, PADDING, CapturedShape(4, 0, 1))
     assert (padded.num_sampled, padded.sampled_rows.tolist()) == (0, [PADDING])
 
 
 def test_every_array_is_int32_as_kernels_read_them():
-    for shape in (None, CapturedShape(10, 2, 2)):
+    for shape in (CapturedShape(8, 2, 2), CapturedShape(10, 2, 2)):
         batch = Batch.from_step(STEP, ROW_OF, PADDING, shape)
         arrays = [value for value in map(batch.__getattribute__, batch.__slots__) if isinstance(value, np.ndarray)]
         assert len(arrays) == 9 and all(array.dtype == np.int32 for array in arrays)

@@ -51,13 +51,10 @@ class Batch:
         return len(self.token_ids)
 
     @staticmethod
-    def from_step(step: Step, row_of: Mapping[int, int], padding_row: int, shape: CapturedShape | None = None) -> Batch:
-        """`shape`: padded to it, at the end; tokens that pad belong to the padding row and to no segment, and what is
+    def from_step(step: Step, row_of: Mapping[int, int], padding_row: int, shape: CapturedShape) -> Batch:
+        """Padded to `shape`, at the end: tokens that pad belong to the padding row and to no segment, and what is
         sampled from them is nobody's."""
         decodes, chunks = step.decodes, step.prefills
-        if shape is None:
-            num_tokens = len(decodes) + step.num_prefill_tokens
-            shape = CapturedShape(num_tokens, len(decodes), sum(chunk.samples for chunk in chunks))
         counts = np.array([len(chunk.token_ids) for chunk in chunks], dtype=np.int32)
         starts = np.array([chunk.start for chunk in chunks], dtype=np.int32)
         chunk_rows = np.array([row_of[chunk.seq_id] for chunk in chunks], dtype=np.int32)

@@ -90,9 +90,10 @@ class PrefillPath:
         return self._sizes.least(num_tokens, num_decodes, num_chunks)
 
     def _padded_shape(self, step: Step) -> CapturedShape:
-        """Of a step that no graph is made for: as it is, but that it samples, if anything, as many tokens as a step of
-        decodes may have. What is behind the last attention and the head then launches what start-up launched for those:
-        kernels for other numbers would be loaded, or even compiled, while everybody waits."""
+        """Of a step that no graph is made for: as it is, but that behind the last attention it goes on, if anything is
+        sampled, with as many rows as a step of decodes may have. The rest of the layer and the head then launch what
+        start-up launched for those: kernels for other numbers would be loaded, or even compiled, while everybody
+        waits."""
         num_decodes = len(step.decodes)
         num_sampled = num_decodes + sum(chunk.samples for chunk in step.prefills)
         if num_sampled:  # no more than there are rows

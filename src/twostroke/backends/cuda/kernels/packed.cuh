@@ -22,7 +22,8 @@ constexpr u32 CONSUMER_REGISTERS = GROUPS > 3 ? (FEW ? 104 : 112) : GROUPS == 3 
 
 // Each byte with its code above it is a weight: two in a word. Their exponents are 0 to 15, so they are subnormal or hardly
 // more, which tensor cores take as they are; their sums are brought back by what was taken off, 2^112. Float32 holds
-// sums so small to 2^-37 of a row's largest weight, which is less than they are rounded by unless all inputs are tiny.
+// sums so small to 2^-37 of a row's largest weight times an input of one: less than what results in bfloat16 are rounded
+// by, unless all inputs are tiny.
 constexpr float TAKEN_OFF = 5.192296858534828e33f;
 
 __device__ __forceinline__ void four_weights(u32* weights, u32 bytes, u32 codes) {

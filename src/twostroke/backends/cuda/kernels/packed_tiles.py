@@ -111,11 +111,11 @@ def choose_packed_tile(
     elif -(-units // 2) >= ENOUGH * num_sms:
         if rows > MAX_WHOLE_ROWS:
             return None
-        if held <= FEW_ROWS:
-            tile = PackedTile(held, 4 if is_float32 else 2)
+        has_fours = -(-units // 4) >= ENOUGH * num_sms
+        if held <= FEW_ROWS:  # the fewer units, the longer the ring; a head's many tiles need less of one
+            tile = PackedTile(held, 4 if is_float32 and has_fours else 2)
         else:
-            is_wide = 2 * held <= MOST_SUMS and -(-units // 4) >= ENOUGH * num_sms
-            tile = PackedTile(held, 2, 2 if is_wide else 1)
+            tile = PackedTile(held, 2, 2 if has_fours and 2 * held <= MOST_SUMS else 1)
     else:
         tile = PackedTile(held, 2, shared=True)
         if gated or rows > MAX_TURNS_ROWS:
