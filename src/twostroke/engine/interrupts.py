@@ -13,8 +13,7 @@ from typing import Any
 
 class HeldInterrupts:
     """Holds back SIGINT inside the `with` block, but for the stretch between `let_through` and `hold`. One change of
-    handlers serves a whole step. Python gives signals to the main thread only, so others need
-    nothing."""
+    handlers serves a whole step. Python gives signals to the main thread only, so others need nothing."""
 
     def __init__(self) -> None:
         self._previous: Callable[[int, FrameType | None], Any] | None = None

@@ -5,6 +5,7 @@
 //   ROWS    tokens of a tile                        GROUPS  warp groups that multiply
 //   UNITS   units of 64 weight rows of each group   STAGES  length of the ring
 //   SHARED  whether groups have the same units, and take turns in their rounds
+//   STEPS   steps of 16 inputs, of a round's four, that are unpacked and multiplied together
 //   GATED   0 no, 1 SiLU, 2 GELU (tanh)             DEPENDENT  whether the launch is a dependent one
 
 constexpr u32 DEPTH = 64;  // inputs a round: 128 bytes of a token, the widest that is spread over shared memory's banks
@@ -37,9 +38,6 @@ __device__ __forceinline__ void unpack(u32 (&weights)[4], u32 first, u32 second,
   four_weights(weights, first, codes & 0x87878787);
   four_weights(weights + 2, second, __funnelshift_l(codes, codes, 4) & 0x87878787);
 }
-
-// Steps of 16 inputs that are unpacked and multiplied together: of many tokens fewer, as their sums take the registers.
-constexpr u32 STEPS = FEW ? 4 : ROWS * UNITS > 320 ? 1 : 2;
 
 struct Weights {
   u32 words[UNITS][STEPS][4];
@@ -103,10 +101,12 @@ __device__ __forceinline__ void multiply_tile(float (&sums)[UNITS][ROWS / 2], u3
     bool begun = j >= TURNS;
     multiply_steps(first, 0, begun);
     if (begun) release(before);
-    if constexpr (STEPS == 1) multiply_steps(second, 1, true);
-    if constexpr (STEPS == 1) multiply_steps(first, 2, true);
-    if constexpr (STEPS == 1) multiply_steps(second, 3, true);
     if constexpr (STEPS == 2) multiply_steps(second, 2, true);
+    if constexpr (STEPS == 1) {
+      multiply_steps(second, 1, true);
+      multiply_steps(first, 2, true);
+      multiply_steps(second, 3, true);
+    }
     before = place.stage;
     place.advance(TURNS);
     j += TURNS;

@@ -31,8 +31,9 @@ MAX_TURNS_ROWS: Final = 96
 FEW_ROWS: Final = 64
 """Up to here a round is unpacked as a whole, so that a group's rounds must be an even number; more rows' sums leave no
 registers for that."""
+MANY_SUMS: Final = 320
 MOST_SUMS: Final = 384
-"""Rows times a group's units whose sums registers hold."""
+"""Rows times a group's units whose sums leave registers for half a round, and for a quarter."""
 MIN_WEIGHTS: Final = 1 << 24
 """Of smaller matrices a product is mostly its own begin and end."""
 ENOUGH: Final = 0.75
@@ -59,9 +60,14 @@ class PackedTile:
         return self.units if self.shared else self.groups * self.units
 
     @property
+    def steps(self) -> int:
+        """Quarters of a round that are unpacked and multiplied together: the more sums there are, the fewer."""
+        return 4 if self.rows <= FEW_ROWS else 2 if self.rows * self.units <= MANY_SUMS else 1
+
+    @property
     def rounds_at_once(self) -> int:
         """A program's rounds are a multiple of so many; a kernel would wait for ever for one that is missing."""
-        return (self.groups if self.shared else 1) * (2 if self.rows <= FEW_ROWS else 1)
+        return (self.groups if self.shared else 1) * (2 if self.steps == 4 else 1)
 
     @property
     def stage_bytes(self) -> int:
@@ -85,6 +91,7 @@ class PackedTile:
             "UNITS": self.units,
             "SHARED": int(self.shared),
             "STAGES": self.held_stages,
+            "STEPS": self.steps,
         }
 
 
