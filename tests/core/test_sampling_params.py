@@ -23,6 +23,9 @@ from twostroke.core.sampling_params import SamplingParams
         ("temperature", 10**400),
         pytest.param("temperature", 10**5000, id="a temperature too long to write"),
         pytest.param("top_k", -(10**5000), id="an integer too long to write"),
+        pytest.param("stop", [10**5000], id="a stop string too long to write"),
+        pytest.param("stop_token_ids", 10**5000, id="stop ids too long to write"),
+        pytest.param("logit_bias", {10**5000: 1000.0}, id="a biased id too long to write"),
         ("temperature", "hot"),
         ("top_k", 0),
         ("top_p", 0.0),
@@ -59,6 +62,8 @@ def test_out_of_range_is_refused_by_name(field: str, value: Any) -> None:
 def test_min_tokens_cannot_exceed_max_tokens() -> None:
     with pytest.raises(BadRequestError, match="min_tokens"):
         SamplingParams(max_tokens=4, min_tokens=5)
+    with pytest.raises(BadRequestError, match="min_tokens"):
+        SamplingParams(max_tokens=10**5000, min_tokens=-1)
 
 
 def test_lists_become_tuples_and_a_lone_stop_string_is_one_stop() -> None:

@@ -12,6 +12,7 @@ from twostroke.core.sequence import FinishReason, SequenceState
     [
         (16, None, "the prompt has 16 tokens, and max_context is 16 tokens"),
         (10, 7, "the prompt's 10 tokens and max_tokens 7 make 17 tokens, and max_context is 16"),
+        pytest.param(10, 10**5000, "max_tokens an integer of thousands of digits", id="too long to write"),
     ],
 )
 def test_what_does_not_fit_the_context_is_refused(prompt_len: int, max_tokens: int | None, message: str) -> None:

@@ -46,9 +46,9 @@ class SamplingParams:
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", _texts(self.stop))
         if not isinstance(self.stop_token_ids, (tuple, list, set, frozenset)):
-            raise BadRequestError(f"stop_token_ids must be a list of token ids, not {self.stop_token_ids!r}")
+            raise BadRequestError(f"stop_token_ids must be a list of token ids, not {shown(self.stop_token_ids)}")
         if not isinstance(self.logit_bias, Mapping):
-            raise BadRequestError(f"logit_bias must map token ids to numbers, not {self.logit_bias!r}")
+            raise BadRequestError(f"logit_bias must map token ids to numbers, not {shown(self.logit_bias)}")
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         object.__setattr__(self, "logit_bias", dict(self.logit_bias))
         if self.max_tokens is not None:
@@ -80,12 +80,12 @@ class SamplingParams:
             raise BadRequestError(f"stop holds {len(self.stop)} strings; at most {MAX_STOP_STRINGS} are allowed")
         for text in self.stop:
             if not isinstance(text, str) or not text:
-                raise BadRequestError(f"stop must hold non-empty strings, not {text!r}")
+                raise BadRequestError(f"stop must hold non-empty strings, not {shown(text)}")
         for token_id in self.stop_token_ids:
             _integer("stop_token_ids", token_id, 0, None)
         for token_id, bias in self.logit_bias.items():
             _integer("logit_bias token", token_id, 0, None)
-            _number(f"logit_bias[{token_id}]", bias, -100.0, 100.0)
+            _number(f"logit_bias[{shown(token_id)}]", bias, -100.0, 100.0)
 
     @property
     def is_greedy(self) -> bool:
@@ -101,13 +101,13 @@ def _texts(value: object) -> tuple[str, ...]:
     if isinstance(value, str):
         return (value,)
     if not isinstance(value, (tuple, list)):
-        raise BadRequestError(f"stop must be a string or a list of strings, not {value!r}")
+        raise BadRequestError(f"stop must be a string or a list of strings, not {shown(value)}")
     return tuple(value)
 
 
 def _integer(name: str, value: object, low: int, high: int | None) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
-        bounds = f"of at least {low}" if high is None else f"from {low} to {high}"
+        bounds = f"of at least {low}" if high is None else f"from {low} to {shown(high)}"
         raise BadRequestError(f"{name} must be an integer {bounds}, not {shown(value)}")
 
 
@@ -119,8 +119,8 @@ def _number(name: str, value: object, low: float, high: float, *, above_low: boo
 
 
 def shown(value: object) -> str:
-    """Python writes no integer of thousands of digits."""
+    """What a user gave, in an error: Python writes no integer of thousands of digits."""
     try:
         return repr(value)
     except ValueError:
-        return "one of thousands of digits"
+        return "an integer of thousands of digits"

@@ -10,6 +10,7 @@ import math
 
 from twostroke.core.errors import BadRequestError
 from twostroke.core.request import Request
+from twostroke.core.sampling_params import shown
 from twostroke.core.sequence import Sequence, SequenceState
 from twostroke.kv.ledger import KVLedger
 from twostroke.scheduling.config import SchedulerConfig
@@ -48,8 +49,8 @@ class Admission:
             return limit
         if prompt_len + max_tokens > limit:
             raise BadRequestError(
-                f"the prompt's {prompt_len} tokens and max_tokens {max_tokens} make {prompt_len + max_tokens} tokens, "
-                f"and {where}"
+                f"the prompt's {prompt_len} tokens and max_tokens {shown(max_tokens)} make "
+                f"{shown(prompt_len + max_tokens)} tokens, and {where}"
             )
         return prompt_len + max_tokens
 
