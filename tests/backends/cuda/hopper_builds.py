@@ -116,7 +116,9 @@ def calls(pdl: bool) -> Iterator[tuple[str, str]]:
             heads, cache, cache, ints[:, None], ints, ints, torch.empty(4, 32 * head_dim, dtype=dtype), scale=0.1,
             scratch=scratch, items=scratch.items, pdl=pdl,
         )  # fmt: skip
-    yield from (("decode", ptx) for ptx in recorder.ptx)
+    *in_half, in_full = recorder.ptx
+    yield from (("decode", ptx) for ptx in in_half)
+    yield "decode in float32", in_full
 
     recorder = record(sampling_mask, "_mask")
     sampling_mask.mask(torch.empty(4, 151936), ints, torch.zeros(4, 4748, dtype=torch.int32), block=4096, pdl=pdl)

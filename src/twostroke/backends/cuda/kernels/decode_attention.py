@@ -26,6 +26,7 @@ from twostroke.backends.cuda.kernels.decode_cuts import (
     most_items,
     split_plan,
 )
+from twostroke.backends.cuda.kernels.prefetch import prefetch_to_l2
 from twostroke.backends.cuda.kernels.scores import cap_scores, score_factors
 from twostroke.backends.cuda.kernels.whole_numbers import next_power_of_2
 
@@ -83,6 +84,7 @@ def _decode_kernel(
     PAGE: tl.constexpr,
     BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
+    AHEAD: tl.constexpr,
     ALONE: tl.constexpr,
     REDUCE_GROUP: tl.constexpr,
     REDUCE_ITEMS: tl.constexpr,
@@ -117,13 +119,16 @@ def _decode_kernel(
     head_held = (head < GROUP)[:, None] & (dim < HEAD_DIM)[None, :]
     own_heads = kv_head * GROUP * HEAD_DIM + head[:, None] * HEAD_DIM + dim[None, :]
     table_row = table + tl.load(rows + token).to(tl.int64) * table_stride
+    PAGE_ELEMENTS: tl.constexpr = KV_HEADS * PAGE * HEAD_DIM
     if PDL:
+        for ahead in tl.static_range(AHEAD):
+            at = tl.minimum(begin + ahead * BLOCK + key, end - 1)
+            _ask_for(at, k_cache, v_cache, table_row, kv_head, PAGE_ELEMENTS, PAGE, HEAD_DIM)
         gdc_wait()
         gdc_launch_dependents()
     query = tl.load(queries + token.to(tl.int64) * query_stride + own_heads, mask=head_held, other=0.0)
     k_head = k_cache + kv_head * PAGE * HEAD_DIM + dim[None, :]
     v_head = v_cache + kv_head * PAGE * HEAD_DIM + dim[None, :]
-    PAGE_ELEMENTS: tl.constexpr = KV_HEADS * PAGE * HEAD_DIM
 
     peak = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
@@ -193,6 +198,17 @@ def _decode_kernel(
             GROUP, KV_HEADS, HEAD_DIM, DIM, REDUCE_GROUP, REDUCE_ITEMS,
         )  # fmt: skip
         tl.store(arrivals + token * KV_HEADS + kv_head, 0)
+
+
+@triton.jit
+def _ask_for(
+    at, k_cache, v_cache, table_row, kv_head, PAGE_ELEMENTS: tl.constexpr, PAGE: tl.constexpr, HEAD_DIM: tl.constexpr
+):
+    """Keys and values into L2, while the kernel ahead turns and stores the newest: it leaves the memory idle."""
+    page = tl.load(table_row + at // PAGE).to(tl.int64)
+    offsets = page * PAGE_ELEMENTS + (kv_head * PAGE + at % PAGE) * HEAD_DIM
+    prefetch_to_l2(k_cache + offsets[:, None], HEAD_DIM)
+    prefetch_to_l2(v_cache + offsets[:, None], HEAD_DIM)
 
 
 @triton.jit
@@ -316,6 +332,7 @@ def attend_decode(
         PAGE=page,
         BLOCK=config.block,
         STAGES=config.stages,
+        AHEAD=config.ahead,
         ALONE=num_tokens == 1,
         REDUCE_GROUP=reduce_group,
         # Parts are joined this many at a time: 8192 numbers in registers.

@@ -41,6 +41,8 @@ class DecodeConfig:
     """Triton's number: 3, 5 and 7 keep about 1, 2 and 3 rounds of loads in flight behind the block table."""
     keys_first: bool
     """Whether K is the left operand of the first product (asynchronous on Hopper) instead of the queries."""
+    ahead: int = 0
+    """Rounds of keys and values asked into L2 while the kernel ahead still runs."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ def decode_config(head_dim: int) -> DecodeConfig:
     """`bench/cuda/attention.py` measures the alternatives, `bench/cuda/marginal.py` some of them inside a step."""
     if head_dim > 128:
         return DecodeConfig(block=32, warps=4, stages=3, keys_first=False)
-    return DecodeConfig(block=32, warps=2, stages=5, keys_first=False)
+    return DecodeConfig(block=32, warps=2, stages=5, keys_first=False, ahead=1)
 
 
 @triton.jit

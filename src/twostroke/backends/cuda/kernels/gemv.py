@@ -14,6 +14,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from twostroke.backends.cuda.compile_ahead import launcher
 from twostroke.backends.cuda.kernels.activation import Activation, activate
 from twostroke.backends.cuda.kernels.gemv_config import FMA_ROWS, MAX_ROWS, GemvConfig, choose, fit
+from twostroke.backends.cuda.kernels.prefetch import prefetch_to_l2
 from twostroke.backends.cuda.kernels.target import launch_options, target_of
 from twostroke.backends.cuda.kernels.whole_numbers import cdiv, next_power_of_2
 
@@ -83,18 +84,6 @@ def linear_few(
         **constants,
         num_warps=config.num_warps,
         **launch_options(pdl),
-    )
-
-
-@triton.jit
-def prefetch_to_l2(weight_rows, WIDTH: tl.constexpr):
-    """Ask for the beginnings of rows to be brought to L2, a line of 128 bytes at a time. weight_rows: [outputs, 1]."""
-    line: tl.constexpr = 1024 // weight_rows.dtype.element_ty.primitive_bitwidth
-    lines: tl.constexpr = triton.next_power_of_2(triton.cdiv(WIDTH, line))
-    offsets = tl.minimum(tl.arange(0, lines) * line, WIDTH - 1)
-    addresses = (weight_rows + offsets[None, :]).to(tl.int64)
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [addresses], dtype=tl.int32, is_pure=False, pack=1
     )
 
 

@@ -16,7 +16,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from twostroke.backends.cuda.compile_ahead import launcher
-from twostroke.backends.cuda.kernels.gemv import prefetch_to_l2
+from twostroke.backends.cuda.kernels.prefetch import prefetch_to_l2
 from twostroke.backends.cuda.kernels.target import launch_options, target_of
 from twostroke.backends.cuda.kernels.whole_numbers import cdiv, next_power_of_2
 

@@ -152,10 +152,7 @@ def _rope_and_store(
     is_value = head >= HEADS + KV_HEADS
     if PDL:
         gdc_launch_dependents()
-        gdc_wait()
-    qkv_row = qkv + token.to(tl.int64) * qkv_stride
-    first = tl.load(qkv_row + head * HEAD_DIM + column, mask=mask, other=0.0).to(tl.float32)
-    second = tl.load(qkv_row + head * HEAD_DIM + HALF + column, mask=mask, other=0.0).to(tl.float32)
+    # Where a token stands was known before the step began: only its heads are waited for.
     position = tl.load(positions + token)
     block = tl.load(table + tl.load(rows + token).to(tl.int64) * table_stride + position // BLOCK_SIZE)
     slot = block.to(tl.int64) * cache_stride + (position % BLOCK_SIZE) * HEAD_DIM
@@ -164,6 +161,11 @@ def _rope_and_store(
     angles = cos_sin + position.to(tl.int64) * (2 * HALF) + column
     cos = tl.load(angles, mask=column < HALF, other=0.0)
     sin = tl.load(angles + HALF, mask=column < HALF, other=0.0)
+    if PDL:
+        gdc_wait()
+    qkv_row = qkv + token.to(tl.int64) * qkv_stride
+    first = tl.load(qkv_row + head * HEAD_DIM + column, mask=mask, other=0.0).to(tl.float32)
+    second = tl.load(qkv_row + head * HEAD_DIM + HALF + column, mask=mask, other=0.0).to(tl.float32)
 
     if REST_BLOCK:
         rest_column = 2 * HALF + tl.arange(0, REST_BLOCK)[None, :]
