@@ -28,6 +28,11 @@ def rate(value_per_s: float) -> str:
     return f"{value_per_s:,.0f} tokens/s" if value_per_s >= 10 else f"{value_per_s:.1f} tokens/s"
 
 
+def flops_a_byte(value: float) -> str:
+    """1.3, 280."""
+    return f"{value:.2g}" if value < 10 else f"{value:,.0f}"
+
+
 def ratio(value: float) -> str:
     """2.3 times, 41 times."""
     return f"{value:.1f} times" if value < 10 else f"{value:,.0f} times"

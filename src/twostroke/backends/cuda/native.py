@@ -126,7 +126,7 @@ class NativeKernel:
             compile_beside(self, self.compile)
             return
         function = self.load(shared_bytes)
-        stream = torch.cuda.current_stream().cuda_stream
+        stream = torch._C._cuda_getCurrentRawStream(torch.cuda.current_device())  # a Stream takes longer than a launch
         config = _LaunchConfig((grid, 1, 1), (threads, 1, 1), shared_bytes, stream, _attributes(cluster, pdl), 2)
         pointers = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(argument) for argument in arguments))
         _check(_driver().cuLaunchKernelEx(ctypes.byref(config), function, pointers, None), "launch a kernel")

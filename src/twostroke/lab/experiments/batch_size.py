@@ -21,7 +21,7 @@ from twostroke.lab.experiments.experiment import (
 )
 from twostroke.lab.finding import Finding
 from twostroke.lab.prediction import prefill_steps
-from twostroke.lab.wording import duration, rate, ratio
+from twostroke.lab.wording import duration, flops_a_byte, rate, ratio
 
 QUICK_BATCHES = (1, 2, 4, 8, 16, 32)
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -99,7 +99,8 @@ def _finding(apparatus: Apparatus, found: dict[int, Measured]) -> Finding:
             f"{widest} streams write {rate(throughput[widest])} where one writes {rate(throughput[sizes[0]])}, "
             f"{ratio(throughput[widest] / throughput[sizes[0]])} as many, and each waits {duration(seconds[-1])} for a "
             f"token instead of {duration(seconds[0])}; arithmetic intensity grows from "
-            f"{intensity(apparatus, sizes[0]):.2g} to {intensity(apparatus, widest):.2g} FLOP a byte. "
+            f"{flops_a_byte(intensity(apparatus, sizes[0]))} to {flops_a_byte(intensity(apparatus, widest))} FLOP a "
+            "byte. "
             + (
                 f"{enough} streams have {ENOUGH:.0%} of that throughput already."
                 if enough < widest

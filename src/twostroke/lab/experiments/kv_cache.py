@@ -45,7 +45,8 @@ def measure(apparatus: Apparatus, say: Say) -> Finding:
         alone, [token] = apparatus.greedy([*prompt, *recomputed_tokens], 1)
         recomputed_s.append(alone.ttft_s)
         recomputed_tokens.append(token)
-    same = sum(1 for kept, again in zip(kept_tokens, recomputed_tokens, strict=True) if kept == again)
+    both = enumerate(zip(kept_tokens, recomputed_tokens, strict=True))
+    same = next((index for index, (kept, again) in both if kept != again), out_len)  # what follows is another text
     return _finding(apparatus, prompt_len, kept_s, recomputed_s, same)
 
 
@@ -107,7 +108,7 @@ def _finding(
 
     numbers = range(1, out_len + 1)
     works, seconds = [*map(kept, numbers), *map(again, numbers)], [*kept_s, *recomputed_s]
-    verdict = "the same tokens" if same == out_len else f"{same} of {out_len} tokens the same"
+    verdict = "the same tokens" if same == out_len else f"the same {same} tokens, then rounding chose another"
     return Finding(
         chart=_chart(prediction, kept, again, kept_s, recomputed_s),
         sentence=(

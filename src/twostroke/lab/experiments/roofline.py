@@ -17,7 +17,7 @@ from twostroke.lab.experiments.experiment import (
 )
 from twostroke.lab.finding import Finding
 from twostroke.lab.prediction import Prediction, prefill_steps
-from twostroke.lab.wording import count, flops, share, size
+from twostroke.lab.wording import count, flops, flops_a_byte, share, size
 
 PROMPTS = (10, 32, 100, 320, 1000, 2000, 4000, 8000)
 
@@ -102,7 +102,7 @@ def _finding(apparatus: Apparatus, prefills: list[_Point], decodes: list[_Point]
         chart=_chart(prediction, prefills, decodes, peak, ridge),
         sentence=(
             f"This machine's ridge lies at {ridge:.3g} FLOP a byte ({flops(peak)} over "
-            f"{size(ceilings.read_bytes_per_s)}/s). One stream's decode has {one.intensity:.2g} and reaches "
+            f"{size(ceilings.read_bytes_per_s)}/s). One stream's decode has {flops_a_byte(one.intensity)} and reaches "
             f"{flops(one.attained)}, {share(one.attained / peak)} of the peak"
             f"{', bound by memory' if one.intensity < ridge else ''}. A prefill of {count(best.number)} tokens has "
             f"{best.intensity:,.0f} and reaches {flops(best.attained)}, {share(best.attained / peak)} of it; decode "
