@@ -70,25 +70,22 @@ class TermEfficiency:
     """The least that a layer takes in a step with a chunk, whose kernels the host launches one by one."""
 
     def step_seconds(self, shape: ModelShape, work: StepWork, ceilings: Ceilings) -> float:
-        if work.num_tokens == 0:
+        count = work.num_tokens
+        if count == 0:
             return 0.0
         peak, bandwidth = ceilings.multiply_adds_per_s, ceilings.read_bytes_per_s
         num_layers = sum(group.num_layers for group in shape.kv_groups)
         expert_parameters = shape.experts.active_parameters if shape.experts else 0
         num_sampled = len(work.contexts) + work.num_sampling_chunks
-        dense = (shape.layer_matmul_parameters - expert_parameters) * work.num_tokens
+        dense = (shape.layer_matmul_parameters - expert_parameters) * count
         dense += shape.head_matmul_parameters * num_sampled
-        weight_rate = bandwidth * (self.single_weight_reads if work.num_tokens == 1 else self.weight_reads)
-
-        def reading_s(num_bytes: float, of_copies: float) -> float:
-            return (num_bytes - of_copies) / weight_rate + of_copies / (bandwidth * self.packed_reads)
-
-        count = work.num_tokens
-        dense_s = reading_s(shape.dense_bytes_read(count), shape.dense_copies_read(count))
-        seconds = max(dense / (peak * self.matmul), dense_s)
+        weight_rate = bandwidth * (self.single_weight_reads if count == 1 else self.weight_reads)
+        longer = weight_rate / (bandwidth * self.packed_reads) - 1  # that a byte of a copy takes
+        read = shape.dense_bytes_read(count) + longer * shape.dense_copies_read(count)
+        seconds = max(dense / (peak * self.matmul), read / weight_rate)
         if shape.experts is not None:
-            experts_s = reading_s(shape.expert_bytes_read(count), shape.expert_copies_read(count))
-            seconds += max(expert_parameters * count / (peak * self.expert_matmul), experts_s)
+            read = shape.expert_bytes_read(count) + longer * shape.expert_copies_read(count)
+            seconds += max(expert_parameters * count / (peak * self.expert_matmul), read / weight_rate)
             seconds += num_layers * self.expert_layer_s
         for start, num_tokens in work.chunks:
             seconds += max(
