@@ -17,9 +17,10 @@ from bench.cuda.moe_products import Products, short
 from bench.cuda.product_cases import MODELS, Matrix, time_us
 from twostroke.backends.cuda.kernels.moe_grouped import tile_for
 from twostroke.backends.cuda.kernels.packed_experts import packed_experts_product
+from twostroke.backends.cuda.kernels.packed_format import UNIT_ROWS
 from twostroke.backends.cuda.kernels.packed_products import packed_product
 from twostroke.backends.cuda.kernels.packed_tiles import DENSE_ROWS, FEW_ROWS, MOST_SUMS, PackedTile
-from twostroke.backends.cuda.kernels.packed_weights import UNIT_ROWS, PackedMatrix, pack
+from twostroke.backends.cuda.kernels.packed_weights import PackedMatrix, pack
 from twostroke.backends.cuda.kernels.target import target_of
 from twostroke.backends.cuda.moe import MoeScratch, MoeWeights
 from twostroke.models.spec import MoeSpec

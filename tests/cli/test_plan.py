@@ -52,6 +52,29 @@ def test_what_does_not_fit_says_what_would() -> None:
     assert "41.5 ms" in done.stdout and "USD a million" not in done.stdout
 
 
+def test_copies_for_decode_are_told_apart_from_weights() -> None:
+    done = twostroke("plan", "Llama-3.1-8B", "--on", "h200", "--users", "64", "--matrices", COLUMNS="200")
+    for text in (
+        "yes: 16.1 GB of weights and 11.3 GB of copies in 150.8 GB, 114.4 GB for KV",
+        "15.0 GB of the weights are held twice: in 16 bits for long prompts, and 11.3 GB more in 12 bits for decode",
+        "steps of few tokens (up to 256)",
+        "11.3 GB of weights and the context",
+        "where decode reads copies in 12",
+    ):
+        assert text in done.stdout, text
+    packed, plain = (
+        json.loads(twostroke("plan", "Llama-3.1-8B", "--on", "h200", "--json", "--decode-weights", form).stdout)
+        for form in ("auto", "plain")
+    )
+    assert packed["memory"]["decode_copies_bytes"] == packed["decode_weights"]["dense"]["num_bytes"] > 11e9
+    assert plain["decode_weights"] is None and plain["memory"]["decode_copies_bytes"] == 0
+    assert plain["notes"] == ["decode weights plain: asked for"]
+    assert plain["memory"]["weight_bytes"] == packed["memory"]["weight_bytes"]
+    assert packed["alone"]["tpot"]["floor_s"] < 0.77 * plain["alone"]["tpot"]["floor_s"]
+    done = twostroke("plan", "Llama-3.1-8B", "--search", "--users", "9", "--on", "h200", "--quantise", "bf16")
+    assert "bf16, 12 bits" in done.stdout
+
+
 def test_json_is_json() -> None:
     done = twostroke("plan", "gpt-oss-120b", "--on", "h200", "--count", "4", "--tensor-parallel", "2", "--json")
     record = json.loads(done.stdout)
@@ -167,6 +190,9 @@ def test_a_plot(tmp_path: Path) -> None:
         (("Llama-3.1-8B", "--search", "--users", "9", "--matrices"), "it goes with no"),
         (("Llama-3.1-8B", "--from-server", "http://127.0.0.1:9"), "cannot be read"),
         (("Llama-3.1-8B", "--plot", "plot.exe"), "ends in .png"),
+        (("Llama-3.1-8B", "--decode-weights", "12"), "decode_weights must be one of auto, packed, plain"),
+        (("Llama-3.1-8B", "--search", "--users", "9", "--decode-weights", "packed"), "--decode-weights auto or plain"),
+        (("Llama-3.1-8B", "--on", "b200", "--decode-weights", "packed"), "and B200 is none"),
     ],
 )
 def test_bad_input_is_one_sentence(arguments: tuple[str, ...], message: str) -> None:

@@ -105,6 +105,13 @@ def test_simulate_needs_no_weights_for_another_device() -> None:
     assert found["load"]["bound"] in ("prefill", "decode", "balanced") and found["load"]["advice"]
     here = twostroke("simulate", "llama-3.3-70b")
     assert here.returncode == 2 and "--on DEVICE (h200, ...) simulates it" in here.stderr
+    decode = [
+        json.loads(twostroke("simulate", "Llama-3.1-8B", "--on", "h200", "--decode-weights", form, *sizes).stdout)
+        for form in ("packed", "plain")
+    ]
+    assert ["copies in 12 bits for decode" in one["deployment"] for one in decode] == [True, False]
+    assert decode[0]["itl_s"]["p50"] < 0.95 * decode[1]["itl_s"]["p50"]
+    assert [one["note"] for one in decode] == [None, "decode weights plain: asked for"]
     wide = twostroke("simulate", "Llama-3.1-70B", "--on", "h200", "--tensor-parallel", "16", "--requests", "5")
     assert "Note: 16 devices share a copy over the link that joins devices within one machine" in wide.stdout
 
@@ -122,7 +129,7 @@ def test_simulate_needs_no_weights_for_another_device() -> None:
         (("--on", "h200", "--backend", "nonsense"), "--backend goes with --on this"),
         (("--on", "h200", "--threads", "2"), "--threads goes with --on this"),
         (("--on", "h200", "--dtype", "f16"), "--dtype goes with --on this"),
-        (("--on", "h200", "--decode-weights", "plain"), "--decode-weights goes with --on this"),
+        (("--on", "h200", "--decode-weights", "packed"), "cannot be packed here: the copies are of bf16 weights"),
         (("--slo-ttft-ms", "-1"), "slo-ttft-ms must be"),
         (("--trace", "/nowhere/trace.jsonl"), "could not be read"),
     ],

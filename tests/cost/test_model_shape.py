@@ -74,6 +74,8 @@ def test_steps_of_few_tokens_read_the_copies_of_dense_matrices():
     assert shape.weight_bytes_read(1) == shape.weight_bytes_read(128) == shape.dense_bytes_read(128) == 800
     assert shape.weight_bytes_read(129) == shape.dense_bytes_read(129) == 1000
     assert shape.weight_bytes == 1000 + 7 + 600, "both are held"
+    assert (shape.dense_copies_read(128), shape.dense_copies_read(129)) == (600, 0)
+    assert packed_shape().dense_copies_read(1) == packed_shape().expert_copies_read(1) == 0
     assert packed_shape().weight_bytes_read(1) == 1000
 
 
@@ -88,9 +90,12 @@ def test_steps_of_few_tokens_read_the_copies_of_their_experts():
     assert shape.weight_bytes_read(10_000) == pytest.approx(1000 + 600)
     assert shape.weight_bytes_read(10_001) == pytest.approx(1000 + 800)
     assert shape.weight_bytes == 1000 + 800 + 675
+    # One token meets two of eight experts, and reads nothing of them but copies.
+    assert shape.expert_copies_read(1) == pytest.approx(150) == shape.expert_bytes_read(1)
+    assert shape.expert_copies_read(10_001) == 0
 
 
 def test_copies_of_what_is_stored_in_less_spare_nothing():
     """Weights of a quantised file are counted as it has them: no copy makes their floor higher."""
     shape = packed_shape(decode_weights=DecodeWeights(WeightCopies(900, 700, max_tokens=128), None))
-    assert shape.weight_bytes_read(1) == 1000
+    assert shape.weight_bytes_read(1) == 1000 and shape.dense_copies_read(1) == 700

@@ -13,6 +13,7 @@ from tests.cli.test_cli import twostroke
 from tests.server.running import RunningServer
 from twostroke.cli.plan_here import here
 from twostroke.cli.plan_model import read_model
+from twostroke.config import EngineConfig
 from twostroke.core.errors import BadRequestError
 from twostroke.planner.live import calibrate, fetch_metrics, parse_metrics
 
@@ -71,7 +72,7 @@ def test_the_page_is_read_as_prometheus_reads_it(busy_server: RunningServer) -> 
 
 
 def test_its_share_of_the_floor_is_plausible(pages: tuple[str, str]) -> None:
-    deployment, _ = here(read_model("smollm2"), None, "bf16", 1)
+    deployment, _ = here(read_model("smollm2"), None, "bf16", 1, EngineConfig())
     metrics = parse_metrics(between(*pages))
     assert (metrics.requests, metrics.output_tokens) == (12, 12 * 24)
     found = calibrate(deployment, metrics, "a test's server")

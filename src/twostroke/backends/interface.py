@@ -9,6 +9,7 @@ from twostroke.core.grammar import Grammars
 from twostroke.core.kv_layout import KVLayout
 from twostroke.core.step import Step, StepResult
 from twostroke.core.step_sizes import StepSizes
+from twostroke.cost.devices import Device
 from twostroke.cost.hardware import Ceilings
 from twostroke.cost.model_shape import DecodeWeights
 from twostroke.machine import Machine, MemorySpace
@@ -64,9 +65,11 @@ class BackendFactory(Protocol):
     def memory(self, checkpoint: Checkpoint, here: Machine) -> MemorySpace:
         """Where weights and KV live, and what the weights leave of it."""
 
-    def decode_weights(self, checkpoint: Checkpoint, dtype: str) -> DecodeWeights | str | None:
+    def decode_weights(
+        self, checkpoint: Checkpoint, dtype: str, on: Device | None = None
+    ) -> DecodeWeights | str | None:
         """The copies of weights that it can hold for decode, or one sentence on why it cannot hold them here; None: it
-        never has any."""
+        never has any. `on`: on a device that need not be here, by its data sheet."""
 
     def ceilings(self, checkpoint: Checkpoint, threads: int) -> Ceilings:
         """What this machine allows, measured (or remembered from when it was), in this model's arithmetic."""

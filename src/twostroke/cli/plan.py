@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from twostroke.cli import options
 from twostroke.core.errors import BadRequestError
 
 if TYPE_CHECKING:
     from twostroke.cli.plan_model import PlannedModel
+    from twostroke.config import EngineConfig
     from twostroke.cost.classify import RequestLengths
     from twostroke.cost.devices import Device
     from twostroke.planner.deployment import Deployment
@@ -60,6 +62,7 @@ def plan(
         typer.Option(metavar="KIND", help="bf16, fp8, int8, int4, nvfp4, mxfp4, q8_0, q4_1, q4_0; default: as stored."),
     ] = None,
     kv: Annotated[str, typer.Option(metavar="KIND", help="What K and V are kept in: bf16, f16, fp8 or int8.")] = "bf16",
+    decode_weights: options.DecodeWeights = "auto",
     input_tokens: Annotated[int, typer.Option("--input", help="Tokens of a prompt.")] = 2000,
     output_tokens: Annotated[int, typer.Option("--output", help="Tokens of an answer.")] = 500,
     cached_tokens: Annotated[
@@ -124,6 +127,7 @@ def plan(
     """
     from twostroke.cli import plan_record, plan_table
     from twostroke.cli.plan_model import read_model
+    from twostroke.config import EngineConfig
     from twostroke.planner.estimate import checked_lengths, estimate
 
     if plot is not None:
@@ -133,8 +137,10 @@ def plan(
     lengths = checked_lengths(input_tokens, output_tokens, cached_tokens)
     if price is not None and not 0 < price <= MAX_PRICE:
         raise BadRequestError(f"price must be above 0 and at most {MAX_PRICE:g} USD an hour, not {price:g}")
+    config = EngineConfig(decode_weights=decode_weights)  # type: ignore[arg-type]  # it says itself what it may be
     planned = read_model(model)
-    wish = _Wish(planned, quantise, kv, (tensor_parallel, pipeline_parallel, expert_parallel), count, price)
+    cut = (tensor_parallel, pipeline_parallel, expert_parallel)
+    wish = _Wish(planned, quantise, kv, cut, count, price, config)
     own = _own_efficiency(efficiency)
     console, notes = Console(), Console(stderr=True)
     if search:
@@ -143,6 +149,8 @@ def plan(
                 "--search tries every cut and count itself: it goes with no parallelism, --count, --from-server, "
                 "--matrices or --plot"
             )
+        if decode_weights == "packed":
+            raise BadRequestError("--search compares devices that hold no copies too: --decode-weights auto or plain")
         level = _level(slo_ttft_ms, slo_tpot_ms)
         _search(console, wish, on, lengths, level, _load(rate, users), own, as_json)
         return
@@ -181,12 +189,14 @@ class _Wish:
     """Tensor, pipeline, expert parallelism."""
     count: int | None
     price: float | None
+    config: EngineConfig
+    """Of the engine that is planned."""
 
     def on(self, name: str) -> tuple[Deployment, Efficiency | None]:
         if name == "this":
             from twostroke.cli.plan_here import here
 
-            return here(self.planned, self.quantise, self.kv, math.prod(self.cut))
+            return here(self.planned, self.quantise, self.kv, math.prod(self.cut), self.config)
         from twostroke.cost.devices import find_device
 
         deployment = self.at(find_device(name), self.quantise or self.planned.weights)
@@ -197,13 +207,14 @@ class _Wish:
         return replace(deployment, replicas=count // a_copy), None
 
     def at(self, device: Device, quantise: str) -> Deployment:
+        from twostroke.cli.plan_decode import with_decode_weights
         from twostroke.planner.deployment import Deployment
         from twostroke.planner.quantisation import find_kv_bits
 
         if self.price is not None:
             device = replace(device, price_per_hour_usd=self.price)
         own_shape = None if self.quantise else self.planned.file_shape(find_kv_bits(self.kv))
-        return Deployment(
+        deployment = Deployment(
             model=self.planned.name,
             dimensions=self.planned.dimensions,
             device=device,
@@ -214,6 +225,8 @@ class _Wish:
             expert_parallel=self.cut[2],
             own_shape=own_shape,
         )
+        dtype = "bf16" if self.quantise else self.planned.dtype
+        return with_decode_weights(deployment, self.planned, dtype, self.config)
 
 
 def _own_efficiency(text: str | None) -> Efficiency | None:
@@ -282,7 +295,8 @@ def _plot(notes: Console, wish: _Wish, path: Path) -> None:
     from twostroke.cost.devices import DEVICES
     from twostroke.planner.plots import decode_points, plot_decode
 
-    alone = replace(wish, cut=(1, 1, 1), price=None)
+    plain = replace(wish.config, decode_weights="plain")  # what devices are compared by
+    alone = replace(wish, cut=(1, 1, 1), price=None, config=plain)
     kind = wish.quantise or wish.planned.weights
     points = decode_points([alone.at(device, kind) for device in DEVICES])
     if not any(point.count for point in points):

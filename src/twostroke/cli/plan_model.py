@@ -7,9 +7,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from twostroke.core.errors import ModelError
+from twostroke.core.errors import BadRequestError, ModelError
 from twostroke.cost.config_shape import dimensions_from_config
 from twostroke.cost.dimensions import Dimensions
 from twostroke.cost.known_shapes import KNOWN_SHAPES, find_known_shape
@@ -33,6 +34,12 @@ class PlannedModel:
     """Where its files are here and can be run."""
     config: Mapping[str, Any] | None = None
     """Where there is one."""
+
+    @property
+    def dtype(self) -> str:
+        """What this engine would compute in, as its --dtype has it: 16-bit floats as they are stored."""
+        config = self.config or {}
+        return "f16" if str(config.get("torch_dtype") or config.get("dtype")) == "float16" else "auto"
 
     def file_shape(self, kv_bits: float) -> ModelShape | None:
         """In the very bits of its GGUF file."""
@@ -125,6 +132,29 @@ def _from_hub(name: str) -> PlannedModel:
         raise ModelError(f"cannot plan {name!r}: the repository has no config.json; {known}")
     config = read_config(folder / "config.json")
     return PlannedModel(name, dimensions_from_config(config), _weights(config), config=config)
+
+
+def weightless(planned: PlannedModel) -> Checkpoint:
+    """A model that is known by its sizes alone, as the engine would hold it. What a list of sizes leaves out, and says
+    nothing of speed, is filled in."""
+    from twostroke.models.families import FAMILIES
+    from twostroke.models.random_weights import random_checkpoint
+    from twostroke.models.weights.tensor import WeightKind
+
+    config = dict(planned.config or {})
+    family = str(config.get("model_type")).removesuffix("_text")
+    names = [name for one in FAMILIES if one.name == family for name in one.hf_architectures]
+    if not names and "architectures" not in config:
+        raise BadRequestError(f"--on this plans what this engine would run, and it does not run {family} models")
+    config.pop("quantization_config", None)
+    filled = {"rms_norm_eps": 1e-5, "rope_theta": 1e4, "hidden_act": "silu", "max_position_embeddings": 8192}
+    with TemporaryDirectory() as folder:
+        path = Path(folder)
+        (path / "config.json").write_text(json.dumps({"architectures": names[:1]} | filled | config), encoding="utf-8")
+        try:
+            return random_checkpoint(path, WeightKind.BF16, name=planned.name)
+        except ModelError as error:
+            raise BadRequestError(f"--on this plans what this engine would run, not {planned.name}: {error}") from None
 
 
 def config_of_spec(spec: ModelSpec) -> dict[str, Any]:

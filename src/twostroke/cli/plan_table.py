@@ -11,6 +11,7 @@ from rich.text import Text
 
 from twostroke.cli import units
 from twostroke.cost.classify import RequestLengths
+from twostroke.cost.model_shape import DecodeWeights
 from twostroke.cost.roofline import matmul_points
 from twostroke.planner.deployment import Deployment
 from twostroke.planner.estimate import Estimate, Phase, Seconds
@@ -86,7 +87,8 @@ def _load(lengths: RequestLengths) -> str:
 def _memory_rows(result: Estimate) -> list[Row]:
     memory = result.memory
     tokens = result.lengths.input_tokens + result.lengths.output_tokens
-    text = f"{units.size(memory.weight_bytes)} of weights in {units.size(memory.total_bytes)}"
+    copies = f" and {units.size(memory.decode_copies_bytes)} of copies" if memory.decode_copies_bytes else ""
+    text = f"{units.size(memory.weight_bytes)} of weights{copies} in {units.size(memory.total_bytes)}"
     if memory.max_users:
         text = f"yes: {text}, {units.size(memory.kv_space_bytes)} for KV"
     else:
@@ -98,12 +100,27 @@ def _memory_rows(result: Estimate) -> list[Row]:
         text += units.size(memory.device_bytes)
     return [
         ("fits", text),
+        *_copies_rows(result.deployment.shape.decode_weights),
         (
             "KV",
             f"{units.size(memory.kv_bytes_per_token)} a token, {units.size(memory.kv_bytes_per_user)} a user of "
             f"{tokens:,} tokens: {memory.max_users:,} users a copy",
         ),
     ]
+
+
+def _copies_rows(copies: DecodeWeights | None) -> list[Row]:
+    if copies is None:
+        return []
+    named = [(name, one) for name, one in (("", copies.dense), ("experts ", copies.experts)) if one is not None]
+    replaced = units.size(sum(one.replaced_bytes for _, one in named))
+    limits = ", ".join(f"{name}up to {one.max_tokens}" for name, one in named)
+    text = f"{replaced} of the weights are held twice: in 16 bits for long prompts, and {units.size(copies.num_bytes)}"
+    return [("copies", f"{text} more in 12 bits for decode and other steps of few tokens ({limits})")]
+
+
+def weights_of(deployment: Deployment) -> str:
+    return f"{deployment.quantise}, 12 bits" if deployment.shape.decode_weights is not None else deployment.quantise
 
 
 def _seconds_table(console: Console, result: Estimate) -> None:
@@ -204,6 +221,9 @@ def show_matrices(console: Console, result: Estimate) -> None:
         table.add_row(*cells)
     console.print()
     console.print(table, highlight=False)
+    if deployment.shape.decode_weights is not None:
+        text = "of weights in 16 bits: where decode reads copies in 12, its FLOP/B is up to a third more"
+        console.print(text, style="dim", highlight=False)
 
 
 def show_calibration(console: Console, calibrated: Calibrated) -> None:
@@ -251,7 +271,7 @@ def show_search(
         table.add_row(
             "-" if one.usd_per_hour is None else f"{one.usd_per_hour:,.2f}",
             Text(hardware(one.deployment)),
-            one.deployment.quantise,
+            weights_of(one.deployment),
             f"{one.loaded.users:,}",
             units.seconds(one.loaded.ttft_s),
             units.seconds(one.loaded.tpot_s),

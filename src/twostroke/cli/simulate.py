@@ -148,7 +148,6 @@ def simulate(
             ("backend", backend != "auto"),
             ("threads", threads is not None),
             ("dtype", dtype != "auto"),
-            ("decode-weights", decode_weights != "auto"),
         ):
             if is_given:
                 raise BadRequestError(f"--{name} goes with --on this: {on} is simulated by its data sheet alone")

@@ -3,22 +3,19 @@ engine has on a GPU. Needs no weights."""
 
 from __future__ import annotations
 
+from twostroke.cli.plan_decode import kv_needs_of, resolved_on, with_decode_weights
 from twostroke.cli.plan_model import read_model
-from twostroke.config import EngineConfig, KVGroupNeed, resolve
+from twostroke.config import EngineConfig
 from twostroke.core.errors import BadRequestError
-from twostroke.core.step_sizes import StepSizes
 from twostroke.cost.devices import find_device
 from twostroke.machine import MemorySpace
-from twostroke.planner.deployment import MAX_USERS, Deployment
+from twostroke.planner.deployment import Deployment
 from twostroke.planner.efficiency import Efficiency
 from twostroke.planner.estimate import expected_of, phases_of
 from twostroke.planner.links import link_note
 from twostroke.planner.quantisation import find_kv_bits
 from twostroke.planner.simulate import ReplicaSpec
 from twostroke.scheduling.config import SchedulerConfig
-
-GPU_SIZES = StepSizes(block_size=64, max_tokens_per_step=8192, max_running=MAX_USERS, itl_target_ms=35.0)
-"""As suits the CUDA backend."""
 
 
 def on_device(
@@ -40,25 +37,22 @@ def on_device(
         needed = deployment.devices_needed(1)
         hint = f": it takes {needed} of them (--tensor-parallel {needed})" if needed is not None else ""
         raise BadRequestError(f"the weights of {planned.name} do not fit on {hardware}{hint}")
+    deployment = with_decode_weights(deployment, planned, "bf16" if quantise else planned.dtype, config)
     efficiency = expected_of(deployment)
-    title = f"{planned.name} in {deployment.quantise} on {hardware}"
+    copies = ", with copies in 12 bits for decode," if deployment.shape.decode_weights is not None else ""
+    title = f"{planned.name} in {deployment.quantise}{copies} on {hardware}"
     source = f"by {efficiency.source}; error: {efficiency.error}"
-    return replica_on(deployment, efficiency, config), title, source, link_note(deployment)
+    notes = [note for note in (link_note(deployment), deployment.decode_note) if note is not None]
+    return replica_on(deployment, efficiency, config), title, source, "; ".join(notes) or None
 
 
 def replica_on(deployment: Deployment, efficiency: Efficiency, config: EngineConfig) -> ReplicaSpec:
     """One copy of a deployment whose weights fit; of a copy with several lanes, one of them, while all are busy."""
-    shape, first = deployment.lane_shape(), 0
-    needs: list[KVGroupNeed] = []
-    for group in shape.kv_groups:
-        layers = tuple(range(first, first + group.num_layers))
-        needs.append(KVGroupNeed(layers, group.window, group.bytes_per_token))
-        first += group.num_layers
+    shape = deployment.lane_shape()
     memory = MemorySpace(
         deployment.device.name, deployment.memory_bytes, deployment.kv_space_bytes // deployment.lanes, 1.0
     )
-    max_context = deployment.dimensions.max_context or config.max_context or 8192
-    resolved = resolve(config, max_context, tuple(needs), memory, GPU_SIZES, 1)
+    resolved = resolved_on(deployment, config, kv_needs_of(shape), memory)
     itl_target_ms = resolved.sizes.itl_target_ms
     return ReplicaSpec(
         phases_of(deployment, efficiency).step_s,

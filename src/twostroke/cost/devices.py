@@ -32,6 +32,8 @@ class Device:
     """Of one device, rented on demand, as one public list or index had it on the day that `sources` names."""
     link_bytes_per_s: float | None = None
     """To its neighbours in the same machine, in one direction, over all links."""
+    hopper_sms: int | None = None
+    """Multiprocessors, by NVIDIA's H100 whitepaper (but for the PCIe card all have the SXM's); None: no Hopper chip."""
 
     @property
     def multiply_adds_per_s(self) -> dict[str, float]:
@@ -187,6 +189,7 @@ DEVICES: tuple[Device, ...] = (
         ("NVIDIA H100 Tensor Core GPU data sheet (SXM)", _AIMULTIPLE),
         2.95,
         450e9,
+        hopper_sms=132,
     ),
     Device(
         "H100 PCIe",
@@ -197,6 +200,7 @@ DEVICES: tuple[Device, ...] = (
         ("NVIDIA H100 Tensor Core GPU data sheet (PCIe); memory: H100 PCIe product brief", f"{_TECHBYTES} (Lambda)"),
         2.86,
         64e9,
+        hopper_sms=114,
     ),
     Device(
         "H200",
@@ -211,6 +215,7 @@ DEVICES: tuple[Device, ...] = (
         ),
         4.54,
         450e9,
+        hopper_sms=132,
     ),
     Device(
         "GH200 96GB",
@@ -221,6 +226,7 @@ DEVICES: tuple[Device, ...] = (
         ("NVIDIA GH200 Grace Hopper Superchip data sheet (HBM3)",),
         None,
         450e9,
+        hopper_sms=132,
     ),
     Device(
         "GH200 144GB",
@@ -231,6 +237,7 @@ DEVICES: tuple[Device, ...] = (
         ("NVIDIA GH200 Grace Hopper Superchip data sheet (HBM3e)",),
         None,
         450e9,
+        hopper_sms=132,
     ),
     Device(
         "B200",

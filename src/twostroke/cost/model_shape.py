@@ -70,6 +70,10 @@ class WeightCopies:
         """What a step of so many tokens need not read."""
         return max(0, self.replaced_bytes - self.num_bytes) if num_tokens <= self.max_tokens else 0
 
+    def bytes_read(self, num_tokens: int) -> int:
+        """What it reads instead."""
+        return self.replaced_bytes - self.saved_bytes(num_tokens) if num_tokens <= self.max_tokens else 0
+
 
 @dataclass(frozen=True, slots=True)
 class DecodeWeights:
@@ -151,6 +155,18 @@ class ModelShape:
         read = self.experts.weight_bytes_read(num_tokens)
         copies = self.decode_weights.experts if self.decode_weights else None
         return read * (1 - copies.saved_bytes(num_tokens) / self.experts.weight_bytes) if copies else read
+
+    def dense_copies_read(self, num_tokens: int) -> int:
+        """Of `dense_bytes_read`, what is read of copies."""
+        copies = self.decode_weights.dense if self.decode_weights else None
+        return copies.bytes_read(num_tokens) if copies else 0
+
+    def expert_copies_read(self, num_tokens: int) -> float:
+        """Of `expert_bytes_read`: every expert has its share of the copies."""
+        copies = self.decode_weights.experts if self.decode_weights else None
+        if self.experts is None or copies is None:
+            return 0
+        return self.experts.weight_bytes_read(num_tokens) * copies.bytes_read(num_tokens) / self.experts.weight_bytes
 
     @property
     def kv_bytes_per_token(self) -> int:

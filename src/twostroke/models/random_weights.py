@@ -14,6 +14,7 @@ import numpy.typing as npt
 from twostroke.core.errors import ModelError
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.loading import read_folder_spec
+from twostroke.models.spec import ModelSpec
 from twostroke.models.weights.tensor import WeightKind, WeightTensor, from_float32
 
 Bytes = npt.NDArray[np.uint8]
@@ -31,11 +32,16 @@ def random_checkpoint(folder: Path, kind: WeightKind, *, seed: int = 0, name: st
     if not (folder / "config.json").is_file():
         raise ModelError(f"random weights need a folder with config.json, and {folder} is none")
     _, spec = read_folder_spec(folder)
+    return Checkpoint(name or folder.resolve().name, folder, spec, random_tensors(spec, kind, seed))
+
+
+def random_tensors(spec: ModelSpec, kind: WeightKind, seed: int = 0) -> dict[str, WeightTensor]:
+    """All that a model has, by canonical name."""
     tensors: dict[str, WeightTensor] = {}
     for tensor_name, shape in spec.tensor_shapes().items():
         tensor_kind = WeightKind.F32 if len(shape) == 1 else _kind_of(tensor_name, kind)
         tensors[tensor_name] = DrawnTensor(tensor_name, tensor_kind, shape, seed)
-    return Checkpoint(name or folder.resolve().name, folder, spec, tensors)
+    return tensors
 
 
 class DrawnTensor(WeightTensor):

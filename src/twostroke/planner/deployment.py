@@ -10,7 +10,7 @@ from twostroke.core.errors import BadRequestError
 from twostroke.cost.devices import Device
 from twostroke.cost.dimensions import Dimensions
 from twostroke.cost.hardware import Ceilings
-from twostroke.cost.model_shape import ModelShape
+from twostroke.cost.model_shape import DecodeWeights, ModelShape
 from twostroke.planner.quantisation import find_kv_bits, find_quantisation
 
 KV_SHARE = 0.95
@@ -41,6 +41,11 @@ class Deployment:
     own_shape: ModelShape | None = None
     own_kv_space_bytes: int | None = None
     """Where a backend said what it leaves for KV; None: counted from the device's memory."""
+    decode_weights: DecodeWeights | None = None
+    """Copies for decode that this engine would hold beside the weights where one device has a copy of the model: over
+    several it does not run, and none are counted."""
+    decode_note: str | None = None
+    """Why it would hold none, where they were to be thought of."""
 
     def __post_init__(self) -> None:
         for name in ("tensor_parallel", "pipeline_parallel", "expert_parallel", "replicas"):
@@ -86,7 +91,7 @@ class Deployment:
 
     @cached_property
     def shape(self) -> ModelShape:
-        """Of one replica, copies of KV counted as often as they lie in memory."""
+        """Of one replica, copies of KV counted as often as they lie in memory, and weights for decode too."""
         bits = find_quantisation(self.quantise).bits
         shape = self.own_shape or self.dimensions.shape(
             weight_bits=bits["weight_bits"] or 16.0,
@@ -97,7 +102,8 @@ class Deployment:
         groups = tuple(
             replace(group, bytes_per_token=group.bytes_per_token * self.kv_copies) for group in shape.kv_groups
         )
-        return replace(shape, kv_groups=groups)
+        decode_weights = self.decode_weights if self.devices_per_copy == 1 else None
+        return replace(shape, kv_groups=groups, decode_weights=decode_weights or shape.decode_weights)
 
     def lane_shape(self, *, alone: bool = False) -> ModelShape:
         """What one lane computes: all layers, and of the experts its group's part, which tokens of all groups meet.
@@ -149,13 +155,17 @@ class Deployment:
         return self.devices_per_copy * self.device.memory_bytes
 
     @property
+    def free_beside_weights_bytes(self) -> int:
+        """On the devices of the fullest stage of one group, buffers taken off; below 0: the weights do not fit."""
+        return self.tensor_parallel * (self.device.memory_bytes - BUFFER_BYTES) - self.stage_weight_bytes
+
+    @property
     def kv_space_bytes(self) -> int:
         """Of one replica, as its fullest stage allows; 0 or less: the weights do not fit."""
         if self.own_kv_space_bytes is not None:
             return self.own_kv_space_bytes
-        beside = self.tensor_parallel * (self.device.memory_bytes - BUFFER_BYTES) - self.stage_weight_bytes
         stages = self.dimensions.num_layers / self.layers_a_stage
-        return int(KV_SHARE * beside * stages * self.expert_parallel)
+        return int(KV_SHARE * self.free_beside_weights_bytes * stages * self.expert_parallel)
 
     def kv_bytes_per_user(self, tokens: int, shared_tokens: int = 0) -> int:
         """At the end of an answer; of a prefix that all share, only what a window cuts off is each one's own."""

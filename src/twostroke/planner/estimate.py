@@ -36,6 +36,8 @@ class Memory:
 
     total_bytes: int
     weight_bytes: int
+    decode_copies_bytes: int
+    """Of weights that are held a second time, for decode."""
     kv_space_bytes: int
     kv_bytes_per_token: int
     kv_bytes_per_user: int
@@ -179,16 +181,18 @@ def estimate(
 def _memory(deployment: Deployment, lengths: RequestLengths) -> Memory:
     tokens = lengths.input_tokens + lengths.output_tokens
     shape = deployment.shape
+    copies_bytes = 0 if shape.decode_weights is None else shape.decode_weights.num_bytes
     return Memory(
         total_bytes=deployment.memory_bytes,
-        weight_bytes=shape.weight_bytes,
+        weight_bytes=shape.weight_bytes - copies_bytes,
+        decode_copies_bytes=copies_bytes,
         kv_space_bytes=max(0, deployment.kv_space_bytes),
         kv_bytes_per_token=shape.kv_bytes_per_token,
         kv_bytes_per_user=deployment.kv_bytes_per_user(tokens, lengths.cached_tokens),
         max_users=deployment.max_users(tokens, lengths.cached_tokens),
         devices_needed=deployment.devices_needed(tokens),
         device_bytes=deployment.device.memory_bytes,
-        device_weight_bytes=-(-deployment.stage_weight_bytes // deployment.tensor_parallel),
+        device_weight_bytes=-(-(deployment.stage_weight_bytes - copies_bytes) // deployment.tensor_parallel),
     )
 
 
@@ -249,6 +253,8 @@ def _notes(deployment: Deployment, lengths: RequestLengths) -> list[str]:
         notes.append(f"{deployment.device.name} has no {wanted} arithmetic: weights are multiplied in bf16")
     if deployment.device.vendor in ("AMD", "Apple"):
         notes.append("twostroke has backends for CPUs and for CUDA: this device is planned by its data sheet alone")
+    if deployment.decode_note is not None:
+        notes.append(deployment.decode_note)
     if deployment.kv_copies > 1:
         notes.append(
             f"{deployment.tensor_parallel} devices share {dimensions.num_kv_heads} KV head(s): each position lies in "

@@ -13,8 +13,9 @@ from tests.backends.cuda.emulation import Map, emulated
 
 from twostroke.backends.cuda.kernels import packed_experts, packed_products
 from twostroke.backends.cuda.kernels.activation import Activation
+from twostroke.backends.cuda.kernels.packed_format import DEPTH
 from twostroke.backends.cuda.kernels.packed_tiles import PackedTile
-from twostroke.backends.cuda.kernels.packed_weights import DEPTH, PackedMatrix
+from twostroke.backends.cuda.kernels.packed_weights import PackedMatrix
 from twostroke.backends.cuda.kernels.product_tiles import rows_to_read
 
 RUN = """

@@ -11,12 +11,14 @@ import torch
 from tests.backends.cuda.engines import Sizes
 from tests.models.tiny_checkpoints import make_tiny
 
-from twostroke.backends.cuda import packed_copies
+from twostroke.backends.cuda import packed_copies, packed_sizes
 from twostroke.backends.cuda.compile_ahead import compilers, rehearsal
+from twostroke.backends.cuda.kernels.packed_format import packed_bytes
 from twostroke.backends.cuda.kernels.packed_tiles import MAX_AVERAGE_ROWS, MAX_DENSE_ROWS, MIN_WEIGHTS
-from twostroke.backends.cuda.kernels.packed_weights import PackedMatrix, packed_bytes, unpacked
+from twostroke.backends.cuda.kernels.packed_weights import PackedMatrix, unpacked
 from twostroke.backends.cuda.kernels.target import target_of
-from twostroke.backends.cuda.packed_copies import decode_weights, packable, sizes_of
+from twostroke.backends.cuda.packed_copies import PackedLayer, decode_weights
+from twostroke.backends.cuda.packed_sizes import packable, sizes_of
 from twostroke.backends.cuda.weights import Weights
 from twostroke.cost.model_shape import DecodeWeights
 from twostroke.models.checkpoint import Checkpoint
@@ -43,7 +45,7 @@ def placed(checkpoint: Checkpoint, device: str) -> Weights:
 
 @pytest.fixture(autouse=True)
 def _tiny_matrices_are_packed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed_copies, "MIN_WEIGHTS", TINY)
+    monkeypatch.setattr(packed_sizes, "MIN_WEIGHTS", TINY)
     monkeypatch.setattr(packed_copies, "_sms_of", lambda device: None)  # by size alone, on a card as well
 
 
@@ -57,8 +59,8 @@ def moe(tmp_path: Path) -> Checkpoint:
     return drawn("qwen3_moe", tmp_path, num_experts=3, num_experts_per_tok=2, moe_intermediate_size=128)
 
 
-def names(checkpoint: Checkpoint, dtype: torch.dtype = BF16) -> list[str]:
-    return [matrix.name for matrix in packable(checkpoint.spec, dtype)]
+def names(checkpoint: Checkpoint) -> list[str]:
+    return [matrix.name for matrix in packable(checkpoint.spec)]
 
 
 def assert_copy_of(weight: torch.Tensor, copy: PackedMatrix | None) -> None:
@@ -118,19 +120,20 @@ def test_what_stays_plain_by_its_shape(tmp_path: Path) -> None:
         assert names(replace(llama, spec=replace(llama.spec, **biases))) == left
     odd = drawn("llama", tmp_path / "odd", hidden_size=192, intermediate_size=256)
     assert names(odd) == ["down"], "three rounds of inputs are not an even number"
-    assert names(odd, torch.float16) == []
+    assert PackedLayer.empty(odd.spec, BF16, torch.device("cpu")).num_bytes > 0
+    assert PackedLayer.empty(odd.spec, torch.float16, torch.device("cpu")).num_bytes == 0
 
 
 def test_small_dense_matrices_stay_plain_and_experts_do_not(
     llama: Checkpoint, moe: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packed_copies, "MIN_WEIGHTS", 128 * 384)
+    monkeypatch.setattr(packed_sizes, "MIN_WEIGHTS", 128 * 384)
     assert names(llama) == ["gate_up", "down"]
-    monkeypatch.setattr(packed_copies, "MIN_WEIGHTS", 128 * 384 + 1)
+    monkeypatch.setattr(packed_sizes, "MIN_WEIGHTS", 128 * 384 + 1)
     assert names(llama) == ["gate_up"]
-    monkeypatch.setattr(packed_copies, "MIN_WEIGHTS", MIN_WEIGHTS)
+    monkeypatch.setattr(packed_sizes, "MIN_WEIGHTS", MIN_WEIGHTS)
     assert names(llama) == [] and names(moe) == ["gate_up", "down"]
-    sizes = sizes_of(moe, BF16)
+    sizes = sizes_of(moe)
     assert isinstance(sizes, DecodeWeights) and sizes.dense is None and sizes.experts is not None
 
 
@@ -145,10 +148,10 @@ def test_small_dense_matrices_stay_plain_and_experts_do_not(
 def test_a_copy_is_held_where_products_read_it(
     model: str, names_on_an_h200: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packed_copies, "MIN_WEIGHTS", MIN_WEIGHTS)
+    monkeypatch.setattr(packed_sizes, "MIN_WEIGHTS", MIN_WEIGHTS)
     checkpoint = random_checkpoint(SHAPES / model, WeightKind.BF16)
-    assert [matrix.name for matrix in packable(checkpoint.spec, BF16, 132)] == names_on_an_h200
-    sizes = sizes_of(checkpoint, BF16, 132)
+    assert [matrix.name for matrix in packable(checkpoint.spec, 132)] == names_on_an_h200
+    sizes = sizes_of(checkpoint, 132)
     if not names_on_an_h200:
         assert "no matrix of this model has a size and shape" in str(sizes)
         return
@@ -161,7 +164,7 @@ def test_a_copy_is_held_where_products_read_it(
 @pytest.mark.parametrize("variant", ["llama", "moe"])
 def test_sizes_are_those_that_are_held(variant: str, device: str, request: pytest.FixtureRequest) -> None:
     checkpoint: Checkpoint = request.getfixturevalue(variant)
-    sizes = sizes_of(checkpoint, BF16)
+    sizes = sizes_of(checkpoint)
     assert isinstance(sizes, DecodeWeights)
     weights, spec = placed(checkpoint, device), checkpoint.spec
     assert weights.packed_head.head is not None
@@ -189,7 +192,7 @@ def test_a_device_that_cannot_says_why(llama: Checkpoint, tmp_path: Path, monkey
         monkeypatch.setattr(packed_copies.native, "why_not", lambda: why_not)
         return decode_weights(llama, BF16)
 
-    assert on((9, 0)) == sizes_of(llama, BF16, target_of("cpu").num_sms)
+    assert on((9, 0)) == sizes_of(llama, target_of("cpu").num_sms)
     assert on((8, 0)) == on((10, 0)) == "products with packed weights need a Hopper GPU (compute capability 9.0)"
     assert on((9, 0), "NVRTC is missing") == "products with packed weights have to be compiled, and NVRTC is missing"
     assert on((9, 0)) and decode_weights(llama, torch.float16) == (
@@ -222,7 +225,7 @@ def test_more_experts_than_the_kernel_has_room_for_stay_plain(moe: Checkpoint) -
     assert moe.spec.moe is not None
     for experts, expected in ((256, ["gate_up", "down"]), (257, [])):
         many = replace(moe.spec, moe=replace(moe.spec.moe, num_experts=experts))
-        assert [matrix.name for matrix in packable(many, BF16) if matrix.is_expert] == expected
+        assert [matrix.name for matrix in packable(many) if matrix.is_expert] == expected
 
 
 def test_a_layer_is_whole_when_every_matrix_has_a_copy(llama: Checkpoint, device: str) -> None:

@@ -24,10 +24,11 @@ from tests.backends.cuda.packed_case import (
 )
 from tests.models.tiny_checkpoints import make_tiny
 
-from twostroke.backends.cuda import moe, packed_copies, products
+from twostroke.backends.cuda import moe, packed_sizes, products
 from twostroke.backends.cuda.kernels import packed_tiles
+from twostroke.backends.cuda.kernels.packed_format import UNIT_ROWS
 from twostroke.backends.cuda.kernels.packed_tiles import choose_experts_tile, choose_packed_tile
-from twostroke.backends.cuda.kernels.packed_weights import UNIT_ROWS, unpacked
+from twostroke.backends.cuda.kernels.packed_weights import unpacked
 from twostroke.backends.cuda.kernels.target import target_of
 from twostroke.backends.cuda.moe import MoeBlock, MoeScratch, MoeWeights
 from twostroke.backends.cuda.packed_copies import PackedLayer
@@ -70,7 +71,7 @@ def asked(device: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Asked]:
 
     monkeypatch.setattr(products, "packed_product", count_dense)
     monkeypatch.setattr(moe, "packed_experts_product", count_experts)
-    monkeypatch.setattr(packed_copies, "MIN_WEIGHTS", TINY)
+    monkeypatch.setattr(packed_sizes, "MIN_WEIGHTS", TINY)
     monkeypatch.setattr(packed_tiles, "MIN_WEIGHTS", TINY)
     if device == "cpu":
         for module in (products, moe):

@@ -8,6 +8,7 @@ import pytest
 import torch
 from tests.backends.cuda.packed_case import KINDS, SMS, held_rows, shapes
 
+from twostroke.backends.cuda.kernels.packed_format import DEPTH, UNIT_ROWS
 from twostroke.backends.cuda.kernels.packed_tiles import (
     DENSE_ROWS,
     ENOUGH,
@@ -23,7 +24,6 @@ from twostroke.backends.cuda.kernels.packed_tiles import (
     PackedTile,
     choose_packed_tile,
 )
-from twostroke.backends.cuda.kernels.packed_weights import DEPTH, UNIT_ROWS
 from twostroke.backends.cuda.products import ProductScratch
 from twostroke.models.spec import ModelSpec
 

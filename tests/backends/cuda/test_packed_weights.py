@@ -9,17 +9,8 @@ import torch
 
 from bench.packed_range import pack as numpy_pack
 from twostroke.backends.cuda.kernels import packed_weights
-from twostroke.backends.cuda.kernels.packed_weights import (
-    DEPTH,
-    LEAST_EXPONENT,
-    ROUND_BYTES,
-    UNIT_ROWS,
-    PackedMatrix,
-    can_pack,
-    pack,
-    packed_bytes,
-    unpacked,
-)
+from twostroke.backends.cuda.kernels.packed_format import DEPTH, ROUND_BYTES, UNIT_ROWS, can_pack, packed_bytes
+from twostroke.backends.cuda.kernels.packed_weights import LEAST_EXPONENT, PackedMatrix, is_packable, pack, unpacked
 from twostroke.backends.cuda.kernels.packing import pack_by_kernel
 
 
@@ -131,12 +122,14 @@ def test_a_weight_that_is_not_finite_shows_in_its_rows_factor(bad: float, device
 
 
 def test_what_can_be_packed() -> None:
-    assert can_pack((72, 256), torch.bfloat16) and can_pack((4, 80, 128), torch.bfloat16, is_gated=True)
-    assert not can_pack((72, 256), torch.float16)
-    assert not can_pack((72, 3 * DEPTH), torch.bfloat16), "an odd number of rounds"
-    assert not can_pack((72, 200), torch.bfloat16)
-    assert not can_pack((60, 256), torch.bfloat16)
-    assert not can_pack((72, 256), torch.bfloat16, is_gated=True)
+    assert can_pack((72, 256)) and can_pack((4, 80, 128), is_gated=True)
+    assert not can_pack((72, 3 * DEPTH)), "an odd number of rounds"
+    assert not can_pack((72, 200))
+    assert not can_pack((60, 256))
+    assert not can_pack((72, 256), is_gated=True)
+    weight = torch.zeros(72, 256, dtype=torch.bfloat16)
+    assert is_packable(weight, is_gated=False) and not is_packable(weight, is_gated=True)
+    assert not is_packable(weight.to(torch.float16), is_gated=False)
 
 
 def test_bytes_are_those_of_the_tensors(device: str) -> None:

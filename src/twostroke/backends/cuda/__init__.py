@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from twostroke.core.errors import BackendError
 from twostroke.core.kv_layout import KVLayout
 from twostroke.core.step_sizes import StepSizes
+from twostroke.cost.devices import Device
 from twostroke.cost.hardware import Ceilings
 from twostroke.cost.model_shape import DecodeWeights
 from twostroke.machine import Machine, MemorySpace
@@ -72,10 +73,15 @@ class CudaFactory:
         beside += SamplingRows.num_bytes(max_sampled, spec.vocab_size)
         return MemorySpace(torch.cuda.get_device_name(), total, max(0, free - beside), KV_SHARE_OF_DEVICE)
 
-    def decode_weights(self, checkpoint: Checkpoint, dtype: str) -> DecodeWeights | str:
-        from twostroke.backends.cuda.packed_copies import decode_weights
+    def decode_weights(self, checkpoint: Checkpoint, dtype: str, on: Device | None = None) -> DecodeWeights | str:
+        if on is None:
+            from twostroke.backends.cuda.packed_copies import decode_weights
 
-        return decode_weights(checkpoint, _dtype(checkpoint, dtype))
+            return decode_weights(checkpoint, _dtype(checkpoint, dtype))
+        from twostroke.backends.cuda.packed_sizes import offered_on
+
+        reason = _unsupported_shape(checkpoint)
+        return reason or offered_on(checkpoint, _dtype_name(checkpoint, dtype), on.hopper_sms)
 
     def ceilings(self, checkpoint: Checkpoint, threads: int) -> Ceilings:
         from twostroke.backends.cuda.ceilings import machine_rates
@@ -138,14 +144,18 @@ class CudaFactory:
             ) from error
 
 
-def _dtype(checkpoint: Checkpoint, dtype: str) -> torch.dtype:
+def _dtype_name(checkpoint: Checkpoint, dtype: str) -> str:
     """As the weights are stored, where that is a 16-bit float; bf16 otherwise."""
+    if dtype != "auto":
+        return dtype
+    kinds = {tensor.kind.name for name, tensor in checkpoint.tensors.items() if checkpoint.is_multiplied(name)}
+    return "f16" if kinds == {"F16"} else "bf16"
+
+
+def _dtype(checkpoint: Checkpoint, dtype: str) -> torch.dtype:
     import torch
 
-    if dtype == "auto":
-        kinds = {tensor.kind.name for name, tensor in checkpoint.tensors.items() if checkpoint.is_multiplied(name)}
-        dtype = "f16" if kinds == {"F16"} else "bf16"
-    return {"bf16": torch.bfloat16, "f16": torch.float16}[dtype]
+    return {"bf16": torch.bfloat16, "f16": torch.float16}[_dtype_name(checkpoint, dtype)]
 
 
 @cache

@@ -1,39 +1,23 @@
-"""Copies of the layers' matrices in twelve bits, for decode: which matrices have one, what they take, and how they are
-filled once the weights are there. Knows shapes and the format's name; knows no product."""
+"""Copies of the layers' matrices in twelve bits, for decode: whether this device can have them, and how they are filled
+once the weights are there. Which matrices have one is `packed_sizes.py`'s to say; knows no product."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from math import prod
 from typing import TYPE_CHECKING
 
 import torch
 
 from twostroke.backends.cuda import native
 from twostroke.backends.cuda.compile_ahead import is_rehearsal
-from twostroke.backends.cuda.kernels.packed_tiles import (
-    MAX_AVERAGE_ROWS,
-    MAX_DENSE_ROWS,
-    MAX_EXPERTS,
-    MIN_WEIGHTS,
-    choose_packed_tile,
-)
-from twostroke.backends.cuda.kernels.packed_weights import (
-    DEPTH,
-    PackedMatrix,
-    can_pack,
-    packed_bytes,
-    units_of,
-)
+from twostroke.backends.cuda.kernels.packed_weights import PackedMatrix
 from twostroke.backends.cuda.kernels.packing import pack_by_kernel
 from twostroke.backends.cuda.kernels.target import target_of
-from twostroke.cost.model_shape import DecodeWeights, WeightCopies
+from twostroke.backends.cuda.packed_sizes import NEEDS_BF16, NEEDS_HOPPER, Packable, packable, packable_head, sizes_of
+from twostroke.cost.model_shape import DecodeWeights
 from twostroke.models.checkpoint import Checkpoint
-from twostroke.models.spec import ModelSpec, expert_name, layer_name
-
-SPLIT = ("o", "down")
-"""Products whose readers add up parts of the depth."""
+from twostroke.models.spec import ModelSpec, layer_name
 
 if TYPE_CHECKING:
     from twostroke.backends.cuda.weights import Weights
@@ -56,7 +40,7 @@ class PackedLayer:
         return PackedLayer(
             **{
                 matrix.name: PackedMatrix.empty(matrix.shape, device, is_gated=matrix.is_gated)
-                for matrix in packable(spec, dtype, _sms_of(device))
+                for matrix in _packable_on(spec, dtype, device)
             }
         )
 
@@ -79,42 +63,8 @@ class PackedHead:
 
     @staticmethod
     def empty(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> PackedHead:
-        head, num_sms = _head(spec), _sms_of(device)
-        has_copy = head.is_read(dtype, num_sms) and bool(packable(spec, dtype, num_sms))
-        return PackedHead(PackedMatrix.empty(head.shape, device) if has_copy else None)
-
-
-@dataclass(frozen=True, slots=True)
-class _Packable:
-    """A matrix of every layer that can have a copy."""
-
-    name: str
-    """PackedLayer's."""
-    shape: tuple[int, ...]
-    tensors: tuple[str, ...]
-    """Of a layer, which it is made of."""
-    is_gated: bool = False
-    is_expert: bool = False
-
-    @property
-    def num_bytes(self) -> int:
-        *experts, rows, depth = self.shape
-        return prod(experts) * packed_bytes(rows, depth)
-
-    def is_read(self, dtype: torch.dtype, num_sms: int | None) -> bool:
-        """Whether products take a copy of it, on a device of so many multiprocessors; None: on any."""
-        if not can_pack(self.shape, dtype, is_gated=self.is_gated):
-            return False
-        if self.is_expert:
-            return self.shape[0] <= MAX_EXPERTS
-        if num_sms is None:
-            return prod(self.shape) >= MIN_WEIGHTS
-        size = units_of(self.shape[0]), self.shape[1] // DEPTH
-        return choose_packed_tile(1, *size, num_sms, gated=self.is_gated, may_split=self.name in SPLIT) is not None
-
-
-def _head(spec: ModelSpec) -> _Packable:
-    return _Packable("head", (spec.vocab_size, spec.hidden_size), ("embedding" if spec.tied_embeddings else "output",))
+        head = packable_head(spec, _sms_of(device)) if _packable_on(spec, dtype, device) else None
+        return PackedHead(None if head is None else PackedMatrix.empty(head.shape, device))
 
 
 def _sms_of(device: torch.device | str) -> int | None:
@@ -122,69 +72,20 @@ def _sms_of(device: torch.device | str) -> int | None:
     return target.num_sms if target.is_hopper else None
 
 
-def packable(spec: ModelSpec, dtype: torch.dtype, num_sms: int | None = None) -> list[_Packable]:
-    """Those of a layer that products read packed. Products with a bias are cuBLAS's, which reads plain matrices; of
-    small matrices plain ones are as good."""
-    hidden, query_dim = spec.hidden_size, spec.num_heads * spec.head_dim
-    found: list[_Packable] = []
-    if not spec.qkv_bias:
-        found.append(_Packable("qkv", (query_dim + 2 * spec.num_kv_heads * spec.head_dim, hidden), ("q", "k", "v")))
-    if not spec.output_bias:
-        found.append(_Packable("o", (hidden, query_dim), ("o",)))
-    if spec.moe is None:
-        found.append(_Packable("gate_up", (2 * spec.intermediate_size, hidden), ("gate", "up"), is_gated=True))
-        found.append(_Packable("down", (hidden, spec.intermediate_size), ("down",)))
-    else:
-        experts, width = range(spec.moe.num_experts), spec.moe.expert_intermediate_size
-        gates = tuple(expert_name(expert, name) for expert in experts for name in ("gate", "up"))
-        downs = tuple(expert_name(expert, "down") for expert in experts)
-        found.append(_Packable("gate_up", (len(experts), 2 * width, hidden), gates, is_gated=True, is_expert=True))
-        found.append(_Packable("down", (len(experts), hidden, width), downs, is_expert=True))
-    return [matrix for matrix in found if matrix.is_read(dtype, num_sms)]
+def _packable_on(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> list[Packable]:
+    return packable(spec, _sms_of(device)) if dtype == torch.bfloat16 else []
 
 
 def decode_weights(checkpoint: Checkpoint, dtype: torch.dtype) -> DecodeWeights | str:
     """What copies for decode take on the current device and spare its steps; or why there can be none."""
     if dtype != torch.bfloat16:
-        return "packed weights are bf16 in fewer bits, and this computes in f16"
+        return NEEDS_BF16
     if not target_of("cuda").is_hopper:
-        return "products with packed weights need a Hopper GPU (compute capability 9.0)"
+        return NEEDS_HOPPER
     reason = native.why_not()
     if reason is not None:
         return f"products with packed weights have to be compiled, and {reason}"
-    return sizes_of(checkpoint, dtype, target_of("cuda").num_sms)
-
-
-def sizes_of(checkpoint: Checkpoint, dtype: torch.dtype, num_sms: int | None = None) -> DecodeWeights | str:
-    """The same on any device that can multiply with them."""
-    spec, matrices = checkpoint.spec, packable(checkpoint.spec, dtype, num_sms)
-    if not matrices:
-        return "no matrix of this model has a size and shape that products with packed weights take"
-    dense = [matrix for matrix in matrices if not matrix.is_expert]
-    experts, moe = [matrix for matrix in matrices if matrix.is_expert], spec.moe
-    dense_bytes, replaced_bytes = _in_layers(checkpoint, dense)
-    head = _head(spec)
-    if head.is_read(dtype, num_sms):
-        dense_bytes += head.num_bytes
-        replaced_bytes += checkpoint.held_tensor_bytes(*head.tensors)
-    return DecodeWeights(
-        WeightCopies(dense_bytes, replaced_bytes, MAX_DENSE_ROWS) if dense_bytes else None,
-        WeightCopies(*_in_layers(checkpoint, experts), MAX_AVERAGE_ROWS * moe.num_experts // moe.experts_per_token)
-        if experts and moe is not None
-        else None,
-    )
-
-
-def _in_layers(checkpoint: Checkpoint, matrices: Sequence[_Packable]) -> tuple[int, int]:
-    """Bytes of copies, and of what they are copies of."""
-    layers = checkpoint.spec.num_layers
-    replaced_bytes = sum(
-        checkpoint.held_tensor_bytes(layer_name(layer, name))
-        for matrix in matrices
-        for name in matrix.tensors
-        for layer in range(layers)
-    )
-    return layers * sum(matrix.num_bytes for matrix in matrices), replaced_bytes
+    return sizes_of(checkpoint, target_of("cuda").num_sms)
 
 
 def fill(weights: Weights) -> tuple[str, ...]:

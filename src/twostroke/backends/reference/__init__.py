@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from twostroke.core.errors import BackendError
 from twostroke.core.kv_layout import KVLayout
 from twostroke.core.step_sizes import StepSizes
+from twostroke.cost.devices import Device
 from twostroke.cost.hardware import Ceilings
 from twostroke.machine import Machine, MemorySpace, host_memory
 from twostroke.models.checkpoint import Checkpoint
@@ -37,7 +38,7 @@ class ReferenceFactory:
     def memory(self, checkpoint: Checkpoint, here: Machine) -> MemorySpace:
         return host_memory(here, checkpoint.held_bytes)
 
-    def decode_weights(self, checkpoint: Checkpoint, dtype: str) -> None:
+    def decode_weights(self, checkpoint: Checkpoint, dtype: str, on: Device | None = None) -> None:
         """Both phases read the same."""
 
     def ceilings(self, checkpoint: Checkpoint, threads: int) -> Ceilings:

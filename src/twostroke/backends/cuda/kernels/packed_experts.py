@@ -12,8 +12,9 @@ import torch
 
 from twostroke.backends.cuda.kernels.activation import Activation
 from twostroke.backends.cuda.kernels.cluster_products import GATES
+from twostroke.backends.cuda.kernels.packed_format import DEPTH
 from twostroke.backends.cuda.kernels.packed_tiles import MAX_EXPERTS, PackedTile
-from twostroke.backends.cuda.kernels.packed_weights import DEPTH, PackedMatrix
+from twostroke.backends.cuda.kernels.packed_weights import PackedMatrix
 from twostroke.backends.cuda.kernels.wgmma import product_function
 from twostroke.backends.cuda.native import NativeKernel, tensor_map
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Final
 
-from twostroke.backends.cuda.kernels.packed_weights import DEPTH, ROUND_BYTES, UNIT_ROWS
+from twostroke.backends.cuda.kernels.packed_format import DEPTH, ROUND_BYTES, UNIT_ROWS
 
 SHARED_BYTES: Final = 225 * 1024
 """What a program on a Hopper chip may have, less room for barriers."""

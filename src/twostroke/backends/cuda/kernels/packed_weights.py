@@ -8,11 +8,8 @@ from typing import Final
 
 import torch
 
-UNIT_ROWS: Final = 64
-"""Rows lie in units, as many as a warp group multiplies at a time."""
-DEPTH: Final = 64
-"""Inputs of a unit that lie together: what a round of a product takes."""
-ROUND_BYTES: Final = UNIT_ROWS * DEPTH * 3 // 2
+from twostroke.backends.cuda.kernels.packed_format import DEPTH, ROUND_BYTES, UNIT_ROWS, can_pack, units_of
+
 EXPONENT_CODES: Final = 15
 """Exponents of a row that are kept, from its largest down. What is smaller is rounded to the grid of the last one, as
 subnormal numbers are: by at most 2**-22 of the row's largest weight, which the sums it is added to round off anyway."""
@@ -48,19 +45,9 @@ class PackedMatrix:
         return self.data.nbytes + self.factors.nbytes
 
 
-def units_of(rows: int) -> int:
-    return -(-rows // UNIT_ROWS)
-
-
-def packed_bytes(rows: int, depth: int) -> int:
-    return units_of(rows) * (depth // DEPTH * ROUND_BYTES + UNIT_ROWS * 4)
-
-
-def can_pack(shape: tuple[int, ...], dtype: torch.dtype, *, is_gated: bool = False) -> bool:
-    """Products take two rounds of inputs at a time. Of a matrix that can be packed, weights that are not finite cannot:
-    see `pack`."""
-    rows, depth = shape[-2:]
-    return dtype == torch.bfloat16 and depth % (2 * DEPTH) == 0 and rows % (16 if is_gated else 8) == 0
+def is_packable(weight: torch.Tensor, *, is_gated: bool) -> bool:
+    """By its form. Of a matrix that can be packed, weights that are not finite cannot: see `pack`."""
+    return weight.dtype == torch.bfloat16 and can_pack(tuple(weight.shape), is_gated=is_gated)
 
 
 def pack(weight: torch.Tensor, place: PackedMatrix) -> None:
@@ -68,7 +55,7 @@ def pack(weight: torch.Tensor, place: PackedMatrix) -> None:
     factor is infinite, and what was packed of the row is of no use. In plain torch: what `packing.py` is held against,
     which needs less time and no room."""
     *_, rows, depth = weight.shape
-    assert can_pack(tuple(weight.shape), weight.dtype, is_gated=place.is_gated)
+    assert is_packable(weight, is_gated=place.is_gated)
     matrices = weight.view(-1, rows, depth)
     data, factors = place.data.view(-1, *place.data.shape[-3:]), place.factors.view(-1, place.factors.shape[-1])
     units_at_once = max(1, _SLICE_WEIGHTS // (depth * UNIT_ROWS))

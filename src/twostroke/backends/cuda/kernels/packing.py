@@ -12,15 +12,8 @@ import triton
 import triton.language as tl
 
 from twostroke.backends.cuda.compile_ahead import launcher
-from twostroke.backends.cuda.kernels.packed_weights import (
-    DEPTH,
-    EXPONENT_CODES,
-    LEAST_EXPONENT,
-    ROUND_BYTES,
-    UNIT_ROWS,
-    PackedMatrix,
-    can_pack,
-)
+from twostroke.backends.cuda.kernels.packed_format import DEPTH, ROUND_BYTES, UNIT_ROWS
+from twostroke.backends.cuda.kernels.packed_weights import EXPONENT_CODES, LEAST_EXPONENT, PackedMatrix, is_packable
 
 ROWS_AT_ONCE: Final = 4
 INPUTS_AT_ONCE: Final = 1024
@@ -32,7 +25,7 @@ NUMBER_BYTES: Final = 1024
 def pack_by_kernel(weight: torch.Tensor, place: PackedMatrix) -> None:
     """As `packed_weights.pack`."""
     *_, rows, depth = weight.shape
-    assert can_pack(tuple(weight.shape), weight.dtype, is_gated=place.is_gated) and weight.is_contiguous()
+    assert is_packable(weight, is_gated=place.is_gated) and weight.is_contiguous()
     bits, factors = weight.view(torch.int16), place.factors.view(torch.int32)
     packed_rows = factors.shape[-1]
     launcher(_row_factors, (factors.numel() // ROWS_AT_ONCE,))(

@@ -1,0 +1,85 @@
+"""What decode would read on a device that is not here: the copies of weights that the backend offers for it, where the
+engine's own rule would hold them. A plan of that device counts them as a start on it would."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from twostroke import backends
+from twostroke.cli.plan_model import PlannedModel, weightless
+from twostroke.config import EngineConfig, KVGroupNeed, ResolvedConfig, resolve
+from twostroke.core.errors import BadRequestError
+from twostroke.core.step_sizes import StepSizes
+from twostroke.cost.model_shape import DecodeWeights, ModelShape
+from twostroke.engine.decode_weights import choose_decode_weights
+from twostroke.machine import MemorySpace
+from twostroke.models.checkpoint import Checkpoint
+from twostroke.models.random_weights import random_tensors
+from twostroke.models.weights.tensor import WeightKind
+from twostroke.planner.deployment import KV_SHARE, MAX_USERS, Deployment
+
+GPU_SIZES = StepSizes(block_size=64, max_tokens_per_step=8192, max_running=MAX_USERS, itl_target_ms=35.0)
+"""As suits the CUDA backend."""
+
+
+def with_decode_weights(deployment: Deployment, planned: PlannedModel, dtype: str, config: EngineConfig) -> Deployment:
+    """`dtype`: what the engine would compute in, as its option has it. Raises where copies were asked for and cannot be
+    had; without a wish a deployment that can have none is left as it is."""
+    offered: DecodeWeights | str | None = _out_of_question(deployment)
+    if offered is None:
+        try:
+            checkpoint = _in_bf16(planned)
+        except BadRequestError:
+            offered = f"this engine does not run {planned.name}"
+        else:
+            offered = backends.load_factory("cuda").decode_weights(checkpoint, dtype, on=deployment.device)
+    elif config.decode_weights != "packed":
+        return deployment
+    free = max(0, deployment.free_beside_weights_bytes)
+    memory = MemorySpace(deployment.device.name, deployment.memory_bytes, free, KV_SHARE)
+    needs = kv_needs_of(deployment.shape)
+    try:
+        holding = choose_decode_weights(
+            config, offered, memory, needs, lambda space: resolved_on(deployment, config, needs, space)
+        )
+    except BadRequestError:
+        if config.decode_weights == "packed":
+            raise
+        return deployment  # not even the weights fit, as the plan will say
+    return replace(
+        deployment, decode_weights=holding.copies, decode_note=None if holding.copies is not None else holding.reason
+    )
+
+
+def kv_needs_of(shape: ModelShape) -> tuple[KVGroupNeed, ...]:
+    needs: list[KVGroupNeed] = []
+    first = 0
+    for group in shape.kv_groups:
+        layers = tuple(range(first, first + group.num_layers))
+        needs.append(KVGroupNeed(layers, group.window, group.bytes_per_token))
+        first += group.num_layers
+    return tuple(needs)
+
+
+def resolved_on(
+    deployment: Deployment, config: EngineConfig, needs: tuple[KVGroupNeed, ...], memory: MemorySpace
+) -> ResolvedConfig:
+    max_context = deployment.dimensions.max_context or config.max_context or 8192
+    return resolve(config, max_context, needs, memory, GPU_SIZES, 1)
+
+
+def _out_of_question(deployment: Deployment) -> str | None:
+    if deployment.devices_per_copy > 1:
+        return "this engine runs a model on one device"
+    if deployment.device.hopper_sms is None:
+        return f"the copies are for Hopper GPUs, and {deployment.device.name} is none"
+    if deployment.own_shape is not None or deployment.quantise != "bf16":
+        kept = "as their file has them" if deployment.own_shape is not None else f"in {deployment.quantise}"
+        return f"the copies are of bf16 weights, and these are planned {kept}"
+    return None
+
+
+def _in_bf16(planned: PlannedModel) -> Checkpoint:
+    if planned.checkpoint is None:
+        return weightless(planned)
+    return replace(planned.checkpoint, tensors=random_tensors(planned.checkpoint.spec, WeightKind.BF16))
