@@ -17,6 +17,7 @@ from twostroke.backends.cuda.kernels.decode_cuts import DecodeConfig, SplitPlan,
 
 DECODE_CONFIGS = [
     DecodeConfig(64, 4, 5, True),
+    DecodeConfig(64, 2, 5, False),
     DecodeConfig(32, 2, 5, False),
     DecodeConfig(64, 4, 3, False),
     DecodeConfig(64, 4, 5, False),
@@ -58,7 +59,7 @@ def decode_result(name: str, contexts: list[int], model: Model, pool: Pool, quic
         cycle = [tables[i % len(tables)] for i in range(max(16, len(tables)))]
         return error, graph_seconds([lambda table=table: launch(table) for table in cycle])
 
-    default_config = decode_config(model.head_dim)
+    default_config = decode_config(model.head_dim, tokens)
     default_plan = split_plan(tokens, model.kv_heads, model.num_sms)
     choices = {"default": lambda: measure(default_config, default_plan)}
     for config in DECODE_CONFIGS[: 2 if quick else None]:

@@ -22,6 +22,7 @@ from twostroke.backends.cuda.kernels.decode_cuts import DecodeConfig
 DISASSEMBLER = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
 HEAD_DIM, PAGE, SHOWN = 128, 64, 12
 CONFIGS = (
+    DecodeConfig(64, 2, 5, keys_first=False),
     DecodeConfig(32, 2, 5, keys_first=False),
     DecodeConfig(64, 4, 5, keys_first=False),
     DecodeConfig(64, 4, 5, keys_first=True),

@@ -36,7 +36,7 @@ from twostroke.engine.build import build
 REPLAYS = 10
 SPREAD = 0.6
 """Contexts lie within so much of their mean, either way."""
-ATTENTION = (DecodeConfig(32, 2, 5, keys_first=False), DecodeConfig(64, 4, 5, keys_first=False))
+ATTENTION = (DecodeConfig(64, 2, 5, keys_first=False, ahead=1), DecodeConfig(32, 2, 5, keys_first=False, ahead=1))
 PROGRAMS_PER_SM = (2, 4, 6, 8)
 """That few streams are cut into, beside the default."""
 

@@ -130,6 +130,8 @@ def _decode_kernel(
     k_head = k_cache + kv_head * PAGE * HEAD_DIM + dim[None, :]
     v_head = v_cache + kv_head * PAGE * HEAD_DIM + dim[None, :]
 
+    # What a score is multiplied by on its way into exp2, in one instruction with what is subtracted.
+    to_log2 = 1.0 if HAS_SOFTCAP else score_scale
     peak = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     if KEYS_FIRST:
@@ -141,37 +143,46 @@ def _decode_kernel(
         readable = at < end
         if HAS_WINDOW:
             readable = readable & (at >= oldest)
+        # What lies outside the context is another sequence's or nobody's, and may be anything: zero times NaN is NaN.
+        # So the context's last key is read again, or its first: that takes fewer instructions than a mask.
+        own = tl.minimum(key, end - 1 - start)
+        if HAS_WINDOW:
+            own = tl.maximum(own, oldest - start)
         if PAGE >= BLOCK:
             page = tl.load(table_row + start // PAGE).to(tl.int64)
-            offsets = page * PAGE_ELEMENTS + (start % PAGE + key) * HEAD_DIM
+            first = page * PAGE_ELEMENTS + start % PAGE * HEAD_DIM
+            offsets = own * HEAD_DIM
         else:
-            page = tl.load(table_row + at // PAGE, mask=readable, other=0).to(tl.int64)
-            offsets = page * PAGE_ELEMENTS + (at % PAGE) * HEAD_DIM
-        # What lies behind the context is another sequence's or nobody's, and may be anything: zero times NaN is NaN.
+            page = tl.load(table_row + (start + own) // PAGE).to(tl.int64)
+            first = 0
+            offsets = page * PAGE_ELEMENTS + (start + own) % PAGE * HEAD_DIM
         if HEAD_DIM == DIM:
-            held = readable[:, None]
+            keys = tl.load(k_head + first + offsets[:, None])  # [BLOCK, DIM]
+            values = tl.load(v_head + first + offsets[:, None])
         else:
-            held = readable[:, None] & (dim < HEAD_DIM)[None, :]
-        keys = tl.load(k_head + offsets[:, None], mask=held, other=0.0)  # [BLOCK, DIM]
-        values = tl.load(v_head + offsets[:, None], mask=held, other=0.0)
+            held = (dim < HEAD_DIM)[None, :]
+            keys = tl.load(k_head + first + offsets[:, None], mask=held, other=0.0)
+            values = tl.load(v_head + first + offsets[:, None], mask=held, other=0.0)
         if KEYS_FIRST:
             scores = tl.dot(keys, tl.trans(query), input_precision=PRECISION)  # [BLOCK, ROWS]
-            scores = cap_scores(scores, score_scale, cap_log2, HAS_SOFTCAP)
+            if HAS_SOFTCAP:
+                scores = cap_scores(scores, score_scale, cap_log2, True)
             scores = tl.where(readable[:, None], scores, float("-inf"))
             new_peak = tl.maximum(peak, tl.max(scores, 0))
-            weights = tl.exp2(scores - new_peak[None, :])
-            decay = tl.exp2(peak - new_peak)
+            weights = tl.exp2(scores * to_log2 - (new_peak * to_log2)[None, :])
+            decay = tl.exp2((peak - new_peak) * to_log2)
             total = total * decay + tl.sum(weights, 0)
             value_sum = tl.dot(
                 tl.trans(values), weights.to(values.dtype), value_sum * decay[None, :], input_precision=PRECISION
             )
         else:
             scores = tl.dot(query, tl.trans(keys), input_precision=PRECISION)  # [ROWS, BLOCK]
-            scores = cap_scores(scores, score_scale, cap_log2, HAS_SOFTCAP)
+            if HAS_SOFTCAP:
+                scores = cap_scores(scores, score_scale, cap_log2, True)
             scores = tl.where(readable[None, :], scores, float("-inf"))
             new_peak = tl.maximum(peak, tl.max(scores, 1))
-            weights = tl.exp2(scores - new_peak[:, None])
-            decay = tl.exp2(peak - new_peak)
+            weights = tl.exp2(scores * to_log2 - (new_peak * to_log2)[:, None])
+            decay = tl.exp2((peak - new_peak) * to_log2)
             total = total * decay + tl.sum(weights, 1)
             value_sum = tl.dot(weights.to(values.dtype), values, value_sum * decay[:, None], input_precision=PRECISION)
         peak = new_peak
@@ -186,7 +197,7 @@ def _decode_kernel(
 
     slot = item.to(tl.int64) * KV_HEADS + kv_head
     tl.store(partials + slot * (GROUP * HEAD_DIM) + head[:, None] * HEAD_DIM + dim[None, :], mean, mask=head_held)
-    tl.store(log_sums + slot * GROUP + head, peak + tl.log2(total), mask=head < GROUP)
+    tl.store(log_sums + slot * GROUP + head, peak * to_log2 + tl.log2(total), mask=head < GROUP)
     # Every thread's part is written before one thread says so, and read only after the last has said so.
     tl.debug_barrier()
     arrived = tl.atomic_add(arrivals + token * KV_HEADS + kv_head, 1, sem="acq_rel", scope="gpu")
@@ -284,7 +295,7 @@ def attend_decode(
     num_tokens, heads, head_dim = queries.shape
     _, kv_heads, page, _ = k_cache.shape
     group = heads // kv_heads
-    config = config or decode_config(head_dim)
+    config = config or decode_config(head_dim, num_tokens)
     plan = plan or split_plan(num_tokens, kv_heads, scratch.num_sms)
     if num_tokens > scratch.max_tokens or plan.max_items > scratch.max_items:
         raise ValueError(

@@ -72,11 +72,12 @@ def most_items(kv_heads: int, num_sms: int, programs_per_sm: int) -> int:
     return max(1, programs_per_sm * num_sms // kv_heads)
 
 
-def decode_config(head_dim: int) -> DecodeConfig:
-    """`bench/cuda/attention.py` measures the alternatives, `bench/cuda/marginal.py` some of them inside a step."""
+def decode_config(head_dim: int, num_tokens: int) -> DecodeConfig:
+    """`bench/cuda/attention.py` measures the alternatives, `bench/cuda/marginal.py` some of them inside a step. Rounds
+    of 64 keys take the fewest instructions; a single sequence is cut finer than that."""
     if head_dim > 128:
         return DecodeConfig(block=32, warps=4, stages=3, keys_first=False)
-    return DecodeConfig(block=32, warps=2, stages=5, keys_first=False, ahead=1)
+    return DecodeConfig(block=64 if num_tokens > 1 else 32, warps=2, stages=5, keys_first=False, ahead=1)
 
 
 @triton.jit
@@ -176,7 +177,7 @@ def cut_contexts(
     num_tokens = len(positions)
     if num_tokens == 1:
         return
-    config = config or decode_config(head_dim)
+    config = config or decode_config(head_dim, num_tokens)
     plan = plan or split_plan(num_tokens, kv_heads, num_sms)
     launcher(_cut_kernel, (plan.max_items,))(
         positions,
