@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
+import mmap
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from tests.backends.cpu.attention_cases import CASES, Attention, Case, each_kind, to_bf16, written
 from tests.backends.cpu.native import instruction_set_names
+from tests.backends.cpu.resident import needs_pagemap, pages_given
 
 from twostroke.backends.cpu.kv_kind import KVKind
+from twostroke.backends.cpu.kv_store import TOUCHED_BYTES, KVStore
+from twostroke.core.kv_layout import KVGroup, KVLayout
+
+
+@needs_pagemap
+def test_a_first_conversation_finds_its_memory_given_and_no_more_than_that() -> None:
+    """Not a huge page of every layer: zeroing those took six times as long as reading a prompt of 40 tokens."""
+    shape, num_layers = CASES["two"].shape, 16
+    num_blocks = (4 << 20) // (2 * shape.block_bytes)
+    layout = KVLayout(16, (KVGroup(tuple(range(num_layers)), None, num_blocks),))
+    store = KVStore(layout, 2, shape)
+    store.touch()
+    for place in store.places.values():
+        given = pages_given(place.memory)
+        first = TOUCHED_BYTES // num_layers // mmap.PAGESIZE
+        assert given[:first].all()
+        assert given.sum() <= first + 2  # pages that a layer shares with its neighbours
 
 
 @each_kind

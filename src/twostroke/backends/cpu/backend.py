@@ -61,12 +61,13 @@ class CpuBackend(HostBackend):
         self.isa = isa
         self._spec = checkpoint.spec
         self._shape = kernel_shape(checkpoint, layout.block_size, choose_kv_kind(kv_kind, isa))
+        self._kv = KVStore(layout, self._spec.num_kv_heads, self._shape)
+        touched = self._launcher.submit(self._kv.touch)  # beside the rest, which takes longer and mostly one core
         self._code = load_or_compile(self._shape.key, isa, self._module_text)
         self._weights = Weights.from_checkpoint(checkpoint, threads)
         chosen = "asked for" if kv_kind != "auto" else "the fastest of 16 bits on this CPU"
         self.notes = (*self._weights.notes, f"KV in {self._shape.kv_kind.value}: {chosen}")
         """What a user should know of how weights and KV are held, a sentence each."""
-        self._kv = KVStore(layout, self._spec.num_kv_heads, self._shape)
         self._rotations = {rope: RotationTable(rope, max_context) for rope in {x.rope for x in self._spec.layers}}
         self._attention = AttentionWork(self._shape, self._spec.num_kv_heads, isa.accumulators, threads)
         self._threads = threads
@@ -74,6 +75,7 @@ class CpuBackend(HostBackend):
         self._program = self._make_program(max_tokens_per_step, 1)
         depth = max(self._spec.hidden_size, self._spec.intermediate_size, self._spec.num_heads * self._spec.head_dim)
         self._pool = ThreadPool(self._code, threads, self._shape.scratch_bytes(isa.accumulators, depth))
+        touched.result()
 
     def _module_text(self) -> str:
         from twostroke.backends.cpu.kernels.build import module_text

@@ -19,7 +19,7 @@ import numpy as np
 
 from twostroke.backends.cpu.compile import NativeCode, load_or_compile
 from twostroke.backends.cpu.isa import InstructionSet
-from twostroke.backends.cpu.memory import address_of, zeros
+from twostroke.backends.cpu.memory import Arena, address_of
 from twostroke.cache import cache_folder
 
 _READ_BYTES = 128 << 20
@@ -79,7 +79,7 @@ def _age_s(path: Path) -> float:
 def measure(isa: InstructionSet, threads: int, read_bytes: int = _READ_BYTES) -> MachineRates:
     code = load_or_compile("ceilings", isa, lambda: _module_text(isa))
     share = read_bytes // threads // 4096 * 4096
-    memory = zeros((threads, share), np.uint8)
+    memory = Arena(threads * share).take(threads * share)
     memory.fill(1)  # untouched pages would all be the same page of zeros
     data = np.random.default_rng(0).integers(0, 16, (threads, 1024), dtype=np.uint8)  # small enough for every dot
     read = _function(code, "read_memory", 3)

@@ -16,7 +16,7 @@ from twostroke.backends.cpu.arguments import (
     OperandField,
     quantised_stride,
 )
-from twostroke.backends.cpu.memory import LINE_BYTES, Arena, Bytes, Floats, Scalar, address_of, padded
+from twostroke.backends.cpu.memory import LINE_BYTES, Bytes, Floats, Scalar, address_of, padded, zeros
 
 GROUP_VALUES = 32
 
@@ -44,7 +44,7 @@ class Operand:
         counts = (4 * rows_read * width, rows_read * stride, *[lists] * 6, 2 * lists)
         sizes = [padded(count + room, LINE_BYTES) for count in counts]
         self._copy_bytes = sum(sizes)
-        memory = Arena(copies * self._copy_bytes).take(copies * self._copy_bytes)
+        memory = zeros((copies * self._copy_bytes,), np.uint8)
         ends = np.cumsum(sizes)
         floats, quantised, origins, sums, starts, byte_starts, peaks, peak_digits, half_offsets = (
             memory[end - size : end] for end, size in zip(ends, sizes, strict=True)

@@ -20,6 +20,7 @@ class RotationTable:
         # Memory is untouched, and so costs nothing, until it is filled.
         self.cosines = float_zeros(max_context, self.half)
         self.sines = float_zeros(max_context, self.half)
+        self.reach(0)  # the first run is part of loading: every prompt needs it
 
     def reach(self, position: int) -> None:
         """Make positions up to this one available."""
