@@ -57,7 +57,7 @@ def here(monkeypatch):
     chosen = SimpleNamespace(device=0)
     monkeypatch.setattr(native, "compiled", lambda *_: b"code")
     monkeypatch.setattr(torch.cuda, "current_device", lambda: chosen.device)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=300 + chosen.device))
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 300 + device, raising=False)
     return chosen
 
 
