@@ -123,6 +123,8 @@ def _decode_kernel(
     if PDL:
         for ahead in tl.static_range(AHEAD):
             at = tl.minimum(begin + ahead * BLOCK + key, end - 1)
+            if HAS_WINDOW:
+                at = tl.maximum(at, oldest)
             _ask_for(at, k_cache, v_cache, table_row, kv_head, PAGE_ELEMENTS, PAGE, HEAD_DIM)
         gdc_wait()
         gdc_launch_dependents()
