@@ -59,7 +59,7 @@ def decode_result(name: str, contexts: list[int], model: Model, pool: Pool, quic
         cycle = [tables[i % len(tables)] for i in range(max(16, len(tables)))]
         return error, graph_seconds([lambda table=table: launch(table) for table in cycle])
 
-    default_config = decode_config(model.head_dim, tokens)
+    default_config = decode_config(model.head_dim, tokens, positions.device)
     default_plan = split_plan(tokens, model.kv_heads, model.num_sms)
     choices = {"default": lambda: measure(default_config, default_plan)}
     for config in DECODE_CONFIGS[: 2 if quick else None]:

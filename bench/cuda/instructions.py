@@ -26,6 +26,8 @@ CONFIGS = (
     DecodeConfig(32, 2, 5, keys_first=False),
     DecodeConfig(64, 4, 5, keys_first=False),
     DecodeConfig(64, 4, 5, keys_first=True),
+    DecodeConfig(64, 1, 3, keys_first=False),
+    DecodeConfig(32, 1, 5, keys_first=False),
 )
 
 
@@ -79,7 +81,8 @@ def main() -> None:
         for config in CONFIGS:
             loop = main_loop(build(group, kv_heads, config))
             kilobytes = config.block * 2 * HEAD_DIM * 2 / 1024
-            kind = f"{config.block} keys, {config.warps} warps, {'keys' if config.keys_first else 'queries'} first"
+            warps = f"{config.warps} warp{'s' if config.warps > 1 else ''}"
+            kind = f"{config.block} keys, {warps}, {'keys' if config.keys_first else 'queries'} first"
             rate = loop.total() * config.warps / kilobytes
             most = ", ".join(f"{count} {name}" for name, count in loop.most_common(SHOWN))
             print(f"{group} heads a KV head, {kind}: {rate:.1f} a kilobyte, {loop.total()} in a warp's round: {most}")

@@ -46,11 +46,30 @@ def plain(deployment: Deployment) -> Deployment:
     return replace(deployment, decode_weights=None, decode_note=None)
 
 
+def test_where_not_all_of_a_layer_is_packed_one_stream_reads_it_plain() -> None:
+    """Qwen2.5's qkv has a bias, so it has no copy, and up to two tokens take kernels that read plain matrices."""
+    deployment = planned_on("Qwen2.5-7B", "h200")
+    copies, shape = deployment.shape.decode_weights, deployment.shape
+    assert copies is not None and copies.dense is not None and copies.dense.plain_tokens == 2
+    head = 152_064 * 3584
+    assert copies.dense.head_replaced_bytes == 2 * head
+    copied, as_it_is = shape.expected_dense_reads(1)
+    assert copied == copies.dense.head_bytes == head * 3 // 2 + 4 * 152_064
+    assert as_it_is == shape.weight_bytes_per_step - 2 * head
+    assert shape.expected_dense_reads(3)[0] == copies.dense.num_bytes
+    # 13.9 GB instead of 11.0: a token takes longer than where all is read packed.
+    alone = estimate(deployment, checked_lengths(2000, 500)).alone.tpot.expected_s
+    all_packed = replace(copies, dense=replace(copies.dense, plain_tokens=0))
+    packed = replace(deployment, decode_weights=all_packed)
+    assert alone > 1.1 * estimate(packed, checked_lengths(2000, 500)).alone.tpot.expected_s
+
+
 def test_copies_of_an_8b_on_an_h200() -> None:
     deployment = planned_on("Llama-3.1-8B", "h200")
     copies, shape = deployment.shape.decode_weights, deployment.shape
     assert copies is not None and copies.experts is None
-    assert copies.dense == WeightCopies(COPY_BYTES, 2 * PACKED, max_tokens=256)
+    head = {"head_bytes": HEAD * 3 // 2 + 4 * HEAD_ROWS, "head_replaced_bytes": 2 * HEAD}
+    assert copies.dense == WeightCopies(COPY_BYTES, 2 * PACKED, max_tokens=256, **head)
     # A step of up to 256 tokens reads the copies and the norms; one of more the weights themselves.
     assert shape.weight_bytes_read(1) == shape.weight_bytes_read(256) == COPY_BYTES + NORM_BYTES
     assert shape.weight_bytes_read(257) == 2 * PACKED + NORM_BYTES
@@ -72,7 +91,10 @@ def test_experts_and_the_head_of_a_30b_have_copies_and_its_small_matrices_none()
     # 48 layers of 128 experts: gate and up of 768 x 2048 each, down of 2048 x 768; 1.5 bytes a weight and 4 a row.
     expert, rows = 3 * 768 * 2048, 2 * 768 + 2048
     assert copies.experts == WeightCopies(48 * 128 * (expert * 3 // 2 + 4 * rows), 48 * 128 * expert * 2, 20 * 128 // 8)
-    assert copies.dense == WeightCopies(151_936 * (2048 * 3 // 2 + 4), 151_936 * 2048 * 2, 256)
+    head = (151_936 * (2048 * 3 // 2 + 4), 151_936 * 2048 * 2)
+    # Up to eight tokens take kernels that read layers as they are: all of it but experts is, anyway, but for the head.
+    assert copies.dense == WeightCopies(*head, 256, 8, *head)
+    assert shape.expected_dense_reads(1) == shape.expected_dense_reads(9)
     # One token meets 8 of 128 experts.
     assert shape.expert_bytes_read(1) == pytest.approx(copies.experts.num_bytes / 16)
 

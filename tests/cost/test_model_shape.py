@@ -74,8 +74,8 @@ def test_steps_of_few_tokens_read_the_copies_of_dense_matrices():
     assert shape.weight_bytes_read(1) == shape.weight_bytes_read(128) == shape.dense_bytes_read(128) == 800
     assert shape.weight_bytes_read(129) == shape.dense_bytes_read(129) == 1000
     assert shape.weight_bytes == 1000 + 7 + 600, "both are held"
-    assert (shape.dense_copies_read(128), shape.dense_copies_read(129)) == (600, 0)
-    assert packed_shape().dense_copies_read(1) == packed_shape().expert_copies_read(1) == 0
+    assert shape.expected_dense_reads(128) == (600, 200) and shape.expected_dense_reads(129) == (0, 1000)
+    assert packed_shape().expected_dense_reads(1) == (0, 1000) and packed_shape().expert_copies_read(1) == 0
     assert packed_shape().weight_bytes_read(1) == 1000
 
 
@@ -98,4 +98,12 @@ def test_steps_of_few_tokens_read_the_copies_of_their_experts():
 def test_copies_of_what_is_stored_in_less_spare_nothing():
     """Weights of a quantised file are counted as it has them: no copy makes their floor higher."""
     shape = packed_shape(decode_weights=DecodeWeights(WeightCopies(900, 700, max_tokens=128), None))
-    assert shape.weight_bytes_read(1) == 1000 and shape.dense_copies_read(1) == 700
+    assert shape.weight_bytes_read(1) == 1000 and shape.expected_dense_reads(1) == (900, 300), "a bound is no more"
+
+
+def test_the_fewest_tokens_may_read_layers_as_they_are_and_the_head_s_copy():
+    """Of the 800 bytes 100 are the head's, packed into 75. A bound counts all copies from the first token on."""
+    copies = WeightCopies(600, 800, max_tokens=128, plain_tokens=2, head_bytes=75, head_replaced_bytes=100)
+    shape = packed_shape(decode_weights=DecodeWeights(copies, None))
+    assert shape.expected_dense_reads(2) == (75, 200 + 700) and shape.expected_dense_reads(3) == (600, 200)
+    assert shape.dense_bytes_read(1) == shape.dense_bytes_read(3) == 800

@@ -65,6 +65,12 @@ class WeightCopies:
     replaced_bytes: int
     """Of the matrices themselves."""
     max_tokens: int
+    plain_tokens: int = 0
+    """A step of up to so many reads the layers' matrices all the same, by kernels that have no copies. No bound counts
+    with that: it need not be so."""
+    head_bytes: int = 0
+    """Of the copies, the head's, which such a step reads, too."""
+    head_replaced_bytes: int = 0
 
     def saved_bytes(self, num_tokens: int) -> int:
         """What a step of so many tokens need not read."""
@@ -73,6 +79,12 @@ class WeightCopies:
     def bytes_read(self, num_tokens: int) -> int:
         """What it reads instead."""
         return self.replaced_bytes - self.saved_bytes(num_tokens) if num_tokens <= self.max_tokens else 0
+
+    def expected_reads(self, num_tokens: int) -> tuple[int, int]:
+        """What a step really reads of copies, and of the matrices themselves."""
+        if num_tokens <= self.plain_tokens:
+            return self.head_bytes, self.replaced_bytes - self.head_replaced_bytes
+        return (self.num_bytes, 0) if num_tokens <= self.max_tokens else (0, self.replaced_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,10 +168,14 @@ class ModelShape:
         copies = self.decode_weights.experts if self.decode_weights else None
         return read * (1 - copies.saved_bytes(num_tokens) / self.experts.weight_bytes) if copies else read
 
-    def dense_copies_read(self, num_tokens: int) -> int:
-        """Of `dense_bytes_read`, what is read of copies."""
+    def expected_dense_reads(self, num_tokens: int) -> tuple[int, int]:
+        """Of all but experts, what a step really reads of copies, and of the weights themselves: together no less than
+        `dense_bytes_read`, which is a bound."""
         copies = self.decode_weights.dense if self.decode_weights else None
-        return copies.bytes_read(num_tokens) if copies else 0
+        if copies is None:
+            return 0, self.weight_bytes_per_step
+        copied, plain = copies.expected_reads(num_tokens)
+        return copied, self.weight_bytes_per_step - copies.replaced_bytes + plain
 
     def expert_copies_read(self, num_tokens: int) -> float:
         """Of `expert_bytes_read`: every expert has its share of the copies."""

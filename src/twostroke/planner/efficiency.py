@@ -81,8 +81,8 @@ class TermEfficiency:
         dense += shape.head_matmul_parameters * num_sampled
         weight_rate = bandwidth * (self.single_weight_reads if count == 1 else self.weight_reads)
         longer = weight_rate / (bandwidth * self.packed_reads) - 1  # that a byte of a copy takes
-        read = shape.dense_bytes_read(count) + longer * shape.dense_copies_read(count)
-        seconds = max(dense / (peak * self.matmul), read / weight_rate)
+        copied, plain = shape.expected_dense_reads(count)
+        seconds = max(dense / (peak * self.matmul), (plain + copied * (1 + longer)) / weight_rate)
         if shape.experts is not None:
             read = shape.expert_bytes_read(count) + longer * shape.expert_copies_read(count)
             seconds += max(expert_parameters * count / (peak * self.expert_matmul), read / weight_rate)

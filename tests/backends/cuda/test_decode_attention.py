@@ -5,8 +5,10 @@ import pytest
 import torch
 from tests.backends.cuda.paged import PagedCache, assert_near, attend, random_queries
 
+from twostroke.backends.cuda.kernels import decode_cuts
 from twostroke.backends.cuda.kernels.decode_attention import DecodeScratch, attend_decode
 from twostroke.backends.cuda.kernels.decode_cuts import DecodeConfig, SplitPlan, cut_contexts, split_plan
+from twostroke.backends.cuda.kernels.target import Target
 
 PLAIN = DecodeConfig(block=16, warps=4, stages=3, keys_first=False)
 WIDE = DecodeConfig(block=32, warps=4, stages=3, keys_first=True)
@@ -232,3 +234,15 @@ def test_one_captured_graph_serves_every_context(pdl):
         for token, context in enumerate(reached):
             query = queries[token].to(torch.float64).cpu().numpy()
             assert_near(out[token], attend(query, cache, token, context - 1, 0.1), torch.bfloat16)
+
+
+@pytest.mark.parametrize(("shared_kib", "block"), [(227, 64), (163, 64), (99, 32), (None, 64)])
+def test_rounds_are_large_where_two_programs_of_them_fit(monkeypatch, shared_kib, block):
+    """227: Hopper, 163: A100, 99: A10 and the like; None: the interpreter."""
+    shared_bytes = None if shared_kib is None else shared_kib << 10
+    target = Target(interpreted=False, capability=(8, 0), num_sms=80, shared_bytes=shared_bytes)
+    monkeypatch.setattr(decode_cuts, "target_of", lambda device: target)
+    device = torch.device("cpu")
+    assert decode_cuts.decode_config(128, 2, device).block == block
+    assert decode_cuts.decode_config(128, 1, device).block == 32, "a sequence alone is cut finer"
+    assert decode_cuts.decode_config(256, 2, device).block == 32

@@ -21,16 +21,13 @@ from twostroke.backends.cuda.kernels.rope import rope_and_store
 from twostroke.backends.cuda.kv_store import KVStore
 from twostroke.backends.cuda.moe import MoeBlock, MoeWeights
 from twostroke.backends.cuda.packed_copies import PackedLayer
+from twostroke.backends.cuda.packed_sizes import few_rows_of
 from twostroke.backends.cuda.products import Products
 from twostroke.backends.cuda.weights import LayerWeights, Weights
 from twostroke.models.spec import ModelSpec, RopeSpec
 
-SMALL_MATRIX = 1 << 24
-FEW_ROWS_OF_SMALL, FEW_ROWS_OF_LARGE = 8, 2
-"""Up to so many tokens the fused kernels of a layer are faster than cuBLAS with its norms and sums beside it: by the
-weights of an MLP's matrix (`bench/cuda/layer.py`, `bench/cuda/step_profile.py`)."""
 FEW_LOGITS = 2
-"""The same for the head, where cuBLAS has less to make up for."""
+"""Tokens whose logits a fused kernel takes, as it takes few tokens' layers: cuBLAS has less to make up for there."""
 NO_COPIES = PackedLayer()
 
 
@@ -70,11 +67,9 @@ class Decoder:
         few_rows: int | None = None,
     ) -> None:
         """`few_rows`: up to how many tokens take the fused kernels; None: by the model's size."""
-        is_small = spec.moe is not None or spec.hidden_size * spec.intermediate_size < SMALL_MATRIX
         if few_rows is None:
-            few_rows = FEW_ROWS_OF_SMALL if is_small else FEW_ROWS_OF_LARGE
-            if not is_small and all(layer.packed is not None and layer.packed.is_whole for layer in weights.layers):
-                few_rows = 0  # reading a quarter less of everything is better than what fusing saves
+            is_whole = all(layer.packed is not None and layer.packed.is_whole for layer in weights.layers)
+            few_rows = few_rows_of(spec, is_whole=is_whole)
         self._few_rows = few_rows
         self._few_logits = 0 if weights.packed_head.head is not None else min(FEW_LOGITS, few_rows)
         self._spec, self._weights, self._kv, self._attention = spec, weights, kv, attention

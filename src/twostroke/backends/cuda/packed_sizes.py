@@ -19,8 +19,14 @@ from twostroke.cost.model_shape import DecodeWeights, WeightCopies
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.spec import ModelSpec, expert_name, layer_name
 
+DENSE = ("qkv", "o", "gate_up", "down")
+"""Matrices of a layer without experts."""
 SPLIT = ("o", "down")
 """Products whose readers add up parts of the depth."""
+SMALL_MATRIX = 1 << 24
+FEW_ROWS_OF_SMALL, FEW_ROWS_OF_LARGE = 8, 2
+"""Up to so many tokens the fused kernels of a layer are faster than products with norms and sums beside them: by the
+weights of an MLP's matrix (`bench/cuda/layer.py`, `bench/cuda/step_profile.py`)."""
 NEEDS_BF16 = "packed weights are bf16 in fewer bits, and this computes in f16"
 NEEDS_HOPPER = "products with packed weights need a Hopper GPU (compute capability 9.0)"
 
@@ -80,6 +86,14 @@ def packable(spec: ModelSpec, num_sms: int | None = None) -> list[Packable]:
     return [matrix for matrix in found if matrix.is_read(num_sms)]
 
 
+def few_rows_of(spec: ModelSpec, *, is_whole: bool) -> int:
+    """Up to how many tokens the fused kernels take a step; they read plain matrices. `is_whole`: all of a layer's have
+    copies, and reading a quarter less of everything is better than what fusing saves."""
+    if spec.moe is not None or spec.hidden_size * spec.intermediate_size < SMALL_MATRIX:
+        return FEW_ROWS_OF_SMALL
+    return 0 if is_whole else FEW_ROWS_OF_LARGE
+
+
 def offered_on(checkpoint: Checkpoint, dtype: str, hopper_sms: int | None) -> DecodeWeights | str:
     """What copies for decode take on a Hopper card of so many multiprocessors (None: on another card) and spare its
     steps; or why there can be none."""
@@ -97,11 +111,19 @@ def sizes_of(checkpoint: Checkpoint, num_sms: int | None = None) -> DecodeWeight
     experts, moe = [matrix for matrix in matrices if matrix.is_expert], spec.moe
     dense_bytes, replaced_bytes = _in_layers(checkpoint, dense)
     head = packable_head(spec, num_sms)
-    if head is not None:
-        dense_bytes += head.num_bytes
-        replaced_bytes += checkpoint.held_tensor_bytes(*head.tensors)
+    head_bytes = head.num_bytes if head is not None else 0
+    head_replaced_bytes = checkpoint.held_tensor_bytes(*head.tensors) if head is not None else 0
+    few_rows = 0 if spec.sandwich_norms else few_rows_of(spec, is_whole=len(dense) == len(DENSE))
+    copies = WeightCopies(
+        dense_bytes + head_bytes,
+        replaced_bytes + head_replaced_bytes,
+        MAX_DENSE_ROWS,
+        plain_tokens=few_rows,
+        head_bytes=head_bytes,
+        head_replaced_bytes=head_replaced_bytes,
+    )
     return DecodeWeights(
-        WeightCopies(dense_bytes, replaced_bytes, MAX_DENSE_ROWS) if dense_bytes else None,
+        copies if copies.num_bytes else None,
         WeightCopies(*_in_layers(checkpoint, experts), MAX_AVERAGE_ROWS * moe.num_experts // moe.experts_per_token)
         if experts and moe is not None
         else None,

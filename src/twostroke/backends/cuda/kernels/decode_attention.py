@@ -297,7 +297,7 @@ def attend_decode(
     num_tokens, heads, head_dim = queries.shape
     _, kv_heads, page, _ = k_cache.shape
     group = heads // kv_heads
-    config = config or decode_config(head_dim, num_tokens)
+    config = config or decode_config(head_dim, num_tokens, positions.device)
     plan = plan or split_plan(num_tokens, kv_heads, scratch.num_sms)
     if num_tokens > scratch.max_tokens or plan.max_items > scratch.max_items:
         raise ValueError(

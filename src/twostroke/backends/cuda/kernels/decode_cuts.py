@@ -15,6 +15,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_wait
 
 from twostroke.backends.cuda.compile_ahead import launcher
+from twostroke.backends.cuda.kernels.target import target_of
 
 PROGRAMS_PER_SM = 2
 """That a batch is cut into where its sequences alone are fewer; `bench/cuda/marginal.py` measures others."""
@@ -24,6 +25,8 @@ ITEMS_OF_FEW = 1.2
 """A sequence, where fewer programs all run at once: those longer than most are cut in two, and none of equals is."""
 MOST_PROGRAMS_PER_SM = 8
 """That scratch has room for."""
+LARGE_ROUNDS_BYTES = 72 << 10
+"""Of shared memory that a program with rounds of 64 keys takes, about."""
 ITEM_FIELDS = 4
 """Integers an item, one of them idle: sixteen bytes, which never lie across two lines of memory."""
 WRITTEN_AT_ONCE = tl.constexpr(32)
@@ -72,12 +75,15 @@ def most_items(kv_heads: int, num_sms: int, programs_per_sm: int) -> int:
     return max(1, programs_per_sm * num_sms // kv_heads)
 
 
-def decode_config(head_dim: int, num_tokens: int) -> DecodeConfig:
+def decode_config(head_dim: int, num_tokens: int, device: torch.device) -> DecodeConfig:
     """`bench/cuda/attention.py` measures the alternatives, `bench/cuda/marginal.py` some of them inside a step. Rounds
     of 64 keys take the fewest instructions; a single sequence is cut finer than that."""
     if head_dim > 128:
         return DecodeConfig(block=32, warps=4, stages=3, keys_first=False)
-    return DecodeConfig(block=64 if num_tokens > 1 else 32, warps=2, stages=5, keys_first=False, ahead=1)
+    shared_bytes = target_of(device).shared_bytes
+    has_room = shared_bytes is None or shared_bytes >= PROGRAMS_PER_SM * LARGE_ROUNDS_BYTES
+    block = 64 if num_tokens > 1 and has_room else 32
+    return DecodeConfig(block, warps=2, stages=5, keys_first=False, ahead=1)
 
 
 @triton.jit
@@ -177,7 +183,7 @@ def cut_contexts(
     num_tokens = len(positions)
     if num_tokens == 1:
         return
-    config = config or decode_config(head_dim, num_tokens)
+    config = config or decode_config(head_dim, num_tokens, positions.device)
     plan = plan or split_plan(num_tokens, kv_heads, num_sms)
     launcher(_cut_kernel, (plan.max_items,))(
         positions,
