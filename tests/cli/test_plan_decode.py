@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from tests.cli.test_cli import ENVIRONMENT
 
-from twostroke.cli.plan_decode import GPU_SIZES, with_decode_weights
+from twostroke.backends import load_factory
+from twostroke.cli.plan_decode import with_decode_weights
 from twostroke.cli.plan_model import read_model
 from twostroke.config import EngineConfig
 from twostroke.core.errors import BackendError, BadRequestError
@@ -20,7 +21,7 @@ from twostroke.cost.devices import DEVICES, find_device
 from twostroke.cost.floor import step_floor_s
 from twostroke.cost.model_shape import WeightCopies
 from twostroke.cost.roofline import decode_work
-from twostroke.planner.deployment import Deployment
+from twostroke.planner.deployment import MAX_USERS, Deployment
 from twostroke.planner.estimate import checked_lengths, estimate
 
 # Llama-3.1-8B, rows x inputs of a layer's four products and of the head; every number of rows is a multiple of 64.
@@ -184,7 +185,7 @@ def test_which_cards_are_hoppers() -> None:
 
 
 def test_planning_needs_no_torch() -> None:
-    """Beside the command itself; and what suits a card is what its backend says."""
+    """Beside the command itself; and as many users are planned for as the backend runs."""
     script = (
         "import sys; sys.argv = ['twostroke', 'plan', 'Llama-3.1-8B', '--on', 'h200']\n"
         "from twostroke.cli import main\n"
@@ -193,6 +194,4 @@ def test_planning_needs_no_torch() -> None:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, env=ENVIRONMENT)
     assert done.returncode == 0, done.stderr
     assert "11.3 GB of copies" in done.stdout
-    from twostroke.backends import load_factory
-
-    assert load_factory("cuda").suits == GPU_SIZES
+    assert load_factory("cuda").suits.max_running == MAX_USERS

@@ -9,17 +9,13 @@ from twostroke import backends
 from twostroke.cli.plan_model import PlannedModel, weightless
 from twostroke.config import EngineConfig, KVGroupNeed, ResolvedConfig, resolve
 from twostroke.core.errors import BadRequestError
-from twostroke.core.step_sizes import StepSizes
 from twostroke.cost.model_shape import DecodeWeights, ModelShape
 from twostroke.engine.decode_weights import choose_decode_weights
 from twostroke.machine import MemorySpace
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.random_weights import random_tensors
 from twostroke.models.weights.tensor import WeightKind
-from twostroke.planner.deployment import KV_SHARE, MAX_USERS, Deployment
-
-GPU_SIZES = StepSizes(block_size=64, max_tokens_per_step=8192, max_running=MAX_USERS, itl_target_ms=35.0)
-"""As suits the CUDA backend."""
+from twostroke.planner.deployment import KV_SHARE, Deployment
 
 
 def with_decode_weights(deployment: Deployment, planned: PlannedModel, dtype: str, config: EngineConfig) -> Deployment:
@@ -64,8 +60,9 @@ def kv_needs_of(shape: ModelShape) -> tuple[KVGroupNeed, ...]:
 def resolved_on(
     deployment: Deployment, config: EngineConfig, needs: tuple[KVGroupNeed, ...], memory: MemorySpace
 ) -> ResolvedConfig:
+    """With the sizes that suit the engine on a GPU."""
     max_context = deployment.dimensions.max_context or config.max_context or 8192
-    return resolve(config, max_context, needs, memory, GPU_SIZES, 1)
+    return resolve(config, max_context, needs, memory, backends.load_factory("cuda").suits, 1)
 
 
 def _out_of_question(deployment: Deployment) -> str | None:

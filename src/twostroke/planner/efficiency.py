@@ -80,12 +80,13 @@ class TermEfficiency:
         dense = (shape.layer_matmul_parameters - expert_parameters) * count
         dense += shape.head_matmul_parameters * num_sampled
         weight_rate = bandwidth * (self.single_weight_reads if count == 1 else self.weight_reads)
-        longer = weight_rate / (bandwidth * self.packed_reads) - 1  # that a byte of a copy takes
+        copy_rate = bandwidth * self.packed_reads
         copied, plain = shape.expected_dense_reads(count)
-        seconds = max(dense / (peak * self.matmul), (plain + copied * (1 + longer)) / weight_rate)
+        seconds = max(dense / (peak * self.matmul), copied / copy_rate + plain / weight_rate)
         if shape.experts is not None:
-            read = shape.expert_bytes_read(count) + longer * shape.expert_copies_read(count)
-            seconds += max(expert_parameters * count / (peak * self.expert_matmul), read / weight_rate)
+            of_copies = shape.expert_copies_read(count)
+            read_s = of_copies / copy_rate + (shape.expert_bytes_read(count) - of_copies) / weight_rate
+            seconds += max(expert_parameters * count / (peak * self.expert_matmul), read_s)
             seconds += num_layers * self.expert_layer_s
         for start, num_tokens in work.chunks:
             seconds += max(
