@@ -34,11 +34,14 @@ from twostroke.config import EngineConfig
 from twostroke.engine.build import build
 
 REPLAYS = 10
-SPREAD = 0.6
-"""Contexts lie within so much of their mean, either way."""
-ATTENTION = (DecodeConfig(64, 2, 5, keys_first=False, ahead=1), DecodeConfig(32, 2, 5, keys_first=False, ahead=1))
-PROGRAMS_PER_SM = (2, 4, 6, 8)
-"""That few streams are cut into, beside the default."""
+ATTENTION = (
+    DecodeConfig(64, 2, 5, keys_first=False, ahead=1),
+    DecodeConfig(32, 2, 5, keys_first=False, ahead=1),
+    DecodeConfig(64, 4, 5, keys_first=True, ahead=1),
+    DecodeConfig(64, 4, 5, keys_first=False, ahead=1),
+)
+PROGRAMS_PER_SM = (None, 2, 3, 6, 9, 12)
+"""That few streams are cut into; None: as they are by default."""
 
 
 CHOOSE, CHOOSE_FEW = products.choose_cluster_tile, products.choose_tile
@@ -65,6 +68,13 @@ def no_blocks_of_rows(rows: int, *shape: int, **options: bool) -> ProductTile | 
 CUTS = {"down in one part": in_one_part, "four warp groups": four_groups, "cuBLAS for o, down": not_split}
 """Other cuts of the products of 129 to 256 rows."""
 CUBLAS_FOR_QKV = "cuBLAS for qkv"
+LONG_ITEMS = {
+    "cuts of no items for their length": (0, 0),
+    **{
+        f"cuts of items longer than {tokens} into {number} an SM": (tokens, number)
+        for tokens, number in ((1920, 3), (1920, 6), (1920, 12))
+    },
+}
 
 
 def nothing(*_: object, **__: object) -> None: ...
@@ -93,7 +103,7 @@ class Variants:
     def names(self) -> list[str]:
         kinds = ["norms", "rope", "attention", "qkv", "o", "norms, rope", "head", "sampling", "cuts"]
         kinds += ["routing", "experts gate", "experts down", "combine"] if self.is_moe else ["gate", "down"]
-        changes = [*(label(*each) for each in product(ATTENTION, PROGRAMS_PER_SM)), *CUTS, CUBLAS_FOR_QKV]
+        changes = [*(label(*each) for each in product(ATTENTION, PROGRAMS_PER_SM)), *LONG_ITEMS, *CUTS, CUBLAS_FOR_QKV]
         return ["whole", *(f"without {kind}" for kind in kinds), *changes]
 
     @contextmanager
@@ -103,8 +113,14 @@ class Variants:
                 if name == label(config, number):
                     for module in (decode_attention, decode_cuts):
                         stack.enter_context(patch.object(module, "decode_config", lambda *_, chosen=config: chosen))
-                    stack.enter_context(patch.object(decode_cuts, "PROGRAMS_PER_SM", number))
-                    stack.enter_context(patch.object(decode_cuts, "ITEMS_OF_FEW", 0.0))
+                    if number is not None:
+                        stack.enter_context(patch.object(decode_cuts, "PROGRAMS_PER_SM", number))
+                        stack.enter_context(patch.object(decode_cuts, "ITEMS_OF_FEW", 0.0))
+                        stack.enter_context(patch.object(decode_cuts, "LONG_ITEM_TOKENS", 0))
+            if name in LONG_ITEMS:
+                tokens, number = LONG_ITEMS[name]
+                stack.enter_context(patch.object(decode_cuts, "LONG_ITEM_TOKENS", tokens))
+                stack.enter_context(patch.object(decode_cuts, "PROGRAMS_PER_SM_OF_LONG", number))
             if name == CUBLAS_FOR_QKV:
                 stack.enter_context(patch.object(products, "choose_tile", no_blocks_of_rows))
             if name in CUTS:
@@ -159,18 +175,19 @@ class Variants:
         stack.enter_context(patch.object(owner, name, some))
 
 
-def label(config: DecodeConfig, programs_per_sm: int) -> str:
-    return f"attention {config.block}/{config.warps}w/{config.stages}s, {programs_per_sm} an SM"
+def label(config: DecodeConfig, programs_per_sm: int | None) -> str:
+    shape = f"{config.block}/{config.warps}w/{config.stages}s{'/keys' if config.keys_first else ''}"
+    return f"attention {shape}, {'own cuts' if programs_per_sm is None else f'{programs_per_sm} an SM'}"
 
 
-def set_contexts(backend: CudaBackend, rows: int, mean: int) -> None:
+def set_contexts(backend: CudaBackend, rows: int, mean: int, spread: float) -> None:
     """Contexts evenly spread, in an order of no meaning, over blocks in an order of no meaning. Keys, values and tokens
     are random: zeros would take less power, and so less time."""
     own = backend._parts
     own.rows.last_tokens.random_(0, own.rows.sampling.vocab_size)
     table, block_size = own.rows.tables[0], own.attention.shape.block_size
     generator = np.random.default_rng(0)
-    positions = generator.permutation(np.linspace(mean * (1 - SPREAD), mean * (1 + SPREAD), rows)).astype(np.int32)
+    positions = generator.permutation(np.linspace(mean * (1 - spread), mean * (1 + spread), rows)).astype(np.int32)
     counts = positions // block_size + 1
     blocks = generator.permutation(int(counts.sum())).astype(np.int32)
     kv = own.decoder._kv
@@ -234,7 +251,7 @@ KEPT: list[dict[str, torch.cuda.CUDAGraph]] = []
 
 def run(backend: CudaBackend, path: DecodePath, rows: int, mean: int, options: argparse.Namespace) -> None:
     variants, graphs = Variants(backend), backend._parts.graphs
-    set_contexts(backend, rows, mean)
+    set_contexts(backend, rows, mean, options.spread)
     captured: dict[str, torch.cuda.CUDAGraph] = {}
     KEPT.append(captured)
     layers = len(backend._parts.decoder._weights.layers)
@@ -250,11 +267,12 @@ def run(backend: CudaBackend, path: DecodePath, rows: int, mean: int, options: a
                 captured[name] = graphs._capture(work)
     found = costs(captured, options.rounds, options.seconds)
     whole = found["whole"]
-    print(f"\n{rows} streams, contexts of {mean} on average: {whole.ms:.3f} ms and {whole.joules:.2f} J a step")
+    contexts = f"contexts of {mean}, {options.spread:.0%} either way"
+    print(f"\n{rows} streams, {contexts}: {whole.ms:.3f} ms and {whole.joules:.2f} J a step")
     for name, cost in found.items():
         less_us, less_mj = (whole.ms - cost.ms) * 1e3 / layers, (whole.joules - cost.joules) * 1e3 / layers
         print(
-            f"  {name:28s} {cost.ms:8.3f} ms {cost.joules:7.2f} J   a layer less {less_us:+8.2f} us {less_mj:+8.2f} mJ"
+            f"  {name:44s} {cost.ms:8.3f} ms {cost.joules:7.2f} J   a layer less {less_us:+8.2f} us {less_mj:+8.2f} mJ"
         )
 
 
@@ -263,10 +281,13 @@ def main() -> None:
     parser.add_argument("folder")
     parser.add_argument("--steps", default="256x690,160x910,94x1100,48x1350")
     parser.add_argument("--only", default="", help="words that a variant's name has one of")
+    parser.add_argument(
+        "--spread", type=float, default=0.6, help="contexts lie within so much of their mean, either way"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=0.4, help="that each variant runs in a round")
     options = parser.parse_args()
-    config = EngineConfig(backend="cuda", load="random", max_context=8192, max_running=256)
+    config = EngineConfig(backend="cuda", load="random", max_context=40960, max_running=256)
     with patch.object(CudaBackend, "prepare", nothing):  # what is captured here compiles what it needs
         assembly = build(options.folder, config)
     print(*assembly.notes, sep="\n")

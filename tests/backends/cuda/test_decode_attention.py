@@ -1,5 +1,7 @@
 """Decode attention against plain float64 arithmetic; all that a query must not read is NaN."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,14 @@ from tests.backends.cuda.paged import PagedCache, assert_near, attend, random_qu
 
 from twostroke.backends.cuda.kernels import decode_cuts
 from twostroke.backends.cuda.kernels.decode_attention import DecodeScratch, attend_decode
-from twostroke.backends.cuda.kernels.decode_cuts import DecodeConfig, SplitPlan, cut_contexts, split_plan
+from twostroke.backends.cuda.kernels.decode_cuts import (
+    MOST_PROGRAMS_PER_SM,
+    DecodeConfig,
+    SplitPlan,
+    cut_contexts,
+    most_items,
+    split_plan,
+)
 from twostroke.backends.cuda.kernels.target import Target
 
 PLAIN = DecodeConfig(block=16, warps=4, stages=3, keys_first=False)
@@ -123,7 +132,7 @@ def test_shapes_at_random(device):
     for seed in range(10):
         group, kv_heads, padding = int(rng.choice([1, 3, 4, 8])), int(rng.integers(1, 3)), int(rng.integers(0, 3))
         contexts = rng.integers(1, 140, size=int(rng.integers(1, 5))).tolist()
-        fine = SplitPlan(target_items=8, smallest_tokens=16, max_items=8 + len(contexts) + padding)
+        fine = SplitPlan(4, 16, max_items=8 + len(contexts) + padding, fine_items=8, long_tokens=32)
         check(
             device,
             contexts,
@@ -143,7 +152,9 @@ def test_shapes_at_random(device):
 def cuts(contexts, plan, block):
     """The device's cut of a batch, in plain Python: how many items each context gets."""
     blocks = [-(-context // block) for context in contexts]
-    chunk = max(-(-sum(blocks) // plan.target_items), -(-plan.smallest_tokens // block))
+    is_long = plan.fine_items and sum(blocks) // max(plan.target_items, len(contexts)) >= plan.long_tokens // block
+    items = plan.fine_items if is_long else plan.target_items
+    chunk = max(-(-sum(blocks) // items), -(-plan.smallest_tokens // block))
     return [max(1, (count + chunk * 3 // 4) // chunk) for count in blocks]
 
 
@@ -155,7 +166,7 @@ def test_the_grid_holds_every_cut():
         block = int(rng.choice([16, 32, 64, 128]))
         plan = split_plan(len(contexts), kv_heads, num_sms)
         parts = cuts(contexts, plan, block)
-        assert sum(parts) <= plan.max_items
+        assert sum(parts) <= plan.max_items <= len(contexts) + most_items(kv_heads, num_sms, MOST_PROGRAMS_PER_SM)
         assert all(part <= -(-context // block) for part, context in zip(parts, contexts, strict=True))
 
 
@@ -163,25 +174,31 @@ def test_cuts_for_known_batches():
     def cut(contexts):
         return cuts(contexts, split_plan(len(contexts), 8, 132), 64)
 
-    assert cut([4096] * 64) == [1] * 64
+    assert cut([4096] * 64) == [3] * 64  # an SM has room for three programs: the last quarter of them would run alone
+    assert cut([2048] * 48) == [1] * 48
+    assert cut([4096] * 94) == [1] * 94
     assert cut([2048] * 256) == [1] * 256
     assert cut([1024] * 24 + [2048] * 24) == [1] * 24 + [2] * 24  # all run at once: the long ones would be the last
     assert cut([1024] * 48 + [2048] * 48) == [1] * 96  # the short ones follow on the long
-    assert set(cut([8192] * 8)) == {4}
+    assert set(cut([8192] * 8)) == {12}
+    assert set(cut([4096] * 8)) == {4}
     assert cut([512]) == [8]
     assert 25 <= cut([32768])[0] <= 34
     assert max(cut([1024] * 63 + [32768])) > 8, "a long context among short ones is cut"
 
 
+ROUGH = SplitPlan(target_items=12, smallest_tokens=32, max_items=20)
+FINE = replace(ROUGH, max_items=28, fine_items=20, long_tokens=100)
+
+
 @pytest.mark.parametrize("window", [None, 50])
-@pytest.mark.parametrize("count", [None, 5, 0])
-def test_items_lie_longest_first_and_those_of_a_token_side_by_side(device, window, count):
+@pytest.mark.parametrize(("count", "plan"), [(None, ROUGH), (5, ROUGH), (0, ROUGH), (None, FINE), (5, FINE)])
+def test_items_lie_longest_first_and_those_of_a_token_side_by_side(device, window, count, plan):
     contexts = [40, 300, 17, 300, 90, 1, 1000, 64]
-    plan, config = SplitPlan(target_items=12, smallest_tokens=32, max_items=20), PLAIN
-    items = torch.full((24, 4), 77, dtype=torch.int32, device=device)
+    items = torch.full((32, 4), 77, dtype=torch.int32, device=device)
     cut_contexts(
         torch.tensor(contexts, dtype=torch.int32, device=device) - 1, items,
-        kv_heads=1, head_dim=64, num_sms=4, window=window, plan=plan, config=config,
+        kv_heads=1, head_dim=64, num_sms=4, window=window, plan=plan, config=PLAIN,
         count=None if count is None else torch.tensor([count], dtype=torch.int32, device=device),
     )  # fmt: skip
     contexts = contexts[:count]

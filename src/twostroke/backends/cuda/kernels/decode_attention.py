@@ -6,8 +6,6 @@ batch's keys in work items (`decode_cuts.py`). Does not know layers, steps or wh
 
 from __future__ import annotations
 
-from math import ceil
-
 import torch
 import triton
 import triton.language as tl
@@ -56,7 +54,11 @@ class DecodeScratch:
         return torch.zeros(self.max_items, ITEM_FIELDS, dtype=torch.int32, device=self.partials.device)
 
 
-@triton.jit(do_not_specialize=["window", "num_tokens", "table_stride", "target_items", "smallest_blocks"])
+@triton.jit(
+    do_not_specialize=[
+        "window", "num_tokens", "table_stride", "target_items", "fine_items", "long_blocks", "smallest_blocks",
+    ]
+)  # fmt: skip
 def _decode_kernel(
     queries,
     k_cache,
@@ -76,6 +78,8 @@ def _decode_kernel(
     query_stride,
     table_stride,
     target_items,
+    fine_items,
+    long_blocks,
     smallest_blocks,
     GROUP: tl.constexpr,
     KV_HEADS: tl.constexpr,
@@ -98,7 +102,9 @@ def _decode_kernel(
     item = tl.program_id(1)
     # Where the keys lie was known before the kernel ahead began; only its own token's query and key are waited for.
     if ALONE:
-        token, split, splits = locate(item, positions, window, target_items, smallest_blocks, HAS_WINDOW, BLOCK)
+        token, split, splits = locate(
+            item, positions, window, target_items, fine_items, long_blocks, smallest_blocks, HAS_WINDOW, BLOCK
+        )
     else:
         token = tl.load(items + item * 4)
         split = tl.load(items + item * 4 + 1)
@@ -336,8 +342,7 @@ def attend_decode(
         num_tokens,
         queries.stride(0),
         table.stride(0),
-        plan.target_items,
-        ceil(plan.smallest_tokens / config.block),
+        *plan.in_blocks(config.block),
         GROUP=group,
         KV_HEADS=kv_heads,
         HEAD_DIM=head_dim,

@@ -23,7 +23,13 @@ MANY_PROGRAMS = 4
 """An SM, from where on some are yet to begin when the first, the longest, are done: these even out what those leave."""
 ITEMS_OF_FEW = 1.2
 """A sequence, where fewer programs all run at once: those longer than most are cut in two, and none of equals is."""
-MOST_PROGRAMS_PER_SM = 8
+LONG_ITEM_TOKENS = 1920
+"""On average, from where on few sequences are cut further: an SM runs three programs at once, and of long ones the
+last would have it to themselves for long, which does not fill the memory's bandwidth."""
+PROGRAMS_PER_SM_OF_LONG = 6
+ITEMS_OF_LONG = 3
+"""A sequence: such a batch is cut into whichever is more."""
+MOST_PROGRAMS_PER_SM = 12
 """That scratch has room for."""
 LARGE_ROUNDS_BYTES = 72 << 10
 """Of shared memory that a program with rounds of 64 keys takes, about."""
@@ -58,16 +64,25 @@ class SplitPlan:
     """No item is cut shorter than this."""
     max_items: int
     """Never more items than this, whatever the contexts: the height of the grid."""
+    fine_items: int = 0
+    """What it is cut into instead where items would be longer than `long_tokens` on average; 0: nothing else."""
+    long_tokens: int = 0
+
+    def in_blocks(self, block: int) -> tuple[int, int, int, int]:
+        """As kernels take it."""
+        return self.target_items, self.fine_items, self.long_tokens // block, ceil(self.smallest_tokens / block)
 
 
 def split_plan(num_tokens: int, kv_heads: int, num_sms: int) -> SplitPlan:
     """Items of about one length, none shorter than 64 tokens (32 for a single sequence, where latency is all). An item
     more than the sequences need exits at once, so the grid stays near both numbers."""
-    target = most_items(kv_heads, num_sms, PROGRAMS_PER_SM)
+    target, fine = most_items(kv_heads, num_sms, PROGRAMS_PER_SM), 0
     if num_tokens * kv_heads < MANY_PROGRAMS * num_sms:
         target = max(target, int(ITEMS_OF_FEW * num_tokens))
+        if LONG_ITEM_TOKENS and num_tokens > 1:
+            fine = max(most_items(kv_heads, num_sms, PROGRAMS_PER_SM_OF_LONG), ITEMS_OF_LONG * num_tokens)
     smallest = 32 if num_tokens == 1 else 64
-    return SplitPlan(target_items=target, smallest_tokens=smallest, max_items=num_tokens + target)
+    return SplitPlan(target, smallest, num_tokens + max(target, fine), fine, LONG_ITEM_TOKENS)
 
 
 def most_items(kv_heads: int, num_sms: int, programs_per_sm: int) -> int:
@@ -103,23 +118,31 @@ def _splits_of(blocks, chunk):
 
 
 @triton.jit
+def _blocks_an_item(total, num_tokens, target_items, fine_items, long_blocks, smallest_blocks):
+    is_long = (fine_items > 0) & (total // tl.maximum(target_items, num_tokens) >= long_blocks)
+    return tl.maximum(tl.cdiv(total, tl.where(is_long, fine_items, target_items)), smallest_blocks)
+
+
+@triton.jit
 def locate(
     item,
     positions,
     window,
     target_items,
+    fine_items,
+    long_blocks,
     smallest_blocks,
     HAS_WINDOW: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Of a batch of one token: its number (that of nobody where there are fewer items), the item's own, their count."""
     _, blocks = key_blocks(tl.load(positions), window, HAS_WINDOW, BLOCK)
-    chunk = tl.maximum(tl.cdiv(blocks, target_items), smallest_blocks)
+    chunk = _blocks_an_item(blocks, 1, target_items, fine_items, long_blocks, smallest_blocks)
     splits = _splits_of(blocks, chunk)
     return tl.where(item < splits, 0, 1), item, splits
 
 
-@triton.jit(do_not_specialize=["window", "num_tokens", "target_items", "smallest_blocks"])
+@triton.jit(do_not_specialize=["window", "num_tokens", "target_items", "fine_items", "long_blocks", "smallest_blocks"])
 def _cut_kernel(
     positions,
     count,
@@ -127,6 +150,8 @@ def _cut_kernel(
     window,
     num_tokens,
     target_items,
+    fine_items,
+    long_blocks,
     smallest_blocks,
     HAS_WINDOW: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -145,7 +170,8 @@ def _cut_kernel(
     index = tl.arange(0, WIDTH)
     held = index < num_tokens
     _, blocks = key_blocks(tl.load(positions + index, mask=held, other=0), window, HAS_WINDOW, BLOCK)
-    chunk = tl.maximum(tl.cdiv(tl.sum(tl.where(held, blocks, 0), 0), target_items), smallest_blocks)
+    total = tl.sum(tl.where(held, blocks, 0), 0)
+    chunk = _blocks_an_item(total, num_tokens, target_items, fine_items, long_blocks, smallest_blocks)
     each = tl.where(held, _splits_of(blocks, chunk), 0)
     if program < num_tokens:
         longest = tl.cdiv(blocks, tl.maximum(each, 1))  # of a token's items, in blocks
@@ -191,8 +217,7 @@ def cut_contexts(
         items,
         window or 0,
         num_tokens,
-        plan.target_items,
-        ceil(plan.smallest_tokens / config.block),
+        *plan.in_blocks(config.block),
         HAS_WINDOW=window is not None,
         BLOCK=config.block,
         WIDTH=plan_width(num_tokens),
