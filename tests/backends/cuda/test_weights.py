@@ -55,6 +55,16 @@ def test_matrices_that_read_the_same_input_are_one(llama_bias: Checkpoint, devic
     assert_same(weights.head, stored(llama_bias, "output"))
 
 
+@pytest.mark.filterwarnings("error")
+def test_files_that_are_mapped_to_be_read_raise_no_warning(llama_bias: Checkpoint, device: str) -> None:
+    before = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    try:
+        Weights.from_checkpoint(llama_bias, torch.device(device), torch.float32)
+    finally:
+        torch.set_warn_always(before)
+
+
 def test_what_a_family_has_beside(tmp_path: Path, device: str) -> None:
     checkpoint = load_checkpoint(make_tiny("gemma3", tmp_path)[0])
     weights = Weights.from_checkpoint(checkpoint, torch.device(device), torch.float32)

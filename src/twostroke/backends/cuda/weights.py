@@ -3,7 +3,7 @@ Files are read by several threads straight into their place; random weights are 
 
 from __future__ import annotations
 
-import warnings
+import ctypes
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -156,8 +156,7 @@ class WeightLoader:
     def fill(self, progress: Progress | None) -> None:
         total = sum(place.nbytes for _, place in self._places)
         done = 0
-        with warnings.catch_warnings(), ThreadPoolExecutor(LOAD_THREADS, thread_name_prefix="load") as threads:
-            warnings.filterwarnings("ignore", message=".*NumPy array is not writable")  # memory maps; nobody writes
+        with ThreadPoolExecutor(LOAD_THREADS, thread_name_prefix="load") as threads:
             for place in threads.map(lambda pair: _fill(*pair), self._places):
                 done += place.nbytes
                 if progress is not None:
@@ -170,8 +169,10 @@ def _fill(tensor: WeightTensor, place: torch.Tensor) -> torch.Tensor:
     if isinstance(tensor, DrawnTensor):
         return _draw(tensor, place)
     if tensor.kind in _STORED_AS:
-        numbers = torch.from_numpy(np.ascontiguousarray(tensor.data)).view(_STORED_AS[tensor.kind])
-        return place.copy_(numbers.view(tensor.shape))
+        stored = np.ascontiguousarray(tensor.data)
+        # By its address: torch warns of arrays that cannot be written to, and a filter is not this thread's own.
+        memory = (ctypes.c_char * stored.nbytes).from_address(stored.ctypes.data)
+        return place.copy_(torch.frombuffer(memory, dtype=_STORED_AS[tensor.kind]).view(tensor.shape))
     rows = max(1, SLICE_VALUES // tensor.shape[-1])
     for start in range(0, tensor.shape[0], rows):
         part = tensor.rows(start, min(start + rows, tensor.shape[0]))
