@@ -34,6 +34,9 @@ MOST = {"single_weight_reads": 0.89, "weight_reads": 0.89, "packed_reads": 0.91}
 copy at 4.37): a fit must not pass it."""
 WORTH_A_STEP = 1 - 1e-5
 """Of the loss: without a bound, a term that no figure needs is made smaller for ever."""
+NOT_AS_NAMED = {("30B", "single", "TTFT")}
+"""Figures of another workload than their name says. Until 604142c random weights made the tokens of a prompt alike, so
+that 512 met a third of the experts (cuda-bench.txt says so at its end): to be measured anew."""
 FITTED = (
     "matmul",
     "single_weight_reads",
@@ -127,7 +130,7 @@ def bench_points(path: Path) -> list[Point]:
     points = []
     for (model, workload, figure), (value, is_packed) in latest.items():
         made = _bench_point(workload, figure, sizes.get(workload, {}))
-        if made is not None:
+        if made is not None and (model, workload, figure) not in NOT_AS_NAMED:
             kind, name, predict = made
             points.append(Point(model, kind, name, value, predict, is_packed))
     return points

@@ -11,10 +11,12 @@ import pytest
 from tests.backends.driver import layout_for, logits_by_prefill
 from tests.models.tiny_checkpoints import dense_variants, make_tiny, variants
 
+from bench.experts_met import experts_met
 from twostroke import LLM, SamplingParams
 from twostroke.backends.cpu import FACTORY as CPU
 from twostroke.backends.reference import FACTORY as REFERENCE
 from twostroke.core.errors import BadRequestError, ModelError
+from twostroke.models import random_weights
 from twostroke.models.random_weights import KINDS, random_checkpoint
 from twostroke.models.weights.tensor import WeightKind
 
@@ -65,6 +67,18 @@ def test_weights_have_the_spread_that_keeps_activations_level(kind: WeightKind, 
     assert all(np.array_equal(one.tensors[name].data, same.tensors[name].data) for name in one.tensors)
     assert not np.array_equal(tensor.data, other.tensors["layers.0.gate"].data)
     assert not np.array_equal(tensor.data, one.tensors["layers.1.gate"].data)
+
+
+def test_tokens_of_a_prompt_meet_experts_as_if_they_had_nothing_in_common(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = {"num_hidden_layers": 12, "hidden_size": 256, "num_experts": 32, "num_experts_per_tok": 2}
+    folder, _ = make_tiny("qwen3_moe", tmp_path, **shape)
+    independent = 32 * (1 - (1 - 2 / 32) ** 48)
+    met = experts_met(folder, 48)
+    assert len(met) == 12 and min(met) > 0.85 * independent
+    monkeypatch.setattr(random_weights, "_gain", lambda *_: 1.0)
+    assert np.mean(experts_met(folder, 48)) < 0.7 * independent
 
 
 def test_an_llm_of_random_weights_takes_token_ids_and_no_text(tmp_path: Path) -> None:

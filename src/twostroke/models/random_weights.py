@@ -40,19 +40,33 @@ def random_tensors(spec: ModelSpec, kind: WeightKind, seed: int = 0) -> dict[str
     tensors: dict[str, WeightTensor] = {}
     for tensor_name, shape in spec.tensor_shapes().items():
         tensor_kind = WeightKind.F32 if len(shape) == 1 else _kind_of(tensor_name, kind)
-        tensors[tensor_name] = DrawnTensor(tensor_name, tensor_kind, shape, seed)
+        tensors[tensor_name] = DrawnTensor(tensor_name, tensor_kind, shape, seed, _gain(tensor_name, spec))
     return tensors
+
+
+def _gain(tensor_name: str, spec: ModelSpec) -> float:
+    """What a matrix's spread is multiplied by. Where layers outweigh the embedding, the tokens of a prompt grow alike
+    from layer to layer: they meet few experts, and what a card takes for such numbers may be less than for a trained
+    model's. So what is embedded has a spread of one, and all that layers add to it together about as much. Not where
+    the embedding is the output matrix, too: each token would be followed by itself."""
+    if spec.tied_embeddings:
+        return 1.0
+    if tensor_name == "embedding":
+        return spec.hidden_size**0.5
+    return (2 * spec.num_layers) ** -0.5 if tensor_name.endswith((".o", ".down")) else 1.0
 
 
 class DrawnTensor(WeightTensor):
     """A tensor whose numbers are drawn when they are first read, from a stream of its own: whichever are read, and in
     whatever order, they are the same."""
 
-    __slots__ = ("_drawn", "seed")
+    __slots__ = ("_drawn", "gain", "seed")
     seed: int
+    gain: float
+    """Of a matrix's spread, over 1 / sqrt(inputs)."""
     _drawn: Bytes | None
 
-    def __init__(self, name: str, kind: WeightKind, shape: tuple[int, ...], seed: int) -> None:
+    def __init__(self, name: str, kind: WeightKind, shape: tuple[int, ...], seed: int, gain: float = 1.0) -> None:
         if kind not in KINDS:
             known = ", ".join(kind.name for kind in KINDS)
             raise ModelError(f"random weights are drawn in {known}, not in {kind.name}")
@@ -60,7 +74,8 @@ class DrawnTensor(WeightTensor):
             raise ModelError(
                 f"{name} has rows of {shape[-1]} values, not a multiple of {kind.name}'s {kind.block_values}"
             )
-        for field, value in (("name", name), ("kind", kind), ("shape", shape), ("seed", seed), ("_drawn", None)):
+        fields = {"name": name, "kind": kind, "shape": shape, "seed": seed, "gain": gain, "_drawn": None}
+        for field, value in fields.items():
             object.__setattr__(self, field, value)
 
     @property
@@ -77,19 +92,20 @@ class DrawnTensor(WeightTensor):
 
     @property
     def mean_and_spread(self) -> tuple[float, float]:
-        """What the numbers are drawn around: for whoever draws them elsewhere."""
+        """What the numbers are drawn around: for whoever draws them elsewhere. A matrix's spread is 1 / sqrt(inputs),
+        so that what goes through a layer neither grows nor vanishes, times its gain."""
         if len(self.shape) > 1:
-            return 0.0, self.shape[-1] ** -0.5
+            return 0.0, self.gain * self.shape[-1] ** -0.5
         return (0.0, _BIAS_SPREAD) if self.name.endswith("_bias") else (1.0, _NORM_NOISE)
 
     def _draw(self) -> Bytes:
         digest = hashlib.sha256(self.name.encode()).digest()
         rng = np.random.default_rng([self.seed, int.from_bytes(digest[:8], "little")])
+        mean, spread = self.mean_and_spread
         if len(self.shape) == 1:
-            mean, spread = self.mean_and_spread
             vector = mean + spread * rng.standard_normal(self.shape, dtype=np.float32)
             return from_float32(self.name, vector.astype(np.float32)).data
-        return _random_matrix(self.shape, self.kind, rng)
+        return _random_matrix(self.shape, self.kind, spread, rng)
 
 
 def _kind_of(tensor_name: str, kind: WeightKind) -> WeightKind:
@@ -100,10 +116,8 @@ def _kind_of(tensor_name: str, kind: WeightKind) -> WeightKind:
     return WeightKind.F32 if tensor_name.endswith(".router") else kind
 
 
-def _random_matrix(shape: tuple[int, ...], kind: WeightKind, rng: np.random.Generator) -> Bytes:
-    """Numbers of a spread of 1 / sqrt(inputs), so that what goes through a layer neither grows nor vanishes."""
+def _random_matrix(shape: tuple[int, ...], kind: WeightKind, spread: float, rng: np.random.Generator) -> Bytes:
     rows, depth = shape
-    spread = depth**-0.5
     if kind.is_quantised:
         return _random_blocks(kind, rows, depth // kind.block_values, spread, rng)
     return _random_floats(kind, rng.standard_normal((rows, depth), dtype=np.float32) * np.float32(spread))

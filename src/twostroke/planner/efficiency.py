@@ -142,8 +142,8 @@ H200_RECORDS = TermEfficiency(
     source="one H200 running Llama-3.1-8B, Qwen3-0.6B and Qwen3-30B-A3B in bf16, with and without copies in 12 bits "
     "for decode (bench/results/cuda-bench.txt, cuda-step-profile.txt; attention and experts: cuda-attention.txt, "
     "cuda-moe.txt)",
-    error="6.7% on average over 26 figures measured there (decode step 7.1%, TTFT 7.0%, TPOT 6.4%, tokens/s 0.2%), "
-    "the worst 31%; 14% to 30% on a model that was left out of the fit",
+    error="6.7% on average over 25 figures measured there (decode step 7.2%, TTFT 6.2%, TPOT 6.1%, tokens/s 3.7%), "
+    "the worst 31%; 10% to 30% on a model that was left out of the fit",
     matmul=0.674,
     expert_matmul=0.49,
     prefill_attention=0.642,
