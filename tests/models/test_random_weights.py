@@ -11,7 +11,7 @@ import pytest
 from tests.backends.driver import layout_for, logits_by_prefill
 from tests.models.tiny_checkpoints import dense_variants, make_tiny, variants
 
-from bench.experts_met import experts_met
+from bench.tokens_alike import read_prompt
 from twostroke import LLM, SamplingParams
 from twostroke.backends.cpu import FACTORY as CPU
 from twostroke.backends.reference import FACTORY as REFERENCE
@@ -69,16 +69,23 @@ def test_weights_have_the_spread_that_keeps_activations_level(kind: WeightKind, 
     assert not np.array_equal(tensor.data, one.tensors["layers.1.gate"].data)
 
 
-def test_tokens_of_a_prompt_meet_experts_as_if_they_had_nothing_in_common(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("variant", ["llama", "qwen3_moe"])
+def test_tokens_of_a_prompt_stay_apart_and_meet_all_experts(
+    variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shape = {"num_hidden_layers": 12, "hidden_size": 256, "num_experts": 32, "num_experts_per_tok": 2}
-    folder, _ = make_tiny("qwen3_moe", tmp_path, **shape)
-    independent = 32 * (1 - (1 - 2 / 32) ** 48)
-    met = experts_met(folder, 48)
-    assert len(met) == 12 and min(met) > 0.85 * independent
+    experts = {"num_experts": 32, "num_experts_per_tok": 2} if variant == "qwen3_moe" else {}
+    folder, _ = make_tiny(
+        variant, tmp_path, num_hidden_layers=12, hidden_size=256, tie_word_embeddings=False, **experts
+    )
+    if_independent = 32 * (1 - (1 - 2 / 32) ** 48)
+    apart = read_prompt(folder, 48)
+    assert len(apart.likeness) == 12 and max(apart.likeness) < 0.2
     monkeypatch.setattr(random_weights, "_gain", lambda *_: 1.0)
-    assert np.mean(experts_met(folder, 48)) < 0.7 * independent
+    alike = read_prompt(folder, 48)
+    assert alike.likeness[-1] > 0.5
+    if experts:
+        assert len(apart.experts_met) == 12 and min(apart.experts_met) > 0.85 * if_independent
+        assert np.mean(alike.experts_met) < 0.7 * if_independent
 
 
 def test_an_llm_of_random_weights_takes_token_ids_and_no_text(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ are looked at: a backend with a faster way to draw (on a GPU, say) never looks."
 from __future__ import annotations
 
 import hashlib
-from math import prod
+from math import prod, sqrt
 from pathlib import Path
 
 import numpy as np
@@ -52,8 +52,8 @@ def _gain(tensor_name: str, spec: ModelSpec) -> float:
     if spec.tied_embeddings:
         return 1.0
     if tensor_name == "embedding":
-        return spec.hidden_size**0.5
-    return (2 * spec.num_layers) ** -0.5 if tensor_name.endswith((".o", ".down")) else 1.0
+        return sqrt(spec.hidden_size)
+    return 1 / sqrt(2 * spec.num_layers) if tensor_name.endswith((".o", ".down")) else 1.0
 
 
 class DrawnTensor(WeightTensor):
