@@ -34,9 +34,8 @@ MOST = {"single_weight_reads": 0.89, "weight_reads": 0.89, "packed_reads": 0.91}
 copy at 4.37): a fit must not pass it."""
 WORTH_A_STEP = 1 - 1e-5
 """Of the loss: without a bound, a term that no figure needs is made smaller for ever."""
-NOT_AS_NAMED = {("30B", "single", "TTFT")}
-"""Figures of another workload than their name says. Until 604142c random weights made the tokens of a prompt alike, so
-that 512 met a third of the experts (cuda-bench.txt says so at its end): to be measured anew."""
+ALIKE = ("30B", "single", "TTFT")
+"""Measured before random weights kept the tokens of a prompt apart: they met few of the experts."""
 FITTED = (
     "matmul",
     "single_weight_reads",
@@ -117,6 +116,8 @@ def bench_points(path: Path) -> list[Point]:
     for line in path.read_text().splitlines():
         if match := re.match(r"== (\S+)", line):
             model = match[1]
+        elif line.startswith("---- Note: in all runs above, weights"):
+            latest.pop(ALIKE, None)
         elif match := re.search(r"GB a step( \(\S+ GB of (?:few tokens|decodes alone)\))?, on cuda", line):
             packed[model] = match[1] is not None
         elif match := re.match(r"(\w+): .*\(((?:\w+=\d+ ?)+)\)$", line):
@@ -130,7 +131,7 @@ def bench_points(path: Path) -> list[Point]:
     points = []
     for (model, workload, figure), (value, is_packed) in latest.items():
         made = _bench_point(workload, figure, sizes.get(workload, {}))
-        if made is not None and (model, workload, figure) not in NOT_AS_NAMED:
+        if made is not None:
             kind, name, predict = made
             points.append(Point(model, kind, name, value, predict, is_packed))
     return points

@@ -41,8 +41,8 @@ def read_prompt(folder: Path, num_tokens: int) -> Layers:
 
     def watch(spec: ModelSpec, weights: LayerWeights, hidden: Array) -> Array:
         unit = hidden / np.linalg.norm(hidden, axis=-1, keepdims=True)
-        count = len(unit)
-        seen.likeness.append(float((np.square(unit.sum(0)).sum() - count) / (count * (count - 1))))
+        pairs = num_tokens * (num_tokens - 1)
+        seen.likeness.append(float((np.square(unit.sum(0)).sum() - num_tokens) / pairs))
         return block(spec, weights, hidden)
 
     def count(moe: MoeSpec, logits: Array) -> tuple[npt.NDArray[np.intp], Array]:
@@ -55,7 +55,13 @@ def read_prompt(folder: Path, num_tokens: int) -> Layers:
     with (
         patch.object(model, "_mlp_block", watch),
         patch.object(mlp, "route", count),
-        LLM(str(folder), load="random", backend="reference", max_context=num_tokens + 64) as llm,
+        LLM(
+            str(folder),
+            load="random",
+            backend="reference",
+            max_context=num_tokens + 64,
+            max_tokens_per_step=num_tokens,
+        ) as llm,  # fmt: skip
     ):
         llm.generate(prompt, SamplingParams(max_tokens=1))
     return seen

@@ -69,6 +69,25 @@ def test_weights_have_the_spread_that_keeps_activations_level(kind: WeightKind, 
     assert not np.array_equal(tensor.data, one.tensors["layers.1.gate"].data)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("variant", ["llama_bias", "qwen3_moe", "llama_tied"])
+def test_layers_add_as_much_together_as_is_embedded(variant: str, kind: WeightKind, tmp_path: Path) -> None:
+    checkpoint = random_checkpoint(config_alone(variant, tmp_path), kind)
+    spec, tensors = checkpoint.spec, checkpoint.tensors
+    of_layers = 1 if spec.tied_embeddings else (2 * spec.num_layers) ** -0.5
+    mlp = "layers.0.experts.0." if spec.moe else "layers.0."
+    expected = {
+        "embedding": spec.hidden_size**-0.5 if spec.tied_embeddings else 1,
+        "layers.0.o": of_layers * tensors["layers.0.o"].shape[1] ** -0.5,
+        f"{mlp}down": of_layers * tensors[f"{mlp}down"].shape[1] ** -0.5,
+        f"{mlp}up": spec.hidden_size**-0.5,
+    }
+    if spec.output_bias:
+        expected["layers.0.o_bias"] = 0.1 * of_layers
+    for name, spread in expected.items():
+        assert tensors[name].to_float32().std() == pytest.approx(spread, rel=0.15), name
+
+
 @pytest.mark.parametrize("variant", ["llama", "qwen3_moe"])
 def test_tokens_of_a_prompt_stay_apart_and_meet_all_experts(
     variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

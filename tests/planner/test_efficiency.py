@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.plan_error import MODELS, Point, left_out_errors, read_points, sentence, shape_of
+from bench.plan_error import MODELS, Point, bench_points, left_out_errors, read_points, sentence, shape_of
 from twostroke.cost.config_shape import dimensions_from_config
 from twostroke.cost.devices import find_device
 from twostroke.cost.dimensions import Dimensions
@@ -106,6 +106,19 @@ def test_most_figures_are_within_a_fifth(points: list[Point]) -> None:
     assert errors[-2] < 0.20 and errors[-1] < 0.35
     packed = [abs(point.error(H200_RECORDS)) for point in points if point.is_packed and point.figure != "TTFT"]
     assert len(packed) == 6 and max(packed) < 0.10
+
+
+def test_a_prompt_whose_tokens_were_alike_does_not_count_and_a_later_one_does(
+    points: list[Point], tmp_path: Path
+) -> None:
+    def of_experts(points: list[Point]) -> list[float]:
+        return [point.measured for point in points if (point.model, point.figure) == ("30B", "TTFT")]
+
+    later = tmp_path / "cuda-bench.txt"
+    line = "single     TTFT                 19.0 ms        13.0 ms        68%"
+    later.write_text(f"{(RESULTS / later.name).read_text()}\n== 30B\n{line}\n")
+    assert of_experts(points) == []
+    assert of_experts(bench_points(later)) == [pytest.approx(0.019)]
 
 
 def test_the_kv_space_that_the_engine_found_on_an_h200() -> None:

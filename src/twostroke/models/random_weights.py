@@ -45,15 +45,15 @@ def random_tensors(spec: ModelSpec, kind: WeightKind, seed: int = 0) -> dict[str
 
 
 def _gain(tensor_name: str, spec: ModelSpec) -> float:
-    """What a matrix's spread is multiplied by. Where layers outweigh the embedding, the tokens of a prompt grow alike
-    from layer to layer: they meet few experts, and what a card takes for such numbers may be less than for a trained
-    model's. So what is embedded has a spread of one, and all that layers add to it together about as much. Not where
-    the embedding is the output matrix, too: each token would be followed by itself."""
+    """What the spread of a matrix or bias is multiplied by. Where layers outweigh the embedding, the tokens of a prompt
+    grow alike from layer to layer: they meet few experts, and what a card takes for such numbers may be less than for a
+    trained model's. So what is embedded has a spread of one, and all that layers add to it together about as much. Not
+    where the embedding is the output matrix, too: each token would be followed by itself."""
     if spec.tied_embeddings:
         return 1.0
     if tensor_name == "embedding":
         return sqrt(spec.hidden_size)
-    return 1 / sqrt(2 * spec.num_layers) if tensor_name.endswith((".o", ".down")) else 1.0
+    return 1 / sqrt(2 * spec.num_layers) if tensor_name.endswith((".o", ".o_bias", ".down")) else 1.0
 
 
 class DrawnTensor(WeightTensor):
@@ -63,7 +63,7 @@ class DrawnTensor(WeightTensor):
     __slots__ = ("_drawn", "gain", "seed")
     seed: int
     gain: float
-    """Of a matrix's spread, over 1 / sqrt(inputs)."""
+    """What the spread of a matrix or bias is multiplied by."""
     _drawn: Bytes | None
 
     def __init__(self, name: str, kind: WeightKind, shape: tuple[int, ...], seed: int, gain: float = 1.0) -> None:
@@ -96,7 +96,7 @@ class DrawnTensor(WeightTensor):
         so that what goes through a layer neither grows nor vanishes, times its gain."""
         if len(self.shape) > 1:
             return 0.0, self.gain * self.shape[-1] ** -0.5
-        return (0.0, _BIAS_SPREAD) if self.name.endswith("_bias") else (1.0, _NORM_NOISE)
+        return (0.0, self.gain * _BIAS_SPREAD) if self.name.endswith("_bias") else (1.0, _NORM_NOISE)
 
     def _draw(self) -> Bytes:
         digest = hashlib.sha256(self.name.encode()).digest()

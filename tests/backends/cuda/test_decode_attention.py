@@ -188,7 +188,7 @@ def test_cuts_for_known_batches():
 
 
 ROUGH = SplitPlan(target_items=12, smallest_tokens=32, max_items=20)
-FINE = replace(ROUGH, max_items=28, fine_items=20, long_tokens=100)
+FINE = replace(ROUGH, max_items=28, fine_items=20, long_tokens=64)
 
 
 @pytest.mark.parametrize("window", [None, 50])
@@ -205,6 +205,8 @@ def test_items_lie_longest_first_and_those_of_a_token_side_by_side(device, windo
     # The blocks a window touches: from that of the oldest key to that of the newest.
     blocks = [(c - 1) // 16 + 1 - max(0, c - (window or c)) // 16 for c in contexts]
     parts = cuts([16 * count for count in blocks], plan, 16)
+    is_cut_further = sum(parts) > sum(cuts([16 * count for count in blocks], ROUGH, 16))
+    assert is_cut_further == (plan is FINE and window is None)
     order = sorted(range(len(contexts)), key=lambda token: (-blocks[token] // parts[token], token))
     expected = [[token, split, parts[token]] for token in order for split in range(parts[token])]
     assert items[: len(expected), :3].tolist() == expected

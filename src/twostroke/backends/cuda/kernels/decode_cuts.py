@@ -65,7 +65,7 @@ class SplitPlan:
     max_items: int
     """Never more items than this, whatever the contexts: the height of the grid."""
     fine_items: int = 0
-    """What it is cut into instead where items would be longer than `long_tokens` on average; 0: nothing else."""
+    """What it is cut into instead where items would have `long_tokens` or more on average; 0: nothing else."""
     long_tokens: int = 0
 
     def in_blocks(self, block: int) -> tuple[int, int, int, int]:
@@ -82,7 +82,13 @@ def split_plan(num_tokens: int, kv_heads: int, num_sms: int) -> SplitPlan:
         if LONG_ITEM_TOKENS and num_tokens > 1:
             fine = max(most_items(kv_heads, num_sms, PROGRAMS_PER_SM_OF_LONG), ITEMS_OF_LONG * num_tokens)
     smallest = 32 if num_tokens == 1 else 64
-    return SplitPlan(target, smallest, num_tokens + max(target, fine), fine, LONG_ITEM_TOKENS)
+    return SplitPlan(
+        target_items=target,
+        smallest_tokens=smallest,
+        max_items=num_tokens + max(target, fine),
+        fine_items=fine,
+        long_tokens=LONG_ITEM_TOKENS,
+    )
 
 
 def most_items(kv_heads: int, num_sms: int, programs_per_sm: int) -> int:
@@ -119,6 +125,7 @@ def _splits_of(blocks, chunk):
 
 @triton.jit
 def _blocks_an_item(total, num_tokens, target_items, fine_items, long_blocks, smallest_blocks):
+    """Of so many blocks in all: what an item is to have, about."""
     is_long = (fine_items > 0) & (total // tl.maximum(target_items, num_tokens) >= long_blocks)
     return tl.maximum(tl.cdiv(total, tl.where(is_long, fine_items, target_items)), smallest_blocks)
 
