@@ -52,16 +52,11 @@ def read_prompt(folder: Path, num_tokens: int) -> Layers:
 
     _, spec = read_folder_spec(folder)
     prompt = np.random.default_rng(0).integers(0, spec.vocab_size, num_tokens).tolist()
+    whole = {"max_tokens_per_step": num_tokens}  # in one step: tokens are compared with all others
     with (
         patch.object(model, "_mlp_block", watch),
         patch.object(mlp, "route", count),
-        LLM(
-            str(folder),
-            load="random",
-            backend="reference",
-            max_context=num_tokens + 64,
-            max_tokens_per_step=num_tokens,
-        ) as llm,  # fmt: skip
+        LLM(str(folder), load="random", backend="reference", max_context=num_tokens + 64, **whole) as llm,
     ):
         llm.generate(prompt, SamplingParams(max_tokens=1))
     return seen
@@ -74,6 +69,8 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--width", type=int, default=96, help="of an MLP, or of an expert")
     options = parser.parse_args()
+    if options.tokens < 2:
+        parser.error("one token is like no other: --tokens 2 or more")
     config = json.loads((options.folder / "config.json").read_text())
     width = "moe_intermediate_size" if "moe_intermediate_size" in config else "intermediate_size"
     config |= {"num_hidden_layers": options.layers, width: options.width}

@@ -24,8 +24,8 @@ MANY_PROGRAMS = 4
 ITEMS_OF_FEW = 1.2
 """A sequence, where fewer programs all run at once: those longer than most are cut in two, and none of equals is."""
 LONG_ITEM_TOKENS = 1920
-"""On average, from where on few sequences are cut further: an SM runs three programs at once, and of long ones the
-last would have it to themselves for long, which does not fill the memory's bandwidth."""
+"""On average, from where on few sequences are cut further: an SM runs two or three programs at once, and of long ones
+the last would have it to themselves for long, which does not fill the memory's bandwidth."""
 PROGRAMS_PER_SM_OF_LONG = 6
 ITEMS_OF_LONG = 3
 """A sequence: such a batch is cut into whichever is more."""
