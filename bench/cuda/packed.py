@@ -1,18 +1,22 @@
 """Products with packed weights on the card beside those with bfloat16 ones: each checked against float32 first, and for
 equal bits when repeated, then timed by replaying a graph over enough copies of the weights that L2 serves none.
 
-PYTHONPATH=src python -m bench.cuda.packed [--dense 8,32,64,128] [--experts 16,64,128,256] [--models llama-3.1-8b]"""
+    PYTHONPATH=src python -m bench.cuda.packed [--dense 8,32,64,128] [--experts 16,64,128,256] [--alike 0.2]
+    [--experts-of mixtral-8x7b] [--models llama-3.1-8b]"""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
+from math import sqrt
 
 import torch
 
 from bench.cuda.hopper_products import TOLERANCE, Case, name_of
+from bench.cuda.moe import SHAPES
 from bench.cuda.moe_products import Products, short
 from bench.cuda.product_cases import MODELS, Matrix, time_us
 from twostroke.backends.cuda.kernels.moe_grouped import tile_for
@@ -26,8 +30,7 @@ from twostroke.backends.cuda.moe import MoeScratch, MoeWeights
 from twostroke.models.spec import MoeSpec
 
 REPEATS = 20
-MOE = MoeSpec(num_experts=128, experts_per_token=8, expert_intermediate_size=768, normalise_weights=True)
-HIDDEN, LAYERS = 2048, 3
+LAYERS = 3
 MOST_ROWS = {2: MOST_SUMS, 3: 192, 4: 128}
 """Rows times a group's units that registers hold the sums of, by groups."""
 CUTS = (
@@ -93,8 +96,7 @@ def measure_dense(matrix: Matrix, rows: int, threads: ThreadPoolExecutor) -> Non
         packed_product(case.x, weight, out, tile=tile, num_sms=num_sms, gated=case.kind, pdl=pdl)
 
     tiles = list(dense_tiles(matrix, rows))
-    list(threads.map(lambda tile: compile_dense(tile, run, packed[0], out_of), tiles))
-    torch.cuda.synchronize()
+    compile_tiles(tiles, lambda tile, pdl: run(tile, packed[0], out_of(tile), pdl=pdl), threads)
     for tile in tiles:
         try:
             first = None
@@ -116,19 +118,66 @@ def measure_dense(matrix: Matrix, rows: int, threads: ThreadPoolExecutor) -> Non
         print(f"{rows:4d} {matrix.name:8s} {each_us:8.2f} us {rate:6.2f} TB/s of bfloat16  {name}", flush=True)
 
 
-def compile_dense(tile, run, weight, out_of) -> None:  # type: ignore[no-untyped-def]
-    try:
-        torch.cuda.set_device(0)
-        for pdl in (False, True):
-            run(tile, weight, out_of(tile), pdl=pdl)
-    except Exception as failure:
-        print(f"  {tile}: {type(failure).__name__}: {str(failure)[:150]}", flush=True)
+def compile_tiles(tiles: list[PackedTile], run: Callable[..., None], threads: ThreadPoolExecutor) -> None:
+    """With and without dependent launches, beside each other."""
+
+    def compile_one(tile: PackedTile) -> None:
+        try:
+            torch.cuda.set_device(0)
+            for pdl in (False, True):
+                run(tile, pdl=pdl)
+        except Exception as failure:
+            print(f"  {tile}: {type(failure).__name__}: {str(failure)[:150]}", flush=True)
+
+    list(threads.map(compile_one, tiles))
+    torch.cuda.synchronize()
 
 
-def measure_experts(num_tokens: int, layers: list[MoeWeights], packed: list[dict[bool, PackedMatrix]]) -> None:
-    scratch = MoeScratch(MOE, HIDDEN, num_tokens, torch.bfloat16, "cuda")
-    products = Products.of(MOE, layers, torch.randn(num_tokens, HIDDEN, dtype=torch.bfloat16, device="cuda"), scratch)
-    num_pairs, num_sms = num_tokens * MOE.experts_per_token, target_of("cuda").num_sms
+def experts_tiles(average_rows: float) -> Iterator[PackedTile]:
+    """With room for most experts' rows, and not for many more."""
+    for rows in range(8, FEW_ROWS + 1, 8):
+        if average_rows <= rows <= max(32, 2.5 * average_rows):
+            for groups, units in ((3, 1), (4, 1), (2, 2)):
+                yield PackedTile(rows, groups, units)
+
+
+@dataclass(frozen=True)
+class Experts:
+    """Of a few layers."""
+
+    moe: MoeSpec
+    hidden: int
+    layers: list[MoeWeights]
+    packed: list[dict[bool, PackedMatrix]]
+    """By whether they are gates."""
+
+    @staticmethod
+    def random(shape: str) -> Experts:
+        hidden, moe = SHAPES[shape]
+        layers = [MoeWeights.empty(moe, hidden, torch.bfloat16, "cuda") for _ in range(LAYERS)]
+        for layer in layers:
+            for matrix in (layer.router, layer.gate_up, layer.down):
+                matrix.normal_(0, 0.02)
+        packed = [
+            {True: packed_copy(layer.gate_up, is_gated=True), False: packed_copy(layer.down, is_gated=False)}
+            for layer in layers
+        ]
+        return Experts(moe, hidden, layers, packed)
+
+    def products_of(self, num_tokens: int, alike: float) -> Products:
+        """`alike`: the cosine between two tokens. Above 0, some experts are chosen more often than others."""
+        own, common = (torch.randn(count, self.hidden, device="cuda") for count in (num_tokens, 1))
+        tokens = (sqrt(1 - alike) * own + sqrt(alike) * common).to(torch.bfloat16)
+        scratch = MoeScratch(self.moe, self.hidden, num_tokens, torch.bfloat16, "cuda")
+        return Products.of(self.moe, self.layers, tokens, scratch)
+
+
+def measure_experts(experts: Experts, num_tokens: int, alike: float, threads: ThreadPoolExecutor) -> None:
+    moe, layers, packed = experts.moe, experts.layers, experts.packed
+    products = experts.products_of(num_tokens, alike)
+    num_pairs, num_sms = num_tokens * moe.experts_per_token, target_of("cuda").num_sms
+    rows = products.orders[0][1].diff()
+    print(f"{num_tokens} tokens, {alike} alike: {int((rows > 0).sum())} experts, the largest of {int(rows.max())} rows")
     for gated in (True, False):
         name, weights = ("gate_up", layers[0].gate_up) if gated else ("down", layers[0].down)
         expected = products.expected(gated)
@@ -141,10 +190,12 @@ def measure_experts(num_tokens: int, layers: list[MoeWeights], packed: list[dict
         def run(layer: int, tile: PackedTile, *, pdl: bool) -> None:
             packed_experts_product(
                 inputs, packed[layer][gated], results, *products.orders[layer],  # noqa: B023
-                top_k=MOE.experts_per_token, tile=tile, num_sms=num_sms, gated="silu" if gated else None, pdl=pdl,  # noqa: B023
+                top_k=moe.experts_per_token, tile=tile, num_sms=num_sms, gated="silu" if gated else None, pdl=pdl,  # noqa: B023
             )  # fmt: skip
 
-        for tile in (PackedTile(r, g, u) for r in (8, 16, 24, 32) for g, u in ((3, 1), (4, 1), (2, 2))):
+        tiles = list(experts_tiles(num_pairs / moe.num_experts))
+        compile_tiles(tiles, partial(run, 0), threads)
+        for tile in tiles:
             try:
                 first = None
                 for repeat in range(REPEATS):
@@ -158,8 +209,7 @@ def measure_experts(num_tokens: int, layers: list[MoeWeights], packed: list[dict
                 lines.append((us, described(tile)))
             except Exception as failure:
                 print(f"  {tile}: {type(failure).__name__}: {str(failure)[:150]}", flush=True)
-        held = int((products.orders[0][1].diff() > 0).sum())
-        num_bytes = 2 * weights[0].numel() * held
+        num_bytes = 2 * weights[0].numel() * int((rows > 0).sum())
         for each_us, label in [lines[0], *sorted(lines[1:])[:4]]:
             rate = num_bytes / each_us / 1e6
             print(f"{num_tokens:4d} {name:8s} {each_us:8.2f} us {rate:6.2f} TB/s of bfloat16  {label}", flush=True)
@@ -169,29 +219,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dense", default="8,32,64,128")
     parser.add_argument("--experts", default="16,64,128,256")
+    parser.add_argument("--experts-of", choices=SHAPES, default="qwen3-30b-a3b")
+    parser.add_argument("--alike", type=float, default=0.0, help="the cosine between two of the experts' tokens")
     parser.add_argument("--models", default="llama-3.1-8b")
     parser.add_argument("--names", default="qkv,o,gate_up,down")
     options = parser.parse_args()
     torch.manual_seed(0)
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
+    threads = ThreadPoolExecutor(12)
     if options.experts:
-        layers = [MoeWeights.empty(MOE, HIDDEN, torch.bfloat16, "cuda") for _ in range(LAYERS)]
-        for layer in layers:
-            for matrix in (layer.router, layer.gate_up, layer.down):
-                matrix.normal_(0, 0.02)
-        packed = [
-            {True: packed_copy(layer.gate_up, is_gated=True), False: packed_copy(layer.down, is_gated=False)}
-            for layer in layers
-        ]
+        experts = Experts.random(options.experts_of)
         for num_tokens in map(int, options.experts.split(",")):
-            measure_experts(num_tokens, layers, packed)
-        del layers, packed
-    with ThreadPoolExecutor(12) as threads:
-        for model in options.models.split(","):
-            for rows in map(int, options.dense.split(",")) if options.dense else ():
-                for matrix in MODELS[model]:
-                    if matrix.name in options.names.split(","):
-                        measure_dense(matrix, rows, threads)
+            measure_experts(experts, num_tokens, options.alike, threads)
+        del experts
+    for model in options.models.split(","):
+        for rows in map(int, options.dense.split(",")) if options.dense else ():
+            for matrix in MODELS[model]:
+                if matrix.name in options.names.split(","):
+                    measure_dense(matrix, rows, threads)
 
 
 if __name__ == "__main__":

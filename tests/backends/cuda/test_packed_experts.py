@@ -57,7 +57,10 @@ def test_what_it_does_not_take_is_left_to_others() -> None:
         assert choose_experts_tile(128, 128, 11, gated=gated) is None, "an odd number of rounds"
 
 
-@pytest.mark.parametrize("num_tokens, rows", [(16, 8), (64, 8), (72, 16), (128, 16), (256, 24), (272, 32), (320, 32)])
+@pytest.mark.parametrize(
+    "num_tokens, rows",
+    [(16, 8), (64, 8), (72, 16), (128, 16), (256, 24), (272, 32), (320, 32), (448, 40), (512, 56), (640, 56)],
+)
 def test_how_a_30b_s_experts_are_cut(num_tokens: int, rows: int) -> None:
     """128 experts, 8 a token."""
     assert choose_experts_tile(num_tokens * 8, 128, 32, gated=True) == PackedTile(rows, 2, 2)
@@ -73,6 +76,7 @@ def test_how_a_30b_s_experts_are_cut(num_tokens: int, rows: int) -> None:
         pytest.param(PackedTile(16, 2, 2, stages=3), 72, "gelu_tanh", False, marks=pytest.mark.slow),
         pytest.param(PackedTile(32, 4, 1), 136, None, False, marks=pytest.mark.slow),
         pytest.param(PackedTile(24, 2, 2, stages=6), 256, "silu", True, marks=pytest.mark.slow),
+        pytest.param(PackedTile(56, 2, 2, stages=3), 80, "silu", True, marks=pytest.mark.slow),
     ],
 )
 def test_products_of_any_routing_on_an_emulated_device(
@@ -87,7 +91,7 @@ def test_products_of_any_routing_on_an_emulated_device(
 
 @needs_nvrtc
 @pytest.mark.parametrize("gated", [True, False])
-@pytest.mark.parametrize("rows", [16, *(pytest.param(rows, marks=pytest.mark.slow) for rows in (8, 24, 32))])
+@pytest.mark.parametrize("rows", [16, *(pytest.param(rows, marks=pytest.mark.slow) for rows in (8, 24, 32, 40, 56))])
 def test_it_compiles_to_products_that_nothing_holds_up(
     rows: int, gated: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
