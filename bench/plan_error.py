@@ -34,8 +34,6 @@ MOST = {"single_weight_reads": 0.89, "weight_reads": 0.89, "packed_reads": 0.91}
 copy at 4.37): a fit must not pass it."""
 WORTH_A_STEP = 1 - 1e-5
 """Of the loss: without a bound, a term that no figure needs is made smaller for ever."""
-ALIKE = ("30B", "single", "TTFT")
-"""Measured before random weights kept the tokens of a prompt apart: they met few of the experts."""
 FITTED = (
     "matmul",
     "single_weight_reads",
@@ -108,7 +106,8 @@ def profile_points(path: Path) -> list[Point]:
 
 def bench_points(path: Path) -> list[Point]:
     """Each figure that a formula can predict, of its latest run: no percentile of a mixture of steps, no
-    workload that drains (nano). What steps read says whether decode has copies."""
+    workload that drains (nano), no section that is not named for a model. What steps read says whether decode has
+    copies."""
     sizes: dict[str, dict[str, int]] = {}
     latest: dict[tuple[str, str, str], tuple[float, bool]] = {}
     packed: dict[str, bool] = {}
@@ -116,8 +115,6 @@ def bench_points(path: Path) -> list[Point]:
     for line in path.read_text().splitlines():
         if match := re.match(r"== (\S+)", line):
             model = match[1]
-        elif line.startswith("---- Note: in all runs above, weights"):
-            latest.pop(ALIKE, None)
         elif match := re.search(r"GB a step( \(\S+ GB of (?:few tokens|decodes alone)\))?, on cuda", line):
             packed[model] = match[1] is not None
         elif match := re.match(r"(\w+): .*\(((?:\w+=\d+ ?)+)\)$", line):
@@ -131,7 +128,7 @@ def bench_points(path: Path) -> list[Point]:
     points = []
     for (model, workload, figure), (value, is_packed) in latest.items():
         made = _bench_point(workload, figure, sizes.get(workload, {}))
-        if made is not None:
+        if made is not None and model in MODELS:
             kind, name, predict = made
             points.append(Point(model, kind, name, value, predict, is_packed))
     return points

@@ -108,17 +108,16 @@ def test_most_figures_are_within_a_fifth(points: list[Point]) -> None:
     assert len(packed) == 6 and max(packed) < 0.10
 
 
-def test_a_prompt_whose_tokens_were_alike_does_not_count_and_a_later_one_does(
-    points: list[Point], tmp_path: Path
-) -> None:
-    def of_experts(points: list[Point]) -> list[float]:
-        return [point.measured for point in points if (point.model, point.figure) == ("30B", "TTFT")]
-
-    later = tmp_path / "cuda-bench.txt"
+def test_trials_beside_a_run_do_not_count(tmp_path: Path) -> None:
+    record, later = RESULTS / "cuda-bench.txt", tmp_path / "cuda-bench.txt"
     line = "single     TTFT                 19.0 ms        13.0 ms        68%"
-    later.write_text(f"{(RESULTS / later.name).read_text()}\n== 30B\n{line}\n")
-    assert of_experts(points) == []
-    assert of_experts(bench_points(later)) == [pytest.approx(0.019)]
+
+    def figures(path: Path) -> list[tuple[str, str, str, float]]:
+        return [(point.model, point.figure, point.name, point.measured) for point in bench_points(path)]
+
+    for section, counts in (("Old weights: 30B", False), ("30B", True)):
+        later.write_text(f"{record.read_text()}\n== {section}\n{line}\n")
+        assert (figures(later) != figures(record)) == counts
 
 
 def test_the_kv_space_that_the_engine_found_on_an_h200() -> None:
