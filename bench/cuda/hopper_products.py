@@ -39,7 +39,8 @@ class Case:
         self.kind: Activation | None = "silu" if matrix.is_gated else None
         self.weights = [torch.randn(shape, dtype=torch.bfloat16, device="cuda") * 0.02 for _ in range(copies)]
         self.repeats = max(1, 24 // copies)
-        self.x = torch.randn(MOST_ROWS, matrix.width, dtype=torch.bfloat16, device="cuda")[:rows]  # as a model's buffer
+        most_rows = max(MOST_ROWS, rows)
+        self.x = torch.randn(most_rows, matrix.width, dtype=torch.bfloat16, device="cuda")[:rows]  # as a model's buffer
         self.wide = torch.empty(rows, shape[0], dtype=torch.bfloat16, device="cuda")
         self.narrow = torch.empty(rows, matrix.outputs, dtype=torch.bfloat16, device="cuda")
         self.reference = self.x.float() @ self.weights[0].float().t()

@@ -134,7 +134,7 @@ def compile_tiles(tiles: list[PackedTile], run: Callable[..., None], threads: Th
 
 
 def experts_tiles(average_rows: float) -> Iterator[PackedTile]:
-    """With room for most experts' rows, and not for many more."""
+    """From the average on, until most experts' rows have room."""
     for rows in range(8, FEW_ROWS + 1, 8):
         if average_rows <= rows <= max(32, 2.5 * average_rows):
             for groups, units in ((3, 1), (4, 1), (2, 2)):
@@ -226,17 +226,17 @@ def main() -> None:
     options = parser.parse_args()
     torch.manual_seed(0)
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
-    threads = ThreadPoolExecutor(12)
-    if options.experts:
-        experts = Experts.random(options.experts_of)
-        for num_tokens in map(int, options.experts.split(",")):
-            measure_experts(experts, num_tokens, options.alike, threads)
-        del experts
-    for model in options.models.split(","):
-        for rows in map(int, options.dense.split(",")) if options.dense else ():
-            for matrix in MODELS[model]:
-                if matrix.name in options.names.split(","):
-                    measure_dense(matrix, rows, threads)
+    with ThreadPoolExecutor(12) as threads:
+        if options.experts:
+            experts = Experts.random(options.experts_of)
+            for num_tokens in map(int, options.experts.split(",")):
+                measure_experts(experts, num_tokens, options.alike, threads)
+            del experts
+        for model in options.models.split(","):
+            for rows in map(int, options.dense.split(",")) if options.dense else ():
+                for matrix in MODELS[model]:
+                    if matrix.name in options.names.split(","):
+                        measure_dense(matrix, rows, threads)
 
 
 if __name__ == "__main__":

@@ -5,13 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 
 from twostroke.backends.cuda.kernels.activation import Activation
 from twostroke.backends.cuda.kernels.cluster_products import cluster_product
+from twostroke.backends.cuda.kernels.cluster_tiles import SHARED_BYTES as CLUSTER_BYTES
 from twostroke.backends.cuda.kernels.cluster_tiles import ClusterTile
-from twostroke.backends.cuda.kernels.hopper_products import product
+from twostroke.backends.cuda.kernels.hopper_products import product as hopper_product
 from twostroke.backends.cuda.kernels.product_tiles import DEPTH, MAX_ROWS, SHARED_BYTES, ProductTile
 from twostroke.backends.cuda.kernels.target import target_of
 
@@ -58,7 +60,7 @@ def multiply(
     if isinstance(tile, ClusterTile):
         cluster_product(x, weight, out, tile=tile, num_sms=target_of("cuda").num_sms, gated=kind, pdl=pdl)
     else:
-        product(x, weight, out, tile=tile, gated=kind, pdl=pdl)
+        hopper_product(x, weight, out, tile=tile, gated=kind, pdl=pdl)
 
 
 def cluster_candidates(matrix: Matrix, rows: int) -> list[AnyTile]:
@@ -85,8 +87,27 @@ def cluster_candidates(matrix: Matrix, rows: int) -> list[AnyTile]:
     return found
 
 
+def long_candidates(matrix: Matrix, rows: int) -> list[AnyTile]:
+    """The same of more rows than a tile has, padding not counted as work."""
+    found: list[AnyTile] = []
+    widths = (176, 192, 208, 224, 256) if matrix.is_gated else (128, 160, 192, 208, 256)
+    for (row_blocks, groups), outputs in product(((1, 2), (1, 3), (2, 2)), widths):
+        factor = 2 if matrix.is_gated else 1
+        for splits in (1, 2) if matrix.may_split else (1,):
+            tile = ClusterTile(outputs, row_blocks, groups, is_split=splits > 1)
+            programs = -(-rows // tile.rows) * -(-factor * matrix.outputs // outputs) * splits
+            waves = -(-programs // 132)
+            busy = rows * factor * matrix.outputs * splits / (tile.rows * outputs * waves * 132)
+            has_room = outputs * row_blocks <= 416 and tile.shared_bytes <= CLUSTER_BYTES
+            if busy >= 0.75 and has_room and (splits == 1 or waves == 1):
+                found.append(tile)
+    return found
+
+
 def candidates(matrix: Matrix, rows: int) -> list[AnyTile]:
     """Every cut worth a try; two programs an SM where both fit."""
+    if rows > 256:
+        return long_candidates(matrix, rows)
     found = cluster_candidates(matrix, rows) if rows > 64 else []
     if rows > MAX_ROWS:
         return found

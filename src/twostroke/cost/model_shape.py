@@ -90,7 +90,7 @@ class WeightCopies:
 @dataclass(frozen=True, slots=True)
 class DecodeWeights:
     """Copies of weights that steps of few tokens, as decode has them, read in place of the weights themselves. Both are
-    held: prefill goes on reading the weights."""
+    held: long prompts go on reading the weights."""
 
     dense: WeightCopies | None
     """Of matrices that every token meets."""

@@ -46,9 +46,9 @@ def random_tensors(spec: ModelSpec, kind: WeightKind, seed: int = 0) -> dict[str
 
 def _gain(tensor_name: str, spec: ModelSpec) -> float:
     """What the spread of a matrix or bias is multiplied by. Where layers outweigh the embedding, the tokens of a prompt
-    grow alike from layer to layer: they meet few experts, and what a card takes for such numbers may be less than for a
-    trained model's. So what is embedded has a spread of one, and all that layers add to it together about as much. Not
-    where the embedding is the output matrix, too: each token would be followed by itself."""
+    grow alike from layer to layer: they meet few experts, and a card takes a little less power for such numbers. So
+    what is embedded has a spread of one, and all that layers add to it together about as much. Not where the embedding
+    is the output matrix, too: each token would be followed by itself."""
     if spec.tied_embeddings:
         return 1.0
     if tensor_name == "embedding":

@@ -11,9 +11,11 @@ from torch.nn import functional
 from twostroke.backends.cuda import native
 from twostroke.backends.cuda.kernels.cluster_products import cluster_product, source_and_constants
 from twostroke.backends.cuda.kernels.cluster_tiles import (
+    LONG_TILES,
     MAX_SPLIT_ROWS,
     PARTS,
     SHARED_BYTES,
+    SHORT_TILES,
     ClusterTile,
     choose_cluster_tile,
 )
@@ -63,13 +65,43 @@ def test_a_model_s_gate_is_spread_evenly():
     assert many is not None and 2 * 14336 / many.outputs == 256
 
 
+@pytest.mark.parametrize(
+    "rows, tile",
+    [
+        (384, ClusterTile(224, 1, 3)),
+        (512, ClusterTile(176, 1, 2)),
+        (640, ClusterTile(224, 1, 2)),
+        (768, ClusterTile(224, 1, 3)),
+        (1024, ClusterTile(176, 2, 2)),
+        (1152, ClusterTile(224, 1, 3)),
+        (1280, ClusterTile(192, 2, 2)),
+        (1536, ClusterTile(192, 2, 2)),
+        (2048, ClusterTile(176, 2, 2)),
+        (8192, ClusterTile(192, 2, 2)),
+    ],
+)
+def test_a_prompt_s_gates_leave_few_programs_without_work(rows: int, tile: ClusterTile):
+    """An 8B's, in waves of 66 pairs of programs."""
+    assert choose_cluster_tile(rows, 14336, 4096, 132, gated=True) == tile
+    pairs = -(-rows // tile.rows) * -(-2 * 14336 // (2 * tile.outputs))
+    done = -(-pairs // 66) * 132 * tile.rows * tile.outputs
+    assert done < 1.07 * rows * 2 * 14336
+
+
+@pytest.mark.parametrize("outputs", [200, 3072, 8192, 11008, 14336, 28672])
+def test_what_start_up_compiles_is_what_a_prompt_s_gates_launch(outputs: int):
+    chosen = {choose_cluster_tile(rows, outputs, 4096, 132, gated=True) for rows in range(257, 2305)}
+    assert chosen - {None} <= {*LONG_TILES, *SHORT_TILES}
+
+
 def test_what_it_does_not_take_is_left_to_others():
     assert choose_cluster_tile(64, 14336, 4096, 132, gated=True) is None
     assert choose_cluster_tile(192, 14336, 4000, 132, gated=True) is None
     assert choose_cluster_tile(192, 4096, 4096, 132) is None
     assert choose_cluster_tile(257, 4096, 4096, 132, may_split=True) is None
     assert choose_cluster_tile(192, 1024, 2048, 132, may_split=True) is None  # 32 programs for 132 multiprocessors
-    assert choose_cluster_tile(640, 14336, 4096, 132, gated=True) is None  # a fifth of its tiles would be padding
+    assert choose_cluster_tile(300, 14336, 4096, 132, gated=True) is None  # a quarter of its tiles would be padding
+    assert choose_cluster_tile(384, 3072, 1024, 132, gated=True) is None  # a fifth of the multiprocessors would wait
 
 
 @pytest.mark.parametrize("outputs, pieces", [(48, 1), (224, 2), (256, 2)])
@@ -133,6 +165,9 @@ def test_products_at_random(rows: int, dtype: torch.dtype):
         (ClusterTile(96, 1, 4, cluster=1), None),
         (ClusterTile(192, 1, 2, 4, is_split=True), None),
         (ClusterTile(192, 2, 2), "silu"),
+        (ClusterTile(176, 2, 2), "silu"),
+        (ClusterTile(176, 1, 2), "silu"),
+        (ClusterTile(224, 1, 2), "gelu_tanh"),
         (ClusterTile(224, 1, 3), "gelu_tanh"),
         (ClusterTile(112, 2, 2), "silu"),
     ]

@@ -138,8 +138,8 @@ def test_a_layer_s_experts(activation: Any, asked: Asked, device: str) -> None:
         torch.stack(of_experts(copies.gate_up, 256)),
         torch.stack(of_experts(copies.down, hidden)),
     )
-    scratch = MoeScratch(spec, hidden, 48, BF16, device)
-    for num_tokens, is_packed in ((2, False), (13, True), (48, False)):
+    scratch = MoeScratch(spec, hidden, 84, BF16, device)
+    for num_tokens, is_packed in ((2, False), (13, True), (48, True), (84, False)):
         x = torch.randn(num_tokens, hidden, device=device).to(BF16)
         assert is_packed == (num_tokens > 4 and choose_experts_tile(2 * num_tokens, 4, 4, gated=True) is not None)
         found, plain = (torch.full_like(x, float("nan")) for _ in range(2))

@@ -53,7 +53,7 @@ class Batch:
     @staticmethod
     def from_step(step: Step, row_of: Mapping[int, int], padding_row: int, shape: CapturedShape) -> Batch:
         """Padded to `shape`, at the end: tokens that pad belong to the padding row and to no segment, and what is
-        sampled from them is nobody's."""
+        sampled from them is nobody's. They are the chunks' own once more: all of one kind would crowd few experts."""
         decodes, chunks = step.decodes, step.prefills
         counts = np.array([len(chunk.token_ids) for chunk in chunks], dtype=np.int32)
         starts = np.array([chunk.start for chunk in chunks], dtype=np.int32)
@@ -70,6 +70,8 @@ class Batch:
             token_ids[first:end] = chunk.token_ids
             rows[first:end] = row
             positions[first:end] = np.arange(chunk.start, chunk.end, dtype=np.int32)
+        held = len(decodes) + int(counts.sum())
+        token_ids[held:] = np.resize(token_ids[len(decodes) : held], shape.num_tokens - held)
         samples = np.array([chunk.samples for chunk in chunks], dtype=bool)
         chosen = np.concatenate([np.arange(len(decodes), dtype=np.int32), (firsts + counts - 1)[samples]])
         sampled_tokens = np.zeros(shape.num_sampled, dtype=np.int32)

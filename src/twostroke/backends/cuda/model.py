@@ -94,9 +94,12 @@ class Decoder:
         self._rotations = {rope: rotation(rope, max_context, weights.embedding.device) for rope in ropes}
 
     def prepare(self, *, pdl: bool) -> None:
-        """Have kernels compiled which no set of steps is sure to meet all of: the decodes' cuts and the experts', which
-        layers share."""
+        """Have kernels compiled which no set of steps is sure to meet all of: the decodes' cuts, the gates' and the
+        experts', which layers share."""
         self._attention.prepare(self._windows, pdl=pdl)
+        if not isinstance(mlp := self._weights.layers[0].mlp, MoeWeights):
+            x, out = self._buffers.normed[:1], self._buffers.activated[:1]
+            self._products.prepare(x, mlp.gate_up, out, pdl=pdl)
         experts, scratch = next((block for block in self._experts if block is not None), None), self._buffers.experts
         if experts is not None and scratch is not None:
             experts.prepare(scratch, pdl=pdl)

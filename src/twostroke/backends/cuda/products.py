@@ -10,7 +10,14 @@ import torch
 from twostroke.backends.cuda.kernels import packed_tiles
 from twostroke.backends.cuda.kernels.activation import Activation, gated
 from twostroke.backends.cuda.kernels.cluster_products import cluster_product
-from twostroke.backends.cuda.kernels.cluster_tiles import MAX_SPLIT_ROWS, PARTS, ClusterTile, choose_cluster_tile
+from twostroke.backends.cuda.kernels.cluster_tiles import (
+    LONG_TILES,
+    MAX_SPLIT_ROWS,
+    PARTS,
+    SHORT_TILES,
+    ClusterTile,
+    choose_cluster_tile,
+)
 from twostroke.backends.cuda.kernels.gluon_layouts import ELEMENT_TYPES
 from twostroke.backends.cuda.kernels.hopper_products import product
 from twostroke.backends.cuda.kernels.norms import add_rms_norm, rms_norm, sandwich
@@ -54,6 +61,12 @@ class Products:
         self._has_clusters = is_able and why_not() is None
         self._num_sms = target.num_sms
         self._eps, self._activation, self._scratch = spec.norm_eps, spec.activation, scratch
+
+    def prepare(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, *, pdl: bool) -> None:
+        """Have the kernels for gates of a prompt compiled, however many rows it will have: on rows of nobody."""
+        if self._has_clusters:
+            for tile in (*LONG_TILES, *SHORT_TILES):
+                self._multiply(x, weight, None, out, tile, gated=self._activation, pdl=pdl)
 
     def plain(
         self,

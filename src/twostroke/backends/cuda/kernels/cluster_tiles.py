@@ -27,8 +27,11 @@ LEAST_ROUNDS_OF_PARTS: Final = 32
 """Parts are read again by whoever adds them up: a long depth's wider tiles are worth that, a short one's are not."""
 LEAST_SHARE: Final = 0.75
 """Of the multiprocessors, that a product which is split must keep busy; cuBLAS does better with less."""
-MAX_PADDING: Final = 1.1
-"""Rows that a long product may be computed for, by its own; cuBLAS has smaller tiles."""
+LEAST_LONG_SHARE: Final = 0.8
+"""The same of a long one, over all of its waves; cuBLAS has smaller tiles."""
+MAX_SHORT_ROWS: Final = 640
+MAX_UNEVEN_ROWS: Final = 2048
+"""Beyond, a last wave that is not full is a small share of all of them, and the card's power decides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,14 @@ class ClusterTile:
         return 2 if self.outputs > {2: 256, 3: 192, 4: 128}[self.groups] else 1
 
 
+LONG_TILES: Final = (ClusterTile(192, 2, 2), ClusterTile(224, 1, 3), ClusterTile(192, 1, 3), ClusterTile(176, 2, 2))
+"""For gates of more rows than a tile has. The first reads least from shared memory and L2, so it takes least power."""
+SHORT_TILES: Final = tuple(ClusterTile(outputs, 1, 2) for outputs in (224, 192, 176))
+"""The same, for prompts so short that they end before the card's power holds them back."""
+SMALLER_TILES: Final = dict.fromkeys((LONG_TILES[-1], *SHORT_TILES), 1.02)
+"""What their work costs by the others'."""
+
+
 @cache
 def choose_cluster_tile(
     rows: int, outputs: int, width: int, num_sms: int, *, gated: bool = False, may_split: bool = False
@@ -79,9 +90,7 @@ def choose_cluster_tile(
     if rows < LEAST_ROWS or width % DEPTH or outputs % 8:
         return None
     if rows > 256:
-        # Wider tiles read less from shared memory, and the card's power decides how fast it goes.
-        is_padded = -(-rows // 256) * 256 > MAX_PADDING * rows
-        return ClusterTile(192, 2, 2) if gated and not is_padded else None
+        return _choose_long(rows, 2 * outputs, num_sms) if gated else None
     row_blocks, groups, most = next(shape for limit, shape in SHAPES.items() if rows <= limit)
     if gated:
         waves = 1
@@ -100,6 +109,18 @@ def choose_cluster_tile(
         if block <= most and width % (splits * DEPTH) == 0 and is_long and is_busy:
             return ClusterTile(block, row_blocks, groups, is_split=True, parts=parts)
     return None
+
+
+def _choose_long(rows: int, outputs: int, num_sms: int) -> ClusterTile | None:
+    """The tile with which pairs of programs have least to do, the last wave's idle ones counted as if they worked."""
+
+    def work(tile: ClusterTile) -> float:
+        pairs = -(-rows // tile.rows) * -(-outputs // (2 * tile.outputs))
+        return -(-pairs // (num_sms // 2)) * tile.rows * tile.outputs * SMALLER_TILES.get(tile, 1.0)
+
+    tiles = LONG_TILES if rows <= MAX_UNEVEN_ROWS else LONG_TILES[:1]
+    best = min((*tiles, *SHORT_TILES) if rows <= MAX_SHORT_ROWS else tiles, key=work)
+    return best if rows * outputs >= LEAST_LONG_SHARE * num_sms * work(best) else None
 
 
 def _one_wave(outputs: int, programs: int, step: int) -> int:

@@ -1,5 +1,6 @@
-"""The experts' matrix products with packed weights for Hopper, in CUDA C++ (`packed_experts.cu`): for as many tokens as
-decode has, bound by reading the chosen experts' weights. `moe_grouped.py` takes every other device and shape."""
+"""The experts' matrix products with packed weights for Hopper, in CUDA C++ (`packed_experts.cu`): of up to 40 rows an
+expert, as decode and short prompts have them, bound by reading the chosen experts' weights. `moe_grouped.py` takes
+every other device and shape."""
 
 from __future__ import annotations
 
