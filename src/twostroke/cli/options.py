@@ -67,8 +67,8 @@ DecodeWeights = Annotated[
     typer.Option(
         metavar="FORM",
         help="What steps of few tokens, as decode has them, read on cuda: such a step takes as long as reading weights "
-        "does. packed: a copy in 12 bits, a quarter less to read, held beside the weights that long prompts are read with "
-        "(some of the smallest weights are off, by at most 2^-22 of their row's largest); "
+        "does. packed: a copy in 12 bits, a quarter less to read, held beside the weights that long prompts are read "
+        "with (some of the smallest weights are off, by at most 2^-22 of their row's largest); "
         "plain: the weights themselves, which leaves more memory for KV; auto: packed, if enough is left.",
     ),
 ]
