@@ -3,6 +3,7 @@ at hand, and that it is right on the card."""
 
 import re
 from itertools import product
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,9 +19,12 @@ from twostroke.backends.cuda.kernels.cluster_tiles import (
     SHORT_TILES,
     ClusterTile,
     choose_cluster_tile,
+    long_gate_tiles,
 )
 from twostroke.backends.cuda.kernels.product_tiles import DEPTH
+from twostroke.backends.cuda.products import Products, ProductScratch
 from twostroke.cache import read_entry, write_entry
+from twostroke.models.loading import read_folder_spec
 
 ROWS = [65, 128, 129, 160, 192, 193, 256, 257, 512, 640, 1280, 2048, 8192]
 SHAPES = [
@@ -88,10 +92,29 @@ def test_a_prompt_s_gates_leave_few_programs_without_work(rows: int, tile: Clust
     assert done < 1.07 * rows * 2 * 14336
 
 
-@pytest.mark.parametrize("outputs", [200, 3072, 8192, 11008, 14336, 28672])
-def test_what_start_up_compiles_is_what_a_prompt_s_gates_launch(outputs: int):
-    chosen = {choose_cluster_tile(rows, outputs, 4096, 132, gated=True) for rows in range(257, 2305)}
-    assert chosen - {None} <= {*LONG_TILES, *SHORT_TILES}
+@pytest.mark.parametrize("outputs, width", [(14336, 4096), (3072, 1024), (200, 128), (196, 128), (14336, 4000)])
+def test_what_start_up_compiles_is_what_a_prompt_s_gates_launch(outputs: int, width: int):
+    known = long_gate_tiles(outputs, width, 132)
+    chosen = {choose_cluster_tile(rows, outputs, width, 132, gated=True) for rows in range(257, 8193)} - {None}
+    assert chosen <= known <= {*LONG_TILES, *SHORT_TILES}
+    assert bool(known) == (outputs % 8 == 0 and width % DEPTH == 0), "others it could not even be asked for"
+
+
+def test_start_up_multiplies_by_each_of_them(monkeypatch: pytest.MonkeyPatch):
+    _, spec = read_folder_spec(Path(__file__).parents[3] / "bench" / "shapes" / "llama-3.2-1b")
+    products = Products(spec, ProductScratch(spec, 1, torch.bfloat16, torch.device("cpu")))
+    seen: list[ClusterTile] = []
+    monkeypatch.setattr(products, "_num_sms", 132)
+    monkeypatch.setattr(products, "_multiply", lambda x, weight, packed, out, tile, **_: seen.append(tile))
+    for has_clusters, width, expected in (
+        (False, 2048, set()),
+        (True, 2048, long_gate_tiles(8192, 2048, 132)),
+        (True, 2040, set()),
+    ):
+        monkeypatch.setattr(products, "_has_clusters", has_clusters)
+        seen.clear()
+        products.prepare(torch.zeros(1, width), torch.zeros(1, width), torch.zeros(1, 8192), pdl=False)
+        assert set(seen) == expected and len(seen) == len(expected)
 
 
 def test_what_it_does_not_take_is_left_to_others():

@@ -11,12 +11,11 @@ from twostroke.backends.cuda.kernels import packed_tiles
 from twostroke.backends.cuda.kernels.activation import Activation, gated
 from twostroke.backends.cuda.kernels.cluster_products import cluster_product
 from twostroke.backends.cuda.kernels.cluster_tiles import (
-    LONG_TILES,
     MAX_SPLIT_ROWS,
     PARTS,
-    SHORT_TILES,
     ClusterTile,
     choose_cluster_tile,
+    long_gate_tiles,
 )
 from twostroke.backends.cuda.kernels.gluon_layouts import ELEMENT_TYPES
 from twostroke.backends.cuda.kernels.hopper_products import product
@@ -64,9 +63,9 @@ class Products:
 
     def prepare(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, *, pdl: bool) -> None:
         """Have the kernels for gates of a prompt compiled, however many rows it will have: on rows of nobody."""
-        if self._has_clusters:
-            for tile in (*LONG_TILES, *SHORT_TILES):
-                self._multiply(x, weight, None, out, tile, gated=self._activation, pdl=pdl)
+        tiles = long_gate_tiles(out.shape[1], x.shape[1], self._num_sms) if self._has_clusters else ()
+        for tile in tiles:
+            self._multiply(x, weight, None, out, tile, gated=self._activation, pdl=pdl)
 
     def plain(
         self,

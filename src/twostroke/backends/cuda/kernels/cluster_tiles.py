@@ -111,6 +111,15 @@ def choose_cluster_tile(
     return None
 
 
+def long_gate_tiles(outputs: int, width: int, num_sms: int) -> set[ClusterTile]:
+    """Every tile that gates of more rows than one has may be cut into, however many they are."""
+    if width % DEPTH or outputs % 8:
+        return set()
+    rows = range(256 + 1, MAX_UNEVEN_ROWS + 1)
+    found = {choose_cluster_tile(number, outputs, width, num_sms, gated=True) for number in rows}
+    return {tile for tile in (LONG_TILES[0], *found) if tile is not None}
+
+
 def _choose_long(rows: int, outputs: int, num_sms: int) -> ClusterTile | None:
     """The tile with which pairs of programs have least to do, the last wave's idle ones counted as if they worked."""
 
