@@ -19,8 +19,8 @@ EXPERT_ROWS: Final = (8, 16, 24, 32, 40, 56)
 """Tokens that a program multiplies with, of a dense product and of an expert: kernels are compiled for these alone."""
 MAX_AVERAGE_ROWS: Final = 40
 """Of an expert: there packed products are a seventh faster than others where rows are spread evenly, and 3% or more
-slower where the busiest expert has five times its share. Beyond, few experts' rows fit into one tile, and higher tiles
-leave a gate's producer no registers."""
+slower where the busiest expert has five times its share. Beyond, few experts' rows fit into one tile, and gates by
+higher ones are slower than plain ones."""
 MAX_EXPERTS: Final = 256
 """Whose rows' places find room beside the ring."""
 GATE_GROUPS: Final = (2, 2)
