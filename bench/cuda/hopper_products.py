@@ -1,9 +1,9 @@
-"""Products on the card: ours for Hopper beside cuBLAS, each checked against float32 first. Of up to 256 rows: timed by
-replaying a graph over enough copies of the weights that L2 serves none. Of a prompt's thousands (--long): under
-sustained load, in turns, since the card's power decides.
+"""Products on the card: ours for Hopper beside cuBLAS, each checked against float32 first. Of up to some 2,000 rows:
+timed by replaying a graph over enough copies of the weights that L2 serves none. Of a prompt's thousands (--long):
+under sustained load, in turns, since the card's power decides.
 
-PYTHONPATH=src python -m bench.cuda.hopper_products [--rows 16,64,128,192,256] [--models llama-3.1-8b] [--best 3]
-    [--long 2048,8192]"""
+    PYTHONPATH=src python -m bench.cuda.hopper_products [--rows 16,64,128,192,256,512] [--models llama-3.1-8b]
+        [--only gate_up] [--best 3] [--long 2048,8192]"""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ from twostroke.backends.cuda.kernels.cluster_tiles import ClusterTile, choose_cl
 from twostroke.backends.cuda.kernels.product_tiles import ProductTile, choose_tile
 from twostroke.backends.cuda.kernels.target import target_of
 
-MOST_ROWS = 512
-"""Rows of the buffer that a product's rows are the first of, as in a model."""
+BUFFER_ROWS = 768
+"""A product's rows are the first of a buffer of a multiple of these, as in a model there are rows behind them, whole
+tiles of 128, 192 and 256: the copy engine takes longer to fill in zeros."""
 PASS_BYTES = 400 * 2**20
 TOLERANCE = 1.0e-2
 REPEATS = 40
@@ -39,8 +40,8 @@ class Case:
         self.kind: Activation | None = "silu" if matrix.is_gated else None
         self.weights = [torch.randn(shape, dtype=torch.bfloat16, device="cuda") * 0.02 for _ in range(copies)]
         self.repeats = max(1, 24 // copies)
-        most_rows = max(MOST_ROWS, rows)
-        self.x = torch.randn(most_rows, matrix.width, dtype=torch.bfloat16, device="cuda")[:rows]  # as a model's buffer
+        held_rows = -(-rows // BUFFER_ROWS) * BUFFER_ROWS
+        self.x = torch.randn(held_rows, matrix.width, dtype=torch.bfloat16, device="cuda")[:rows]
         self.wide = torch.empty(rows, shape[0], dtype=torch.bfloat16, device="cuda")
         self.narrow = torch.empty(rows, matrix.outputs, dtype=torch.bfloat16, device="cuda")
         self.reference = self.x.float() @ self.weights[0].float().t()

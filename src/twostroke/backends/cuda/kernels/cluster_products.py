@@ -20,8 +20,8 @@ from twostroke.backends.cuda.native import NativeKernel, tensor_map
 SOURCES: Final = ("hopper_primitives.cuh", "gates.cuh", "cluster_products.cu")
 FOLDER: Final = files("twostroke.backends.cuda.kernels")
 GATES: Final[dict[Activation | None, int]] = {None: 0, "silu": 1, "gelu_tanh": 2}
-BAND: Final = 8
-"""Row tiles that are walked together: 2,048 rows, whose inputs stay in L2 while a layer's weights pass by."""
+BAND_ROWS: Final = 2048
+"""Rows whose tiles are walked together: their inputs stay in L2 while a layer's weights pass by."""
 
 
 def cluster_product(
@@ -79,7 +79,7 @@ def source_and_constants(
         "CLUSTER": tile.cluster,
         "SPLIT": int(tile.is_split),
         "STAGES": tile.stages,
-        "BAND": BAND,
+        "BAND": -(-BAND_ROWS // tile.rows),
         "GATED": GATES[gated],
         "FLOAT32": int(is_float32),
         "BFLOAT16": int(dtype == torch.bfloat16),

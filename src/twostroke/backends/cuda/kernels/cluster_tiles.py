@@ -30,8 +30,9 @@ LEAST_SHARE: Final = 0.75
 LEAST_LONG_SHARE: Final = 0.8
 """The same of a long one, over all of its waves; cuBLAS has smaller tiles."""
 MAX_SHORT_ROWS: Final = 640
-MAX_UNEVEN_ROWS: Final = 2048
-"""Beyond, a last wave that is not full is a small share of all of them, and the card's power decides."""
+MAX_UNEVEN_ROWS: Final = 1536
+"""Beyond, a last wave that is not full is a small share of all of them, the card's power decides, and little was
+measured."""
 
 
 @dataclass(frozen=True, slots=True)
