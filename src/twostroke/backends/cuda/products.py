@@ -66,6 +66,7 @@ class Products:
         tiles = long_gate_tiles(out.shape[1], x.shape[1], self._num_sms) if self._has_clusters else ()
         for tile in tiles:
             self._multiply(x, weight, None, out, tile, gated=self._activation, pdl=pdl)
+        gated(self._scratch.gate_up[: len(x)], out, kind=self._activation, pdl=pdl)  # behind cuBLAS
 
     def plain(
         self,

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from math import inf
 from typing import Final
 
 from twostroke.backends.cuda.kernels.product_tiles import DEPTH
@@ -29,10 +30,8 @@ LEAST_SHARE: Final = 0.75
 """Of the multiprocessors, that a product which is split must keep busy; cuBLAS does better with less."""
 LEAST_LONG_SHARE: Final = 0.8
 """The same of a long one, over all of its waves; cuBLAS has smaller tiles."""
-MAX_SHORT_ROWS: Final = 640
 MAX_UNEVEN_ROWS: Final = 1536
-"""Beyond, a last wave that is not full is a small share of all of them, the card's power decides, and little was
-measured."""
+"""Beyond, a last wave that is not full is a small share of all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +74,14 @@ class ClusterTile:
         return 2 if self.outputs > {2: 256, 3: 192, 4: 128}[self.groups] else 1
 
 
-LONG_TILES: Final = (ClusterTile(192, 2, 2), ClusterTile(224, 1, 3), ClusterTile(192, 1, 3), ClusterTile(176, 2, 2))
-"""For gates of more rows than a tile has. The first reads least from shared memory and L2, so it takes least power."""
-SHORT_TILES: Final = tuple(ClusterTile(outputs, 1, 2) for outputs in (224, 192, 176))
-"""The same, for prompts so short that they end before the card's power holds them back."""
-SMALLER_TILES: Final = dict.fromkeys((LONG_TILES[-1], *SHORT_TILES), 1.02)
-"""What their work costs by the others'."""
+LONG_TILES: Final = (
+    (ClusterTile(192, 2, 2), inf, 1.0),
+    (ClusterTile(224, 1, 3), MAX_UNEVEN_ROWS, 1.0),
+    (ClusterTile(176, 2, 2), MAX_UNEVEN_ROWS, 1.02),
+    (ClusterTile(224, 1, 2), 640, 1.02),
+)
+"""For gates of more rows than a tile has: up to how many, and what a tile's work costs by the first's, which reads
+least from shared memory and L2. The more rows, the less does a wave that is not full matter, and the more the power."""
 
 
 @cache
@@ -118,19 +119,18 @@ def long_gate_tiles(outputs: int, width: int, num_sms: int) -> set[ClusterTile]:
         return set()
     rows = range(256 + 1, MAX_UNEVEN_ROWS + 1)
     found = {choose_cluster_tile(number, outputs, width, num_sms, gated=True) for number in rows}
-    return {tile for tile in (LONG_TILES[0], *found) if tile is not None}
+    return {tile for tile in (LONG_TILES[0][0], *found) if tile is not None}
 
 
 def _choose_long(rows: int, outputs: int, num_sms: int) -> ClusterTile | None:
     """The tile with which pairs of programs have least to do, the last wave's idle ones counted as if they worked."""
-
-    def work(tile: ClusterTile) -> float:
-        pairs = -(-rows // tile.rows) * -(-outputs // (2 * tile.outputs))
-        return -(-pairs // (num_sms // 2)) * tile.rows * tile.outputs * SMALLER_TILES.get(tile, 1.0)
-
-    tiles = LONG_TILES if rows <= MAX_UNEVEN_ROWS else LONG_TILES[:1]
-    best = min((*tiles, *SHORT_TILES) if rows <= MAX_SHORT_ROWS else tiles, key=work)
-    return best if rows * outputs >= LEAST_LONG_SHARE * num_sms * work(best) else None
+    work = {}
+    for tile, most_rows, cost in LONG_TILES:
+        if rows <= most_rows:
+            pairs = -(-rows // tile.rows) * -(-outputs // (2 * tile.outputs))
+            work[tile] = -(-pairs // (num_sms // 2)) * tile.rows * tile.outputs * cost
+    best = min(work, key=work.__getitem__)
+    return best if rows * outputs >= LEAST_LONG_SHARE * num_sms * work[best] else None
 
 
 def _one_wave(outputs: int, programs: int, step: int) -> int:
