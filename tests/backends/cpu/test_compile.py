@@ -104,7 +104,7 @@ def test_an_unknown_function_is_an_error(cache: Path) -> None:
     ("isa", "kinds"),
     [
         (NEON_DOTPROD, (TileKind.Q4_1, TileKind.Q8_0)),
-        pytest.param(GENERIC_ARM, (TileKind.Q8_0,), marks=pytest.mark.slow),
+        (GENERIC_ARM, (TileKind.Q8_0,)),
         pytest.param(NEON_DOTPROD, tuple(TileKind), marks=pytest.mark.slow),
     ],
 )

@@ -39,7 +39,7 @@ SEGMENTS = {
     "options, heads, kv_heads, head_dim, page, dtype",
     [
         (FlashOptions(), 4, 1, 128, 64, BF16),
-        pytest.param(FlashOptions(), 6, 2, 128, 128, FP16, marks=pytest.mark.slow),
+        (FlashOptions(), 6, 2, 128, 128, FP16),
         # What only the bench builds:
         pytest.param(FlashOptions(keys=128, held_queries=True, slack=0), 6, 2, 128, 128, FP16, marks=pytest.mark.slow),
         pytest.param(FlashOptions(keys=128, take_turns=False), 8, 1, 128, 64, BF16, marks=pytest.mark.slow),
