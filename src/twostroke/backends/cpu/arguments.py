@@ -227,7 +227,8 @@ class AttentionField(_Field):
 
 
 class Wait(_Field):
-    """Whether threads wait for each other after an operation."""
+    """Whether threads wait for each other after an operation. The entries up to the next wait are a stage: its pieces
+    are dealt to whoever is running, and each piece goes through all of its entries."""
 
     NEVER = auto()
     ALWAYS = auto()
@@ -240,6 +241,16 @@ class TapeField(_Field):
     FUNCTION = auto()
     ARGUMENTS = auto()
     WAIT = auto()  # see Wait
+    PIECES = auto()  # a thread's part is cut into so many where rows are few; 0: every thread does the whole for itself
+    PIECES_OF_MANY = auto()  # the same where rows are many, or stay with their threads
+
+
+MOST_PIECES = 63
+"""Of a thread's part of a stage: both counts of a word of WORD_* below have six bits."""
+WORD_COUNT_BITS, WORD_STAGE_BITS = 6, 12
+"""How far a part of a stage is, in one word: the step's number, the stage (its first entry), pieces claimed, pieces
+done. A word only ever grows, so a thread that comes late finds nothing to claim and nothing to wait for."""
+MOST_ENTRIES = 1 << WORD_STAGE_BITS
 
 
 class TimeField(_Field):
@@ -253,17 +264,29 @@ class TimeField(_Field):
 class PoolField(_Field):
     """What the threads of a pool share; lines of their own for what is written while others spin on it."""
 
-    GO = 0  # the number of the step being run; negative: leave
+    GO = 0  # twice the number of the step being run, plus 1 while what follows is being written; negative: leave
     TAPE = 16
     TAPE_LENGTH = 17
     STEP = 18
-    THREADS = 19
+    THREADS = 19  # that take part in this step
     SCRATCH = 20
     SCRATCH_BYTES = 21  # a thread
     TIMES = 22  # i64 [threads, entries, fields of TimeField] of the clock that counts in hardware, or 0
     MUTEX = 32
     CONDITION = 64
-    FLAGS = 96  # a line of 16 a thread: how many barriers it has reached
+    SLEEPERS = 80  # threads that are asleep, or about to be
+    LINES = 96  # two cache lines a thread: see LineField
+
+
+RUN_STEP_FIELDS = (PoolField.TAPE, PoolField.TAPE_LENGTH, PoolField.THREADS, PoolField.TIMES)
+"""What `run_step` is given of a step, in this order, before the step's record and its length."""
+
+
+class LineField(_Field):
+    """A thread's own lines."""
+
+    WORD = 0  # how far its part of the current stage is
+    LEFT = 8  # what GO was when it last left a step
 
 
 POOL_LINE = 16

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from twostroke.backends.cpu.arguments import (
     MOST_LACKING_ROWS,
+    MOST_PIECES,
     ActivationField,
     AttentionField,
     GatedField,
@@ -39,6 +40,9 @@ from twostroke.models.spec import ModelSpec, RopeSpec
 
 Record = npt.NDArray[np.int64]
 NO_WINDOW = 1 << 30
+_PIECE_BYTES = 96 << 10
+"""Weights of a piece of a product, at least: some microseconds of reading, beside which dealing it out is nothing."""
+_ATTENTION_PIECES = 4
 
 
 class Tape:
@@ -46,7 +50,7 @@ class Tape:
 
     def __init__(self, code: NativeCode) -> None:
         self._code = code
-        self._entries: list[tuple[int, int, int]] = []
+        self._entries: list[tuple[int, ...]] = []
         self.names: list[str] = []
         self.matrices: list[PackedMatrix | None] = []
         """What each entry multiplies by, if anything: for who wants to know what a step's time went to."""
@@ -59,19 +63,23 @@ class Tape:
         *,
         wait: Wait = Wait.ALWAYS,
         matrix: PackedMatrix | None = None,
+        pieces: int = 1,
+        pieces_of_many: int = 1,
     ) -> None:
-        """One operation; fields that are not given are 0."""
+        """One operation; fields that are not given are 0. A stage is cut into pieces as its last entry says; with no
+        pieces, every thread does this operation for itself before others of its stage."""
+        assert pieces <= MOST_PIECES and (pieces or wait is Wait.NEVER)
         record = np.zeros(max(fields) + 16, dtype=np.int64)
         for field, value in fields.items():
             record[field] = value
         self.names.append(function)
         self.matrices.append(matrix)
         self._records.append(record)  # keeps it where the tape points
-        self._entries.append((self._code.address(function), address_of(record), int(wait)))
+        self._entries.append((self._code.address(function), address_of(record), int(wait), pieces, pieces_of_many))
 
     def entries(self) -> Record:
         """[operations, fields of an entry]. The caller keeps the tape alive."""
-        assert len(TapeField) == 3
+        assert len(TapeField) == 5
         return np.array(self._entries, dtype=np.int64)
 
 
@@ -104,7 +112,7 @@ class Program:
         """With `own_copies`, each thread prepares the inputs of matrix products for itself:
         more work in all, and less waiting. It pays for a single row."""
         self._spec, self._kv, self._rotations = spec, kv, rotations
-        self.max_tokens, self.max_logits = max_tokens, max_logits
+        self.max_tokens, self.max_logits, self._threads = max_tokens, max_logits, threads
         self._narrows = max_tokens > 1
         rows, self._query_width = max_tokens + MOST_LACKING_ROWS, spec.num_heads * spec.head_dim
         widest = max(max(layer.attention_in.width, layer.mlp_in.width) for layer in weights.layers)
@@ -171,7 +179,7 @@ class Program:
             AttentionField.NUM_BLOCKS: self._rows.num_blocks,
             AttentionField.BLOCKS: self._rows.blocks,
         }
-        self.tape.add("attention", attention)
+        self.tape.add("attention", attention, pieces=_ATTENTION_PIECES, pieces_of_many=_ATTENTION_PIECES)
         fields = self._norm_fields(self._attended, None) | narrowing
         self._add_row_operation("prepare", fields, self._mixed, layer.attention_out)
         self._add_to_residual(layer.attention_out, self._mixed, layer.post_attention_norm)
@@ -209,7 +217,7 @@ class Program:
         fields |= self._normed.fields(floats=True, quantised=True, halves=True)
         fields |= self._gated.target_fields(**_forms_read(layer.mlp_out))
         name = f"matmul_gated_{self._spec.activation}_{matrix.kind.name.lower()}"
-        self.tape.add(name, fields, wait=self._wait_for_rows(), matrix=matrix)
+        self.tape.add(name, fields, wait=self._wait_for_rows(), matrix=matrix, pieces=self._pieces(matrix))
 
     def _add_activation(self, layer: LayerWeights) -> None:
         activation: dict[IntEnum, int] = {
@@ -260,8 +268,9 @@ class Program:
         self, function: str, fields: dict[IntEnum, int], operand: Operand, reader: Projection
     ) -> None:
         """Prepares the input of a projection, in the forms it reads. Threads that read copies of their own go on."""
-        wait = self._wait_for_rows() if operand.copies == 1 else Wait.NEVER
-        self.tape.add(function, fields | operand.fields(**_forms_read(reader)), wait=wait)
+        own = operand.copies > 1
+        wait = Wait.NEVER if own else self._wait_for_rows()
+        self.tape.add(function, fields | operand.fields(**_forms_read(reader)), wait=wait, pieces=0 if own else 1)
 
     def _wait_for_rows(self) -> Wait:
         """After an operation on rows that others on rows follow. Of few rows, for the logits, none stay."""
@@ -285,7 +294,11 @@ class Program:
             }
             fields |= operand.fields(floats=True, quantised=True, halves=True)
             wait = self._wait_for_rows() if part is projection.parts[-1] else Wait.NEVER
-            self.tape.add(f"matmul_{matrix.kind.name.lower()}", fields, wait=wait, matrix=matrix)
+            name, pieces = f"matmul_{matrix.kind.name.lower()}", self._pieces(matrix)
+            self.tape.add(name, fields, wait=wait, matrix=matrix, pieces=pieces)
+
+    def _pieces(self, matrix: PackedMatrix) -> int:
+        return min(max(matrix.data.nbytes // (self._threads * _PIECE_BYTES), 1), MOST_PIECES)
 
     def _add_to_residual(self, projection: Projection, operand: Operand, norm: Floats | None) -> None:
         """A block's output joins the residual, through a norm of its own where the model has one."""

@@ -7,19 +7,22 @@ import contextlib
 import ctypes
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 
 import numpy as np
 import numpy.typing as npt
 
-from twostroke.backends.cpu.arguments import POOL_LINE, PoolField
+from twostroke.backends.cpu.arguments import MOST_ENTRIES, POOL_LINE, RUN_STEP_FIELDS, LineField, PoolField
 from twostroke.backends.cpu.compile import NativeCode
 from twostroke.backends.cpu.memory import address_of, padded, zeros
 from twostroke.core.errors import BackendError
 
 _Record = npt.NDArray[np.int64]
 PIN_VARIABLE = "TWOSTROKE_CPU_PIN"
+_RECORD_VALUES = 1024
+"""Room for a step's record: some fields, and three for each KV group."""
 
 
 class ThreadPool:
@@ -29,16 +32,21 @@ class ThreadPool:
         self.threads = threads
         self._process = os.getpid()
         self._scratch = zeros((threads, padded(scratch_bytes, 4096)), np.uint8)
-        self._pool = zeros((int(PoolField.FLAGS) + POOL_LINE * (threads + 1),), np.int64)
-        self._pool[PoolField.THREADS] = threads
+        self._pool = zeros((int(PoolField.LINES) + POOL_LINE * (threads + 1),), np.int64)
+        self._record = zeros((_RECORD_VALUES,), np.int64)
+        self._pool[PoolField.STEP] = address_of(self._record)
         self._pool[PoolField.SCRATCH] = address_of(self._scratch)
         self._pool[PoolField.SCRATCH_BYTES] = self._scratch.shape[1]
+        self._tapes: dict[int, _Record] = {}
+        """All that were ever run: a worker that is behind may still look at one that nobody runs any more."""
         self._address = address_of(self._pool)
-        self._run_step = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(code.address("run_step"))
+        numbers = [ctypes.c_int64] * len(RUN_STEP_FIELDS)
+        run_step = ctypes.CFUNCTYPE(None, ctypes.c_void_p, *numbers, ctypes.c_void_p, ctypes.c_int64)
+        self._run_step = run_step(code.address("run_step"))
         ctypes.CFUNCTYPE(None, ctypes.c_void_p)(code.address("initialise_pool"))(self._address)
         self._workers: list[threading.Thread] = []
         # What threads use is kept alive by the finalizer until they are gone.
-        kept = (code, self._pool, self._scratch)
+        kept = (code, self._pool, self._scratch, self._record, self._tapes)
         publish = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)(code.address("publish"))
         self.close = weakref.finalize(self, _stop, publish, self._address, self._workers, kept)
         work = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)(code.address("work"))
@@ -55,18 +63,28 @@ class ThreadPool:
             raise BackendError(f"the system would not start {threads} threads; ask for fewer") from error
 
     def run(self, tape: _Record, step: _Record, times: _Record | None = None) -> None:
-        """Every operation of the tape, on every thread; returns when all are done. With `times`, an array of
-        [threads, entries, fields of TimeField], each thread notes when it came to and left every entry."""
+        """Every operation of the tape; returns when all are done. With `times`, an array of
+        [threads, entries, fields of TimeField], each thread notes when it came to and left every entry, and no part is
+        cut into pieces."""
         if os.getpid() != self._process:
             raise BackendError("the cpu backend cannot be used in a forked process: create the engine there")
         if not self.close.alive:
             raise BackendError("the cpu backend is closed")
-        self._pool[PoolField.TAPE] = address_of(tape)
-        self._pool[PoolField.TAPE_LENGTH] = len(tape)
-        self._pool[PoolField.STEP] = address_of(step)
-        self._pool[PoolField.TIMES] = address_of(times)
+        assert len(tape) <= MOST_ENTRIES and len(step) <= _RECORD_VALUES
+        self._tapes.setdefault(id(tape), tape)
         with _on_core(None if self._cores is None else self._cores[0]):
-            self._run_step(self._address)
+            self._run_step(
+                self._address, address_of(tape), len(tape), self.threads, address_of(times), address_of(step), len(step)
+            )
+        if times is not None:
+            self._wait_until_left()
+
+    def _wait_until_left(self) -> None:
+        """Returns when no worker is in the last step any more, nor on its way to it."""
+        go = self._pool[PoolField.GO]
+        left = self._pool[PoolField.LINES + LineField.LEFT :: POOL_LINE][1 : self.threads]
+        while (left != go).any():
+            time.sleep(1e-4)
 
 
 def _cores(threads: int) -> list[int] | None:

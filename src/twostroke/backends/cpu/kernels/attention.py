@@ -25,7 +25,7 @@ from twostroke.backends.cpu.shape import RUN, SPAN, AttentionScratch, KernelShap
 
 
 def emit_attention(e: Emitter, shape: KernelShape) -> None:
-    """Work is (block of queries, group of heads), dealt to threads in turn: neighbours cost nearly the same."""
+    """Work is (block of queries, group of heads), dealt to parts in turn: neighbours cost nearly the same."""
     code = kv_code(e, shape)
     if isinstance(code, QuantisedCode):
         code.emit_widen()
@@ -41,8 +41,8 @@ def emit_attention(e: Emitter, shape: KernelShape) -> None:
         items = e.mul(op.step_integer(op.integer(AttentionField.NUM_BLOCKS)), head_groups)
         by_rows = e.is_nonzero(op.step_integer(StepField.ATTENDS_BY_ROWS))
         first, last = op.share(items)
-        start, stop = e.build.select(by_rows, first, op.thread), e.build.select(by_rows, last, items)
-        with e.loop(start, stop, e.build.select(by_rows, e.integer(1), op.threads)) as item:
+        start, stop = e.build.select(by_rows, first, op.part), e.build.select(by_rows, last, items)
+        with e.loop(start, stop, e.build.select(by_rows, e.integer(1), op.parts)) as item:
             block = _Block(op, e.div(item, head_groups))
             head_group = e.rem(item, head_groups)
             arguments = _piece_arguments(op, shape, block, head_group)

@@ -1,6 +1,6 @@
 """Matrix products of the tape: output[rows, outputs] = input x weights, a bias and what the output held added on
 request; and the gated pair of them. One row streams the packed weights once; a few rows read each panel of them while
-it is near; many rows open it first. Threads share the (panel, rows) plane evenly."""
+it is near; many rows open it first. Parts share the (panel, rows) plane evenly."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def emit_gated_matmul(e: Emitter, kind: TileKind, activation: str) -> None:
 def emit_join(e: Emitter, activation: str) -> None:
     """Rows of one group: activation(gate) * up, from what tiles left in scratch into the target."""
     function = ACTIVATIONS[activation]
-    pointers = (("target", POINTER), ("thread", I64), ("stay", I1), ("results", POINTER))
+    pointers = (("target", POINTER), ("part", I64), ("thread", I64), ("stay", I1), ("results", POINTER))
     numbers = (("row", I64), ("count", I64), ("group", I64), ("width", I64))
     with e.function(_JOIN, (*pointers, *numbers), apart=True) as values:
-        target, thread, stay, results, row, count, group, width = values
-        op = Operation(e, [target, None, thread, None, None], stay)
+        target, part, thread, stay, results, row, count, group, width = values
+        op = Operation(e, [target, None, part, None, thread, None, None], stay)
         with e.loop(0, count) as index:
             place = e.at(results, e.mul(index, 4 * TILE_OUTPUTS), F32)
             gates, ups = ([e.load_floats(place, first + half) for half in (0, TILE_OUTPUTS)] for first in (0, 32))
@@ -70,9 +70,9 @@ def _few_or_many(e: Emitter, kind: TileKind, rows: Value, emit: Callable[[Value,
 def _over_plane(
     op: Operation, panels: Value, height: int, rows: Value, work: Callable[[Value, Value, Value], None]
 ) -> None:
-    """`work(panel, first row, row after the last)` for this thread's part of the plane of (panel, block of rows).
+    """`work(panel, first row, row after the last)` for the wanted part of the plane of (panel, block of rows).
 
-    Where rows stay with their threads, it is cut by them, and each thread begins at panels of its own: two that ask for
+    Where rows stay with their threads, it is cut by them, and each part begins at panels of its own: two that ask for
     the same weights at once get in each other's way. Else it is cut into equal runs, panel by panel; a run may
     begin and end inside a panel."""
     e = op.emitter
@@ -83,7 +83,7 @@ def _over_plane(
     first, last = op.share(e.mul(live, blocks))
     first_panel = select(by_rows, e.integer(0), e.div(first, blocks))
     last_panel = select(by_rows, live, e.div(e.add(last, e.sub(blocks, 1)), blocks))
-    offset = select(by_rows, e.div(e.mul(live, op.thread), op.threads), e.integer(0))
+    offset = select(by_rows, e.div(e.mul(live, op.part), op.parts), e.integer(0))
     with e.loop(first_panel, last_panel) as index:
         moved = e.add(index, offset)
         wraps = e.build.and_(by_rows, e.build.icmp_signed(">=", moved, live))
@@ -155,7 +155,9 @@ class _GatedProduct:
                 self._tiles.over_rows(first, after, rows, multiply, opened=opened)
                 target, width = self._target, e.mul(self._num_tiles, TILE_OUTPUTS)
                 rows_written = [first, e.sub(after, first), panel, width]
-                e.call(_JOIN, [target.arguments, target.thread, target.stay, self._op.scratch, *rows_written])
+                e.call(
+                    _JOIN, [target.arguments, target.part, target.thread, target.stay, self._op.scratch, *rows_written]
+                )
 
         _over_plane(self._op, e.div(self._num_tiles, 2), tallest_tile(e, opened=opened), rows, sweep)
 

@@ -44,17 +44,20 @@ _SMALLEST_SCALE_BITS, _LARGEST_SCALE_BITS = (exponent + 127 << 23 for exponent i
 PARAMETERS = (
     ("arguments", POINTER),
     ("step", POINTER),
+    ("part", I64),
+    ("parts", I64),
     ("thread", I64),
     ("threads", I64),
     ("scratch", POINTER),
 )
+"""The part of the work that is wanted, of how many; the thread that does it, of how many: its copies, its scratch."""
 
 
 class Operation:
     def __init__(self, emitter: Emitter, values: list[Value], stay: Value | None = None) -> None:
         """`stay`: whether the rows of this operation's operands stay with their threads."""
         self.emitter, self.stay = emitter, stay
-        self.arguments, self.step, self.thread, self.threads, self.scratch = values
+        self.arguments, self.step, self.part, self.parts, self.thread, self.threads, self.scratch = values
 
     def integer(self, field: IntEnum) -> Value:
         return self.emitter.load_at(I64, self.arguments, int(field))
@@ -73,24 +76,25 @@ class Operation:
         return self.emitter.pointer(self.step_integer(field))
 
     def share(self, count: Value) -> tuple[Value, Value]:
-        """This thread's contiguous part of `count` items."""
+        """The wanted part of `count` items, a contiguous one."""
         e = self.emitter
-        first = e.div(e.mul(count, self.thread), self.threads)
-        return first, e.div(e.mul(count, e.add(self.thread, 1)), self.threads)
+        first = e.div(e.mul(count, self.part), self.parts)
+        return first, e.div(e.mul(count, e.add(self.part, 1)), self.parts)
 
     def operand_address(self, field: OperandField) -> Value:
-        """In this thread's copy, where threads have one each; where this thread's rows are kept apart, so that its own
+        """In this thread's copy, where threads have one each; where a part's rows are kept apart, so that its own
         rows lie at their places from here on."""
         e = self.emitter
         assert self.stay is not None
         apart = e.build.select(self.stay, self.integer(OperandField.APART_BYTES), e.integer(0))
-        distance = e.add(self.integer(OperandField.THREAD_BYTES), apart)
-        return e.pointer(e.add(self.integer(field), e.mul(self.thread, distance)))
+        copy = e.mul(self.thread, self.integer(OperandField.THREAD_BYTES))
+        return e.pointer(e.add(self.integer(field), e.add(copy, e.mul(self.part, apart))))
 
     def shifted(self, field: IntEnum) -> Operation:
         """This operation, its argument record read from another field on."""
         arguments = self.emitter.at(self.arguments, int(field), I64)
-        return Operation(self.emitter, [arguments, self.step, self.thread, self.threads, self.scratch], self.stay)
+        rest = [self.step, self.part, self.parts, self.thread, self.threads, self.scratch]
+        return Operation(self.emitter, [arguments, *rest], self.stay)
 
     def rows_in(self, field: IntEnum) -> Value:
         """How many rows this operation has: its argument `field` says which field of the step's record has it."""
@@ -99,7 +103,7 @@ class Operation:
         return rows
 
     def own_rows(self, count: Value) -> tuple[Value, Value]:
-        """This thread's part of `count` rows: where rows stay, the same in every operation."""
+        """The wanted part of `count` rows: where rows stay, the same in every operation."""
         e, select = self.emitter, self.emitter.build.select
         few = e.build.icmp_signed("<", count, e.integer(FEW_ROWS))
         cut = select(few, e.integer(_FEW_ROWS_UNIT), e.integer(_MANY_ROWS_UNIT))
@@ -108,7 +112,7 @@ class Operation:
         return e.mul(first, unit), e.smaller(e.mul(last, unit), count)
 
     def share_rows(self, count: Value) -> tuple[Value, Value]:
-        """This thread's rows of an operand: a part of them, or all where it has a copy of its own."""
+        """The rows of an operand to be written: a part of them, or all where the thread has a copy of its own."""
         e = self.emitter
         own = e.is_nonzero(self.integer(OperandField.THREAD_BYTES))
         first, last = self.own_rows(count)
