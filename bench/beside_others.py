@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import os
 import statistics
 import subprocess
@@ -48,7 +49,7 @@ def token_times_s(llm: LLM, tokens: int) -> list[float]:
     """Between one token and the next, of one answer."""
     params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
     times_s = [time.perf_counter() for event in llm.stream(PROMPT, params) if isinstance(event, TokenEvent)]
-    return [later - earlier for earlier, later in zip(times_s, times_s[1:], strict=False)]
+    return [later - earlier for earlier, later in itertools.pairwise(times_s)]
 
 
 def main() -> None:

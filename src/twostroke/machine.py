@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,6 +55,27 @@ def available_threads() -> int:
     cores = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
     quota = cgroup_cpu_quota()
     return max(1, min(cores, int(quota))) if quota is not None else max(1, cores)
+
+
+_WAITING = (3, 4)
+"""Of the first numbers of a processor's line: the seconds in which it was idle, or waited for a disk."""
+_COUNTED = 8
+"""User, nice, system, idle, disk, two kinds of interrupts, stolen. Guests' time, which follows, is in the first two."""
+
+
+def busy_s(cores: Collection[int] | None = None, stat: Path = Path("/proc/stat")) -> float | None:
+    """What these cores, or all of them, were at work since the system started, for whomever: programs, the system, a
+    hypervisor. None where the system does not say."""
+    names = {"cpu"} if cores is None else {f"cpu{core}" for core in cores}
+    try:
+        lines = [line.split() for line in stat.read_text(encoding="ascii").splitlines()]
+        found = [[int(number) for number in line[1 : _COUNTED + 1]] for line in lines if line and line[0] in names]
+        if len(found) != len(names) or any(len(ticks) <= max(_WAITING) for ticks in found):
+            return None
+        working = sum(ticks for line in found for index, ticks in enumerate(line) if index not in _WAITING)
+        return working / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError):
+        return None
 
 
 def processor_name() -> str:

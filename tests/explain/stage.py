@@ -69,11 +69,14 @@ class Paced:
     def __init__(self, backend: Backend, cost: StepCost) -> None:
         self.name = backend.name
         self.now_s = 0.0
+        self.others_share = 0.0
+        """Of the cores, what other programs take: steps are the longer for it."""
         self._backend = backend
         self._cost = cost
 
     def launch(self, step: Step) -> Ticket:
-        return _PacedTicket(self, self._backend.launch(step), self._cost.seconds(work_of(step)))
+        seconds = self._cost.seconds(work_of(step)) / (1.0 - self.others_share)
+        return _PacedTicket(self, self._backend.launch(step), seconds)
 
     def close(self) -> None:
         self._backend.close()
@@ -88,7 +91,7 @@ class _PacedTicket:
     def result(self) -> StepResult:
         result = self._ticket.result()
         self._paced.now_s += self._seconds
-        return replace(result, compute_s=self._seconds)
+        return replace(result, compute_s=self._seconds, others_share=self._paced.others_share)
 
 
 def work_of(step: Step) -> StepWork:

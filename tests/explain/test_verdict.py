@@ -230,6 +230,28 @@ def test_a_host_that_keeps_the_backend_waiting(folder: Path, fitted: bool) -> No
     assert verdict.change is None  # no option of the engine would help
 
 
+@FITTED
+@pytest.mark.parametrize(("length", "written", "slow_to"), [(40, 50, "stream"), (1500, 1, "start")])
+def test_other_programs_on_the_cores(folder: Path, fitted: bool, length: int, written: int, slow_to: str) -> None:
+    asks = {"a": Ask(0.0, prompt(1, length), written)}
+    stage = Stage(folder)
+    stage.paced.others_share = 0.55
+    timing = stage.play(asks)["a"]
+    verdict = stage.explain(timing, fitted=fitted).verdict
+    check(verdict, Cause.OTHER_PROGRAMS, slow_to, "other programs took 55% of the cores while")
+    assert verdict.change is not None and "with them ended or moved it would take about" in verdict.change.text
+    quiet = Stage(folder).play(asks)["a"]
+    whole_s, quiet_s = ((t.finished_s or 0.0) - t.arrival_s for t in (timing, quiet))
+    assert verdict.change.gain_s == pytest.approx(whole_s - quiet_s, rel=0.2)
+
+
+def test_other_programs_that_take_little_are_not_blamed(folder: Path) -> None:
+    stage = Stage(folder)
+    stage.paced.others_share = 0.1
+    verdict = stage.explain(stage.play({"a": Ask(0.0, prompt(1, 40), 50)})["a"]).verdict
+    assert verdict.cause is Cause.DECODE_COMPUTE
+
+
 def test_a_request_that_ended_early_says_where(folder: Path) -> None:
     stage = Stage(folder)
     queued = SequenceTiming(arrival_s=1.0, finished_s=3.0, prompt_tokens=5)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from twostroke import machine
 from twostroke.lab import company
 from twostroke.lab.company import Company
 
@@ -26,9 +27,9 @@ def test_the_arithmetic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     # In ticks: user, nice, system, idle, disk, interrupts, soft interrupts, stolen, guest, guest nice.
     (tmp_path / "stat").write_text("cpu 100 10 20 5000 300 1 2 7 50 5\ncpu0 1 2 3\n")
     monkeypatch.setattr(company.os, "sysconf", lambda name: 100)
-    assert company._busy_s(tmp_path / "stat") == pytest.approx((100 + 10 + 20 + 1 + 2 + 7) / 100)
+    assert machine.busy_s(stat=tmp_path / "stat") == pytest.approx((100 + 10 + 20 + 1 + 2 + 7) / 100)
     # Of 10 s on two cores, all were busy for 16 s, 10 of them by us.
-    monkeypatch.setattr(company, "_busy_s", lambda: 116.0)
+    monkeypatch.setattr(company, "busy_s", lambda: 116.0)
     monkeypatch.setattr(company, "_own_s", lambda: 15.0)
     monkeypatch.setattr(company.os, "cpu_count", lambda: 2)
     monkeypatch.setattr(company.time, "perf_counter", lambda: 20.0)
@@ -39,5 +40,5 @@ def test_the_arithmetic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("text", ["", "intr 1 2 3 4 5\n", "cpu a b c d e\n", "cpu 1 2\n"])
 def test_what_cannot_be_read_is_not_known(tmp_path: Path, text: str) -> None:
     (tmp_path / "stat").write_text(text)
-    assert company._busy_s(tmp_path / "stat") is None
-    assert company._busy_s(tmp_path / "nothing") is None
+    assert machine.busy_s(stat=tmp_path / "stat") is None
+    assert machine.busy_s(stat=tmp_path / "nothing") is None

@@ -7,9 +7,11 @@ from rich.console import Console
 from rich.table import Table
 
 from twostroke.cli import units
+from twostroke.core.step_record import StepTotals
 from twostroke.core.timing import SequenceTiming
 from twostroke.cost.hardware import Ceilings
 from twostroke.engine.floors import PhaseFloors
+from twostroke.explain.verdict import WORTH_A_WORD
 
 COLUMNS = ("phase", "tokens", "time", "rate", "felt as", "floor", "of floor")
 
@@ -52,7 +54,16 @@ def print_phases(
     details += [f"queue {units.seconds(queue)}", f"{chunks} prefill chunk" + "s" * (chunks != 1)]
     if timing.preemptions:
         details.append(f"{timing.preemptions} preemptions, {timing.recomputed_tokens} tokens computed again")
+    if (share := _others_share(timing)) >= WORTH_A_WORD:
+        details.append(f"other programs took {share:.0%} of the cores")
     console.print(" · ".join(details), style="dim", highlight=False)
+
+
+def _others_share(timing: SequenceTiming) -> float:
+    if timing.step_last is None:
+        return 0.0
+    before = StepTotals() if timing.step_before is None else timing.step_before.totals
+    return timing.step_last.totals.since(before).others_share
 
 
 def _print_table(console: Console, rows: list[tuple[str, ...]]) -> None:

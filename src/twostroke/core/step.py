@@ -108,3 +108,5 @@ class StepResult:
     prompt_logprobs: Mapping[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
     errors: Mapping[int, str] = field(default_factory=dict)
     compute_s: float = 0.0
+    others_share: float = 0.0
+    """Of the cores that the backend may use, what other programs took meanwhile, as far as it knows."""

@@ -17,6 +17,8 @@ class StepTotals(NamedTuple):
     """Of decode slots: the tokens known, the one that enters among them."""
     decode_only_steps: int = 0
     decode_only_s: float = 0.0
+    others_s: float = 0.0
+    """Of `compute_s`, as much as other programs took of the cores meanwhile."""
 
     def since(self, earlier: StepTotals) -> StepTotals:
         return StepTotals(*(mine - theirs for mine, theirs in zip(self, earlier, strict=True)))  # type: ignore[arg-type]
@@ -25,6 +27,11 @@ class StepTotals(NamedTuple):
     def mixed_steps(self) -> int:
         """Steps that held a prefill chunk, whatever else."""
         return self.steps - self.decode_only_steps
+
+    @property
+    def others_share(self) -> float:
+        """Of the cores' time in these steps."""
+        return self.others_s / self.compute_s if self.compute_s > 0.0 else 0.0
 
     @property
     def mixed_s(self) -> float:

@@ -168,7 +168,7 @@ class Engine:
     def _settle(self, step: Step, ticket: Ticket, outcome: StepResult | Exception, launched_s: float) -> None:
         now_s = self._clock()
         if isinstance(outcome, StepResult):
-            record = self.step_log.add(step, launched_s, now_s, outcome.compute_s)
+            record = self.step_log.add(step, launched_s, now_s, outcome.compute_s, outcome.others_share)
             advances = self.scheduler.apply(step, outcome, now_s, record)
             if self.step_cost is not None:
                 self._unlearned.append((step, outcome))

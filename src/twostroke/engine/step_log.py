@@ -25,7 +25,9 @@ class StepLog:
     def last(self) -> StepRecord | None:
         return self.records[-1] if self.records else None
 
-    def add(self, step: Step, launched_s: float, done_s: float, compute_s: float) -> StepRecord:
+    def add(
+        self, step: Step, launched_s: float, done_s: float, compute_s: float, others_share: float = 0.0
+    ) -> StepRecord:
         before = self.last
         began_s = launched_s if before is None else max(launched_s, before.done_s)
         totals = StepTotals() if before is None else before.totals
@@ -52,6 +54,7 @@ class StepLog:
                 totals.context_tokens + context_tokens,
                 totals.decode_only_steps + is_decode_only,
                 totals.decode_only_s + (compute_s if is_decode_only else 0.0),
+                totals.others_s + others_share * compute_s,
             ),
         )
         self.records.append(record)

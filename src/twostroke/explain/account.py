@@ -3,6 +3,7 @@ the yardstick says each part should cost; the parts of an account add up to its 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from twostroke.core.step_record import ChunkRecord, StepRecord, StepTotals
@@ -24,9 +25,13 @@ class StartAccount:
     """Behind older work: in the queue, and in steps that held none of its chunks."""
     beside_s: float
     """In steps of its own, what other prompts and streams took of them."""
+    others_s: float
+    """What other programs took of the cores while its own tokens were read."""
     own_s: float
     """What its own tokens took."""
     floor_s: float
+    others_share: float
+    """Of the cores' time in its steps, what went to other programs."""
 
     @property
     def lost_s(self) -> float:
@@ -48,6 +53,8 @@ class StreamAccount:
     """What other streams added to them."""
     host_s: float
     """Between steps: choosing, telling, and whatever else kept the backend idle."""
+    others_s: float
+    """What other programs took of the cores while its own tokens were written."""
     alone_s: float
     """What it takes alone."""
     floor_s: float
@@ -84,9 +91,25 @@ def start_account(timing: SequenceTiming, facts: EngineFacts, yardstick: Yardsti
     floor_s = prefill_floor_s(
         facts.shape, timing.cached_tokens, timing.prompt_tokens - timing.cached_tokens, facts.ceilings
     )
+    share = _others_before_first_token(timing, chunks)
     return StartAccount(
-        timing.ttft_s, queue.slots_s, queue.blocks_s + away_s, max(0.0, rest_s), beside_s, own_s, floor_s
+        whole_s=timing.ttft_s,
+        slots_s=queue.slots_s,
+        blocks_s=queue.blocks_s + away_s,
+        prompts_s=max(0.0, rest_s),
+        beside_s=beside_s,
+        others_s=own_s * share,
+        own_s=own_s * (1.0 - share),
+        floor_s=floor_s,
+        others_share=share,
     )
+
+
+def _others_before_first_token(timing: SequenceTiming, chunks: Sequence[ChunkRecord]) -> float:
+    if not chunks:
+        return 0.0
+    before = StepTotals() if timing.step_before is None else timing.step_before.totals
+    return chunks[-1].step.totals.since(before).others_share
 
 
 def chunk_work(chunk: ChunkRecord, *, samples: int = 0) -> StepWork:
@@ -133,7 +156,8 @@ def stream_account(timing: SequenceTiming, facts: EngineFacts, yardstick: Yardst
         interference_s=interference_s,
         batch_s=decodes_s * (1.0 - alone_share),
         host_s=whole_s - away_s - compute_s,
-        alone_s=decodes_s * alone_share,
+        others_s=decodes_s * alone_share * steps.others_share,
+        alone_s=decodes_s * alone_share * (1.0 - steps.others_share),
         floor_s=decode_run_floor_s(facts.shape, timing.prompt_tokens + 1, num_tokens, facts.ceilings),
         mean_batch=mean_batch,
         mean_context=context,

@@ -184,3 +184,12 @@ def smaller_kv(account: StreamAccount, facts: EngineFacts) -> Change | None:
         return None
     faster_s = (account.whole_s - gain_s) / account.num_tokens
     return Change(f"--kv-type int8 would bring it to about {wording.seconds(faster_s)} a token", gain_s)
+
+
+def cores_to_itself(whole_s: float, others_s: float, num_tokens: int = 1) -> Change | None:
+    """What other programs took would have been its own; a core may give more or less of itself than its time."""
+    if others_s < LEAST_SHARE * whole_s:
+        return None
+    faster = wording.seconds((whole_s - others_s) / num_tokens)
+    a_token = " a token" if num_tokens > 1 else ""
+    return Change(f"with them ended or moved it would take about {faster}{a_token}", others_s)

@@ -19,6 +19,8 @@ HELD_UP = 0.2
 """The share of a request's time that has to be lost before the verdict is about what was lost."""
 MATTERS = 0.3
 """The share of a phase from which on a part of it is its cause."""
+WORTH_A_WORD = 0.1
+"""The share of the cores that other programs have to take to be named."""
 FAR = 5.0
 """So many times the floor want a word, even where nobody is to blame."""
 
@@ -32,6 +34,7 @@ class Cause(Enum):
     BATCH_SIZE = "batch_size"
     CONTEXT_LENGTH = "context_length"
     HOST = "host"
+    OTHER_PROGRAMS = "other_programs"
     DECODE_COMPUTE = "decode_compute"
     UNKNOWN = "unknown"
 
@@ -85,7 +88,8 @@ def verdict(timing: SequenceTiming, facts: EngineFacts, yardstick: Yardstick) ->
     if finding.lost_s < HELD_UP * total_s:
         slow_to, finding = max(found, key=lambda pair: pair[1].seconds)
         if finding.cause is Cause.DECODE_COMPUTE or (finding.cause is Cause.PREFILL_COMPUTE and not finding.change):
-            sentence = _unhindered(timing, start_finding, stream_finding, finding)
+            share = start.others_share if stream is None else stream.steps.others_share
+            sentence = _unhindered(timing, start_finding, stream_finding, finding, share)
             return Verdict(sentence, finding.cause, None, start_finding, stream_finding)
     sentence = f"slow to {slow_to}: {finding.sentence}"
     return Verdict(sentence, finding.cause, slow_to, start_finding, stream_finding)
@@ -99,13 +103,16 @@ def _without_token(timing: SequenceTiming) -> str:
     return f"it ended before its first token, after {wording.seconds(end_s - timing.arrival_s)}, {where}"
 
 
-def _unhindered(timing: SequenceTiming, start: Finding, stream: Finding | None, longer: Finding) -> str:
+def _unhindered(
+    timing: SequenceTiming, start: Finding, stream: Finding | None, longer: Finding, others_share: float
+) -> str:
     total_s = start.seconds + (stream.seconds if stream is not None else 0.0)
     floor_s = start.floor_s + (stream.floor_s if stream is not None else 0.0)
     if total_s > FAR * floor_s > 0.0:
         text = f"nothing in the engine held it up, and still it took {wording.seconds(total_s)}"
         text += f", {wording.times(total_s / floor_s)} the least this machine can take"
-        text += " (the backend's own speed, or other programs)"
+        taken = f"other programs took {others_share:.0%} of the cores"
+        text += f" ({taken})" if others_share >= WORTH_A_WORD else " (the backend's own speed)"
     else:
         text = f"nothing held it up: {wording.seconds(total_s)} in all"
         text += f", {wording.times(total_s / floor_s)} the least this machine can take" if floor_s > 0.0 else ""
@@ -137,6 +144,7 @@ def find_start(timing: SequenceTiming, facts: EngineFacts, yardstick: Yardstick,
         (account.slots_s, lambda: _no_slot(timing, facts, yardstick, account)),
         (account.blocks_s, lambda: _no_blocks(timing, facts, account)),
         (account.prompts_s + account.beside_s, lambda: _neighbours(timing, yardstick, account)),
+        (account.others_s, lambda: _others_at_the_start(account)),
     ]
     lost_s, explain = max(parts, key=lambda part: part[0])
     if lost_s < account.own_s:
@@ -194,6 +202,11 @@ def _neighbours(
     return Cause.NOISY_NEIGHBOUR, what, changes.first_in_line(timing, account, yardstick)
 
 
+def _others_at_the_start(account: StartAccount) -> tuple[Cause, str, Change | None]:
+    what = f"other programs took {account.others_share:.0%} of the cores while its prompt was read"
+    return Cause.OTHER_PROGRAMS, what, changes.cores_to_itself(account.whole_s, account.others_s)
+
+
 def _reading(timing: SequenceTiming, facts: EngineFacts, yardstick: Yardstick, account: StartAccount) -> Finding:
     computed = timing.prompt_tokens - timing.cached_tokens
     what = f"{_before(account.own_s, account)} went into reading {wording.count(computed, 'token')}"
@@ -223,6 +236,7 @@ def find_stream(timing: SequenceTiming, facts: EngineFacts, yardstick: Yardstick
         (account.interference_s, lambda: _interference(timing, facts, account)),
         (account.batch_s, lambda: _batch(account, yardstick)),
         (account.host_s, lambda: _host(account)),
+        (account.others_s, lambda: _others_after_it(account)),
     ]
     lost_s, explain = max(parts, key=lambda part: part[0])
     if lost_s >= MATTERS * account.whole_s:
@@ -269,6 +283,12 @@ def _batch(account: StreamAccount, yardstick: Yardstick) -> tuple[Cause, str, Ch
 def _host(account: StreamAccount) -> tuple[Cause, str, Change | None]:
     what = f"{_after(account.host_s, account)} the backend stood idle between steps (scheduling, text, the caller)"
     return Cause.HOST, what, None
+
+
+def _others_after_it(account: StreamAccount) -> tuple[Cause, str, Change | None]:
+    what = f"other programs took {account.steps.others_share:.0%} of the cores while it was written"
+    change = changes.cores_to_itself(account.whole_s, account.others_s, account.num_tokens)
+    return Cause.OTHER_PROGRAMS, what, change
 
 
 def _writing(timing: SequenceTiming, facts: EngineFacts, account: StreamAccount) -> tuple[Cause, str, Change | None]:

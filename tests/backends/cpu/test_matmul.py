@@ -13,6 +13,7 @@ from tests.backends.cpu.unpacking import from_bf16, middles, to_bf16, unpack
 
 from twostroke.backends.cpu import isa as instruction_sets
 from twostroke.backends.cpu.arguments import (
+    FEW_ROWS,
     MOST_LACKING_ROWS,
     START_MIDDLE,
     GatedField,
@@ -22,7 +23,6 @@ from twostroke.backends.cpu.arguments import (
     TileKind,
 )
 from twostroke.backends.cpu.kernels.matmul import gated_name, matmul_name
-from twostroke.backends.cpu.kernels.operation import FEW_ROWS
 from twostroke.backends.cpu.memory import Arena, address_of, float_zeros, padded
 from twostroke.backends.cpu.operand import Operand
 from twostroke.backends.cpu.packing import PackedMatrix, pack, packed_bytes

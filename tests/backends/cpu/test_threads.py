@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
+import subprocess
+import sys
 import threading
 import time
 from enum import IntEnum
@@ -131,6 +134,55 @@ def test_idle_workers_use_no_cpu() -> None:
         time.sleep(0.2)
         assert time.process_time() - before < 0.1
     finally:
+        chain.pool.close()
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_fewer_threads_do_the_same(threads: int) -> None:
+    chain = Chain(3, 40)
+    try:
+        for used in (3, threads, 3, threads):
+            chain.pool.run(chain.entries, chain.step, threads=used)
+        assert np.array_equal(chain.values, np.full((3, WIDTH), 1.0 + 4 * 40, dtype=np.float32))
+    finally:
+        chain.pool.close()
+
+
+def test_a_thread_that_is_not_needed_uses_no_cpu() -> None:
+    chain = Chain(2, 5)
+    try:
+        chain.pool.run(chain.entries, chain.step, threads=1)
+        before_s, worker = time.process_time(), time.thread_time()
+        while time.process_time() - before_s < 0.2:  # steps all the time, none of which wants the worker
+            chain.pool.run(chain.entries, chain.step, threads=1)
+        others_s = (time.process_time() - before_s) - (time.thread_time() - worker)
+        assert others_s < 0.05
+    finally:
+        chain.pool.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="there is no affinity here")
+def test_a_worker_that_cannot_run_stops_nobody() -> None:
+    """Its core belongs to another program nearly all of the time: waiting for it at each of 400 stages would take a
+    minute and more. What it has in hand when its core is taken it may keep the others waiting for."""
+    chain = Chain(2, 400)
+    core = min(os.sched_getaffinity(0))
+    busy = subprocess.Popen([sys.executable, "-c", f"import os; os.sched_setaffinity(0, {{{core}}})\nwhile True: pass"])
+    try:
+        (worker,) = chain.pool._workers
+        assert worker.native_id is not None
+        os.sched_setaffinity(worker.native_id, {core})
+        os.setpriority(os.PRIO_PROCESS, worker.native_id, 19)
+        best_s = math.inf
+        for _ in range(5):
+            started_s = time.perf_counter()
+            chain.run()
+            best_s = min(best_s, time.perf_counter() - started_s)
+        assert best_s < 5.0
+        assert chain.values[0, 0] == 1.0 + 5 * 400
+    finally:
+        busy.kill()
+        busy.wait()
         chain.pool.close()
 
 

@@ -33,6 +33,8 @@ class TileKind(Enum):
 
 
 TILE_OUTPUTS = 16
+FEW_ROWS = 128
+"""With fewer rows than this, products read weights as they are packed, and threads wait for each other often."""
 MOST_LACKING_ROWS = 3
 """The tallest tile may be used where so many of its rows are not there: smaller ones would take longer for the others.
 Buffers that products read or write have room for that many more rows."""

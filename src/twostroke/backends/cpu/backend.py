@@ -3,10 +3,12 @@ Rows, sampling and the launch thread are those of every host backend (`backends/
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import numpy.typing as npt
 
-from twostroke.backends.cpu.arguments import NOT_FINITE, KVGroupField, StepField, TimeField
+from twostroke.backends.cpu.arguments import FEW_ROWS, NOT_FINITE, KVGroupField, StepField, TimeField
 from twostroke.backends.cpu.attention_work import AttentionWork, attends_by_rows
 from twostroke.backends.cpu.compile import load_or_compile
 from twostroke.backends.cpu.isa import InstructionSet
@@ -16,6 +18,7 @@ from twostroke.backends.cpu.memory import address_of
 from twostroke.backends.cpu.program import Program, Tape
 from twostroke.backends.cpu.rotation import RotationTable
 from twostroke.backends.cpu.shape import KernelShape
+from twostroke.backends.cpu.thread_count import OthersOnCores, ThreadCount
 from twostroke.backends.cpu.threads import ThreadPool
 from twostroke.backends.cpu.weights import Weights, tile_kinds
 from twostroke.backends.host.batch import Batch
@@ -58,6 +61,7 @@ class CpuBackend(HostBackend):
         if layout.block_size % 16:
             raise BackendError(f"the cpu backend needs KV blocks of a multiple of 16 tokens, not {layout.block_size}")
         super().__init__(layout, max_context, checkpoint.spec.vocab_size)
+        others = OthersOnCores()  # it counts while the rest is made: the first step knows who else is here
         self.isa = isa
         self._spec = checkpoint.spec
         self._shape = kernel_shape(checkpoint, layout.block_size, choose_kv_kind(kv_kind, isa))
@@ -75,6 +79,7 @@ class CpuBackend(HostBackend):
         self._program = self._make_program(max_tokens_per_step, 1)
         depth = max(self._spec.hidden_size, self._spec.intermediate_size, self._spec.num_heads * self._spec.head_dim)
         self._pool = ThreadPool(self._code, threads, self._shape.scratch_bytes(isa.accumulators, depth))
+        self._thread_count = ThreadCount(threads, others)
         touched.result()
 
     def _module_text(self) -> str:
@@ -131,9 +136,17 @@ class CpuBackend(HostBackend):
         slots = self._kv.slots(batch)
         program.hidden[:num_tokens] = self._embed(batch.token_ids)
         step, kept = self._step_record(batch, slots)
-        self._pool.run(program.entries, step, times)
+        is_short = num_tokens < FEW_ROWS
+        threads = self._thread_count.for_step(is_short) if times is None else None
+        started_s = time.perf_counter()
+        self._pool.run(program.entries, step, times, threads=threads)
+        self._thread_count.took(time.perf_counter() - started_s, is_short)
         del kept  # the record pointed into it until here
         return program
+
+    @property
+    def others_share(self) -> float:
+        return self._thread_count.others_share
 
     def _embed(self, token_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
         """[num_tokens, hidden]"""

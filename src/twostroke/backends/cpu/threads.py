@@ -62,8 +62,8 @@ class ThreadPool:
             self.close()
             raise BackendError(f"the system would not start {threads} threads; ask for fewer") from error
 
-    def run(self, tape: _Record, step: _Record, times: _Record | None = None) -> None:
-        """Every operation of the tape; returns when all are done. With `times`, an array of
+    def run(self, tape: _Record, step: _Record, times: _Record | None = None, *, threads: int | None = None) -> None:
+        """Every operation of the tape, on all threads or on fewer; returns when all are done. With `times`, an array of
         [threads, entries, fields of TimeField], each thread notes when it came to and left every entry, and no part is
         cut into pieces."""
         if os.getpid() != self._process:
@@ -72,9 +72,12 @@ class ThreadPool:
             raise BackendError("the cpu backend is closed")
         assert len(tape) <= MOST_ENTRIES and len(step) <= _RECORD_VALUES
         self._tapes.setdefault(id(tape), tape)
-        with _on_core(None if self._cores is None else self._cores[0]):
+        used = self.threads if threads is None else threads
+        # Fewer threads than cores are used where other programs are on some: the system knows which.
+        core = self._cores[0] if self._cores is not None and used == self.threads else None
+        with _on_core(core):
             self._run_step(
-                self._address, address_of(tape), len(tape), self.threads, address_of(times), address_of(step), len(step)
+                self._address, address_of(tape), len(tape), used, address_of(times), address_of(step), len(step)
             )
         if times is not None:
             self._wait_until_left()

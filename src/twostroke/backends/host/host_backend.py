@@ -116,7 +116,13 @@ class HostBackend(ABC):
                     cursor += 1
                 if chunk.samples and chunk.seq_id not in errors:
                     self._sample(chunk.seq_id, logits[cursor - 1], highest[cursor - 1], sampled, errors)
-        return StepResult(step.step_id, sampled, prompt_logprobs, errors, time.perf_counter() - started_s)
+        compute_s = time.perf_counter() - started_s
+        return StepResult(step.step_id, sampled, prompt_logprobs, errors, compute_s, self.others_share)
+
+    @property
+    def others_share(self) -> float:
+        """Of the cores that this backend may use, what other programs took lately; 0 where it does not know."""
+        return 0.0
 
     def _sample(
         self,

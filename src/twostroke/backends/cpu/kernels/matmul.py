@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from twostroke.backends.cpu.arguments import TILE_OUTPUTS, GatedField, MatmulField, TileKind
+from twostroke.backends.cpu.arguments import FEW_ROWS, TILE_OUTPUTS, GatedField, MatmulField, TileKind
 from twostroke.backends.cpu.kernels.activation import ACTIVATIONS
 from twostroke.backends.cpu.kernels.emitter import F32, I1, I64, POINTER, Emitter, Value
-from twostroke.backends.cpu.kernels.operation import FEW_ROWS, OperandWriter, Operation, operation, rows_stay
+from twostroke.backends.cpu.kernels.operation import OperandWriter, Operation, operation, rows_stay
 from twostroke.backends.cpu.kernels.tile_calls import TileCalls, TileOutput, tallest_tile, tile_columns
 
 JOINED_ROWS = 16

@@ -9,6 +9,7 @@ from enum import IntEnum
 from twostroke.backends.cpu.arguments import (
     ALIASED_BYTES,
     BYTE_MIDDLE,
+    FEW_ROWS,
     MOST_LACKING_ROWS,
     ORIGIN,
     START_MIDDLE,
@@ -33,8 +34,6 @@ PEAK_RATIO = 3.0
 """How much larger than the second largest of its group a value must be to get a second digit. Smaller is closer to
 float32 and slower (docs/performance.md has the figures)."""
 
-FEW_ROWS = 128
-"""With fewer rows than this, products read weights as they are packed."""
 _MANY_ROWS_OF_A_THREAD = 96
 _MANY_ROWS_UNIT, _FEW_ROWS_UNIT = 4, 16
 """Rows are cut between threads at multiples of these, the heights of the tallest tiles."""

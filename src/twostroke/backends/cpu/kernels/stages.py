@@ -10,6 +10,7 @@ from collections.abc import Callable
 from llvmlite import ir
 
 from twostroke.backends.cpu.arguments import (
+    FEW_ROWS,
     POOL_LINE,
     WORD_COUNT_BITS,
     WORD_STAGE_BITS,
@@ -21,11 +22,11 @@ from twostroke.backends.cpu.arguments import (
     Wait,
 )
 from twostroke.backends.cpu.kernels.emitter import I64, POINTER, VOID, Emitter, Value
-from twostroke.backends.cpu.kernels.operation import FEW_ROWS, PARAMETERS, rows_stay
+from twostroke.backends.cpu.kernels.operation import PARAMETERS, rows_stay
 from twostroke.backends.cpu.kernels.sleeping import wait_until, wake_sleepers
 
 SPINS_BEFORE_SLEEP = 10000
-"""Some 250 microseconds: longer than a piece, far shorter than the turn of another program that took a thread's core."""
+"""Some 250 microseconds: longer than a piece, far shorter than the turn of another program on a thread's core."""
 _COUNT_MASK = (1 << WORD_COUNT_BITS) - 1
 _PREFIX_SHIFT = 2 * WORD_COUNT_BITS
 
