@@ -3,6 +3,7 @@ back, tell the caller. One request that fails never stops it. Single-threaded: c
 
 from __future__ import annotations
 
+import os
 import random
 import secrets
 import time
@@ -11,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from twostroke.backends.interface import Backend, Ticket
-from twostroke.core.errors import BadRequestError
+from twostroke.core.errors import BackendError, BadRequestError
 from twostroke.core.events import Event, PrefillProgress, TokenEvent
 from twostroke.core.grammar import Grammars
 from twostroke.core.request import Request
@@ -56,6 +57,7 @@ class Engine:
         self.backend = backend
         self.step_cost = step_cost
         """Learns from every step what the next should take; None: nobody asks."""
+        self._process = os.getpid()
         self._vocab_size = vocab_size
         self._tokenizer = tokenizer
         self._grammars = grammars
@@ -77,8 +79,22 @@ class Engine:
         """Whether a call of `step` has something to do."""
         return bool(self._in_flight or self._pending or self.scheduler.has_work)
 
+    @property
+    def is_forked(self) -> bool:
+        """Whether this is a copy of an engine that another process made. Its threads stayed there."""
+        return os.getpid() != self._process
+
+    def check_process(self) -> None:
+        """A step that a forked engine launches would never come back."""
+        if self.is_forked:
+            raise BackendError(
+                "this engine was made before a fork, and its threads stayed in the other process: create an engine in "
+                "this process, or start processes with the method 'spawn'"
+            )
+
     def add(self, request: Request) -> str:
         """Queue a request; raises BadRequestError when it could never be served."""
+        self.check_process()
         if request.request_id in self._live:
             raise BadRequestError(f"request id {request.request_id!r} is already in use")
         check_request(request, self._vocab_size)
@@ -132,6 +148,7 @@ class Engine:
     def step(self) -> list[Event]:
         """Launch what can be launched, wait for the oldest step in flight, and return what happened. An interrupt while
         it waits loses nothing: the next call waits for the same step."""
+        self.check_process()
         with HeldInterrupts() as interrupts:
             self._launch()
             self._learn()

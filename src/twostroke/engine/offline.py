@@ -114,6 +114,7 @@ class LLM:
     def chat_token_ids(self, messages: Sequence[Message]) -> list[int]:
         """The prompt of a conversation, as the model's chat template renders it. Special tokens that a user wrote
         inside a message stay plain text."""
+        self.engine.check_process()  # the template's process belongs to another, too
         return self._chat_encoder.encode(messages)
 
     @cached_property
@@ -129,6 +130,7 @@ class LLM:
         return ChatEncoder(self.tokenizer, process)
 
     def request(self, prompt: Prompt, sampling: SamplingParams) -> Request:
+        self.engine.check_process()
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         # By kinds: asking an abstract class about each token takes half a millisecond for a thousand of them.
         kinds = set(map(type, ids)) if isinstance(ids, Sequence) else None
@@ -142,7 +144,11 @@ class LLM:
         )
 
     def close(self) -> None:
-        """Free the backend; calls that are still running end with an error."""
+        """Free the backend; calls that are still running end with an error. In a forked process there is nothing to
+        free: all of it belongs to the other."""
+        if self.engine.is_forked:
+            self._closed = True
+            return
         with self._lock:
             self._closed = True
             self.engine.close()
