@@ -11,6 +11,7 @@ import pytest
 from tests.cli.test_cli import ENVIRONMENT, twostroke
 from tests.lab.conftest import SHAPE
 
+from twostroke.lab.company import BUSY
 from twostroke.lab.sizes import FULL
 
 SIZES = "single:prompt_len=20:out_len=4:reps=1,nano:n=3:least=5:most=20,prefill"
@@ -50,6 +51,8 @@ def test_bench_shows_figures_beside_floors_and_writes_a_record(shape_folder: Pat
     single = record["workloads"][0]
     assert len(single["figures"]["ttft_ms"]["values"]) == 2
     assert record["start"]["ready_s"] > 0 and record["start"]["first_token_s"] > 0
+    busy = record["others_share"]
+    assert busy is None or ("This machine was busy" in done.stderr) == (busy >= BUSY)
     assert "--load random" in record["command"]
     assert record["machine"]["usable_threads"] >= 1 and record["versions"]["numpy"]
 

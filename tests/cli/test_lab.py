@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from tests.cli.test_cli import twostroke
 from tests.lab.conftest import SHAPE
 
+from twostroke.cli import lab as lab_command
 from twostroke.lab.experiments import EXPERIMENTS
 
 
@@ -123,3 +126,11 @@ def test_a_benchmark_with_short_prompts_is_warned_of(shape_folder: Path, tmp_pat
     done = twostroke("bench", str(shape_folder), "--workloads", "single:prompt_len=10:out_len=4:reps=1", *options)
     assert done.returncode == 0, done.stderr
     assert "WARNING: single has prompts of 10 tokens" in done.stderr
+
+
+def test_the_clock_of_the_bar_is_never_cut() -> None:
+    shown = io.StringIO()
+    notes = Console(file=shown, width=80, force_terminal=True, color_system=None)
+    with lab_command._bar(notes, 11) as told:
+        told(3, "prefill-length: a description that is longer than what is left of eighty columns by far: 4,000 tokens")
+    assert "3/11 0:00:00 " in shown.getvalue()

@@ -14,7 +14,7 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
 from twostroke.lab.chart import Axis, Chart, Mark, Panel, Series, Share, ShareChart, Tone
-from twostroke.lab.draw import COLOURS, STYLE, apart, draw, svg
+from twostroke.lab.draw import COLOURS, FEWEST_TICKS, STYLE, apart, draw, log_steps, svg
 
 X = (10.0, 100.0, 1000.0, 10_000.0)
 
@@ -113,3 +113,20 @@ def test_things_moved_apart_do_not_meet(pairs: list[tuple[float, float]]) -> Non
 
 def test_what_has_room_stays_where_it_is() -> None:
     assert apart([10.0, 50.0, 90.0], [20.0, 20.0, 20.0], 120.0) == [10.0, 50.0, 90.0]
+
+
+@given(st.floats(1e-3, 1e6), st.floats(1.7, 1e6))
+def test_a_log_axis_has_ticks_enough_to_be_read(least: float, span: float) -> None:
+    most = least * span
+    steps = log_steps(least, most)
+    ticks = [step * 10.0**decade for decade in range(-5, 15) for step in steps if least <= step * 10.0**decade <= most]
+    assert len(ticks) >= min(FEWEST_TICKS, 2) if span < 3 else len(ticks) >= FEWEST_TICKS
+    assert len(ticks) <= 12
+
+
+def test_ticks_are_drawn_where_they_were_counted() -> None:
+    axis = Axis("time (ms)", log=True)
+    lone = Panel(axis, axis, (Series(Tone.DECODE, Mark.MEASURED, (21.0, 58.0), (21.0, 58.0)),))
+    (axes,) = draw(Chart((lone,))).axes
+    low, high = axes.get_xlim()
+    assert sum(low <= tick <= high for tick in axes.get_xticks()) >= FEWEST_TICKS

@@ -11,9 +11,9 @@ import pytest
 from twostroke.core.errors import BadRequestError
 from twostroke.cost.floor import step_floor_s
 from twostroke.engine.build import Assembly
-from twostroke.lab.apparatus import Apparatus, Effort
+from twostroke.lab.apparatus import Apparatus, Effort, Measured
 from twostroke.lab.chart import Mark
-from twostroke.lab.experiments import EXPERIMENTS, choose, kv_cache, kv_memory, prefix_cache
+from twostroke.lab.experiments import EXPERIMENTS, batch_size, choose, kv_cache, kv_memory, prefill_length, prefix_cache
 from twostroke.lab.experiments.experiment import Experiment, Say, between
 from twostroke.lab.experiments.saturation import first_come_first_read
 from twostroke.lab.finding import Finding, from_record, to_record
@@ -67,11 +67,10 @@ def test_every_experiment_finds_something(findings: dict[str, Finding], name: st
 def test_ten_token_prompts_are_called_out(findings: dict[str, Finding]) -> None:
     warning = findings["prefill-length"].warning
     assert warning is None or "10-token prompts" in warning
-    best = max(
-        findings["prefill-length"].numbers["ttft_s"].items(),
-        key=lambda item: item[0] / sorted(item[1])[len(item[1]) // 2],
-    )
-    assert (warning is None) == (best[0] == 10)
+    found = {length: Measured(tuple(values)) for length, values in findings["prefill-length"].numbers["ttft_s"].items()}
+    rates = {length: Measured(tuple(length / value for value in one.values)) for length, one in found.items()}
+    best = max(found, key=lambda length: length / found[length].median)
+    assert (warning is None) == (not rates[10].differs_from(rates[best]))
 
 
 def test_without_a_calibration_floors_are_all_that_is_drawn(apparatus: Apparatus) -> None:
@@ -172,3 +171,18 @@ def test_what_was_found_before_an_interrupt_is_kept(tiny: Assembly) -> None:
     assert [finding.skipped for finding in found] == [None, INTERRUPTED, INTERRUPTED]
     with pytest.raises(KeyboardInterrupt):
         run_experiments(tiny, prediction, [stopped, memory], HASTE, lambda done, text: None)
+
+
+def test_the_best_length_is_named_only_where_the_bars_lie_apart() -> None:
+    clear = {10: Measured((1.0, 1.1)), 100: Measured((2.0, 2.1)), 1000: Measured((40.0, 41.0))}
+    assert prefill_length._where_best(clear, 100) == "the rate is best at 100 tokens"
+    noisy = {10: Measured((1.0, 1.1)), 100: Measured((2.0, 4.1)), 1000: Measured((30.0, 41.0))}
+    text = prefill_length._where_best(noisy, 100)
+    assert text == "the rate is best from 100 to 1,000 tokens, which the bars do not tell apart"
+
+
+def test_more_streams_are_promised_only_where_the_last_ones_gained() -> None:
+    rates = [Measured((100.0, 110.0)), Measured((105.0, 130.0))]
+    assert batch_size._beyond([8, 16], rates) == "Beyond 8 streams the bars tell no gain."
+    rates[1] = Measured((190.0, 200.0))
+    assert batch_size._beyond([8, 16], rates) == "More streams would write more still."

@@ -97,6 +97,7 @@ def bench(
     if model == "limits":
         _limits(console, notes, backend, threads, json_path)
         return
+    from twostroke.lab.company import BUSY, Company
     from twostroke.lab.short_prompts import short_prompt_warning
     from twostroke.lab.sizes import SCALES, check_names, choose, scale_for
 
@@ -124,6 +125,7 @@ def bench(
         ceilings = assembly.ceilings()
         bench = _bench_of(assembly)
         start["first_token_s"] = bench.first_token_s()
+        company = Company.now()
         results = []
         for workload in chosen:
             # Lines only: a bar that moves while time counts would be measured with the rest.
@@ -133,13 +135,20 @@ def bench(
             result = bench.run(workload, repetitions, lambda message: _note(notes, f"  {message}"))
             results.append(result)
             _note(notes, f"  skipped; {result.skipped}" if result.skipped else f"  {units.seconds(result.duration_s)}")
+        others_share = company.others_share()
     finally:
         assembly.engine.close()
     from twostroke.cli.bench_table import print_results
     from twostroke.lab.record import bench_record
 
     print_results(console, results, start, ceilings, _heading(assembly, scale), repetitions)
-    record = bench_record(assembly, ceilings, results, scale=scale, repetitions=repetitions, start=start)
+    if others_share is not None and others_share >= BUSY:
+        warning = f"This machine was busy: other processes took {others_share:.0%} of its cores' time meanwhile. "
+        warning += "The same figures are better on a quiet one."
+        notes.print(warning, style="bold red", highlight=False, markup=False, soft_wrap=True)
+    record = bench_record(
+        assembly, ceilings, results, scale=scale, repetitions=repetitions, start=start, others_share=others_share
+    )
     _write(notes, json_path or _default_path(f"{assembly.checkpoint.name}-{assembly.backend_name}"), record)
 
 

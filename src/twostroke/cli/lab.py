@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Column
 
 from twostroke.cli import options, units
 from twostroke.config import EngineConfig
@@ -207,8 +208,11 @@ def _say(findings: Sequence[Finding]) -> None:
 @contextmanager
 def _bar(notes: Console, total: int) -> Iterator[Told]:
     """A bar that is drawn between measurements only: a thread that draws meanwhile would be measured with the rest."""
-    columns = (BarColumn(24), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
-    with Progress(*columns, console=notes, auto_refresh=False, transient=True) as bar:
+    # What is at work gives way on a narrow terminal, never the clock.
+    clock = TimeElapsedColumn(table_column=Column(no_wrap=True, min_width=len("0:00:00")))
+    text = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, ratio=1))
+    columns = (BarColumn(16), MofNCompleteColumn(table_column=Column(no_wrap=True, min_width=5)), clock, text)
+    with Progress(*columns, console=notes, auto_refresh=False, transient=True, expand=True) as bar:
         task = bar.add_task("", total=total)
 
         def told(done: int, text: str) -> None:

@@ -100,7 +100,7 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     plot: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Draw the least TPOT against bandwidth over all devices (extra [lab])."),
+        typer.Option(metavar="FILE", help="Draw the least TPOT of all devices, the chosen one marked (extra [lab])."),
     ] = None,
 ) -> None:
     """Plan hardware without loading anything: what fits, TTFT and TPOT, tokens a second, cost.
@@ -116,7 +116,9 @@ def plan(
     predictions made with it were off.
 
     \b
-    --search exits with 1 where nothing meets the service level, and shows the three that come nearest.
+    --search shows what each user would feel at the load that you give, and what a token costs at it. With --rate
+    the cheapest is simulated too, and has to meet the level for nine requests of ten. Where nothing meets the
+    level it exits with 1, and shows the three that come nearest.
 
     \b
     twostroke plan Llama-3.1-70B --on h200 --tensor-parallel 2 --input 2000 --output 500 --users 64
@@ -168,7 +170,7 @@ def plan(
         if not as_json:
             plan_table.show_calibration(console, calibrated)
     if plot is not None:
-        _plot(notes, wish, plot)
+        _plot(notes, wish, plot, deployment.device)
     result = estimate(deployment, lengths, users=users, efficiency=own)
     if as_json:
         console.out(json.dumps(plan_record.record(result), indent=2), highlight=False)
@@ -277,21 +279,21 @@ def _search(
     kinds = [wish.quantise] if wish.quantise else plan_table.kinds_to_try(wish.planned.weights)
     bases = [replace(wish, cut=(1, 1, 1)).at(device, kind) for device in named for kind in kinds]
     found, rejected = search(candidates_of(bases), lengths, level, load, None if own is None else lambda _: own)
-    tail = None
+    tail, is_met = None, bool(found)
     if found and load.requests_per_s is not None:
-        from twostroke.cli.plan_tail import tail_of
-        from twostroke.planner.estimate import expected_of
+        from twostroke.cli.plan_tail import confirmed
 
-        tail = tail_of(found[0], lengths, level, load.requests_per_s, own or expected_of(found[0].deployment))
+        found, tail, is_met = confirmed(found, lengths, level, load)
     if as_json:
-        console.out(json.dumps(plan_record.search_record(found, rejected, tail), indent=2), highlight=False)
+        record = plan_record.search_record(found, rejected, tail, is_met)
+        console.out(json.dumps(record, indent=2), highlight=False)
     else:
-        plan_table.show_search(console, found[:SHOWN_FOUND], rejected, lengths, tail)
-    if not found:
+        plan_table.show_search(console, found[:SHOWN_FOUND], rejected, lengths, tail, is_met)
+    if not is_met:
         raise typer.Exit(1)
 
 
-def _plot(notes: Console, wish: _Wish, path: Path) -> None:
+def _plot(notes: Console, wish: _Wish, path: Path, chosen: Device) -> None:
     from twostroke.cost.devices import DEVICES
     from twostroke.planner.plots import decode_points, plot_decode
 
@@ -301,5 +303,5 @@ def _plot(notes: Console, wish: _Wish, path: Path) -> None:
     points = decode_points([alone.at(device, kind) for device in DEVICES])
     if not any(point.count for point in points):
         raise BadRequestError("no machine of eight devices in the table holds the model: there is nothing to draw")
-    plot_decode(points, f"{wish.planned.name}, {kind}: every weight a token meets, read once", path)
+    plot_decode(points, f"{wish.planned.name}, {kind}: every weight a token meets, read once", path, chosen)
     notes.print(f"plot: {path}", highlight=False, markup=False)

@@ -52,6 +52,7 @@ def here(
         kv=kv,
         own_shape=shape,
         own_kv_space_bytes=int(memory.kv_share * max(0, memory.free_beside_weights_bytes - copies)),
+        own_max_users=None if prepared is None else prepared.resolved.sizes.max_running,
     )
     fitted = None if prepared is None else _fitted(prepared, deployment)
     if fitted is not None or factory.name == "cuda":

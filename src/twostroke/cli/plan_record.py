@@ -72,7 +72,9 @@ def record(result: Estimate) -> dict[str, Any]:
     }
 
 
-def search_record(found: Sequence[Found], rejected: Sequence[Rejected], tail: Tail | None) -> dict[str, Any]:
+def search_record(
+    found: Sequence[Found], rejected: Sequence[Rejected], tail: Tail | None, is_met: bool
+) -> dict[str, Any]:
     return {
         "found": [
             {
@@ -103,5 +105,6 @@ def search_record(found: Sequence[Found], rejected: Sequence[Rejected], tail: Ta
             }
             for one in rejected
         ],
+        "meets_the_level": is_met,
         "first_simulated": None if tail is None else asdict(tail),
     }

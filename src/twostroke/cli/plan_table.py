@@ -255,6 +255,7 @@ def show_search(
     rejected: Sequence[Rejected],
     lengths: RequestLengths,
     tail: Tail | None = None,
+    is_met: bool = True,
 ) -> None:
     if not found:
         nearest = "; nearest are" if len(rejected) > SHOWN_REJECTED else ""
@@ -263,6 +264,9 @@ def show_search(
             text = f"  {hardware(failed.deployment)}, {failed.deployment.quantise}: {failed.reason}"
             console.print(text, highlight=False, markup=False)
         return
+    if not is_met:
+        text = "nothing that was simulated meets it for nine requests of ten; nearest, with more copies or without, is:"
+        console.print(text, highlight=False)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for heading in ("USD/h", "hardware", "weights", "users a copy", "TTFT", "TPOT", "USD/M out"):
         table.add_column(Text(heading, style="dim"), justify="left" if heading in ("hardware", "weights") else "right")

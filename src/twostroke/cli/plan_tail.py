@@ -1,8 +1,11 @@
-"""What a formula cannot tell of the deployment that a search found: percentiles, from random arrivals on one of its
-copies, simulated."""
+"""What a formula cannot tell of the deployments that a search found: percentiles, from random arrivals on one of their
+copies, simulated. What a simulation does not confirm gets more copies, or another one is cheaper then."""
 
 from __future__ import annotations
 
+import math
+from bisect import insort
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from twostroke.cli.simulate_device import replica_on
@@ -11,7 +14,7 @@ from twostroke.core.errors import BadRequestError
 from twostroke.cost.classify import RequestLengths
 from twostroke.planner.efficiency import Efficiency
 from twostroke.planner.report import Objective
-from twostroke.planner.search import Found, ServiceLevel
+from twostroke.planner.search import MAX_REPLICAS, Found, Load, ServiceLevel, cheapness, with_replicas
 from twostroke.planner.simulate import simulate
 from twostroke.planner.trace import Lengths, poisson
 
@@ -30,6 +33,35 @@ class Tail:
     itl_s: dict[str, float]
     met_share: float
     """Of its requests, how many met the service level, each by itself."""
+
+
+MET_SHARE = 0.9
+"""Of simulated requests, how many have to meet the service level, each by itself: a level of means is met by half of
+them."""
+MOST_TRIES = 10
+"""Simulations of a search."""
+
+
+def confirmed(
+    found: Sequence[Found], lengths: RequestLengths, level: ServiceLevel, load: Load
+) -> tuple[list[Found], Tail | None, bool]:
+    """The cheapest whose simulation meets the level first, and what was simulated of it; whether it meets it. What
+    fails gets a quarter more copies, and its turn by its new price. Where too many fail, the best of them."""
+    assert load.requests_per_s is not None
+    left, failed = list(found), []
+    for _ in range(MOST_TRIES):
+        one = left.pop(0)
+        tail = tail_of(one, lengths, level, load.requests_per_s, one.efficiency)
+        if tail is None or tail.met_share >= MET_SHARE:
+            return [one, *left], tail, True
+        failed.append((tail.met_share, one, tail))
+        more = math.ceil(1.25 * one.deployment.replicas)
+        if more <= MAX_REPLICAS:
+            insort(left, with_replicas(one, more, lengths, load), key=cheapness)
+        if not left:
+            break
+    _, best, tail = max(failed, key=lambda entry: entry[0])
+    return [best], tail, False
 
 
 def tail_of(

@@ -67,6 +67,10 @@ class Measured:
     def most(self) -> float:
         return max(self.values)
 
+    def differs_from(self, other: Measured) -> bool:
+        """Whether the bars of the two lie apart: which is larger is then no accident of this hour."""
+        return self.low > other.high or other.low > self.high
+
 
 @dataclass(frozen=True, slots=True)
 class Played:

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 from twostroke.machine import busy_s
 
+BUSY = 0.05
+"""Of the cores' time, taken by other processes: from here on a reader is warned."""
+
 
 @dataclass(frozen=True, slots=True)
 class Company:

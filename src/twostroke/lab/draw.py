@@ -4,6 +4,7 @@ of its own that also people who tell colours apart poorly can tell. Knows no exp
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -145,10 +146,7 @@ def _scale(axis: Any, wanted: Axis) -> None:
     if wanted.log:
         getattr(axis.axes, f"set_{axis.axis_name}scale")("log")
         least, most = axis.get_view_interval()
-        if most / least > 200:
-            axis.set_major_locator(LogLocator(10))
-        else:
-            axis.set_major_locator(LogLocator(10, subs=(1, 2, 5)))
+        axis.set_major_locator(LogLocator(10, subs=log_steps(least, most)))
         axis.set_minor_locator(NullLocator())
         axis.set_minor_formatter(NullFormatter())
     else:
@@ -159,6 +157,19 @@ def _scale(axis: Any, wanted: Axis) -> None:
         FuncFormatter(lambda value, _: f"{value:,.10g}" if value < 1e6 else f"{value / 1e6:,.10g} M")
     )
     axis.set_tick_params(length=3, width=0.8, labelsize=8)
+
+
+LOG_STEPS = ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 5.0, 7.0), tuple(map(float, range(1, 10))))
+FEWEST_TICKS = 4
+
+
+def log_steps(least: float, most: float) -> tuple[float, ...]:
+    """Where ticks stand within each power of ten: as few as make the axis readable, whatever it spans."""
+    decades = range(math.floor(math.log10(least)), math.ceil(math.log10(most)) + 1)
+    for steps in LOG_STEPS:
+        if sum(least <= step * 10.0**decade <= most for decade in decades for step in steps) >= FEWEST_TICKS:
+            return steps
+    return LOG_STEPS[-1]
 
 
 def _label_ends(axes: Axes, series: Iterable[Series]) -> None:

@@ -52,10 +52,12 @@ def bench_record(
     scale: str,
     repetitions: int,
     start: dict[str, float | None],
+    others_share: float | None = None,
 ) -> dict[str, Any]:
     return {
         **environment(),
         **engine_record(assembly),
+        "others_share": others_share,
         "ceilings": asdict(ceilings),
         "start": start,
         "scale": scale,

@@ -9,14 +9,13 @@ from html import escape
 from typing import Any
 
 from twostroke.lab.chart import Tone
+from twostroke.lab.company import BUSY
 from twostroke.lab.draw import COLOURS, svg
 from twostroke.lab.finding import Finding
 from twostroke.lab.wording import count, duration, flops, size
 
-BUSY = 0.05
-"""Of the cores' time, taken by other processes: from here on a reader is warned."""
 _CSS = f"""
-:root {{ color-scheme: light; }}
+:root {{ color-scheme: light dark; }}
 * {{ box-sizing: border-box; }}
 body {{ margin: 0 auto; max-width: 46rem; padding: 1.5rem 1rem 4rem; background: #fff; color: #222;
   font: 1rem/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }}
@@ -42,6 +41,18 @@ img {{ display: block; width: 100%; height: auto; }}
 .warning b {{ color: #b00020; }}
 footer {{ margin-top: 3rem; font-size: .85rem; color: #666; }}
 @media (max-width: 30rem) {{ body {{ padding: 1rem .8rem 3rem; }} th {{ width: 6rem; }} h1 {{ font-size: 1.4rem; }} }}
+@media (prefers-color-scheme: dark) {{
+  body {{ background: #16181b; color: #dedede; }}
+  img {{ filter: invert(0.91) hue-rotate(180deg); }}
+  .lead, .question, th {{ color: #adadad; }}
+  .method, .skipped, footer {{ color: #9a9a9a; }}
+  .prefill {{ color: #f08a4b; }}
+  .decode {{ color: #5db2ee; }}
+  th, td {{ border-color: #34373b; }}
+  section {{ border-color: #44484d; }}
+  .warning {{ background: #321a1d; border-color: #ff6b7d; }}
+  .warning b {{ color: #ff8d9a; }}
+}}
 @media print {{ body {{ max-width: none; font-size: 10.5pt; }} section {{ break-inside: avoid; }} }}
 """
 

@@ -41,6 +41,8 @@ class Deployment:
     own_shape: ModelShape | None = None
     own_kv_space_bytes: int | None = None
     """Where a backend said what it leaves for KV; None: counted from the device's memory."""
+    own_max_users: int | None = None
+    """Where a backend said how many streams it runs at a time; None: MAX_USERS."""
     decode_weights: DecodeWeights | None = None
     """Copies for decode that this engine would hold beside the weights where one device has a copy of the model: over
     several it does not run, and none are counted."""
@@ -177,7 +179,7 @@ class Deployment:
         own = self.kv_bytes_per_user(tokens, shared_tokens)
         if space <= 0:
             return 0
-        most = self.lanes * MAX_USERS
+        most = self.lanes * (self.own_max_users or MAX_USERS)
         return min(most, space // own) if own > 0 else most
 
     def devices_needed(self, tokens: int) -> int | None:

@@ -1,4 +1,4 @@
-"""The least time a token can take against the memory's bandwidth, device by device: a plot and its points. matplotlib
+"""The least time a token can take, device by device: a plot and its points. matplotlib
 (the extra [lab]) is imported when a plot is asked for."""
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from twostroke.planner.deployment import Deployment
 
 FORMATS = (".png", ".svg", ".pdf")
 VENDOR_COLOURS = {"NVIDIA": "#4a7c0f", "AMD": "#c0392b", "Apple": "#555555"}
-NEAR = 1.12
 MOST_DEVICES = 8
 """In one machine."""
 
@@ -56,60 +55,47 @@ def check_plot_file(path: Path) -> None:
         raise BadRequestError("plots need matplotlib: install twostroke[lab]") from error
 
 
-def plot_decode(points: Sequence[DecodePoint], title: str, path: Path) -> None:
+def plot_decode(points: Sequence[DecodePoint], title: str, path: Path, chosen: Device | None = None) -> None:
+    """A row a device, the fastest at the top: rows have room for their names, whatever they hold. The chosen one is
+    marked."""
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
-    figure = Figure(figsize=(9, 6), layout="constrained")
-    axes = figure.subplots()
     fitting = [point for point in points if point.count]
-    lowest, highest = fitting[0].read_bytes_per_s, fitting[-1].read_bytes_per_s
-    weights = fitting[0].minimum_s * lowest
-    rates = [lowest / 1.3, highest * 1.3]
-    axes.plot([rate / 1e12 for rate in rates], [1e3 * weights / rate for rate in rates], color="0.7", zorder=1)
-    for index, group in enumerate(_neighbours(fitting)):
-        for point in group:
-            colour = VENDOR_COLOURS.get(point.device.vendor, "#1f4e79")
-            axes.scatter([point.read_bytes_per_s / 1e12], [1e3 * point.minimum_s], s=28, color=colour, zorder=3)
-        # Names of one group in one block; blocks to the right above the line and to the left below it, in turn.
-        names = "\n".join(point.label for point in group)
-        middle = group[len(group) // 2]
-        spot = (middle.read_bytes_per_s / 1e12, 1e3 * middle.minimum_s)
-        offset, across, upright = ((7, 4), "left", "bottom") if index % 2 else ((-7, -4), "right", "top")
-        axes.annotate(
-            names,
-            spot,
-            xytext=offset,
-            textcoords="offset points",
-            fontsize=7.5,
-            ha=across,
-            va=upright,
-            linespacing=1.15,
+    figure = Figure(figsize=(9, 1.6 + 0.26 * len(fitting)), layout="constrained")
+    axes = figure.subplots()
+    times_ms = [1e3 * point.minimum_s for point in fitting]
+    for row, (point, time_ms) in enumerate(zip(fitting, times_ms, strict=True)):
+        colour, is_chosen = colour_of(point.device.vendor), point.device == chosen
+        axes.plot([min(times_ms) / 2, time_ms], [row, row], color=colour, alpha=0.35, linewidth=1.2, zorder=2)
+        axes.scatter(
+            [time_ms], [row], s=110 if is_chosen else 30, marker="*" if is_chosen else "o", color=colour, zorder=3
         )
+        note = f"{time_ms:.3g} ms, {point.read_bytes_per_s / 1e12:.2g} TB/s" + (
+            ", the one asked about" if is_chosen else ""
+        )
+        axes.annotate(note, (time_ms, row), xytext=(8, 0), textcoords="offset points", fontsize=7.5, va="center")
+    axes.set_yticks(range(len(fitting)), [point.label for point in fitting], fontsize=8)
+    for label, point in zip(axes.get_yticklabels(), fitting, strict=True):
+        label.set_fontweight("bold" if point.device == chosen else "normal")
     axes.set_xscale("log")
-    axes.set_yscale("log")
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-        axis.set_major_formatter(StrMethodFormatter("{x:g}"))
-        axis.set_minor_formatter(NullFormatter())
-    axes.set_xlim(rates[0] / 1e12 / 1.8, rates[1] / 1e12 * 1.8)
-    axes.set_ylim(1e3 * weights / rates[1] / 1.6, 1e3 * weights / rates[0] * 1.6)
-    axes.set_xlabel("memory bandwidth of the devices that hold it (TB/s)")
-    axes.set_ylabel("least time per output token, one stream (ms)")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_xlim(min(times_ms) / 1.5, max(times_ms) * 4)
+    axes.set_ylim(-0.8, len(fitting) - 0.2)
+    axes.set_xlabel("least time per output token, one stream (ms): the weights over the memory's bandwidth")
     axes.set_title(title, fontsize=11)
-    axes.grid(True, color="0.92", zorder=0)
+    axes.grid(True, axis="x", color="0.92", zorder=0)
+    vendors = list(dict.fromkeys(point.device.vendor for point in fitting))
+    handles = [Line2D([], [], marker="o", linestyle="", color=colour_of(vendor), label=vendor) for vendor in vendors]
+    axes.legend(handles=handles, loc="upper right", fontsize=8)
     try:
         figure.savefig(path, dpi=150)
     except OSError as error:
         raise BadRequestError(f"cannot write {path}: {error.strerror}") from error
 
 
-def _neighbours(points: Sequence[DecodePoint]) -> list[list[DecodePoint]]:
-    """Those too close to each other for names of their own, together."""
-    groups: list[list[DecodePoint]] = []
-    for point in points:
-        if groups and point.read_bytes_per_s < NEAR * groups[-1][0].read_bytes_per_s:
-            groups[-1].append(point)
-        else:
-            groups.append([point])
-    return groups
+def colour_of(vendor: str) -> str:
+    return VENDOR_COLOURS.get(vendor, "#1f4e79")

@@ -44,18 +44,44 @@ class Load:
         if len(given) != 1 or not 0 < given[0] < 1e9:
             raise BadRequestError("a load is a rate of requests or a number of users, above 0: give one of the two")
 
-    def replicas(self, loaded: Loaded) -> int:
+    def replicas(self, fullest: Loaded) -> int:
+        """As many as are needed where each is as full as this one."""
         if self.users is not None:
-            return math.ceil(self.users / loaded.users)
+            return math.ceil(self.users / fullest.users)
         assert self.requests_per_s is not None
-        return math.ceil(self.requests_per_s / loaded.requests_per_s)
+        return math.ceil(self.requests_per_s / fullest.requests_per_s)
+
+    def on_one_of(self, replicas: int, at: Callable[[int], Loaded], most: int) -> Loaded:
+        """What one of so many replicas gets of this load; `at` says what so many users are, of whom `most` can be."""
+        if self.users is not None:
+            return at(min(most, math.ceil(self.users / replicas)))
+        assert self.requests_per_s is not None
+        rate = self.requests_per_s / replicas
+        low, high = 1, most  # the fewest users that ask as often
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if at(middle).requests_per_s >= rate else (middle + 1, high)
+        return _slowed(at(low), rate)
+
+
+def _slowed(loaded: Loaded, requests_per_s: float) -> Loaded:
+    """The same users, asking no more often than this: between two numbers of them, or a single one with pauses."""
+    if loaded.requests_per_s <= requests_per_s:
+        return loaded
+    share = requests_per_s / loaded.requests_per_s
+    return replace(
+        loaded,
+        requests_per_s=requests_per_s,
+        output_tokens_per_s=share * loaded.output_tokens_per_s,
+        total_tokens_per_s=share * loaded.total_tokens_per_s,
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
     deployment: Deployment
     loaded: Loaded
-    """Of one replica, with as many users as the service level lets it have."""
+    """Of one replica, with its part of the load that was asked about."""
     usd_per_hour: float | None
     efficiency: Efficiency
     """That its times were expected by."""
@@ -75,6 +101,8 @@ class Rejected:
     reason: str
     miss: float
     """How many times what is allowed it takes, of what it has too little of: seconds, memory or copies."""
+    fits: bool = True
+    """In memory: what is too slow by a little may do after all, what does not fit never runs."""
 
 
 MAX_REPLICAS = 1024
@@ -111,34 +139,52 @@ def search(
             found.append(outcome)
         else:
             rejected.append(outcome)
-    found.sort(
-        key=lambda one: (
-            one.usd_per_hour is None,
-            one.usd_per_hour or 0.0,
-            one.deployment.num_devices,
-            one.loaded.tpot_s,
-        )
-    )
-    rejected.sort(key=lambda one: one.miss)
+    found.sort(key=cheapness)
+    rejected.sort(key=lambda one: (not one.fits, one.miss))
     return found, rejected
+
+
+def cheapness(one: Found) -> tuple[bool, float, int, float]:
+    """What a search sorts by."""
+    return one.usd_per_hour is None, one.usd_per_hour or 0.0, one.deployment.num_devices, one.loaded.tpot_s
+
+
+def with_replicas(one: Found, replicas: int, lengths: RequestLengths, load: Load) -> Found:
+    """The same with another number of replicas, each with a smaller or larger part of the load."""
+    at, most = _at_users(one.deployment, lengths, one.efficiency)
+    deployment = replace(one.deployment, replicas=replicas)
+    return replace(
+        one,
+        deployment=deployment,
+        loaded=load.on_one_of(replicas, at, most),
+        usd_per_hour=deployment.price_per_hour_usd,
+    )
+
+
+def _at_users(
+    candidate: Deployment, lengths: RequestLengths, efficiency: Efficiency
+) -> tuple[Callable[[int], Loaded], int]:
+    """What so many users get of one replica; and how many it holds."""
+    phases = phases_of(candidate, efficiency)
+    most = candidate.max_users(lengths.input_tokens + lengths.output_tokens, lengths.cached_tokens)
+
+    def at(users: int) -> Loaded:
+        return phases.loaded(lengths.input_tokens, lengths.output_tokens, lengths.cached_tokens, users)
+
+    return at, most
 
 
 def _try(
     candidate: Deployment, lengths: RequestLengths, level: ServiceLevel, load: Load, efficiency: Efficiency
 ) -> Found | Rejected:
-    most = candidate.max_users(lengths.input_tokens + lengths.output_tokens, lengths.cached_tokens)
+    at, most = _at_users(candidate, lengths, efficiency)
     if most == 0:
         tokens = lengths.input_tokens + lengths.output_tokens
         lacking = candidate.kv_bytes_per_user(tokens) - candidate.kv_space_bytes
-        return Rejected(candidate, "does not fit", 1 + lacking / candidate.memory_bytes)
+        return Rejected(candidate, "does not fit", 1 + lacking / candidate.memory_bytes, fits=False)
     if load.users is not None:
         most = min(most, load.users)
-    phases = phases_of(candidate, efficiency)
-
-    def loaded(users: int) -> Loaded:
-        return phases.loaded(lengths.input_tokens, lengths.output_tokens, lengths.cached_tokens, users)
-
-    alone = loaded(1)
+    alone = at(1)
     if not level.is_met(alone):
         return Rejected(
             candidate,
@@ -148,10 +194,9 @@ def _try(
     low, high = 1, most  # both latencies grow with the users, so what is met is met below it too
     while low < high:
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if level.is_met(loaded(middle)) else (low, middle - 1)
-    best = loaded(low)
-    replicas = load.replicas(best)
+        low, high = (middle, high) if level.is_met(at(middle)) else (low, middle - 1)
+    replicas = load.replicas(at(low))
     if replicas > MAX_REPLICAS:
         return Rejected(candidate, f"would need {replicas:,} replicas", replicas / MAX_REPLICAS)
     chosen = replace(candidate, replicas=replicas)
-    return Found(chosen, best, chosen.price_per_hour_usd, efficiency)
+    return Found(chosen, load.on_one_of(replicas, at, low), chosen.price_per_hour_usd, efficiency)

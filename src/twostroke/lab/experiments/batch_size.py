@@ -3,7 +3,7 @@ together gain a lot."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from twostroke.cost.floor import StepWork, step_bytes_read, step_multiply_adds
 from twostroke.lab.apparatus import WARM_STEPS, Apparatus, CannotMeasureError, Measured
@@ -104,7 +104,7 @@ def _finding(apparatus: Apparatus, found: dict[int, Measured]) -> Finding:
             + (
                 f"{enough} streams have {ENOUGH:.0%} of that throughput already."
                 if enough < widest
-                else "More streams would write more still."
+                else _beyond(sizes, rates)
             )
             + judged(prediction, seconds, works)
         ),
@@ -120,6 +120,13 @@ def _finding(apparatus: Apparatus, found: dict[int, Measured]) -> Finding:
             "prediction_error": error_of(prediction, seconds, works),
         },
     )
+
+
+def _beyond(sizes: Sequence[int], rates: Sequence[Measured]) -> str:
+    """What the last two sizes allow to say of more streams."""
+    if rates[-1].median > rates[-2].median and rates[-1].differs_from(rates[-2]):
+        return "More streams would write more still."
+    return f"Beyond {sizes[-2]} streams the bars tell no gain."
 
 
 EXPERIMENT = Experiment(

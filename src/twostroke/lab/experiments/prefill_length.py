@@ -71,7 +71,7 @@ def _finding(apparatus: Apparatus, found: dict[int, Measured]) -> Finding:
         ),
         sentence=(
             f"Reading {lengths[0]} tokens takes {duration(seconds[0])} and {count(longest)} take "
-            f"{duration(seconds[-1])}; the rate is best at {count(best)} tokens, {rate(rates[best])}: shorter prompts "
+            f"{duration(seconds[-1])}; {_where_best(found, best)}, {rate(rates[best])}: shorter prompts "
             f"read all the weights for too little work, and attention's quadratic term is {share(quadratic)} of the "
             f"arithmetic at {count(longest)}." + judged(prediction, seconds, works)
         ),
@@ -80,7 +80,7 @@ def _finding(apparatus: Apparatus, found: dict[int, Measured]) -> Finding:
             f"Steps take at most {apparatus.chunk_tokens} prompt tokens, so longer prompts are read in chunks. Points "
             f"are medians of up to {apparatus.effort.repetitions} fresh random prompts, bars the middle 80%."
         ),
-        warning=_warning(rates, best),
+        warning=_warning(found, rates, best),
         numbers={
             "prompt_tokens": lengths,
             "ttft_s": {length: found[length].values for length in lengths},
@@ -91,8 +91,20 @@ def _finding(apparatus: Apparatus, found: dict[int, Measured]) -> Finding:
     )
 
 
-def _warning(rates: dict[int, float], best: int) -> str | None:
-    if SHORTEST not in rates or best == SHORTEST:
+def _rate(found: dict[int, Measured], length: int) -> Measured:
+    return Measured(tuple(length / value for value in found[length].values))
+
+
+def _where_best(found: dict[int, Measured], best: int) -> str:
+    """A single length only where the bars of all others lie apart from its own."""
+    alike = [length for length in found if not _rate(found, length).differs_from(_rate(found, best))]
+    if len(alike) == 1:
+        return f"the rate is best at {count(best)} tokens"
+    return f"the rate is best from {count(alike[0])} to {count(alike[-1])} tokens, which the bars do not tell apart"
+
+
+def _warning(found: dict[int, Measured], rates: dict[int, float], best: int) -> str | None:
+    if SHORTEST not in found or not _rate(found, SHORTEST).differs_from(_rate(found, best)):
         return None
     return (
         f"Do not benchmark with {SHORTEST}-token prompts. Here they are read at {rate(rates[SHORTEST])}, and prompts "
