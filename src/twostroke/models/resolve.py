@@ -9,7 +9,7 @@ from pathlib import Path
 
 from twostroke.cache import cache_folder
 from twostroke.core.errors import ModelError
-from twostroke.models.hub import HubError, HubId, download, parse_hub_id
+from twostroke.models.hub import HubError, HubId, download, parse_hub_id, verify_download
 from twostroke.models.known import KNOWN_MODELS, Progress, fetch_known
 from twostroke.models.weights.safetensors import INDEX_FILE, PICKLE_SUFFIXES, SINGLE_FILE, refuse_pickle
 
@@ -22,25 +22,36 @@ def resolve(
     cache_dir: Path | None = None,
     progress: Progress | None = None,
     from_hub: Callable[[HubId], Path] = download,
+    verify: bool = False,
 ) -> Path:
     """The path of a .gguf file or of a Hugging Face folder, fetched if need be. `cache_dir` stands in for
-    `cache_folder()`; Hub downloads are kept in the Hub's own cache."""
+    `cache_folder()`; Hub downloads are kept in the Hub's own cache. `verify`: what is there already is compared with
+    its digest, and fetched again where it is damaged."""
     if not name:
         raise ModelError("the model's name is empty")
     models_folder = (cache_dir or cache_folder()) / "models"
     if name in KNOWN_MODELS:
-        return fetch_known(name, KNOWN_MODELS[name], models_folder, progress)
+        return fetch_known(name, KNOWN_MODELS[name], models_folder, progress, verify=verify)
     path = _existing(name)
     if path is not None:
-        return _model_at(path)
+        found = _model_at(path)
+        if verify and progress is not None:
+            progress(f"{found} is a place on this disk: nothing was fetched, and no digest is known to verify it by")
+        return found
     hub_id = None if _looks_like_path(name) else parse_hub_id(name)
     if hub_id is None:
         outcome = "it is not a Hub id (org/name, org/name@revision or org/name:file.gguf)"
         raise ModelError(_not_found(name, models_folder, outcome))
     try:
-        return _from_hub(hub_id, from_hub)
+        found = _from_hub(hub_id, from_hub)
     except HubError as error:
         raise ModelError(_not_found(name, models_folder, f"the Hub gave nothing ({error})")) from error
+    if verify:
+        try:
+            verify_download(hub_id, found, progress or (lambda message: None))
+        except (HubError, OSError) as error:
+            raise ModelError(f"{name} could not be verified: {error}") from error
+    return found
 
 
 def _existing(name: str) -> Path | None:

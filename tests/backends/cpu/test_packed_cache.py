@@ -18,6 +18,10 @@ from tests.models.tiny_checkpoints import make_tiny
 
 from twostroke.backends.cpu import FACTORY, packed_cache
 from twostroke.backends.cpu.weights import Weights
+from twostroke.config import EngineConfig
+from twostroke.core.sampling_params import SamplingParams
+from twostroke.engine.build import assemble
+from twostroke.engine.offline import LLM
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.loading import load_checkpoint
 from twostroke.models.weights.tensor import WeightKind
@@ -132,7 +136,21 @@ def test_a_small_model_is_not_kept(model: Path, folder: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize(
-    "damage", ["truncated", "longer", "flipped", "zeroed page", "sums", "trailer", "empty", "renamed"]
+    "damage",
+    [
+        "truncated",
+        "longer",
+        "flipped",
+        "zeroed page",
+        "swapped pages",
+        "swapped words",
+        "two top bits",
+        "moved by a sector",
+        "sums",
+        "trailer",
+        "empty",
+        "renamed",
+    ],
 )
 def test_a_damaged_entry_is_packed_again(model: Path, folder: Path, damage: str) -> None:
     checkpoint = load(model)
@@ -148,6 +166,15 @@ def test_a_damaged_entry_is_packed_again(model: Path, folder: Path, damage: str)
             content[5000] ^= 1
         case "zeroed page":
             content[4096:8192] = bytes(4096)
+        case "swapped pages":
+            content[:4096], content[8192:12288] = content[8192:12288], content[:4096]
+        case "swapped words":
+            content[:8], content[64:72] = content[64:72], content[:8]
+        case "two top bits":  # a sum of words, weighted by odd numbers or not, is the same
+            content[7] ^= 128
+            content[15] ^= 128
+        case "moved by a sector":
+            content[512:8192] = content[0:7680]
         case "sums":
             content[-60] ^= 1
         case "trailer":
@@ -158,10 +185,12 @@ def test_a_damaged_entry_is_packed_again(model: Path, folder: Path, damage: str)
             other = load(model, WeightKind.Q4_1)
             Weights.from_checkpoint(other)
             content[:] = path_of(other).read_bytes()
+    assert content != path.read_bytes()
     path.unlink()
     path.write_bytes(content)
     again = Weights.from_checkpoint(checkpoint)
     assert not is_kept(again) and same(again, expected)
+    assert f"the packed weights kept in {path} were damaged: packed again" in again.notes
     assert is_kept(Weights.from_checkpoint(checkpoint)), "the damaged entry was not replaced"
 
 
@@ -171,7 +200,34 @@ def test_an_entry_of_the_right_size_and_the_wrong_name_is_refused(model: Path, f
     path = path_of(checkpoint)
     size = len(path.read_bytes())
     moved = path.rename(path.with_name("0" * 24 + "-" + "0" * 24))
-    assert packed_cache.read(moved, size - 56 - 8) is None
+    with pytest.raises(packed_cache.DamagedEntryError):
+        packed_cache.read(moved, size - 56 - 4)
+
+
+def test_weights_that_give_logits_that_are_not_finite_are_named_and_packed_anew(model: Path, folder: Path) -> None:
+    """Whatever spoilt them, and passed the check: here, an entry that was written so."""
+    Weights.from_checkpoint(load(model))
+    path = path_of(load(model))
+    spoilt = np.full(len(path.read_bytes()) - 56 - 4, 0xFF, dtype=np.uint8)  # scales that are not numbers
+    assert packed_cache.write(path, spoilt) is None
+    errors = [error_of(load(model)) for _ in range(2)]
+    assert f"not finite: the packed weights kept as packed/{path.name} in the cache folder" in str(errors[0])
+    assert errors[1] is None
+
+
+def test_a_file_that_gives_logits_that_are_not_finite_is_named(folder: Path, tmp_path: Path) -> None:
+    model = make_tiny("llama", tmp_path / "model")[0]
+    file = model / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-4096:] = b"\xff" * 4096
+    file.write_bytes(content)
+    assert f"not finite: {model.name} may be damaged" in str(error_of(load(model)))
+
+
+def error_of(checkpoint: Checkpoint) -> str | None:
+    """What a request for one token is told."""
+    with LLM.from_assembly(assemble(checkpoint, None, EngineConfig(backend="cpu", quantise="q8_0"))) as llm:
+        return llm.generate([TOKENS], SamplingParams(max_tokens=1))[0].error
 
 
 def test_a_mapped_entry_survives_its_removal(model: Path, folder: Path) -> None:
@@ -200,7 +256,7 @@ def test_a_full_disk_is_done_without(model: Path, folder: Path, monkeypatch: pyt
         assert "No space left" in note_of(Weights.from_checkpoint(load(model)))
     with monkeypatch.context() as patched:
         patched.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
-        assert "has 1000 left" in note_of(Weights.from_checkpoint(load(model)))
+        assert "has 0.0 MB left" in note_of(Weights.from_checkpoint(load(model)))
     assert list(folder.iterdir()) == []
     assert not note_of(Weights.from_checkpoint(load(model)))
 

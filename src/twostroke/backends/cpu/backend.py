@@ -8,6 +8,7 @@ import time
 import numpy as np
 import numpy.typing as npt
 
+from twostroke.backends.cpu import packed_cache
 from twostroke.backends.cpu.arguments import FEW_ROWS, NOT_FINITE, KVGroupField, StepField, TimeField
 from twostroke.backends.cpu.attention_work import AttentionWork, attends_by_rows
 from twostroke.backends.cpu.compile import load_or_compile
@@ -63,7 +64,7 @@ class CpuBackend(HostBackend):
         super().__init__(layout, max_context, checkpoint.spec.vocab_size)
         others = OthersOnCores()  # it counts while the rest is made: the first step knows who else is here
         self.isa = isa
-        self._spec = checkpoint.spec
+        self._spec, self._file_name = checkpoint.spec, checkpoint.path.name
         self._shape = kernel_shape(checkpoint, layout.block_size, choose_kv_kind(kv_kind, isa))
         self._kv = KVStore(layout, self._spec.num_kv_heads, self._shape)
         touched = self._launcher.submit(self._kv.touch)  # beside the rest, which takes longer and mostly one core
@@ -119,6 +120,18 @@ class CpuBackend(HostBackend):
         num_logits = len(batch.logit_rows)
         highest = [None if token == NOT_FINITE else token for token in program.highest[:num_logits].tolist()]
         return Scores(program.logits[:num_logits, : self._spec.vocab_size], highest)
+
+    def why_not_finite(self) -> str:
+        """Weights that were kept are suspected first: packing them anew takes a moment, and heals them. Files are named
+        without their folders: a server's clients read this too."""
+        what, kept, source = super().why_not_finite(), self._weights.kept_at, self._file_name
+        if kept is None:
+            return f"{what}: {source} may be damaged (`twostroke pull` verifies what it fetched)"
+        packed_cache.discard(kept)
+        return (
+            f"{what}: the packed weights kept as {kept.parent.name}/{kept.name} in the cache folder may be damaged; "
+            f"they were removed, and the next start packs them anew from {source}"
+        )
 
     def profile(self, batch: Batch) -> tuple[Tape, npt.NDArray[np.int64]]:
         """What `forward` does, timed: the tape it ran, and [threads, entries, fields of TimeField] in clock ticks."""

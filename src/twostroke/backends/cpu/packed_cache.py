@@ -1,5 +1,5 @@
 """Packed weights kept on disk, so that a model is repacked and quantised once: `cache_folder()/packed/SOURCE-FORM`, the
-bytes of the arena and behind them what proves them whole. An entry that is not whole, or is of other files, is packed
+bytes of the arena and behind them what proves them whole. An entry that is damaged, or is of other files, is packed
 again; a folder that cannot be written only costs the next start its time."""
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ import shutil
 import struct
 import tempfile
 import time
+import zlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from twostroke.backends.cpu import arguments
 from twostroke.backends.cpu.memory import Bytes
@@ -25,10 +26,10 @@ from twostroke.cache import cache_folder
 from twostroke.models import checkpoint as checkpoint_module
 from twostroke.models.checkpoint import Checkpoint, FileTensors
 
-_TRAILER = struct.Struct("<16sQ32s")  # magic, bytes of weights, sha256 of name, size and sums
-_MAGIC = b"TWOSTROKE-PACK-1"
+_TRAILER = struct.Struct("<16sQ32s")  # magic, bytes of weights, sha256 of name, size and CRCs
+_MAGIC = b"TWOSTROKE-PACK-2"
 _CHUNK_BYTES = 1 << 20
-"""What one sum of the trailer covers."""
+"""What one CRC of the trailer covers."""
 _SAMPLE_BYTES = 64
 LEAST_BYTES = 4 << 20
 """A smaller model is packed sooner than its entry is looked for."""
@@ -39,7 +40,9 @@ _SHARE_OF_FREE_DISK = 0.5
 _ABANDONED_AFTER_S = 3600.0
 """A file that was being written this long ago was left by a process that was killed."""
 
-Sums = npt.NDArray[np.uint64]
+
+class DamagedEntryError(Exception):
+    """An entry is there, and it is not what was written."""
 
 
 def entry_path(checkpoint: Checkpoint) -> Path | None:
@@ -62,17 +65,18 @@ def entry_path(checkpoint: Checkpoint) -> Path | None:
     return _folder() / f"{source.hexdigest()[:24]}-{form.hexdigest()[:24]}"
 
 
-def read(path: Path, num_bytes: int) -> Bytes | None:
-    """An entry's weights, read-only in the page cache, which all processes share; None where it is not whole.
+def read(path: Path, num_bytes: int, threads: int = 1) -> Bytes | None:
+    """An entry's weights, read-only in the page cache, which all processes share; None where there is none. Raises
+    DamagedEntryError.
 
     They are mapped, not read into huge pages of our own: decode is as fast either way (see bench/results/startup.md),
-    a start does not copy them, and a second engine costs no second copy. Every byte is summed all the same: that is as
-    fast as memory can be read, where a sha256 of all would take as long as packing anew; and it brings the pages in."""
+    a start does not copy them, and a second engine costs no second copy. Every byte is checked all the same, by CRCs of
+    chunks: a sha256 of all would take as long as packing anew. That brings the pages in, too."""
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
-            if size != num_bytes + _sum_bytes(num_bytes) + _TRAILER.size:
-                return None
+            if size != num_bytes + _crc_bytes(num_bytes) + _TRAILER.size:
+                raise DamagedEntryError
             memory = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
     except (OSError, ValueError):
         return None
@@ -81,29 +85,33 @@ def read(path: Path, num_bytes: int) -> Bytes | None:
     whole = np.frombuffer(memory, dtype=np.uint8)
     data, rest = whole[:num_bytes], whole[num_bytes:]
     stored = rest[: -_TRAILER.size].tobytes()
-    if rest[-_TRAILER.size :].tobytes() != _trailer(path, num_bytes, stored):
-        return None
-    if _sums(data).tobytes() != stored:
-        return None
+    if rest[-_TRAILER.size :].tobytes() != _trailer(path, num_bytes, stored) or _crcs(data, threads) != stored:
+        raise DamagedEntryError
     with contextlib.suppress(OSError):
         os.utime(path)  # used now: the folder is cleared of what was not used for longest
     return data
 
 
-def write(path: Path, data: Bytes) -> str | None:
+def discard(path: Path) -> None:
+    """The next start packs anew."""
+    with contextlib.suppress(OSError):
+        path.unlink()
+
+
+def write(path: Path, data: Bytes, threads: int = 1) -> str | None:
     """Keep packed weights; None, or why that is not possible."""
     temporary: str | None = None
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         free = shutil.disk_usage(path.parent).free
         if len(data) > _SHARE_OF_FREE_DISK * free:
-            return f"they take {len(data)} bytes, and the disk of {path.parent} has {free} left"
+            return f"they take {len(data) / 1e6:,.1f} MB, and the disk of {path.parent} has {free / 1e6:,.1f} MB left"
         # A name of its own until all is on the disk: a killed process or a second one leaves the entry whole or absent.
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
         with os.fdopen(handle, "wb") as file:
             file.write(data.data)
-            sums = _sums(data).tobytes()
-            file.write(sums + _trailer(path, len(data), sums))
+            crcs = _crcs(data, threads)
+            file.write(crcs + _trailer(path, len(data), crcs))
             file.flush()
             os.fsync(file.fileno())
         Path(temporary).replace(path)
@@ -122,20 +130,21 @@ def _folder() -> Path:
     return cache_folder() / "packed"
 
 
-def _trailer(path: Path, num_bytes: int, sums: bytes) -> bytes:
-    proof = hashlib.sha256(path.name.encode() + struct.pack("<Q", num_bytes) + sums).digest()
+def _trailer(path: Path, num_bytes: int, crcs: bytes) -> bytes:
+    proof = hashlib.sha256(path.name.encode() + struct.pack("<Q", num_bytes) + crcs).digest()
     return _TRAILER.pack(_MAGIC, num_bytes, proof)
 
 
-def _sum_bytes(num_bytes: int) -> int:
-    return -(-num_bytes // _CHUNK_BYTES) * 8
+def _crc_bytes(num_bytes: int) -> int:
+    return -(-num_bytes // _CHUNK_BYTES) * 4
 
 
-def _sums(data: Bytes) -> Sums:
-    """The sum of each chunk's 64-bit words: any one wrong word, page or sector changes it."""
-    words: Sums = data.view(np.uint64)  # arenas are whole lines
-    step = _CHUNK_BYTES // 8
-    return np.array([np.add.reduce(words[first : first + step]) for first in range(0, len(words), step)], np.uint64)
+def _crcs(data: Bytes, threads: int) -> bytes:
+    """The CRC of each chunk. It depends on where a byte lies: bytes that changed places are found, too."""
+    chunks = [data[first : first + _CHUNK_BYTES] for first in range(0, len(data), _CHUNK_BYTES)]
+    with ThreadPoolExecutor(threads, thread_name_prefix="crc") as pool:
+        found = list(pool.map(zlib.crc32, chunks))  # zlib lets go of Python's lock
+    return struct.pack(f"<{len(found)}I", *found)
 
 
 def _clear(newest: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
@@ -62,6 +63,8 @@ class Weights:
     final_norm: Floats
     head: Projection
     notes: tuple[str, ...]
+    kept_at: Path | None = None
+    """The entry of the cache of packed weights that they were mapped from; None: they were packed now."""
 
     @staticmethod
     def from_checkpoint(checkpoint: Checkpoint, threads: int = 1) -> Weights:
@@ -69,19 +72,21 @@ class Weights:
         matrices = [name for name in checkpoint.tensors if checkpoint.is_multiplied(name)]
         num_bytes = sum(_held_bytes(checkpoint, name) for name in matrices)
         path = packed_cache.entry_path(checkpoint)
-        kept = None if path is None else packed_cache.read(path, num_bytes)
+        notes, kept = [], None
+        if path is not None:
+            try:
+                kept = packed_cache.read(path, num_bytes, threads)
+            except packed_cache.DamagedEntryError:
+                notes.append(f"the packed weights kept in {path} were damaged: packed again")
         arena = Arena(num_bytes) if kept is None else Arena.over(kept)
         layout = _Layout(checkpoint, arena)
         weights = layout.weights()
         if kept is not None:
-            return weights
+            return replace(weights, kept_at=path)
         layout.fill(threads)
-        refused = None if path is None else packed_cache.write(path, arena.memory)
-        if refused is None:
-            return weights
-        return replace(
-            weights, notes=(*weights.notes, f"the packed weights are not kept for the next start: {refused}")
-        )
+        if path is not None and (refused := packed_cache.write(path, arena.memory, threads)) is not None:
+            notes.append(f"the packed weights are not kept for the next start: {refused}")
+        return replace(weights, notes=(*weights.notes, *notes))
 
 
 def tile_kinds(checkpoint: Checkpoint) -> tuple[TileKind, ...]:

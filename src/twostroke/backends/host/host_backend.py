@@ -75,6 +75,10 @@ class HostBackend(ABC):
         """`forward`, and which token is likeliest. A backend that finds it sooner says so itself."""
         return Scores.of(self.forward(batch))
 
+    def why_not_finite(self) -> str:
+        """Asked when a sequence's logits are not finite. A backend that can say more, or mend something, does."""
+        return NOT_FINITE
+
     def use_grammars(self, grammars: Grammars) -> None:
         self.rows.grammars = grammars
 
@@ -108,7 +112,7 @@ class HostBackend(ABC):
                 if chunk.prompt_logprobs is not None:
                     end = cursor + len(chunk.token_ids)
                     if None in highest[cursor:end]:
-                        errors[chunk.seq_id] = NOT_FINITE
+                        errors[chunk.seq_id] = self.why_not_finite()
                     else:
                         prompt_logprobs[chunk.seq_id] = _chunk_logprobs(chunk, logits[cursor:end])
                     cursor = end
@@ -134,7 +138,7 @@ class HostBackend(ABC):
     ) -> None:
         row = self.rows[seq_id]
         if highest is None:
-            errors[seq_id] = NOT_FINITE
+            errors[seq_id] = self.why_not_finite()
             return  # a step may already be launched behind this one: it reads the old last token and is dropped
         try:
             token = row.sampler.sample(logits, highest)
