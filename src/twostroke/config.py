@@ -108,6 +108,8 @@ class ResolvedConfig:
     layout: KVLayout
     kv_bytes: int
     reasons: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
+    """Of the reasons, those that change answers: they are said at every start."""
 
     @property
     def kv_tokens(self) -> int:
@@ -122,9 +124,11 @@ def resolve(
     memory: MemorySpace,
     suits: StepSizes,
     machine_threads: int,
+    short_rope_context: int | None = None,
 ) -> ResolvedConfig:
     """Fill in what was left open, sizes by what `suits` the backend. Raises when what was asked for cannot be had, with
-    what would fit."""
+    what would fit. `short_rope_context`: beyond it a model reads every prompt with other rope factors, so it is only
+    exceeded when that is asked for."""
     reasons: list[str] = []
     threads = config.threads or machine_threads
     reasons.append(f"{threads} threads: " + ("asked for" if config.threads else "the cores this process may use"))
@@ -134,7 +138,7 @@ def resolve(
         config.max_running or suits.max_running,
         config.itl_target_ms or suits.itl_target_ms,
     )
-    max_context = config.max_context or model_max_context
+    max_context = config.max_context or short_rope_context or model_max_context
     if max_context > model_max_context:
         raise BadRequestError(f"max_context {max_context} is more than the {model_max_context} this model was made for")
     budget, why = _kv_budget(config, memory)
@@ -154,16 +158,36 @@ def resolve(
         reasons.append(f"context {fits}: what {budget} bytes of KV hold of the model's {model_max_context}")
         max_context = fits
     else:
-        reasons.append(
-            f"context {max_context}: " + ("asked for" if config.max_context else "what the model was made for")
-        )
+        reasons.append(f"context {max_context}: {_why_context(config, model_max_context, short_rope_context)}")
+    warnings = _rope_warnings(max_context, short_rope_context)
+    reasons += warnings
     layout = _layout(sizes, groups, budget, max_context)
     kv_bytes = sum(g.num_blocks * need.bytes_per_token for g, need in zip(layout.groups, groups, strict=True))
     kv_bytes *= sizes.block_size
     blocks = " + ".join(str(group.num_blocks) for group in layout.groups)
     reasons.append(f"KV {blocks} blocks of {sizes.block_size} tokens, {kv_bytes / 1e6:.0f} MB: {why}")
     return ResolvedConfig(
-        replace(config, threads=threads), threads, max_context, sizes, layout, kv_bytes, tuple(reasons)
+        replace(config, threads=threads), threads, max_context, sizes, layout, kv_bytes, tuple(reasons), warnings
+    )
+
+
+def _why_context(config: EngineConfig, model_max_context: int, short_rope_context: int | None) -> str:
+    if config.max_context is not None:
+        return "asked for"
+    if short_rope_context is None:
+        return "what the model was made for"
+    return (
+        f"as far as the model's short rope factors reach; up to {model_max_context} can be asked for (--max-context), "
+        "and is read with the long ones"
+    )
+
+
+def _rope_warnings(max_context: int, short_rope_context: int | None) -> tuple[str, ...]:
+    if short_rope_context is None or max_context <= short_rope_context:
+        return ()
+    return (
+        f"long rope factors: the context is above {short_rope_context}, so every prompt is read with them; short prompts "
+        f"are answered as the model was trained to with a context of up to {short_rope_context} only",
     )
 
 

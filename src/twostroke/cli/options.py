@@ -27,7 +27,12 @@ Backend = Annotated[
 ]
 Threads = Annotated[int | None, typer.Option(help="Threads; default: the cores this process may really use.")]
 MaxContext = Annotated[
-    int | None, typer.Option(help="Prompt and answer together, in tokens; default: what the model was made for.")
+    int | None,
+    typer.Option(
+        help="Prompt and answer together, in tokens; default: what the model was made for. A model with two sets of "
+        "rope factors (Phi-3) reads every prompt with the long set once this is above the short set's length, which "
+        "is its default."
+    ),
 ]
 KVMemory = Annotated[
     str | None,

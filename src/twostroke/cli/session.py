@@ -47,9 +47,8 @@ def load(model: str, config: EngineConfig, console: Console, *, verbose: bool, c
         highlight=False,
         markup=False,
     )
-    if verbose:
-        for note in llm.assembly.notes:
-            console.print(f"  {note}", style="dim", highlight=False, markup=False)
+    for note in llm.assembly.notes if verbose else llm.assembly.resolved.warnings:
+        console.print(f"  {note}", style="dim", highlight=False, markup=False)
     return llm
 
 

@@ -177,7 +177,8 @@ def prepare(checkpoint: Checkpoint, config: EngineConfig) -> Preparation:
     memory = factory.memory(checkpoint, here)
 
     def resolve_within(space: MemorySpace) -> ResolvedConfig:
-        return resolve(config, checkpoint.spec.max_context, needs, space, factory.suits, here.threads)
+        spec = checkpoint.spec
+        return resolve(config, spec.max_context, needs, space, factory.suits, here.threads, spec.short_rope_context)
 
     offered = factory.decode_weights(checkpoint, config.dtype)
     holding = choose_decode_weights(config, offered, memory, needs, resolve_within)

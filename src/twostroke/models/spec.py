@@ -26,7 +26,8 @@ class LinearScaling:
 @dataclass(frozen=True, slots=True)
 class LongRopeScaling:
     """Phi-3: one factor a frequency, one list for contexts up to the original maximum and one beyond it. Which one is
-    in force is decided once, by the context the engine is configured for (see `RopeSpec.inverse_frequencies`)."""
+    in force is decided once, by the context the engine is configured for (see `RopeSpec.inverse_frequencies`): keys in
+    the cache are rotated already, so a sequence that outgrew the short factors would have to be read anew."""
 
     short_factors: tuple[float, ...]
     long_factors: tuple[float, ...]
@@ -147,6 +148,14 @@ class ModelSpec:
     @property
     def queries_per_kv_head(self) -> int:
         return self.num_heads // self.num_kv_heads
+
+    @property
+    def short_rope_context(self) -> int | None:
+        """The longest context that is read with short rope factors, where a longer one takes others; None: all contexts
+        are read alike."""
+        scalings = [layer.rope.scaling for layer in self.layers]
+        originals = [scaling.original_max_context for scaling in scalings if isinstance(scaling, LongRopeScaling)]
+        return min(originals) if originals and min(originals) < self.max_context else None
 
     def kv_windows(self) -> tuple[tuple[int | None, tuple[int, ...]], ...]:
         """The layers grouped by window, full attention first: the KV groups of this model."""
