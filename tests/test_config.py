@@ -56,7 +56,7 @@ def test_almost_no_memory_is_refused() -> None:
         resolve(EngineConfig(kv=KVConfig(memory_bytes=1000)), 8192, (FULL,), MEMORY, SUITS, 2)
 
 
-@pytest.mark.parametrize("bad", [{"threads": 0}, {"max_running": -1}, {"kv": KVConfig(block_size=10)}])
+@pytest.mark.parametrize("bad", [{"threads": 0}, {"max_running": -1}, {"kv": {"block_size": 16}}])
 def test_bad_values_are_refused(bad: dict[str, object]) -> None:
     with pytest.raises(BadRequestError):
         EngineConfig(**bad)  # type: ignore[arg-type]

@@ -4,11 +4,12 @@ that was left open comes back with its reason. Standard library only."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, TypedDict
 
 from twostroke.core.errors import BadRequestError
 from twostroke.core.kv_layout import KVGroup, KVLayout
 from twostroke.core.step_sizes import StepSizes
+from twostroke.core.units import size
 from twostroke.machine import MemorySpace
 
 MAX_BLOCK_SIZE = 256
@@ -18,6 +19,7 @@ LIMITS = {"threads": 1024, "max_context": 2**31 - 1, "max_tokens_per_step": 2**1
 """The most that may be asked for: beyond it a slip of the finger, and memory for buffers that no step would fill."""
 QUANTISE_CHOICES = ("q8_0", "q4_1", "none")
 DTYPE_CHOICES = ("auto", "bf16", "f16")
+KV_MEMORY_OPTION = "--kv-memory, or KVConfig(memory_bytes=...)"
 LOAD_CHOICES = ("file", "random")
 DECODE_WEIGHTS_CHOICES = ("auto", "packed", "plain")
 
@@ -35,6 +37,17 @@ class KVConfig:
     def __post_init__(self) -> None:
         if self.kind not in KV_KINDS:
             raise BadRequestError(f"the KV kind must be one of {', '.join(KV_KINDS)}, not {self.kind!r:.60}")
+        if self.memory_bytes is not None and not (_is_integer(self.memory_bytes) and self.memory_bytes > 0):
+            raise BadRequestError(
+                f"memory_bytes must be a whole number of bytes, like 2 * 10**9, not {self.memory_bytes!r:.60}"
+            )
+        if self.block_size is not None and (
+            not _is_integer(self.block_size) or self.block_size % 16 or not 16 <= self.block_size <= MAX_BLOCK_SIZE
+        ):
+            raise BadRequestError(
+                f"block_size must be a multiple of 16 up to {MAX_BLOCK_SIZE}, not {self.block_size!r:.60}"
+            )
+        _check_switch("prefix_caching", self.prefix_caching)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +84,13 @@ class EngineConfig:
             value = getattr(self, name)
             if value is None:
                 continue
-            if not isinstance(value, int) or not 1 <= value <= limit:
-                raise BadRequestError(f"{name} must be an integer from 1 to {limit}, not {value!r}")
+            if not _is_integer(value) or not 1 <= value <= limit:
+                raise BadRequestError(f"{name} must be an integer from 1 to {limit}, not {value!r:.60}")
+        if not isinstance(self.backend, str):
+            raise BadRequestError(f"backend must be a name, like 'cpu', not {self.backend!r:.60}")
+        if not isinstance(self.kv, KVConfig):
+            raise BadRequestError(f"kv must be a KVConfig, like KVConfig(kind='int8'), not {self.kv!r:.60}")
+        _check_switch("run_ahead", self.run_ahead)
         offered = (
             ("quantise", (None, *QUANTISE_CHOICES)),
             ("dtype", DTYPE_CHOICES),
@@ -83,11 +101,36 @@ class EngineConfig:
             value = getattr(self, name)
             if value not in choices:
                 raise BadRequestError(f"{name} must be one of {', '.join(filter(None, choices))}, not {value!r:.60}")
-        if self.itl_target_ms is not None and not 0.0 < self.itl_target_ms < float("inf"):
-            raise BadRequestError(f"itl_target_ms must be a number above 0, not {self.itl_target_ms!r}")
-        block_size = self.kv.block_size
-        if block_size is not None and (block_size % 16 or not 16 <= block_size <= MAX_BLOCK_SIZE):
-            raise BadRequestError(f"block_size must be a multiple of 16 up to {MAX_BLOCK_SIZE}, not {block_size}")
+        target = self.itl_target_ms
+        is_number = isinstance(target, (int, float)) and not isinstance(target, bool)
+        if target is not None and not (is_number and 0.0 < target < float("inf")):
+            raise BadRequestError(f"itl_target_ms must be a number above 0, not {target!r:.60}")
+
+
+class EngineOptions(TypedDict, total=False):
+    """The fields of EngineConfig, for whoever passes them on by name: a type checker finds a slip in one."""
+
+    backend: str
+    threads: int | None
+    max_context: int | None
+    max_tokens_per_step: int | None
+    max_running: int | None
+    itl_target_ms: float | None
+    run_ahead: bool
+    kv: KVConfig
+    quantise: str | None
+    dtype: str
+    load: str
+    decode_weights: Literal["auto", "packed", "plain"]
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _check_switch(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise BadRequestError(f"{name} must be True or False, not {value!r:.60}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,16 +189,17 @@ def resolve(
     fits = _fitting_context(sizes, groups, budget, max_context)
     if fits < min(max_context, sizes.block_size * 2):
         raise BadRequestError(
-            f"{budget} bytes for KV ({why}) hold less than two blocks of {sizes.block_size} tokens "
-            f"({block_bytes} bytes each): give more memory to KV"
+            f"{size(budget)} for KV ({why}) hold less than two blocks of {sizes.block_size} tokens "
+            f"({size(block_bytes)} each): give more memory to KV ({KV_MEMORY_OPTION})"
         )
     if fits < max_context:
         if config.max_context is not None:
             need = sequence_bytes(sizes, groups, max_context)
             raise BadRequestError(
-                f"a context of {max_context} needs {need} bytes of KV and {budget} are there ({why}): {fits} would fit"
+                f"a context of {max_context} needs {size(need)} of KV, and {size(budget)} are there ({why}): {fits} "
+                f"would fit; more memory for KV is given by {KV_MEMORY_OPTION}"
             )
-        reasons.append(f"context {fits}: what {budget} bytes of KV hold of the model's {model_max_context}")
+        reasons.append(f"context {fits}: what {size(budget)} of KV hold of the model's {model_max_context}")
         max_context = fits
     else:
         reasons.append(f"context {max_context}: {_why_context(config, model_max_context, short_rope_context)}")
@@ -165,7 +209,7 @@ def resolve(
     kv_bytes = sum(g.num_blocks * need.bytes_per_token for g, need in zip(layout.groups, groups, strict=True))
     kv_bytes *= sizes.block_size
     blocks = " + ".join(str(group.num_blocks) for group in layout.groups)
-    reasons.append(f"KV {blocks} blocks of {sizes.block_size} tokens, {kv_bytes / 1e6:.0f} MB: {why}")
+    reasons.append(f"KV {blocks} blocks of {sizes.block_size} tokens, {size(kv_bytes)}: {why}")
     return ResolvedConfig(
         replace(config, threads=threads), threads, max_context, sizes, layout, kv_bytes, tuple(reasons), warnings
     )
@@ -186,16 +230,17 @@ def _rope_warnings(max_context: int, short_rope_context: int | None) -> tuple[st
     if short_rope_context is None or max_context <= short_rope_context:
         return ()
     return (
-        f"long rope factors: the context is above {short_rope_context}, so every prompt is read with them; short prompts "
-        f"are answered as the model was trained to with a context of up to {short_rope_context} only",
+        f"long rope factors: the context is above {short_rope_context}, so every prompt is read with them; short "
+        f"prompts are answered as the model was trained to with a context of up to {short_rope_context} only",
     )
 
 
 def _kv_budget(config: EngineConfig, memory: MemorySpace) -> tuple[int, str]:
     if config.kv.memory_bytes is not None:
         if config.kv.memory_bytes > memory.total_bytes:
+            asked, there = size(config.kv.memory_bytes), size(memory.total_bytes)
             raise BadRequestError(
-                f"{config.kv.memory_bytes} bytes for KV are more than the {memory.total_bytes} {memory.owner} has"
+                f"{asked} for KV are more than the {there} {memory.owner} has: ask for less ({KV_MEMORY_OPTION})"
             )
         return config.kv.memory_bytes, "asked for"
     why = f"at most {memory.kv_share:.0%} of the memory of {memory.owner} left beside the weights"

@@ -46,7 +46,24 @@ def detect() -> Machine:
     if memory is not None and memory.limit_bytes < total:
         total = memory.limit_bytes
         available = min(available, max(memory.limit_bytes - memory.used_bytes, 0))
+    allowed = address_space_left()
+    if allowed is not None:
+        total, available = min(total, allowed), min(available, allowed)
     return Machine(available_threads(), total, available)
+
+
+def address_space_left() -> int | None:
+    """Bytes that this process may still map where its address space is limited (`ulimit -v`); None: it is not."""
+    try:
+        import resource
+
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        if limit == resource.RLIM_INFINITY:
+            return None
+        mapped_pages = int(Path("/proc/self/statm").read_text().split()[0])
+        return max(0, limit - mapped_pages * resource.getpagesize())
+    except (ImportError, OSError, ValueError, IndexError):
+        return None
 
 
 def available_threads() -> int:

@@ -165,6 +165,33 @@ def test_a_reader_who_leaves_early_is_no_error(smollm2_path: Path) -> None:
         assert "Traceback" not in done.stderr and "Exception" not in done.stderr
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_a_full_disk_is_one_sentence(smollm2_path: Path) -> None:
+    for arguments in (["run", "smollm2", "Hi", "--max-tokens", "2"], ["pull", "smollm2"]):
+        with Path("/dev/full").open("w") as full:
+            done = subprocess.run(
+                [*COMMAND, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, env=ENVIRONMENT
+            )
+        assert done.returncode == 2
+        last = done.stderr.splitlines()[-1]
+        assert last == "twostroke: the output could not be written: No space left on device"
+        assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="address space is limited on Linux alone")
+def test_a_limited_address_space_takes_less_kv_and_a_failure_names_the_option(smollm2_path: Path) -> None:
+    limited = ["bash", "-c", 'ulimit -v 2000000 && exec "$0" "$@"', *COMMAND, "run", "smollm2", "Hi", "-v"]
+    for extra, code, sentence in (
+        ([], 0, "of the memory of this machine left"),
+        (["--kv-memory", "1300MB"], 2, "--kv-memory"),
+    ):
+        done = subprocess.run(
+            [*limited, "--max-tokens", "1", *extra], capture_output=True, text=True, timeout=60, env=ENVIRONMENT
+        )
+        assert done.returncode == code, done.stderr
+        assert sentence in done.stderr
+
+
 def test_a_hostile_name_cannot_move_the_cursor(tmp_path: Path) -> None:
     done = twostroke("inspect", str(tmp_path / "\x1b[2Jmodel\n.gguf"))
     assert done.returncode == 2

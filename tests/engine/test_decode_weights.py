@@ -79,7 +79,7 @@ def test_auto_leaves_the_kv_that_was_asked_for() -> None:
     kv = KVConfig(memory_bytes=5_000_000)
     assert choose(105_000_000, kv=kv).copies is COPIES, "the user's word on KV goes before the rule's"
     plain = choose(104_999_999, kv=kv)
-    assert plain.copies is None and "less than the 5000000 bytes of KV that were asked for" in str(plain.reason)
+    assert plain.copies is None and "less than the 5.0 MB of KV that were asked for" in str(plain.reason)
 
 
 def test_plain_never_packs() -> None:

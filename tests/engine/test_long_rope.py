@@ -1,5 +1,5 @@
-"""Which rope factors a model with two sets reads prompts with: as transformers does up to the length that the short ones
-were trained for; beyond it when a longer context is asked for, which is said."""
+"""Which rope factors a model with two sets reads prompts with: as transformers does up to the length that the short
+ones were trained for; beyond it when a longer context is asked for, which is said."""
 
 from __future__ import annotations
 

@@ -31,7 +31,9 @@ def choose(name: str, checkpoint: Checkpoint) -> tuple[BackendFactory, str]:
         factory = load_factory(candidate)
         reason = factory.supports(checkpoint)
         if reason is None:
-            because = "asked for" if name != "auto" else "; ".join([*declined, "the fastest that supports this model"])
-            return factory, because
-        declined.append(f"{candidate}: {reason}")
-    raise BackendError("no backend can run this model here. " + "; ".join(declined))
+            if name != "auto":
+                return factory, "asked for"
+            without = "".join(f" ({sentence})" for sentence in declined)
+            return factory, f"the fastest that supports this model{without}"
+        declined.append(f"not {candidate}: {reason}")
+    raise BackendError("no backend can run this model here; " + "; ".join(declined))

@@ -3,6 +3,7 @@ Ctrl-C exits with 130; a traceback is a bug."""
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import sys
@@ -27,21 +28,42 @@ def main() -> None:
     except Exception as error:
         if os.environ.get("TWOSTROKE_TRACEBACK"):
             raise
+        if isinstance(error, OSError) and error.strerror:
+            _fail(_failed_file(error))
         _fail(f"{type(error).__name__}: {error} (a bug, most likely; TWOSTROKE_TRACEBACK=1 shows where)")
     finally:
         _flush()
 
 
+def _failed_file(error: OSError) -> str:
+    """What the system refused: a file that it names, or else the output, which has no name."""
+    if error.filename is not None:
+        return f"{os.fsdecode(error.filename)}: {error.strerror}"
+    return f"the output could not be written: {error.strerror}"
+
+
 def _fail(sentence: str) -> None:
     """One line, whatever a hostile file put into it: control characters could move the cursor or rewrite the screen."""
     shown = "".join(character if character.isprintable() else ascii(character)[1:-1] for character in sentence)
-    _flush()
-    print(f"twostroke: {shown}", file=sys.stderr)
+    _drop_output()
+    with contextlib.suppress(OSError):  # where not even this can be written, the exit code says it
+        print(f"twostroke: {shown}", file=sys.stderr, flush=True)
     raise SystemExit(2) from None
 
 
 def _flush() -> None:
+    """What is still to be written, while its failure can be told: Python's own flush at exit is too late."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:  # the reader went away (`| head`): nothing is wrong
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
+    except OSError as error:
+        _fail(_failed_file(error))
+
+
+def _drop_output() -> None:
+    """Write out what can be; what cannot must not fail again at exit."""
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        return
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from twostroke.cli import options, units
-from twostroke.core.errors import BackendError, BadRequestError
+from twostroke.core.errors import BackendError, BadRequestError, install_hint
 
 if TYPE_CHECKING:
     from twostroke.server.messages import Ready
@@ -99,7 +99,7 @@ def serve(
         from twostroke.server.run import serve as run_server
         from twostroke.server.settings import Limits, ServerSettings
     except ImportError as error:
-        message = f"the server needs the extra [server]: pip install 'twostroke[server]' ({error.name} is missing)"
+        message = f"the server needs the extra [server], and {error.name} is missing; {install_hint('server')}"
         raise BackendError(message) from None
     from dataclasses import replace
 
@@ -181,7 +181,7 @@ def _traces_url(collector: str | None, console: Console) -> str | None:
     try:
         import twostroke.server.tracing  # noqa: F401
     except ImportError as error:
-        message = f"traces need the extra [otel]: pip install 'twostroke[otel]' ({error.name} is missing)"
+        message = f"traces need the extra [otel], and {error.name} is missing; {install_hint('otel')}"
         if collector is not None:
             raise BackendError(message) from None
         # The variables may be the whole machine's: they are no reason not to serve.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from twostroke.core.units import size as size
+
 
 def seconds(value: float | None) -> str:
     if value is None:
@@ -16,11 +18,3 @@ def seconds(value: float | None) -> str:
 def rate(count: float, duration_s: float | None) -> str:
     """Tokens a second."""
     return "-" if not duration_s else f"{count / duration_s:,.0f} tok/s"
-
-
-def size(num_bytes: float) -> str:
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if num_bytes < 1000 or unit == "TB":
-            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
-        num_bytes /= 1000
-    raise AssertionError("unreachable")

@@ -16,3 +16,8 @@ class ModelError(TwostrokeError):
 
 class BackendError(TwostrokeError):
     """No backend can run this model here, or a backend failed; the message carries each reason."""
+
+
+def install_hint(extra: str) -> str:
+    """How an extra is installed, from the folder that the source is in."""
+    return f"pip install '.[{extra}]' in the folder of Twostroke's source installs it"

@@ -9,8 +9,9 @@ from pathlib import Path
 from twostroke import __version__, backends, machine
 from twostroke.backends.interface import BackendFactory, MaskingBackend
 from twostroke.cache import cache_folder
-from twostroke.config import EngineConfig, KVGroupNeed, ResolvedConfig, resolve
+from twostroke.config import KV_MEMORY_OPTION, EngineConfig, KVGroupNeed, ResolvedConfig, resolve
 from twostroke.core.errors import BackendError
+from twostroke.core.units import size
 from twostroke.cost.calibration import (
     Calibration,
     CalibrationKey,
@@ -210,10 +211,10 @@ def assemble(checkpoint: Checkpoint, tokenizer: Tokenizer | None, config: Engine
             pack_for_decode=shape.decode_weights is not None,
         )
     except (MemoryError, OSError) as error:
-        reason = str(error) or "not enough memory"
+        reason = getattr(error, "strerror", None) or str(error) or "not enough memory"
         raise BackendError(
-            f"the {factory.name} backend could not be set up with {resolved.kv_bytes} bytes of KV and "
-            f"{resolved.threads} threads: {reason}"
+            f"the {factory.name} backend could not be set up with {size(resolved.kv_bytes)} of KV and "
+            f"{resolved.threads} threads: {reason}; it may start with less memory for KV ({KV_MEMORY_OPTION})"
         ) from error
     itl_target_ms, pace, ceilings = resolved.sizes.itl_target_ms, None, NOTHING_MEASURED
     if itl_target_ms is not None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from twostroke.config import EngineConfig, KVGroupNeed, ResolvedConfig, sequence_bytes
 from twostroke.core.errors import BackendError, BadRequestError
+from twostroke.core.units import size
 from twostroke.cost.model_shape import DecodeWeights
 from twostroke.machine import MemorySpace
 
@@ -85,7 +86,7 @@ def _missing(
     if config.kv.memory_bytes is not None:
         if config.kv.memory_bytes <= int(beside.free_beside_weights_bytes * beside.kv_share):
             return None
-        return f"less than the {config.kv.memory_bytes} bytes of KV that were asked for"
+        return f"less than the {size(config.kv.memory_bytes)} of KV that were asked for"
     budget, sizes, context = int(beside.free_beside_weights_bytes * beside.kv_share), plain.sizes, plain.max_context
     for count, tokens in (
         (sizes.max_running, min(LEAST_STREAM_TOKENS, context)),

@@ -6,14 +6,17 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from difflib import get_close_matches
 from functools import cached_property
 from itertools import count
 from numbers import Integral
+from os import PathLike, fspath
 from subprocess import Popen
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
-from twostroke.config import EngineConfig
+from twostroke.config import EngineConfig, EngineOptions
 from twostroke.core.errors import BadRequestError
 from twostroke.core.events import Event, PrefillProgress, TokenEvent
 from twostroke.core.request import Request
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
+BYTES = (bytes, bytearray, memoryview)
+"""Sequences of small integers, which are no token ids: whoever passes them forgot to decode a text."""
 
 
 class LLM:
@@ -38,20 +43,20 @@ class LLM:
 
     def __init__(
         self,
-        model: str,
+        model: str | PathLike[str],
         config: EngineConfig | None = None,
         *,
         template_process: Popen[bytes] | None = None,
-        **options: Any,
+        **options: Unpack[EngineOptions],
     ) -> None:
         """`template_process` is one of `text.chat_template.start_process`, for who will chat and is in a hurry."""
+        if not isinstance(model, (str, PathLike)):
+            raise BadRequestError(f"model must be a name or a path, not {model!r:.60}")
         if config is not None and options:
             raise BadRequestError("give either a config or options, not both")
-        try:
-            config = config or EngineConfig(**options)
-        except TypeError as error:
-            raise BadRequestError(f"unknown option: {error}") from error
-        self._own(build(model, config), template_process)
+        if config is not None and not isinstance(config, EngineConfig):
+            raise BadRequestError(f"config must be an EngineConfig, not {config!r:.60}")
+        self._own(build(fspath(model), config or _config_of(options)), template_process)
 
     @classmethod
     def from_assembly(cls, assembly: Assembly) -> LLM:
@@ -133,7 +138,7 @@ class LLM:
         self.engine.check_process()
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         # By kinds: asking an abstract class about each token takes half a millisecond for a thousand of them.
-        kinds = set(map(type, ids)) if isinstance(ids, Sequence) else None
+        kinds = set(map(type, ids)) if isinstance(ids, Sequence) and not isinstance(ids, BYTES) else None
         if kinds is None or not all(issubclass(kind, Integral) for kind in kinds):
             raise BadRequestError(f"a prompt must be text or a list of token ids, not {prompt!r:.80}")
         return Request(
@@ -250,11 +255,23 @@ class LLM:
             self.engine.abort(self._left.popleft())
 
 
+def _config_of(options: EngineOptions) -> EngineConfig:
+    names = [field.name for field in fields(EngineConfig)]
+    for name in options:
+        if name not in names:
+            close = get_close_matches(name, names, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"the options are: {', '.join(names)}"
+            raise BadRequestError(f"there is no option {name}; {hint}")
+    return EngineConfig(**options)
+
+
 def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str):
         return [prompts]
     if not isinstance(prompts, Sequence):
         raise BadRequestError(f"prompts must be text, token ids, or a list of either, not {type(prompts).__name__}")
+    if isinstance(prompts, BYTES):
+        raise BadRequestError(f"prompts must be text or token ids, not {type(prompts).__name__}: decode them first")
     if prompts and isinstance(prompts[0], Integral):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from twostroke.core.errors import BadRequestError
+from twostroke.core.errors import BadRequestError, install_hint
 from twostroke.lab.chart import Axis, Chart, Mark, Panel, Series, ShareChart, Tone
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def check_available() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise BadRequestError("the lab draws with matplotlib, which is missing: pip install 'twostroke[lab]'") from None
+        raise BadRequestError(f"the lab draws with matplotlib, which is missing; {install_hint('lab')}") from None
 
 
 def svg(chart: Chart) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from twostroke.core.errors import BadRequestError
+from twostroke.core.errors import BadRequestError, install_hint
 from twostroke.cost.devices import Device
 from twostroke.planner.deployment import Deployment
 
@@ -52,7 +52,7 @@ def check_plot_file(path: Path) -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
-        raise BadRequestError("plots need matplotlib: install twostroke[lab]") from error
+        raise BadRequestError(f"plots need matplotlib; {install_hint('lab')}") from error
 
 
 def plot_decode(points: Sequence[DecodePoint], title: str, path: Path, chosen: Device | None = None) -> None:

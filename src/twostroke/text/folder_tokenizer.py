@@ -10,6 +10,7 @@ from typing import Any
 from tokenizers import Tokenizer as Backend
 
 from twostroke.core.errors import ModelError
+from twostroke.core.units import size
 from twostroke.text.backend_errors import backend_errors_as
 from twostroke.text.token_bytes import SPACE_MARK, Spelling
 from twostroke.text.tokenizer import Tokenizer
@@ -119,7 +120,7 @@ def _read_text(path: Path, max_bytes: int) -> str:
     try:
         size_bytes = path.stat().st_size
         if size_bytes > max_bytes:
-            raise ModelError(f"{path} has {size_bytes} bytes; at most {max_bytes} are read")
+            raise ModelError(f"{path} has {size(size_bytes)}; at most {size(max_bytes)} are read")
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ModelError(f"{path} cannot be read: {error}") from None

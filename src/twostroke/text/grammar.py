@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
-from twostroke.core.errors import BadRequestError
+from twostroke.core.errors import BadRequestError, install_hint
 from twostroke.core.grammar import GrammarSpec, GrammarStuckError, TokenMatcher
 from twostroke.text.after_thought import AfterThought, ThoughtMasks, bits
 from twostroke.text.tokenizer import Tokenizer
@@ -119,7 +119,7 @@ class GrammarCompiler:
         try:
             import llguidance
         except ImportError:
-            raise BadRequestError("grammars need llguidance: pip install 'twostroke[server]'") from None
+            raise BadRequestError(f"grammars need llguidance; {install_hint('server')}") from None
         source: Any = _TokenSource(vocabulary)
         self._library = llguidance
         self._tokenizer: LLTokenizer = llguidance.LLTokenizer(source, eos_token=list(vocabulary.eos_ids))

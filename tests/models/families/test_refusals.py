@@ -272,6 +272,26 @@ def test_any_gguf_metadata_is_a_sound_spec_or_a_model_error(files: dict[str, GGU
         check_sound(spec)
 
 
+@pytest.mark.parametrize(
+    ("setting", "sentence"),
+    [
+        ({"quant_method": "gptq", "bits": 4}, "weights quantised by 'gptq' with 4 bits, which is not supported"),
+        ({"quant_method": "fp8"}, "weights quantised by 'fp8', which is not supported: take the model's plain weights"),
+        ({"load_in_8bit": True}, "names no quant_method"),
+        ("gptq", "names no quant_method"),
+    ],
+)
+@pytest.mark.parametrize("variant", ["llama_llama3", "gemma3"])
+def test_the_method_of_a_quantised_folder_is_named(
+    configs: Configs, variant: str, setting: object, sentence: str
+) -> None:
+    nested = {"architectures": configs[variant]["architectures"], "text_config": configs[variant]}
+    shapes = [configs[variant]] if variant != "gemma3" else [configs[variant], nested]
+    for config in shapes:
+        with pytest.raises(ModelError, match=f"quantization_config.*{sentence}"):
+            read({**config, "quantization_config": setting})
+
+
 def test_a_long_value_is_not_shown_whole(configs: Configs) -> None:
     with pytest.raises(ModelError) as caught:
         read({**configs["qwen3"], "hidden_act": "x" * 100_000})

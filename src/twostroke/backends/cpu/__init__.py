@@ -31,7 +31,7 @@ class CpuFactory:
             return reason
         try:
             isa.choose()
-        except ImportError:
+        except (ImportError, OSError):  # OSError: its library is missing, or there is no room to map it
             return "llvmlite, which makes its native code, cannot be imported"
         except BackendError as error:
             return str(error)
@@ -99,7 +99,7 @@ def _unsupported_shape(checkpoint: Checkpoint) -> str | None:
     if spec.moe is not None:
         return "it has no kernels for a mixture of experts"
     if spec.head_dim % 16:
-        return f"its attention needs a head size of a multiple of 16, and this model's is {spec.head_dim}"
+        return f"its attention needs a head size that is a multiple of 16, and this model's is {spec.head_dim}"
     sizes = {
         "hidden size": spec.hidden_size,
         "intermediate size": spec.intermediate_size,
@@ -107,7 +107,7 @@ def _unsupported_shape(checkpoint: Checkpoint) -> str | None:
     }
     for name, size in sizes.items():
         if size % 32:
-            return f"its tiles need a {name} of a multiple of 32, and this model's is {size}"
+            return f"its tiles need sizes that are multiples of 32, and this model's {name} is {size}"
     return None
 
 

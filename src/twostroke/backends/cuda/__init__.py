@@ -9,7 +9,7 @@ from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from twostroke.core.errors import BackendError
+from twostroke.core.errors import BackendError, install_hint
 from twostroke.core.kv_layout import KVLayout
 from twostroke.core.step_sizes import StepSizes
 from twostroke.cost.devices import Device
@@ -162,7 +162,7 @@ def _dtype(checkpoint: Checkpoint, dtype: str) -> torch.dtype:
 def _no_device() -> str | None:
     """Asked of the driver's library, which takes a millisecond; importing torch to ask takes seconds."""
     if find_spec("torch") is None or find_spec("triton") is None:
-        return "torch and triton are not installed: pip install 'twostroke[cuda]'"
+        return f"torch and triton are not installed; {install_hint('cuda')}"
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:

@@ -30,7 +30,6 @@ _ACTIVATIONS: dict[str, Literal["silu", "gelu_tanh"]] = {
 
 _NO = (False,)
 _HF_NEUTRAL: dict[str, Sequence[Any]] = {
-    "quantization_config": (),
     "mlp_bias": _NO,
     "is_encoder_decoder": _NO,
     "add_cross_attention": _NO,
@@ -58,11 +57,29 @@ _GGUF_NEUTRAL: dict[str, Sequence[Any]] = {
 }
 
 
+def refuse_quantised(config: Fields) -> None:
+    """Weights that were quantised by another tool: its method says how, and none of them is implemented."""
+    value = config.get("quantization_config")
+    if value is None:
+        return
+    method = value.get("quant_method") if isinstance(value, Mapping) else None
+    if not isinstance(method, str):
+        raise config.error("quantization_config", "names no quant_method, and quantised folders are not supported")
+    bits = value.get("bits", value.get("weight_bits"))
+    width = f" with {bits} bits" if isinstance(bits, int) else ""
+    raise config.error(
+        "quantization_config",
+        f"asks for weights quantised by {shown(method)}{width}, which is not supported: take the model's plain "
+        "weights, or a GGUF file of it",
+    )
+
+
 def spec_from_config(
     config: Fields, family: str, *, rotary_dim: int | None = None, handled: Sequence[str] = (), tied: bool = False
 ) -> ModelSpec:
     """The spec of a plain decoder, full attention in every layer. `handled` names features that are refused
     unless the calling family reads them; `tied` is what an absent tie_word_embeddings means to the architecture."""
+    refuse_quantised(config)
     config.refuse_unless({name: values for name, values in _HF_NEUTRAL.items() if name not in handled})
     hidden_size = config.integer("hidden_size", 1, _MAX_HIDDEN)
     num_heads = config.integer("num_attention_heads", 1, _MAX_HEADS)

@@ -49,7 +49,7 @@ def _text_config(config: Fields) -> Fields:
     text = config.section("text_config")
     if text is None:
         return config
-    config.refuse_unless({"quantization_config": ()})
+    decoder.refuse_quantised(config)
     return text.over({"tie_word_embeddings": config.flag("tie_word_embeddings", default=True)})
 
 
