@@ -197,7 +197,7 @@ def resolve(
             need = sequence_bytes(sizes, groups, max_context)
             raise BadRequestError(
                 f"a context of {max_context} needs {size(need)} of KV, and {size(budget)} are there ({why}): {fits} "
-                f"would fit; more memory for KV is given by {KV_MEMORY_OPTION}"
+                "would fit"
             )
         reasons.append(f"context {fits}: what {size(budget)} of KV hold of the model's {model_max_context}")
         max_context = fits

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from twostroke.cli.app import COMMANDS
+
 COMMAND = [sys.executable, "-c", "from twostroke.cli import main; main()"]
 ENVIRONMENT = {**os.environ, "COLUMNS": "140", "PYTHONPATH": os.pathsep.join(sys.path)}
 
@@ -192,6 +194,15 @@ def test_a_limited_address_space_takes_less_kv_and_a_failure_names_the_option(sm
         assert sentence in done.stderr
 
 
+def test_the_list_of_commands_is_not_cut() -> None:
+    done = twostroke("--help", COLUMNS="80")
+    assert done.returncode == 0
+    listed = done.stdout.partition("Commands:")[2].strip().splitlines()
+    assert len(listed) == len(COMMANDS)
+    for line, (name, summary) in zip(listed, COMMANDS.items(), strict=True):
+        assert line.split(maxsplit=1) == [name, summary]
+
+
 def test_a_hostile_name_cannot_move_the_cursor(tmp_path: Path) -> None:
     done = twostroke("inspect", str(tmp_path / "\x1b[2Jmodel\n.gguf"))
     assert done.returncode == 2
@@ -205,7 +216,7 @@ def test_ctrl_c_ends_a_turn_and_the_conversation_goes_on(smollm2_path: Path) -> 
 
     master, slave = pty.openpty()
     process = subprocess.Popen(
-        [*COMMAND, "chat", "smollm2", "--max-tokens", "4000", "--temperature", "0"],
+        [*COMMAND, "chat", "smollm2", "--max-tokens", "4000", "--temperature", "0", "--no-history"],
         stdin=slave, stdout=slave, stderr=slave, env=ENVIRONMENT,
     )  # fmt: skip
     os.close(slave)

@@ -108,7 +108,7 @@ def test_packed_takes_what_there_is() -> None:
 def test_packed_that_does_not_fit_says_what_plain_would_allow() -> None:
     with pytest.raises(BadRequestError) as raised:
         choose(COPIES.num_bytes + 100, decode_weights="packed")
-    assert "with 0.1 GB of packed weights for decode beside the others, 100 bytes for KV" in str(raised.value)
+    assert "with 0.1 GB of packed weights for decode beside the others, 100 B for KV" in str(raised.value)
     assert "--decode-weights plain leaves KV for 65536 tokens, of a context up to 4096" in str(raised.value)
     with pytest.raises(BadRequestError, match=r"2048 needs .* 1024 would fit; --decode-weights plain leaves KV for"):
         choose(COPIES.num_bytes + 1024 * TOKEN_BYTES, decode_weights="packed", max_context=2048)

@@ -9,20 +9,21 @@ import typer
 
 from twostroke import __version__
 
-COMMANDS = (
-    "run",
-    "chat",
-    "serve",
-    "explain",
-    "top",
-    "pull",
-    "inspect",
-    "bench",
-    "lab",
-    "calibrate",
-    "plan",
-    "simulate",
-)
+COMMANDS = {
+    "run": "Answer one prompt, then show what reading and writing cost.",
+    "chat": "Talk with a model; each turn shows what the cache kept.",
+    "serve": "Serve a model over HTTP with OpenAI's API.",
+    "explain": "Say where a finished request's time went, and why.",
+    "top": "Watch a running server.",
+    "pull": "Fetch a model, or verify one that is here.",
+    "inspect": "Show what a model is, and what of it fits here.",
+    "bench": "Measure an engine; each figure stands beside its floor.",
+    "lab": "Run the field's experiments here, and write a report.",
+    "calibrate": "Learn what a step costs here, for better predictions.",
+    "plan": "Plan hardware: what fits, how fast, at what price.",
+    "simulate": "Play a trace through the scheduler: what users would feel.",
+}
+"""Each with its line in the list of commands, which is not wrapped on 80 columns; its own --help says the rest."""
 
 app = typer.Typer(
     name="twostroke",
@@ -55,4 +56,4 @@ def root(
 
 typed = sys.argv[1:2]
 for name in typed if typed and typed[0] in COMMANDS else COMMANDS:
-    app.command()(getattr(import_module(f"twostroke.cli.{name}"), name))
+    app.command(short_help=COMMANDS[name])(getattr(import_module(f"twostroke.cli.{name}"), name))

@@ -5,10 +5,14 @@ from __future__ import annotations
 
 import io
 import sys
+from typing import Annotated
 
+import typer
 from rich.console import Console
 
+from twostroke.cache import cache_folder
 from twostroke.cli import options, session
+from twostroke.cli.line_editor import line_editor
 from twostroke.cli.phase_table import turn_line
 from twostroke.core.errors import BadRequestError
 
@@ -34,9 +38,15 @@ def chat(
     max_tokens_per_step: options.MaxTokensPerStep = None,
     quantise: options.Quantise = None,
     prefix_caching: options.PrefixCaching = True,
+    history: Annotated[
+        bool, typer.Option(help="Keep what you type, in the cache folder, for the arrow keys of later conversations.")
+    ] = True,
     verbose: options.Verbose = False,
 ) -> None:
-    """Talk with a model. After each turn a line shows both phases and the prefix-cache hit: history is read once."""
+    """Talk with a model. After each turn a line shows both phases and the prefix-cache hit: history is read once.
+
+    Lines can be edited, and earlier ones found with the arrow keys. A line that ends with a backslash goes on in the
+    next; several lines that are pasted are one turn."""
     console = Console(stderr=True)
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")  # a stray byte is no reason to end a conversation
@@ -46,9 +56,10 @@ def chat(
     sampling = options.sampling_params(max_tokens, temperature, top_k, top_p, min_p, repetition_penalty, seed, stop)
     opening = [{"role": "system", "content": system}] if system is not None else []
     messages = list(opening)
-    with session.load(model, config, console, verbose=verbose) as llm:
+    history_file = cache_folder() / "chat_history" if history else None
+    with session.load(model, config, console, verbose=verbose) as llm, line_editor(history_file) as editor:
         console.print(HELP, style="dim", highlight=False)
-        while (line := _read_line()) is not None:
+        while (line := editor.read("> ")) is not None:
             if line in ("/exit", "/quit"):
                 break
             if line == "/reset":
@@ -73,11 +84,3 @@ def chat(
                 continue
             messages = [*turn, {"role": "assistant", "content": result.text}]
             console.print(turn_line(result.timing), style="dim", highlight=False)
-
-
-def _read_line() -> str | None:
-    try:
-        return input("> ").strip()
-    except EOFError:
-        print()
-        return None

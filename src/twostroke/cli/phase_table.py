@@ -42,9 +42,9 @@ def print_phases(
     _print_table(console, [prefill, decode])
     if ceilings is not None:
         console.print(
-            "The floor is what this machine allows: "
-            f"{ceilings.multiply_adds_per_s / 1e9:,.0f} G multiply-adds/s to read, "
-            f"{ceilings.read_bytes_per_s / 1e9:.1f} GB/s to write ({ceilings.source}).",
+            "The floor is the least time this machine allows: prefill at "
+            f"{ceilings.multiply_adds_per_s / 1e9:,.0f} G multiply-adds/s, decode reading memory at "
+            f"{ceilings.read_bytes_per_s / 1e9:.1f} GB/s ({ceilings.source}).",
             style="dim",
             highlight=False,
         )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from twostroke.cli import units
+from twostroke.cli.word_wrap import writer_to
 from twostroke.config import EngineConfig
 from twostroke.core.errors import BackendError, BadRequestError
 from twostroke.core.events import PrefillProgress
@@ -70,7 +71,7 @@ def _load_shown(model: str, config: EngineConfig, console: Console, process: Pop
 
 def stream_answer(llm: LLM, prompt_ids: Sequence[int], sampling: SamplingParams, console: Console) -> GenerationResult:
     """Print the answer as it is written; the result holds it whole."""
-    result = GenerationResult("", None, tuple(prompt_ids), [Sample()])
+    result, write = GenerationResult("", None, tuple(prompt_ids), [Sample()]), writer_to(sys.stdout)
     shows_progress = console.is_terminal and len(prompt_ids) >= PROGRESS_FROM_TOKENS
     for event in llm.stream(prompt_ids, sampling):
         if isinstance(event, PrefillProgress):
@@ -82,7 +83,7 @@ def stream_answer(llm: LLM, prompt_ids: Sequence[int], sampling: SamplingParams,
             shows_progress = False
         result.absorb(event)
         if event.text:
-            sys.stdout.write(event.text)
+            write(event.text)
             sys.stdout.flush()
     sys.stdout.write("\n")
     sys.stdout.flush()
