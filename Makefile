@@ -1,11 +1,11 @@
-# Two commands do everything on a machine with Python 3.11 or newer: `make run` and `make test`.
+# Three commands do everything on a machine with Python 3.11 or newer: `make run`, `make serve` and `make test`.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 WORKERS ?= auto
 PROMPT ?= Explain in two sentences why the sky is blue.
 
-.PHONY: run test test-slow check lint clean help bench-cpu
+.PHONY: run serve test test-slow check lint clean help bench-cpu
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/:/'
@@ -18,12 +18,21 @@ $(VENV)/.core: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
 	@touch $@
 
+$(VENV)/.server: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[server]'
+	@touch $@ $(VENV)/.core
+
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	@touch $@ $(VENV)/.core
+	@touch $@ $(VENV)/.core $(VENV)/.server
 
 run: $(VENV)/.core   ## install the core, fetch the default model, answer a prompt, show the two phases
 	$(BIN)/twostroke run smollm2 "$(PROMPT)"
+	@printf '\nThe command is %s. Try: %s chat %s\nOr put it on your path: source %s\n' \
+	  $(BIN)/twostroke $(BIN)/twostroke smollm2 $(BIN)/activate
+
+serve: $(VENV)/.server   ## install the server, fetch the default model, serve it with OpenAI's API (SERVE_OPTIONS="--port 8001")
+	$(BIN)/twostroke serve smollm2 $(SERVE_OPTIONS)
 
 test: $(VENV)/.dev   ## install the development extras and run the tests
 	@# Tests start hundreds of processes: each would compile the package anew where nothing may be kept.

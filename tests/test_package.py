@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import twostroke
+
 SOURCE = Path(__file__).resolve().parents[1] / "src"
 FILES = sorted((SOURCE / "twostroke").rglob("*.py"))
 HEAVY = ("numpy", "llvmlite", "tokenizers", "jinja2", "huggingface_hub", "typer", "rich", "torch", "transformers")
@@ -38,6 +40,19 @@ def test_importing_twostroke_is_quick_and_imports_nothing_heavy():
     assert min(report["taken_s"] for report in imports) < MAX_IMPORT_S  # the best of three: the machine may be busy
     roots = {name.split(".")[0] for name in imports[0]["modules"]}
     assert roots.isdisjoint(HEAVY)
+
+
+def test_every_public_name_is_listed_and_is_there():
+    assert {"LLM", "SamplingParams", "TokenEvent", "GrammarSpec", "PrefillProgress"} <= set(twostroke.__all__)
+    assert set(twostroke.__all__) <= set(dir(twostroke))
+    for name in twostroke.__all__:
+        assert getattr(twostroke, name) is not None
+
+
+def test_listing_the_names_loads_nothing():
+    program = "import sys, twostroke; names = dir(twostroke); sys.exit('LLM' not in names or 'numpy' in sys.modules)"
+    environment = os.environ | {"PYTHONPATH": str(SOURCE)}
+    assert subprocess.run([sys.executable, "-c", program], env=environment, timeout=60).returncode == 0
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))

@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     from twostroke.config import EngineConfig as EngineConfig
     from twostroke.config import KVConfig as KVConfig
     from twostroke.core.errors import TwostrokeError as TwostrokeError
+    from twostroke.core.events import PrefillProgress as PrefillProgress
+    from twostroke.core.events import TokenEvent as TokenEvent
+    from twostroke.core.grammar import GrammarSpec as GrammarSpec
     from twostroke.core.request import Request as Request
     from twostroke.core.sampling_params import SamplingParams as SamplingParams
     from twostroke.engine.engine import Engine as Engine
@@ -23,9 +26,12 @@ _HOMES = {
     "Engine": "twostroke.engine.engine",
     "EngineConfig": "twostroke.config",
     "GenerationResult": "twostroke.engine.results",
+    "GrammarSpec": "twostroke.core.grammar",
     "KVConfig": "twostroke.config",
+    "PrefillProgress": "twostroke.core.events",
     "Request": "twostroke.core.request",
     "SamplingParams": "twostroke.core.sampling_params",
+    "TokenEvent": "twostroke.core.events",
     "TwostrokeError": "twostroke.core.errors",
 }
 
@@ -36,3 +42,8 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'twostroke' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    """For completion: what is loaded when it is first used is there all the same."""
+    return sorted({*globals(), *_HOMES})

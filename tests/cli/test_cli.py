@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import gguf
 import pytest
 
 from twostroke.cli.app import COMMANDS
@@ -84,6 +85,21 @@ def test_inspect_describes_the_model(smollm2_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     for text in ("134.5M", "Q4_1 210 tensors", "30 of 576 wide", "9 query heads, 3 KV heads of 64", "a token"):
         assert text in done.stdout
+
+
+def test_inspect_as_json(smollm2_path: Path) -> None:
+    done = twostroke("inspect", "smollm2", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    reader = gguf.GGUFReader(smollm2_path)
+    assert found["num_parameters"] == sum(int(tensor.n_elements) for tensor in reader.tensors)
+    assert found["num_layers"] == reader.fields["llama.block_count"].contents()
+    assert found["num_kv_heads"] == reader.fields["llama.attention.head_count_kv"].contents()
+    assert found["weights"]["bytes"] == sum(int(tensor.n_bytes) for tensor in reader.tensors)
+    assert found["weights"]["stored_as"]["Q4_1"]["tensors"] == 210
+    # bf16 keys and values of 3 heads of 64 in 30 layers
+    assert found["here"]["kv_bytes_per_token"] == 2 * 2 * 3 * 64 * 30
+    assert found["max_context"] == 8192 and found["layer_groups"] == [{"window": None, "layers": list(range(30))}]
 
 
 def test_pull_prints_where_the_model_is(smollm2_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -48,7 +49,9 @@ def test_start_says_what_was_chosen_and_the_line_that_it_prints_works(smollm2_pa
             assert words in shown
         line = next(line for line in shown.splitlines() if line.strip().startswith("curl "))
         done = subprocess.run(["bash", "-c", f"{line} -s"], capture_output=True, text=True, timeout=60)
-        assert '"finish_reason"' in done.stdout, done
+        answer = json.loads(done.stdout)["choices"][0]
+        assert answer["finish_reason"] == "stop", "it ends by itself"
+        assert "sky" in answer["message"]["content"] and "scatter" in answer["message"]["content"]
 
 
 @pytest.mark.parametrize(

@@ -35,8 +35,9 @@ def ask(server: RunningServer, text: str, headers: dict[str, str], **more: objec
     return found
 
 
-def command(*arguments: str, url: str, key: str = "key-one") -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "COLUMNS": "160", "TWOSTROKE_API_KEY": key}
+def command(*arguments: str, url: str, key: str = "key-one", columns: int = 160) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TWOSTROKE_API_KEY": key}
+    environment["COLUMNS"] = str(columns)
     return subprocess.run(
         [*COMMAND, *arguments, "--url", url], capture_output=True, text=True, timeout=60, env=environment
     )
@@ -62,9 +63,14 @@ def test_a_request_that_waited_for_a_slot_is_told_so_everywhere(server: RunningS
     assert shown.returncode == 0, shown.stderr
     assert "Slow to start: " in shown.stdout and "running slots were taken for" in " ".join(shown.stdout.split())
 
-    top = command("top", "--once", "--interval", "0.2", url=server.address)
+    short = str(waited["id"])[:17]
+    top = command("top", "--once", "--interval", "0.2", url=server.address, columns=80)
     assert top.returncode == 0, top.stderr
-    assert "smollm2 on cpu: ready" in top.stdout and str(waited["id"]) in top.stdout and "queue" in top.stdout
+    assert "smollm2 on cpu: ready" in top.stdout and short in top.stdout and "queue" in top.stdout
+    assert len([line for line in top.stdout.splitlines() if line.startswith("chatcmpl-")]) == len(answers) + 1
+    assert max(map(len, top.stdout.splitlines())) <= 80
+    assert len(top.stdout.splitlines()) < 24, "all of it is on the screen"
+    assert command("explain", short, url=server.base_url).stdout == shown.stdout, "a shown id is enough"
 
 
 def test_each_key_sees_its_own_requests(server: RunningServer) -> None:
@@ -106,3 +112,14 @@ def test_what_is_kept_is_bounded() -> None:
     assert [request.id for request in kept.latest(0)] == ["4", "2"]
     assert kept.find(1, "3") is not None and kept.find(0, "3") is None and kept.find(1, "1") is None
     assert kept.find(2, "last") is None
+
+
+def test_the_beginning_of_an_id_is_enough_where_it_is_one_requests_alone() -> None:
+    kept = KeptRequests()
+    names = ("chatcmpl-00aa11", "chatcmpl-00aa22", "chatcmpl-77bb00")
+    for name in names:
+        kept.keep(0, ExplainedRequest(name, 0, "model", []))
+    found = kept.find(0, "chatcmpl-77bb")
+    assert found is not None and found.id == names[2]
+    assert kept.find(0, "chatcmpl-00aa") is None and kept.find(0, "chatcmpl-7") is None
+    assert kept.find(1, "chatcmpl-77bb") is None, "another key's"

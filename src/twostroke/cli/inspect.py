@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from typing import Annotated
 
+import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -18,9 +21,18 @@ from twostroke.models.resolve import resolve
 from twostroke.models.spec import ModelSpec
 
 
-def inspect(model: options.Model, backend: options.Backend = "auto") -> None:
+def inspect(
+    model: options.Model,
+    backend: options.Backend = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+) -> None:
     """Show a model's shape, parameters, quantisation, KV bytes a token, and what fits in this machine's memory."""
     checkpoint = load_checkpoint(resolve(model), name=model)
+    if as_json:
+        from twostroke.cli.inspect_record import record
+
+        print(json.dumps(record(checkpoint, backend), ensure_ascii=False))
+        return
     console = Console()
     table = Table.grid(padding=(0, 2))
     for label, value in [*_shape_rows(checkpoint), *_weight_rows(checkpoint), *_memory_rows(checkpoint, backend)]:

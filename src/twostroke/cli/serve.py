@@ -203,6 +203,6 @@ def _show(console: Console, name: str, facts: Ready, address: str, asks_for_key:
     )
     console.print(f"ready at {address}/v1\nTry:")
     key = ' -H "Authorization: Bearer $API_KEY"' if asks_for_key else ""
-    question = {"role": "user", "content": "Why is the sky blue?"}
-    body = shlex.quote(json.dumps({"model": name, "messages": [question], "max_tokens": 64}))
+    question = {"role": "user", "content": "Explain in two sentences why the sky is blue."}
+    body = shlex.quote(json.dumps({"model": name, "messages": [question], "temperature": 0, "max_tokens": 128}))
     console.print(f"  curl {address}/v1/chat/completions{key} -H 'Content-Type: application/json' -d {body}")

@@ -16,6 +16,9 @@ from twostroke.cli import server_client, units
 from twostroke.core.errors import BackendError
 
 SHOWN_REQUESTS = 12
+TIME_CELLS = 7
+SHORT_ID = 17
+"""Characters of an id that are shown: enough for `twostroke explain`."""
 
 
 def top(
@@ -64,7 +67,7 @@ def _engine_lines(now: dict[str, Any], before: dict[str, Any], elapsed_s: float)
     return [
         _rates(engine, before["engine"] or engine, elapsed_s),
         f"running   {engine['running_prefill']} reading, {engine['running_decode']} writing of {now['max_running']}"
-        f" · waiting {engine['waiting']} · prompt tokens still to read {engine['prefill_backlog_tokens']:,}",
+        f" · waiting {engine['waiting']} · {engine['prefill_backlog_tokens']:,} tokens to read",
         f"KV        {used / max(1, free + cached + used):.0%} held, {cached} of {free + cached + used} blocks cached"
         f" · prefix hits {hit_rate} · preemptions {engine['preemptions']}",
     ]
@@ -81,24 +84,32 @@ def _rates(engine: dict[str, Any], earlier: dict[str, Any], elapsed_s: float) ->
         return f"rates     idle · {totals[2]:,} tokens read and {totals[3]:,} written since it started"
     return (
         f"rates     read {prefill_tokens / elapsed_s:,.0f} tok/s · write {decode_slots / elapsed_s:,.0f} tok/s"
-        f" · {steps} steps of {units.seconds(compute_s / steps)}, {decode_slots / steps:.1f} streams each"
-        f" · busy {min(1.0, compute_s / elapsed_s):.0%}"
+        f" · busy {min(1.0, compute_s / elapsed_s):.0%}\n"
+        f"steps     {steps} of {units.seconds(compute_s / steps)}, {decode_slots / steps:.1f} streams each"
     )
 
 
 def _requests(requests: list[dict[str, Any]]) -> Group:
+    """A line each, whatever the width; the latest verdict is told whole."""
     choices = [(request["id"], choice) for request in requests for choice in request["choices"]]
+    if not choices:
+        return Group(Text("no request has finished yet"))
     causes = Counter(choice["timing"]["cause"] for _, choice in choices)
-    title = "no request has finished yet"
-    if choices:
-        found = ", ".join(f"{cause.replace('_', ' ')} {number}" for cause, number in causes.most_common())
-        title = f"latest {len(choices)}: {found}"
+    found = ", ".join(f"{cause.replace('_', ' ')} {number}" for cause, number in causes.most_common())
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for name in ("request", "TTFT", "TPOT", "total"):
-        table.add_column(name, justify="left" if name == "request" else "right", no_wrap=True)
-    table.add_column("verdict", overflow="fold")
+    table.add_column("request", min_width=SHORT_ID, no_wrap=True)
+    for name in ("TTFT", "TPOT", "total"):
+        table.add_column(name, justify="right", min_width=TIME_CELLS, no_wrap=True)
+    table.add_column("verdict", no_wrap=True, overflow="ellipsis")
     for name, choice in choices[:SHOWN_REQUESTS]:
         timing = choice["timing"]
         times = (timing["ttft_s"], timing["decode"]["tpot_s"], timing["total_s"])
-        table.add_row(Text(name), *map(units.seconds, times), Text(timing["verdict"]))
-    return Group(Text(title), table if choices else Text())
+        table.add_row(Text(name[:SHORT_ID]), *map(units.seconds, times), Text(timing["verdict"]))
+    latest, verdict = choices[0][0], choices[0][1]["timing"]["verdict"]
+    return Group(
+        Text(f"latest {len(choices)}: {found}"),
+        table,
+        Text(),
+        Text(f"{latest[:SHORT_ID]}: {verdict}."),
+        Text(f"twostroke explain {latest[:SHORT_ID]} has its timeline", style="dim"),
+    )

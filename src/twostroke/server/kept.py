@@ -12,6 +12,8 @@ from twostroke.explain.timeline import Span
 from twostroke.server.phases import Timing
 
 KEPT_REQUESTS = 512
+LEAST_PREFIX = 12
+"""Characters of an id that may stand for it, if no other of the same key begins so."""
 LAST = "last"
 """Stands for the id of whatever request of a key ended last."""
 
@@ -56,7 +58,11 @@ class KeptRequests:
     def find(self, key: int, request_id: str) -> ExplainedRequest | None:
         if request_id == LAST:
             return next(self.latest(key), None)
-        return self._by_id.get((key, request_id))
+        found = self._by_id.get((key, request_id))
+        if found is None and len(request_id) >= LEAST_PREFIX:
+            alike = [request for request in self.latest(key) if request.id.startswith(request_id)]
+            return alike[0] if len(alike) == 1 else None
+        return found
 
     def latest(self, key: int) -> Iterator[ExplainedRequest]:
         return (request for (owner, _), request in reversed(self._by_id.items()) if owner == key)

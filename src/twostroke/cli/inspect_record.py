@@ -1,0 +1,75 @@
+"""What `twostroke inspect --json` says of a model: numbers, where the table has words."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from twostroke import backends, machine
+from twostroke.engine.build import kv_needs
+from twostroke.engine.quantise import by_default
+from twostroke.models.checkpoint import Checkpoint
+
+
+def record(checkpoint: Checkpoint, backend: str) -> dict[str, Any]:
+    spec = checkpoint.spec
+    moe = spec.moe
+    return {
+        "model": checkpoint.name,
+        "file": str(checkpoint.path),
+        "family": spec.family,
+        "num_parameters": checkpoint.num_parameters,
+        "num_layers": spec.num_layers,
+        "hidden_size": spec.hidden_size,
+        "intermediate_size": None if moe is not None else spec.intermediate_size,
+        "experts": None
+        if moe is None
+        else {
+            "number": moe.num_experts,
+            "a_token": moe.experts_per_token,
+            "intermediate_size": moe.expert_intermediate_size,
+        },
+        "num_heads": spec.num_heads,
+        "num_kv_heads": spec.num_kv_heads,
+        "head_dim": spec.head_dim,
+        "vocab_size": spec.vocab_size,
+        "max_context": spec.max_context,
+        "short_rope_context": spec.short_rope_context,
+        "tied_embeddings": spec.tied_embeddings,
+        "layer_groups": [{"window": window, "layers": list(layers)} for window, layers in spec.kv_windows()],
+        "weights": _weights(checkpoint),
+        "here": _here(checkpoint, backend),
+    }
+
+
+def _weights(checkpoint: Checkpoint) -> dict[str, Any]:
+    tensors: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
+    for tensor in checkpoint.tensors.values():
+        tensors[tensor.kind.name] += 1
+        sizes[tensor.kind.name] += tensor.nbytes
+    return {
+        "bytes": checkpoint.weight_bytes,
+        "bits_a_parameter": 8 * checkpoint.weight_bytes / checkpoint.num_parameters,
+        "stored_as": {name: {"tensors": tensors[name], "bytes": sizes[name]} for name in tensors},
+    }
+
+
+def _here(checkpoint: Checkpoint, backend: str) -> dict[str, Any]:
+    """On this machine, with the backend that would be taken."""
+    factory, reason = backends.choose(backend, checkpoint)
+    found = machine.detect()
+    if factory.quantises_on_load:
+        checkpoint, _ = by_default(checkpoint, found)
+    memory = factory.memory(checkpoint, found)
+    return {
+        "backend": factory.name,
+        "reason": reason,
+        "threads": found.threads,
+        "memory_of": memory.owner,
+        "memory_bytes": memory.total_bytes,
+        "held_weight_bytes": checkpoint.held_bytes,
+        "free_beside_weights_bytes": memory.free_beside_weights_bytes,
+        "kv_share": memory.kv_share,
+        "kv_bytes_per_token": sum(need.bytes_per_token for need in kv_needs(factory, checkpoint)),
+    }
