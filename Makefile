@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 WORKERS ?= auto
 PROMPT ?= Explain in two sentences why the sky is blue.
 
-.PHONY: run serve test test-slow check lint clean help bench-cpu
+.PHONY: run serve readme test test-slow check lint clean help bench-cpu
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/:/'
@@ -56,6 +56,9 @@ BENCH_OPTIONS = $(if $(ENGINES),--engines $(ENGINES)) $(if $(WORKLOADS),--worklo
 
 bench-cpu: $(VENV)/.core   ## install the CPU peers in venvs of their own and measure all engines in turns
 	BENCH_COMMAND="make bench-cpu $(filter-out BENCH_HOME=%,$(MAKEOVERRIDES))" $(BIN)/python -m bench.peers $(BENCH_OPTIONS)
+
+readme: $(VENV)/.core   ## run the README's commands and put what they print into it; best on a quiet machine
+	$(BIN)/python -m bench.readme
 
 clean:   ## remove the venv and every cache of this folder
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build
