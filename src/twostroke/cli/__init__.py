@@ -4,9 +4,13 @@ Ctrl-C exits with 130; a traceback is a bug."""
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import sys
+
+OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""A disk that is full, or fails."""
 
 
 def main() -> None:
@@ -28,18 +32,18 @@ def main() -> None:
     except Exception as error:
         if os.environ.get("TWOSTROKE_TRACEBACK"):
             raise
-        if isinstance(error, OSError) and error.strerror:
-            _fail(_failed_file(error))
+        if isinstance(error, OSError) and (sentence := _failed_file(error)) is not None:
+            _fail(sentence)
         _fail(f"{type(error).__name__}: {error} (a bug, most likely; TWOSTROKE_TRACEBACK=1 shows where)")
     finally:
         _flush()
 
 
-def _failed_file(error: OSError) -> str:
-    """What the system refused: a file that it names, or else the output, which has no name."""
+def _failed_file(error: OSError) -> str | None:
+    """What the system refused: a file that it names, or the output, which has no name; None: something else."""
     if error.filename is not None:
         return f"{os.fsdecode(error.filename)}: {error.strerror}"
-    return f"the output could not be written: {error.strerror}"
+    return f"the output could not be written: {error.strerror}" if error.errno in OUTPUT_ERRORS else None
 
 
 def _fail(sentence: str) -> None:
@@ -58,7 +62,7 @@ def _flush() -> None:
     except BrokenPipeError:  # the reader went away (`| head`): nothing is wrong
         _drop_output()
     except OSError as error:
-        _fail(_failed_file(error))
+        _fail(f"the output could not be written: {error.strerror}")
 
 
 def _drop_output() -> None:

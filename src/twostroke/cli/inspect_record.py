@@ -1,4 +1,4 @@
-"""What `twostroke inspect --json` says of a model: numbers, where the table has words."""
+"""What `twostroke inspect` knows of a model, as plain numbers: `--json` prints them, the table puts them into words."""
 
 from __future__ import annotations
 
@@ -58,18 +58,23 @@ def _weights(checkpoint: Checkpoint) -> dict[str, Any]:
 def _here(checkpoint: Checkpoint, backend: str) -> dict[str, Any]:
     """On this machine, with the backend that would be taken."""
     factory, reason = backends.choose(backend, checkpoint)
-    found = machine.detect()
+    found, on_load = machine.detect(), None
     if factory.quantises_on_load:
-        checkpoint, _ = by_default(checkpoint, found)
+        checkpoint, on_load = by_default(checkpoint, found)
+    needs, context = kv_needs(factory, checkpoint), checkpoint.spec.max_context
     memory = factory.memory(checkpoint, found)
     return {
         "backend": factory.name,
         "reason": reason,
+        "on_load": on_load,
         "threads": found.threads,
         "memory_of": memory.owner,
         "memory_bytes": memory.total_bytes,
         "held_weight_bytes": checkpoint.held_bytes,
         "free_beside_weights_bytes": memory.free_beside_weights_bytes,
         "kv_share": memory.kv_share,
-        "kv_bytes_per_token": sum(need.bytes_per_token for need in kv_needs(factory, checkpoint)),
+        "kv_bytes_per_token": sum(need.bytes_per_token for need in needs),
+        "kv_bytes_of_context": sum(
+            (context if need.window is None else min(context, need.window)) * need.bytes_per_token for need in needs
+        ),
     }

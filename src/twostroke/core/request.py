@@ -24,8 +24,9 @@ class Request:
     """The seed in force: the user's, or one drawn by the engine."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.prompt_token_ids, (str, bytes, bytearray, memoryview)):
-            raise BadRequestError(f"prompt_token_ids must be token ids, not {type(self.prompt_token_ids).__name__}")
+        given: object = self.prompt_token_ids
+        if isinstance(given, (str, bytes, bytearray, memoryview)):
+            raise BadRequestError(f"prompt_token_ids must be token ids, not {type(given).__name__}")
         if not self.prompt_token_ids:
             raise BadRequestError("the prompt is empty: at least one token is needed")
         if isinstance(self.priority, bool) or not isinstance(self.priority, int):

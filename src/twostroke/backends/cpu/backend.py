@@ -4,6 +4,7 @@ Rows, sampling and the launch thread are those of every host backend (`backends/
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -45,6 +46,12 @@ def kernel_shape(checkpoint: Checkpoint, block_size: int, kv_kind: KVKind) -> Ke
     )
 
 
+def _shown_name(path: Path) -> str:
+    """A model's file or folder without the folders it lies in; of one that the Hub's cache keeps, the repository."""
+    repository = path.parent.parent.name
+    return repository.removeprefix("models--").replace("--", "/") if path.parent.name == "snapshots" else path.name
+
+
 class CpuBackend(HostBackend):
     name = "cpu"
 
@@ -64,7 +71,7 @@ class CpuBackend(HostBackend):
         super().__init__(layout, max_context, checkpoint.spec.vocab_size)
         others = OthersOnCores()  # it counts while the rest is made: the first step knows who else is here
         self.isa = isa
-        self._spec, self._file_name = checkpoint.spec, checkpoint.path.name
+        self._spec, self._file_name = checkpoint.spec, _shown_name(checkpoint.path)
         self._shape = kernel_shape(checkpoint, layout.block_size, choose_kv_kind(kv_kind, isa))
         self._kv = KVStore(layout, self._spec.num_kv_heads, self._shape)
         touched = self._launcher.submit(self._kv.touch)  # beside the rest, which takes longer and mostly one core
