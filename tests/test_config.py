@@ -77,7 +77,7 @@ def test_numbers_beyond_reason_are_refused(bad: dict[str, object]) -> None:
 
 
 def test_more_kv_than_the_machine_has_is_refused() -> None:
-    with pytest.raises(BadRequestError, match="more than the 17179869184 this machine has"):
+    with pytest.raises(BadRequestError, match=r"more than the 17\.2 GB this machine has"):
         resolve(EngineConfig(kv=KVConfig(memory_bytes=17 << 30)), 8192, (FULL,), MEMORY, SUITS, 2)
 
 

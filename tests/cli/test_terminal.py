@@ -105,13 +105,41 @@ def test_lines_can_be_edited_found_again_and_pasted(own_cache: Path) -> None:
     assert history.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_history_can_be_refused(own_cache: Path) -> None:
-    command = [*COMMAND, "chat", "smollm2", "--max-tokens", "1", "--no-history"]
-    with Terminal(command, {**ENVIRONMENT, "TWOSTROKE_CACHE": str(own_cache)}) as terminal:
-        terminal.wait_for(b"> ")
-        terminal.type(b"A secret\r")
-        terminal.wait_for(b"cached)")
-        terminal.wait_for(b"> ")
-        terminal.type(b"/exit\r")
-        assert terminal.finish() == 0
-    assert not (own_cache / "chat_history").exists()
+ECHO = """
+import sys
+from pathlib import Path
+from twostroke.cli.line_editor import line_editor
+with line_editor(Path(sys.argv[1]) if len(sys.argv) > 1 else None) as editor:
+    while (line := editor.read("> ")) is not None:
+        print("got", repr(line))
+"""
+
+
+def test_a_history_can_be_refused_and_one_that_cannot_be_written_is_done_without(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for arguments in ([], [str(tmp_path / "file" / "history")]):
+        with Terminal([sys.executable, "-c", ECHO, *arguments], ENVIRONMENT) as terminal:
+            terminal.wait_for(b"> ")
+            terminal.type(b"A secret\r")
+            terminal.wait_for(b"got 'A secret'")
+            terminal.wait_for(b"> ")
+            terminal.type(UP + b"!\r")
+            terminal.wait_for(b"got 'A secret!'")
+            terminal.wait_for(b"> ")
+            terminal.type(b"\x04")
+            assert terminal.finish() == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_lines_that_are_piped_are_what_they_are(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ECHO, str(tmp_path / "history")],
+        input="one\\\ntwo\n",
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout == "> got 'one\\\\'\n> got 'two'\n> \n"
+    assert not (tmp_path / "history").exists()
