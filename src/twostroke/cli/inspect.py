@@ -87,10 +87,12 @@ def _memory_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _fits(here: dict[str, Any], context: int) -> str:
-    free, per_token = here["free_beside_weights_bytes"], here["kv_bytes_per_token"]
-    if free == 0:
+    """What an engine takes unless told otherwise: `--kv-memory` may give it all that is free."""
+    if here["free_beside_weights_bytes"] == 0:
         return f"no: the weights alone take {units.size(here['held_weight_bytes'])}"
-    sequences = free // here["kv_bytes_of_context"]
-    if sequences == 0:
-        return f"the weights, and about {free // per_token:,} tokens of KV: less than one full context"
-    return f"the weights, and {free // per_token:,} tokens of KV: {sequences} sequences of {context:,}"
+    tokens = here["kv_tokens"]
+    if not tokens:
+        return f"the weights, and no KV worth the name beside them: give some with --kv-memory"
+    text = f"the weights, and KV for {tokens:,} tokens by default (--kv-memory says otherwise): "
+    sequences = tokens // context
+    return text + (f"{sequences} sequences of {context:,}" if sequences else "less than one full context")

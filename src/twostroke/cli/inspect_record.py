@@ -6,7 +6,9 @@ from collections import Counter
 from typing import Any
 
 from twostroke import backends, machine
-from twostroke.engine.build import kv_needs
+from twostroke.config import EngineConfig
+from twostroke.core.errors import TwostrokeError
+from twostroke.engine.build import kv_needs, prepare
 from twostroke.engine.quantise import by_default
 from twostroke.models.checkpoint import Checkpoint
 
@@ -57,6 +59,7 @@ def _weights(checkpoint: Checkpoint) -> dict[str, Any]:
 
 def _here(checkpoint: Checkpoint, backend: str) -> dict[str, Any]:
     """On this machine, with the backend that would be taken."""
+    stored = checkpoint
     factory, reason = backends.choose(backend, checkpoint)
     found, on_load = machine.detect(), None
     if factory.quantises_on_load:
@@ -72,9 +75,18 @@ def _here(checkpoint: Checkpoint, backend: str) -> dict[str, Any]:
         "memory_bytes": memory.total_bytes,
         "held_weight_bytes": checkpoint.held_bytes,
         "free_beside_weights_bytes": memory.free_beside_weights_bytes,
-        "kv_share": memory.kv_share,
+        "kv_tokens": _kv_tokens(stored, backend),
         "kv_bytes_per_token": sum(need.bytes_per_token for need in needs),
         "kv_bytes_of_context": sum(
             (context if need.window is None else min(context, need.window)) * need.bytes_per_token for need in needs
         ),
     }
+
+
+def _kv_tokens(checkpoint: Checkpoint, backend: str) -> int:
+    """Tokens of all sequences together that an engine has KV for unless told otherwise; 0: the model does not fit."""
+    try:
+        layout = prepare(checkpoint, EngineConfig(backend=backend)).resolved.layout
+    except TwostrokeError:
+        return 0
+    return layout.block_size * max(group.num_blocks for group in layout.groups)

@@ -1,0 +1,29 @@
+"""`inspect` promises what an engine then takes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.cli.test_cli import twostroke
+
+from twostroke.cli.inspect_record import record
+from twostroke.config import EngineConfig
+from twostroke.engine.build import prepare
+from twostroke.models.loading import load_checkpoint
+
+
+def test_the_kv_that_is_promised_is_what_an_engine_takes(smollm2_path: Path) -> None:
+    found = json.loads(twostroke("inspect", str(smollm2_path), "--backend", "cpu", "--json").stdout)
+    promised_bytes = found["here"]["kv_tokens"] * found["here"]["kv_bytes_per_token"]
+    checkpoint = load_checkpoint(smollm2_path, name="smollm2")
+    (group,) = (layout := prepare(checkpoint, EngineConfig(backend="cpu")).resolved.layout).groups
+    taken_bytes = group.num_blocks * layout.block_size * found["here"]["kv_bytes_per_token"]
+    assert abs(promised_bytes - taken_bytes) < 0.2 * taken_bytes  # memory comes and goes between the two
+    assert promised_bytes < 0.5 * found["here"]["free_beside_weights_bytes"]
+
+
+def test_it_says_so_in_words(smollm2_path: Path) -> None:
+    done = twostroke("inspect", str(smollm2_path), "--backend", "cpu", COLUMNS="200")
+    tokens = record(load_checkpoint(smollm2_path, name="smollm2"), "cpu")["here"]["kv_tokens"]
+    assert "tokens by default (--kv-memory says otherwise): " in done.stdout and tokens > 0
