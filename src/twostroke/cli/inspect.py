@@ -92,7 +92,7 @@ def _fits(here: dict[str, Any], context: int) -> str:
         return f"no: the weights alone take {units.size(here['held_weight_bytes'])}"
     tokens = here["kv_tokens"]
     if not tokens:
-        return f"the weights, and no KV worth the name beside them: give some with --kv-memory"
+        return "the weights, and no KV worth the name beside them: give some with --kv-memory"
     text = f"the weights, and KV for {tokens:,} tokens by default (--kv-memory says otherwise): "
     sequences = tokens // context
     return text + (f"{sequences} sequences of {context:,}" if sequences else "less than one full context")
