@@ -72,6 +72,15 @@ def test_stop_string_across_tokens_ends_the_text_before_it(llm: LLM) -> None:
     assert kept.text == whole[: whole.index(stop) + len(stop)]
 
 
+def test_the_last_event_names_the_stop_string(llm: LLM) -> None:
+    ids = llm.chat_token_ids(CHAT)
+    whole = llm.generate(ids, GREEDY)[0].text
+    stop = whole[len(whole) // 2 : len(whole) // 2 + 5]
+    for stops, found in ((("never written", stop), stop), (("never written",), None)):
+        *earlier, last = [e for e in llm.stream(ids, replace(GREEDY, stop=stops)) if isinstance(e, TokenEvent)]
+        assert last.stop_string == found and all(event.stop_string is None for event in earlier)
+
+
 def test_min_tokens_keeps_it_writing(smollm2_llm: LLM) -> None:
     llm = smollm2_llm
     short = llm.chat(CHAT, GREEDY)[0]

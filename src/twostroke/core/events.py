@@ -34,6 +34,8 @@ class TokenEvent(NamedTuple):
     error: str | None = None
     timing: SequenceTiming | None = None
     """Set on the last event."""
+    stop_string: str | None = None
+    """The one that ended the answer, where one did."""
 
 
 Event = PrefillProgress | TokenEvent

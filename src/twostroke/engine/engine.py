@@ -215,12 +215,13 @@ class Engine:
         request, index = sequence.request, sequence.sample_index
         if (computed := advance.prefill_computed) is not None:
             self._pending.append(PrefillProgress(request.request_id, index, computed, sequence.prefill_len))
-        text, stopped = "", False
+        text, stopped, stop_string = "", False, None
         if self._streams:
             for token in sampled:
                 text, stopped = self._text_of(sequence, token.token_id)
         if stopped:
-            del self._streams[sequence.seq_id]  # nothing held back may follow a stop string
+            # Nothing held back may follow a stop string.
+            stop_string = self._streams.pop(sequence.seq_id).stopped_by
             self.scheduler.finish(sequence, FinishReason.STOP, now_s=self._clock())
         logprobs: tuple[TokenLogprobs, ...] = ()
         if request.sampling.logprobs is not None:
@@ -230,7 +231,9 @@ class Engine:
         if advance.finished or stopped:
             last = self._finished(event, sequence)
             # The last token that fits may complete a stop string too: the text was cut there, so that is the reason.
-            self._pending.append(last._replace(finish_reason=FinishReason.STOP) if stopped else last)
+            if stopped:
+                last = last._replace(finish_reason=FinishReason.STOP, stop_string=stop_string)
+            self._pending.append(last)
         elif token_ids or advance.prompt_logprobs:
             self._pending.append(event)
 
@@ -243,16 +246,19 @@ class Engine:
 
     def _finished(self, event: TokenEvent, sequence: Sequence) -> TokenEvent:
         """The sample's last event: the text that was held back joins it."""
-        text, reason = event.text, sequence.finish_reason
+        text, reason, stop_string = event.text, sequence.finish_reason, None
         self.step_log.close(sequence.timing)
         stream = self._streams.pop(sequence.seq_id, None)
         if stream is not None:
             rest, stopped = stream.finish()
             text += rest
-            reason = FinishReason.STOP if stopped else reason
+            if stopped:
+                reason, stop_string = FinishReason.STOP, stream.stopped_by
         name = event.request_id
         self._live[name] -= 1
         if self._live[name] == 0:
             del self._live[name]
             self._compiled.pop(name, None)
-        return event._replace(text=text, finish_reason=reason, error=sequence.error, timing=sequence.timing)
+        return event._replace(
+            text=text, finish_reason=reason, error=sequence.error, timing=sequence.timing, stop_string=stop_string
+        )

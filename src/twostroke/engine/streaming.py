@@ -23,6 +23,11 @@ class TextStream:
         self._matcher = StopStringMatcher(tuple(stop), include=include_stop) if stop else None
         self._tokens_before_stop = min_tokens
 
+    @property
+    def stopped_by(self) -> str | None:
+        """The stop string that was found."""
+        return None if self._matcher is None else self._matcher.stopped_by
+
     def push(self, token_id: int) -> tuple[str, bool]:
         """New text that is safe to show, and whether a stop string ended the answer."""
         text = self._detokenizer.push([token_id])

@@ -93,7 +93,7 @@ class Call:
 class Answer:
     """One sample as it comes together."""
 
-    __slots__ = ("finish_reason", "logprobs", "parser", "parts", "prompt_logprobs", "text", "timing")
+    __slots__ = ("finish_reason", "logprobs", "parser", "parts", "prompt_logprobs", "stop_string", "text", "timing")
 
     def __init__(self) -> None:
         self.text: list[str] = []
@@ -103,6 +103,7 @@ class Answer:
         self.logprobs: list[TokenLogprobs] = []
         self.prompt_logprobs: list[TokenLogprobs] = []
         self.finish_reason: str | None = None
+        self.stop_string: str | None = None
         self.timing = SequenceTiming()
 
     def absorb(self, output: Output) -> None:
@@ -116,7 +117,7 @@ class Answer:
         if output.prompt_logprobs:
             self.prompt_logprobs.extend(output.prompt_logprobs)
         if output.finish_reason is not None:
-            self.finish_reason = output.finish_reason.value
+            self.finish_reason, self.stop_string = output.finish_reason.value, output.stop_string
             if self.finish_reason == "stop" and self.parser is not None and self.parser.has_calls:
                 self.finish_reason = "tool_calls"
             if output.timing is not None:

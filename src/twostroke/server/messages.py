@@ -107,6 +107,7 @@ class Output(msgspec.Struct, frozen=True, array_like=True, gc=False):
     finish_reason: FinishReason | None = None
     error: str | None = None
     timing: SequenceTiming | None = None
+    stop_string: str | None = None
 
 
 class Progress(msgspec.Struct, frozen=True, array_like=True, gc=False):
