@@ -1,4 +1,5 @@
-"""What chat and responses share: messages and tools become a prompt, what the answer is held to, and how it is read."""
+"""What all chats share, whichever API they are held in: messages and tools become a prompt, what the answer is held to,
+and how it is read."""
 
 from __future__ import annotations
 
@@ -39,6 +40,15 @@ class Conversation:
         return AnswerParser(thoughts, None if self.tool_format is None else self.tool_format.parser())
 
 
+async def prompt_of(
+    service: Service, messages: list[dict[str, Any]], tools: ToolRequest, options: Mapping[str, Any] | None = None
+) -> tuple[int, ...]:
+    """What the model reads, for whoever answers and whoever only counts."""
+    encoder = service.encoder()
+    messages = told_of_tools(messages, tools.tools, encoder.tokenizer)
+    return await encoder.chat(messages, tools=tools.tools or None, options=options)
+
+
 async def prepare(
     service: Service,
     messages: list[dict[str, Any]],
@@ -47,17 +57,18 @@ async def prepare(
     grammar: Named | None,
     *,
     param: str,
-    limit: str,
+    limit: str | None,
     options: Mapping[str, Any] | None = None,
 ) -> Conversation:
-    """`param` is the field that the messages came in, `limit` the one that says how long an answer may be; `options`
-    are the template's."""
+    """`param` is the field that the messages came in, `limit` the one that says how long an answer may be, or None
+    where one that asks for more than the context leaves is to be as long as that; `options` are the template's."""
     if grammar is not None and tools.grammar is not None:
         raise bad_request(f"{grammar[0]} cannot be given where a tool call is required", grammar[0])
-    encoder = service.encoder()
-    messages = told_of_tools(messages, tools.tools, encoder.tokenizer)
-    prompt = await encoder.chat(messages, tools=tools.tools or None, options=options)
-    check_lengths([prompt], sampling, service.facts(), param, limit)
+    encoder, facts = service.encoder(), service.facts()
+    prompt = await prompt_of(service, messages, tools, options)
+    if limit is None and sampling.max_tokens is not None:
+        sampling = replace(sampling, max_tokens=max(1, min(sampling.max_tokens, facts.max_context - len(prompt))))
+    check_lengths([prompt], sampling, facts, param, limit or "max_tokens")
     thought = _thought(service, prompt)
     held_to = grammar or tools.grammar
     before = thought or "none"

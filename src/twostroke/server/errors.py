@@ -1,4 +1,5 @@
-"""Errors in OpenAI's shape: a message for a person, a type, the field at fault and a code. They leak nothing else."""
+"""Errors in OpenAI's shape: a message for a person, a type, the field at fault and a code. They leak nothing else.
+Below the paths of another API they have that API's shape."""
 
 from __future__ import annotations
 
@@ -16,6 +17,15 @@ CLIENT_GONE = 499
 """Never sent, as nobody is there to read it."""
 
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+_ANTHROPIC_TYPES = _TYPES | {
+    403: "permission_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+ANTHROPIC_PATHS = "/v1/messages"
+OLLAMA_PATHS = "/api/"
 
 
 class ApiError(HTTPException):
@@ -49,8 +59,20 @@ def _clean(text: str) -> str:
     return text[:MAX_MESSAGE_CHARS].encode("utf-8", "replace").decode()
 
 
-def error_response(error: ApiError) -> Response:
-    return Response(json.dumps(error.body()), error.status_code, dict(error.headers or {}), "application/json")
+def error_body(error: ApiError, path: str) -> dict[str, Any]:
+    """As clients of this path read it."""
+    if path.startswith(ANTHROPIC_PATHS):
+        otherwise = "invalid_request_error" if error.status_code < 500 else "api_error"
+        kind = _ANTHROPIC_TYPES.get(error.status_code, otherwise)
+        return {"type": "error", "error": {"type": kind, "message": _clean(error.message)}}
+    if path.startswith(OLLAMA_PATHS):
+        return {"error": _clean(error.message)}
+    return error.body()
+
+
+def error_response(error: ApiError, path: str) -> Response:
+    body = json.dumps(error_body(error, path))
+    return Response(body, error.status_code, dict(error.headers or {}), "application/json")
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
@@ -85,13 +107,13 @@ async def on_http_error(request: Request, error: Exception) -> Response:
         elif error.status_code == 405:
             message = f"{request.url.path} does not take {request.method}"
         error = ApiError(error.status_code, message, headers=error.headers)
-    return error_response(error)
+    return error_response(error, request.url.path)
 
 
 async def on_invalid_body(request: Request, error: Exception) -> Response:
     """The first field that pydantic minds, by its path: `messages[0].role`."""
     assert isinstance(error, RequestValidationError)
-    return error_response(validation_error(error.errors()))
+    return error_response(validation_error(error.errors()), request.url.path)
 
 
 def validation_error(errors: Any) -> ApiError:
@@ -121,5 +143,6 @@ def validation_error(errors: Any) -> ApiError:
     return bad_request(f"{param or 'the body'}: {reason[:1].lower()}{reason[1:]}", param or None)
 
 
-async def on_bug(request: Request, error: Exception) -> Response:
-    return error_response(ApiError(500, "something went wrong inside the server", code="internal_error"))
+async def on_bug(request: Request, bug: Exception) -> Response:
+    error = ApiError(500, "something went wrong inside the server", code="internal_error")
+    return error_response(error, request.url.path)

@@ -25,6 +25,8 @@ DISCARD_S = 10.0
 KNOWN_ROUTES = frozenset(
     {
         *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/models", "/tokenize", "/detokenize"),
+        *("/v1/messages", "/v1/messages/count_tokens", "/api/chat", "/api/generate", "/api/tags", "/api/show"),
+        *("/api/ps", "/api/version", "/api/embed", "/api/embeddings"),
         *("/health", "/ready", "/metrics", "/version", "/v1/twostroke/top"),
     }
 )
@@ -69,7 +71,7 @@ class Guard:
                 scope[KEY_SCOPE] = self._key_number(headers)
             await self._check_declared_length(headers, receive)
         except ApiError as error:
-            await error_response(error)(scope, receive, send)
+            await error_response(error, scope["path"])(scope, receive, send)
             return
         await self._app(scope, self._limited(receive, held), send)
 

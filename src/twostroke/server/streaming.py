@@ -1,5 +1,5 @@
-"""Server-sent events: a call's news, as a writer words them, until the last sample has ended. Errors after the first
-byte are events too."""
+"""A call's answer, as a writer words it: whole, or its news as they come, until the last sample has ended. Errors after
+a stream's first byte are part of the stream."""
 
 from __future__ import annotations
 
@@ -10,15 +10,19 @@ from typing import Protocol
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from twostroke.server.calls import Call
+from twostroke.server.calls import Answers, Call
 from twostroke.server.connections import SINK_SCOPE, EventSink
 from twostroke.server.errors import CLIENT_GONE, ApiError
 from twostroke.server.inbox import News
 from twostroke.server.messages import Output, Progress
+from twostroke.server.phases import server_timing
+from twostroke.server.replies import encode
 
 SLOW_READER_S = 5.0
 """Past its deadline, a client that does not read has this long to take what was written."""
 DONE = b"data: [DONE]\n\n"
+EVENTS = "text/event-stream; charset=utf-8"
+JSON_LINES = "application/x-ndjson"
 
 
 class EventWriter(Protocol):
@@ -35,6 +39,14 @@ class EventWriter(Protocol):
     def error(self, error: ApiError) -> bytes: ...
 
 
+class AnswerWriter(EventWriter, Protocol):
+    """Words whole answers too."""
+
+    answers: Answers
+
+    def whole(self) -> object: ...
+
+
 def sse(payload: bytes) -> bytes:
     return b"data: " + payload + b"\n\n"
 
@@ -43,14 +55,26 @@ def sse_error(error: ApiError) -> bytes:
     return sse(json.dumps(error.body()).encode())
 
 
-async def stream_answer(call: Call, writer: EventWriter) -> EventStream:
+async def respond(call: Call, writer: AnswerWriter, *, is_streamed: bool, media_type: str = EVENTS) -> Response:
+    """`media_type` is a stream's; whole answers are JSON."""
+    if is_streamed:
+        return await stream_answer(call, writer, media_type)
+    try:
+        await writer.answers.collect(call)
+    finally:
+        call.close()
+    headers = {"Server-Timing": server_timing(writer.answers.choices[0].timing)}
+    return Response(encode(writer.whole()), headers=headers, media_type="application/json")
+
+
+async def stream_answer(call: Call, writer: EventWriter, media_type: str = EVENTS) -> EventStream:
     """The response begins with the engine's first sign, so what it refuses is still a plain error."""
     try:
         news = await call.take()
     except BaseException:
         call.close()
         raise
-    return EventStream(call, news, writer)
+    return EventStream(call, news, writer, media_type)
 
 
 class EventStream(Response):
@@ -58,7 +82,7 @@ class EventStream(Response):
     as can be: they are worded and written where they are heard, all in one write. The task wakes at the end, and where
     the client does not keep up. Without a sink (a client of HTTP/1.0, another server) it wakes for every write."""
 
-    def __init__(self, call: Call, news: list[News], writer: EventWriter) -> None:
+    def __init__(self, call: Call, news: list[News], writer: EventWriter, media_type: str = EVENTS) -> None:
         self.status_code = 200
         self.background = None
         self._call = call
@@ -66,7 +90,7 @@ class EventStream(Response):
         self._sink: EventSink | None = None
         self._pieces = [piece for piece in (writer.begin(),) if piece]
         self._word(news)
-        self.init_headers({"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"})
+        self.init_headers({"Content-Type": media_type, "Cache-Control": "no-cache"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._sink = scope.get(SINK_SCOPE)

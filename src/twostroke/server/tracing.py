@@ -26,7 +26,10 @@ if TYPE_CHECKING:
     from twostroke.core.timing import SequenceTiming
     from twostroke.server.messages import Output
 
-OPERATIONS = {"/v1/chat/completions": "chat", "/v1/responses": "chat", "/v1/completions": "text_completion"}
+OPERATIONS = {
+    **dict.fromkeys(("/v1/chat/completions", "/v1/responses", "/v1/messages", "/api/chat"), "chat"),
+    **dict.fromkeys(("/v1/completions", "/api/generate"), "text_completion"),
+}
 """The routes that generate, by the names that the semantic conventions have for what they do."""
 TRACE_SCOPE = "twostroke.trace"
 """Where in a request's scope its RequestTrace is."""
