@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.server.running import RunningServer, running_server
+from tests.server.scripted_model import make_scripted
 from twostroke import LLM
 
 MODEL_OPTIONS = ("smollm2", "--backend", "cpu", "--max-context", "2048", "--kv-memory", "400MB")
@@ -16,6 +17,16 @@ MODEL_OPTIONS = ("smollm2", "--backend", "cpu", "--max-context", "2048", "--kv-m
 @pytest.fixture(scope="session")
 def server(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     with running_server(tmp_path_factory.mktemp("server") / "log", *MODEL_OPTIONS) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def scripted_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """Of a model that thinks, answers and calls tools, as its script says."""
+    folder = tmp_path_factory.mktemp("scripted")
+    model = make_scripted(folder / "model", "hermes")
+    names = ("--name", "scripted", "--name", "claude-*")
+    with running_server(folder / "log", str(model), "--backend", "reference", *names) as running:
         yield running
 
 

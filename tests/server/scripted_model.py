@@ -31,6 +31,7 @@ TEMPLATES = {
 {%- for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}<|end|>
 {%- endfor %}<|turn|>assistant
 {% if "Roll" in messages[-1].content %}<|call|>
+{%- elif enable_thinking is defined and not enable_thinking %}<|answer|><think></think>{{ "\n\n" }}
 {%- elif "Ponder" in messages[-1].content %}<|answer|><think>
 {% else %}<|answer|>{% endif %}""",
     "llama3": """

@@ -4,7 +4,6 @@ thinks before it answers, so that what it is held to begins after that."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any, Literal
 
 import openai
@@ -12,8 +11,7 @@ import pytest
 from openai import OpenAI
 from pydantic import BaseModel, ConfigDict, Field
 
-from tests.server.running import RunningServer, running_server
-from tests.server.scripted_model import make_scripted
+from tests.server.running import RunningServer
 
 
 class Roll(BaseModel):
@@ -42,11 +40,8 @@ ASKED = ["Hello.", "Ponder this."]
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    folder = tmp_path_factory.mktemp("responses")
-    model = make_scripted(folder / "model", "hermes")
-    with running_server(folder / "log", str(model), "--backend", "reference", "--name", "scripted") as running:
-        yield running
+def server(scripted_server: RunningServer) -> RunningServer:
+    return scripted_server
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,13 @@ def serve(
         "127.0.0.1"
     ),
     port: Annotated[int, typer.Option(help="The port; 0 takes a free one.")] = 8000,
-    name: Annotated[str | None, typer.Option(help="What requests call the model; default: MODEL as given.")] = None,
+    name: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What requests call the model; default: MODEL as given. May be given several times: answers say the "
+            "first, the others are taken too, and a * in them stands for any text ('claude-*')."
+        ),
+    ] = None,
     api_key_file: Annotated[
         Path | None,
         typer.Option(help=f"API keys, one a line; or {KEYS_VARIABLE}=key1,key2. Without any, none is asked."),
@@ -133,7 +139,8 @@ def serve(
         max_output_tokens=max_output_tokens,
     )
     settings = ServerSettings(
-        model_name=name or model,
+        model_name=name[0] if name else model,
+        other_names=tuple(name[1:]) if name else (),
         host=host,
         port=port,
         api_keys=_api_keys(api_key_file),

@@ -4,7 +4,8 @@ Below the paths of another API they have that API's shape."""
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from fastapi.exceptions import RequestValidationError
@@ -84,6 +85,22 @@ def refuse_given(body: object, reasons: Mapping[str, str]) -> None:
     for name, reason in reasons.items():
         if getattr(body, name) is not None:
             raise bad_request(f"{name} is not supported: {reason}", name)
+
+
+@contextmanager
+def named_as(names: Mapping[str, str]) -> Iterator[None]:
+    """What is refused inside, by the names that this API has for the fields: whole ones, or parts that begin with a
+    dot."""
+    try:
+        yield
+    except ApiError as error:
+        param, message = error.param, error.message
+        for old, new in names.items():
+            if param is not None and (param == old or old.startswith(".")):
+                param = param.replace(old, new)
+        if error.param is not None and param is not None and message.startswith(error.param):
+            message = param + message[len(error.param) :]
+        raise ApiError(error.status_code, message, param=param, code=error.code, headers=error.headers) from None
 
 
 def engine_unavailable(reason: str) -> ApiError:

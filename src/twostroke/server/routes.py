@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -20,33 +21,41 @@ from twostroke.server.service import Service, service_of
 router = APIRouter(responses=ERRORS, route_class=CheckedRoute)
 
 _STARTED = int(time.time())
+_ANTHROPIC_FIELDS = {"type": "model", "created_at": datetime.fromtimestamp(_STARTED, UTC).isoformat()}
+"""Both APIs list models at the same path: clients of either find their fields."""
 
 
 def _json(value: object, status: int = 200) -> Response:
     return Response(msgspec.json.encode(value), status, media_type="application/json")
 
 
-def _model(service: Service) -> dict[str, object]:
+def _model(service: Service, name: str) -> dict[str, object]:
     facts = service.client.facts
     return {
-        "id": service.settings.model_name,
+        "id": name,
         "object": "model",
         "created": _STARTED,
         "owned_by": "twostroke",
+        **_ANTHROPIC_FIELDS,
+        "display_name": name,
         "max_model_len": None if facts is None else facts.max_context,
     }
 
 
 @router.get("/v1/models")
 async def list_models(request: Request) -> Response:
-    return _json({"object": "list", "data": [_model(service_of(request))]})
+    service = service_of(request)
+    models = [_model(service, name) for name in service.settings.listed_names]
+    # Anthropic's clients read the last three.
+    pages = {"has_more": False, "first_id": models[0]["id"], "last_id": models[-1]["id"]}
+    return _json({"object": "list", "data": models, **pages})
 
 
 @router.get("/v1/models/{name:path}")
 async def show_model(name: str, request: Request) -> Response:
     service = service_of(request)
     service.check_model(name)
-    return _json(_model(service))
+    return _json(_model(service, name))
 
 
 @router.post("/tokenize")

@@ -18,6 +18,7 @@ from twostroke.server.prompts import PromptEncoder
 from twostroke.server.settings import ServerSettings
 from twostroke.server.structured import GrammarGate, Named
 from twostroke.text import reasoning, tool_parsers
+from twostroke.text.template_variables import template_variables
 from twostroke.text.tokenizer import Tokenizer
 from twostroke.text.tool_parsers import HERMES
 
@@ -38,6 +39,8 @@ class Service:
         self.grammars: GrammarGate | None = None
         self.tool_format = HERMES
         self.reasoning_parser = "none"
+        self.template_variables: frozenset[str] = frozenset()
+        """That the model's chat template reads."""
         self.admission = Admission(settings, client, metrics, tracing)
         self.kept = KeptRequests()
 
@@ -45,6 +48,7 @@ class Service:
         """Once the tokenizer is there: how this model's answers are to be read."""
         self.tool_format = tool_parsers.choose(self.settings.tool_parser, tokenizer)
         self.reasoning_parser = reasoning.choose(self.settings.reasoning_parser, tokenizer)
+        self.template_variables = template_variables(tokenizer.chat_template)
         self.grammars = GrammarGate(tokenizer, self.metrics)
         self.prompts = PromptEncoder(tokenizer)
 
@@ -69,7 +73,7 @@ class Service:
         return replace(sampling, grammar=replace(await self.grammars.admit(named), thought=thought))
 
     def check_model(self, name: str | None) -> None:
-        if name is not None and name != self.settings.model_name:
+        if name is not None and not self.settings.knows_model(name):
             raise ApiError(
                 404,
                 f"there is no model {name!r:.200} here: this server has {self.settings.model_name!r}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from urllib.parse import urlsplit
 
 from twostroke.core.errors import BadRequestError
@@ -42,7 +43,9 @@ class Limits:
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
     model_name: str
-    """What requests call the model, and /v1/models lists."""
+    """What requests call the model, and what answers say."""
+    other_names: tuple[str, ...] = ()
+    """That requests may call it, too; a `*` in one stands for any text."""
     host: str = "127.0.0.1"
     port: int = 8000
     api_keys: tuple[str, ...] = ()
@@ -57,7 +60,16 @@ class ServerSettings:
     traces_url: str | None = None
     """Where OpenTelemetry traces are sent; None: there are none."""
 
+    @property
+    def listed_names(self) -> list[str]:
+        return [self.model_name, *(name for name in self.other_names if "*" not in name)]
+
+    def knows_model(self, name: str) -> bool:
+        return name == self.model_name or any(fnmatchcase(name, _literal(other)) for other in self.other_names)
+
     def __post_init__(self) -> None:
+        if not all((self.model_name, *self.other_names)):
+            raise BadRequestError("a model's name must not be empty")
         if not 0 <= self.port <= 65535:
             raise BadRequestError(f"the port must be from 0 to 65535, not {self.port}")
         if any(not key.isascii() or not key.isprintable() or not key.strip() for key in self.api_keys):
@@ -73,6 +85,11 @@ class ServerSettings:
                 raise BadRequestError(f"the {name} timeout must be above 0 s, not {timeout_s:g}")
         if not self.drain_s >= 0:
             raise BadRequestError(f"the drain time must be 0 s or more, not {self.drain_s:g}")
+
+
+def _literal(pattern: str) -> str:
+    """Of what means something in file names, only the `*` does here."""
+    return pattern.replace("[", "[[]").replace("?", "[?]")
 
 
 def traces_url(collector: str | None, environment: Mapping[str, str]) -> str | None:
