@@ -3,6 +3,7 @@ How files become this is in `loading.py`."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +43,14 @@ class Checkpoint:
     def held_bytes(self) -> int:
         """As held once loaded; an embedding that is the output matrix too counts as that."""
         return sum(self.held_tensor_bytes(name) for name in self.tensors)
+
+    @property
+    def main_kind(self) -> WeightKind:
+        """That most bytes are held in."""
+        held_bytes: Counter[WeightKind] = Counter()
+        for name in self.tensors:
+            held_bytes[self.held_kind(name)] += self.held_tensor_bytes(name)
+        return max(held_bytes, key=lambda kind: held_bytes[kind])
 
     def held_tensor_bytes(self, name: str) -> int:
         shape = self.tensors[name].shape

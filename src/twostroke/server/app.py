@@ -9,7 +9,17 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from twostroke import __version__
-from twostroke.server import anthropic_messages, chat, completions, errors, explaining, responses, routes
+from twostroke.server import (
+    anthropic_messages,
+    chat,
+    completions,
+    errors,
+    explaining,
+    ollama_answers,
+    ollama_models,
+    responses,
+    routes,
+)
 from twostroke.server.guard import Guard
 from twostroke.server.service import Service
 
@@ -29,7 +39,7 @@ def create_app(service: Service) -> ASGIApp:
     app.add_exception_handler(HTTPException, errors.on_http_error)
     app.add_exception_handler(RequestValidationError, errors.on_invalid_body)
     app.add_exception_handler(Exception, errors.on_bug)
-    for module in (chat, completions, responses, anthropic_messages, routes, explaining):
+    for module in (chat, completions, responses, anthropic_messages, ollama_answers, ollama_models, routes, explaining):
         app.include_router(module.router)
     # Behind the guard: who is not let in leaves no trace.
     served: ASGIApp = app if service.tracing is None else service.tracing.around(app)

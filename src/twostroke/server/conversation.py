@@ -9,6 +9,7 @@ from typing import Any
 
 from twostroke.core.sampling_params import SamplingParams
 from twostroke.server.errors import bad_request
+from twostroke.server.messages import Ready
 from twostroke.server.parsing import AnswerParser
 from twostroke.server.sampling import check_lengths
 from twostroke.server.service import Service
@@ -49,6 +50,13 @@ async def prompt_of(
     return await encoder.chat(messages, tools=tools.tools or None, options=options)
 
 
+def fitted(sampling: SamplingParams, prompt: tuple[int, ...], facts: Ready) -> SamplingParams:
+    """With an answer no longer than the context leaves room for."""
+    if sampling.max_tokens is None:
+        return sampling
+    return replace(sampling, max_tokens=max(1, min(sampling.max_tokens, facts.max_context - len(prompt))))
+
+
 async def prepare(
     service: Service,
     messages: list[dict[str, Any]],
@@ -66,8 +74,8 @@ async def prepare(
         raise bad_request(f"{grammar[0]} cannot be given where a tool call is required", grammar[0])
     encoder, facts = service.encoder(), service.facts()
     prompt = await prompt_of(service, messages, tools, options)
-    if limit is None and sampling.max_tokens is not None:
-        sampling = replace(sampling, max_tokens=max(1, min(sampling.max_tokens, facts.max_context - len(prompt))))
+    if limit is None:
+        sampling = fitted(sampling, prompt, facts)
     check_lengths([prompt], sampling, facts, param, limit or "max_tokens")
     thought = _thought(service, prompt)
     held_to = grammar or tools.grammar

@@ -182,6 +182,9 @@ def ready_message(assembly: Assembly) -> m.Ready:
         max_tokens_per_step=facts.max_tokens_per_step,
         itl_target_s=facts.itl_target_s,
         int8_kv_share=facts.int8_kv_share,
+        hidden_size=checkpoint.spec.hidden_size,
+        file_format="safetensors" if checkpoint.gguf_metadata is None else "gguf",
+        weight_kind=checkpoint.main_kind.name,
     )
 
 

@@ -79,6 +79,11 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     itl_target_s: float | None = None
     int8_kv_share: float | None = None
     """As in `EngineFacts` of the explain room."""
+    hidden_size: int = 0
+    file_format: str = ""
+    """gguf or safetensors."""
+    weight_kind: str = ""
+    """In which most of the weights are held, like Q4_K or BF16."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):

@@ -23,13 +23,12 @@ _ERROR_SCHEMA = {
 _ERROR: dict[str, Any] = {"description": "What was wrong.", "content": {"application/json": {"schema": _ERROR_SCHEMA}}}
 
 ERRORS: dict[int | str, dict[str, Any]] = {"4XX": _ERROR, "5XX": _ERROR}
-JSON_OR_EVENTS: dict[int | str, dict[str, Any]] = {
-    200: {
-        "description": "The answer; with `stream`, its events.",
-        "content": {
-            "application/json": {"schema": {"type": "object"}},
-            "text/event-stream": {"schema": {"type": "string"}},
-        },
-    },
-    **ERRORS,
-}
+
+
+def _json_or(kind: str) -> dict[int | str, dict[str, Any]]:
+    kinds = {"application/json": {"schema": {"type": "object"}}, kind: {"schema": {"type": "string"}}}
+    return {200: {"description": "The answer; with `stream`, its events.", "content": kinds}, **ERRORS}
+
+
+JSON_OR_EVENTS = _json_or("text/event-stream")
+JSON_OR_LINES = _json_or("application/x-ndjson")
