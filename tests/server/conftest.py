@@ -21,12 +21,27 @@ def server(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 @pytest.fixture(scope="session")
-def scripted_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+def scripted_options(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    model = make_scripted(tmp_path_factory.mktemp("scripted") / "model", "hermes")
+    return str(model), "--backend", "reference", "--name", "scripted", "--name", "claude-*"
+
+
+@pytest.fixture(scope="session")
+def scripted_server(
+    scripted_options: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RunningServer]:
     """Of a model that thinks, answers and calls tools, as its script says."""
-    folder = tmp_path_factory.mktemp("scripted")
-    model = make_scripted(folder / "model", "hermes")
-    names = ("--name", "scripted", "--name", "claude-*")
-    with running_server(folder / "log", str(model), "--backend", "reference", *names) as running:
+    with running_server(tmp_path_factory.mktemp("server") / "log", *scripted_options) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def keyed_server(
+    scripted_options: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RunningServer]:
+    """The same for those who have the keys `one` and `two`, a request at a time and not too large."""
+    options = (*scripted_options, "--max-per-key", "1", "--max-body", "64KiB")
+    with running_server(tmp_path_factory.mktemp("server") / "log", *options, TWOSTROKE_API_KEYS="one,two") as running:
         yield running
 
 

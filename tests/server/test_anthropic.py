@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -14,8 +12,7 @@ from anthropic import Anthropic
 from openai import OpenAI
 from pydantic import BaseModel, ConfigDict
 
-from tests.server.running import RunningServer, running_server
-from tests.server.scripted_model import make_scripted
+from tests.server.running import RunningServer
 
 THOUGHT, TEXT = "Let me see.", "Well, well."
 SCHEMA: dict[str, Any] = {
@@ -311,23 +308,14 @@ def test_refusals_name_the_field(scripted_server: RunningServer, fields: dict[st
     assert words in error["error"]["message"]
 
 
-@pytest.fixture(scope="module")
-def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    folder: Path = tmp_path_factory.mktemp("keyed")
-    options = (str(make_scripted(folder / "model", "hermes")), "--backend", "reference", "--name", "scripted")
-    limits = ("--max-per-key", "1", "--max-body", "64KiB")
-    with running_server(folder / "log", *options, *limits, TWOSTROKE_API_KEYS="one,two") as running:
-        yield running
-
-
-def test_errors_are_of_the_classes_that_clients_know(keyed: RunningServer) -> None:
-    clients = [Anthropic(base_url=keyed.address, api_key=key, max_retries=0) for key in ("wrong", "one", "two")]
-    bearer = Anthropic(base_url=keyed.address, auth_token="two", max_retries=0)
+def test_errors_are_of_the_classes_that_clients_know(keyed_server: RunningServer) -> None:
+    clients = [Anthropic(base_url=keyed_server.address, api_key=key, max_retries=0) for key in ("wrong", "one", "two")]
+    bearer = Anthropic(base_url=keyed_server.address, auth_token="two", max_retries=0)
     with pytest.raises(anthropic.AuthenticationError) as refused:
         ask(clients[0], "Hi.")
     assert refused.value.type == "authentication_error"
     long: Any = {"prompt": "Hi.", "ignore_eos": True, "stream": True, "max_tokens": 8000}
-    address, headers = f"{keyed.address}/v1/completions", {"x-api-key": "one"}
+    address, headers = f"{keyed_server.address}/v1/completions", {"x-api-key": "one"}
     with httpx.stream("POST", address, json=long, headers=headers, timeout=60) as running:
         lines = running.iter_lines()
         assert running.status_code == 200 and next(lines)

@@ -274,6 +274,17 @@ def test_a_model_that_is_not_there(client: Client) -> None:
     assert missing.value.status_code == 404
 
 
+def test_keys_are_asked_for_as_elsewhere(keyed_server: RunningServer) -> None:
+    for headers, words in (({}, "an API key is needed"), ({"Authorization": "Bearer no"}, "this API key is not known")):
+        stranger = Client(host=keyed_server.address, headers=headers)
+        for knock in (stranger.list, lambda client=stranger: client.chat("scripted", SEA)):
+            with pytest.raises(ollama.ResponseError, match=words) as refused:
+                knock()
+            assert refused.value.status_code == 401
+    known = Client(host=keyed_server.address, headers={"Authorization": "Bearer one"})
+    assert known.list().models and ask(known, "Hi.").message.content == TEXT
+
+
 def test_a_client_that_leaves_frees_the_engine(server: RunningServer, client: Client) -> None:
     lines = client.chat("smollm2", SEA, stream=True, options={"temperature": 1.0, "num_predict": 1500})
     for _ in range(5):

@@ -14,8 +14,18 @@ ROUTES = [
     ("POST", "/v1/chat/completions"),
     ("POST", "/v1/completions"),
     ("POST", "/v1/responses"),
+    ("POST", "/v1/messages"),
+    ("POST", "/v1/messages/count_tokens"),
+    ("POST", "/api/chat"),
+    ("POST", "/api/generate"),
     ("POST", "/tokenize"),
     ("POST", "/detokenize"),
+    ("POST", "/api/show"),
+    ("POST", "/api/embed"),
+    ("POST", "/api/embeddings"),
+    ("GET", "/api/tags"),
+    ("GET", "/api/ps"),
+    ("GET", "/api/version"),
     ("GET", "/v1/models"),
     ("GET", "/v1/models/{name}"),
     ("GET", "/v1/twostroke/requests/{request_id}"),
@@ -44,9 +54,11 @@ def run_examples(server: RunningServer, method: str, path: str, mode: Generation
         if isinstance(case.body, dict) and mode is GenerationMode.POSITIVE:
             for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
                 case.body.pop(name, None)  # valid, but two thousand tokens an example are too many
-            if method == "POST" and path.startswith("/v1/"):
+            if path.startswith("/api/"):
+                case.body |= {"model": "smollm2", "options": {"num_predict": 1}}
+            elif method == "POST" and path.startswith("/v1/"):
                 case.body["max_output_tokens" if path.endswith("responses") else "max_tokens"] = 1
-                case.body.pop("model", None)
+                case.body["model"] = "smollm2"
         case.call_and_validate(base_url=server.address, checks=[not_a_server_error], timeout=60)
 
     check()
@@ -70,7 +82,7 @@ def test_no_example_gives_a_server_error(server: RunningServer, method: str, pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
-@pytest.mark.parametrize(("method", "path"), ROUTES[:5])
+@pytest.mark.parametrize(("method", "path"), ROUTES[:9])
 def test_no_example_of_many_gives_a_server_error(
     server: RunningServer, method: str, path: str, mode: GenerationMode
 ) -> None:
