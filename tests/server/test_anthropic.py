@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import time
 from typing import Any
 
 import anthropic
 import httpx
+import ollama
 import pytest
 from anthropic import Anthropic
 from openai import OpenAI
@@ -273,6 +277,7 @@ def test_names_that_the_operator_gave_the_model(scripted: Anthropic) -> None:
         ({"max_tokens": 0}, "max_tokens"),
         ({"model": None}, "model"),
         ({"messages": []}, "messages"),
+        ({"messages": [{"role": "user", "content": []}]}, "messages[0].content is empty"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages[0].content[0]"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "'image'"),
@@ -329,6 +334,49 @@ def test_errors_are_of_the_classes_that_clients_know(keyed_server: RunningServer
     with pytest.raises(anthropic.NotFoundError) as missing:
         clients[2].get("/v1/messages/batches", cast_to=object)
     assert missing.value.type == "not_found_error"
+
+
+def test_turns_that_others_would_trip_over(scripted: Anthropic) -> None:
+    """A thought that was cut is all there is of a turn; neighbours of one role are one; a result may be an error."""
+    thought = {"type": "thinking", "thinking": "Hm", "signature": "from elsewhere"}
+    failed = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "no dice", "is_error": True}
+    user = {"role": "user", "content": "Hi."}
+    for turns in (
+        [user, {"role": "assistant", "content": [thought]}, user],
+        [user, user, {"role": "assistant", "content": "Yes."}, {"role": "assistant", "content": "No."}, user],
+        [user, {"role": "assistant", "content": [CALL]}, {"role": "user", "content": [failed]}],
+        [{"role": "system", "content": "Be kind."}, user],
+    ):
+        assert ask(scripted, turns, system="You are old.").content[-1].text == TEXT
+    count = scripted.messages.count_tokens
+    joined = [{"role": "user", "content": "Hi.\nHi."}]
+    assert count(model="scripted", messages=[user, user]) == count(model="scripted", messages=joined)
+
+
+def test_a_stream_that_breaks_says_why(keyed_server: RunningServer) -> None:
+    """The engine is killed while an answer of each API is written."""
+    headers = {"Authorization": "Bearer one"}
+    keyed_server.wait_until_idle(headers=headers)
+    anthropic_client = Anthropic(base_url=keyed_server.address, api_key="one", max_retries=0)
+    ollama_client = ollama.Client(host=keyed_server.address, headers={"Authorization": "Bearer two"})
+    schema = {"type": "array", "items": {"const": 1}, "minItems": 2000}
+    body: Any = {"format": {"type": "json_schema", "schema": schema}}
+    with anthropic_client.messages.stream(
+        model="scripted", max_tokens=8000, messages=SEA, output_config=body
+    ) as stream:
+        lines = ollama_client.chat("scripted", SEA, format=schema, stream=True)
+        for _ in range(5):
+            assert next(stream) and next(lines)
+        os.kill(keyed_server.engine_pid(), signal.SIGKILL)
+        with pytest.raises(anthropic.APIStatusError) as broken:
+            list(stream)
+        with pytest.raises(ollama.ResponseError, match="engine"):
+            list(lines)
+    assert broken.value.type == "overloaded_error" and "engine" in str(broken.value.api_message)
+    end_s = time.monotonic() + 30
+    while keyed_server.get("/health").status_code != 200 and time.monotonic() < end_s:
+        time.sleep(0.1)
+    assert ask(anthropic_client, "Hi.").content[-1].text == TEXT
 
 
 def test_a_client_that_leaves_frees_the_engine(server: RunningServer, client: Anthropic) -> None:

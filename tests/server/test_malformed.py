@@ -6,7 +6,7 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -162,10 +162,10 @@ def mutated(random_source: random.Random, path: str) -> bytes:
     return broken_bytes(random_source, payload) if random_source.random() < 0.3 else payload
 
 
-def fuzz(server: RunningServer, number: int, seed: int) -> dict[int, int]:
+def fuzz(server: RunningServer, number: int, seed: int, paths: Sequence[str] = tuple(GOOD)) -> dict[int, int]:
     """How many answers had which status."""
     random_source = random.Random(seed)
-    cases = [(path, mutated(random_source, path)) for path in random_source.choices(list(GOOD), k=number)]
+    cases = [(path, mutated(random_source, path)) for path in random_source.choices(paths, k=number)]
     statuses: dict[int, int] = {}
 
     async def send_all() -> None:
@@ -211,9 +211,12 @@ def test_hundreds_of_malformed_requests(server: RunningServer, offline: LLM) -> 
 
 
 @pytest.mark.slow
-def test_ten_thousand_malformed_requests(server: RunningServer, offline: LLM) -> None:
-    statuses = fuzz(server, 10_000, seed=2)
-    assert statuses[400] > 6000, statuses
+@pytest.mark.parametrize("is_openai", [True, False])
+def test_ten_thousand_malformed_requests(server: RunningServer, offline: LLM, is_openai: bool) -> None:
+    others = ("/v1/messages", "/api/")
+    paths = [path for path in GOOD if path.startswith(others) is not is_openai]
+    statuses = fuzz(server, 10_000, seed=2, paths=paths)
+    assert statuses[400] > 5000, statuses
     check_alive(server, offline)
 
 

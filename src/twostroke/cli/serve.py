@@ -84,6 +84,7 @@ def serve(
     itl_target_ms: options.ItlTarget = None,
 ) -> None:
     """Serve a model over HTTP with OpenAI's API: /v1/chat/completions, /v1/completions, /v1/responses, /v1/models.
+    Anthropic's /v1/messages and Ollama's /api/chat are there too, for coding agents and editors.
 
     Point any OpenAI client at http://127.0.0.1:8000/v1. Streams, logprobs, n, stop, seeds and penalties work as there;
     every answer also carries `timing`: how long it queued, read your prompt (prefill) and wrote (decode), each beside

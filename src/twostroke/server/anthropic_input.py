@@ -29,6 +29,8 @@ def template_messages(body: CountBody, limits: Limits) -> list[dict[str, Any]]:
         field = f"messages[{index}]"
         if turn.role not in _ROLES:
             raise bad_request(f"{field}.role must be one of {', '.join(_ROLES)}, not {turn.role!r}", f"{field}.role")
+        if not turn.content:
+            raise bad_request(f"{field}.content is empty", f"{field}.content")
         if turn.role == "system":
             turns.system(_text_of(turn.content, f"{field}.content"))
         elif isinstance(turn.content, str):
@@ -71,7 +73,7 @@ class _Turns:
 
     def _turn_of(self, role: str) -> dict[str, Any]:
         if not self.messages or self.messages[-1]["role"] != role:
-            self.messages.append({"role": role, "content": None if role == "assistant" else ""})
+            self.messages.append({"role": role, "content": ""})
         return self.messages[-1]
 
     def say(self, role: str, text: str) -> None:
@@ -83,8 +85,9 @@ class _Turns:
             raise bad_request(f"{field} must be a tool_use with id, name and input", field)
         self._names[block.id] = block.name
         function = {"name": block.name, "arguments": block.input}
-        calls = self._turn_of("assistant").setdefault("tool_calls", [])
-        calls.append({"id": block.id, "type": "function", "function": function})
+        turn = self._turn_of("assistant")
+        turn["content"] = turn["content"] or None  # some templates know a call by its having none
+        turn.setdefault("tool_calls", []).append({"id": block.id, "type": "function", "function": function})
 
     def _result(self, block: Block, field: str) -> None:
         if block.tool_use_id is None:

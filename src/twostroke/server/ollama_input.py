@@ -72,6 +72,7 @@ class _Turns:
         if message.tool_calls:
             calls = enumerate(message.tool_calls)
             shown["tool_calls"] = [self._call(call, f"{field}.tool_calls[{index}]") for index, call in calls]
+            shown["content"] = message.content or None  # some templates know a call by its having none
         if message.role == "tool":
             shown["tool_call_id"], shown["name"] = self._answered(message)
         return shown
