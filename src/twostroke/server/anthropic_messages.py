@@ -15,7 +15,7 @@ from twostroke.server.anthropic_input import TOOL_FIELDS, as_chat, template_mess
 from twostroke.server.anthropic_schemas import CountBody, MessagesBody
 from twostroke.server.bodies import CheckedRoute
 from twostroke.server.calls import Answers
-from twostroke.server.conversation import prepare, prompt_of
+from twostroke.server.conversation import chat_tokens, prepare
 from twostroke.server.errors import ANTHROPIC_PATHS, ApiError, bad_request, error_body, named_as
 from twostroke.server.explaining import follow
 from twostroke.server.messages import Output, Progress, Ready
@@ -83,7 +83,7 @@ async def count_tokens(body: CountBody, request: Request) -> Response:
     asked = _Asked(body, service)
     service.facts()
     async with service.admission.place(request):
-        prompt = await prompt_of(service, asked.messages, asked.tools, asked.options)
+        prompt = await chat_tokens(service, asked.messages, asked.tools, asked.options)
     return Response(encode({"input_tokens": len(prompt)}), media_type="application/json")
 
 

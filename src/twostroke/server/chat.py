@@ -21,11 +21,12 @@ from twostroke.server.logprobs import chat_logprobs
 from twostroke.server.messages import Output, Progress, Ready
 from twostroke.server.openapi import JSON_OR_EVENTS
 from twostroke.server.parsing import Parts
+from twostroke.server.phases import server_timing
 from twostroke.server.sampling import chat_limit, chat_sampling
 from twostroke.server.schemas import ChatBody, ChatMessage
 from twostroke.server.service import Service, service_of
 from twostroke.server.settings import Limits
-from twostroke.server.streaming import DONE, respond, sse, sse_error
+from twostroke.server.streaming import DONE, sse, sse_error, stream_answer
 from twostroke.server.structured import requested_grammar
 from twostroke.server.tools import tool_request
 from twostroke.text.tokenizer import Tokenizer
@@ -66,7 +67,16 @@ async def chat_completions(body: ChatBody, request: Request) -> Response:
     follow(request, writer.answers, writer.id)
     for answer in writer.answers.choices:
         answer.parser = asked.parser()
-    return await respond(call, writer, is_streamed=bool(body.stream))
+    if body.stream:
+        return await stream_answer(call, writer)
+    try:
+        await writer.answers.collect(call)
+    finally:
+        call.close()
+    timing = writer.answers.choices[0].timing
+    return Response(
+        replies.encode(writer.whole()), headers={"Server-Timing": server_timing(timing)}, media_type="application/json"
+    )
 
 
 def template_messages(messages: list[ChatMessage], limits: Limits) -> list[dict[str, Any]]:

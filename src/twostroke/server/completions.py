@@ -19,12 +19,13 @@ from twostroke.server.explaining import follow
 from twostroke.server.logprobs import CompletionLogprobsWriter, joined
 from twostroke.server.messages import Output, Progress, Ready
 from twostroke.server.openapi import JSON_OR_EVENTS
+from twostroke.server.phases import server_timing
 from twostroke.server.prompts import PromptEncoder
 from twostroke.server.sampling import check_lengths, completion_sampling
 from twostroke.server.schemas import CompletionBody
 from twostroke.server.service import Service, service_of
 from twostroke.server.settings import Limits
-from twostroke.server.streaming import DONE, respond, sse, sse_error
+from twostroke.server.streaming import DONE, sse, sse_error, stream_answer
 from twostroke.server.structured import requested_grammar
 
 router = APIRouter(route_class=CheckedRoute)
@@ -52,7 +53,16 @@ async def completions(body: CompletionBody, request: Request) -> Response:
         call = place.open_call(ids, sampling, priority=body.priority, cache_salt=body.cache_salt)
     writer = CompletionWriter(service, facts, sampling, body, Answers(len(ids), sampling.n), echoes)
     follow(request, writer.answers, writer.id)
-    return await respond(call, writer, is_streamed=bool(body.stream))
+    if body.stream:
+        return await stream_answer(call, writer)
+    try:
+        await writer.answers.collect(call)
+    finally:
+        call.close()
+    timing = writer.answers.choices[0].timing
+    return Response(
+        replies.encode(writer.whole()), headers={"Server-Timing": server_timing(timing)}, media_type="application/json"
+    )
 
 
 def _prompts(body: CompletionBody, limits: Limits) -> list[str | list[int]]:

@@ -3,7 +3,7 @@ and how it is read."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -41,15 +41,6 @@ class Conversation:
         return AnswerParser(thoughts, None if self.tool_format is None else self.tool_format.parser())
 
 
-async def prompt_of(
-    service: Service, messages: list[dict[str, Any]], tools: ToolRequest, options: Mapping[str, Any] | None = None
-) -> tuple[int, ...]:
-    """What the model reads, for whoever answers and whoever only counts."""
-    encoder = service.encoder()
-    messages = told_of_tools(messages, tools.tools, encoder.tokenizer)
-    return await encoder.chat(messages, tools=tools.tools or None, options=options)
-
-
 def fitted(sampling: SamplingParams, prompt: tuple[int, ...], facts: Ready) -> SamplingParams:
     """With an answer no longer than the context leaves room for."""
     if sampling.max_tokens is None:
@@ -73,7 +64,7 @@ async def prepare(
     if grammar is not None and tools.grammar is not None:
         raise bad_request(f"{grammar[0]} cannot be given where a tool call is required", grammar[0])
     encoder, facts = service.encoder(), service.facts()
-    prompt = await prompt_of(service, messages, tools, options)
+    prompt = tuple(await chat_tokens(service, messages, tools, options))
     if limit is None:
         sampling = fitted(sampling, prompt, facts)
     check_lengths([prompt], sampling, facts, param, limit or "max_tokens")
@@ -87,6 +78,18 @@ async def prepare(
     if tools.is_on or markers & encoder.tokenizer.special_tokens.keys():  # markers may be control tokens
         sampling = replace(sampling, skip_special_tokens=False)
     return Conversation(prompt, sampling, thought, service.tool_format if tools.is_on else None)
+
+
+async def chat_tokens(
+    service: Service,
+    messages: list[dict[str, Any]],
+    tools: ToolRequest,
+    options: Mapping[str, Any] | None,
+) -> Sequence[int]:
+    """A conversation as the model reads it, to be answered or only to be counted."""
+    encoder = service.encoder()
+    messages = told_of_tools(messages, tools.tools, encoder.tokenizer)
+    return await encoder.chat(messages, tools=tools.tools or None, options=options)
 
 
 def _thought(service: Service, prompt: tuple[int, ...]) -> str | None:

@@ -21,12 +21,13 @@ from twostroke.server.explaining import follow
 from twostroke.server.messages import Output, Progress, Ready
 from twostroke.server.openapi import JSON_OR_EVENTS
 from twostroke.server.parsing import AnswerParser
+from twostroke.server.phases import server_timing
 from twostroke.server.response_input import input_messages
 from twostroke.server.response_items import Change, Item, OutputItems
 from twostroke.server.sampling import responses_sampling
 from twostroke.server.schemas import ResponsesBody
 from twostroke.server.service import Service, service_of
-from twostroke.server.streaming import respond
+from twostroke.server.streaming import stream_answer
 from twostroke.server.structured import ANY_OBJECT, Named, schema_grammar
 from twostroke.server.tools import tool_request
 
@@ -63,7 +64,16 @@ async def responses(body: ResponsesBody, request: Request) -> Response:
     writer = ResponseWriter(service, facts, sampling, body)
     writer.answers.choices[0].parser = asked.parser() or AnswerParser()
     follow(request, writer.answers, writer.id)
-    return await respond(call, writer, is_streamed=bool(body.stream))
+    if body.stream:
+        return await stream_answer(call, writer)
+    try:
+        await writer.answers.collect(call)
+    finally:
+        call.close()
+    timing = writer.answers.choices[0].timing
+    return Response(
+        replies.encode(writer.whole()), headers={"Server-Timing": server_timing(timing)}, media_type="application/json"
+    )
 
 
 def _refuse_unsupported(body: ResponsesBody) -> None:
