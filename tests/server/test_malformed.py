@@ -114,7 +114,7 @@ GOOD: dict[str, dict[str, Any]] = {
         "prompt": "Hi",
         "system": "Hi",
         "stream": False,
-        "format": "json",
+        "format": {"const": 1},
         "options": {"num_predict": 1, "repeat_penalty": 1.1, "top_k": 3},
         "suffix": "",
         "raw": False,
