@@ -230,61 +230,6 @@ def test_nothing_is_embedded(client: Client) -> None:
         assert refused.value.status_code == 400
 
 
-@pytest.mark.parametrize(
-    ("path", "fields", "words"),
-    [
-        ("chat", {"options": {"num_ctx": 10**6}}, "options.num_ctx is 1000000, and this server's context is 8192"),
-        ("chat", {"options": {"temperature": "hot"}}, "options.temperature"),
-        ("chat", {"options": {"stop": ["x"] * 17}}, "options.stop holds 17"),
-        ("chat", {"options": {"mirostat": 2}}, "options.mirostat"),
-        ("chat", {"format": "xml"}, "format must be json or a JSON schema"),
-        ("chat", {"format": {"type": "strig"}}, "format"),
-        ("chat", {"think": "hard"}, "think must be"),
-        ("chat", {"tools": [{"type": "web"}]}, "tools[0].type"),
-        ("chat", {"messages": [{"role": "user", "content": "a", "images": ["aGk="]}]}, "messages[0].images"),
-        ("chat", {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}, "messages"),
-        (
-            "chat",
-            {"messages": [{"role": "assistant", "tool_calls": [{}]}, {"role": "user"}]},
-            "messages[0].tool_calls[0]",
-        ),
-        ("chat", {"messages": [{"role": "user", "content": "x" * 9000}]}, "the prompt has"),
-        ("chat", {"model": None}, "model is required"),
-        ("generate", {"suffix": "b"}, "suffix is not supported"),
-        ("generate", {"template": "{{ .Prompt }}"}, "template is not supported"),
-        ("generate", {"context": [1, 2]}, "context is not supported"),
-        ("generate", {"images": ["aGk="]}, "images is not supported"),
-        ("generate", {"raw": True, "system": "a"}, "system"),
-    ],
-)
-def test_refusals_name_the_field(scripted_server: RunningServer, path: str, fields: dict[str, Any], words: str) -> None:
-    asked = {"prompt": "a"} if path == "generate" else {"messages": [{"role": "user", "content": "a"}]}
-    answer = scripted_server.post(f"/api/{path}", {"model": "scripted", **asked, **fields})
-    assert answer.status_code == 400, answer.text
-    assert isinstance(answer.json()["error"], str) and words in answer.json()["error"]
-
-
-def test_a_model_that_is_not_there(client: Client) -> None:
-    for unknown in ("qwen", "smollm2:135m"):
-        with pytest.raises(ollama.ResponseError, match="not found") as missing:
-            client.chat(unknown, SEA)
-        assert missing.value.status_code == 404
-    with pytest.raises(ollama.ResponseError) as missing:
-        client.pull("qwen")
-    assert missing.value.status_code == 404
-
-
-def test_keys_are_asked_for_as_elsewhere(keyed_server: RunningServer) -> None:
-    for headers, words in (({}, "an API key is needed"), ({"Authorization": "Bearer no"}, "this API key is not known")):
-        stranger = Client(host=keyed_server.address, headers=headers)
-        for knock in (stranger.list, lambda client=stranger: client.chat("scripted", SEA)):
-            with pytest.raises(ollama.ResponseError, match=words) as refused:
-                knock()
-            assert refused.value.status_code == 401
-    known = Client(host=keyed_server.address, headers={"Authorization": "Bearer one"})
-    assert known.list().models and ask(known, "Hi.").message.content == TEXT
-
-
 def test_a_client_that_leaves_frees_the_engine(server: RunningServer, client: Client) -> None:
     lines = client.chat("smollm2", SEA, stream=True, options={"temperature": 1.0, "num_predict": 1500})
     for _ in range(5):

@@ -19,7 +19,7 @@ from twostroke.server.conversation import chat_tokens, prepare
 from twostroke.server.errors import ANTHROPIC_PATHS, ApiError, bad_request, error_body, named_as
 from twostroke.server.explaining import follow
 from twostroke.server.messages import Output, Progress, Ready
-from twostroke.server.openapi import JSON_OR_EVENTS
+from twostroke.server.openapi import ANTHROPIC_ERRORS, ANTHROPIC_EVENTS
 from twostroke.server.parsing import AnswerParser
 from twostroke.server.replies import encode
 from twostroke.server.response_items import Change, Item, OutputItems
@@ -39,7 +39,7 @@ _THINKING = {"enabled": True, "adaptive": None, "between_tools": False, "disable
 """By type: what a template is told; adaptive leaves it to the model."""
 
 
-@router.post("/v1/messages", responses=JSON_OR_EVENTS)
+@router.post("/v1/messages", responses=ANTHROPIC_EVENTS)
 async def create_message(body: MessagesBody, request: Request) -> Response:
     service = service_of(request)
     asked = _Asked(body, service)
@@ -77,7 +77,7 @@ async def create_message(body: MessagesBody, request: Request) -> Response:
     return await respond(call, writer, is_streamed=bool(body.stream))
 
 
-@router.post("/v1/messages/count_tokens", responses=JSON_OR_EVENTS)
+@router.post("/v1/messages/count_tokens", responses=ANTHROPIC_ERRORS)
 async def count_tokens(body: CountBody, request: Request) -> Response:
     service = service_of(request)
     asked = _Asked(body, service)

@@ -31,7 +31,7 @@ from twostroke.server.ollama_input import (
     thinking_options,
 )
 from twostroke.server.ollama_schemas import AnswerBody, GenerateBody, OllamaChatBody
-from twostroke.server.openapi import JSON_OR_LINES
+from twostroke.server.openapi import OLLAMA_LINES
 from twostroke.server.parsing import AnswerParser
 from twostroke.server.replies import ChatLogprob, encode
 from twostroke.server.response_items import Change, OutputItems
@@ -52,7 +52,7 @@ _REFUSED = {
 }
 
 
-@router.post("/api/chat", responses=JSON_OR_LINES)
+@router.post("/api/chat", responses=OLLAMA_LINES)
 async def chat(body: OllamaChatBody, request: Request) -> Response:
     service = service_of(request)
     model, facts = checked_model(body, service), service.facts()
@@ -72,7 +72,7 @@ async def chat(body: OllamaChatBody, request: Request) -> Response:
     return await respond(call, writer, is_streamed=body.stream is not False, media_type=JSON_LINES)
 
 
-@router.post("/api/generate", responses=JSON_OR_LINES)
+@router.post("/api/generate", responses=OLLAMA_LINES)
 async def generate(body: GenerateBody, request: Request) -> Response:
     service = service_of(request)
     model, facts = checked_model(body, service), service.facts()

@@ -14,11 +14,11 @@ from twostroke.server.errors import bad_request
 from twostroke.server.messages import Ready
 from twostroke.server.ollama_input import LATEST, checked_model
 from twostroke.server.ollama_schemas import EmbedBody, ModelBody
-from twostroke.server.openapi import ERRORS
+from twostroke.server.openapi import OLLAMA_ERRORS
 from twostroke.server.replies import encode
 from twostroke.server.service import Service, service_of
 
-router = APIRouter(responses=ERRORS, route_class=CheckedRoute)
+router = APIRouter(responses=OLLAMA_ERRORS, route_class=CheckedRoute)
 
 API_VERSION = "0.12.11"
 """The release of Ollama whose API this is: editors ask, and turn older ones away. `/version` has this server's own."""
