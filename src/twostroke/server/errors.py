@@ -160,6 +160,6 @@ def validation_error(errors: Any) -> ApiError:
     return bad_request(f"{param or 'the body'}: {reason[:1].lower()}{reason[1:]}", param or None)
 
 
-async def on_bug(request: Request, bug: Exception) -> Response:
-    error = ApiError(500, "something went wrong inside the server", code="internal_error")
-    return error_response(error, request.url.path)
+async def on_bug(request: Request, error: Exception) -> Response:
+    told = ApiError(500, "something went wrong inside the server", code="internal_error")
+    return error_response(told, request.url.path)

@@ -15,7 +15,7 @@ from twostroke.core.sampling_params import SamplingParams
 from twostroke.server.admission import RECEIVED_SCOPE
 from twostroke.server.bodies import CheckedRoute
 from twostroke.server.calls import Answers
-from twostroke.server.conversation import Conversation, fitted, prepare
+from twostroke.server.conversation import fitted, prepare
 from twostroke.server.errors import OLLAMA_PATHS, ApiError, bad_request, error_body, named_as
 from twostroke.server.explaining import follow
 from twostroke.server.logprobs import chat_logprobs
@@ -68,7 +68,7 @@ async def chat(body: OllamaChatBody, request: Request) -> Response:
             service, messages, tools, sampling, grammar, param="messages", limit=None, options=options
         )
         call = place.open_call([asked.prompt], asked.sampling)
-    writer = LineWriter(service, facts, request, model, asked, is_chat=True)
+    writer = LineWriter(service, facts, request, model, asked.parser(), is_chat=True)
     return await respond(call, writer, is_streamed=body.stream is not False, media_type=JSON_LINES)
 
 
@@ -88,7 +88,8 @@ async def generate(body: GenerateBody, request: Request) -> Response:
     is_raw = body.raw or (service.encoder().tokenizer.chat_template is None and not body.system)
     async with service.admission.place(request) as place:
         if is_raw:
-            asked = await _raw(service, body.prompt, sampling, grammar)
+            prompt, sampling = await _raw(service, body.prompt, sampling, grammar)
+            parser = None
         else:
             asked = await prepare(
                 service,
@@ -100,16 +101,19 @@ async def generate(body: GenerateBody, request: Request) -> Response:
                 limit=None,
                 options=options,
             )
-        call = place.open_call([asked.prompt], asked.sampling)
-    writer = LineWriter(service, facts, request, model, asked, is_chat=False)
+            prompt, sampling, parser = asked.prompt, asked.sampling, asked.parser()
+        call = place.open_call([prompt], sampling)
+    writer = LineWriter(service, facts, request, model, parser, is_chat=False)
     return await respond(call, writer, is_streamed=body.stream is not False, media_type=JSON_LINES)
 
 
-async def _raw(service: Service, text: str, sampling: SamplingParams, grammar: Named | None) -> Conversation:
-    prompt, facts = await service.encoder().text(text), service.facts()
+async def _raw(
+    service: Service, text: str, sampling: SamplingParams, grammar: Named | None
+) -> tuple[tuple[int, ...], SamplingParams]:
+    prompt, facts = tuple(await service.encoder().text(text)), service.facts()
     sampling = fitted(sampling, prompt, facts)
     check_lengths([prompt], sampling, facts, "prompt")
-    return Conversation(prompt, await service.constrained(sampling, grammar), None, None)
+    return prompt, await service.constrained(sampling, grammar)
 
 
 def _sampling(fields: ChatBody, service: Service) -> SamplingParams:
@@ -128,10 +132,17 @@ class LineWriter:
     """One answer in Ollama's words, of a chat or of a prompt."""
 
     def __init__(
-        self, service: Service, facts: Ready, request: Request, model: str, asked: Conversation, *, is_chat: bool
+        self,
+        service: Service,
+        facts: Ready,
+        request: Request,
+        model: str,
+        parser: AnswerParser | None,
+        *,
+        is_chat: bool,
     ) -> None:
         self.answers = Answers(1, 1)
-        self.answers.choices[0].parser = asked.parser() or AnswerParser()
+        self.answers.choices[0].parser = parser or AnswerParser()
         follow(request, self.answers, f"ollama-{uuid4().hex}")
         self._items = OutputItems(service.tool_format)
         self._tokenizer = service.encoder().tokenizer
