@@ -29,6 +29,7 @@ from twostroke.server.service import Service, service_of
 from twostroke.server.streaming import respond
 from twostroke.server.structured import Named, schema_grammar
 from twostroke.server.tools import ToolRequest, tool_request
+from twostroke.server.whole_calls import arguments_of, as_said
 from twostroke.text.template_variables import thinking_variables
 
 router = APIRouter(route_class=CheckedRoute)
@@ -170,9 +171,9 @@ class MessageWriter:
             return {"type": "text", "text": item.text} if item.text else None
         if item.status != "completed":
             return None
-        arguments = item.arguments
-        if arguments is None:  # nobody can run this, but whoever reads it may see what went wrong
-            return {"type": "text", "text": f'{{"name": "{item.name}", "arguments": {item.text}}}'}
+        arguments = arguments_of(item)
+        if arguments is None:
+            return {"type": "text", "text": as_said(item)}
         self._num_calls += 1
         # Ids begin as Anthropic's do, unless the model's template insists on another kind.
         call_id = item.call_id.replace("call_", "toolu_")

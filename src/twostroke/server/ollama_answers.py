@@ -41,6 +41,7 @@ from twostroke.server.service import Service, service_of
 from twostroke.server.streaming import JSON_LINES, respond
 from twostroke.server.structured import Named
 from twostroke.server.tools import ToolRequest, tool_request
+from twostroke.server.whole_calls import arguments_of, as_said
 
 router = APIRouter(route_class=CheckedRoute)
 
@@ -203,9 +204,9 @@ class LineWriter:
             return {name: change.text} if change.kind == "added" else {}
         if change.kind != "closed" or item.status != "completed":
             return {}
-        arguments = item.arguments
-        if arguments is None:  # nobody can run this, but whoever reads it may see what went wrong
-            return {"content": f'{{"name": "{item.name}", "arguments": {item.text}}}'}
+        arguments = arguments_of(item)
+        if arguments is None:
+            return {"content": as_said(item)}
         function = {"index": self._num_calls, "name": item.name, "arguments": arguments}
         self._num_calls += 1
         return {"tool_calls": [{"id": item.call_id, "function": function}]}

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from uuid import uuid4
 
-import msgspec
-
 from twostroke.server.parsing import Parts
 from twostroke.text.tool_parsers.formats import CallDelta, ToolFormat
 
@@ -32,14 +30,6 @@ class Item:
     @property
     def text(self) -> str:
         return "".join(self.pieces)
-
-    @property
-    def arguments(self) -> dict[str, Any] | None:
-        """A call's, read; None where what the model wrote is no object."""
-        try:
-            return msgspec.json.decode(self.text, type=dict[str, Any])
-        except (msgspec.DecodeError, RecursionError):
-            return None
 
     def part(self, text: str) -> dict[str, Any]:
         """The one part that a text's item has."""
