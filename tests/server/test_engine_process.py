@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from twostroke.core.sampling_params import SamplingParams
 from twostroke.engine.build import Assembly, build
 from twostroke.server import messages as m
 from twostroke.server.engine_process import EngineLoop
+from twostroke.server.heartbeat import Heart
 
 LIMIT_S = 20.0
 PLAIN = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
@@ -57,7 +59,8 @@ def running_loop(assembly: Assembly) -> Iterator[Api]:
         socket.set_hwm(0)
     sockets[0].bind("inproc://engine")
     sockets[1].connect("inproc://engine")
-    thread = threading.Thread(target=EngineLoop(assembly, sockets[0]).run)
+    beats, heart = os.pipe()
+    thread = threading.Thread(target=EngineLoop(assembly, sockets[0], Heart(heart)).run)
     thread.start()
     try:
         yield Api(sockets[1])
@@ -65,6 +68,8 @@ def running_loop(assembly: Assembly) -> Iterator[Api]:
         sockets[1].send(m.encode(m.Stop()))
         thread.join()
         context.destroy(linger=0)
+        os.close(beats)
+        os.close(heart)
 
 
 @pytest.fixture

@@ -23,13 +23,15 @@ from tests.server.running import RunningServer, running_server
 from twostroke import LLM, SamplingParams
 
 LONG = {"prompt": "Count:", "temperature": 0, "max_tokens": 1500, "ignore_eos": True}
+ENGINE_TIMEOUT_S = 3
 on_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 
 
 @pytest.fixture(scope="module")
 def fragile(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """A server that tests may treat badly."""
-    with running_server(tmp_path_factory.mktemp("fragile") / "log", *MODEL_OPTIONS) as running:
+    options = (*MODEL_OPTIONS, "--engine-timeout", str(ENGINE_TIMEOUT_S))
+    with running_server(tmp_path_factory.mktemp("fragile") / "log", *options) as running:
         yield running
 
 
@@ -47,6 +49,13 @@ def begin_stream(server: RunningServer, body: dict) -> tuple[socket.socket, byte
     head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
     connection.sendall(f"{head}Content-Length: {len(payload)}\r\n\r\n".encode() + payload)
     return connection, connection.recv(200)
+
+
+def wait_until_healthy(server: RunningServer) -> None:
+    end_s = time.monotonic() + 30
+    while server.get("/health").status_code != 200:
+        assert time.monotonic() < end_s
+        time.sleep(0.1)
 
 
 @on_linux
@@ -75,15 +84,60 @@ def test_a_killed_engine_is_an_error_to_those_in_flight_and_comes_back(fragile: 
     for name in ("running", "waiting", "kv_blocks", "kv_occupancy"):  # the dead engine's work is nobody's
         assert f"twostroke_{name}" not in shown
     refused = fragile.post("/v1/completions", LONG)
-    assert refused.status_code == 503 and refused.headers["retry-after"] == "1"
-    end_s = time.monotonic() + 30
-    while fragile.get("/health").status_code != 200:
-        assert time.monotonic() < end_s
-        time.sleep(0.1)
+    assert refused.status_code == 503 and 1 <= int(refused.headers["retry-after"]) <= 30
+    wait_until_healthy(fragile)
     answers_as_ever(fragile, offline)
-    assert fragile.metric("twostroke_engine_restarts_total") == 1
+    assert fragile.metric("twostroke_engine_restarts_total", reason="died") == 1
     assert fragile.metric("twostroke_requests_total", reason="error") == 3
     assert fragile.metric("twostroke_kv_blocks", state="free") > 0
+
+
+@on_linux
+def test_a_frozen_engine_is_an_error_to_those_in_flight_and_is_started_again(
+    fragile: RunningServer, offline: LLM
+) -> None:
+    """Its process is there, and does nothing any more."""
+    hung_before = fragile.metric("twostroke_engine_restarts_total", reason="hung")
+    with ThreadPoolExecutor(1) as threads:
+        frozen = fragile.engine_pid()
+        body = {**LONG, "stream": True}
+        with httpx.stream("POST", f"{fragile.base_url}/completions", json=body, timeout=60) as stream:
+            lines = stream.iter_lines()
+            assert next(lines).startswith("data: ")
+            os.kill(frozen, signal.SIGSTOP)
+            began_s = time.monotonic()
+            waiting = threads.submit(fragile.post, "/v1/completions", LONG)
+            last = [line for line in lines if line][-1]
+        error = json.loads(last.removeprefix("data: "))["error"]
+        assert error["code"] == "engine_unavailable" and "the engine hung" in error["message"]
+        answer = waiting.result()
+    assert answer.status_code == 503 and answer.json()["error"]["message"] == error["message"]
+    assert 1 <= int(answer.headers["retry-after"]) <= 30
+    assert ENGINE_TIMEOUT_S / 2 < time.monotonic() - began_s < 20  # not the 600 s of a request
+    for path in ("/health", "/ready"):
+        state = fragile.get(path)
+        assert state.status_code == 503 and state.json() == {"status": "restarting"}
+    assert not Path(f"/proc/{frozen}").exists()
+    wait_until_healthy(fragile)
+    answers_as_ever(fragile, offline)
+    assert fragile.metric("twostroke_engine_restarts_total", reason="hung") == hung_before + 1
+    assert "the engine process hung and was ended (it gave no sign of life for" in fragile.log()
+
+
+@pytest.mark.slow
+@on_linux
+def test_a_server_that_was_stopped_itself_keeps_its_engine(fragile: RunningServer, offline: LLM) -> None:
+    """As when a machine sleeps: nobody's silence counts while nobody listens."""
+    engine = fragile.engine_pid()
+    for order in ((fragile.process.pid,), (engine, fragile.process.pid)):  # alone, and both, as in a frozen container
+        for pid in order:
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(ENGINE_TIMEOUT_S + 1.5)
+        for pid in reversed(order):
+            os.kill(pid, signal.SIGCONT)
+        answers_as_ever(fragile, offline)
+        time.sleep(1.0)
+        assert fragile.engine_pid() == engine and fragile.get("/health").status_code == 200
 
 
 def test_vanished_clients_free_their_blocks_at_once(fragile: RunningServer, offline: LLM) -> None:
@@ -245,7 +299,7 @@ def test_while_it_drains_the_server_says_so_and_what_takes_too_long_ends_with_a_
 
 
 @on_linux
-def test_a_second_signal_waits_for_nobody(smollm2_path: Path, tmp_path: Path) -> None:
+def test_a_second_signal_waits_for_nobody_and_says_so(smollm2_path: Path, tmp_path: Path) -> None:
     with running_server(tmp_path / "log", *MODEL_OPTIONS, "--drain", "inf") as server:
         engine = server.engine_pid()
         connection, _ = begin_stream(server, {**LONG, "n": 8})
@@ -255,7 +309,13 @@ def test_a_second_signal_waits_for_nobody(smollm2_path: Path, tmp_path: Path) ->
             while server.get("/ready").status_code == 200:
                 assert time.monotonic() < end_s
             server.process.send_signal(signal.SIGINT)
+            received = b""
+            while data := connection.recv(1 << 16):
+                received += data
             server.process.wait(10)
+        last = next(line for line in reversed(received.splitlines()) if line.startswith(b"data: "))
+        error = json.loads(last.removeprefix(b"data: "))["error"]
+        assert error["code"] == "server_stopping" and "told to stop at once" in error["message"]
         assert "a second Ctrl-C stops at once" in server.log() and "Traceback" not in server.log()
         assert not Path(f"/proc/{engine}").exists()
 

@@ -49,6 +49,13 @@ def serve(
         float, typer.Option(help="Seconds that a stream may wait for its client to read.")
     ] = 30.0,
     drain: Annotated[float, typer.Option(help="Seconds that answers may take to end after Ctrl-C or SIGTERM.")] = 30.0,
+    engine_timeout: Annotated[
+        float,
+        typer.Option(
+            help="Seconds without a sign of life, beyond what its steps should take, after which the engine is ended "
+            "and started again; inf: never."
+        ),
+    ] = 30.0,
     cors: Annotated[
         list[str] | None, typer.Option(help="An origin whose pages may call this server; may be given several times.")
     ] = None,
@@ -148,6 +155,7 @@ def serve(
         cors_origins=tuple(cors or ()),
         access_log=access_log,
         drain_s=drain,
+        engine_timeout_s=engine_timeout,
         limits=limits,
         tool_parser=tool_parser,
         reasoning_parser=reasoning_parser,

@@ -73,6 +73,8 @@ class Engine:
         self._pending: list[Event] = []  # events that no call of `step` has returned yet
         self.on_step: Callable[[Step, StepResult], None] | None = None
         """Told of every step that came back, for whoever counts them."""
+        self.on_launch: Callable[[Step], None] | None = None
+        """Told of every step before it is launched, for whoever wants to know what the engine is at."""
 
     @property
     def busy(self) -> bool:
@@ -175,6 +177,8 @@ class Engine:
             step = self.scheduler.schedule(now_s)
             if step is None:
                 return
+            if self.on_launch is not None:
+                self.on_launch(step)
             ticket: Ticket
             try:
                 ticket = self.backend.launch(step)

@@ -20,6 +20,7 @@ from twostroke.server import (
     responses,
     routes,
 )
+from twostroke.server.access_log import AccessLog
 from twostroke.server.guard import Guard
 from twostroke.server.service import Service
 
@@ -47,4 +48,4 @@ def create_app(service: Service) -> ASGIApp:
     if origins := service.settings.cors_origins:
         # Outside the guard: a browser asks for permission before it sends a key.
         guarded = CORSMiddleware(guarded, allow_origins=list(origins), allow_methods=["*"], allow_headers=["*"])
-    return guarded
+    return AccessLog(guarded) if service.settings.access_log else guarded

@@ -4,8 +4,8 @@ engine again, later and later, when it dies. Knows no HTTP but the errors its ca
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from enum import Enum
@@ -19,22 +19,18 @@ from twostroke.core.errors import BackendError, BadRequestError
 from twostroke.core.sampling_params import SamplingParams
 from twostroke.core.sequence import FinishReason
 from twostroke.server import messages as m
-from twostroke.server.errors import ApiError, engine_unavailable
+from twostroke.server.errors import ApiError, engine_unavailable, server_stopped
+from twostroke.server.heartbeat import HeartWatch
 from twostroke.server.inbox import Inbox
 from twostroke.server.log import log
 from twostroke.server.metrics import Metrics
+from twostroke.server.restarts import Restarts
 from twostroke.server.sampling import as_api_error
 from twostroke.server.spawning import private_folder, start_process
 
 if TYPE_CHECKING:
     from twostroke.server.tracing import Tracing
 
-FIRST_BACK_OFF_S = 0.5
-LONGEST_BACK_OFF_S = 30.0
-STEADY_AFTER_S = 60.0
-"""An engine that ran this long starts the back-off anew."""
-STALLED_AFTER_S = 60.0
-"""A ready engine says something every few seconds; one that was silent this long is stuck in a step."""
 LAST_WORDS_S = 0.2
 STOP_LIMIT_S = 5.0
 
@@ -47,10 +43,21 @@ class EngineState(Enum):
 
 
 class EngineClient:
-    def __init__(self, settings: m.EngineSettings, metrics: Metrics, tracing: Tracing | None = None) -> None:
+    def __init__(
+        self,
+        settings: m.EngineSettings,
+        metrics: Metrics,
+        tracing: Tracing | None = None,
+        *,
+        timeout_s: float = 30.0,
+    ) -> None:
+        """`timeout_s`: an engine that gives no sign of life for so long, and longer than its steps explain, is ended
+        and started again."""
         self._settings = settings
+        self._timeout_s = timeout_s
         self._tracing = tracing
         self._metrics = metrics
+        metrics.restarts = self.restarts = Restarts()
         self._context = zmq.Context()
         self._socket: zmq.Socket[bytes] | None = None
         self._process: asyncio.subprocess.Process | None = None
@@ -59,11 +66,11 @@ class EngineClient:
         self._supervisor: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[m.Ready] | None = None
         self._misheard: asyncio.Future[Exception] | None = None
-        self._heard_s = 0.0
+        self._watch: HeartWatch | None = None
+        self._is_hung = False
         self._failure: str | None = None
         self._refusal: ApiError | None = None
         self.state = EngineState.STARTING
-        self.num_restarts = 0
         self.facts: m.Ready | None = None
         """Of the engine that was last ready; a restarted one has the same model and settings."""
 
@@ -88,7 +95,7 @@ class EngineClient:
     @property
     def health(self) -> str:
         """`ready`, or what is wrong instead."""
-        if self.state is EngineState.READY and time.monotonic() - self._heard_s > STALLED_AFTER_S:
+        if self.state is EngineState.READY and self._watch is not None and self._watch.is_doubtful:
             return "stalled"
         return self.state.value
 
@@ -126,11 +133,12 @@ class EngineClient:
         return inbox
 
     def unavailable(self) -> ApiError:
-        reasons = {
-            EngineState.STARTING: "the engine is still starting",
-            EngineState.RESTARTING: "the engine ended unexpectedly and is being started again",
-        }
-        return engine_unavailable(reasons.get(self.state, "the server is stopping"))
+        if self.state is EngineState.STARTING:
+            return engine_unavailable("the engine is still starting", self.restarts.retry_after_s)
+        if self.state is EngineState.RESTARTING:
+            message = "the engine ended unexpectedly and is being started again"
+            return engine_unavailable(message, self.restarts.retry_after_s)
+        return engine_unavailable("the server is stopping")
 
     def _close_inbox(self, inbox: Inbox) -> None:
         left = [request_id for request_id in inbox.unfinished if self._inboxes.pop(request_id, None) is not None]
@@ -148,12 +156,11 @@ class EngineClient:
 
     async def _supervise(self) -> None:
         folder = private_folder()
-        back_off_s = FIRST_BACK_OFF_S
         assert self._ready is not None
         try:
             for generation in count():
-                started_s = time.monotonic()
-                self._failure = None
+                self._failure, self._is_hung = None, False
+                self.restarts.starting()
                 try:
                     await self._live(folder / f"engine-{generation}.sock")
                 except (OSError, zmq.ZMQError) as error:  # no process or socket to be had just now
@@ -164,14 +171,12 @@ class EngineClient:
                     self._ready.set_exception(BackendError(self._failure or "the engine process ended as it started"))
                     return
                 self.state = EngineState.RESTARTING
+                back_off_s = self.restarts.ended(is_hung=self._is_hung)
                 self._fail_all()
-                if time.monotonic() - started_s > STEADY_AFTER_S:
-                    back_off_s = FIRST_BACK_OFF_S
+                what = "the engine process hung and was ended" if self._is_hung else "the engine process ended"
                 reason = f" ({self._failure})" if self._failure else ""
-                log(f"the engine process ended{reason}; it is started again in {back_off_s:g} s")
+                log(f"{what}{reason}; it is started again in {back_off_s:g} s")
                 await asyncio.sleep(back_off_s)
-                back_off_s = min(back_off_s * 2, LONGEST_BACK_OFF_S)
-                self.num_restarts += 1
         finally:
             self._fail_all()
             shutil.rmtree(folder, ignore_errors=True)
@@ -182,28 +187,37 @@ class EngineClient:
         socket.set_hwm(0)
         socket.setsockopt(zmq.LINGER, 0)
         socket.bind(f"ipc://{path}")
+        beats, heart = os.pipe()
+        self._watch = watch = HeartWatch(beats, self._timeout_s)
         try:
-            process = await start_process(path, self._settings)
+            process = await start_process(path, self._settings, heart)
         except OSError:
             socket.close()
+            watch.close()
             raise
+        finally:
+            os.close(heart)
         self._socket, self._process = socket, process
         loop = asyncio.get_running_loop()
         # A callback, not a task that awaits: every step of the engine passes here, and each is waited for by someone.
         loop.add_reader(socket.FD, self._read, socket)
         self._misheard = loop.create_future()
-        ended = asyncio.create_task(process.wait())
+        ended, hung = asyncio.create_task(process.wait()), asyncio.create_task(watch.hung())
         try:
-            either: set[asyncio.Future[Any]] = {self._misheard, ended}
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            any_of: set[asyncio.Future[Any]] = {self._misheard, ended, hung}
+            await asyncio.wait(any_of, return_when=asyncio.FIRST_COMPLETED)
             if self._misheard.done():
                 self._failure = f"what it said could not be understood: {self._misheard.result()!r}"
+            elif not ended.done():
+                self._failure, self._is_hung = hung.result(), True
             elif code := ended.result():
                 await asyncio.sleep(LAST_WORDS_S)  # what it said before it ended may still be on its way
                 self._failure = self._failure or (f"signal {-code}" if code < 0 else f"exit code {code}")
         finally:
             loop.remove_reader(socket.FD)
             ended.cancel()
+            hung.cancel()
+            watch.close()
             if process.returncode is None:
                 process.kill()
                 await process.wait()
@@ -220,7 +234,6 @@ class EngineClient:
                 self._misheard.set_result(error)
 
     def _hear(self, message: m.FromEngine) -> None:
-        self._heard_s = time.monotonic()
         if isinstance(message, m.StepOutputs):
             self._deal_out(message)
         elif isinstance(message, m.Stats):
@@ -230,6 +243,7 @@ class EngineClient:
         elif isinstance(message, m.Ready):
             self.facts = message
             self.state = EngineState.READY
+            self.restarts.ready()
             if self._ready is not None and not self._ready.done():
                 self._ready.set_result(message)
         else:
@@ -282,6 +296,12 @@ class EngineClient:
         inboxes, self._inboxes = set(self._inboxes.values()), {}
         self._metrics.failed(sum(inbox.num_unfinished_samples for inbox in inboxes))
         for inbox in inboxes:
-            inbox.fail(
-                engine_unavailable("the engine ended while it worked on this request; it is being started again")
-            )
+            inbox.fail(self._ending())
+
+    def _ending(self) -> ApiError:
+        """What calls in flight are told when their engine has ended."""
+        if self.state is EngineState.STOPPED:
+            return server_stopped()
+        how = "hung" if self._is_hung else "ended"
+        message = f"the engine {how} while it worked on this request; it is being started again"
+        return engine_unavailable(message, self.restarts.retry_after_s)

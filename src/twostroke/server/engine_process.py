@@ -1,6 +1,6 @@
-"""The engine's own process: `python -m twostroke.server.engine_process SOCKET`, settings on standard input. It steps
-the engine, takes requests between steps, and sends what each step brought in one message. It ends when its standard
-input closes, so it never outlives the API process. Knows no HTTP."""
+"""The engine's own process: `python -m twostroke.server.engine_process SOCKET HEART`, settings on standard input. It
+steps the engine, takes requests between steps, and sends what each step brought in one message; HEART is a pipe that it
+beats into. It ends when its standard input closes, so it never outlives the API process. Knows no HTTP."""
 
 from __future__ import annotations
 
@@ -20,20 +20,23 @@ from twostroke.core.errors import BadRequestError, TwostrokeError
 from twostroke.core.events import Event, TokenEvent
 from twostroke.core.request import Request
 from twostroke.core.step import Step, StepResult
+from twostroke.cost.floor import work_of
 from twostroke.engine.build import Assembly, build
 from twostroke.engine.explaining import doubt_of, engine_facts, trusted_cost
 from twostroke.server import messages as m
+from twostroke.server.heartbeat import Doing, Heart
 from twostroke.server.log import log
 
 BUSY_STATS_S = 0.5
 IDLE_STATS_S = 5.0
+LONGEST_WAIT_S = 0.5
 LINGER_MS = 2000
 COMPILING_POLL_MS = 2
 """An idle engine looks this often whether a grammar is ready."""
 
 
 class EngineLoop:
-    def __init__(self, assembly: Assembly, socket: zmq.Socket[bytes]) -> None:
+    def __init__(self, assembly: Assembly, socket: zmq.Socket[bytes], heart: Heart) -> None:
         self._assembly = assembly
         self._engine = assembly.engine
         self._eos_ids = assembly.tokenizer.eos_token_ids if assembly.tokenizer is not None else frozenset()
@@ -46,21 +49,31 @@ class EngineLoop:
         """Requests whose grammar is compiled beside the steps, in the order they came."""
         self._steps = {kind: m.StepHistogram([0] * (len(m.STEP_BUCKETS_S) + 1)) for kind in m.STEP_KINDS}
         self._engine.on_step = self._count_step
+        self._engine.on_launch = self._announce
+        self._heart = heart
 
     def run(self) -> None:
+        heart = self._heart
+        heart.doing = Doing.WAITING
+        heart.beat()
         while True:
+            heart.moves += 1
             self._take_messages()
             self._add_compiled()
             if self._stopped:
                 self._compiler.shutdown(wait=False, cancel_futures=True)
                 return
             if self._engine.busy:
+                heart.doing = Doing.STEPPING
                 self._tell(self._engine.step())
+            else:
+                heart.doing = Doing.WAITING
             self._send_stats()
 
     def _take_messages(self) -> None:
         """All that is there; an idle engine waits for the next."""
-        wait_ms = 0 if self._engine.busy else max(0, int((self._stats_due_s - time.monotonic()) * 1e3))
+        wait_s = 0.0 if self._engine.busy else max(0.0, self._stats_due_s - time.monotonic())
+        wait_ms = int(min(wait_s, LONGEST_WAIT_S) * 1e3)  # it shows that it moves, however little there is to do
         if self._compiling:
             wait_ms = min(wait_ms, COMPILING_POLL_MS)
         while not self._stopped and (m.has_message(self._socket) or (wait_ms and self._socket.poll(wait_ms))):
@@ -123,6 +136,10 @@ class EngineLoop:
                 )
         if progress or outputs:
             self._send(m.StepOutputs(progress, outputs))
+
+    def _announce(self, step: Step) -> None:
+        cost = self._engine.step_cost
+        self._heart.launching(0.0 if cost is None else cost.seconds(work_of(step)))
 
     def _count_step(self, step: Step, result: StepResult) -> None:
         kind = "mixed" if step.prefills and step.decodes else "prefill" if step.prefills else "decode"
@@ -188,10 +205,12 @@ def ready_message(assembly: Assembly) -> m.Ready:
     )
 
 
-def main(path: str) -> int:
+def main(path: str, heart_descriptor: int) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the API process, which drains first
     settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=m.EngineSettings)
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    heart = Heart(heart_descriptor)
+    heart.start()
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PAIR)
     socket.set_hwm(0)  # a step's tokens are never dropped, nor does a step wait for a busy API process
     socket.setsockopt(zmq.LINGER, LINGER_MS)
@@ -209,7 +228,7 @@ def main(path: str) -> int:
     if assembly.grammars is not None:  # now, as nobody waits yet: the first to ask would hold up every other stream
         threading.Thread(target=assembly.grammars.prepare, daemon=True).start()
     try:
-        EngineLoop(assembly, socket).run()
+        EngineLoop(assembly, socket, heart).run()
     finally:
         socket.close()
         assembly.engine.close()
@@ -229,4 +248,4 @@ def _end_with_parent() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(sys.argv[1], int(sys.argv[2])))

@@ -103,12 +103,17 @@ def named_as(names: Mapping[str, str]) -> Iterator[None]:
         raise ApiError(error.status_code, message, param=param, code=error.code, headers=error.headers) from None
 
 
-def engine_unavailable(reason: str) -> ApiError:
-    return ApiError(503, reason, code="engine_unavailable", headers={"Retry-After": "1"})
+def engine_unavailable(reason: str, retry_after_s: int = 1) -> ApiError:
+    return ApiError(503, reason, code="engine_unavailable", headers={"Retry-After": str(retry_after_s)})
 
 
 def server_stopping() -> ApiError:
     message = "the server was told to stop, and this answer took longer than it may wait"
+    return ApiError(503, message, code="server_stopping", headers={"Retry-After": "1"})
+
+
+def server_stopped() -> ApiError:
+    message = "the server was told to stop at once, and waits for no answer"
     return ApiError(503, message, code="server_stopping", headers={"Retry-After": "1"})
 
 

@@ -19,6 +19,7 @@ from prometheus_client.utils import floatToGoString
 
 from twostroke.core.sequence import FinishReason
 from twostroke.server.messages import STEP_BUCKETS_S, Output, Stats, StepHistogram
+from twostroke.server.restarts import Restarts
 
 BUCKETS_S = (*(digit * 10.0**power for power in range(-3, 2) for digit in (1, 2, 5)), 100.0)
 """1 ms to 100 s."""
@@ -35,7 +36,7 @@ class Metrics:
         self.engine: Stats | None = None
         """The last that the engine sent; None while there is none."""
         self.engine_up = 0
-        self.engine_restarts = 0
+        self.restarts = Restarts()
         self.http_in_flight = 0
         self.mean_request_s = 1.0
         """Of late; what a client that is turned away is told to wait follows from it."""
@@ -108,7 +109,10 @@ class _EngineCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         metrics = self._metrics
         yield GaugeMetricFamily("twostroke_engine_up", "1 when the engine takes requests", metrics.engine_up)
-        yield CounterMetricFamily("twostroke_engine_restarts", "Engines started anew", metrics.engine_restarts)
+        restarts = CounterMetricFamily("twostroke_engine_restarts", "Engines started anew, by why", labels=["reason"])
+        for reason, number in metrics.restarts.by_reason.items():
+            restarts.add_metric([reason], number)
+        yield restarts
         yield GaugeMetricFamily("twostroke_http_in_flight", "HTTP requests being answered", metrics.http_in_flight)
         itl = HistogramMetricFamily("twostroke_itl_seconds", "Between one token and the next")
         itl.add_metric([], _cumulative(BUCKETS_S, metrics.itl), metrics.itl.total_s)

@@ -113,7 +113,6 @@ async def ready(request: Request) -> Response:
 async def metrics(request: Request) -> Response:
     service = service_of(request)
     service.metrics.engine_up = int(service.client.health == "ready")
-    service.metrics.engine_restarts = service.client.num_restarts
     return Response(service.metrics.render(), media_type=CONTENT_TYPE)
 
 

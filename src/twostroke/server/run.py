@@ -18,7 +18,7 @@ from twostroke.engine.build import read_tokenizer
 from twostroke.server.app import create_app
 from twostroke.server.client import EngineClient
 from twostroke.server.connections import connection_class
-from twostroke.server.errors import server_stopping
+from twostroke.server.errors import server_stopped, server_stopping
 from twostroke.server.guard import MAX_HEADER_BYTES
 from twostroke.server.log import log
 from twostroke.server.messages import EngineSettings, Ready
@@ -88,6 +88,8 @@ class _Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Ten times a second."""
+        if self.force_exit:
+            self._service.client.end_all(server_stopped())
         if self._drained_by_s is not None and not self.should_exit:
             client, admission = self._service.client, self._service.admission
             is_idle = client.num_in_flight + admission.num_preparing == 0
@@ -105,7 +107,7 @@ async def _serve(
         from twostroke.server.tracing import Tracing  # an extra that nobody pays for unasked
 
         tracing = Tracing(settings.traces_url)
-    client = EngineClient(engine, metrics, tracing)
+    client = EngineClient(engine, metrics, tracing, timeout_s=settings.engine_timeout_s)
     service = Service(settings, client, metrics, tracing)
     config = uvicorn.Config(
         create_app(service),
@@ -113,14 +115,12 @@ async def _serve(
         ws="none",
         lifespan="off",
         log_level="warning",
-        access_log=settings.access_log,
+        access_log=False,  # ours tells how long each took, and no query
         server_header=False,
         h11_max_incomplete_event_size=2 * MAX_HEADER_BYTES,  # the guard refuses in better words
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=LAST_BYTES_S,
     )
-    if settings.access_log:
-        config.log_level = "info"
     server = _Server(config, service)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     starting = asyncio.create_task(_start(engine, service, on_ready))

@@ -54,6 +54,8 @@ class ServerSettings:
     access_log: bool = False
     drain_s: float = 30.0
     """How long requests in flight may take to end once the server was told to stop; infinite: as long as they do."""
+    engine_timeout_s: float = 30.0
+    """An engine process that gives no sign of life for so long, and longer than its steps explain, is started again."""
     limits: Limits = field(default_factory=Limits)
     tool_parser: str = "auto"
     reasoning_parser: str = "auto"
@@ -83,6 +85,8 @@ class ServerSettings:
             timeout_s = getattr(self.limits, f"{name}_timeout_s")
             if not timeout_s > 0:
                 raise BadRequestError(f"the {name} timeout must be above 0 s, not {timeout_s:g}")
+        if not self.engine_timeout_s >= 1:
+            raise BadRequestError(f"the engine timeout must be 1 s or more, not {self.engine_timeout_s:g}")
         if not self.drain_s >= 0:
             raise BadRequestError(f"the drain time must be 0 s or more, not {self.drain_s:g}")
 

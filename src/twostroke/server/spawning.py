@@ -25,13 +25,15 @@ def private_folder() -> Path:
     return Path(folder)
 
 
-async def start_process(path: Path, settings: EngineSettings) -> asyncio.subprocess.Process:
+async def start_process(path: Path, settings: EngineSettings, heart: int) -> asyncio.subprocess.Process:
+    """`heart`: the end of a pipe that it beats into."""
     environment = {name: value for name, value in os.environ.items() if name != "TWOSTROKE_API_KEYS"}
     environment |= {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", "twostroke.server.engine_process", str(path)),
+        *(sys.executable, "-P", "-m", "twostroke.server.engine_process", str(path), str(heart)),
         stdin=asyncio.subprocess.PIPE,
         env=environment,
+        pass_fds=(heart,),
         start_new_session=True,  # Ctrl-C is for this process, which drains first
     )
     assert process.stdin is not None
