@@ -34,10 +34,12 @@ def request(
     eos: frozenset[int] = frozenset(),
     arrival_s: float = 0.0,
     seed: int = 0,
+    tenant: str = "",
+    call: str = "",
     **sampling: object,
 ) -> Request:
     sampling_params = SamplingParams(**sampling)  # type: ignore[arg-type]
-    return Request(name, tuple(prompt), sampling_params, priority, eos, salt, arrival_s, seed)
+    return Request(name, tuple(prompt), sampling_params, priority, eos, salt, arrival_s, seed, tenant, call)
 
 
 @dataclass

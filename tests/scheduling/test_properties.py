@@ -50,6 +50,8 @@ def requests(draw: st.DrawFn, name: str, now_s: float) -> Request:
         eos=frozenset({3}) if draw(st.booleans()) else frozenset(),
         arrival_s=now_s,
         seed=draw(st.integers(0, 3)),
+        tenant=draw(st.sampled_from(["", "", "a", "b"])),
+        call=draw(st.sampled_from(["", "", "first", "second", name])),
         n=draw(st.sampled_from([1, 1, 1, 2, 4])),
         max_tokens=draw(st.one_of(st.none(), st.integers(1, 12))),
         min_tokens=draw(st.sampled_from([0, 0, 1])),
@@ -192,3 +194,40 @@ def test_none_starves_under_an_endless_stream_of_more_urgent_work(
     assert patient.timing.queue_s is not None
     assert patient.timing.queue_s <= (priority + 1) * aging_s + 250
     loop.check_output(patient)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    data=st.data(),
+    num_blocks=st.integers(12, 40),
+    depth=st.integers(0, 1),
+    max_running=st.integers(3, 6),
+    priority=st.integers(-100, 0),
+)
+def test_no_flood_of_another_tenant_or_call_keeps_a_short_request_waiting(
+    data: st.DataObject, num_blocks: int, depth: int, max_running: int, priority: int
+) -> None:
+    """However much one tenant has sent, however long its answers and however urgent it calls them, what another asks
+    is let in next, and at once where only a slot is wanting. Of one tenant's calls the same holds for equal
+    priorities."""
+    loop = Loop(layout((None, num_blocks)), depth=depth, max_running=max_running, max_context=28, kv_watermark=0.0)
+    is_tenant = data.draw(st.booleans())
+    flood = {"tenant": "flood", "priority": priority} if is_tenant else {"tenant": "", "priority": 0}
+    for number in range(14):
+        call = ["one", "two"][number % 2]
+        loop.add(request(f"flood{number}", range(6), call=call, max_tokens=16, seed=number, **flood))  # type: ignore[arg-type]
+    for _ in range(data.draw(st.integers(4, 20))):  # the slots are taken
+        loop.turn()
+    tenant = "other" if is_tenant else ""
+    short = loop.add(request("short", range(3), tenant=tenant, call="short", arrival_s=loop.now_s, max_tokens=2))[0]
+    arrived_s, num_turns = loop.now_s, 0
+    while short.timing.scheduled_s is None:
+        loop.turn()
+        num_turns += 1
+        assert num_turns < 200
+    began_s = [sequence.timing.scheduled_s or 0.0 for sequence in loop.records]
+    assert not any(arrived_s < other_s < short.timing.scheduled_s for other_s in began_s), "it was passed"
+    if loop.scheduler.counts().preemptions == sum(sequence.timing.gave_way for sequence in loop.records):
+        assert num_turns <= 2 + depth  # no KV ran out: nothing but a slot was waited for
+    loop.run()
+    loop.check_outputs()

@@ -39,6 +39,27 @@ def serve(
     ] = None,
     max_queue: Annotated[int, typer.Option(help="Requests that may wait; one more gets 429 and Retry-After.")] = 256,
     max_per_key: Annotated[int | None, typer.Option(help="Requests one API key may have in flight.")] = None,
+    max_samples_per_key: Annotated[
+        int | None,
+        typer.Option(help="Answers (prompts times n) one API key may have in flight; default: half of all."),
+    ] = None,
+    max_tokens_per_key: Annotated[
+        int | None,
+        typer.Option(help="Tokens that those may come to, prompts and max_tokens; default: half of all."),
+    ] = None,
+    max_samples_in_flight: Annotated[
+        int | None, typer.Option(help="Answers in flight in all; default: twice as many as may run and wait.")
+    ] = None,
+    max_tokens_in_flight: Annotated[
+        int | None,
+        typer.Option(help="Tokens that those may come to; default: the longest context for all that may run and wait."),
+    ] = None,
+    share_prefixes: Annotated[
+        bool,
+        typer.Option(
+            help="Let API keys share cached prefixes: a key can then tell by its times what another has asked."
+        ),
+    ] = False,
     max_output_tokens: Annotated[int | None, typer.Option(help="The most that a request may ask for.")] = None,
     max_samples: Annotated[int, typer.Option(help="The largest n of a request.")] = 16,
     max_body: Annotated[str, typer.Option(metavar="SIZE", help="The largest request, like 8MiB.")] = "8MiB",
@@ -143,6 +164,10 @@ def serve(
         max_connections=max_connections,
         max_queue=max_queue,
         max_per_key=max_per_key,
+        max_samples_in_flight=max_samples_in_flight,
+        max_tokens_in_flight=max_tokens_in_flight,
+        max_samples_per_key=max_samples_per_key,
+        max_tokens_per_key=max_tokens_per_key,
         max_samples=max_samples,
         max_output_tokens=max_output_tokens,
     )
@@ -152,6 +177,7 @@ def serve(
         host=host,
         port=port,
         api_keys=_api_keys(api_key_file),
+        share_prefixes=share_prefixes,
         cors_origins=tuple(cors or ()),
         access_log=access_log,
         drain_s=drain,
@@ -164,8 +190,10 @@ def serve(
     resolve(model, progress=console.print)  # a download's progress bar has the screen for itself
     if settings.host not in ("127.0.0.1", "localhost", "::1") and not settings.api_keys:
         console.print(f"warning: {settings.host} may be reached by others, and no API key is asked for")
-    if max_per_key is not None and not settings.api_keys:
-        console.print("warning: --max-per-key limits nobody, as there are no API keys")
+    per_key = {"": max_per_key, "samples-": max_samples_per_key, "tokens-": max_tokens_per_key}
+    for what, limit in per_key.items():
+        if limit is not None and not settings.api_keys:
+            console.print(f"warning: --max-{what}per-key limits nobody, as there are no API keys")
     run_server(
         EngineSettings(model, config),
         settings,

@@ -22,6 +22,10 @@ class Request:
     """On the engine's monotonic clock; `Engine.add` fills it in."""
     seed: int = 0
     """The seed in force: the user's, or one drawn by the engine."""
+    tenant: str = ""
+    """Whose it is: those who wait take turns by tenant, whatever their priorities."""
+    call: str = ""
+    """What it came in with: calls of a tenant take turns, too. Empty: it waits by itself, in order of arrival."""
 
     def __post_init__(self) -> None:
         given: object = self.prompt_token_ids

@@ -61,6 +61,8 @@ class SequenceTiming:
     """Tokens computed again because of preemption."""
     prefill_chunks: int = 0
     preemptions: int = 0
+    gave_way: int = 0
+    """Of those, how often it gave its slot to somebody who had none; else older requests took its KV."""
     prefill_compute_s: float = 0.0
     """Backend seconds of the steps that held one of its chunks."""
     decode_compute_s: float = 0.0

@@ -1,7 +1,8 @@
-"""Who runs: admission of waiting sequences, and preemption of running ones when KV runs out.
+"""Who runs: admission of waiting sequences in their turn, and preemption of running ones when KV runs out, or when
+somebody has none of the running slots.
 
 Progress: what is accepted fits the pools alone; the oldest running sequence is never preempted; the first in line is
-never passed by one that could run in its place. So the oldest of all always moves on, and everyone becomes the oldest.
+never passed by one that could run in its place. So whoever runs comes to an end, and whoever waits becomes the first.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from twostroke.core.sampling_params import shown
 from twostroke.core.sequence import Sequence, SequenceState
 from twostroke.kv.ledger import KVLedger
 from twostroke.scheduling.config import SchedulerConfig
+from twostroke.scheduling.line import Line
 from twostroke.scheduling.plan import StepPlan
-from twostroke.scheduling.queue import RankedQueue
+from twostroke.scheduling.queue import Rank, RankedQueue
+from twostroke.scheduling.shares import Shares
 from twostroke.scheduling.waits import Wait, WaitClock
 
 
@@ -29,8 +32,9 @@ class Admission:
             self._token_limit, self._limited_by = pool_limit, f"the KV cache has room for {pool_limit}"
         self._watermarks = [math.ceil(pool.num_blocks * config.kv_watermark) for pool in ledger.pools]
         self._first_samples: dict[int, Sequence] = {}  # by sequence id, for siblings that wait for their prompt
-        self.waiting = RankedQueue(config.priority_aging_s)
-        self.running = RankedQueue(config.priority_aging_s)
+        self._shares = Shares()
+        self.waiting = Line(config.priority_aging_s, self._shares)
+        self.running = RankedQueue[Sequence]()
         self.waits = WaitClock()
         self.rows_to_close: list[int] = []
         self.num_preemptions = 0
@@ -81,7 +85,7 @@ class Admission:
         if plan.has_preempted or self.is_taken:
             self.waits.reason = Wait.BLOCKS if plan.has_preempted else Wait.SLOTS
             return None
-        head = next((sequence for sequence in self.waiting if self._is_eligible(sequence)), None)
+        head = self.waiting.first(self._is_eligible)
         if head is None:
             self.waits.reason = Wait.SIBLING if len(self.waiting) else Wait.STEP
             return None
@@ -93,8 +97,8 @@ class Admission:
             if any(short):
                 self.waits.refuse(head, short)
                 return None
-        self.waiting.remove(head)
-        self.running.add(head)
+        self.running.add(head, self._rank_behind_others(head, self.waiting.take(head, self.waits.now_s)))
+        self._shares.add(head)
         self._first_samples.pop(head.seq_id, None)
         self._ledger.begin(head, match)
         head.state = SequenceState.RUNNING
@@ -108,6 +112,13 @@ class Admission:
             self.prefix_lookup_tokens += head.prompt_len
         plan.add_join(head)
         return head
+
+    def _rank_behind_others(self, sequence: Sequence, rank: Rank) -> Rank:
+        """Between tenants whoever was let in first is the older: no priority takes another tenant's KV."""
+        tenant, running = sequence.request.tenant, self.running
+        others = (running.rank(other) for other in running if other.request.tenant != tenant)
+        youngest = max(others, default=rank)
+        return rank if rank >= youngest else (youngest[0], youngest[1] + 1, sequence.seq_id)
 
     def note_full(self) -> None:
         """A step has no tokens or seconds left for whoever still waits."""
@@ -133,6 +144,19 @@ class Admission:
 
     # Running to waiting
 
+    def make_way(self) -> None:
+        """Where all slots are taken and whoever is first in line has none, one of those who hold several gives way."""
+        if (sequence := self.who_gives_way()) is not None:
+            self._pause(sequence)
+            sequence.timing.gave_way += 1
+            self.waiting.give_way(sequence, self.waits.now_s)
+
+    def who_gives_way(self) -> Sequence | None:
+        if not len(self.waiting) or not self.is_taken:
+            return None
+        head = self.waiting.first(self._is_eligible)
+        return None if head is None else self._shares.who_gives_way(head, reversed(self.running))
+
     def make_room(self, plan: StepPlan, sequence: Sequence, end: int) -> bool:
         """Blocks for `sequence` up to `end`, if need be by preempting younger ones, the youngest first. False: only
         older ones, or such as have work in this step, could give way."""
@@ -148,6 +172,11 @@ class Admission:
         return next((sequence for sequence in reversed(self.running) if sequence not in plan), None)
 
     def _preempt(self, sequence: Sequence) -> None:
+        rank = self.running.rank(sequence)
+        self._pause(sequence)
+        self.waiting.resume(sequence, rank)
+
+    def _pause(self, sequence: Sequence) -> None:
         """Its blocks go, its tokens stay: it is computed again later, from what the prefix index still has. A token in
         flight will arrive and be kept."""
         self.stop_running(sequence)
@@ -157,10 +186,10 @@ class Admission:
         sequence.timing.preemptions += 1
         sequence.timing.preempted_s.append(self.waits.now_s)
         self.num_preemptions += 1
-        self.waiting.add(sequence)
 
     def stop_running(self, sequence: Sequence, *, tainted: bool = False) -> None:
         self.running.remove(sequence)
+        self._shares.remove(sequence)
         self._ledger.release(sequence, tainted=tainted)
         self.rows_to_close.append(sequence.seq_id)
 
@@ -169,7 +198,7 @@ class Admission:
         if sequence.state is SequenceState.RUNNING:
             self.stop_running(sequence, tainted=tainted)
         else:
-            self.waiting.remove(sequence)
+            self.waiting.drop(sequence)
             self._first_samples.pop(sequence.seq_id, None)
             self.waits.end(sequence)
         self._ledger.retire(sequence)

@@ -1,61 +1,72 @@
-"""Who goes first: an order of sequences that never changes while they live, and a list kept in that order."""
+"""Who goes first: the rank of a sequence by its arrival and priority, and a list kept in the order of ranks."""
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
+from typing import Generic, TypeVar
 
 from twostroke.core.sequence import Sequence
 
 MAX_PRIORITY = 100
 """Priorities beyond this count as this: no single request may be worth unbounded waiting of the others."""
 
-Rank = tuple[float, int]
+Rank = tuple[float, int, int]
+"""Seconds; where those are equal, whoever was put behind another tenant's (see `Admission`); then the sequence's id."""
+
+Item = TypeVar("Item", bound=Hashable)
 
 
-def rank_of(sequence: Sequence, priority_aging_s: float) -> Rank:
-    """Lower goes first. All who wait age alike, so the order of two sequences is fixed when the later one arrives:
-    a request can only be passed by those that arrive within (levels apart) x `priority_aging_s` after it. Those are
-    finitely many, so none starves. Equal priorities keep the order of arrival."""
+def rank_of(sequence: Sequence, priority_aging_s: float, since_s: float = -math.inf) -> Rank:
+    """Lower goes first. All who wait age alike, so the order of two sequences is fixed when the later one arrives, or
+    when its turn begins (`since_s`): a request can only be passed by those that come within (levels apart) x
+    `priority_aging_s` after it. Those are finitely many, so none starves. Equal priorities keep the order they came
+    in."""
     priority = max(-MAX_PRIORITY, min(MAX_PRIORITY, sequence.request.priority))
-    return (sequence.request.arrival_s + priority * priority_aging_s, sequence.seq_id)
+    return (max(sequence.request.arrival_s, since_s) + priority * priority_aging_s, 0, sequence.seq_id)
 
 
-class RankedQueue:
-    """Sequences by rank, the first to go first."""
+class RankedQueue(Generic[Item]):
+    """Items by rank, the first to go first."""
 
-    def __init__(self, priority_aging_s: float) -> None:
-        self._aging_s = priority_aging_s
+    def __init__(self) -> None:
         self._ranks: list[Rank] = []
-        self._sequences: list[Sequence] = []
-        self.num_prompt_tokens = 0
+        self._items: list[Item] = []
+        self._rank_of: dict[Item, Rank] = {}
 
     def __len__(self) -> int:
-        return len(self._sequences)
+        return len(self._items)
 
-    def __iter__(self) -> Iterator[Sequence]:
+    def __contains__(self, item: Item) -> bool:
+        return item in self._rank_of
+
+    def __iter__(self) -> Iterator[Item]:
         """A snapshot: the queue may change while it is walked."""
-        return iter(tuple(self._sequences))
+        return iter(tuple(self._items))
 
-    def __reversed__(self) -> Iterator[Sequence]:
-        return reversed(tuple(self._sequences))
+    def __reversed__(self) -> Iterator[Item]:
+        return reversed(tuple(self._items))
 
-    def rank(self, sequence: Sequence) -> Rank:
-        return rank_of(sequence, self._aging_s)
+    def rank(self, item: Item) -> Rank:
+        return self._rank_of[item]
 
-    def add(self, sequence: Sequence) -> int:
+    def first(self, fits: Callable[[Item], bool] | None = None) -> Item | None:
+        """The first that fits; None: there is none."""
+        return next((item for item in self._items if fits is None or fits(item)), None)
+
+    def add(self, item: Item, rank: Rank) -> int:
         """Returns how many go before it."""
-        rank = self.rank(sequence)
         place = bisect_left(self._ranks, rank)
         self._ranks.insert(place, rank)
-        self._sequences.insert(place, sequence)
-        self.num_prompt_tokens += sequence.prompt_len
+        self._items.insert(place, item)
+        self._rank_of[item] = rank
         return place
 
-    def remove(self, sequence: Sequence) -> None:
-        place = bisect_left(self._ranks, self.rank(sequence))
-        if place == len(self._sequences) or self._sequences[place] is not sequence:
-            raise ValueError(f"sequence {sequence.seq_id} is not in this queue")
+    def remove(self, item: Item) -> None:
+        rank = self._rank_of.pop(item, None)
+        if rank is None:
+            raise ValueError(f"{item} is not in this queue")
+        place = bisect_left(self._ranks, rank)
         del self._ranks[place]
-        del self._sequences[place]
-        self.num_prompt_tokens -= sequence.prompt_len
+        del self._items[place]

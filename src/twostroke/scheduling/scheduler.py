@@ -177,6 +177,7 @@ class Scheduler:
         """The next step to launch; None when nothing can be launched before a result is applied or a request added."""
         self._now_s = now_s
         self._admission.waits.tick(now_s)
+        self._admission.make_way()
         plan = StepPlan(self.config.max_tokens_per_step)
         self._decodes.fill(plan)
         self._prefills.fill(plan, now_s)

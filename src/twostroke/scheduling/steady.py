@@ -172,7 +172,7 @@ def find_run(admission: Admission, ledger: KVLedger, in_flight: Step | None, tok
     one is not. There is always a stream to launch."""
     streams = list(admission.running)
     someone_waits = len(admission.waiting) > 0
-    if not streams or (someone_waits and not admission.is_taken):
+    if not streams or (someone_waits and (not admission.is_taken or admission.who_gives_way() is not None)):
         return None
     launched: dict[int, int] = {}
     if in_flight is not None:

@@ -18,7 +18,9 @@ from twostroke.server.calls import Call, ClientWatch, client_gone, too_late
 from twostroke.server.client import EngineClient, EngineState
 from twostroke.server.errors import CLIENT_GONE, ApiError, engine_unavailable
 from twostroke.server.metrics import Metrics
+from twostroke.server.quotas import Quotas, Work, work_of
 from twostroke.server.settings import ServerSettings
+from twostroke.server.tenants import Tenants
 
 if TYPE_CHECKING:
     from twostroke.server.tracing import Tracing
@@ -27,7 +29,6 @@ KEY_SCOPE = "twostroke.key"
 """Where in a request's scope the number of its API key is."""
 RECEIVED_SCOPE = "twostroke.received_s"
 """And when it came in, on the engine's clock."""
-LONGEST_RETRY_S = 60
 
 
 class Admission:
@@ -38,6 +39,8 @@ class Admission:
         self._client = client
         self._metrics = metrics
         self._tracing = tracing
+        self._tenants = Tenants(settings.api_keys, share_prefixes=settings.share_prefixes)
+        self._quotas = Quotas(settings, metrics)
         self._in_flight_by_key: Counter[int] = Counter()
         self.num_preparing = 0
         """Prompts that were let in and are not yet the engine's."""
@@ -82,12 +85,24 @@ class Admission:
         if place.watch.is_gone:
             self._metrics.disconnects.inc()
             raise client_gone()
-        inbox = self._client.submit(prompts, sampling, priority=priority, cache_salt=cache_salt)
+        work = self._take_quota(key, prompts, sampling)
+        try:
+            inbox = self._client.submit(
+                prompts,
+                sampling,
+                priority=priority,
+                cache_salt=self._tenants.salt(key, cache_salt),
+                tenant=self._tenants.name(key),
+            )
+        except ApiError:
+            self._quotas.give_back(key, work)
+            raise
         if self._tracing is not None:
             self._tracing.submitted(request.scope, inbox.unfinished, self._settings.model_name, sampling)
 
         def on_close(error: ApiError | None) -> None:
             self._in_flight_by_key[key] -= 1
+            self._quotas.give_back(key, work)
             if error is not None and error.status_code == CLIENT_GONE:
                 self._metrics.disconnects.inc()
             if self._tracing is not None:
@@ -96,30 +111,30 @@ class Admission:
         place.is_used = True
         return Call(inbox, place.watch, place.deadline_s, self._settings.limits, on_close)
 
+    def _take_quota(self, key: int, prompts: Sequence[tuple[int, ...]], sampling: SamplingParams) -> Work:
+        if (facts := self._client.facts) is None:
+            raise self._client.unavailable()
+        work = work_of(prompts, sampling, facts)
+        self._quotas.take(key, work, facts)
+        return work
+
     def _admit(self, key: int, num_prompts: int) -> None:
         limits, waiting = self._settings.limits, self.num_waiting
         if self.draining:
             raise engine_unavailable("the server is stopping")
         if (facts := self._client.facts) is None or self._client.state is not EngineState.READY:
             raise self._client.unavailable()
-        if key >= 0 and limits.max_per_key is not None and self._in_flight_by_key[key] >= limits.max_per_key:
+        in_flight = self._in_flight_by_key[key]
+        if key >= 0 and limits.max_per_key is not None and in_flight >= limits.max_per_key:
             self._metrics.rejected.labels("per_key").inc()
-            raise ApiError(
-                429,
-                f"this API key has {self._in_flight_by_key[key]} requests in flight, "
-                f"and {limits.max_per_key} are allowed",
-                code="concurrency_limit",
-                headers={"Retry-After": "1"},
-            )
+            message = f"this API key has {in_flight} requests in flight, and {limits.max_per_key} are allowed"
+            wait_s = self._quotas.seconds_for(math.ceil(self._quotas.samples_of(key) / in_flight), facts)
+            raise ApiError(429, message, code="concurrency_limit", headers={"Retry-After": str(wait_s)})
         if waiting and waiting + num_prompts > limits.max_queue:
             self._metrics.rejected.labels("queue_full").inc()
-            retry_s = self._metrics.mean_request_s * waiting / max(1, facts.max_running)
-            raise ApiError(
-                429,
-                f"the queue is full: {waiting} requests wait, and {limits.max_queue} may",
-                code="queue_full",
-                headers={"Retry-After": str(min(LONGEST_RETRY_S, max(1, math.ceil(retry_s))))},
-            )
+            message = f"the queue is full: {waiting} requests wait, and {limits.max_queue} may"
+            wait_s = self._quotas.seconds_for(waiting + num_prompts - limits.max_queue, facts)
+            raise ApiError(429, message, code="queue_full", headers={"Retry-After": str(wait_s)})
 
 
 class Place:

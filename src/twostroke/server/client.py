@@ -115,6 +115,7 @@ class EngineClient:
         *,
         priority: int = 0,
         cache_salt: str = "",
+        tenant: str = "",
     ) -> Inbox:
         """Queue one request a prompt; what the engine refuses arrives in the inbox as an error."""
         if self._refusal is not None:
@@ -124,7 +125,7 @@ class EngineClient:
         request_ids = [f"{next(self._numbers)}" for _ in prompts]
         inbox = Inbox(request_ids, sampling.n, self._close_inbox)
         adds = [
-            m.encode(m.Add(request_id, prompt, sampling, priority, cache_salt))
+            m.encode(m.Add(request_id, prompt, sampling, priority, cache_salt, tenant, call=request_ids[0]))
             for request_id, prompt in zip(request_ids, prompts, strict=True)
         ]
         for request_id, add in zip(request_ids, adds, strict=True):

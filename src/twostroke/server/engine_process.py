@@ -117,6 +117,8 @@ class EngineLoop:
                     priority=message.priority,
                     eos_token_ids=self._eos_ids,
                     cache_salt=message.cache_salt,
+                    tenant=message.tenant,
+                    call=message.call,
                 )
             )
         except BadRequestError as error:

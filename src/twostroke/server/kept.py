@@ -44,25 +44,30 @@ class ExplainedRequest(msgspec.Struct, frozen=True):
 
 
 class KeptRequests:
-    """By key and id, the oldest forgotten first."""
+    """By key and id. What is too much is forgotten by whichever key has most, its oldest first: no key makes the
+    server forget another's."""
 
     def __init__(self, limit: int = KEPT_REQUESTS) -> None:
         self._limit = limit
-        self._by_id: OrderedDict[tuple[int, str], ExplainedRequest] = OrderedDict()
+        self._by_key: dict[int, OrderedDict[str, ExplainedRequest]] = {}
+        self._number = 0
 
     def keep(self, key: int, request: ExplainedRequest) -> None:
-        self._by_id[key, request.id] = request
-        if len(self._by_id) > self._limit:
-            self._by_id.popitem(last=False)
+        own = self._by_key.setdefault(key, OrderedDict())
+        self._number += request.id not in own
+        own[request.id] = request
+        if self._number > self._limit:
+            max(self._by_key.values(), key=len).popitem(last=False)
+            self._number -= 1
 
     def find(self, key: int, request_id: str) -> ExplainedRequest | None:
         if request_id == LAST:
             return next(self.latest(key), None)
-        found = self._by_id.get((key, request_id))
+        found = self._by_key.get(key, OrderedDict[str, ExplainedRequest]()).get(request_id)
         if found is None and len(request_id) >= LEAST_PREFIX:
             alike = [request for request in self.latest(key) if request.id.startswith(request_id)]
             return alike[0] if len(alike) == 1 else None
         return found
 
     def latest(self, key: int) -> Iterator[ExplainedRequest]:
-        return (request for (owner, _), request in reversed(self._by_id.items()) if owner == key)
+        return iter(reversed(self._by_key.get(key, OrderedDict()).values()))

@@ -40,6 +40,9 @@ class Add(msgspec.Struct, frozen=True, tag="add"):
     sampling: SamplingParams
     priority: int = 0
     cache_salt: str = ""
+    tenant: str = ""
+    call: str = ""
+    """What came in one API call takes turns with other calls as one."""
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):

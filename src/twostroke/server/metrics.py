@@ -38,8 +38,8 @@ class Metrics:
         self.engine_up = 0
         self.restarts = Restarts()
         self.http_in_flight = 0
-        self.mean_request_s = 1.0
-        """Of late; what a client that is turned away is told to wait follows from it."""
+        self.mean_sample_s = 1.0
+        """From its first chunk to its end, of late: what a client that is turned away is told to wait follows."""
         self._requests = self._counter("requests", "Samples that ended, by reason", "reason")
         self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of samples that ended")
         self._cached_tokens = self._counter("cached_prompt_tokens", "Of those, found in the prefix cache")
@@ -74,8 +74,8 @@ class Metrics:
             self._cached_tokens.inc(timing.cached_tokens)
         self._output_tokens.inc(len(timing.token_times_s))
         total_s = None if timing.finished_s is None else timing.finished_s - timing.arrival_s
-        if total_s is not None:
-            self.mean_request_s += 0.05 * (total_s - self.mean_request_s)
+        if timing.finished_s is not None and timing.scheduled_s is not None:
+            self.mean_sample_s += 0.05 * (timing.finished_s - timing.scheduled_s - self.mean_sample_s)
         for histogram, seconds in (
             (self._ttft, timing.ttft_s),
             (self._queue, timing.queue_s),

@@ -29,6 +29,11 @@ class Limits:
     """Requests that are made ready or wait for the engine; one more is answered with 429."""
     max_per_key: int | None = None
     """Requests that one API key may have in flight; None: no limit."""
+    max_samples_in_flight: int | None = None
+    max_tokens_in_flight: int | None = None
+    max_samples_per_key: int | None = None
+    max_tokens_per_key: int | None = None
+    """None: as suits the engine, see `quotas.py`."""
     max_samples: int = 16
     """`n`, and `n` times the number of prompts is at most `max_prompts`."""
     max_prompts: int = 256
@@ -50,6 +55,8 @@ class ServerSettings:
     port: int = 8000
     api_keys: tuple[str, ...] = ()
     """Empty: no key is asked for."""
+    share_prefixes: bool = False
+    """Whether a key may find what another has cached, and so learn by the time it takes what that one has asked."""
     cors_origins: tuple[str, ...] = ()
     access_log: bool = False
     drain_s: float = 30.0
@@ -76,7 +83,8 @@ class ServerSettings:
             raise BadRequestError(f"the port must be from 0 to 65535, not {self.port}")
         if any(not key.isascii() or not key.isprintable() or not key.strip() for key in self.api_keys):
             raise BadRequestError("an API key must be printable ASCII characters, and not empty")
-        sizes = ("max_body_bytes", "max_bodies_bytes", "max_connections", "max_queue", "max_per_key")
+        sizes: tuple[str, ...] = ("max_body_bytes", "max_bodies_bytes", "max_connections", "max_queue", "max_per_key")
+        sizes += ("max_samples_in_flight", "max_tokens_in_flight", "max_samples_per_key", "max_tokens_per_key")
         for name in (*sizes, "max_samples", "max_prompts", "max_output_tokens"):
             value = getattr(self.limits, name)
             if value is not None and value < 1:
