@@ -50,6 +50,7 @@ class Ask:
     prompt: tuple[int, ...]
     max_tokens: int
     priority: int = 0
+    call: str = ""
 
 
 def prompt(seed: int, length: int) -> tuple[int, ...]:
@@ -136,7 +137,7 @@ class Stage:
             while waiting and waiting[0][1].at_s <= self.paced.now_s:
                 name, ask = waiting.pop(0)
                 sampling = SamplingParams(temperature=0.0, max_tokens=ask.max_tokens, ignore_eos=True)
-                self.engine.add(Request(name, ask.prompt, sampling, ask.priority))
+                self.engine.add(Request(name, ask.prompt, sampling, ask.priority, call=ask.call))
             for event in self.engine.step():
                 if isinstance(event, TokenEvent) and event.timing is not None and event.sample_index == 0:
                     timings[event.request_id] = event.timing

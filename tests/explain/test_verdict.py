@@ -102,6 +102,22 @@ def test_preemption(folder: Path, fitted: bool) -> None:
 
 
 @FITTED
+def test_giving_way_to_who_has_no_slot(folder: Path, fitted: bool) -> None:
+    """No KV was wanting: the advice for that would help nobody."""
+    asks = {name: Ask(0.0, prompt(number, 20), 40, call="batch") for number, name in enumerate("ab")}
+    asks["short"] = Ask(0.1, prompt(9, 20), 80, call="chat")
+    stage = Stage(folder, max_running=2)
+    played = stage.play(asks)
+    timing = played["b"]
+    assert timing.preemptions == timing.gave_way == 1 and played["short"].queue_s is not None
+    assert played["short"].queue_s < 0.05
+    explanation = stage.explain(timing, fitted=fitted)
+    check(explanation.verdict, Cause.QUEUE, "stream", "giving way to requests that had no running slot (preempted once")
+    assert explanation.verdict.change is None
+    assert "gave its slot" in next(span.note for span in explanation.spans if span.kind == "preempted")
+
+
+@FITTED
 def test_a_noisy_neighbour_while_it_streams(folder: Path, fitted: bool) -> None:
     asks = {"a": Ask(0.0, prompt(1, 20), 60)}
     asks |= {f"noisy {number}": Ask(0.1 + 0.02 * number, prompt(20 + number, 500), 2) for number in range(8)}

@@ -53,6 +53,8 @@ def away_spans(timing: SequenceTiming) -> list[tuple[float, float]]:
 
 def timeline(timing: SequenceTiming, delivery: Delivery | None = None) -> tuple[Span, ...]:
     line = _Line(timing.arrival_s)
+    if timing.gave_way == timing.preemptions:
+        line.away_note = "it gave its slot to a request that had none, and went on later"
     if delivery is not None and delivery.received_s < timing.arrival_s:
         note = "the body, its chat template, tokenizing"
         line.spans.append(
@@ -78,6 +80,7 @@ class _Line:
     def __init__(self, origin_s: float) -> None:
         self._origin_s = self.now_s = origin_s
         self.spans: list[Span] = []
+        self.away_note = "its KV went to older requests, and was computed again"
 
     def until(self, earlier_s: float) -> float:
         return self._origin_s - earlier_s
@@ -128,7 +131,7 @@ def _add_away(
     for lost_s, back_s in away:
         if line.now_s <= lost_s and back_s <= before_s:
             line.add(meanwhile, lost_s, _decode_note(times_s, line.now_s, lost_s) if times_s else "")
-            line.add("preempted", back_s, "its KV went to older requests, and was computed again")
+            line.add("preempted", back_s, line.away_note)
 
 
 def queue_note(queue: QueueRecord) -> str:

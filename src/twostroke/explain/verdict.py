@@ -179,6 +179,9 @@ def _no_blocks(timing: SequenceTiming, facts: EngineFacts, account: StartAccount
         what += f" (its prompt lacked {wording.count(short, 'block')} of {facts.block_size} tokens)"
         return Cause.KV_PRESSURE, what, changes.room_in_kv(timing, facts, account)
     if timing.preempted_s:
+        if timing.gave_way == timing.preemptions:
+            what = f"{_before(account.blocks_s, account)} went into giving way to requests that had no running slot"
+            return Cause.QUEUE, f"{what} ({wording.often(timing.gave_way)})", None
         what += f" (preempted {wording.often(len(timing.preempted_s))})"
         return Cause.KV_PRESSURE, what, changes.room_to_stay(timing, facts, account.blocks_s)
     return Cause.KV_PRESSURE, what, None
@@ -257,6 +260,9 @@ def _preempted(timing: SequenceTiming, facts: EngineFacts, account: StreamAccoun
     again = f"preempted {wording.often(timing.preemptions)}"
     if timing.recomputed_tokens:
         again += f", {wording.count(timing.recomputed_tokens, 'token')} read again"
+    if timing.gave_way == timing.preemptions:
+        what = f"{_after(account.away_s, account)} went into giving way to requests that had no running slot ({again})"
+        return Cause.QUEUE, what, None
     what = f"{_after(account.away_s, account)} went into getting back the KV it lost to older requests ({again})"
     return Cause.KV_PRESSURE, what, changes.room_to_stay(timing, facts, account.away_s)
 
