@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 LAST_WORDS_S = 0.2
 STOP_LIMIT_S = 5.0
+KILL_LIMIT_S = 10.0
 
 
 class EngineState(Enum):
@@ -68,6 +69,8 @@ class EngineClient:
         self._misheard: asyncio.Future[Exception] | None = None
         self._watch: HeartWatch | None = None
         self._is_hung = False
+        self._back_off_s: float | None = None
+        """Until the next start, once the engine that was last started is lost."""
         self._failure: str | None = None
         self._refusal: ApiError | None = None
         self.state = EngineState.STARTING
@@ -160,7 +163,7 @@ class EngineClient:
         assert self._ready is not None
         try:
             for generation in count():
-                self._failure, self._is_hung = None, False
+                self._failure, self._is_hung, self._back_off_s = None, False, None
                 self.restarts.starting()
                 try:
                     await self._live(folder / f"engine-{generation}.sock")
@@ -171,9 +174,7 @@ class EngineClient:
                 if not self._ready.done():
                     self._ready.set_exception(BackendError(self._failure or "the engine process ended as it started"))
                     return
-                self.state = EngineState.RESTARTING
-                back_off_s = self.restarts.ended(is_hung=self._is_hung)
-                self._fail_all()
+                back_off_s = self._lose() if self._back_off_s is None else self._back_off_s
                 what = "the engine process hung and was ended" if self._is_hung else "the engine process ended"
                 reason = f" ({self._failure})" if self._failure else ""
                 log(f"{what}{reason}; it is started again in {back_off_s:g} s")
@@ -211,6 +212,8 @@ class EngineClient:
                 self._failure = f"what it said could not be understood: {self._misheard.result()!r}"
             elif not ended.done():
                 self._failure, self._is_hung = hung.result(), True
+                if self.state is EngineState.READY:
+                    self._lose()  # before it is ended: one that waits for a device may take long to go
             elif code := ended.result():
                 await asyncio.sleep(LAST_WORDS_S)  # what it said before it ended may still be on its way
                 self._failure = self._failure or (f"signal {-code}" if code < 0 else f"exit code {code}")
@@ -220,10 +223,16 @@ class EngineClient:
             hung.cancel()
             watch.close()
             if process.returncode is None:
-                process.kill()
-                await process.wait()
+                await _end(process)
             self._socket = None
             socket.close()
+
+    def _lose(self) -> float:
+        """The engine is gone, or as good as gone: whoever waits for it is told. Returns the seconds to the next."""
+        self.state = EngineState.RESTARTING
+        self._back_off_s = back_off_s = self.restarts.ended(is_hung=self._is_hung)
+        self._fail_all()
+        return back_off_s
 
     def _read(self, socket: zmq.Socket[bytes]) -> None:
         """All that is there: the socket gives no second sign of what is left in it."""
@@ -306,3 +315,11 @@ class EngineClient:
         how = "hung" if self._is_hung else "ended"
         message = f"the engine {how} while it worked on this request; it is being started again"
         return engine_unavailable(message, self.restarts.retry_after_s)
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    process.kill()
+    try:
+        await asyncio.wait_for(process.wait(), KILL_LIMIT_S)
+    except TimeoutError:
+        log(f"the engine process {process.pid} cannot be ended: the system holds it")
