@@ -88,6 +88,22 @@ def test_work_before_the_engine_takes_places_and_gives_them_back() -> None:
     asyncio.run(scenario())
 
 
+def test_a_key_that_fills_the_queue_leaves_others_their_share() -> None:
+    async def scenario() -> None:
+        door = admission(max_queue=8)
+        async with door.place(request(0), 8):
+            with pytest.raises(ApiError, match="the queue is full: 8 requests wait, and 8 may"):
+                async with door.place(request(0)):
+                    pass
+            async with door.place(request(1), 4):  # half of it
+                with pytest.raises(ApiError, match="the queue is full: 12 requests wait, and 8 may"):
+                    async with door.place(request(1)):
+                        pass
+        assert door.num_waiting == 0
+
+    asyncio.run(scenario())
+
+
 def test_a_client_that_goes_away_while_its_prompt_is_made_ready_gives_its_place_back_at_once() -> None:
     async def scenario() -> None:
         door = admission(max_per_key=1)

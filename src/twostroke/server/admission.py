@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ from twostroke.core.sampling_params import SamplingParams
 from twostroke.server.calls import Call, ClientWatch, client_gone, too_late
 from twostroke.server.client import EngineClient, EngineState
 from twostroke.server.errors import CLIENT_GONE, ApiError, engine_unavailable
+from twostroke.server.inbox import Inbox
 from twostroke.server.metrics import Metrics
 from twostroke.server.quotas import Quotas, Work, work_of
 from twostroke.server.settings import ServerSettings
@@ -42,6 +43,8 @@ class Admission:
         self._tenants = Tenants(settings.api_keys, share_prefixes=settings.share_prefixes)
         self._quotas = Quotas(settings, metrics)
         self._in_flight_by_key: Counter[int] = Counter()
+        self._preparing_by_key: Counter[int] = Counter()
+        self._inboxes_by_key: defaultdict[int, set[Inbox]] = defaultdict(set)
         self.num_preparing = 0
         """Prompts that were let in and are not yet the engine's."""
         self.draining = False
@@ -61,6 +64,7 @@ class Admission:
         place = Place(self, request, watch, key, _deadline_s(request, limits.request_timeout_s))
         self._in_flight_by_key[key] += 1
         self.num_preparing += num_prompts
+        self._preparing_by_key[key] += num_prompts
         try:
             async with asyncio.timeout_at(place.deadline_s) as timer:
                 watch.on_gone = lambda: None if timer.expired() else timer.reschedule(0.0)
@@ -74,6 +78,7 @@ class Admission:
             raise too_late(limits.request_timeout_s) from None
         finally:
             self.num_preparing -= num_prompts  # the engine's client counts it by now, if it came so far
+            self._preparing_by_key[key] -= num_prompts
             if not place.is_used:
                 watch.close()
                 self._in_flight_by_key[key] -= 1
@@ -102,6 +107,7 @@ class Admission:
 
         def on_close(error: ApiError | None) -> None:
             self._in_flight_by_key[key] -= 1
+            self._inboxes_by_key[key].discard(inbox)
             self._quotas.give_back(key, work)
             if error is not None and error.status_code == CLIENT_GONE:
                 self._metrics.disconnects.inc()
@@ -109,6 +115,7 @@ class Admission:
                 self._tracing.closed(request.scope, error)
 
         place.is_used = True
+        self._inboxes_by_key[key].add(inbox)
         return Call(inbox, place.watch, place.deadline_s, self._settings.limits, on_close)
 
     def _take_quota(self, key: int, prompts: Sequence[tuple[int, ...]], sampling: SamplingParams) -> Work:
@@ -130,11 +137,21 @@ class Admission:
             message = f"this API key has {in_flight} requests in flight, and {limits.max_per_key} are allowed"
             wait_s = self._quotas.seconds_for(math.ceil(self._quotas.samples_of(key) / in_flight), facts)
             raise ApiError(429, message, code="concurrency_limit", headers={"Retry-After": str(wait_s)})
-        if waiting and waiting + num_prompts > limits.max_queue:
+        if waiting and waiting + num_prompts > limits.max_queue and not self._has_share(key, num_prompts):
             self._metrics.rejected.labels("queue_full").inc()
             message = f"the queue is full: {waiting} requests wait, and {limits.max_queue} may"
             wait_s = self._quotas.seconds_for(waiting + num_prompts - limits.max_queue, facts)
             raise ApiError(429, message, code="queue_full", headers={"Retry-After": str(wait_s)})
+
+    def _has_share(self, key: int, num_prompts: int) -> bool:
+        """Whether a full queue is full of others' requests: no key takes all of it."""
+        if key < 0:
+            return False
+        waiting = Counter(self._preparing_by_key)
+        for owner, inboxes in self._inboxes_by_key.items():
+            waiting[owner] += sum(inbox.num_waiting for inbox in inboxes)
+        waiting[key] += num_prompts
+        return waiting[key] <= self._settings.limits.max_queue // sum(number > 0 for number in waiting.values())
 
 
 class Place:

@@ -4,7 +4,6 @@ engine again, later and later, when it dies. Knows no HTTP but the errors its ca
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
@@ -189,17 +188,13 @@ class EngineClient:
         socket.set_hwm(0)
         socket.setsockopt(zmq.LINGER, 0)
         socket.bind(f"ipc://{path}")
-        beats, heart = os.pipe()
-        self._watch = watch = HeartWatch(beats, self._timeout_s)
         try:
-            process = await start_process(path, self._settings, heart)
+            process, beats = await start_process(path, self._settings)
         except OSError:
             socket.close()
-            watch.close()
             raise
-        finally:
-            os.close(heart)
         self._socket, self._process = socket, process
+        self._watch = watch = HeartWatch(beats, self._timeout_s)
         loop = asyncio.get_running_loop()
         # A callback, not a task that awaits: every step of the engine passes here, and each is waited for by someone.
         loop.add_reader(socket.FD, self._read, socket)

@@ -50,10 +50,12 @@ class KeptRequests:
     def __init__(self, limit: int = KEPT_REQUESTS) -> None:
         self._limit = limit
         self._by_key: dict[int, OrderedDict[str, ExplainedRequest]] = {}
+        """In the order in which keys were last heard of: of two that have as much, the quieter forgets."""
         self._number = 0
 
     def keep(self, key: int, request: ExplainedRequest) -> None:
-        own = self._by_key.setdefault(key, OrderedDict())
+        own = self._by_key.pop(key, None) or OrderedDict[str, ExplainedRequest]()
+        self._by_key[key] = own
         self._number += request.id not in own
         own[request.id] = request
         if self._number > self._limit:

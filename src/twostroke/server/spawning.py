@@ -25,19 +25,27 @@ def private_folder() -> Path:
     return Path(folder)
 
 
-async def start_process(path: Path, settings: EngineSettings, heart: int) -> asyncio.subprocess.Process:
-    """`heart`: the end of a pipe that it beats into."""
+async def start_process(path: Path, settings: EngineSettings) -> tuple[asyncio.subprocess.Process, int]:
+    """The process, and the end of a pipe at which its beats arrive."""
     environment = {name: value for name, value in os.environ.items() if name != "TWOSTROKE_API_KEYS"}
     environment |= {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", "twostroke.server.engine_process", str(path), str(heart)),
-        stdin=asyncio.subprocess.PIPE,
-        env=environment,
-        pass_fds=(heart,),
-        start_new_session=True,  # Ctrl-C is for this process, which drains first
-    )
+    beats, heart = os.pipe()
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-m", "twostroke.server.engine_process", str(path), str(heart)),
+            stdin=asyncio.subprocess.PIPE,
+            env=environment,
+            pass_fds=(heart,),
+            start_new_session=True,  # Ctrl-C is for this process, which drains first
+        )
+    except BaseException:
+        os.close(beats)
+        raise
+    finally:
+        os.close(heart)
     assert process.stdin is not None
     process.stdin.write(msgspec.json.encode(settings) + b"\n")
     with suppress(ConnectionError):
         await process.stdin.drain()
-    return process  # its standard input stays open: when this process ends, however it ends, so does the engine
+    # Its standard input stays open: when this process ends, however it ends, so does the engine.
+    return process, beats
