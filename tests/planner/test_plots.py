@@ -65,4 +65,4 @@ def test_without_matplotlib_it_says_what_to_install(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONPATH": ":".join(sys.path)}
     )
-    assert "plots need matplotlib: install twostroke[lab]" in done.stderr
+    assert "plots need matplotlib; pip install '.[lab]'" in done.stderr

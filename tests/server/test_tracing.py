@@ -282,7 +282,7 @@ def test_nothing_is_imported_unasked_and_a_missing_extra_is_one_sentence() -> No
     done = subprocess.run(
         [*command, "--otlp-endpoint", "http://here:1"], capture_output=True, text=True, timeout=60, env=environment
     )
-    assert done.returncode == 2 and "pip install 'twostroke[otel]'" in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 2 and "pip install '.[otel]'" in done.stderr and "Traceback" not in done.stderr
     environment["OTEL_EXPORTER_OTLP_ENDPOINT"] = "http://here:1"
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
     assert "warning: OpenTelemetry's variables ask for traces" in done.stderr
