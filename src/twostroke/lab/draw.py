@@ -159,7 +159,13 @@ def _scale(axis: Any, wanted: Axis) -> None:
     axis.set_tick_params(length=3, width=0.8, labelsize=8)
 
 
-LOG_STEPS = ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 5.0, 7.0), tuple(map(float, range(1, 10))))
+LOG_STEPS = (
+    (1.0,),
+    (1.0, 3.0),
+    (1.0, 2.0, 5.0),
+    (1.0, 1.5, 2.0, 3.0, 5.0, 7.0),
+    *(tuple(step / parts for step in range(parts, 10 * parts)) for parts in (1, 2, 5, 10)),
+)
 FEWEST_TICKS = 4
 
 
