@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,13 @@ import pytest
 from twostroke.config import EngineConfig
 from twostroke.core.errors import BadRequestError
 from twostroke.server.app import create_app
-from twostroke.server.client import STALLED_AFTER_S, STEADY_AFTER_S, EngineClient, EngineState
+from twostroke.server.client import EngineClient, EngineState
 from twostroke.server.errors import ApiError
 from twostroke.server.guard import Guard
+from twostroke.server.heartbeat import Doing, Heart, HeartWatch
 from twostroke.server.messages import EngineSettings
 from twostroke.server.metrics import Metrics
+from twostroke.server.restarts import STEADY_AFTER_S
 from twostroke.server.service import Service
 from twostroke.server.settings import Limits, ServerSettings
 
@@ -125,12 +127,17 @@ def test_an_engine_that_is_silent_too_long_is_stalled() -> None:
     async def scenario() -> None:
         client = EngineClient(EngineSettings("none", EngineConfig()), Metrics())
         assert client.health == "starting"
-        client.state, client._heard_s = EngineState.READY, time.monotonic()
-        assert client.health == "ready"
-        client._heard_s -= STALLED_AFTER_S + 1
-        assert client.health == "stalled"
+        beats, heart = os.pipe()
+        Heart(heart).beat()
+        client._watch = watch = HeartWatch(beats, 10.0)
+        client.state = EngineState.READY
+        assert watch.look() is None and client.health == "ready"
+        watch._doing, watch.silent_s = Doing.WAITING, 5.1  # half of what it may be
+        assert client.health == "stalled" and watch.look() is None
         client.state = EngineState.STARTING
         await client.close()
+        watch.close()
+        os.close(heart)
 
     asyncio.run(scenario())
 
@@ -157,12 +164,12 @@ def test_an_engine_that_keeps_ending_is_started_later_and_later(monkeypatch: pyt
         client._ready = asyncio.get_running_loop().create_future()
         client._ready.set_result(None)  # type: ignore[arg-type]  # it was ready once
         monkeypatch.setattr(EngineClient, "_live", live)
-        monkeypatch.setattr("twostroke.server.client.time.monotonic", lambda: clock_s)
+        client.restarts._clock = lambda: clock_s
         monkeypatch.setattr("twostroke.server.client.asyncio.sleep", sleep)
         await client._supervise()
         monkeypatch.undo()
         await client.close()
-        return client.num_restarts
+        return client.restarts.by_reason.total()
 
     assert asyncio.run(scenario()) == 10
     assert waited_s == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 0.5, 1.0]
