@@ -45,7 +45,7 @@ ROOMS = {
     "lab": room("core cost config machine models backends engine", "matplotlib"),
     "server": room(
         "core cost explain text config engine",
-        "fastapi starlette pydantic uvicorn h11 uvloop msgspec zmq prometheus_client opentelemetry",
+        "fastapi starlette pydantic pydantic_core uvicorn h11 uvloop msgspec zmq prometheus_client opentelemetry",
     ),
     "planner": room("core kv cost scheduling", "matplotlib"),
     "cli": room(f"{BELOW_ENGINE} engine lab server planner", "typer rich"),

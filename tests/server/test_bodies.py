@@ -1,17 +1,27 @@
-"""Large bodies are refused by what they are made of, before a parser is kept busy with them."""
+"""Bodies are refused by what they are made of before a parser is kept busy with them, and each way not to be JSON has a
+sentence of its own."""
 
 from __future__ import annotations
 
+import asyncio
+import gzip
 import json
 import time
+from itertools import pairwise
+from typing import Any
 
+import httpx
 import pytest
 
-from twostroke.server.bodies import LARGE_BYTES, MAX_CONTAINERS, MAX_STRINGS, MAX_VALUES, check_body
+from tests.server.running import RunningServer
+from twostroke.server import bodies
+from twostroke.server.bodies import LARGE_BYTES, MAX_CONTAINERS, MAX_STRINGS, MAX_VALUES, PIECE_BYTES, check_large
 from twostroke.server.errors import ApiError
-from twostroke.server.schemas import ChatBody, CompletionBody
+from twostroke.server.schemas import MAX_ENTRIES, ChatBody, CompletionBody
+from twostroke.server.turns import Turns, Turnstile
 
 MAX_BYTES = 8 * 2**20
+TURN_S = 0.05
 REFUSED = {
     "token ids": '{"prompt": [' + "7," * (MAX_VALUES + 1) + "7]}",
     "lists": '{"prompt": [' + "[7]," * MAX_CONTAINERS + "[7]]}",
@@ -19,13 +29,18 @@ REFUSED = {
     "nesting": '{"prompt": "", "x": ' + "[" * (LARGE_BYTES + 1),
     "texts": '{"prompt": [' + '"",' * MAX_STRINGS + '""]}',
     "a trick": '{"prompt": "' + "\\\\" * LARGE_BYTES + '", "x": [' + "[]," * MAX_CONTAINERS + "[]]}",
+    "escapes": '{"prompt": "' + '\\"' * (MAX_BYTES // 2 - 50) + '"}',
 }
 TAKEN = {
     "text": '{"prompt": "' + "a" * (MAX_BYTES - 50) + '"}',
     "code in a text": json.dumps({"prompt": 'if (a[0] == "\\") { f(a, b, "{[,"); }\n' * 190_000}),
     "token ids": '{"prompt": [' + "49151," * (MAX_VALUES - 1) + "7]}",
     "lists": '{"prompt": [' + "[7]," * (MAX_CONTAINERS - 3) + "[7]]}",
-    "messages": '{"messages": [' + '{"role": "user", "content": "a"},' * (MAX_CONTAINERS - 4),
+    "texts": '{"prompt": [' + '"ab",' * (MAX_STRINGS - 4) + '"ab"]}',
+    "keys": '{"prompt": "a", ' + ",".join(f'"{key}": 1' for key in range(MAX_STRINGS - 4)) + "}",
+    "floats": '{"prompt": "a", "x": [' + "1.7976931348623157e-300," * (MAX_VALUES - 1) + "7]}",
+    "integers": '{"prompt": "a", "x": [' + ("9" * 1000 + ",") * 8300 + "7]}",
+    "messages": '{"messages": [' + '{"role": "user", "content": "a"},' * MAX_ENTRIES,
 }
 TAKEN["messages"] = TAKEN["messages"].rstrip(",") + "]}"
 
@@ -34,20 +49,144 @@ TAKEN["messages"] = TAKEN["messages"].rstrip(",") + "]}"
 def test_what_would_take_long_to_parse_is_refused(name: str) -> None:
     assert len(REFUSED[name]) < MAX_BYTES
     with pytest.raises(ApiError) as refused:
-        check_body(REFUSED[name].encode())
+        check_large(REFUSED[name].encode())
     assert refused.value.status_code == 413 and "this server takes" in refused.value.message
 
 
+def worked_s(work: Any) -> float:
+    """The best of a few: what another program does to this one's caches is not its own fault."""
+    times_s = []
+    for _ in range(5):
+        began_s = time.thread_time()
+        work()
+        times_s.append(time.thread_time() - began_s)
+    return min(times_s)
+
+
 @pytest.mark.parametrize("name", TAKEN)
-def test_what_is_taken_is_parsed_soon(name: str) -> None:
+def test_no_turn_of_what_is_taken_is_long(name: str) -> None:
+    """A piece of the first look, parsing, checking the fields: between any two the streams are looked after."""
     body = TAKEN[name].encode()
-    began_s = time.process_time()
-    check_body(body)
-    (ChatBody if name == "messages" else CompletionBody).model_validate(json.loads(body))
-    assert time.process_time() - began_s < 0.5  # some 0.05 s; 8 MiB of lists would take two
+    assert LARGE_BYTES < len(body) < MAX_BYTES
+    pieces = bodies._looked_at(body)
+    for left in pieces:
+        began_s = time.thread_time()
+        next(pieces, None)
+        assert time.thread_time() - began_s < TURN_S or not left
+    assert worked_s(lambda: bodies.parse_large(body)) < TURN_S
+    value, kind = bodies.parse_large(body), ChatBody if name == "messages" else CompletionBody
+    assert value == json.loads(body)
+    assert worked_s(lambda: kind.model_validate(value)) < TURN_S
 
 
-def test_a_body_in_another_encoding_is_refused() -> None:
-    """In which quotes could not be told from escaped ones."""
-    with pytest.raises(ApiError, match="UTF-8"):
-        check_body(('{"prompt": "' + "a" * LARGE_BYTES + '"}').encode("utf-16"))
+def test_pieces_are_cut_nowhere_between_a_backslash_and_what_it_escapes() -> None:
+    """Texts that end or go on at the edge of a piece, and hold what would be too much outside of them."""
+    inside = "[" * (MAX_CONTAINERS + 1)
+    for shift in range(6):
+        for edge in ('\\"', "\\\\", '\\\\\\"', '"'):
+            start = '{"a": "' + "x" * (PIECE_BYTES - 10 + shift)
+            check_large((start + (edge * 4 if edge != '"' else "") + inside + '"}').encode())
+            with pytest.raises(ApiError, match="lists and objects"):
+                check_large((start + '", "b": ' + inside + '"').encode())
+
+
+@pytest.mark.parametrize("parse", [bodies.parse, bodies.parse_large])
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        (gzip.compress(b'{"prompt": "a"}'), 415, "compressed, as gzip by its first bytes"),
+        (b'{"prompt": "a\xffb"}', 400, "not valid UTF-8: the byte 0xff at position 13"),
+        (b'{"prompt": "\xed\xa0\x80"}', 400, "not valid UTF-8: the byte 0xed at position 12"),
+        ('{"prompt": "a"}'.encode("utf-16"), 400, "must be UTF-8, and holds a zero byte"),
+        (b'{"a": ' * 5000 + b"1" + b"}" * 5000, 400, "nested too deeply"),
+        (b"[" * 100_000, 400, "nested too deeply"),
+        (b'{"a": 1,\n "b" 2}', 400, "not valid JSON"),
+        (b'{"a": 1,\n "b" 2}', 400, "line 2 column"),
+        (b'{"a": ', 400, "not valid JSON"),
+        (b'{"a": ' + b"9" * 5000 + b"}", 400, "number"),
+    ],
+)
+def test_each_way_not_to_be_json_has_its_own_sentence(parse: Any, body: bytes, status: int, words: str) -> None:
+    with pytest.raises(ApiError) as refused:
+        parse(body)
+    assert refused.value.status_code == status and words in refused.value.message
+
+
+def test_a_byte_order_mark_is_passed_over() -> None:
+    assert bodies.parse(b'\xef\xbb\xbf{"a": 1}') == bodies.parse_large(b'\xef\xbb\xbf{"a": 1}') == {"a": 1}
+
+
+@pytest.mark.parametrize("size", [10, 2 * LARGE_BYTES])
+def test_sentences_at_a_real_server(server: RunningServer, size: int) -> None:
+    text = b"a" * size
+
+    def error(body: bytes, **headers: str) -> tuple[int, str]:
+        named = {
+            "Content-Type": "application/json",
+            **{name.replace("_", "-"): value for name, value in headers.items()},
+        }
+        answer = httpx.post(f"{server.base_url}/completions", content=body, headers=named, timeout=20)
+        return answer.status_code, answer.json()["error"]["message"]
+
+    packed = gzip.compress(b'{"prompt": "' + text + b'"}')
+    assert error(packed, Content_Encoding="gzip") == (
+        415,
+        "the body is compressed, as its Content-Encoding says: 'gzip'; this server takes plain JSON only",
+    )
+    assert error(b'{"prompt": "' + text + b'\xff"}') == (
+        400,
+        f"the body is not valid UTF-8: the byte 0xff at position {12 + size} cannot stand there",
+    )
+    deep = b'{"prompt": "' + text + b'", "x": ' + b"[" * 5000 + b"]" * 5000 + b"}"
+    assert error(deep) == (400, "the body is nested too deeply: too many lists or objects lie in one another")
+    assert error(b'{"model": "none", "prompt": "' + text + b'"}', Content_Encoding="identity")[0] == 404
+
+
+def test_one_passes_each_time_the_loop_comes_round() -> None:
+    """Whatever is there in the same moment; and what fails keeps nobody from its turn."""
+
+    async def scenario() -> list[object]:
+        turnstile, seen = Turnstile(), list[object]()
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: seen.append(type(context["exception"])))
+
+        def fails() -> None:
+            raise ValueError
+
+        for number in range(3):
+            turnstile.enter(lambda number=number: seen.append(number))  # type: ignore[misc]
+        turnstile.enter(fails)
+        turnstile.enter(lambda: seen.append("after"))
+        for number in range(8):
+            seen.append(f"round {number}")
+            await asyncio.sleep(0)
+        return seen
+
+    seen = asyncio.run(scenario())
+    assert seen[0] == 0 and [entry for entry in seen if not str(entry).startswith("round")] == [
+        0,
+        1,
+        2,
+        ValueError,
+        "after",
+    ]
+    positions = [seen.index(entry) for entry in (0, 1, 2, "after")]
+    assert all(later - earlier >= 2 for earlier, later in pairwise(positions))  # a round between
+
+
+def test_long_pieces_take_turns_and_leave_half_of_the_time() -> None:
+    async def scenario() -> tuple[float, int]:
+        turns, rounds, began_s = Turns(), 0, time.perf_counter()
+
+        async def work() -> None:
+            async with turns:
+                time.sleep(0.03)
+
+        tasks = [asyncio.create_task(work()) for _ in range(4)]
+        while not all(task.done() for task in tasks):
+            await asyncio.sleep(0.001)
+            rounds += 1
+        return time.perf_counter() - began_s, rounds
+
+    took_s, rounds = asyncio.run(scenario())
+    assert took_s > 7 * 0.03 and rounds > 3 * 4

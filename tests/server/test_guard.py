@@ -103,7 +103,7 @@ def test_all_bodies_together_have_a_limit() -> None:
                     statuses.append(message["status"])
 
             try:
-                await guard({"type": "http", "path": path, "headers": []}, receive, send)
+                await guard({"type": "http", "method": "POST", "path": path, "headers": []}, receive, send)
             except ApiError as error:  # FastAPI would word it
                 statuses.append(error.status_code)
 

@@ -17,7 +17,10 @@ from twostroke.explain.timeline import Span
 
 def explain(
     request_id: Annotated[
-        str, typer.Argument(metavar="REQUEST_ID", help="The `id` of its answer (chatcmpl-...); default: the latest.")
+        str,
+        typer.Argument(
+            metavar="REQUEST_ID", help="Its answer's `id` (chatcmpl-...), or its x-request-id; default: the latest."
+        ),
     ] = "last",
     url: server_client.Url = server_client.DEFAULT_URL,
     api_key: server_client.ApiKey = None,

@@ -80,6 +80,14 @@ def serve(
     cors: Annotated[
         list[str] | None, typer.Option(help="An origin whose pages may call this server; may be given several times.")
     ] = None,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="A name that requests may be sent to, beside this machine's own, as a proxy in front may pass it on; "
+            "may be given several times; '*': any. Checked where no key is asked for and only this machine is let in.",
+        ),
+    ] = None,
     tool_parser: Annotated[
         str,
         typer.Option(
@@ -179,6 +187,7 @@ def serve(
         api_keys=_api_keys(api_key_file),
         share_prefixes=share_prefixes,
         cors_origins=tuple(cors or ()),
+        allowed_hosts=tuple(allowed_host or ()),
         access_log=access_log,
         drain_s=drain,
         engine_timeout_s=engine_timeout,

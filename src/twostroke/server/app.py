@@ -42,10 +42,17 @@ def create_app(service: Service) -> ASGIApp:
     app.add_exception_handler(Exception, errors.on_bug)
     for module in (chat, completions, responses, anthropic_messages, ollama_answers, ollama_models, routes, explaining):
         app.include_router(module.router)
+    service.warm_up = app.openapi  # it keeps what it made
     # Behind the guard: who is not let in leaves no trace.
     served: ASGIApp = app if service.tracing is None else service.tracing.around(app)
     guarded: ASGIApp = Guard(served, service.settings, service.metrics)
     if origins := service.settings.cors_origins:
         # Outside the guard: a browser asks for permission before it sends a key.
-        guarded = CORSMiddleware(guarded, allow_origins=list(origins), allow_methods=["*"], allow_headers=["*"])
+        guarded = CORSMiddleware(
+            guarded,
+            allow_origins=list(origins),
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id"],
+        )
     return AccessLog(guarded) if service.settings.access_log else guarded

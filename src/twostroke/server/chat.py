@@ -74,9 +74,8 @@ async def chat_completions(body: ChatBody, request: Request) -> Response:
     finally:
         call.close()
     timing = writer.answers.choices[0].timing
-    return Response(
-        replies.encode(writer.whole()), headers={"Server-Timing": server_timing(timing)}, media_type="application/json"
-    )
+    payload = await service.aside.whole(writer, sampling)
+    return Response(payload, headers={"Server-Timing": server_timing(timing)}, media_type="application/json")
 
 
 def template_messages(messages: list[ChatMessage], limits: Limits) -> list[dict[str, Any]]:

@@ -54,15 +54,15 @@ async def completions(body: CompletionBody, request: Request) -> Response:
     writer = CompletionWriter(service, facts, sampling, body, Answers(len(ids), sampling.n), echoes)
     follow(request, writer.answers, writer.id)
     if body.stream:
-        return await stream_answer(call, writer)
+        repeats_much = body.echo and sampling.logprobs is not None
+        return await stream_answer(call, writer, aside=service.aside if repeats_much else None)
     try:
         await writer.answers.collect(call)
     finally:
         call.close()
     timing = writer.answers.choices[0].timing
-    return Response(
-        replies.encode(writer.whole()), headers={"Server-Timing": server_timing(timing)}, media_type="application/json"
-    )
+    payload = await service.aside.whole(writer, sampling)
+    return Response(payload, headers={"Server-Timing": server_timing(timing)}, media_type="application/json")
 
 
 def _prompts(body: CompletionBody, limits: Limits) -> list[str | list[int]]:

@@ -13,6 +13,10 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from twostroke.server.log import log
+
+REQUEST_ID_SCOPE = "twostroke.request_id"
+"""Where in a request's scope the id is that its client gave it, or else this server."""
 MAX_MESSAGE_CHARS = 1000
 CLIENT_GONE = 499
 """Never sent, as nobody is there to read it."""
@@ -166,5 +170,6 @@ def validation_error(errors: Any) -> ApiError:
 
 
 async def on_bug(request: Request, error: Exception) -> Response:
+    log(f"{request.method} {request.url.path!r}, request {request.scope.get(REQUEST_ID_SCOPE)}, met a bug:")
     told = ApiError(500, "something went wrong inside the server", code="internal_error")
     return error_response(told, request.url.path)

@@ -14,7 +14,7 @@ from twostroke.explain.explanation import Explanation
 from twostroke.explain.timeline import Delivery
 from twostroke.server.admission import KEY_SCOPE, RECEIVED_SCOPE
 from twostroke.server.calls import Answers
-from twostroke.server.errors import ApiError
+from twostroke.server.errors import REQUEST_ID_SCOPE, ApiError
 from twostroke.server.kept import ExplainedChoice, ExplainedRequest
 from twostroke.server.messages import Stats
 from twostroke.server.openapi import ERRORS
@@ -37,9 +37,10 @@ class Snapshot(msgspec.Struct, frozen=True):
     requests: list[ExplainedRequest]
 
 
-@router.get("/v1/twostroke/requests/{request_id}")
+@router.get("/v1/twostroke/requests/{request_id:path}")
 async def explain_request(request_id: str, request: Request) -> Response:
-    """Where a finished request's time went, and why; `last` is the latest of this API key."""
+    """Where a finished request's time went, and why, by the id of its answer or its x-request-id; `last` is the latest
+    of this API key."""
     found = service_of(request).kept.find(request.scope.get(KEY_SCOPE, -1), request_id)
     if found is None:
         message = f"no finished request {request_id!r:.200} is remembered here: the latest few hundred of each key are"
@@ -65,17 +66,22 @@ async def top(request: Request) -> Response:
 def follow(request: Request, answers: Answers, name: str) -> None:
     """From now on: these answers are explained as they end, and kept under their name once all have."""
     scope = request.scope
-    answers.watch = Watch(service_of(request), name, scope.get(KEY_SCOPE, -1), scope.get(RECEIVED_SCOPE))
+    answers.watch = Watch(
+        service_of(request), name, scope.get(KEY_SCOPE, -1), scope.get(RECEIVED_SCOPE), scope.get(REQUEST_ID_SCOPE)
+    )
 
 
 class Watch:
     """Over the answers of one call."""
 
-    def __init__(self, service: Service, name: str, key: int, received_s: float | None) -> None:
+    def __init__(
+        self, service: Service, name: str, key: int, received_s: float | None, request_id: str | None = None
+    ) -> None:
         self._service = service
         self._name = name
         self._key = key
         self._received_s = received_s
+        self._request_id = request_id
         self._explanations: dict[int, Explanation] = {}
 
     def explanation(self, index: int) -> Explanation | None:
@@ -92,7 +98,8 @@ class Watch:
             _choice(index, answers, answers.timing(index, facts), explanation)
             for index, explanation in sorted(self._explanations.items())
         ]
-        request = ExplainedRequest(self._name, int(time.time()), self._service.settings.model_name, choices)
+        model = self._service.settings.model_name
+        request = ExplainedRequest(self._name, int(time.time()), model, choices, self._request_id)
         self._service.kept.keep(self._key, request)
 
 

@@ -1,5 +1,5 @@
-"""What every request passes before any route sees it: its API key, the size of its body, the time it takes to arrive.
-Plain ASGI, so that routes still notice when a client goes away."""
+"""What every request passes before any route sees it: its head, its API key, the size of its body, the time it takes to
+arrive. Plain ASGI, so that routes still notice when a client goes away."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from twostroke.server.admission import KEY_SCOPE, RECEIVED_SCOPE
-from twostroke.server.errors import ApiError, error_response
+from twostroke.server.errors import REQUEST_ID_SCOPE, ApiError, error_response
+from twostroke.server.heads import REQUEST_ID_HEADER, HeadCheck, as_routed, request_id
 from twostroke.server.metrics import Metrics
+from twostroke.server.pulse import Pulse
 from twostroke.server.settings import ServerSettings
 
 OPEN_PATHS = frozenset({"/health", "/ready"})
 """Everything else asks for a key where there are keys: a route that is forgotten is closed, not open."""
-MAX_HEADER_BYTES = 32 * 1024
 DISCARD_BYTES = 256 * 2**20
 DISCARD_S = 10.0
-"""Most clients read an answer only once their body is sent: what is too large is read and thrown away, up to here."""
+"""Most clients read an answer only once their body is sent. Where the connection stays open, it is read and thrown away
+after the answer (`connections.py`); where the answer ends it, before, up to here."""
 KNOWN_ROUTES = frozenset(
     {
         *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/models", "/tokenize", "/detokenize"),
@@ -45,6 +47,8 @@ class Guard:
         self._metrics = metrics
         self._held_bytes = 0
         """Of the bodies of all requests in flight."""
+        self._pulse = Pulse(metrics, lambda: metrics.http_in_flight > 0)
+        self._head = HeadCheck(settings)
         # Digests have one length, so that comparing them tells nothing of a key's.
         self._key_digests = [sha256(key.encode()).digest() for key in settings.api_keys]
 
@@ -54,26 +58,30 @@ class Guard:
             return
         if scope["type"] != "http":
             return  # a web socket: nothing here speaks it, and an unanswered handshake is refused
+        scope = as_routed(scope)
         scope[RECEIVED_SCOPE] = time.perf_counter()  # one clock for all processes of a machine
+        scope[REQUEST_ID_SCOPE] = request_id(scope["headers"])
         self._metrics.http_in_flight += 1
+        self._pulse.start()
         held = _Held()
         try:
-            await self._answer(scope, receive, self._counting(scope, send), held)
+            await self._answer(scope, receive, self._noting(scope, send), held)
         finally:
             self._held_bytes -= held.num_bytes
             self._metrics.http_in_flight -= 1
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, held: _Held) -> None:
         try:
-            _check_headers(scope)
+            self._head.check(scope)
             headers = Headers(scope=scope)
             if self._key_digests and scope["path"] not in OPEN_PATHS:
                 scope[KEY_SCOPE] = self._key_number(headers)
-            await self._check_declared_length(headers, receive)
+            stays = _stays_open(scope, headers)
+            await self._check_declared_length(headers, receive, stays)
         except ApiError as error:
             await error_response(error, scope["path"])(scope, receive, send)
             return
-        await self._app(scope, self._limited(receive, held), send)
+        await self._app(scope, self._limited(receive, held, stays), send)
 
     def _key_number(self, headers: Headers) -> int:
         scheme, _, key = headers.get("authorization", "").partition(" ")
@@ -92,25 +100,29 @@ class Guard:
             raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
         return found
 
-    async def _check_declared_length(self, headers: Headers, receive: Receive) -> None:
+    async def _check_declared_length(self, headers: Headers, receive: Receive, stays_open: bool) -> None:
+        """One that is known to be too large is not asked for: `receive` would tell a client that waits to go on."""
         declared = headers.get("content-length", "")
-        if declared.isdigit() and len(declared) < 20 and int(declared) > self._limits.max_body_bytes:
-            if int(declared) <= DISCARD_BYTES:
-                await _discard(receive)
-            raise self._too_large(int(declared))
+        if not declared.isdigit() or len(declared) >= 20 or int(declared) <= self._limits.max_body_bytes:
+            return
+        if headers.get("expect", "").lower() == "100-continue" or int(declared) > DISCARD_BYTES:
+            raise self._too_large(int(declared), stays_open=False)
+        if not stays_open:
+            await _discard(receive)
+        raise self._too_large(int(declared), stays_open)
 
-    def _too_large(self, num_bytes: int) -> ApiError:
+    def _too_large(self, num_bytes: int, stays_open: bool) -> ApiError:
         self._metrics.rejected.labels("body_size").inc()
         limit = self._limits.max_body_bytes
         message = f"the body has {num_bytes} bytes or more, and this server takes {limit}"
-        return ApiError(413, message, code="body_too_large", headers={"Connection": "close"})
+        return ApiError(413, message, code="body_too_large", headers=None if stays_open else {"Connection": "close"})
 
     def _too_many(self) -> ApiError:
         self._metrics.rejected.labels("bodies_size").inc()
         message = f"requests of {self._limits.max_bodies_bytes} bytes are being answered, and no more are taken now"
         return ApiError(503, message, code="bodies_full", headers={"Connection": "close", "Retry-After": "1"})
 
-    def _limited(self, receive: Receive, held: _Held) -> Receive:
+    def _limited(self, receive: Receive, held: _Held, stays_open: bool) -> Receive:
         """Counts what really arrives: a length may be missing, or lie."""
         deadline_s = asyncio.get_running_loop().time() + self._limits.body_timeout_s
         is_whole = False
@@ -133,31 +145,31 @@ class Guard:
                 is_whole = not message.get("more_body", False)
                 too_many = self._held_bytes > self._limits.max_bodies_bytes
                 if too_many or held.num_bytes > self._limits.max_body_bytes:
-                    if not is_whole:
+                    if not is_whole and not (stays_open and not too_many):
                         await _discard(receive)
                     is_whole = True
-                    raise self._too_many() if too_many else self._too_large(held.num_bytes)
+                    raise self._too_many() if too_many else self._too_large(held.num_bytes, stays_open)
             return message
 
         return limited
 
-    def _counting(self, scope: Scope, send: Send) -> Send:
+    def _noting(self, scope: Scope, send: Send) -> Send:
         route = scope["path"] if scope["path"] in KNOWN_ROUTES else "other"
+        named = (REQUEST_ID_HEADER, scope[REQUEST_ID_SCOPE].encode())
 
-        async def counting(message: Message) -> None:
+        async def noting(message: Message) -> None:
             if message["type"] == "http.response.start":
                 self._metrics.http_responses.labels(route, str(message["status"])).inc()
+                message = {**message, "headers": [*message.get("headers", ()), named]}
             await send(message)
 
-        return counting
+        return noting
 
 
-def _check_headers(scope: Scope) -> None:
-    """The parser's own limit is on headers that have not ended; these have."""
-    num_bytes = sum(len(name) + len(value) for name, value in scope["headers"]) + len(scope.get("query_string", b""))
-    if num_bytes > MAX_HEADER_BYTES:
-        message = f"the headers have {num_bytes} bytes, and this server takes {MAX_HEADER_BYTES}"
-        raise ApiError(431, message, code="headers_too_large", headers={"Connection": "close"})
+def _stays_open(scope: Scope, headers: Headers) -> bool:
+    """Whether the connection is kept after the answer."""
+    wishes = {wish.strip().lower() for wish in headers.get("connection", "").split(",")}
+    return scope.get("http_version") == "1.1" and "close" not in wishes
 
 
 async def _discard(receive: Receive) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
+from threading import Lock
 
 import msgspec
 
@@ -41,6 +42,8 @@ class ExplainedRequest(msgspec.Struct, frozen=True):
     """Seconds of the epoch."""
     model: str
     choices: list[ExplainedChoice]
+    request_id: str | None = None
+    """As the answer's header x-request-id has it: the client's own, where it gave one."""
 
 
 class KeptRequests:
@@ -49,27 +52,32 @@ class KeptRequests:
 
     def __init__(self, limit: int = KEPT_REQUESTS) -> None:
         self._limit = limit
+        self._lock = Lock()
+        """An answer may end on a thread aside."""
         self._by_key: dict[int, OrderedDict[str, ExplainedRequest]] = {}
         """In the order in which keys were last heard of: of two that have as much, the quieter forgets."""
         self._number = 0
 
     def keep(self, key: int, request: ExplainedRequest) -> None:
-        own = self._by_key.pop(key, None) or OrderedDict[str, ExplainedRequest]()
-        self._by_key[key] = own
-        self._number += request.id not in own
-        own[request.id] = request
-        if self._number > self._limit:
-            max(self._by_key.values(), key=len).popitem(last=False)
-            self._number -= 1
+        with self._lock:
+            own = self._by_key.pop(key, None) or OrderedDict[str, ExplainedRequest]()
+            self._by_key[key] = own
+            self._number += request.id not in own
+            own[request.id] = request
+            if self._number > self._limit:
+                max(self._by_key.values(), key=len).popitem(last=False)
+                self._number -= 1
 
     def find(self, key: int, request_id: str) -> ExplainedRequest | None:
         if request_id == LAST:
             return next(self.latest(key), None)
-        found = self._by_key.get(key, OrderedDict[str, ExplainedRequest]()).get(request_id)
-        if found is None and len(request_id) >= LEAST_PREFIX:
-            alike = [request for request in self.latest(key) if request.id.startswith(request_id)]
-            return alike[0] if len(alike) == 1 else None
-        return found
+        own = list(self.latest(key))
+        named = [request for request in own if request_id in (request.id, request.request_id)]
+        if not named and len(request_id) >= LEAST_PREFIX:
+            alike = [request for request in own if request.id.startswith(request_id)]
+            named = alike if len(alike) == 1 else []
+        return named[0] if named else None
 
     def latest(self, key: int) -> Iterator[ExplainedRequest]:
-        return iter(reversed(self._by_key.get(key, OrderedDict()).values()))
+        with self._lock:
+            return iter(list(reversed(self._by_key.get(key, OrderedDict()).values())))

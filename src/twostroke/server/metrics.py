@@ -23,6 +23,7 @@ from twostroke.server.restarts import Restarts
 
 BUCKETS_S = (*(digit * 10.0**power for power in range(-3, 2) for digit in (1, 2, 5)), 100.0)
 """1 ms to 100 s."""
+LAG_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0)
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for every counter, which nobody reads
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -54,13 +55,15 @@ class Metrics:
         self.itl = StepHistogram([0] * (len(BUCKETS_S) + 1))
         """Counted here rather than by the library: these are as many as there are tokens."""
         self._total = self._histogram("request", "Arrival at the engine to the end")
+        self.loop_lag = self._histogram("loop_lag", "How late the API process's event loop came round", LAG_BUCKETS_S)
+        self.loop_work = self._histogram("loop_work", "Of that, what its own thread worked in one go", LAG_BUCKETS_S)
         self.registry.register(_EngineCollector(self))
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"twostroke_{name}", text, labels, registry=self.registry)
 
-    def _histogram(self, name: str, text: str) -> Histogram:
-        return Histogram(f"twostroke_{name}_seconds", text, buckets=BUCKETS_S, registry=self.registry)
+    def _histogram(self, name: str, text: str, buckets_s: tuple[float, ...] = BUCKETS_S) -> Histogram:
+        return Histogram(f"twostroke_{name}_seconds", text, buckets=buckets_s, registry=self.registry)
 
     def finished(self, output: Output) -> None:
         """A sample ended, its client still there or not."""

@@ -79,11 +79,10 @@ async def detokenize(body: DetokenizeBody, request: Request) -> Response:
     service = service_of(request)
     service.check_model(body.model)
     facts = service.facts()
-    for token_id in body.tokens:
-        if token_id >= facts.vocab_size:
-            raise bad_request(
-                f"tokens holds the token id {token_id}; this model's ids run from 0 to {facts.vocab_size - 1}", "tokens"
-            )
+    if (token_id := max(body.tokens, default=0)) >= facts.vocab_size:
+        raise bad_request(
+            f"tokens holds the token id {token_id}; this model's ids run from 0 to {facts.vocab_size - 1}", "tokens"
+        )
     async with service.admission.place(request):
         text = await service.encoder().decode(body.tokens, skip_special_tokens=body.skip_special_tokens)
     return _json({"prompt": text})

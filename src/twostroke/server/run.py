@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import socket
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,7 +20,7 @@ from twostroke.server.app import create_app
 from twostroke.server.client import EngineClient
 from twostroke.server.connections import connection_class
 from twostroke.server.errors import server_stopped, server_stopping
-from twostroke.server.guard import MAX_HEADER_BYTES
+from twostroke.server.heads import MAX_HEADER_BYTES
 from twostroke.server.log import log
 from twostroke.server.messages import EngineSettings, Ready
 from twostroke.server.metrics import Metrics
@@ -27,12 +28,16 @@ from twostroke.server.service import Service
 from twostroke.server.settings import ServerSettings
 
 KEEP_ALIVE_S = 30
+SWITCH_S = 0.001
+"""How long a thread that makes prompts or words answers keeps Python's lock from the event loop, as far as it can be
+made to give it: a fifth of what Python has by itself."""
 LAST_BYTES_S = 5
 """For what is written, once all answers have ended: until clients have taken it."""
 
 
 def serve(engine: EngineSettings, settings: ServerSettings, on_ready: Callable[[Ready, str], None]) -> None:
     """Runs until it is told to stop. `on_ready` is given the engine's facts and the server's address."""
+    sys.setswitchinterval(SWITCH_S)
     listener = listen(settings.host, settings.port)
     host, port = listener.getsockname()[:2]
     address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -117,7 +122,7 @@ async def _serve(
         log_level="warning",
         access_log=False,  # ours tells how long each took, and no query
         server_header=False,
-        h11_max_incomplete_event_size=2 * MAX_HEADER_BYTES,  # the guard refuses in better words
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=LAST_BYTES_S,
     )
@@ -138,6 +143,7 @@ async def _serve(
             service.prompts.close()
         if service.grammars is not None:
             service.grammars.close()
+        service.aside.close()
         if tracing is not None:
             tracing.close()
 
@@ -148,6 +154,7 @@ async def _start(engine: EngineSettings, service: Service, on_ready: Callable[[R
     try:
         tokenizer = await asyncio.to_thread(read_tokenizer, engine.model)
         service.read_answers_of(tokenizer)
+        service.warm_up()
         facts = await ready
     except TwostrokeError:
         ready.cancel()

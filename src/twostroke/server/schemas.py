@@ -26,7 +26,7 @@ def _sendable(text: str) -> str:
 
 def _few(value: object) -> object:
     """Before its entries are looked at: a complaint for each of a million would take longer than the request."""
-    if isinstance(value, dict) and len(value) > MAX_ENTRIES:
+    if isinstance(value, dict | list) and len(value) > MAX_ENTRIES:
         raise ValueError(f"it has {len(value)} entries, and {MAX_ENTRIES} are allowed at most")
     return value
 
@@ -47,6 +47,8 @@ Text = Annotated[str, AfterValidator(_sendable)]
 """JSON can spell half a surrogate pair, which no text can hold."""
 Many = Annotated[list[Item], Field(fail_fast=True)]
 """A list whose first wrong item ends the matter."""
+Few = Annotated[list[Item], Field(fail_fast=True), BeforeValidator(_few)]
+"""The same for items that take their time to check."""
 Table = Annotated[dict[Text, Entry], BeforeValidator(_few)]
 Repeated = AfterValidator(_writable)
 TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
@@ -125,16 +127,16 @@ class ChatMessage(Body):
     model_config = ConfigDict(extra="allow", strict=True)
 
     role: Text = Field(max_length=64)
-    content: Text | Many[ContentPart] | None = None
+    content: Text | Few[ContentPart] | None = None
 
 
 class ChatBody(SamplingBody):
-    messages: Many[ChatMessage] = Field(min_length=1)
+    messages: Few[ChatMessage] = Field(min_length=1)
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
     logprobs: StrictBool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_CHAT_LOGPROBS)
-    tools: Many[Table[Any]] | None = None
+    tools: Few[Table[Any]] | None = None
     tool_choice: Text | Table[Any] | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: Table[Any] | None = Field(None, description="Variables for the model's chat template.")
@@ -158,21 +160,21 @@ class InputItem(Body):
 
     type: Text = Field("message", max_length=64)
     role: Text | None = Field(None, max_length=64)
-    content: Text | Many[ContentPart] | None = None
-    summary: Many[ContentPart] | None = None
+    content: Text | Few[ContentPart] | None = None
+    summary: Few[ContentPart] | None = None
     call_id: Text | None = Field(None, max_length=256)
     name: Text | None = Field(None, max_length=256)
     arguments: Text | None = None
-    output: Text | Many[ContentPart] | None = None
+    output: Text | Few[ContentPart] | None = None
 
 
 class ResponsesBody(DrawingBody):
-    input: Text | Many[InputItem]
+    input: Text | Few[InputItem]
     instructions: Text | None = None
     max_output_tokens: Count | None = None
     metadata: Table[Text] | None = Field(None, max_length=16)
     store: bool | None = None
-    tools: Annotated[Many[Table[Any]] | None, Repeated] = None
+    tools: Annotated[Few[Table[Any]] | None, Repeated] = None
     tool_choice: Annotated[Text | Table[Any] | None, Repeated] = None
     parallel_tool_calls: bool | None = None
     text: Annotated[Table[Any] | None, Repeated] = None
@@ -200,7 +202,7 @@ class TokenizeBody(Body):
 
     model: Text | None = Field(None, max_length=512)
     prompt: Text | None = None
-    messages: Many[ChatMessage] | None = None
+    messages: Few[ChatMessage] | None = None
     add_special_tokens: bool = True
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ from starlette.requests import Request
 
 from twostroke.core.sampling_params import SamplingParams
 from twostroke.server.admission import Admission
+from twostroke.server.aside import Aside
 from twostroke.server.client import EngineClient
 from twostroke.server.errors import ApiError, bad_request, engine_unavailable
 from twostroke.server.kept import KeptRequests
@@ -17,6 +19,7 @@ from twostroke.server.metrics import Metrics
 from twostroke.server.prompts import PromptEncoder
 from twostroke.server.settings import ServerSettings
 from twostroke.server.structured import GrammarGate, Named
+from twostroke.server.turns import Turns
 from twostroke.text import reasoning, tool_parsers
 from twostroke.text.template_variables import template_variables
 from twostroke.text.tokenizer import Tokenizer
@@ -43,6 +46,11 @@ class Service:
         """That the model's chat template reads."""
         self.admission = Admission(settings, client, metrics, tracing)
         self.kept = KeptRequests()
+        self.aside = Aside()
+        self.turns = Turns()
+        """For what keeps the event loop for long."""
+        self.warm_up: Callable[[], object] = lambda: None
+        """What takes long the first time, to be done while nobody waits."""
 
     def read_answers_of(self, tokenizer: Tokenizer) -> None:
         """Once the tokenizer is there: how this model's answers are to be read."""

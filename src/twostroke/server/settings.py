@@ -58,6 +58,9 @@ class ServerSettings:
     share_prefixes: bool = False
     """Whether a key may find what another has cached, and so learn by the time it takes what that one has asked."""
     cors_origins: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
+    """Names that requests may be sent to, beside this machine's own; `*`: any. On a loopback address without keys they
+    are checked even where none is given."""
     access_log: bool = False
     drain_s: float = 30.0
     """How long requests in flight may take to end once the server was told to stop; infinite: as long as they do."""

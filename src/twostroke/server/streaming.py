@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+from functools import partial
 from typing import Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from twostroke.server.aside import Aside
 from twostroke.server.calls import Answers, Call
 from twostroke.server.connections import SINK_SCOPE, EventSink
 from twostroke.server.errors import CLIENT_GONE, ApiError
@@ -67,14 +69,17 @@ async def respond(call: Call, writer: AnswerWriter, *, is_streamed: bool, media_
     return Response(encode(writer.whole()), headers=headers, media_type="application/json")
 
 
-async def stream_answer(call: Call, writer: EventWriter, media_type: str = EVENTS) -> EventStream:
-    """The response begins with the engine's first sign, so what it refuses is still a plain error."""
+async def stream_answer(
+    call: Call, writer: EventWriter, media_type: str = EVENTS, aside: Aside | None = None
+) -> EventStream:
+    """The response begins with the engine's first sign, so what it refuses is still a plain error. What takes long to
+    word is worded aside."""
     try:
         news = await call.take()
     except BaseException:
         call.close()
         raise
-    return EventStream(call, news, writer, media_type)
+    return EventStream(call, news, writer, media_type, aside)
 
 
 class EventStream(Response):
@@ -82,14 +87,16 @@ class EventStream(Response):
     as can be: they are worded and written where they are heard, all in one write. The task wakes at the end, and where
     the client does not keep up. Without a sink (a client of HTTP/1.0, another server) it wakes for every write."""
 
-    def __init__(self, call: Call, news: list[News], writer: EventWriter, media_type: str = EVENTS) -> None:
+    def __init__(
+        self, call: Call, news: list[News], writer: EventWriter, media_type: str = EVENTS, aside: Aside | None = None
+    ) -> None:
         self.status_code = 200
         self.background = None
         self._call = call
         self._writer = writer
         self._sink: EventSink | None = None
         self._pieces = [piece for piece in (writer.begin(),) if piece]
-        self._word(news)
+        self._aside, self._unworded = aside, news
         self.init_headers({"Content-Type": media_type, "Cache-Control": "no-cache"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -114,6 +121,10 @@ class EventStream(Response):
 
     async def _send_news(self, send: Send) -> None:
         """All that was said before the last sample ended; what comes with its end is left."""
+        if self._aside is not None:
+            await self._send_worded_aside(send, self._aside)
+            return
+        self._word(self._unworded)
         self._write()
         while not self._call.is_finished:
             if self._pieces:
@@ -123,6 +134,16 @@ class EventStream(Response):
                 async with asyncio.timeout(self._call.reader_timeout_s):
                     await self._sink.drain()
             await self._call.follow(self._deal)
+
+    async def _send_worded_aside(self, send: Send, aside: Aside) -> None:
+        while True:
+            await aside.run(partial(self._word, self._unworded))
+            if self._call.is_finished:
+                return
+            if self._pieces:
+                async with asyncio.timeout(self._call.reader_timeout_s):
+                    await send({"type": "http.response.body", "body": self._taken(), "more_body": True})
+            self._unworded = await self._call.take()
 
     def _deal(self, news: list[News]) -> bool:
         self._word(news)

@@ -18,7 +18,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from twostroke import __version__
-from twostroke.server.errors import CLIENT_GONE, ApiError
+from twostroke.server.errors import CLIENT_GONE, REQUEST_ID_SCOPE, ApiError
 from twostroke.server.log import log
 
 if TYPE_CHECKING:
@@ -98,6 +98,8 @@ class Tracing:
     def start(self, scope: Scope, headers: dict[str, str]) -> RequestTrace:
         """A request arrived; it goes on with its caller's trace where it names one."""
         path, attributes = scope["path"], {"http.request.method": scope["method"], "http.route": scope["path"]}
+        if request_id := scope.get(REQUEST_ID_SCOPE):
+            attributes["twostroke.request_id"] = request_id
         span = self._tracer.start_span(
             f"{scope['method']} {path}",
             self._propagator.extract(headers),
