@@ -43,7 +43,7 @@ class Client:
     def version(self) -> str:
         if self.npm:
             return self.npm[0].rpartition("@")[2]
-        return self.packages[0].partition("==")[2] if self.packages else "none"
+        return self.packages[0].partition("==")[2] if self.packages else "HTTP/1.1"
 
     @property
     def use(self) -> Path:

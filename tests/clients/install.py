@@ -100,8 +100,10 @@ def lock(client: Client) -> None:
 
 
 def write_lock(client: Client) -> None:
+    """Without what follows a `+`: that says which index a build came from, and another index has another."""
     listed = _run([str(environment(client) / "bin" / "python"), *PIP, "freeze"]).splitlines()
-    client.constraints.write_text("".join(f"{line}\n" for line in listed if "==" in line), encoding="utf-8")
+    pins = [line.partition("+")[0] for line in listed if "==" in line]
+    client.constraints.write_text("".join(f"{pin}\n" for pin in pins), encoding="utf-8")
     (environment(client) / RECORD).write_text(fingerprint(client), encoding="utf-8")
 
 

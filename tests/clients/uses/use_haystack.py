@@ -1,6 +1,6 @@
 """haystack: a chat, whole and streamed, an agent that calls a tool, and an answer held to a class."""
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from given import API_KEY, BASE_URL, MODEL, finish, part
 
@@ -29,15 +29,18 @@ with part("stream"):
 
 with part("agent that calls a tool"):
     from haystack.components.agents import Agent
-    from haystack.tools import tool
+    from haystack.tools import Tool
 
-    @tool
-    def weather(city: Annotated[Literal["Oslo", "Rome"], "the city"]) -> str:
-        """The weather of a city."""
-        return f"Rain in {city}."
-
-    made_to_call = OpenAIChatGenerator(**where, generation_kwargs={**options, "tool_choice": "required", "max_tokens": 200})
-    agent = Agent(chat_generator=made_to_call, tools=[weather], exit_conditions=["weather"])
+    city = {"type": "object", "properties": {"city": {"enum": ["Oslo", "Rome"]}}, "required": ["city"]}
+    weather = Tool(
+        name="weather",
+        description="The weather of a city.",
+        parameters={**city, "additionalProperties": False},
+        function=lambda city: f"Rain in {city}.",
+    )
+    call = {"temperature": 0, "max_tokens": 200, "tool_choice": "required"}
+    caller = OpenAIChatGenerator(**where, generation_kwargs=call)
+    agent = Agent(chat_generator=caller, tools=[weather], exit_conditions=["weather"], max_agent_steps=2)
     told = agent.run([ChatMessage.from_user("How is the weather in Oslo?")])
     assert "Rain in" in str(told["messages"][-1].tool_call_result.result)
 

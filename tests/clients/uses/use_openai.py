@@ -1,6 +1,7 @@
 """OpenAI's own client: a chat, a stream, an answer read into a class, a tool's call and its result, and responses."""
 
 import json
+from typing import Literal
 
 from given import API_KEY, BASE_URL, MODEL, finish, part
 from pydantic import BaseModel
@@ -11,13 +12,18 @@ TOOL = {
     "function": {
         "name": "weather",
         "description": "The weather of a city.",
-        "parameters": {"type": "object", "properties": {"city": {"enum": ["Paris", "Oslo"]}}, "required": ["city"]},
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"enum": ["Paris", "Oslo"]}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
     },
 }
 
 
-class Cat(BaseModel):
-    name: str
+class Cat(BaseModel, extra="forbid"):
+    colour: Literal["black", "white"]
     likes_fish: bool
 
 

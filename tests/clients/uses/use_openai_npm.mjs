@@ -42,7 +42,8 @@ await part("structured answer", async () => {
 
 await part("tool that is called and its result read", async () => {
   const called = [];
-  const parameters = { type: "object", properties: { city: { enum: ["Oslo", "Rome"] } }, required: ["city"] };
+  const city = { type: "object", properties: { city: { enum: ["Oslo", "Rome"] } }, required: ["city"] };
+  const parameters = { ...city, additionalProperties: false };
   const weather = (input) => { called.push(input.city); return `Rain in ${input.city}.`; };
   const runner = client.chat.completions.runTools({
     model: MODEL,
