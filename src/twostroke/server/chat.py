@@ -30,7 +30,7 @@ from twostroke.server.streaming import DONE, sse, sse_error, stream_answer
 from twostroke.server.structured import requested_grammar
 from twostroke.server.tools import tool_request
 from twostroke.text.tokenizer import Tokenizer
-from twostroke.text.tool_parsers.formats import ToolFormat
+from twostroke.text.tool_parsers.formats import CallDelta, ToolFormat
 
 router = APIRouter(route_class=CheckedRoute)
 
@@ -183,7 +183,7 @@ class ChatWriter:
 
     def _delta(self, index: int, parts: Parts, *, has_logprobs: bool) -> replies.Delta:
         calls = []
-        for number, name, arguments in parts.calls:
+        for number, name, arguments in _one_each(parts.calls):
             function = replies.FunctionCall(arguments, name)
             if name is None:
                 calls.append(replies.ToolCallDelta(number, function))
@@ -207,3 +207,14 @@ class ChatWriter:
 
     def _whole_chunk(self, choices: list[replies.ChatChunkChoice], **more: Any) -> replies.ChatChunk:
         return replies.ChatChunk(self.id, "chat.completion.chunk", self._created, self._model, choices, **more)
+
+
+def _one_each(pieces: list[CallDelta]) -> list[CallDelta]:
+    """One piece for a call: a chunk has one entry for each, as clients read the first and leave the rest."""
+    joined: list[CallDelta] = []
+    for piece in pieces:
+        if joined and joined[-1].number == piece.number:
+            joined[-1] = joined[-1]._replace(arguments=joined[-1].arguments + piece.arguments)
+        else:
+            joined.append(piece)
+    return joined
