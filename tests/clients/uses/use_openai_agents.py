@@ -23,14 +23,15 @@ from agents import ModelSettings, OpenAIChatCompletionsModel, function_tool
 calls: list[str] = []
 
 
-@function_tool
+@function_tool(is_enabled=lambda context, agent: not calls)  # once: the small model would ask for ever
 def weather(city: Literal["Oslo", "Rome"]) -> str:
     """The weather of a city."""
     calls.append(city)
     return f"Rain in {city}."
 
 
-agent = agent.clone(tools=[weather], model_settings=ModelSettings(tool_choice="required", temperature=0))
+made_to_call = ModelSettings(tool_choice="required", temperature=0)
+agent = agent.clone(tools=[weather], model_settings=made_to_call)
 
 with part("agent that calls a tool, by chat completions"):
     chat = OpenAIChatCompletionsModel(MODEL, openai_client=AsyncOpenAI(base_url=BASE_URL, api_key=API_KEY))
@@ -41,11 +42,12 @@ with part("agent that calls a tool, by responses, streamed"):
 
     async def run_streamed() -> tuple[set[str], str]:
         set_default_openai_client(AsyncOpenAI(base_url=BASE_URL, api_key=API_KEY))  # a client lives in one loop
+        calls.clear()
         run = Runner.run_streamed(agent, "How is the weather in Rome?")
         return {event.type async for event in run.stream_events()}, run.final_output
 
     kinds, weather_told = asyncio.run(run_streamed())
     assert {"raw_response_event", "run_item_stream_event"} <= kinds
-    assert weather_told in ("sun", "rain") and len(calls) == 2
+    assert weather_told in ("sun", "rain") and calls
 
 finish()
