@@ -22,6 +22,7 @@ VALUES = {
     "ADDRESS": "http://127.0.0.1:8000",
     "API_KEY": "your-key",
     "MODEL": "smollm2",
+    "TOKENIZER": "HuggingFaceTB/SmolLM2-135M-Instruct",
 }
 """What a reader would write where the script takes what it is given."""
 

@@ -32,14 +32,16 @@ A server that was started without keys asks for none. Most clients insist on one
 
 `make test-clients` makes an environment for each client in `.clients`, starts one server on `smollm2` with a key, and
 runs every script against it; `make test-clients CLIENTS=instructor,dspy` takes some. `make clients-page` writes this
-page from what was found. Where it takes tokens to be counted, the model's own tokenizer lies in a local folder.
+page from what was found. A client that counts tokens itself is given the model's tokenizer
+as a local folder, where these lines name the one on the Hub.
 
 """
 
 CLOSING = """## Adding one
 
-One entry in `tests/clients/clients.toml`, one script in `tests/clients/uses`, and `python -m tests.clients lock NAME`, which
-writes down the versions of everything that came along. Then `make test-clients CLIENTS=NAME` and `make clients-page`.
+One entry in `tests/clients/clients.toml`, one script in `tests/clients/uses`, and `python -m tests.clients lock NAME`,
+which writes down the versions of everything that came along. Then `make test-clients CLIENTS=NAME` and `make
+clients-page`.
 """
 
 

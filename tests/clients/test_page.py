@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import builtins
 import json
 import re
 
 import pytest
 
 from tests.clients import page
-from tests.clients.declared import HERE, USES, Client, chosen, declared, snippet
+from tests.clients.declared import HERE, USES, VALUES, Client, chosen, declared, snippet
 from tests.clients.install import fingerprint
 
 CLIENTS = list(declared().values())
@@ -43,7 +45,19 @@ def test_about_five_lines_are_shown(client: Client) -> None:
     lines = [line for line in text.splitlines() if line.strip()]
     assert 1 <= len([line for line in lines if not re.match(r"(import|from) ", line)]) <= 6
     assert max(map(len, lines)) <= 120
-    assert not re.search(r"\b(BASE_URL|API_KEY|ADDRESS|MODEL)\b(?!=)", text), "a name that a reader has no value for"
+
+
+@each_client
+def test_the_lines_name_nothing_that_a_reader_has_not(client: Client) -> None:
+    language, text = snippet(client)
+    assert not re.search(rf"\b({'|'.join(VALUES)})\b(?!=)", text)
+    if language == "python":
+        nodes = list(ast.walk(ast.parse(text)))
+        known = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+        known |= {name.asname or name.name.partition(".")[0] for node in nodes for name in getattr(node, "names", [])}
+        known |= {node.name for node in nodes if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+        known |= {node.arg for node in nodes if isinstance(node, ast.arg)} | set(dir(builtins))
+        assert {node.id for node in nodes if isinstance(node, ast.Name)} <= known
 
 
 @each_client

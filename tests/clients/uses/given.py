@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import textwrap
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,7 +36,7 @@ def part(what: str) -> Iterator[None]:
 
 def shell(command: str) -> str:
     """What a command line prints; it and its faults are shown to whoever looks for a cause."""
-    done = subprocess.run(["sh", "-e", "-c", command], capture_output=True, text=True, check=False)
+    done = subprocess.run(["sh", "-e", "-c", textwrap.dedent(command)], capture_output=True, text=True, check=False)
     print(done.stdout, done.stderr, sep="\n", file=sys.stderr)
     assert done.returncode == 0, f"exit status {done.returncode}: {done.stderr.strip()[-300:]}"
     return done.stdout

@@ -5,8 +5,8 @@ import { API_KEY, BASE_URL, MODEL, finish, part } from "./given.mjs";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 import { generateText } from "ai";
 
-const where = { name: "here", baseURL: BASE_URL, apiKey: API_KEY, supportsStructuredOutputs: true };
-const here = createOpenAICompatible(where);
+const where = { baseURL: BASE_URL, apiKey: API_KEY };
+const here = createOpenAICompatible({ name: "here", supportsStructuredOutputs: true, ...where });
 // end
 import { Output, stepCountIs, streamText, tool } from "ai";
 import { z } from "zod";

@@ -16,7 +16,9 @@ with part("question about a file"):
     aider --model openai/$MODEL --no-show-model-warnings --chat-mode ask --message 'What does this print?' hello.py
     # end
     """
-    quiet = "export AIDER_ANALYTICS=false AIDER_CHECK_UPDATE=false AIDER_GITIGNORE=false AIDER_SHOW_RELEASE_NOTES=false\n"
+    quiet = (
+        "export AIDER_ANALYTICS=false AIDER_CHECK_UPDATE=false AIDER_GITIGNORE=false AIDER_SHOW_RELEASE_NOTES=false\n"
+    )
     counted = re.search(r"Tokens: (\S+) sent, (\d+) received", shell(quiet + command))
     assert counted and int(counted[2]) > 0
 

@@ -1,6 +1,4 @@
-"""dspy: a signature with typed outputs, asked for as JSON that the server holds to the types, and as a tool's choice."""
-
-from typing import Literal
+"""dspy: a signature with typed outputs, asked for as JSON, whole and streamed, and a text completion."""
 
 from given import API_KEY, BASE_URL, MODEL, finish, part
 
@@ -8,7 +6,8 @@ with part("typed prediction with the JSON adapter"):
     # shown
     import dspy
 
-    model = dspy.LM(f"openai/{MODEL}", api_base=BASE_URL, api_key=API_KEY, temperature=0, max_tokens=300)
+    where = {"api_base": BASE_URL, "api_key": API_KEY}
+    model = dspy.LM(f"openai/{MODEL}", temperature=0, max_tokens=300, **where)
     dspy.configure(lm=model, adapter=dspy.JSONAdapter())
     colour = dspy.Predict(dspy.Signature("sentence -> colour: Literal['black', 'white']"))
     print(colour(sentence="Tom is a black cat.").colour)
@@ -30,7 +29,7 @@ with part("stream"):
     assert isinstance(pieces[-1], dspy.Prediction)
 
 with part("text completion"):
-    plain = dspy.LM(f"text-completion-openai/{MODEL}", model_type="text", api_base=BASE_URL, api_key=API_KEY, max_tokens=10)
+    plain = dspy.LM(f"text-completion-openai/{MODEL}", model_type="text", max_tokens=10, **where)
     assert plain("1, 2, 3, 4,")[0]
 
 finish()

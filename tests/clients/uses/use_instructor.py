@@ -1,11 +1,11 @@
 """instructor: a class filled in, in each of the ways in which it holds an OpenAI server to one."""
 
-from typing import Literal
-
 from given import API_KEY, BASE_URL, MODEL, finish, part
 
 with part("mode TOOLS"):
     # shown
+    from typing import Literal
+
     import instructor
     from openai import OpenAI
     from pydantic import BaseModel

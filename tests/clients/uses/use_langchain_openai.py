@@ -14,7 +14,8 @@ with part("chat"):
     # shown
     from langchain_openai import ChatOpenAI
 
-    chat = ChatOpenAI(model=MODEL, base_url=BASE_URL, api_key=API_KEY, temperature=0, max_tokens=40)
+    where = {"base_url": BASE_URL, "api_key": API_KEY}
+    chat = ChatOpenAI(model=MODEL, temperature=0, max_tokens=40, **where)
     answer = chat.invoke("Name three colours of the rainbow.")
     print(answer.content)
     # end
@@ -43,9 +44,7 @@ with part("tool's call and its result"):
     assert chat.bind_tools([weather], tool_choice="none").invoke([asked, called, result]).content
 
 with part("responses"):
-    by_responses = ChatOpenAI(
-        model=MODEL, base_url=BASE_URL, api_key=API_KEY, temperature=0, max_tokens=40, use_responses_api=True
-    )
+    by_responses = ChatOpenAI(model=MODEL, temperature=0, max_tokens=40, use_responses_api=True, **where)
     assert by_responses.invoke("Name three colours of the rainbow.").text == answer.content
 
 finish()

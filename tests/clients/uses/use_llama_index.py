@@ -15,7 +15,8 @@ with part("chat"):
     from llama_index.core.llms import ChatMessage
     from llama_index.llms.openai_like import OpenAILike
 
-    model = OpenAILike(model=MODEL, api_base=BASE_URL, api_key=API_KEY, is_chat_model=True, is_function_calling_model=True)
+    where = {"api_base": BASE_URL, "api_key": API_KEY}
+    model = OpenAILike(MODEL, **where, is_chat_model=True, is_function_calling_model=True)
     answer = model.chat([ChatMessage("Name three colours of the rainbow.")], max_tokens=40, temperature=0)
     print(answer.message.content)
     # end
@@ -47,7 +48,9 @@ with part("tool's call"):
         """The weather of a city."""
         return f"Rain in {city}."
 
-    result = model.predict_and_call([FunctionTool.from_defaults(weather)], "How is the weather in Oslo?", tool_required=True)
+    result = model.predict_and_call(
+        [FunctionTool.from_defaults(weather)], "How is the weather in Oslo?", tool_required=True
+    )
     assert result.response.startswith("Rain in ")
 
 finish()

@@ -6,14 +6,14 @@ from pathlib import Path
 
 from given import finish, part, shell
 
-os.environ["LLM_USER_PATH"] = str(Path.cwd() / "llm")
+os.environ["LLM_USER_PATH"] = str(Path.cwd())
 
 with part("prompt"):
     command = """
     # shown: sh
-    mkdir -p "$LLM_USER_PATH"
-    echo "- {model_id: here, model_name: $MODEL, api_base: '$BASE_URL', api_key_name: here, supports_schema: true, \
-    supports_tools: true}" > "$LLM_USER_PATH/extra-openai-models.yaml"
+    cat > "$(dirname "$(llm logs path)")/extra-openai-models.yaml" <<END
+    - {model_id: here, model_name: $MODEL, api_base: "$BASE_URL", api_key_name: here, supports_schema: true}
+    END
     llm keys set here --value $API_KEY
     llm -m here -o max_tokens 40 'Name three colours of the rainbow.'
     # end

@@ -1,5 +1,5 @@
-"""lm-eval: a task of two questions from a local file, by the likelihood of its answers and by writing, with the server's
-own tokenizer."""
+"""lm-eval: a task of two questions from a local file, by how likely its answers are and by writing, with the
+tokenizer that the server has."""
 
 import json
 import os

@@ -2,12 +2,13 @@
 and over chat completions."""
 
 import asyncio
-from typing import Literal
 
 from given import API_KEY, BASE_URL, MODEL, finish, part
 
 with part("structured answer, by responses"):
     # shown
+    from typing import Literal
+
     from agents import Agent, Runner, set_default_openai_client, set_tracing_disabled
     from openai import AsyncOpenAI
 

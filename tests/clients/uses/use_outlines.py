@@ -1,11 +1,11 @@
 """outlines: answers held to a type, a class and a JSON schema, and a stream."""
 
-from typing import Literal
-
 from given import API_KEY, BASE_URL, MODEL, finish, part
 
 with part("structured answer"):
     # shown
+    from typing import Literal
+
     import openai
     import outlines
     from pydantic import BaseModel

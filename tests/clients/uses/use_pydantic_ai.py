@@ -1,12 +1,13 @@
 """pydantic-ai: answers read into a class in its three ways, an agent that calls a tool, a stream, and responses."""
 
 import asyncio
-from typing import Literal
 
 from given import API_KEY, BASE_URL, MODEL, finish, part
 
 with part("structured answer"):
     # shown
+    from typing import Literal
+
     from pydantic import BaseModel
     from pydantic_ai import Agent
     from pydantic_ai.models.openai import OpenAIChatModel

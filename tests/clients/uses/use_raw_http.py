@@ -1,7 +1,6 @@
 """HTTP/1.1 by hand: an answer, a stream event by event, one connection for several requests, a pipelined pair, and
 refusals that leave the connection usable."""
 
-import json
 import socket
 from urllib.parse import urlsplit
 
@@ -11,6 +10,7 @@ HOST, PORT = urlsplit(ADDRESS).hostname, urlsplit(ADDRESS).port
 
 with part("chat"):
     # shown
+    import json
     import urllib.request
 
     body = {"model": MODEL, "messages": [{"role": "user", "content": "Name three colours."}], "max_tokens": 40}
