@@ -17,9 +17,9 @@ Result = dict[str, Any]
 
 OPENING = """# Clients
 
-The server speaks OpenAI's API, so what people already use works with it once it is told the address and a key. Each
-section has the lines that matter. They come out of the scripts in `tests/clients/uses`, which the tests run unchanged
-but for the address, the key and the model's name.
+The server speaks OpenAI's API, Anthropic's and Ollama's, so what people already use works with it once it is told the
+address and a key. Each section has the lines that matter. They come out of the scripts in `tests/clients/uses`, which
+the tests run, with another address, another key and the model's name.
 
 ```
 TWOSTROKE_API_KEYS=your-key twostroke serve smollm2
@@ -32,8 +32,9 @@ A server that was started without keys asks for none. Most clients insist on one
 
 `make test-clients` makes an environment for each client in `.clients`, starts one server on `smollm2` with a key, and
 runs every script against it; `make test-clients CLIENTS=instructor,dspy` takes some. `make clients-page` writes this
-page from what was found. A client that counts tokens itself is given the model's tokenizer
-as a local folder, where these lines name the one on the Hub.
+page from what was found. A client that counts tokens itself is given the model's tokenizer as a local folder, where
+the lines below name the one on the Hub. Each client was given what the small model can do: answers that a schema holds
+it to, and calls that were required of it.
 
 """
 

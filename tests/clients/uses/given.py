@@ -38,7 +38,8 @@ def shell(command: str) -> str:
     """What a command line prints; it and its faults are shown to whoever looks for a cause."""
     done = subprocess.run(["sh", "-e", "-c", textwrap.dedent(command)], capture_output=True, text=True, check=False)
     print(done.stdout, done.stderr, sep="\n", file=sys.stderr)
-    assert done.returncode == 0, f"exit status {done.returncode}: {done.stderr.strip()[-300:]}"
+    told = [line for line in done.stderr.splitlines() if line.strip()]
+    assert done.returncode == 0, f"exit status {done.returncode}: {told[-1] if told else done.stdout[-200:]}"
     return done.stdout
 
 
