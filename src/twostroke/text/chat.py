@@ -1,73 +1,61 @@
-"""A conversation to token ids: the model's template, then its tokenizer. Special tokens that someone wrote inside a
-message stay plain text, so a user cannot end their own turn or begin another's."""
+"""A conversation to token ids: the model's template, then its tokenizer. Control tokens are what the template wrote,
+and nothing else: what a request says anywhere, in a message, a tool or a key, stays plain text."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from subprocess import Popen
-from typing import Any
+from typing import Any, NamedTuple
 
 from twostroke.core.errors import BadRequestError
-from twostroke.text.chat_template import ChatTemplate
+from twostroke.text.chat_template import ChatTemplate, Rendering
 from twostroke.text.tokenizer import Tokenizer
 
-NONCHARACTERS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
-"""Code points that Unicode reserves for a program's own use: two that no message holds mark what must stay text."""
+
+class SpelledText(NamedTuple):
+    """A rendered conversation as it can be encoded."""
+
+    text: str
+    is_guarded: bool
+    """In the spelling of the tokenizer's guarded copy."""
 
 
 class ChatEncoder:
     def __init__(self, tokenizer: Tokenizer, template_process: Popen[bytes] | None = None) -> None:
         self._tokenizer = tokenizer
         self._template = ChatTemplate.of(tokenizer, template_process)
-        longest_first = sorted(tokenizer.special_tokens, key=len, reverse=True)
-        self._special = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
 
     def encode(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
         """`options` are those of `ChatTemplate.render`."""
-        if self._special is None or not self._holds_special(messages):
-            return self._tokenizer.encode(self._template.render(messages, **options), add_special_tokens=False)
-        opening, closing = _unused_markers(messages)
-        marked = self._mark(messages, opening, closing)
-        pieces = re.split(f"{opening}(.*?){closing}", self._template.render(marked, **options), flags=re.DOTALL)
-        ids: list[int] = []
-        for index, piece in enumerate(pieces):
-            ids += self._tokenizer.encode(piece, add_special_tokens=False, parse_special=index % 2 == 0)
-        return ids
+        rendering = self.render(messages, **options)
+        for text, is_guarded in spellings(rendering, self._tokenizer):
+            ids = self._tokenizer.encode(text, add_special_tokens=False, parse_special=not is_guarded)
+            if is_faithful(ids, rendering, self._tokenizer):
+                return ids
+        raise not_faithful()
+
+    def render(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> Rendering:
+        return self._template.render_tracked(messages, **options)
 
     def close(self) -> None:
         self._template.close()
 
-    def _holds_special(self, value: object) -> bool:
-        assert self._special is not None
-        return any(self._special.search(text) for text in _texts(value))
 
-    def _mark(self, value: Any, opening: str, closing: str) -> Any:
-        """The same messages with every special token inside their texts set between two markers."""
-        assert self._special is not None
-        if isinstance(value, str):
-            return self._special.sub(lambda match: opening + match[0] + closing, value)
-        if isinstance(value, Mapping):
-            return {key: self._mark(entry, opening, closing) for key, entry in value.items()}
-        if isinstance(value, (list, tuple)):
-            return [self._mark(entry, opening, closing) for entry in value]
-        return value
+def spellings(rendering: Rendering, tokenizer: Tokenizer) -> Iterator[SpelledText]:
+    """Ways to encode it; the first that turns out faithful is to be taken. An ordinary conversation is encoded as it
+    stands, as everybody encodes it."""
+    if rendering.is_plain:
+        yield SpelledText(rendering.text, is_guarded=False)
+    if tokenizer.special_tokens:
+        yield SpelledText(tokenizer.guarded.spell(rendering.text, rendering.marks), is_guarded=True)
 
 
-def _texts(value: object) -> list[str]:
-    """Every text in a message, wherever it is nested."""
-    if isinstance(value, str):
-        return [value]
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    if isinstance(value, (list, tuple)):
-        return [text for entry in value for text in _texts(entry)]
-    return []
+def is_faithful(ids: Sequence[int], rendering: Rendering, tokenizer: Tokenizer) -> bool:
+    """Whether every control token among the ids is one that the template wrote. (A normaliser may make one of something
+    that was none in the text.)"""
+    written = iter([tokenizer.special_tokens[rendering.text[start:end]] for start, end in rendering.marks])
+    return all(token_id in written for token_id in tokenizer.specials_in(ids))
 
 
-def _unused_markers(messages: object) -> tuple[str, str]:
-    used = set("".join(_texts(messages)))
-    unused = [character for character in NONCHARACTERS if character not in used]
-    if len(unused) < 2:
-        raise BadRequestError("messages hold special tokens and every Unicode noncharacter: they cannot be kept apart")
-    return unused[0], unused[1]
+def not_faithful() -> BadRequestError:
+    return BadRequestError("messages hold text that this model's tokenizer cannot tell from its control tokens")

@@ -4,16 +4,15 @@ it can stop or fill this process. Knows no tokens."""
 
 from __future__ import annotations
 
-import json
 import subprocess
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from twostroke.core.errors import BadRequestError, ModelError
 from twostroke.text import side_process
-from twostroke.text.side_process import ProcessEndedError, end_process, exchange
+from twostroke.text.side_process import Message, ProcessEndedError, end_process, exchange
 
 if TYPE_CHECKING:  # the tokenizers library is not needed to start a process early
     from twostroke.text.tokenizer import Tokenizer
@@ -24,6 +23,16 @@ MAX_MEMORY_BYTES = 512 * 2**20
 RENDER_LIMIT_S = 2.0
 START_LIMIT_S = 30.0
 """For the process to come up, which on a loaded machine is not the template's fault."""
+LONG_TEXT_CHARS = 64 * 1024
+"""A text this long goes to the template's process beside the JSON."""
+
+
+class Rendering(NamedTuple):
+    text: str
+    marks: Sequence[Sequence[int]]
+    """Begin and end of each control token in it that the template wrote."""
+    is_plain: bool
+    """Nothing else in it looks like a control token."""
 
 
 class ChatTemplate:
@@ -35,13 +44,16 @@ class ChatTemplate:
         bos_token: str | None = None,
         eos_token: str | None = None,
         started: subprocess.Popen[bytes] | None = None,
+        special_tokens: Iterable[str] = (),
     ) -> None:
-        """`started` is a process from `start_process`, which this template then owns."""
+        """`started` is a process from `start_process`, which this template then owns. `special_tokens` are looked for
+        in what is rendered."""
         if len(source) > MAX_TEMPLATE_CHARS:
             raise ModelError(f"the chat template has {len(source)} characters; at most {MAX_TEMPLATE_CHARS} are taken")
         self._source = source
         tokens = {"bos_token": bos_token, "eos_token": eos_token}
         self._tokens = {name: text for name, text in tokens.items() if text is not None}
+        self._special_tokens = sorted(special_tokens, key=len, reverse=True)
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._started = started
@@ -50,7 +62,8 @@ class ChatTemplate:
     def of(tokenizer: Tokenizer, started: subprocess.Popen[bytes] | None = None) -> ChatTemplate:
         if tokenizer.chat_template is None:
             raise BadRequestError("this model has no chat template, so it cannot chat; give it a plain prompt instead")
-        return ChatTemplate(tokenizer.chat_template, tokenizer.bos_token, tokenizer.eos_token, started)
+        tokens = tokenizer.bos_token, tokenizer.eos_token
+        return ChatTemplate(tokenizer.chat_template, *tokens, started, tokenizer.special_tokens)
 
     def render(
         self,
@@ -61,25 +74,39 @@ class ChatTemplate:
         **extra: Any,
     ) -> str:
         """`extra` reaches the template as variables of its own (`enable_thinking`, ...)."""
+        return self.render_tracked(messages, tools=tools, add_generation_prompt=add_generation_prompt, **extra).text
+
+    def render_tracked(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **extra: Any,
+    ) -> Rendering:
+        """The same, and which of the control tokens in it are the template's."""
         variables = {
-            **self._tokens,
             "documents": None,
             **extra,
             "messages": check_messages(messages),
             "tools": None if tools is None else list(tools),
             "add_generation_prompt": add_generation_prompt,
         }
+        own = {name: text for name, text in self._tokens.items() if name not in extra}
+        paths: list[list[str | int]] = []
+        texts: list[bytes] = []
         try:
-            line = json.dumps(variables).encode("ascii") + b"\n"
+            variables = _without_long_texts(variables, [], paths, texts)
+            request = Message({"variables": variables, "own": own, "paths": paths}, texts)
+            with self._lock:
+                reply = self._ask(request)
         except (TypeError, ValueError, RecursionError) as error:
             raise BadRequestError(f"messages, tools and template options must be plain JSON values: {error}") from None
-        with self._lock:
-            reply = self._ask(line)
-        if "refused" in reply:
-            raise BadRequestError(f"the model's chat template refused the messages: {reply['refused']}")
-        if "failed" in reply:
-            raise ModelError(f"the model's chat template failed: {reply['failed']}")
-        return str(reply["text"])
+        if "refused" in reply.fields:
+            raise BadRequestError(f"the model's chat template refused the messages: {reply.fields['refused']}")
+        if "failed" in reply.fields:
+            raise ModelError(f"the model's chat template failed: {reply.fields['failed']}")
+        return Rendering(reply.texts[0].decode("utf-8", "surrogatepass"), **reply.fields)
 
     def close(self) -> None:
         """End the template's process; a later render starts another."""
@@ -88,16 +115,16 @@ class ChatTemplate:
                 end_process(process)
         self._process = self._started = None
 
-    def _ask(self, line: bytes) -> dict[str, Any]:
+    def _ask(self, request: Message) -> Message:
         process = self._process
         if process is None or process.poll() is not None:
             process = self._process = self._set_up()
         try:
-            return exchange(process, line, RENDER_LIMIT_S)
+            return exchange(process, request, RENDER_LIMIT_S)
         except ProcessEndedError as ended:
             self.close()
             reason = f"it ran for {RENDER_LIMIT_S:g} s and was stopped" if ended.by_clock else "its process ended"
-            return {"failed": reason}
+            return Message({"failed": reason})
 
     def _set_up(self) -> subprocess.Popen[bytes]:
         process, self._started = self._started, None
@@ -105,9 +132,14 @@ class ChatTemplate:
         if process is None or process.poll() is not None:
             process = start_process()
         weakref.finalize(self, end_process, process)
-        limits = {"max_output_chars": MAX_OUTPUT_CHARS, "max_memory_bytes": MAX_MEMORY_BYTES}
+        setup = {
+            "source": self._source,
+            "special_tokens": self._special_tokens,
+            "max_output_chars": MAX_OUTPUT_CHARS,
+            "max_memory_bytes": MAX_MEMORY_BYTES,
+        }
         try:
-            exchange(process, json.dumps({"source": self._source, **limits}).encode("ascii") + b"\n", START_LIMIT_S)
+            exchange(process, Message(setup), START_LIMIT_S)
         except ProcessEndedError:
             end_process(process)
             raise ModelError("the process for the chat template did not start") from None
@@ -121,6 +153,19 @@ def start_process() -> subprocess.Popen[bytes]:
         return side_process.start_process("twostroke.text.template_worker")
     except OSError as error:
         raise ModelError(f"the process for the chat template could not be started: {error}") from None
+
+
+def _without_long_texts(value: Any, path: list[str | int], paths: list[list[str | int]], texts: list[bytes]) -> Any:
+    """The same, with nothing where a long text was; those are put, with where they belong, into the two lists."""
+    if isinstance(value, str) and len(value) >= LONG_TEXT_CHARS:
+        paths.append(path)
+        texts.append(value.encode("utf-8", "surrogatepass"))
+        return None
+    if isinstance(value, Mapping):
+        return {key: _without_long_texts(entry, [*path, key], paths, texts) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_without_long_texts(entry, [*path, index], paths, texts) for index, entry in enumerate(value)]
+    return value
 
 
 def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -3,7 +3,6 @@ too long: nothing that a stranger writes as a schema can hold up the server or t
 
 from __future__ import annotations
 
-import json
 import subprocess
 import threading
 from collections import OrderedDict
@@ -11,7 +10,7 @@ from collections import OrderedDict
 from twostroke.core.errors import BadRequestError, ModelError
 from twostroke.core.grammar import GrammarSpec
 from twostroke.text.grammar import Vocabulary, check_size
-from twostroke.text.side_process import ProcessEndedError, end_process, exchange, start_process
+from twostroke.text.side_process import Message, ProcessEndedError, end_process, exchange, start_process
 from twostroke.text.tokenizer import Tokenizer
 
 COMPILE_LIMIT_S = 1.0
@@ -63,9 +62,8 @@ class GrammarCheck:
     def _ask(self, spec: GrammarSpec) -> dict[str, str]:
         if self._process is None or self._process.poll() is not None:
             self._process = self._start()
-        line = json.dumps({"kind": spec.kind, "text": spec.text}).encode("ascii") + b"\n"
         try:
-            return exchange(self._process, line, COMPILE_LIMIT_S)
+            return exchange(self._process, Message({"kind": spec.kind, "text": spec.text}), COMPILE_LIMIT_S).fields
         except ProcessEndedError as ended:
             self.close()
             if ended.by_clock:
@@ -87,7 +85,7 @@ class GrammarCheck:
         except OSError as error:
             raise ModelError(f"the process for grammars could not be started: {error}") from None
         try:
-            exchange(process, json.dumps(setup).encode("ascii") + b"\n", START_LIMIT_S)
+            exchange(process, Message(setup), START_LIMIT_S)
         except ProcessEndedError:
             end_process(process)
             raise ModelError("the process for grammars did not start") from None

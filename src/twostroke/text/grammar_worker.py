@@ -1,17 +1,16 @@
 """Compiles grammars in a process of its own, to see whether they can be: a stranger's schema may take any time and
-memory. Reads JSON lines from stdin (first the vocabulary, then specs) and answers each with one. The parent,
+memory. Reads messages from stdin (first the vocabulary, then specs) and answers each with one. The parent,
 `grammar_check.py`, holds the clock."""
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import Any
 
 from twostroke.core.errors import BadRequestError
 from twostroke.core.grammar import GrammarSpec
 from twostroke.text.grammar import GrammarCompiler, Vocabulary
-from twostroke.text.side_process import limit_cpu_time, limit_memory
+from twostroke.text.side_process import Message, limit_cpu_time, limit_memory, read_message, write_message
 
 
 def answer(compiler: GrammarCompiler, spec: GrammarSpec) -> dict[str, Any]:
@@ -28,22 +27,21 @@ def answer(compiler: GrammarCompiler, spec: GrammarSpec) -> dict[str, Any]:
 
 def main() -> None:
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
-    line = requests.readline()
-    if not line:
+    first = read_message(requests)
+    if first is None:
         return  # started for nothing
-    setup = json.loads(line)
+    setup = first.fields
     limit_memory(setup["max_memory_bytes"])
     tokens = [bytes.fromhex(token) for token in setup["tokens"]]
     compiler = GrammarCompiler(Vocabulary(tokens, setup["special_ids"], setup["eos_ids"]))
     reply: dict[str, Any] = {"ready": True}
     while True:
-        answers.write(json.dumps(reply).encode() + b"\n")
-        answers.flush()
-        line = requests.readline()
-        if not line:
+        write_message(answers, Message(reply))
+        message = read_message(requests)
+        if message is None:
             return
         limit_cpu_time(setup["max_cpu_s"])
-        reply = answer(compiler, GrammarSpec(**json.loads(line)))
+        reply = answer(compiler, GrammarSpec(**message.fields))
 
 
 if __name__ == "__main__":

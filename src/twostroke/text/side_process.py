@@ -1,5 +1,5 @@
-"""A process beside this one for what strangers wrote (templates, schemas): it answers lines, and is ended when it takes
-too long. The parent's half, and the limits that such a process puts on itself."""
+"""A process beside this one for what strangers wrote (templates, schemas): it answers messages, and is ended when it
+takes too long. The parent's half, and the limits that such a process puts on itself."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import subprocess
 import sys
 import threading
 import time
-from typing import Any
+from collections.abc import Sequence
+from typing import IO, Any, NamedTuple
 
 _KEPT_ENVIRONMENT = ("PATH", "SYSTEMROOT", "TZ", "LANG", "LC_ALL", "LC_TIME", "LD_LIBRARY_PATH")
 """What the process is told of this one's environment: nothing secret."""
@@ -21,8 +22,35 @@ class ProcessEndedError(Exception):
         self.by_clock = by_clock
 
 
-def exchange(process: subprocess.Popen[bytes], line: bytes, limit_s: float) -> dict[str, Any]:
-    """Send a line, take one back; past the limit the process is killed, which ends the wait on every platform."""
+class Message(NamedTuple):
+    """A line of JSON, and texts that follow it as they are: writing a long text as JSON and reading it back would keep
+    Python's lock for as long as a token may take."""
+
+    fields: dict[str, Any]
+    texts: Sequence[bytes] = ()
+
+
+def write_message(stream: IO[bytes], message: Message) -> None:
+    sizes = {"text_bytes": [len(text) for text in message.texts]} if message.texts else {}
+    stream.write(json.dumps(message.fields | sizes).encode("ascii") + b"\n")
+    for text in message.texts:
+        stream.write(text)
+    stream.flush()
+
+
+def read_message(stream: IO[bytes]) -> Message | None:
+    """None where the other side has ended, if need be in the middle."""
+    line = stream.readline()
+    if not line.endswith(b"\n"):
+        return None
+    fields = json.loads(line)
+    sizes = fields.pop("text_bytes", ())
+    texts = [stream.read(size) for size in sizes]
+    return Message(fields, texts) if all(map(int.__eq__, map(len, texts), sizes)) else None
+
+
+def exchange(process: subprocess.Popen[bytes], message: Message, limit_s: float) -> Message:
+    """Send a message, take one back; past the limit the process is killed, which ends the wait on every platform."""
     assert process.stdin is not None and process.stdout is not None
     timed_out = threading.Event()
 
@@ -34,17 +62,15 @@ def exchange(process: subprocess.Popen[bytes], line: bytes, limit_s: float) -> d
     clock.daemon = True
     clock.start()
     try:
-        process.stdin.write(line)
-        process.stdin.flush()
-        reply = process.stdout.readline()
-    except (BrokenPipeError, OSError):
-        reply = b""
+        write_message(process.stdin, message)
+        reply = read_message(process.stdout)
+    except OSError:
+        reply = None
     finally:
         clock.cancel()
-    if not reply.endswith(b"\n"):
+    if reply is None:
         raise ProcessEndedError(timed_out.is_set())
-    value: dict[str, Any] = json.loads(reply)
-    return value
+    return reply
 
 
 def start_process(module: str) -> subprocess.Popen[bytes]:
@@ -80,7 +106,7 @@ def limit_memory(max_bytes: int) -> None:
 
 
 def limit_cpu_time(seconds: int) -> None:
-    """From now on; set anew for each line."""
+    """From now on; set anew for each message."""
     if sys.platform != "win32":
         import resource
 

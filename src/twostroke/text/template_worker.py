@@ -1,115 +1,103 @@
-"""Renders one chat template in a process of its own: the template comes with the model, from a stranger. Reads JSON
-lines from stdin (first the template, then requests) and answers each with one. The parent, `chat_template.py`, holds
-the clock and ends this process when a render takes too long; here are the sandbox and the limits on memory."""
+"""Renders one chat template in a process of its own: the template comes with the model, from a stranger. Reads requests
+from stdin (first the template) and answers each, as `side_process.py` has it. The parent, `chat_template.py`, holds
+the clock and ends this process when a render takes too long; here are the limits on memory and output."""
 
 from __future__ import annotations
 
-import json
+import re
 import sys
-from datetime import datetime
-from typing import Any, NoReturn
+from collections.abc import Sequence
+from itertools import zip_longest
+from typing import Any
 
 import jinja2
-from jinja2 import nodes
-from jinja2.ext import Extension
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from twostroke.text.side_process import limit_cpu_time, limit_memory
+from twostroke.text.side_process import Message, limit_cpu_time, limit_memory, read_message, write_message
+from twostroke.text.template_environment import RequestRefusedError, TemplateEnvironment
+from twostroke.text.template_text import joined, own_ranges, written
 
 MAX_CPU_S = 10  # a render; the parent's clock is shorter, this one is for when the parent is gone
+KNOWN_ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
+"""Words of the protocol, not of a user: templates make control tokens of them, as in `<|user|>`."""
 
 
-class RequestRefusedError(Exception):
-    """The template called `raise_exception`: these messages are not for it."""
+def variables_of(request: dict[str, Any], texts: Sequence[bytes]) -> dict[str, Any]:
+    """What the template is given. Texts of the model itself are as good as the template's."""
+    variables: dict[str, Any] = request["variables"]
+    for path, text in zip(request["paths"], texts, strict=True):
+        holder: Any = variables
+        for key in path[:-1]:
+            holder = holder[key]
+        holder[path[-1]] = text.decode("utf-8", "surrogatepass")
+    for message in variables["messages"]:
+        if message["role"] in KNOWN_ROLES:
+            message["role"] = written(message["role"])
+    return variables | {name: written(text) for name, text in request["own"].items()}
 
 
-class GenerationTag(Extension):
-    """`{% generation %}` marks what the model wrote, for training; rendering only needs what is inside."""
+class Renderer:
+    """One template, compiled when it is first needed: what is wrong with it is an answer, too."""
 
-    tags = {"generation"}  # noqa: RUF012
+    def __init__(self, setup: dict[str, Any]) -> None:
+        self._source = setup["source"]
+        self._max_output_chars = setup["max_output_chars"]
+        self._special = re.compile("|".join(map(re.escape, setup["special_tokens"])) or "(?!)")
+        self._compiled: jinja2.Template | None = None
 
-    def parse(self, parser: Parser) -> nodes.Node:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.Scope(body).set_lineno(line)
+    def render(self, variables: dict[str, Any]) -> str:
+        if self._compiled is None:
+            self._compiled = TemplateEnvironment().from_string(self._source)
+        parts: list[str] = []
+        total_chars = 0
+        for part in self._compiled.generate(**variables):
+            total_chars += len(part)
+            if total_chars > self._max_output_chars:
+                raise ValueError(f"its output is longer than {self._max_output_chars} characters")
+            parts.append(part)
+        return joined(parts)
 
-
-def _raise_exception(message: object) -> NoReturn:
-    raise RequestRefusedError(str(message))
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Unlike Jinja's own, no HTML escapes: models were trained on plain JSON."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _strftime_now(format: str) -> str:
-    return datetime.now().strftime(format)
-
-
-def make_environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, "jinja2.ext.loopcontrols"]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
-    del environment.globals["lipsum"]
-    return environment
+    def marks(self, text: str) -> tuple[list[tuple[int, int]], bool]:
+        """Where the template wrote control tokens, and whether nothing else looks like one."""
+        found = self._special.finditer
+        own = [match.span() for start, end in own_ranges(text) for match in found(text, start, end)]
+        all_found = (match.span() for match in found(text))
+        return own, all(mine == any_one for mine, any_one in zip_longest(own, all_found))
 
 
-def render(source: str, variables: dict[str, Any], max_output_chars: int, compiled: dict[str, jinja2.Template]) -> str:
-    if source not in compiled:
-        compiled[source] = make_environment().from_string(source)
-    parts: list[str] = []
-    total_chars = 0
-    for part in compiled[source].generate(**variables):
-        total_chars += len(part)
-        if total_chars > max_output_chars:
-            raise ValueError(f"its output is longer than {max_output_chars} characters")
-        parts.append(part)
-    return "".join(parts)
-
-
-def answer(setup: dict[str, Any], line: bytes, compiled: dict[str, jinja2.Template]) -> dict[str, str]:
-    """{"text"}, or {"refused"} when the request is at fault, or {"failed"} when the template is."""
+def answer(renderer: Renderer, message: Message) -> Message:
+    """The text and its marks, or {"refused"} when the request is at fault, or {"failed"} when the template is."""
     try:
-        return {"text": render(setup["source"], json.loads(line), setup["max_output_chars"], compiled)}
+        variables = variables_of(message.fields, message.texts)
+        text = renderer.render(variables)
+        marks, is_plain = renderer.marks(text)
+        return Message({"marks": marks, "is_plain": is_plain}, (text.encode("utf-8", "surrogatepass"),))
     except RequestRefusedError as error:
-        return {"refused": str(error)[:2000]}
+        return Message({"refused": str(error)[:2000]})
     except MemoryError:
-        return {"failed": "it needs too much memory"}
+        return Message({"failed": "it needs too much memory"})
     except RecursionError:
-        return {"failed": "it recurses too deeply"}
+        return Message({"failed": "it recurses too deeply"})
     except jinja2.TemplateSyntaxError as error:
-        return {"failed": f"line {error.lineno}: {error.message}"[:500]}
+        return Message({"failed": f"line {error.lineno}: {error.message}"[:500]})
     except Exception as error:  # whatever a stranger's template can raise
-        return {"failed": (str(error) or type(error).__name__)[:500]}
+        return Message({"failed": (str(error) or type(error).__name__)[:500]})
 
 
 def main() -> None:
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
-    line = requests.readline()
-    if not line:
+    first = read_message(requests)
+    if first is None:
         return  # started for nothing
-    setup = json.loads(line)
-    limit_memory(setup["max_memory_bytes"])
-    compiled: dict[str, jinja2.Template] = {}
-    reply: dict[str, Any] = {"ready": True}
+    limit_memory(first.fields["max_memory_bytes"])
+    renderer = Renderer(first.fields)
+    reply = Message({"ready": True})
     while True:
-        answers.write(json.dumps(reply).encode() + b"\n")
-        answers.flush()
-        line = requests.readline()
-        if not line:
+        write_message(answers, reply)
+        message = read_message(requests)
+        if message is None:
             return
         limit_cpu_time(MAX_CPU_S)
-        reply = answer(setup, line, compiled)
+        reply = answer(renderer, message)
 
 
 if __name__ == "__main__":

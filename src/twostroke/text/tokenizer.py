@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 
 from tokenizers import Tokenizer as Backend
 
 from twostroke.core.errors import BadRequestError
+from twostroke.text.fewest_tokens import FewestTokens
+from twostroke.text.guarded_tokens import GuardedTokens
 from twostroke.text.token_bytes import Spelling, piece_bytes
 
 
@@ -68,16 +70,25 @@ class Tokenizer:
             text.encode()
         except UnicodeEncodeError as error:
             raise BadRequestError(f"the text holds half of a surrogate pair at character {error.start}") from None
-        backend = self._backend if parse_special else self._plain_backend
-        ids: list[int] = backend.encode(text, add_special_tokens=False).ids
+        ids: list[int] = self.backend_of(is_guarded=not parse_special).encode(text, add_special_tokens=False).ids
+        if not parse_special:
+            ids = self.guarded.translate(ids)
         return [*self.prefix_ids, *ids, *self.suffix_ids] if add_special_tokens else ids
 
+    def backend_of(self, *, is_guarded: bool) -> Backend:
+        return self.guarded.backend if is_guarded else self._backend
+
     @cached_property
-    def _plain_backend(self) -> Backend:
-        """A copy that sees no special tokens; a switch on the one backend would not be safe between threads."""
-        backend = Backend.from_str(self._backend.to_str())
-        backend.encode_special_tokens = True  # the library's name for "encode them as text"
-        return backend
+    def guarded(self) -> GuardedTokens:
+        """Takes part of a second to make: a server does that before it takes requests."""
+        return GuardedTokens(self._backend, self.special_tokens)
+
+    @cached_property
+    def fewest(self) -> FewestTokens:
+        return FewestTokens(self._backend, len(self.prefix_ids) + len(self.suffix_ids), self.token_bytes)
+
+    def specials_in(self, ids: Sequence[int]) -> list[int]:
+        return [token_id for token_id in ids if token_id in self._special_ids]
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         """Bytes that are not UTF-8 become U+FFFD; ids outside the vocabulary (a padded embedding has such) nothing."""
