@@ -20,7 +20,7 @@ from twostroke.server.logprobs import CompletionLogprobsWriter, joined
 from twostroke.server.messages import Output, Progress, Ready
 from twostroke.server.openapi import JSON_OR_EVENTS
 from twostroke.server.phases import server_timing
-from twostroke.server.prompts import PromptEncoder
+from twostroke.server.prompts import PromptEncoder, Room
 from twostroke.server.sampling import check_lengths, completion_sampling
 from twostroke.server.schemas import CompletionBody
 from twostroke.server.service import Service, service_of
@@ -44,7 +44,7 @@ async def completions(body: CompletionBody, request: Request) -> Response:
     prompts = _prompts(body, service.settings.limits)
     encoder, grammar = service.encoder(), requested_grammar(body)
     async with service.admission.place(request, len(prompts)) as place:
-        ids = [await encoder.text(prompt) if isinstance(prompt, str) else tuple(prompt) for prompt in prompts]
+        ids = await _token_ids(encoder, prompts, facts)
         check_lengths(ids, sampling, facts, "prompt")
         sampling = await service.constrained(sampling, grammar)
         echoes = None
@@ -83,6 +83,14 @@ def _prompts(body: CompletionBody, limits: Limits) -> list[str | list[int]]:
             "prompt",
         )
     return prompts
+
+
+async def _token_ids(encoder: PromptEncoder, prompts: list[str | list[int]], facts: Ready) -> list[tuple[int, ...]]:
+    """Prompts are all texts or all token ids."""
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    if not texts:
+        return [tuple(prompt) for prompt in prompts if isinstance(prompt, list)]
+    return [tuple(ids) for ids in await encoder.texts(texts, room=Room(facts.max_context, "prompt"))]
 
 
 class Echo:

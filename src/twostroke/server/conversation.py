@@ -11,6 +11,7 @@ from twostroke.core.sampling_params import SamplingParams
 from twostroke.server.errors import bad_request
 from twostroke.server.messages import Ready
 from twostroke.server.parsing import AnswerParser
+from twostroke.server.prompts import Room
 from twostroke.server.sampling import check_lengths
 from twostroke.server.service import Service
 from twostroke.server.structured import Named
@@ -64,7 +65,7 @@ async def prepare(
     if grammar is not None and tools.grammar is not None:
         raise bad_request(f"{grammar[0]} cannot be given where a tool call is required", grammar[0])
     encoder, facts = service.encoder(), service.facts()
-    prompt = tuple(await chat_tokens(service, messages, tools, options))
+    prompt = tuple(await chat_tokens(service, messages, tools, options, Room(facts.max_context, param)))
     if limit is None:
         sampling = fitted(sampling, prompt, facts)
     check_lengths([prompt], sampling, facts, param, limit or "max_tokens")
@@ -85,11 +86,12 @@ async def chat_tokens(
     messages: list[dict[str, Any]],
     tools: ToolRequest,
     options: Mapping[str, Any] | None,
+    room: Room | None = None,
 ) -> Sequence[int]:
     """A conversation as the model reads it, to be answered or only to be counted."""
     encoder = service.encoder()
     messages = told_of_tools(messages, tools.tools, encoder.tokenizer)
-    return await encoder.chat(messages, tools=tools.tools or None, options=options)
+    return await encoder.chat(messages, tools=tools.tools or None, options=options, room=room)
 
 
 def _thought(service: Service, prompt: tuple[int, ...]) -> str | None:

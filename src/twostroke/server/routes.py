@@ -11,12 +11,14 @@ from starlette.responses import JSONResponse, Response
 
 from twostroke import __version__
 from twostroke.server.bodies import CheckedRoute
-from twostroke.server.chat import template_messages
+from twostroke.server.chat import template_messages, template_options
+from twostroke.server.conversation import chat_tokens
 from twostroke.server.errors import bad_request
 from twostroke.server.metrics import CONTENT_TYPE
 from twostroke.server.openapi import ERRORS
-from twostroke.server.schemas import DetokenizeBody, TokenizeBody
+from twostroke.server.schemas import ChatBody, DetokenizeBody, TokenizeBody
 from twostroke.server.service import Service, service_of
+from twostroke.server.tools import tool_request
 
 router = APIRouter(responses=ERRORS, route_class=CheckedRoute)
 
@@ -64,14 +66,25 @@ async def tokenize(body: TokenizeBody, request: Request) -> Response:
     service.check_model(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise bad_request("give either prompt or messages", "prompt")
-    encoder = service.encoder()
-    messages = None if body.messages is None else template_messages(body.messages, service.settings.limits)
+    encoder, max_context = service.encoder(), service.facts().max_context
+    tools = tool_request(_as_chat(body), service.tool_format, encoder.tokenizer)
+    options = template_options(body.chat_template_kwargs) | {"add_generation_prompt": body.add_generation_prompt}
+    messages = template_messages(body.messages or [], service.settings.limits)
     async with service.admission.place(request):  # it takes of the same threads as prompts that are to be answered
-        if messages is not None:
-            tokens = await encoder.chat(messages)
+        if body.messages is not None:
+            tokens = await chat_tokens(service, messages, tools, options)
         else:
             tokens = await encoder.text(body.prompt or "", add_special_tokens=body.add_special_tokens)
-    return _json({"tokens": tokens, "count": len(tokens), "max_model_len": service.facts().max_context})
+        texts = await encoder.token_texts(tokens) if body.return_token_strs else b"null"
+        written = await encoder.as_json(tokens)
+    reply = b'{"count":%d,"max_model_len":%d,"tokens":%b,"token_strs":%b}' % (len(tokens), max_context, written, texts)
+    return Response(reply, media_type="application/json")
+
+
+def _as_chat(body: TokenizeBody) -> ChatBody:
+    """What of it chat would read, already checked."""
+    fields = {name: getattr(body, name) for name in ("tools", "tool_choice", "parallel_tool_calls")}
+    return ChatBody.model_construct(messages=body.messages or [], **fields)
 
 
 @router.post("/detokenize")
@@ -79,9 +92,9 @@ async def detokenize(body: DetokenizeBody, request: Request) -> Response:
     service = service_of(request)
     service.check_model(body.model)
     facts = service.facts()
-    if (token_id := max(body.tokens, default=0)) >= facts.vocab_size:
+    if (highest := max(body.tokens, default=0)) >= facts.vocab_size:
         raise bad_request(
-            f"tokens holds the token id {token_id}; this model's ids run from 0 to {facts.vocab_size - 1}", "tokens"
+            f"tokens holds the token id {highest}; this model's ids run from 0 to {facts.vocab_size - 1}", "tokens"
         )
     async with service.admission.place(request):
         text = await service.encoder().decode(body.tokens, skip_special_tokens=body.skip_special_tokens)

@@ -153,7 +153,7 @@ async def _start(engine: EngineSettings, service: Service, on_ready: Callable[[R
     ready = asyncio.create_task(service.client.start())
     try:
         tokenizer = await asyncio.to_thread(read_tokenizer, engine.model)
-        service.read_answers_of(tokenizer)
+        await asyncio.to_thread(service.read_answers_of, tokenizer)
         service.warm_up()
         facts = await ready
     except TwostrokeError:

@@ -95,12 +95,7 @@ def check_lengths(
         if not prompt:
             raise bad_request(f"{param} is empty: at least one token is needed", param)
         if len(prompt) >= facts.max_context:
-            raise bad_request(
-                f"the prompt has {len(prompt)} tokens, and the context is {facts.max_context} tokens, "
-                "of which one at least is for the answer",
-                param,
-                "context_length_exceeded",
-            )
+            raise beyond_context(str(len(prompt)), facts.max_context, param)
         wanted = sampling.max_tokens
         if wanted is not None and len(prompt) + wanted > facts.max_context:
             raise bad_request(
@@ -114,6 +109,15 @@ def check_lengths(
                 f"{param} holds the token id {max(prompt)}; this model's ids run from 0 to {facts.vocab_size - 1}",
                 param,
             )
+
+
+def beyond_context(num_tokens: str, max_context: int, param: str) -> ApiError:
+    return bad_request(
+        f"the prompt has {num_tokens} tokens, and the context is {max_context} tokens, "
+        "of which one at least is for the answer",
+        param,
+        "context_length_exceeded",
+    )
 
 
 def _logit_bias(bias: dict[str, float] | None, limits: Limits) -> dict[int, float]:

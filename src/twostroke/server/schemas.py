@@ -198,12 +198,18 @@ class ResponsesBody(DrawingBody):
 
 
 class TokenizeBody(Body):
-    """Either `prompt` or `messages`."""
+    """Either `prompt` or `messages`, and with these whatever chat takes that changes the prompt."""
 
     model: Text | None = Field(None, max_length=512)
     prompt: Text | None = None
     messages: Few[ChatMessage] | None = None
-    add_special_tokens: bool = True
+    tools: Few[Table[Any]] | None = None
+    tool_choice: Text | Table[Any] | None = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: Table[Any] | None = Field(None, description="Variables for the model's chat template.")
+    add_generation_prompt: bool = Field(True, description="Of a chat: the beginning of the answer, too.")
+    add_special_tokens: bool = Field(True, description="Of a prompt: with what the tokenizer puts around it.")
+    return_token_strs: bool | None = Field(None, description="The tokens as texts, too.")
 
 
 class DetokenizeBody(Body):

@@ -25,7 +25,7 @@ class ChatEncoder:
         self._tokenizer = tokenizer
         self._template = ChatTemplate.of(tokenizer, template_process)
 
-    def encode(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
+    def encode(self, messages: Sequence[Mapping[str, Any]], /, **options: Any) -> list[int]:
         """`options` are those of `ChatTemplate.render`."""
         rendering = self.render(messages, **options)
         for text, is_guarded in spellings(rendering, self._tokenizer):
@@ -34,7 +34,7 @@ class ChatEncoder:
                 return ids
         raise not_faithful()
 
-    def render(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> Rendering:
+    def render(self, messages: Sequence[Mapping[str, Any]], /, **options: Any) -> Rendering:
         return self._template.render_tracked(messages, **options)
 
     def close(self) -> None:

@@ -10,27 +10,24 @@ from typing import Any
 
 from tokenizers import Tokenizer as Backend
 
-from twostroke.core.errors import ModelError
-
 NONCHARACTER = "\ufdd0"
 """A code point that Unicode reserves for a program's own use: no vocabulary has it, and no normaliser changes it."""
 
 
 class GuardedTokens:
-    def __init__(self, backend: Backend, special_tokens: Mapping[str, int]) -> None:
+    def __init__(self, serialised: str, special_tokens: Mapping[str, int]) -> None:
+        """Of a tokenizer as `tokenizer.json` has it."""
         secret = secrets.token_hex(16)
         marks = [f"{NONCHARACTER}{secret}.{number}{NONCHARACTER}" for number in range(len(special_tokens))]
         self._names = dict(zip(special_tokens, marks, strict=True))
-        self.serialised = _renamed(backend.to_str(), self._names)
+        data = json.loads(serialised)
+        added = {token["content"]: token["id"] for token in data["added_tokens"]}
+        _rename(data, self._names)
+        self.serialised = json.dumps(data)
         self.backend = Backend.from_str(self.serialised)
-        self.ids: dict[int, int] = {}
+        copied = {self.backend.token_to_id(self._names.get(text, text)): token_id for text, token_id in added.items()}
+        self._ids = {copy_id: token_id for copy_id, token_id in copied.items() if copy_id != token_id}
         """Of tokens whose id is another in the copy; there are none but in odd vocabularies."""
-        for text, token_id in special_tokens.items():
-            copied = self.backend.token_to_id(self._names[text])
-            if copied is None:
-                raise ModelError(f"the control token {text!r:.60} cannot be told from text")
-            if copied != token_id:
-                self.ids[copied] = token_id
 
     def spell(self, text: str, marks: Sequence[Sequence[int]]) -> str:
         """The text in this copy's spelling: of what looks like a control token, only what lies at `marks` is one."""
@@ -41,19 +38,21 @@ class GuardedTokens:
             start = end
         return "".join((*pieces, text[start:]))
 
-    def translate(self, ids: list[int]) -> list[int]:
-        return [self.ids.get(token_id, token_id) for token_id in ids] if self.ids else ids
+    def translate(self, ids: Sequence[int]) -> Sequence[int]:
+        """The tokenizer's own ids of what the copy gave."""
+        return [self._ids.get(token_id, token_id) for token_id in ids] if self._ids else ids
 
 
-def _renamed(serialised: str, names: Mapping[str, str]) -> str:
-    """Added tokens and vocabulary alike: ids stay, and no piece of the vocabulary is a control token by chance."""
-    data = json.loads(serialised)
+def _rename(data: dict[str, Any], names: Mapping[str, str]) -> None:
+    """Added tokens and vocabulary alike: ids stay, and no piece of the vocabulary is a control token by chance. A piece
+    that others are merged from, or are merged to, keeps its name."""
     data["post_processor"] = None  # frames a text with control tokens by their names; that is not done here
     for token in data["added_tokens"]:
         if token["special"]:
             token["content"] = names[token["content"]]
     model = data["model"]
-    merged = {"".join(pair.split(" ", 1) if isinstance(pair, str) else pair) for pair in model.get("merges") or ()}
+    pairs = [pair.split(" ", 1) if isinstance(pair, str) else pair for pair in model.get("merges") or ()]
+    merged = {piece for left, right in pairs for piece in (left, right, left + right)}
 
     def name(piece: str) -> str:
         return piece if piece in merged else names.get(piece, piece)
@@ -65,4 +64,3 @@ def _renamed(serialised: str, names: Mapping[str, str]) -> str:
         model["vocab"] = [[name(piece), score] for piece, score in vocabulary]
     if isinstance(model.get("unk_token"), str):
         model["unk_token"] = name(model["unk_token"])
-    return json.dumps(data)

@@ -49,7 +49,7 @@ class Renderer:
             self._compiled = TemplateEnvironment().from_string(self._source)
         parts: list[str] = []
         total_chars = 0
-        for part in self._compiled.generate(**variables):
+        for part in self._compiled.generate(variables):
             total_chars += len(part)
             if total_chars > self._max_output_chars:
                 raise ValueError(f"its output is longer than {self._max_output_chars} characters")

@@ -64,16 +64,22 @@ class Tokenizer:
         """With `parse_special=False`, `<|im_start|>` and its like in the text are plain characters: the guard against
         users who write control tokens. A rendered chat template already holds its BOS, so pass
         `add_special_tokens=False` with one."""
-        if not isinstance(text, str):
-            raise BadRequestError(f"the text to encode must be a string, not {type(text).__name__}")
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise BadRequestError(f"the text holds half of a surrogate pair at character {error.start}") from None
-        ids: list[int] = self.backend_of(is_guarded=not parse_special).encode(text, add_special_tokens=False).ids
+        utf8_of(text)
+        ids: Sequence[int] = self.backend_of(is_guarded=not parse_special).encode(text, add_special_tokens=False).ids
         if not parse_special:
             ids = self.guarded.translate(ids)
-        return [*self.prefix_ids, *ids, *self.suffix_ids] if add_special_tokens else ids
+        return [*self.prefix_ids, *ids, *self.suffix_ids] if add_special_tokens else list(ids)
+
+    def encode_unlocked(
+        self, text: str, *, is_guarded: bool = False, max_tokens: int | None = None
+    ) -> tuple[int, Sequence[int]]:
+        """How many tokens a text is, unframed, and their ids, which are left out where they are more than `max_tokens`.
+        Other threads run meanwhile: the library keeps Python's lock for a single text, and lets it go for a batch."""
+        utf8_of(text)
+        encoding = self.backend_of(is_guarded=is_guarded).encode_batch_fast([text], add_special_tokens=False)[0]
+        if max_tokens is not None and len(encoding) > max_tokens:
+            return len(encoding), []
+        return len(encoding), self.guarded.translate(encoding.ids) if is_guarded else encoding.ids
 
     def backend_of(self, *, is_guarded: bool) -> Backend:
         return self.guarded.backend if is_guarded else self._backend
@@ -81,7 +87,12 @@ class Tokenizer:
     @cached_property
     def guarded(self) -> GuardedTokens:
         """Takes part of a second to make: a server does that before it takes requests."""
-        return GuardedTokens(self._backend, self.special_tokens)
+        return GuardedTokens(self.serialised, self.special_tokens)
+
+    @cached_property
+    def serialised(self) -> str:
+        """As `tokenizer.json` has it."""
+        return self._backend.to_str()
 
     @cached_property
     def fewest(self) -> FewestTokens:
@@ -119,3 +130,12 @@ class Tokenizer:
 
     def is_special(self, token_id: int) -> bool:
         return token_id in self._special_ids
+
+
+def utf8_of(text: str) -> bytes:
+    if not isinstance(text, str):
+        raise BadRequestError(f"the text to encode must be a string, not {type(text).__name__}")
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise BadRequestError(f"the text holds half of a surrogate pair at character {error.start}") from None
