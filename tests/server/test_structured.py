@@ -99,6 +99,10 @@ def test_extensions(server: RunningServer, fields: dict[str, object], pattern: s
         ({"structured_outputs": {}}, "structured_outputs"),
         ({"structured_outputs": {"regex": "(a"}}, "structured_outputs.regex"),
         ({"guided_grammar": "start: b"}, "guided_grammar"),
+        ({"guided_grammar": 'start: "a" start'}, "guided_grammar"),
+        ({"guided_grammar": "start: /((a{1,100}){1,100}){1,100}/"}, "guided_grammar"),
+        ({"guided_regex": "((a{1,100}){1,100}){1,100}"}, "guided_regex"),
+        ({"structured_outputs": {"grammar": "start: start"}}, "structured_outputs.grammar"),
         ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_choice"),
         ({"guided_choice": []}, "guided_choice"),
         ({"guided_regex": "a", "ignore_eos": True}, "guided_regex"),
@@ -139,3 +143,24 @@ def test_a_bomb_is_answered_soon_and_the_server_lives(server: RunningServer, nam
     assert time.monotonic() - began_s < 6.0
     assert ask(server, max_tokens=4, guided_choice=["a"]).json()["choices"][0]["message"]["content"] == "a"
     assert server.get("/health").status_code == 200
+
+
+FOLLOWED_FOR_A_WHILE = {"guided_regex": "(a|b){60}c{99999999}", "max_tokens": 100}
+"""What it asks for behind the first part goes beyond the matcher's limits."""
+
+
+def test_a_grammar_that_fails_late_is_the_requests_own_fault(server: RunningServer) -> None:
+    answer = ask(server, **FOLLOWED_FOR_A_WHILE)
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert error["type"] == "invalid_request_error" and error["code"] == "grammar_error"
+    assert "too many states" in error["message"]
+    assert ask(server, max_tokens=4, guided_choice=["a"]).status_code == 200
+
+
+def test_a_stream_whose_grammar_fails_late_ends_with_an_error_that_says_so(server: RunningServer) -> None:
+    # The same grammar again: what one answer met is not held against the next.
+    lines = ask(server, stream=True, **FOLLOWED_FOR_A_WHILE).text.split("\n\n")
+    events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+    assert "choices" in events[0]
+    assert events[-1]["error"]["type"] == "invalid_request_error" and events[-1]["error"]["code"] == "grammar_error"

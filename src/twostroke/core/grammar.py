@@ -30,8 +30,19 @@ class GrammarSpec:
             raise BadRequestError(f"a grammar must be text, not {type(self.text).__name__}")
 
 
+STUCK = "the answer's grammar could not be followed further"
+
+
 class GrammarStuckError(Exception):
     """The matcher cannot go on: its limits are reached. Only the answer it watches over ends."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"{STUCK}: {reason}")
+
+
+def is_grammar_fault(error: str) -> bool:
+    """Whether an answer ended because of its grammar, which came with the request: another try would end there, too."""
+    return error.startswith(STUCK)
 
 
 class TokenMatcher(Protocol):

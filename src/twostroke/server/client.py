@@ -18,7 +18,7 @@ from twostroke.core.errors import BackendError, BadRequestError
 from twostroke.core.sampling_params import SamplingParams
 from twostroke.core.sequence import FinishReason
 from twostroke.server import messages as m
-from twostroke.server.errors import ApiError, engine_unavailable, server_stopped
+from twostroke.server.errors import ApiError, engine_unavailable, failed_answer, server_stopped
 from twostroke.server.heartbeat import HeartWatch
 from twostroke.server.inbox import Inbox
 from twostroke.server.log import log
@@ -270,7 +270,7 @@ class EngineClient:
             if inbox is None:
                 continue
             if output.finish_reason is FinishReason.ERROR:
-                inbox.fail(ApiError(500, output.error or "the request failed", code="engine_error"))
+                inbox.fail(failed_answer(output.error or "the request failed"))
             inbox.push(output)
             told[inbox] = None
             if output.finish_reason is not None and output.request_id not in inbox.unfinished:

@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from twostroke.core.grammar import is_grammar_fault
 from twostroke.server.log import log
 
 REQUEST_ID_SCOPE = "twostroke.request_id"
@@ -109,6 +110,14 @@ def named_as(names: Mapping[str, str]) -> Iterator[None]:
 
 def engine_unavailable(reason: str, retry_after_s: int = 1) -> ApiError:
     return ApiError(503, reason, code="engine_unavailable", headers={"Retry-After": str(retry_after_s)})
+
+
+def failed_answer(reason: str) -> ApiError:
+    """An answer that the engine could not go on with: for its grammar's sake, which is the request's own fault and
+    would be met again, or for another."""
+    if is_grammar_fault(reason):
+        return bad_request(reason, code="grammar_error")
+    return ApiError(500, reason, code="engine_error")
 
 
 def server_stopping() -> ApiError:

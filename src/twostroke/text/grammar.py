@@ -26,6 +26,8 @@ MAX_SCHEMA_DEPTH = 64
 MAX_CHOICES = 4096
 MAX_LEXER_STATES = 50_000
 """Of 1 to 2 kB each: what following one grammar may come to hold. Its work a token is limited by the library."""
+NUM_TRIED_TOKENS = 8
+"""Of an answer, when a grammar is tried out."""
 NUM_KEPT = 128
 """Compiled grammars, the latest used."""
 
@@ -142,7 +144,7 @@ class GrammarCompiler:
     def matcher(self, spec: GrammarSpec) -> TokenMatcher:
         compiled = self._find(spec)
         with self._lock:
-            found = GrammarMatcher(compiled.start.deep_copy(), self._end_mask)
+            found = GrammarMatcher(compiled.start.deep_copy(), self._end_mask, partial(self._forget, spec))
             if spec.thought == "none":
                 return found
             if self._thoughts is None:
@@ -160,14 +162,42 @@ class GrammarCompiler:
                 self._latest.popitem(last=False)
         return found
 
+    def _forget(self, spec: GrammarSpec) -> None:
+        """Copies share what they have found out of the text so far, limits and all: once one is stuck, each is."""
+        spec = replace(spec, thought="none")
+        with self._lock:
+            self._compiled.pop(spec, None)
+            self._latest.pop(spec, None)
+
     def _compile(self, spec: GrammarSpec) -> CompiledGrammar:
         """The library lets other threads run meanwhile."""
         check_size(spec)
-        start = self._library.LLMatcher(self._tokenizer, self._source(spec), log_level=0, limits=self._limits)
-        start.compute_bitmask()  # some limits are only met here
+        try:
+            start = self._library.LLMatcher(self._tokenizer, self._source(spec), log_level=0, limits=self._limits)
+            start.compute_bitmask()  # some limits are only met here
+        except Exception as error:  # whatever a stranger's grammar can bring about in the library
+            raise BadRequestError(f"it cannot be followed: {_first_line(str(error))}") from None
         if start.is_error():
             raise BadRequestError(f"it cannot be followed: {_first_line(start.get_error())}")
         return CompiledGrammar(start)
+
+    def try_out(self, spec: GrammarSpec) -> None:
+        """Compile it, and write the first tokens of two answers: one always takes the first token that is allowed, the
+        other the last, and none ends if it need not. Much is only found out when a grammar is followed."""
+        start = self._find(spec).start
+        end = int.from_bytes(self._end_mask, "little")
+        for takes_first in (True, False):
+            matcher = start.deep_copy()
+            for _ in range(NUM_TRIED_TOKENS):
+                if matcher.is_stopped():
+                    break
+                allowed = int.from_bytes(matcher.compute_bitmask(), "little") & ~end
+                if matcher.is_error() or not allowed:
+                    break
+                lowest = allowed & -allowed
+                matcher.consume_token((lowest if takes_first else allowed).bit_length() - 1)
+            if matcher.is_error():
+                raise BadRequestError(f"it cannot be followed: {_first_line(matcher.get_error())}")
 
     def _source(self, spec: GrammarSpec) -> str:
         matcher = self._library.LLMatcher
@@ -182,18 +212,18 @@ class GrammarCompiler:
 
 
 class GrammarMatcher:
-    def __init__(self, matcher: LLMatcher, end_mask: bytes) -> None:
+    def __init__(self, matcher: LLMatcher, end_mask: bytes, on_stuck: Callable[[], None] = lambda: None) -> None:
         self._matcher = matcher
         self._end_mask = end_mask
+        self._on_stuck = on_stuck
 
     def allowed(self) -> bytes:
         if self._matcher.is_stopped() and not self._matcher.is_error():
             return self._end_mask
         mask = self._matcher.compute_bitmask()
         if self._matcher.is_error():
-            raise GrammarStuckError(
-                f"the answer's grammar could not be followed further: {_first_line(self._matcher.get_error())}"
-            )
+            self._on_stuck()
+            raise GrammarStuckError(_first_line(self._matcher.get_error()))
         return mask
 
     def advance(self, token_id: int) -> None:
@@ -288,5 +318,13 @@ def _depth(value: object) -> int:
 
 def _first_line(message: str) -> str:
     """The library's messages go on to draw where in the grammar; the first lines say what."""
+    for mark in ("<non-verbose/>", "<state>"):
+        message = message.partition(mark)[0]
     lines = [line.strip() for line in message.splitlines() if line.strip()]
-    return " ".join(lines[:4])[:300] or "the library does not say why"
+    reason = " ".join(lines[:4])[:300].strip() or "the library does not say why"
+    meaning = next((words for code, words in _MEANINGS.items() if code in reason), None)
+    return reason if meaning is None else f"{meaning} ({reason})"
+
+
+_MEANINGS = {"NoExtensionBias": "no text can match it", "ff_tokens": "what it prescribes never ends"}
+"""What some of the library's codes say."""

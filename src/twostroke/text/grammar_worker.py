@@ -15,7 +15,7 @@ from twostroke.text.side_process import Message, limit_cpu_time, limit_memory, r
 
 def answer(compiler: GrammarCompiler, spec: GrammarSpec) -> dict[str, Any]:
     try:
-        compiler.check(spec)
+        compiler.try_out(spec)
     except BadRequestError as error:
         return {"refused": str(error)}
     except MemoryError:

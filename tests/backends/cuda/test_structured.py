@@ -14,7 +14,7 @@ from tests.backends.cuda.letters import CODE, EOS, JSON, SCHEMA, grammars, held,
 from tests.models.tiny_checkpoints import make_tiny
 
 from twostroke.backends.cuda.results import CudaTicket
-from twostroke.core.grammar import GrammarSpec, GrammarStuckError, TokenMatcher
+from twostroke.core.grammar import STUCK, GrammarSpec, GrammarStuckError, TokenMatcher
 from twostroke.core.step import PrefillChunk, RowJoin, Step, StepResult
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.loading import load_checkpoint
@@ -153,7 +153,7 @@ def test_a_matcher_that_gives_up_ends_its_answer_alone(
     requests = [held("stuck", CODE, [7, 8], max_tokens=12), request("free", [9], max_tokens=8)]
     ours, theirs = play_both(llama, requests, device, SIZES, grammars=GivesUp(compiler, after))
     assert ours == theirs
-    assert ours.ends == {"stuck": ("error", "the limit is reached"), "free": ("length", None)}
+    assert ours.ends == {"stuck": ("error", f"{STUCK}: the limit is reached"), "free": ("length", None)}
     assert len(ours.tokens["stuck"]) == after
 
 
