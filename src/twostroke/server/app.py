@@ -19,6 +19,7 @@ from twostroke.server import (
     ollama_models,
     responses,
     routes,
+    tokenizer_info,
 )
 from twostroke.server.access_log import AccessLog
 from twostroke.server.guard import Guard
@@ -40,7 +41,8 @@ def create_app(service: Service) -> ASGIApp:
     app.add_exception_handler(HTTPException, errors.on_http_error)
     app.add_exception_handler(RequestValidationError, errors.on_invalid_body)
     app.add_exception_handler(Exception, errors.on_bug)
-    for module in (chat, completions, responses, anthropic_messages, ollama_answers, ollama_models, routes, explaining):
+    apis = (chat, completions, responses, anthropic_messages, ollama_answers, ollama_models)
+    for module in (*apis, routes, explaining, tokenizer_info):
         app.include_router(module.router)
     service.warm_up = app.openapi  # it keeps what it made
     # Behind the guard: who is not let in leaves no trace.

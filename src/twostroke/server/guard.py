@@ -29,7 +29,7 @@ KNOWN_ROUTES = frozenset(
         *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/models", "/tokenize", "/detokenize"),
         *("/v1/messages", "/v1/messages/count_tokens", "/api/chat", "/api/generate", "/api/tags", "/api/show"),
         *("/api/ps", "/api/version", "/api/embed", "/api/embeddings"),
-        *("/health", "/ready", "/metrics", "/version", "/v1/twostroke/top"),
+        *("/health", "/ready", "/metrics", "/version", "/v1/twostroke/top", "/tokenizer_info"),
     }
 )
 

@@ -60,6 +60,26 @@ class Tokenizer:
     def eos_token(self) -> str | None:
         return None if self.eos_token_id is None else self._backend.id_to_token(self.eos_token_id)
 
+    @property
+    def unknown_token(self) -> str | None:
+        token = getattr(self._backend.model, "unk_token", None)
+        return token if isinstance(token, str) else None
+
+    @cached_property
+    def added_tokens(self) -> dict[int, dict[str, str | bool]]:
+        """Texts that are always one token, by id, as a `tokenizer_config.json` has them."""
+        return {
+            token_id: {
+                "content": token.content,
+                "lstrip": token.lstrip,
+                "normalized": token.normalized,
+                "rstrip": token.rstrip,
+                "single_word": token.single_word,
+                "special": token.special,
+            }
+            for token_id, token in self._backend.get_added_tokens_decoder().items()
+        }
+
     def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
         """With `parse_special=False`, `<|im_start|>` and its like in the text are plain characters: the guard against
         users who write control tokens. A rendered chat template already holds its BOS, so pass

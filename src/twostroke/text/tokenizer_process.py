@@ -39,7 +39,7 @@ class TokenizerProcess:
                     process = self._start()
                 reply = exchange(process, request, ENCODE_LIMIT_S)
             except ProcessEndedError as ended:
-                self.stop()
+                self.close()  # and wait for its end, so that the next text does not meet it
                 reason = "time" if ended.by_clock else "time or memory"
                 num_bytes = sum(map(len, texts))
                 raise BadRequestError(f"a text of {num_bytes} bytes takes too much {reason} to be read here") from None
