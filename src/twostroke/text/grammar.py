@@ -265,6 +265,7 @@ class LazyGrammars:
         """What the first grammar would wait for, most of a second: the library, the vocabulary, a JSON object."""
         with suppress(BadRequestError):  # without the library, or an end-of-text token, none will be asked for
             self._get().check(GrammarSpec("json_schema", '{"type": "object"}'))
+            self._tokenizer.encode("{", parse_special=False)
 
     def _get(self) -> GrammarCompiler:
         with self._lock:
