@@ -21,6 +21,8 @@ MAX_TEMPLATE_CHARS = 512 * 1024
 MAX_OUTPUT_CHARS = 32 * 2**20
 MAX_MEMORY_BYTES = 512 * 2**20
 RENDER_LIMIT_S = 2.0
+LONG_TEXT_BYTES_A_S = 4 * 2**20
+"""Long texts are given time on top: a render copies them a few times over."""
 START_LIMIT_S = 30.0
 """For the process to come up, which on a loaded machine is not the template's fault."""
 LONG_TEXT_CHARS = 64 * 1024
@@ -121,11 +123,12 @@ class ChatTemplate:
         process = self._process
         if process is None or process.poll() is not None:
             process = self._process = self._set_up()
+        limit_s = RENDER_LIMIT_S + sum(map(len, request.texts)) / LONG_TEXT_BYTES_A_S
         try:
-            return exchange(process, request, RENDER_LIMIT_S)
+            return exchange(process, request, limit_s)
         except ProcessEndedError as ended:
             self.close()
-            reason = f"it ran for {RENDER_LIMIT_S:g} s and was stopped" if ended.by_clock else "its process ended"
+            reason = f"it ran for {limit_s:.2g} s and was stopped" if ended.by_clock else "its process ended"
             return Message({"failed": reason})
 
     def _set_up(self) -> subprocess.Popen[bytes]:
