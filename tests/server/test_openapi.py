@@ -34,6 +34,7 @@ ROUTES = [
     ("GET", "/ready"),
     ("GET", "/metrics"),
     ("GET", "/version"),
+    ("GET", "/tokenizer_info"),
 ]
 
 

@@ -167,6 +167,7 @@ QUESTION = [{"role": "user", "content": "Is it raining in Oslo?"}]
         {"messages": CALLED, "tools": TOOLS},
         {"messages": CALLED},
         {"messages": QUESTION, "chat_template_kwargs": {"enable_thinking": False, "self": 1}},
+        {"messages": QUESTION, "chat_template_kwargs": {"add_generation_prompt": False}},
     ],
 )
 def test_tokenize_counts_what_chat_reads(server: RunningServer, body: dict[str, Any]) -> None:

@@ -90,7 +90,7 @@ async def chat_tokens(
 ) -> Sequence[int]:
     """A conversation as the model reads it, to be answered or only to be counted."""
     encoder = service.encoder()
-    messages = told_of_tools(messages, tools.tools, encoder.tokenizer)
+    messages = await encoder.beside(lambda: told_of_tools(messages, tools.tools, encoder.tokenizer))
     return await encoder.chat(messages, tools=tools.tools or None, options=options, room=room)
 
 

@@ -62,12 +62,12 @@ class PromptEncoder:
         """Without `room` however many tokens there are, as a `Sequence`; with it a tuple that may go to the engine."""
         if self.tokenizer.chat_template is None:
             raise bad_request("this model has no chat template, so it cannot chat: use /v1/completions", "messages")
-        rendering = await self._run(lambda: self._render(messages, tools, options or {}))
+        rendering = await self.beside(lambda: self._render(messages, tools, options or {}))
         if room is not None:
-            await self._run(lambda: self._refuse_too_long([rendering.text], room, is_framed=False))
+            await self.beside(lambda: self._refuse_too_long([rendering.text], room, is_framed=False))
         for text, is_guarded in spellings(rendering, self.tokenizer):
             (ids,) = await self._encode([text], room, is_guarded=is_guarded)
-            if await self._run(lambda ids=ids: is_faithful(ids, rendering, self.tokenizer)):  # type: ignore[misc]
+            if await self.beside(lambda ids=ids: is_faithful(ids, rendering, self.tokenizer)):  # type: ignore[misc]
                 return ids
         raise as_api_error(not_faithful())
 
@@ -80,19 +80,19 @@ class PromptEncoder:
     ) -> list[Sequence[int]]:
         """Of one request, together."""
         if room is not None:
-            await self._run(lambda: self._refuse_too_long(texts, room, is_framed=add_special_tokens))
+            await self.beside(lambda: self._refuse_too_long(texts, room, is_framed=add_special_tokens))
         return await self._encode(texts, room, is_framed=add_special_tokens)
 
     async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        return await self._run(lambda: self.tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens))
+        return await self.beside(lambda: self.tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens))
 
     async def as_json(self, token_ids: Sequence[int]) -> bytes:
-        return await self._run(lambda: _json_list(token_ids, list))
+        return await self.beside(lambda: _json_list(token_ids, list))
 
     async def token_texts(self, token_ids: Sequence[int]) -> bytes:
         """Each token on its own, as JSON."""
         text = self.tokenizer.token_text
-        return await self._run(lambda: _json_list(token_ids, lambda part: [text(token_id) for token_id in part]))
+        return await self.beside(lambda: _json_list(token_ids, lambda part: [text(token_id) for token_id in part]))
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -133,7 +133,7 @@ class PromptEncoder:
             encode = self.tokenizer.encode_unlocked
             return [encode(text, is_guarded=is_guarded, max_tokens=max_tokens) for text in texts]
 
-        found: Any = await self._run(encode_short)
+        found: Any = await self.beside(encode_short)
         if found and isinstance(found[0], bytes):
             found = await self._long_texts.encode(found, is_guarded=is_guarded, max_tokens=max_tokens)
 
@@ -148,9 +148,10 @@ class PromptEncoder:
                 finished.append(framed if room is None else tuple(framed))
             return finished
 
-        return await self._run(finish)
+        return await self.beside(finish)
 
-    async def _run(self, work: Callable[[], Result]) -> Result:
+    async def beside(self, work: Callable[[], Result]) -> Result:
+        """Off the event loop; what is wrong with a prompt becomes a 400."""
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, work)
         except RecursionError:

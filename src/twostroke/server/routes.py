@@ -68,7 +68,7 @@ async def tokenize(body: TokenizeBody, request: Request) -> Response:
         raise bad_request("give either prompt or messages", "prompt")
     encoder, max_context = service.encoder(), service.facts().max_context
     tools = tool_request(_as_chat(body), service.tool_format, encoder.tokenizer)
-    options = template_options(body.chat_template_kwargs) | {"add_generation_prompt": body.add_generation_prompt}
+    options = {"add_generation_prompt": body.add_generation_prompt} | template_options(body.chat_template_kwargs)
     messages = template_messages(body.messages or [], service.settings.limits)
     async with service.admission.place(request):  # it takes of the same threads as prompts that are to be answered
         if body.messages is not None:
