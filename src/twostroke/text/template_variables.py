@@ -17,10 +17,10 @@ def template_variables(source: str | None) -> frozenset[str]:
     import jinja2
     from jinja2 import meta
 
-    from twostroke.text.template_worker import make_environment
+    from twostroke.text.template_environment import TemplateEnvironment
 
     try:
-        return frozenset(meta.find_undeclared_variables(make_environment().parse(source)))
+        return frozenset(meta.find_undeclared_variables(TemplateEnvironment().parse(source)))
     except (jinja2.TemplateError, RecursionError):
         return frozenset()
 
