@@ -33,6 +33,7 @@ from twostroke.server.ollama_input import (
 from twostroke.server.ollama_schemas import AnswerBody, GenerateBody, OllamaChatBody
 from twostroke.server.openapi import OLLAMA_LINES
 from twostroke.server.parsing import AnswerParser
+from twostroke.server.prompts import Room
 from twostroke.server.replies import ChatLogprob, encode
 from twostroke.server.response_items import Change, OutputItems
 from twostroke.server.sampling import chat_sampling, check_lengths
@@ -111,7 +112,8 @@ async def generate(body: GenerateBody, request: Request) -> Response:
 async def _raw(
     service: Service, text: str, sampling: SamplingParams, grammar: Named | None
 ) -> tuple[tuple[int, ...], SamplingParams]:
-    prompt, facts = tuple(await service.encoder().text(text)), service.facts()
+    facts = service.facts()
+    prompt = tuple(await service.encoder().text(text, room=Room(facts.max_context, "prompt")))
     sampling = fitted(sampling, prompt, facts)
     check_lengths([prompt], sampling, facts, "prompt")
     return prompt, await service.constrained(sampling, grammar)
