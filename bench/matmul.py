@@ -13,7 +13,7 @@ from enum import IntEnum
 import numpy as np
 
 from twostroke.backends.cpu import isa as instruction_sets
-from twostroke.backends.cpu.arguments import MOST_LACKING_ROWS, GatedField, MatmulField, NormField, StepField, TileKind
+from twostroke.backends.cpu.arguments import MOST_LACKING_ROWS, GatedField, MatmulField, NormField, StepField
 from twostroke.backends.cpu.compile import NativeCode, load_or_compile
 from twostroke.backends.cpu.kernels.build import module_text
 from twostroke.backends.cpu.kernels.matmul import gated_name, matmul_name
@@ -23,6 +23,7 @@ from twostroke.backends.cpu.packing import PackedMatrix, pack, packed_bytes
 from twostroke.backends.cpu.program import Tape
 from twostroke.backends.cpu.shape import KernelShape
 from twostroke.backends.cpu.threads import ThreadPool
+from twostroke.backends.cpu.tile_kinds import TileKind
 from twostroke.models.weights.quantisation import quantise
 from twostroke.models.weights.tensor import WeightKind, WeightTensor
 

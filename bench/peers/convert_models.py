@@ -37,10 +37,11 @@ def _openvino(*options: str) -> Conversion:
     return Conversion("openvino-export", command, made_from="hf-float32")
 
 
+LLAMA_KINDS = ("q4_0", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k_m", "q4_k_s", "q4_k_m", "q5_k_m", "q6_k")
+LLAMA_KINDS += ("iq3_xxs", "iq3_s", "iq4_nl", "iq4_xs", "bf16")
+"""Of `convert/llama_kinds.py`."""
 CONVERSIONS: dict[str, Conversion] = {
-    "gguf-q4_0": _llama("q4_0"),
-    "gguf-q8_0": _llama("q8_0"),
-    "gguf-bf16": _llama("bf16"),
+    **{f"gguf-{kind}": _llama(kind) for kind in LLAMA_KINDS},
     "hf-float32": _hugging_face("float32"),
     "hf-bfloat16": _hugging_face("bfloat16"),
     "openvino-int8": _openvino("--weight-format", "int8"),

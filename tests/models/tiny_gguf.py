@@ -3,7 +3,7 @@ gives them. Uses the `gguf` package, so that the file is not of our own making."
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,17 @@ _ARCHITECTURES = {
 }
 
 
-def write_gguf(model: PreTrainedModel, path: Path, **overrides: Any) -> Path:
-    """`overrides` replace or add keys, without the architecture's prefix."""
+Stored = tuple[np.ndarray[Any, np.dtype[np.uint8]], gguf.GGMLQuantizationType]
+
+
+def write_gguf(
+    model: PreTrainedModel,
+    path: Path,
+    store: Callable[[str, torch.Tensor], Stored | None] | None = None,
+    **overrides: Any,
+) -> Path:
+    """`overrides` replace or add keys, without the architecture's prefix. `store`, asked with each tensor's name in the
+    file and its values, may give bytes of another kind."""
     config = model.config
     architecture = _ARCHITECTURES[config.model_type]
     name = gguf.MODEL_ARCH_NAMES[architecture]
@@ -41,7 +50,11 @@ def write_gguf(model: PreTrainedModel, path: Path, **overrides: Any) -> Path:
             continue
         new_name = names.get_name(stored_name, try_suffixes=(".weight", ".bias"))
         assert new_name is not None, stored_name
-        writer.add_tensor(new_name, _stored(config, stored_name, tensor))
+        quantised = store(new_name, tensor) if store is not None else None
+        if quantised is None:
+            writer.add_tensor(new_name, _stored(config, stored_name, tensor))
+        else:
+            writer.add_tensor(new_name, quantised[0], raw_dtype=quantised[1])
     for extra_name, values in _rope_tensors(config).items():
         writer.add_tensor(extra_name, values)
     writer.write_header_to_file()

@@ -3,28 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from enum import IntEnum
 
 import numpy as np
 import numpy.typing as npt
+import pytest
+from _pytest.mark import ParameterSet
 
 from twostroke.backends.cpu import isa as instruction_sets
-from twostroke.backends.cpu.arguments import TileKind
 from twostroke.backends.cpu.compile import NativeCode, load_or_compile
 from twostroke.backends.cpu.isa import InstructionSet
 from twostroke.backends.cpu.program import Tape
 from twostroke.backends.cpu.shape import KernelShape
 from twostroke.backends.cpu.threads import ThreadPool
+from twostroke.backends.cpu.tile_kinds import TileKind
 
+FLOATS = (TileKind.F32, TileKind.F16, TileKind.BF16)
+EVERYWHERE = (TileKind.Q4_1, TileKind.Q4_0, TileKind.Q5_K, TileKind.Q6_K, TileKind.Q8_0, TileKind.IQ4_NL, *FLOATS)
+"""Tiles that differ between instruction sets: each of them is compiled for each."""
+OFTEN = (TileKind.Q5_0, TileKind.Q3_K, TileKind.Q2_K, TileKind.IQ2_S, TileKind.MXFP4)
+"""Tiles that differ from those in how they are laid out: quick tests compile them for the fastest set."""
+SELDOM = tuple(kind for kind in TileKind if kind not in EVERYWHERE + OFTEN)
+"""Tiles that differ from those in their numbers alone."""
 SHAPE = KernelShape(
     head_dim=16,
     queries_per_kv_head=2,
     block_size=16,
     activation="gelu_tanh",
     soft_capped=False,
-    tile_kinds=tuple(TileKind),
+    tile_kinds=EVERYWHERE,
 )
 SCRATCH_BYTES = 1 << 18
+
+
+def shape_with(kind: TileKind) -> KernelShape:
+    """SHAPE, or the same with other tiles."""
+    return replace(SHAPE, tile_kinds=next(kinds for kinds in (EVERYWHERE, OFTEN, SELDOM) if kind in kinds))
+
+
+def tile_cases() -> list[ParameterSet]:
+    """(instruction set, kind of tile) of all that there are; those that quick tests leave out are marked slow."""
+    fastest, *others = instruction_set_names()
+    quick = [(fastest, kind) for kind in EVERYWHERE + OFTEN] + [(name, kind) for name in others for kind in EVERYWHERE]
+    every = [(name, kind) for name in (fastest, *others) for kind in TileKind]
+    return [
+        pytest.param(*case, marks=() if case in quick else pytest.mark.slow, id=f"{case[0]}-{case[1].name}")
+        for case in every
+    ]
 
 
 def instruction_set_names() -> list[str]:

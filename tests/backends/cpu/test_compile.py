@@ -14,10 +14,10 @@ import pytest
 from tests.backends.cpu.native import SHAPE
 
 from twostroke.backends.cpu import isa as instruction_sets
-from twostroke.backends.cpu.arguments import TileKind
 from twostroke.backends.cpu.compile import NativeCode, compile_object, load_or_compile
 from twostroke.backends.cpu.isa import AVX2_VNNI, GENERIC_ARM, NEON_DOTPROD, InstructionSet
 from twostroke.backends.cpu.kernels.build import module_text
+from twostroke.backends.cpu.tile_kinds import TileKind
 from twostroke.cache import read_entry
 
 SEVEN = "define i64 @number() { ret i64 7 }"

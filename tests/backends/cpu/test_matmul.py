@@ -7,7 +7,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from tests.backends.cpu.native import SHAPE, code_for, instruction_set_names, run
+from tests.backends.cpu.native import EVERYWHERE, SHAPE, code_for, instruction_set_names, run, shape_with, tile_cases
 from tests.backends.cpu.random_weights import random_tensor
 from tests.backends.cpu.unpacking import from_bf16, middles, to_bf16, unpack
 
@@ -20,12 +20,12 @@ from twostroke.backends.cpu.arguments import (
     MatmulField,
     NormField,
     StepField,
-    TileKind,
 )
 from twostroke.backends.cpu.kernels.matmul import gated_name, matmul_name
 from twostroke.backends.cpu.memory import Arena, address_of, float_zeros, padded
 from twostroke.backends.cpu.operand import Operand
 from twostroke.backends.cpu.packing import PackedMatrix, pack, packed_bytes
+from twostroke.backends.cpu.tile_kinds import TileKind
 from twostroke.models.weights.tensor import WeightKind
 
 MANY = FEW_ROWS + 5
@@ -34,7 +34,7 @@ KINDS = {kind: WeightKind[kind.name] for kind in TileKind}
 
 
 def depth_of(kind: TileKind) -> int:
-    return 512 if KINDS[kind].block_values == 256 else 160
+    return {256: 512, 64: 192}.get(KINDS[kind].block_values, 160)
 
 
 def prepare_fields(inputs: np.ndarray) -> dict[IntEnum, int]:
@@ -112,7 +112,7 @@ def product(
     }
     every = operand.fields(floats=True, quantised=True, halves=True)
     operations = [("prepare", prepare_fields(inputs) | every), (matmul_name(kind), multiply | every)]
-    run(code_for(instruction_sets.choose(isa_name)), operations, {0: rows}, threads)
+    run(code_for(instruction_sets.choose(isa_name), shape_with(kind)), operations, {0: rows}, threads)
 
     assert np.abs(operand.restored() - inputs).max() <= operand.scales.max() * 0.501
     expected = multiplied(inputs, operand, matrix, unpacked(kind, outputs, depth))[:, :outputs]
@@ -125,15 +125,13 @@ def assert_near(ours: np.ndarray, expected: np.ndarray) -> None:
     assert np.abs(ours - expected).max() < 4e-5 * np.abs(expected).max()
 
 
-@pytest.mark.parametrize("isa_name", instruction_set_names())
-@pytest.mark.parametrize("kind", list(TileKind))
+@pytest.mark.parametrize(("isa_name", "kind"), tile_cases())
 @pytest.mark.parametrize("rows", [1, 2, 7, 31, MANY])
 def test_products(isa_name: str, kind: TileKind, rows: int) -> None:
     assert_near(*product(isa_name, kind, rows))
 
 
-@pytest.mark.parametrize("isa_name", instruction_set_names())
-@pytest.mark.parametrize("kind", list(TileKind))
+@pytest.mark.parametrize(("isa_name", "kind"), tile_cases())
 def test_bias_and_accumulation(isa_name: str, kind: TileKind) -> None:
     for rows in (1, 3):
         assert_near(*product(isa_name, kind, rows, bias=True, accumulate=True))
@@ -172,14 +170,13 @@ def gated(isa_name: str, kind: TileKind, inputs: np.ndarray, threads: int = 1) -
     multiply |= every | target.target_fields(floats=True, quantised=True, halves=True)
     name = gated_name(kind, SHAPE.activation)
     operations = [("prepare", prepare_fields(inputs) | every), (name, multiply)]
-    run(code_for(instruction_sets.choose(isa_name)), operations, {0: len(inputs)}, threads)
+    run(code_for(instruction_sets.choose(isa_name), shape_with(kind)), operations, {0: len(inputs)}, threads)
     gate, up = np.split(multiplied(inputs, operand, matrix, unpacked(kind, 96, depth, count=2)), 2, axis=1)
     assert SHAPE.activation == "gelu_tanh"
     return target, gate / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3))) * up
 
 
-@pytest.mark.parametrize("isa_name", instruction_set_names())
-@pytest.mark.parametrize("kind", list(TileKind))
+@pytest.mark.parametrize(("isa_name", "kind"), tile_cases())
 @pytest.mark.parametrize("rows", [1, 11, MANY])
 def test_gated_products(isa_name: str, kind: TileKind, rows: int) -> None:
     inputs = random_inputs(rows, depth_of(kind))
@@ -192,8 +189,7 @@ def test_gated_products(isa_name: str, kind: TileKind, rows: int) -> None:
     assert np.abs(target.restored() - target.floats).max() <= target.scales.max() * 0.501
 
 
-@pytest.mark.parametrize("isa_name", instruction_set_names())
-@pytest.mark.parametrize("kind", list(TileKind))
+@pytest.mark.parametrize(("isa_name", "kind"), tile_cases())
 def test_a_row_has_the_same_bits_in_any_company(isa_name: str, kind: TileKind) -> None:
     """Tiles of every height and panels that were opened: the same operations in the same order."""
     inputs = random_inputs(MANY, depth_of(kind))
@@ -207,7 +203,7 @@ def test_a_row_has_the_same_bits_in_any_company(isa_name: str, kind: TileKind) -
 @pytest.mark.skipif(
     not {"avx512-vnni", "avx2"} <= set(instruction_set_names()), reason="needs a machine with AVX512-VNNI"
 )
-@pytest.mark.parametrize("kind", list(TileKind))
+@pytest.mark.parametrize("kind", EVERYWHERE)
 def test_instruction_sets_that_fuse_agree_to_the_bit(kind: TileKind) -> None:
     for rows in (1, 7):
         assert np.array_equal(product("avx512-vnni", kind, rows)[0], product("avx2", kind, rows)[0])

@@ -11,7 +11,9 @@ from twostroke.backends.cpu.memory import Arena
 from twostroke.backends.cpu.packing import pack, packed_bytes, repacking_note, tile_kind
 from twostroke.models.weights.tensor import WeightKind, WeightTensor
 
-EXACT = (WeightKind.F32, WeightKind.F16, WeightKind.BF16, WeightKind.Q8_0, WeightKind.Q4_1, WeightKind.Q4_0)
+ROUNDED = (WeightKind.Q4_K, WeightKind.Q5_K, WeightKind.Q6_K, WeightKind.IQ4_XS, WeightKind.IQ3_XXS, WeightKind.IQ3_S)
+ROUNDED += (WeightKind.IQ2_XXS, WeightKind.IQ2_XS, WeightKind.IQ2_S, WeightKind.IQ1_S, WeightKind.IQ1_M)
+EXACT = tuple(kind for kind in WeightKind if kind not in ROUNDED)
 
 
 def packed_values(tensors: list[WeightTensor]) -> np.ndarray:
@@ -22,15 +24,16 @@ def packed_values(tensors: list[WeightTensor]) -> np.ndarray:
 
 @pytest.mark.parametrize("kind", EXACT)
 def test_exact_kinds(kind: WeightKind) -> None:
-    tensor = random_tensor(kind, 40, 96)  # a tile and a half: padded to two panels
+    depth = max(96, 2 * kind.block_values)
+    tensor = random_tensor(kind, 40, depth)  # a tile and a half: padded to two panels
     values = packed_values([tensor])
-    assert values.shape == (64, 96)
+    assert values.shape == (64, depth)
     assert np.array_equal(values[:40], tensor.to_float32())
     assert not values[40:].any()
 
 
-@pytest.mark.parametrize("kind", [WeightKind.Q4_K, WeightKind.Q5_K, WeightKind.Q6_K])
-def test_k_kinds_are_exact_but_for_their_scales(kind: WeightKind) -> None:
+@pytest.mark.parametrize("kind", ROUNDED)
+def test_kinds_of_two_scales_are_exact_but_for_those(kind: WeightKind) -> None:
     """Products of two scales are rounded to f16: each of the two terms of a value is off by 2^-11 of itself at most."""
     tensor = random_tensor(kind, 40, 512)
     stored, values = tensor.to_float32(), packed_values([tensor])

@@ -4,33 +4,7 @@ integers (addresses, counts, the bits of floats). Both sides index by these name
 from __future__ import annotations
 
 import struct
-from enum import Enum, IntEnum, auto
-
-
-class TileKind(Enum):
-    """How a packed matrix is laid out: (inputs a group, bytes a group of one 16-output tile)."""
-
-    Q4_1 = (32, 16 * 16 + 64)  # nibbles, 16 f16 scales, 16 f16 minimums
-    Q4_0 = (32, 16 * 16 + 32)  # nibbles of q + 8, 16 f16 scales
-    Q5_K = (32, 16 * 16 + 64 + 64)  # nibbles, a plane of fifth bits, 16 f16 scales, 16 f16 minimums
-    Q6_K = (32, 16 * 16 + 128 + 64)  # nibbles of q + 32, two planes of bit pairs, 16 f16 scales for each half
-    Q8_0 = (32, 16 * 32 + 32)  # bytes of q + 128, 16 f16 scales
-    F32 = (1, 64)
-    F16 = (1, 32)
-    BF16 = (1, 32, "bf16")
-
-    @property
-    def group_values(self) -> int:
-        return int(self.value[0])
-
-    @property
-    def group_bytes(self) -> int:
-        return int(self.value[1])
-
-    @property
-    def is_quantised(self) -> bool:
-        return self.group_values > 1
-
+from enum import IntEnum, auto
 
 TILE_OUTPUTS = 16
 FEW_ROWS = 128
@@ -99,7 +73,7 @@ class OperandField(_Field):
     PEAKS = auto()  # i32 [rows, width / 32] where in the group its largest value is; from bit 5 on, in which of the
     # eight steps of a nibble tile: 2 * (place % 16 // 4) + place // 16
     PEAK_DIGITS = auto()  # i32 [rows, width / 32] that value's upper digit, at its byte among four
-    HALF_OFFSETS = auto()  # i32 [rows, width / 16] -32 times the sum of each half of a group
+    HALF_OFFSETS = auto()  # i32 [rows, width / 16] -HALF_OFFSET times the sum of each half of a group
     THREAD_BYTES = auto()
     APART_BYTES = (
         auto()
@@ -111,6 +85,8 @@ ORIGIN = 1.5 * 2.0**23
 START_MIDDLE, BYTE_MIDDLE = 8, 128
 """What weights of 4 and of 8 bits count from: the middle of their range. Sums that start from OperandField.STARTS and
 BYTE_STARTS do so."""
+HALF_OFFSET = 32
+"""What weights of 6 bits, the most that have a scale for each half of a group, count from."""
 ROWS_APART_BYTES = 4096
 """A page: what hardware fetches ahead of one thread's last row would else be another thread's first rows, and cores
 that share no cache would hand those lines to and fro. (Rows of floats need none: 16 of them fill whole pages.)"""

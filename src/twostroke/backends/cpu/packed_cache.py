@@ -177,10 +177,10 @@ def _entries(folder: Path) -> Iterator[tuple[int, int, Path]]:
 def _builder_identity() -> bytes:
     """What decides the bytes beside the files: the sources that read, quantise and pack them."""
     own, models = Path(__file__).parent, Path(checkpoint_module.__file__).parent
-    sources = [own / "packing.py", own / "weights.py", own / "memory.py", *models.rglob("*.py")]
+    packing = ("packing.py", "row_numbers.py", "tile_kinds.py", "weights.py", "memory.py")
+    sources = [*(own / name for name in packing), *models.rglob("*.py")]
     digest = hashlib.sha256()
     for path in sorted(sources):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-    kinds = [(kind.name, kind.group_values, kind.group_bytes) for kind in arguments.TileKind]
-    digest.update(repr((kinds, arguments.TILE_OUTPUTS, arguments.PANEL_OUTPUTS)).encode())
+    digest.update(repr((arguments.TILE_OUTPUTS, arguments.PANEL_OUTPUTS)).encode())
     return digest.digest()

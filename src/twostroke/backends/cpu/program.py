@@ -25,7 +25,6 @@ from twostroke.backends.cpu.arguments import (
     RopeField,
     StepField,
     TapeField,
-    TileKind,
     Wait,
     float_bits,
 )
@@ -317,5 +316,5 @@ def _forms_read(projection: Projection) -> dict[str, bool]:
     return {
         "floats": any(not kind.is_quantised for kind in kinds),
         "quantised": any(kind.is_quantised for kind in kinds),
-        "halves": TileKind.Q6_K in kinds,
+        "halves": any(kind.is_quantised and kind.layout.scale_sets == 2 for kind in kinds),
     }

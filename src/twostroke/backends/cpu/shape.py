@@ -6,8 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import accumulate
 
-from twostroke.backends.cpu.arguments import TileKind
 from twostroke.backends.cpu.kv_kind import KVKind
+from twostroke.backends.cpu.tile_kinds import OPENED_GROUP_BYTES, TileKind
 
 SPAN = 256
 """Positions whose attention scores are held at once."""
@@ -76,8 +76,7 @@ class KernelShape:
 
     def scratch_bytes(self, accumulators: int, depth: int) -> int:
         """What one thread needs at most: to open a panel of weights this deep, or to attend."""
-        # Four columns: eight times 64 bytes, and 32 floats, each; and what a few tiles leave to be joined.
-        panel = 4096 + depth // 32 * (512 + 4 * 32) * 4
+        panel = 4096 + depth // 32 * OPENED_GROUP_BYTES * 4  # four columns, and what a few tiles leave to be joined
         return max(panel, AttentionScratch.of(self, accumulators).total)
 
 

@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from twostroke.backends.cpu import packed_cache
-from twostroke.backends.cpu.arguments import PANEL_OUTPUTS, TileKind
+from twostroke.backends.cpu.arguments import PANEL_OUTPUTS
 from twostroke.backends.cpu.memory import LINE_BYTES, Arena, Floats, float_zeros, padded
 from twostroke.backends.cpu.packing import PackedMatrix, fill, packed_bytes, place, repacking_note, tile_kind
+from twostroke.backends.cpu.tile_kinds import TileKind
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.spec import layer_name
 from twostroke.models.weights.tensor import WeightTensor

@@ -51,15 +51,30 @@ _KINDS = {
     1: WeightKind.F16,
     2: WeightKind.Q4_0,
     3: WeightKind.Q4_1,
+    6: WeightKind.Q5_0,
+    7: WeightKind.Q5_1,
     8: WeightKind.Q8_0,
+    10: WeightKind.Q2_K,
+    11: WeightKind.Q3_K,
     12: WeightKind.Q4_K,
     13: WeightKind.Q5_K,
     14: WeightKind.Q6_K,
+    16: WeightKind.IQ2_XXS,
+    17: WeightKind.IQ2_XS,
+    18: WeightKind.IQ3_XXS,
+    19: WeightKind.IQ1_S,
+    20: WeightKind.IQ4_NL,
+    21: WeightKind.IQ3_S,
+    22: WeightKind.IQ2_S,
+    23: WeightKind.IQ4_XS,
+    29: WeightKind.IQ1_M,
     30: WeightKind.BF16,
+    34: WeightKind.TQ1_0,
+    35: WeightKind.TQ2_0,
+    39: WeightKind.MXFP4,
+    40: WeightKind.NVFP4,
 }
-_UNREAD_KINDS = {6: "Q5_0", 7: "Q5_1", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS"}
-_UNREAD_KINDS |= {18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16"}
-_UNREAD_KINDS |= {26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4"}
+_UNREAD_KINDS = {9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 41: "Q1_0"}
 
 
 @dataclass(frozen=True, slots=True)

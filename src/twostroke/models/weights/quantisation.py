@@ -1,5 +1,5 @@
 """What the bytes of each WeightKind mean: blocks to float32, and float32 to the kinds that weights are repacked to.
-The layouts are GGUF's. Knows nothing of files."""
+The layouts are GGUF's; the less common ones are read in `block_numbers.py`. Knows nothing of files."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
+from twostroke.models.weights.block_numbers import block_numbers, has_block_numbers
 from twostroke.models.weights.tensor import WeightKind
 
 Bytes = npt.NDArray[np.uint8]
@@ -34,7 +35,7 @@ def dequantise(kind: WeightKind, data: Bytes) -> Float32:
         raise ValueError(f"a row of {row_bytes} bytes ({data.dtype}) holds no whole number of {kind.name} blocks")
     row_values = row_bytes // kind.block_bytes * kind.block_values
     result = np.empty((rows, row_values), dtype=np.float32)
-    decode = _DECODERS[kind]
+    decode = _decoder(kind)
     slab_rows = max(1, SLAB_VALUES // max(1, row_values))
     with np.errstate(invalid="ignore", over="ignore"):  # a corrupt scale gives nan or inf, and is found by its user
         for start in range(0, rows, slab_rows):
@@ -60,6 +61,12 @@ def quantise(kind: WeightKind, values: Float32) -> Bytes:
             blocks = encode(slab.reshape(-1, kind.block_values))
             result[start : start + slab_rows] = blocks.view(np.uint8).reshape(len(slab), -1)
     return result
+
+
+def _decoder(kind: WeightKind) -> Callable[[Bytes, Float32], None]:
+    if has_block_numbers(kind):
+        return lambda blocks, values: block_numbers(kind, blocks).write_values(values)
+    return _DECODERS[kind]
 
 
 # Decoders: blocks [n, bytes a block] into values [n, values a block].

@@ -11,17 +11,35 @@ import numpy.typing as npt
 
 
 class WeightKind(Enum):
-    """How numbers are stored: (values a block, bytes a block)."""
+    """How numbers are stored: (values a block, bytes a block). A third entry keeps a kind from being an alias of
+    another whose blocks have the same sizes."""
 
     F32 = (1, 4)
     F16 = (1, 2)
-    BF16 = (1, 2, "bf16")  # a third entry keeps it from being an alias of F16
+    BF16 = (1, 2, "bf16")
     Q8_0 = (32, 34)
     Q4_0 = (32, 18)
     Q4_1 = (32, 20)
+    Q5_0 = (32, 22)
+    Q5_1 = (32, 24)
+    Q2_K = (256, 84)
+    Q3_K = (256, 110)
     Q4_K = (256, 144)
     Q5_K = (256, 176)
     Q6_K = (256, 210)
+    IQ1_S = (256, 50)
+    IQ1_M = (256, 56)
+    IQ2_XXS = (256, 66)
+    IQ2_XS = (256, 74)
+    IQ2_S = (256, 82)
+    IQ3_XXS = (256, 98)
+    IQ3_S = (256, 110, "iq3_s")
+    IQ4_XS = (256, 136)
+    IQ4_NL = (32, 18, "iq4_nl")
+    TQ1_0 = (256, 54)
+    TQ2_0 = (256, 66, "tq2_0")
+    MXFP4 = (32, 17)
+    NVFP4 = (64, 36)
 
     @property
     def block_values(self) -> int:

@@ -57,14 +57,16 @@ def _vnni(emitter: Emitter, accumulator: Value, weights: Value, activations: Val
 def _narrow_vnni(emitter: Emitter, accumulator: Value, weights: Value, activations: Value) -> Value:
     """The same in two halves of 256 bits; LLVM takes the encoding that the features allow."""
     kind = ir.VectorType(I32, 8)
-    spread = _split(emitter, emitter.splat(activations), 2)[0]
-    words = _split(emitter, emitter.build.bitcast(weights, I32X16), 2)
-    halves = zip(_split(emitter, accumulator, 2), words, strict=True)
+    spread = split_vector(emitter, emitter.splat(activations), 2)[0]
+    words = split_vector(emitter, emitter.build.bitcast(weights, I32X16), 2)
+    halves = zip(split_vector(emitter, accumulator, 2), words, strict=True)
     name = "llvm.x86.avx512.vpdpbusd.256"
-    return _join(emitter, [emitter.external(name, kind, [kind] * 3, [total, part, spread]) for total, part in halves])
+    return join_parts(
+        emitter, [emitter.external(name, kind, [kind] * 3, [total, part, spread]) for total, part in halves]
+    )
 
 
-def _split(emitter: Emitter, vector: Value, parts: int) -> list[Value]:
+def split_vector(emitter: Emitter, vector: Value, parts: int) -> list[Value]:
     width = vector.type.count // parts
     undefined = ir.Constant(vector.type, ir.Undefined)
     masks = [list(range(part * width, part * width + width)) for part in range(parts)]
@@ -73,7 +75,7 @@ def _split(emitter: Emitter, vector: Value, parts: int) -> list[Value]:
     ]
 
 
-def _join(emitter: Emitter, parts: list[Value]) -> Value:
+def join_parts(emitter: Emitter, parts: list[Value]) -> Value:
     while len(parts) > 1:
         width = parts[0].type.count * 2
         mask = ir.Constant(ir.VectorType(I32, width), list(range(width)))
@@ -85,9 +87,9 @@ def _avx2(emitter: Emitter, accumulator: Value, weights: Value, activations: Val
     """pmaddubsw adds two products in 16 bits. 127 * 127 * 2 fits; for signed weights the sign moves to the
     activations first, and 128 * 127 * 2 fits too: nothing saturates."""
     bytes32, words16, ints8 = ir.VectorType(I8, 32), ir.VectorType(I16, 16), ir.VectorType(I32, 8)
-    spread = _split(emitter, emitter.build.bitcast(emitter.splat(activations), I8X64), 2)[0]
+    spread = split_vector(emitter, emitter.build.bitcast(emitter.splat(activations), I8X64), 2)[0]
     sums = []
-    for part in _split(emitter, weights, 2):
+    for part in split_vector(emitter, weights, 2):
         left, right = part, spread
         if signed:
             left = emitter.external("llvm.abs.v32i8", bytes32, [bytes32, I1], [part, ir.Constant(I1, 0)])
@@ -95,16 +97,16 @@ def _avx2(emitter: Emitter, accumulator: Value, weights: Value, activations: Val
         pairs = emitter.external("llvm.x86.avx2.pmadd.ub.sw", words16, [bytes32] * 2, [left, right])
         ones = ir.Constant(words16, [1] * 16)
         sums.append(emitter.external("llvm.x86.avx2.pmadd.wd", ints8, [words16] * 2, [pairs, ones]))
-    return emitter.build.add(accumulator, _join(emitter, sums))
+    return emitter.build.add(accumulator, join_parts(emitter, sums))
 
 
 def _neon(emitter: Emitter, accumulator: Value, weights: Value, activations: Value) -> Value:
     bytes16, ints4 = ir.VectorType(I8, 16), ir.VectorType(I32, 4)
-    spread = _split(emitter, emitter.build.bitcast(emitter.splat(activations), I8X64), 4)[0]
-    pieces = zip(_split(emitter, accumulator, 4), _split(emitter, weights, 4), strict=True)
+    spread = split_vector(emitter, emitter.build.bitcast(emitter.splat(activations), I8X64), 4)[0]
+    pieces = zip(split_vector(emitter, accumulator, 4), split_vector(emitter, weights, 4), strict=True)
     name = "llvm.aarch64.neon.sdot.v4i32.v16i8"
     kinds = [ints4, bytes16, bytes16]
-    return _join(emitter, [emitter.external(name, ints4, kinds, [total, part, spread]) for total, part in pieces])
+    return join_parts(emitter, [emitter.external(name, ints4, kinds, [total, part, spread]) for total, part in pieces])
 
 
 def _generic(emitter: Emitter, accumulator: Value, weights: Value, activations: Value, *, signed: bool) -> Value:

@@ -6,11 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from twostroke.backends.cpu.arguments import FEW_ROWS, TILE_OUTPUTS, GatedField, MatmulField, TileKind
+from twostroke.backends.cpu.arguments import FEW_ROWS, TILE_OUTPUTS, GatedField, MatmulField
 from twostroke.backends.cpu.kernels.activation import ACTIVATIONS
 from twostroke.backends.cpu.kernels.emitter import F32, I1, I64, POINTER, Emitter, Value
 from twostroke.backends.cpu.kernels.operation import OperandWriter, Operation, operation, rows_stay
 from twostroke.backends.cpu.kernels.tile_calls import TileCalls, TileOutput, tallest_tile, tile_columns
+from twostroke.backends.cpu.tile_kinds import TileKind
 
 JOINED_ROWS = 16
 """Rows of a gated product that are joined at once: the long chains of operations of several rows overlap."""

@@ -10,6 +10,7 @@ from twostroke.backends.cpu.arguments import (
     ALIASED_BYTES,
     BYTE_MIDDLE,
     FEW_ROWS,
+    HALF_OFFSET,
     MOST_LACKING_ROWS,
     ORIGIN,
     START_MIDDLE,
@@ -266,7 +267,7 @@ class OperandWriter:
             first = e.reduce_sum(numbers[0])
             for index, part in enumerate((first, build.sub(count, first))):
                 place = e.at(self._half_offsets, e.add(e.mul(group, 2), index), I32)
-                e.store(build.mul(part, I32(-32)), place, 4)
+                e.store(build.mul(part, I32(-HALF_OFFSET)), place, 4)
 
     def _write_peak(self, group: Value, peak: Value, upper: Value) -> None:
         e, build = self._emitter, self._emitter.build

@@ -6,11 +6,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from twostroke.backends.cpu.arguments import MOST_LACKING_ROWS, TILE_OUTPUTS, OperandField, TileKind
+from twostroke.backends.cpu.arguments import MOST_LACKING_ROWS, TILE_OUTPUTS, OperandField
 from twostroke.backends.cpu.kernels.emitter import F32, I8, I32, I64, POINTER, Emitter, Value
 from twostroke.backends.cpu.kernels.operation import Operation, quantised_stride, sum_pairs
 from twostroke.backends.cpu.kernels.tile_weights import OpenedWeights, PackedWeights
 from twostroke.backends.cpu.kernels.tiles import InputRow, Tile, float_tile, quantised_tile
+from twostroke.backends.cpu.tile_kinds import BLOCK_GROUPS, OPENED_GROUP_BYTES, TileKind
 
 _PARAMETERS = (
     ("values", POINTER),  # of the first row, as the other seven
@@ -117,6 +118,8 @@ class TileCalls:
         self._stride = quantised_stride(e, depth) if kind.is_quantised else depth
         self.groups = e.div(depth, kind.group_values)
         self.tile_bytes = e.mul(self.groups, kind.group_bytes)
+        if kind.shared_bytes:
+            self.tile_bytes = e.add(self.tile_bytes, e.mul(e.div(self.groups, BLOCK_GROUPS), kind.shared_bytes))
         values = OperandField.QUANTISED if kind.is_quantised else OperandField.FLOATS
         fields = (
             values,
@@ -158,8 +161,8 @@ class TileCalls:
         panel.fill(PackedWeights(e, self._kind, tiles), self.groups)
 
     def opened_bytes(self) -> Value:
-        """What an opened panel takes at most: eight times 64 bytes and two vectors of floats, for each column."""
-        return self._e.mul(self.groups, self._e.isa.tile_columns * (8 * 64 + 2 * 64))
+        """What an opened panel takes at most."""
+        return self._e.mul(self.groups, self._e.isa.tile_columns * OPENED_GROUP_BYTES)
 
     def over_rows(
         self, start: Value, stop: Value, rows: Value, work: Callable[[int, Value], None], *, opened: bool

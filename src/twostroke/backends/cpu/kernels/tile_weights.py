@@ -1,5 +1,5 @@
 """Where a quantised tile reads its weights, group of 32 inputs by group: as they are packed in memory, or opened into
-scratch once for many rows. What the bytes of each kind mean is written here and in `packing.py`, nowhere else."""
+scratch once for many rows. What the bytes of each kind mean is written in `tile_kinds.py`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from typing import Protocol
 
 from llvmlite import ir
 
-from twostroke.backends.cpu.arguments import TileKind
-from twostroke.backends.cpu.kernels.emitter import F32, I8X64, I32, I32X16, Emitter, Value
+from twostroke.backends.cpu.arguments import BYTE_MIDDLE, HALF_OFFSET
+from twostroke.backends.cpu.kernels.emitter import F32, F32X16, I8X16, I8X64, I32, I32X16, Emitter, Value
+from twostroke.backends.cpu.kernels.lookup import look_up
+from twostroke.backends.cpu.tile_kinds import BLOCK_GROUPS, STEPS, Scales, TileKind, TileLayout
 
-STEPS = 8
-"""Times 64 weight bytes (four inputs of 16 outputs) in a group."""
-NIBBLE_BYTES = 256
 TALL_ROWS, GROUPS_AHEAD = 16, 8
 """Tiles of so many rows fetch weights so early: they come to them about half a microsecond later."""
 
@@ -29,121 +28,154 @@ class GroupedWeights(Protocol):
         """[columns] of the 64 bytes that hold one place of the group, given as OperandField.PEAKS is."""
 
     def scales(self, group: Value) -> list[list[Value]]:
-        """[one, or one for each half of the group][columns] of 16 floats"""
+        """[one, or one for each half of the group][columns] of 16 floats; behind them, of kinds that have minimums for
+        each half, those over HALF_OFFSET"""
 
     def minimum_pairs(self, group: Value, *, single: bool) -> list[Value]:
         """[columns] of 16 pairs of bf16, for kinds that have them: what an output's weights are in the middle of their
         range, in this group (even) and in the next, or 0 where this is the last."""
 
 
-def middle(kind: TileKind) -> int:
-    """The integer that stands for the middle of a weight's range. Integer sums count from there, so that minimums,
-    moved there too, are small: their rounding matters little."""
-    return {TileKind.Q4_1: 8, TileKind.Q4_0: 8, TileKind.Q5_K: 16, TileKind.Q6_K: 32, TileKind.Q8_0: 128}[kind]
-
-
-def scale_sets(kind: TileKind) -> int:
-    """How many scales an output has in a group: one, or one for each half."""
-    return 2 if kind is TileKind.Q6_K else 1
-
-
-def has_minimums(kind: TileKind) -> bool:
-    return kind in (TileKind.Q4_1, TileKind.Q5_K)
-
-
 class PackedWeights:
-    """As they lie in memory. In kinds of nibbles, byte 4j + b of an output holds values 4j + b (low) and 16 + 4j + b
-    (high); in Q8_0, byte 4j + b is value 4j + b. Short tiles fetch nothing early: tiles lie in the order they are
-    read, and hardware that sees that does better alone (36 GB/s against 31 with prefetches of any distance, on a
-    Zen 4). Tall ones, which compute for longer than they read, do."""
+    """As they lie in memory. Short tiles fetch nothing early: tiles lie in the order they are read, and hardware that
+    sees that does better alone (36 GB/s against 31 with prefetches of any distance, on a Zen 4). Tall ones, which
+    compute for longer than they read, do."""
 
     def __init__(self, emitter: Emitter, kind: TileKind, tiles: list[Value], rows: int = 1) -> None:
         """`rows` are those that meet each weight."""
         self._emitter, self._tiles, self._rows = emitter, tiles, rows
-        self.kind, self.columns = kind, len(tiles)
+        self.kind, self.columns, self._layout = kind, len(tiles), kind.layout
 
     def _group(self, tile: Value, group: Value) -> Value:
-        return self._emitter.at(tile, self._emitter.mul(group, self.kind.group_bytes))
+        e, layout = self._emitter, self._layout
+        place = e.mul(group, layout.group_bytes)
+        if layout.shared_bytes:
+            place = e.add(place, e.mul(e.div(group, BLOCK_GROUPS), layout.shared_bytes))
+        return e.at(tile, place)
+
+    def _shared(self, tile: Value, group: Value, index: int) -> Value:
+        """Vector `index` of those of 16 f16 numbers that the groups of a block share."""
+        e, layout = self._emitter, self._layout
+        block_bytes = BLOCK_GROUPS * layout.group_bytes + layout.shared_bytes
+        place = e.add(e.mul(e.div(group, BLOCK_GROUPS), block_bytes), BLOCK_GROUPS * layout.group_bytes)
+        return e.load_halves(e.at(tile, place), 16 * index)
+
+    def _load(self, place: Value, offset: int) -> Value:
+        e = self._emitter
+        return e.load(I8X64, e.at(place, offset), self._layout.alignment)
 
     def steps(self, group: Value) -> Iterator[tuple[int, list[Value]]]:
-        e = self._emitter
         places = [self._group(tile, group) for tile in self._tiles]
         if self._rows >= TALL_ROWS:
             self._fetch_ahead(places)
-        if self.kind is TileKind.Q8_0:
+        if self._layout.planes == (8,):
             for step in range(STEPS):
-                yield 4 * step, [e.load(I8X64, e.at(place, 64 * step), 32) for place in places]
+                yield first_input(self._layout, step), [self._load(place, 64 * step) for place in places]
             return
-        planes = [self._planes(place) for place in places]
-        for quarter in range(STEPS // 2):
-            packed = [e.load(I8X64, e.at(place, 64 * quarter), 32) for place in places]
-            low = [low_nibbles(e, value) for value in packed]
-            above = [high_nibbles(e, value, two_steps=self._rows > 4) for value in packed]
-            for high, weights in enumerate((low, above)):
-                step = 2 * quarter + high
-                yield (
-                    4 * quarter + 16 * high,
-                    [self._with_high_bits(w, own, step) for w, own in zip(weights, planes, strict=True)],
-                )
+        loaded: list[dict[int, Value]] = [{} for _ in places]
+        for step in range(STEPS):
+            numbers = [self._number(place, own, step) for place, own in zip(places, loaded, strict=True)]
+            yield first_input(self._layout, step), numbers
 
     def _fetch_ahead(self, places: list[Value]) -> None:
-        e, size = self._emitter, self.kind.group_bytes
+        e, size = self._emitter, self._layout.group_bytes
         for place in places:
             for line in range(0, size, 64):
                 e.prefetch(e.at(place, GROUPS_AHEAD * size + line))
 
+    def _number(self, place: Value, loaded: dict[int, Value], step: int) -> Value:
+        """The bits of a step from every plane, put together; vectors are loaded when they are first needed."""
+        number, first, below = None, 0, 0
+        for width in self._layout.planes:
+            offset = first + 64 * (step * width // 8)
+            if offset not in loaded:
+                loaded[offset] = self._load(place, offset)
+            part = self._bits(loaded[offset], below - step * width % 8, ((1 << width) - 1) << below)
+            number = part if number is None else self._emitter.build.or_(number, part)
+            first, below = first + 64 * width, below + width
+        return self._weights(number)
+
+    def _weights(self, numbers: Value) -> Value:
+        if not self._layout.levels:
+            return numbers
+        table = [BYTE_MIDDLE + level for level in self._layout.levels]
+        return look_up(self._emitter, table, numbers)
+
+    def _bits(self, vector: Value, shift: int, mask: int) -> Value:
+        """Moved up by `shift`, or down where it is negative."""
+        e, build, kept = self._emitter, self._emitter.build, ir.Constant(I8X64, [mask] * 64)
+        if shift == -4 and mask == 15:
+            return high_nibbles(e, vector, two_steps=self._rows > 4)
+        if shift == 0:
+            return build.and_(vector, kept)
+        amount = ir.Constant(I8X64, [abs(shift)] * 64)
+        return build.and_(build.shl(vector, amount) if shift > 0 else build.lshr(vector, amount), kept)
+
     def step_of(self, group: Value, peak: Value) -> list[Value]:
         e, build = self._emitter, self._emitter.build
         places = [self._group(tile, group) for tile in self._tiles]
-        if self.kind is TileKind.Q8_0:
+        if self._layout.planes == (8,):
             offset = e.mul(build.and_(peak, e.integer(28)), 16)  # 64 bytes for each four places
-            return [e.load(I8X64, e.at(place, offset), 32) for place in places]
+            return [e.load(I8X64, e.at(place, offset), self._layout.alignment) for place in places]
         step = build.lshr(peak, e.integer(5))
-        offset = e.mul(build.and_(peak, e.integer(12)), 16)
-        nibbles = [self._field(e.at(place, offset), e.mul(build.and_(step, e.integer(1)), 4), 15) for place in places]
-        if self.kind is TileKind.Q5_K:
-            high = [self._field(e.at(place, NIBBLE_BYTES), step, 1) for place in places]
-        elif self.kind is TileKind.Q6_K:
-            plane = e.add(e.mul(e.div(step, 4), 64), NIBBLE_BYTES)
-            high = [self._field(e.at(place, plane), e.mul(e.rem(step, 4), 2), 3) for place in places]
-        else:
-            return [build.bitcast(value, I8X64) for value in nibbles]
-        joined = [build.or_(low, build.shl(top, e.ints(4))) for low, top in zip(nibbles, high, strict=True)]
-        return [build.bitcast(value, I8X64) for value in joined]
+        return [self._weights(build.bitcast(self._number_at(place, step), I8X64)) for place in places]
 
-    def _field(self, place: Value, shift: Value, mask: int) -> Value:
-        """The same few bits of each of 64 bytes, as words."""
+    def _number_at(self, place: Value, step: Value) -> Value:
+        """The same bits of each of 64 bytes, as words."""
         e, build = self._emitter, self._emitter.build
-        moved = build.lshr(e.load(I32X16, place, 32), e.splat(build.trunc(shift, I32)))
-        return build.and_(moved, e.ints(mask * 0x01010101))
-
-    def _planes(self, place: Value) -> list[Value]:
-        """The high bits of a group's weights: Q5_K has a bit for each of the eight steps in a byte, Q6_K two for each
-        of four steps."""
-        count = {TileKind.Q5_K: 1, TileKind.Q6_K: 2}.get(self.kind, 0)
-        e = self._emitter
-        return [e.load(I8X64, e.at(place, NIBBLE_BYTES + 64 * index), 32) for index in range(count)]
-
-    def _with_high_bits(self, nibbles: Value, planes: list[Value], step: int) -> Value:
-        if not planes:
-            return nibbles
-        build = self._emitter.build
-        if self.kind is TileKind.Q5_K:
-            plane, shift, mask = planes[0], 4 - step, 0x10
-        else:
-            plane, shift, mask = planes[step // 4], 4 - 2 * (step % 4), 0x30
-        amount = ir.Constant(I8X64, [abs(shift)] * 64)
-        moved = plane if shift == 0 else build.shl(plane, amount) if shift > 0 else build.lshr(plane, amount)
-        return build.or_(nibbles, build.and_(moved, ir.Constant(I8X64, [mask] * 64)))
+        number, first, below = e.ints(0), 0, 0
+        for width in self._layout.planes:
+            bit = e.mul(step, width)
+            vector = e.at(place, e.add(e.mul(e.div(bit, 8), 64), first))
+            moved = build.lshr(e.load(I32X16, vector, self._layout.alignment), e.splat(build.trunc(e.rem(bit, 8), I32)))
+            part = build.and_(moved, e.ints(((1 << width) - 1) * 0x01010101))
+            number = build.or_(number, build.shl(part, e.ints(below)))
+            first, below = first + 64 * width, below + width
+        return number
 
     def _halves(self, group: Value, index: int) -> list[Value]:
         """Vector `index` of those of 16 f16 numbers that end a group."""
-        numbers = scale_sets(self.kind) + has_minimums(self.kind)
-        first = self.kind.group_bytes // 2 - 16 * numbers
+        first = self._layout.number_bytes // 2
         return [self._emitter.load_halves(self._group(tile, group), first + 16 * index) for tile in self._tiles]
 
     def scales(self, group: Value) -> list[list[Value]]:
-        return [self._halves(group, index) for index in range(scale_sets(self.kind))]
+        sets = range(self._layout.scale_sets)
+        match self._layout.scales:
+            case Scales.HALVES:
+                return [self._halves(group, index) for index in sets]
+            case Scales.POWERS:
+                return [[self._power(tile, group) for tile in self._tiles]]
+            case Scales.SIGNED_BYTES:
+                return [[self._scaled(tile, group, index) for tile in self._tiles] for index in sets]
+        scales = [[self._scaled(tile, group, index, mask=15) for tile in self._tiles] for index in sets]
+        return scales + [[self._scaled(tile, group, index, shift=4) for tile in self._tiles] for index in sets]
+
+    def _own_bytes(self, tile: Value, group: Value, index: int) -> Value:
+        e = self._emitter
+        return e.load(I8X16, e.at(self._group(tile, group), self._layout.number_bytes + 16 * index))
+
+    def _power(self, tile: Value, group: Value) -> Value:
+        """Two to a power: an exponent put in its place. What would be subnormal is 0."""
+        e, build = self._emitter, self._emitter.build
+        stored = build.zext(self._own_bytes(tile, group, 0), I32X16)
+        exponent = e.larger_integer(build.sub(stored, e.ints(1)), e.ints(0))
+        return build.bitcast(build.shl(exponent, e.ints(23)), F32X16)
+
+    def _scaled(self, tile: Value, group: Value, index: int, *, mask: int = 0, shift: int = 0) -> Value:
+        """Small integers of the group times what its block shares: signed bytes, low nibbles (scales), or high ones
+        (minimums, which are over HALF_OFFSET, as the sums that they meet are times it)."""
+        e, build = self._emitter, self._emitter.build
+        own = self._own_bytes(tile, group, index)
+        if mask:
+            own = build.zext(build.and_(own, ir.Constant(I8X16, [mask] * 16)), I32X16)
+        elif shift:
+            own = build.zext(build.lshr(own, ir.Constant(I8X16, [shift] * 16)), I32X16)
+        else:
+            own = build.sext(own, I32X16)
+        shared = self._shared(tile, group, 1 if shift else 0)
+        if shift:
+            shared = build.fmul(shared, e.floats(1 / HALF_OFFSET))
+        return build.fmul(build.sitofp(own, F32X16), shared)
 
     def minimum_pairs(self, group: Value, *, single: bool) -> list[Value]:
         e, build = self._emitter, self._emitter.build
@@ -158,24 +190,25 @@ class PackedWeights:
         e, build = self._emitter, self._emitter.build
         found = []
         for scale, minimum in zip(self._halves(group, 0), self._halves(group, 1), strict=True):
-            value = e.multiply_add(scale, e.floats(float(middle(self.kind))), minimum)
+            value = e.multiply_add(scale, e.floats(float(self._layout.middle)), minimum)
             found.append(build.add(build.bitcast(value, I32X16), e.ints(0x8000)))
         return found
 
 
 class OpenedWeights:
-    """A panel opened into scratch: bytes [groups][8][columns][64], then f32 [groups][sets of scales][columns][16],
+    """A panel opened into scratch: bytes [groups][8][columns][64], then f32 [groups][scales][columns][16],
     then pairs of minimums, [pairs of groups][columns][16]."""
 
     def __init__(self, emitter: Emitter, kind: TileKind, scratch: Value, groups: Value) -> None:
         e = self._emitter = emitter
-        self.kind, self.columns = kind, emitter.isa.tile_columns
+        self.kind, self.columns, self._layout = kind, emitter.isa.tile_columns, kind.layout
+        self._numbers = opened_vectors(self._layout)
         self._bytes, self._floats = scratch, e.at(scratch, e.mul(groups, 64 * STEPS * self.columns))
-        self._pairs = e.at(self._floats, e.mul(groups, 64 * scale_sets(kind) * self.columns))
+        self._pairs = e.at(self._floats, e.mul(groups, 64 * self._numbers * self.columns))
 
     def _floats_of(self, group: Value, which: int, column: int) -> Value:
         e = self._emitter
-        first = e.mul(group, 16 * scale_sets(self.kind) * self.columns)
+        first = e.mul(group, 16 * self._numbers * self.columns)
         return e.at(self._floats, e.add(first, 16 * (which * self.columns + column)), F32)
 
     def fill(self, packed: PackedWeights, groups: Value) -> None:
@@ -188,7 +221,7 @@ class OpenedWeights:
             for which, values in enumerate(packed.scales(group)):
                 for column, value in enumerate(values):
                     e.store_floats(value, self._floats_of(group, which, column))
-        if has_minimums(self.kind):
+        if self._layout.has_minimums:
             with e.loop(0, e.sub(groups, 1), 2) as group:
                 self._store_pairs(group, packed.minimum_pairs(group, single=False))
             with e.when(e.is_nonzero(e.rem(groups, 2))):
@@ -207,14 +240,14 @@ class OpenedWeights:
         e, columns = self._emitter, range(self.columns)
         place = e.at(self._bytes, e.mul(group, 64 * STEPS * self.columns))
         for step in range(STEPS):
-            first = 4 * step if self.kind is TileKind.Q8_0 else 4 * (step // 2) + 16 * (step % 2)
+            first = first_input(self._layout, step)
             yield first, [e.load(I8X64, e.at(place, 64 * (step * self.columns + column)), 64) for column in columns]
 
     def step_of(self, group: Value, peak: Value) -> list[Value]:
         e, build = self._emitter, self._emitter.build
-        step = build.lshr(build.and_(peak, e.integer(28)), e.integer(2))
-        if self.kind is not TileKind.Q8_0:
-            step = build.lshr(peak, e.integer(5))
+        step = build.lshr(peak, e.integer(5))
+        if self._layout.planes == (8,):
+            step = build.lshr(build.and_(peak, e.integer(28)), e.integer(2))
         place = e.at(self._bytes, e.add(e.mul(group, 64 * STEPS * self.columns), e.mul(step, 64 * self.columns)))
         return [e.load(I8X64, e.at(place, 64 * column), 64) for column in range(self.columns)]
 
@@ -223,15 +256,21 @@ class OpenedWeights:
         return [self._emitter.load_floats(self._floats_of(group, which, column)) for column in columns]
 
     def scales(self, group: Value) -> list[list[Value]]:
-        return [self._numbers_of(group, index) for index in range(scale_sets(self.kind))]
+        return [self._numbers_of(group, index) for index in range(self._numbers)]
 
     def minimum_pairs(self, group: Value, *, single: bool) -> list[Value]:
         del single
         return [self._emitter.load(I32X16, self._pair_place(group, column), 64) for column in range(self.columns)]
 
 
-def low_nibbles(emitter: Emitter, packed: Value) -> Value:
-    return emitter.build.and_(packed, ir.Constant(I8X64, [15] * 64))
+def first_input(layout: TileLayout, step: int) -> int:
+    """Which of a group's 32 inputs a step begins with."""
+    return 4 * step if layout.planes == (8,) else 4 * (step // 2) + 16 * (step % 2)
+
+
+def opened_vectors(layout: TileLayout) -> int:
+    """Vectors of 16 floats that `scales` gives for a group and a column."""
+    return layout.scale_sets * (2 if layout.has_half_minimums else 1)
 
 
 def high_nibbles(emitter: Emitter, packed: Value, *, two_steps: bool) -> Value:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from twostroke.backends.cpu.arguments import START_MIDDLE, TileKind
+from twostroke.backends.cpu.arguments import BYTE_MIDDLE, HALF_OFFSET, START_MIDDLE
 from twostroke.backends.cpu.kernels.dot import dot_biased, dot_small, unbiases_itself
 from twostroke.backends.cpu.kernels.emitter import (
     F32X16,
@@ -20,7 +20,8 @@ from twostroke.backends.cpu.kernels.emitter import (
     Variable,
 )
 from twostroke.backends.cpu.kernels.numbers import dot_pairs
-from twostroke.backends.cpu.kernels.tile_weights import GroupedWeights, has_minimums, middle, scale_sets
+from twostroke.backends.cpu.kernels.tile_weights import GroupedWeights
+from twostroke.backends.cpu.tile_kinds import TileKind
 
 Tile = list[list[Variable]]
 """[rows][columns] of 16 outputs"""
@@ -44,7 +45,7 @@ def quantised_tile(e: Emitter, weights: GroupedWeights, rows: list[InputRow], gr
     """Group by group, `_add_group`; and after every second group, the minimums of both times the row's sums added to
     the total: one product of pairs of bf16."""
     totals = [[e.variable(F32X16, e.floats(0.0)) for _ in range(weights.columns)] for _ in rows]
-    if not has_minimums(weights.kind):
+    if not weights.kind.layout.has_minimums:
         with e.loop(0, groups) as group:
             _add_group(e, weights, rows, group, totals)
         return totals
@@ -61,9 +62,10 @@ def quantised_tile(e: Emitter, weights: GroupedWeights, rows: list[InputRow], gr
 def _add_group(e: Emitter, weights: GroupedWeights, rows: list[InputRow], group: Value, totals: Tile) -> None:
     """For a group of 32, or for each half of it that has a scale: an exact integer dot product, counted up from the
     bits of the row's origin. Read as a float and lowered by the origin, that is the dot product times the row's scale,
-    exactly and with no multiplication; times the column's scale it is added to the total."""
-    dot = dot_biased if weights.kind is TileKind.Q8_0 else dot_small
-    sets = scale_sets(weights.kind)
+    exactly and with no multiplication; times the column's scale it is added to the total. So is the sum of each half
+    times its minimum, in kinds that have such."""
+    layout = weights.kind.layout
+    dot, sets = dot_biased if layout.is_biased else dot_small, layout.scale_sets
     integers = _starts(e, weights, rows, group)
     places = [e.at(row.values, e.mul(group, 32)) for row in rows]
     for first, columns in weights.steps(group):
@@ -74,12 +76,22 @@ def _add_group(e: Emitter, weights: GroupedWeights, rows: list[InputRow], group:
     scales = weights.scales(group)
     for row, total, sums in zip(rows, totals, integers, strict=True):
         origin = e.broadcast(row.origins, group)
+        halves = [_half_sum(e, row, group, half) for half in range(sets if layout.has_half_minimums else 0)]
         for column in range(weights.columns):
             value = total[column].value
-            for counts, column_scales in zip(sums, scales, strict=True):
+            for counts, column_scales in zip(sums, scales[:sets], strict=True):
                 scaled = e.build.fsub(e.build.bitcast(counts[column], F32X16), origin)
                 value = e.multiply_add(scaled, column_scales[column], value)
+            for half_sum, minimums in zip(halves, scales[sets:], strict=True):
+                value = e.multiply_add(half_sum, minimums[column], value)
             total[column].value = value
+
+
+def _half_sum(e: Emitter, row: InputRow, group: Value, half: int) -> Value:
+    """-HALF_OFFSET times the sum of the row's values in half a group: exactly, as integers are scaled above."""
+    origin = e.broadcast(row.origins, group)
+    offset = e.splat(e.load_at(I32, row.half_offsets, e.add(e.mul(group, 2), half)))
+    return e.build.fsub(e.build.bitcast(e.build.add(e.build.bitcast(origin, I32X16), offset), F32X16), origin)
 
 
 def _add_minimums(
@@ -96,7 +108,7 @@ def _starts(e: Emitter, weights: GroupedWeights, rows: list[InputRow], group: Va
     """What integer sums start from: the row's origin, the bias of the weights taken away, and 128 times a peak's upper
     digit times the weights there. Few groups have a peak: where no row does, it is passed by
     # [rows][sets of scales][columns]"""
-    build, sets = e.build, scale_sets(weights.kind)
+    build, sets = e.build, weights.kind.layout.scale_sets
     cells = []
     for row in rows:
         starts = [_start(e, weights.kind, row, group, half) for half in range(sets)]
@@ -115,7 +127,7 @@ def _starts(e: Emitter, weights: GroupedWeights, rows: list[InputRow], group: Va
 def _add_peak(
     e: Emitter, weights: GroupedWeights, row: InputRow, digit: Value, cells: list[list[Variable]], group: Value
 ) -> None:
-    build, dot = e.build, dot_biased if weights.kind is TileKind.Q8_0 else dot_small
+    build, dot = e.build, dot_biased if weights.kind.layout.is_biased else dot_small
     peak = build.zext(e.load_at(I32, row.peaks, group), I64)
     step = weights.step_of(group, peak)
     for half, own in enumerate(cells):
@@ -130,18 +142,25 @@ def _add_peak(
 
 def _start(e: Emitter, kind: TileKind, row: InputRow, group: Value, half: int) -> Value:
     """Weights are stored as they count from the lowest, and sums count from the middle."""
-    match kind:
-        case TileKind.Q4_1 | TileKind.Q4_0:
-            return e.splat(e.load_at(I32, row.starts, group))
-        case TileKind.Q8_0 if not unbiases_itself(e):
-            return e.splat(e.load_at(I32, row.byte_starts, group))
-    origin = e.build.bitcast(e.broadcast(row.origins, group), I32X16)
-    if kind is TileKind.Q6_K:
-        return e.build.add(origin, e.splat(e.load_at(I32, row.half_offsets, e.add(e.mul(group, 2), half))))
-    if kind is TileKind.Q5_K:
-        to_middle = e.build.sub(e.splat(e.load_at(I32, row.starts, group)), origin)
-        return e.build.add(origin, e.build.mul(to_middle, e.ints(middle(kind) // START_MIDDLE)))
-    return origin
+    build, layout = e.build, kind.layout
+    origin = build.bitcast(e.broadcast(row.origins, group), I32X16)
+    middle = BYTE_MIDDLE if layout.is_biased else layout.middle
+    if middle == 0 or (layout.is_biased and unbiases_itself(e)):
+        return origin
+    if layout.scale_sets == 2:
+        offset = e.splat(e.load_at(I32, row.half_offsets, e.add(e.mul(group, 2), half)))
+        return build.add(origin, _times(e, offset, middle, HALF_OFFSET))
+    if middle in (START_MIDDLE, BYTE_MIDDLE):
+        return e.splat(e.load_at(I32, row.starts if middle == START_MIDDLE else row.byte_starts, group))
+    to_middle = build.sub(e.splat(e.load_at(I32, row.starts, group)), origin)
+    return build.add(origin, _times(e, to_middle, middle, START_MIDDLE))
+
+
+def _times(e: Emitter, values: Value, middle: int, counted_from: int) -> Value:
+    """Multiples of `counted_from` as the same multiples of `middle`; one is a power of two times the other."""
+    if middle >= counted_from:
+        return values if middle == counted_from else e.build.mul(values, e.ints(middle // counted_from))
+    return e.build.ashr(values, e.ints((counted_from // middle).bit_length() - 1))
 
 
 def float_tile(e: Emitter, kind: TileKind, tile: Value, rows: list[InputRow], depth: Value) -> Tile:
