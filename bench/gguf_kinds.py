@@ -98,10 +98,10 @@ def own_logits(backend_name: str, checkpoint: Checkpoint, tokens: list[list[int]
     """Each list in one step, by the backend alone."""
     factory, _ = backends.choose(backend_name, checkpoint)
     longest, block_size = max(map(len, tokens)), 16
-    blocks = -(-longest // block_size) + 1
+    blocks = -(-longest // block_size)
     windows = checkpoint.spec.kv_windows()
     layout = KVLayout(block_size, tuple(KVGroup(layers, window, blocks) for window, layers in windows))
-    backend = factory.create(checkpoint, layout, max_context=longest, max_tokens_per_step=longest, threads=2)
+    backend = factory.create(checkpoint, layout, max_context=longest, max_tokens_per_step=longest, threads=1)
     assert isinstance(backend, HostBackend)
     found = []
     try:

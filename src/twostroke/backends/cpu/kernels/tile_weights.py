@@ -126,8 +126,9 @@ class PackedWeights:
         number, first, below = e.ints(0), 0, 0
         for width in self._layout.planes:
             bit = e.mul(step, width)
-            vector = e.at(place, e.add(e.mul(e.div(bit, 8), 64), first))
-            moved = build.lshr(e.load(I32X16, vector, self._layout.alignment), e.splat(build.trunc(e.rem(bit, 8), I32)))
+            vector, place_in_byte = (e.mul(e.div(bit, 8), 64), e.rem(bit, 8)) if width > 1 else (e.integer(0), step)
+            words = e.load(I32X16, e.at(place, e.add(vector, first)), self._layout.alignment)
+            moved = build.lshr(words, e.splat(build.trunc(place_in_byte, I32)))
             part = build.and_(moved, e.ints(((1 << width) - 1) * 0x01010101))
             number = build.or_(number, build.shl(part, e.ints(below)))
             first, below = first + 64 * width, below + width
