@@ -20,7 +20,6 @@ from twostroke.backends.cpu.arguments import (
     KVGroupField,
     RopeField,
     StepField,
-    TileKind,
     float_bits,
 )
 from twostroke.backends.cpu.attention_work import AttentionWork
@@ -35,6 +34,7 @@ from twostroke.backends.cpu.program import NO_WINDOW, Tape
 from twostroke.backends.cpu.rotation import RotationTable
 from twostroke.backends.cpu.shape import KernelShape
 from twostroke.backends.cpu.threads import ThreadPool
+from twostroke.backends.cpu.tile_kinds import TileKind
 from twostroke.backends.host.batch import Batch
 from twostroke.core.kv_layout import KVGroup, KVLayout
 from twostroke.models.spec import RopeSpec

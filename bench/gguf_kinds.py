@@ -55,10 +55,11 @@ def main() -> None:
     home, source = Home.find(), resolve(options.model)
     ensure_installed(home, "llama-cpp", print)
     tokens = token_lists(load_checkpoint(source))
+    print(f"{source.name}, {llama_version(home)}, {sum(map(len, tokens))} positions of {len(tokens)} prompts.")
     print(
-        f"{sum(map(len, tokens))} positions of {len(tokens)} prompts. Differences of logits from the reference's, which"
+        "How far logits are from the reference's, which multiplies the same file's dequantised weights in float32, on"
     )
-    print("multiplies the same file's dequantised weights in float32; top 1: how often the likeliest token is its.\n")
+    print("average and at most; top 1: how often the likeliest token is the same.\n")
     print(f"{'':10}{'llama.cpp':>28}{'cpu':>28}  {'cpu beside llama.cpp':>20}")
     columns = f"{'top 1':>10}{'mean':>9}{'most':>9}"
     print(f"{'file':10}{columns}{columns}  {'top 1':>10}{'mean':>10}  tensors", flush=True)
@@ -115,6 +116,12 @@ def own_logits(backend_name: str, checkpoint: Checkpoint, tokens: list[list[int]
     finally:
         backend.close()
     return np.concatenate(found)
+
+
+def llama_version(home: Home) -> str:
+    ask = "from importlib.metadata import version; print('llama-cpp-python', version('llama-cpp-python'))"
+    done = subprocess.run([home.python("llama-cpp"), "-c", ask], check=True, capture_output=True, text=True)
+    return done.stdout.strip()
 
 
 def llama_logits(home: Home, path: Path, tokens: list[list[int]]) -> Logits:

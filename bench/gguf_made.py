@@ -1,6 +1,6 @@
 """GGUF files of kinds that llama.cpp's quantiser does not make of a model alone: a copy of a file, in which some
-matrices hold blocks of the kind. Their codes are random, at the spread of the weights that they replace: what is asked
-of such a file is that two programs read it alike, not that it speaks. Needs the `gguf` package."""
+matrices hold blocks of the kind. Their codes are random, at half the spread of the weights that they replace: what is
+asked of such a file is that two programs read it alike, not that it speaks. Needs the `gguf` package."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ import numpy.typing as npt
 from bench.peers.home import Home
 
 MADE_KINDS = ("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "tq1_0", "tq2_0", "mxfp4", "nvfp4")
-REPLACED = tuple(f"blk.{layer}.ffn_down.weight" for layer in range(0, 12, 3))
+REPLACED = tuple(f"blk.{layer}.ffn_down.weight" for layer in (18, 20, 22, 24))
+SHARE_OF_SPREAD = 0.5
+"""Late matrices, at half their spread: a model that is all noise would answer every rounding with other logits."""
 _SCALE_OFFSETS = {"tq1_0": 52, "tq2_0": 64}
 
 
@@ -61,7 +63,7 @@ def _blocks(kind: str, stored_as: Any, values: npt.NDArray[np.float32], gguf: An
         blocks[:, :52] = (rng.integers(0, 243, (len(blocks), 52)) * 256 + 242) // 243
     _set_scales(kind, blocks, 1.0)
     spread = float(gguf.quants.dequantize(blocks.reshape(rows), stored_as).std())
-    _set_scales(kind, blocks, float(values.std()) / spread)
+    _set_scales(kind, blocks, SHARE_OF_SPREAD * float(values.std()) / spread)
     return blocks.reshape(rows)
 
 

@@ -14,7 +14,8 @@ import numpy as np
 def main(model: str, tokens: str, target: str) -> None:
     lists: list[list[int]] = json.loads(Path(tokens).read_text(encoding="utf-8"))
     longest = max(len(token_ids) for token_ids in lists)
-    llama = llama_cpp.Llama(model, n_ctx=longest, n_batch=longest, logits_all=True, n_threads=1, n_threads_batch=1, verbose=False)
+    sizes = {"n_ctx": longest, "n_batch": longest, "n_threads": 1, "n_threads_batch": 1}
+    llama = llama_cpp.Llama(model, logits_all=True, verbose=False, **sizes)
     found = []
     for token_ids in lists:
         llama.reset()

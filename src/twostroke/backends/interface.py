@@ -62,6 +62,9 @@ class BackendFactory(Protocol):
     def kv_bytes_per_token(self, checkpoint: Checkpoint, layers: tuple[int, ...], kv_kind: str = "auto") -> int:
         """Bytes that one token's K and V take over these layers. Raises BackendError for a kind it does not offer."""
 
+    def held_bytes(self, checkpoint: Checkpoint, name: str) -> int:
+        """Bytes that a step reads of a tensor, as this backend holds it."""
+
     def memory(self, checkpoint: Checkpoint, here: Machine) -> MemorySpace:
         """Where weights and KV live, and what the weights leave of it."""
 

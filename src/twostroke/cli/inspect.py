@@ -76,6 +76,7 @@ def _memory_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     return [
         ("backend", f"{here['backend']}: {here['reason']}"),
         *([("on load", here["on_load"])] if here["on_load"] is not None else []),
+        ("held in", f"{units.size(here['held_weight_bytes'])} of memory"),
         ("KV", f"{units.size(per_token)} a token; {units.size(full_bytes)} for {context:,} tokens"),
         (
             here["memory_of"],

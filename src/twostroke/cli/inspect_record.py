@@ -73,7 +73,7 @@ def _here(checkpoint: Checkpoint, backend: str) -> dict[str, Any]:
         "threads": found.threads,
         "memory_of": memory.owner,
         "memory_bytes": memory.total_bytes,
-        "held_weight_bytes": checkpoint.held_bytes,
+        "held_weight_bytes": sum(factory.held_bytes(checkpoint, name) for name in checkpoint.tensors),
         "free_beside_weights_bytes": memory.free_beside_weights_bytes,
         "kv_tokens": _kv_tokens(stored, backend),
         "kv_bytes_per_token": sum(need.bytes_per_token for need in needs),

@@ -59,7 +59,10 @@ def plan(
     ] = None,
     quantise: Annotated[
         str | None,
-        typer.Option(metavar="KIND", help="bf16, fp8, int8, int4, nvfp4, mxfp4, q8_0, q4_1, q4_0; default: as stored."),
+        typer.Option(
+            metavar="KIND",
+            help="bf16, fp8, int8, int4, nvfp4, mxfp4, q8_0, q4_k or another GGUF kind; default: as stored.",
+        ),
     ] = None,
     kv: Annotated[str, typer.Option(metavar="KIND", help="What K and V are kept in: bf16, f16, fp8 or int8.")] = "bf16",
     decode_weights: options.DecodeWeights = "auto",

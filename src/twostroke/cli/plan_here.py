@@ -4,6 +4,7 @@ would hold them. Of a model whose files are not here, its shape is enough."""
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from twostroke import backends, machine
 from twostroke.cli.plan_model import PlannedModel, weightless
@@ -42,7 +43,8 @@ def here(
         sources=(ceilings.source,),
     )
     prepared = _prepared(own, config)
-    shape = shape_of(checkpoint, [need.bytes_per_token for need in needs]) if prepared is None else prepared.shape
+    kv_bytes, held_bytes = [need.bytes_per_token for need in needs], partial(factory.held_bytes, checkpoint)
+    shape = shape_of(checkpoint, kv_bytes, held_bytes) if prepared is None else prepared.shape
     copies = 0 if shape.decode_weights is None else shape.decode_weights.num_bytes
     deployment = Deployment(
         model=planned.name,

@@ -99,7 +99,8 @@ def simulate(
         typer.Option(
             metavar="KIND",
             help="What float weights are brought to: q8_0, q4_1 or none, by default q8_0, or q4_1 if memory is short; "
-            "with --on DEVICE bf16, fp8, int8, int4, nvfp4, mxfp4, q8_0, q4_1 or q4_0, by default as published.",
+            "with --on DEVICE bf16, fp8, int8, int4, nvfp4, mxfp4, q8_0, q4_k or another GGUF kind, by default as "
+            "published.",
         ),
     ] = None,
     dtype: options.Dtype = "auto",

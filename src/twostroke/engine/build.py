@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from twostroke import __version__, backends, machine
@@ -183,7 +184,7 @@ def prepare(checkpoint: Checkpoint, config: EngineConfig) -> Preparation:
 
     offered = factory.decode_weights(checkpoint, config.dtype)
     holding = choose_decode_weights(config, offered, memory, needs, resolve_within)
-    shape = shape_of(checkpoint, [need.bytes_per_token for need in needs])
+    shape = shape_of(checkpoint, [need.bytes_per_token for need in needs], partial(factory.held_bytes, checkpoint))
     reasons = (f"backend {factory.name}: {reason}", quantise_reason, holding.reason, *holding.resolved.reasons)
     return Preparation(
         checkpoint,

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 
 from twostroke.cost.model_shape import ExpertsShape, KVGroupShape, ModelShape
 from twostroke.models.checkpoint import Checkpoint
 
 
-def shape_of(checkpoint: Checkpoint, kv_bytes_per_token_by_group: Sequence[int]) -> ModelShape:
-    """KV groups are those of `spec.kv_windows()`, in that order; what a token takes in each is the backend's to say."""
+def shape_of(
+    checkpoint: Checkpoint,
+    kv_bytes_per_token_by_group: Sequence[int],
+    held_bytes: Callable[[str], int] | None = None,
+) -> ModelShape:
+    """KV groups are those of `spec.kv_windows()`, in that order; what a token takes in each is the backend's to say.
+    So is what a tensor takes as it is held; None: what it is stored in, or brought to on load."""
+    held_bytes = held_bytes or checkpoint.held_tensor_bytes
     spec = checkpoint.spec
     shapes = spec.tensor_shapes()
     head = "embedding" if spec.tied_embeddings else "output"
     matrices = {name: prod(shape) for name, shape in shapes.items() if len(shape) == 2}
     in_layers = sum(count for name, count in matrices.items() if name not in ("embedding", "output"))
-    weight_bytes = checkpoint.held_bytes
+    weight_bytes = sum(map(held_bytes, checkpoint.tensors))
     experts = None
     if (moe := spec.moe) is not None:
         names = [name for name in shapes if ".experts." in name]
-        expert_bytes = sum(checkpoint.held_tensor_bytes(name) for name in names)
+        expert_bytes = sum(map(held_bytes, names))
         in_experts = sum(matrices[name] for name in names)
         experts = ExpertsShape(moe.num_experts, moe.experts_per_token, expert_bytes, in_experts)
         weight_bytes -= expert_bytes

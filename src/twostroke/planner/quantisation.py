@@ -37,6 +37,15 @@ QUANTISATIONS = {
     "q8_0": Quantisation(8.5, "bf16", 8.5),
     "q4_1": Quantisation(5.0, "bf16", 8.5),
     "q4_0": Quantisation(4.5, "bf16", 8.5),
+    "q5_0": Quantisation(5.5, "bf16", 8.5),
+    "q5_1": Quantisation(6.0, "bf16", 8.5),
+    "q6_k": Quantisation(6.5625, "bf16", 6.5625),  # K and IQ kinds: with the head in Q6_K, as llama.cpp writes it
+    "q5_k": Quantisation(5.5, "bf16", 6.5625),
+    "q4_k": Quantisation(4.5, "bf16", 6.5625),
+    "q3_k": Quantisation(3.4375, "bf16", 6.5625),
+    "q2_k": Quantisation(2.625, "bf16", 6.5625),
+    "iq4_nl": Quantisation(4.5, "bf16", 6.5625),
+    "iq4_xs": Quantisation(4.25, "bf16", 6.5625),
 }
 KV_BITS = {"f16": 16.0, "bf16": 16.0, "fp8": 8.0, "int8": 8.5}  # int8: with a scale a head and position
 

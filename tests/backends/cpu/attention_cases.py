@@ -16,7 +16,6 @@ from twostroke.backends.cpu.arguments import (
     KVGroupField,
     RopeField,
     StepField,
-    TileKind,
     float_bits,
 )
 from twostroke.backends.cpu.attention_work import AttentionWork
@@ -25,6 +24,7 @@ from twostroke.backends.cpu.kv_store import KVStore
 from twostroke.backends.cpu.memory import address_of, float_zeros
 from twostroke.backends.cpu.program import NO_WINDOW
 from twostroke.backends.cpu.shape import KernelShape
+from twostroke.backends.cpu.tile_kinds import TileKind
 from twostroke.backends.host.batch import Batch
 from twostroke.core.kv_layout import KVGroup, KVLayout
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -9,10 +10,12 @@ import pytest
 from tests.backends.driver import layout_for, logits_by_prefill
 from tests.models.kind_files import VOCAB_SIZE, tiny_model, write_of_kinds
 
+from twostroke import machine
 from twostroke.backends.cpu import FACTORY
 from twostroke.backends.cpu.weights import Weights
 from twostroke.backends.interface import BackendFactory
 from twostroke.backends.reference import FACTORY as REFERENCE
+from twostroke.engine.shape import shape_of
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.loading import load_checkpoint
 from twostroke.models.weights.tensor import WeightKind
@@ -70,6 +73,20 @@ def test_notes_say_what_is_held_otherwise_than_it_is_stored(tmp_path: Path) -> N
     assert "Q3_K in 3.5625 bits a weight instead of 3.4375, exactly" in notes
     for kind in (WeightKind.Q5_0, WeightKind.Q5_1, WeightKind.Q2_K, WeightKind.IQ4_NL, WeightKind.MXFP4):
         assert f"tensors {kind.name} " not in notes, "held as stored"
+
+
+def test_memory_and_cost_count_weights_as_they_are_held(tmp_path: Path) -> None:
+    """IQ1 and IQ2 take more in memory than in the file: what is left for KV follows, and what a step reads."""
+    checkpoint = file_of([WeightKind.IQ2_XXS, WeightKind.IQ1_S], tmp_path)
+    matrices = [tensor for tensor in checkpoint.tensors.values() if len(tensor.shape) == 2]
+    vectors = sum(tensor.nbytes for tensor in checkpoint.tensors.values() if len(tensor.shape) == 1)
+    held = sum(tensor.shape[0] * tensor.shape[1] * 4 // 8 for tensor in matrices[1:]) + matrices[0].nbytes + vectors
+    assert checkpoint.held_bytes < 0.6 * held
+    assert sum(FACTORY.held_bytes(checkpoint, name) for name in checkpoint.tensors) == held
+    here = machine.detect()
+    assert FACTORY.memory(checkpoint, here).free_beside_weights_bytes == here.available_memory_bytes - held
+    shape = shape_of(checkpoint, [1], partial(FACTORY.held_bytes, checkpoint))
+    assert shape.weight_bytes_per_step == held - matrices[0].nbytes, "an embedding that is only looked up is not read"
 
 
 def test_experts_are_declined_with_a_sentence_whatever_their_kind(tmp_path: Path) -> None:

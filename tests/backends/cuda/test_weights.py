@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.models.kind_files import tiny_model, write_of_kinds
 from tests.models.tiny_checkpoints import make_tiny
 
 from twostroke.backends.cuda import weights as weights_module
@@ -87,6 +88,16 @@ def test_every_expert_lies_in_its_place(tmp_path: Path, device: str) -> None:
             at = f"layers.{index}.experts.{expert}."
             assert_same(layer.mlp.gate_up[expert], stored(checkpoint, f"{at}gate", f"{at}up"))
             assert_same(layer.mlp.down[expert], stored(checkpoint, f"{at}down"))
+
+
+@pytest.mark.parametrize("kind", [WeightKind.Q5_0, WeightKind.Q3_K, WeightKind.IQ2_XS, WeightKind.MXFP4])
+def test_experts_of_gguf_kinds_come_out_as_their_numbers(kind: WeightKind, tmp_path: Path, device: str) -> None:
+    model = tiny_model(experts=True)
+    checkpoint = load_checkpoint(write_of_kinds(model, tmp_path / "model.gguf", lambda _: kind))
+    mlp = Weights.from_checkpoint(checkpoint, torch.device(device), torch.float32).layers[0].mlp
+    assert isinstance(mlp, MoeWeights)
+    assert_same(mlp.gate_up, model.state_dict()["model.layers.0.mlp.experts.gate_up_proj"])
+    assert_same(mlp.down, model.state_dict()["model.layers.0.mlp.experts.down_proj"])
 
 
 @pytest.mark.parametrize("kind", [WeightKind.Q8_0, WeightKind.Q4_0, WeightKind.F16, WeightKind.BF16])

@@ -44,8 +44,13 @@ class CpuFactory:
         spec = checkpoint.spec
         return len(layers) * spec.num_kv_heads * choose_kv_kind(kv_kind, isa.choose()).token_bytes(spec.head_dim)
 
+    def held_bytes(self, checkpoint: Checkpoint, name: str) -> int:
+        from twostroke.backends.cpu.weights import held_bytes
+
+        return held_bytes(checkpoint, name) if checkpoint.is_multiplied(name) else checkpoint.held_tensor_bytes(name)
+
     def memory(self, checkpoint: Checkpoint, here: Machine) -> MemorySpace:
-        return host_memory(here, checkpoint.held_bytes)
+        return host_memory(here, sum(self.held_bytes(checkpoint, name) for name in checkpoint.tensors))
 
     def decode_weights(self, checkpoint: Checkpoint, dtype: str, on: Device | None = None) -> None:
         """Both phases read the same."""

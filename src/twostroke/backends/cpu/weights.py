@@ -71,7 +71,7 @@ class Weights:
     def from_checkpoint(checkpoint: Checkpoint, threads: int = 1) -> Weights:
         """From the cache of packed weights, or packed now, by so many threads, and put there."""
         matrices = [name for name in checkpoint.tensors if checkpoint.is_multiplied(name)]
-        num_bytes = sum(_held_bytes(checkpoint, name) for name in matrices)
+        num_bytes = sum(held_bytes(checkpoint, name) for name in matrices)
         path = packed_cache.entry_path(checkpoint)
         notes, kept = [], None
         if path is not None:
@@ -96,7 +96,7 @@ def tile_kinds(checkpoint: Checkpoint) -> tuple[TileKind, ...]:
     return tuple(kind for kind in TileKind if kind in found)
 
 
-def _held_bytes(checkpoint: Checkpoint, name: str) -> int:
+def held_bytes(checkpoint: Checkpoint, name: str) -> int:
     """What a matrix takes of an arena, joined to others or not."""
     outputs, depth = checkpoint.tensors[name].shape
     return padded(packed_bytes(tile_kind(checkpoint.held_kind(name)), outputs, depth), LINE_BYTES)

@@ -58,6 +58,10 @@ class CudaFactory:
         spec = checkpoint.spec
         return 2 * len(layers) * spec.num_kv_heads * spec.head_dim * _ELEMENT_BYTES
 
+    def held_bytes(self, checkpoint: Checkpoint, name: str) -> int:
+        """Of GGUF weights, which are held in 16 bits, as few as are stored: `packed_sizes.py` counts so, too."""
+        return checkpoint.held_tensor_bytes(name)
+
     def memory(self, checkpoint: Checkpoint, here: Machine) -> MemorySpace:
         import torch
 

@@ -35,6 +35,10 @@ class ReferenceFactory:
         spec = checkpoint.spec
         return 2 * len(layers) * spec.num_kv_heads * spec.head_dim * _FLOAT32_BYTES
 
+    def held_bytes(self, checkpoint: Checkpoint, name: str) -> int:
+        """Floors are those of the weights as they are stored, which is what others have to reach."""
+        return checkpoint.held_tensor_bytes(name)
+
     def memory(self, checkpoint: Checkpoint, here: Machine) -> MemorySpace:
         return host_memory(here, checkpoint.held_bytes)
 
