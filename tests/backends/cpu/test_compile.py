@@ -106,6 +106,7 @@ def test_an_unknown_function_is_an_error(cache: Path) -> None:
         (NEON_DOTPROD, (TileKind.Q4_1, TileKind.Q8_0)),
         (GENERIC_ARM, (TileKind.Q8_0,)),
         pytest.param(NEON_DOTPROD, tuple(TileKind), marks=pytest.mark.slow),
+        pytest.param(GENERIC_ARM, (TileKind.IQ4_NL,), marks=pytest.mark.slow),
     ],
 )
 def test_arm_code_is_emitted(isa: InstructionSet, kinds: tuple[TileKind, ...]) -> None:

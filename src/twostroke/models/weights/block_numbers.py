@@ -91,7 +91,7 @@ def _q3_k(blocks: Bytes) -> BlockNumbers:
 
 def _pairs(packed: Bytes) -> Bytes:
     """[n, 64] to [n, 256]: 32 bytes hold four runs of 32 values, the first in the lowest pairs of bits."""
-    runs = (packed.reshape(-1, 2, 1, 32) >> _PAIR_SHIFTS[:, None]) & 3
+    runs: Bytes = (packed.reshape(-1, 2, 1, 32) >> _PAIR_SHIFTS[:, None]) & np.uint8(3)
     return runs.reshape(-1, 256)
 
 
@@ -190,9 +190,9 @@ def _iq1_m(blocks: Bytes) -> BlockNumbers:
     return BlockNumbers(integers.reshape(-1, 256), whole * (2 * scales + 1).astype(np.float32) * np.float32(0.125))
 
 
-def _signs_in_words(words: npt.NDArray[np.uint32]) -> Bytes:
+def _signs_in_words(words: npt.NDArray[np.integer]) -> Bytes:
     """[n, words] to [n, 4 * words] bytes of signs"""
-    found = _SIGNS_OF_SEVEN_BITS[(words[..., None] >> np.arange(0, 28, 7, dtype=np.uint32)) & 127]
+    found: Bytes = _SIGNS_OF_SEVEN_BITS[(words[..., None] >> np.arange(0, 28, 7, dtype=np.uint32)) & 127]
     return found.reshape(len(words), -1)
 
 
