@@ -60,9 +60,9 @@ def main() -> None:
         "How far logits are from the reference's, which multiplies the same file's dequantised weights in float32, on"
     )
     print("average and at most; top 1: how often the likeliest token is the same.\n")
-    print(f"{'':10}{'llama.cpp':>28}{'cpu':>28}  {'cpu beside llama.cpp':>20}")
+    print(f"{'':14}{'llama.cpp':>28}{'cpu':>28}  {'cpu beside llama.cpp':>20}")
     columns = f"{'top 1':>10}{'mean':>9}{'most':>9}"
-    print(f"{'file':10}{columns}{columns}  {'top 1':>10}{'mean':>10}  tensors", flush=True)
+    print(f"{'file':14}{columns}{columns}  {'top 1':>10}{'mean':>10}  tensors", flush=True)
     for kind in options.kinds.split(","):
         made = kind in MADE_KINDS
         path = (
@@ -83,7 +83,7 @@ def compare(home: Home, kind: str, path: Path, tokens: list[list[int]]) -> None:
     counts = Counter(tensor.kind.name for tensor in checkpoint.tensors.values() if len(tensor.shape) == 2)
     kinds = ", ".join(f"{count} {name}" for name, count in counts.most_common())
     beside = f"{agreement(cpu, llama):10.1%}{np.abs(cpu - llama).mean():10.4f}"
-    print(f"{kind:10}{differences(llama, reference)}{differences(cpu, reference)}  {beside}  {kinds}", flush=True)
+    print(f"{kind:14}{differences(llama, reference)}{differences(cpu, reference)}  {beside}  {kinds}", flush=True)
 
 
 def agreement(ours: Logits, theirs: Logits) -> float:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from bench.peers.home import Home
 
 MADE_KINDS = ("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "tq1_0", "tq2_0", "mxfp4", "nvfp4")
+MADE_KINDS += ("made-q2_k", "made-iq3_xxs")  # of which llama.cpp's files of that name hold none, where rows are short
 REPLACED = tuple(f"blk.{layer}.ffn_down.weight" for layer in (18, 20, 22, 24))
 SHARE_OF_SPREAD = 0.5
 """Late matrices, at half their spread: a model that is all noise would answer every rounding with other logits."""
@@ -22,6 +23,7 @@ _SCALE_OFFSETS = {"tq1_0": 52, "tq2_0": 64}
 
 def ensure_made(home: Home, source: Path, kind: str) -> Path:
     """The path of the file, made now if it is not there."""
+    kind = kind.removeprefix("made-")
     target = home.models(source) / f"made-{kind}.gguf"
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -79,6 +81,8 @@ def _set_scales(kind: str, blocks: npt.NDArray[np.uint8], scale: float) -> None:
             blocks[:, 0] = 127 + round(np.log2(scale))
         case "nvfp4":  # an exponent of four bits, from -7 on, and no mantissa
             blocks[:, :4] = (7 + max(-6, round(np.log2(scale)))) << 3
+        case "q2_k":
+            blocks[:, 80:84] = np.tile(bits, 2)
         case _:
             first = _SCALE_OFFSETS.get(kind, 0)
             blocks[:, first : first + 2] = bits

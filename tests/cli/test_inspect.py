@@ -6,11 +6,14 @@ import json
 from pathlib import Path
 
 from tests.cli.test_cli import twostroke
+from tests.models.kind_files import tiny_model, write_of_kinds
 
+from twostroke.cli.inspect import _memory_rows
 from twostroke.cli.inspect_record import record
 from twostroke.config import EngineConfig
 from twostroke.engine.build import prepare
 from twostroke.models.loading import load_checkpoint
+from twostroke.models.weights.tensor import WeightKind
 
 
 def test_the_kv_that_is_promised_is_what_an_engine_takes(smollm2_path: Path) -> None:
@@ -27,3 +30,11 @@ def test_it_says_so_in_words(smollm2_path: Path) -> None:
     done = twostroke("inspect", str(smollm2_path), "--backend", "cpu", COLUMNS="200")
     tokens = record(load_checkpoint(smollm2_path, name="smollm2"), "cpu")["here"]["kv_tokens"]
     assert "tokens by default (--kv-memory says otherwise): " in done.stdout and tokens > 0
+
+
+def test_weights_that_take_more_in_memory_than_in_the_file_are_counted_so(tmp_path: Path) -> None:
+    path = write_of_kinds(tiny_model(experts=False), tmp_path / "model.gguf", lambda _: WeightKind.IQ2_XXS)
+    found = record(load_checkpoint(path), "cpu")
+    assert found["weights"]["stored_as"]["IQ2_XXS"]["tensors"] == 9
+    assert found["here"]["held_weight_bytes"] > 1.5 * found["weights"]["bytes"]
+    assert "repacked" in dict(_memory_rows(found))

@@ -73,10 +73,11 @@ def _weight_rows(weights: dict[str, Any]) -> list[tuple[str, str]]:
 def _memory_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     here, context = found["here"], found["max_context"]
     per_token, full_bytes = here["kv_bytes_per_token"], here["kv_bytes_of_context"]
+    is_larger = here["held_weight_bytes"] > 1.01 * found["weights"]["bytes"]
     return [
         ("backend", f"{here['backend']}: {here['reason']}"),
         *([("on load", here["on_load"])] if here["on_load"] is not None else []),
-        ("held in", f"{units.size(here['held_weight_bytes'])} of memory"),
+        *([("repacked", f"to {units.size(here['held_weight_bytes'])}")] if is_larger else []),
         ("KV", f"{units.size(per_token)} a token; {units.size(full_bytes)} for {context:,} tokens"),
         (
             here["memory_of"],
