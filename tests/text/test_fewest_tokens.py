@@ -72,7 +72,7 @@ texts = st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=3)), max_si
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(text=texts, times=st.sampled_from([1, 1, 50]))
 def test_no_text_has_fewer(name: str, text: str, times: int) -> None:
     tokenizer = TOKENIZERS[name]

@@ -150,11 +150,24 @@ def test_an_ordinary_request_is_what_everybody_makes_of_it(encoder: ChatEncoder,
         assert len(tokenizer.specials_in(expected)) >= 3
 
 
-@settings(max_examples=60, deadline=None)
-@given(attacks=st.lists(st.tuples(st.sampled_from(PLACES), FRAGMENTS, st.integers(0, 20)), min_size=1, max_size=3))
-def test_no_text_and_no_key_is_a_control_token(
-    encoder: ChatEncoder, tokenizer: Tokenizer, attacks: list[tuple[tuple[Any, ...], str, int]]
-) -> None:
+Attacks = list[tuple[tuple[Any, ...], str, int]]
+ATTACKS = st.lists(st.tuples(st.sampled_from(PLACES), FRAGMENTS, st.integers(0, 20)), min_size=1, max_size=3)
+
+
+@settings(max_examples=25, deadline=None)
+@given(attacks=ATTACKS)
+def test_no_text_and_no_key_is_a_control_token(encoder: ChatEncoder, tokenizer: Tokenizer, attacks: Attacks) -> None:
+    check_attacks(encoder, tokenizer, attacks)
+
+
+@pytest.mark.slow
+@settings(max_examples=1000, deadline=None)
+@given(attacks=ATTACKS)
+def test_none_of_many_is_one(encoder: ChatEncoder, tokenizer: Tokenizer, attacks: Attacks) -> None:
+    check_attacks(encoder, tokenizer, attacks)
+
+
+def check_attacks(encoder: ChatEncoder, tokenizer: Tokenizer, attacks: Attacks) -> None:
     attacked, innocent = copy.deepcopy(REQUEST), copy.deepcopy(REQUEST)
     for path, text, at in attacks:
         put(path, text, at, attacked)
