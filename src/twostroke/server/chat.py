@@ -30,7 +30,7 @@ from twostroke.server.streaming import DONE, sse, sse_error, stream_answer
 from twostroke.server.structured import requested_grammar
 from twostroke.server.tools import tool_request
 from twostroke.text.tokenizer import Tokenizer
-from twostroke.text.tool_parsers.formats import CallDelta, ToolFormat
+from twostroke.text.tool_parsers.formats import ToolFormat
 
 router = APIRouter(route_class=CheckedRoute)
 
@@ -183,7 +183,7 @@ class ChatWriter:
 
     def _delta(self, index: int, parts: Parts, *, has_logprobs: bool) -> replies.Delta:
         calls = []
-        for number, name, arguments in _one_each(parts.calls):
+        for number, name, arguments in _one_each(parts):
             function = replies.FunctionCall(arguments, name)
             if name is None:
                 calls.append(replies.ToolCallDelta(number, function))
@@ -209,12 +209,12 @@ class ChatWriter:
         return replies.ChatChunk(self.id, "chat.completion.chunk", self._created, self._model, choices, **more)
 
 
-def _one_each(pieces: list[CallDelta]) -> list[CallDelta]:
-    """One piece for a call: a chunk has one entry for each, as clients read the first and leave the rest."""
-    joined: list[CallDelta] = []
-    for piece in pieces:
-        if joined and joined[-1].number == piece.number:
-            joined[-1] = joined[-1]._replace(arguments=joined[-1].arguments + piece.arguments)
+def _one_each(parts: Parts) -> list[tuple[int, str | None, str]]:
+    """Number, name and arguments, one for each call: clients read a call's first entry in a chunk and lose the rest."""
+    joined: list[tuple[int, str | None, str]] = []
+    for number, name, arguments in parts.calls:
+        if joined and joined[-1][0] == number:
+            joined[-1] = (number, joined[-1][1], joined[-1][2] + arguments)
         else:
-            joined.append(piece)
+            joined.append((number, name, arguments))
     return joined
