@@ -17,7 +17,7 @@ from tests.clients.page import result_path
 from tests.server.running import RunningServer
 
 USE_LIMIT_S = 580.0
-CLIENTS = chosen(os.environ.get("CLIENTS", ""))
+CLIENTS = chosen(os.environ.get("TWOSTROKE_TEST_CLIENTS", ""))
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(USE_LIMIT_S + 60)]
 
