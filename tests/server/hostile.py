@@ -81,6 +81,12 @@ def bodies() -> Iterator[tuple[str, str, bytes]]:
         yield f"messages {number or 'at most'}", chat, b'{"messages":' + listed + b"}"
         yield f"items {number or 'at most'}", responses, b'{"input":' + listed + b"}"
         yield f"messages to count {number or 'at most'}", "/tokenize", b'{"messages":' + listed + b"}"
+        yield (
+            f"Anthropic's messages {number or 'at most'}",
+            "/v1/messages",
+            b'{"max_tokens":1,"messages":' + listed + b"}",
+        )
+        yield f"Ollama's messages {number or 'at most'}", "/api/chat", b'{"model":"smollm2","messages":' + listed + b"}"
         parts = filled(b"[", part + b",", part + b"]", number)
         yield f"parts {number or 'at most'}", chat, b'{"messages":[{"role":"user","content":' + parts + b"}]}"
         tool = b'{"type":"function","function":{"name":"f","parameters":{"type":"object"}}}'
@@ -215,7 +221,7 @@ def together(address: str) -> Statuses:
 def logprobs(address: str) -> Statuses:
     """Answers that take longer to word than to ask for: the most likely tokens at every position of a prompt, and of
     many answers."""
-    prompt, most = list(range(100, 1900)), {"logprobs": 64, "ignore_eos": True}
+    prompt, most = list(range(100, 1300)), {"logprobs": 64, "ignore_eos": True}
     asked: list[dict[str, object]] = [
         {"prompt": [prompt], "echo": True, "max_tokens": 0, **most},
         {"prompt": [prompt], "echo": True, "max_tokens": 1, "stream": True, **most},

@@ -90,11 +90,13 @@ def hold_up(server: RunningServer, streams: Streams, name: str, send: Callable[[
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_nothing_holds_up_sixteen_streams(crowded: tuple[RunningServer, Streams]) -> None:
     for name, send in hostile.everything():
         hold_up(*crowded, name, send)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_long_prompts_hold_up_no_stream(crowded: tuple[RunningServer, Streams]) -> None:
     hold_up(*crowded, "long prompts", hostile.long_prompts)

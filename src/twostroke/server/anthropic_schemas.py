@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
-from twostroke.server.schemas import MAX_COUNT, Body, Count, Many, Table, Text
+from twostroke.server.schemas import MAX_COUNT, Body, Count, Few, Many, Table, Text
 
 
 class Block(Body):
@@ -25,7 +25,7 @@ class Block(Body):
 
 class Turn(Body):
     role: Text = Field(max_length=64)
-    content: Text | Many[Block]
+    content: Text | Few[Block]
 
 
 class Tool(Body):
@@ -56,9 +56,9 @@ class CountBody(Body):
     """What makes a prompt."""
 
     model: Text = Field(max_length=512)
-    messages: Many[Turn] = Field(min_length=1)
-    system: Text | Many[Block] | None = None
-    tools: Many[Tool] | None = None
+    messages: Few[Turn] = Field(min_length=1)
+    system: Text | Few[Block] | None = None
+    tools: Few[Tool] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
-from twostroke.server.schemas import MAX_CHAT_LOGPROBS, MAX_COUNT, Body, Many, Table, Text
+from twostroke.server.schemas import MAX_CHAT_LOGPROBS, MAX_COUNT, Body, Few, Many, Table, Text
 
 
 class Options(Body):
@@ -51,14 +51,14 @@ class Message(Body):
     content: Text | None = None
     thinking: Text | None = None
     images: Any = Field(None, description="Refused.")
-    tool_calls: Many[Table[Any]] | None = None
+    tool_calls: Few[Table[Any]] | None = None
     tool_name: Text | None = Field(None, max_length=256)
     tool_call_id: Text | None = Field(None, max_length=256)
 
 
 class OllamaChatBody(AnswerBody):
-    messages: Many[Message] | None = Field(None, description="None: the model is loaded, which it always is.")
-    tools: Many[Table[Any]] | None = None
+    messages: Few[Message] | None = Field(None, description="None: the model is loaded, which it always is.")
+    tools: Few[Table[Any]] | None = None
 
 
 class GenerateBody(AnswerBody):
