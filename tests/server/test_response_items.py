@@ -17,8 +17,8 @@ def written(pieces: list[str], *, is_cut: bool = False) -> tuple[OutputItems, li
     items, parser = OutputItems(HERMES), AnswerParser(ThinkSplitter(), HERMES.parser())
     changes = []
     for index, piece in enumerate(pieces):
-        changes += items.push(parser.push(piece, 1, is_last=index == len(pieces) - 1))
-    changes += items.finish(is_cut=is_cut)
+        changes += items.push(parser.push(piece, 1, is_last=index == len(pieces) - 1, is_cut=is_cut))
+    changes += items.finish(is_cut=is_cut, num_calls=parser.num_finished_calls)
     shown: list[tuple[str, int]] = []
     for change in changes:
         if (change.kind, change.item.index) not in shown[-1:]:
@@ -56,9 +56,23 @@ def test_calls_without_arguments_and_answers_without_anything() -> None:
     ]
 
 
-def test_the_last_item_of_a_cut_answer_is_incomplete() -> None:
-    items, _ = written(["Well. " + CALL.format("a", '{"x": [1, 2]}')[:-20]], is_cut=True)
-    assert [(item.kind, item.status) for item in items.items] == [
-        ("message", "completed"),
-        ("function_call", "incomplete"),
-    ]
+def test_a_call_that_was_cut_is_closed_and_is_no_item() -> None:
+    call = CALL.format("a", '{"x": [1, 2]}')
+    arguments_begin, arguments_end = call.index('{"x"') + 1, call.index("]}") + 2
+    for cut in range(len(call) + 1):
+        for pieces in (["Well. " + call[:cut]], list("Well. " + call[:cut])):
+            items, shown = written(pieces, is_cut=True)
+            kinds = [(item.kind, item.status, item.text.strip()) for item in items.items]
+            if cut < arguments_end:
+                assert kinds == [("message", "completed" if cut >= arguments_begin else "incomplete", "Well.")]
+            else:
+                assert kinds == [("message", "completed", "Well."), ("function_call", "completed", '{"x": [1, 2]}')]
+            opened = [index for kind, index in shown if kind == "opened"]
+            assert opened == [index for kind, index in shown if kind == "closed"]
+            assert len(opened) == 1 + (cut >= arguments_begin)
+
+
+def test_a_text_that_was_cut_is_incomplete() -> None:
+    items, _ = written(["Well, we"], is_cut=True)
+    assert [(item.kind, item.status, item.text) for item in items.items] == [("message", "incomplete", "Well, we")]
+    assert written([""], is_cut=True)[0].items == []

@@ -11,6 +11,7 @@ import pytest
 from openai import OpenAI
 from pydantic import BaseModel, ConfigDict, Field
 
+from tests.server.cut_calls import check_cut_answers
 from tests.server.running import RunningServer
 
 
@@ -34,6 +35,7 @@ TOOLS: list[Any] = [
     {"type": "function", **ROLL["function"]},
     {"type": "function", "name": "stop", "parameters": {"type": "object", "additionalProperties": False}},
 ]
+TOOLS_ROLL: Any = {"type": "function", "name": "roll_dice"}
 THOUGHT, TEXT = "Let me see.", "Well, well."
 ASKED = ["Hello.", "Ponder this."]
 """A model that opens its thought itself, and one whose prompt has opened it."""
@@ -182,6 +184,16 @@ def test_a_call_that_the_model_chose_to_make(client: OpenAI) -> None:
     for off in ({"tool_choice": "none"}, {"tools": []}):
         answer = client.responses.create(model="scripted", **(options | off))
         assert shown(answer.output)[0][0] == "message" and answer.output_text.startswith("<tool_call>")
+
+
+def test_an_answer_cut_anywhere_has_whole_calls_alone(client: OpenAI) -> None:
+    assert 1 <= check_cut_answers(client, "Roll!", range(1, 9), TOOLS, "auto") < 8
+    assert 1 <= check_cut_answers(client, "Hi.", [7, 16, 41, 52, 58, 68, 90], TOOLS, TOOLS_ROLL) < 7
+
+
+@pytest.mark.slow
+def test_required_calls_cut_at_every_token(client: OpenAI) -> None:
+    assert 1 <= check_cut_answers(client, "Hi.", range(1, 90), TOOLS, TOOLS_ROLL) < 90
 
 
 def test_a_conversation_goes_on_from_its_items(client: OpenAI) -> None:

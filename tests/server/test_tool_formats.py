@@ -12,6 +12,7 @@ import jsonschema
 import pytest
 from openai import OpenAI
 
+from tests.server.cut_calls import check_cut_answers
 from tests.server.running import running_server
 from tests.server.scripted_model import make_scripted
 
@@ -104,6 +105,20 @@ def test_a_named_call_in_responses(client: OpenAI) -> None:
         call = stream.get_final_response().output[0]
     assert call.type == "function_call" and call.name == "say" and call.arguments == "".join(deltas)
     check("say", call.arguments)
+
+
+ROLL: Any = {"type": "function", "name": "roll_dice"}
+
+
+def test_an_answer_cut_anywhere_has_whole_calls_alone(client: OpenAI) -> None:
+    """Calls of its own accord at every token, and required ones at some: each is many tokens long here."""
+    assert 1 <= check_cut_answers(client, "Roll a die.", range(1, 8), FLAT_TOOLS, "auto") < 7
+    assert 1 <= check_cut_answers(client, "Hi.", [1, 9, 30, 38, 44, 50, 58, 72], FLAT_TOOLS, ROLL) < 8
+
+
+@pytest.mark.slow
+def test_required_calls_cut_at_every_token(client: OpenAI) -> None:
+    assert 1 <= check_cut_answers(client, "Hi.", range(1, 80), FLAT_TOOLS, ROLL) < 80
 
 
 def test_a_conversation_goes_on(client: OpenAI, tool_format: str) -> None:

@@ -33,6 +33,15 @@ def test_cut_at_every_position(text: str, is_open: bool, reasoning: str, content
     assert split(list(text), is_open=is_open) == (reasoning, content)
 
 
+@pytest.mark.parametrize(("marked", "is_open"), [("<think>Hm.</think>Yes.", False), ("Hm.</think>Yes.", True)])
+def test_an_answer_that_was_cut_shows_no_part_of_a_marker(marked: str, is_open: bool) -> None:
+    for end in range(len(marked) + 1):
+        splitter = ThinkSplitter(is_open=is_open)
+        first, last = splitter.push(marked[:end]), splitter.finish(is_cut=True)
+        reasoning, content = first[0] + last[0], first[1] + last[1]
+        assert "Hm.".startswith(reasoning) and "Yes.".startswith(content)
+
+
 def test_choosing(smollm2_tokenizer: Tokenizer) -> None:
     assert choose("auto", smollm2_tokenizer) == "none"
     assert choose("think", smollm2_tokenizer) == "think"

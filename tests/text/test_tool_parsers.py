@@ -115,9 +115,54 @@ def test_mistrals_own_call_ids_are_no_part_of_a_name() -> None:
     assert parsed(MISTRAL_ARGS, [text[:40], text[40:]]) == parsed(MISTRAL_ARGS, [text])
 
 
-def test_a_call_that_was_cut_keeps_what_it_has() -> None:
-    assert parsed(MISTRAL_ARGS, list('[TOOL_CALLS]a[ARGS]{"x": "y')) == ("", [("a", '{"x": "y')])
-    assert parsed(HERMES, list('<tool_call>{"name": "a", "arguments": {"x": "y')) == ("", [("a", '{"x": "y')])
+@pytest.mark.parametrize("tool_format", FORMATS.values(), ids=FORMATS)
+@pytest.mark.parametrize("said", ["", "Let me look.\n"])
+def test_an_answer_that_was_cut_shows_nothing_of_a_call(tool_format: ToolFormat, said: str) -> None:
+    """At every position, however it came: a call is whole or none, and no marker is content."""
+    if said and tool_format is LLAMA3:
+        said, opening = "Let me look.\n", "<|python_tag|>"
+    else:
+        opening = ""
+    calls = [(f"tool_{index}", arguments) for index, arguments in enumerate(ARGUMENTS)]
+    text = said + opening + written(tool_format, calls)
+    ends, start = [], len(said)
+    for name, arguments in calls:
+        start = text.index(arguments, text.index(name, start)) + len(arguments)
+        ends.append(start)
+    for cut in range(len(text) + 1):
+        num_finished = sum(end <= cut for end in ends)
+        for pieces in ([text[:cut]], list(text[:cut])):
+            parser = tool_format.parser()
+            content, names, arguments = "", [], []
+            for split in [*(parser.push(piece) for piece in pieces), parser.finish(is_cut=True)]:
+                content += split.content
+                for index, name, piece in split.calls:
+                    if name is not None:
+                        names.append(name)
+                        arguments.append("")
+                    arguments[index] += piece
+            assert content.strip() == text[: min(cut, len(said))].strip()
+            assert parser.num_finished == num_finished
+            assert list(zip(names, arguments, strict=True))[:num_finished] == calls[:num_finished]
+            for unfinished in arguments[num_finished:]:  # in a stream it was begun, and nobody can take it for a whole
+                assert calls[num_finished][1].startswith(unfinished) and unfinished.startswith("{")
+                with pytest.raises(ValueError, match="."):
+                    json.loads(unfinished)
+
+
+def test_a_call_without_arguments_is_one_once_it_ends() -> None:
+    for text in ('<tool_call>{"name": "a"}', '<tool_call>{"name": "a", "arguments": null}'):
+        for cut in range(len(text)):
+            parser = HERMES.parser()
+            assert not parser.push(text[:cut]).calls and not parser.finish(is_cut=True).content
+        assert parsed(HERMES, [text]) == ("", [("a", "{}")])
+
+
+def test_other_objects_that_were_cut_are_answers() -> None:
+    for text in ('{"answer": 4', "{", '{"na', '{"name": "T'):
+        parser = LLAMA3.parser()
+        assert not parser.push(text).content
+        assert parser.finish(is_cut=True).content == (text if "answer" in text else "")
 
 
 def test_choosing(smollm2_tokenizer: Tokenizer) -> None:

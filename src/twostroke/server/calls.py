@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 
 from starlette.types import Receive
 
+from twostroke.core.sequence import FinishReason
 from twostroke.core.step import TokenLogprobs
 from twostroke.core.timing import SequenceTiming
 from twostroke.server.errors import CLIENT_GONE, ApiError
 from twostroke.server.inbox import Inbox, News
 from twostroke.server.messages import Output, Ready
-from twostroke.server.parsing import AnswerParser, Parts
+from twostroke.server.parsing import AnswerParser, Parts, finished_calls
 from twostroke.server.phases import Timing, timing_report
 from twostroke.server.replies import CompletionDetails, PromptDetails, Usage
 from twostroke.server.settings import Limits
@@ -111,17 +112,23 @@ class Answer:
             self.text.append(output.text)
         if self.parser is not None:
             is_last = output.finish_reason is not None
-            self.parts.append(self.parser.push(output.text, len(output.token_ids), is_last=is_last))
+            is_cut = output.finish_reason is FinishReason.LENGTH
+            self.parts.append(self.parser.push(output.text, len(output.token_ids), is_last=is_last, is_cut=is_cut))
         if output.logprobs:
             self.logprobs.extend(output.logprobs)
         if output.prompt_logprobs:
             self.prompt_logprobs.extend(output.prompt_logprobs)
         if output.finish_reason is not None:
             self.finish_reason, self.stop_string = output.finish_reason.value, output.stop_string
-            if self.finish_reason == "stop" and self.parser is not None and self.parser.has_calls:
+            if self.finish_reason == "stop" and self.parser is not None and self.parser.num_finished_calls:
                 self.finish_reason = "tool_calls"
             if output.timing is not None:
                 self.timing = output.timing
+
+
+    def finished_calls(self) -> list[tuple[str, str]]:
+        """Of a whole answer: name and arguments of each call that came to its end. One that was cut is left out."""
+        return [] if self.parser is None else finished_calls(self.parts, self.parser.num_finished_calls)
 
 
 class Answers:

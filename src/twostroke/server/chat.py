@@ -99,16 +99,9 @@ def _message(answer: Answer, tool_format: ToolFormat) -> replies.ChatMessageRepl
         return replies.ChatMessageReply("".join(answer.text))
     content = "".join(parts.content for parts in answer.parts)
     reasoning = "".join(parts.reasoning for parts in answer.parts)
-    names: list[str] = []
-    arguments: list[list[str]] = []
-    for number, name, text in (delta for parts in answer.parts for delta in parts.calls):
-        if name is not None:
-            names.append(name)
-            arguments.append([])
-        arguments[number].append(text)
     calls = [
-        replies.ToolCall(tool_format.new_call_id(), replies.FunctionCall("".join(texts) or "{}", name))
-        for name, texts in zip(names, arguments, strict=True)
+        replies.ToolCall(tool_format.new_call_id(), replies.FunctionCall(arguments, name))
+        for name, arguments in answer.finished_calls()
     ]
     return replies.ChatMessageReply(
         content=None if calls and not content else content,

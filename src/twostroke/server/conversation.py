@@ -33,13 +33,15 @@ class Conversation:
     """As GrammarSpec has it; None where this model's thoughts are not told from its answers."""
     tool_format: ToolFormat | None
     """None where no calls are looked for."""
+    is_held_to_calls: bool = False
 
     def parser(self) -> AnswerParser | None:
         """One sample's; None: its answer is nothing but text."""
         if self.thought is None and self.tool_format is None:
             return None
         thoughts = None if self.thought is None else ThinkSplitter(is_open=self.thought == "open")
-        return AnswerParser(thoughts, None if self.tool_format is None else self.tool_format.parser())
+        calls = None if self.tool_format is None else self.tool_format.parser()
+        return AnswerParser(thoughts, calls, is_held_to_calls=self.is_held_to_calls)
 
 
 def fitted(sampling: SamplingParams, prompt: tuple[int, ...], facts: Ready) -> SamplingParams:
@@ -78,7 +80,13 @@ async def prepare(
     markers = {OPENING, CLOSING} if thought is not None else set()
     if tools.is_on or markers & encoder.tokenizer.special_tokens.keys():  # markers may be control tokens
         sampling = replace(sampling, skip_special_tokens=False)
-    return Conversation(prompt, sampling, thought, service.tool_format if tools.is_on else None)
+    return Conversation(
+        prompt,
+        sampling,
+        thought,
+        service.tool_format if tools.is_on else None,
+        is_held_to_calls=tools.grammar is not None,
+    )
 
 
 async def chat_tokens(

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 from uuid import uuid4
 
 from twostroke.server.parsing import Parts
-from twostroke.text.tool_parsers.formats import CallDelta, ToolFormat
+from twostroke.text.tool_parsers.call_parser import CallDelta
+from twostroke.text.tool_parsers.formats import ToolFormat
 
 _PREFIXES = {"reasoning": "rs", "message": "msg", "function_call": "fc"}
 
@@ -37,11 +38,14 @@ class Item:
             return {"type": "reasoning_text", "text": text}
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
-    def reply(self) -> dict[str, Any]:
+    def reply(self, *, is_opening: bool = False) -> dict[str, Any]:
+        """`is_opening`: as it was before anything was written, whatever has come since."""
         shown: dict[str, Any] = {"type": self.kind, "id": self.id, "status": self.status}
+        if is_opening:
+            shown["status"] = "in_progress"
         if self.kind == "function_call":
-            return shown | {"call_id": self.call_id, "name": self.name, "arguments": self.text}
-        content = [] if self.status == "in_progress" else [self.part(self.text)]
+            return shown | {"call_id": self.call_id, "name": self.name, "arguments": "" if is_opening else self.text}
+        content = [] if is_opening else [self.part(self.text)]
         if self.kind == "reasoning":
             return shown | {"summary": [], "content": content}
         return shown | {"role": "assistant", "content": content}
@@ -78,11 +82,18 @@ class OutputItems:
                 self._add("function_call", call.arguments, changes)
         return changes
 
-    def finish(self, *, is_cut: bool) -> list[Change]:
+    def finish(self, *, is_cut: bool, num_calls: int) -> list[Change]:
+        """`num_calls` came to their end. One more that was begun is closed as incomplete, and no longer one of the
+        items: nobody should run it."""
         changes: list[Change] = []
-        if not self.items:
+        is_unfinished_call = sum(item.kind == "function_call" for item in self.items) > num_calls
+        if not self.items and not is_cut:
             self._open("message", changes)
+        if self.items and self.items[-1].kind == "function_call":
+            is_cut = is_unfinished_call
         self._close(changes, "incomplete" if is_cut else "completed")
+        if is_unfinished_call:
+            self.items.pop()
         return changes
 
     def _said(self, content: str) -> str:
@@ -110,7 +121,5 @@ class OutputItems:
         if not self._is_open:
             return
         item = self.items[-1]
-        if item.kind == "function_call" and not item.pieces:
-            self._add(item.kind, "{}", changes)  # it was called without arguments
         item.status, self._is_open = status, False
         changes.append(Change("closed", item))

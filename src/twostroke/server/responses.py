@@ -125,8 +125,12 @@ class ResponseWriter:
         """Of an answer that was not streamed."""
         for parts in self.answers.choices[0].parts:
             self._items.push(parts)
-        self._items.finish(is_cut=self._is_cut)
+        self._finish_items()
         return self._finished()
+
+    def _finish_items(self) -> list[Change]:
+        parser = self.answers.choices[0].parser
+        return self._items.finish(is_cut=self._is_cut, num_calls=0 if parser is None else parser.num_finished_calls)
 
     @property
     def _is_cut(self) -> bool:
@@ -196,7 +200,7 @@ class ResponseWriter:
         return self._changes(self._items.push(self.answers.choices[0].parts[-1]))
 
     def end(self) -> bytes:
-        closing = self._changes(self._items.finish(is_cut=self._is_cut))
+        closing = self._changes(self._finish_items())
         whole = self._finished()
         return closing + self._event(f"response.{whole['status']}", response=whole)
 
@@ -211,7 +215,7 @@ class ResponseWriter:
 
     def _opened(self, change: Change) -> bytes:
         item = change.item
-        events = self._event("response.output_item.added", output_index=item.index, item=item.reply())
+        events = self._event("response.output_item.added", output_index=item.index, item=item.reply(is_opening=True))
         if item.kind != "function_call":
             events += self._of_item("response.content_part.added", item, part=item.part(""))
         return events
@@ -223,7 +227,9 @@ class ResponseWriter:
         item = change.item
         done = f"{_TEXT_EVENTS[item.kind]}.done"
         if item.kind == "function_call":
-            events = self._of_item(done, item, arguments=item.text, name=item.name)
+            events = b""
+            if item.status == "completed":  # else these arguments are no whole
+                events = self._of_item(done, item, arguments=item.text, name=item.name)
         else:
             events = self._of_item(done, item, text=item.text)
             events += self._of_item("response.content_part.done", item, part=item.part(item.text))

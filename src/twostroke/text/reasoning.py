@@ -49,8 +49,9 @@ class ThinkSplitter:
             content, self._held = self._begin(self._held), ""
         return reasoning, content
 
-    def finish(self) -> tuple[str, str]:
-        held, self._held = self._held, ""
+    def finish(self, *, is_cut: bool = False) -> tuple[str, str]:
+        """What was held back. Where an answer was cut, what may be the beginning of a marker is left out."""
+        held, self._held = ("" if is_cut and self._held.strip() else self._held), ""
         return (self._begin(held), "") if self._state == "thinking" else ("", held)
 
     def _think(self) -> str:

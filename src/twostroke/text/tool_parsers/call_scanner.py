@@ -22,6 +22,7 @@ class CallScanner:
         self._in_string = False
         self._escaped = False
         self._arguments: list[str] = []
+        self._arguments_ended = False
         self._has_rest = False  # it ends with its next value
 
     @staticmethod
@@ -37,6 +38,16 @@ class CallScanner:
         self._state(character)
         if self._has_rest and self._state == self._before_key and not self.is_done:
             self._finish()
+
+    @property
+    def has_arguments(self) -> bool:
+        """Some that were not taken yet."""
+        return bool(self._arguments)
+
+    @property
+    def is_whole(self) -> bool:
+        """Its arguments have come to their end, and its name is known; its own end may be missing."""
+        return self._arguments_ended and self.name is not None
 
     def take_arguments(self) -> str:
         """What is new of them; nothing before the name is known."""
@@ -109,6 +120,7 @@ class CallScanner:
         if self._key != "name" and self._key not in ARGUMENT_KEYS:
             return
         if self._key in ARGUMENT_KEYS and self._value[0] == "{":
+            self._arguments_ended = True
             return  # they were passed on as they came
         try:
             value = json.loads("".join(self._value))
@@ -121,7 +133,9 @@ class CallScanner:
             else:
                 self.has_failed = True
         elif isinstance(value, str):  # some models write their arguments as a JSON text inside a string
-            self._arguments.append(value)
+            if value.strip():
+                self._arguments.append(value)
+                self._arguments_ended = True
         elif value is not None:
             self.has_failed = True
 

@@ -1,0 +1,183 @@
+"""Splits one answer into content and tool calls as it comes, wherever the pieces are cut. What only looked like a call
+comes out as content; a call is handed on from its first argument, and is finished once its arguments are whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from twostroke.text.tool_parsers.call_scanner import MAX_NAME_CHARS, WHITESPACE, CallScanner
+
+if TYPE_CHECKING:
+    from twostroke.text.tool_parsers.formats import ToolFormat
+
+CALL_ID = "[CALL_ID]"
+"""Behind it is the model's own id of a call, which nobody asks for: a call has a new one."""
+BARE_CALL = '{"name"'
+"""What a call without a marker begins with; another object at an answer's beginning is an answer."""
+
+
+class CallDelta(NamedTuple):
+    number: int
+    name: str | None
+    """Set on a call's first."""
+    arguments: str
+
+
+@dataclass(slots=True)
+class Split:
+    content: str = ""
+    calls: list[CallDelta] = field(default_factory=list)
+
+
+class ToolCallParser:
+    """One answer's."""
+
+    def __init__(self, tool_format: ToolFormat) -> None:
+        self._format = tool_format
+        self._state = self._in_text
+        self._scanner: CallScanner | None = None
+        self._held = ""  # may be the beginning of a marker
+        self._spaces = ""  # shown only if text follows
+        self._raw = ""  # of a call that was not handed on yet
+        self._has_text = False
+        self._is_bare = False  # the call has no marker
+        self._is_announced = False
+        self._has_arguments = False
+        self.num_calls = 0
+        """Handed on, at least in part."""
+        self.num_finished = 0
+        """Whose arguments are whole: of the calls, only the last may not be."""
+
+    def push(self, text: str) -> Split:
+        split = Split()
+        for character in text:
+            self._state(character, split)
+        self._pass_arguments(split)
+        return split
+
+    def finish(self, *, is_cut: bool = False) -> Split:
+        """What was held back. Where an answer was cut, what may be the beginning of a call is left out: it was not meant
+        to be read."""
+        split = Split()
+        self._pass_arguments(split)
+        held = "" if self._is_announced or self._state == self._closing else self._raw + self._held
+        if held and is_cut and self._may_be_markup(held):
+            self._spaces = held = ""
+        self._show(held, split)
+        if self.num_calls == 0:
+            split.content += self._spaces
+        self._held = self._raw = self._spaces = ""
+        return split
+
+    def _may_be_markup(self, held: str) -> bool:
+        if not self._is_bare:
+            return True  # a marker, or the beginning of one
+        squeezed = "".join(held.split())
+        return squeezed.startswith(BARE_CALL) or BARE_CALL.startswith(squeezed)
+
+    def _in_text(self, character: str, split: Split) -> None:
+        self._held += character
+        while self._held and not self._format.opening.startswith(self._held):
+            if self._format.begins_bare and self._held[0] == "{" and not self._has_text:
+                rest, self._held = self._held, ""
+                self._begin_call(is_bare=True)
+                for later in rest:
+                    self._state(later, split)
+                return
+            self._show(self._held[0], split)
+            self._held = self._held[1:]
+        if self._held == self._format.opening:
+            self._raw, self._held = self._held, ""
+            self._state = self._naming if self._format.after_name else self._between
+
+    def _naming(self, character: str, split: Split) -> None:
+        """Up to the arguments, in a format that has the name before them."""
+        self._raw += character
+        named = self._raw[len(self._format.opening) :]
+        if named.endswith(self._format.after_name):
+            name = named.removesuffix(self._format.after_name).partition(CALL_ID)[0].strip()
+            if not name:
+                self._give_up("", split)
+                return
+            self._begin_call(CallScanner.of_arguments(name))
+        elif character == "{" or len(named) > MAX_NAME_CHARS:
+            self._give_up("", split)
+
+    def _between(self, character: str, split: Split) -> None:
+        """Inside a marker, where the next call may begin."""
+        if character == "{":
+            self._begin_call()
+            self._state(character, split)
+        elif character in WHITESPACE + self._format.skips:
+            self._raw += character if self._raw else ""
+        else:
+            self._give_up(character, split)
+
+    def _begin_call(self, scanner: CallScanner | None = None, *, is_bare: bool = False) -> None:
+        self._scanner = scanner or CallScanner()
+        self._is_announced, self._has_arguments, self._is_bare = False, False, is_bare
+        self._state = self._in_call
+
+    def _in_call(self, character: str, split: Split) -> None:
+        scanner = self._scanner
+        assert scanner is not None
+        if not self._is_announced:
+            self._raw += character
+        scanner.push(character)
+        if not self._is_announced:
+            if scanner.has_failed:
+                self._give_up("", split)
+                return
+            # Not before its arguments: a name alone, should nothing follow, would be taken for a call without any.
+            if scanner.name is not None and (scanner.has_arguments or scanner.is_done):
+                self._announce(scanner.name, split)
+        if self._is_announced and (scanner.is_whole or scanner.is_done):
+            self.num_finished = self.num_calls
+        if scanner.is_done or scanner.has_failed:
+            self._end_call(split)
+
+    def _announce(self, name: str, split: Split) -> None:
+        split.calls.append(CallDelta(self.num_calls, name, ""))
+        self.num_calls += 1
+        self._is_announced, self._raw = True, ""
+
+    def _end_call(self, split: Split) -> None:
+        self._pass_arguments(split)
+        if not self._has_arguments:  # it was called without any
+            split.calls.append(CallDelta(self.num_calls - 1, None, "{}"))
+        self._scanner, self._is_announced = None, False
+        self._state = self._between if self._format.closing is None else self._closing
+        if self._format.after_name:
+            self._state = self._in_text
+
+    def _closing(self, character: str, split: Split) -> None:
+        """After a call, up to its closing marker; what stands before that is no part of anything."""
+        self._held += character
+        assert self._format.closing is not None
+        while self._held and not self._format.closing.startswith(self._held):
+            self._held = self._held[1:]
+        if self._held == self._format.closing:
+            self._held = ""
+            self._state = self._in_text
+
+    def _pass_arguments(self, split: Split) -> None:
+        if self._scanner is not None and self._is_announced and (new := self._scanner.take_arguments()):
+            split.calls.append(CallDelta(self.num_calls - 1, None, new))
+            self._has_arguments = True
+
+    def _give_up(self, character: str, split: Split) -> None:
+        """It was no call."""
+        self._scanner, self._is_bare = None, False
+        raw, self._raw = self._raw + character, ""
+        self._state = self._in_text
+        self._show(raw, split)
+
+    def _show(self, text: str, split: Split) -> None:
+        for character in text:
+            if character in WHITESPACE:
+                self._spaces += character
+                continue
+            self._has_text = True
+            split.content += self._spaces + character
+            self._spaces = ""
