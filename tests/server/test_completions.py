@@ -141,3 +141,24 @@ def test_progress_names_the_choice_whose_prompt_is_read(server: RunningServer) -
     progress = [event["prefill_progress"] for event in events if "prefill_progress" in event]
     lengths = {step["index"] // 2: step["total_tokens"] for step in progress}
     assert lengths == {0: 400, 1: 700, 2: 600}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param", "sentence"),
+    [
+        ("/v1/chat/completions", {"stream_options": 5}, "stream_options", "it must be an object"),
+        ("/v1/chat/completions", {"messages": [5]}, "messages[0]", "it must be an object"),
+        ("/v1/completions", {"prompt": [-1]}, "prompt[0]", "greater than or equal to 0"),
+        ("/v1/completions", {"prompt": [[1], [2, -1]]}, "prompt[1][1]", "greater than or equal to 0"),
+        ("/v1/completions", {"prompt": [1, "a"]}, "prompt[1]", "valid integer"),
+        ("/v1/completions", {"prompt": ["a", 1]}, "prompt[1]", "valid string"),
+        ("/v1/completions", {"prompt": [[1], 1]}, "prompt[1]", "valid list"),
+    ],
+)
+def test_a_wrong_value_is_named_by_its_place(
+    server: RunningServer, path: str, fields: dict[str, object], param: str, sentence: str
+) -> None:
+    body = {"messages": [{"role": "user", "content": "Hi"}], "prompt": "Hi", "max_tokens": 1, **fields}
+    response = server.post(path, body)
+    error = response.json()["error"]
+    assert response.status_code == 400 and error["param"] == param and sentence in error["message"], error

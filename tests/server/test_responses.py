@@ -162,6 +162,14 @@ def test_a_required_call_comes_after_the_thought(client: OpenAI, question: str, 
         assert deltas[-1].snapshot == final.output[1].arguments
 
 
+def test_a_format_of_texts_beside_a_required_call(client: OpenAI) -> None:
+    """As instructor sends both: the format is for a message, and there will be a call."""
+    text: Any = {"format": {"type": "json_schema", "name": "cat", "schema": Cat.model_json_schema()}}
+    answer = client.responses.create(model="scripted", input="Hi.", tools=TOOLS, tool_choice=TOOLS_ROLL, text=text)
+    assert [item.type for item in answer.output] == ["reasoning", "function_call"]
+    assert Roll.model_validate_json(answer.output[1].arguments)
+
+
 def test_several_calls_in_one_answer(client: OpenAI) -> None:
     for _ in range(20):  # it tosses a coin for another call
         events, final = streamed(client, input="Hi.", tools=TOOLS, tool_choice="required")
@@ -225,6 +233,24 @@ def test_a_conversation_goes_on_from_its_items(client: OpenAI) -> None:
     assert chat.usage.prompt_tokens == answer.usage.input_tokens  # the model reads the same, item by item
 
 
+def test_a_refusal_is_what_the_assistant_said(client: OpenAI) -> None:
+    def turns(content: Any) -> list[Any]:
+        return [
+            {"role": "user", "content": "Hi."},
+            {"role": "assistant", "content": content},
+            {"role": "user", "content": "Oh"},
+        ]
+
+    said = turns("I will not.")
+    refused = turns([{"type": "refusal", "refusal": "I will not."}])
+    lengths = {client.responses.create(model="scripted", input=input_).usage.input_tokens for input_ in (said, refused)}
+    empty = turns(None)
+    empty[1]["refusal"] = "I will not."
+    for messages in (said, refused, empty):
+        lengths.add(client.chat.completions.create(model="scripted", messages=messages).usage.prompt_tokens)
+    assert len(lengths) == 1
+
+
 CALL = {"type": "function_call", "call_id": "a", "name": "stop", "arguments": "{}"}
 
 
@@ -239,7 +265,7 @@ CALL = {"type": "function_call", "call_id": "a", "name": "stop", "arguments": "{
         ({"tools": TOOLS, "tool_choice": {"type": "function", "name": "x"}}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"tools": TOOLS, "tool_choice": "required", "text": {"format": {"type": "json_object"}}}, "text.format"),
+        ({"tools": TOOLS, "tool_choice": "required", "text": {"format": {"type": "xml"}}}, "text.format"),
         ({"text": {"format": {"type": "json_schema", "schema": {"type": "strig"}}}}, "text.format.schema"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"conversation": {"id": "conv_1"}}, "conversation"),

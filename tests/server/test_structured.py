@@ -53,6 +53,21 @@ def test_responses_parse_too(client: OpenAI) -> None:
     assert isinstance(answer.output_parsed, Cat)
 
 
+SMALL = {"type": "object", "properties": {"n": {"enum": [7, 8]}}, "required": ["n"], "additionalProperties": False}
+
+
+@pytest.mark.parametrize("kind", ["json_object", "json_schema"])
+def test_a_schema_beside_the_type_is_held_to(server: RunningServer, kind: str) -> None:
+    """As llama.cpp and others take it."""
+    answer = ask(server, response_format={"type": kind, "schema": SMALL}, temperature=2, seed=1).json()
+    assert json.loads(answer["choices"][0]["message"]["content"])["n"] in (7, 8)
+    text = {"format": {"type": kind, "name": "n", "schema": SMALL}}
+    response = server.post("/v1/responses", {"input": "Hi", "text": text, "temperature": 2, "seed": 1}).json()
+    assert json.loads(response["output"][0]["content"][0]["text"])["n"] in (7, 8)
+    wrong = ask(server, response_format={"type": kind, "schema": {"type": "strig"}})
+    assert wrong.status_code == 400 and wrong.json()["error"]["param"] == "response_format.schema"
+
+
 def test_json_object(server: RunningServer) -> None:
     answer = ask(server, response_format={"type": "json_object"}, temperature=0, max_tokens=200).json()["choices"][0]
     if answer["finish_reason"] == "stop":

@@ -100,6 +100,12 @@ def test_a_call_that_the_model_chose_to_make_is_found(server: RunningServer) -> 
         assert message["content"] == "Well. " + CALL and "tool_calls" not in message
 
 
+def test_a_format_of_texts_beside_a_required_call(server: RunningServer) -> None:
+    body = {"messages": MESSAGES, "tools": TOOLS, "tool_choice": "required", "response_format": {"type": "json_object"}}
+    choice = server.post("/v1/chat/completions", body | {"max_tokens": 80, "parallel_tool_calls": False}).json()
+    assert choice["choices"][0]["finish_reason"] == "tool_calls", choice
+
+
 def test_a_conversation_with_calls_and_results(client: OpenAI) -> None:
     call = {"id": "call_1", "type": "function", "function": {"name": "roll_dice", "arguments": '{"sides": 6}'}}
     messages = [

@@ -125,7 +125,6 @@ class Answer:
             if output.timing is not None:
                 self.timing = output.timing
 
-
     def finished_calls(self) -> list[tuple[str, str]]:
         """Of a whole answer: name and arguments of each call that came to its end. One that was cut is left out."""
         return [] if self.parser is None else finished_calls(self.parts, self.parser.num_finished_calls)

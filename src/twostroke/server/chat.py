@@ -85,7 +85,24 @@ def template_messages(messages: list[ChatMessage], limits: Limits) -> list[dict[
     for message in plain:
         if message["role"] == "developer":  # OpenAI's new name for it, which templates do not know
             message["role"] = "system"
+        elif message["role"] == "assistant":
+            _say_refusals(message)
     return plain
+
+
+def _say_refusals(message: dict[str, Any]) -> None:
+    """A refusal is what the assistant said: templates know texts alone."""
+    refusal = message.pop("refusal", None)
+    if isinstance(message.get("content"), list):
+        message["content"] = [_as_text(part) for part in message["content"]]
+    elif not message.get("content") and isinstance(refusal, str):
+        message["content"] = refusal
+
+
+def _as_text(part: dict[str, Any]) -> dict[str, Any]:
+    if part.get("type") != "refusal" or not isinstance(part.get("refusal"), str):
+        return part
+    return {"type": "text", "text": part["refusal"]}
 
 
 def template_options(options: dict[str, Any] | None) -> dict[str, Any]:

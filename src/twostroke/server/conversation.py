@@ -14,7 +14,7 @@ from twostroke.server.parsing import AnswerParser
 from twostroke.server.prompts import Room
 from twostroke.server.sampling import check_lengths
 from twostroke.server.service import Service
-from twostroke.server.structured import Named
+from twostroke.server.structured import Named, is_format_of_text
 from twostroke.server.tools import ToolRequest, told_of_tools
 from twostroke.text.reasoning import CLOSING, OPENING, ThinkSplitter
 from twostroke.text.tool_parsers.formats import ToolFormat
@@ -65,7 +65,9 @@ async def prepare(
     """`param` is the field that the messages came in, `limit` the one that says how long an answer may be, or None
     where one that asks for more than the context leaves is to be as long as that; `options` are the template's."""
     if grammar is not None and tools.grammar is not None:
-        raise bad_request(f"{grammar[0]} cannot be given where a tool call is required", grammar[0])
+        if not is_format_of_text(grammar[0]):
+            raise bad_request(f"{grammar[0]} cannot be given where a tool call is required", grammar[0])
+        grammar = None  # there will be a call instead of a text
     encoder, facts = service.encoder(), service.facts()
     prompt = tuple(await chat_tokens(service, messages, tools, options, Room(facts.max_context, param)))
     if limit is None:

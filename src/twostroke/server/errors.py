@@ -158,12 +158,10 @@ def validation_error(errors: Any) -> ApiError:
     if first["type"] == "json_invalid":
         reason = first.get("ctx", {}).get("error", "it cannot be parsed")
         return bad_request(f"the body is not valid JSON: {reason}")
-    # A union reports every branch, and the deepest is the one that was meant. It also names branches in the path, as
-    # `str` or `list[...]`: that is pydantic's word, not the user's.
-    first = max(
-        (error for error in errors if error["loc"][:2] == first["loc"][:2]), key=lambda error: len(error["loc"])
-    )
-    if first["type"] == "model_attributes_type":
+    # A union reports every branch, and the one that came furthest is the one that was meant. It also names branches in
+    # the path, as `str` or `list[...]`: that is pydantic's word, not the user's.
+    first = max((error for error in errors if error["loc"][:2] == first["loc"][:2]), key=_how_far)
+    if first["type"] == "model_attributes_type" and len(first["loc"]) == 1:
         return bad_request("the body must be a JSON object")
     if first["type"] == "missing" and first["loc"] == ("body",):
         return bad_request("the body is empty: a JSON object is needed")
@@ -174,8 +172,15 @@ def validation_error(errors: Any) -> ApiError:
             param += f"[{part}]"
         elif part.isidentifier() and part not in ("str", "int", "float", "bool"):
             param += f".{part}" if param else part
-    reason = str(first["msg"])
+    reason = "it must be an object" if first["type"] == "model_attributes_type" else str(first["msg"])
     return bad_request(f"{param or 'the body'}: {reason[:1].lower()}{reason[1:]}", param or None)
+
+
+def _how_far(error: Any) -> tuple[int, int, bool]:
+    """A complaint about a value comes after its type was found right, and one about an item after those before it."""
+    path = error["loc"]
+    last_index = next((part for part in reversed(path) if isinstance(part, int)), -1)
+    return len(path), last_index, not error["type"].endswith("_type")
 
 
 async def on_bug(request: Request, error: Exception) -> Response:

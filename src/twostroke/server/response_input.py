@@ -48,7 +48,8 @@ class _Turns:
     def _message(self, item: InputItem, field: str) -> None:
         if item.role is None or item.content is None:
             raise bad_request(f"{field} must be a message with role and content", field)
-        text = _text_of(item.content, f"{field}.content", TEXT_PARTS)
+        kinds = TEXT_PARTS | {"refusal"} if item.role == "assistant" else TEXT_PARTS
+        text = _text_of(item.content, f"{field}.content", kinds)
         if item.role == "assistant":
             self._begin_turn(text)
         else:
@@ -96,7 +97,10 @@ class _Turns:
 def _text_of(content: str | list[ContentPart], name: str, kinds: frozenset[str]) -> str:
     if isinstance(content, str):
         return content
+    texts = []
     for index, part in enumerate(content):
-        if part.type not in kinds or part.text is None:
+        text = part.refusal if part.type == "refusal" else part.text
+        if part.type not in kinds or text is None:
             raise bad_request(f"{name}[{index}] must be text, not {part.type!r:.60}", f"{name}[{index}]")
-    return "\n".join(part.text or "" for part in content)
+        texts.append(text)
+    return "\n".join(texts)

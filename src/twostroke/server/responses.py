@@ -28,7 +28,7 @@ from twostroke.server.sampling import responses_sampling
 from twostroke.server.schemas import ResponsesBody
 from twostroke.server.service import Service, service_of
 from twostroke.server.streaming import stream_answer
-from twostroke.server.structured import ANY_OBJECT, Named, schema_grammar
+from twostroke.server.structured import Named, object_grammar, schema_grammar
 from twostroke.server.tools import tool_request
 
 router = APIRouter(route_class=CheckedRoute)
@@ -103,7 +103,7 @@ def _grammar(text_format: dict[str, Any]) -> Named | None:
     if kind == "text":
         return None
     if kind == "json_object":
-        return "text.format", ANY_OBJECT
+        return object_grammar("text.format", text_format)
     if kind != "json_schema":
         raise bad_request(f"text.format.type must be text, json_object or json_schema, not {kind!r:.60}", "text.format")
     return schema_grammar("text.format", text_format)

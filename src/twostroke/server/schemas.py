@@ -119,6 +119,7 @@ class ContentPart(Body):
 
     type: Text
     text: Text | None = None
+    refusal: Text | None = None
 
 
 class ChatMessage(Body):

@@ -102,14 +102,26 @@ def _of_response_format(response_format: Mapping[str, Any] | None) -> list[Named
     if response_format is None or (kind := response_format.get("type")) == "text":
         return []
     if kind == "json_object":
-        return [("response_format", ANY_OBJECT)]
+        return [object_grammar("response_format", response_format)]
     if kind != "json_schema":
         message = f"response_format.type must be text, json_object or json_schema, not {kind!r:.60}"
         raise bad_request(message, "response_format.type")
     inner = response_format.get("json_schema")
+    if inner is None and response_format.get("schema") is not None:  # as llama.cpp has it
+        return [schema_grammar("response_format", response_format)]
     if not isinstance(inner, dict):
         raise bad_request("response_format.json_schema must be an object with name and schema", "response_format")
     return [schema_grammar("response_format.json_schema", inner)]
+
+
+def object_grammar(field: str, holder: Mapping[str, Any]) -> Named:
+    """Of a format of type `json_object`; as with llama.cpp and others it may say by `schema` which object."""
+    return (field, ANY_OBJECT) if holder.get("schema") is None else schema_grammar(field, holder)
+
+
+def is_format_of_text(field: str) -> bool:
+    """Whether this field says how a message is to look, and nothing of a tool call that comes instead."""
+    return field.partition(".")[0] in ("response_format", "text")
 
 
 def schema_grammar(field: str, holder: Mapping[str, Any]) -> Named:
