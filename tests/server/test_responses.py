@@ -204,6 +204,28 @@ def test_required_calls_cut_at_every_token(client: OpenAI) -> None:
     assert 1 <= check_cut_answers(client, "Hi.", range(1, 90), TOOLS, TOOLS_ROLL) < 90
 
 
+def test_logprobs_are_those_of_the_text(client: OpenAI) -> None:
+    """Neither the thought's nor the end's, and the same as chat has for these tokens."""
+    options: Any = {"input": "Hello.", "include": ["message.output_text.logprobs"], "top_logprobs": 2, "temperature": 0}
+    whole = client.responses.create(model="scripted", **options)
+    found = whole.output[1].content[0].logprobs
+    assert "".join(entry.token for entry in found) == TEXT == whole.output_text
+    assert bytes(byte for entry in found for byte in entry.bytes).decode() == TEXT and whole.top_logprobs == 2
+    messages: list[Any] = [{"role": "user", "content": "Hello."}]
+    chat = client.chat.completions.create(
+        model="scripted", messages=messages, logprobs=True, top_logprobs=2, temperature=0
+    )
+    wanted = {entry.token: (entry.logprob, len(entry.top_logprobs)) for entry in chat.choices[0].logprobs.content}
+    assert all((entry.logprob, len(entry.top_logprobs)) == wanted[entry.token] for entry in found)
+    events, final = streamed(client, **options)
+    deltas = [entry for event in events if event.type == "response.output_text.delta" for entry in event.logprobs]
+    done = next(event.logprobs for event in events if event.type == "response.output_text.done")
+    assert [entry.token for entry in deltas] == [entry.token for entry in done] == [entry.token for entry in found]
+    assert final.output[1].content[0].logprobs == found
+    without = client.responses.create(model="scripted", input="Hello.")
+    assert without.output[1].content[0].logprobs == []
+
+
 def test_a_conversation_goes_on_from_its_items(client: OpenAI) -> None:
     first = client.responses.create(model="scripted", input="Ponder.", tools=TOOLS, tool_choice="required")
     conversation: list[Any] = [{"role": "user", "content": "Ponder."}, *first.output]
@@ -267,13 +289,13 @@ CALL = {"type": "function_call", "call_id": "a", "name": "stop", "arguments": "{
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": "required", "text": {"format": {"type": "xml"}}}, "text.format"),
         ({"text": {"format": {"type": "json_schema", "schema": {"type": "strig"}}}}, "text.format.schema"),
-        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"previous_response_id": 7}, "previous_response_id"),
         ({"conversation": {"id": "conv_1"}}, "conversation"),
         ({"prompt": {"id": "pmpt_1"}}, "prompt"),
         ({"background": True}, "background"),
         ({"truncation": "auto"}, "truncation"),
-        ({"top_logprobs": 3}, "top_logprobs"),
-        ({"include": ["message.output_text.logprobs"]}, "include"),
+        ({"top_logprobs": 21}, "top_logprobs"),
+        ({"include": ["message.output_text.logprobs", "message.mood"]}, "include[1]"),
         ({"n": 2}, "n"),
         ({"max_tokens": 5}, "max_tokens"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
@@ -282,7 +304,7 @@ CALL = {"type": "function_call", "call_id": "a", "name": "stop", "arguments": "{
         ({"logit_bias": {"a": 1}}, "logit_bias"),
         ({"min_p": 2}, "min_p"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
+        ({"input": [{"type": "image_generation_call", "id": "x"}]}, "input[0].type"),
         ({"input": [{"role": "user"}]}, "input[0]"),
         ({"input": [{**CALL, "arguments": "{"}]}, "input[0].arguments"),
         ({"input": [{**CALL, "name": None}]}, "input[0]"),

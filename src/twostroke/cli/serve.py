@@ -62,6 +62,9 @@ def serve(
     ] = False,
     max_output_tokens: Annotated[int | None, typer.Option(help="The most that a request may ask for.")] = None,
     max_samples: Annotated[int, typer.Option(help="The largest n of a request.")] = 16,
+    max_stored_responses: Annotated[
+        int, typer.Option(help="Responses kept in memory for previous_response_id; 0 keeps none.")
+    ] = 1024,
     max_body: Annotated[str, typer.Option(metavar="SIZE", help="The largest request, like 8MiB.")] = "8MiB",
     request_timeout: Annotated[float, typer.Option(help="Seconds from a request to the end of its answer.")] = 600.0,
     max_connections: Annotated[int, typer.Option(help="Connections that may be open; one more gets 503.")] = 900,
@@ -177,6 +180,7 @@ def serve(
         max_samples_per_key=max_samples_per_key,
         max_tokens_per_key=max_tokens_per_key,
         max_samples=max_samples,
+        max_stored_responses=max_stored_responses,
         max_output_tokens=max_output_tokens,
     )
     settings = ServerSettings(

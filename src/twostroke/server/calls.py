@@ -113,7 +113,9 @@ class Answer:
         if self.parser is not None:
             is_last = output.finish_reason is not None
             is_cut = output.finish_reason is FinishReason.LENGTH
-            self.parts.append(self.parser.push(output.text, len(output.token_ids), is_last=is_last, is_cut=is_cut))
+            parts = self.parser.push(output.text, len(output.token_ids), is_last=is_last, is_cut=is_cut)
+            parts.logprobs = output.logprobs
+            self.parts.append(parts)
         if output.logprobs:
             self.logprobs.extend(output.logprobs)
         if output.prompt_logprobs:

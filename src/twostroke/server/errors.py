@@ -165,7 +165,7 @@ def validation_error(errors: Any) -> ApiError:
         return bad_request("the body must be a JSON object")
     if first["type"] == "missing" and first["loc"] == ("body",):
         return bad_request("the body is empty: a JSON object is needed")
-    parts = [part for part in first["loc"] if part != "body"]
+    parts = [part for index, part in enumerate(first["loc"]) if index or part not in ("body", "query", "path")]
     param = ""
     for part in parts:
         if isinstance(part, int):

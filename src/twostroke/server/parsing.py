@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from twostroke.core.step import TokenLogprobs
 from twostroke.text.reasoning import ThinkSplitter
 from twostroke.text.tool_parsers.call_parser import CallDelta, ToolCallParser
 
@@ -14,6 +15,8 @@ class Parts:
     reasoning: str = ""
     content: str = ""
     calls: list[CallDelta] = field(default_factory=list)
+    logprobs: Sequence[TokenLogprobs] = ()
+    """Of the tokens that these came from."""
 
 
 class AnswerParser:

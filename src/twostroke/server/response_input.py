@@ -4,23 +4,94 @@ several items there, and one message here."""
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import Any
+from uuid import uuid4
 
-from twostroke.server.errors import bad_request
+from twostroke.server.errors import ApiError, bad_request
+from twostroke.server.response_store import ResponseStore, Turn
 from twostroke.server.schemas import ContentPart, InputItem, ResponsesBody
 from twostroke.server.settings import Limits
 
 TEXT_PARTS = frozenset({"input_text", "output_text", "text"})
+_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco"}
 THOUGHT_PARTS = frozenset({"reasoning_text", "summary_text", "text"})
 
 
-def input_messages(body: ResponsesBody, limits: Limits) -> list[dict[str, Any]]:
-    messages = [] if body.instructions is None else [{"role": "system", "content": body.instructions}]
-    if isinstance(body.input, str):
-        return [*messages, {"role": "user", "content": body.input}]
-    if not 1 <= len(body.input) <= limits.max_messages:
-        raise bad_request(f"input holds {len(body.input)} items; 1 to {limits.max_messages} are allowed", "input")
-    return messages + _Turns().read(body.input)
+@dataclass(frozen=True, slots=True)
+class ResponseInput:
+    messages: list[dict[str, Any]]
+    items: list[InputItem]
+    """Of this call alone."""
+    turns: tuple[Turn, ...]
+    """That it goes on from."""
+    key: int
+    """Whose it is."""
+
+    def turn(self, answered: list[dict[str, Any]]) -> Turn:
+        return Turn.of([_listed(item) for item in self.items], answered)
+
+
+def read_input(body: ResponsesBody, limits: Limits, store: ResponseStore, key: int) -> ResponseInput:
+    turns: tuple[Turn, ...] = ()
+    earlier: list[InputItem] = []
+    if body.previous_response_id is not None:
+        previous = store.find(key, body.previous_response_id)
+        if previous is None:
+            raise response_not_found(body.previous_response_id, "previous_response_id")
+        turns = previous.turns
+        earlier = [InputItem.model_validate(item) for item in previous.conversation()]
+    given = (
+        [InputItem.model_validate({"role": "user", "content": body.input})]
+        if isinstance(body.input, str)
+        else body.input
+    )
+    if not given or len(earlier) + len(given) > limits.max_messages:
+        before = f", and {len(earlier)} come before it" if earlier else ""
+        message = f"input holds {len(given)} items{before}; 1 to {limits.max_messages} are allowed in all"
+        raise bad_request(message, "input")
+    items = [_resolved(item, f"input[{index}]", store, key) for index, item in enumerate(given)]
+    reader = _Turns()
+    reader.read(earlier, "previous_response_id")
+    messages = reader.read(items, "input")
+    if body.instructions is not None:  # of this response alone: those of earlier ones are not carried on
+        messages = [{"role": "system", "content": body.instructions}, *messages]
+    return ResponseInput(messages, items, turns, key)
+
+
+def response_not_found(response_id: str, param: str | None = None) -> ApiError:
+    reason = "it was never kept, was deleted, or had to make room for others"
+    message = f"there is no response {response_id!r:.200} here: {reason}"
+    return ApiError(404, message, param=param, code="response_not_found")
+
+
+def _resolved(item: InputItem, field: str, store: ResponseStore, key: int) -> InputItem:
+    """A reference becomes what it stands for."""
+    if item.type != "item_reference":
+        return item
+    found = None if item.id is None else store.find_item(key, item.id)
+    if found is None:
+        message = f"{field}.id is {item.id!r:.80}, and no response that is kept here has such an item"
+        raise ApiError(404, message, param=f"{field}.id", code="item_not_found")
+    return InputItem.model_validate(found)
+
+
+def _listed(item: InputItem) -> dict[str, Any]:
+    """As lists of input items have it, and nothing of it that was not read."""
+    shown: dict[str, Any] = {
+        "id": item.id or f"{_PREFIXES.get(item.type, 'item')}_{uuid4().hex}",
+        "status": "completed",
+    }
+    for name in InputItem.model_fields.keys() - {"id"}:
+        value = getattr(item, name)
+        if isinstance(value, list):
+            value = [part.model_dump(include={"type", "text", "refusal"}, exclude_none=True) for part in value]
+        if value is not None:
+            shown[name] = value
+    if item.type == "message" and isinstance(item.content, str):
+        kind = "output_text" if item.role == "assistant" else "input_text"
+        shown["content"] = [{"type": kind, "text": item.content}]
+    return shown
 
 
 class _Turns:
@@ -30,7 +101,8 @@ class _Turns:
         self._thought_due = ""  # it goes with what the assistant does next
         self._names: dict[str, str] = {}  # of functions, by call id
 
-    def read(self, items: list[InputItem]) -> list[dict[str, Any]]:
+    def read(self, items: list[InputItem], name: str) -> list[dict[str, Any]]:
+        """All messages so far; `name` is the field that the items came in."""
         readers = {
             "message": self._message,
             "reasoning": self._thought,
@@ -38,7 +110,7 @@ class _Turns:
             "function_call_output": self._result,
         }
         for index, item in enumerate(items):
-            field = f"input[{index}]"
+            field = f"{name}[{index}]"
             if item.type not in readers:
                 kinds = ", ".join(readers)
                 raise bad_request(f"{field}.type must be one of {kinds}, not {item.type!r}", f"{field}.type")

@@ -3,11 +3,16 @@ they come. Says what was opened, what was added and what is whole; sends nothing
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from uuid import uuid4
 
+from twostroke.core.step import TokenLogprobs
+from twostroke.server.logprobs import chat_logprobs
 from twostroke.server.parsing import Parts
+from twostroke.server.replies import ChatLogprob
+from twostroke.text.tokenizer import Tokenizer
 from twostroke.text.tool_parsers.call_parser import CallDelta
 from twostroke.text.tool_parsers.formats import ToolFormat
 
@@ -23,6 +28,8 @@ class Item:
     call_id: str = ""
     id: str = ""
     pieces: list[str] = field(default_factory=list)
+    logprobs: list[ChatLogprob] = field(default_factory=list)
+    """Of a message's tokens, where they were asked for."""
     status: str = "in_progress"
 
     def __post_init__(self) -> None:
@@ -32,20 +39,20 @@ class Item:
     def text(self) -> str:
         return "".join(self.pieces)
 
-    def part(self, text: str) -> dict[str, Any]:
+    def part(self, text: str, logprobs: Sequence[ChatLogprob] = ()) -> dict[str, Any]:
         """The one part that a text's item has."""
         if self.kind == "reasoning":
             return {"type": "reasoning_text", "text": text}
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
 
-    def reply(self, *, is_opening: bool = False) -> dict[str, Any]:
+    def reply(self, *, is_opening: bool = False, with_logprobs: bool = True) -> dict[str, Any]:
         """`is_opening`: as it was before anything was written, whatever has come since."""
         shown: dict[str, Any] = {"type": self.kind, "id": self.id, "status": self.status}
         if is_opening:
             shown["status"] = "in_progress"
         if self.kind == "function_call":
             return shown | {"call_id": self.call_id, "name": self.name, "arguments": "" if is_opening else self.text}
-        content = [] if is_opening else [self.part(self.text)]
+        content = [] if is_opening else [self.part(self.text, self.logprobs if with_logprobs else ())]
         if self.kind == "reasoning":
             return shown | {"summary": [], "content": content}
         return shown | {"role": "assistant", "content": content}
@@ -56,25 +63,31 @@ class Change(NamedTuple):
     """`opened`, `added` or `closed`."""
     item: Item
     text: str = ""
+    logprobs: Sequence[ChatLogprob] = ()
 
 
 class OutputItems:
     """One answer's."""
 
-    def __init__(self, tool_format: ToolFormat) -> None:
+    def __init__(self, tool_format: ToolFormat, tokenizer: Tokenizer) -> None:
         self.items: list[Item] = []
         self._tool_format = tool_format
+        self._tokenizer = tokenizer
+        self._heard: list[TokenLogprobs] = []  # of tokens whose text may still be held back
         self._is_open = False  # the last of them
 
     def push(self, parts: Parts) -> list[Change]:
         changes: list[Change] = []
         calls = list(parts.calls)
+        self._heard.extend(parts.logprobs)
         if parts.reasoning:
             self._add("reasoning", parts.reasoning, changes)
         while calls and calls[0].name is None:  # the rest of a call that was begun, and what is said comes after it
             self._add("function_call", calls.pop(0).arguments, changes)
         if content := self._said(parts.content):
             self._add("message", content, changes)
+        if parts.reasoning or parts.calls:
+            self._heard.clear()  # whatever was held back is part of these
         for call in calls:
             if call.name is not None:
                 self._open("function_call", changes, call)
@@ -106,7 +119,20 @@ class OutputItems:
             self._open(kind, changes)
         item = self.items[-1]
         item.pieces.append(text)
-        changes.append(Change("added", item, text))
+        logprobs = self._take_logprobs(text) if kind == "message" else []
+        item.logprobs.extend(logprobs)
+        changes.append(Change("added", item, text, logprobs))
+
+    def _take_logprobs(self, text: str) -> list[ChatLogprob]:
+        """Of the latest tokens, as many as the text is made of: a marker or blanks before it are no part of it, nor is
+        an end of text behind it."""
+        heard = [entry for entry in self._heard if not self._tokenizer.is_special(entry.token_id)]
+        self._heard.clear()
+        start, missing = len(heard), len(text.encode())
+        while start and missing > 0:
+            start -= 1
+            missing -= len(self._tokenizer.token_bytes(heard[start].token_id))
+        return chat_logprobs(self._tokenizer, heard[start:]).content
 
     def _open(self, kind: str, changes: list[Change], call: CallDelta | None = None) -> None:
         self._close(changes, "completed")

@@ -1,32 +1,29 @@
-"""`/v1/responses`: OpenAI's newer shape of the same thing, whose answer is a list: thoughts, texts, tool calls.
-Nothing is stored: a call that refers to an earlier one is refused."""
+"""`/v1/responses`: OpenAI's newer shape of the same thing, whose answer is a list: thoughts, texts, tool calls. It is
+kept for a while, to be gone on from, asked for again or deleted by the key that asked for it."""
 
 from __future__ import annotations
 
-import time
-from typing import Any
-from uuid import uuid4
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
-from twostroke.core.sampling_params import SamplingParams
 from twostroke.server import replies
+from twostroke.server.admission import KEY_SCOPE
 from twostroke.server.bodies import CheckedRoute
-from twostroke.server.calls import Answers
 from twostroke.server.chat import template_options
 from twostroke.server.conversation import prepare
-from twostroke.server.errors import ApiError, bad_request, refuse_given
+from twostroke.server.errors import bad_request, refuse_given
 from twostroke.server.explaining import follow
-from twostroke.server.messages import Output, Progress, Ready
-from twostroke.server.openapi import JSON_OR_EVENTS
+from twostroke.server.openapi import ERRORS, JSON_OR_EVENTS
 from twostroke.server.parsing import AnswerParser
 from twostroke.server.phases import server_timing
-from twostroke.server.response_input import input_messages
-from twostroke.server.response_items import Change, Item, OutputItems
-from twostroke.server.sampling import responses_sampling
+from twostroke.server.response_input import read_input, response_not_found
+from twostroke.server.response_store import StoredResponse
+from twostroke.server.response_writer import ResponseWriter, text_format
+from twostroke.server.sampling import LOGPROBS, responses_sampling
 from twostroke.server.schemas import ResponsesBody
-from twostroke.server.service import Service, service_of
+from twostroke.server.service import service_of
 from twostroke.server.streaming import stream_answer
 from twostroke.server.structured import Named, object_grammar, schema_grammar
 from twostroke.server.tools import tool_request
@@ -34,17 +31,22 @@ from twostroke.server.tools import tool_request
 router = APIRouter(route_class=CheckedRoute)
 
 _REFUSED = {
-    **dict.fromkeys(("previous_response_id", "conversation", "prompt"), "nothing is stored here"),
+    "conversation": "there are no conversations here, but previous_response_id",
+    "prompt": "no prompts are kept here",
     **dict.fromkeys(("max_tokens", "max_completion_tokens"), "here it is max_output_tokens"),
     **dict.fromkeys(("response_format", "structured_outputs", "guided_json"), "here it is text.format"),
     **dict.fromkeys(("guided_regex", "guided_choice", "guided_grammar"), "/v1/chat/completions has it"),
 }
-LOGPROBS = "message.output_text.logprobs"
-_TEXT_EVENTS = {
-    "reasoning": "response.reasoning_text",
-    "message": "response.output_text",
-    "function_call": "response.function_call_arguments",
-}
+_NOTHING_TO_INCLUDE = (
+    "reasoning.encrypted_content",  # thoughts are sent in the open
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+)
+"""What `include` may hold and no answer here has."""
 
 
 @router.post("/v1/responses", responses=JSON_OR_EVENTS)
@@ -55,13 +57,15 @@ async def responses(body: ResponsesBody, request: Request) -> Response:
     facts = service.facts()
     sampling = responses_sampling(body, service.settings.limits)
     tools = tool_request(body, service.tool_format, service.encoder().tokenizer)
-    messages = input_messages(body, service.settings.limits)
-    options, grammar = template_options(body.chat_template_kwargs), _grammar(_text_format(body))
+    asked_for = read_input(body, service.settings.limits, service.responses, request.scope.get(KEY_SCOPE, -1))
+    options, grammar = template_options(body.chat_template_kwargs), _grammar(text_format(body))
     async with service.admission.place(request) as place:
         limit = "max_output_tokens"
-        asked = await prepare(service, messages, tools, sampling, grammar, param="input", limit=limit, options=options)
+        asked = await prepare(
+            service, asked_for.messages, tools, sampling, grammar, param="input", limit=limit, options=options
+        )
         call = place.open_call([asked.prompt], asked.sampling, priority=body.priority, cache_salt=body.cache_salt)
-    writer = ResponseWriter(service, facts, sampling, body)
+    writer = ResponseWriter(service, facts, sampling, body, asked_for)
     writer.answers.choices[0].parser = asked.parser() or AnswerParser()
     follow(request, writer.answers, writer.id)
     if body.stream:
@@ -79,170 +83,79 @@ async def responses(body: ResponsesBody, request: Request) -> Response:
 def _refuse_unsupported(body: ResponsesBody) -> None:
     refuse_given(body, _REFUSED)
     if body.background:
-        raise bad_request("background is not supported: nothing is stored here", "background")
+        message = "background is not supported: an answer is written while its client waits"
+        raise bad_request(message, "background")
     if body.truncation not in (None, "disabled"):
         message = f"truncation must be disabled, not {body.truncation!r:.60}: an input is read whole or refused"
         raise bad_request(message, "truncation")
-    if body.top_logprobs not in (None, 0):
-        raise bad_request("top_logprobs is not supported here: /v1/chat/completions has it", "top_logprobs")
-    if LOGPROBS in (body.include or ()):
-        raise bad_request(f"include may not hold {LOGPROBS}: /v1/chat/completions has logprobs", "include")
+    for index, name in enumerate(body.include or ()):
+        if name != LOGPROBS and name not in _NOTHING_TO_INCLUDE:
+            known = ", ".join((LOGPROBS, *_NOTHING_TO_INCLUDE))
+            raise bad_request(f"include[{index}] must be one of {known}, not {name!r:.60}", f"include[{index}]")
     if body.n not in (None, 1):
         raise bad_request(f"n is {body.n}, and a response is one: /v1/chat/completions has n", "n")
 
 
-def _text_format(body: ResponsesBody) -> dict[str, Any]:
-    text_format = (body.text or {}).get("format") or {"type": "text"}
-    if not isinstance(text_format, dict):
-        raise bad_request("text.format must be an object", "text.format")
-    return text_format
-
-
-def _grammar(text_format: dict[str, Any]) -> Named | None:
-    kind = text_format.get("type")
+def _grammar(wanted: dict[str, Any]) -> Named | None:
+    kind = wanted.get("type")
     if kind == "text":
         return None
     if kind == "json_object":
-        return object_grammar("text.format", text_format)
+        return object_grammar("text.format", wanted)
     if kind != "json_schema":
         raise bad_request(f"text.format.type must be text, json_object or json_schema, not {kind!r:.60}", "text.format")
-    return schema_grammar("text.format", text_format)
+    return schema_grammar("text.format", wanted)
 
 
-class ResponseWriter:
-    def __init__(self, service: Service, facts: Ready, sampling: SamplingParams, body: ResponsesBody) -> None:
-        self.answers = Answers(1, 1)
-        self._items = OutputItems(service.tool_format)
-        self._facts = facts
-        self._body = body
-        self._sampling = sampling
-        self._model = service.settings.model_name
-        self.id = f"resp_{uuid4().hex}"
-        self._created = int(time.time())
-        self._num_events = 0
+# Of responses that are kept
 
-    def whole(self) -> dict[str, Any]:
-        """Of an answer that was not streamed."""
-        for parts in self.answers.choices[0].parts:
-            self._items.push(parts)
-        self._finish_items()
-        return self._finished()
 
-    def _finish_items(self) -> list[Change]:
-        parser = self.answers.choices[0].parser
-        return self._items.finish(is_cut=self._is_cut, num_calls=0 if parser is None else parser.num_finished_calls)
+@router.get("/v1/responses/{response_id}", responses=ERRORS)
+async def show_response(
+    response_id: str,
+    request: Request,
+    stream: bool = False,
+    include: Annotated[list[str] | None, Query()] = None,  # what there is of it is in the answer already
+) -> Response:
+    if stream:
+        raise bad_request("stream is not supported here: a response is kept once it is whole", "stream")
+    return Response(_found(request, response_id).reply, media_type="application/json")
 
-    @property
-    def _is_cut(self) -> bool:
-        return self.answers.choices[0].finish_reason == "length"
 
-    def _finished(self) -> dict[str, Any]:
-        output = [item.reply() for item in self._items.items]
-        return {
-            **self._outline("incomplete" if self._is_cut else "completed", output),
-            "incomplete_details": {"reason": "max_output_tokens"} if self._is_cut else None,
-            "usage": self._usage(),
-            "timing": self.answers.timing(0, self._facts),
-        }
+@router.delete("/v1/responses/{response_id}", responses=ERRORS)
+async def delete_response(response_id: str, request: Request) -> Response:
+    if not service_of(request).responses.delete(request.scope.get(KEY_SCOPE, -1), response_id):
+        raise response_not_found(response_id)
+    return Response(
+        replies.encode({"id": response_id, "object": "response", "deleted": True}), media_type="application/json"
+    )
 
-    def _outline(self, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
-        body = self._body
-        return {
-            "id": self.id,
-            "object": "response",
-            "created_at": self._created,
-            "status": status,
-            "model": self._model,
-            "output": output,
-            "error": None,
-            "incomplete_details": None,
-            "instructions": body.instructions,
-            "max_output_tokens": body.max_output_tokens,
-            "metadata": body.metadata or {},
-            "parallel_tool_calls": body.parallel_tool_calls is not False,
-            "previous_response_id": None,
-            "store": False,
-            "temperature": self._sampling.temperature,
-            "text": {"format": _text_format(body)},
-            "tool_choice": body.tool_choice or ("auto" if body.tools else "none"),
-            "tools": body.tools or [],
-            "top_p": self._sampling.top_p,
-            "truncation": "disabled",
-            "usage": None,
-        }
 
-    def _usage(self) -> dict[str, Any]:
-        usage = self.answers.usage()
-        return {
-            "input_tokens": usage.prompt_tokens,
-            "input_tokens_details": usage.prompt_tokens_details,
-            "output_tokens": usage.completion_tokens,
-            "output_tokens_details": usage.completion_tokens_details,
-            "total_tokens": usage.total_tokens,
-        }
+@router.get("/v1/responses/{response_id}/input_items", responses=ERRORS)
+async def list_input_items(
+    response_id: str,
+    request: Request,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    order: Literal["asc", "desc"] = "desc",
+    after: str | None = None,
+) -> Response:
+    """What a response was made from: its conversation before it, and its own input."""
+    items = _found(request, response_id).input_items()
+    if order == "desc":
+        items.reverse()
+    if after is not None:
+        places = [index for index, item in enumerate(items) if item.get("id") == after]
+        if not places:
+            raise bad_request(f"after is {after!r:.80}, and no input item has that id", "after")
+        items = items[places[0] + 1 :]
+    shown = items[:limit]
+    ends = {"first_id": shown[0]["id"], "last_id": shown[-1]["id"]} if shown else {"first_id": None, "last_id": None}
+    reply = {"object": "list", "data": shown, **ends, "has_more": len(items) > limit}
+    return Response(replies.encode(reply), media_type="application/json")
 
-    # As a stream
 
-    def begin(self) -> bytes:
-        outline = self._outline("in_progress", [])
-        created = self._event("response.created", response=outline)
-        return created + self._event("response.in_progress", response=outline)
-
-    def progress(self, prompt_index: int, event: Progress) -> bytes:
-        options = self._body.stream_options
-        if options is None or not options.include_progress:
-            return b""
-        shown = replies.PrefillProgress(event.sample_index, event.computed_tokens, event.total_tokens)
-        return self._event("response.prefill_progress", prefill_progress=shown)
-
-    def output(self, prompt_index: int, event: Output) -> bytes:
-        self.answers.absorb(prompt_index, event)
-        return self._changes(self._items.push(self.answers.choices[0].parts[-1]))
-
-    def end(self) -> bytes:
-        closing = self._changes(self._finish_items())
-        whole = self._finished()
-        return closing + self._event(f"response.{whole['status']}", response=whole)
-
-    def error(self, error: ApiError) -> bytes:
-        failed = self._outline("failed", [])
-        failed["error"] = {"code": error.code or "server_error", "message": error.message}
-        return self._event("response.failed", response=failed)
-
-    def _changes(self, changes: list[Change]) -> bytes:
-        words = {"opened": self._opened, "added": self._added, "closed": self._closed}
-        return b"".join(words[change.kind](change) for change in changes)
-
-    def _opened(self, change: Change) -> bytes:
-        item = change.item
-        events = self._event("response.output_item.added", output_index=item.index, item=item.reply(is_opening=True))
-        if item.kind != "function_call":
-            events += self._of_item("response.content_part.added", item, part=item.part(""))
-        return events
-
-    def _added(self, change: Change) -> bytes:
-        return self._of_item(f"{_TEXT_EVENTS[change.item.kind]}.delta", change.item, delta=change.text)
-
-    def _closed(self, change: Change) -> bytes:
-        item = change.item
-        done = f"{_TEXT_EVENTS[item.kind]}.done"
-        if item.kind == "function_call":
-            events = b""
-            if item.status == "completed":  # else these arguments are no whole
-                events = self._of_item(done, item, arguments=item.text, name=item.name)
-        else:
-            events = self._of_item(done, item, text=item.text)
-            events += self._of_item("response.content_part.done", item, part=item.part(item.text))
-        return events + self._event("response.output_item.done", output_index=item.index, item=item.reply())
-
-    def _of_item(self, kind: str, item: Item, **fields: Any) -> bytes:
-        if item.kind != "function_call":
-            fields["content_index"] = 0
-        if kind.startswith("response.output_text."):
-            fields["logprobs"] = []
-        return self._event(kind, item_id=item.id, output_index=item.index, **fields)
-
-    def _event(self, kind: str, **fields: Any) -> bytes:
-        payload = replies.encode({"type": kind, "sequence_number": self._num_events, **fields})
-        self._num_events += 1
-        return b"event: " + kind.encode() + b"\ndata: " + payload + b"\n\n"
+def _found(request: Request, response_id: str) -> StoredResponse:
+    found = service_of(request).responses.find(request.scope.get(KEY_SCOPE, -1), response_id)
+    if found is None:
+        raise response_not_found(response_id)
+    return found

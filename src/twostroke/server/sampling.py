@@ -12,6 +12,8 @@ from twostroke.server.messages import Ready
 from twostroke.server.schemas import ChatBody, CompletionBody, DrawingBody, ResponsesBody
 from twostroke.server.settings import Limits
 
+LOGPROBS = "message.output_text.logprobs"
+"""What a response may be asked to include."""
 DEFAULT_COMPLETION_TOKENS = 16
 """What OpenAI's plain completions give when nothing is asked for."""
 
@@ -42,7 +44,8 @@ def completion_sampling(body: CompletionBody, limits: Limits) -> SamplingParams:
 
 def responses_sampling(body: ResponsesBody, limits: Limits) -> SamplingParams:
     _at_most("max_output_tokens", body.max_output_tokens, limits.max_output_tokens)
-    return _sampling(body, limits, body.max_output_tokens, None)
+    wants_logprobs = LOGPROBS in (body.include or ()) or bool(body.top_logprobs)
+    return _sampling(body, limits, body.max_output_tokens, (body.top_logprobs or 0) if wants_logprobs else None)
 
 
 def _sampling(

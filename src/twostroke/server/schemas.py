@@ -160,6 +160,7 @@ class InputItem(Body):
     """A message, a thought, a call or its result; other kinds of item are refused by name."""
 
     type: Text = Field("message", max_length=64)
+    id: Text | None = Field(None, max_length=256)
     role: Text | None = Field(None, max_length=64)
     content: Text | Few[ContentPart] | None = None
     summary: Few[ContentPart] | None = None
@@ -174,20 +175,20 @@ class ResponsesBody(DrawingBody):
     instructions: Text | None = None
     max_output_tokens: Count | None = None
     metadata: Table[Text] | None = Field(None, max_length=16)
-    store: bool | None = None
+    store: bool | None = Field(None, description="false: it is not kept.")
     tools: Annotated[Few[Table[Any]] | None, Repeated] = None
     tool_choice: Annotated[Text | Table[Any] | None, Repeated] = None
     parallel_tool_calls: bool | None = None
     text: Annotated[Table[Any] | None, Repeated] = None
     chat_template_kwargs: Table[Any] | None = Field(None, description="Variables for the model's chat template.")
-    include: Many[Text] | None = Field(None, description="Logprobs are refused.")
+    include: Many[Text] | None = Field(None, max_length=64, description="`message.output_text.logprobs`.")
     background: bool | None = Field(None, description="true is refused.")
     truncation: Text | None = Field(None, description="Only `disabled`.")
-    top_logprobs: int | None = Field(None, description="Only 0.")
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_CHAT_LOGPROBS)
     n: int | None = Field(None, description="Only 1.")
-    previous_response_id: Any = Field(None, description="Refused: nothing is stored.")
-    conversation: Any = Field(None, description="Refused: nothing is stored.")
-    prompt: Any = Field(None, description="Refused: nothing is stored.")
+    previous_response_id: Text | None = Field(None, max_length=256, description="The response to go on from.")
+    conversation: Any = Field(None, description="Refused.")
+    prompt: Any = Field(None, description="Refused.")
     max_tokens: Any = Field(None, description="Refused, as max_completion_tokens: use `max_output_tokens`.")
     max_completion_tokens: Any = None
     response_format: Any = Field(None, description="Refused, as those that follow: use `text.format`.")

@@ -17,6 +17,7 @@ from twostroke.server.kept import KeptRequests
 from twostroke.server.messages import Ready
 from twostroke.server.metrics import Metrics
 from twostroke.server.prompts import PromptEncoder
+from twostroke.server.response_store import ResponseStore
 from twostroke.server.settings import ServerSettings
 from twostroke.server.structured import GrammarGate, Named
 from twostroke.server.turns import Turns
@@ -51,6 +52,7 @@ class Service:
         """For what keeps the event loop for long."""
         self.warm_up: Callable[[], object] = lambda: None
         """What takes long the first time, to be done while nobody waits."""
+        self.responses = ResponseStore(settings.limits.max_stored_responses, settings.limits.max_stored_bytes)
 
     def read_answers_of(self, tokenizer: Tokenizer) -> None:
         """Once the tokenizer is there: how this model's answers are to be read."""

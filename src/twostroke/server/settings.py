@@ -43,6 +43,9 @@ class Limits:
     max_stop_chars: int = 1024
     max_logit_bias: int = 1024
     max_messages: int = 4096
+    max_stored_responses: int = 1024
+    """Of `/v1/responses`, of all keys together; 0: none is kept."""
+    max_stored_bytes: int = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +95,8 @@ class ServerSettings:
             value = getattr(self.limits, name)
             if value is not None and value < 1:
                 raise BadRequestError(f"{name} must be at least 1, not {value}")
+        if self.limits.max_stored_responses < 0:
+            raise BadRequestError(f"max_stored_responses must be 0 or more, not {self.limits.max_stored_responses}")
         for name in ("request", "headers", "body", "reader"):
             timeout_s = getattr(self.limits, f"{name}_timeout_s")
             if not timeout_s > 0:

@@ -57,8 +57,8 @@ class ToolCallParser:
         return split
 
     def finish(self, *, is_cut: bool = False) -> Split:
-        """What was held back. Where an answer was cut, what may be the beginning of a call is left out: it was not meant
-        to be read."""
+        """What was held back. Where an answer was cut, what may be the beginning of a call is left out: nobody was
+        meant to read it."""
         split = Split()
         self._pass_arguments(split)
         held = "" if self._is_announced or self._state == self._closing else self._raw + self._held
