@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 from twostroke.server.parsing import AnswerParser
 from twostroke.server.response_items import OutputItems
 from twostroke.text.reasoning import ThinkSplitter
-from twostroke.text.tokenizer import Tokenizer
 from twostroke.text.tool_parsers import HERMES
 
-NO_TOKENIZER = cast("Tokenizer", None)
-"""It is asked for logprobs alone."""
 CALL = '<tool_call>{{"name": "{}", "arguments": {}}}</tool_call>'
 ANSWER = "<think>Hm.</think>One. " + CALL.format("a", '{"x": [1, 2]}') + " Two." + CALL.format("b", "{}") + "Three."
 ITEMS = [("reasoning", "Hm."), ("message", "One."), ("function_call", '{"x": [1, 2]}'), ("message", "Two.")]
@@ -19,11 +14,11 @@ ITEMS += [("function_call", "{}"), ("message", "Three.")]
 
 
 def written(pieces: list[str], *, is_cut: bool = False) -> tuple[OutputItems, list[tuple[str, int]]]:
-    items, parser = OutputItems(HERMES, NO_TOKENIZER), AnswerParser(ThinkSplitter(), HERMES.parser())
+    items, parser = OutputItems(HERMES), AnswerParser(ThinkSplitter(), HERMES.parser())
     changes = []
     for index, piece in enumerate(pieces):
         changes += items.push(parser.push(piece, 1, is_last=index == len(pieces) - 1, is_cut=is_cut))
-    changes += items.finish(is_cut=is_cut, num_calls=parser.num_finished_calls)
+    changes += items.finish(is_cut=is_cut)
     shown: list[tuple[str, int]] = []
     for change in changes:
         if (change.kind, change.item.index) not in shown[-1:]:

@@ -11,6 +11,7 @@ import pytest
 from openai import OpenAI
 from pydantic import BaseModel, ConfigDict, Field
 
+from tests.server.custom_calls import check_allowed_tools, check_custom_calls, check_only_one
 from tests.server.cut_calls import check_cut_answers
 from tests.server.running import RunningServer
 
@@ -194,6 +195,42 @@ def test_a_call_that_the_model_chose_to_make(client: OpenAI) -> None:
         assert shown(answer.output)[0][0] == "message" and answer.output_text.startswith("<tool_call>")
 
 
+CHAT_TOOLS: list[Any] = [
+    {"type": "function", "function": {key: tool[key] for key in tool if key != "type"}} for tool in TOOLS
+]
+
+
+def test_custom_tools(client: OpenAI) -> None:
+    check_custom_calls(client)
+
+
+def test_allowed_tools_and_no_second_call(client: OpenAI) -> None:
+    check_allowed_tools(client, CHAT_TOOLS, "stop")
+    check_only_one(client, CHAT_TOOLS)
+    answer = client.responses.create(
+        model="scripted", input="Roll!", tools=TOOLS, parallel_tool_calls=False, temperature=0
+    )
+    assert shown(answer.output) == [("function_call", 'roll_dice{"sides": 6}')]  # without what it says behind a call
+    assert answer.usage.output_tokens < 10 and not answer.parallel_tool_calls
+
+
+def test_a_format_of_texts_beside_tools_leaves_both_open(client: OpenAI) -> None:
+    """The model would roll dice of its own accord, and may: the format is for what it says instead."""
+    text: Any = {"format": {"type": "json_schema", "name": "cat", "schema": Cat.model_json_schema()}}
+    called = client.responses.create(model="scripted", input="Roll!", tools=[TOOLS[0]], text=text, temperature=0)
+    assert called.output[0].type == "function_call" and Roll.model_validate_json(called.output[0].arguments)
+    kinds = set()
+    for seed in range(12):  # behind its thought it has no line for either, and draws
+        said = client.responses.create(
+            model="scripted", input="Hi.", tools=TOOLS, text=text, extra_body={"seed": seed}, parallel_tool_calls=False
+        )
+        last = said.output[-1]
+        kinds.add(last.type)
+        if last.type == "message":
+            assert Cat.model_validate_json(said.output_text)
+    assert kinds == {"message", "function_call"}
+
+
 def test_an_answer_cut_anywhere_has_whole_calls_alone(client: OpenAI) -> None:
     assert 1 <= check_cut_answers(client, "Roll!", range(1, 9), TOOLS, "auto") < 8
     assert 1 <= check_cut_answers(client, "Hi.", [7, 16, 41, 52, 58, 68, 90], TOOLS, TOOLS_ROLL) < 7
@@ -286,6 +323,43 @@ CALL = {"type": "function_call", "call_id": "a", "name": "stop", "arguments": "{
         ({"tools": [{"type": "function", "name": "a", "parameters": [1]}]}, "tools[0].parameters"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "name": "x"}}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}, "tool_choice"),
+        (
+            {"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "mode": "any", "tools": [TOOLS_ROLL]}},
+            "tool_choice",
+        ),
+        ({"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [5]}}, "tool_choice"),
+        ({"tools": [{"type": "custom"}]}, "tools[0].name"),
+        ({"tools": [{"type": "custom", "name": "a", "format": {"type": "xml"}}]}, "tools[0].format.type"),
+        ({"tools": [{"type": "custom", "name": "a", "format": {"type": "grammar"}}]}, "tools[0].format"),
+        (
+            {
+                "tools": [
+                    {"type": "custom", "name": "a", "format": {"type": "grammar", "syntax": "gbnf", "definition": ""}}
+                ]
+            },
+            "tools[0].format.syntax",
+        ),
+        (
+            {
+                "tools": [
+                    {
+                        "type": "custom",
+                        "name": "a",
+                        "format": {"type": "grammar", "syntax": "lark", "definition": "start"},
+                    }
+                ]
+            },
+            "tools",
+        ),
+        (
+            {
+                "tools": [
+                    {"type": "custom", "name": "a", "format": {"type": "grammar", "syntax": "regex", "definition": "("}}
+                ]
+            },
+            "tools",
+        ),
+        ({"input": [{"type": "custom_tool_call", "call_id": "a", "name": "b"}]}, "input[0]"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": "required", "text": {"format": {"type": "xml"}}}, "text.format"),
         ({"text": {"format": {"type": "json_schema", "schema": {"type": "strig"}}}}, "text.format.schema"),

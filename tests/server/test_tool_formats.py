@@ -12,6 +12,7 @@ import jsonschema
 import pytest
 from openai import OpenAI
 
+from tests.server.custom_calls import check_allowed_tools, check_custom_calls, check_only_one
 from tests.server.cut_calls import check_cut_answers
 from tests.server.running import running_server
 from tests.server.scripted_model import make_scripted
@@ -105,6 +106,15 @@ def test_a_named_call_in_responses(client: OpenAI) -> None:
         call = stream.get_final_response().output[0]
     assert call.type == "function_call" and call.name == "say" and call.arguments == "".join(deltas)
     check("say", call.arguments)
+
+
+def test_custom_tools(client: OpenAI) -> None:
+    check_custom_calls(client)
+
+
+def test_allowed_tools_and_no_second_call(client: OpenAI) -> None:
+    check_allowed_tools(client, TOOLS, "say")
+    check_only_one(client, TOOLS)
 
 
 ROLL: Any = {"type": "function", "name": "roll_dice"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from typing import Any
 from uuid import uuid4
 
@@ -63,7 +64,7 @@ async def chat_completions(body: ChatBody, request: Request) -> Response:
             service, messages, tools, sampling, grammar, param="messages", limit=limit, options=options
         )
         call = place.open_call([asked.prompt], asked.sampling, priority=body.priority, cache_salt=body.cache_salt)
-    writer = ChatWriter(service, facts, sampling, body)
+    writer = ChatWriter(service, facts, sampling, body, tools.custom)
     follow(request, writer.answers, writer.id)
     for answer in writer.answers.choices:
         answer.parser = asked.parser()
@@ -111,15 +112,18 @@ def template_options(options: dict[str, Any] | None) -> dict[str, Any]:
     return options or {}
 
 
-def _message(answer: Answer, tool_format: ToolFormat) -> replies.ChatMessageReply:
+def _message(answer: Answer, tool_format: ToolFormat, custom: Collection[str]) -> replies.ChatMessageReply:
     if answer.parser is None:
         return replies.ChatMessageReply("".join(answer.text))
     content = "".join(parts.content for parts in answer.parts)
     reasoning = "".join(parts.reasoning for parts in answer.parts)
-    calls = [
-        replies.ToolCall(tool_format.new_call_id(), replies.FunctionCall(arguments, name))
-        for name, arguments in answer.finished_calls()
-    ]
+    calls: list[replies.ToolCall | replies.CustomToolCall] = []
+    for name, arguments in answer.finished_calls():
+        call_id = tool_format.new_call_id()
+        if name in custom:
+            calls.append(replies.CustomToolCall(call_id, replies.CustomCall(name, arguments)))
+        else:
+            calls.append(replies.ToolCall(call_id, replies.FunctionCall(arguments, name)))
     return replies.ChatMessageReply(
         content=None if calls and not content else content,
         reasoning_content=reasoning or msgspec.UNSET,
@@ -130,8 +134,13 @@ def _message(answer: Answer, tool_format: ToolFormat) -> replies.ChatMessageRepl
 class ChatWriter:
     """One call's answer in OpenAI's words, whole or in chunks."""
 
-    def __init__(self, service: Service, facts: Ready, sampling: SamplingParams, body: ChatBody) -> None:
+    def __init__(
+        self, service: Service, facts: Ready, sampling: SamplingParams, body: ChatBody, custom: Collection[str]
+    ) -> None:
+        """`custom` are the tools that take a text."""
         self.answers = Answers(1, sampling.n)
+        self._custom = custom
+        self._inputs: dict[tuple[int, int], tuple[str, list[str]]] = {}  # of custom calls, by choice and number
         self._facts = facts
         self._tokenizer: Tokenizer = service.encoder().tokenizer
         self._tool_format = service.tool_format
@@ -149,7 +158,7 @@ class ChatWriter:
         choices = []
         for index, answer in enumerate(self.answers.choices):
             logprobs = chat_logprobs(self._tokenizer, answer.logprobs) if self._wants_logprobs else None
-            message = _message(answer, self._tool_format)
+            message = _message(answer, self._tool_format, self._custom)
             own_timing = self.answers.own_timing(index, self._facts)
             choices.append(replies.ChatChoice(index, message, answer.finish_reason or "stop", logprobs, own_timing))
         usage, timing = self.answers.usage(), self.answers.timing(0, self._facts)
@@ -194,15 +203,37 @@ class ChatWriter:
     def _delta(self, index: int, parts: Parts, *, has_logprobs: bool) -> replies.Delta:
         calls = []
         for number, name, arguments in _one_each(parts):
+            if self._holds_input(index, number, name, arguments):
+                continue
             function = replies.FunctionCall(arguments, name)
             if name is None:
                 calls.append(replies.ToolCallDelta(number, function))
             else:
                 calls.append(replies.ToolCallDelta(number, function, self._tool_format.new_call_id(), "function"))
+        calls += self._custom_calls(index, parts.num_finished_calls)
         if not (parts.content or parts.reasoning or calls or has_logprobs):
             return NOTHING
         content = parts.content or ("" if has_logprobs and not calls and not parts.reasoning else None)
         return replies.Delta(content=content, reasoning_content=parts.reasoning or None, tool_calls=calls or None)
+
+    def _holds_input(self, index: int, number: int, name: str | None, text: str) -> bool:
+        """A custom call is sent once it is whole: half a text looks like a whole one, and a client might run it."""
+        if name in self._custom:
+            self._inputs[index, number] = (name or "", [])
+        if (index, number) not in self._inputs:
+            return False
+        self._inputs[index, number][1].append(text)
+        return True
+
+    def _custom_calls(self, index: int, num_finished: int) -> list[replies.ToolCallDelta]:
+        calls = []
+        for choice, number in sorted(self._inputs):
+            if choice == index and number < num_finished:
+                name, texts = self._inputs.pop((choice, number))
+                custom = replies.CustomCall(name, "".join(texts))
+                call_id = self._tool_format.new_call_id()
+                calls.append(replies.ToolCallDelta(number, id=call_id, type="custom", custom=custom))
+        return calls
 
     def end(self) -> bytes:
         if not self._wants_usage:

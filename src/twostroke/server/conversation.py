@@ -8,13 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from twostroke.core.sampling_params import SamplingParams
-from twostroke.server.errors import bad_request
 from twostroke.server.messages import Ready
 from twostroke.server.parsing import AnswerParser
 from twostroke.server.prompts import Room
 from twostroke.server.sampling import check_lengths
 from twostroke.server.service import Service
-from twostroke.server.structured import Named, is_format_of_text
+from twostroke.server.structured import Named
 from twostroke.server.tools import ToolRequest, told_of_tools
 from twostroke.text.reasoning import CLOSING, OPENING, ThinkSplitter
 from twostroke.text.tool_parsers.formats import ToolFormat
@@ -33,15 +32,17 @@ class Conversation:
     """As GrammarSpec has it; None where this model's thoughts are not told from its answers."""
     tool_format: ToolFormat | None
     """None where no calls are looked for."""
-    is_held_to_calls: bool = False
+    tools: ToolRequest
 
     def parser(self) -> AnswerParser | None:
         """One sample's; None: its answer is nothing but text."""
         if self.thought is None and self.tool_format is None:
             return None
         thoughts = None if self.thought is None else ThinkSplitter(is_open=self.thought == "open")
-        calls = None if self.tool_format is None else self.tool_format.parser()
-        return AnswerParser(thoughts, calls, is_held_to_calls=self.is_held_to_calls)
+        calls, max_calls = None, 1 if self.tools.only_one else None
+        if self.tool_format is not None:
+            calls = self.tool_format.parser(custom=self.tools.custom, max_calls=max_calls)
+        return AnswerParser(thoughts, calls, is_held_to_calls=self.tools.is_required)
 
 
 def fitted(sampling: SamplingParams, prompt: tuple[int, ...], facts: Ready) -> SamplingParams:
@@ -64,17 +65,13 @@ async def prepare(
 ) -> Conversation:
     """`param` is the field that the messages came in, `limit` the one that says how long an answer may be, or None
     where one that asks for more than the context leaves is to be as long as that; `options` are the template's."""
-    if grammar is not None and tools.grammar is not None:
-        if not is_format_of_text(grammar[0]):
-            raise bad_request(f"{grammar[0]} cannot be given where a tool call is required", grammar[0])
-        grammar = None  # there will be a call instead of a text
+    held_to = tools.held_to(grammar)
     encoder, facts = service.encoder(), service.facts()
     prompt = tuple(await chat_tokens(service, messages, tools, options, Room(facts.max_context, param)))
     if limit is None:
         sampling = fitted(sampling, prompt, facts)
     check_lengths([prompt], sampling, facts, param, limit or "max_tokens")
     thought = _thought(service, prompt)
-    held_to = grammar or tools.grammar
     before = thought or "none"
     if held_to is not None and CLOSING in held_to[1].text:
         before = "none"  # whoever wrote the grammar has written the thought into it
@@ -82,13 +79,7 @@ async def prepare(
     markers = {OPENING, CLOSING} if thought is not None else set()
     if tools.is_on or markers & encoder.tokenizer.special_tokens.keys():  # markers may be control tokens
         sampling = replace(sampling, skip_special_tokens=False)
-    return Conversation(
-        prompt,
-        sampling,
-        thought,
-        service.tool_format if tools.is_on else None,
-        is_held_to_calls=tools.grammar is not None,
-    )
+    return Conversation(prompt, sampling, thought, service.tool_format if tools.is_on else None, tools)
 
 
 async def chat_tokens(

@@ -15,6 +15,8 @@ class Parts:
     reasoning: str = ""
     content: str = ""
     calls: list[CallDelta] = field(default_factory=list)
+    num_finished_calls: int = 0
+    """Of the whole answer so far."""
     logprobs: Sequence[TokenLogprobs] = ()
     """Of the tokens that these came from."""
 
@@ -56,6 +58,7 @@ class AnswerParser:
                 rest = self._tools.finish(is_cut=is_cut)
                 parts.content += rest.content
                 parts.calls += rest.calls
+        parts.num_finished_calls = self.num_finished_calls
         return parts
 
 

@@ -82,11 +82,23 @@ class ToolCall(msgspec.Struct, frozen=True):
     type: str = "function"
 
 
+class CustomCall(msgspec.Struct, frozen=True):
+    name: str
+    input: str
+
+
+class CustomToolCall(msgspec.Struct, frozen=True):
+    id: str
+    custom: CustomCall
+    type: str = "custom"
+
+
 class ToolCallDelta(msgspec.Struct, frozen=True, omit_defaults=True):
     index: int
-    function: FunctionCall
+    function: FunctionCall | None = None
     id: str | None = None
     type: str | None = None
+    custom: CustomCall | None = None
 
 
 class ChatMessageReply(msgspec.Struct, frozen=True):
@@ -94,7 +106,7 @@ class ChatMessageReply(msgspec.Struct, frozen=True):
     role: str = "assistant"
     refusal: None = None
     reasoning_content: str | msgspec.UnsetType | None = msgspec.UNSET
-    tool_calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: list[ToolCall | CustomToolCall] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChoice(msgspec.Struct, frozen=True, omit_defaults=True):

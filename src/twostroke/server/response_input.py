@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
+from twostroke.server.custom_tools import called_with
 from twostroke.server.errors import ApiError, bad_request
 from twostroke.server.response_store import ResponseStore, Turn
 from twostroke.server.schemas import ContentPart, InputItem, ResponsesBody
@@ -15,6 +16,7 @@ from twostroke.server.settings import Limits
 
 TEXT_PARTS = frozenset({"input_text", "output_text", "text"})
 _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco"}
+_PREFIXES |= {"custom_tool_call": "ctc", "custom_tool_call_output": "ctco"}
 THOUGHT_PARTS = frozenset({"reasoning_text", "summary_text", "text"})
 
 
@@ -108,6 +110,8 @@ class _Turns:
             "reasoning": self._thought,
             "function_call": self._call,
             "function_call_output": self._result,
+            "custom_tool_call": self._custom_call,
+            "custom_tool_call_output": self._result,
         }
         for index, item in enumerate(items):
             field = f"{name}[{index}]"
@@ -139,17 +143,24 @@ class _Turns:
             arguments = json.loads(item.arguments or "{}")
         except (ValueError, RecursionError):
             raise bad_request(f"{field}.arguments must be JSON", f"{field}.arguments") from None
-        self._names[item.call_id] = item.name
+        self._add_call(item.call_id, {"name": item.name, "arguments": arguments})
+
+    def _custom_call(self, item: InputItem, field: str) -> None:
+        if item.call_id is None or item.name is None or item.input is None:
+            raise bad_request(f"{field} must be a custom tool's call with call_id, name and input", field)
+        self._add_call(item.call_id, called_with(item.name, item.input))
+
+    def _add_call(self, call_id: str, function: dict[str, Any]) -> None:
+        self._names[call_id] = function["name"]
         turn = self._turn if self._turn is not None else self._begin_turn(None)
-        function = {"name": item.name, "arguments": arguments}
-        turn.setdefault("tool_calls", []).append({"id": item.call_id, "type": "function", "function": function})
+        turn.setdefault("tool_calls", []).append({"id": call_id, "type": "function", "function": function})
 
     def _result(self, item: InputItem, field: str) -> None:
         if item.call_id is None or item.output is None:
             raise bad_request(f"{field} must be a call's result with call_id and output", field)
         name = self._names.get(item.call_id)
         if name is None:
-            message = f"{field}.call_id is {item.call_id!r:.80}, and no function_call before it has that call_id"
+            message = f"{field}.call_id is {item.call_id!r:.80}, and no call before it has that call_id"
             raise bad_request(message, f"{field}.call_id")
         text = _text_of(item.output, f"{field}.output", TEXT_PARTS)
         self._end_turn({"role": "tool", "tool_call_id": item.call_id, "name": name, "content": text})

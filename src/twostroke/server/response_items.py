@@ -3,7 +3,7 @@ they come. Says what was opened, what was added and what is whole; sends nothing
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -16,13 +16,14 @@ from twostroke.text.tokenizer import Tokenizer
 from twostroke.text.tool_parsers.call_parser import CallDelta
 from twostroke.text.tool_parsers.formats import ToolFormat
 
-_PREFIXES = {"reasoning": "rs", "message": "msg", "function_call": "fc"}
+_PREFIXES = {"reasoning": "rs", "message": "msg", "function_call": "fc", "custom_tool_call": "ctc"}
+CALLS = ("function_call", "custom_tool_call")
 
 
 @dataclass(slots=True)
 class Item:
     kind: str
-    """`reasoning`, `message` or `function_call`."""
+    """`reasoning`, `message`, `function_call` or `custom_tool_call`."""
     index: int
     name: str = ""
     call_id: str = ""
@@ -50,8 +51,10 @@ class Item:
         shown: dict[str, Any] = {"type": self.kind, "id": self.id, "status": self.status}
         if is_opening:
             shown["status"] = "in_progress"
-        if self.kind == "function_call":
-            return shown | {"call_id": self.call_id, "name": self.name, "arguments": "" if is_opening else self.text}
+        if self.kind in CALLS:
+            text = "" if is_opening else self.text
+            said = {"arguments": text} if self.kind == "function_call" else {"input": text}
+            return shown | {"call_id": self.call_id, "name": self.name, **said}
         content = [] if is_opening else [self.part(self.text, self.logprobs if with_logprobs else ())]
         if self.kind == "reasoning":
             return shown | {"summary": [], "content": content}
@@ -69,10 +72,15 @@ class Change(NamedTuple):
 class OutputItems:
     """One answer's."""
 
-    def __init__(self, tool_format: ToolFormat, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, tool_format: ToolFormat, tokenizer: Tokenizer | None = None, custom: Collection[str] = ()
+    ) -> None:
+        """The tokenizer spells logprobs, where there are any; `custom` are the tools that take a text."""
         self.items: list[Item] = []
         self._tool_format = tool_format
         self._tokenizer = tokenizer
+        self._custom = custom
+        self._num_finished_calls = 0
         self._heard: list[TokenLogprobs] = []  # of tokens whose text may still be held back
         self._is_open = False  # the last of them
 
@@ -80,29 +88,30 @@ class OutputItems:
         changes: list[Change] = []
         calls = list(parts.calls)
         self._heard.extend(parts.logprobs)
+        self._num_finished_calls = parts.num_finished_calls
         if parts.reasoning:
             self._add("reasoning", parts.reasoning, changes)
         while calls and calls[0].name is None:  # the rest of a call that was begun, and what is said comes after it
-            self._add("function_call", calls.pop(0).arguments, changes)
+            self._add(self.items[-1].kind, calls.pop(0).arguments, changes)
         if content := self._said(parts.content):
             self._add("message", content, changes)
         if parts.reasoning or parts.calls:
             self._heard.clear()  # whatever was held back is part of these
         for call in calls:
             if call.name is not None:
-                self._open("function_call", changes, call)
+                self._open("custom_tool_call" if call.name in self._custom else "function_call", changes, call)
             if call.arguments:
-                self._add("function_call", call.arguments, changes)
+                self._add(self.items[-1].kind, call.arguments, changes)
         return changes
 
-    def finish(self, *, is_cut: bool, num_calls: int) -> list[Change]:
-        """`num_calls` came to their end. One more that was begun is closed as incomplete, and no longer one of the
-        items: nobody should run it."""
+    def finish(self, *, is_cut: bool) -> list[Change]:
+        """A call that was begun and never came to its end is closed as incomplete, and no longer one of the items:
+        nobody should run it."""
         changes: list[Change] = []
-        is_unfinished_call = sum(item.kind == "function_call" for item in self.items) > num_calls
+        is_unfinished_call = sum(item.kind in CALLS for item in self.items) > self._num_finished_calls
         if not self.items and not is_cut:
             self._open("message", changes)
-        if self.items and self.items[-1].kind == "function_call":
+        if self.items and self.items[-1].kind in CALLS:
             is_cut = is_unfinished_call
         self._close(changes, "incomplete" if is_cut else "completed")
         if is_unfinished_call:
@@ -126,6 +135,8 @@ class OutputItems:
     def _take_logprobs(self, text: str) -> list[ChatLogprob]:
         """Of the latest tokens, as many as the text is made of: a marker or blanks before it are no part of it, nor is
         an end of text behind it."""
+        if self._tokenizer is None or not self._heard:
+            return []
         heard = [entry for entry in self._heard if not self._tokenizer.is_special(entry.token_id)]
         self._heard.clear()
         start, missing = len(heard), len(text.encode())

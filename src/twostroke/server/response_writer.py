@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from typing import Any
 from uuid import uuid4
 
@@ -12,7 +13,7 @@ from twostroke.server.calls import Answers
 from twostroke.server.errors import ApiError, bad_request
 from twostroke.server.messages import Output, Progress, Ready
 from twostroke.server.response_input import ResponseInput
-from twostroke.server.response_items import Change, Item, OutputItems
+from twostroke.server.response_items import CALLS, Change, Item, OutputItems
 from twostroke.server.response_store import StoredResponse
 from twostroke.server.schemas import ResponsesBody
 from twostroke.server.service import Service
@@ -21,6 +22,7 @@ _TEXT_EVENTS = {
     "reasoning": "response.reasoning_text",
     "message": "response.output_text",
     "function_call": "response.function_call_arguments",
+    "custom_tool_call": "response.custom_tool_call_input",
 }
 
 
@@ -33,10 +35,17 @@ def text_format(body: ResponsesBody) -> dict[str, Any]:
 
 class ResponseWriter:
     def __init__(
-        self, service: Service, facts: Ready, sampling: SamplingParams, body: ResponsesBody, asked: ResponseInput
+        self,
+        service: Service,
+        facts: Ready,
+        sampling: SamplingParams,
+        body: ResponsesBody,
+        asked: ResponseInput,
+        custom: Collection[str],
     ) -> None:
+        """`custom` are the tools that take a text."""
         self.answers = Answers(1, 1)
-        self._items = OutputItems(service.tool_format, service.encoder().tokenizer)
+        self._items = OutputItems(service.tool_format, service.encoder().tokenizer, custom)
         self._asked = asked
         self._store = service.responses
         self._keeps = body.store is not False and service.responses.is_on
@@ -56,8 +65,7 @@ class ResponseWriter:
         return self._finished()
 
     def _finish_items(self) -> list[Change]:
-        parser = self.answers.choices[0].parser
-        return self._items.finish(is_cut=self._is_cut, num_calls=0 if parser is None else parser.num_finished_calls)
+        return self._items.finish(is_cut=self._is_cut)
 
     @property
     def _is_cut(self) -> bool:
@@ -149,7 +157,7 @@ class ResponseWriter:
     def _opened(self, change: Change) -> bytes:
         item = change.item
         events = self._event("response.output_item.added", output_index=item.index, item=item.reply(is_opening=True))
-        if item.kind != "function_call":
+        if item.kind not in CALLS:
             events += self._of_item("response.content_part.added", item, part=item.part(""))
         return events
 
@@ -160,10 +168,13 @@ class ResponseWriter:
     def _closed(self, change: Change) -> bytes:
         item = change.item
         done = f"{_TEXT_EVENTS[item.kind]}.done"
-        if item.kind == "function_call":
+        if item.kind in CALLS:
             events = b""
-            if item.status == "completed":  # else these arguments are no whole
-                events = self._of_item(done, item, arguments=item.text, name=item.name)
+            if item.status == "completed":  # else what was written is no whole
+                said = {"input": item.text}
+                if item.kind == "function_call":
+                    said = {"arguments": item.text, "name": item.name}
+                events = self._of_item(done, item, **said)
         else:
             more = {"logprobs": item.logprobs} if item.kind == "message" else {}
             events = self._of_item(done, item, text=item.text, **more)
@@ -171,7 +182,7 @@ class ResponseWriter:
         return events + self._event("response.output_item.done", output_index=item.index, item=item.reply())
 
     def _of_item(self, kind: str, item: Item, **fields: Any) -> bytes:
-        if item.kind != "function_call":
+        if item.kind not in CALLS:
             fields["content_index"] = 0
         return self._event(kind, item_id=item.id, output_index=item.index, **fields)
 

@@ -65,7 +65,7 @@ async def responses(body: ResponsesBody, request: Request) -> Response:
             service, asked_for.messages, tools, sampling, grammar, param="input", limit=limit, options=options
         )
         call = place.open_call([asked.prompt], asked.sampling, priority=body.priority, cache_salt=body.cache_salt)
-    writer = ResponseWriter(service, facts, sampling, body, asked_for)
+    writer = ResponseWriter(service, facts, sampling, body, asked_for, tools.custom)
     writer.answers.choices[0].parser = asked.parser() or AnswerParser()
     follow(request, writer.answers, writer.id)
     if body.stream:

@@ -167,6 +167,7 @@ class InputItem(Body):
     call_id: Text | None = Field(None, max_length=256)
     name: Text | None = Field(None, max_length=256)
     arguments: Text | None = None
+    input: Text | None = None
     output: Text | Few[ContentPart] | None = None
 
 

@@ -3,10 +3,13 @@ comes out as content; a call is handed on from its first argument, and is finish
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from twostroke.text.tool_parsers.call_grammar import raw_head, raw_tail
 from twostroke.text.tool_parsers.call_scanner import MAX_NAME_CHARS, WHITESPACE, CallScanner
+from twostroke.text.tool_parsers.custom_input import CustomInput
 
 if TYPE_CHECKING:
     from twostroke.text.tool_parsers.formats import ToolFormat
@@ -22,6 +25,7 @@ class CallDelta(NamedTuple):
     name: str | None
     """Set on a call's first."""
     arguments: str
+    """The next piece of them; of a custom tool, of its input."""
 
 
 @dataclass(slots=True)
@@ -33,8 +37,14 @@ class Split:
 class ToolCallParser:
     """One answer's."""
 
-    def __init__(self, tool_format: ToolFormat) -> None:
+    def __init__(self, tool_format: ToolFormat, custom: Mapping[str, bool], max_calls: int | None) -> None:
         self._format = tool_format
+        self._custom = custom
+        self._raw_heads = {name: raw_head(tool_format, name) for name, is_raw in custom.items() if is_raw}
+        self._raw_tail = raw_tail(tool_format)
+        self._max_calls = max_calls
+        self._input: CustomInput | None = None
+        self._written = ""  # of the call, as far as it may be the head of a raw one
         self._state = self._in_text
         self._scanner: CallScanner | None = None
         self._held = ""  # may be the beginning of a marker
@@ -61,6 +71,9 @@ class ToolCallParser:
         meant to read it."""
         split = Split()
         self._pass_arguments(split)
+        if self._state == self._in_raw_input and self._held.endswith(self._raw_tail):
+            split.calls.append(CallDelta(self.num_calls - 1, None, self._held.removesuffix(self._raw_tail)))
+            self.num_finished = self.num_calls
         held = "" if self._is_announced or self._state == self._closing else self._raw + self._held
         if held and is_cut and self._may_be_markup(held):
             self._spaces = held = ""
@@ -117,6 +130,7 @@ class ToolCallParser:
     def _begin_call(self, scanner: CallScanner | None = None, *, is_bare: bool = False) -> None:
         self._scanner = scanner or CallScanner()
         self._is_announced, self._has_arguments, self._is_bare = False, False, is_bare
+        self._written = ""
         self._state = self._in_call
 
     def _in_call(self, character: str, split: Split) -> None:
@@ -125,6 +139,8 @@ class ToolCallParser:
         if not self._is_announced:
             self._raw += character
         scanner.push(character)
+        if self._raw_heads and self._takes_raw_input(character, scanner, split):
+            return
         if not self._is_announced:
             if scanner.has_failed:
                 self._give_up("", split)
@@ -132,24 +148,56 @@ class ToolCallParser:
             # Not before its arguments: a name alone, should nothing follow, would be taken for a call without any.
             if scanner.name is not None and (scanner.has_arguments or scanner.is_done):
                 self._announce(scanner.name, split)
-        if self._is_announced and (scanner.is_whole or scanner.is_done):
-            self.num_finished = self.num_calls
+        if self._is_announced and self.num_finished < self.num_calls and (scanner.is_whole or scanner.is_done):
+            self._end_arguments(split)
         if scanner.is_done or scanner.has_failed:
             self._end_call(split)
+
+    def _takes_raw_input(self, character: str, scanner: CallScanner, split: Split) -> bool:
+        if len(self._written) <= MAX_NAME_CHARS:
+            self._written += character
+        if scanner.name not in self._raw_heads or self._written != self._raw_heads[scanner.name]:
+            return False
+        if not self._is_announced:
+            self._announce(scanner.name, split)
+        self._scanner, self._input, self._held = None, None, ""
+        self._state = self._in_raw_input
+        return True
+
+    def _in_raw_input(self, character: str, split: Split) -> None:
+        """To the answer's end, but for what every such call ends with."""
+        self._held += character
+        shown = len(self._held) - len(self._raw_tail)
+        if shown > 0:
+            split.calls.append(CallDelta(self.num_calls - 1, None, self._held[:shown]))
+            self._held = self._held[shown:]
 
     def _announce(self, name: str, split: Split) -> None:
         split.calls.append(CallDelta(self.num_calls, name, ""))
         self.num_calls += 1
         self._is_announced, self._raw = True, ""
+        self._input = CustomInput() if name in self._custom else None
+
+    def _end_arguments(self, split: Split) -> None:
+        self._pass_arguments(split)
+        rest = "" if self._has_arguments else "{}"  # it was called without any
+        if self._input is not None:
+            rest = self._input.finish()
+        if rest:
+            split.calls.append(CallDelta(self.num_calls - 1, None, rest))
+        self.num_finished = self.num_calls
 
     def _end_call(self, split: Split) -> None:
         self._pass_arguments(split)
-        if not self._has_arguments:  # it was called without any
-            split.calls.append(CallDelta(self.num_calls - 1, None, "{}"))
         self._scanner, self._is_announced = None, False
         self._state = self._between if self._format.closing is None else self._closing
         if self._format.after_name:
             self._state = self._in_text
+        if self.num_calls == self._max_calls:
+            self._state = self._behind_the_last
+
+    def _behind_the_last(self, character: str, split: Split) -> None:
+        """No more calls were wanted, and what is said behind one is not waited for."""
 
     def _closing(self, character: str, split: Split) -> None:
         """After a call, up to its closing marker; what stands before that is no part of anything."""
@@ -163,8 +211,11 @@ class ToolCallParser:
 
     def _pass_arguments(self, split: Split) -> None:
         if self._scanner is not None and self._is_announced and (new := self._scanner.take_arguments()):
-            split.calls.append(CallDelta(self.num_calls - 1, None, new))
             self._has_arguments = True
+            if self._input is not None:
+                new = self._input.push(new)
+            if new:
+                split.calls.append(CallDelta(self.num_calls - 1, None, new))
 
     def _give_up(self, character: str, split: Split) -> None:
         """It was no call."""
