@@ -16,6 +16,8 @@ HIDDEN = 512
 END = "<|end|>"
 CONTROL_TOKENS = [END, "<|turn|>", "<|answer|>", "<|call|>", "<|python_tag|>", "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"]
 THOUGHT = ["<think>", "Let me", " see.", "</think>", "\n\n", "Well, ", "well.", END]
+HOLES = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|fim_pad|>"]
+FILLED = ["<|fim_middle|>", "return", " a + b", "<|fim_pad|>", "and more"]
 HERMES_CALL = ["<tool_call>", '\n{"name": "roll_dice", "arguments": ', '{"sides":', " 6}", "}\n", "</tool_call>"]
 LLAMA3_CALL = ["<|python_tag|>", '{"name": "roll_dice", "parameters": ', '{"sides": ', "6}", "} "]
 MISTRAL_CALL = ["[TOOL_CALLS]", '[{"name": "roll_dice", "arguments": ', '{"sides" : ', "6 }", "}]"]
@@ -80,7 +82,7 @@ CALLS = {
 def make_scripted(folder: Path, tool_format: str) -> Path:
     lines = [["<|call|>", *CALLS[tool_format]]]
     if tool_format == "hermes":
-        lines.append(["<|answer|>", *THOUGHT])
+        lines += [["<|answer|>", *THOUGHT], FILLED]
     tokenizer = _tokenizer(lines)
     size = tokenizer.get_vocab_size()
     assert size <= HIDDEN
@@ -104,8 +106,8 @@ def _tokenizer(lines: list[list[str]]) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE({letter: index for index, letter in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(CONTROL_TOKENS)
-    words = dict.fromkeys(word for line in lines for word in line if word not in CONTROL_TOKENS)
+    tokenizer.add_special_tokens([*CONTROL_TOKENS, *HOLES])
+    words = dict.fromkeys(word for line in lines for word in line if word not in (*CONTROL_TOKENS, *HOLES))
     tokenizer.add_tokens([AddedToken(word, normalized=False) for word in words])
     return tokenizer
 

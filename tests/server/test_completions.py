@@ -162,3 +162,52 @@ def test_a_wrong_value_is_named_by_its_place(
     response = server.post(path, body)
     error = response.json()["error"]
     assert response.status_code == 400 and error["param"] == param and sentence in error["message"], error
+
+
+def test_the_best_of_several(server: RunningServer) -> None:
+    body = {"prompt": ["Once upon a", "The sea is"], "temperature": 1, "seed": 3, "max_tokens": 6, "logprobs": 0}
+    every = complete(server, **body, n=5)
+    means = [sum(found) / len(found) for found in (c["logprobs"]["token_logprobs"] for c in every["choices"])]
+    best = complete(server, **body, n=2, best_of=5)
+    assert [choice["index"] for choice in best["choices"]] == [0, 1, 2, 3]
+    for prompt_index in (0, 1):
+        own = range(prompt_index * 5, prompt_index * 5 + 5)
+        ranked = sorted(own, key=lambda index: -means[index])[:2]
+        found = [choice["text"] for choice in best["choices"][prompt_index * 2 : prompt_index * 2 + 2]]
+        assert found == [every["choices"][index]["text"] for index in ranked]
+    assert best["usage"]["completion_tokens"] == every["usage"]["completion_tokens"] == 60  # all were written
+    without = complete(server, **(body | {"logprobs": None, "echo": True}), n=2, best_of=5)
+    assert [c["text"] for c in without["choices"]] == [
+        body["prompt"][index // 2] + choice["text"] for index, choice in enumerate(best["choices"])
+    ]
+    assert all(choice["logprobs"] is None for choice in without["choices"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"best_of": 1, "n": 2}, "best_of"),
+        ({"best_of": 3, "stream": True}, "best_of"),
+        ({"best_of": 17}, "best_of"),
+        ({"prompt": ["a"] * 20, "best_of": 16}, "prompt"),
+        ({"suffix": "end"}, "suffix"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(server: RunningServer, fields: dict[str, object], param: str) -> None:
+    response = server.post("/v1/completions", {"prompt": "Hi", "max_tokens": 1, **fields})
+    assert response.status_code == 400 and response.json()["error"]["param"] == param, response.text
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_every_chunk_counts_the_tokens_so_far(server: RunningServer, path: str) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = {"prompt": "Hi", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 7, "stream": True, "n": 2}
+    lines = server.post(path, {**body, "temperature": 0, "stream_options": options}).text.splitlines()
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    last = chunks[-1]["usage"]
+    assert counts == sorted(counts) and counts[-1] == 14 and len(set(counts)) >= 7
+    for chunk in chunks:
+        usage = chunk["usage"]
+        assert usage["prompt_tokens"] == last["prompt_tokens"]
+        assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]

@@ -310,6 +310,26 @@ def test_a_refusal_is_what_the_assistant_said(client: OpenAI) -> None:
     assert len(lengths) == 1
 
 
+def test_a_hole_is_filled(client: OpenAI) -> None:
+    """Through plain completions, by a model that has tokens for it; what ends it is no part of the answer."""
+    options: Any = {
+        "model": "scripted",
+        "prompt": "def add(a, b):\n",
+        "suffix": " # a sum",
+        "temperature": 0,
+    }
+    answer = client.completions.create(**options)
+    assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("return a + b", "stop")
+    assert answer.usage.prompt_tokens == len(options["prompt"] + options["suffix"]) + 3  # a token a character here
+    streamed = client.completions.create(**options, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in streamed) == "return a + b"
+    ids: Any = [100, 101]
+    again = client.completions.create(**(options | {"prompt": ids}))
+    assert again.choices[0].text == "return a + b" and again.usage.prompt_tokens == 5 + len(options["suffix"])
+    with pytest.raises(openai.BadRequestError, match="echo"):
+        client.completions.create(**options, echo=True)
+
+
 CALL = {"type": "function_call", "call_id": "a", "name": "stop", "arguments": "{}"}
 
 

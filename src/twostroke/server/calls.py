@@ -17,7 +17,7 @@ from twostroke.server.inbox import Inbox, News
 from twostroke.server.messages import Output, Ready
 from twostroke.server.parsing import AnswerParser, Parts, finished_calls
 from twostroke.server.phases import Timing, timing_report
-from twostroke.server.replies import CompletionDetails, PromptDetails, Usage
+from twostroke.server.replies import CompletionDetails, PromptDetails, RunningUsage, Usage
 from twostroke.server.settings import Limits
 
 if TYPE_CHECKING:
@@ -94,7 +94,10 @@ class Call:
 class Answer:
     """One sample as it comes together."""
 
-    __slots__ = ("finish_reason", "logprobs", "parser", "parts", "prompt_logprobs", "stop_string", "text", "timing")
+    __slots__ = (
+        *("finish_reason", "logprobs", "num_tokens", "parser", "parts", "prompt_logprobs", "stop_string", "text"),
+        "timing",
+    )
 
     def __init__(self) -> None:
         self.text: list[str] = []
@@ -105,9 +108,11 @@ class Answer:
         self.prompt_logprobs: list[TokenLogprobs] = []
         self.finish_reason: str | None = None
         self.stop_string: str | None = None
+        self.num_tokens = 0
         self.timing = SequenceTiming()
 
     def absorb(self, output: Output) -> None:
+        self.num_tokens += len(output.token_ids)
         if output.text:
             self.text.append(output.text)
         if self.parser is not None:
@@ -159,6 +164,11 @@ class Answers:
             return not call.is_finished
 
         await call.follow(absorb_all)
+
+    def running_usage(self, prompt_tokens: int) -> RunningUsage:
+        """So far; what was cached is only known of answers that have ended."""
+        output_tokens = sum(answer.num_tokens for answer in self.choices)
+        return RunningUsage(prompt_tokens, output_tokens, prompt_tokens + output_tokens)
 
     def usage(self) -> Usage:
         firsts = self.choices[:: self.num_samples]

@@ -65,6 +65,7 @@ async def chat_completions(body: ChatBody, request: Request) -> Response:
         )
         call = place.open_call([asked.prompt], asked.sampling, priority=body.priority, cache_salt=body.cache_salt)
     writer = ChatWriter(service, facts, sampling, body, tools.custom)
+    writer.prompt_tokens = len(asked.prompt)
     follow(request, writer.answers, writer.id)
     for answer in writer.answers.choices:
         answer.parser = asked.parser()
@@ -139,6 +140,7 @@ class ChatWriter:
     ) -> None:
         """`custom` are the tools that take a text."""
         self.answers = Answers(1, sampling.n)
+        self.prompt_tokens = 0
         self._custom = custom
         self._inputs: dict[tuple[int, int], tuple[str, list[str]]] = {}  # of custom calls, by choice and number
         self._facts = facts
@@ -151,6 +153,7 @@ class ChatWriter:
         options = body.stream_options
         self._wants_usage = options is not None and options.include_usage
         self._wants_progress = options is not None and options.include_progress
+        self._counts_on = options is not None and options.continuous_usage_stats
         self._unfinished = sampling.n
         self._plain = [self._plain_chunks(index) for index in range(sampling.n)] if body.stream else []
 
@@ -178,7 +181,8 @@ class ChatWriter:
     def output(self, prompt_index: int, event: Output) -> bytes:
         index = self.answers.absorb(prompt_index, event)
         answer = self.answers.choices[index]
-        if answer.parser is None and event.finish_reason is None and not event.logprobs:
+        is_plain = answer.parser is None and not self._counts_on
+        if is_plain and event.finish_reason is None and not event.logprobs:
             return self._plain[index].event(event.text) if event.text else b""
         logprobs = chat_logprobs(self._tokenizer, event.logprobs) if event.logprobs else None
         if answer.parser is not None:
@@ -247,6 +251,8 @@ class ChatWriter:
         return sse(replies.encode(self._whole_chunk(choices, **more)))
 
     def _whole_chunk(self, choices: list[replies.ChatChunkChoice], **more: Any) -> replies.ChatChunk:
+        if self._counts_on and "usage" not in more:
+            more["usage"] = self.answers.running_usage(self.prompt_tokens)
         return replies.ChatChunk(self.id, "chat.completion.chunk", self._created, self._model, choices, **more)
 
 

@@ -3,7 +3,9 @@ prompt itself, as evaluation harnesses ask."""
 
 from __future__ import annotations
 
+import math
 import time
+from dataclasses import replace
 from typing import Any, cast
 from uuid import uuid4
 
@@ -13,10 +15,10 @@ from starlette.responses import Response
 from twostroke.core.sampling_params import SamplingParams
 from twostroke.server import replies
 from twostroke.server.bodies import CheckedRoute
-from twostroke.server.calls import Answers
+from twostroke.server.calls import Answer, Answers
 from twostroke.server.errors import ApiError, bad_request
 from twostroke.server.explaining import follow
-from twostroke.server.logprobs import CompletionLogprobsWriter, joined
+from twostroke.server.logprobs import LEAST_LOGPROB, CompletionLogprobsWriter, joined
 from twostroke.server.messages import Output, Progress, Ready
 from twostroke.server.openapi import JSON_OR_EVENTS
 from twostroke.server.phases import server_timing
@@ -27,24 +29,27 @@ from twostroke.server.service import Service, service_of
 from twostroke.server.settings import Limits
 from twostroke.server.streaming import DONE, sse, sse_error, stream_answer
 from twostroke.server.structured import requested_grammar
+from twostroke.text.infill import Infill, infill_of
+from twostroke.text.tokenizer import Tokenizer
 
 router = APIRouter(route_class=CheckedRoute)
+
+_MARK = "\u263a"
 
 
 @router.post("/v1/completions", responses=JSON_OR_EVENTS)
 async def completions(body: CompletionBody, request: Request) -> Response:
     service = service_of(request)
     service.check_model(body.model)
-    if body.suffix:
-        raise bad_request("suffix is not supported", "suffix")
-    if body.best_of is not None and body.best_of != (body.n or 1):
-        raise bad_request("best_of is only supported where it equals n", "best_of")
     facts = service.facts()
     sampling = completion_sampling(body, service.settings.limits)
+    infill = _infill(body, service.encoder().tokenizer)
+    if infill is not None:
+        sampling = replace(sampling, stop_token_ids=(*sampling.stop_token_ids, *infill.end_ids))
     prompts = _prompts(body, service.settings.limits)
     encoder, grammar = service.encoder(), requested_grammar(body)
     async with service.admission.place(request, len(prompts)) as place:
-        ids = await _token_ids(encoder, prompts, facts)
+        ids = await _token_ids(encoder, prompts, facts, body.suffix or "", infill)
         check_lengths(ids, sampling, facts, "prompt")
         sampling = await service.constrained(sampling, grammar)
         echoes = None
@@ -52,6 +57,7 @@ async def completions(body: CompletionBody, request: Request) -> Response:
             echoes = [await _echo(encoder, prompt, token_ids) for prompt, token_ids in zip(prompts, ids, strict=True)]
         call = place.open_call(ids, sampling, priority=body.priority, cache_salt=body.cache_salt)
     writer = CompletionWriter(service, facts, sampling, body, Answers(len(ids), sampling.n), echoes)
+    writer.prompt_tokens = sum(map(len, ids))
     follow(request, writer.answers, writer.id)
     if body.stream:
         repeats_much = body.echo and sampling.logprobs is not None
@@ -65,6 +71,19 @@ async def completions(body: CompletionBody, request: Request) -> Response:
     return Response(payload, headers={"Server-Timing": server_timing(timing)}, media_type="application/json")
 
 
+def _infill(body: CompletionBody, tokenizer: Tokenizer) -> Infill | None:
+    """Where a hole is to be filled, how this model is asked to."""
+    if not body.suffix:
+        return None
+    infill = infill_of(tokenizer)
+    if infill is None:
+        message = "suffix is not supported by this model: its vocabulary has no fill-in-the-middle tokens"
+        raise bad_request(message, "suffix")
+    if body.echo:
+        raise bad_request("echo does not go with suffix: the answer stands between two texts", "echo")
+    return infill
+
+
 def _prompts(body: CompletionBody, limits: Limits) -> list[str | list[int]]:
     prompt = body.prompt
     if isinstance(prompt, str):
@@ -75,22 +94,43 @@ def _prompts(body: CompletionBody, limits: Limits) -> list[str | list[int]]:
         prompts = [prompt]
     else:
         prompts = cast("list[str | list[int]]", list(prompt))
-    num_answers = len(prompts) * (body.n or 1)
+    name, num_samples = ("n", body.n or 1) if body.best_of is None else ("best_of", body.best_of)
+    num_answers = len(prompts) * num_samples
     if num_answers > limits.max_prompts:
         raise bad_request(
-            f"{len(prompts)} prompts with n {body.n or 1} make {num_answers} answers; this server allows "
+            f"{len(prompts)} prompts with {name} {num_samples} make {num_answers} answers; this server allows "
             f"{limits.max_prompts} in one request",
             "prompt",
         )
     return prompts
 
 
-async def _token_ids(encoder: PromptEncoder, prompts: list[str | list[int]], facts: Ready) -> list[tuple[int, ...]]:
+async def _token_ids(
+    encoder: PromptEncoder, prompts: list[str | list[int]], facts: Ready, suffix: str, infill: Infill | None
+) -> list[tuple[int, ...]]:
     """Prompts are all texts or all token ids."""
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
-    if not texts:
-        return [tuple(prompt) for prompt in prompts if isinstance(prompt, list)]
-    return [tuple(ids) for ids in await encoder.texts(texts, room=Room(facts.max_context, "prompt"))]
+    given = [tuple(prompt) for prompt in prompts if isinstance(prompt, list)]
+    room = Room(facts.max_context, "prompt")
+    if texts:
+        read = await encoder.texts(texts, add_special_tokens=infill is None, room=room)
+        given = [tuple(ids) for ids in read]
+    if infill is None:
+        return given
+    # SentencePiece would put a space before the text behind the hole: it is encoded behind a mark that is taken away.
+    mark = _MARK if encoder.tokenizer.leading_spaces_dropped else ""
+    room = Room(facts.max_context, "suffix")
+    marked, behind = await encoder.texts([mark, f"{mark}{suffix}"], add_special_tokens=False, room=room)
+    if tuple(behind[: len(marked)]) != tuple(marked):
+        marked, (behind,) = (), await encoder.texts([suffix], add_special_tokens=False, room=room)
+    return [infill.prompt(encoder.tokenizer.prefix_ids, before, behind[len(marked) :]) for before in given]
+
+
+def _mean_logprob(answer: Answer) -> float:
+    """Of a token: a sum would favour short answers."""
+    if not answer.logprobs:
+        return -math.inf
+    return math.fsum(max(entry.logprob, LEAST_LOGPROB) for entry in answer.logprobs) / len(answer.logprobs)
 
 
 class Echo:
@@ -126,19 +166,23 @@ class CompletionWriter:
         self._created = int(time.time())
         self._echoes = echoes
         self._only_echo = body.max_tokens == 0
-        self._wants_logprobs = sampling.logprobs is not None
+        self._wants_logprobs = body.logprobs is not None
+        self._num_shown = body.n or 1
         tokenizer = service.encoder().tokenizer
         self._logprobs = [CompletionLogprobsWriter(tokenizer) for _ in self.answers.choices]
         options = body.stream_options
         self._wants_usage = options is not None and options.include_usage
         self._wants_progress = options is not None and options.include_progress
+        self._counts_on = options is not None and options.continuous_usage_stats
+        self.prompt_tokens = 0
         self._echoed: set[int] = set()
         self._plain = [self._plain_chunks(index) for index in range(len(self.answers.choices))] if body.stream else []
         self._unfinished = len(self.answers.choices)
 
     def whole(self) -> replies.CompletionReply:
         choices = []
-        for index, answer in enumerate(self.answers.choices):
+        for shown_index, index in enumerate(self._shown()):
+            answer = self.answers.choices[index]
             text, logprobs = self._opening(index)
             if not self._only_echo:
                 text += "".join(answer.text)
@@ -146,7 +190,7 @@ class CompletionWriter:
                     logprobs.append(self._logprobs[index].output(answer.logprobs))
             choices.append(
                 replies.CompletionChoice(
-                    index,
+                    shown_index,
                     text,
                     self._finish_reason(answer.finish_reason),
                     joined(logprobs) if self._wants_logprobs else None,
@@ -154,6 +198,16 @@ class CompletionWriter:
                 )
             )
         return self._reply(choices, usage=self._usage(), timing=self.answers.timing(0, self._facts))
+
+    def _shown(self) -> list[int]:
+        """Of each prompt's samples as many as were asked for: all of them, or the likeliest of `best_of`."""
+        shown: list[int] = []
+        for start in range(0, len(self.answers.choices), self.answers.num_samples):
+            samples = list(range(start, start + self.answers.num_samples))
+            if self._num_shown < len(samples):
+                samples.sort(key=lambda index: -_mean_logprob(self.answers.choices[index]))  # stable
+            shown += samples[: self._num_shown]
+        return shown
 
     def _opening(self, index: int) -> tuple[str, list[replies.CompletionLogprobs]]:
         """The echoed prompt, where one is wanted. Sample 0 brings a prompt's logprobs for all of its siblings."""
@@ -197,8 +251,10 @@ class CompletionWriter:
             text += event.text
             if event.logprobs:
                 logprobs.append(self._logprobs[index].output(event.logprobs))
-        if event.finish_reason is None and not logprobs:
+        if event.finish_reason is None and not logprobs and not self._counts_on:
             return self._plain[index].event(text) if text else b""
+        if event.finish_reason is None and not text and not logprobs:
+            return b""
         reason = None if event.finish_reason is None else self._finish_reason(event.finish_reason.value)
         own_timing = None if reason is None else self.answers.own_timing(index, self._facts)
         choice = replies.CompletionChoice(index, text, reason, joined(logprobs) if logprobs else None, own_timing)
@@ -220,4 +276,6 @@ class CompletionWriter:
         return sse_error(error)
 
     def _reply(self, choices: list[replies.CompletionChoice], **more: Any) -> replies.CompletionReply:
+        if self._counts_on and "usage" not in more:
+            more["usage"] = self.answers.running_usage(self.prompt_tokens)
         return replies.CompletionReply(self.id, "text_completion", self._created, self._model, choices, **more)

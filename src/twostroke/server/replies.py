@@ -42,6 +42,14 @@ class Usage(msgspec.Struct, frozen=True):
     completion_tokens_details: CompletionDetails = CompletionDetails()
 
 
+class RunningUsage(msgspec.Struct, frozen=True):
+    """While an answer is written."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
 class PrefillProgress(msgspec.Struct, frozen=True):
     index: int
     computed_tokens: int
@@ -149,7 +157,7 @@ class ChatChunk(msgspec.Struct, frozen=True, omit_defaults=True):
     created: int
     model: str
     choices: list[ChatChunkChoice]
-    usage: Usage | None = None
+    usage: Usage | RunningUsage | None = None
     timing: Timing | None = None
     prefill_progress: PrefillProgress | None = None
 
@@ -180,6 +188,6 @@ class CompletionReply(msgspec.Struct, frozen=True, omit_defaults=True):
     created: int
     model: str
     choices: list[CompletionChoice]
-    usage: Usage | None = None
+    usage: Usage | RunningUsage | None = None
     timing: Timing | None = None
     prefill_progress: PrefillProgress | None = None

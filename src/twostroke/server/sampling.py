@@ -38,8 +38,18 @@ def completion_sampling(body: CompletionBody, limits: Limits) -> SamplingParams:
     if max_tokens == 0 and not body.echo:
         raise bad_request("max_tokens is 0, which only makes sense with echo", "max_tokens")
     _at_most("max_tokens", max_tokens, limits.max_output_tokens)
+    num_samples, logprobs = body.n or 1, body.logprobs
+    if body.best_of is not None:
+        if body.best_of < num_samples:
+            raise bad_request(f"best_of is {body.best_of}, and must not be less than n, {num_samples}", "best_of")
+        if body.best_of > num_samples and body.stream:
+            message = "best_of cannot be more than n in a stream: which answers are best is known at their end"
+            raise bad_request(message, "best_of")
+        _at_most("best_of", body.best_of, limits.max_samples)
+        if body.best_of > num_samples:
+            num_samples, logprobs = body.best_of, logprobs or 0  # by these they are ranked
     # The engine always writes a token; of an echo alone it is left out afterwards.
-    return _sampling(body, limits, max(1, max_tokens), body.logprobs, body.logprobs if body.echo else None, body.n or 1)
+    return _sampling(body, limits, max(1, max_tokens), logprobs, body.logprobs if body.echo else None, num_samples)
 
 
 def responses_sampling(body: ResponsesBody, limits: Limits) -> SamplingParams:

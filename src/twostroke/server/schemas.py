@@ -67,6 +67,8 @@ class StreamOptions(Body):
     include_usage: bool = False
     include_progress: bool = False
     """Chunks with `prefill_progress` while the prompt is read."""
+    continuous_usage_stats: bool = False
+    """Every chunk has the tokens so far."""
 
 
 class StructuredOutputs(Body):
@@ -152,8 +154,8 @@ class CompletionBody(SamplingBody):
     max_tokens: int | None = Field(None, ge=0, le=MAX_COUNT, description="0 is for `echo` alone.")
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     echo: bool | None = None
-    suffix: Text | None = None
-    best_of: int | None = Field(None, ge=1, le=MAX_SAMPLES)
+    suffix: Text | None = Field(None, description="What stands behind the hole that is to be filled.")
+    best_of: int | None = Field(None, ge=1, le=MAX_SAMPLES, description="As many are written, the n likeliest given.")
 
 
 class InputItem(Body):

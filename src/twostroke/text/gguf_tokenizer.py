@@ -174,7 +174,22 @@ def _finish(
         suffix_ids=(eos,) if with_eos and eos is not None else (),
         leading_spaces_dropped=leading_spaces_dropped,
         chat_template=fields.text("tokenizer.chat_template"),
+        infill_ids=_infill_ids(fields),
     )
+
+
+def _infill_ids(fields: TokenizerFields) -> tuple[int, int, int] | None:
+    """Newer files have the first names, older ones the second."""
+    found = []
+    for name, older in (("fim_pre", "prefix"), ("fim_suf", "suffix"), ("fim_mid", "middle")):
+        token_id = fields.token_id(f"tokenizer.ggml.{name}_token_id")
+        if token_id is None:
+            token_id = fields.token_id(f"tokenizer.ggml.{older}_token_id")
+        found.append(token_id)
+    prefix_id, suffix_id, middle_id = found
+    if prefix_id is None or suffix_id is None or middle_id is None:
+        return None
+    return prefix_id, suffix_id, middle_id
 
 
 def _require_distinct(tokens: list[str]) -> None:

@@ -28,6 +28,7 @@ class Tokenizer:
         suffix_ids: tuple[int, ...] = (),
         leading_spaces_dropped: int = 0,
         chat_template: str | None = None,
+        infill_ids: tuple[int, int, int] | None = None,
     ) -> None:
         self._backend = backend
         self._spelling = spelling
@@ -47,6 +48,8 @@ class Tokenizer:
         self.leading_spaces_dropped = leading_spaces_dropped
         """SentencePiece puts a space before the text it encodes; decoding takes as many away."""
         self.chat_template = chat_template
+        self.infill_ids = infill_ids
+        """Fill-in-the-middle tokens (prefix, suffix, middle), where the file says which they are."""
 
     @property
     def add_bos(self) -> bool:
@@ -150,6 +153,11 @@ class Tokenizer:
 
     def is_special(self, token_id: int) -> bool:
         return token_id in self._special_ids
+
+    def id_of(self, text: str) -> int | None:
+        """The token that is spelled so in the vocabulary."""
+        token_id: int | None = self._backend.token_to_id(text)
+        return token_id
 
 
 def utf8_of(text: str) -> bytes:
