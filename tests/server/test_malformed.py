@@ -24,10 +24,21 @@ TOOL: dict[str, Any] = {
     "type": "function",
     "function": {"name": "roll", "description": "Roll.", "parameters": {"type": "object", "properties": {}}},
 }
+DIAL: dict[str, Any] = {"syntax": "regex", "definition": "[0-9]+"}
+SUM: dict[str, Any] = {"syntax": "lark", "definition": 'start: NUMBER ("+" NUMBER)*\nNUMBER: /[0-9]/'}
 GOOD: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {
         "model": "smollm2",
-        "messages": [{"role": "user", "content": "Hi"}],
+        "messages": [
+            {"role": "user", "content": "Hi"},
+            {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]},
+            {"role": "user", "content": "Hi"},
+            {
+                "role": "assistant",
+                "tool_calls": [{"id": "a", "type": "custom", "custom": {"name": "sum", "input": "1"}}],
+            },
+            {"role": "tool", "tool_call_id": "a", "content": "1"},
+        ],
         "max_tokens": 1,
         "temperature": 0.5,
         "top_p": 0.9,
@@ -38,7 +49,7 @@ GOOD: dict[str, dict[str, Any]] = {
         "top_logprobs": 2,
         "logit_bias": {"5": 1.0},
         "stream": False,
-        "stream_options": {"include_usage": True},
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
         "min_p": 0.1,
         "frequency_penalty": 0.5,
         "presence_penalty": 0.5,
@@ -46,8 +57,15 @@ GOOD: dict[str, dict[str, Any]] = {
         "priority": 1,
         "cache_salt": "a",
         "chat_template_kwargs": {"enable_thinking": False},
-        "tools": [TOOL],
-        "tool_choice": "auto",
+        "tools": [
+            TOOL,
+            {"type": "custom", "custom": {"name": "sum", "format": {"type": "grammar", "grammar": SUM}}},
+        ],
+        "tool_choice": {
+            "type": "allowed_tools",
+            "allowed_tools": {"mode": "auto", "tools": [{"type": "custom", "custom": {"name": "sum"}}]},
+        },
+        "parallel_tool_calls": False,
         "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"const": 1}}},
     },
     "/v1/completions": {
@@ -56,6 +74,8 @@ GOOD: dict[str, dict[str, Any]] = {
         "max_tokens": 1,
         "logprobs": 1,
         "echo": True,
+        "best_of": 2,
+        "suffix": "",
         "top_k": 3,
         "structured_outputs": {"regex": "[ab]"},
         "cache_salt": "a",
@@ -63,11 +83,24 @@ GOOD: dict[str, dict[str, Any]] = {
     },
     "/v1/responses": {
         "model": "smollm2",
-        "input": [{"role": "user", "content": "Hi"}],
+        "input": [
+            {"role": "user", "content": "Hi"},
+            {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm."}]},
+            {"type": "function_call", "call_id": "a", "name": "roll", "arguments": "{}"},
+            {"type": "custom_tool_call", "call_id": "b", "name": "dial", "input": "1"},
+            {"type": "function_call_output", "call_id": "a", "output": "4"},
+            {"type": "custom_tool_call_output", "call_id": "b", "output": [{"type": "input_text", "text": "1"}]},
+        ],
+        "store": True,
+        "include": ["message.output_text.logprobs"],
+        "top_logprobs": 2,
         "max_output_tokens": 1,
         "text": {"format": {"type": "json_schema", "name": "x", "schema": {"const": 1}}},
-        "tools": [{"type": "function", **TOOL["function"]}],
-        "tool_choice": "none",
+        "tools": [
+            {"type": "function", **TOOL["function"]},
+            {"type": "custom", "name": "dial", "format": {"type": "grammar", **DIAL}},
+        ],
+        "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "custom", "name": "dial"}]},
         "min_p": 0.1,
         "chat_template_kwargs": {},
         "stream_options": {"include_progress": True},

@@ -26,6 +26,9 @@ ROUTES = [
     ("GET", "/api/tags"),
     ("GET", "/api/ps"),
     ("GET", "/api/version"),
+    ("GET", "/v1/responses/{response_id}"),
+    ("DELETE", "/v1/responses/{response_id}"),
+    ("GET", "/v1/responses/{response_id}/input_items"),
     ("GET", "/v1/models"),
     ("GET", "/v1/models/{name}"),
     ("GET", "/v1/twostroke/requests/{request_id}"),
@@ -75,7 +78,7 @@ def test_the_description_names_every_route(server: RunningServer) -> None:
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
 @pytest.mark.parametrize(("method", "path"), ROUTES)
 def test_no_example_gives_a_server_error(server: RunningServer, method: str, path: str, mode: GenerationMode) -> None:
-    if mode is GenerationMode.NEGATIVE and method == "GET":
+    if mode is GenerationMode.NEGATIVE and method != "POST":
         pytest.skip("nothing to break")
     run_examples(server, method, path, mode, 10)
     assert server.get("/health").status_code == 200

@@ -212,6 +212,24 @@ def test_allowed_tools_and_no_second_call(client: OpenAI) -> None:
     )
     assert shown(answer.output) == [("function_call", 'roll_dice{"sides": 6}')]  # without what it says behind a call
     assert answer.usage.output_tokens < 10 and not answer.parallel_tool_calls
+    endless = client.responses.create(
+        model="scripted",
+        input="Roll!",
+        tools=TOOLS,
+        parallel_tool_calls=False,
+        temperature=0,
+        max_output_tokens=30,
+        extra_body={"ignore_eos": True},
+    )
+    assert shown(endless.output) == shown(answer.output) and endless.usage.output_tokens == 30
+
+
+def test_a_call_that_a_stop_string_cuts_is_none(client: OpenAI) -> None:
+    messages: list[Any] = [{"role": "user", "content": "Roll!"}]
+    for stop in ("ides", "6}"):
+        options: Any = {"model": "scripted", "messages": messages, "tools": CHAT_TOOLS, "stop": stop, "temperature": 0}
+        choice = client.chat.completions.create(**options).choices[0]
+        assert (choice.finish_reason, choice.message.content, choice.message.tool_calls) == ("stop", "", None)
 
 
 def test_a_format_of_texts_beside_tools_leaves_both_open(client: OpenAI) -> None:

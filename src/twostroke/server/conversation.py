@@ -65,7 +65,7 @@ async def prepare(
 ) -> Conversation:
     """`param` is the field that the messages came in, `limit` the one that says how long an answer may be, or None
     where one that asks for more than the context leaves is to be as long as that; `options` are the template's."""
-    held_to = tools.held_to(grammar)
+    held_to = tools.held_to(grammar, may_end=not sampling.ignore_eos)
     encoder, facts = service.encoder(), service.facts()
     prompt = tuple(await chat_tokens(service, messages, tools, options, Room(facts.max_context, param)))
     if limit is None:
@@ -73,7 +73,7 @@ async def prepare(
     check_lengths([prompt], sampling, facts, param, limit or "max_tokens")
     thought = _thought(service, prompt)
     before = thought or "none"
-    if held_to is not None and CLOSING in held_to[1].text:
+    if held_to is not None and held_to is grammar and CLOSING in held_to[1].text:
         before = "none"  # whoever wrote the grammar has written the thought into it
     sampling = await service.constrained(sampling, held_to, before)
     markers = {OPENING, CLOSING} if thought is not None else set()

@@ -44,8 +44,11 @@ class ToolRequest:
     def is_on(self) -> bool:
         return bool(self.tools)
 
-    def held_to(self, wanted: Named | None) -> Named | None:
-        """What an answer must look like, as the tools and a grammar of the request would have it."""
+    def held_to(self, wanted: Named | None, *, may_end: bool = True) -> Named | None:
+        """What an answer must look like, as the tools and a grammar of the request would have it. One that is not to
+        end by itself is held to nothing that it need not be: further calls are passed over where it is read."""
+        if wanted is None and not may_end and not self.is_strict:
+            return None
         if wanted is None or (self.is_required and is_format_of_text(wanted[0])):
             return self.grammar  # a format is for texts, and there will be a call instead
         if is_format_of_text(wanted[0]) and self.with_format is not None:

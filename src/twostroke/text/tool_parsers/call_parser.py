@@ -71,8 +71,7 @@ class ToolCallParser:
         meant to read it."""
         split = Split()
         self._pass_arguments(split)
-        if self._state == self._in_raw_input and self._held.endswith(self._raw_tail):
-            split.calls.append(CallDelta(self.num_calls - 1, None, self._held.removesuffix(self._raw_tail)))
+        if self._state == self._in_raw_input and self._held == self._raw_tail:
             self.num_finished = self.num_calls
         held = "" if self._is_announced or self._state == self._closing else self._raw + self._held
         if held and is_cut and self._may_be_markup(held):
@@ -167,10 +166,6 @@ class ToolCallParser:
     def _in_raw_input(self, character: str, split: Split) -> None:
         """To the answer's end, but for what every such call ends with."""
         self._held += character
-        shown = len(self._held) - len(self._raw_tail)
-        if shown > 0:
-            split.calls.append(CallDelta(self.num_calls - 1, None, self._held[:shown]))
-            self._held = self._held[shown:]
 
     def _announce(self, name: str, split: Split) -> None:
         split.calls.append(CallDelta(self.num_calls, name, ""))
@@ -210,6 +205,10 @@ class ToolCallParser:
             self._state = self._in_text
 
     def _pass_arguments(self, split: Split) -> None:
+        if self._state == self._in_raw_input and len(self._held) > len(self._raw_tail):
+            shown = len(self._held) - len(self._raw_tail)
+            split.calls.append(CallDelta(self.num_calls - 1, None, self._held[:shown]))
+            self._held = self._held[shown:]
         if self._scanner is not None and self._is_announced and (new := self._scanner.take_arguments()):
             self._has_arguments = True
             if self._input is not None:
