@@ -4,13 +4,14 @@ several items there, and one message here."""
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
 from twostroke.server.custom_tools import called_with
 from twostroke.server.errors import ApiError, bad_request
-from twostroke.server.response_store import ResponseStore, Turn
+from twostroke.server.response_store import ResponseStore, StoredItem, Turn
 from twostroke.server.schemas import ContentPart, InputItem, ResponsesBody
 from twostroke.server.settings import Limits
 
@@ -36,25 +37,24 @@ class ResponseInput:
 
 def read_input(body: ResponsesBody, limits: Limits, store: ResponseStore, key: int) -> ResponseInput:
     turns: tuple[Turn, ...] = ()
-    earlier: list[InputItem] = []
+    earlier: list[StoredItem] = []
     if body.previous_response_id is not None:
         previous = store.find(key, body.previous_response_id)
         if previous is None:
             raise response_not_found(body.previous_response_id, "previous_response_id")
-        turns = previous.turns
-        earlier = [InputItem.model_validate(item) for item in previous.conversation()]
-    given = (
-        [InputItem.model_validate({"role": "user", "content": body.input})]
-        if isinstance(body.input, str)
-        else body.input
-    )
+        turns, earlier = previous.turns, previous.conversation()
+    given = body.input
+    if isinstance(given, str):
+        given = [InputItem.model_validate({"role": "user", "content": given})]
     if not given or len(earlier) + len(given) > limits.max_messages:
         before = f", and {len(earlier)} come before it" if earlier else ""
         message = f"input holds {len(given)} items{before}; 1 to {limits.max_messages} are allowed in all"
         raise bad_request(message, "input")
-    items = [_resolved(item, f"input[{index}]", store, key) for index, item in enumerate(given)]
+    named = [_named(item, f"input[{index}]", store, key) for index, item in enumerate(given)]
+    _check_size([*earlier, *(item for item in named if item is not None)], limits)
+    items = [item if found is None else _read(found) for item, found in zip(given, named, strict=True)]
     reader = _Turns()
-    reader.read(earlier, "previous_response_id")
+    reader.read(map(_read, earlier), "previous_response_id")
     messages = reader.read(items, "input")
     if body.instructions is not None:  # of this response alone: those of earlier ones are not carried on
         messages = [{"role": "system", "content": body.instructions}, *messages]
@@ -67,15 +67,27 @@ def response_not_found(response_id: str, param: str | None = None) -> ApiError:
     return ApiError(404, message, param=param, code="response_not_found")
 
 
-def _resolved(item: InputItem, field: str, store: ResponseStore, key: int) -> InputItem:
-    """A reference becomes what it stands for."""
+def _check_size(kept: list[StoredItem], limits: Limits) -> None:
+    """A few ids may stand for any number of long texts."""
+    num_bytes = sum(len(item.text) for item in kept)
+    if num_bytes > limits.max_body_bytes:
+        message = f"the kept items that the input goes on from or names have {num_bytes} bytes"
+        raise ApiError(413, f"{message}, and this server takes {limits.max_body_bytes}", code="body_too_large")
+
+
+def _read(item: StoredItem) -> InputItem:
+    return InputItem.model_validate(item.read())
+
+
+def _named(item: InputItem, field: str, store: ResponseStore, key: int) -> StoredItem | None:
+    """What a reference stands for."""
     if item.type != "item_reference":
-        return item
+        return None
     found = None if item.id is None else store.find_item(key, item.id)
     if found is None:
         message = f"{field}.id is {item.id!r:.80}, and no response that is kept here has such an item"
         raise ApiError(404, message, param=f"{field}.id", code="item_not_found")
-    return InputItem.model_validate(found)
+    return found
 
 
 def _listed(item: InputItem) -> dict[str, Any]:
@@ -84,8 +96,8 @@ def _listed(item: InputItem) -> dict[str, Any]:
         "id": item.id or f"{_PREFIXES.get(item.type, 'item')}_{uuid4().hex}",
         "status": "completed",
     }
-    for name in InputItem.model_fields.keys() - {"id"}:
-        value = getattr(item, name)
+    for name in InputItem.model_fields:
+        value = shown.get(name) or getattr(item, name)
         if isinstance(value, list):
             value = [part.model_dump(include={"type", "text", "refusal"}, exclude_none=True) for part in value]
         if value is not None:
@@ -103,7 +115,7 @@ class _Turns:
         self._thought_due = ""  # it goes with what the assistant does next
         self._names: dict[str, str] = {}  # of functions, by call id
 
-    def read(self, items: list[InputItem], name: str) -> list[dict[str, Any]]:
+    def read(self, items: Iterable[InputItem], name: str) -> list[dict[str, Any]]:
         """All messages so far; `name` is the field that the items came in."""
         readers = {
             "message": self._message,

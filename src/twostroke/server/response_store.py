@@ -4,39 +4,51 @@ bytes, each API key with its own. A turn is kept once, however many responses go
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
-OVERHEAD_BYTES = 1024
-"""Of a response or a turn, beside its text: so that a bound on bytes is one on memory, too."""
+OVERHEAD_BYTES = 256
+"""Of a response, a turn or an item, beside its text: so that a bound on bytes is one on memory, too."""
 
-_decode_items = msgspec.json.Decoder(list[dict[str, Any]]).decode
-encode_items = msgspec.json.Encoder().encode
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+class StoredItem(NamedTuple):
+    """In JSON: as objects it would take several times the room."""
+
+    id: str
+    text: bytes
+
+    @staticmethod
+    def of(item: dict[str, Any]) -> StoredItem:
+        return StoredItem(item["id"], _encode(item))
+
+    def read(self) -> dict[str, Any]:
+        return _decode(self.text)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Turn:
-    """What one response was asked and what it answered, as lists of items in JSON: as objects they would take several
-    times the room."""
+    """What one response was asked and what it answered."""
 
-    asked: bytes
-    answered: bytes
-    item_ids: tuple[str, ...]
+    asked: tuple[StoredItem, ...]
+    answered: tuple[StoredItem, ...]
 
     @staticmethod
-    def of(asked: Sequence[dict[str, Any]], answered: Sequence[dict[str, Any]]) -> Turn:
-        ids = tuple(item["id"] for item in (*asked, *answered) if isinstance(item.get("id"), str))
-        return Turn(encode_items(asked), encode_items(answered), ids)
+    def of(asked: Iterable[dict[str, Any]], answered: Iterable[dict[str, Any]]) -> Turn:
+        return Turn(tuple(map(StoredItem.of, asked)), tuple(map(StoredItem.of, answered)))
+
+    @property
+    def items(self) -> tuple[StoredItem, ...]:
+        return self.asked + self.answered
 
     @property
     def num_bytes(self) -> int:
-        return len(self.asked) + len(self.answered) + sum(map(len, self.item_ids)) + OVERHEAD_BYTES
-
-    def items(self) -> list[dict[str, Any]]:
-        return _decode_items(self.asked) + _decode_items(self.answered)
+        return sum(len(item.id) + len(item.text) + OVERHEAD_BYTES for item in self.items) + OVERHEAD_BYTES
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,16 +61,16 @@ class StoredResponse:
 
     @property
     def num_bytes(self) -> int:
+        """Beside its turns."""
         return len(self.reply) + 8 * len(self.turns) + OVERHEAD_BYTES
 
-    def conversation(self) -> list[dict[str, Any]]:
+    def conversation(self) -> list[StoredItem]:
         """Every item, asked or answered, that a response which goes on from this one follows."""
-        return [item for turn in self.turns for item in turn.items()]
+        return [item for turn in self.turns for item in turn.items]
 
-    def input_items(self) -> list[dict[str, Any]]:
+    def input_items(self) -> list[StoredItem]:
         """What this response itself was made from."""
-        earlier = [item for turn in self.turns[:-1] for item in turn.items()]
-        return earlier + _decode_items(self.turns[-1].asked)
+        return [*(item for turn in self.turns[:-1] for item in turn.items), *self.turns[-1].asked]
 
 
 class _Shelf:
@@ -68,7 +80,7 @@ class _Shelf:
         self.responses: OrderedDict[str, StoredResponse] = OrderedDict()
         self.num_bytes = 0
         self._num_uses: dict[Turn, int] = {}
-        self._turn_of_item: dict[str, Turn] = {}
+        self._items: dict[str, tuple[Turn, StoredItem]] = {}
 
     def put(self, response: StoredResponse) -> None:
         self.responses[response.id] = response
@@ -76,7 +88,7 @@ class _Shelf:
         for turn in response.turns:
             if turn not in self._num_uses:
                 self.num_bytes += turn.num_bytes
-                self._turn_of_item.update(dict.fromkeys(turn.item_ids, turn))
+                self._items.update({item.id: (turn, item) for item in turn.items})
             self._num_uses[turn] = self._num_uses.get(turn, 0) + 1
 
     def remove(self, response_id: str) -> bool:
@@ -89,15 +101,14 @@ class _Shelf:
             if not self._num_uses[turn]:
                 del self._num_uses[turn]
                 self.num_bytes -= turn.num_bytes
-                for item_id in turn.item_ids:
-                    if self._turn_of_item.get(item_id) is turn:
-                        del self._turn_of_item[item_id]
+                for item in turn.items:
+                    if item.id in self._items and self._items[item.id][0] is turn:
+                        del self._items[item.id]
         return True
 
-    def item(self, item_id: str) -> dict[str, Any] | None:
-        turn = self._turn_of_item.get(item_id)
-        items = [] if turn is None else turn.items()
-        return next((item for item in items if item.get("id") == item_id), None)
+    def item(self, item_id: str) -> StoredItem | None:
+        found = self._items.get(item_id)
+        return None if found is None else found[1]
 
 
 class ResponseStore:
@@ -134,7 +145,7 @@ class ResponseStore:
         shelf.responses.move_to_end(response_id)
         return shelf.responses[response_id]
 
-    def find_item(self, key: int, item_id: str) -> dict[str, Any] | None:
+    def find_item(self, key: int, item_id: str) -> StoredItem | None:
         """One that a kept response was asked or has answered."""
         shelf = self._shelves.get(key)
         return None if shelf is None else shelf.item(item_id)

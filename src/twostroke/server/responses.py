@@ -144,13 +144,14 @@ async def list_input_items(
     if order == "desc":
         items.reverse()
     if after is not None:
-        places = [index for index, item in enumerate(items) if item.get("id") == after]
+        places = [index for index, item in enumerate(items) if item.id == after]
         if not places:
             raise bad_request(f"after is {after!r:.80}, and no input item has that id", "after")
         items = items[places[0] + 1 :]
     shown = items[:limit]
-    ends = {"first_id": shown[0]["id"], "last_id": shown[-1]["id"]} if shown else {"first_id": None, "last_id": None}
-    reply = {"object": "list", "data": shown, **ends, "has_more": len(items) > limit}
+    first, last = (shown[0].id, shown[-1].id) if shown else (None, None)
+    data = [item.read() for item in shown]
+    reply = {"object": "list", "data": data, "first_id": first, "last_id": last, "has_more": len(items) > limit}
     return Response(replies.encode(reply), media_type="application/json")
 
 
