@@ -226,7 +226,7 @@ def test_allowed_tools_and_no_second_call(client: OpenAI) -> None:
 
 def test_a_call_that_a_stop_string_cuts_is_none(client: OpenAI) -> None:
     messages: list[Any] = [{"role": "user", "content": "Roll!"}]
-    for stop in ("ides", "6}"):
+    for stop in ("name", "ides", "6}"):
         options: Any = {"model": "scripted", "messages": messages, "tools": CHAT_TOOLS, "stop": stop, "temperature": 0}
         choice = client.chat.completions.create(**options).choices[0]
         assert (choice.finish_reason, choice.message.content, choice.message.tool_calls) == ("stop", "", None)

@@ -117,7 +117,7 @@ class Answer:
             self.text.append(output.text)
         if self.parser is not None:
             is_last = output.finish_reason is not None
-            is_cut = output.finish_reason is FinishReason.LENGTH
+            is_cut = output.finish_reason is FinishReason.LENGTH or output.stop_string is not None
             parts = self.parser.push(output.text, len(output.token_ids), is_last=is_last, is_cut=is_cut)
             parts.logprobs = output.logprobs
             self.parts.append(parts)

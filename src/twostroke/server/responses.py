@@ -17,14 +17,13 @@ from twostroke.server.errors import bad_request, refuse_given
 from twostroke.server.explaining import follow
 from twostroke.server.openapi import ERRORS, JSON_OR_EVENTS
 from twostroke.server.parsing import AnswerParser
-from twostroke.server.phases import server_timing
 from twostroke.server.response_input import read_input, response_not_found
 from twostroke.server.response_store import StoredResponse
 from twostroke.server.response_writer import ResponseWriter, text_format
 from twostroke.server.sampling import LOGPROBS, responses_sampling
 from twostroke.server.schemas import ResponsesBody
 from twostroke.server.service import service_of
-from twostroke.server.streaming import stream_answer
+from twostroke.server.streaming import respond
 from twostroke.server.structured import Named, object_grammar, schema_grammar
 from twostroke.server.tools import tool_request
 
@@ -68,16 +67,7 @@ async def responses(body: ResponsesBody, request: Request) -> Response:
     writer = ResponseWriter(service, facts, sampling, body, asked_for, tools.custom)
     writer.answers.choices[0].parser = asked.parser() or AnswerParser()
     follow(request, writer.answers, writer.id)
-    if body.stream:
-        return await stream_answer(call, writer)
-    try:
-        await writer.answers.collect(call)
-    finally:
-        call.close()
-    timing = writer.answers.choices[0].timing
-    return Response(
-        replies.encode(writer.whole()), headers={"Server-Timing": server_timing(timing)}, media_type="application/json"
-    )
+    return await respond(call, writer, is_streamed=bool(body.stream))
 
 
 def _refuse_unsupported(body: ResponsesBody) -> None:
