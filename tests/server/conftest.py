@@ -40,7 +40,7 @@ def keyed_server(
     scripted_options: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[RunningServer]:
     """The same for those who have the keys `one` and `two`, a request at a time and not too large."""
-    options = (*scripted_options, "--max-per-key", "1", "--max-body", "64KiB")
+    options = (*scripted_options, "--max-per-key", "1", "--max-body", "64KiB", "--max-stored-responses", "5")
     with running_server(tmp_path_factory.mktemp("server") / "log", *options, TWOSTROKE_API_KEYS="one,two") as running:
         yield running
 

@@ -3,7 +3,6 @@ else; what is kept is bounded, and nobody can push out what another keeps."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -11,21 +10,17 @@ import openai
 import pytest
 from openai import OpenAI
 
-from tests.server.running import RunningServer, running_server
-from tests.server.scripted_model import make_scripted
+from tests.server.running import RunningServer
 from twostroke.server.response_store import ResponseStore, StoredResponse, Turn
 
 TOOLS: list[Any] = [{"type": "function", "name": "roll_dice", "parameters": {"type": "object"}}]
 MAX_STORED = 5
+"""As the server was told."""
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    folder = tmp_path_factory.mktemp("stored")
-    model = make_scripted(folder / "model", "hermes")
-    options = ("--backend", "reference", "--name", "scripted", "--max-stored-responses", str(MAX_STORED))
-    with running_server(folder / "log", str(model), *options, TWOSTROKE_API_KEYS="key-one,key-two") as running:
-        yield running
+def server(keyed_server: RunningServer) -> RunningServer:
+    return keyed_server
 
 
 def client_of(server: RunningServer, key: str) -> OpenAI:
@@ -34,7 +29,7 @@ def client_of(server: RunningServer, key: str) -> OpenAI:
 
 @pytest.fixture(scope="module")
 def client(server: RunningServer) -> OpenAI:
-    return client_of(server, "key-one")
+    return client_of(server, "one")
 
 
 def test_a_conversation_goes_on_by_its_id(client: OpenAI) -> None:
@@ -84,7 +79,7 @@ def test_what_is_not_to_be_kept_is_not(client: OpenAI) -> None:
 
 
 def test_another_keys_response_is_like_none(server: RunningServer, client: OpenAI) -> None:
-    mine, other = client.responses.create(model="scripted", input="Hi."), {"Authorization": "Bearer key-two"}
+    mine, other = client.responses.create(model="scripted", input="Hi."), {"Authorization": "Bearer two"}
 
     def told(method: str, path: str, body: object = None) -> Any:
         answer = httpx.request(method, f"{server.base_url}{path}", headers=other, json=body, timeout=20)
@@ -116,8 +111,8 @@ def test_items_are_named_by_their_id(client: OpenAI) -> None:
 def test_few_ids_cannot_stand_for_a_flood(server: RunningServer, client: OpenAI) -> None:
     kept = client.responses.create(model="scripted", input="a" * 2000, max_output_tokens=1)
     item_id = client.responses.input_items.list(kept.id).data[0].id
-    body = {"input": [{"type": "item_reference", "id": item_id}] * 4096}
-    answer = server.post("/v1/responses", body, headers={"Authorization": "Bearer key-one"})
+    body = {"input": [{"type": "item_reference", "id": item_id}] * 800}
+    answer = server.post("/v1/responses", body, headers={"Authorization": "Bearer one"})
     assert answer.status_code == 413 and "kept items" in answer.json()["error"]["message"], answer.text
 
 
@@ -140,14 +135,14 @@ def test_only_so_many_are_kept(client: OpenAI) -> None:
 )
 def test_refusals_name_the_field(server: RunningServer, client: OpenAI, path: str, param: str) -> None:
     kept = client.responses.create(model="scripted", input="Hi.").id
-    answer = server.get(f"/v1/responses/{kept}{path}", headers={"Authorization": "Bearer key-one"})
+    answer = server.get(f"/v1/responses/{kept}{path}", headers={"Authorization": "Bearer one"})
     assert answer.status_code == 400 and answer.json()["error"]["param"] == param, answer.text
 
 
 def test_what_cannot_be_sent_back_is_not_kept(server: RunningServer) -> None:
     part = '{"type": "input_text", "text": "Hi.", "note": "\\ud800"}'
     content = f'{{"input": [{{"role": "user", "content": [{part}]}}], "max_output_tokens": 1}}'
-    headers = {"Authorization": "Bearer key-one", "Content-Type": "application/json"}
+    headers = {"Authorization": "Bearer one", "Content-Type": "application/json"}
     answer = httpx.post(f"{server.base_url}/responses", content=content, headers=headers, timeout=20)
     assert answer.status_code == 200, answer.text
 
