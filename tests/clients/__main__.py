@@ -24,9 +24,8 @@ def test(names: str) -> int:
             missing.append(client.name)
             print(f"{client.name}: not installed: {error}", file=sys.stderr)
     command = [sys.executable, "-m", "pytest", "-m", "clients", "-v", "tests/clients"]
-    status = subprocess.run(
-        command, cwd=ROOT, env={**os.environ, "TWOSTROKE_TEST_CLIENTS": names}, check=False
-    ).returncode
+    settings = {**os.environ, "TWOSTROKE_TEST_CLIENTS": names}
+    status = subprocess.run(command, cwd=ROOT, env=settings, check=False).returncode
     if missing:
         print(f"not installed, so not tried: {', '.join(missing)}", file=sys.stderr)
     return status or bool(missing)

@@ -121,7 +121,7 @@ def object_grammar(field: str, holder: Mapping[str, Any]) -> Named:
 
 def is_format_of_text(field: str) -> bool:
     """Whether this field says how a message is to look, and nothing of a tool call that comes instead."""
-    return field.partition(".")[0] in ("response_format", "text")
+    return field.partition(".")[0] in ("response_format", "text", "output_config", "output_format", "format")
 
 
 def schema_grammar(field: str, holder: Mapping[str, Any]) -> Named:
