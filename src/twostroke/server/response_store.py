@@ -3,6 +3,7 @@ bytes, each API key with its own. A turn is kept once, however many responses go
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -112,7 +113,10 @@ class _Shelf:
 
 
 class ResponseStore:
+    """May be used from several threads: long answers are worded beside the event loop."""
+
     def __init__(self, max_responses: int, max_bytes: int) -> None:
+        self._lock = threading.Lock()
         self._max_responses = max_responses
         self._max_bytes = max_bytes
         self._shelves: dict[int, _Shelf] = {}
@@ -132,28 +136,32 @@ class ResponseStore:
         """The longest unused of whoever has the most make room: nobody can push out another's by keeping many."""
         if response.num_bytes + sum(turn.num_bytes for turn in response.turns) > self._max_bytes:
             return  # all others of its key would go, and it after them
-        self._shelves.setdefault(key, _Shelf()).put(response)
-        while len(self) > self._max_responses:
-            self._forget_one(max(self._shelves.values(), key=lambda shelf: len(shelf.responses)))
-        while self.num_bytes > self._max_bytes:
-            self._forget_one(max(self._shelves.values(), key=lambda shelf: shelf.num_bytes))
+        with self._lock:
+            self._shelves.setdefault(key, _Shelf()).put(response)
+            while len(self) > self._max_responses:
+                self._forget_one(max(self._shelves.values(), key=lambda shelf: len(shelf.responses)))
+            while self.num_bytes > self._max_bytes:
+                self._forget_one(max(self._shelves.values(), key=lambda shelf: shelf.num_bytes))
 
     def find(self, key: int, response_id: str) -> StoredResponse | None:
-        shelf = self._shelves.get(key)
-        if shelf is None or response_id not in shelf.responses:
-            return None
-        shelf.responses.move_to_end(response_id)
-        return shelf.responses[response_id]
+        with self._lock:
+            shelf = self._shelves.get(key)
+            if shelf is None or response_id not in shelf.responses:
+                return None
+            shelf.responses.move_to_end(response_id)
+            return shelf.responses[response_id]
 
     def find_item(self, key: int, item_id: str) -> StoredItem | None:
         """One that a kept response was asked or has answered."""
-        shelf = self._shelves.get(key)
-        return None if shelf is None else shelf.item(item_id)
+        with self._lock:
+            shelf = self._shelves.get(key)
+            return None if shelf is None else shelf.item(item_id)
 
     def delete(self, key: int, response_id: str) -> bool:
         """Whether there was one. What goes on from it keeps its turn."""
-        shelf = self._shelves.get(key)
-        return shelf is not None and shelf.remove(response_id)
+        with self._lock:
+            shelf = self._shelves.get(key)
+            return shelf is not None and shelf.remove(response_id)
 
     def _forget_one(self, shelf: _Shelf) -> None:
         shelf.remove(next(iter(shelf.responses)))

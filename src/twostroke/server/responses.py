@@ -17,13 +17,14 @@ from twostroke.server.errors import bad_request, refuse_given
 from twostroke.server.explaining import follow
 from twostroke.server.openapi import ERRORS, JSON_OR_EVENTS
 from twostroke.server.parsing import AnswerParser
-from twostroke.server.response_input import read_input, response_not_found
+from twostroke.server.phases import server_timing
+from twostroke.server.response_input import ResponseInput, read_input, response_not_found
 from twostroke.server.response_store import StoredResponse
 from twostroke.server.response_writer import ResponseWriter, text_format
 from twostroke.server.sampling import LOGPROBS, responses_sampling
 from twostroke.server.schemas import ResponsesBody
-from twostroke.server.service import service_of
-from twostroke.server.streaming import respond
+from twostroke.server.service import Service, service_of
+from twostroke.server.streaming import respond, stream_answer
 from twostroke.server.structured import Named, object_grammar, schema_grammar
 from twostroke.server.tools import tool_request
 
@@ -56,7 +57,7 @@ async def responses(body: ResponsesBody, request: Request) -> Response:
     facts = service.facts()
     sampling = responses_sampling(body, service.settings.limits)
     tools = tool_request(body, service.tool_format, service.encoder().tokenizer)
-    asked_for = read_input(body, service.settings.limits, service.responses, request.scope.get(KEY_SCOPE, -1))
+    asked_for = await _read_input(service, body, request.scope.get(KEY_SCOPE, -1))
     options, grammar = template_options(body.chat_template_kwargs), _grammar(text_format(body))
     async with service.admission.place(request) as place:
         limit = "max_output_tokens"
@@ -67,7 +68,27 @@ async def responses(body: ResponsesBody, request: Request) -> Response:
     writer = ResponseWriter(service, facts, sampling, body, asked_for, tools.custom)
     writer.answers.choices[0].parser = asked.parser() or AnswerParser()
     follow(request, writer.answers, writer.id)
-    return await respond(call, writer, is_streamed=bool(body.stream))
+    if body.stream:  # with logprobs its last events, which repeat them all, take long to word
+        return await stream_answer(call, writer, aside=None if sampling.logprobs is None else service.aside)
+    if sampling.logprobs is None:
+        return await respond(call, writer, is_streamed=False)
+    try:
+        await writer.answers.collect(call)
+    finally:
+        call.close()
+    payload = await service.aside.run(lambda: replies.encode(writer.whole()))
+    headers = {"Server-Timing": server_timing(writer.answers.choices[0].timing)}
+    return Response(payload, headers=headers, media_type="application/json")
+
+
+async def _read_input(service: Service, body: ResponsesBody, key: int) -> ResponseInput:
+    def read() -> ResponseInput:
+        return read_input(body, service.settings.limits, service.responses, key)
+
+    items = [] if isinstance(body.input, str) else body.input
+    if body.previous_response_id is None and not any(item.type == "item_reference" for item in items):
+        return read()
+    return await service.aside.run(read)  # a few ids may stand for long texts
 
 
 def _refuse_unsupported(body: ResponsesBody) -> None:

@@ -106,7 +106,8 @@ class EventStream(Response):
             async with asyncio.timeout_at(self._call.deadline_s + SLOW_READER_S):
                 try:
                     await self._send_news(send)
-                    last = self._taken() + self._writer.end()
+                    end = self._writer.end() if self._aside is None else await self._aside.run(self._writer.end)
+                    last = self._taken() + end
                 except ApiError as error:
                     last = b"" if error.status_code == CLIENT_GONE else self._taken() + self._writer.error(error)
                 async with asyncio.timeout(self._call.reader_timeout_s):
