@@ -200,8 +200,8 @@ def test_shapes_that_do_not_fit_are_declined(checkpoint: Checkpoint, monkeypatch
         return FACTORY.supports(replace(checkpoint, spec=replace(checkpoint.spec, **changes)))
 
     assert reason() is None
-    assert "head size of a multiple of 16, and this model's is 24" in str(reason(head_dim=24))
-    assert "hidden size of a multiple of 32, and this model's is 80" in str(reason(hidden_size=80))
+    assert "head size that is a multiple of 16, and this model's is 24" in str(reason(head_dim=24))
+    assert "multiples of 32, and this model's hidden size is 80" in str(reason(hidden_size=80))
     assert "intermediate size" in str(reason(intermediate_size=100))
     assert "mixture of experts" in str(reason(moe=MoeSpec(4, 2, 32)))
     assert "attention width" in str(reason(num_heads=1, num_kv_heads=1))
