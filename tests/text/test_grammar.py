@@ -73,7 +73,7 @@ def test_without_the_library_there_is_nothing_to_prepare(
     grammars = LazyGrammars(smollm2_tokenizer)
     grammars.prepare()
     assert not grammars.is_prepared
-    with pytest.raises(BadRequestError, match=r"twostroke\[server\]"):
+    with pytest.raises(BadRequestError, match=r"\.\[server\]"):
         grammars.check(TEXT)
 
 
