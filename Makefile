@@ -31,7 +31,7 @@ run: $(VENV)/.core   ## install the core, fetch the default model, answer a prom
 	@printf '\nThe command is %s. Try: %s chat %s\nOr put it on your path: source %s\n' \
 	  $(BIN)/twostroke $(BIN)/twostroke smollm2 $(BIN)/activate
 
-serve: $(VENV)/.server   ## install the server, fetch the default model, serve it with OpenAI's API (SERVE_OPTIONS="--port 8001")
+serve: $(VENV)/.server   ## install the server, fetch the default model, serve it with OpenAI's, Anthropic's and Ollama's APIs (SERVE_OPTIONS="--port 8001")
 	$(BIN)/twostroke serve smollm2 $(SERVE_OPTIONS)
 
 test: $(VENV)/.dev   ## install the development extras and run the tests

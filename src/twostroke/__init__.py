@@ -46,4 +46,5 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     """For completion: what is loaded when it is first used is there all the same."""
-    return sorted({*globals(), *_HOMES})
+    modules = (name for name in globals() if name.startswith("__"))
+    return sorted({*modules, *_HOMES})

@@ -101,3 +101,8 @@ def test_values_stand_where_names_stood() -> None:
     assert '"openai/smollm2"' in lines and '"http://127.0.0.1:8000/v1"' in lines
     failed = {"version": "1", "date": "2026-01-01", "parts": [{"what": "chat", "error": "Error: a|b"}]}
     assert "fails: chat (Error: a/b)" in page._row(declared()["openai"], failed)
+
+
+def test_no_client_fails() -> None:
+    """What fails is mended before the page is written, or its part is left out and named as such."""
+    assert "fails" not in PAGE.read_text(encoding="utf-8").partition("## raw-http")[0]

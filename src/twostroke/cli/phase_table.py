@@ -85,11 +85,14 @@ def _print_table(console: Console, rows: list[tuple[str, ...]]) -> None:
 def turn_line(timing: SequenceTiming) -> str:
     """One turn of a conversation in one line, the prefix-cache hit first."""
     computed = timing.prompt_tokens - timing.cached_tokens
+    share = _others_share(timing)
+    others = f" · other programs took {share:.0%} of the cores" if share >= WORTH_A_WORD else ""
     return (
         f"read {computed} of {timing.prompt_tokens} tokens ({timing.cached_tokens} cached)"
         f" in {units.seconds(timing.prefill_s)}"
         f" · wrote {len(timing.token_times_s)} in {units.seconds(timing.decode_s)}"
         f" ({units.rate(len(timing.token_times_s) - 1, timing.decode_s)})"
+        f"{others}"
     )
 
 

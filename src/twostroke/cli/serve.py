@@ -1,4 +1,4 @@
-"""`twostroke serve`: a model behind OpenAI's API."""
+"""`twostroke serve`: a model behind OpenAI's API, Anthropic's and Ollama's."""
 
 from __future__ import annotations
 
@@ -41,11 +41,15 @@ def serve(
     max_per_key: Annotated[int | None, typer.Option(help="Requests one API key may have in flight.")] = None,
     max_samples_per_key: Annotated[
         int | None,
-        typer.Option(help="Answers (prompts times n) one API key may have in flight; default: half of all."),
+        typer.Option(
+            help="Answers (prompts times n) one API key may have in flight; default: half of all, of several keys."
+        ),
     ] = None,
     max_tokens_per_key: Annotated[
         int | None,
-        typer.Option(help="Tokens that those may come to, prompts and max_tokens; default: half of all."),
+        typer.Option(
+            help="Tokens that those may come to, prompts and max_tokens; default: half of all, of several keys."
+        ),
     ] = None,
     max_samples_in_flight: Annotated[
         int | None, typer.Option(help="Answers in flight in all; default: twice as many as may run and wait.")
@@ -88,7 +92,8 @@ def serve(
         typer.Option(
             metavar="NAME",
             help="A name that requests may be sent to, beside this machine's own, as a proxy in front may pass it on; "
-            "may be given several times; '*': any. Checked where no key is asked for and only this machine is let in.",
+            "may be given several times; '*': any. Names are checked where this is given, and where no key is asked "
+            "for and only this machine is let in.",
         ),
     ] = None,
     tool_parser: Annotated[
@@ -122,7 +127,8 @@ def serve(
     decode_weights: options.DecodeWeights = "auto",
     itl_target_ms: options.ItlTarget = None,
 ) -> None:
-    """Serve a model over HTTP with OpenAI's API: /v1/chat/completions, /v1/completions, /v1/responses, /v1/models.
+    """Serve a model over HTTP with OpenAI's API: /v1/chat/completions, /v1/completions, /v1/responses, /v1/models;
+    with Anthropic's, /v1/messages, and with Ollama's, /api/chat and its like.
     Anthropic's /v1/messages and Ollama's /api/chat are there too, for coding agents and editors.
 
     Point any OpenAI client at http://127.0.0.1:8000/v1. Streams, logprobs, n, stop, seeds and penalties work as there;
@@ -138,7 +144,7 @@ def serve(
 
     It listens on this machine only, unless --host says otherwise; give API keys before you open it to others.
     Ctrl-C lets answers in flight finish, then stops. The engine has a process of its own, and is started again
-    should it die.
+    should it die or hang.
     """
     try:
         from twostroke.server.messages import EngineSettings

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 COLOURS = {Tone.PREFILL: "#c2500a", Tone.DECODE: "#0b6fb3", Tone.MEMORY: "#1b7f5c", Tone.PLAIN: "#6b6b6b"}
 """Vermilion, blue and green as Okabe and Ito chose them, a little darker for print."""
-PALE = {Tone.PREFILL: "#efc8ad", Tone.DECODE: "#b4d3ea"}
 INK, FAINT, GRID = "#2b2b2b", "#6b6b6b", "#e4e4e4"
 WIDTH_IN, PANEL_IN, LONE_PANEL_IN = 6.4, 2.2, 2.7
 KEY_IN, FOOT_IN, GAP_IN = 0.36, 0.52, 0.66

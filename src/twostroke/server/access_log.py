@@ -9,10 +9,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from twostroke.server.admission import KEY_SCOPE
 from twostroke.server.errors import CLIENT_GONE
+from twostroke.server.heads import REQUEST_ID_HEADER
 from twostroke.server.log import log
 
 MAX_PATH_CHARS = 160
-REQUEST_ID_HEADER = b"x-request-id"
 
 
 class AccessLog:

@@ -31,7 +31,7 @@ def create_app(service: Service) -> ASGIApp:
     app = FastAPI(
         title="Twostroke",
         version=__version__,
-        description="OpenAI's API on an engine that says where each answer's time went.",
+        description="OpenAI's, Anthropic's and Ollama's APIs on an engine that says where each answer's time went.",
         docs_url=None,  # these pages load scripts from elsewhere
         redoc_url=None,
         # FastAPI's own spans would know no phases, and its logs quote what was sent.

@@ -25,7 +25,7 @@ from twostroke.engine.build import Assembly, build
 from twostroke.engine.explaining import doubt_of, engine_facts, trusted_cost
 from twostroke.server import messages as m
 from twostroke.server.heartbeat import Doing, Heart
-from twostroke.server.log import log
+from twostroke.server.log import log, show_what_rooms_say
 
 BUSY_STATS_S = 0.5
 IDLE_STATS_S = 5.0
@@ -211,6 +211,7 @@ def main(path: str, heart_descriptor: int) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the API process, which drains first
     settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=m.EngineSettings)
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    show_what_rooms_say()
     heart = Heart(heart_descriptor)
     heart.start()
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PAIR)

@@ -58,7 +58,7 @@ class Guard:
             return
         if scope["type"] != "http":
             return  # a web socket: nothing here speaks it, and an unanswered handshake is refused
-        scope = as_routed(scope)
+        as_sent, scope = scope, as_routed(scope)
         scope[RECEIVED_SCOPE] = time.perf_counter()  # one clock for all processes of a machine
         scope[REQUEST_ID_SCOPE] = request_id(scope["headers"])
         self._metrics.http_in_flight += 1
@@ -67,6 +67,8 @@ class Guard:
         try:
             await self._answer(scope, receive, self._noting(scope, send), held)
         finally:
+            if KEY_SCOPE in scope:  # for the log, which knows the request as it was sent
+                as_sent[KEY_SCOPE] = scope[KEY_SCOPE]
             self._held_bytes -= held.num_bytes
             self._metrics.http_in_flight -= 1
 

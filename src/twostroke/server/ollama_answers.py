@@ -47,7 +47,7 @@ from twostroke.server.whole_calls import arguments_of, as_said
 router = APIRouter(route_class=CheckedRoute)
 
 _REFUSED = {
-    "suffix": "nothing is filled in between two texts here",
+    "suffix": "texts are filled in by POST /v1/completions, which takes it",
     "template": "prompts are made by the model's own",
     "context": "send the conversation to /api/chat",
     "images": "this server's models read text",

@@ -167,7 +167,8 @@ def _choice(choice: object, has_tools: bool, is_nested: bool) -> tuple[str, list
             kinds = f'{{"type": "function", {shape}}}, the same of custom, or {{"type": "allowed_tools", ...}}'
             raise bad_request(f"tool_choice must be none, auto, required, {kinds}", "tool_choice")
     elif choice != "required":
-        raise bad_request(f"tool_choice must be none, auto, required or a function, not {choice!r:.60}", "tool_choice")
+        message = f"tool_choice must be none, auto, required or an object that names tools, not {choice!r:.60}"
+        raise bad_request(message, "tool_choice")
     if not has_tools:
         raise bad_request("tool_choice needs tools", "tool_choice")
     return str(kind), names
