@@ -105,4 +105,4 @@ def test_values_stand_where_names_stood() -> None:
 
 def test_no_client_fails() -> None:
     """What fails is mended before the page is written, or its part is left out and named as such."""
-    assert "fails" not in PAGE.read_text(encoding="utf-8").partition("## raw-http")[0]
+    assert "fails" not in page.PAGE.read_text(encoding="utf-8").partition("## raw-http")[0]
