@@ -207,7 +207,7 @@ def test_a_limited_address_space_takes_less_kv_and_a_failure_names_the_option(sm
     limited = ["bash", "-c", 'ulimit -v 2000000 && exec "$0" "$@"', *COMMAND, "run", "smollm2", "Hi", "-v"]
     for extra, code, sentence in (
         ([], 0, "of the memory of this machine left"),
-        (["--kv-memory", "1300MB"], 2, "--kv-memory"),
+        (["--kv-memory", "1900MB"], 2, "--kv-memory"),
     ):
         done = subprocess.run(
             [*limited, "--max-tokens", "1", *extra], capture_output=True, text=True, timeout=60, env=ENVIRONMENT
