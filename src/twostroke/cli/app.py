@@ -12,7 +12,7 @@ from twostroke import __version__
 COMMANDS = {
     "run": "Answer one prompt, then show what reading and writing cost.",
     "chat": "Talk with a model; each turn shows what the cache kept.",
-    "serve": "Serve a model over HTTP with OpenAI's, Anthropic's and Ollama's APIs.",
+    "serve": "Serve a model with OpenAI's, Anthropic's and Ollama's APIs.",
     "explain": "Say where a finished request's time went, and why.",
     "top": "Watch a running server.",
     "pull": "Fetch a model, or verify one that is here.",
