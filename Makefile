@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 WORKERS ?= auto
 PROMPT ?= Explain in two sentences why the sky is blue.
 
-.PHONY: run serve readme test test-slow test-clients clients-page check lint clean help bench-cpu
+.PHONY: run serve readme test test-slow test-clients clients-page check lint clean help bench-cpu bench-gpu
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/:/'
@@ -63,6 +63,11 @@ BENCH_OPTIONS = $(if $(ENGINES),--engines $(ENGINES)) $(if $(WORKLOADS),--worklo
 
 bench-cpu: $(VENV)/.core   ## install the CPU peers in venvs of their own and measure all engines in turns
 	BENCH_COMMAND="make bench-cpu $(filter-out BENCH_HOME=%,$(MAKEOVERRIDES))" $(BIN)/python -m bench.peers $(BENCH_OPTIONS)
+
+# Needs the [cuda] extra and a card; MODEL as under bench/shapes, VLLM a folder of packages that holds vLLM.
+bench-gpu:   ## measure Twostroke beside vLLM on this machine's GPU: same weights, same workloads, in turns
+	$(PYTHON) -m bench.peers.gpu $(or $(MODEL),llama-3.1-8b) $(if $(VLLM),--vllm-path $(VLLM),--engines twostroke,twostroke-16bit) \
+	  $(if $(ENGINES),--engines $(ENGINES)) $(if $(WORKLOADS),--workloads $(WORKLOADS)) $(if $(TURNS),--turns $(TURNS))
 
 readme: $(VENV)/.core   ## run the README's commands and put what they print into it; best on a quiet machine
 	$(BIN)/python -m bench.readme

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from tests.cli.test_cli import ENVIRONMENT, twostroke
+from tests.cli.test_cli import twostroke
 from tests.lab.conftest import SHAPE
 
 from twostroke.lab.company import BUSY
 from twostroke.lab.sizes import FULL
 
 SIZES = "single:prompt_len=20:out_len=4:reps=1,nano:n=3:least=5:most=20,prefill"
-PEER = Path(__file__).resolve().parents[2] / "bench" / "cuda" / "twostroke_peer.py"
 
 
 @pytest.fixture(scope="module")
@@ -93,40 +90,3 @@ def test_help_teaches_every_workload() -> None:
     assert done.returncode == 0
     for name in FULL:
         assert f"\n  {name} " in done.stdout
-
-
-WORKLOADS = """
-import time
-TEMP = 0.6
-
-
-def run(name, engine, vocab):
-    if name == "broken":
-        engine.add([1], 5)
-        engine.step()
-        raise ValueError("no such thing")
-    engine.clear_prefix()
-    request, tokens = engine.add([index % vocab for index in range(30)], 7), 0
-    while engine.busy():
-        for name, count, finished in engine.step():
-            assert name == request
-            tokens += count
-    return {"tokens": tokens, "finished": finished}
-"""
-
-
-def test_the_peer_script_drives_us_as_it_drives_others(shape_folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "workloads.py").write_text(WORKLOADS)
-    options = ["--workloads-file", str(tmp_path / "workloads.py"), "--models", str(shape_folder.parent)]
-    command = [sys.executable, str(PEER), shape_folder.name, "one,broken,one", *options, "--max-context", "256"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env={**ENVIRONMENT, "TOKENS": "16"})
-    assert done.returncode == 0, done.stderr
-    lines = [line.split(" ", 2) for line in done.stdout.splitlines()]
-    assert [(kind, name) for kind, name, _ in lines] == [
-        ("RESULT", "start"),
-        ("RESULT", "one"),
-        ("RESULT", "broken"),
-        ("RESULT", "one"),
-    ]
-    assert json.loads(lines[1][2]) == {"tokens": 7, "finished": True} == json.loads(lines[3][2])
-    assert "no such thing" in json.loads(lines[2][2])["error"]
