@@ -3,6 +3,7 @@ Python's lock to start working."""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import os
@@ -45,16 +46,17 @@ class ThreadPool:
         self._run_step = run_step(code.address("run_step"))
         ctypes.CFUNCTYPE(None, ctypes.c_void_p)(code.address("initialise_pool"))(self._address)
         self._workers: list[threading.Thread] = []
-        # What threads use is kept alive by the finalizer until they are gone.
+        # Workers keep what they use alive, so that nobody has to wait for them before it may go.
         kept = (code, self._pool, self._scratch, self._record, self._tapes)
         publish = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)(code.address("publish"))
-        self.close = weakref.finalize(self, _stop, publish, self._address, self._workers, kept)
+        self._dismiss = weakref.finalize(self, _dismiss, publish, self._address, self._process, kept)
+        _OPEN.add(self)
         work = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)(code.address("work"))
         self._cores = cores = _cores(threads)
         try:
             for index in range(1, threads):
                 core = None if cores is None else cores[index]
-                arguments = (work, self._address, index, core)
+                arguments = (work, self._address, index, core, kept)
                 worker = threading.Thread(target=_work, args=arguments, name=f"cpu-{index}", daemon=True)
                 worker.start()
                 self._workers.append(worker)
@@ -68,7 +70,7 @@ class ThreadPool:
         cut into pieces."""
         if os.getpid() != self._process:
             raise BackendError("the cpu backend cannot be used in a forked process: create the engine there")
-        if not self.close.alive:
+        if not self._dismiss.alive:
             raise BackendError("the cpu backend is closed")
         assert len(tape) <= MOST_ENTRIES and len(step) <= _RECORD_VALUES
         self._tapes.setdefault(id(tape), tape)
@@ -81,6 +83,12 @@ class ThreadPool:
             )
         if times is not None:
             self._wait_until_left()
+
+    def close(self) -> None:
+        """Returns when all threads have ended. A pool that is forgotten instead only tells them to."""
+        self._dismiss()
+        for worker in self._workers:
+            worker.join()
 
     def _wait_until_left(self) -> None:
         """Returns when no worker is in the last step any more, nor on its way to it."""
@@ -117,14 +125,24 @@ def _on_core(core: int | None) -> Iterator[None]:
                 os.sched_setaffinity(0, before)
 
 
-def _work(work: Callable[[int, int], None], address: int, index: int, core: int | None) -> None:
+def _work(work: Callable[[int, int], None], address: int, index: int, core: int | None, kept: object) -> None:
     """A worker's life."""
     with _on_core(core):
         work(address, index)
 
 
-def _stop(publish: Callable[[int, int], None], address: int, workers: list[threading.Thread], kept: object) -> None:
-    if workers and workers[0].is_alive():  # in a forked child they are not, and there is nobody to tell
+def _dismiss(publish: Callable[[int, int], None], address: int, process: int, kept: object) -> None:
+    """Tells the workers to leave. The collector may call this wherever it strikes, also while its thread holds a lock
+    that a thread takes to end (as in `threading.enumerate`): so this waits for nobody."""
+    if os.getpid() == process:  # a forked child has no workers
         publish(address, -1)
-        for worker in workers:
-            worker.join()
+
+
+_OPEN: weakref.WeakSet[ThreadPool] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """The interpreter must not end under threads that are still on their way out."""
+    for pool in list(_OPEN):
+        pool.close()
