@@ -71,7 +71,7 @@ class Case:
 
     def compile(self, tile: AnyTile) -> None:
         with contextlib.suppress(Exception):  # what is wrong with it, its check will say
-            multiply(self.x, self.weights[0], self.new_out(tile), tile, self.kind, pdl=True)
+            multiply(self.x, self.weights[0], self.new_out(tile), tile, self.kind)
 
     def fault(self, tile: AnyTile) -> str | None:
         """What is wrong with the product by this tile, or None."""
@@ -79,7 +79,7 @@ class Case:
             first = None
             for repeat in range(REPEATS):
                 out = self.new_out(tile).fill_(float("nan"))
-                multiply(self.x, self.weights[0], out, tile, self.kind, pdl=repeat % 2 == 0)
+                multiply(self.x, self.weights[0], out, tile, self.kind)
                 total = out.sum(0) if out.dim() == 3 else out.float()
                 error = ((total - self.reference).norm() / self.reference.norm()).item()
                 if not error < TOLERANCE:
@@ -97,7 +97,7 @@ class Case:
     def tile_us(self, tile: AnyTile) -> float:
         out = self.new_out(tile)
         weights = self.weights * self.repeats
-        return time_us([lambda w=w: multiply(self.x, w, out, tile, self.kind, pdl=True) for w in weights])
+        return time_us([lambda w=w: multiply(self.x, w, out, tile, self.kind) for w in weights])
 
 
 def name_of(tile: AnyTile) -> str:
@@ -149,7 +149,7 @@ def measure_long(matrix: Matrix, rows: int) -> None:
     ways: dict[str, Callable[[torch.Tensor], None]] = {"cuBLAS": cublas}
     for outputs, row_blocks, cluster in ((128, 2, 2), (256, 1, 2), (192, 2, 2), (128, 2, 1)):
         tile = ClusterTile(outputs, row_blocks, 2, cluster)
-        ways[str(tile)] = lambda w, tile=tile: multiply(x, w, narrow, tile, kind, pdl=False)
+        ways[str(tile)] = lambda w, tile=tile: multiply(x, w, narrow, tile, kind)
     cublas(weights[0])
     reference = (narrow if matrix.is_gated else wide).clone().float()
     times: dict[str, list[float]] = {}

@@ -51,7 +51,7 @@ def build(group: int, kv_heads: int, config: DecodeConfig) -> bytes:
     try:
         decode_attention.attend_decode(
             heads, cache, cache, integers[:, None], integers, integers, heads.reshape(4, -1), scale=0.1,
-            scratch=scratch, items=scratch.items, config=config, pdl=True,
+            scratch=scratch, items=scratch.items, config=config,
         )  # fmt: skip
     finally:
         triton.compile, decode_attention._decode_kernel = compile_kernel, own_kernel

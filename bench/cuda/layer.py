@@ -112,7 +112,7 @@ class Case:
         self.start = torch.randn(self.rows, matrix.outputs, **half)
         self.out = torch.empty_like(self.start, dtype=torch.float32 if matrix.is_head else torch.bfloat16)
 
-    def call(self, weight: torch.Tensor, config: GemvConfig | None, pdl: bool) -> None:
+    def call(self, weight: torch.Tensor, config: GemvConfig | None) -> None:
         linear_few(
             self.x,
             weight,
@@ -121,7 +121,6 @@ class Case:
             eps=EPS,
             residual=self.out if self.has_residual else None,
             gated="silu" if self.matrix.gated else None,
-            pdl=pdl,
             config=config,
         )
 
@@ -139,7 +138,7 @@ class Case:
         self.out.fill_(float("nan"))
         if self.has_residual:
             self.out.copy_(self.start)
-        self.call(self.copies[0], config, pdl=True)
+        self.call(self.copies[0], config)
         return float((self.out.float() - expected).norm() / expected.norm())
 
 
@@ -164,18 +163,17 @@ def graph_seconds(run: Callable[[], Any], repeats: int = 8) -> float:
 
 def warm_up(cases: list[Case], threads: int) -> None:
     """Compile all variants in threads: the compiler leaves Python's lock for most of its work."""
-    calls: dict[tuple[Matrix, GemvConfig, int, bool], Case] = {}
+    calls: dict[tuple[Matrix, GemvConfig, int], Case] = {}
     for case in cases:
-        variants = candidates(case.matrix, case.rows)
-        for config, pdl in [(variants[0], False), *((config, True) for config in variants)]:
+        for config in candidates(case.matrix, case.rows):
             # A dot's code is the same for 1 to 8 rows.
-            calls.setdefault((case.matrix, config, 8 if config.method == "dot" else case.rows, pdl), case)
+            calls.setdefault((case.matrix, config, 8 if config.method == "dot" else case.rows), case)
 
-    def compile_one(call: tuple[Matrix, GemvConfig, int, bool]) -> None:
+    def compile_one(call: tuple[Matrix, GemvConfig, int]) -> None:
         torch.cuda.set_device(0)
-        case, (_, config, _, pdl) = calls[call], call
+        case, (_, config, _) = calls[call], call
         try:
-            case.call(case.copies[0], config, pdl)
+            case.call(case.copies[0], config)
         except Exception as error:
             say("does not run:", case.matrix.model, case.matrix.name, case.rows, short(config), repr(error)[:160])
 
@@ -194,12 +192,12 @@ def short(config: GemvConfig) -> str:
 
 
 def measure(case: Case) -> dict[str, Any]:
-    """Microseconds a product: cuBLAS, the default with and without dependent launches, and every candidate."""
+    """Microseconds a product: cuBLAS, the default and every candidate."""
     expected = case.expected()
     count = len(case.copies)
 
-    def microseconds(config: GemvConfig, pdl: bool) -> float:
-        return graph_seconds(lambda: [case.call(weight, config, pdl) for weight in case.copies]) / count * 1e6
+    def microseconds(config: GemvConfig) -> float:
+        return graph_seconds(lambda: [case.call(weight, config) for weight in case.copies]) / count * 1e6
 
     times: dict[GemvConfig, float] = {}
     for config in candidates(case.matrix, case.rows):
@@ -208,7 +206,7 @@ def measure(case: Case) -> dict[str, Any]:
             if not error < TOLERANCE:
                 say("WRONG:", case.matrix.model, case.matrix.name, case.rows, short(config), f"error {error:.1e}")
                 continue
-            times[config] = microseconds(config, True)
+            times[config] = microseconds(config)
         except Exception as error:
             say("failed:", case.matrix.model, case.matrix.name, case.rows, short(config), repr(error)[:160])
     default = choose(case.rows, case.matrix.outputs, case.matrix.width, case.matrix.gated)
@@ -217,7 +215,7 @@ def measure(case: Case) -> dict[str, Any]:
     terabytes = case.matrix.num_weights * 2 / 1e6  # over microseconds
     return {
         "model": case.matrix.model, "matrix": case.matrix.name, "rows": case.rows,
-        "cublas_us": cublas, "default_us": times.get(default), "default_without_pdl_us": microseconds(default, False),
+        "cublas_us": cublas, "default_us": times.get(default),
         "best_us": times[best], "default": short(default), "best": short(best),
         "default_tb_s": terabytes / times[default] if default in times else None, "best_tb_s": terabytes / times[best],
         "all": {short(config): took for config, took in sorted(times.items(), key=lambda item: item[1])},
@@ -241,12 +239,12 @@ def gemv(models: list[str], rows: list[int], threads: int) -> Iterator[dict[str,
 
 
 def print_gemv(results: list[dict[str, Any]]) -> None:
-    print("\n| model, matrix | rows | cuBLAS us | no PDL | default us | TB/s | configuration | best us | TB/s | best |")
-    print("|---|---|---|---|---|---|---|---|---|---|")
+    print("\n| model, matrix | rows | cuBLAS us | default us | TB/s | configuration | best us | TB/s | best |")
+    print("|---|---|---|---|---|---|---|---|---|")
     for r in results:
         default = "failed |" if r["default_us"] is None else f"{r['default_us']:.2f} | {r['default_tb_s']:.2f}"
         print(
-            f"| {r['model']} {r['matrix']} | {r['rows']} | {r['cublas_us']:.2f} | {r['default_without_pdl_us']:.2f}",
+            f"| {r['model']} {r['matrix']} | {r['rows']} | {r['cublas_us']:.2f}",
             f"| {default} | {r['default']} | {r['best_us']:.2f} | {r['best_tb_s']:.2f} | {r['best']} |",
         )
 
@@ -267,11 +265,9 @@ def main() -> None:
     if "gemv" in parts:
         rows = [int(count) for count in options.rows.split(",")]
         records["gemv"] = list(gemv(options.models.split(","), rows, options.threads))
-    print("\n| kernel | tokens | us | us with PDL | GB/s | error |\n|---|---|---|---|---|---|")
+    print("\n| kernel | tokens | us | GB/s | error |\n|---|---|---|---|---|")
     for r in records["rest"]:
-        print(
-            f"| {r['name']} | {r['tokens']} | {r['us']:.2f} | {r['pdl_us']:.2f} | {r['gb_s']:.0f} | {r['error']:.1e} |"
-        )
+        print(f"| {r['name']} | {r['tokens']} | {r['us']:.2f} | {r['gb_s']:.0f} | {r['error']:.1e} |")
     print_gemv(records.get("gemv", []))
     if options.json is not None:
         options.json.write_text(json.dumps(records, indent=1))

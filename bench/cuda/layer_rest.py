@@ -26,8 +26,7 @@ class Kernel:
     name: str
     tokens: int
     num_bytes: int
-    run: Callable[[bool], None]
-    """Takes whether to launch dependently."""
+    run: Callable[[], None]
     error: Callable[[], float]
     """After one run on fresh inputs."""
 
@@ -61,10 +60,10 @@ def rope_kernel(tokens: int, heads: int, kv_heads: int, with_norm: bool, heads_p
     cos_sin = torch.cat([turns.cos(), turns.sin()], 1).cuda()
     norms = [half(head_dim) + 1 if with_norm else None for _ in "qk"]
 
-    def run(pdl: bool) -> None:
+    def run() -> None:
         rope_and_store(
             qkv, cos_sin, positions, rows, table, *caches, num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim,
-            rope_dim=head_dim, q_norm=norms[0], k_norm=norms[1], eps=EPS, pdl=pdl, heads_per_program=heads_per_program,
+            rope_dim=head_dim, q_norm=norms[0], k_norm=norms[1], eps=EPS, heads_per_program=heads_per_program,
         )  # fmt: skip
 
     def error() -> float:
@@ -75,7 +74,7 @@ def rope_kernel(tokens: int, heads: int, kv_heads: int, with_norm: bool, heads_p
         cos, sin = cos_sin[positions.long()][:, None].chunk(2, dim=-1)
         first, second = torch.cat([q, k], 1).chunk(2, dim=-1)
         turned = torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
-        run(True)
+        run()
         at = table[rows.long(), positions.long() // block_size].long(), positions.long() % block_size
         k_written, v_written = (cache[at[0], :, at[1]] for cache in caches)
         actual = torch.cat([qkv.view(tokens, -1, head_dim)[:, :heads], k_written, v_written], 1)
@@ -96,27 +95,27 @@ def norm_kernels(tokens: int, hidden: int) -> Iterator[Kernel]:
     row_bytes = x.numel() * 2
 
     def plain_error() -> float:
-        rms_norm(x, weight, out, eps=EPS, pdl=True)
+        rms_norm(x, weight, out, eps=EPS)
         return relative(out, normed(x, weight))
 
     def add_error() -> float:
         total = x.float() + residual.float()
-        add_rms_norm(x, residual, weight, out, eps=EPS, pdl=True)
+        add_rms_norm(x, residual, weight, out, eps=EPS)
         return max(relative(residual, total), relative(out, normed(residual, weight)))
 
     def sandwich_error() -> float:
         total = residual.float() + normed(x, post_weight)
-        sandwich(x, post_weight, residual, weight, out, eps=EPS, pdl=True)
+        sandwich(x, post_weight, residual, weight, out, eps=EPS)
         return max(relative(residual, total), relative(out, normed(residual, weight)))
 
-    def plain(pdl: bool) -> None:
-        rms_norm(x, weight, out, eps=EPS, pdl=pdl)
+    def plain() -> None:
+        rms_norm(x, weight, out, eps=EPS)
 
-    def add(pdl: bool) -> None:
-        add_rms_norm(x, residual, weight, out, eps=EPS, pdl=pdl)
+    def add() -> None:
+        add_rms_norm(x, residual, weight, out, eps=EPS)
 
-    def both(pdl: bool) -> None:
-        sandwich(x, post_weight, residual, weight, out, eps=EPS, pdl=pdl)
+    def both() -> None:
+        sandwich(x, post_weight, residual, weight, out, eps=EPS)
 
     yield Kernel(f"rms_norm {hidden}", tokens, 2 * row_bytes, plain, plain_error)
     yield Kernel(f"add_rms_norm {hidden}", tokens, 4 * row_bytes, add, add_error)
@@ -127,13 +126,11 @@ def gated_kernel(tokens: int, intermediate: int) -> Kernel:
     gate_up, out = half(tokens, 2 * intermediate), half(tokens, intermediate)
 
     def error() -> float:
-        gated(gate_up, out, kind="silu", pdl=True)
+        gated(gate_up, out, kind="silu")
         gate, up = gate_up.float().chunk(2, dim=1)
         return relative(out, functional.silu(gate) * up)
 
-    return Kernel(
-        f"gated {intermediate}", tokens, out.numel() * 6, lambda pdl: gated(gate_up, out, kind="silu", pdl=pdl), error
-    )
+    return Kernel(f"gated {intermediate}", tokens, out.numel() * 6, lambda: gated(gate_up, out, kind="silu"), error)
 
 
 def gather_kernel(tokens: int, hidden: int) -> Kernel:
@@ -142,11 +139,11 @@ def gather_kernel(tokens: int, hidden: int) -> Kernel:
     last_tokens = ints(torch.randint(0, 32000, (tokens,)))
     token_ids[::2] = FROM_ROW
 
-    def run(pdl: bool) -> None:
-        gather(embedding, token_ids, rows, last_tokens, out, pdl=pdl)
+    def run() -> None:
+        gather(embedding, token_ids, rows, last_tokens, out)
 
     def error() -> float:
-        run(True)
+        run()
         return relative(out, embedding[torch.where(token_ids < 0, last_tokens, token_ids).long()].float())
 
     return Kernel(f"gather {hidden}", tokens, out.numel() * 4, run, error)
@@ -173,14 +170,11 @@ def rest(graph_seconds: Callable[[Callable[[], Any]], float], say: Callable[...,
             error = kernel.error()
             if not error < TOLERANCE:
                 say("WRONG:", kernel.name, kernel.tokens, f"error {error:.1e}")
-            plain, dependent = (
-                graph_seconds(lambda run=kernel.run, pdl=pdl: [run(pdl) for _ in range(LAUNCHES)]) / LAUNCHES
-                for pdl in (False, True)
-            )
+            took_s = graph_seconds(lambda run=kernel.run: [run() for _ in range(LAUNCHES)]) / LAUNCHES
         except Exception as failure:
             say("failed:", repr(failure)[:200])
             continue
         yield {
-            "name": kernel.name, "tokens": kernel.tokens, "us": plain * 1e6, "pdl_us": dependent * 1e6,
-            "gb_s": kernel.num_bytes / min(plain, dependent) / 1e9, "error": error,
+            "name": kernel.name, "tokens": kernel.tokens, "us": took_s * 1e6,
+            "gb_s": kernel.num_bytes / took_s / 1e9, "error": error,
         }  # fmt: skip

@@ -2,7 +2,7 @@
 layers' weights, so that no cache serves them. The floor is the bytes of the chosen experts, or the arithmetic. First
 our grouped products, candidate by candidate (`*`: the default), then whole blocks from router to next norm.
 
-    PYTHONPATH=src python bench/cuda/moe.py [--tokens 4,16,64,...] [--layers 4] [--no-pdl] [--few]"""
+    PYTHONPATH=src python bench/cuda/moe.py [--tokens 4,16,64,...] [--layers 4] [--few]"""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def expected(bench: Bench, weights: MoeWeights, x: torch.Tensor) -> torch.Tensor
     return out
 
 
-def check(bench: Bench, pdl: bool) -> None:
+def check(bench: Bench) -> None:
     weights = bench.layers[0]
     block = MoeBlock(bench.moe, weights)
     cases = [("few", (1, 5, 16)), ("grouped", (3, 40, 256, 700, 2000))]
@@ -119,19 +119,19 @@ def check(bench: Bench, pdl: bool) -> None:
             found = []
             for _ in range(2):
                 out, following = residual.clone(), NextNorm(bench.norm_weight, torch.empty_like(x), 1e-6)
-                block.forward(x, out, bench.scratch, residual=out, next_norm=following, pdl=pdl, path=path)
+                block.forward(x, out, bench.scratch, residual=out, next_norm=following, path=path)
                 found.append(torch.cat([out, following.out]))
             wanted = torch.cat([wanted, normed])
             error = ((found[0].float() - wanted).abs().max() / wanted.abs().max()).item()
             verdict = "ok" if error < 0.02 and torch.equal(*found) else "WRONG"
-            say(f"check {path:8s} {num_tokens:5d} tokens, pdl {pdl}: error {error:.1e} of the largest, {verdict}")
+            say(f"check {path:8s} {num_tokens:5d} tokens: error {error:.1e} of the largest, {verdict}")
         except Exception as failure:
-            say(f"check {path} {num_tokens} tokens, pdl {pdl}: FAILED {type(failure).__name__}: {str(failure)[:200]}")
+            say(f"check {path} {num_tokens} tokens: FAILED {type(failure).__name__}: {str(failure)[:200]}")
 
 
 def time_few_parts(bench: Bench, num_tokens: int) -> None:
     """Each of the two kernels alone, over its tiles."""
-    x, top_k, pdl = bench.inputs(num_tokens), bench.moe.experts_per_token, bench.options.pdl
+    x, top_k = bench.inputs(num_tokens), bench.moe.experts_per_token
     out = torch.empty_like(x)
     activations = bench.scratch.activations[: num_tokens * top_k].normal_()
     logits = []
@@ -142,12 +142,12 @@ def time_few_parts(bench: Bench, num_tokens: int) -> None:
 
     def gate_up(tile: GemvTile) -> Callable[[int], None]:
         return lambda layer: few_tokens_gate_up(
-            x, logits[layer], bench.layers[layer].gate_up, activations, top_k=top_k, tile=tile, pdl=pdl
+            x, logits[layer], bench.layers[layer].gate_up, activations, top_k=top_k, tile=tile
         )
 
     def down(tile: GemvTile) -> Callable[[int], None]:
         return lambda layer: few_tokens_down(
-            activations, logits[layer], bench.layers[layer].down, out, top_k=top_k, normalise=True, tile=tile, pdl=pdl
+            activations, logits[layer], bench.layers[layer].down, out, top_k=top_k, normalise=True, tile=tile
         )
 
     for name, share, tiles, work in (
@@ -168,11 +168,11 @@ def time_few_parts(bench: Bench, num_tokens: int) -> None:
 def time_products(bench: Bench, products: Products) -> tuple[list[str], MoeTiles]:
     """Lines of the table, and the fastest tiles."""
     lines, best = [], {}
-    num_tokens, pdl = len(products.x), bench.options.pdl
+    num_tokens = len(products.x)
     _, num_bytes, flops = bench.floor_us(products.x)
     for gated, name, share in ((True, "gate_up", 2 / 3), (False, "down", 1 / 3)):
         times: dict[Tile, float] = {}
-        for index, (tile, us) in enumerate(measure(products, gated, pdl, time_us)):
+        for index, (tile, us) in enumerate(measure(products, gated, time_us)):
             mark = "*" if index == 0 else " "
             label = f"{num_tokens:6d} {name:8s}{mark}{short(tile):34s}"
             if isinstance(us, str):
@@ -193,7 +193,7 @@ def time_block(bench: Bench, x: torch.Tensor, path: str | None, tiles: MoeTiles)
     """From the router's product to the norm after the block, on top of the residual stream."""
     blocks = [MoeBlock(bench.moe, weights) for weights in bench.layers]
     out, following = torch.zeros_like(x), NextNorm(bench.norm_weight, torch.empty_like(x), 1e-6)
-    options = {"residual": out, "next_norm": following, "pdl": bench.options.pdl, "path": path, "tiles": tiles}
+    options = {"residual": out, "next_norm": following, "path": path, "tiles": tiles}
     return time_us(lambda layer: blocks[layer].forward(x, out, bench.scratch, **options), len(blocks))
 
 
@@ -228,7 +228,7 @@ def time_blocks(bench: Bench, x: torch.Tensor, best: MoeTiles) -> list[str]:
 
 def time_small_kernels(bench: Bench, x: torch.Tensor) -> str:
     """Each alone, layer after layer; in a block they overlap a little more."""
-    scratch, moe, pdl, num_tokens = bench.scratch, bench.moe, bench.options.pdl, len(x)
+    scratch, moe, num_tokens = bench.scratch, bench.moe, len(x)
     num_pairs = num_tokens * moe.experts_per_token
     routing, tile = scratch.routing, choose_routing_tile(num_tokens)
     shares, rows, order = scratch.shares[:num_tokens], scratch.rows[:num_tokens], scratch.sorted_pairs[:num_pairs]
@@ -236,12 +236,12 @@ def time_small_kernels(bench: Bench, x: torch.Tensor) -> str:
     following = NextNorm(bench.norm_weight, torch.empty_like(x), 1e-6)
     parts: dict[str, Callable[[int], object]] = {
         "choose": lambda layer: choose_experts(
-            x, bench.layers[layer].router, routing, shares, normalise=True, tile=tile, pdl=pdl
+            x, bench.layers[layer].router, routing, shares, normalise=True, tile=tile
         ),
-        "sort": lambda layer: sort_by_expert(routing, scratch.starts, order, rows, tile=tile, pdl=pdl),
-        "combine": lambda layer: combine(outputs, rows, shares, out, residual=out, pdl=pdl),
+        "sort": lambda layer: sort_by_expert(routing, scratch.starts, order, rows, tile=tile),
+        "combine": lambda layer: combine(outputs, rows, shares, out, residual=out),
         "combine+norm": lambda layer: combine(
-            outputs, rows, shares, out, residual=out, next_norm=following, pdl=pdl
+            outputs, rows, shares, out, residual=out, next_norm=following
         ),
     }  # fmt: skip
     told = []
@@ -259,7 +259,6 @@ def main() -> None:
     parser.add_argument("--tokens", default="16,64,128,192,256,512,1024,2048,8192")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--threads", type=int, default=14)
-    parser.add_argument("--no-pdl", dest="pdl", action="store_false")
     parser.add_argument("--no-products", dest="products", action="store_false", help="whole blocks alone")
     parser.add_argument("--few", action="store_true", help="the kernels for a few tokens, tile by tile, at one token")
     parser.add_argument("--budget-s", type=float, default=90.0, help="after this, no more products are timed")
@@ -281,9 +280,8 @@ def main() -> None:
     say(f"{options.shape} on {torch.cuda.get_device_name()}, torch {torch.__version__}")
     batches = [bench.inputs(size) for size in sizes]
     if options.products:
-        compile_all([Products.of(moe, layers, x, scratch) for x in batches], options.pdl, options.threads, say)
-    for pdl in (False, True) if options.pdl else (False,):
-        check(bench, pdl)
+        compile_all([Products.of(moe, layers, x, scratch) for x in batches], options.threads, say)
+    check(bench)
     products, blocks, small = [], [], []
     for x in batches:
         best = MoeTiles()

@@ -173,11 +173,11 @@ class Products:
         outputs = torch.empty_like(scratch.expert_outputs[:num_pairs])
         return Products(moe, layers, x, activations, torch.empty_like(activations), outputs, orders)
 
-    def call(self, layer: int, tile: Tile, gated: bool, pdl: bool) -> torch.Tensor:
+    def call(self, layer: int, tile: Tile, gated: bool) -> torch.Tensor:
         weights = self.layers[layer].gate_up if gated else self.layers[layer].down
         inputs, results = (self.x, self.gated_outputs) if gated else (self.activations, self.outputs)
         top_k = self.moe.experts_per_token
-        grouped_matmul(inputs, weights, results, *self.orders[layer], top_k=top_k, gated=gated, tile=tile, pdl=pdl)
+        grouped_matmul(inputs, weights, results, *self.orders[layer], top_k=top_k, gated=gated, tile=tile)
         return results
 
     def expected(self, gated: bool) -> torch.Tensor:
@@ -194,13 +194,13 @@ class Products:
                 found.append(self.activations[own].float() @ weights.down[expert].float().T)
         return torch.cat(found)
 
-    def error(self, tile: Tile, gated: bool, pdl: bool, expected: torch.Tensor) -> float:
+    def error(self, tile: Tile, gated: bool, expected: torch.Tensor) -> float:
         self.gated_outputs.fill_(float("nan"))
         self.outputs.fill_(float("nan"))
-        return float((self.call(0, tile, gated, pdl).float() - expected).norm() / expected.norm())
+        return float((self.call(0, tile, gated).float() - expected).norm() / expected.norm())
 
 
-def compile_all(products: list[Products], pdl: bool, threads: int, say: Callable[..., None]) -> None:
+def compile_all(products: list[Products], threads: int, say: Callable[..., None]) -> None:
     """In threads: the compiler leaves Python's lock for most of its work. A tile's code serves any number of tokens."""
     calls = {
         (t, gated): p
@@ -212,7 +212,7 @@ def compile_all(products: list[Products], pdl: bool, threads: int, say: Callable
     def compile_one(call: tuple[Tile, bool]) -> None:
         torch.cuda.set_device(0)
         try:
-            calls[call].call(0, *call, pdl)
+            calls[call].call(0, *call)
         except Exception as failure:
             say(f"does not run: {short(call[0])}, gated {call[1]}: {type(failure).__name__}: {str(failure)[:160]}")
 
@@ -223,19 +223,19 @@ def compile_all(products: list[Products], pdl: bool, threads: int, say: Callable
 
 
 def measure(
-    products: Products, gated: bool, pdl: bool, time_us: Callable[[Callable[[int], object], int], float]
+    products: Products, gated: bool, time_us: Callable[[Callable[[int], object], int], float]
 ) -> Iterator[tuple[Tile, float | str]]:
     """Microseconds a layer of each candidate, the default first, or what is wrong with it."""
     expected = products.expected(gated)
     for tile in candidates(len(products.x), products.moe, products.layers[0], gated):
         try:
-            error = products.error(tile, gated, pdl, expected)
+            error = products.error(tile, gated, expected)
             if not error < TOLERANCE:
                 yield tile, f"WRONG: error {error:.1e}"
                 continue
 
             def work(layer: int, tile: Tile = tile) -> None:
-                products.call(layer, tile, gated, pdl)
+                products.call(layer, tile, gated)
 
             yield tile, time_us(work, len(products.layers))
         except Exception as failure:

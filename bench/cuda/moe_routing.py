@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import torch
 
 from twostroke.backends.cuda.kernels.moe_routing import RoutingScratch, RoutingTile, choose_tile, route
-from twostroke.backends.cuda.kernels.target import target_of
 
 STARTED_S = time.perf_counter()
 FEW_TILES = [
@@ -64,9 +63,9 @@ class Batch:
         scratch = RoutingScratch(num_experts, num_tokens, x.device)
         return Batch(x, routers, top_k, scratch, shares, *order)
 
-    def run(self, layer: int, tile: RoutingTile, pdl: bool) -> None:
+    def run(self, layer: int, tile: RoutingTile) -> None:
         order = (self.starts, self.sorted_pairs, self.rows)
-        route(self.x, self.routers[layer], self.scratch, self.shares, *order, normalise=True, tile=tile, pdl=pdl)
+        route(self.x, self.routers[layer], self.scratch, self.shares, *order, normalise=True, tile=tile)
 
     def found(self, work: Callable[[], None]) -> list[torch.Tensor]:
         results = [self.shares, self.starts, self.sorted_pairs, self.rows]
@@ -102,18 +101,18 @@ def expected(batch: Batch) -> list[torch.Tensor]:
     return [shares, starts, sorted_pairs, torch.argsort(sorted_pairs).view_as(chosen)]
 
 
-def check(batch: Batch, tile: RoutingTile, pdl: bool) -> str:
+def check(batch: Batch, tile: RoutingTile) -> str:
     """On whole numbers, whose products are exact, so that equals abound and nothing may differ but a share's rounding;
     on others, but for near-equals, which rounding may swap."""
     whole = Batch.of(torch.randint_like(batch.x, -1, 2), [torch.randint_like(batch.routers[0], -1, 2)], batch.top_k)
     wanted = expected(whole)
-    found = whole.found(lambda: whole.run(0, tile, pdl))
+    found = whole.found(lambda: whole.run(0, tile))
     if (found[0] - wanted[0]).abs().max() > 1e-5:
         return "WRONG shares"
     for name, ours, theirs in zip(("starts", "sorted_pairs", "rows"), found[1:], wanted[1:], strict=True):
         if not torch.equal(ours.long(), theirs):
             return f"WRONG {name}"
-    again = [batch.found(lambda: batch.run(0, tile, pdl)) for _ in range(3)]
+    again = [batch.found(lambda: batch.run(0, tile)) for _ in range(3)]
     if not all(torch.equal(a, b) for other in again[1:] for a, b in zip(again[0], other, strict=True)):
         return "WRONG: not the same every time"
     differing = (again[0][0] - expected(batch)[0]).abs().amax(1) > 1e-4
@@ -150,17 +149,16 @@ def time_both(work: Callable[[int], object], repetitions: int, flush: Callable[[
     return f"{warm:7.1f} warm {cold:7.1f} cold"
 
 
-def compile_all(batches: list[Batch], has_pdl: bool, threads: int) -> None:
+def compile_all(batches: list[Batch], threads: int) -> None:
     """In threads: the compiler leaves Python's lock for most of its work."""
-    calls = {(tile, has_pdl): batch for batch in batches for tile in tiles_for(len(batch.x))}
-    calls |= {(choose_tile(len(batch.x)), False): batch for batch in batches}
+    calls = {tile: batch for batch in batches for tile in tiles_for(len(batch.x))}
 
-    def compile_one(call: tuple[RoutingTile, bool]) -> None:
+    def compile_one(tile: RoutingTile) -> None:
         torch.cuda.set_device(0)
         try:
-            calls[call].run(0, *call)
+            calls[tile].run(0, tile)
         except Exception as failure:
-            say(f"does not run: {short(call[0])}: {type(failure).__name__}: {str(failure)[:160]}")
+            say(f"does not run: {short(tile)}: {type(failure).__name__}: {str(failure)[:160]}")
 
     with ThreadPoolExecutor(threads) as executor:
         list(executor.map(compile_one, calls))
@@ -181,14 +179,14 @@ def main() -> None:
     if not torch.cuda.is_available():
         raise SystemExit("this needs a CUDA device")
     torch.manual_seed(0)
-    has_pdl, repetitions = target_of("cuda").has_pdl, options.repetitions
+    repetitions = options.repetitions
     kinds = {"device": "cuda", "dtype": torch.bfloat16}
     routers = [torch.randn(options.experts, options.hidden, **kinds) * options.hidden**-0.5 for _ in range(repetitions)]
     sizes = [int(size) for size in options.tokens.split(",")]
     batches = [Batch.of(torch.randn(size, options.hidden, **kinds), routers, options.top_k) for size in sizes]
     pushed = torch.zeros(2, 64 << 20, dtype=torch.uint8, device="cuda")
-    say(f"routing on {torch.cuda.get_device_name()}, torch {torch.__version__}, dependent launches: {has_pdl}")
-    compile_all(batches, has_pdl, options.threads)
+    say(f"routing on {torch.cuda.get_device_name()}, torch {torch.__version__}")
+    compile_all(batches, options.threads)
 
     def flush() -> None:
         pushed[1].copy_(pushed[0])
@@ -197,19 +195,15 @@ def main() -> None:
     lines = []
     for batch in batches:
         num_tokens, tiles = len(batch.x), tiles_for(len(batch.x))
-        plain_and_dependent = (False, True) if has_pdl else (False,)
-        wanted = [(tiles[0], pdl) for pdl in plain_and_dependent]
-        if time.perf_counter() - STARTED_S < options.budget_s:
-            wanted += [(tile, has_pdl) for tile in tiles[1:]]
-        for tile, pdl in wanted:
+        for tile in tiles if time.perf_counter() - STARTED_S < options.budget_s else tiles[:1]:
             mark = "*" if tile == tiles[0] else " "
-            label = f"{num_tokens:6d}{mark}{short(tile):42s} pdl {pdl!s:5s}"
+            label = f"{num_tokens:6d}{mark}{short(tile):42s}"
 
-            def work(layer: int, tile: RoutingTile = tile, pdl: bool = pdl, batch: Batch = batch) -> None:
-                batch.run(layer, tile, pdl)
+            def work(layer: int, tile: RoutingTile = tile, batch: Batch = batch) -> None:
+                batch.run(layer, tile)
 
             try:
-                verdict = check(batch, tile, pdl)
+                verdict = check(batch, tile)
                 lines.append(f"{label} {time_both(work, repetitions, flush, flush_us)}  {verdict}")
             except Exception as failure:
                 lines.append(f"{label} FAILED {type(failure).__name__}: {str(failure)[:120]}")

@@ -92,24 +92,24 @@ def measure_dense(matrix: Matrix, rows: int, threads: ThreadPoolExecutor) -> Non
         kind = torch.float32 if tile.splits > 1 or matrix.name == "head" else torch.bfloat16
         return torch.full(shape, float("nan"), dtype=kind, device="cuda")
 
-    def run(tile: PackedTile, weight: PackedMatrix, out: torch.Tensor, *, pdl: bool) -> None:
-        packed_product(case.x, weight, out, tile=tile, num_sms=num_sms, gated=case.kind, pdl=pdl)
+    def run(tile: PackedTile, weight: PackedMatrix, out: torch.Tensor) -> None:
+        packed_product(case.x, weight, out, tile=tile, num_sms=num_sms, gated=case.kind)
 
     tiles = list(dense_tiles(matrix, rows))
-    compile_tiles(tiles, lambda tile, pdl: run(tile, packed[0], out_of(tile), pdl=pdl), threads)
+    compile_tiles(tiles, lambda tile: run(tile, packed[0], out_of(tile)), threads)
     for tile in tiles:
         try:
             first = None
             for repeat in range(REPEATS):
                 out = out_of(tile)
-                run(tile, packed[0], out, pdl=repeat % 2 == 0)
+                run(tile, packed[0], out)
                 total = out.sum(0) if out.dim() == 3 else out.float()
                 error = float((total - case.reference).norm() / case.reference.norm())
                 first = total if first is None else first
                 if not error < TOLERANCE or not torch.equal(total, first):
                     raise ValueError(f"error {error:.4f} in round {repeat}, {int(total.isnan().sum())} not written")
             out, weights = out_of(tile), packed * case.repeats
-            each_us = time_us([lambda w=w, t=tile, o=out: run(t, w, o, pdl=True) for w in weights])
+            each_us = time_us([lambda w=w, t=tile, o=out: run(t, w, o) for w in weights])
             lines.append((each_us, described(tile)))
         except Exception as failure:
             print(f"  {tile}: {type(failure).__name__}: {str(failure)[:150]}", flush=True)
@@ -119,13 +119,12 @@ def measure_dense(matrix: Matrix, rows: int, threads: ThreadPoolExecutor) -> Non
 
 
 def compile_tiles(tiles: list[PackedTile], run: Callable[..., None], threads: ThreadPoolExecutor) -> None:
-    """With and without dependent launches, beside each other."""
+    """Beside each other."""
 
     def compile_one(tile: PackedTile) -> None:
         try:
             torch.cuda.set_device(0)
-            for pdl in (False, True):
-                run(tile, pdl=pdl)
+            run(tile)
         except Exception as failure:
             print(f"  {tile}: {type(failure).__name__}: {str(failure)[:150]}", flush=True)
 
@@ -187,10 +186,10 @@ def measure_experts(experts: Experts, num_tokens: int, alike: float, threads: Th
         lines = [(us, f"bfloat16: {short(chosen)}")]
         inputs, results = (products.x, products.gated_outputs) if gated else (products.activations, products.outputs)
 
-        def run(layer: int, tile: PackedTile, *, pdl: bool) -> None:
+        def run(layer: int, tile: PackedTile) -> None:
             packed_experts_product(
                 inputs, packed[layer][gated], results, *products.orders[layer],  # noqa: B023
-                top_k=moe.experts_per_token, tile=tile, num_sms=num_sms, gated="silu" if gated else None, pdl=pdl,  # noqa: B023
+                top_k=moe.experts_per_token, tile=tile, num_sms=num_sms, gated="silu" if gated else None,  # noqa: B023
             )  # fmt: skip
 
         tiles = list(experts_tiles(num_pairs / moe.num_experts))
@@ -200,12 +199,12 @@ def measure_experts(experts: Experts, num_tokens: int, alike: float, threads: Th
                 first = None
                 for repeat in range(REPEATS):
                     results.fill_(float("nan"))
-                    run(0, tile, pdl=repeat % 2 == 0)
+                    run(0, tile)
                     error = float((results.float() - expected).norm() / expected.norm())
                     first = results.clone() if first is None else first
                     if not error < TOLERANCE or not torch.equal(results, first):
                         raise ValueError(f"error {error:.4f} in round {repeat}, {int(results.isnan().sum())} left")
-                us = time_us([partial(run, layer, tile, pdl=True) for layer in layer_of])
+                us = time_us([partial(run, layer, tile) for layer in layer_of])
                 lines.append((us, described(tile)))
             except Exception as failure:
                 print(f"  {tile}: {type(failure).__name__}: {str(failure)[:150]}", flush=True)

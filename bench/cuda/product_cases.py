@@ -54,13 +54,11 @@ MODELS = {
 }
 
 
-def multiply(
-    x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, tile: AnyTile, kind: Activation | None, *, pdl: bool
-) -> None:
+def multiply(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, tile: AnyTile, kind: Activation | None) -> None:
     if isinstance(tile, ClusterTile):
-        cluster_product(x, weight, out, tile=tile, num_sms=target_of("cuda").num_sms, gated=kind, pdl=pdl)
+        cluster_product(x, weight, out, tile=tile, num_sms=target_of("cuda").num_sms, gated=kind)
     else:
-        hopper_product(x, weight, out, tile=tile, gated=kind, pdl=pdl)
+        hopper_product(x, weight, out, tile=tile, gated=kind)
 
 
 def cluster_candidates(matrix: Matrix, rows: int) -> list[AnyTile]:

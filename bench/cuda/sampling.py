@@ -67,8 +67,8 @@ class Batch:
         self.last = torch.zeros(count + 1, dtype=torch.int32, device="cuda")
         self.out = torch.zeros(count, dtype=torch.int32, device="cuda")
 
-    def step(self, logits: torch.Tensor, pdl: bool = False) -> torch.Tensor:
-        self.rows.sample(logits, self.row_ids, self.last, self.out, self.features, pdl=pdl)
+    def step(self, logits: torch.Tensor) -> torch.Tensor:
+        self.rows.sample(logits, self.row_ids, self.last, self.out, self.features)
         return self.out
 
 
@@ -126,10 +126,9 @@ def timing(name: str, count: int, spread: float, options: argparse.Namespace) ->
     logits = random_logits(count, options.vocab, spread, 0, rounded=False)
     batch = Batch(joins_of(KINDS[name], count, options.vocab, seed=2), options.vocab, options.block, options.search)
     repeats = 3 if name in SLOW_KINDS else 20
-    plain, chained = (graph_us(lambda pdl=pdl: batch.step(logits, pdl), repeats) for pdl in (False, True))
+    took_us = graph_us(lambda: batch.step(logits), repeats)
     gigabytes = logits.numel() * 4 / 1e9
-    fastest_s = min(plain, chained) * 1e-6
-    return f"{name:20s} {count:5d} {spread:6.1f} {plain:9.1f} {chained:9.1f} {gigabytes / fastest_s:9.0f}"
+    return f"{name:20s} {count:5d} {spread:6.1f} {took_us:9.1f} {gigabytes / took_us * 1e6:9.0f}"
 
 
 def host_side(options: argparse.Namespace) -> str:
@@ -200,7 +199,7 @@ def main() -> None:
             attempt(lambda name=name: agreement(name, options))
     attempt(lambda: host_side(options))
     attempt(lambda: logprob_time(options))
-    print(f"{'in a graph':20s} {'rows':>5s} {'spread':>6s} {'us':>9s} {'us, pdl':>9s} {'GB/s':>9s}")
+    print(f"{'in a graph':20s} {'rows':>5s} {'spread':>6s} {'us':>9s} {'GB/s':>9s}")
     for spread in map(float, options.spreads.split(",")):
         for count in map(int, options.batches.split(",")):
             for name in kinds:

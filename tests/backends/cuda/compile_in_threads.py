@@ -56,11 +56,11 @@ def steps() -> None:
     shapes = ((32, hidden), (hidden,), (6144, hidden), (32, 6144))
     x, weight, matrix, out = (torch.empty(shape, dtype=half, device="meta") for shape in shapes)
     for _ in range(2):
-        rms_norm(x, weight, x, eps=1e-6, pdl=True)
+        rms_norm(x, weight, x, eps=1e-6)
         tile = choose_tile(32, 6144, hidden, 132)
         assert tile is not None
-        product(x, matrix, out, tile=tile, pdl=True)
-        add_rms_norm(x, x, weight, x, eps=1e-6, pdl=True)
+        product(x, matrix, out, tile=tile)
+        add_rms_norm(x, x, weight, x, eps=1e-6)
 
 
 def broken_off() -> None:

@@ -1,4 +1,4 @@
-"""Compiles the layer's kernels for sm_90 without a card, and says what came out. Run as a program of its own: in a
+"""Compiles the layer's kernels for sm_80 or sm_90 without a card, and says what came out. A program of its own: in a
 process with the interpreter on, kernels cannot be compiled."""
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ from twostroke.backends.cuda.kernels import (
     packing,
     rope,
     sampling_mask,
+    target,
 )
 from twostroke.backends.cuda.kernels.gemv_config import GemvConfig
 from twostroke.backends.cuda.kernels.packed_weights import PackedMatrix
 
-HOPPER = GPUTarget("cuda", 90, 32)
+SHARED_KIB = {80: 163, 90: 227}
+architecture = GPUTarget("cuda", 90, 32)
 POINTERS = {
     torch.bfloat16: "*bf16",
     torch.float16: "*fp16",
@@ -68,7 +70,7 @@ class Recorder:
             if is_aligned:
                 attributes[(index,)] = [["tt.divisibility", 16]]
         source = ASTSource(kernel, signature, constexprs=constants, attrs=attributes)
-        self.ptx.append(triton.compile(source, target=HOPPER, options=options).asm["ptx"])
+        self.ptx.append(triton.compile(source, target=architecture, options=options).asm["ptx"])
 
 
 def record(module: Any, name: str) -> Recorder:
@@ -77,24 +79,24 @@ def record(module: Any, name: str) -> Recorder:
     return recorder
 
 
-def calls(pdl: bool) -> Iterator[tuple[str, str]]:
+def calls() -> Iterator[tuple[str, str]]:
     """Every kernel's name and code, as its wrapper would launch it on tensors of a real model's sizes."""
     half, ints = torch.bfloat16, torch.zeros(4, dtype=torch.int32)
     hidden, x, weight = 2560, torch.empty(4, 2560, dtype=half), torch.empty(2560, dtype=half)
 
     recorder = record(embedding, "_gather")
-    embedding.gather(torch.empty(8, hidden, dtype=half), ints, ints, ints, x, scale=2.0, pdl=pdl)
+    embedding.gather(torch.empty(8, hidden, dtype=half), ints, ints, ints, x, scale=2.0)
     yield "gather", recorder.ptx[0]
 
     recorder = record(norms, "_norm")
-    norms.rms_norm(x, weight, x, eps=1e-6, pdl=pdl)
-    norms.add_rms_norm(x, x, weight, x, eps=1e-6, pdl=pdl)
-    norms.sandwich(x, weight, x, weight, x, eps=1e-6, pdl=pdl)
-    norms.sandwich(x, weight, x, None, None, eps=1e-6, pdl=pdl)
+    norms.rms_norm(x, weight, x, eps=1e-6)
+    norms.add_rms_norm(x, x, weight, x, eps=1e-6)
+    norms.sandwich(x, weight, x, weight, x, eps=1e-6)
+    norms.sandwich(x, weight, x, None, None, eps=1e-6)
     yield from (("norm", ptx) for ptx in recorder.ptx)
 
     recorder = record(activation, "_gated")
-    activation.gated(torch.empty(4, 19456, dtype=half), torch.empty(4, 9728, dtype=half), kind="gelu_tanh", pdl=pdl)
+    activation.gated(torch.empty(4, 19456, dtype=half), torch.empty(4, 9728, dtype=half), kind="gelu_tanh")
     yield "gated", recorder.ptx[0]
 
     recorder = record(rope, "_rope_and_store")
@@ -103,7 +105,6 @@ def calls(pdl: bool) -> Iterator[tuple[str, str]]:
         rope.rope_and_store(
             torch.empty(4, 48 * head_dim, dtype=half), torch.empty(64, rope_dim), ints, ints, ints[:, None], cache,
             cache, num_heads=32, num_kv_heads=8, head_dim=head_dim, rope_dim=rope_dim, q_norm=norm, k_norm=norm,
-            pdl=pdl,
         )  # fmt: skip
     yield from (("rope", ptx) for ptx in recorder.ptx)
 
@@ -114,16 +115,16 @@ def calls(pdl: bool) -> Iterator[tuple[str, str]]:
         scratch = decode_attention.DecodeScratch(4, 32, 8, head_dim, "cpu", 132)
         decode_attention.attend_decode(
             heads, cache, cache, ints[:, None], ints, ints, torch.empty(4, 32 * head_dim, dtype=dtype), scale=0.1,
-            scratch=scratch, items=scratch.items, pdl=pdl,
+            scratch=scratch, items=scratch.items,
         )  # fmt: skip
     *in_half, in_full = recorder.ptx
     yield from (("decode", ptx) for ptx in in_half)
     yield "decode in float32", in_full
 
     recorder = record(sampling_mask, "_mask")
-    sampling_mask.mask(torch.empty(4, 151936), ints, torch.zeros(4, 4748, dtype=torch.int32), block=4096, pdl=pdl)
+    sampling_mask.mask(torch.empty(4, 151936), ints, torch.zeros(4, 4748, dtype=torch.int32), block=4096)
     yield "mask", recorder.ptx[0]
-    yield from gemv_calls(pdl)
+    yield from gemv_calls()
     yield from packing_calls()
 
 
@@ -136,7 +137,7 @@ def packing_calls() -> Iterator[tuple[str, str]]:
         yield from ((name, ptx) for ptx in recorder.ptx)
 
 
-def gemv_calls(pdl: bool) -> Iterator[tuple[str, str]]:
+def gemv_calls() -> Iterator[tuple[str, str]]:
     half, hidden = torch.bfloat16, 2560
     weight, norm_weight = torch.empty(512, hidden, dtype=half), torch.empty(hidden, dtype=half)
     recorders = {"fma": record(gemv, "_fma_rows"), "dot": record(gemv, "_dot_rows")}
@@ -144,19 +145,24 @@ def gemv_calls(pdl: bool) -> Iterator[tuple[str, str]]:
     dot = GemvConfig("dot", 16, 64, 4, prefetch_width=2048)
     for rows, config in ((1, None), (1, fma), (4, fma), (4, dot), (16, dot)):
         x, y = torch.empty(rows, hidden, dtype=half), torch.empty(rows, 512, dtype=half)
-        gemv.linear_few(x, weight, y, residual=y, bias=norm_weight, pdl=pdl, config=config)
+        gemv.linear_few(x, weight, y, residual=y, bias=norm_weight, config=config)
         gate = torch.empty(rows, 256, dtype=half)
-        gemv.linear_few(x, weight, gate, norm_weight=norm_weight, gated="silu", pdl=pdl, config=config)
+        gemv.linear_few(x, weight, gate, norm_weight=norm_weight, gated="silu", config=config)
         logits = torch.empty(rows, 512)
-        gemv.linear_few(x, weight, logits, norm_weight=norm_weight, pdl=pdl, config=config)
+        gemv.linear_few(x, weight, logits, norm_weight=norm_weight, config=config)
     half = torch.float16
     x, y = torch.empty(4, hidden, dtype=half), torch.empty(4, 512, dtype=half)
-    gemv.linear_few(x, weight.to(half), y, norm_weight=norm_weight.to(half), pdl=pdl, config=dot)
+    gemv.linear_few(x, weight.to(half), y, norm_weight=norm_weight.to(half), config=dot)
     for name, recorder in recorders.items():
         yield from ((name, ptx) for ptx in recorder.ptx)
 
 
-def main(pdl: bool) -> None:
+def main(capability: int) -> None:
+    """As on a card of this compute capability, 80 or 90."""
+    global architecture
+    architecture = GPUTarget("cuda", capability, 32)
+    card = target.Target(False, divmod(capability, 10), num_sms=132, shared_bytes=SHARED_KIB[capability] << 10)
+    target._target = lambda device: card
     facts = [
         {
             "kernel": name,
@@ -167,10 +173,10 @@ def main(pdl: bool) -> None:
             "wide_loads": ptx.count(".v4.b32"),
             "prefetches": ptx.count("prefetch.global.L2"),
         }
-        for name, ptx in calls(pdl)
+        for name, ptx in calls()
     ]
     print(json.dumps(facts))
 
 
 if __name__ == "__main__":
-    main(pdl=sys.argv[1] == "pdl")
+    main(int(sys.argv[1]))

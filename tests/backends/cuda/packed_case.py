@@ -105,10 +105,10 @@ class Dense:
         dtype: torch.dtype,
         *,
         num_sms: int,
-        pdl: tuple[bool, ...] = (True,),
+        times: int = 1,
         has_room: bool = False,
     ) -> None:
-        """As often as `pdl` is long: the same bits each time."""
+        """So many times, with the same bits each time."""
         multiply, _ = by_kernel(self.device)
         buffer = (torch.randn(tile.rows + 8, self.width) * self.input_scale).to(torch.bfloat16).to(self.device)
         buffer[:, : self.num_silent] = 0.0
@@ -117,10 +117,10 @@ class Dense:
         expected = activated(x.float() @ self.weight.T, self.kind)
         shape = (num_rows, self.outputs) if tile.splits == 1 else (tile.splits, num_rows, self.outputs)
         first = None
-        for dependent in pdl:
+        for _ in range(times):
             guard = torch.full((1 + shape[0], *shape[1:]), float("nan"), dtype=dtype, device=self.device)
             out = guard[: shape[0]]
-            multiply(x, self.packed, out, tile=tile, num_sms=num_sms, gated=self.kind, pdl=dependent)
+            multiply(x, self.packed, out, tile=tile, num_sms=num_sms, gated=self.kind)
             assert_near(out if tile.splits == 1 else out.sum(0), expected, dtype)
             assert guard[shape[0] :].isnan().all(), "written behind the last row"
             first = out if first is None else first
@@ -135,9 +135,7 @@ class Experts:
         self.packed = packed_copy(weights, is_gated=kind is not None)
         self.weights = [weight.float() for weight in of_experts(self.packed, rows)]
 
-    def check(
-        self, counts: list[int], tile: PackedTile, *, num_sms: int, top_k: int = 3, pdl: tuple[bool, ...] = (True,)
-    ) -> None:
+    def check(self, counts: list[int], tile: PackedTile, *, num_sms: int, top_k: int = 3, times: int = 1) -> None:
         """`counts`: rows of each expert. Gates take tokens' own rows, others theirs in order."""
         _, multiply = by_kernel(self.device)
         starts = torch.tensor([0, *counts]).cumsum(0).to(torch.int32).to(self.device)
@@ -149,12 +147,12 @@ class Experts:
         sums = [part @ weight.T for part, weight in zip(sources.split(counts), self.weights, strict=True)]
         expected = activated(torch.cat(sums), self.kind)
         first = None
-        for dependent in pdl:
+        for _ in range(times):
             guard = torch.full((num_pairs + 1, self.outputs), float("nan"), dtype=torch.bfloat16, device=self.device)
             out = guard[:num_pairs]
             multiply(
                 inputs, self.packed, out, pairs, starts,
-                top_k=top_k, tile=tile, num_sms=num_sms, gated=self.kind, pdl=dependent,
+                top_k=top_k, tile=tile, num_sms=num_sms, gated=self.kind,
             )  # fmt: skip
             assert_near(out, expected, torch.bfloat16)
             assert guard[num_pairs].isnan().all(), "written behind the last row"

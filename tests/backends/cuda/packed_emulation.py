@@ -55,7 +55,6 @@ def product_emulated(
     tile: PackedTile,
     num_sms: int,
     gated: Activation | None = None,
-    pdl: bool = False,
     seed: int = 0,
 ) -> None:
     """As `packed_product`, over tensors of the CPU."""
@@ -64,7 +63,7 @@ def product_emulated(
     tiles = out_tiles * tile.splits
     numbers = (len(x), out.shape[-1], units, depth_rounds, depth_rounds // tile.splits, out_tiles, tiles)
     _run(
-        _product(tile, gated, out.dtype == torch.float32, pdl),
+        _product(tile, gated, out.dtype == torch.float32),
         _map(x, rows_to_read(x, tile.rows), tile),
         (weight.data, weight.factors, out),
         (*numbers, min(tiles, num_sms), seed),
@@ -82,14 +81,13 @@ def experts_emulated(
     tile: PackedTile,
     num_sms: int,
     gated: Activation | None = None,
-    pdl: bool = False,
     seed: int = 0,
 ) -> None:
     """As `packed_experts_product`."""
     experts, units, depth_rounds = weights.data.shape[:3]
     numbers = (results.shape[1], units, depth_rounds * DEPTH, -(-units // tile.tile_units), top_k)
     _run(
-        _experts(tile, experts, gated, pdl),
+        _experts(tile, experts, gated),
         _map(inputs, len(inputs), tile),
         (inputs, weights.data, weights.factors, results, sorted_pairs, starts),
         (*numbers, num_sms, seed),
@@ -106,15 +104,15 @@ def _run(emulate: Any, map_: Map, tensors: tuple[torch.Tensor, ...], numbers: tu
 
 
 @cache
-def _product(tile: PackedTile, gated: Activation | None, is_float32: bool, pdl: bool) -> Any:
-    _, _, constants = packed_products.source_and_constants(tile, gated, is_float32, pdl)
+def _product(tile: PackedTile, gated: Activation | None, is_float32: bool) -> Any:
+    _, _, constants = packed_products.source_and_constants(tile, gated, is_float32)
     places = RING | {"__shared__ u64 barriers[2 * STAGES];": "u64* barriers = (u64*)arena;"}
     return _built(packed_products.SOURCES, places, constants, PRODUCT)
 
 
 @cache
-def _experts(tile: PackedTile, experts: int, gated: Activation | None, pdl: bool) -> Any:
-    _, _, constants = packed_experts.source_and_constants(tile, experts, gated, pdl)
+def _experts(tile: PackedTile, experts: int, gated: Activation | None) -> Any:
+    _, _, constants = packed_experts.source_and_constants(tile, experts, gated)
     places = RING | {
         "__shared__ u64 barriers[3 * STAGES];": "u64* barriers = (u64*)arena;",
         "__shared__ int own_starts[EXPERTS + 1];": "int* own_starts = (int*)(arena + STATIC_BYTES / 2);",

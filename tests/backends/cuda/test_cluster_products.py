@@ -113,7 +113,7 @@ def test_start_up_has_all_kernels_of_gates_compiled(monkeypatch: pytest.MonkeyPa
     ):
         monkeypatch.setattr(ours, "_has_clusters", has_clusters)
         multiplied.clear()
-        ours.prepare(torch.zeros(1, width), torch.zeros(1, width), torch.zeros(1, 8192), pdl=False)
+        ours.prepare(torch.zeros(1, width), torch.zeros(1, width), torch.zeros(1, 8192))
         assert set(multiplied) == expected and len(multiplied) == len(expected)
     assert activated == [((1, 16384), (1, 8192))] * 3
 
@@ -132,7 +132,7 @@ def test_what_it_does_not_take_is_left_to_others():
 def test_the_instruction_names_every_sum(outputs: int, pieces: int):
     tile = ClusterTile(outputs, 1, 3)
     assert tile.pieces == pieces
-    source, name, constants = source_and_constants(tile, None, torch.float16, False, False)
+    source, name, constants = source_and_constants(tile, None, torch.float16, False)
     width = outputs // pieces
     assert f"m64n{width}k16.f32.f16.f16" in source and f"void {name}(" not in source[: source.index("constexpr")]
     instruction = source[: source.index("constexpr")]
@@ -152,7 +152,7 @@ def _has_compiler() -> bool:
 def test_it_compiles_without_a_card_and_once(tmp_path, monkeypatch):
     monkeypatch.setenv("TWOSTROKE_CACHE", str(tmp_path))
     for tile, gated in ((ClusterTile(224, 1, 3), "silu"), (ClusterTile(128, 1, 3, 4, is_split=True), None)):
-        source, _, constants = source_and_constants(tile, gated, torch.bfloat16, tile.is_split, True)
+        source, _, constants = source_and_constants(tile, gated, torch.bfloat16, tile.is_split)
         code = native.compiled(source, constants, "sm_90a")
         (kept,) = [path for path in (tmp_path / "cuda").iterdir() if read_entry(path) == code]
         write_entry(kept, b"kept")
@@ -205,10 +205,10 @@ def test_products_at_random(rows: int, dtype: torch.dtype):
             reference = activated * up
         kind = torch.float32 if tile.is_split else dtype
         first = None
-        for repeat in range(6):
+        for _ in range(6):
             shape = (rows, outputs) if tile.parts == 1 else (tile.parts, rows, outputs)
             out = torch.full(shape, float("nan"), dtype=kind, device="cuda")
-            cluster_product(x, weight, out, tile=tile, num_sms=132, gated=gated, pdl=repeat % 2 == 0)
+            cluster_product(x, weight, out, tile=tile, num_sms=132, gated=gated)
             found = out.float().reshape(tile.parts, rows, outputs).sum(0)
             assert (found - reference).norm() / reference.norm() < 5e-3
             first = found if first is None else first

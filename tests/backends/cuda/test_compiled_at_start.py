@@ -77,7 +77,7 @@ def launched(monkeypatch: pytest.MonkeyPatch, rehearsed: set[tuple[Any, ...]]) -
 
 def test_decodes_of_any_number_are_cut_by_what_start_up_launched(launched: set[tuple[Any, ...]]) -> None:
     attention = Attention(AttentionShape(2, 1, 16, 16, torch.float32), "cpu", max_decode_tokens=80)
-    attention.prepare((None, 20), pdl=False)
+    attention.prepare((None, 20))
     at_start = set(launched)
     assert len(at_start) == 6  # with and without a window: to 32, to 64, and more
     for number in (2, 29, 30, 32, 33, 64, 65, 80):

@@ -226,8 +226,7 @@ def test_too_small_a_scratch_is_refused(device):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("pdl", [False, True])
-def test_one_captured_graph_serves_every_context(pdl):
+def test_one_captured_graph_serves_every_context():
     """Captured with short contexts, replayed with long ones: the cuts are made on the device."""
     rng = np.random.default_rng(9)
     contexts, heads, kv_heads, head_dim = [3000, 17, 900, 1], 8, 2, 128
@@ -239,7 +238,7 @@ def test_one_captured_graph_serves_every_context(pdl):
     out = torch.empty((4, heads * head_dim), dtype=torch.bfloat16, device="cuda")
 
     def launch():
-        attend_decode(queries, cache.k, cache.v, cache.table, rows, positions, out, scale=0.1, scratch=scratch, pdl=pdl)
+        attend_decode(queries, cache.k, cache.v, cache.table, rows, positions, out, scale=0.1, scratch=scratch)
 
     launch()
     graph = torch.cuda.CUDAGraph()

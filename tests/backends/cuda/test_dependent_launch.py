@@ -4,6 +4,7 @@ waited, or a neighbour that did not wait at all, would show."""
 import pytest
 import torch
 from tests.backends.cuda.closeness import random
+from tests.backends.cuda.plain_launches import plain_launches
 
 from twostroke.backends.cuda.kernels.activation import gated
 from twostroke.backends.cuda.kernels.decode_attention import DecodeScratch, attend_decode
@@ -40,35 +41,35 @@ class Chain:
         self.scratch = DecodeScratch(rows, HEADS, KV_HEADS, HEAD_DIM, device, 4)
         self.cos_sin = random(16, HEAD_DIM, dtype=torch.float32, device=device)
 
-    def run(self, pdl, layers=6):
-        norm, own = {"eps": EPS, "pdl": pdl}, self.norm_weight
-        cut_contexts(self.ids, self.scratch.items, kv_heads=KV_HEADS, head_dim=HEAD_DIM, num_sms=4, pdl=pdl)
-        gather(self.embedding, self.ids, self.ids, self.ids, self.residual, pdl=pdl)
+    def run(self, layers=6):
+        norm, own = {"eps": EPS}, self.norm_weight
+        cut_contexts(self.ids, self.scratch.items, kv_heads=KV_HEADS, head_dim=HEAD_DIM, num_sms=4)
+        gather(self.embedding, self.ids, self.ids, self.ids, self.residual)
         for _ in range(layers):
             linear_few(self.residual, self.qkv_weight, self.qkv, norm_weight=own, **norm)
-            self.turn(pdl)
-            linear_few(self.attend(pdl), self.o_weight, self.residual, residual=self.residual, pdl=pdl)
+            self.turn()
+            linear_few(self.attend(), self.o_weight, self.residual, residual=self.residual)
             linear_few(self.residual, self.gate_up_weight, self.between, norm_weight=own, gated="silu", **norm)
-            linear_few(self.between, self.down_weight, self.x, pdl=pdl)
+            linear_few(self.between, self.down_weight, self.x)
             sandwich(self.x, own, self.residual, own, self.x, **norm)
-            linear_few(self.x, self.gate_up_weight, self.gate_up, pdl=pdl)
-            gated(self.gate_up, self.between, kind="gelu_tanh", pdl=pdl)
-            linear_few(self.between, self.down_weight, self.x, pdl=pdl)
+            linear_few(self.x, self.gate_up_weight, self.gate_up)
+            gated(self.gate_up, self.between, kind="gelu_tanh")
+            linear_few(self.between, self.down_weight, self.x)
             add_rms_norm(self.x, self.residual, own, self.x, **norm)
         rms_norm(self.residual, own, self.x, **norm)
         return self.x
 
-    def turn(self, pdl):
+    def turn(self):
         rope_and_store(
             self.qkv, self.cos_sin, self.ids, self.ids, self.table, *self.caches, num_heads=HEADS,
-            num_kv_heads=KV_HEADS, head_dim=HEAD_DIM, rope_dim=HEAD_DIM, pdl=pdl,
+            num_kv_heads=KV_HEADS, head_dim=HEAD_DIM, rope_dim=HEAD_DIM,
         )  # fmt: skip
 
-    def attend(self, pdl):
+    def attend(self):
         heads = self.qkv.view(self.rows, -1, HEAD_DIM)[:, :HEADS]
         attend_decode(
             heads, *self.caches, self.table, self.ids, self.ids, self.mixed, scale=HEAD_DIM**-0.5,
-            scratch=self.scratch, items=self.scratch.items, pdl=pdl,
+            scratch=self.scratch, items=self.scratch.items,
         )  # fmt: skip
         return self.mixed
 
@@ -80,13 +81,14 @@ def test_a_chain_of_dependent_launches_in_a_graph(device, rows):
     if not target_of(device).has_pdl:
         pytest.skip("the card has no dependent launches")
     chain = Chain(device, rows)
-    expected = chain.run(pdl=False).clone()
+    with plain_launches(device):
+        expected = chain.run().clone()
     assert torch.isfinite(expected).all()
-    chain.run(pdl=True)
+    chain.run()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        chain.run(pdl=True)
+        chain.run()
     for _ in range(20):
         chain.x.fill_(float("nan"))
         graph.replay()

@@ -98,10 +98,9 @@ def routing(counts: list[int], top_k: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.mark.gpu
 @needs_hopper
-@pytest.mark.parametrize("pdl", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("tile", "gated"), TILES)
-def test_products_of_any_routing(tile: HopperTile, gated: bool, dtype: torch.dtype, pdl: bool):
+def test_products_of_any_routing(tile: HopperTile, gated: bool, dtype: torch.dtype):
     torch.manual_seed(tile.rows)
     experts, top_k, num_inputs, num_outputs = 24, 3, 768, 512
     activation = "silu" if gated else None
@@ -132,9 +131,7 @@ def test_products_of_any_routing(tile: HopperTile, gated: bool, dtype: torch.dty
         first = None
         for _ in range(3):
             found = torch.full((num_pairs, num_outputs), float("nan"), device="cuda", dtype=dtype)
-            hopper_grouped_matmul(
-                inputs, weights, found, pairs, starts, top_k=top_k, gated=activation, tile=tile, pdl=pdl
-            )
+            hopper_grouped_matmul(inputs, weights, found, pairs, starts, top_k=top_k, gated=activation, tile=tile)
             assert (found.float() - expected).norm() / expected.norm() < 5e-3
             first = found if first is None else first
             assert torch.equal(found, first)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from tests.backends.cuda.plain_launches import plain_launches
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 
 from twostroke.backends.cuda.kernels import moe_grouped
@@ -264,23 +265,23 @@ def test_a_captured_chain_of_dependent_launches(path: Any, device: str) -> None:
     norm_weight, out = torch.ones(128, dtype=torch.bfloat16, device=device), torch.empty_like(x)
     scratch, block = MoeScratch(moe, 128, num_tokens, x.dtype, device), MoeBlock(moe, weights)
     normed = torch.empty_like(x)  # not while capturing: memcheck wants an allocator that cannot
-    pdl = torch.cuda.get_device_capability()[0] >= 9
 
-    def layers(pdl: bool) -> None:
+    def layers() -> None:
         out.copy_(residual)
         normed.copy_(x)
         for _ in range(2):
             following = NextNorm(norm_weight, normed, eps=1e-5)
-            block.forward(normed, out, scratch, residual=out, next_norm=following, pdl=pdl, path=path)
+            block.forward(normed, out, scratch, residual=out, next_norm=following, path=path)
 
-    layers(pdl)
+    layers()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        layers(pdl)
+        layers()
     for seed in (1, 2, 3):
         x.copy_(inputs(num_tokens + seed, torch.bfloat16, device, hidden=128)[:num_tokens])
-        layers(False)
+        with plain_launches(device):
+            layers()
         expected = out.clone()
         graph.replay()
         torch.cuda.synchronize()
@@ -321,7 +322,7 @@ def test_every_kernel_a_step_may_need_is_compiled_at_start(device: str, monkeypa
 
     monkeypatch.setattr(moe_grouped, "grouped_matmul", record)
     scratch = MoeScratch(MOE, HIDDEN, MAX_TOKENS, torch.bfloat16, device)
-    MoeBlock(MOE, weights).prepare(scratch, pdl=False)
+    MoeBlock(MOE, weights).prepare(scratch)
     for matrix, gated in ((weights.gate_up, True), (weights.down, False)):
         for num_rows in range(1, 8192):
             assert (moe_grouped.tile_for(num_rows, matrix, gated=gated), gated) in launched

@@ -12,7 +12,6 @@ import torch
 from tests.backends.cuda.packed_case import (
     REPEATS,
     Experts,
-    compile_all,
     counts_of_rows,
     needs_compiler,
     needs_hopper,
@@ -69,24 +68,22 @@ def test_how_a_30b_s_experts_are_cut(num_tokens: int, rows: int) -> None:
 
 @needs_compiler
 @pytest.mark.parametrize(
-    "tile, outputs, kind, pdl",
+    "tile, outputs, kind",
     [
-        (PackedTile(8, 2, 2, stages=3), 80, "silu", True),
-        pytest.param(PackedTile(8, 4, 1, stages=5), 320, None, True, marks=pytest.mark.slow),
-        pytest.param(PackedTile(16, 2, 2, stages=3), 72, "gelu_tanh", False, marks=pytest.mark.slow),
-        pytest.param(PackedTile(32, 4, 1), 136, None, False, marks=pytest.mark.slow),
-        pytest.param(PackedTile(24, 2, 2, stages=6), 256, "silu", True, marks=pytest.mark.slow),
-        pytest.param(PackedTile(56, 2, 2, stages=3), 80, "silu", True, marks=pytest.mark.slow),
+        (PackedTile(8, 2, 2, stages=3), 80, "silu"),
+        pytest.param(PackedTile(8, 4, 1, stages=5), 320, None, marks=pytest.mark.slow),
+        pytest.param(PackedTile(16, 2, 2, stages=3), 72, "gelu_tanh", marks=pytest.mark.slow),
+        pytest.param(PackedTile(32, 4, 1), 136, None, marks=pytest.mark.slow),
+        pytest.param(PackedTile(24, 2, 2, stages=6), 256, "silu", marks=pytest.mark.slow),
+        pytest.param(PackedTile(56, 2, 2, stages=3), 80, "silu", marks=pytest.mark.slow),
     ],
 )
-def test_products_of_any_routing_on_an_emulated_device(
-    tile: PackedTile, outputs: int, kind: Activation | None, pdl: bool
-) -> None:
+def test_products_of_any_routing_on_an_emulated_device(tile: PackedTile, outputs: int, kind: Activation | None) -> None:
     torch.manual_seed(outputs)
     num_experts = 5
     case = Experts(num_experts, outputs, 256, "cpu", kind)
     for index, counts in enumerate(counts_of_rows(tile.rows, num_experts)):
-        case.check(counts, tile, num_sms=4 + 3 * index, pdl=(pdl,))
+        case.check(counts, tile, num_sms=4 + 3 * index)
 
 
 @needs_nvrtc
@@ -97,7 +94,7 @@ def test_it_compiles_to_products_that_nothing_holds_up(
 ) -> None:
     monkeypatch.setenv("TWOSTROKE_CACHE", str(tmp_path))
     tile = experts_tile(rows, gated=gated)
-    assert_compiles_well(source_and_constants(tile, 128, "silu" if gated else None, True), tile, tmp_path)
+    assert_compiles_well(source_and_constants(tile, 128, "silu" if gated else None), tile, tmp_path)
 
 
 @pytest.mark.gpu
@@ -107,11 +104,10 @@ def test_it_compiles_to_products_that_nothing_holds_up(
 def test_products_of_any_routing_on_a_card(rows: int, kind: Activation | None) -> None:
     torch.manual_seed(rows)
     num_experts, tile = 24, experts_tile(rows, gated=kind is not None)
-    compile_all(source_and_constants(tile, num_experts, kind, pdl) for pdl in (False, True))
     for outputs, width in ((512, 2048), (1000, 256)):  # more rounds than stages, and fewer
         case = Experts(num_experts, outputs, width, "cuda", kind)
         for counts in counts_of_rows(rows, num_experts):
-            case.check(counts, tile, num_sms=SMS, pdl=(True, False) * REPEATS)
+            case.check(counts, tile, num_sms=SMS, times=2 * REPEATS)
             case.check(counts, tile, num_sms=7)  # each program has many tiles
 
 
@@ -127,9 +123,7 @@ def test_a_replayed_product_follows_its_routing() -> None:
     out = torch.empty(num_pairs, 512, dtype=torch.bfloat16, device="cuda")
 
     def multiply() -> None:
-        packed_experts_product(
-            inputs, case.packed, out, pairs, starts, top_k=4, tile=tile, num_sms=SMS, gated="silu", pdl=True
-        )
+        packed_experts_product(inputs, case.packed, out, pairs, starts, top_k=4, tile=tile, num_sms=SMS, gated="silu")
 
     multiply()  # of no rows: loads the kernel
     graph = torch.cuda.CUDAGraph()

@@ -105,10 +105,10 @@ def test_a_layer_s_products(num_rows: int, tiny: Checkpoint, asked: Asked, devic
     )
     out = torch.full((num_rows, outputs), float("nan"), dtype=BF16, device=device)
     wide.fill_(float("nan"))  # nobody reads the matrices themselves
-    ours.plain(x, wide, None, out, packed=packed_wide, pdl=False)
+    ours.plain(x, wide, None, out, packed=packed_wide)
     assert_near(out, x.float() @ exact_wide.T, BF16)
     gates.fill_(float("nan"))
-    ours.gated(x, gates, out, packed=packed_gates, pdl=False)
+    ours.gated(x, gates, out, packed=packed_gates)
     assert_near(out, activated(x.float() @ exact_gates.T, spec.activation), BF16)
     assert asked.dense == 2
     inner = torch.randn(num_rows, 2048, device=device).to(BF16)
@@ -116,7 +116,7 @@ def test_a_layer_s_products(num_rows: int, tiny: Checkpoint, asked: Asked, devic
     expected = residual.float() + inner.float() @ exact_down.T
     normed, norm = torch.empty_like(residual), torch.ones(hidden, dtype=BF16, device=device)
     down.fill_(float("nan"))
-    ours.join(inner, down, None, residual, None, norm, normed, packed=packed_down, pdl=False)
+    ours.join(inner, down, None, residual, None, norm, normed, packed=packed_down)
     assert asked.dense == 3
     assert_near(residual, expected, BF16)
     assert_near(normed, torch.nn.functional.rms_norm(expected, (hidden,), eps=spec.norm_eps), BF16, roundings=2)

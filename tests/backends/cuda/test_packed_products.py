@@ -130,7 +130,7 @@ def test_it_compiles_to_products_that_nothing_holds_up(
     tile: PackedTile, gated: Activation | None, is_float32: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TWOSTROKE_CACHE", str(tmp_path))
-    assert_compiles_well(source_and_constants(tile, gated, is_float32, True), tile, tmp_path)
+    assert_compiles_well(source_and_constants(tile, gated, is_float32), tile, tmp_path)
 
 
 @pytest.mark.slow
@@ -139,7 +139,7 @@ def test_every_kernel_that_rules_ask_for_compiles(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("TWOSTROKE_CACHE", str(tmp_path))
     assert len(variants()) > 40
     for tile, gated, is_float32 in variants():
-        assert_compiles_well(source_and_constants(tile, gated, is_float32, True), tile, tmp_path)
+        assert_compiles_well(source_and_constants(tile, gated, is_float32), tile, tmp_path)
 
 
 def on_card(rows: int) -> list[tuple[PackedTile, Activation | None, torch.dtype]]:
@@ -156,13 +156,11 @@ def on_card(rows: int) -> list[tuple[PackedTile, Activation | None, torch.dtype]
 def test_products_on_a_card(rows: int) -> None:
     torch.manual_seed(rows)
     kernels = on_card(rows)
-    compile_all(
-        source_and_constants(tile, kind, dtype == F32, pdl) for tile, kind, dtype in kernels for pdl in (False, True)
-    )
+    compile_all(source_and_constants(tile, kind, dtype == F32) for tile, kind, dtype in kernels)
     for outputs, width in ((4096, 4096), (1000, 512), (72, 2048)):
         cases = {kind: Dense(outputs, width, "cuda", kind) for kind in {kind for _, kind, _ in kernels}}
         for tile, kind, dtype in kernels:
-            cases[kind].check(rows, tile, dtype, num_sms=SMS, pdl=(True, False) * REPEATS, has_room=width == 512)
+            cases[kind].check(rows, tile, dtype, num_sms=SMS, times=2 * REPEATS, has_room=width == 512)
 
 
 @pytest.mark.gpu
@@ -175,8 +173,8 @@ def test_a_chain_of_products_is_replayed_as_it_was_launched() -> None:
 
     def chain() -> None:
         for _ in range(3):
-            packed_product(x, up.packed, between, tile=PackedTile(32, 2), num_sms=SMS, gated="silu", pdl=True)
-            packed_product(between, down.packed, x, tile=PackedTile(32, 2, shared=True), num_sms=SMS, pdl=True)
+            packed_product(x, up.packed, between, tile=PackedTile(32, 2), num_sms=SMS, gated="silu")
+            packed_product(between, down.packed, x, tile=PackedTile(32, 2, shared=True), num_sms=SMS)
 
     inputs = [torch.randn_like(x) for _ in range(8)]
     eager = []

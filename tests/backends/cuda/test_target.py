@@ -3,22 +3,23 @@ import dataclasses
 import pytest
 import torch
 
-from twostroke.backends.cuda.kernels.target import Target, launch_options, target_of
+from twostroke.backends.cuda.kernels import target
+from twostroke.backends.cuda.kernels.target import Target, dependent, target_of
 
 
 def test_a_host_device_has_the_interpreter_and_nothing_else(device):
     if device == "cuda":
         pytest.skip("there is a card")
-    target = target_of("cpu")
-    assert target.interpreted and not target.has_pdl and not target.is_hopper
+    found = target_of("cpu")
+    assert found.interpreted and not found.has_pdl and not found.is_hopper
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no card")
 def test_the_card_says_what_it_is(device):
-    target = target_of(device)
-    assert target.capability == torch.cuda.get_device_capability()
-    assert target.num_sms > 1 and target_of("cuda:0") is target_of("cuda:0")
+    found = target_of(device)
+    assert found.capability == torch.cuda.get_device_capability()
+    assert found.num_sms > 1 and target_of("cuda:0") is target_of("cuda:0")
 
 
 @pytest.mark.parametrize(
@@ -31,11 +32,29 @@ def test_the_card_says_what_it_is(device):
     ],
 )
 def test_what_follows_from_the_capability(capability, interpreted, has_pdl, is_hopper, has_bulk_copies):
-    target = Target(interpreted=interpreted, capability=capability, num_sms=132)
-    assert (target.has_pdl, target.is_hopper, target.has_bulk_copies) == (has_pdl, is_hopper, has_bulk_copies)
+    found = Target(interpreted=interpreted, capability=capability, num_sms=132)
+    assert (found.has_pdl, found.is_hopper, found.has_bulk_copies) == (has_pdl, is_hopper, has_bulk_copies)
     with pytest.raises(dataclasses.FrozenInstanceError):
-        target.num_sms = 1
+        found.num_sms = 1
 
 
-def test_a_plain_launch_has_no_options_that_the_interpreter_would_not_know():
-    assert launch_options(False) == {} and launch_options(True) == {"launch_pdl": True}
+class Kernel:
+    """Says what it was launched with."""
+
+    def __getitem__(self, grid):
+        return lambda *values, **options: (grid, values, options)
+
+
+@pytest.mark.parametrize(
+    ("capability", "ahead", "options"),
+    [
+        ((9, 0), True, {"PDL": True, "launch_pdl": True}),
+        ((9, 0), False, {"PDL": False}),
+        ((8, 0), True, {"PDL": False}),  # no option that the interpreter would not know
+    ],
+)
+def test_kernels_start_ahead_where_the_device_can(monkeypatch, capability, ahead, options):
+    found = Target(interpreted=False, capability=capability, num_sms=132)
+    monkeypatch.setattr(target, "_target", lambda device: found)
+    launched = dependent(Kernel(), (3,), torch.device("cpu"), ahead=ahead)(1, 2, BLOCK=4)
+    assert launched == ((3,), (1, 2), {"BLOCK": 4} | options)

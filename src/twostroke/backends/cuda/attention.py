@@ -62,12 +62,12 @@ class Attention:
             shape.kv_heads, shape.head_dim, self.device, self.num_sms, tile_rows=largest_tile
         )
 
-    def prepare(self, windows: Iterable[int | None], *, pdl: bool) -> None:
+    def prepare(self, windows: Iterable[int | None]) -> None:
         """Have every kernel of `cut_decodes` compiled: steps that are captured have only some numbers of decodes."""
         most = self._decode_scratch.max_tokens
         positions = torch.zeros(most, dtype=torch.int32, device=self.device)
         for number in {plan_width(number): number for number in range(1, most + 1)}.values():
-            self.cut_decodes(positions[:number], windows, pdl=pdl)
+            self.cut_decodes(positions[:number], windows)
 
     def cut_decodes(
         self,
@@ -75,7 +75,6 @@ class Attention:
         windows: Iterable[int | None],
         *,
         count: torch.Tensor | None = None,
-        pdl: bool = False,
     ) -> None:
         """Share out the keys of a step's decodes, before the first layer of each window attends. `count` (int32 [1]):
         how many of the positions, the first, are decodes; the others are passed over."""
@@ -86,7 +85,7 @@ class Attention:
             cut_contexts(
                 positions, self._decode_items[window],
                 kv_heads=shape.kv_heads, head_dim=shape.head_dim, num_sms=self.num_sms,
-                window=window, count=count, pdl=pdl,
+                window=window, count=count,
             )  # fmt: skip
 
     def decode(
@@ -102,13 +101,12 @@ class Attention:
         scale: float,
         window: int | None = None,
         softcap: float | None = None,
-        pdl: bool = False,
     ) -> None:
         """Each token reads its row up to its own position. Its contexts were cut by `cut_decodes`."""
         attend_decode(
             queries, k_cache, v_cache, table, rows, positions, out,
             scale=scale, window=window, softcap=softcap, scratch=self._decode_scratch,
-            items=self._decode_items[window], pdl=pdl,
+            items=self._decode_items[window],
         )  # fmt: skip
 
     def tiles(

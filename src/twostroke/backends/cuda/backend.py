@@ -18,7 +18,6 @@ from twostroke.backends.cuda.captured_sizes import MAX_CHUNKS
 from twostroke.backends.cuda.compile_ahead import CAN_REHEARSE, compilers, rehearsal
 from twostroke.backends.cuda.decode import DecodePath
 from twostroke.backends.cuda.graphs import GraphCache
-from twostroke.backends.cuda.kernels.target import target_of
 from twostroke.backends.cuda.kv_store import KVStore
 from twostroke.backends.cuda.logprobs import logprob_readers
 from twostroke.backends.cuda.model import Decoder
@@ -86,7 +85,6 @@ class CudaBackend:
             graphs=GraphCache(device),
             staging=Staging(STAGED_PER_TOKEN * (max_tokens_per_step + 4096), device),
             tokens=torch.zeros(max_sampled, dtype=torch.int32, device=device),
-            pdl=target_of(device).has_pdl,
         )
         self._decodes = DecodePath(self._parts, max_rows)
         self._prefills = PrefillPath(self._parts, max_rows, max_context)
@@ -123,7 +121,7 @@ class CudaBackend:
         """Launch every kernel that a step may need, on nobody's rows, and capture the steps that recur: no request
         waits for a compiler."""
         self._parts.rows.prepare()
-        self._parts.decoder.prepare(pdl=self._parts.pdl)
+        self._parts.decoder.prepare()
         self._prefills.prepare()
         self._decodes.prepare()
         self._decodes.prepare_sampling()

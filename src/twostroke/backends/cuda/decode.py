@@ -40,7 +40,7 @@ class DecodePath:
         else:
             parts.graphs.run(("logits", bucket), lambda: self._run(bucket, None))
             masks = parts.rows.grammars.masks(sampling_ids(step))  # the device is at work while this waits
-            parts.sample(parts.staging.views((bucket, bucket))[0][: len(rows)], features, masks, pdl=parts.pdl)
+            parts.sample(parts.staging.views((bucket, bucket))[0][: len(rows)], features, masks)
         return rows
 
     def prepare(self) -> None:
@@ -60,7 +60,7 @@ class DecodePath:
             SamplingFeatures(draws=True, filters=True, edits=True),
         ):
             masks = self._parts.rows.grammars.nobodys if features.edits else None
-            self._parts.sample(rows, features, masks, pdl=self._parts.pdl)
+            self._parts.sample(rows, features, masks)
 
     def _send(self, bucket: int, rows: list[int], positions: list[int]) -> None:
         padded_rows = np.full(bucket, self._parts.rows.padding_row, dtype=np.int32)
@@ -76,7 +76,7 @@ class DecodePath:
         tokens = TokenArrays(self._from_rows[:bucket], rows, positions)
         if bucket > FEW_ROWS:
             parts.buffers.clear_padding(bucket)
-        residual = parts.decoder.forward(tokens, Decodes(bucket), None, pdl=parts.pdl)
-        parts.decoder.logits(residual, pdl=parts.pdl)
+        residual = parts.decoder.forward(tokens, Decodes(bucket), None)
+        parts.decoder.logits(residual)
         if features is not None:
-            parts.sample(rows, features, pdl=parts.pdl)
+            parts.sample(rows, features)

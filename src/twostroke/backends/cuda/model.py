@@ -93,16 +93,16 @@ class Decoder:
         ]
         self._rotations = {rope: rotation(rope, max_context, weights.embedding.device) for rope in ropes}
 
-    def prepare(self, *, pdl: bool) -> None:
+    def prepare(self) -> None:
         """Have kernels compiled which no set of steps is sure to meet all of: the decodes' cuts, the gates' and the
         experts', which layers share."""
-        self._attention.prepare(self._windows, pdl=pdl)
+        self._attention.prepare(self._windows)
         if not isinstance(mlp := self._weights.layers[0].mlp, MoeWeights):
             x, out = self._buffers.normed[:1], self._buffers.activated[:1]
-            self._products.prepare(x, mlp.gate_up, out, pdl=pdl)
+            self._products.prepare(x, mlp.gate_up, out)
         experts, scratch = next((block for block in self._experts if block is not None), None), self._buffers.experts
         if experts is not None and scratch is not None:
-            experts.prepare(scratch, pdl=pdl)
+            experts.prepare(scratch)
 
     def forward(
         self,
@@ -111,7 +111,6 @@ class Decoder:
         prefill: PrefillWork | None,
         *,
         wanted: torch.Tensor | None = None,
-        pdl: bool = False,
     ) -> torch.Tensor:
         """Compute every token and write its keys and values. Returns the residual stream # [num_tokens, hidden], or of
         the tokens `wanted` alone (int32 indices): the last layer then goes on with those, once all keys are written."""
@@ -120,45 +119,45 @@ class Decoder:
         scale = self._spec.embedding_scale
         if decodes.slots:
             positions = tokens.positions[: decodes.slots]
-            self._attention.cut_decodes(positions, self._windows, count=decodes.count, pdl=pdl)
-        gather(weights.embedding, tokens.token_ids, tokens.rows, self._last_tokens, residual, scale=scale, pdl=pdl)
+            self._attention.cut_decodes(positions, self._windows, count=decodes.count)
+        gather(weights.embedding, tokens.token_ids, tokens.rows, self._last_tokens, residual, scale=scale)
         few = self._are_few(len(tokens))
         normed = self._buffers.normed[: len(tokens)]
         if not few:
-            rms_norm(residual, weights.layers[0].attention_norm, normed, eps=self._spec.norm_eps, pdl=pdl)
+            rms_norm(residual, weights.layers[0].attention_norm, normed, eps=self._spec.norm_eps)
         for index in self._distinct_layers if is_abridged() else range(len(weights.layers)):
             layer = weights.layers[index]
             qkv = self._buffers.qkv[: len(tokens)]
             if few:
                 norm, eps = layer.attention_norm, self._spec.norm_eps
-                linear_few(residual, layer.qkv, qkv, norm_weight=norm, eps=eps, bias=layer.qkv_bias, pdl=pdl)
+                linear_few(residual, layer.qkv, qkv, norm_weight=norm, eps=eps, bias=layer.qkv_bias)
             else:
                 packed = (layer.packed or NO_COPIES).qkv
-                self._products.plain(normed, layer.qkv, layer.qkv_bias, qkv, packed=packed, pdl=pdl)
+                self._products.plain(normed, layer.qkv, layer.qkv_bias, qkv, packed=packed)
             is_last = index == len(weights.layers) - 1
-            self._rotate_and_store(index, layer, qkv, tokens, pdl=pdl)
+            self._rotate_and_store(index, layer, qkv, tokens)
             if is_last and wanted is not None and len(wanted) == 0:
                 return residual[:0]  # a chunk inside a prompt: its keys are all that is wanted of it
-            mixed = self._attend(index, qkv, tokens, decodes.slots, prefill, pdl=pdl)
+            mixed = self._attend(index, qkv, tokens, decodes.slots, prefill)
             if is_last and wanted is not None:
                 mixed, residual = self._select(mixed, residual, wanted)
                 few, normed = self._are_few(len(wanted)), self._buffers.normed[: len(wanted)]
             if few:
-                self._finish_few(index, layer, mixed, residual, pdl=pdl)
+                self._finish_few(index, layer, mixed, residual)
             else:
-                self._finish_many(index, layer, mixed, residual, normed, pdl=pdl)
+                self._finish_many(index, layer, mixed, residual, normed)
         return residual
 
-    def logits(self, residual: torch.Tensor, *, pdl: bool = False) -> torch.Tensor:
+    def logits(self, residual: torch.Tensor) -> torch.Tensor:
         """[rows, vocab] float32"""
         spec, weights = self._spec, self._weights
         logits = self._buffers.logits[: len(residual)]
         if len(residual) <= self._few_logits:
-            linear_few(residual, weights.head, logits, norm_weight=weights.final_norm, eps=spec.norm_eps, pdl=pdl)
+            linear_few(residual, weights.head, logits, norm_weight=weights.final_norm, eps=spec.norm_eps)
         else:
             normed = self._buffers.normed[: len(residual)]
-            rms_norm(residual, weights.final_norm, normed, eps=spec.norm_eps, pdl=pdl)
-            self._products.wide(normed, weights.head, logits, packed=weights.packed_head.head, pdl=pdl)
+            rms_norm(residual, weights.final_norm, normed, eps=spec.norm_eps)
+            self._products.wide(normed, weights.head, logits, packed=weights.packed_head.head)
         if spec.logits_softcap is not None:
             logits.div_(spec.logits_softcap).tanh_().mul_(spec.logits_softcap)
         return logits
@@ -175,20 +174,18 @@ class Decoder:
         torch.index_select(residual, 0, wanted, out=chosen_residual)
         return chosen_mixed, chosen_residual
 
-    def _finish_few(
-        self, index: int, layer: LayerWeights, mixed: torch.Tensor, residual: torch.Tensor, *, pdl: bool
-    ) -> None:
+    def _finish_few(self, index: int, layer: LayerWeights, mixed: torch.Tensor, residual: torch.Tensor) -> None:
         """A layer after its attention: each product with the norm before it and the sum after it in one kernel."""
         count, eps, buffers, mlp = len(residual), self._spec.norm_eps, self._buffers, layer.mlp
-        linear_few(mixed, layer.o, residual, bias=layer.o_bias, residual=residual, pdl=pdl)
+        linear_few(mixed, layer.o, residual, bias=layer.o_bias, residual=residual)
         if isinstance(mlp, MoeWeights):
             normed = buffers.normed[:count]
-            rms_norm(residual, layer.mlp_norm, normed, eps=eps, pdl=pdl)
-            self._mix_experts(index, normed, residual, None, pdl=pdl)
+            rms_norm(residual, layer.mlp_norm, normed, eps=eps)
+            self._mix_experts(index, normed, residual, None)
             return
         activated, kind = buffers.activated[:count], self._spec.activation
-        linear_few(residual, mlp.gate_up, activated, norm_weight=layer.mlp_norm, eps=eps, gated=kind, pdl=pdl)
-        linear_few(activated, mlp.down, residual, residual=residual, pdl=pdl)
+        linear_few(residual, mlp.gate_up, activated, norm_weight=layer.mlp_norm, eps=eps, gated=kind)
+        linear_few(activated, mlp.down, residual, residual=residual)
 
     def _finish_many(
         self,
@@ -197,34 +194,30 @@ class Decoder:
         mixed: torch.Tensor,
         residual: torch.Tensor,
         normed: torch.Tensor,
-        *,
-        pdl: bool,
     ) -> None:
         """The same by matrix products; `normed` leaves as the next layer's input."""
         mlp, layers, products = layer.mlp, self._weights.layers, self._products
         packed = layer.packed or NO_COPIES
         post_norm, next_norm = layer.post_attention_norm, layer.mlp_norm
-        products.join(mixed, layer.o, layer.o_bias, residual, post_norm, next_norm, normed, packed=packed.o, pdl=pdl)
+        products.join(mixed, layer.o, layer.o_bias, residual, post_norm, next_norm, normed, packed=packed.o)
         behind = layers[index + 1].attention_norm if index + 1 < len(layers) else None
         if isinstance(mlp, MoeWeights):
             following = None if behind is None else NextNorm(behind, normed, self._spec.norm_eps)
-            self._mix_experts(index, normed, residual, following, pdl=pdl)
+            self._mix_experts(index, normed, residual, following)
             return
         activated = self._buffers.activated[: len(residual)]
-        products.gated(normed, mlp.gate_up, activated, packed=packed.gate_up, pdl=pdl)
+        products.gated(normed, mlp.gate_up, activated, packed=packed.gate_up)
         post_norm = layer.post_mlp_norm
-        products.join(activated, mlp.down, None, residual, post_norm, behind, normed, packed=packed.down, pdl=pdl)
+        products.join(activated, mlp.down, None, residual, post_norm, behind, normed, packed=packed.down)
 
     def _mix_experts(
-        self, index: int, normed: torch.Tensor, residual: torch.Tensor, next_norm: NextNorm | None, *, pdl: bool
+        self, index: int, normed: torch.Tensor, residual: torch.Tensor, next_norm: NextNorm | None
     ) -> None:
         experts, scratch = self._experts[index], self._buffers.experts
         assert experts is not None and scratch is not None
-        experts.forward(normed, residual, scratch, residual=residual, next_norm=next_norm, pdl=pdl)
+        experts.forward(normed, residual, scratch, residual=residual, next_norm=next_norm)
 
-    def _rotate_and_store(
-        self, index: int, layer: LayerWeights, qkv: torch.Tensor, tokens: TokenArrays, *, pdl: bool
-    ) -> None:
+    def _rotate_and_store(self, index: int, layer: LayerWeights, qkv: torch.Tensor, tokens: TokenArrays) -> None:
         """Queries are rotated to where they are read; keys and values go to the store."""
         spec, kv = self._spec, self._kv
         rope = spec.layers[index].rope
@@ -243,7 +236,6 @@ class Decoder:
             q_norm=layer.q_norm,
             k_norm=layer.k_norm,
             eps=spec.norm_eps,
-            pdl=pdl,
         )
 
     def _attend(
@@ -253,8 +245,6 @@ class Decoder:
         tokens: TokenArrays,
         decode_slots: int,
         prefill: PrefillWork | None,
-        *,
-        pdl: bool,
     ) -> torch.Tensor:
         """Each phase by its own path  # [num_tokens, heads * head_dim]"""
         spec, kv = self._spec, self._kv
@@ -274,7 +264,6 @@ class Decoder:
                 scale=scale,
                 window=window,
                 softcap=softcap,
-                pdl=pdl,
             )
         if prefill is not None:
             self._attention.prefill(

@@ -115,7 +115,6 @@ class MoeBlock:
         *,
         residual: torch.Tensor | None = None,
         next_norm: NextNorm | None = None,
-        pdl: bool = False,
         path: Path | None = None,
         tiles: MoeTiles = _TILES,
     ) -> None:
@@ -124,9 +123,9 @@ class MoeBlock:
         if path is None:
             path = choose_path(x.shape[0])
         if path == "few":
-            self._few(x, out, scratch, residual, pdl, tiles)
+            self._few(x, out, scratch, residual, tiles)
             if next_norm is not None:
-                rms_norm(out, next_norm.weight, next_norm.out, eps=next_norm.eps, pdl=pdl)
+                rms_norm(out, next_norm.weight, next_norm.out, eps=next_norm.eps)
             return
         num_tokens, num_pairs = x.shape[0], x.shape[0] * self._moe.experts_per_token
         shares, rows = scratch.shares[:num_tokens], scratch.rows[:num_tokens]
@@ -140,25 +139,24 @@ class MoeBlock:
             rows,
             normalise=self._moe.normalise_weights,
             tile=tiles.routing,
-            pdl=pdl,
         )
-        expert_outputs = self._grouped(x, scratch, num_pairs, pdl, tiles)
-        moe_combine.combine(expert_outputs, rows, shares, out, residual=residual, next_norm=next_norm, pdl=pdl)
+        expert_outputs = self._grouped(x, scratch, num_pairs, tiles)
+        moe_combine.combine(expert_outputs, rows, shares, out, residual=residual, next_norm=next_norm)
 
-    def prepare(self, scratch: MoeScratch, *, pdl: bool) -> None:
+    def prepare(self, scratch: MoeScratch) -> None:
         """Have every kernel of the grouped products compiled, whichever sizes of step follow: on rows of nobody."""
         scratch.starts.zero_()
         x = scratch.expert_outputs[:1]  # as wide as a token, and nobody's
         for tile in moe_grouped.tiles_for(self._weights.gate_up, gated=True):
-            self._grouped(x, scratch, 1, pdl, MoeTiles(grouped_gate_up=tile))
+            self._grouped(x, scratch, 1, MoeTiles(grouped_gate_up=tile))
         for tile in moe_grouped.tiles_for(self._weights.down, gated=False):
-            self._grouped(x, scratch, 1, pdl, MoeTiles(grouped_down=tile))
+            self._grouped(x, scratch, 1, MoeTiles(grouped_down=tile))
         if self._packed.gate_up is None and self._packed.down is None:
             return
         for rows in EXPERT_ROWS:
             gate_up = None if self._packed.gate_up is None else experts_tile(rows, gated=True)
             down = None if self._packed.down is None else experts_tile(rows, gated=False)
-            self._grouped(x, scratch, 1, pdl, MoeTiles(grouped_gate_up=gate_up, grouped_down=down))
+            self._grouped(x, scratch, 1, MoeTiles(grouped_gate_up=gate_up, grouped_down=down))
 
     def _few(
         self,
@@ -166,17 +164,14 @@ class MoeBlock:
         out: torch.Tensor,
         scratch: MoeScratch,
         residual: torch.Tensor | None,
-        pdl: bool,
         tiles: MoeTiles,
     ) -> None:
         top_k, weights = self._moe.experts_per_token, self._weights
         logits = scratch.logits[: x.shape[0]]
-        moe_routing.router_logits(x, weights.router, logits, pdl=pdl)
+        moe_routing.router_logits(x, weights.router, logits)
         activations = scratch.activations[: x.shape[0] * top_k]
         gelu, tile = self._activation == "gelu_tanh", tiles.few_gate_up
-        moe_decode.few_tokens_gate_up(
-            x, logits, weights.gate_up, activations, top_k=top_k, gelu=gelu, tile=tile, pdl=pdl
-        )
+        moe_decode.few_tokens_gate_up(x, logits, weights.gate_up, activations, top_k=top_k, gelu=gelu, tile=tile)
         moe_decode.few_tokens_down(
             activations,
             logits,
@@ -186,19 +181,16 @@ class MoeBlock:
             normalise=self._moe.normalise_weights,
             residual=residual,
             tile=tiles.few_down,
-            pdl=pdl,
         )
 
-    def _grouped(
-        self, x: torch.Tensor, scratch: MoeScratch, num_pairs: int, pdl: bool, tiles: MoeTiles
-    ) -> torch.Tensor:
+    def _grouped(self, x: torch.Tensor, scratch: MoeScratch, num_pairs: int, tiles: MoeTiles) -> torch.Tensor:
         """[num_pairs, hidden], sorted by expert"""
         weights, packed = self._weights, self._packed
         order = (scratch.sorted_pairs[:num_pairs], scratch.starts)
         activations, outputs = scratch.activations[:num_pairs], scratch.expert_outputs[:num_pairs]
         gate_up = packed.gate_up, weights.gate_up
-        self._multiply(x, *gate_up, activations, order, tiles.grouped_gate_up, gated=True, pdl=pdl)
-        self._multiply(activations, packed.down, weights.down, outputs, order, tiles.grouped_down, gated=False, pdl=pdl)
+        self._multiply(x, *gate_up, activations, order, tiles.grouped_gate_up, gated=True)
+        self._multiply(activations, packed.down, weights.down, outputs, order, tiles.grouped_down, gated=False)
         return outputs
 
     def _multiply(
@@ -211,7 +203,6 @@ class MoeBlock:
         tile: GroupedTile | HopperTile | PackedTile | None,
         *,
         gated: bool,
-        pdl: bool,
     ) -> None:
         """By the packed copy of the weights, if there is one and the rows are few enough for it."""
         num_pairs, top_k = len(order[0]), self._moe.experts_per_token
@@ -222,11 +213,7 @@ class MoeBlock:
         if isinstance(tile, PackedTile):
             assert packed is not None
             kind, num_sms = self._activation if gated else None, target_of(inputs.device).num_sms
-            packed_experts_product(
-                inputs, packed, results, *order, top_k=top_k, tile=tile, num_sms=num_sms, gated=kind, pdl=pdl
-            )
+            packed_experts_product(inputs, packed, results, *order, top_k=top_k, tile=tile, num_sms=num_sms, gated=kind)
             return
         gelu = self._activation == "gelu_tanh"
-        moe_grouped.grouped_matmul(
-            inputs, weights, results, *order, top_k=top_k, gated=gated, tile=tile, gelu=gelu, pdl=pdl
-        )
+        moe_grouped.grouped_matmul(inputs, weights, results, *order, top_k=top_k, gated=gated, tile=tile, gelu=gelu)

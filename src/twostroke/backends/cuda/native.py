@@ -119,23 +119,23 @@ class NativeKernel:
         *,
         shared_bytes: int,
         cluster: int = 1,
-        pdl: bool = False,
+        dependent: bool = False,
     ) -> None:
-        """On torch's current stream."""
+        """On torch's current stream; a `dependent` kernel, which waits by itself, before the one ahead has ended."""
         if is_rehearsal():
             compile_beside(self, self.compile)
             return
         function = self.load(shared_bytes)
         stream = torch._C._cuda_getCurrentRawStream(torch.cuda.current_device())  # a Stream takes longer than a launch
-        config = _LaunchConfig((grid, 1, 1), (threads, 1, 1), shared_bytes, stream, _attributes(cluster, pdl), 2)
+        config = _LaunchConfig((grid, 1, 1), (threads, 1, 1), shared_bytes, stream, _attributes(cluster, dependent), 2)
         pointers = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(argument) for argument in arguments))
         _check(_driver().cuLaunchKernelEx(ctypes.byref(config), function, pointers, None), "launch a kernel")
 
 
 @cache
-def _attributes(cluster: int, pdl: bool) -> ctypes.Array[_Attribute]:
+def _attributes(cluster: int, dependent: bool) -> ctypes.Array[_Attribute]:
     return (_Attribute * 2)(
-        _Attribute(CLUSTER_DIMENSION, 0, (cluster, 1, 1)), _Attribute(DEPENDENT_LAUNCH, 0, (int(pdl),))
+        _Attribute(CLUSTER_DIMENSION, 0, (cluster, 1, 1)), _Attribute(DEPENDENT_LAUNCH, 0, (int(dependent),))
     )
 
 

@@ -29,15 +29,11 @@ class Parts:
     staging: Staging
     tokens: torch.Tensor
     """int32 [max rows]: what the step sampled."""
-    pdl: bool
-    """Whether kernels of a decode chain may start before the one ahead has ended."""
 
-    def sample(
-        self, rows: torch.Tensor, features: SamplingFeatures, masks: Masks | None = None, *, pdl: bool = False
-    ) -> None:
+    def sample(self, rows: torch.Tensor, features: SamplingFeatures, masks: Masks | None = None) -> None:
         """From the logits buffer to `tokens` and the rows' last tokens."""
         logits, tokens = self.buffers.logits[: len(rows)], self.tokens[: len(rows)]
-        self.rows.sampling.sample(logits, rows, self.rows.last_tokens, tokens, features, masks, pdl=pdl)
+        self.rows.sampling.sample(logits, rows, self.rows.last_tokens, tokens, features, masks)
 
 
 def is_plain(features: SamplingFeatures) -> bool:

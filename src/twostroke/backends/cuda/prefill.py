@@ -62,7 +62,7 @@ class PrefillPath:
             everything = self._forward(staged, None)
             prompt_logprobs = prompt_logprob_readers(step, batch, everything, parts)  # before sampling takes the buffer
             if rows:
-                parts.decoder.logits(everything[staged.sampled_tokens], pdl=parts.pdl)
+                parts.decoder.logits(everything[staged.sampled_tokens])
         else:
             self._run(staged)
         if rows:
@@ -136,13 +136,13 @@ class PrefillPath:
 
     def _forward(self, staged: StagedBatch, wanted: torch.Tensor | None) -> torch.Tensor:
         parts, decodes = self._parts, Decodes(staged.decode_slots, staged.num_decodes)
-        return parts.decoder.forward(staged.tokens, decodes, staged.work, wanted=wanted, pdl=parts.pdl)
+        return parts.decoder.forward(staged.tokens, decodes, staged.work, wanted=wanted)
 
     def _run(self, staged: StagedBatch) -> None:
         """Up to the logits."""
         residual = self._forward(staged, staged.sampled_tokens)
         if len(residual):
-            self._parts.decoder.logits(residual, pdl=self._parts.pdl)
+            self._parts.decoder.logits(residual)
 
     def _sample(self, step: Step, sampled_rows: torch.Tensor, rows: list[int]) -> None:
         parts = self._parts
@@ -151,4 +151,4 @@ class PrefillPath:
             features = PLAIN
         else:
             masks = parts.rows.grammars.masks(sampling_ids(step))  # the device is at work while this waits
-        parts.sample(sampled_rows, features, masks, pdl=parts.pdl)
+        parts.sample(sampled_rows, features, masks)

@@ -61,12 +61,12 @@ class Products:
         self._num_sms = target.num_sms
         self._eps, self._activation, self._scratch = spec.norm_eps, spec.activation, scratch
 
-    def prepare(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, *, pdl: bool) -> None:
+    def prepare(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
         """Have the kernels for gates of a prompt compiled, however many rows it will have: on rows of nobody."""
         tiles = long_gate_tiles(out.shape[1], x.shape[1], self._num_sms) if self._has_clusters else ()
         for tile in tiles:
-            self._multiply(x, weight, None, out, tile, gated=self._activation, pdl=pdl)
-        gated(self._scratch.gate_up[: len(x)], out, kind=self._activation, pdl=pdl)  # behind cuBLAS
+            self._multiply(x, weight, None, out, tile, gated=self._activation)
+        gated(self._scratch.gate_up[: len(x)], out, kind=self._activation)  # behind cuBLAS
 
     def plain(
         self,
@@ -76,11 +76,10 @@ class Products:
         out: torch.Tensor,  # [num_rows, outputs]
         *,
         packed: PackedMatrix | None = None,
-        pdl: bool,
     ) -> None:
         tile = self._tile(x, len(weight), packed) if bias is None else None
         if tile is not None:
-            self._multiply(x, weight, packed, out, tile, pdl=pdl)
+            self._multiply(x, weight, packed, out, tile)
         elif bias is None:
             torch.mm(x, weight.t(), out=out)
         else:
@@ -93,12 +92,11 @@ class Products:
         out: torch.Tensor,
         *,
         packed: PackedMatrix | None = None,
-        pdl: bool,
     ) -> None:
         """With float32 results: in 16 bits many of a vocabulary's logits would be equal."""
         tile = self._tile(x, len(weight), packed, is_float32=True)
         if tile is not None:
-            self._multiply(x, weight, packed, out, tile, pdl=pdl)
+            self._multiply(x, weight, packed, out, tile)
         elif x.is_cuda:
             torch.mm(x, weight.t(), out_dtype=torch.float32, out=out)
         else:
@@ -111,16 +109,15 @@ class Products:
         out: torch.Tensor,
         *,
         packed: PackedMatrix | None = None,
-        pdl: bool,
     ) -> None:
         """out [num_rows, intermediate] = activation(x @ gate) * (x @ up); `weight` is gate, then up."""
         tile = self._tile(x, out.shape[1], packed, is_gated=True)
         if tile is not None:
-            self._multiply(x, weight, packed, out, tile, gated=self._activation, pdl=pdl)
+            self._multiply(x, weight, packed, out, tile, gated=self._activation)
             return
         gate_up = self._scratch.gate_up[: len(x)]
         torch.mm(x, weight.t(), out=gate_up)
-        gated(gate_up, out, kind=self._activation, pdl=pdl)
+        gated(gate_up, out, kind=self._activation)
 
     def join(
         self,
@@ -133,7 +130,6 @@ class Products:
         normed: torch.Tensor,
         *,
         packed: PackedMatrix | None = None,
-        pdl: bool,
     ) -> None:
         """What a block found joins the residual stream, which is then normed for the next block, if there is one."""
         out = None if next_norm is None else normed
@@ -143,11 +139,11 @@ class Products:
             if bias is not None:
                 residual.add_(bias)
             if next_norm is not None:
-                rms_norm(residual, next_norm, normed, eps=self._eps, pdl=pdl)
+                rms_norm(residual, next_norm, normed, eps=self._eps)
             return
         found = self._scratch.found[: len(x)]
         if tile is None:
-            self.plain(x, weight, bias, found, pdl=pdl)
+            self.plain(x, weight, bias, found)
         else:
             sums = self._scratch.sums
             parts = tile.parts if isinstance(tile, ClusterTile) else tile.splits
@@ -155,11 +151,11 @@ class Products:
                 found = sums[: parts * found.numel()].view(parts, *found.shape)
             elif isinstance(tile, ClusterTile):
                 found = sums[: found.numel()].view(found.shape)
-            self._multiply(x, weight, packed, found, tile, pdl=pdl)
+            self._multiply(x, weight, packed, found, tile)
         if post_norm is None:
-            add_rms_norm(found, residual, next_norm, out, eps=self._eps, pdl=pdl)
+            add_rms_norm(found, residual, next_norm, out, eps=self._eps)
         else:
-            sandwich(found, post_norm, residual, next_norm, out, eps=self._eps, pdl=pdl)
+            sandwich(found, post_norm, residual, next_norm, out, eps=self._eps)
 
     def _tile(
         self,
@@ -192,12 +188,11 @@ class Products:
         tile: AnyTile,
         *,
         gated: Activation | None = None,
-        pdl: bool,
     ) -> None:
         if isinstance(tile, PackedTile):
             assert packed is not None
-            packed_product(x, packed, out, tile=tile, num_sms=self._num_sms, gated=gated, pdl=pdl)
+            packed_product(x, packed, out, tile=tile, num_sms=self._num_sms, gated=gated)
         elif isinstance(tile, ClusterTile):
-            cluster_product(x, weight, out, tile=tile, num_sms=self._num_sms, gated=gated, pdl=pdl)
+            cluster_product(x, weight, out, tile=tile, num_sms=self._num_sms, gated=gated)
         else:
-            product(x, weight, out, tile=tile, gated=gated, pdl=pdl)
+            product(x, weight, out, tile=tile, gated=gated)

@@ -168,8 +168,6 @@ class SamplingRows:
         tokens_out: torch.Tensor,
         features: SamplingFeatures,
         masks: Masks | None = None,
-        *,
-        pdl: bool = False,
     ) -> None:
         """Choose a token for each row and advance it. logits float32 [batch, vocab], rows int32 [batch]; writes
         tokens_out int32 [batch] (-1 where logits are not finite) and, at each row, last_tokens int32 [max_rows + 1].
@@ -183,25 +181,23 @@ class SamplingRows:
         shared = (rows, self._state)
         if edited is not None:
             sent = None if masks is None else self._send(masks)  # ahead of the kernels, which follow each other closely
-            edit(logits, edited, *shared, block=self._block, pdl=pdl)
+            edit(logits, edited, *shared, block=self._block)
             if sent is not None:
-                mask(edited, *sent, block=self._block, pdl=pdl)
+                mask(edited, *sent, block=self._block)
         kernels.survey(
             *(logits, edited, *shared, self._summaries, filters),
             draws=features.draws,
             block=self._block,
             column=self._column,
-            pdl=pdl,
         )
         if filters is not None:
             summaries = (self._summaries.best, self._summaries.total)
-            filter_rows(logits, edited, *shared, *summaries, filters, block=self._block, pdl=pdl)
+            filter_rows(logits, edited, *shared, *summaries, filters, block=self._block)
         kernels.choose(
             *(logits, edited, *shared, self._summaries, filters, last_tokens, tokens_out),
             draws=features.draws,
             block=self._block,
             search=self._search,
-            pdl=pdl,
         )
 
     def _send(self, masks: Masks) -> tuple[torch.Tensor, torch.Tensor]:

@@ -11,8 +11,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from twostroke.backends.cuda.compile_ahead import launcher
-from twostroke.backends.cuda.kernels.target import launch_options
+from twostroke.backends.cuda.kernels.target import dependent
 from twostroke.backends.cuda.kernels.whole_numbers import cdiv
 
 Activation = Literal["silu", "gelu_tanh"]
@@ -25,13 +24,12 @@ def gated(
     out: torch.Tensor,  # [num_tokens, intermediate]
     *,
     kind: Activation,
-    pdl: bool = False,
 ) -> None:
     """out = activation(gate) * up."""
     num_tokens, intermediate = out.shape
     if num_tokens == 0:
         return
-    launcher(_gated, (num_tokens, cdiv(intermediate, _BLOCK)))(
+    dependent(_gated, (num_tokens, cdiv(intermediate, _BLOCK)), out.device)(
         gate_up,
         out,
         gate_up.stride(0),
@@ -39,9 +37,7 @@ def gated(
         INTERMEDIATE=intermediate,
         KIND=kind,
         BLOCK=_BLOCK,
-        PDL=pdl,
         num_warps=4,
-        **launch_options(pdl),
     )
 
 

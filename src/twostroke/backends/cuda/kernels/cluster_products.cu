@@ -8,7 +8,7 @@
 //   PIECES      instructions that a program's outputs take         SPLIT    whether they divide the depth
 //   STAGES      length of the ring                                 BAND     row tiles that are walked together
 //   GATED       0 no, 1 SiLU, 2 GELU (tanh)                        FLOAT32  whether sums are stored as they are
-//   BFLOAT16    whether elements are bfloat16, or float16          DEPENDENT  whether the launch is a dependent one
+//   BFLOAT16    whether elements are bfloat16, or float16
 // Behind hopper_primitives.cuh and `multiply`, a wgmma instruction for OUTPUTS / PIECES outputs (wgmma.py).
 
 constexpr u32 DEPTH = 64;  // inputs a round: 128 bytes, the widest row that is spread over shared memory's banks
@@ -110,10 +110,8 @@ struct Producer {
   __device__ __forceinline__ void begin(int first) {
     Tile tile(first, own, row_tiles, out_blocks, rounds);
     for (int j = 0; j < min(rounds, (int)STAGES); j++) fetch_weights(tile, j, j);
-    if constexpr (DEPENDENT) {
-      asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-      asm volatile("griddepcontrol.wait;" ::: "memory");
-    }
+    let_next_kernel_start();
+    wait_for_kernel_ahead();
   }
 
   __device__ __forceinline__ void go_on(int first) {

@@ -32,7 +32,6 @@ def cluster_product(
     tile: ClusterTile,
     num_sms: int,
     gated: Activation | None = None,
-    pdl: bool = False,
 ) -> None:
     """out = x @ weight.T, gated if asked."""
     num_rows, width = x.shape
@@ -46,7 +45,7 @@ def cluster_product(
     tiles = row_tiles * out_blocks * tile.parts
     x_map = tensor_map(x, rows_to_read(x, row_tiles * tile.rows), tile.rows // sharers, DEPTH)
     w_map = tensor_map(weight, len(weight), columns, DEPTH)
-    kernel = _kernel(tile, gated, x.dtype, is_float32, pdl)
+    kernel = _kernel(tile, gated, x.dtype, is_float32)
     numbers = (num_rows, outputs, width // DEPTH // splits, row_tiles, out_blocks, tiles)
     # A program whose depth is split has one tile, and gives its ring up for the sums.
     clusters = tiles if tile.is_split else min(tiles, num_sms // tile.cluster)
@@ -56,19 +55,17 @@ def cluster_product(
         [x_map, w_map, ctypes.c_void_p(out.data_ptr()), *map(ctypes.c_int, numbers)],
         shared_bytes=tile.shared_bytes,
         cluster=tile.cluster,
-        pdl=pdl,
+        dependent=True,
     )
 
 
 @cache
-def _kernel(
-    tile: ClusterTile, gated: Activation | None, dtype: torch.dtype, is_float32: bool, pdl: bool
-) -> NativeKernel:
-    return NativeKernel(*source_and_constants(tile, gated, dtype, is_float32, pdl), architecture="sm_90a")
+def _kernel(tile: ClusterTile, gated: Activation | None, dtype: torch.dtype, is_float32: bool) -> NativeKernel:
+    return NativeKernel(*source_and_constants(tile, gated, dtype, is_float32), architecture="sm_90a")
 
 
 def source_and_constants(
-    tile: ClusterTile, gated: Activation | None, dtype: torch.dtype, is_float32: bool, pdl: bool
+    tile: ClusterTile, gated: Activation | None, dtype: torch.dtype, is_float32: bool
 ) -> tuple[str, str, dict[str, int]]:
     """What is compiled, its function, and the constants that it is compiled for."""
     constants = {
@@ -83,7 +80,6 @@ def source_and_constants(
         "GATED": GATES[gated],
         "FLOAT32": int(is_float32),
         "BFLOAT16": int(dtype == torch.bfloat16),
-        "DEPENDENT": int(pdl),
     }
     multiply = product_function("multiply", tile.outputs // tile.pieces, dtype)
     texts = (FOLDER.joinpath(name).read_text() for name in SOURCES)

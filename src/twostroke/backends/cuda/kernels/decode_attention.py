@@ -11,7 +11,6 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from twostroke.backends.cuda.compile_ahead import launcher
 from twostroke.backends.cuda.kernels.decode_cuts import (
     ITEM_FIELDS,
     MOST_PROGRAMS_PER_SM,
@@ -26,6 +25,7 @@ from twostroke.backends.cuda.kernels.decode_cuts import (
 )
 from twostroke.backends.cuda.kernels.prefetch import prefetch_to_l2
 from twostroke.backends.cuda.kernels.scores import cap_scores, score_factors
+from twostroke.backends.cuda.kernels.target import dependent
 from twostroke.backends.cuda.kernels.whole_numbers import next_power_of_2
 
 ROWS = tl.constexpr(16)
@@ -295,7 +295,6 @@ def attend_decode(
     items: torch.Tensor | None = None,
     config: DecodeConfig | None = None,
     plan: SplitPlan | None = None,
-    pdl: bool = False,
 ) -> None:
     """Token t reads the keys at positions `max(0, p - window + 1)..p` of row `rows[t]`, p being `positions[t]`.
     `items`: what `cut_contexts` made of these positions, with the same window, plan and
@@ -314,17 +313,18 @@ def attend_decode(
         raise ValueError(f"Decode attention takes at most {ROWS.value} query heads a KV head, not {group}.")
     if not (k_cache.is_contiguous() and v_cache.is_contiguous() and queries.stride(1) == head_dim):
         raise ValueError("Decode attention wants contiguous caches and contiguous heads of a token.")
+    were_cut = items is not None
     if items is None:
         items = scratch.items
         cut_contexts(
             positions, items, kv_heads=kv_heads, head_dim=head_dim, num_sms=scratch.num_sms,
-            window=window, plan=plan, config=config, pdl=pdl,
+            window=window, plan=plan, config=config,
         )  # fmt: skip
-        pdl = pdl and num_tokens == 1  # programs read their item before they wait: it must be there
     dim = max(16, next_power_of_2(head_dim))
     reduce_group = next_power_of_2(group)
     score_scale, cap_log2 = score_factors(scale, softcap)
-    launcher(_decode_kernel, (kv_heads, plan.max_items))(
+    # Programs read their item before they wait: it must be there.
+    dependent(_decode_kernel, (kv_heads, plan.max_items), queries.device, ahead=were_cut or num_tokens == 1)(
         queries,
         k_cache,
         v_cache,
@@ -359,7 +359,5 @@ def attend_decode(
         HAS_WINDOW=window is not None,
         HAS_SOFTCAP=softcap is not None,
         PRECISION="ieee" if queries.dtype == torch.float32 else "tf32",
-        PDL=pdl,
         num_warps=config.warps,
-        **({"launch_pdl": True} if pdl else {}),
     )

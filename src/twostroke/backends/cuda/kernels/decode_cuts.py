@@ -14,8 +14,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_wait
 
-from twostroke.backends.cuda.compile_ahead import launcher
-from twostroke.backends.cuda.kernels.target import target_of
+from twostroke.backends.cuda.kernels.target import dependent, target_of
 
 PROGRAMS_PER_SM = 2
 """That a batch is cut into where its sequences alone are fewer; `bench/cuda/marginal.py` measures others."""
@@ -209,7 +208,6 @@ def cut_contexts(
     count: torch.Tensor | None = None,
     plan: SplitPlan | None = None,
     config: DecodeConfig | None = None,
-    pdl: bool = False,
 ) -> None:
     """Cut a batch's keys into work items: once a step, for all layers of that window. A token alone needs none made.
     `count` (int32 [1]): how many of the positions, the first, have any; None: all."""
@@ -218,7 +216,7 @@ def cut_contexts(
         return
     config = config or decode_config(head_dim, num_tokens, positions.device)
     plan = plan or split_plan(num_tokens, kv_heads, num_sms)
-    launcher(_cut_kernel, (plan.max_items,))(
+    dependent(_cut_kernel, (plan.max_items,), positions.device)(
         positions,
         positions if count is None else count,
         items,
@@ -229,9 +227,7 @@ def cut_contexts(
         BLOCK=config.block,
         WIDTH=plan_width(num_tokens),
         HAS_COUNT=count is not None,
-        PDL=pdl,
         num_warps=1 if num_tokens <= 32 else 4,
-        **({"launch_pdl": True} if pdl else {}),
     )
 
 

@@ -12,8 +12,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from twostroke.backends.cuda.compile_ahead import launcher
-from twostroke.backends.cuda.kernels.target import launch_options
+from twostroke.backends.cuda.kernels.target import dependent
 from twostroke.backends.cuda.kernels.whole_numbers import next_power_of_2
 
 FROM_ROW: Final = -1
@@ -28,14 +27,13 @@ def gather(
     out: torch.Tensor,  # [num_tokens, hidden]
     *,
     scale: float = 1.0,
-    pdl: bool = False,
 ) -> None:
     """out[t] = embedding[id] * scale, where id is token_ids[t], or the row's last token where that says FROM_ROW."""
     num_tokens, hidden = out.shape
     if num_tokens == 0:
         return
     block = next_power_of_2(hidden)
-    launcher(_gather, (num_tokens,))(
+    dependent(_gather, (num_tokens,), out.device)(
         embedding,
         token_ids,
         rows,
@@ -46,9 +44,7 @@ def gather(
         out.stride(0),
         HIDDEN=hidden,
         BLOCK=block,
-        PDL=pdl,
         num_warps=min(max(block // 512, 1), 8),
-        **launch_options(pdl),
     )
 
 

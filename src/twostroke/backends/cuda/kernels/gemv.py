@@ -11,11 +11,10 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from twostroke.backends.cuda.compile_ahead import launcher
 from twostroke.backends.cuda.kernels.activation import Activation, activate
 from twostroke.backends.cuda.kernels.gemv_config import FMA_ROWS, MAX_ROWS, GemvConfig, choose, fit
 from twostroke.backends.cuda.kernels.prefetch import prefetch_to_l2
-from twostroke.backends.cuda.kernels.target import launch_options, target_of
+from twostroke.backends.cuda.kernels.target import dependent, target_of
 from twostroke.backends.cuda.kernels.whole_numbers import cdiv, next_power_of_2
 
 
@@ -29,7 +28,6 @@ def linear_few(
     bias: torch.Tensor | None = None,  # [outputs]; with gated [2 * outputs]
     residual: torch.Tensor | None = None,  # [num_rows, outputs]; may be out itself
     gated: Activation | None = None,
-    pdl: bool = False,
     config: GemvConfig | None = None,
 ) -> None:
     """out = norm(x) @ weight.T + bias, gated, plus residual; what is None is left out. For 1 to MAX_ROWS rows."""
@@ -45,8 +43,7 @@ def linear_few(
         "GATED": gated,
         "BLOCK_N": config.block_n,
         "BLOCK_K": config.block_k,
-        "PREFETCH_WIDTH": min(config.prefetch_width, width) if pdl else 0,
-        "PDL": pdl,
+        "PREFETCH_WIDTH": min(config.prefetch_width, width) if target_of(x.device).has_pdl else 0,
         "EARLY_TRIGGER": config.early_trigger,
     }
     if config.method == "fma":
@@ -68,7 +65,7 @@ def linear_few(
             # The interpreter's dot would take bfloat16 for integers.
             "WIDEN": target_of(x.device).interpreted,
         }
-    launcher(kernel, (cdiv(outputs, config.block_n),))(
+    dependent(kernel, (cdiv(outputs, config.block_n),), x.device)(
         x,
         norm_weight,
         weight,
@@ -83,7 +80,6 @@ def linear_few(
         out.stride(0),
         **constants,
         num_warps=config.num_warps,
-        **launch_options(pdl),
     )
 
 

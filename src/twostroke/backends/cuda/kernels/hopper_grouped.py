@@ -22,12 +22,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from twostroke.backends.cuda.compile_ahead import launcher
 from twostroke.backends.cuda.kernels.activation import Activation, activate
 from twostroke.backends.cuda.kernels.gluon_layouts import shared_layout
 from twostroke.backends.cuda.kernels.gluon_names import meet
 from twostroke.backends.cuda.kernels.grouped_tiles import DEPTH, HopperTile
-from twostroke.backends.cuda.kernels.target import launch_options, target_of
+from twostroke.backends.cuda.kernels.target import dependent, target_of
 
 
 @gluon.jit
@@ -274,7 +273,6 @@ def hopper_grouped_matmul(
     top_k: int,
     gated: Activation | None,
     tile: HopperTile,
-    pdl: bool = False,
 ) -> None:
     """As `moe_grouped.grouped_matmul`."""
     experts, matrix_rows, num_inputs = weights.shape
@@ -289,7 +287,7 @@ def hopper_grouped_matmul(
     if tile.rows_in_bulk and gated is None:
         x_rows = TensorDescriptor(inputs, list(inputs.shape), [num_inputs, 1], [tile.rows, DEPTH], layout)
     num_sms = target_of(weights.device).num_sms
-    launcher(_hopper_grouped_kernel, (num_sms * tile.programs_per_sm,))(
+    dependent(_hopper_grouped_kernel, (num_sms * tile.programs_per_sm,), inputs.device)(
         inputs,
         x_rows,
         w_rows,
@@ -309,7 +307,5 @@ def hopper_grouped_matmul(
         PIECES=tile.pieces,
         WARPS=tile.num_warps,
         GUESSES=tile.guesses,
-        PDL=pdl,
         num_warps=tile.num_warps,
-        **launch_options(pdl),
     )

@@ -20,7 +20,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from twostroke.backends.cuda.compile_ahead import launcher
 from twostroke.backends.cuda.kernels.activation import Activation, activate
 from twostroke.backends.cuda.kernels.gluon_layouts import shared_layout
 from twostroke.backends.cuda.kernels.gluon_names import meet
@@ -32,7 +31,7 @@ from twostroke.backends.cuda.kernels.product_tiles import (
     padded_rows,
     rows_to_read,
 )
-from twostroke.backends.cuda.kernels.target import launch_options
+from twostroke.backends.cuda.kernels.target import dependent
 from twostroke.backends.cuda.kernels.whole_numbers import cdiv
 
 
@@ -145,7 +144,6 @@ def product(
     *,
     tile: ProductTile,
     gated: Activation | None = None,
-    pdl: bool = False,
 ) -> None:
     """out = x @ weight.T, gated if asked; for 1 to MAX_ROWS rows, or so many in each of some blocks."""
     num_rows, width = x.shape
@@ -161,7 +159,7 @@ def product(
         x, [rows_to_read(x, box * tile.row_blocks), width], [x.stride(0), 1], [box, DEPTH], x_layout
     )
     w_rows = TensorDescriptor(weight, list(weight.shape), [width, 1], [tile.outputs, DEPTH], w_layout)
-    launcher(_product_kernel, (cdiv(outputs, tile.outputs), tile.splits, tile.row_blocks))(
+    dependent(_product_kernel, (cdiv(outputs, tile.outputs), tile.splits, tile.row_blocks), x.device)(
         x_rows,
         w_rows,
         out,
@@ -175,7 +173,5 @@ def product(
         WARPS=tile.num_warps,
         GATED=gated,
         EVEN=outputs % tile.outputs == 0,
-        PDL=pdl,
         num_warps=tile.num_warps,
-        **launch_options(pdl),
     )

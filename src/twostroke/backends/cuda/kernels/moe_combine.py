@@ -12,8 +12,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from twostroke.backends.cuda.compile_ahead import launcher
-from twostroke.backends.cuda.kernels.target import launch_options
+from twostroke.backends.cuda.kernels.target import dependent
 from twostroke.backends.cuda.kernels.whole_numbers import cdiv, next_power_of_2
 
 
@@ -66,7 +65,6 @@ def combine(
     *,
     residual: torch.Tensor | None = None,
     next_norm: NextNorm | None = None,
-    pdl: bool = False,
 ) -> None:
     """expert_outputs [num_pairs, hidden], sorted; rows int32 and shares float32, both [num_tokens, top_k] -> out
     [num_tokens, hidden], on top of `residual` if there is one (`out` itself, perhaps), and its norm."""
@@ -74,9 +72,9 @@ def combine(
     hidden = out.shape[1]
     padded = next_power_of_2(hidden)
     block = padded if next_norm is not None else min(1024, padded)
-    launcher(_combine_kernel, (num_tokens, cdiv(hidden, block)))(
+    dependent(_combine_kernel, (num_tokens, cdiv(hidden, block)), out.device)(
         expert_outputs, rows, shares, residual, out,
         None if next_norm is None else next_norm.weight, None if next_norm is None else next_norm.out,
-        0.0 if next_norm is None else next_norm.eps, hidden, top_k, BLOCK=block, PDL=pdl,
-        num_warps=min(max(block // 256, 1), 16), **launch_options(pdl),
+        0.0 if next_norm is None else next_norm.eps, hidden, top_k, BLOCK=block,
+        num_warps=min(max(block // 256, 1), 16),
     )  # fmt: skip

@@ -14,9 +14,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from twostroke.backends.cuda.compile_ahead import launcher
 from twostroke.backends.cuda.kernels.moe_routing import ranks_of_experts
-from twostroke.backends.cuda.kernels.target import launch_options
+from twostroke.backends.cuda.kernels.target import dependent
 from twostroke.backends.cuda.kernels.whole_numbers import cdiv, next_power_of_2
 
 
@@ -137,16 +136,15 @@ def few_tokens_gate_up(
     top_k: int,
     gelu: bool = False,
     tile: GemvTile = GATE_UP_TILE,
-    pdl: bool = False,
 ) -> None:
     """x [num_tokens, hidden], logits float32 [num_tokens, experts], gate_up [experts, 2 * intermediate, hidden]
     -> activations [num_tokens * top_k, intermediate], a token's slots side by side, the likeliest first."""
     num_tokens, hidden = x.shape
     experts, intermediate = gate_up.shape[0], gate_up.shape[1] // 2
-    launcher(_gate_up_kernel, (cdiv(intermediate, tile.outputs), num_tokens * top_k))(
+    dependent(_gate_up_kernel, (cdiv(intermediate, tile.outputs), num_tokens * top_k), x.device)(
         x, logits, gate_up, activations, hidden, intermediate, experts, top_k, GELU=gelu, OUTPUTS=tile.outputs,
-        DEPTH=min(tile.depth, next_power_of_2(hidden)), EXPERTS_PADDED=next_power_of_2(experts), PDL=pdl,
-        num_warps=tile.num_warps, **launch_options(pdl),
+        DEPTH=min(tile.depth, next_power_of_2(hidden)), EXPERTS_PADDED=next_power_of_2(experts),
+        num_warps=tile.num_warps,
     )  # fmt: skip
 
 
@@ -160,15 +158,14 @@ def few_tokens_down(
     normalise: bool,
     residual: torch.Tensor | None = None,
     tile: GemvTile = DOWN_TILE,
-    pdl: bool = False,
 ) -> None:
     """activations as `few_tokens_gate_up` wrote them, down [experts, hidden, intermediate] -> out [num_tokens, hidden],
-    on top of `residual` if there is one (`out` itself, perhaps). With `pdl` it must directly follow that kernel."""
+    on top of `residual` if there is one (`out` itself, perhaps). It must directly follow that kernel."""
     num_tokens, hidden = out.shape
     experts, _, intermediate = down.shape
-    launcher(_down_kernel, (cdiv(hidden, tile.outputs), num_tokens))(
+    dependent(_down_kernel, (cdiv(hidden, tile.outputs), num_tokens), out.device)(
         activations, logits, down, out if residual is None else residual, out, hidden, intermediate, experts, top_k,
         NORMALISE=normalise, HAS_RESIDUAL=residual is not None, OUTPUTS=tile.outputs,
         DEPTH=min(tile.depth, next_power_of_2(intermediate)),
-        EXPERTS_PADDED=next_power_of_2(experts), PDL=pdl, num_warps=tile.num_warps, **launch_options(pdl),
+        EXPERTS_PADDED=next_power_of_2(experts), num_warps=tile.num_warps,
     )  # fmt: skip

@@ -16,7 +16,6 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from twostroke.backends.cuda.compile_ahead import launcher
 from twostroke.backends.cuda.kernels.activation import Activation
 from twostroke.backends.cuda.kernels.gluon_layouts import ELEMENT_TYPES
 from twostroke.backends.cuda.kernels.grouped_tiles import (
@@ -28,7 +27,7 @@ from twostroke.backends.cuda.kernels.grouped_tiles import (
 from twostroke.backends.cuda.kernels.hopper_grouped import hopper_grouped_matmul
 from twostroke.backends.cuda.kernels.moe_decode import gated
 from twostroke.backends.cuda.kernels.moe_routing import dot, dot_precision
-from twostroke.backends.cuda.kernels.target import launch_options, target_of
+from twostroke.backends.cuda.kernels.target import dependent, target_of
 from twostroke.backends.cuda.kernels.whole_numbers import cdiv, next_power_of_2
 
 
@@ -227,17 +226,14 @@ def grouped_matmul(
     gated: bool,
     tile: GroupedTile | HopperTile,
     gelu: bool = False,
-    pdl: bool = False,
 ) -> None:
     """Gated: inputs [num_tokens, hidden], weights [experts, 2 * intermediate, hidden] (gate, then up) -> results
     [num_pairs, intermediate], sorted. Else: inputs [num_pairs, intermediate], sorted, weights
-    [experts, hidden, intermediate] -> results [num_pairs, hidden], sorted. With `pdl` the second must directly follow
+    [experts, hidden, intermediate] -> results [num_pairs, hidden], sorted. The second must directly follow
     the first, which lets it start no sooner than `starts` is written."""
     if isinstance(tile, HopperTile):
         activation: Activation | None = None if not gated else "gelu_tanh" if gelu else "silu"
-        hopper_grouped_matmul(
-            inputs, weights, results, sorted_pairs, starts, top_k=top_k, gated=activation, tile=tile, pdl=pdl
-        )
+        hopper_grouped_matmul(inputs, weights, results, sorted_pairs, starts, top_k=top_k, gated=activation, tile=tile)
         return
     experts, matrix_rows, num_inputs = weights.shape
     num_outputs = matrix_rows // 2 if gated else matrix_rows
@@ -252,10 +248,9 @@ def grouped_matmul(
         if not gated:
             input_blocks = TensorDescriptor.from_tensor(inputs, [tile.rows, tile.depth])
     blocks = cdiv(num_outputs, tile.outputs)
-    launcher(_grouped_kernel, (blocks * most_tiles(num_pairs, experts, tile.rows),))(
+    dependent(_grouped_kernel, (blocks * most_tiles(num_pairs, experts, tile.rows),), inputs.device)(
         inputs, input_blocks, weights, weight_blocks, results, sorted_pairs, starts, num_outputs, num_inputs, experts,
         top_k, GATED=gated, GELU=gelu, ROWS=tile.rows, OUTPUTS=tile.outputs, DEPTH=tile.depth,
         EXPERTS_PADDED=next_power_of_2(experts), WEIGHTS_FIRST=tile.weights_first,
-        PRECISION=dot_precision(inputs.dtype), PDL=pdl, num_warps=tile.num_warps, num_stages=num_stages,
-        **launch_options(pdl),
+        PRECISION=dot_precision(inputs.dtype), num_warps=tile.num_warps, num_stages=num_stages,
     )  # fmt: skip

@@ -15,9 +15,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from twostroke.backends.cuda.compile_ahead import launcher
 from twostroke.backends.cuda.kernels.prefetch import prefetch_to_l2
-from twostroke.backends.cuda.kernels.target import launch_options, target_of
+from twostroke.backends.cuda.kernels.target import dependent, target_of
 from twostroke.backends.cuda.kernels.whole_numbers import cdiv, next_power_of_2
 
 
@@ -294,14 +293,14 @@ def _sort_kernel(
     tl.store(sorted_pairs + row, pair, mask=is_own)
 
 
-def router_logits(x: torch.Tensor, router: torch.Tensor, logits: torch.Tensor, *, pdl: bool = False) -> None:
+def router_logits(x: torch.Tensor, router: torch.Tensor, logits: torch.Tensor) -> None:
     """x [num_tokens, hidden] times router [experts, hidden] -> logits float32 [num_tokens, experts]. For few tokens:
     each reads the whole router."""
     num_tokens, hidden = x.shape
     experts = router.shape[0]
-    launcher(_few_logits_kernel, (num_tokens, cdiv(experts, 4)))(
+    dependent(_few_logits_kernel, (num_tokens, cdiv(experts, 4)), x.device)(
         x, router, logits, hidden, experts, BLOCK_EXPERTS=4, BLOCK_DEPTH=min(1024, next_power_of_2(hidden)),
-        PDL=pdl, num_warps=4, **launch_options(pdl),
+        num_warps=4,
     )  # fmt: skip
 
 
@@ -316,14 +315,13 @@ def route(
     *,
     normalise: bool,
     tile: RoutingTile | None = None,
-    pdl: bool = False,
 ) -> None:
     """x [num_tokens, hidden] and router [experts, hidden] -> shares float32 [num_tokens, top_k], the likeliest expert
     first, starts int32 [experts + 1] (an expert's first row), sorted_pairs int32 [num_pairs] (the pair of each row) and
     rows int32 [num_tokens, top_k] (the row of each pair)."""
     tile = tile or choose_tile(len(x))
-    choose_experts(x, router, scratch, shares, normalise=normalise, tile=tile, pdl=pdl)
-    sort_by_expert(scratch, starts, sorted_pairs, rows, tile=tile, pdl=pdl)
+    choose_experts(x, router, scratch, shares, normalise=normalise, tile=tile)
+    sort_by_expert(scratch, starts, sorted_pairs, rows, tile=tile)
 
 
 def choose_experts(
@@ -334,7 +332,6 @@ def choose_experts(
     *,
     normalise: bool,
     tile: RoutingTile,
-    pdl: bool = False,
 ) -> None:
     """-> shares, and what `sort_by_expert` reads, in blocks of the tile's tokens."""
     (num_tokens, hidden), experts, top_k = x.shape, router.shape[0], shares.shape[1]
@@ -350,11 +347,11 @@ def choose_experts(
     if shared_bytes is not None:
         stage_bytes = (tile.tokens + padded) * depth * x.element_size()
         num_stages = max(1, min(num_stages, (shared_bytes - 1024) // stage_bytes))
-    launcher(_choose_kernel, (tile.parts, blocks))(
+    dependent(_choose_kernel, (tile.parts, blocks), x.device)(
         x, router, scratch.sums, scratch.arrivals, shares, scratch.places, scratch.counts, num_tokens, top_k, hidden,
         experts, top_k, NORMALISE=normalise, TOKENS=tile.tokens, PADDED=padded, PLACES=next_power_of_2(top_k),
-        PARTS=tile.parts, DEPTH=depth, PRECISION=dot_precision(x.dtype), PDL=pdl, num_warps=tile.num_warps,
-        num_stages=num_stages, **launch_options(pdl),
+        PARTS=tile.parts, DEPTH=depth, PRECISION=dot_precision(x.dtype), num_warps=tile.num_warps,
+        num_stages=num_stages,
     )  # fmt: skip
 
 
@@ -365,15 +362,14 @@ def sort_by_expert(
     rows: torch.Tensor,
     *,
     tile: RoutingTile,
-    pdl: bool = False,
 ) -> None:
     """After `choose_experts` of these very tokens with the same tile."""
     (num_tokens, top_k), experts = rows.shape, starts.shape[0] - 1
     blocks, padded = cdiv(num_tokens, tile.tokens), _padded(experts)
-    launcher(_sort_kernel, (blocks,))(
+    dependent(_sort_kernel, (blocks,), rows.device)(
         scratch.places, scratch.counts, starts, sorted_pairs, rows, blocks, num_tokens * top_k, experts, top_k,
-        TOKENS=tile.tokens, PADDED=padded, BLOCKS=max(16, tile.tokens // _breadth(padded)), PDL=pdl,
-        num_warps=min(16, (4 if tile.tokens <= 16 else 8) * _breadth(padded)), **launch_options(pdl),
+        TOKENS=tile.tokens, PADDED=padded, BLOCKS=max(16, tile.tokens // _breadth(padded)),
+        num_warps=min(16, (4 if tile.tokens <= 16 else 8) * _breadth(padded)),
     )  # fmt: skip
 
 

@@ -10,8 +10,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from twostroke.backends.cuda.compile_ahead import launcher
-from twostroke.backends.cuda.kernels.target import launch_options
+from twostroke.backends.cuda.kernels.target import dependent
 from twostroke.backends.cuda.kernels.whole_numbers import next_power_of_2
 
 
@@ -21,10 +20,9 @@ def rms_norm(
     out: torch.Tensor,  # [num_tokens, hidden]; may be x
     *,
     eps: float,
-    pdl: bool = False,
 ) -> None:
     """out = norm(x) * weight."""
-    _launch(x, None, None, weight, out, eps, pdl)
+    _launch(x, None, None, weight, out, eps)
 
 
 def add_rms_norm(
@@ -34,11 +32,10 @@ def add_rms_norm(
     out: torch.Tensor | None,  # [num_tokens, hidden]; may be x
     *,
     eps: float,
-    pdl: bool = False,
 ) -> None:
     """residual += x, the sum of its parts; out = norm(residual) * weight. Without a weight and an out only the first
     half is done."""
-    _launch(x, None, residual, weight, out, eps, pdl)
+    _launch(x, None, residual, weight, out, eps)
 
 
 def sandwich(
@@ -49,11 +46,10 @@ def sandwich(
     out: torch.Tensor | None,  # [num_tokens, hidden]; may be x
     *,
     eps: float,
-    pdl: bool = False,
 ) -> None:
     """residual += norm(x) * post_weight; out = norm(residual) * weight: a block's output is normed before it joins the
     residual, and the next block's input norm follows. Without a weight and an out only the first half is done."""
-    _launch(x, post_weight, residual, weight, out, eps, pdl)
+    _launch(x, post_weight, residual, weight, out, eps)
 
 
 def _launch(
@@ -63,14 +59,13 @@ def _launch(
     weight: torch.Tensor | None,
     out: torch.Tensor | None,
     eps: float,
-    pdl: bool,
 ) -> None:
     assert (weight is None) == (out is None)
     num_tokens, hidden = x.shape[-2:]
     if num_tokens == 0:
         return
     block = next_power_of_2(hidden)
-    launcher(_norm, (num_tokens,))(
+    dependent(_norm, (num_tokens,), x.device)(
         x,
         post_weight,
         residual,
@@ -84,9 +79,7 @@ def _launch(
         HIDDEN=hidden,
         PARTS=x.shape[0] if x.dim() == 3 else 1,
         BLOCK=block,
-        PDL=pdl,
         num_warps=min(max(block // 512, 1), 16),
-        **launch_options(pdl),
     )
 
 

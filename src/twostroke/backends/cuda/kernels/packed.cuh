@@ -6,7 +6,7 @@
 //   UNITS   units of 64 weight rows of each group   STAGES  length of the ring
 //   SHARED  whether groups have the same units, and take turns in their rounds
 //   STEPS   steps of 16 inputs, of a round's four, that are unpacked and multiplied together
-//   GATED   0 no, 1 SiLU, 2 GELU (tanh)             DEPENDENT  whether the launch is a dependent one
+//   GATED   0 no, 1 SiLU, 2 GELU (tanh)
 
 constexpr u32 DEPTH = 64;  // inputs a round: 128 bytes of a token, the widest that is spread over shared memory's banks
 constexpr u32 ROW_BYTES = DEPTH * 2;

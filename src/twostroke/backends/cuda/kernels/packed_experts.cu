@@ -111,7 +111,7 @@ extern "C" __global__ void __launch_bounds__(128 * (GROUPS + 1), 1)
   u32 ready = shared_address(barriers), empty = ready + STAGES * 8, guessed = empty + STAGES * 8;
   Producer producer{&x_map, inputs, weights, sorted_pairs, ring, ready, empty, guessed, units, width, top_k};
   int guessed_expert = blockIdx.x / out_tiles, guessed_unit = blockIdx.x % out_tiles * TILE_UNITS;
-  int ahead = DEPENDENT && guessed_expert < EXPERTS ? min(width / (int)DEPTH, (int)STAGES) : 0;
+  int ahead = guessed_expert < EXPERTS ? min(width / (int)DEPTH, (int)STAGES) : 0;
   if (threadIdx.x == 0) {
     for (u32 stage = 0; stage < STAGES; stage++) {
       init_barrier(ready + stage * 8, GATED ? 33 : 1);  // who expects weights, and the lanes that copy rows
@@ -121,11 +121,9 @@ extern "C" __global__ void __launch_bounds__(128 * (GROUPS + 1), 1)
     publish_barriers();
     if (ahead) producer.guess(guessed_expert, guessed_unit);
   }
-  if constexpr (DEPENDENT) {
-    // The trigger comes after the wait: what starts then may read `starts`, as this very kernel does below.
-    wait_for_kernel_ahead();
-    let_next_kernel_start();
-  }
+  // The trigger comes after the wait: what starts then may read `starts`, as this very kernel does below.
+  wait_for_kernel_ahead();
+  let_next_kernel_start();
   for (u32 i = threadIdx.x; i <= EXPERTS; i += blockDim.x) own_starts[i] = starts[i];
   __syncthreads();
   Walk walk{own_starts, 0, (int)blockIdx.x, out_tiles};

@@ -34,7 +34,6 @@ def packed_experts_product(
     tile: PackedTile,
     num_sms: int,
     gated: Activation | None = None,
-    pdl: bool = False,
 ) -> None:
     """As `moe_grouped.grouped_matmul`."""
     experts, units, depth_rounds = weights.data.shape[:3]
@@ -44,29 +43,26 @@ def packed_experts_product(
     x_map = tensor_map(inputs, len(inputs), tile.rows, DEPTH)  # of rows in order
     pointers = (inputs, weights.data, weights.factors, results, sorted_pairs, starts)
     numbers = (results.shape[1], units, width, -(-units // tile.tile_units), top_k)
-    _kernel(tile, experts, gated, pdl).launch(
+    _kernel(tile, experts, gated).launch(
         num_sms,
         128 * (tile.groups + 1),
         [x_map, *(ctypes.c_void_p(each.data_ptr()) for each in pointers), *map(ctypes.c_int, numbers)],
         shared_bytes=tile.shared_bytes,
-        pdl=pdl,
+        dependent=True,
     )
 
 
 @cache
-def _kernel(tile: PackedTile, experts: int, gated: Activation | None, pdl: bool) -> NativeKernel:
-    return NativeKernel(*source_and_constants(tile, experts, gated, pdl), architecture="sm_90a")
+def _kernel(tile: PackedTile, experts: int, gated: Activation | None) -> NativeKernel:
+    return NativeKernel(*source_and_constants(tile, experts, gated), architecture="sm_90a")
 
 
-def source_and_constants(
-    tile: PackedTile, experts: int, gated: Activation | None, pdl: bool
-) -> tuple[str, str, dict[str, int]]:
+def source_and_constants(tile: PackedTile, experts: int, gated: Activation | None) -> tuple[str, str, dict[str, int]]:
     """What is compiled, its function, and the constants that it is compiled for."""
     constants = tile.constants() | {
         "EXPERTS": experts,
         "GATED": GATES[gated],
         "BFLOAT16": 1,
-        "DEPENDENT": int(pdl),
     }
     multiply = product_function("multiply", tile.rows, torch.bfloat16, from_registers=True)
     texts = (FOLDER.joinpath(name).read_text() for name in SOURCES)

@@ -64,10 +64,8 @@ struct Producer {
   __device__ __forceinline__ void run() {
     Tile begun(blockIdx.x, out_tiles, rounds);
     for (int j = 0; j < min(rounds, (int)STAGES); j++) fetch_weights(begun, j, j);
-    if constexpr (DEPENDENT) {
-      let_next_kernel_start();
-      wait_for_kernel_ahead();
-    }
+    let_next_kernel_start();
+    wait_for_kernel_ahead();
     Place place{0, 1};  // of the lap before: the first one's stages are free
     for (int index = blockIdx.x; index < tiles; index += gridDim.x) {
       Tile tile(index, out_tiles, rounds);

@@ -31,7 +31,6 @@ def packed_product(
     tile: PackedTile,
     num_sms: int,
     gated: Activation | None = None,
-    pdl: bool = False,
 ) -> None:
     """out = x @ weight.T, gated if asked."""
     num_rows, width = x.shape
@@ -47,29 +46,28 @@ def packed_product(
     x_map = tensor_map(x, rows_to_read(x, tile.rows), tile.rows, DEPTH)
     pointers = (weight.data, weight.factors, out)
     numbers = (num_rows, outputs, units, depth_rounds, rounds, out_tiles, tiles)
-    _kernel(tile, gated, is_float32, pdl).launch(
+    _kernel(tile, gated, is_float32).launch(
         min(tiles, num_sms),
         128 * (tile.groups + 1),
         [x_map, *(ctypes.c_void_p(each.data_ptr()) for each in pointers), *map(ctypes.c_int, numbers)],
         shared_bytes=tile.shared_bytes,
-        pdl=pdl,
+        dependent=True,
     )
 
 
 @cache
-def _kernel(tile: PackedTile, gated: Activation | None, is_float32: bool, pdl: bool) -> NativeKernel:
-    return NativeKernel(*source_and_constants(tile, gated, is_float32, pdl), architecture="sm_90a")
+def _kernel(tile: PackedTile, gated: Activation | None, is_float32: bool) -> NativeKernel:
+    return NativeKernel(*source_and_constants(tile, gated, is_float32), architecture="sm_90a")
 
 
 def source_and_constants(
-    tile: PackedTile, gated: Activation | None, is_float32: bool, pdl: bool
+    tile: PackedTile, gated: Activation | None, is_float32: bool
 ) -> tuple[str, str, dict[str, int]]:
     """What is compiled, its function, and the constants that it is compiled for."""
     constants = tile.constants() | {
         "GATED": GATES[gated],
         "FLOAT32": int(is_float32),
         "BFLOAT16": 1,
-        "DEPENDENT": int(pdl),
     }
     multiply = product_function("multiply", tile.rows, torch.bfloat16, from_registers=True)
     texts = (FOLDER.joinpath(name).read_text() for name in SOURCES)

@@ -12,8 +12,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from twostroke.backends.cuda.compile_ahead import launcher
-from twostroke.backends.cuda.kernels.target import launch_options
+from twostroke.backends.cuda.kernels.target import dependent
 from twostroke.backends.cuda.kernels.whole_numbers import cdiv, next_power_of_2
 
 FEW_TOKENS: Final = 64
@@ -37,7 +36,6 @@ def rope_and_store(
     q_norm: torch.Tensor | None = None,  # [head_dim]
     k_norm: torch.Tensor | None = None,  # [head_dim]
     eps: float = 0.0,
-    pdl: bool = False,
     heads_per_program: int | None = None,
 ) -> None:
     """Turn queries in place; turn keys and write them and the values to block table[row, position // block_size], slot
@@ -54,7 +52,7 @@ def rope_and_store(
     heads_per_program = min(heads_per_program, next_power_of_2(all_heads))
     groups = cdiv(all_heads, heads_per_program)
     rest = head_dim - rope_dim
-    launcher(_rope_and_store, (num_tokens * groups,))(
+    dependent(_rope_and_store, (num_tokens * groups,), qkv.device)(
         qkv,
         cos_sin,
         positions,
@@ -77,9 +75,7 @@ def rope_and_store(
         BLOCK_SIZE=k_cache.shape[2],
         PROGRAM_HEADS=heads_per_program,
         GROUPS=groups,
-        PDL=pdl,
         num_warps=min(max(heads_per_program * head_dim // 512, 1), 8),
-        **launch_options(pdl),
     )
 
 

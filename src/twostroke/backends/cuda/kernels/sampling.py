@@ -15,7 +15,6 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from twostroke.backends.cuda.compile_ahead import launcher
 from twostroke.backends.cuda.kernels.sampling_filters import FilterScratch
 from twostroke.backends.cuda.kernels.sampling_search import SearchShape, draw_filtered
 from twostroke.backends.cuda.kernels.sampling_state import (
@@ -30,6 +29,7 @@ from twostroke.backends.cuda.kernels.sampling_state import (
     source_of,
     uniform,
 )
+from twostroke.backends.cuda.kernels.target import dependent
 from twostroke.backends.cuda.kernels.whole_numbers import next_power_of_2
 
 
@@ -241,12 +241,11 @@ def survey(
     draws: bool,
     block: int,
     column: int,
-    pdl: bool = False,
 ) -> None:
     """Summarise every block of every row, and its columns where some row has filters."""
     batch, vocab = logits.shape
     num_blocks = summaries.best.shape[1]
-    launcher(_survey, (num_blocks, batch))(
+    dependent(_survey, (num_blocks, batch), logits.device)(
         logits,
         edited,
         rows,
@@ -262,9 +261,7 @@ def survey(
         DRAWS=draws,
         FILTERS=filters is not None,
         EDITS=edited is not None,
-        PDL=pdl,
         num_warps=4,
-        launch_pdl=pdl,
     )
 
 
@@ -281,12 +278,11 @@ def choose(
     draws: bool,
     block: int,
     search: SearchShape,
-    pdl: bool = False,
 ) -> None:
     """Choose from what was found: tokens_out int32 [batch], last_tokens int32 [max_rows + 1] at each row."""
     batch, vocab = logits.shape
     num_blocks = summaries.best.shape[1]
-    launcher(_choose, (batch,))(
+    dependent(_choose, (batch,), rows.device)(
         logits,
         edited,
         rows,
@@ -308,7 +304,5 @@ def choose(
         DRAWS=draws,
         FILTERS=filters is not None,
         EDITS=edited is not None,
-        PDL=pdl,
         num_warps=8 if draws else 1,
-        launch_pdl=pdl,
     )

@@ -13,7 +13,6 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from twostroke.backends.cuda.compile_ahead import launcher
 from twostroke.backends.cuda.kernels.sampling_state import (
     COUNTS,
     FLOAT32_MAX,
@@ -29,6 +28,7 @@ from twostroke.backends.cuda.kernels.sampling_state import (
     REPETITION,
     is_edited,
 )
+from twostroke.backends.cuda.kernels.target import dependent
 from twostroke.backends.cuda.kernels.whole_numbers import cdiv
 
 
@@ -114,11 +114,10 @@ def edit(
     state: torch.Tensor,
     *,
     block: int,
-    pdl: bool = False,
 ) -> None:
     """Write the scores of the rows that have edits to `edited`, float32 [batch, vocab]."""
     batch, vocab = logits.shape
-    launcher(_edit, (cdiv(vocab, block), batch))(
+    dependent(_edit, (cdiv(vocab, block), batch), logits.device)(
         logits,
         edited,
         rows,
@@ -127,7 +126,5 @@ def edit(
         vocab,
         BLOCK=block,
         LIST_PART=256,
-        PDL=pdl,
         num_warps=8,
-        launch_pdl=pdl,
     )

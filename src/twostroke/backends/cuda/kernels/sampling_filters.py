@@ -16,7 +16,6 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from twostroke.backends.cuda.compile_ahead import launcher
 from twostroke.backends.cuda.kernels.sampling_state import (
     FLOAT32_MAX,
     MIN_P,
@@ -27,6 +26,7 @@ from twostroke.backends.cuda.kernels.sampling_state import (
     TOP_P,
     source_of,
 )
+from twostroke.backends.cuda.kernels.target import dependent
 from twostroke.backends.cuda.kernels.whole_numbers import next_power_of_2
 
 ID_BITS = tl.constexpr(22)
@@ -315,13 +315,12 @@ def filter_rows(
     scratch: FilterScratch,
     *,
     block: int,
-    pdl: bool = False,
 ) -> None:
     """Bracket and list, for each row with filters, the candidates that may be at its border."""
     batch, vocab = logits.shape
     num_blocks, num_columns = block_best.shape[1], scratch.column_best.shape[1]
     summaries = next_power_of_2(num_blocks)
-    launcher(find_floor, (batch,))(
+    dependent(find_floor, (batch,), rows.device)(
         rows,
         state,
         block_best,
@@ -335,15 +334,13 @@ def filter_rows(
         num_columns,
         SUMMARIES=summaries,
         COLUMNS=next_power_of_2(num_columns),
-        PDL=pdl,
         num_warps=4,
-        launch_pdl=pdl,
     )
     shared = (logits, edited, rows, state, block_best, *scratch[1:5])
     sizes = (logits.stride(0), vocab, num_blocks)
-    options = {"BLOCK": block, "SUMMARIES": summaries, "EDITS": edited is not None, "PDL": pdl, "launch_pdl": pdl}
+    options = {"BLOCK": block, "SUMMARIES": summaries, "EDITS": edited is not None}
     for index in range(2):
-        launcher(narrow, (num_blocks, batch))(*shared, *sizes, PASS=index, num_warps=4, **options)
-    launcher(list_candidates, (num_blocks, batch))(
+        dependent(narrow, (num_blocks, batch), rows.device)(*shared, *sizes, PASS=index, num_warps=4, **options)
+    dependent(list_candidates, (num_blocks, batch), rows.device)(
         *shared, *scratch[5:], *sizes, LIST=scratch.list_ids.shape[1], num_warps=8, **options
     )

@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from twostroke.backends.cuda.compile_ahead import launcher
 from twostroke.backends.cuda.kernels.sampling_state import NEGATIVE_INFINITY
+from twostroke.backends.cuda.kernels.target import dependent
 from twostroke.backends.cuda.kernels.whole_numbers import cdiv
 
 
@@ -33,10 +33,10 @@ def _mask(edited, entries, words, vocab, num_words, BLOCK: tl.constexpr, PDL: tl
     tl.store(target, tl.where(is_allowed | (scores != scores), scores, NEGATIVE_INFINITY), mask=inside)
 
 
-def mask(edited: torch.Tensor, entries: torch.Tensor, words: torch.Tensor, *, block: int, pdl: bool = False) -> None:
+def mask(edited: torch.Tensor, entries: torch.Tensor, words: torch.Tensor, *, block: int) -> None:
     """Set scores to -inf whose bit is 0: edited float32 [batch, vocab], entries int32 [masked] of the batch,
     words int32 [masked, ceil(vocab / 32)], the lowest bit first."""
     vocab = edited.shape[1]
-    launcher(_mask, (cdiv(vocab, block), len(entries)))(
-        edited, entries, words, vocab, words.shape[1], BLOCK=block, PDL=pdl, num_warps=8, launch_pdl=pdl
+    dependent(_mask, (cdiv(vocab, block), len(entries)), edited.device)(
+        edited, entries, words, vocab, words.shape[1], BLOCK=block, num_warps=8
     )

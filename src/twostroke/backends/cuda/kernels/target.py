@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
 import triton
+
+from twostroke.backends.cuda.compile_ahead import launcher
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,9 @@ def _target(device: torch.device) -> Target:
     return Target(interpreted, (properties.major, properties.minor), properties.multi_processor_count, shared_bytes)
 
 
-def launch_options(pdl: bool) -> dict[str, Any]:
-    """Launch keywords for a kernel of a dependent chain; the interpreter knows none of them."""
-    return {"launch_pdl": True} if pdl else {}
+def dependent(kernel: Any, grid: tuple[int, ...], device: torch.device, *, ahead: bool = True) -> Callable[..., Any]:
+    """What launches a kernel that waits for the one ahead of it by itself: before that has ended, where the device has
+    such launches. The kernel is told by its constant `PDL`. Without `ahead` it starts behind the end, as any other."""
+    if ahead and target_of(device).has_pdl:
+        return partial(launcher(kernel, grid), PDL=True, launch_pdl=True)
+    return partial(launcher(kernel, grid), PDL=False)
