@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 WORKERS ?= auto
 PROMPT ?= Explain in two sentences why the sky is blue.
 
-.PHONY: run serve readme test test-slow test-clients clients-page check lint clean help bench-cpu bench-gpu
+.PHONY: run serve readme test test-slow test-clients clients-page check lint wheel clean help bench-cpu bench-gpu
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/:/'
@@ -54,6 +54,10 @@ lint: $(VENV)/.dev   ## ruff and mypy
 	$(BIN)/mypy
 
 check: lint test   ## what CI runs
+
+wheel: $(VENV)/.dev   ## build the wheel into dist/, install it in an empty environment with its dependencies, and run it
+	$(BIN)/python -m build
+	$(BIN)/python -m pytest tests/test_wheel.py
 
 # Options by variables, e.g. make bench-cpu ENGINES=twostroke,llama-cpp-q4_0 WORKLOADS=w1 REPETITIONS=3
 # (PARTS, THREADS, MODEL and QUICK=1 too; BENCH_HOME=folder keeps the peers' venvs and models elsewhere).

@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "twostroke"
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
@@ -87,9 +87,16 @@ def _quoted_file(code):
 
 
 def test_the_documents_were_found():
-    assert {"README.md", "CONTRIBUTING.md", "tour.md", "architecture.md", "metrics.md", "roadmap.md"} <= {
-        document.name for document in DOCUMENTS
-    }
+    assert {
+        "README.md",
+        "CONTRIBUTING.md",
+        "SECURITY.md",
+        "CHANGELOG.md",
+        "tour.md",
+        "architecture.md",
+        "metrics.md",
+        "roadmap.md",
+    } <= {document.name for document in DOCUMENTS}
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
