@@ -45,6 +45,8 @@ FIGURES = {
 }
 UNITS = {"µs": 1e-6, "ms": 1e-3, "s": 1.0, "tok/s": 1.0}
 OBSERVED_TIMES = 40
+RUN = 20
+"""Of bench/results/cuda-bench.txt."""
 NEWCOMER_S_PER_TOKEN = 1.0e-3 / 8256
 """The host's work on a prompt before its first launch. Of that machine's host nothing is recorded: this is what
 bench/host_step.py found, on two cores of an AMD EPYC, of the engine as it was in these runs."""
@@ -56,24 +58,22 @@ class Model:
     name: str
     """As the records call it."""
     folder: str
-    runs: tuple[int, ...]
-    """Of bench/results/cuda-bench.txt; where two have a figure, the later one's is taken."""
     itl_target_s: float
-    """As the last of them was paced."""
+    """As the recorded run was paced."""
     num_blocks: int
 
 
 MODELS = (
-    Model("8B", "llama-3.1-8b", (11, 12, 13), 0.035, 14844),
-    Model("0.6B", "qwen3-0.6b", (13,), 0.035, 18984),
-    Model("30B", "qwen3-30b-a3b", (11,), 0.035, 13059),
+    Model("8B", "llama-3.1-8b", 0.035, 14844),
+    Model("0.6B", "qwen3-0.6b", 0.035, 18984),
+    Model("30B", "qwen3-30b-a3b", 0.035, 13059),
 )
 
 
-def recorded_figures(run: int, model: str) -> tuple[dict[tuple[str, str], float], Ceilings]:
-    """By workload and title: seconds, or tokens a second."""
+def recorded_figures(model: str) -> tuple[dict[tuple[str, str], float], Ceilings]:
+    """Of the last run with weights in 16 bits, by workload and title: seconds, or tokens a second."""
     text = (HERE / "results" / "cuda-bench.txt").read_text(encoding="utf-8")
-    part = text.split(f"---- run {run},")[1].split("---- run")[0].split(f"== {model}\n")[1].split("\n== ")[0]
+    part = text.split(f"---- run {RUN},")[1].split("---- run")[0].split(f"== {model}\n")[1].split("\n== ")[0]
     found, workload = {}, ""
     for line in part.splitlines():
         match = re.match(r"(\w*)\s+([A-Za-z][\w ]*?)\s+([\d,.]+) (µs|ms|s|tok/s|tokens)\s", line)
@@ -85,7 +85,7 @@ def recorded_figures(run: int, model: str) -> tuple[dict[tuple[str, str], float]
             found[workload, match.group(2)] = number * UNITS[match.group(4)]
     rates = re.search(r"allows: ([\d.]+) T multiply-adds/s, ([\d.]+) TB/s", part)
     assert rates is not None
-    return found, Ceilings(float(rates.group(2)) * 1e12, float(rates.group(1)) * 1e12, f"run {run} on the H200")
+    return found, Ceilings(float(rates.group(2)) * 1e12, float(rates.group(1)) * 1e12, f"run {RUN} on the H200")
 
 
 def recorded_steps(model: str) -> list[tuple[StepWork, float]]:
@@ -146,10 +146,7 @@ def replica_of(model: Model) -> tuple[ReplicaSpec, dict[tuple[str, str], float],
     checkpoint = random_checkpoint(HERE / "shapes" / model.folder, WeightKind.BF16, name=model.name)
     windows, spec = checkpoint.spec.kv_windows(), checkpoint.spec
     shape = shape_of(checkpoint, [4 * len(layers) * spec.num_kv_heads * spec.head_dim for _, layers in windows])
-    figures: dict[tuple[str, str], float] = {}
-    for run in model.runs:
-        found, ceilings = recorded_figures(run, model.name)
-        figures |= found
+    figures, ceilings = recorded_figures(model.name)
     replica = ReplicaSpec(
         fitted_cost(shape, ceilings, model.name, figures).seconds,
         shape,

@@ -1,6 +1,6 @@
 """The README's transcripts: `python -m bench.readme` (make readme) runs each command through `bench/record.sh`, which
-keeps what it printed with date, machine and versions, and puts that into the README. Tests hold that the README shows
-the records, and that the commands answer today as the records have it."""
+keeps what it printed with date, machine and versions, and puts that into the README, whose picture is drawn anew. Tests
+hold that the README shows the records, and that the commands answer today as the records have it."""
 
 from __future__ import annotations
 
@@ -132,6 +132,7 @@ def main() -> None:
         readme = _block(transcript.name).sub(lambda found, shown=shown: found[1] + shown + found[3], readme)
         readme = re.sub(r"Recorded on \d{4}-\d\d-\d\d on [^,]+,", provenance(record), readme)
         README.write_text(readme, encoding="utf-8")
+    subprocess.run([sys.executable, "-m", "bench.picture"], cwd=ROOT, env=here, check=True)
 
 
 if __name__ == "__main__":

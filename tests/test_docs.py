@@ -15,6 +15,8 @@ FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 BACKTICKS = re.compile(r"`([^`\n]+)`")
 PATH = re.compile(r"[\w.-]+(/[\w.-]+)*/?")
+COMMIT = re.compile(r"\b(?=[a-f]*[0-9])(?=[0-9]*[a-f])[0-9a-f]{7,40}\b")
+MAX_LINE, MAX_ROW = 130, 420
 SUFFIXES = (".py", ".md", ".txt", ".toml", ".sh")
 
 
@@ -123,6 +125,27 @@ def test_quotes_are_true_to_the_code(document):
     assert false_quotes(document.read_text(encoding="utf-8")) == []
 
 
+def hard_to_read(text):
+    """Prose in lines that no screen holds, rows of a table that nobody reads, hashes of commits."""
+    found = []
+    for line in prose_of(text).splitlines():
+        limit = MAX_ROW if line.lstrip().startswith(("|", ">")) else MAX_LINE
+        if len(line) > limit or COMMIT.search(line):
+            found.append(line)
+    return found
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
+def test_a_stranger_can_read_it(document):
+    if document.name != "clients.md":  # made of scripts and versions
+        assert hard_to_read(document.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/performance.md", "docs/performance-gpu.md", "docs/trials.md"])
+def test_figures_have_records_not_numbers_of_runs(name):
+    assert re.findall(r"\bruns? \d+", prose_of((ROOT / name).read_text(encoding="utf-8"))) == []
+
+
 def test_the_readme_shows_python():
     assert python_blocks((ROOT / "README.md").read_text(encoding="utf-8"))
 
@@ -134,6 +157,15 @@ def test_what_is_wrong_is_noticed():
     assert python_blocks("```python\nx = (\n```\n") == ["x = (\n"]
     quote = "```python\n# core/step.py\nclass Step:\n    ...\n    step_id: str\n```\n"
     assert false_quotes(quote) == ["    step_id: str"]
+
+
+def test_what_is_hard_to_read_is_noticed():
+    assert hard_to_read("short\n" + "long " * 40) == ["long " * 40]
+    assert hard_to_read("at commit bbed15d\n| " + "x" * 200 + " |\n| " + "x" * 500 + " |") == [
+        "at commit bbed15d",
+        "| " + "x" * 500 + " |",
+    ]
+    assert hard_to_read("1234567 tokens, effaced\n```\n" + "x" * 300 + "\n```\n") == []
 
 
 def test_what_is_no_path_of_ours_is_let_be():

@@ -140,7 +140,7 @@ def test_attention_and_experts_are_as_recorded() -> None:
 
 
 def test_the_cpus_shares_are_as_recorded() -> None:
-    text = (RESULTS / "cpu-2026-11-15-0806.md").read_text()
+    text = (RESULTS / "cpu-2026-11-15-1436.md").read_text()
     line = next(line for line in text.splitlines() if "fraction of that" in line)
     prefill_1, decode_1, prefill_2, decode_2 = (int(share) / 100 for share in re.findall(r"(\d+)%", line)[:4])
     pairs = [(prefill_1, CPU_RECORDS.prefill), (prefill_2, CPU_RECORDS.prefill)]

@@ -159,11 +159,11 @@ H200_RECORDS = TermEfficiency(
 
 
 CPU_RECORDS = FloorShares(
-    source="SmolLM2-135M on two cores with AVX512 (bench/results/cpu-2026-11-15-0806.md), one request at a time",
-    error="10% on average over the four figures measured there; 16 streams at once reached less of the floor than one "
-    "(41%); `--from-server` and `twostroke calibrate` measure your own",
-    prefill=0.55,
-    decode=0.58,
+    source="SmolLM2-135M on two cores with AVX512 (bench/results/cpu-2026-11-15-1436.md), one request at a time",
+    error="6% on average over the four figures measured there; 16 streams at once reached less of the floor than one "
+    "(43%); `--from-server` and `twostroke calibrate` measure your own",
+    prefill=0.54,
+    decode=0.615,
 )
 """Shares of the ceilings that this machine was measured to have."""
 
