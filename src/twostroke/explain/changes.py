@@ -47,7 +47,7 @@ def more_slots(
 
 
 def _reading_s(timing: SequenceTiming, account: StartAccount, yardstick: Yardstick, num_tokens: int) -> float:
-    """What so many tokens of other prompts would have taken, at the pace of its own."""
+    """What this many tokens of other prompts would have taken, at the pace of its own."""
     chunks = prefill_chunks(timing)
     if not chunks or num_tokens <= 0:
         return 0.0

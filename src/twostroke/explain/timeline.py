@@ -18,7 +18,7 @@ class Span:
     kind: str
     """`reception`, `queue`, `prefill`, `others`, `decode`, `preempted` or `delivery`."""
     start_s: float
-    """Since the engine had the request; what lies before is negative."""
+    """Seconds since the engine had the request; what lies before is negative."""
     seconds: float
     note: str = ""
 

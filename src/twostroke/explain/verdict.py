@@ -22,7 +22,7 @@ MATTERS = 0.3
 WORTH_A_WORD = 0.1
 """The share of the cores that other programs have to take to be named."""
 FAR = 5.0
-"""So many times the floor want a word, even where nobody is to blame."""
+"""A request this many times above its floor is called slow, even where nobody is to blame."""
 
 
 class Cause(Enum):
@@ -45,7 +45,7 @@ class Finding:
 
     cause: Cause
     seconds: float
-    """Of the phase."""
+    """What the phase took."""
     lost_s: float
     """What the cause took of it beyond what the sample takes alone; of a cache miss, what a hit would have saved."""
     floor_s: float

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 KEY_SCOPE = "twostroke.key"
 """Where in a request's scope the number of its API key is."""
 RECEIVED_SCOPE = "twostroke.received_s"
-"""And when it came in, on the engine's clock."""
+"""Where in a request's scope the time is at which it came in, on the engine's clock."""
 
 
 class Admission:

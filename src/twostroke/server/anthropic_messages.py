@@ -140,7 +140,7 @@ class MessageWriter:
         self._hides_thoughts = body.thinking is not None and body.thinking.display == "omitted"
         self._num_blocks = self._num_calls = 0
         self._is_open = False
-        """The last of them, in a stream."""
+        """Whether the last block of a stream is open."""
         self._sent_s = time.monotonic()
 
     def whole(self) -> dict[str, Any]:

@@ -144,7 +144,7 @@ class Answers:
         self.num_samples = num_samples
         self.choices = [Answer() for _ in range(num_prompts * num_samples)]
         self.watch: Watch | None = None
-        """Told of every one that ends."""
+        """Told of every answer that ends."""
 
     def absorb(self, prompt_index: int, output: Output) -> int:
         """Returns the choice it belongs to."""

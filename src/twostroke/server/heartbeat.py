@@ -16,11 +16,11 @@ from enum import IntEnum
 BEAT_S = 0.5
 TICK_S = 0.25
 PATIENCE = 10.0
-"""Steps may take so many times what was predicted, on top of the time-out: predictions err, and cores are shared."""
+"""Steps may take this many times what was predicted, on top of the time-out: predictions err, cores are shared."""
 STUCK_FACTOR = 3.0
-"""A loop that stands still while its process beats gets so many time-outs: it may compile a kernel."""
+"""Time-outs for a loop that stands still while its process beats: it may compile a kernel."""
 LOADING_FACTOR = 20.0
-"""And so many a process that loads its model and does not beat: reading a file from a slow disk holds everything up."""
+"""Time-outs for a process that loads its model and does not beat: a slow disk holds everything up."""
 _RECORD = struct.Struct("<BQd")
 _READ_BYTES = 64 * 1024
 
@@ -40,7 +40,7 @@ class Heart:
         self.doing = Doing.LOADING
         self.moves = 0
         self._predicted_s = (0.0, 0.0)
-        """Of the two steps launched last: so many are in flight."""
+        """Of the two steps that were launched last; no more are in flight."""
         self._told_s = 0.0
         self._lock = threading.Lock()
 

@@ -28,7 +28,7 @@ class ExplainedChoice(msgspec.Struct, frozen=True):
     start: str | None
     """What is to be said of the time before its first token."""
     stream: str | None
-    """And of the time after it."""
+    """What is to be said of the time after its first token."""
     predicted_by: str
     """`step_cost`: costs fitted to the engine's own steps; `floors`: their ratios."""
     doubt: str | None

@@ -80,7 +80,7 @@ class Quotas:
         self._add(key, -work.samples, -work.tokens)
 
     def seconds_for(self, num_samples: int, facts: Ready) -> int:
-        """Until so many of the samples in flight will have ended, at the pace of late."""
+        """Seconds until this many of the samples in flight will have ended, at the pace of late."""
         at_once = max(1, min(facts.max_running, self._samples[ALL]))
         seconds = self._metrics.mean_sample_s * num_samples / at_once
         return math.ceil(min(self._settings.limits.request_timeout_s, max(1.0, seconds)))

@@ -25,11 +25,11 @@ THOUGHT_PARTS = frozenset({"reasoning_text", "summary_text", "text"})
 class ResponseInput:
     messages: list[dict[str, Any]]
     items: list[InputItem]
-    """Of this call alone."""
+    """The items of this call alone."""
     turns: tuple[Turn, ...]
-    """That it goes on from."""
+    """The turns that this call goes on from."""
     key: int
-    """Whose it is."""
+    """The number of the API key that it belongs to."""
 
     def turn(self, answered: list[dict[str, Any]]) -> Turn:
         return Turn.of([_listed(item) for item in self.items], answered)

@@ -48,7 +48,7 @@ Text = Annotated[str, AfterValidator(_sendable)]
 Many = Annotated[list[Item], Field(fail_fast=True)]
 """A list whose first wrong item ends the matter."""
 Few = Annotated[list[Item], Field(fail_fast=True), BeforeValidator(_few)]
-"""The same for items that take their time to check."""
+"""A short list whose first wrong item ends the matter: its items take their time to check."""
 Table = Annotated[dict[Text, Entry], BeforeValidator(_few)]
 Repeated = AfterValidator(_writable)
 TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]

@@ -44,7 +44,7 @@ class Service:
         self.tool_format = HERMES
         self.reasoning_parser = "none"
         self.template_variables: frozenset[str] = frozenset()
-        """That the model's chat template reads."""
+        """The variables that the model's chat template reads."""
         self.admission = Admission(settings, client, metrics, tracing)
         self.kept = KeptRequests()
         self.aside = Aside()

@@ -53,7 +53,7 @@ class ServerSettings:
     model_name: str
     """What requests call the model, and what answers say."""
     other_names: tuple[str, ...] = ()
-    """That requests may call it, too; a `*` in one stands for any text."""
+    """Further names that requests may give the model; a `*` in one stands for any text."""
     host: str = "127.0.0.1"
     port: int = 8000
     api_keys: tuple[str, ...] = ()
@@ -68,7 +68,7 @@ class ServerSettings:
     drain_s: float = 30.0
     """How long requests in flight may take to end once the server was told to stop; infinite: as long as they do."""
     engine_timeout_s: float = 30.0
-    """An engine process that gives no sign of life for so long, and longer than its steps explain, is started again."""
+    """An engine that gives no sign of life for this long, and longer than its steps explain, is started again."""
     limits: Limits = field(default_factory=Limits)
     tool_parser: str = "auto"
     reasoning_parser: str = "auto"

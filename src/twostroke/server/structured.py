@@ -36,7 +36,7 @@ class GrammarGate:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
         self._metrics = metrics
         self._checks: dict[GrammarSpec, asyncio.Future[None]] = {}
-        """Those under way."""
+        """The checks that are under way."""
 
     async def admit(self, named: Named) -> GrammarSpec:
         """The spec, if it can be followed; else a 400 that names the field, or a 429."""

@@ -34,7 +34,7 @@ OPERATIONS = {
 TRACE_SCOPE = "twostroke.trace"
 """Where in a request's scope its RequestTrace is."""
 LARGEST_INTEGER = 2**63 - 1
-"""That an attribute can hold; one that is larger would spoil the whole batch."""
+"""The largest that an attribute can hold; a larger one would spoil the whole batch."""
 CLOSE_LIMIT_S = 3.0
 COMPLAINTS_APART_S = 60.0
 

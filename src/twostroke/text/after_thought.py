@@ -14,7 +14,7 @@ OPENING_BYTES, CLOSING_BYTES = OPENING.encode(), CLOSING.encode()
 MAX_SPACE_TOKENS = 2
 """Between the closing marker and the grammar's first token: models are used to blank lines there."""
 MAX_SPACE_BYTES = 4
-"""Of one such token."""
+"""The longest token that may stand there."""
 
 
 class ThoughtMasks:

@@ -25,11 +25,11 @@ MAX_GRAMMAR_CHARS = 128 * 1024
 MAX_SCHEMA_DEPTH = 64
 MAX_CHOICES = 4096
 MAX_LEXER_STATES = 50_000
-"""Of 1 to 2 kB each: what following one grammar may come to hold. Its work a token is limited by the library."""
+"""States of 1 to 2 kB each that following one grammar may come to hold. The library limits its work a token."""
 NUM_TRIED_TOKENS = 8
-"""Of an answer, when a grammar is tried out."""
+"""Tokens of an answer that are followed when a grammar is tried out."""
 NUM_KEPT = 128
-"""Compiled grammars, the latest used."""
+"""How many compiled grammars are kept: those used last."""
 
 WHITESPACE = r"\n?[ ]{0,12}"
 """What may stand between the parts of a JSON text: room for the usual indentation, and an end to it. Without one, a

@@ -17,7 +17,7 @@ COMPILE_LIMIT_S = 1.0
 START_LIMIT_S = 30.0
 MAX_MEMORY_BYTES = 2**30
 MAX_CPU_S = 10
-"""For when the parent, whose clock is shorter, is gone."""
+"""A limit for when the parent, whose clock is shorter, is gone."""
 NUM_REMEMBERED = 1024
 
 

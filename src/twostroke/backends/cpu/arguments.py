@@ -10,7 +10,7 @@ TILE_OUTPUTS = 16
 FEW_ROWS = 128
 """With fewer rows than this, products read weights as they are packed, and threads wait for each other often."""
 MOST_LACKING_ROWS = 3
-"""The tallest tile may be used where so many of its rows are not there: smaller ones would take longer for the others.
+"""The tallest tile may be used where up to this many of its rows are missing: smaller tiles would take longer.
 Buffers that products read or write have room for that many more rows."""
 PANEL_OUTPUTS = 32
 """Packed matrices are padded to this many outputs, so that tiles may take two columns at a time."""
@@ -219,7 +219,7 @@ class TapeField(_Field):
     FUNCTION = auto()
     ARGUMENTS = auto()
     WAIT = auto()  # see Wait
-    PIECES = auto()  # a thread's part is cut into so many where rows are few; 0: every thread does the whole for itself
+    PIECES = auto()  # of a thread's part, where rows are few; 0: every thread does the whole for itself
     PIECES_OF_MANY = auto()  # the same where rows are many, or stay with their threads
 
 

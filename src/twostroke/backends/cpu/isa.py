@@ -30,9 +30,9 @@ class InstructionSet:
     packed_rows: int
     """Activation rows a matrix tile keeps in registers when it reads weights as they are packed, one column of 16."""
     tile_rows: int
-    """The same when weights were opened before,"""
+    """The same when weights were opened before."""
     tile_columns: int
-    """and how many columns it then takes."""
+    """How many columns a tile of opened weights takes."""
     accumulators: int
     """Vectors of 16 floats that fit in registers beside what feeds them."""
     has_bf16_dot: bool = False

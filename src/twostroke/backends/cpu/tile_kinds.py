@@ -31,7 +31,7 @@ class Scales(Enum):
 @dataclass(frozen=True, slots=True)
 class TileLayout:
     planes: tuple[int, ...]
-    """Bits of a number, the lowest first, in planes that are each so many bits wide. Step s of the eight that a tile
+    """Bits of a number, the lowest first, in planes, each with its width in bits. Step s of the eight that a tile
     takes (inputs 4 * (s // 2) + 16 * (s % 2) and the next three) has its bits of a plane w wide from bit s * w on, of
     those that an output's four bytes in each 64 hold. A single plane of eight bits takes its inputs in order."""
     middle: int = 0

@@ -69,7 +69,7 @@ class Weights:
 
     @staticmethod
     def from_checkpoint(checkpoint: Checkpoint, threads: int = 1) -> Weights:
-        """From the cache of packed weights, or packed now, by so many threads, and put there."""
+        """From the cache of packed weights, or packed now by `threads` threads, and put there."""
         matrices = [name for name in checkpoint.tensors if checkpoint.is_multiplied(name)]
         num_bytes = sum(held_bytes(checkpoint, name) for name in matrices)
         path = packed_cache.entry_path(checkpoint)

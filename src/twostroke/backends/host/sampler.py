@@ -22,7 +22,7 @@ TokenIds = npt.NDArray[np.intp]
 Weights = npt.NDArray[np.float64]
 
 COLUMN_HEIGHT = 32
-"""Top-k looks at the best of every so many scores first."""
+"""Top-k looks at the best score of each group of this many first."""
 NUM_BUCKETS = 1024
 SMALLEST_SPREAD = 1e-30
 DRAW_BLOCK = 512

@@ -163,7 +163,7 @@ class _GatedProduct:
         _over_plane(self._op, e.div(self._num_tiles, 2), tallest_tile(e, opened=opened), rows, sweep)
 
     def _places(self, panel: Value, columns: int) -> list[Value]:
-        """Where each call of a tile begins to read, so many columns each."""
+        """Where each call of a tile begins to read; each reads `columns` columns."""
         e, tile_bytes = self._e, self._tiles.tile_bytes
         gate = e.at(self._op.address(GatedField.WEIGHTS), e.mul(e.mul(panel, 2), tile_bytes))
         up = e.at(gate, self._op.integer(GatedField.UP_BYTES))

@@ -14,7 +14,7 @@ from twostroke.backends.cpu.kernels.lookup import look_up
 from twostroke.backends.cpu.tile_kinds import BLOCK_GROUPS, STEPS, Scales, TileKind, TileLayout
 
 TALL_ROWS, GROUPS_AHEAD = 16, 8
-"""Tiles of so many rows fetch weights so early: they come to them about half a microsecond later."""
+"""Tiles of TALL_ROWS rows fetch weights GROUPS_AHEAD groups early: they need them about half a microsecond later."""
 
 
 class GroupedWeights(Protocol):
