@@ -31,7 +31,7 @@ class Change:
 def more_slots(
     timing: SequenceTiming, facts: EngineFacts, account: StartAccount, yardstick: Yardstick
 ) -> Change | None:
-    """Room to run at once, for it and those before it: they would have been read first, at its own pace."""
+    """Slots for it and for those before it. They would have been read first, at the pace that it was read at."""
     queue = timing.queue
     wanted, prompts = queue.running + queue.ahead + 1, queue.ahead_tokens + timing.prompt_tokens
     blocks = -(-prompts // facts.block_size) + queue.ahead + 1  # of each one's last block some is empty
@@ -57,7 +57,7 @@ def _reading_s(timing: SequenceTiming, account: StartAccount, yardstick: Yardsti
 
 
 def room_in_kv(timing: SequenceTiming, facts: EngineFacts, account: StartAccount) -> Change | None:
-    """As many blocks more as it lacked when it was first in line."""
+    """As many more blocks as it lacked when it was first in line."""
     queue = timing.queue
     if queue.refused_s is None or timing.scheduled_s is None or not any(queue.short_blocks):
         return None
@@ -69,7 +69,7 @@ def room_in_kv(timing: SequenceTiming, facts: EngineFacts, account: StartAccount
 
 
 def room_to_stay(timing: SequenceTiming, facts: EngineFacts, away_s: float) -> Change:
-    """Its own KV once more: then nobody has to take it from it."""
+    """Room for its own KV on top of what there was: then it would not have been preempted."""
     num_tokens = timing.prompt_tokens + len(timing.token_times_s)
     own_blocks = -(-num_tokens // facts.block_size)
     text = f"{_more_memory(facts, (own_blocks,) * len(facts.num_blocks))} would have spared it about"
@@ -84,7 +84,7 @@ def _more_memory(facts: EngineFacts, blocks: tuple[int, ...]) -> str:
 
 
 def first_in_line(timing: SequenceTiming, account: StartAccount, yardstick: Yardstick) -> Change | None:
-    """Passing those that waited before it; what was being read already goes on."""
+    """A higher priority: it passes those that waited before it. What was being read already goes on."""
     gain_s = min(timing.queue.prompts_s, _reading_s(timing, account, yardstick, timing.queue.ahead_tokens))
     if not timing.queue.ahead or gain_s < LEAST_SHARE * account.whole_s:
         return None
@@ -94,7 +94,7 @@ def first_in_line(timing: SequenceTiming, account: StartAccount, yardstick: Yard
 
 
 def kept_prefix(timing: SequenceTiming, account: StartAccount, yardstick: Yardstick) -> Change | None:
-    """What a prefix that does not break would have saved of its own reading."""
+    """A prompt whose prefix stays the same: what that would have saved of its own reading."""
     broken, chunks = timing.prefix, prefill_chunks(timing)
     computed = timing.prompt_tokens - timing.cached_tokens
     if broken is None or broken.kind == "new" or not chunks or computed < 2:
@@ -187,7 +187,7 @@ def smaller_kv(account: StreamAccount, facts: EngineFacts) -> Change | None:
 
 
 def cores_to_itself(whole_s: float, others_s: float, num_tokens: int = 1) -> Change | None:
-    """What other programs took would have been its own; a core may give more or less of itself than its time."""
+    """No other programs: what they took of the cores would have been its own, as far as time tells."""
     if others_s < LEAST_SHARE * whole_s:
         return None
     faster = wording.seconds((whole_s - others_s) / num_tokens)

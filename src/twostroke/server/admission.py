@@ -56,8 +56,7 @@ class Admission:
 
     @asynccontextmanager
     async def place(self, request: Request, num_prompts: int = 1) -> AsyncIterator[Place]:
-        """What a request is made ready in. Its time runs from its arrival, and its end ends this too; so does a client
-        that goes away."""
+        """A request is made ready inside of it. It ends at the request's deadline, and when its client goes away."""
         key, limits = request.scope.get(KEY_SCOPE, -1), self._settings.limits
         self._admit(key, num_prompts)
         watch = ClientWatch(request.receive)
@@ -155,7 +154,7 @@ class Admission:
 
 
 class Place:
-    """One request's, among those of its key and in the queue."""
+    """The place of one request, among those of its key and in the queue."""
 
     def __init__(self, admission: Admission, request: Request, watch: ClientWatch, key: int, deadline_s: float) -> None:
         self._admission = admission

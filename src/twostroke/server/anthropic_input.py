@@ -148,7 +148,7 @@ def _tool(tool: Tool, field: str) -> dict[str, Any]:
 
 
 def _choice(choice: ToolChoice | None) -> tuple[str | dict[str, Any] | None, bool | None]:
-    """And whether several calls in one answer are allowed, where that is said."""
+    """The choice of tools, and whether several calls in one answer are allowed, where that is said."""
     if choice is None:
         return None, None
     is_parallel = None if choice.disable_parallel_tool_use is None else not choice.disable_parallel_tool_use

@@ -163,7 +163,7 @@ class MessageWriter:
         return self._items.finish(is_cut=self.answers.choices[0].finish_reason == "length")
 
     def _block(self, item: Item) -> dict[str, Any] | None:
-        """What of a finished item is sent, if anything is."""
+        """A finished item as a block; None where nothing of it is sent."""
         if item.kind == "reasoning":
             shown = "" if self._hides_thoughts else item.text
             return {"type": "thinking", "thinking": shown, "signature": _signature(item)}
@@ -254,7 +254,7 @@ class MessageWriter:
         return b""
 
     def _whole_block(self, block: dict[str, Any], item: Item) -> bytes:
-        """A call's, or what is sent in its place."""
+        """The events of a finished call, or of what is sent in its place."""
         if block["type"] == "text":
             return self._start(_EMPTY["message"]) + self._delta({**block, "type": "text_delta"}) + self._stop()
         piece = {"type": "input_json_delta", "partial_json": item.text}

@@ -96,7 +96,7 @@ def _packed(how: str) -> ApiError:
 
 
 def parse(body: bytes) -> Any:
-    """Each way not to be JSON has a sentence of its own."""
+    """The values of a body. Each way of not being JSON is refused with a sentence of its own."""
     try:
         text = _plain(body).decode()
     except UnicodeDecodeError as error:

@@ -147,7 +147,7 @@ class Answers:
         """Told of every answer that ends."""
 
     def absorb(self, prompt_index: int, output: Output) -> int:
-        """Returns the choice it belongs to."""
+        """Take an output in. Returns the choice that it belongs to."""
         index = prompt_index * self.num_samples + output.sample_index
         self.choices[index].absorb(output)
         if output.finish_reason is not None and self.watch is not None:

@@ -231,7 +231,7 @@ class Connection(H11Protocol):
         self._abort_later()
 
     def _abort_later(self) -> None:
-        """Closing waits until the client has taken everything, which it may never do."""
+        """Abort after a while: closing waits until the client has taken everything, which it may never do."""
         self._end_by(self.limits.reader_timeout_s)
 
     def _end_by(self, seconds: float) -> None:
@@ -248,7 +248,7 @@ class Connection(H11Protocol):
             self._patience = None
 
     def _wait_no_longer(self) -> None:
-        """Hundreds may have come in the same moment."""
+        """Time is up for a request that has not come in full. Hundreds may have begun at the same moment."""
         expired = self._patience
         self.turnstile.enter(lambda: self._lose_patience(expired))
 

@@ -40,7 +40,7 @@ def as_function(tool: Mapping[str, Any], field: str, is_nested: bool) -> dict[st
 
 
 def for_grammar(function: Mapping[str, Any]) -> dict[str, Any]:
-    """The same as `call_grammar` is to hold a model to it."""
+    """The tool in the form that `call_grammar` takes."""
     held = {key: value for key, value in function.items() if key != "grammar"}
     if "grammar" not in function:
         return held
@@ -52,7 +52,7 @@ def for_grammar(function: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def called_with(name: str, text: str) -> dict[str, Any]:
-    """A call of it, as one of that function."""
+    """A call of the tool, as a call of the function that stands for it."""
     return {"name": name, "arguments": {"input": text}}
 
 

@@ -86,7 +86,7 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
 
 
 def refuse_given(body: object, reasons: Mapping[str, str]) -> None:
-    """What would change an answer and is not there is not passed over: a 400 by the field's name, and why."""
+    """Refuse fields that would change an answer and are not supported: 400, with the field's name and the reason."""
     for name, reason in reasons.items():
         if getattr(body, name) is not None:
             raise bad_request(f"{name} is not supported: {reason}", name)
@@ -177,7 +177,7 @@ def validation_error(errors: Any) -> ApiError:
 
 
 def _how_far(error: Any) -> tuple[int, int, bool]:
-    """A complaint about a value comes after its type was found right, and one about an item after those before it."""
+    """Orders complaints: a value is looked at after its type was found right, an item after those before it."""
     path = error["loc"]
     last_index = next((part for part in reversed(path) if isinstance(part, int)), -1)
     return len(path), last_index, not error["type"].endswith("_type")

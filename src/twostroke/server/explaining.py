@@ -64,7 +64,7 @@ async def top(request: Request) -> Response:
 
 
 def follow(request: Request, answers: Answers, name: str) -> None:
-    """From now on: these answers are explained as they end, and kept under their name once all have."""
+    """Explain these answers as they end, and keep the explanations under their name once all have ended."""
     scope = request.scope
     answers.watch = Watch(
         service_of(request), name, scope.get(KEY_SCOPE, -1), scope.get(RECEIVED_SCOPE), scope.get(REQUEST_ID_SCOPE)
@@ -72,7 +72,7 @@ def follow(request: Request, answers: Answers, name: str) -> None:
 
 
 class Watch:
-    """Over the answers of one call."""
+    """Watches the answers of one call."""
 
     def __init__(
         self, service: Service, name: str, key: int, received_s: float | None, request_id: str | None = None

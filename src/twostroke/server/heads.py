@@ -93,7 +93,7 @@ def request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
 
 
 def host_name(authority: str) -> str:
-    """Without the port, and as names are compared."""
+    """The host's name without its port, in the form that names are compared in."""
     with suppress(ValueError):  # a bracket that is never closed
         if name := urlsplit(f"//{authority}").hostname:
             return name.rstrip(".")

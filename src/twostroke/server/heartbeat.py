@@ -101,7 +101,7 @@ class HeartWatch:
 
     @property
     def is_doubtful(self) -> bool:
-        """Half of the patience is used up: send nobody here."""
+        """Whether half of the patience is used up: then nobody should be sent here."""
         silent_limit_s, still_limit_s = self._limits_s()
         return self.silent_s > silent_limit_s / 2 or self.still_s > still_limit_s / 2
 

@@ -31,7 +31,7 @@ class Inbox:
 
     @property
     def is_finished(self) -> bool:
-        """All has ended, and was taken from here."""
+        """Whether everything has ended and was taken from here."""
         return not self._unfinished and not self._news
 
     @property
@@ -59,7 +59,7 @@ class Inbox:
             self._on_news()
 
     def fail(self, error: ApiError) -> None:
-        """Whoever takes next gets this error; the first one stays."""
+        """End the call with an error, which `take` raises. A second error is dropped."""
         if self.error is None:
             self.error = error
             self.tell()

@@ -199,7 +199,7 @@ class LineWriter:
         return self._items.finish(is_cut=self.answers.choices[0].finish_reason == "length")
 
     def _piece(self, change: Change) -> dict[str, Any]:
-        """What there is to say of it, if anything."""
+        """The fields of a line for a change; none where there is nothing to say."""
         item = change.item
         if item.kind != "function_call":
             name = "thinking" if item.kind == "reasoning" else "content"

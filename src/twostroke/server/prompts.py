@@ -78,7 +78,7 @@ class PromptEncoder:
     async def texts(
         self, texts: Sequence[str], *, add_special_tokens: bool = True, room: Room | None = None
     ) -> list[Sequence[int]]:
-        """Of one request, together."""
+        """All texts of one request, together."""
         if room is not None:
             await self.beside(lambda: self._refuse_too_long(texts, room, is_framed=add_special_tokens))
         return await self._encode(texts, room, is_framed=add_special_tokens)

@@ -28,7 +28,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What may be in flight; None: as much as comes."""
+    """What may be in flight; None: there is no limit."""
 
     total_samples: int
     total_tokens: int

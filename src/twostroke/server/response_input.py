@@ -68,7 +68,7 @@ def response_not_found(response_id: str, param: str | None = None) -> ApiError:
 
 
 def _check_size(kept: list[StoredItem], limits: Limits) -> None:
-    """A few ids may stand for any number of long texts."""
+    """Refuse too much: a few ids may stand for any number of long texts."""
     num_bytes = sum(len(item.text) for item in kept)
     if num_bytes > limits.max_body_bytes:
         message = f"the kept items that the input goes on from or names have {num_bytes} bytes"
@@ -80,7 +80,7 @@ def _read(item: StoredItem) -> InputItem:
 
 
 def _named(item: InputItem, field: str, store: ResponseStore, key: int) -> StoredItem | None:
-    """What a reference stands for."""
+    """The kept item that a reference names."""
     if item.type != "item_reference":
         return None
     found = None if item.id is None else store.find_item(key, item.id)

@@ -70,7 +70,7 @@ class Change(NamedTuple):
 
 
 class OutputItems:
-    """One answer's."""
+    """The output items of one answer."""
 
     def __init__(
         self, tool_format: ToolFormat, tokenizer: Tokenizer | None = None, custom: Collection[str] = ()

@@ -62,7 +62,7 @@ class StoredResponse:
 
     @property
     def num_bytes(self) -> int:
-        """Beside its turns."""
+        """What it takes beside its turns."""
         return len(self.reply) + 8 * len(self.turns) + OVERHEAD_BYTES
 
     def conversation(self) -> list[StoredItem]:
@@ -75,7 +75,7 @@ class StoredResponse:
 
 
 class _Shelf:
-    """One key's."""
+    """The responses of one key."""
 
     def __init__(self) -> None:
         self.responses: OrderedDict[str, StoredResponse] = OrderedDict()

@@ -163,7 +163,7 @@ class GrammarCompiler:
         return found
 
     def _forget(self, spec: GrammarSpec) -> None:
-        """Copies share what they have found out of the text so far, limits and all: once one is stuck, each is."""
+        """Drop the compiled grammar: copies share its caches and limits, so once one copy is stuck, all are."""
         spec = replace(spec, thought="none")
         with self._lock:
             self._compiled.pop(spec, None)
@@ -275,7 +275,7 @@ class LazyGrammars:
 
 
 def check_size(spec: GrammarSpec) -> None:
-    """What is cheap to know before anything is compiled."""
+    """Refuse what is too long or too deep, before anything is compiled."""
     if len(spec.text) > MAX_GRAMMAR_CHARS:
         raise BadRequestError(f"it has {len(spec.text)} characters; at most {MAX_GRAMMAR_CHARS} are allowed")
     if spec.kind in ("json_schema", "choice"):

@@ -39,7 +39,7 @@ def write_message(stream: IO[bytes], message: Message) -> None:
 
 
 def read_message(stream: IO[bytes]) -> Message | None:
-    """None where the other side has ended, if need be in the middle."""
+    """None where the other side has ended, in the middle of a message too."""
     line = stream.readline()
     if not line.endswith(b"\n"):
         return None

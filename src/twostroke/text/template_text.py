@@ -21,7 +21,7 @@ class TemplateText(str):
     _own: Ranges
 
     def __new__(cls, text: object = "", own: Ranges = ()) -> TemplateText:
-        """Nothing of it is the template's unless that is said: whoever builds one of another's text adds no trust."""
+        """Nothing of it is the template's unless `ranges` says so. Building one from a user's text adds no trust."""
         made = super().__new__(cls, text)
         made._own = own
         return made
@@ -174,7 +174,7 @@ def own_ranges(text: str) -> Ranges:
 
 
 def joined(parts: Iterable[str]) -> str:
-    """Begun anew for every text that is joined to a long one, so what is known of that is taken over whole."""
+    """Called for each text that is joined to a long one: the ranges of the long one are taken over whole."""
     texts = list(parts)
     text = "".join(texts)
     own: list[tuple[int, int]] = []
@@ -201,12 +201,13 @@ def joined_by(separator: str, parts: Iterable[str]) -> str:
 
 
 def _is_plain(other: object) -> bool:
-    """What escapes HTML when something is joined to it does so itself, and what is no text refuses itself."""
+    """Whether it joins as plain text does; a text that escapes HTML, and what is no text, do it their own way."""
     return isinstance(other, str) and not hasattr(other, "__html__")
 
 
 def _same(text: str, piecewise: Callable[[Any], str], argument: Any) -> str:
-    """What was made of pieces, where it is the text that `str` makes of the whole; else that text, as nobody's."""
+    """The joined pieces, if they spell what `str` gives for the whole; otherwise that plain text, of which nothing is
+    the template's."""
     try:
         made = piecewise(argument)
     except Exception:  # the whole went well: whatever this is, it is no fault of the template

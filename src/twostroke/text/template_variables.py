@@ -11,7 +11,7 @@ MAX_PARSED_CHARS = 128 * 1024
 
 
 def template_variables(source: str | None) -> frozenset[str]:
-    """None, and what cannot be parsed, reads nothing."""
+    """No template, or one that cannot be parsed, reads no variables."""
     if source is None or len(source) > MAX_PARSED_CHARS:
         return frozenset()
     import jinja2

@@ -36,7 +36,7 @@ def variables_of(request: dict[str, Any], texts: Sequence[bytes]) -> dict[str, A
 
 
 class Renderer:
-    """One template, compiled when it is first needed: what is wrong with it is an answer, too."""
+    """One template, compiled when it is first needed. An error in it is an answer like any other."""
 
     def __init__(self, setup: dict[str, Any]) -> None:
         self._source = setup["source"]
