@@ -27,7 +27,7 @@ from twostroke.backends.cpu.ceilings import machine_rates
 from twostroke.backends.cpu.compile import load_or_compile
 from twostroke.backends.cpu.isa import InstructionSet
 from twostroke.backends.cpu.kernels.build import module_text
-from twostroke.backends.cpu.kv_kind import choose_kv_kind
+from twostroke.backends.cpu.kv_kind import KVKind, fastest
 from twostroke.backends.cpu.kv_store import KVStore
 from twostroke.backends.cpu.memory import address_of, float_zeros
 from twostroke.backends.cpu.program import NO_WINDOW, Tape
@@ -167,7 +167,13 @@ class Bench:
 
 def shape_for(kind: str, isa: InstructionSet) -> KernelShape:
     return KernelShape(
-        HEAD_DIM, HEADS // KV_HEADS, BLOCK_SIZE, "silu", False, (TileKind.F32,), choose_kv_kind(kind, isa)
+        HEAD_DIM,
+        HEADS // KV_HEADS,
+        BLOCK_SIZE,
+        "silu",
+        False,
+        (TileKind.F32,),
+        fastest(isa) if kind == "auto" else KVKind(kind),
     )
 
 

@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from twostroke.backends import load_factory
+from twostroke.core.formats import Formats
 from twostroke.cost.config_shape import shape_from_config
 from twostroke.cost.devices import find_device
 from twostroke.cost.model_shape import DecodeWeights, ModelShape
@@ -70,7 +71,9 @@ def shape_of(model: str, is_packed: bool = False) -> ModelShape:
     plain = shape_from_config(json.loads((folder / "config.json").read_text()), weight_bits=16, kv_bits=16)
     if not is_packed:
         return plain
-    copies = load_factory("cuda").decode_weights(random_checkpoint(folder, WeightKind.BF16), "bf16", on=H200)
+    copies = load_factory("cuda").decode_weights(
+        random_checkpoint(folder, WeightKind.BF16), Formats.of("bf16"), on=H200
+    )
     assert isinstance(copies, DecodeWeights), copies
     return replace(plain, decode_weights=copies)
 

@@ -53,7 +53,7 @@ def main() -> None:
     lengths = [options.context] * decodes + ([options.prefix + options.prefill] if options.prefill else [])
     backend, batch = prepare(checkpoint, lengths, decodes, options.prefix, options.threads, options.isa)
     try:
-        report(backend, batch, FACTORY.ceilings(checkpoint, options.threads), options.runs)
+        report(backend, batch, FACTORY.ceilings(checkpoint, options.threads, FACTORY.formats(checkpoint)), options.runs)
     finally:
         backend.close()
 

@@ -11,10 +11,11 @@ from bench.peers.metrics import MILLISECONDS
 from bench.peers.workloads import Workload
 from twostroke.backends import load_factory
 from twostroke.backends.interface import BackendFactory
+from twostroke.core.formats import Formats
 from twostroke.cost.floor import decode_floor_s, prefill_floor_s
 from twostroke.cost.hardware import Ceilings
 from twostroke.cost.model_shape import ModelShape
-from twostroke.engine.build import kv_needs
+from twostroke.engine.formats import kv_needs
 from twostroke.engine.shape import shape_of
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.loading import load_checkpoint
@@ -28,9 +29,11 @@ class Yardstick:
         self._checkpoint: Checkpoint = load_checkpoint(source, name=source.stem)
         self._threads = threads
         factory: BackendFactory = load_factory("cpu")
-        needs = kv_needs(factory, self._checkpoint)
+        formats = factory.formats(self._checkpoint)
+        assert isinstance(formats, Formats), formats
+        needs = kv_needs(factory, self._checkpoint, formats)
         self.shape: ModelShape = shape_of(self._checkpoint, [need.bytes_per_token for need in needs])
-        self.ceilings: Ceilings = factory.ceilings(self._checkpoint, threads)
+        self.ceilings: Ceilings = factory.ceilings(self._checkpoint, threads, formats)
         self.measured: list[Ceilings] = []
         """Each measurement of this run: a virtual machine's ceilings move with its neighbours."""
 

@@ -7,18 +7,20 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, TypedDict
 
 from twostroke.core.errors import BadRequestError
+from twostroke.core.formats import ARITHMETICS, KV_BITS, WEIGHT_FORMATS
 from twostroke.core.kv_layout import KVGroup, KVLayout
 from twostroke.core.step_sizes import StepSizes
 from twostroke.core.units import size
 from twostroke.machine import MemorySpace
 
 MAX_BLOCK_SIZE = 256
-KV_KINDS = ("auto", "f16", "bf16", "int8")
+KV_KINDS = ("auto", *KV_BITS)
 """What K and V may be kept in. A backend may decline a kind; `auto` is its own choice."""
 LIMITS = {"threads": 1024, "max_context": 2**31 - 1, "max_tokens_per_step": 2**16, "max_running": 2**16}
 """The most that may be asked for: beyond it a slip of the finger, and memory for buffers that no step would fill."""
-QUANTISE_CHOICES = ("q8_0", "q4_1", "none")
-DTYPE_CHOICES = ("auto", "bf16", "f16")
+QUANTISE_CHOICES = ("none", *WEIGHT_FORMATS)
+DTYPE_CHOICES = ("auto", *ARITHMETICS)
+"""A backend may decline a kind that it does not have, with a sentence."""
 KV_MEMORY_OPTION = "--kv-memory, or KVConfig(memory_bytes=...)"
 LOAD_CHOICES = ("file", "random")
 DECODE_WEIGHTS_CHOICES = ("auto", "packed", "plain")

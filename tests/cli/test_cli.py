@@ -122,7 +122,7 @@ def test_pull_prints_where_the_model_is(smollm2_path: Path) -> None:
         (("run", "smollm2", "hi", "--temperature", "-1"), "temperature"),
         (("run", "smollm2", "hi", "--backend", "quantum"), "reference"),
         (("run", "smollm2", "hi", "--kv-memory", "lots"), "not a size"),
-        (("run", "smollm2", "hi", "--quantise", "q5_1"), "quantise must be one of q8_0, q4_1, none"),
+        (("run", "smollm2", "hi", "--quantise", "q5_9"), "quantise must be one of none, f32, f16, bf16, fp8"),
         (("run", "smollm2", "hi", "--load", "random"), "random weights have no tokenizer"),
         (("run", "smollm2", "hi", "--backend", "reference", "--load", "radio"), "load must be one of file, random"),
         (("run", "smollm2", "hi", "--decode-weights", "12"), "decode_weights must be one of auto, packed, plain"),

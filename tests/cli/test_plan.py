@@ -68,7 +68,7 @@ def test_copies_for_decode_are_told_apart_from_weights() -> None:
     )
     assert packed["memory"]["decode_copies_bytes"] == packed["decode_weights"]["dense"]["num_bytes"] > 11e9
     assert plain["decode_weights"] is None and plain["memory"]["decode_copies_bytes"] == 0
-    assert plain["notes"] == ["decode weights plain: asked for"]
+    assert plain["notes"] == ["decode weights plain (asked for)"]
     assert plain["memory"]["weight_bytes"] == packed["memory"]["weight_bytes"]
     assert packed["alone"]["tpot"]["floor_s"] < 0.77 * plain["alone"]["tpot"]["floor_s"]
     done = twostroke("plan", "Llama-3.1-8B", "--search", "--users", "9", "--on", "h200", "--quantise", "bf16")

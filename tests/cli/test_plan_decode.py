@@ -17,6 +17,7 @@ from twostroke.cli.plan_decode import with_decode_weights
 from twostroke.cli.plan_model import read_model
 from twostroke.config import EngineConfig
 from twostroke.core.errors import BackendError, BadRequestError
+from twostroke.core.formats import Formats
 from twostroke.cost.devices import DEVICES, find_device
 from twostroke.cost.floor import step_floor_s
 from twostroke.cost.model_shape import WeightCopies
@@ -40,7 +41,7 @@ def planned_on(
 ) -> Deployment:
     planned = read_model(model)
     deployment = Deployment(planned.name, planned.dimensions, find_device(device), **options)  # type: ignore[arg-type]
-    return with_decode_weights(deployment, planned, dtype or planned.dtype, config or EngineConfig())
+    return with_decode_weights(deployment, planned, dtype or planned.arithmetic, config or EngineConfig())
 
 
 def plain(deployment: Deployment) -> Deployment:
@@ -104,7 +105,7 @@ def test_where_there_are_no_copies_all_is_as_before() -> None:
     for model, device, options in (
         ("Llama-3.1-8B", "b200", {}),
         ("Llama-3.1-8B", "a100", {}),
-        ("Llama-3.1-8B", "h200", {"quantise": "fp8"}),
+        ("Llama-3.1-8B", "h200", {"formats": Formats.of("fp8")}),
         ("Llama-3.1-8B", "h200", {"tensor_parallel": 2}),
         ("Llama-3.1-8B", "h200", {"pipeline_parallel": 2}),
         ("Qwen3-30B-A3B", "h200", {"expert_parallel": 2}),
@@ -113,7 +114,7 @@ def test_where_there_are_no_copies_all_is_as_before() -> None:
         assert found == plain(found) and found.shape.decode_weights is None
         assert estimate(found, checked_lengths(2000, 500)).memory.decode_copies_bytes == 0
     asked = planned_on("Llama-3.1-8B", "h200", EngineConfig(decode_weights="plain"))
-    assert asked.shape == plain(asked).shape and asked.decode_note == "decode weights plain: asked for"
+    assert asked.shape == plain(asked).shape and asked.decode_note == "decode weights plain (asked for)"
 
 
 def test_several_devices_hold_none_of_what_one_would() -> None:
@@ -129,9 +130,10 @@ def test_copies_are_held_where_the_engines_rule_says_so() -> None:
     # 512 streams of 512 tokens would take 68.7 GB of KV, and 78.1 less 40.8 are left.
     large = planned_on("Qwen3-32B", "h200")
     assert large.decode_weights is None and large.decode_note is not None
-    assert large.decode_note.endswith("packed, would leave KV for less than 512 streams of 512 tokens")
+    assert large.decode_note.endswith("packed, would leave KV for less than 512 streams of 512 tokens)")
     assert planned_on("Qwen3-32B", "h200", EngineConfig(max_running=64)).decode_weights is not None
     packed = planned_on("Qwen3-32B", "h200", EngineConfig(decode_weights="packed"))
+    assert packed.formats.copies == "packed" and large.formats.copies is None
     assert packed.decode_weights is not None and packed.kv_space_bytes < large.kv_space_bytes - 40 * 10**9
     with pytest.raises(BadRequestError, match="--decode-weights plain leaves KV for"):
         planned_on("Qwen3-32B", "h100", EngineConfig(decode_weights="packed"))
@@ -159,7 +161,12 @@ def test_weights_stored_in_f16_are_computed_in_and_have_no_copies(tmp_path: Path
     ("model", "device", "options", "sentence"),
     [
         ("Llama-3.1-8B", "b200", {}, "the copies are for Hopper GPUs, and B200 is none"),
-        ("Llama-3.1-8B", "h200", {"quantise": "int8"}, "the copies are of bf16 weights, and these are planned in int8"),
+        (
+            "Llama-3.1-8B",
+            "h200",
+            {"formats": Formats.of("int8")},
+            "the copies are of bf16 weights, and these are planned in int8",
+        ),
         ("Llama-3.1-8B", "h200", {"tensor_parallel": 2}, "this engine runs a model on one device"),
         ("gpt-oss-20b", "h200", {}, "this engine does not run gpt-oss-20b"),
         ("Qwen3-0.6B", "h200", {}, "no matrix of this model"),

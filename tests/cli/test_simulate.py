@@ -111,7 +111,7 @@ def test_simulate_needs_no_weights_for_another_device() -> None:
     ]
     assert ["copies in 12 bits for decode" in one["deployment"] for one in decode] == [True, False]
     assert decode[0]["itl_s"]["p50"] < 0.95 * decode[1]["itl_s"]["p50"]
-    assert [one["note"] for one in decode] == [None, "decode weights plain: asked for"]
+    assert [one["note"] for one in decode] == [None, "decode weights plain (asked for)"]
     wide = twostroke("simulate", "Llama-3.1-70B", "--on", "h200", "--tensor-parallel", "16", "--requests", "5")
     assert "Note: 16 devices share a copy over the link that joins devices within one machine" in wide.stdout
 

@@ -10,6 +10,7 @@ import pytest
 from twostroke.backends import cpu
 from twostroke.config import EngineConfig, KVConfig, KVGroupNeed, ResolvedConfig, resolve
 from twostroke.core.errors import BackendError, BadRequestError
+from twostroke.core.formats import PACKED
 from twostroke.core.step_sizes import StepSizes
 from twostroke.cost.model_shape import DecodeWeights, WeightCopies
 from twostroke.engine.build import prepare
@@ -47,12 +48,13 @@ def test_auto_packs_where_every_stream_keeps_its_tokens() -> None:
     packed = choose(least, model_context=2048)
     assert packed.copies is COPIES and packed.resolved.kv_tokens == 16 * 512
     assert packed.reason == (
-        "decode weights packed: decode has less to read, in 12 bits a weight; 0.1 GB more held, KV for 8192 tokens left"
+        "decode weights packed (decode has less to read, in 12 bits a weight; 0.1 GB more held, "
+        "KV for 8192 tokens left)"
     )
     plain = choose(least - 1, model_context=2048)
     assert plain.copies is None and plain.resolved.kv_tokens == 16 * 2048
     assert plain.reason == (
-        "decode weights plain: 0.1 GB more, packed, would leave KV for less than 16 streams of 512 tokens"
+        "decode weights plain (0.1 GB more, packed, would leave KV for less than 16 streams of 512 tokens)"
     )
     assert choose(least, model_context=2048, max_running=17).copies is None
     assert choose(least - 512 * TOKEN_BYTES, model_context=2048, max_running=15).copies is COPIES
@@ -84,12 +86,12 @@ def test_auto_leaves_the_kv_that_was_asked_for() -> None:
 
 def test_plain_never_packs() -> None:
     holding = choose(1 << 35, decode_weights="plain")
-    assert holding.copies is None and holding.reason == "decode weights plain: asked for"
+    assert holding.copies is None and holding.reason == "decode weights plain (asked for)"
 
 
 def test_what_cannot_be_had_is_plain_and_refused_where_it_was_asked_for() -> None:
     sentence = "products with packed weights need a Hopper GPU"
-    assert choose(1 << 30, sentence).reason == f"decode weights plain: {sentence}"
+    assert choose(1 << 30, sentence).reason == f"decode weights plain ({sentence})"
     assert choose(1 << 30, sentence).copies is None
     with pytest.raises(BackendError, match=f"cannot be packed here: {sentence}$"):
         choose(1 << 30, sentence, decode_weights="packed")
@@ -123,9 +125,11 @@ def test_a_preparation_says_what_is_held_and_counts_it(smollm2_path: Path, monke
     assert plain.shape.decode_weights is None and not any("decode weights" in reason for reason in plain.reasons)
     with pytest.raises(BackendError, match="decode weights cannot be packed here"):
         prepare(checkpoint, EngineConfig(backend="cpu", decode_weights="packed"))
-    monkeypatch.setattr(cpu.FACTORY, "decode_weights", lambda checkpoint, dtype: COPIES)
+    monkeypatch.setattr(cpu.FACTORY, "decode_weights", lambda checkpoint, formats: COPIES)
     packed = prepare(checkpoint, EngineConfig(backend="cpu", decode_weights="packed"))
     assert packed.shape.decode_weights is COPIES
     assert packed.shape.weight_bytes == plain.shape.weight_bytes + COPIES.num_bytes
-    assert any(reason.startswith("decode weights packed: asked for") for reason in packed.reasons)
+    assert packed.formats.copies == PACKED and plain.formats.copies is None
+    (line,) = (reason for reason in packed.reasons if reason.startswith("formats: "))
+    assert "packed copies for decode" in line and "decode weights packed (asked for" in line
     assert packed.calibration_path != plain.calibration_path, "other weights are read, at other costs"

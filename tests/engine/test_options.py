@@ -30,7 +30,7 @@ from twostroke.models.loading import load_checkpoint
         ({"itl_target_ms": "35"}, r"^itl_target_ms must be a number above 0, not '35'$"),
         ({"backend": ["cpu"]}, r"^backend must be a name, like 'cpu', not \['cpu'\]$"),
         ({"run_ahead": "no"}, r"^run_ahead must be True or False, not 'no'$"),
-        ({"quantise": 8}, r"^quantise must be one of q8_0, q4_1, none, not 8$"),
+        ({"quantise": 8}, r"^quantise must be one of none, f32, f16, bf16, fp8, int8, int4, .*, iq4_xs, not 8$"),
         ({"config": {"threads": 2}}, r"^config must be an EngineConfig, not \{'threads': 2\}$"),
     ],
 )
@@ -47,7 +47,7 @@ def test_an_option_that_is_none_is_named(options: dict[str, Any], sentence: str)
         ({"memory_bytes": -1}, "^memory_bytes must be a whole number of bytes"),
         ({"block_size": "16"}, "^block_size must be a multiple of 16 up to 256, not '16'$"),
         ({"prefix_caching": "yes"}, "^prefix_caching must be True or False, not 'yes'$"),
-        ({"kind": ["int8"]}, r"^the KV kind must be one of auto, f16, bf16, int8, not \['int8'\]$"),
+        ({"kind": ["int8"]}, r"^the KV kind must be one of auto, f32, f16, bf16, fp8, int8, not \['int8'\]$"),
     ],
 )
 def test_an_option_of_kv_that_is_none_is_named(options: dict[str, Any], sentence: str) -> None:

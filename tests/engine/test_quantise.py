@@ -1,4 +1,4 @@
-"""Which kind float weights are brought to: asked for, or by default with its reason."""
+"""Which formats an engine has: asked for, or by default with the reason; and what no backend has is declined."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ import pytest
 from tests.backends.cpu.quantised_checkpoint import mixed_checkpoint
 from tests.models.tiny_checkpoints import make_tiny
 
+from twostroke.backends.cpu import FACTORY
 from twostroke.config import EngineConfig, KVConfig
 from twostroke.core.errors import BackendError, BadRequestError
+from twostroke.core.formats import STORED
 from twostroke.engine.build import Assembly, assemble
-from twostroke.engine.quantise import as_asked, by_default
+from twostroke.engine.formats import asked_weights, preferred
 from twostroke.machine import Machine
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.loading import load_checkpoint
@@ -35,56 +37,76 @@ def build(checkpoint: Checkpoint, **options: str) -> Assembly:
 
 def test_the_default_is_q8_0_and_said_out_loud(floats: Checkpoint) -> None:
     assembly = build(floats)
-    assert assembly.checkpoint.quantise_to is WeightKind.Q8_0
-    assert any(note.startswith("quantise q8_0: ") and "--quantise none keeps floats" in note for note in assembly.notes)
+    assert (assembly.formats.weights, assembly.formats.arithmetic, assembly.formats.stored) == ("q8_0", "int8", "F32")
+    (line,) = (note for note in assembly.notes if note.startswith("formats: "))
+    assert line.startswith(f"formats: weights Q8_0 from F32, int8 arithmetic, KV {assembly.formats.kv}, no copies for")
+    assert "--quantise none keeps floats" in line and "KV in the fastest of 16 bits on this CPU" in line
     assert "22 tensors F32 quantised to Q8_0" in assembly.notes
     assert assembly.shape.weight_bytes_per_step < floats.weight_bytes / 3
 
 
 def test_short_memory_takes_q4_1(floats: Checkpoint) -> None:
-    needed = replace(floats, quantise_to=WeightKind.Q8_0).held_bytes
-    chosen, reason = by_default(floats, replace(ROOMY, available_memory_bytes=needed))
-    assert chosen.quantise_to is WeightKind.Q4_1
+    short = replace(ROOMY, available_memory_bytes=floats.held_bytes("q8_0"))
+    chosen, reason = preferred(FACTORY.preferred_weights, floats, short)
+    assert chosen == "q4_1"
     assert reason is not None and "60% of the free memory" in reason
 
 
-@pytest.mark.parametrize(("asked", "kind"), [("q8_0", WeightKind.Q8_0), ("q4_1", WeightKind.Q4_1), ("none", None)])
-def test_what_is_asked_for_is_done(floats: Checkpoint, asked: str, kind: WeightKind | None) -> None:
+@pytest.mark.parametrize(("asked", "held"), [("q8_0", "q8_0"), ("q4_1", "q4_1"), ("none", STORED)])
+def test_what_is_asked_for_is_done(floats: Checkpoint, asked: str, held: str) -> None:
     assembly = build(floats, quantise=asked)
-    assert assembly.checkpoint.quantise_to is kind
-    assert f"quantise {asked}: asked for" in assembly.notes
+    assert assembly.formats.weights == held
+    assert assembly.formats.arithmetic == ("f32" if held == STORED else "int8")
+    assert f"quantise {asked} as asked for" in assembly.formats.line
 
 
 def test_quantised_weights_are_left_alone(tmp_path: Path) -> None:
     mixed = mixed_checkpoint(tmp_path)
     kinds = {name: tensor.kind for name, tensor in mixed.tensors.items() if tensor.kind.is_quantised}
-    chosen, _ = by_default(mixed, ROOMY)
-    assert {name: chosen.held_kind(name) for name in kinds} == kinds
+    chosen, _ = preferred(FACTORY.preferred_weights, mixed, ROOMY)
+    assert chosen == "q8_0" and {name: mixed.held_kind(name, chosen) for name in kinds} == kinds
     whole = replace(mixed, tensors=dict.fromkeys(("layers.0.q", "layers.1.q"), mixed.tensors["layers.0.q"]))
-    assert by_default(whole, ROOMY) == (whole, None)
-    assert as_asked("q8_0", whole)[0].quantise_to is None
-    assert "changes nothing" in str(as_asked("q8_0", whole)[1])
+    assert preferred(FACTORY.preferred_weights, whole, ROOMY) == (None, None)
+    weights, reason = asked_weights("q8_0", whole)
+    assert weights == STORED and "changes nothing" in str(reason)
 
 
 def test_the_reference_backend_declines(floats: Checkpoint) -> None:
     with pytest.raises(BackendError, match="quantises none"):
         build(floats, backend="reference", quantise="q8_0")
-    assert build(floats, backend="reference").checkpoint.quantise_to is None
-    assert build(floats, backend="reference", quantise="none").checkpoint.quantise_to is None
+    assert build(floats, backend="reference").formats.weights == STORED
+    assert build(floats, backend="reference", quantise="none").formats.weights == STORED
+
+
+@pytest.mark.parametrize("weights", ["fp8", "int4", "q4_k", "nvfp4"])
+def test_a_format_that_no_backend_has_is_declined_by_each_with_a_sentence(floats: Checkpoint, weights: str) -> None:
+    with pytest.raises(BackendError) as raised:
+        build(floats, quantise=weights)
+    sentences = str(raised.value)
+    assert sentences.startswith("no backend can run this model here; not cuda: ")
+    assert f"not cpu: it brings float weights to q8_0 or q4_1, not to {weights}" in sentences
+    assert "not reference: it multiplies by the weights as they are stored" in sentences
+
+
+def test_an_arithmetic_that_the_backend_lacks_and_kv_in_fp8_are_declined(floats: Checkpoint) -> None:
+    with pytest.raises(BackendError, match="the cpu backend does not have what was asked for: its arithmetic follows"):
+        build(floats, backend="cpu", dtype="fp8")
+    config = EngineConfig(backend="cpu", kv=KVConfig(kind="fp8"))
+    with pytest.raises(BackendError, match="it keeps KV in f16, bf16, int8, not in fp8"):
+        assemble(floats, None, config)
 
 
 def test_bad_choices_name_the_good_ones() -> None:
-    with pytest.raises(BadRequestError, match=r"quantise must be one of q8_0, q4_1, none, not 'q5_1'"):
-        EngineConfig(quantise="q5_1")
+    with pytest.raises(BadRequestError, match=r"quantise must be one of none, f32, .*, not 'q5_9'"):
+        EngineConfig(quantise="q5_9")
     with pytest.raises(BadRequestError, match="load must be one of file, random"):
         EngineConfig(load="network")
 
 
 def test_the_head_keeps_8_bits_and_a_plain_embedding_all(floats: Checkpoint) -> None:
-    asked = replace(floats, quantise_to=WeightKind.Q4_1)
-    assert asked.held_kind("output") is WeightKind.Q8_0
-    assert asked.held_kind("embedding") is WeightKind.F32  # looked up, never multiplied by
-    assert asked.held_kind("layers.0.down") is WeightKind.Q4_1
-    assert asked.held_kind("layers.0.mlp_norm") is WeightKind.F32
-    tied = replace(asked, spec=replace(asked.spec, tied_embeddings=True))
-    assert tied.held_kind("embedding") is WeightKind.Q8_0
+    assert floats.held_kind("output", "q4_1") is WeightKind.Q8_0
+    assert floats.held_kind("embedding", "q4_1") is WeightKind.F32  # looked up, never multiplied by
+    assert floats.held_kind("layers.0.down", "q4_1") is WeightKind.Q4_1
+    assert floats.held_kind("layers.0.mlp_norm", "q4_1") is WeightKind.F32
+    tied = replace(floats, spec=replace(floats.spec, tied_embeddings=True))
+    assert tied.held_kind("embedding", "q4_1") is WeightKind.Q8_0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from twostroke.core.errors import BadRequestError
+from twostroke.core.formats import Formats
 from twostroke.cost.config_shape import dimensions_from_config
 from twostroke.cost.devices import find_device
 from twostroke.cost.known_shapes import KNOWN_SHAPES
@@ -110,7 +111,7 @@ def test_tensor_parallel_divides_the_floor_and_adds_its_sums() -> None:
 
 def test_kv_that_cannot_be_cut_lies_on_every_device() -> None:
     # DeepSeek's latent is one head: eight devices hold eight copies.
-    eight = plan("DeepSeek-V3", "h200", tensor_parallel=8, quantise="fp8")
+    eight = plan("DeepSeek-V3", "h200", tensor_parallel=8, formats=Formats.of("fp8"))
     assert eight.memory.kv_bytes_per_token == 8 * 61 * 576 * 2
     assert any("8 times" in note for note in eight.notes)
     # Eight KV heads on four devices: nothing is held twice.
@@ -118,11 +119,11 @@ def test_kv_that_cannot_be_cut_lies_on_every_device() -> None:
 
 
 def test_quantisation_moves_bytes_and_arithmetic() -> None:
-    fp8 = plan("Llama-3.1-70B", "h100", quantise="fp8", tensor_parallel=2)
+    fp8 = plan("Llama-3.1-70B", "h100", formats=Formats.of("fp8"), tensor_parallel=2)
     assert fp8.deployment.arithmetic == "fp8"
     # Layers in one byte, head and norms in two.
     assert fp8.alone.minimum_decode_s == pytest.approx((LAYERS + 2 * HEAD + 2 * 161 * 8192) / 6.7e12)
-    ampere = plan("Llama-3.1-70B", "a100", quantise="fp8", tensor_parallel=2)
+    ampere = plan("Llama-3.1-70B", "a100", formats=Formats.of("fp8"), tensor_parallel=2)
     assert ampere.deployment.arithmetic == "bf16"
     assert any("A100 80GB has no fp8 arithmetic" in note for note in ampere.notes)
 
@@ -170,9 +171,9 @@ def test_bad_deployments() -> None:
     with pytest.raises(BadRequestError, match="64 heads cannot be shared evenly by 3"):
         plan("Llama-3.1-70B", "h200", tensor_parallel=3)
     with pytest.raises(BadRequestError, match="no quantisation 'fp3'"):
-        plan("Llama-3.1-70B", "h200", quantise="fp3")
+        plan("Llama-3.1-70B", "h200", formats=Formats.of("fp3"))
     with pytest.raises(BadRequestError, match="no KV kind 'fp3'"):
-        plan("Llama-3.1-70B", "h200", kv="fp3")
+        plan("Llama-3.1-70B", "h200", formats=Formats.of("bf16", "fp3"))
     with pytest.raises(BadRequestError, match="stands alone"):
         plan("Llama-3.1-8B", "m4 max", tensor_parallel=2)
     with pytest.raises(BadRequestError, match="users must be from 1"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from twostroke.core.errors import BadRequestError
+from twostroke.core.formats import Formats
 from twostroke.cost.config_shape import dimensions_from_config
 from twostroke.cost.devices import find_device
 from twostroke.cost.known_shapes import KNOWN_SHAPES
@@ -80,7 +81,7 @@ def test_chunks_of_a_long_prompt_follow_each_other_through_the_stages() -> None:
 
 def test_uneven_stages_wait_for_the_fullest() -> None:
     # 61 layers in 8 stages: 8 in the fullest, 64 / 61 of the mean.
-    cut = deployment("DeepSeek-V3", "h200", quantise="fp8", pipeline_parallel=8)
+    cut = deployment("DeepSeek-V3", "h200", formats=Formats.of("fp8"), pipeline_parallel=8)
     assert cut.layers_a_stage == 8
     phases = phases_of(cut)
     assert phases.loaded(2000, 500, 0, 8).decode_step_s == pytest.approx(phases.tpot_s(2000, 500, 1) * 64 / 61)
@@ -158,7 +159,7 @@ def test_experts_are_shared_evenly_and_over_a_link() -> None:
 
 def test_a_search_tries_every_cut_and_finds_what_only_one_allows() -> None:
     # 671 GB in fp8 on cards of 150.8 GB: eight of them, and the latent that tensor parallelism would keep eight times.
-    base = deployment("DeepSeek-V3", "h200", quantise="fp8")
+    base = deployment("DeepSeek-V3", "h200", formats=Formats.of("fp8"))
     tried = list(candidates_of([base]))
     cuts = {(one.tensor_parallel, one.pipeline_parallel, one.expert_parallel) for one in tried}
     assert len(cuts) == len(tried) == 20 and (1, 1, 8) in cuts and (2, 2, 2) in cuts

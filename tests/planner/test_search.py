@@ -7,6 +7,7 @@ import math
 import pytest
 
 from twostroke.core.errors import BadRequestError
+from twostroke.core.formats import Formats
 from twostroke.cost.config_shape import dimensions_from_config
 from twostroke.cost.devices import DEVICES, find_device
 from twostroke.cost.known_shapes import KNOWN_SHAPES
@@ -18,7 +19,7 @@ from twostroke.planner.search import Load, ServiceLevel, candidates_of, search, 
 LENGTHS = checked_lengths(2000, 500)
 DIMENSIONS = dimensions_from_config(KNOWN_SHAPES["Llama-3.1-70B"].config)
 BASES = [
-    Deployment("70B", DIMENSIONS, find_device(name), quantise=kind)
+    Deployment("70B", DIMENSIONS, find_device(name), formats=Formats.of(kind))
     for name in ("h100", "h200", "b200", "l40s")
     for kind in ("bf16", "fp8")
 ]
@@ -99,14 +100,14 @@ def test_what_nothing_meets_says_why() -> None:
 
 
 def test_devices_without_a_price_come_last() -> None:
-    bases = [Deployment("70B", DIMENSIONS, find_device(name), quantise="fp8") for name in ("b300", "b200")]
+    bases = [Deployment("70B", DIMENSIONS, find_device(name), formats=Formats.of("fp8")) for name in ("b300", "b200")]
     found, _ = search(candidates_of(bases), LENGTHS, ServiceLevel(), Load(users=10))
     assert found[0].deployment.device.name == "B200" and found[0].usd_per_million_output_tokens is not None
     assert found[-1].usd_per_hour is None and found[-1].usd_per_million_output_tokens is None
 
 
 def test_all_devices_at_once_is_quick() -> None:
-    bases = [Deployment("70B", DIMENSIONS, device, quantise="fp8") for device in DEVICES]
+    bases = [Deployment("70B", DIMENSIONS, device, formats=Formats.of("fp8")) for device in DEVICES]
     found, rejected = search(candidates_of(bases), LENGTHS, ServiceLevel(tpot_s=0.05), Load(users=1000))
     assert len(found) + len(rejected) == len(list(candidates_of(bases)))
     # Apple's chips have no neighbours to share with.

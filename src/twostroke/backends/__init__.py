@@ -7,6 +7,7 @@ from importlib import import_module
 
 from twostroke.backends.interface import BackendFactory
 from twostroke.core.errors import BackendError
+from twostroke.core.formats import FormatWish
 from twostroke.models.checkpoint import Checkpoint
 
 BACKENDS: dict[str, str] = {
@@ -24,12 +25,16 @@ def load_factory(name: str) -> BackendFactory:
     return factory
 
 
-def choose(name: str, checkpoint: Checkpoint) -> tuple[BackendFactory, str]:
-    """The factory for `name` ("auto": the first that supports the model) and the reason for the choice."""
+def choose(name: str, checkpoint: Checkpoint, weights: str | None = None) -> tuple[BackendFactory, str]:
+    """The factory for `name` ("auto": the first that supports the model) and the reason for the choice. `weights`: what
+    float matrices are to be brought to, if that was asked for; a backend that cannot is passed over."""
     declined: list[str] = []
     for candidate in BACKENDS if name == "auto" else (name,):
         factory = load_factory(candidate)
         reason = factory.supports(checkpoint)
+        if reason is None and weights is not None:
+            found = factory.formats(checkpoint, FormatWish(weights))
+            reason = found if isinstance(found, str) else None
         if reason is None:
             if name != "auto":
                 return factory, "asked for"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
 
+from twostroke.core.formats import ANY_FORMATS, Formats, FormatWish
 from twostroke.core.grammar import Grammars
 from twostroke.core.kv_layout import KVLayout
 from twostroke.core.step import Step, StepResult
@@ -49,9 +50,9 @@ class BackendFactory(Protocol):
     """What a backend's folder registers: cheap questions first, then `create`."""
 
     name: str
-    quantises_on_load: bool
-    """Whether `create` holds float matrices as the checkpoint's `held_kind` says; one that does not declines a
-    checkpoint that asks for it."""
+    preferred_weights: tuple[str, ...]
+    """What it would rather bring float matrices to than hold them as they are stored: the best first, and last what
+    takes least."""
 
     suits: StepSizes
     """What it runs best with."""
@@ -59,22 +60,26 @@ class BackendFactory(Protocol):
     def supports(self, checkpoint: Checkpoint) -> str | None:
         """None, or one sentence on why this model cannot run on this backend on this machine."""
 
-    def kv_bytes_per_token(self, checkpoint: Checkpoint, layers: tuple[int, ...], kv_kind: str = "auto") -> int:
-        """Bytes that one token's K and V take over these layers. Raises BackendError for a kind it does not offer."""
+    def formats(self, checkpoint: Checkpoint, wish: FormatWish = ANY_FORMATS) -> Formats | str:
+        """What was asked for, with what was left open filled in and its reasons; or one sentence on what of it this
+        backend does not have. Copies for decode are no part of it: see `decode_weights`."""
 
-    def held_bytes(self, checkpoint: Checkpoint, name: str) -> int:
+    def kv_bytes_per_token(self, checkpoint: Checkpoint, layers: tuple[int, ...], formats: Formats) -> int:
+        """Bytes that one token's K and V take over these layers."""
+
+    def held_bytes(self, checkpoint: Checkpoint, name: str, formats: Formats) -> int:
         """Bytes that a step reads of a tensor, as this backend holds it."""
 
-    def memory(self, checkpoint: Checkpoint, here: Machine) -> MemorySpace:
+    def memory(self, checkpoint: Checkpoint, here: Machine, formats: Formats) -> MemorySpace:
         """Where weights and KV live, and what the weights leave of it."""
 
     def decode_weights(
-        self, checkpoint: Checkpoint, dtype: str, on: Device | None = None
+        self, checkpoint: Checkpoint, formats: Formats, on: Device | None = None
     ) -> DecodeWeights | str | None:
         """The copies of weights that it can hold for decode, or one sentence on why it cannot hold them here; None: it
         never has any. `on`: on a device that need not be here, by its data sheet."""
 
-    def ceilings(self, checkpoint: Checkpoint, threads: int) -> Ceilings:
+    def ceilings(self, checkpoint: Checkpoint, threads: int, formats: Formats) -> Ceilings:
         """What this machine allows, measured (or remembered from when it was), in this model's arithmetic."""
 
     def create(
@@ -86,8 +91,7 @@ class BackendFactory(Protocol):
         max_tokens_per_step: int,
         threads: int,
         max_running: int = 64,
-        kv_kind: str = "auto",
-        dtype: str = "auto",
-        pack_for_decode: bool = False,
+        formats: Formats | None = None,
     ) -> Backend:
-        """`pack_for_decode`: hold what `decode_weights` offered."""
+        """`formats`: what `formats` gave, with copies for decode where `decode_weights` offered them; None: what this
+        backend chooses of itself."""

@@ -76,7 +76,7 @@ def _memory_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     is_larger = here["held_weight_bytes"] > 1.01 * found["weights"]["bytes"]
     return [
         ("backend", f"{here['backend']}: {here['reason']}"),
-        *([("on load", here["on_load"])] if here["on_load"] is not None else []),
+        ("formats", here["formats"]),
         *([("repacked", f"to {units.size(here['held_weight_bytes'])}")] if is_larger else []),
         ("KV", f"{units.size(per_token)} a token; {units.size(full_bytes)} for {context:,} tokens"),
         (

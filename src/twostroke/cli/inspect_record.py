@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from twostroke import backends, machine
+from twostroke import machine
 from twostroke.config import EngineConfig
 from twostroke.core.errors import TwostrokeError
-from twostroke.engine.build import kv_needs, prepare
-from twostroke.engine.quantise import by_default
+from twostroke.engine.build import choose, prepare
 from twostroke.models.checkpoint import Checkpoint
 
 
@@ -59,23 +58,20 @@ def _weights(checkpoint: Checkpoint) -> dict[str, Any]:
 
 def _here(checkpoint: Checkpoint, backend: str) -> dict[str, Any]:
     """On this machine, with the backend that would be taken."""
-    stored = checkpoint
-    factory, reason = backends.choose(backend, checkpoint)
-    found, on_load = machine.detect(), None
-    if factory.quantises_on_load:
-        checkpoint, on_load = by_default(checkpoint, found)
-    needs, context = kv_needs(factory, checkpoint), checkpoint.spec.max_context
-    memory = factory.memory(checkpoint, found)
+    found = machine.detect()
+    choice = choose(checkpoint, EngineConfig(backend=backend), found)
+    factory, formats, needs, memory = choice.factory, choice.formats, choice.kv_needs, choice.memory
+    context = checkpoint.spec.max_context
     return {
         "backend": factory.name,
-        "reason": reason,
-        "on_load": on_load,
+        "reason": choice.backend_reason,
+        "formats": formats.line,
         "threads": found.threads,
         "memory_of": memory.owner,
         "memory_bytes": memory.total_bytes,
-        "held_weight_bytes": sum(factory.held_bytes(checkpoint, name) for name in checkpoint.tensors),
+        "held_weight_bytes": sum(factory.held_bytes(checkpoint, name, formats) for name in checkpoint.tensors),
         "free_beside_weights_bytes": memory.free_beside_weights_bytes,
-        "kv_tokens": _kv_tokens(stored, backend),
+        "kv_tokens": _kv_tokens(checkpoint, backend),
         "kv_bytes_per_token": sum(need.bytes_per_token for need in needs),
         "kv_bytes_of_context": sum(
             (context if need.window is None else min(context, need.window)) * need.bytes_per_token for need in needs

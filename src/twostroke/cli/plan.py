@@ -213,8 +213,8 @@ class _Wish:
 
     def at(self, device: Device, quantise: str) -> Deployment:
         from twostroke.cli.plan_decode import with_decode_weights
+        from twostroke.core.formats import Formats, find_kv_bits
         from twostroke.planner.deployment import Deployment
-        from twostroke.planner.quantisation import find_kv_bits
 
         if self.price is not None:
             device = replace(device, price_per_hour_usd=self.price)
@@ -223,15 +223,14 @@ class _Wish:
             model=self.planned.name,
             dimensions=self.planned.dimensions,
             device=device,
-            quantise=quantise,
-            kv=self.kv,
+            formats=Formats.of(quantise, self.kv),
             tensor_parallel=self.cut[0],
             pipeline_parallel=self.cut[1],
             expert_parallel=self.cut[2],
             own_shape=own_shape,
         )
-        dtype = "bf16" if self.quantise else self.planned.dtype
-        return with_decode_weights(deployment, self.planned, dtype, self.config)
+        arithmetic = "bf16" if self.quantise else self.planned.arithmetic
+        return with_decode_weights(deployment, self.planned, arithmetic, self.config)
 
 
 def _own_efficiency(text: str | None) -> Efficiency | None:

@@ -9,6 +9,7 @@ from twostroke import backends
 from twostroke.cli.plan_model import PlannedModel, weightless
 from twostroke.config import EngineConfig, KVGroupNeed, ResolvedConfig, resolve
 from twostroke.core.errors import BadRequestError
+from twostroke.core.formats import FormatWish
 from twostroke.cost.model_shape import DecodeWeights, ModelShape
 from twostroke.engine.decode_weights import choose_decode_weights
 from twostroke.machine import MemorySpace
@@ -18,9 +19,11 @@ from twostroke.models.weights.tensor import WeightKind
 from twostroke.planner.deployment import KV_SHARE, Deployment
 
 
-def with_decode_weights(deployment: Deployment, planned: PlannedModel, dtype: str, config: EngineConfig) -> Deployment:
-    """`dtype`: what the engine would compute in, as its option has it. Raises where copies were asked for and cannot be
-    had; without a wish a deployment that can have none is left as it is."""
+def with_decode_weights(
+    deployment: Deployment, planned: PlannedModel, arithmetic: str | None, config: EngineConfig
+) -> Deployment:
+    """`arithmetic`: what the engine would compute in; None: as the weights are stored. Raises where copies were asked
+    for and cannot be had; without a wish a deployment that can have none is left as it is."""
     offered: DecodeWeights | str | None = _out_of_question(deployment)
     if offered is None:
         try:
@@ -28,7 +31,13 @@ def with_decode_weights(deployment: Deployment, planned: PlannedModel, dtype: st
         except BadRequestError:
             offered = f"this engine does not run {planned.name}"
         else:
-            offered = backends.load_factory("cuda").decode_weights(checkpoint, dtype, on=deployment.device)
+            factory = backends.load_factory("cuda")
+            formats = factory.formats(checkpoint, FormatWish(arithmetic=arithmetic))
+            offered = (
+                formats
+                if isinstance(formats, str)
+                else factory.decode_weights(checkpoint, formats, on=deployment.device)
+            )
     elif config.decode_weights != "packed":
         return deployment
     free = max(0, deployment.free_beside_weights_bytes)
@@ -43,7 +52,10 @@ def with_decode_weights(deployment: Deployment, planned: PlannedModel, dtype: st
             raise
         return deployment  # not even the weights fit, as the plan will say
     return replace(
-        deployment, decode_weights=holding.copies, decode_note=None if holding.copies is not None else holding.reason
+        deployment,
+        formats=holding.in_formats(deployment.formats),
+        decode_weights=holding.copies,
+        decode_note=None if holding.copies is not None else holding.reason,
     )
 
 
@@ -70,8 +82,8 @@ def _out_of_question(deployment: Deployment) -> str | None:
         return "this engine runs a model on one device"
     if deployment.device.hopper_sms is None:
         return f"the copies are for Hopper GPUs, and {deployment.device.name} is none"
-    if deployment.own_shape is not None or deployment.quantise != "bf16":
-        kept = "as their file has them" if deployment.own_shape is not None else f"in {deployment.quantise}"
+    if deployment.own_shape is not None or deployment.formats.weights != "bf16":
+        kept = "as their file has them" if deployment.own_shape is not None else f"in {deployment.formats.weights}"
         return f"the copies are of bf16 weights, and these are planned {kept}"
     return None
 

@@ -4,16 +4,14 @@ would hold them. Of a model whose files are not here, its shape is enough."""
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
-from twostroke import backends, machine
+from twostroke import machine
 from twostroke.cli.plan_model import PlannedModel, weightless
 from twostroke.config import EngineConfig
 from twostroke.core.errors import BadRequestError, TwostrokeError
+from twostroke.core.formats import Formats
 from twostroke.cost.devices import Device, find_device
-from twostroke.engine.build import Preparation, kv_needs, prepare
-from twostroke.engine.quantise import by_default
-from twostroke.engine.shape import shape_of
+from twostroke.engine.build import Preparation, choose, prepare
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.planner.deployment import Deployment
 from twostroke.planner.efficiency import CPU_RECORDS, Efficiency, Fitted
@@ -24,15 +22,10 @@ def here(
 ) -> tuple[Deployment, Efficiency | None]:
     if devices != 1 or quantise is not None:
         raise BadRequestError("--on this plans what this engine would run: one device, and no --quantise")
-    own = planned.checkpoint or weightless(planned)
-    checkpoint = own
-    factory, _ = backends.choose("auto", checkpoint)
-    found = machine.detect()
-    if factory.quantises_on_load:
-        checkpoint, _ = by_default(checkpoint, found)
-    ceilings = factory.ceilings(checkpoint, found.threads)
-    memory = factory.memory(checkpoint, found)
-    needs = kv_needs(factory, checkpoint)
+    checkpoint, found = planned.checkpoint or weightless(planned), machine.detect()
+    choice = choose(checkpoint, config, found)
+    factory, memory = choice.factory, choice.memory
+    ceilings = factory.ceilings(checkpoint, found.threads, choice.formats)
     sheet = _sheet(memory.owner)  # a GPU's shares are of its data sheet, a CPU's of what was measured
     device = sheet or Device(
         name=memory.owner,
@@ -42,16 +35,14 @@ def here(
         memory_bytes=memory.total_bytes,
         sources=(ceilings.source,),
     )
-    prepared = _prepared(own, config)
-    kv_bytes, held_bytes = [need.bytes_per_token for need in needs], partial(factory.held_bytes, checkpoint)
-    shape = shape_of(checkpoint, kv_bytes, held_bytes) if prepared is None else prepared.shape
+    prepared = _prepared(checkpoint, config)
+    shape = choice.shape if prepared is None else prepared.shape
     copies = 0 if shape.decode_weights is None else shape.decode_weights.num_bytes
     deployment = Deployment(
         model=planned.name,
         dimensions=planned.dimensions,
         device=device,
-        quantise="bf16",
-        kv=kv,
+        formats=Formats.of("bf16", kv),
         own_shape=shape,
         own_kv_space_bytes=int(memory.kv_share * max(0, memory.free_beside_weights_bytes - copies)),
         own_max_users=None if prepared is None else prepared.resolved.sizes.max_running,

@@ -29,17 +29,17 @@ class PlannedModel:
     name: str
     dimensions: Dimensions
     weights: str
-    """What it is kept in unless asked otherwise: a name of `planner.quantisation`."""
+    """What it is kept in unless asked otherwise: a name of WEIGHT_FORMATS."""
     checkpoint: Checkpoint | None = None
     """Where its files are here and can be run."""
     config: Mapping[str, Any] | None = None
     """Where there is one."""
 
     @property
-    def dtype(self) -> str:
-        """What this engine would compute in, as its --dtype has it: 16-bit floats as they are stored."""
+    def arithmetic(self) -> str | None:
+        """What this engine would compute in where its config says it: 16-bit floats as they are stored."""
         config = self.config or {}
-        return "f16" if str(config.get("torch_dtype") or config.get("dtype")) == "float16" else "auto"
+        return "f16" if str(config.get("torch_dtype") or config.get("dtype")) == "float16" else None
 
     def file_shape(self, kv_bits: float) -> ModelShape | None:
         """In the very bits of its GGUF file."""

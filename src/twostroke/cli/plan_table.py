@@ -10,13 +10,13 @@ from rich.table import Table
 from rich.text import Text
 
 from twostroke.cli import units
+from twostroke.core.formats import find_weight_format
 from twostroke.cost.classify import RequestLengths
 from twostroke.cost.model_shape import DecodeWeights
 from twostroke.cost.roofline import matmul_points
 from twostroke.planner.deployment import Deployment
 from twostroke.planner.estimate import Estimate, Phase, Seconds
 from twostroke.planner.live import Calibrated
-from twostroke.planner.quantisation import find_quantisation
 from twostroke.planner.search import Found, Rejected
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def _model_rows(result: Estimate) -> list[Row]:
     active = ""
     if shape.experts is not None:
         active = f", {shape.active_parameters / 1e9:,.1f}B of them for a token"
-    kept = "as its file has them" if deployment.own_shape is not None else deployment.quantise
+    kept = "as its file has them" if deployment.own_shape is not None else deployment.formats.weights
     if deployment.own_kv_space_bytes is not None:
         kept = "as this engine holds them"
     price = deployment.price_per_hour_usd
@@ -120,7 +120,8 @@ def _copies_rows(copies: DecodeWeights | None) -> list[Row]:
 
 
 def weights_of(deployment: Deployment) -> str:
-    return f"{deployment.quantise}, 12 bits" if deployment.shape.decode_weights is not None else deployment.quantise
+    weights = deployment.formats.weights
+    return f"{weights}, 12 bits" if deployment.shape.decode_weights is not None else weights
 
 
 def _seconds_table(console: Console, result: Estimate) -> None:
@@ -203,7 +204,7 @@ def show_matrices(console: Console, result: Estimate) -> None:
     deployment = result.deployment
     computed = result.lengths.input_tokens - result.lengths.cached_tokens
     users = result.company.expected.users if result.company is not None else 1
-    bits = find_quantisation(deployment.quantise).weight_bits
+    bits = find_weight_format(deployment.formats.weights).weight_bits
     steps = {"prefill": (computed, 1), "decode": (users, users)}
     found = {
         name: matmul_points(deployment.dimensions, tokens, sampled, deployment.ceilings, weight_bits=bits)
@@ -261,7 +262,7 @@ def show_search(
         nearest = "; nearest are" if len(rejected) > SHOWN_REJECTED else ""
         console.print(f"nothing meets it, of {len(rejected)} that were tried{nearest}:", highlight=False)
         for failed in rejected[:SHOWN_REJECTED]:
-            text = f"  {hardware(failed.deployment)}, {failed.deployment.quantise}: {failed.reason}"
+            text = f"  {hardware(failed.deployment)}, {failed.deployment.formats.weights}: {failed.reason}"
             console.print(text, highlight=False, markup=False)
         return
     if not is_met:

@@ -42,7 +42,7 @@ def load(model: str, config: EngineConfig, console: Console, *, verbose: bool, c
     checkpoint = llm.assembly.checkpoint
     console.print(
         f"{model}: {checkpoint.spec.family}, {checkpoint.num_parameters / 1e6:,.0f}M parameters, "
-        f"{units.size(checkpoint.held_bytes)} of weights, on {llm.assembly.backend_name} "
+        f"{units.size(checkpoint.held_bytes(llm.assembly.formats.weights))} of weights, on {llm.assembly.backend_name} "
         f"with {llm.assembly.resolved.threads} threads, ready in {units.seconds(time.perf_counter() - started_s)}",
         style="dim",
         highlight=False,

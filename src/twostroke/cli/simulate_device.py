@@ -7,13 +7,13 @@ from twostroke.cli.plan_decode import kv_needs_of, resolved_on, with_decode_weig
 from twostroke.cli.plan_model import read_model
 from twostroke.config import EngineConfig
 from twostroke.core.errors import BadRequestError
+from twostroke.core.formats import Formats, find_kv_bits
 from twostroke.cost.devices import find_device
 from twostroke.machine import MemorySpace
 from twostroke.planner.deployment import Deployment
 from twostroke.planner.efficiency import Efficiency
 from twostroke.planner.estimate import expected_of, phases_of
 from twostroke.planner.links import link_note
-from twostroke.planner.quantisation import find_kv_bits
 from twostroke.planner.simulate import ReplicaSpec
 from twostroke.scheduling.config import SchedulerConfig
 
@@ -27,8 +27,7 @@ def on_device(
         model=planned.name,
         dimensions=planned.dimensions,
         device=find_device(name),
-        quantise=quantise or planned.weights,
-        kv=kv,
+        formats=Formats.of(quantise or planned.weights, kv),
         tensor_parallel=tensor_parallel,
         own_shape=None if quantise else planned.file_shape(find_kv_bits(kv)),
     )
@@ -37,10 +36,10 @@ def on_device(
         needed = deployment.devices_needed(1)
         hint = f": it takes {needed} of them (--tensor-parallel {needed})" if needed is not None else ""
         raise BadRequestError(f"the weights of {planned.name} do not fit on {hardware}{hint}")
-    deployment = with_decode_weights(deployment, planned, "bf16" if quantise else planned.dtype, config)
+    deployment = with_decode_weights(deployment, planned, "bf16" if quantise else planned.arithmetic, config)
     efficiency = expected_of(deployment)
     copies = ", with copies in 12 bits for decode," if deployment.shape.decode_weights is not None else ""
-    title = f"{planned.name} in {deployment.quantise}{copies} on {hardware}"
+    title = f"{planned.name} in {deployment.formats.weights}{copies} on {hardware}"
     source = f"by {efficiency.source}; error: {efficiency.error}"
     notes = [note for note in (link_note(deployment), deployment.decode_note) if note is not None]
     return replica_on(deployment, efficiency, config), title, source, "; ".join(notes) or None

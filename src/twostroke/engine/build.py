@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from twostroke import __version__, backends, machine
 from twostroke.backends.interface import BackendFactory, MaskingBackend
 from twostroke.cache import cache_folder
-from twostroke.config import KV_MEMORY_OPTION, EngineConfig, KVGroupNeed, ResolvedConfig, resolve
-from twostroke.core.errors import BackendError
+from twostroke.config import KV_MEMORY_OPTION, EngineConfig, ResolvedConfig, resolve
+from twostroke.core.errors import BackendError, BadRequestError
+from twostroke.core.formats import Formats
 from twostroke.core.units import size
 from twostroke.cost.calibration import (
     Calibration,
@@ -25,8 +25,7 @@ from twostroke.cost.model_shape import ModelShape
 from twostroke.cost.step_cost import StepCost
 from twostroke.engine.decode_weights import choose_decode_weights
 from twostroke.engine.engine import Engine
-from twostroke.engine.quantise import KINDS, as_asked, by_default
-from twostroke.engine.shape import shape_of
+from twostroke.engine.formats import Choice, asked_weights, choose_formats
 from twostroke.machine import MemorySpace
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.loading import load_checkpoint
@@ -58,6 +57,7 @@ class Preparation:
 
     checkpoint: Checkpoint
     factory: BackendFactory
+    formats: Formats
     resolved: ResolvedConfig
     shape: ModelShape
     device: str
@@ -96,7 +96,7 @@ class Preparation:
 
     def ceilings(self) -> Ceilings:
         """What this machine allows. The first call on a machine may take a moment: it measures."""
-        return self.factory.ceilings(self.checkpoint, self.resolved.threads)
+        return self.factory.ceilings(self.checkpoint, self.resolved.threads, self.formats)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +119,10 @@ class Assembly:
     @property
     def backend_name(self) -> str:
         return self.factory.name
+
+    @property
+    def formats(self) -> Formats:
+        return self.preparation.formats
 
     def ceilings(self) -> Ceilings:
         return self.preparation.ceilings()
@@ -146,11 +150,14 @@ def read_tokenizer(model: str) -> Tokenizer:
 
 def _build_random(model: str, config: EngineConfig) -> Assembly:
     """A model's shape with weights drawn at random, in the kind they would be held in; token ids only, no text."""
-    from twostroke.models.random_weights import random_checkpoint
+    from twostroke.models.random_weights import KINDS, random_checkpoint
 
-    kind = KINDS[config.quantise or "none"] or WeightKind.BF16
+    kinds = {"none": WeightKind.BF16} | {kind.name.lower(): kind for kind in KINDS}
+    kind = kinds.get(config.quantise or "none")
+    if kind is None:
+        raise BadRequestError(f"random weights are drawn in {', '.join(kinds)}, not in {config.quantise}")
     checkpoint = random_checkpoint(Path(model), kind, name=model)
-    if config.quantise is None and backends.choose(config.backend, checkpoint)[0].quantises_on_load:
+    if config.quantise is None and backends.choose(config.backend, checkpoint)[0].preferred_weights:
         kind = RANDOM_KIND
         checkpoint = random_checkpoint(Path(model), kind, name=model)
     assembly = assemble(checkpoint, None, replace(config, quantise=None))
@@ -162,37 +169,37 @@ def _say(message: str) -> None:
     print(message, file=sys.stderr)
 
 
-def kv_needs(factory: BackendFactory, checkpoint: Checkpoint, kv_kind: str = "auto") -> tuple[KVGroupNeed, ...]:
-    return tuple(
-        KVGroupNeed(layers, window, factory.kv_bytes_per_token(checkpoint, layers, kv_kind))
-        for window, layers in checkpoint.spec.kv_windows()
-    )
+def choose(checkpoint: Checkpoint, config: EngineConfig, here: machine.Machine) -> Choice:
+    """The backend, and the formats that it holds and computes in."""
+    weights, _ = asked_weights(config.quantise, checkpoint)
+    factory, reason = backends.choose(config.backend, checkpoint, weights)
+    return choose_formats(config, checkpoint, here, factory, reason)
 
 
 def prepare(checkpoint: Checkpoint, config: EngineConfig) -> Preparation:
     here = machine.detect()
-    checkpoint, quantise_reason = as_asked(config.quantise, checkpoint)
-    factory, reason = backends.choose(config.backend, checkpoint)
-    if config.quantise is None and config.load == "file" and factory.quantises_on_load:
-        checkpoint, quantise_reason = by_default(checkpoint, here)
-    needs = kv_needs(factory, checkpoint, config.kv.kind)
-    memory = factory.memory(checkpoint, here)
+    choice = choose(checkpoint, config, here)
+    factory, needs, memory = choice.factory, choice.kv_needs, choice.memory
 
     def resolve_within(space: MemorySpace) -> ResolvedConfig:
         spec = checkpoint.spec
         return resolve(config, spec.max_context, needs, space, factory.suits, here.threads, spec.short_rope_context)
 
-    offered = factory.decode_weights(checkpoint, config.dtype)
+    offered = factory.decode_weights(checkpoint, choice.formats)
     holding = choose_decode_weights(config, offered, memory, needs, resolve_within)
-    shape = shape_of(checkpoint, [need.bytes_per_token for need in needs], partial(factory.held_bytes, checkpoint))
-    reasons = (f"backend {factory.name}: {reason}", quantise_reason, holding.reason, *holding.resolved.reasons)
+    formats = holding.in_formats(choice.formats)
     return Preparation(
         checkpoint,
         factory,
+        formats,
         holding.resolved,
-        replace(shape, decode_weights=holding.copies),
+        replace(choice.shape, decode_weights=holding.copies),
         device=f"{memory.owner}, {machine.processor_name()}",
-        reasons=tuple(reason for reason in reasons if reason is not None),
+        reasons=(
+            f"backend {factory.name}: {choice.backend_reason}",
+            f"formats: {formats.line}",
+            *holding.resolved.reasons,
+        ),
     )
 
 
@@ -207,9 +214,7 @@ def assemble(checkpoint: Checkpoint, tokenizer: Tokenizer | None, config: Engine
             max_tokens_per_step=resolved.sizes.max_tokens_per_step,
             max_running=resolved.sizes.max_running,
             threads=resolved.threads,
-            kv_kind=config.kv.kind,
-            dtype=config.dtype,
-            pack_for_decode=shape.decode_weights is not None,
+            formats=prepared.formats,
         )
     except (MemoryError, OSError) as error:
         reason = getattr(error, "strerror", None) or str(error) or "not enough memory"

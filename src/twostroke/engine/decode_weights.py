@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from twostroke.config import EngineConfig, KVGroupNeed, ResolvedConfig, sequence_bytes
 from twostroke.core.errors import BackendError, BadRequestError
+from twostroke.core.formats import PACKED, Formats
 from twostroke.core.units import size
 from twostroke.cost.model_shape import DecodeWeights
 from twostroke.machine import MemorySpace
@@ -25,6 +26,11 @@ class Holding:
     resolved: ResolvedConfig
     reason: str | None
 
+    def in_formats(self, formats: Formats) -> Formats:
+        """All that is held, with the copies."""
+        reasons = formats.reasons if self.reason is None else (*formats.reasons, self.reason)
+        return replace(formats, copies=PACKED if self.copies is not None else None, reasons=reasons)
+
 
 def choose_decode_weights(
     config: EngineConfig,
@@ -40,9 +46,9 @@ def choose_decode_weights(
         if asked == "packed":
             why = offered or "this backend reads the same weights in both phases"
             raise BackendError(f"decode weights cannot be packed here: {why}")
-        return Holding(None, resolve_within(memory), offered and f"decode weights plain: {offered}")
+        return Holding(None, resolve_within(memory), offered and f"decode weights plain ({offered})")
     if asked == "plain":
-        return Holding(None, resolve_within(memory), "decode weights plain: asked for")
+        return Holding(None, resolve_within(memory), "decode weights plain (asked for)")
     left = max(0, memory.free_beside_weights_bytes - offered.num_bytes)
     beside = replace(memory, free_beside_weights_bytes=left)
     if asked == "packed":
@@ -50,7 +56,7 @@ def choose_decode_weights(
     plain = resolve_within(memory)
     missing = _missing(config, plain, needs, beside)
     if missing is not None:
-        return Holding(None, plain, f"decode weights plain: {_gigabytes(offered)} more, packed, would leave {missing}")
+        return Holding(None, plain, f"decode weights plain ({_gigabytes(offered)} more, packed, would leave {missing})")
     resolved = resolve_within(beside)
     return Holding(offered, resolved, _packed_reason(offered, resolved, "decode has less to read"))
 
@@ -74,8 +80,8 @@ def _packed_as_asked(
 
 def _packed_reason(offered: DecodeWeights, resolved: ResolvedConfig, why: str) -> str:
     return (
-        f"decode weights packed: {why}, in 12 bits a weight; {_gigabytes(offered)} more held, KV for "
-        f"{resolved.kv_tokens} tokens left"
+        f"decode weights packed ({why}, in 12 bits a weight; {_gigabytes(offered)} more held, KV for "
+        f"{resolved.kv_tokens} tokens left)"
     )
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from twostroke.core.errors import TwostrokeError
+from twostroke.core.formats import FormatWish
 from twostroke.cost.step_cost import StepCost
+from twostroke.engine.formats import kv_needs
 from twostroke.explain.explanation import Explainer
 from twostroke.explain.facts import EngineFacts
 
@@ -36,12 +37,11 @@ def engine_facts(assembly: Assembly) -> EngineFacts:
 
 
 def _int8_kv_share(assembly: Assembly) -> float | None:
-    windows = assembly.checkpoint.spec.kv_windows()
-    try:
-        sizes = [assembly.factory.kv_bytes_per_token(assembly.checkpoint, layers, "int8") for _, layers in windows]
-    except TwostrokeError:
+    formats = assembly.factory.formats(assembly.checkpoint, FormatWish(kv="int8"))
+    if isinstance(formats, str):
         return None
-    share = sum(sizes) / assembly.shape.kv_bytes_per_token
+    needs = kv_needs(assembly.factory, assembly.checkpoint, formats)
+    share = sum(need.bytes_per_token for need in needs) / assembly.shape.kv_bytes_per_token
     return share if share < 1.0 else None
 
 

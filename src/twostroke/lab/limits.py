@@ -55,11 +55,11 @@ def measure_limits(backend: str, threads: int | None) -> Limits:
     for name in names:
         factory = backends.load_factory(name)
         for model in models:
-            reason = factory.supports(model)
-            if reason is not None:
-                declined.append(f"{name}: {reason}")
+            formats = factory.supports(model) or factory.formats(model)
+            if isinstance(formats, str):
+                declined.append(f"{name}: {formats}")
                 continue
-            ceilings = factory.ceilings(model, threads)
+            ceilings = factory.ceilings(model, threads, formats)
             found.setdefault(ceilings.source, ceilings)
         if found:
             more: Callable[[], Mapping[str, Any]] = getattr(factory, "measured_limits", dict)

@@ -86,6 +86,7 @@ def engine_record(assembly: Assembly) -> dict[str, Any]:
             "max_tokens_per_step": resolved.config.max_tokens_per_step,
             "max_running": resolved.config.max_running,
             "kv_bytes": resolved.kv_bytes,
+            "formats": asdict(assembly.formats),
             "notes": list(assembly.notes),
         },
     }

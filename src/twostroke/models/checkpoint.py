@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from twostroke.core.formats import STORED
 from twostroke.models.spec import ModelSpec
 from twostroke.models.weights.tensor import WeightKind, WeightTensor
 
@@ -31,31 +32,28 @@ class Checkpoint:
     """Canonical names, exactly those of `spec.tensor_shapes()`."""
     gguf_metadata: Mapping[str, Any] | None = None
     """The GGUF key-values, tokenizer fields among them; None for a Hugging Face folder (`path` holds its files)."""
-    quantise_to: WeightKind | None = None
-    """What a backend that quantises as it loads is to bring float matrices to (see `held_kind`); None: nothing."""
 
     @property
     def weight_bytes(self) -> int:
         """As stored."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
-    @property
-    def held_bytes(self) -> int:
-        """As held once loaded; an embedding that is the output matrix too counts as that."""
-        return sum(self.held_tensor_bytes(name) for name in self.tensors)
+    def held_bytes(self, weights: str = STORED) -> int:
+        """Once loaded, with float matrices brought to `weights`; an embedding that is the output matrix too counts as
+        that."""
+        return sum(self.held_tensor_bytes(name, weights) for name in self.tensors)
 
-    @property
-    def main_kind(self) -> WeightKind:
+    def main_kind(self, weights: str = STORED) -> WeightKind:
         """That most bytes are held in."""
         held_bytes: Counter[WeightKind] = Counter()
         for name in self.tensors:
-            held_bytes[self.held_kind(name)] += self.held_tensor_bytes(name)
+            held_bytes[self.held_kind(name, weights)] += self.held_tensor_bytes(name, weights)
         return max(held_bytes, key=lambda kind: held_bytes[kind])
 
-    def held_tensor_bytes(self, name: str) -> int:
+    def held_tensor_bytes(self, name: str, weights: str = STORED) -> int:
         shape = self.tensors[name].shape
         rows = shape[0] if len(shape) == 2 else 1
-        return rows * self.held_kind(name).row_bytes(shape[-1])
+        return rows * self.held_kind(name, weights).row_bytes(shape[-1])
 
     @property
     def has_float_matrices(self) -> bool:
@@ -65,16 +63,16 @@ class Checkpoint:
         """Whether a tensor is a matrix that tokens are multiplied by: all but an embedding that is only looked up."""
         return len(self.tensors[name].shape) == 2 and (name != "embedding" or self.spec.tied_embeddings)
 
-    def held_kind(self, name: str) -> WeightKind:
-        """How a tensor is multiplied by: quantised ones always as they are stored, float matrices as `quantise_to`
-        says. The output matrix is never brought below 8 bits, since its error is the logits' own; routers stay as they
-        are, since theirs would send tokens to other experts; an embedding's rows are looked up as they are stored,
-        whatever is multiplied by."""
+    def held_kind(self, name: str, weights: str = STORED) -> WeightKind:
+        """How a tensor is multiplied by: quantised ones always as they are stored, float matrices in `weights`, which
+        is `Formats.weights`. The output matrix is never brought below 8 bits, since its error is the logits' own;
+        routers stay as they are, since theirs would send tokens to other experts; an embedding's rows are looked up as
+        they are stored, whatever is multiplied by."""
         kind = self.tensors[name].kind
         is_kept = kind.is_quantised or not self.is_multiplied(name) or name.endswith(".router")
-        if self.quantise_to is None or is_kept:
+        if weights == STORED or is_kept:
             return kind
-        return WeightKind.Q8_0 if name in ("output", "embedding") else self.quantise_to
+        return WeightKind.Q8_0 if name in ("output", "embedding") else WeightKind[weights.upper()]
 
     @property
     def num_parameters(self) -> int:

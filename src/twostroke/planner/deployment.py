@@ -7,11 +7,11 @@ from functools import cached_property
 from math import ceil
 
 from twostroke.core.errors import BadRequestError
+from twostroke.core.formats import Formats, find_kv_bits, find_weight_format
 from twostroke.cost.devices import Device
 from twostroke.cost.dimensions import Dimensions
 from twostroke.cost.hardware import Ceilings
 from twostroke.cost.model_shape import DecodeWeights, ModelShape
-from twostroke.planner.quantisation import find_kv_bits, find_quantisation
 
 KV_SHARE = 0.95
 """Of the memory beside weights and buffers, as the engine takes it on a GPU."""
@@ -20,17 +20,17 @@ BUFFER_BYTES = 3 * 10**9
 MAX_USERS = 512
 """Streams that one replica runs at a time: the engine's limit on a GPU."""
 DEVICES_A_MACHINE = 8
+IN_BF16 = Formats.of("bf16")
 
 
 @dataclass(frozen=True)
 class Deployment:
-    """Immutable; its weights' bits come from `quantise`, or from `own_shape`, the shape of files that are there."""
+    """Immutable; its weights' bits come from `formats`, or from `own_shape`, the shape of files that are there."""
 
     model: str
     dimensions: Dimensions
     device: Device
-    quantise: str = "bf16"
-    kv: str = "bf16"
+    formats: Formats = IN_BF16
     tensor_parallel: int = 1
     """Devices that hold a part of every matrix each."""
     pipeline_parallel: int = 1
@@ -78,7 +78,7 @@ class Deployment:
 
     @property
     def arithmetic(self) -> str:
-        wanted = find_quantisation(self.quantise).arithmetic
+        wanted = self.formats.arithmetic
         return wanted if wanted in self.device.peak_flops else "bf16"
 
     @property
@@ -94,12 +94,12 @@ class Deployment:
     @cached_property
     def shape(self) -> ModelShape:
         """Of one replica, copies of KV counted as often as they lie in memory, and weights for decode too."""
-        bits = find_quantisation(self.quantise).bits
+        bits = find_weight_format(self.formats.weights).bits
         shape = self.own_shape or self.dimensions.shape(
             weight_bits=bits["weight_bits"] or 16.0,
             head_bits=bits["head_bits"],
             expert_bits=bits["expert_bits"],
-            kv_bits=find_kv_bits(self.kv),
+            kv_bits=find_kv_bits(self.formats.kv),
         )
         groups = tuple(
             replace(group, bytes_per_token=group.bytes_per_token * self.kv_copies) for group in shape.kv_groups
@@ -134,7 +134,7 @@ class Deployment:
     def head_bytes(self) -> int:
         shape = self.shape
         if self.own_shape is None:
-            bits = find_quantisation(self.quantise).bits
+            bits = find_weight_format(self.formats.weights).bits
             return ceil(shape.head_matmul_parameters * (bits["head_bits"] or max(bits["weight_bits"] or 16.0, 8.0)) / 8)
         active = shape.experts.active_parameters if shape.experts is not None else 0
         share = shape.head_matmul_parameters / (shape.active_parameters - active)

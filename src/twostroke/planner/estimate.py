@@ -13,7 +13,6 @@ from twostroke.planner.deployment import Deployment
 from twostroke.planner.efficiency import Efficiency, Floor, expected
 from twostroke.planner.links import link_note, link_s_per_step, link_s_per_token
 from twostroke.planner.phases import Loaded, Phases
-from twostroke.planner.quantisation import find_quantisation
 
 MAX_TOKENS = 2**24
 """Of a prompt or an answer: beyond it a slip of the finger."""
@@ -248,7 +247,7 @@ def _notes(deployment: Deployment, lengths: RequestLengths) -> list[str]:
         notes.append(f"the family {dimensions.family!r} is unknown: it is counted as a Llama-like decoder")
     if dimensions.max_context is not None and tokens > dimensions.max_context:
         notes.append(f"{tokens:,} tokens are more than the {dimensions.max_context:,} that the model was made for")
-    wanted = find_quantisation(deployment.quantise).arithmetic
+    wanted = deployment.formats.arithmetic
     if deployment.own_shape is None and wanted != deployment.arithmetic:
         notes.append(f"{deployment.device.name} has no {wanted} arithmetic: weights are multiplied in bf16")
     if deployment.device.vendor in ("AMD", "Apple"):

@@ -187,7 +187,7 @@ def ready_message(assembly: Assembly) -> m.Ready:
         backend=assembly.backend_name,
         family=checkpoint.spec.family,
         num_parameters=checkpoint.num_parameters,
-        weight_bytes=checkpoint.held_bytes,
+        weight_bytes=checkpoint.held_bytes(assembly.formats.weights),
         threads=resolved.threads,
         vocab_size=checkpoint.spec.vocab_size,
         max_context=resolved.max_context if room is None else min(resolved.max_context, room),
@@ -203,7 +203,7 @@ def ready_message(assembly: Assembly) -> m.Ready:
         int8_kv_share=facts.int8_kv_share,
         hidden_size=checkpoint.spec.hidden_size,
         file_format="safetensors" if checkpoint.gguf_metadata is None else "gguf",
-        weight_kind=checkpoint.main_kind.name,
+        weight_kind=checkpoint.main_kind(assembly.formats.weights).name,
     )
 
 

@@ -17,6 +17,7 @@ from twostroke.backends.cpu.backend import CpuBackend
 from twostroke.backends.cpu.isa import ISA_VARIABLE
 from twostroke.backends.host.batch import Batch
 from twostroke.core.errors import BackendError
+from twostroke.core.formats import STORED, Formats, FormatWish
 from twostroke.core.request import Request
 from twostroke.core.sampling_params import SamplingParams
 from twostroke.core.step import BlockGrant, DecodeSlot, PrefillChunk, RowJoin, Step
@@ -37,11 +38,13 @@ def create(
     max_tokens: int = 128,
     threads: int = 2,
     block_size: int = 16,
-    kv_kind: str = "auto",
+    kv: str | None = None,
 ) -> CpuBackend:
     layout = layout_for(checkpoint.spec, NUM_TOKENS, block_size, num_sequences=4)
+    formats = FACTORY.formats(checkpoint, FormatWish(kv=kv))
+    assert isinstance(formats, Formats), formats
     return FACTORY.create(
-        checkpoint, layout, max_context=128, max_tokens_per_step=max_tokens, threads=threads, kv_kind=kv_kind
+        checkpoint, layout, max_context=128, max_tokens_per_step=max_tokens, threads=threads, formats=formats
     )
 
 
@@ -217,26 +220,37 @@ def test_a_block_size_that_does_not_fit_is_refused(checkpoint: Checkpoint) -> No
 def test_kv_bytes(checkpoint: Checkpoint) -> None:
     spec = checkpoint.spec
     values = 2 * 2 * spec.num_kv_heads * spec.head_dim
-    for kind, expected in {"auto": 2 * values, "bf16": 2 * values, "int8": values + 2 * 8 * spec.num_kv_heads}.items():
-        assert FACTORY.kv_bytes_per_token(checkpoint, (0, 1), kind) == expected
-        backend = create(checkpoint, kv_kind=kind)
+    for kind, expected in {None: 2 * values, "bf16": 2 * values, "int8": values + 2 * 8 * spec.num_kv_heads}.items():
+        formats = FACTORY.formats(checkpoint, FormatWish(kv=kind))
+        assert isinstance(formats, Formats)
+        assert FACTORY.kv_bytes_per_token(checkpoint, (0, 1), formats) == expected
+        backend = create(checkpoint, kv=kind)
         (group,) = backend.layout.groups
         held = sum(place.memory.nbytes for place in backend._kv.places.values())
         assert held * 2 == expected * group.num_blocks * backend.layout.block_size * spec.num_layers
         backend.close()
 
 
-def test_kv_kinds_and_their_notes(checkpoint: Checkpoint) -> None:
-    backend = create(checkpoint, kv_kind="int8")
-    assert backend.notes[-1] == "KV in int8: asked for"
-    backend.close()
-    with pytest.raises(BackendError, match="no KV kind 'fp4'; it has: auto, f16, bf16, int8"):
-        create(checkpoint, kv_kind="fp4")
+def test_formats_are_resolved_with_their_reasons_or_declined(checkpoint: Checkpoint) -> None:
+    asked = FACTORY.formats(checkpoint, FormatWish(weights="q4_1", kv="int8"))
+    assert isinstance(asked, Formats) and (asked.weights, asked.arithmetic, asked.kv) == ("q4_1", "int8", "int8")
+    assert asked.reasons == ("KV as asked for",)
+    left_open = FACTORY.formats(checkpoint)
+    assert isinstance(left_open, Formats) and left_open.weights == STORED and left_open.kv in ("f16", "bf16")
+    assert left_open.reasons == ("KV in the fastest of 16 bits on this CPU",)
+    declined = {
+        FormatWish(kv="fp8"): "it keeps KV in f16, bf16, int8, not in fp8",
+        FormatWish(weights="fp8"): "it brings float weights to q8_0 or q4_1, not to fp8",
+        FormatWish(weights="int4"): "it brings float weights to q8_0 or q4_1, not to int4",
+        FormatWish(arithmetic="bf16"): "its arithmetic follows the weights' kind: it has no bf16 to choose",
+    }
+    for wish, sentence in declined.items():
+        assert FACTORY.formats(checkpoint, wish) == sentence
 
 
 @pytest.mark.parametrize("kind", ["f16", "bf16", "int8"])
 def test_the_pieces_of_a_prompt_do_not_change_a_bit(checkpoint: Checkpoint, kind: str) -> None:
-    backend = create(checkpoint, kv_kind=kind)
+    backend = create(checkpoint, kv=kind)
     tokens = random_tokens(12)
     whole = logits_by_prefill(backend, tokens, [NUM_TOKENS])
     assert np.array_equal(logits_by_prefill(backend, tokens, [1, 33, 2]), whole)
@@ -259,6 +273,8 @@ def test_rows_that_stay_with_their_threads_change_no_bit(checkpoint: Checkpoint,
 
 def test_ceilings(checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TWOSTROKE_CACHE", str(tmp_path))
-    found = FACTORY.ceilings(checkpoint, 2)
+    formats = FACTORY.formats(checkpoint)
+    assert isinstance(formats, Formats)
+    found = FACTORY.ceilings(checkpoint, 2, formats)
     assert "8-bit integers, threads: 2" in found.source
-    assert found == FACTORY.ceilings(checkpoint, 2)
+    assert found == FACTORY.ceilings(checkpoint, 2, formats)

@@ -18,6 +18,7 @@ from twostroke.backends.cpu import FACTORY
 from twostroke.backends.host.batch import Batch
 from twostroke.backends.reference import FACTORY as REFERENCE
 from twostroke.backends.reference.kv_store import KVStore
+from twostroke.core.formats import Formats, FormatWish
 from twostroke.core.step import PrefillChunk, Step
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.loading import load_checkpoint
@@ -47,12 +48,19 @@ def reference_logits(checkpoint: Checkpoint) -> np.ndarray:
         backend.close()
 
 
+def resolved(checkpoint: Checkpoint, wish: FormatWish, isa_name: str | None = None) -> Formats:
+    found = FACTORY.formats(checkpoint, wish, isa_name)
+    assert isinstance(found, Formats), found
+    return found
+
+
 def cpu_logits(
     checkpoint: Checkpoint,
     pieces: list[list[int]],
     isa_name: str | None = None,
     threads: int = 2,
-    kv_kind: str = "auto",
+    kv: str | None = None,
+    weights: str | None = None,
 ) -> list[np.ndarray]:
     layout = layout_for(checkpoint.spec, len(TOKENS), BLOCK_SIZE)
     backend = FACTORY.create(
@@ -61,7 +69,7 @@ def cpu_logits(
         max_context=ORIGINAL_CONTEXT,
         max_tokens_per_step=64,
         threads=threads,
-        kv_kind=kv_kind,
+        formats=resolved(checkpoint, FormatWish(weights, kv=kv), isa_name),
         isa_name=isa_name,
     )
     try:
@@ -76,12 +84,12 @@ def test_every_family_in_every_way(variant: str, tmp_path: Path, half_precision_
     checkpoint = load_checkpoint(folder)
     assert FACTORY.supports(checkpoint) is None
     expected = reference_logits(checkpoint)
-    whole, *others = cpu_logits(checkpoint, PIECES, kv_kind="f16")
+    whole, *others = cpu_logits(checkpoint, PIECES, kv="f16")
     assert np.abs(whole - expected).max() < 5e-3 * expected.std()
     assert np.sqrt(((whole - expected) ** 2).mean()) < 2e-4 * expected.std()
     assert all(np.array_equal(other, whole) for other in others), "the pieces a prompt came in changed its logits"
     for kind, limit in (("bf16", 0.02), ("int8", 0.03)):
-        rounded, *others = cpu_logits(checkpoint, PIECES, kv_kind=kind)
+        rounded, *others = cpu_logits(checkpoint, PIECES, kv=kind)
         assert np.sqrt(((rounded - expected) ** 2).mean()) < limit * expected.std()
         assert all(np.array_equal(other, rounded) for other in others)
 
@@ -94,7 +102,12 @@ def test_a_row_whose_logits_are_wanted_alone_has_the_same_bits(variant: str, kin
     checkpoint = load_checkpoint(folder)
     layout = layout_for(checkpoint.spec, len(TOKENS), BLOCK_SIZE)
     backend = FACTORY.create(
-        checkpoint, layout, max_context=ORIGINAL_CONTEXT, max_tokens_per_step=64, threads=2, kv_kind=kind
+        checkpoint,
+        layout,
+        max_context=ORIGINAL_CONTEXT,
+        max_tokens_per_step=64,
+        threads=2,
+        formats=resolved(checkpoint, FormatWish(kv=kind)),
     )
     whole = logits_by_prefill(backend, TOKENS, [len(TOKENS)])
     for first in (47, 0):

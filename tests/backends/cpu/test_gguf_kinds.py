@@ -15,6 +15,7 @@ from twostroke.backends.cpu import FACTORY
 from twostroke.backends.cpu.weights import Weights
 from twostroke.backends.interface import BackendFactory
 from twostroke.backends.reference import FACTORY as REFERENCE
+from twostroke.core.formats import STORED, Formats
 from twostroke.engine.shape import shape_of
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.loading import load_checkpoint
@@ -81,11 +82,13 @@ def test_memory_and_cost_count_weights_as_they_are_held(tmp_path: Path) -> None:
     matrices = [tensor for tensor in checkpoint.tensors.values() if len(tensor.shape) == 2]
     vectors = sum(tensor.nbytes for tensor in checkpoint.tensors.values() if len(tensor.shape) == 1)
     held = sum(tensor.shape[0] * tensor.shape[1] * 4 // 8 for tensor in matrices[1:]) + matrices[0].nbytes + vectors
-    assert checkpoint.held_bytes < 0.6 * held
-    assert sum(FACTORY.held_bytes(checkpoint, name) for name in checkpoint.tensors) == held
+    assert checkpoint.held_bytes() < 0.6 * held
+    formats = FACTORY.formats(checkpoint)
+    assert isinstance(formats, Formats) and formats.weights == STORED
+    assert sum(FACTORY.held_bytes(checkpoint, name, formats) for name in checkpoint.tensors) == held
     here = machine.detect()
-    assert FACTORY.memory(checkpoint, here).free_beside_weights_bytes == here.available_memory_bytes - held
-    shape = shape_of(checkpoint, [1], partial(FACTORY.held_bytes, checkpoint))
+    assert FACTORY.memory(checkpoint, here, formats).free_beside_weights_bytes == here.available_memory_bytes - held
+    shape = shape_of(checkpoint, [1], partial(FACTORY.held_bytes, checkpoint, formats=formats))
     assert shape.weight_bytes_per_step == held - matrices[0].nbytes, "an embedding that is only looked up is not read"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from twostroke.backends.cpu.isa import ISA_VARIABLE, available, choose
-from twostroke.backends.cpu.kv_kind import KVKind, choose_kv_kind
+from twostroke.backends.cpu.kv_kind import KVKind, fastest
 from twostroke.core.errors import BackendError
 
 AVX2_FEATURES = dict.fromkeys(("avx2", "fma", "f16c", "bmi", "bmi2", "lzcnt", "movbe"), True)
@@ -34,8 +34,7 @@ def test_what_features_allow(architecture: str, features: dict[str, bool], names
 def test_kv_is_bf16_where_it_is_multiplied_in_pairs(bf16: bool, kind: KVKind) -> None:
     widest = available("x86_64", "cpu", AVX512_FEATURES | {"avx512bf16": bf16})[0]
     assert widest.has_bf16_dot is bf16
-    assert choose_kv_kind("auto", widest) is kind
-    assert choose_kv_kind("int8", widest) is KVKind.INT8
+    assert fastest(widest) is kind
 
 
 def test_the_fastest_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:

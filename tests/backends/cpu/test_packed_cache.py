@@ -19,14 +19,17 @@ from tests.models.tiny_checkpoints import make_tiny
 from twostroke.backends.cpu import FACTORY, packed_cache
 from twostroke.backends.cpu.weights import Weights
 from twostroke.config import EngineConfig
+from twostroke.core.formats import STORED, Formats, FormatWish
 from twostroke.core.sampling_params import SamplingParams
 from twostroke.engine.build import assemble
 from twostroke.engine.offline import LLM
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.loading import load_checkpoint
-from twostroke.models.weights.tensor import WeightKind
 
 TOKENS = list(range(3, 40))
+
+
+KINDS = (STORED, "q8_0", "q4_1")
 
 
 @pytest.fixture(scope="module")
@@ -42,12 +45,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache" / "packed"
 
 
-def load(model: Path, quantise_to: WeightKind | None = WeightKind.Q8_0) -> Checkpoint:
-    return replace(load_checkpoint(model), quantise_to=quantise_to)
+def weights_of(checkpoint: Checkpoint, kind: str = "q8_0", threads: int = 1) -> Weights:
+    return Weights.from_checkpoint(checkpoint, threads, kind)
 
 
-def path_of(checkpoint: Checkpoint) -> Path:
-    path = packed_cache.entry_path(checkpoint)
+def path_of(checkpoint: Checkpoint, kind: str = "q8_0") -> Path:
+    path = packed_cache.entry_path(checkpoint, kind)
     assert path is not None
     return path
 
@@ -70,44 +73,46 @@ def is_kept(weights: Weights) -> bool:
 
 def logits(checkpoint: Checkpoint) -> np.ndarray:
     layout = layout_for(checkpoint.spec, len(TOKENS), 16)
-    backend = FACTORY.create(checkpoint, layout, max_context=64, max_tokens_per_step=64, threads=2)
+    formats = FACTORY.formats(checkpoint, FormatWish("q8_0"))
+    assert isinstance(formats, Formats)
+    backend = FACTORY.create(checkpoint, layout, max_context=64, max_tokens_per_step=64, threads=2, formats=formats)
     try:
         return logits_by_prefill(backend, TOKENS, [30])
     finally:
         backend.close()
 
 
-@pytest.mark.parametrize("quantise_to", [None, WeightKind.Q8_0, WeightKind.Q4_1])
-def test_the_second_start_maps_what_the_first_packed(model: Path, folder: Path, quantise_to: WeightKind | None) -> None:
-    checkpoint = load(model, quantise_to)
-    first, second = Weights.from_checkpoint(checkpoint, threads=2), Weights.from_checkpoint(checkpoint)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_second_start_maps_what_the_first_packed(model: Path, folder: Path, kind: str) -> None:
+    checkpoint = load_checkpoint(model)
+    first, second = weights_of(checkpoint, kind, threads=2), weights_of(checkpoint, kind)
     assert not is_kept(first) and is_kept(second)
     assert same(first, second) and first.notes == second.notes
-    assert [path.name for path in folder.iterdir()] == [path_of(checkpoint).name]
+    assert [path.name for path in folder.iterdir()] == [path_of(checkpoint, kind).name]
 
 
 def test_logits_from_the_cache_are_the_same_bits(model: Path, folder: Path) -> None:
-    assert np.array_equal(logits(load(model)), logits(load(model)))
-    assert is_kept(Weights.from_checkpoint(load(model)))
+    assert np.array_equal(logits(load_checkpoint(model)), logits(load_checkpoint(model)))
+    assert is_kept(weights_of(load_checkpoint(model)))
 
 
 def test_a_key_for_each_form_and_file(
     model: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    paths = {path_of(load(model, kind)) for kind in (None, WeightKind.Q8_0, WeightKind.Q4_1)}
+    paths = {path_of(load_checkpoint(model), kind) for kind in KINDS}
     copy = shutil.copytree(model, tmp_path / "copy")
-    paths.add(path_of(load(copy)))
+    paths.add(path_of(load_checkpoint(copy)))
     file = copy / "model.safetensors"
     status = file.stat()
     os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
-    paths.add(path_of(load(copy)))
+    paths.add(path_of(load_checkpoint(copy)))
     content = bytearray(file.read_bytes())
     content[-1] ^= 64  # the same size and, put back, the same time: the tensors' own bytes tell
     file.write_bytes(content)
     os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
-    paths.add(path_of(load(copy)))
+    paths.add(path_of(load_checkpoint(copy)))
     monkeypatch.setattr(packed_cache, "_builder_identity", lambda: b"another version of the packing code")
-    paths.add(path_of(load(copy)))
+    paths.add(path_of(load_checkpoint(copy)))
     assert len(paths) == 7
 
 
@@ -123,16 +128,16 @@ def test_the_packing_code_is_part_of_the_key(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_tensors_that_no_file_holds_are_not_kept(model: Path, folder: Path) -> None:
-    checkpoint = load(model)
+    checkpoint = load_checkpoint(model)
     changed = replace(checkpoint, tensors=dict(checkpoint.tensors))
-    assert packed_cache.entry_path(changed) is None
-    Weights.from_checkpoint(changed)
+    assert packed_cache.entry_path(changed, "q8_0") is None
+    weights_of(changed)
     assert not folder.exists()
 
 
 def test_a_small_model_is_not_kept(model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed_cache, "LEAST_BYTES", 1 << 30)
-    assert packed_cache.entry_path(load(model)) is None
+    assert packed_cache.entry_path(load_checkpoint(model), "q8_0") is None
 
 
 @pytest.mark.parametrize(
@@ -153,8 +158,8 @@ def test_a_small_model_is_not_kept(model: Path, folder: Path, monkeypatch: pytes
     ],
 )
 def test_a_damaged_entry_is_packed_again(model: Path, folder: Path, damage: str) -> None:
-    checkpoint = load(model)
-    expected = Weights.from_checkpoint(checkpoint)
+    checkpoint = load_checkpoint(model)
+    expected = weights_of(checkpoint)
     path = path_of(checkpoint)
     content = bytearray(path.read_bytes())
     match damage:
@@ -182,21 +187,20 @@ def test_a_damaged_entry_is_packed_again(model: Path, folder: Path, damage: str)
         case "empty":
             content.clear()
         case "renamed":  # another model's entry under this one's name
-            other = load(model, WeightKind.Q4_1)
-            Weights.from_checkpoint(other)
-            content[:] = path_of(other).read_bytes()
+            weights_of(checkpoint, "q4_1")
+            content[:] = path_of(checkpoint, "q4_1").read_bytes()
     assert content != path.read_bytes()
     path.unlink()
     path.write_bytes(content)
-    again = Weights.from_checkpoint(checkpoint)
+    again = weights_of(checkpoint)
     assert not is_kept(again) and same(again, expected)
     assert f"the packed weights kept in {path} were damaged: packed again" in again.notes
-    assert is_kept(Weights.from_checkpoint(checkpoint)), "the damaged entry was not replaced"
+    assert is_kept(weights_of(checkpoint)), "the damaged entry was not replaced"
 
 
 def test_an_entry_of_the_right_size_and_the_wrong_name_is_refused(model: Path, folder: Path) -> None:
-    checkpoint = load(model)
-    Weights.from_checkpoint(checkpoint)
+    checkpoint = load_checkpoint(model)
+    weights_of(checkpoint)
     path = path_of(checkpoint)
     size = len(path.read_bytes())
     moved = path.rename(path.with_name("0" * 24 + "-" + "0" * 24))
@@ -206,11 +210,11 @@ def test_an_entry_of_the_right_size_and_the_wrong_name_is_refused(model: Path, f
 
 def test_weights_that_give_logits_that_are_not_finite_are_named_and_packed_anew(model: Path, folder: Path) -> None:
     """Whatever spoilt them, and passed the check: here, an entry that was written so."""
-    Weights.from_checkpoint(load(model))
-    path = path_of(load(model))
+    weights_of(load_checkpoint(model))
+    path = path_of(load_checkpoint(model))
     spoilt = np.full(len(path.read_bytes()) - 56 - 4, 0xFF, dtype=np.uint8)  # scales that are not numbers
     assert packed_cache.write(path, spoilt) is None
-    errors = [error_of(load(model)) for _ in range(2)]
+    errors = [error_of(load_checkpoint(model)) for _ in range(2)]
     assert f"not finite: the packed weights kept as packed/{path.name} in the cache folder" in str(errors[0])
     assert errors[1] is None
 
@@ -221,7 +225,7 @@ def test_a_file_that_gives_logits_that_are_not_finite_is_named(folder: Path, tmp
     content = bytearray(file.read_bytes())
     content[-4096:] = b"\xff" * 4096
     file.write_bytes(content)
-    assert f"not finite: {model.name} may be damaged" in str(error_of(load(model)))
+    assert f"not finite: {model.name} may be damaged" in str(error_of(load_checkpoint(model)))
 
 
 def error_of(checkpoint: Checkpoint) -> str | None:
@@ -231,8 +235,8 @@ def error_of(checkpoint: Checkpoint) -> str | None:
 
 
 def test_a_mapped_entry_survives_its_removal(model: Path, folder: Path) -> None:
-    fresh = Weights.from_checkpoint(load(model))
-    kept = Weights.from_checkpoint(load(model))
+    fresh = weights_of(load_checkpoint(model))
+    kept = weights_of(load_checkpoint(model))
     shutil.rmtree(folder)
     assert is_kept(kept) and same(fresh, kept)
 
@@ -244,7 +248,7 @@ def note_of(weights: Weights) -> str:
 def test_a_folder_that_cannot_be_written_is_done_without(model: Path, folder: Path) -> None:
     folder.parent.parent.mkdir(exist_ok=True)
     folder.parent.write_text("a file where the folder should be")
-    assert "cannot be written" in note_of(Weights.from_checkpoint(load(model)))
+    assert "cannot be written" in note_of(weights_of(load_checkpoint(model)))
 
 
 def test_a_full_disk_is_done_without(model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,12 +257,12 @@ def test_a_full_disk_is_done_without(model: Path, folder: Path, monkeypatch: pyt
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", full)
-        assert "No space left" in note_of(Weights.from_checkpoint(load(model)))
+        assert "No space left" in note_of(weights_of(load_checkpoint(model)))
     with monkeypatch.context() as patched:
         patched.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
-        assert "has 0.0 MB left" in note_of(Weights.from_checkpoint(load(model)))
+        assert "has 0.0 MB left" in note_of(weights_of(load_checkpoint(model)))
     assert list(folder.iterdir()) == []
-    assert not note_of(Weights.from_checkpoint(load(model)))
+    assert not note_of(weights_of(load_checkpoint(model)))
 
 
 def test_what_a_killed_process_left_is_cleared_and_a_writer_at_work_is_not(model: Path, folder: Path) -> None:
@@ -267,7 +271,7 @@ def test_what_a_killed_process_left_is_cleared_and_a_writer_at_work_is_not(model
     abandoned.write_bytes(bytes(100))
     at_work.write_bytes(bytes(100))
     os.utime(abandoned, (1, 1))
-    Weights.from_checkpoint(load(model))
+    weights_of(load_checkpoint(model))
     assert not abandoned.exists() and at_work.exists()
 
 

@@ -35,11 +35,10 @@ def test_packed_values_are_those_of_the_quantiser(stored: WeightKind, held: Weig
 
 def test_stored_quantised_matrices_stay_as_they_are(tmp_path: Path) -> None:
     checkpoint = mixed_checkpoint(tmp_path)
-    asked = replace(checkpoint, quantise_to=WeightKind.Q4_1)
     for name, stored in checkpoint.tensors.items():
         if stored.kind.is_quantised:
-            assert asked.held_kind(name) is stored.kind
-    before, after = Weights.from_checkpoint(checkpoint), Weights.from_checkpoint(asked)
+            assert checkpoint.held_kind(name, "q4_1") is stored.kind
+    before, after = Weights.from_checkpoint(checkpoint), Weights.from_checkpoint(checkpoint, weights="q4_1")
     for one, other in zip(before.layers, after.layers, strict=True):
         assert np.array_equal(one.attention_out.parts[0].matrix.data, other.attention_out.parts[0].matrix.data)
         assert other.mlp_out.parts[0].matrix.kind is TileKind.Q4_1
@@ -48,19 +47,18 @@ def test_stored_quantised_matrices_stay_as_they_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("variant", ["llama", "llama_tied", "gemma3", "phi3"])
-@pytest.mark.parametrize("held", [WeightKind.Q8_0, WeightKind.Q4_1])
-def test_quantised_on_load_is_as_if_stored_quantised(variant: str, held: WeightKind, tmp_path: Path) -> None:
+@pytest.mark.parametrize("held", ["q8_0", "q4_1"])
+def test_quantised_on_load_is_as_if_stored_quantised(variant: str, held: str, tmp_path: Path) -> None:
     checkpoint = load_checkpoint(make_tiny(variant, tmp_path)[0])
-    quantised = replace(checkpoint, quantise_to=held)
-    assert tile_kinds(quantised) == tuple(kind for kind in TileKind if kind.name in {held.name, "Q8_0"})
-    assert quantised.held_bytes < 0.5 * checkpoint.held_bytes
+    assert tile_kinds(checkpoint, held) == tuple(kind for kind in TileKind if kind.name in {held.upper(), "Q8_0"})
+    assert checkpoint.held_bytes(held) < 0.5 * checkpoint.held_bytes()
     stored = {
         name: stored
-        if quantised.held_kind(name) is stored.kind or name == "embedding"
-        else tensor(quantised.held_kind(name), stored.to_float32(), name)
+        if checkpoint.held_kind(name, held) is stored.kind or name == "embedding"
+        else tensor(checkpoint.held_kind(name, held), stored.to_float32(), name)
         for name, stored in checkpoint.tensors.items()
     }
-    (found,) = cpu_logits(quantised, [[len(TOKENS)]])
+    (found,) = cpu_logits(checkpoint, [[len(TOKENS)]], weights=held)
     beforehand = replace(checkpoint, tensors=stored)
     if not checkpoint.spec.tied_embeddings:
         (expected,) = cpu_logits(beforehand, [[len(TOKENS)]])
@@ -77,5 +75,5 @@ def test_logits_of_a_trained_model_stay_near_those_of_floats(smollm2_path: Path)
     floats = {name: from_float32(name, whole.tensors[name].to_float32()) for name in spec.tensor_shapes()}
     checkpoint = replace(whole, spec=spec, tensors=floats)
     (expected,) = cpu_logits(checkpoint, [[len(TOKENS)]])
-    (found,) = cpu_logits(replace(checkpoint, quantise_to=WeightKind.Q8_0), [[len(TOKENS)]])
+    (found,) = cpu_logits(checkpoint, [[len(TOKENS)]], weights="q8_0")
     assert 0 < np.sqrt(((found - expected) ** 2).mean()) < 0.03 * expected.std()

@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from tests.models.tiny_checkpoints import VOCAB_SIZE
 
-from twostroke.backends.cuda.backend import CudaBackend
+from twostroke.backends.cuda.backend import DTYPES, CudaBackend
 from twostroke.backends.interface import Backend, MaskingBackend
 from twostroke.backends.reference import FACTORY as REFERENCE
 from twostroke.core.events import TokenEvent
+from twostroke.core.formats import PACKED, Formats
 from twostroke.core.grammar import Grammars
 from twostroke.core.kv_layout import KVGroup, KVLayout
 from twostroke.core.request import Request
@@ -61,16 +62,16 @@ class Sizes:
         *,
         pack_for_decode: bool = False,
     ) -> CudaBackend:
+        name = next(name for name, own in DTYPES.items() if own == dtype)
         return CudaBackend(
             checkpoint,
             self.layout(checkpoint),
             device=torch.device(device),
-            dtype=dtype,
+            formats=Formats(name, name, name, copies=PACKED if pack_for_decode else None),
             max_context=self.max_context,
             max_tokens_per_step=self.step_tokens,
             max_running=self.max_rows,
             few_rows=few_rows,
-            pack_for_decode=pack_for_decode,
         )
 
     def on_reference(self, checkpoint: Checkpoint) -> Backend:

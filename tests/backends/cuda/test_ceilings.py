@@ -14,6 +14,7 @@ from twostroke.backends.cuda import FACTORY, ceilings
 from twostroke.backends.cuda.ceilings import DeviceRates, read_rates
 from twostroke.backends.cuda.kernels.read_memory import ROW_BYTES, WIDTH, ReadConfig
 from twostroke.cli.bench_table import print_limits
+from twostroke.core.formats import Formats
 from twostroke.lab.limits import Limits
 
 DEEP, EVEN = ReadConfig(16, 2, 7, bulk=True), ReadConfig(16, 3, 1, bulk=False)
@@ -37,14 +38,14 @@ def test_floors_count_with_the_faster(
     assert (found.floors_count_with, found.memory_bytes_per_s) == (faster, bytes_per_s)
     assert found.read_bytes_per_s == max(found.reads.values())
     monkeypatch.setattr(ceilings, "machine_rates", lambda: found)
-    assert FACTORY.ceilings(None, threads=1).read_bytes_per_s == bytes_per_s  # type: ignore[arg-type]  # not looked at
+    assert FACTORY.ceilings(None, 1, Formats.of("bf16")).read_bytes_per_s == bytes_per_s  # type: ignore[arg-type]  # not looked at
     assert FACTORY.measured_limits()["floors count with"] == faster
 
 
 def test_limits_show_every_rate_and_which_one_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ceilings, "machine_rates", lambda: rates(4.1e12, deep=4.5e12, even=4.4e12))
     shown = io.StringIO()
-    own = FACTORY.ceilings(None, threads=1)  # type: ignore[arg-type]  # not looked at
+    own = FACTORY.ceilings(None, 1, Formats.of("bf16"))  # type: ignore[arg-type]  # not looked at
     print_limits(Console(file=shown, width=160), Limits("cuda", 1, (own,), FACTORY.measured_limits()))
     lines = shown.getvalue().splitlines()
     assert lines[-7:] == [

@@ -18,6 +18,7 @@ from twostroke.backends import cuda
 from twostroke.backends.cuda import FACTORY, backend
 from twostroke.backends.cuda.kv_store import KVStore
 from twostroke.core.errors import BackendError
+from twostroke.core.formats import PACKED, STORED, Formats, FormatWish
 from twostroke.core.kv_layout import KVGroup, KVLayout
 from twostroke.cost.model_shape import DecodeWeights, WeightCopies
 from twostroke.models.checkpoint import Checkpoint
@@ -109,50 +110,48 @@ def test_it_declines_shapes_that_its_kernels_do_not_have(
 @pytest.mark.usefixtures("asked_anew")
 def test_it_quantises_nothing(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda name: Driver(1))
-    asked = replace(checkpoint, quantise_to=WeightKind.Q8_0)
-    assert FACTORY.supports(asked) == "it computes in 16-bit floats: it quantises nothing on load"
-    assert not FACTORY.quantises_on_load
+    for weights in ("q8_0", "fp8", "int4", "q4_k"):
+        declined = FACTORY.formats(checkpoint, FormatWish(weights))
+        assert declined == "it computes in 16-bit floats: it quantises nothing on load"
+    assert FACTORY.preferred_weights == ()
+    assert isinstance(FACTORY.formats(checkpoint, FormatWish(STORED)), Formats)
 
 
 @pytest.mark.parametrize(
-    ("kind", "dtype"),
-    [
-        (WeightKind.F16, torch.float16),
-        (WeightKind.BF16, torch.bfloat16),
-        (WeightKind.F32, torch.bfloat16),
-        (WeightKind.Q8_0, torch.bfloat16),
-    ],
+    ("kind", "name"),
+    [(WeightKind.F16, "f16"), (WeightKind.BF16, "bf16"), (WeightKind.F32, "bf16"), (WeightKind.Q8_0, "bf16")],
 )
-def test_it_computes_in_what_the_weights_are_stored_in(folder: Path, kind: WeightKind, dtype: torch.dtype) -> None:
+def test_it_computes_in_what_the_weights_are_stored_in(folder: Path, kind: WeightKind, name: str) -> None:
     checkpoint = random_checkpoint(folder, kind)
-    assert cuda._dtype(checkpoint, "auto") == dtype
-    assert cuda._dtype(checkpoint, "f16") == torch.float16
-    assert cuda._dtype(checkpoint, "bf16") == torch.bfloat16
-
-
-def test_kv_takes_two_bytes_a_number_and_other_kinds_are_refused(checkpoint: Checkpoint) -> None:
-    spec = checkpoint.spec
-    for kind in ("auto", "f16", "bf16"):
-        assert FACTORY.kv_bytes_per_token(checkpoint, (0, 2), kind) == 2 * 2 * 2 * spec.num_kv_heads * spec.head_dim
-    for kind in ("int8", "f32"):
-        with pytest.raises(BackendError, match=f"keeps KV in what it computes in, bf16 or f16, not in {kind}"):
-            FACTORY.kv_bytes_per_token(checkpoint, (0,), kind)
-
-
-@pytest.mark.parametrize(("dtype", "kv_kind"), [("f16", "bf16"), ("bf16", "f16"), ("auto", "f16"), ("bf16", "int8")])
-def test_kv_of_another_kind_than_the_arithmetic_is_refused(checkpoint: Checkpoint, dtype: str, kv_kind: str) -> None:
-    """Before any weight is loaded."""
-    layout = KVLayout(16, (KVGroup((0, 1, 2), None, 4),))
-    with pytest.raises(BackendError, match=f"{kv_kind} needs --dtype {kv_kind}"):
-        FACTORY.create(
-            checkpoint,
-            layout,
-            max_context=64,
-            max_tokens_per_step=16,
-            threads=1,
-            kv_kind=kv_kind,
-            dtype=dtype,
+    assert FACTORY.formats(checkpoint) == Formats(name, name, name, stored=kind.name)
+    for asked, dtype in (("f16", torch.float16), ("bf16", torch.bfloat16)):
+        found = FACTORY.formats(checkpoint, FormatWish(arithmetic=asked))
+        assert found == Formats(asked, asked, asked, stored=kind.name)
+        assert backend.DTYPES[asked] == dtype
+    for other in ("fp8", "int8", "f32"):
+        assert FACTORY.formats(checkpoint, FormatWish(arithmetic=other)) == (
+            f"it computes in bf16 or f16, not in {other}"
         )
+
+
+def test_kv_takes_two_bytes_a_number_and_other_kinds_are_declined(checkpoint: Checkpoint) -> None:
+    spec = checkpoint.spec
+    for kind in ("f16", "bf16"):
+        found = FACTORY.kv_bytes_per_token(checkpoint, (0, 2), Formats.of(kind, kind))
+        assert found == 2 * 2 * 2 * spec.num_kv_heads * spec.head_dim
+    for kind in ("int8", "f32", "fp8"):
+        assert FACTORY.formats(checkpoint, FormatWish(kv=kind)) == (
+            f"it keeps KV in what it computes in, bf16 or f16, not in {kind}"
+        )
+
+
+@pytest.mark.parametrize(("arithmetic", "kv"), [("f16", "bf16"), ("bf16", "f16"), (None, "f16")])
+def test_kv_of_another_kind_than_the_arithmetic_is_declined(
+    checkpoint: Checkpoint, arithmetic: str | None, kv: str
+) -> None:
+    """Before any weight is loaded."""
+    declined = FACTORY.formats(checkpoint, FormatWish(arithmetic=arithmetic, kv=kv))
+    assert isinstance(declined, str) and f"{kv} needs --dtype {kv}" in declined
 
 
 def test_blocks_of_no_power_of_two_are_refused(checkpoint: Checkpoint) -> None:
@@ -164,18 +163,23 @@ def test_blocks_of_no_power_of_two_are_refused(checkpoint: Checkpoint) -> None:
 @pytest.mark.parametrize("packs", [False, True])
 def test_running_out_of_memory_names_what_takes_it(folder: Path, monkeypatch: pytest.MonkeyPatch, packs: bool) -> None:
     def no_memory(*arguments: Any, **options: Any) -> None:
-        assert options["pack_for_decode"] is packs
+        assert (options["formats"].copies == PACKED) is packs
         raise torch.cuda.OutOfMemoryError
 
     copies = DecodeWeights(WeightCopies(12_000_000_000, 16_000_000_000, 128), None)
-    monkeypatch.setattr(cuda.CudaFactory, "decode_weights", lambda self, checkpoint, dtype: copies)
+    monkeypatch.setattr(cuda.CudaFactory, "decode_weights", lambda self, checkpoint, formats: copies)
     monkeypatch.setattr(backend, "CudaBackend", no_memory)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (3_000_000_000, 24_000_000_000))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "A GPU")
     layout = KVLayout(16, (KVGroup((0, 1, 2), None, 4),))
     with pytest.raises(BackendError) as raised:
         FACTORY.create(
-            load_checkpoint(folder), layout, max_context=64, max_tokens_per_step=16, threads=1, pack_for_decode=packs
+            load_checkpoint(folder),
+            layout,
+            max_context=64,
+            max_tokens_per_step=16,
+            threads=1,
+            formats=Formats("bf16", "bf16", "bf16", copies=PACKED if packs else None),
         )
     sentence = str(raised.value)
     assert "A GPU ran out of memory" in sentence and "of its 24.0, 3.0 GB were left" in sentence
@@ -214,12 +218,12 @@ def test_kv_has_a_block_more_than_the_ledger_hands_out(checkpoint: Checkpoint, d
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no card to measure")
 def test_ceilings_are_measured_on_the_card(checkpoint: Checkpoint) -> None:
-    ceilings = FACTORY.ceilings(checkpoint, threads=1)
+    ceilings = FACTORY.ceilings(checkpoint, 1, Formats.of("bf16"))
     assert 1e11 < ceilings.read_bytes_per_s < 2e13
     assert 1e12 < ceilings.multiply_adds_per_s < 1e16
     figures = FACTORY.measured_limits()
     assert {"copy TB/s", "read TB/s", "bf16 TFLOP/s", "kernel launch us"} < set(figures)
     assert all(value > 0 for value in figures.values() if not isinstance(value, str))
     assert ceilings.read_bytes_per_s == pytest.approx(1e12 * max(figures["copy TB/s"], figures["read TB/s"]))
-    space = FACTORY.memory(checkpoint, here=None)  # type: ignore[arg-type]  # a host's memory is not looked at
+    space = FACTORY.memory(checkpoint, None, Formats.of("bf16"))  # type: ignore[arg-type]  # a host's memory is not looked at
     assert 0 < space.free_beside_weights_bytes < space.total_bytes

@@ -20,6 +20,7 @@ from twostroke.backends.cuda.kernels.target import target_of
 from twostroke.backends.cuda.packed_copies import PackedLayer, decode_weights
 from twostroke.backends.cuda.packed_sizes import packable, sizes_of
 from twostroke.backends.cuda.weights import Weights
+from twostroke.core.formats import Formats
 from twostroke.cost.model_shape import DecodeWeights
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.loading import load_checkpoint
@@ -190,16 +191,16 @@ def test_a_device_that_cannot_says_why(llama: Checkpoint, tmp_path: Path, monkey
         target = replace(target_of("cpu"), interpreted=False, capability=capability)
         monkeypatch.setattr(packed_copies, "target_of", lambda device: target)
         monkeypatch.setattr(packed_copies.native, "why_not", lambda: why_not)
-        return decode_weights(llama, BF16)
+        return decode_weights(llama, Formats.of("bf16"))
 
     assert on((9, 0)) == sizes_of(llama, target_of("cpu").num_sms)
     assert on((8, 0)) == on((10, 0)) == "products with packed weights need a Hopper GPU (compute capability 9.0)"
     assert on((9, 0), "NVRTC is missing") == "products with packed weights have to be compiled, and NVRTC is missing"
-    assert on((9, 0)) and decode_weights(llama, torch.float16) == (
+    assert on((9, 0)) and decode_weights(llama, Formats.of("f16")) == (
         "packed weights are bf16 in fewer bits, and this computes in f16"
     )
     small = load_checkpoint(make_tiny("llama", tmp_path / "small")[0])
-    assert "no matrix of this model has a size and shape" in str(decode_weights(small, BF16))
+    assert "no matrix of this model has a size and shape" in str(decode_weights(small, Formats.of("bf16")))
 
 
 def test_a_backend_holds_copies_only_when_asked(llama: Checkpoint, device: str) -> None:

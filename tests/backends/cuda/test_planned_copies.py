@@ -33,7 +33,7 @@ def prepared_on(name: str, model: str, monkeypatch: pytest.MonkeyPatch, **settin
     monkeypatch.setattr(packed_copies.native, "why_not", lambda: None)
     monkeypatch.setattr(cuda.CudaFactory, "supports", lambda self, checkpoint: None)
     memory = MemorySpace(device.name, device.memory_bytes, free, cuda.KV_SHARE_OF_DEVICE)
-    monkeypatch.setattr(cuda.CudaFactory, "memory", lambda self, checkpoint, here: memory)
+    monkeypatch.setattr(cuda.CudaFactory, "memory", lambda self, checkpoint, here, formats: memory)
     return prepare(checkpoint, EngineConfig(backend="cuda", **settings))  # type: ignore[arg-type]
 
 
@@ -58,4 +58,5 @@ def test_what_is_asked_for_is_asked_of_both(monkeypatch: pytest.MonkeyPatch) -> 
     prepared = prepared_on("h200", "llama-3.1-8b", monkeypatch, decode_weights="plain")
     planned = planned_on(str(SHAPES / "llama-3.1-8b"), "h200", EngineConfig(decode_weights="plain"))
     assert prepared.shape.decode_weights is planned.shape.decode_weights is None
-    assert planned.decode_note in prepared.reasons
+    assert planned.decode_note == prepared.formats.reasons[-1] == "decode weights plain (asked for)"
+    assert any(str(planned.decode_note) in reason for reason in prepared.reasons)

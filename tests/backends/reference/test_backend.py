@@ -14,7 +14,7 @@ from twostroke.backends import choose
 from twostroke.backends.host.batch import Batch
 from twostroke.backends.reference import FACTORY
 from twostroke.backends.reference.backend import ReferenceBackend
-from twostroke.core.errors import BackendError
+from twostroke.core.formats import STORED, Formats, FormatWish
 from twostroke.core.kv_layout import KVLayout
 from twostroke.core.request import Request
 from twostroke.core.sampling_params import SamplingParams
@@ -112,7 +112,10 @@ def test_the_factory_says_what_kv_costs(gemma: tuple[Checkpoint, object], tmp_pa
     checkpoint, _ = gemma
     spec = checkpoint.spec
     assert FACTORY.supports(checkpoint) is None
-    assert FACTORY.kv_bytes_per_token(checkpoint, (0, 2)) == 2 * 2 * spec.num_kv_heads * spec.head_dim * 4
-    with pytest.raises(BackendError, match="float32 alone, not in int8"):
-        FACTORY.kv_bytes_per_token(checkpoint, (0, 2), "int8")
+    formats = FACTORY.formats(checkpoint)
+    assert formats == Formats(STORED, "f32", "f32", stored="F32")
+    assert FACTORY.kv_bytes_per_token(checkpoint, (0, 2), formats) == 2 * 2 * spec.num_kv_heads * spec.head_dim * 4
+    assert FACTORY.formats(checkpoint, FormatWish(kv="int8")) == "it keeps KV in float32 alone, not in int8"
+    assert FACTORY.formats(checkpoint, FormatWish(arithmetic="f16")) == "it computes in float32 alone, not in f16"
+    assert "it quantises none" in str(FACTORY.formats(checkpoint, FormatWish(weights="q8_0")))
     assert choose("reference", replace(checkpoint, path=tmp_path))[0] is FACTORY

@@ -14,7 +14,7 @@ from twostroke.backends.cpu.arguments import FEW_ROWS, NOT_FINITE, KVGroupField,
 from twostroke.backends.cpu.attention_work import AttentionWork, attends_by_rows
 from twostroke.backends.cpu.compile import load_or_compile
 from twostroke.backends.cpu.isa import InstructionSet
-from twostroke.backends.cpu.kv_kind import KVKind, choose_kv_kind
+from twostroke.backends.cpu.kv_kind import KVKind
 from twostroke.backends.cpu.kv_store import KVStore
 from twostroke.backends.cpu.memory import address_of
 from twostroke.backends.cpu.program import Program, Tape
@@ -26,6 +26,7 @@ from twostroke.backends.cpu.weights import Weights, tile_kinds
 from twostroke.backends.host.batch import Batch
 from twostroke.backends.host.host_backend import HostBackend, Scores
 from twostroke.core.errors import BackendError
+from twostroke.core.formats import Formats
 from twostroke.core.kv_layout import KVLayout
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.weights.quantisation import dequantise
@@ -33,7 +34,7 @@ from twostroke.models.weights.quantisation import dequantise
 _KEPT_FIELDS = (StepField.POSITIONS, StepField.LOGIT_ROWS, StepField.QUERY_BLOCKS, StepField.LOGIT_BLOCKS)
 
 
-def kernel_shape(checkpoint: Checkpoint, block_size: int, kv_kind: KVKind) -> KernelShape:
+def kernel_shape(checkpoint: Checkpoint, block_size: int, formats: Formats) -> KernelShape:
     spec = checkpoint.spec
     return KernelShape(
         head_dim=spec.head_dim,
@@ -41,8 +42,8 @@ def kernel_shape(checkpoint: Checkpoint, block_size: int, kv_kind: KVKind) -> Ke
         block_size=block_size,
         activation=spec.activation,
         soft_capped=spec.attention_softcap is not None,
-        tile_kinds=tile_kinds(checkpoint),
-        kv_kind=kv_kind,
+        tile_kinds=tile_kinds(checkpoint, formats.weights),
+        kv_kind=KVKind(formats.kv),
     )
 
 
@@ -61,10 +62,10 @@ class CpuBackend(HostBackend):
         layout: KVLayout,
         isa: InstructionSet,
         *,
+        formats: Formats,
         max_context: int,
         max_tokens_per_step: int,
         threads: int,
-        kv_kind: str = "auto",
     ) -> None:
         if layout.block_size % 16:
             raise BackendError(f"the cpu backend needs KV blocks of a multiple of 16 tokens, not {layout.block_size}")
@@ -72,14 +73,13 @@ class CpuBackend(HostBackend):
         others = OthersOnCores()  # it counts while the rest is made: the first step knows who else is here
         self.isa = isa
         self._spec, self._file_name = checkpoint.spec, _shown_name(checkpoint.path)
-        self._shape = kernel_shape(checkpoint, layout.block_size, choose_kv_kind(kv_kind, isa))
+        self._shape = kernel_shape(checkpoint, layout.block_size, formats)
         self._kv = KVStore(layout, self._spec.num_kv_heads, self._shape)
         touched = self._launcher.submit(self._kv.touch)  # beside the rest, which takes longer and mostly one core
         self._code = load_or_compile(self._shape.key, isa, self._module_text)
-        self._weights = Weights.from_checkpoint(checkpoint, threads)
-        chosen = "asked for" if kv_kind != "auto" else "the fastest of 16 bits on this CPU"
-        self.notes = (*self._weights.notes, f"KV in {self._shape.kv_kind.value}: {chosen}")
-        """What a user should know of how weights and KV are held, a sentence each."""
+        self._weights = Weights.from_checkpoint(checkpoint, threads, formats.weights)
+        self.notes = self._weights.notes
+        """What a user should know of how weights are held, a sentence each."""
         self._rotations = {rope: RotationTable(rope, max_context) for rope in {x.rope for x in self._spec.layers}}
         self._attention = AttentionWork(self._shape, self._spec.num_kv_heads, isa.accumulators, threads)
         self._threads = threads

@@ -6,7 +6,6 @@ from __future__ import annotations
 from enum import Enum
 
 from twostroke.backends.cpu.isa import InstructionSet
-from twostroke.core.errors import BackendError
 
 _SCALE_BYTES = 4
 
@@ -33,12 +32,6 @@ class KVKind(Enum):
         return 2 * head_dim * self.element_bytes + scales
 
 
-def choose_kv_kind(name: str, isa: InstructionSet) -> KVKind:
-    """The kind asked for by name; `auto` is the fastest that keeps 16 bits."""
-    if name == "auto":
-        return KVKind.BF16 if isa.has_bf16_dot else KVKind.F16
-    try:
-        return KVKind(name)
-    except ValueError:
-        names = ", ".join(kind.value for kind in KVKind)
-        raise BackendError(f"the cpu backend has no KV kind {name!r}; it has: auto, {names}") from None
+def fastest(isa: InstructionSet) -> KVKind:
+    """That keeps 16 bits."""
+    return KVKind.BF16 if isa.has_bf16_dot else KVKind.F16

@@ -23,6 +23,7 @@ import numpy as np
 from twostroke.backends.cpu import arguments
 from twostroke.backends.cpu.memory import Bytes
 from twostroke.cache import cache_folder
+from twostroke.core.formats import STORED
 from twostroke.models import checkpoint as checkpoint_module
 from twostroke.models.checkpoint import Checkpoint, FileTensors
 
@@ -45,11 +46,11 @@ class DamagedEntryError(Exception):
     """An entry is there, and it is not what was written."""
 
 
-def entry_path(checkpoint: Checkpoint) -> Path | None:
+def entry_path(checkpoint: Checkpoint, weights: str = STORED) -> Path | None:
     """Where these weights are kept in the form they are held in; None when no file says what they are, and for a model
     too small to be worth it."""
     tensors = checkpoint.tensors
-    if not isinstance(tensors, FileTensors) or checkpoint.held_bytes < LEAST_BYTES:
+    if not isinstance(tensors, FileTensors) or checkpoint.held_bytes(weights) < LEAST_BYTES:
         return None
     source, form = hashlib.sha256(), hashlib.sha256(_builder_identity())
     try:
@@ -59,7 +60,8 @@ def entry_path(checkpoint: Checkpoint) -> Path | None:
     except OSError:
         return None
     for name, tensor in tensors.items():
-        form.update(f"{name}\0{tensor.kind.name}\0{checkpoint.held_kind(name).name}\0{tensor.shape}\0".encode())
+        held = checkpoint.held_kind(name, weights)
+        form.update(f"{name}\0{tensor.kind.name}\0{held.name}\0{tensor.shape}\0".encode())
         # A file that was changed under its old size and time is told by what is in it, as far as a glance goes.
         form.update(tensor.data[0, :_SAMPLE_BYTES].tobytes() + tensor.data[-1, -_SAMPLE_BYTES:].tobytes())
     return _folder() / f"{source.hexdigest()[:24]}-{form.hexdigest()[:24]}"

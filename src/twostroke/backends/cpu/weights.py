@@ -14,6 +14,7 @@ from twostroke.backends.cpu.arguments import PANEL_OUTPUTS
 from twostroke.backends.cpu.memory import LINE_BYTES, Arena, Floats, float_zeros, padded
 from twostroke.backends.cpu.packing import PackedMatrix, fill, packed_bytes, place, repacking_note, tile_kind
 from twostroke.backends.cpu.tile_kinds import TileKind
+from twostroke.core.formats import STORED
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.spec import layer_name
 from twostroke.models.weights.tensor import WeightTensor
@@ -68,11 +69,11 @@ class Weights:
     """The entry of the cache of packed weights that they were mapped from; None: they were packed now."""
 
     @staticmethod
-    def from_checkpoint(checkpoint: Checkpoint, threads: int = 1) -> Weights:
+    def from_checkpoint(checkpoint: Checkpoint, threads: int = 1, weights: str = STORED) -> Weights:
         """From the cache of packed weights, or packed now by `threads` threads, and put there."""
         matrices = [name for name in checkpoint.tensors if checkpoint.is_multiplied(name)]
-        num_bytes = sum(held_bytes(checkpoint, name) for name in matrices)
-        path = packed_cache.entry_path(checkpoint)
+        num_bytes = sum(held_bytes(checkpoint, name, weights) for name in matrices)
+        path = packed_cache.entry_path(checkpoint, weights)
         notes, kept = [], None
         if path is not None:
             try:
@@ -80,33 +81,35 @@ class Weights:
             except packed_cache.DamagedEntryError:
                 notes.append(f"the packed weights kept in {path} were damaged: packed again")
         arena = Arena(num_bytes) if kept is None else Arena.over(kept)
-        layout = _Layout(checkpoint, arena)
-        weights = layout.weights()
+        layout = _Layout(checkpoint, arena, weights)
+        placed = layout.weights()
         if kept is not None:
-            return replace(weights, kept_at=path)
+            return replace(placed, kept_at=path)
         layout.fill(threads)
         if path is not None and (refused := packed_cache.write(path, arena.memory, threads)) is not None:
             notes.append(f"the packed weights are not kept for the next start: {refused}")
-        return replace(weights, notes=(*weights.notes, *notes))
+        return replace(placed, notes=(*placed.notes, *notes))
 
 
-def tile_kinds(checkpoint: Checkpoint) -> tuple[TileKind, ...]:
-    """The kinds of tile that a model needs, in a fixed order."""
-    found = {tile_kind(checkpoint.held_kind(name)) for name in checkpoint.tensors if checkpoint.is_multiplied(name)}
+def tile_kinds(checkpoint: Checkpoint, weights: str = STORED) -> tuple[TileKind, ...]:
+    """The kinds of tile that a model needs, in a fixed order. `weights`, here and below: as in Formats."""
+    matrices = (name for name in checkpoint.tensors if checkpoint.is_multiplied(name))
+    found = {tile_kind(checkpoint.held_kind(name, weights)) for name in matrices}
     return tuple(kind for kind in TileKind if kind in found)
 
 
-def held_bytes(checkpoint: Checkpoint, name: str) -> int:
+def held_bytes(checkpoint: Checkpoint, name: str, weights: str = STORED) -> int:
     """What a matrix takes of an arena, joined to others or not."""
     outputs, depth = checkpoint.tensors[name].shape
-    return padded(packed_bytes(tile_kind(checkpoint.held_kind(name)), outputs, depth), LINE_BYTES)
+    return padded(packed_bytes(tile_kind(checkpoint.held_kind(name, weights)), outputs, depth), LINE_BYTES)
 
 
 class _Layout:
     """Where every tensor goes, found without reading a matrix; then `fill` packs them, if nobody did before."""
 
-    def __init__(self, checkpoint: Checkpoint, arena: Arena) -> None:
-        self._checkpoint, self._arena = checkpoint, arena
+    def __init__(self, checkpoint: Checkpoint, arena: Arena, weights: str) -> None:
+        self._arena = arena
+        self._held = {name: checkpoint.held_kind(name, weights) for name in checkpoint.tensors}
         self._spec, self._tensors = checkpoint.spec, checkpoint.tensors
         self._changed: Counter[str] = Counter()
         self._to_fill: list[tuple[PackedMatrix, list[str]]] = []
@@ -122,7 +125,7 @@ class _Layout:
     def fill(self, threads: int) -> None:
         def fill_one(item: tuple[PackedMatrix, list[str]]) -> None:
             matrix, names = item
-            quantised = {self._checkpoint.held_kind(name) for name in names if self._is_quantised_now(name)}
+            quantised = {self._held[name] for name in names if self._is_quantised_now(name)}
             fill(matrix, [self._tensors[name] for name in names], quantised.pop() if quantised else None)
 
         largest_first = sorted(self._to_fill, key=lambda item: -item[0].data.nbytes)
@@ -130,7 +133,7 @@ class _Layout:
             list(pool.map(fill_one, largest_first))  # numpy lets go of Python's lock for what takes long here
 
     def _is_quantised_now(self, name: str) -> bool:
-        return self._checkpoint.held_kind(name) is not self._tensors[name].kind
+        return self._held[name] is not self._tensors[name].kind
 
     def _layer(self, index: int) -> LayerWeights:
         def name(part: str) -> str:
@@ -180,7 +183,7 @@ class _Layout:
         return Projection(tuple(parts), tuple(columns), column)
 
     def _kind(self, name: str) -> TileKind:
-        return tile_kind(self._checkpoint.held_kind(name))
+        return tile_kind(self._held[name])
 
     def _has_whole_panels(self, name: str) -> bool:
         return self._tensors[name].shape[0] % PANEL_OUTPUTS == 0
@@ -189,7 +192,7 @@ class _Layout:
         """For the notes: what is held otherwise than it is stored."""
         stored = self._tensors[name].kind
         if self._is_quantised_now(name):
-            self._changed[f"{stored.name} quantised to {self._checkpoint.held_kind(name).name}"] += 1
+            self._changed[f"{stored.name} quantised to {self._held[name].name}"] += 1
         elif change := repacking_note(stored):
             self._changed[f"{stored.name} {change}"] += 1
 

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from twostroke.core.errors import BackendError, install_hint
+from twostroke.core.formats import ANY_FORMATS, STORED, Formats, FormatWish
 from twostroke.core.kv_layout import KVLayout
 from twostroke.core.step_sizes import StepSizes
 from twostroke.cost.devices import Device
@@ -19,8 +20,6 @@ from twostroke.machine import Machine, MemorySpace
 from twostroke.models.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
-    import torch
-
     from twostroke.backends.cuda.backend import CudaBackend
     from twostroke.backends.cuda.weights import Progress
 
@@ -31,12 +30,13 @@ GRAPH_BYTES = 1 << 30
 LEAST_CAPABILITY = (8, 0)
 """The first with bf16 matrix units and asynchronous copies."""
 MAX_HEAD_DIM = 256
+ARITHMETICS = ("bf16", "f16")
 _ELEMENT_BYTES = 2
 
 
 class CudaFactory:
     name = "cuda"
-    quantises_on_load = False
+    preferred_weights = ()
     suits = StepSizes(block_size=64, max_tokens_per_step=8192, max_running=512, itl_target_ms=35.0)
 
     def supports(self, checkpoint: Checkpoint) -> str | None:
@@ -52,17 +52,29 @@ class CudaFactory:
             return f"it needs compute capability 8.0 or newer, and this device has {capability[0]}.{capability[1]}"
         return None
 
-    def kv_bytes_per_token(self, checkpoint: Checkpoint, layers: tuple[int, ...], kv_kind: str = "auto") -> int:
-        if kv_kind not in ("auto", "f16", "bf16"):
-            raise BackendError(f"the cuda backend keeps KV in what it computes in, bf16 or f16, not in {kv_kind}")
+    def formats(self, checkpoint: Checkpoint, wish: FormatWish = ANY_FORMATS) -> Formats | str:
+        if wish.weights not in (None, STORED):
+            return "it computes in 16-bit floats: it quantises nothing on load"
+        arithmetic = wish.arithmetic or _stored_dtype(checkpoint)
+        if arithmetic not in ARITHMETICS:
+            return f"it computes in bf16 or f16, not in {arithmetic}"
+        if wish.kv not in (None, *ARITHMETICS):
+            return f"it keeps KV in what it computes in, bf16 or f16, not in {wish.kv}"
+        if wish.kv not in (None, arithmetic):
+            return f"it keeps KV in what it computes in, {arithmetic}: {wish.kv} needs --dtype {wish.kv}"
+        why = "asked for" if wish.arithmetic else "as the weights are stored, bf16 where that is no 16-bit float"
+        stored = checkpoint.main_kind().name
+        return Formats(arithmetic, arithmetic, arithmetic, stored=stored, reasons=(f"{arithmetic} {why}",))
+
+    def kv_bytes_per_token(self, checkpoint: Checkpoint, layers: tuple[int, ...], formats: Formats) -> int:
         spec = checkpoint.spec
         return 2 * len(layers) * spec.num_kv_heads * spec.head_dim * _ELEMENT_BYTES
 
-    def held_bytes(self, checkpoint: Checkpoint, name: str) -> int:
+    def held_bytes(self, checkpoint: Checkpoint, name: str, formats: Formats) -> int:
         """Of GGUF weights, which are held in 16 bits, as few as are stored: `packed_sizes.py` counts so, too."""
         return checkpoint.held_tensor_bytes(name)
 
-    def memory(self, checkpoint: Checkpoint, here: Machine) -> MemorySpace:
+    def memory(self, checkpoint: Checkpoint, here: Machine, formats: Formats) -> MemorySpace:
         import torch
 
         from twostroke.backends.cuda.buffers import Buffers
@@ -77,17 +89,17 @@ class CudaFactory:
         beside += SamplingRows.num_bytes(max_sampled, spec.vocab_size)
         return MemorySpace(torch.cuda.get_device_name(), total, max(0, free - beside), KV_SHARE_OF_DEVICE)
 
-    def decode_weights(self, checkpoint: Checkpoint, dtype: str, on: Device | None = None) -> DecodeWeights | str:
+    def decode_weights(self, checkpoint: Checkpoint, formats: Formats, on: Device | None = None) -> DecodeWeights | str:
         if on is None:
             from twostroke.backends.cuda.packed_copies import decode_weights
 
-            return decode_weights(checkpoint, _dtype(checkpoint, dtype))
+            return decode_weights(checkpoint, formats)
         from twostroke.backends.cuda.packed_sizes import offered_on
 
         reason = _unsupported_shape(checkpoint)
-        return reason or offered_on(checkpoint, _dtype_name(checkpoint, dtype), on.hopper_sms)
+        return reason or offered_on(checkpoint, formats, on.hopper_sms)
 
-    def ceilings(self, checkpoint: Checkpoint, threads: int) -> Ceilings:
+    def ceilings(self, checkpoint: Checkpoint, threads: int, formats: Formats) -> Ceilings:
         from twostroke.backends.cuda.ceilings import machine_rates
 
         rates = machine_rates()
@@ -108,9 +120,7 @@ class CudaFactory:
         max_tokens_per_step: int,
         threads: int,
         max_running: int = 64,
-        kv_kind: str = "auto",
-        dtype: str = "auto",
-        pack_for_decode: bool = False,
+        formats: Formats | None = None,
     ) -> CudaBackend:
         import torch
 
@@ -119,24 +129,22 @@ class CudaFactory:
 
         if layout.block_size & (layout.block_size - 1):
             raise BackendError(f"the cuda backend needs KV blocks of a power of two tokens, not {layout.block_size}")
-        chosen = _dtype(checkpoint, dtype)
-        if kv_kind != "auto" and kv_kind != ("f16" if chosen == torch.float16 else "bf16"):
-            raise BackendError(f"the cuda backend keeps KV in what it computes in: {kv_kind} needs --dtype {kv_kind}")
+        own = formats or self.formats(checkpoint)
+        assert isinstance(own, Formats)
         try:
             return CudaBackend(
                 checkpoint,
                 layout,
                 device=torch.device("cuda"),
-                dtype=chosen,
+                formats=own,
                 max_context=max_context,
                 max_tokens_per_step=max_tokens_per_step,
                 max_running=max_running,
-                pack_for_decode=pack_for_decode,
                 progress=_progress_line(),
             )
         except torch.cuda.OutOfMemoryError as error:
             free, total = torch.cuda.mem_get_info()
-            offered = self.decode_weights(checkpoint, dtype) if pack_for_decode else None
+            offered = self.decode_weights(checkpoint, own) if own.copies is not None else None
             packed, spare = "", ""
             if isinstance(offered, DecodeWeights):
                 packed = f" and packed copies of them {offered.num_bytes / 1e9:.1f} GB"
@@ -148,18 +156,10 @@ class CudaFactory:
             ) from error
 
 
-def _dtype_name(checkpoint: Checkpoint, dtype: str) -> str:
+def _stored_dtype(checkpoint: Checkpoint) -> str:
     """As the weights are stored, where that is a 16-bit float; bf16 otherwise."""
-    if dtype != "auto":
-        return dtype
     kinds = {tensor.kind.name for name, tensor in checkpoint.tensors.items() if checkpoint.is_multiplied(name)}
     return "f16" if kinds == {"F16"} else "bf16"
-
-
-def _dtype(checkpoint: Checkpoint, dtype: str) -> torch.dtype:
-    import torch
-
-    return {"bf16": torch.bfloat16, "f16": torch.float16}[_dtype_name(checkpoint, dtype)]
 
 
 @cache
@@ -179,8 +179,6 @@ def _no_device() -> str | None:
 
 def _unsupported_shape(checkpoint: Checkpoint) -> str | None:
     spec = checkpoint.spec
-    if checkpoint.quantise_to is not None:
-        return "it computes in 16-bit floats: it quantises nothing on load"
     if spec.head_dim > MAX_HEAD_DIM or spec.head_dim % 16:
         return f"its attention needs a head size of a multiple of 16 up to {MAX_HEAD_DIM}, not {spec.head_dim}"
     if spec.queries_per_kv_head > 16:

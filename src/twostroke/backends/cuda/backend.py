@@ -28,6 +28,7 @@ from twostroke.backends.cuda.rows import DeviceRows
 from twostroke.backends.cuda.sampling import SamplingRows
 from twostroke.backends.cuda.staging import Staging
 from twostroke.backends.cuda.weights import Progress, Weights
+from twostroke.core.formats import Formats
 from twostroke.core.grammar import Grammars
 from twostroke.core.kv_layout import KVLayout
 from twostroke.core.step import Step
@@ -35,6 +36,8 @@ from twostroke.models.checkpoint import Checkpoint
 
 STAGED_PER_TOKEN = 8
 """Integers of a step's arrays a token, at most: three of its own, its share of segments and of attention's tiles."""
+DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
+"""Of `Formats.arithmetic`. In float32 kernels are held against plain code; the factory offers none of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +58,16 @@ class CudaBackend:
         layout: KVLayout,
         *,
         device: torch.device,
-        dtype: torch.dtype,
+        formats: Formats,
         max_context: int,
         max_tokens_per_step: int,
         max_running: int,
         few_rows: int | None = None,
-        pack_for_decode: bool = False,
         progress: Progress | None = None,
     ) -> None:
-        spec = checkpoint.spec
+        spec, dtype, has_copies = checkpoint.spec, DTYPES[formats.arithmetic], formats.copies is not None
         started_s = time.perf_counter()
-        weights, loader = Weights.placed(checkpoint, device, dtype, pack_for_decode=pack_for_decode)
+        weights, loader = Weights.placed(checkpoint, device, dtype, pack_for_decode=has_copies)
         max_rows = min(max_running, max_tokens_per_step)
         max_sampled = max_rows + MAX_CHUNKS  # a captured step has room for padding
         sampling = SamplingRows(max_rows, spec.vocab_size, device, max_batch=max_sampled)
@@ -73,7 +75,7 @@ class CudaBackend:
         buffers = Buffers(spec, max_tokens_per_step, max_sampled, device, dtype)
         shape = AttentionShape(spec.num_heads, spec.num_kv_heads, spec.head_dim, layout.block_size, dtype)
         attention = Attention(shape, device, max_rows)
-        kv = KVStore(spec, layout, device, dtype)
+        kv = KVStore(spec, layout, device, DTYPES[formats.kv])
         self._device = device
         self._parts = Parts(
             rows=rows,
@@ -93,7 +95,7 @@ class CudaBackend:
         rest_s = time.perf_counter() - started_s - times.weights_s
         graphs = self._parts.graphs
         again = f", {graphs.num_made_again} of them made again" if graphs.num_made_again else ""
-        packed = f" ({times.packing_s:.1f} of them to pack copies for decode)" if pack_for_decode else ""
+        packed = f" ({times.packing_s:.1f} of them to pack copies for decode)" if has_copies else ""
         self.notes = (
             f"weights in {times.weights_s:.1f} s{packed}, kernels and {len(graphs)} graphs in {rest_s:.1f} s{again}",
             attention.prefill_choice,

@@ -15,6 +15,7 @@ from twostroke.backends.cuda.kernels.packed_weights import PackedMatrix
 from twostroke.backends.cuda.kernels.packing import pack_by_kernel
 from twostroke.backends.cuda.kernels.target import target_of
 from twostroke.backends.cuda.packed_sizes import NEEDS_BF16, NEEDS_HOPPER, Packable, packable, packable_head, sizes_of
+from twostroke.core.formats import Formats
 from twostroke.cost.model_shape import DecodeWeights
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.spec import ModelSpec, layer_name
@@ -76,9 +77,9 @@ def _packable_on(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> l
     return packable(spec, _sms_of(device)) if dtype == torch.bfloat16 else []
 
 
-def decode_weights(checkpoint: Checkpoint, dtype: torch.dtype) -> DecodeWeights | str:
+def decode_weights(checkpoint: Checkpoint, formats: Formats) -> DecodeWeights | str:
     """What copies for decode take on the current device and spare its steps; or why there can be none."""
-    if dtype != torch.bfloat16:
+    if formats.weights != "bf16":
         return NEEDS_BF16
     if not target_of("cuda").is_hopper:
         return NEEDS_HOPPER

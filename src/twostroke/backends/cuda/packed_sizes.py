@@ -15,6 +15,7 @@ from twostroke.backends.cuda.kernels.packed_tiles import (
     MIN_WEIGHTS,
     choose_packed_tile,
 )
+from twostroke.core.formats import Formats
 from twostroke.cost.model_shape import DecodeWeights, WeightCopies
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.spec import ModelSpec, expert_name, layer_name
@@ -94,10 +95,10 @@ def few_rows_of(spec: ModelSpec, *, is_whole: bool) -> int:
     return 0 if is_whole else FEW_ROWS_OF_LARGE
 
 
-def offered_on(checkpoint: Checkpoint, dtype: str, hopper_sms: int | None) -> DecodeWeights | str:
+def offered_on(checkpoint: Checkpoint, formats: Formats, hopper_sms: int | None) -> DecodeWeights | str:
     """What copies for decode take on a Hopper card of so many multiprocessors (None: on another card) and spare its
     steps; or why there can be none."""
-    if dtype != "bf16":
+    if formats.weights != "bf16":
         return NEEDS_BF16
     return NEEDS_HOPPER if hopper_sms is None else sizes_of(checkpoint, hopper_sms)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from twostroke.core.errors import BackendError
+from twostroke.core.formats import ANY_FORMATS, STORED, Formats, FormatWish
 from twostroke.core.kv_layout import KVLayout
 from twostroke.core.step_sizes import StepSizes
 from twostroke.cost.devices import Device
@@ -21,31 +21,37 @@ _FLOAT32_BYTES = 4
 
 class ReferenceFactory:
     name = "reference"
-    quantises_on_load = False
+    preferred_weights = ()
 
     suits = StepSizes(block_size=16, max_tokens_per_step=512, max_running=64)
 
     def supports(self, checkpoint: Checkpoint) -> str | None:
-        if checkpoint.quantise_to is not None:
-            return "it multiplies by the weights as they are stored, in float32: it quantises none"
         return None  # whatever a ModelSpec can say, it runs
 
-    def kv_bytes_per_token(self, checkpoint: Checkpoint, layers: tuple[int, ...], kv_kind: str = "auto") -> int:
-        _check_kv_kind(kv_kind)
+    def formats(self, checkpoint: Checkpoint, wish: FormatWish = ANY_FORMATS) -> Formats | str:
+        if wish.weights not in (None, STORED):
+            return "it multiplies by the weights as they are stored, in float32: it quantises none"
+        if wish.arithmetic not in (None, "f32"):
+            return f"it computes in float32 alone, not in {wish.arithmetic}"
+        if wish.kv not in (None, "f32"):
+            return f"it keeps KV in float32 alone, not in {wish.kv}"
+        return Formats(STORED, "f32", "f32", stored=checkpoint.main_kind().name)
+
+    def kv_bytes_per_token(self, checkpoint: Checkpoint, layers: tuple[int, ...], formats: Formats) -> int:
         spec = checkpoint.spec
         return 2 * len(layers) * spec.num_kv_heads * spec.head_dim * _FLOAT32_BYTES
 
-    def held_bytes(self, checkpoint: Checkpoint, name: str) -> int:
+    def held_bytes(self, checkpoint: Checkpoint, name: str, formats: Formats) -> int:
         """Floors are those of the weights as they are stored, which is what others have to reach."""
         return checkpoint.held_tensor_bytes(name)
 
-    def memory(self, checkpoint: Checkpoint, here: Machine) -> MemorySpace:
-        return host_memory(here, checkpoint.held_bytes)
+    def memory(self, checkpoint: Checkpoint, here: Machine, formats: Formats) -> MemorySpace:
+        return host_memory(here, checkpoint.held_bytes())
 
-    def decode_weights(self, checkpoint: Checkpoint, dtype: str, on: Device | None = None) -> None:
+    def decode_weights(self, checkpoint: Checkpoint, formats: Formats, on: Device | None = None) -> None:
         """Both phases read the same."""
 
-    def ceilings(self, checkpoint: Checkpoint, threads: int) -> Ceilings:
+    def ceilings(self, checkpoint: Checkpoint, threads: int, formats: Formats) -> Ceilings:
         from twostroke.backends.reference.ceilings import measure
 
         return measure()
@@ -59,23 +65,13 @@ class ReferenceFactory:
         max_tokens_per_step: int,
         threads: int,
         max_running: int = 64,
-        kv_kind: str = "auto",
-        dtype: str = "auto",
-        pack_for_decode: bool = False,
+        formats: Formats | None = None,
     ) -> ReferenceBackend:
         """Sizes and threads are hints that this backend has no use for: numpy allocates as it goes and its matrix
         products choose their own threads."""
         from twostroke.backends.reference.backend import ReferenceBackend
 
-        _check_kv_kind(kv_kind)
-        if dtype != "auto":
-            raise BackendError(f"the reference backend computes in float32 alone, not in {dtype}")
         return ReferenceBackend(checkpoint, layout, max_context)
-
-
-def _check_kv_kind(kv_kind: str) -> None:
-    if kv_kind != "auto":
-        raise BackendError(f"the reference backend keeps KV in float32 alone, not in {kv_kind}")
 
 
 FACTORY = ReferenceFactory()

@@ -1,0 +1,88 @@
+"""Which formats a model is run in: chosen here alone, by what was asked for, what the backend has, and what fits.
+Whether there are copies for decode shows once KV is counted (`decode_weights.py`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from twostroke.backends.interface import BackendFactory
+from twostroke.config import EngineConfig, KVGroupNeed
+from twostroke.core.errors import BackendError
+from twostroke.core.formats import STORED, Formats, FormatWish
+from twostroke.cost.model_shape import ModelShape
+from twostroke.engine.shape import shape_of
+from twostroke.machine import Machine, MemorySpace
+from twostroke.models.checkpoint import Checkpoint
+
+SHARE_OF_MEMORY = 0.6
+"""Of what is free: weights beyond it leave too little for KV and the rest of the machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    checkpoint: Checkpoint
+    factory: BackendFactory
+    backend_reason: str
+    formats: Formats
+    memory: MemorySpace
+
+    @property
+    def kv_needs(self) -> tuple[KVGroupNeed, ...]:
+        return kv_needs(self.factory, self.checkpoint, self.formats)
+
+    @property
+    def shape(self) -> ModelShape:
+        def held_bytes(name: str) -> int:
+            return self.factory.held_bytes(self.checkpoint, name, self.formats)
+
+        return shape_of(self.checkpoint, [need.bytes_per_token for need in self.kv_needs], held_bytes)
+
+
+def choose_formats(
+    config: EngineConfig, checkpoint: Checkpoint, here: Machine, factory: BackendFactory, backend_reason: str
+) -> Choice:
+    """Raises BackendError where the backend does not have what was asked for."""
+    weights, reason = asked_weights(config.quantise, checkpoint)
+    if weights is None and config.load == "file":
+        weights, reason = preferred(factory.preferred_weights, checkpoint, here)
+    wish = FormatWish(weights, _open(config.dtype), _open(config.kv.kind))
+    found = factory.formats(checkpoint, wish)
+    if isinstance(found, str):
+        raise BackendError(f"the {factory.name} backend does not have what was asked for: {found}")
+    formats = found if reason is None else replace(found, reasons=(reason, *found.reasons))
+    return Choice(checkpoint, factory, backend_reason, formats, factory.memory(checkpoint, here, formats))
+
+
+def kv_needs(factory: BackendFactory, checkpoint: Checkpoint, formats: Formats) -> tuple[KVGroupNeed, ...]:
+    return tuple(
+        KVGroupNeed(layers, window, factory.kv_bytes_per_token(checkpoint, layers, formats))
+        for window, layers in checkpoint.spec.kv_windows()
+    )
+
+
+def _open(choice: str) -> str | None:
+    return None if choice == "auto" else choice
+
+
+def asked_weights(asked: str | None, checkpoint: Checkpoint) -> tuple[str | None, str | None]:
+    """What float matrices are to be brought to, and the reason to tell. Weights that are stored quantised are never
+    touched: quantising twice would add an error for nothing."""
+    if asked is None:
+        return None, None
+    if not checkpoint.has_float_matrices:
+        return STORED, f"--quantise {asked} changes nothing, the weights are stored quantised"
+    return (STORED if asked == "none" else asked), f"quantise {asked} as asked for"
+
+
+def preferred(offered: tuple[str, ...], checkpoint: Checkpoint, here: Machine) -> tuple[str | None, str | None]:
+    """The best of what a backend would rather hold than floats, or the smallest where that does not fit."""
+    if not offered or not checkpoint.has_float_matrices:
+        return None, None
+    best, smallest = offered[0], offered[-1]
+    held_bytes = checkpoint.held_bytes(best)
+    if held_bytes <= SHARE_OF_MEMORY * here.available_memory_bytes:
+        sizes = f"{held_bytes / 1e6:.0f} MB to read for a token instead of {checkpoint.held_bytes() / 1e6:.0f}"
+        return best, f"quantise {best} for {sizes} and 8-bit arithmetic (--quantise none keeps floats)"
+    share = f"{SHARE_OF_MEMORY:.0%} of the free memory"
+    why = f"since at {best} the weights would take more than {share} (--quantise {best} takes it)"
+    return smallest, f"quantise {smallest} {why}"
