@@ -178,6 +178,7 @@ def test_the_record_is_json_with_everything_to_measure_again(bench: Bench, tiny:
     assert again == record
     for key in ("date", "command", "commit", "machine", "versions", "model", "engine", "ceilings", "start", "scale"):
         assert key in record
+    assert record["engine"]["formats"]["kv"] == tiny.formats.kv
     single, prefill = record["workloads"]
     assert single["sizes"] == {"prompt_len": 20, "out_len": 6, "reps": 2} and single["skipped"] is None
     assert set(single["figures"]["ttft_ms"]) == {"value", "floor", "fraction", "values"}

@@ -86,7 +86,7 @@ def engine_record(assembly: Assembly) -> dict[str, Any]:
             "max_tokens_per_step": resolved.config.max_tokens_per_step,
             "max_running": resolved.config.max_running,
             "kv_bytes": resolved.kv_bytes,
-            "formats": asdict(assembly.formats),
+            "formats": {name: held for name, held in asdict(assembly.formats).items() if name != "reasons"},
             "notes": list(assembly.notes),
         },
     }
