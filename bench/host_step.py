@@ -23,7 +23,7 @@ from twostroke.scheduling.config import SchedulerConfig
 from twostroke.scheduling.scheduler import Scheduler
 
 PROMPT_TOKENS, OUTPUT_TOKENS, WARM_STEPS, MEASURED_STEPS = 64, 200, 10, 180
-TOKEN = SampledToken(5)
+ONE_TOKEN = (SampledToken(5),)
 LAYOUTS = {"blocks of 16": (16, (None,)), "blocks of 64": (64, (None,)), "full and windowed": (16, (None, 64))}
 
 
@@ -39,14 +39,15 @@ class ReadyTicket:
 
 class InstantBackend:
     name = "instant"
+    max_drafts = 0
 
     def __init__(self) -> None:
         self.own_s = 0.0
 
     def launch(self, step: Step) -> ReadyTicket:
         started_s = time.thread_time()
-        sampled = {slot.seq_id: TOKEN for slot in step.decodes}
-        sampled |= {chunk.seq_id: TOKEN for chunk in step.prefills if chunk.samples}
+        sampled = {slot.seq_id: ONE_TOKEN for slot in step.decodes}
+        sampled |= {chunk.seq_id: ONE_TOKEN for chunk in step.prefills if chunk.samples}
         ticket = ReadyTicket(StepResult(step.step_id, sampled))
         self.own_s += time.thread_time() - started_s
         return ticket

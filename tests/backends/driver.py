@@ -47,7 +47,8 @@ class Driver:
 
     def decode(self) -> Logits:
         """The next token as a decode slot  # [1, vocab]"""
-        self.backend.rows[self.seq_id].last_token = self.token_ids[self.position]
+        row = self.backend.rows[self.seq_id]
+        row.last_token, row.length = self.token_ids[self.position], self.position + 1
         return self._run(Step(1, decodes=(DecodeSlot(self.seq_id, self.position),)), 1)
 
     def leave(self) -> None:

@@ -9,6 +9,7 @@ from twostroke.cost.step_cost import StepCost
 
 class VirtualDevice:
     name = "virtual"
+    max_drafts = 0
 
     def __init__(self, cost: StepCost, newcomer_s: float = 0.0, newcomer_s_per_token: float = 0.0) -> None:
         """Each newcomer costs so much before its first step begins."""
@@ -40,4 +41,4 @@ class VirtualTicket:
         self._device.now_s = max(self._device.now_s, self._ends_s)
         names = [slot.seq_id for slot in self._step.decodes]
         names += [chunk.seq_id for chunk in self._step.prefills if chunk.samples]
-        return StepResult(self._step.step_id, dict.fromkeys(names, SampledToken(0)), compute_s=self._seconds)
+        return StepResult(self._step.step_id, dict.fromkeys(names, (SampledToken(0),)), compute_s=self._seconds)

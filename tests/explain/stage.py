@@ -16,7 +16,7 @@ from twostroke.core.request import Request
 from twostroke.core.sampling_params import SamplingParams
 from twostroke.core.step import Step, StepResult
 from twostroke.core.timing import SequenceTiming
-from twostroke.cost.floor import StepWork
+from twostroke.cost.floor import work_of
 from twostroke.cost.hardware import Ceilings
 from twostroke.cost.step_cost import StepCost
 from twostroke.engine.build import build
@@ -68,7 +68,7 @@ class Paced:
     """The backend, whose steps take their cost on the virtual clock."""
 
     def __init__(self, backend: Backend, cost: StepCost) -> None:
-        self.name = backend.name
+        self.name, self.max_drafts = backend.name, backend.max_drafts
         self.now_s = 0.0
         self.others_share = 0.0
         """Of the cores, what other programs take: steps are the longer for it."""
@@ -93,14 +93,6 @@ class _PacedTicket:
         result = self._ticket.result()
         self._paced.now_s += self._seconds
         return replace(result, compute_s=self._seconds, others_share=self._paced.others_share)
-
-
-def work_of(step: Step) -> StepWork:
-    return StepWork(
-        chunks=tuple((chunk.start, len(chunk.token_ids)) for chunk in step.prefills),
-        num_sampling_chunks=sum(chunk.samples for chunk in step.prefills),
-        contexts=[slot.position + 1 for slot in step.decodes],
-    )
 
 
 class Stage:

@@ -1,16 +1,22 @@
 """A backend without arithmetic. It keeps rows as a real one does, and in place of keys and values it writes the whole
 prefix that a key depends on; every step it checks that each key a query may read is the sequence's own. The token it
-samples is a function of the prefix alone, so `expected_output` knows what a request must get without a scheduler."""
+samples is a function of the prefix alone, so `expected_output` knows what a request must get without a scheduler.
+It verifies drafts, the host's or its own, of which a random number holds; the keys of those that do not are rubbish."""
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
+from twostroke.backends.interface import refuse_drafts
 from twostroke.core.kv_layout import KVLayout
 from twostroke.core.request import Request
-from twostroke.core.step import DecodeSlot, PrefillChunk, RowJoin, SampledToken, Step, StepResult, TokenLogprobs
+from twostroke.core.step import DecodeSlot, Drafts, PrefillChunk, RowJoin, SampledToken, Step, StepResult, TokenLogprobs
 
 MASK = (1 << 61) - 1
+RUBBISH = -1
 
 
 def mix(prefix: int, token: int) -> int:
@@ -58,10 +64,16 @@ class FakeRow:
     tokens: list[int]
     prefixes: list[int] = field(default_factory=list)  # of what tokens[: position + 1] is
     contents: list[int] = field(default_factory=list)  # what the KV of a position must hold
-    computed: int | None = None
+    computed: int | None = None  # positions below it hold what they must
 
-    def extend(self, isolated: bool) -> None:
+    @property
+    def position(self) -> int:
+        """Where the last token enters."""
+        return len(self.tokens) - 1
+
+    def extend(self, isolated: bool, *tokens: int) -> None:
         request = self.join.request
+        self.tokens += tokens
         while len(self.prefixes) < len(self.tokens):
             position = len(self.prefixes)
             token = self.tokens[position]
@@ -85,9 +97,17 @@ class FakeTicket:
 
 class FakeBackend:
     name = "fake"
+    max_drafts = 7
 
     def __init__(
-        self, layout: KVLayout, *, max_context: int, vocab_size: int, max_tokens_per_step: int, caching: bool = True
+        self,
+        layout: KVLayout,
+        *,
+        max_context: int,
+        vocab_size: int,
+        max_tokens_per_step: int,
+        caching: bool = True,
+        seed: int = 0,
     ) -> None:
         self.layout = layout
         self.max_context = max_context
@@ -98,6 +118,8 @@ class FakeBackend:
         self.kv: list[dict[tuple[int, int], int]] = [{} for _ in layout.groups]  # (block, offset) to a content
         self.errors: dict[int, str] = {}
         """Sequences whose next logits are not finite."""
+        self.num_holding: Callable[[int], int] = partial(random.Random(seed).randint, 0)
+        """Of so many drafts that it makes for itself, how many hold."""
         self.steps: list[Step] = []
 
     def launch(self, step: Step) -> FakeTicket:
@@ -109,12 +131,14 @@ class FakeBackend:
         self._update_rows(step)
         work = (*step.decodes, *step.prefills)
         assert len({item.seq_id for item in work}) == len(work), "a sequence with two pieces of work"
+        refuse_drafts(self, step)
         spans = [self._span(item) for item in work]
-        for row, start, end in spans:
-            self._write(row, start, end)
-        for row, start, end in spans:
-            self._read(row, start, end)
-        return FakeTicket(self._results(step))
+        result = self._results(step)
+        for span in spans:
+            self._write(*span)
+        for row, start, _ in spans:
+            self._read(row, start)
+        return FakeTicket(result)
 
     def close(self) -> None:
         self.rows.clear()
@@ -139,35 +163,40 @@ class FakeBackend:
         return not self.caching or row.join.request.sampling.prompt_logprobs is not None
 
     def _span(self, work: PrefillChunk | DecodeSlot) -> tuple[FakeRow, int, int]:
+        """The positions that are computed."""
         assert work.seq_id in self.rows, f"work for row {work.seq_id}, which is closed"
         row = self.rows[work.seq_id]
         if isinstance(work, DecodeSlot):
-            assert work.position == len(row.tokens) - 1, "a slot whose last token is not the row's"
-            assert row.computed == work.position, "a slot before its prefill"
-            return row, work.position, work.position + 1
+            assert row.position <= work.position, "a row that is longer than its slot allows for"
+            assert row.computed is not None and row.computed >= row.position, "a slot before its prefill"
+            granted_end = work.position + work.num_queries
+            assert granted_end < self.max_context
+            last_entry = (granted_end - 1) // self.layout.block_size
+            assert all(last_entry in table for table in row.tables), "drafts without a block"
+            return row, row.position, row.position + work.num_queries
         assert work.token_ids and list(work.token_ids) == row.tokens[work.start : work.end]
         assert row.computed is None or row.computed == work.start, "a chunk that does not follow the last one"
         assert work.samples == (work.end == len(row.tokens))
         return row, work.start, work.end
 
     def _write(self, row: FakeRow, start: int, end: int) -> None:
-        assert end < self.max_context
-        row.computed = end
+        """At the end, drafts that did not hold."""
         block_size = self.layout.block_size
         for table, kv in zip(row.tables, self.kv, strict=True):
             for position in range(start, end):
-                kv[table[position // block_size], position % block_size] = row.contents[position]
+                content = row.contents[position] if position < (row.computed or 0) else RUBBISH
+                kv[table[position // block_size], position % block_size] = content
 
-    def _read(self, row: FakeRow, start: int, end: int) -> None:
+    def _read(self, row: FakeRow, start: int) -> None:
         block_size = self.layout.block_size
         for group, table, kv in zip(self.layout.groups, row.tables, self.kv, strict=True):
             first = 0 if group.window is None else max(0, start - group.window + 1)
-            for position in range(first, end):
+            for position in range(first, row.computed or 0):
                 found = kv.get((table[position // block_size], position % block_size))
                 assert found == row.contents[position], f"position {position} of row {row.join.seq_id} is not its own"
 
     def _results(self, step: Step) -> StepResult:
-        sampled: dict[int, SampledToken] = {}
+        sampled: dict[int, tuple[SampledToken, ...]] = {}
         errors: dict[int, str] = {}
         prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
         for work in (*step.decodes, *step.prefills):
@@ -177,17 +206,34 @@ class FakeBackend:
                 prompt_logprobs[work.seq_id] = tuple(
                     TokenLogprobs(target, -float(position)) for position, target in enumerate(targets, work.start)
                 )
-            if isinstance(work, DecodeSlot) or work.samples:
-                if work.seq_id in self.errors:
-                    errors[work.seq_id] = self.errors[work.seq_id]
-                    row.tokens.append(0)
-                else:
-                    sampled[work.seq_id] = SampledToken(self._sample(row))
-                    row.tokens.append(sampled[work.seq_id].token_id)
-                row.extend(self._is_isolated(row))
+            row.computed = work.end if isinstance(work, PrefillChunk) else len(row.tokens)
+            if isinstance(work, PrefillChunk) and not work.samples:
+                continue
+            tokens = self._sample(row, work.drafts if isinstance(work, DecodeSlot) else None)
+            if isinstance(work, DecodeSlot):
+                row.computed += len(tokens) - 1
+            if work.seq_id in self.errors:
+                errors[work.seq_id] = self.errors[work.seq_id]
+                tokens = tokens[:-1]  # the last of them is the one whose logits are not finite
+            if tokens:
+                sampled[work.seq_id] = tuple(map(SampledToken, tokens))
+            row.extend(self._is_isolated(row), *tokens)
         return StepResult(step.step_id, sampled, prompt_logprobs, errors, compute_s=0.25)
 
-    def _sample(self, row: FakeRow) -> int:
-        request = row.join.request
+    def _sample(self, row: FakeRow, drafts: Drafts | None) -> list[int]:
+        """The row's next token, and one more behind each draft that it would have chosen."""
+        request, prefix = row.join.request, row.prefixes[-1]
         num_output = len(row.tokens) - len(request.prompt_token_ids)
-        return sample(row.prefixes[-1], request, row.join.sample_index, num_output, self.vocab_size)
+        guesses, num_holding = (), 0
+        if drafts is not None and not drafts.token_ids:
+            num_holding = self.num_holding(drafts.most)
+        elif drafts is not None and drafts.start <= len(row.tokens):
+            guesses = drafts.token_ids[len(row.tokens) - drafts.start :][: drafts.most]
+        tokens: list[int] = []
+        while True:
+            token = sample(prefix, request, row.join.sample_index, num_output + len(tokens), self.vocab_size)
+            tokens.append(token)
+            prefix = mix(prefix, token)
+            holds = len(tokens) <= num_holding or guesses[len(tokens) - 1 : len(tokens)] == (token,)
+            if not holds:
+                return tokens

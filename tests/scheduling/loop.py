@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -10,10 +11,11 @@ from twostroke.core.kv_layout import KVGroup, KVLayout
 from twostroke.core.request import Request
 from twostroke.core.sampling_params import SamplingParams
 from twostroke.core.sequence import FinishReason, Sequence
-from twostroke.core.step import Step
+from twostroke.core.step import Drafts, Step
 from twostroke.kv.ledger import KVLedger
 from twostroke.kv.prefix_index import Digest
 from twostroke.scheduling.config import SchedulerConfig
+from twostroke.scheduling.decode import Drafting, TextEnds
 from twostroke.scheduling.pace import PrefillPace
 from twostroke.scheduling.scheduler import Scheduler, SequenceAdvance
 
@@ -51,6 +53,24 @@ class Record:
     finished: int = 0
 
 
+class RandomDrafting:
+    """Every number of drafts: left to the backend, or guessed from the tokens that the host knows, rightly or not."""
+
+    def __init__(self, most: int, seed: int) -> None:
+        self._most, self._random = most, random.Random(seed)
+
+    def drafts(self, sequence: Sequence, most: int) -> Drafts | None:
+        count = self._random.randint(0, min(self._most, most))
+        if count == 0 or self._random.random() < 0.5:
+            return Drafts(count) if count else None
+        known, num_known = sequence.output_token_ids, len(sequence.tokens)
+        output = expected_output(sequence.request, sequence.sample_index, num_known + 16, VOCAB_SIZE)
+        guesses = output[len(known) : len(known) + count + self._random.randint(0, 4)]
+        if guesses and self._random.random() < 0.5:
+            guesses[self._random.randrange(len(guesses))] += 1
+        return Drafts(count, tuple(guesses), start=num_known)
+
+
 class Loop:
     def __init__(
         self,
@@ -59,18 +79,25 @@ class Loop:
         depth: int = 0,
         digest: Digest | None = None,
         pace: PrefillPace | None = None,
+        drafts: int = 0,
+        drafting: Drafting | None = None,
+        seed: int = 0,
         **config: object,
     ) -> None:
+        """`drafts`: the most that a slot may have, at random, where nobody says how many."""
         config.setdefault("max_context", 64)
         self.config = SchedulerConfig(**config)  # type: ignore[arg-type]
         ledger = KVLedger(kv_layout, prefix_caching=self.config.prefix_caching, digest=digest)
-        self.scheduler = Scheduler(self.config, kv_layout, ledger=ledger, pace=pace)
+        if drafts and drafting is None:
+            drafting = RandomDrafting(drafts, seed)
+        self.scheduler = Scheduler(self.config, kv_layout, ledger=ledger, pace=pace, drafting=drafting)
         self.backend = FakeBackend(
             kv_layout,
             max_context=self.config.max_context,
             vocab_size=VOCAB_SIZE,
             max_tokens_per_step=self.config.max_tokens_per_step,
             caching=self.config.prefix_caching,
+            seed=seed,
         )
         self.depth = depth
         self.now_s = 0.0
@@ -93,15 +120,26 @@ class Loop:
             # Nothing to launch is only right when results are awaited or nobody is left.
             assert self.in_flight or not self.unfinished, "an empty step while work can run"
         else:
+            self._check_ranges(step)
             self.in_flight.append((step, self.backend.launch(step)))
         self.scheduler.check()
         return step
 
-    def settle(self) -> list[SequenceAdvance]:
+    def _check_ranges(self, step: Step) -> None:
+        """A row stands where the host's range says that it may: exactly there, where no drafts are in flight."""
+        by_id = {sequence.seq_id: sequence for sequence in self.records}
+        for slot in step.decodes:
+            sequence = by_id[slot.seq_id]
+            least = sequence.least_next_position - 1
+            position = self.backend.rows[slot.seq_id].position
+            assert position <= slot.position == sequence.next_position - slot.num_queries
+            assert least <= position or slot.seq_id in self.backend.errors
+
+    def settle(self, text_ends: TextEnds | None = None) -> list[SequenceAdvance]:
         """Apply the oldest result."""
         self.now_s += 1.0
         step, ticket = self.in_flight.popleft()
-        advances = self.scheduler.apply(step, ticket.result(), self.now_s)
+        advances = self.scheduler.apply(step, ticket.result(), self.now_s, text_ends=text_ends)
         for advance in advances:
             record = self.records[advance.sequence]
             record.tokens += [token.token_id for token in advance.sampled]

@@ -64,7 +64,7 @@ def test_a_stop_token_before_min_tokens_does_not_stop() -> None:
     stop = third_token(range(4))
     loop = Loop(layout((None, 20)))
     sequence = loop.add(request("a", range(4), max_tokens=9, min_tokens=5, stop_token_ids=(stop,)))[0]
-    loop.backend._sample = lambda row: stop  # type: ignore[method-assign]  # a sampler that does not care
+    loop.backend._sample = lambda row, drafts: [stop]  # type: ignore[method-assign]  # a sampler that does not care
     loop.run()
     assert (sequence.finish_reason, sequence.num_output) == (FinishReason.STOP, 5)
 

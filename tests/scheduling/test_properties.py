@@ -1,5 +1,6 @@
-"""Random work over random layouts: conservation after every move, exact outputs, no starvation, an empty house at the
-end. The fake backend checks every key that is read; `Loop` checks the ledger and that no step is empty in vain."""
+"""Random work over random layouts, one token a slot or up to eight: conservation after every move, exact outputs, no
+starvation, an empty house at the end. The fake backend checks every key that is read; `Loop` checks the ledger, the
+ranges of what is in flight, and that no step is empty in vain."""
 
 from __future__ import annotations
 
@@ -32,6 +33,8 @@ configs = st.fixed_dictionaries(
         "kv_watermark": st.sampled_from([0.0, 0.01, 0.3]),
         "priority_aging_s": st.sampled_from([0.0, 1.0, 20.0]),
         "depth": st.integers(0, 2),
+        "drafts": st.sampled_from([0, 0, 1, 3, 7]),
+        "seed": st.integers(0, 99),
         # One bit of hash makes collisions the rule: only the comparison of tokens is left to keep prefixes apart.
         "digest": st.sampled_from([None, None, lambda before, tokens: bytes([(sum(before) + sum(tokens)) % 2])]),
     }
@@ -154,7 +157,8 @@ TestSchedulerMachine.settings = settings(
 def test_every_request_finishes_with_the_tokens_it_gets_alone(
     data: st.DataObject, kv_layout: KVLayout, config: dict[str, object]
 ) -> None:
-    """Through chunks, prefix hits, preemption and resumption, batches of any make-up, and any run-ahead."""
+    """Through chunks, prefix hits, preemption and resumption, batches of any make-up, any run-ahead, and any number of
+    drafts that hold."""
     loop = Loop(kv_layout, max_context=28, **config)  # type: ignore[arg-type]
     for number in range(data.draw(st.integers(1, 12))):
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
 
+from twostroke.core.errors import BackendError
 from twostroke.core.formats import ANY_FORMATS, Formats, FormatWish
 from twostroke.core.grammar import Grammars
 from twostroke.core.kv_layout import KVLayout
@@ -30,12 +31,25 @@ class Ticket(Protocol):
 
 class Backend(Protocol):
     name: str
+    max_drafts: int
+    """That a decode slot may carry; 0: it computes one token a slot, and refuses a step with drafts."""
 
     def launch(self, step: Step) -> Ticket:
-        """Start a step and return before it is done where the device allows; steps run in launch order."""
+        """Start a step and return before it is done where the device allows; steps run in launch order. A row's length
+        is the backend's to know: it grows by what the row samples, and a slot's `position` is only its bound."""
 
     def close(self) -> None:
         """Free threads and memory. The backend is of no use after."""
+
+
+def refuse_drafts(backend: Backend, step: Step) -> None:
+    """Raise for more drafts than it declares; a step that was refused has changed nothing."""
+    if step.has_drafts:
+        most = max(slot.num_queries - 1 for slot in step.decodes)
+        if most > backend.max_drafts:
+            raise BackendError(
+                f"a step has a slot of {most} drafts, and the {backend.name} backend takes {backend.max_drafts}"
+            )
 
 
 @runtime_checkable

@@ -1,4 +1,4 @@
-"""What the engine tells its caller after a step: plain data, one event a sample that moved."""
+"""What the engine tells its caller after a step: plain data, one event a token, or a chunk of a prompt."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ class PrefillProgress:
 
 
 class TokenEvent(NamedTuple):
-    """New output of one sample; with `finish_reason`, its last event. `text` holds whole characters only, and may be
-    empty while a character or a possible stop string is incomplete."""
+    """New output of one sample: a token, also where a step brought several; with `finish_reason`, its last event, which
+    may have none. `text` holds whole characters only, and may be empty while a character or a possible stop string is
+    incomplete."""
 
     request_id: str
     sample_index: int

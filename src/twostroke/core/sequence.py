@@ -2,7 +2,7 @@
 
 tokens    [ prompt ............... | output ....... ]
 computed  [ ==== num_computed ==== ]                    KV is written and known to be
-in flight                          [ == ]               launched, results not yet applied
+in flight                          [ == | .... ]        launched, results not yet applied: at least, and at most
 prefill   [ ======= prefill_len ======= ]               known when the prefill began: prompt, or prompt + output
                                                         when a preempted sequence resumes
 """
@@ -44,6 +44,9 @@ class Sequence:
     tokens: list[int] = field(default_factory=list)
     num_computed: int = 0
     num_in_flight: int = 0
+    """Positions that launched steps compute, at most."""
+    num_drafts_in_flight: int = 0
+    """Of those, how many may turn out to be wrong, and not count."""
     prefill_len: int = 0
     high_water: int = 0
     """Positions below this were launched before a preemption: computing them again is recomputation."""
@@ -74,8 +77,13 @@ class Sequence:
 
     @property
     def next_position(self) -> int:
-        """The first position that no launched step covers."""
+        """The first position that no launched step covers: the last where it may turn out to be."""
         return self.num_computed + self.num_in_flight
+
+    @property
+    def least_next_position(self) -> int:
+        """The same if none of the drafts in flight hold: the first where it may turn out to be."""
+        return self.next_position - self.num_drafts_in_flight
 
     @property
     def phase(self) -> Phase:

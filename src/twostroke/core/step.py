@@ -1,13 +1,14 @@
 """The work order of one forward pass and what comes back. A Step is frozen, says its phases in its types, and never
 holds the value of a token that is still being sampled: a decode slot's input is the last token of its backend row.
 
-A row is what a backend keeps for a running Sequence between steps: last token, block tables, sampling state.
-Only what changed is sent: `joins` opens rows, `grants` extends their block tables, `leaves` closes them."""
+A row is what a backend keeps for a running Sequence between steps: its length and last token, block tables, sampling
+state. Only what changed is sent: `joins` opens rows, `grants` extends their block tables, `leaves` closes them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import NamedTuple
 
 from twostroke.core.request import Request
@@ -32,12 +33,39 @@ class PrefillChunk:
         return self.start + len(self.token_ids)
 
 
+class Drafts(NamedTuple):
+    """Guesses at the tokens behind a slot's own, computed with it in one pass. Each is kept while the model would have
+    chosen it, so a slot brings one token at least, and one more for every guess that held."""
+
+    most: int
+    """No more than this many are computed."""
+    token_ids: tuple[int, ...] = ()
+    """What the host guesses for the positions from `start` on. Empty: the backend drafts for itself."""
+    start: int = 0
+    """Guesses below the row's length were overtaken by tokens that the host did not know when it made them."""
+
+
 class DecodeSlot(NamedTuple):
-    """One Sequence's next token: the row's last token enters at `position`. (Frozen, like the others, and a tuple
-    because a step makes hundreds: a frozen dataclass takes three times as long to make.)"""
+    """One Sequence's next tokens: the row's last token enters, and drafts behind it. (Frozen, like the others, and a
+    tuple because a step makes hundreds: a frozen dataclass takes three times as long to make.)"""
 
     seq_id: int
     position: int
+    """Where the last token enters, at most: the row knows its own length. It is less where drafts of a step in flight
+    do not hold; blocks are granted for the most that may be written."""
+    drafts: Drafts | None = None
+
+    @property
+    def num_queries(self) -> int:
+        """The tokens that enter, and the most that come out."""
+        return 1 if self.drafts is None else 1 + self.drafts.most
+
+    def __repr__(self) -> str:
+        drafts = "" if self.drafts is None else f", drafts={self.drafts}"
+        return f"DecodeSlot(seq_id={self.seq_id}, position={self.position}{drafts})"
+
+
+_drafts = itemgetter(2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +104,13 @@ class Step:
         return sum(len(chunk.token_ids) for chunk in self.prefills)
 
     @property
+    def has_drafts(self) -> bool:
+        return any(map(_drafts, self.decodes))
+
+    @property
     def num_decode_tokens(self) -> int:
-        return len(self.decodes)
+        """The queries of all slots."""
+        return sum(slot.num_queries for slot in self.decodes) if self.has_drafts else len(self.decodes)
 
     @property
     def num_tokens(self) -> int:
@@ -100,11 +133,12 @@ class SampledToken(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What came back. A sequence in `errors` could not be continued (its logits were not finite, say); the rest of
-    the step is sound."""
+    """What came back: of each sequence whose next token was due, that one, and those of its drafts that held. One in
+    `errors` could not be continued (its logits were not finite, say) behind what it sampled; the rest of the step is
+    sound."""
 
     step_id: int
-    sampled: Mapping[int, SampledToken]
+    sampled: Mapping[int, tuple[SampledToken, ...]]
     prompt_logprobs: Mapping[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
     errors: Mapping[int, str] = field(default_factory=dict)
     compute_s: float = 0.0

@@ -18,7 +18,7 @@ from twostroke.core.grammar import Grammars
 from twostroke.core.request import Request
 from twostroke.core.request_check import check_request
 from twostroke.core.sequence import FinishReason, Sequence
-from twostroke.core.step import Step, StepResult, TokenLogprobs
+from twostroke.core.step import Step, StepResult
 from twostroke.cost.floor import work_of
 from twostroke.cost.step_cost import StepCost
 from twostroke.engine.interrupts import HeldInterrupts, uninterrupted
@@ -68,6 +68,7 @@ class Engine:
         self.step_log = StepLog()
         self._unlearned: list[tuple[Step, StepResult]] = []  # steps that `step_cost` has not seen yet
         self._streams: dict[int, TextStream] = {}
+        self._texts: dict[int, list[tuple[str, bool]]] = {}  # of tokens that `apply` had read and `_tell` has not told
         self._live: dict[str, int] = {}  # request id -> samples that have not finished
         self._compiled: dict[str, object] = {}  # request id -> its grammar, so that no step has to compile it again
         self._pending: list[Event] = []  # events that no call of `step` has returned yet
@@ -190,7 +191,8 @@ class Engine:
         now_s = self._clock()
         if isinstance(outcome, StepResult):
             record = self.step_log.add(step, launched_s, now_s, outcome.compute_s, outcome.others_share)
-            advances = self.scheduler.apply(step, outcome, now_s, record)
+            text_ends = self._text_ends if self._streams else None
+            advances = self.scheduler.apply(step, outcome, now_s, record, text_ends)
             if self.step_cost is not None:
                 self._unlearned.append((step, outcome))
             if self.on_step is not None:
@@ -214,32 +216,40 @@ class Engine:
         self.backend.close()
 
     def _tell(self, advance: SequenceAdvance) -> None:
-        """Turn what a step did for a sequence into events."""
-        sequence, sampled = advance.sequence, advance.sampled
-        request, index = sequence.request, sequence.sample_index
+        """Turn what a step did for a sequence into events: one a token, however many came at once."""
+        sequence, request, index = advance.sequence, advance.sequence.request, advance.sequence.sample_index
+        name, prompt_logprobs, pending = request.request_id, advance.prompt_logprobs, self._pending
         if (computed := advance.prefill_computed) is not None:
-            self._pending.append(PrefillProgress(request.request_id, index, computed, sequence.prefill_len))
-        text, stopped, stop_string = "", False, None
-        if self._streams:
-            for token in sampled:
-                text, stopped = self._text_of(sequence, token.token_id)
+            pending.append(PrefillProgress(name, index, computed, sequence.prefill_len))
+        texts = self._texts.pop(sequence.seq_id, None) if self._texts else None
+        text, stopped, event = "", False, None
+        for number, (token_id, logprobs) in enumerate(advance.sampled):
+            if event is not None:
+                pending.append(event)
+                prompt_logprobs = ()
+            if self._streams:
+                text, stopped = self._text_of(sequence, token_id) if texts is None else texts[number]
+            wanted = () if logprobs is None or request.sampling.logprobs is None else (logprobs,)
+            event = TokenEvent(name, index, (token_id,), text, wanted, prompt_logprobs)
+        if event is None:
+            event = TokenEvent(name, index, (), "", (), prompt_logprobs)
         if stopped:
             # Nothing held back may follow a stop string.
             stop_string = self._streams.pop(sequence.seq_id).stopped_by
             self.scheduler.finish(sequence, FinishReason.STOP, now_s=self._clock())
-        logprobs: tuple[TokenLogprobs, ...] = ()
-        if request.sampling.logprobs is not None:
-            logprobs = tuple(token.logprobs for token in sampled if token.logprobs is not None)
-        token_ids = (sampled[0].token_id,) if len(sampled) == 1 else tuple(token.token_id for token in sampled)
-        event = TokenEvent(request.request_id, index, token_ids, text, logprobs, advance.prompt_logprobs)
-        if advance.finished or stopped:
-            last = self._finished(event, sequence)
             # The last token that fits may complete a stop string too: the text was cut there, so that is the reason.
-            if stopped:
-                last = last._replace(finish_reason=FinishReason.STOP, stop_string=stop_string)
-            self._pending.append(last)
-        elif token_ids or advance.prompt_logprobs:
-            self._pending.append(event)
+            event = self._finished(event, sequence)
+            pending.append(event._replace(finish_reason=FinishReason.STOP, stop_string=stop_string))
+        elif advance.finished:
+            pending.append(self._finished(event, sequence))
+        elif advance.sampled or prompt_logprobs:
+            pending.append(event)
+
+    def _text_ends(self, sequence: Sequence, token_id: int) -> bool:
+        """Asked while an advance of several tokens is applied: what follows a stop string must not be."""
+        text, stopped = self._text_of(sequence, token_id)
+        self._texts.setdefault(sequence.seq_id, []).append((text, stopped))
+        return stopped
 
     def _text_of(self, sequence: Sequence, token_id: int) -> tuple[str, bool]:
         """The text a new token adds, and whether it completed a stop string."""

@@ -21,7 +21,7 @@ class StepRecorder:
     """A backend that notes each step before it passes it on."""
 
     def __init__(self, backend: Backend) -> None:
-        self.name = backend.name
+        self.name, self.max_drafts = backend.name, backend.max_drafts
         self.backend = backend
         self.in_flight: deque[StepWork] = deque()
 

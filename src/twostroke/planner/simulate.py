@@ -131,10 +131,10 @@ class Replica:
         step, seconds, ends_s = self._in_flight.popleft()
         assert step is not None
         self.now_s = max(self.now_s, ends_s)
-        sampled = {slot.seq_id: TOKEN for slot in step.decodes}
+        sampled = {slot.seq_id: (TOKEN,) for slot in step.decodes}
         for chunk in step.prefills:
             if chunk.samples:
-                sampled[chunk.seq_id] = TOKEN
+                sampled[chunk.seq_id] = (TOKEN,)
         result = StepResult(step.step_id, sampled, compute_s=seconds)
         advances = self.scheduler.apply(step, result, self.now_s)
         ended = [advance for advance in advances if advance.finished]

@@ -177,11 +177,11 @@ class Admission:
         self.waiting.resume(sequence, rank)
 
     def _pause(self, sequence: Sequence) -> None:
-        """Its blocks go, its tokens stay: it is computed again later, from what the prefix index still has. A token in
+        """Its blocks go, its tokens stay: it is computed again later, from what the prefix index still has. Tokens in
         flight will arrive and be kept."""
         self.stop_running(sequence)
         sequence.state = SequenceState.WAITING
-        sequence.high_water = max(sequence.high_water, sequence.next_position)
+        sequence.high_water = max(sequence.high_water, sequence.least_next_position)
         sequence.num_computed = 0
         sequence.timing.preemptions += 1
         sequence.timing.preempted_s.append(self.waits.now_s)

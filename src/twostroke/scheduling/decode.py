@@ -1,25 +1,42 @@
-"""What is particular to decode: one slot a running stream in every step, and when a stream is over."""
+"""What is particular to decode: one slot a running stream in every step, what is drafted behind it, and when a stream is
+over."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Protocol
+
 from twostroke.core.sequence import FinishReason, Sequence, SequenceState
+from twostroke.core.step import Drafts, SampledToken
 from twostroke.kv.ledger import KVLedger
 from twostroke.scheduling.admission import Admission
 from twostroke.scheduling.plan import StepPlan
 
+TextEnds = Callable[[Sequence, int], bool]
+"""Told the tokens of an advance of several in turn: whether the answer's text ends with this one."""
+
+
+class Drafting(Protocol):
+    """Who decides what is drafted."""
+
+    def drafts(self, sequence: Sequence, most: int) -> Drafts | None:
+        """For the next slot of this stream, `most` at most, which is one at least; None: nothing."""
+
 
 class DecodePlanner:
-    def __init__(self, ledger: KVLedger, admission: Admission) -> None:
+    def __init__(self, ledger: KVLedger, admission: Admission, drafting: Drafting | None = None) -> None:
         self._ledger = ledger
         self._admission = admission
+        self._drafting = drafting
 
     def fill(self, plan: StepPlan) -> None:
         """A slot for every stream that may still grow, the oldest first: preemption takes the youngest, so it never
         takes one that already has a slot in this step. Those that still read are noted for the prefill planner.
 
         A slot at `next_position` yields the token after it. Tokens in flight count: with a step launched ahead, the
-        host does not know the last token yet, only that there will be one."""
+        host does not know the last token yet, only that there will be one, and how many more there may be."""
         reserve = self._ledger.reserve
+        spare = plan.tokens_left - len(self._admission.running)  # what drafts may have: every stream's own goes first
         for sequence in self._admission.running:
             if sequence.state is not SequenceState.RUNNING:
                 continue  # preempted a moment ago
@@ -28,19 +45,41 @@ class DecodePlanner:
                 plan.prefilling.append(sequence)
                 continue
             if position + 1 >= sequence.max_total_tokens:
-                continue
-            grants = reserve(sequence, position + 1)
+                continue  # what is in flight may fill it
+            drafts = None if self._drafting is None else self._drafts(self._drafting, sequence, position, spare)
+            grants = None if drafts is None else reserve(sequence, position + 1 + drafts.most)
+            if grants is None:  # nobody gives way for drafts
+                drafts, grants = None, reserve(sequence, position + 1)
             if grants is None and self._admission.make_room(plan, sequence, position + 1):
                 grants = reserve(sequence, position + 1)
             if grants is not None:  # else only older ones hold what it needs: it sits this step out
-                plan.add_slot(sequence, position, grants)
+                plan.add_slot(sequence, position, grants, drafts)
+                spare -= 0 if drafts is None else drafts.most
+
+    def _drafts(self, drafting: Drafting, sequence: Sequence, position: int, spare: int) -> Drafts | None:
+        most = min(spare, sequence.max_total_tokens - 2 - position)
+        drafts = drafting.drafts(sequence, most) if most > 0 else None
+        assert drafts is None or 0 < drafts.most <= most
+        return drafts
 
 
-def finish_reason(sequence: Sequence) -> FinishReason | None:
-    """Whether the token just appended ends the answer."""
-    tokens = sequence.tokens
-    if tokens[-1] in sequence.stop_ids and sequence.num_output >= sequence.request.sampling.min_tokens:
+def finish_reason(sequence: Sequence, token_id: int, num_tokens: int) -> FinishReason | None:
+    """Whether a token ends the answer, if it makes the sequence so many tokens long."""
+    min_tokens = sequence.prompt_len + sequence.request.sampling.min_tokens
+    if token_id in sequence.stop_ids and num_tokens >= min_tokens:
         return FinishReason.STOP
-    if len(tokens) >= sequence.max_total_tokens:
+    if num_tokens >= sequence.max_total_tokens:
         return FinishReason.LENGTH
     return None
+
+
+def until_over(
+    sequence: Sequence, sampled: tuple[SampledToken, ...], text_ends: TextEnds | None
+) -> tuple[tuple[SampledToken, ...], bool]:
+    """The tokens of an advance that count, and whether the answer is over with them. Those behind its end are nobody's:
+    had the tokens come one by one, they would not have come."""
+    for count, (token_id, _) in enumerate(sampled, start=1):
+        is_over = text_ends is not None and text_ends(sequence, token_id)
+        if is_over or finish_reason(sequence, token_id, len(sequence.tokens) + count) is not None:
+            return sampled[:count], True
+    return sampled, False

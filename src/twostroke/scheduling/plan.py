@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from twostroke.core.sequence import Sequence
-from twostroke.core.step import BlockGrant, DecodeSlot, PrefillChunk, RowJoin, Step
+from twostroke.core.step import BlockGrant, DecodeSlot, Drafts, PrefillChunk, RowJoin, Step
 
 
 class StepPlan:
@@ -32,12 +32,18 @@ class StepPlan:
     def __contains__(self, sequence: Sequence) -> bool:
         return sequence.seq_id in self.sequences
 
-    def add_slot(self, sequence: Sequence, position: int, grants: tuple[BlockGrant, ...]) -> None:
+    def add_slot(
+        self, sequence: Sequence, position: int, grants: tuple[BlockGrant, ...], drafts: Drafts | None = None
+    ) -> None:
         seq_id = sequence.seq_id
-        self.decodes.append(DecodeSlot(seq_id, position))
+        self.decodes.append(DecodeSlot(seq_id, position, drafts))
         self.sequences[seq_id] = sequence
         self.tokens_left -= 1
         sequence.num_in_flight += 1
+        if drafts is not None:
+            self.tokens_left -= drafts.most
+            sequence.num_in_flight += drafts.most
+            sequence.num_drafts_in_flight += drafts.most
         if grants:
             self._grants.extend(grants)
 

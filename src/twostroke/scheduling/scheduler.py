@@ -1,5 +1,5 @@
 """The Scheduler: queues, budget and ledger in, frozen Steps out. Only `apply` advances a Sequence. It may run ahead of
-the results: what is launched counts as `num_in_flight`, and a token still being sampled is never looked at.
+the results: what is launched counts as in flight, and a token still being sampled is never looked at.
 What treats the phases differently is in prefill.py and decode.py, who runs is in admission.py."""
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from twostroke.core.timing import SequenceTiming
 from twostroke.kv.ledger import KVLedger
 from twostroke.scheduling.admission import Admission
 from twostroke.scheduling.config import SchedulerConfig
-from twostroke.scheduling.decode import DecodePlanner, finish_reason
+from twostroke.scheduling.decode import DecodePlanner, Drafting, TextEnds, finish_reason, until_over
 from twostroke.scheduling.pace import PrefillPace
 from twostroke.scheduling.plan import StepPlan
 from twostroke.scheduling.prefill import PrefillPlanner
 from twostroke.scheduling.steady import SteadyRun, Turn, find_run
 
 NO_TOKEN = "the backend returned no token"
+TOO_MANY_TOKENS = "the backend returned more tokens than were asked for"
 
 
 @dataclass(slots=True)
@@ -78,13 +79,15 @@ class Scheduler:
         *,
         ledger: KVLedger | None = None,
         pace: PrefillPace | None = None,
+        drafting: Drafting | None = None,
     ) -> None:
-        """`pace`: how much prefill a step may hold beside running streams; None: up to its token budget."""
+        """`pace`: how much prefill a step may hold beside running streams; None: up to its token budget. `drafting`:
+        what is drafted for streams; None: nothing."""
         self.config = config
         self._pace = pace
         self.ledger = ledger or KVLedger(layout, prefix_caching=config.prefix_caching)
         self._admission = Admission(config, self.ledger)
-        self._decodes = DecodePlanner(self.ledger, self._admission)
+        self._decodes = DecodePlanner(self.ledger, self._admission, drafting)
         self._prefills = PrefillPlanner(config, self.ledger, self._admission, pace)
         self._launched: deque[_Launched] = deque()  # oldest first: results arrive in launch order
         self._samples: dict[str, list[Sequence]] = {}  # unfinished ones, by request
@@ -190,7 +193,12 @@ class Scheduler:
         return step
 
     def apply(
-        self, step: Step, result: StepResult, now_s: float, record: StepRecord | None = None
+        self,
+        step: Step,
+        result: StepResult,
+        now_s: float,
+        record: StepRecord | None = None,
+        text_ends: TextEnds | None = None,
     ) -> list[SequenceAdvance]:
         """Take in the results of the oldest launched step. `record`: what whoever read a chunk in it will remember."""
         launched = self._take(step, now_s)
@@ -199,7 +207,7 @@ class Scheduler:
         if self._pace is not None:
             self._pace.observe(step, result.compute_s)
         sequences = launched.sequences
-        advances = self._advance_slots(step.decodes, sequences, result)
+        advances = self._advance_slots(step.decodes, sequences, result, text_ends)
         for chunk in step.prefills:
             advance = self._advance_chunk(sequences[chunk.seq_id], chunk, result, record)
             if advance is not None:
@@ -237,9 +245,9 @@ class Scheduler:
         was never `launched`, the backend has not seen its joins and leaves."""
         sequences = self._take(step, now_s).sequences
         advances = []
-        for work in _work_of(step):
+        for work in (*step.decodes, *step.prefills):
             sequence = sequences[work.seq_id]
-            sequence.num_in_flight -= _num_tokens(work)
+            _land(sequence, work)
             if self.finish(sequence, FinishReason.ERROR, message):
                 advances.append(SequenceAdvance(sequence, finished=True))
         if not launched:
@@ -255,79 +263,101 @@ class Scheduler:
         return self._launched.popleft()
 
     def _advance_slots(
-        self, slots: Series[DecodeSlot], sequences: dict[int, Sequence], result: StepResult
+        self,
+        slots: Series[DecodeSlot],
+        sequences: dict[int, Sequence],
+        result: StepResult,
+        text_ends: TextEnds | None,
     ) -> list[SequenceAdvance]:
-        """Most of what an engine does between two steps: what `_advance_chunk` does in verbs is written out here."""
+        """Most of what an engine does between two steps: what `_take_in` does is written out here for one token."""
         sampled, errors, compute_s, now_s = result.sampled, result.errors, result.compute_s, self._now_s
         commit = self.ledger.commit
         advances = []
         for slot in slots:
             seq_id = slot[0]
             sequence = sequences[seq_id]
-            sequence.num_in_flight -= 1
+            if slot[2] is None:
+                sequence.num_in_flight -= 1
+            else:
+                _land(sequence, slot)
             state = sequence.state
             if state is SequenceState.FINISHED:
                 continue  # found finished after this step was launched: a wasted slot, and nothing else
-            timing, token = sequence.timing, sampled.get(seq_id)
+            timing, tokens = sequence.timing, sampled.get(seq_id)
             timing.decode_compute_s += compute_s
-            if token is None or seq_id in errors:
-                advances.append(self._advance_to_error(sequence, errors.get(seq_id, NO_TOKEN)))
+            if tokens is None or len(tokens) != 1 or seq_id in errors:
+                advances.append(self._advance_slot(sequence, slot, tokens or (), errors.get(seq_id), text_ends))
                 continue
-            if state is SequenceState.RUNNING:  # else it was preempted meanwhile: its KV is lost, its token is not
+            if state is SequenceState.RUNNING:
                 sequence.num_computed += 1
                 commit(sequence)
-            tokens, token_id = sequence.tokens, token[0]
-            tokens.append(token_id)
+            known, token_id = sequence.tokens, tokens[0][0]
+            known.append(token_id)
             timing.token_times_s.append(now_s)
-            may_end = token_id in sequence.stop_ids or len(tokens) >= sequence.max_total_tokens
-            advances.append(SequenceAdvance(sequence, (token,), (), None, may_end and self._end_if_over(sequence)))
+            may_end = token_id in sequence.stop_ids or len(known) >= sequence.max_total_tokens
+            advances.append(SequenceAdvance(sequence, tokens, (), None, may_end and self._end_if_over(sequence)))
         return advances
+
+    def _advance_slot(
+        self,
+        sequence: Sequence,
+        slot: DecodeSlot,
+        sampled: tuple[SampledToken, ...],
+        error: str | None,
+        text_ends: TextEnds | None,
+    ) -> SequenceAdvance:
+        """Several tokens, none, or an error behind them."""
+        if len(sampled) > slot.num_queries:
+            return self._advance_to_error(sequence, TOO_MANY_TOKENS)
+        kept, is_over = until_over(sequence, sampled, text_ends)
+        finished = self._take_in(sequence, len(kept), kept)
+        if not is_over and (error is not None or not sampled):
+            finished = self.finish(sequence, FinishReason.ERROR, error or NO_TOKEN)
+        return SequenceAdvance(sequence, kept, finished=finished)
 
     def _advance_chunk(
         self, sequence: Sequence, chunk: PrefillChunk, result: StepResult, record: StepRecord | None
     ) -> SequenceAdvance | None:
         num_tokens, seq_id = len(chunk.token_ids), chunk.seq_id
-        sequence.num_in_flight -= num_tokens
+        _land(sequence, chunk)
         if sequence.state is SequenceState.FINISHED:
             return None
         sequence.timing.prefill_compute_s += result.compute_s
         if record is not None:
             sequence.timing.chunks.append(ChunkRecord(chunk.start, num_tokens, record))
-        token = result.sampled.get(seq_id) if chunk.samples else None
+        sampled = result.sampled.get(seq_id, ()) if chunk.samples else ()
         error = result.errors.get(seq_id)
-        if error is None and chunk.samples and token is None:
-            error = NO_TOKEN
+        if error is None and chunk.samples and len(sampled) != 1:
+            error = TOO_MANY_TOKENS if sampled else NO_TOKEN
         if error is not None:
             return self._advance_to_error(sequence, error)
-        computed = None
-        # Else it was preempted meanwhile: its KV is lost, its token is not.
+        finished = self._take_in(sequence, num_tokens, sampled)
+        computed = sequence.num_computed or None  # it was preempted meanwhile
+        return SequenceAdvance(sequence, sampled, result.prompt_logprobs.get(seq_id, ()), computed, finished)
+
+    def _take_in(self, sequence: Sequence, num_tokens: int, sampled: tuple[SampledToken, ...]) -> bool:
+        """So many positions more are computed, and these tokens follow; True when the last of them ends the answer."""
+        sequence.tokens += [token.token_id for token in sampled]
+        sequence.timing.token_times_s += [self._now_s] * len(sampled)
+        # Else it was preempted meanwhile: its KV is lost, its tokens are not.
         if sequence.state is SequenceState.RUNNING:
             sequence.num_computed += num_tokens
             self.ledger.commit(sequence)
-            computed = sequence.num_computed
-        prompt_logprobs = result.prompt_logprobs.get(seq_id, ())
-        if token is None:
-            return SequenceAdvance(sequence, (), prompt_logprobs, computed)
-        return SequenceAdvance(sequence, (token,), prompt_logprobs, computed, self._append(sequence, token.token_id))
+        return bool(sampled) and self._end_if_over(sequence)
 
     def _advance_to_error(self, sequence: Sequence, error: str) -> SequenceAdvance:
         self.finish(sequence, FinishReason.ERROR, error)
         return SequenceAdvance(sequence, finished=True)
 
-    def _append(self, sequence: Sequence, token_id: int) -> bool:
-        """One token more; True when it was the last."""
-        sequence.tokens.append(token_id)
-        sequence.timing.token_times_s.append(self._now_s)
-        return self._end_if_over(sequence)
-
     def _end_if_over(self, sequence: Sequence) -> bool:
-        reason = finish_reason(sequence)
+        reason = finish_reason(sequence, sequence.tokens[-1], len(sequence.tokens))
         return reason is not None and self.finish(sequence, reason)
 
 
-def _work_of(step: Step) -> tuple[PrefillChunk | DecodeSlot, ...]:
-    return (*step.decodes, *step.prefills)
-
-
-def _num_tokens(work: PrefillChunk | DecodeSlot) -> int:
-    return len(work.token_ids) if isinstance(work, PrefillChunk) else 1
+def _land(sequence: Sequence, work: PrefillChunk | DecodeSlot) -> None:
+    """It is in flight no more, whatever came of it."""
+    if isinstance(work, PrefillChunk):
+        sequence.num_in_flight -= len(work.token_ids)
+    else:
+        sequence.num_in_flight -= work.num_queries
+        sequence.num_drafts_in_flight -= work.num_queries - 1

@@ -150,7 +150,7 @@ def test_a_step_runs_and_samples(checkpoint: Checkpoint) -> None:
         prefills=(PrefillChunk(7, 0, tuple(tokens), True),),
     )
     first = backend.launch(step).result()
-    assert first.sampled[7].token_id == expected
+    assert first.sampled[7][0].token_id == expected
     second = backend.launch(Step(2, decodes=(DecodeSlot(7, 20),))).result()
     assert set(second.sampled) == {7}
     backend.close()

@@ -27,7 +27,7 @@ def test_tokens_belong_to_decodes_first_and_then_to_the_chunks_that_sample(devic
     assert sampling_ids(STEP) == [11, 10, 13]
     result = collect(device, 5, 6, 7)
     assert result.step_id == 7 and not result.errors and result.compute_s > 0
-    assert result.sampled == {11: SampledToken(5), 10: SampledToken(6), 13: SampledToken(7)}
+    assert result.sampled == {11: (SampledToken(5),), 10: (SampledToken(6),), 13: (SampledToken(7),)}
 
 
 def test_no_token_is_an_error_of_its_sequence_alone(device):
@@ -40,7 +40,7 @@ def test_logprobs_are_read_when_the_step_is_done(device):
     read = TokenLogprobs(5, -1.5, ((5, -1.5),))
     prompt = (TokenLogprobs(21, -2.0),)
     result = collect(device, 5, 6, 7, logprobs={11: lambda: read}, prompt_logprobs={12: lambda: prompt})
-    assert result.sampled[11] == SampledToken(5, read) and result.sampled[10] == SampledToken(6)
+    assert result.sampled[11] == (SampledToken(5, read),) and result.sampled[10] == (SampledToken(6),)
     assert result.prompt_logprobs == {12: prompt} and not result.errors
 
 
@@ -61,6 +61,6 @@ def test_tickets_in_flight_keep_their_own_tokens_and_places_are_reused(device):
     assert len({id(place) for place in places}) == 3
     for number, ticket in enumerate(tickets):
         found = ticket.result()
-        assert {token.token_id for token in found.sampled.values()} == {number}
+        assert {token.token_id for (token,) in found.sampled.values()} == {number}
         assert ticket.ready and ticket.result() is found
     assert results.start() in places, "a place that was read is free"

@@ -84,7 +84,7 @@ class Done:
 
     ready = True
 
-    def __init__(self, sampled: dict[int, SampledToken]) -> None:
+    def __init__(self, sampled: dict[int, tuple[SampledToken, ...]]) -> None:
         self._result = StepResult(0, sampled)
 
     def result(self) -> StepResult:
@@ -148,7 +148,7 @@ def test_a_masked_row_samples_what_the_host_samples(device: str) -> None:
         assert ours == theirs
         assert all(allowed[token] for row, token in enumerate(ours) if row != 2)
         assert torch.equal(on_device.cpu(), torch.tensor(logits)), "logprobs are of the logits as they were"
-        ticket = Done({seq_id: SampledToken(token) for seq_id, token in zip(seq_ids, ours, strict=True)})
+        ticket = Done({seq_id: (SampledToken(token),) for seq_id, token in zip(seq_ids, ours, strict=True)})
         grammars.expect(seq_ids, ticket)
 
 

@@ -17,7 +17,7 @@ def rows_with(*seq_ids):
 
 def test_decodes_come_first_and_chunks_follow_in_order():
     rows = rows_with(10, 11, 12, 13, 14)
-    rows[11].last_token = 77
+    rows[10].length, rows[11].length, rows[11].last_token = 6, 10, 77
     step = Step(
         1,
         prefills=(
@@ -51,3 +51,13 @@ def test_a_batch_is_a_copy_that_later_grants_do_not_change():
 def test_a_chunk_that_neither_samples_nor_wants_logprobs_asks_for_no_logits():
     chunk = PrefillChunk(10, start=0, token_ids=(1, 2), samples=False)
     assert Batch.from_step(Step(1, prefills=(chunk,)), rows_with(10)).logit_rows.tolist() == []
+
+
+def test_a_row_knows_its_own_length_and_a_slots_position_only_bounds_it():
+    rows = rows_with(10, 11)
+    rows[10].length = 6
+    ahead = (DecodeSlot(10, position=8), DecodeSlot(11, position=3))  # of drafts in flight, not all held
+    assert Batch.from_step(Step(1, decodes=ahead), rows).positions.tolist() == [5, 0]
+    beside = PrefillChunk(11, start=0, token_ids=(11,), samples=True)
+    batch = Batch.from_step(Step(1, prefills=(beside,), decodes=ahead[:1]), rows)
+    assert batch.positions.tolist() == batch.segment_start.tolist() == [5, 0]

@@ -10,10 +10,11 @@ import pytest
 from twostroke.backends.host import host_backend
 from twostroke.backends.host.host_backend import HostBackend
 from twostroke.backends.host.sampler import token_logprobs
+from twostroke.core.errors import BackendError
 from twostroke.core.kv_layout import KVGroup, KVLayout
 from twostroke.core.request import Request
 from twostroke.core.sampling_params import SamplingParams
-from twostroke.core.step import BlockGrant, DecodeSlot, PrefillChunk, RowJoin, Step
+from twostroke.core.step import BlockGrant, DecodeSlot, Drafts, PrefillChunk, RowJoin, Step
 
 VOCAB = 20
 POISON = 13
@@ -57,7 +58,7 @@ def join(seq_id, prompt, sampling=GREEDY, **rest):
 
 
 def chosen(result):
-    return {seq_id: token.token_id for seq_id, token in result.sampled.items()}
+    return {seq_id: token.token_id for seq_id, (token,) in result.sampled.items()}
 
 
 def test_a_sequence_prefills_in_chunks_then_decodes_from_its_row(backend):
@@ -109,7 +110,7 @@ def test_seeded_rows_draw_the_same_in_any_company(backend):
         prefills = tuple(PrefillChunk(seq_id, 0, (2,), samples=True) for seq_id in (*others, 50))
         result = backend.execute(Step(0, joins=joins, prefills=prefills))
         for position in range(1, 12):
-            tokens.append(result.sampled[50].token_id)
+            tokens.append(result.sampled[50][0].token_id)
             result = backend.execute(
                 Step(position, decodes=tuple(DecodeSlot(seq_id, position) for seq_id in (50, *others)))
             )
@@ -218,3 +219,22 @@ def test_close_finishes_what_was_launched_and_takes_no_more():
     with pytest.raises(RuntimeError):
         backend.launch(Step(1))
     assert not any(thread.name.startswith("successor-launch") for thread in threading.enumerate())
+
+
+def test_a_row_grows_by_what_it_samples_whatever_bound_its_slots_have(backend):
+    first = Step(0, joins=(join(1, (2, 3, 4)),), prefills=(PrefillChunk(1, 0, (2, 3, 4), samples=True),))
+    backend.execute(first)
+    for step_id, bound in ((1, 3), (2, 9), (3, 7)):
+        backend.execute(Step(step_id, decodes=(DecodeSlot(1, bound),)))
+    assert [batch.positions.tolist() for batch in backend.batches] == [[0, 1, 2], [3], [4], [5]]
+    resumed = Step(4, leaves=(1,), joins=(join(2, (2, 3), output_token_ids=(4, 5)),))
+    backend.execute(resumed)
+    assert backend.rows[2].length == 4
+
+
+def test_a_step_with_drafts_is_refused_and_changes_nothing(backend):
+    backend.execute(Step(0, joins=(join(1, (2,)),)))
+    for drafts in (Drafts(2), Drafts(2, (5, 6), start=1)):
+        with pytest.raises(BackendError, match="a slot of 2 drafts, and the successor backend takes 0"):
+            backend.launch(Step(1, leaves=(1,), decodes=(DecodeSlot(1, 0, drafts),)))
+    assert len(backend.rows) == 1 and not backend.batches

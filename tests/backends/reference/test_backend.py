@@ -79,7 +79,7 @@ def test_launch_samples_the_tokens_transformers_prefers(gemma: tuple[Checkpoint,
     # The decode is launched before the prefill's token is known: it is taken from the row.
     tickets = [backend.launch(prefill), backend.launch(Step(2, decodes=(DecodeSlot(0, 20),)))]
     for ticket in tickets:
-        sampled = ticket.result().sampled[0]
+        (sampled,) = ticket.result().sampled[0]
         expected = transformers_logits(model, prompt)[-1]  # type: ignore[arg-type]
         assert sampled.token_id == int(expected.argmax())
         assert sampled.logprobs is not None

@@ -125,7 +125,7 @@ def reference_greedy(checkpoint: Checkpoint, prompts: list[list[int]], count: in
         steps.append(Step(index + 1, decodes=slots))
     results = [ticket.result().sampled for ticket in [backend.launch(step) for step in steps]]
     backend.close()
-    return [[sampled[seq_id].token_id for sampled in results] for seq_id in range(len(prompts))]
+    return [[sampled[seq_id][0].token_id for sampled in results] for seq_id in range(len(prompts))]
 
 
 @pytest.mark.parametrize("num_tokens", [24, pytest.param(64, marks=pytest.mark.slow)])

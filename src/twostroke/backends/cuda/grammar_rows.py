@@ -49,9 +49,9 @@ class _GrammarRow:
         """Wait for the token that is being sampled, if there is one."""
         if self.awaited is None:
             return
-        token = self.awaited.result().sampled.get(seq_id)
+        tokens = self.awaited.result().sampled.get(seq_id, ())
         self.awaited = None
-        if token is not None:  # else the sequence ends: its next token is nobody's
+        for token in tokens:  # of none the sequence ends: its next token is nobody's
             self.matcher.advance(token.token_id)
             self.num_output += 1
 

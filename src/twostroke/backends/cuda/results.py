@@ -99,7 +99,7 @@ class CudaTicket:
         step = self._step
         sampling = sampling_ids(step)
         tokens = self._arrival.tokens[: len(sampling)].tolist()
-        sampled: dict[int, SampledToken] = {}
+        sampled: dict[int, tuple[SampledToken, ...]] = {}
         errors = dict(self._errors)
         for seq_id, token in zip(sampling, tokens, strict=True):
             if token < 0:
@@ -107,9 +107,9 @@ class CudaTicket:
             elif seq_id in errors:
                 continue
             elif seq_id in self._logprobs:
-                sampled[seq_id] = SampledToken(token, self._logprobs[seq_id]())
+                sampled[seq_id] = (SampledToken(token, self._logprobs[seq_id]()),)
             else:
-                sampled[seq_id] = SampledToken(token)
+                sampled[seq_id] = (SampledToken(token),)
         prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
         for seq_id, read in self._prompt_logprobs.items():
             items = read()

@@ -38,7 +38,7 @@ class Batch:
         if not step.prefills:
             return Batch._of_decodes(step.decodes, rows)
         token_ids: list[int] = [rows[slot.seq_id].last_token for slot in step.decodes]
-        positions: list[int] = [slot.position for slot in step.decodes]
+        positions: list[int] = [rows[slot.seq_id].length - 1 for slot in step.decodes]
         firsts, counts, starts = list(range(len(step.decodes))), [1] * len(step.decodes), list(positions)
         logit_rows = list(firsts)
         for chunk in step.prefills:
@@ -69,7 +69,7 @@ class Batch:
     def _of_decodes(slots: tuple[DecodeSlot, ...], rows: RowSet) -> Batch:
         """The same, of decodes alone: the step that is taken most often, and whose preparation delays it most."""
         found = [rows[slot.seq_id] for slot in slots]
-        positions = np.array([slot.position for slot in slots], dtype=np.int32)
+        positions = np.array([row.length - 1 for row in found], dtype=np.int32)
         numbers = np.arange(len(slots), dtype=np.int32)
         return Batch(
             token_ids=np.array([row.last_token for row in found], dtype=np.int32),

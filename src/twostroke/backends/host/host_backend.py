@@ -15,6 +15,7 @@ import numpy.typing as npt
 from twostroke.backends.host.batch import Batch
 from twostroke.backends.host.rows import RowSet
 from twostroke.backends.host.sampler import token_logprobs
+from twostroke.backends.interface import refuse_drafts
 from twostroke.core.grammar import Grammars, GrammarStuckError
 from twostroke.core.kv_layout import KVLayout
 from twostroke.core.step import PrefillChunk, SampledToken, Step, StepResult, TokenLogprobs
@@ -59,6 +60,7 @@ class HostTicket:
 
 class HostBackend(ABC):
     name: str
+    max_drafts = 0
 
     def __init__(self, layout: KVLayout, max_context: int, vocab_size: int) -> None:
         self.layout = layout
@@ -83,6 +85,7 @@ class HostBackend(ABC):
         self.rows.grammars = grammars
 
     def launch(self, step: Step) -> HostTicket:
+        refuse_drafts(self, step)
         taken = threading.Event() if any(chunk.samples for chunk in step.prefills) else None
         future = self._launcher.submit(self._execute_next, step, self._first_tokens_taken)
         self._first_tokens_taken = taken
@@ -99,7 +102,7 @@ class HostBackend(ABC):
         """Run one step to its end on the calling thread."""
         started_s = time.perf_counter()
         self.rows.update(step)
-        sampled: dict[int, SampledToken] = {}
+        sampled: dict[int, tuple[SampledToken, ...]] = {}
         prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
         errors: dict[int, str] = {}
         if step.num_tokens:
@@ -133,7 +136,7 @@ class HostBackend(ABC):
         seq_id: int,
         logits: npt.NDArray[np.float32],
         highest: int | None,
-        sampled: dict[int, SampledToken],
+        sampled: dict[int, tuple[SampledToken, ...]],
         errors: dict[int, str],
     ) -> None:
         row = self.rows[seq_id]
@@ -146,7 +149,8 @@ class HostBackend(ABC):
             errors[seq_id] = str(error)
             return
         row.last_token = token.token_id
-        sampled[seq_id] = token
+        row.length += 1
+        sampled[seq_id] = (token,)
 
     def close(self) -> None:
         self._launcher.shutdown(wait=True)

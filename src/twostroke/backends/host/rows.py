@@ -19,6 +19,8 @@ NO_BLOCK = -1
 @dataclass(slots=True)
 class Row:
     seq_id: int
+    length: int
+    """Tokens known: the last enters at the position before."""
     last_token: int
     sampler: RowSampler
     tables: tuple[npt.NDArray[np.int32], ...]  # one a KV group, [max blocks of a sequence]
@@ -61,5 +63,5 @@ class RowSet:
                 raise ValueError("a request with a grammar reached a backend that was given none")
             matcher = self.grammars.matcher(grammar)
         sampler = RowSampler(join.request, join.sample_index, join.output_token_ids, self._vocab_size, matcher)
-        last_token = (join.output_token_ids or join.request.prompt_token_ids)[-1]
-        return Row(join.seq_id, last_token=last_token, sampler=sampler, tables=tables)
+        known = join.request.prompt_token_ids + join.output_token_ids
+        return Row(join.seq_id, len(known), known[-1], sampler, tables)
