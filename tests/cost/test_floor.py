@@ -1,9 +1,11 @@
 """Floors against numbers worked out by hand for SmolLM2-135M: Q4_1 layers, a Q8_0 tied table, F32 norms, f16 KV."""
 
+from array import array
 from dataclasses import replace
 
 import pytest
 
+from twostroke.core.step import DecodeSlot, Drafts, Step
 from twostroke.cost.floor import (
     StepWork,
     decode_floor_s,
@@ -13,6 +15,7 @@ from twostroke.cost.floor import (
     step_bytes_read,
     step_floor_s,
     step_multiply_adds,
+    work_of,
 )
 from twostroke.cost.hardware import Ceilings
 from twostroke.cost.model_shape import DecodeWeights, KVGroupShape, ModelShape, WeightCopies
@@ -73,6 +76,18 @@ def test_a_batch_reads_the_weights_once_and_every_context():
     assert step_bytes_read(SMOLLM2, work) == 96_576_768 + 600 * 23_040
     alone_s = sum(decode_floor_s(SMOLLM2, context, CEILINGS) for context in (100, 200, 300))
     assert step_floor_s(SMOLLM2, work, CEILINGS) < alone_s / 2
+
+
+def test_a_slot_with_drafts_reads_its_context_once_and_multiplies_for_every_query():
+    # A slot at position 507 with four drafts, and one at 99 without: contexts of 512 and 100.
+    step = Step(0, decodes=(DecodeSlot(0, 507, Drafts(4)), DecodeSlot(1, 99)))
+    work = work_of(step)
+    assert (list(work.contexts), list(work.queries)) == ([512, 100], [5, 1])
+    assert work.num_tokens == work.num_queries == step.num_tokens == 6
+    assert step_bytes_read(SMOLLM2, work) == 96_576_768 + 612 * 23_040
+    pairs = 508 + 509 + 510 + 511 + 512 + 100
+    assert step_multiply_adds(SMOLLM2, work) == 6 * (106_168_320 + 28_311_552) + 2 * 9 * 64 * 30 * pairs
+    assert work_of(Step(0, decodes=(DecodeSlot(0, 511),))) == StepWork(contexts=array("q", [512]))
 
 
 def test_a_large_batch_is_bound_by_arithmetic():

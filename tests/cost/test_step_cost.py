@@ -68,6 +68,14 @@ def test_steps_of_few_tokens_are_paid_by_what_they_read():
         assert cost.parts(work) == plain.parts(work)
 
 
+def test_drafts_are_paid_as_tokens_that_share_a_context():
+    cost = StepCost(SHAPE, CEILINGS, FLOORS)
+    drafted = cost.parts(StepWork(contexts=[700, 300], queries=[5, 1]))
+    plain = cost.parts(StepWork(contexts=[700] * 5 + [300]))
+    assert drafted.pop("kv") == pytest.approx(plain.pop("kv") * 1000 / 3800)
+    assert drafted == plain
+
+
 def test_an_empty_step_costs_nothing_and_teaches_nothing():
     cost = StepCost(SHAPE, CEILINGS)
     assert cost.seconds(StepWork()) == 0.0

@@ -7,6 +7,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import repeat
+from operator import add, sub
 
 from twostroke.core.step import Step
 from twostroke.cost.hardware import Ceilings
@@ -58,31 +59,42 @@ class StepWork:
     num_sampling_chunks: int = 0
     """Chunks whose last position yields a token: the head runs for those alone."""
     contexts: Sequence[int] = ()
-    """Of each decode slot: the tokens known, the one that enters among them."""
+    """Of each decode slot: the tokens known, those that enter among them."""
+    queries: Sequence[int] = ()
+    """Of each decode slot: the tokens that enter, its own and its drafts. They read its context once, and each has
+    logits of its own. Empty: one a slot."""
+
+    @property
+    def num_queries(self) -> int:
+        """Of all decode slots."""
+        return sum(self.queries) if self.queries else len(self.contexts)
 
     @property
     def num_tokens(self) -> int:
-        return sum(num_tokens for _, num_tokens in self.chunks) + len(self.contexts)
+        return sum(num_tokens for _, num_tokens in self.chunks) + self.num_queries
 
 
 def work_of(step: Step) -> StepWork:
     """The contexts are kept in an array: whoever logs thousands of steps keeps them small."""
+    queries = [slot.num_queries for slot in step.decodes] if step.has_drafts else ()
     return StepWork(
         chunks=tuple((chunk.start, len(chunk.token_ids)) for chunk in step.prefills),
         num_sampling_chunks=sum(chunk.samples for chunk in step.prefills),
-        contexts=array("q", [slot.position + 1 for slot in step.decodes]),
+        contexts=array("q", map(add, [slot.position for slot in step.decodes], queries or repeat(1))),
+        queries=queries,
     )
 
 
 def step_multiply_adds(shape: ModelShape, work: StepWork) -> int:
     attention = sum(shape.attention_multiply_adds(start, num_tokens) for start, num_tokens in work.chunks)
-    attention += sum(shape.attention_multiply_adds(context - 1, 1) for context in work.contexts)
-    num_sampled = len(work.contexts) + work.num_sampling_chunks
+    firsts = map(sub, work.contexts, work.queries or repeat(1))
+    attention += sum(map(shape.attention_multiply_adds, firsts, work.queries or repeat(1)))
+    num_sampled = work.num_queries + work.num_sampling_chunks
     return shape.layer_matmul_parameters * work.num_tokens + shape.head_matmul_parameters * num_sampled + attention
 
 
 def contexts_bytes_read(shape: ModelShape, contexts: Sequence[int]) -> int:
-    """K and V that one query at the end of each context reads. There may be hundreds in every step."""
+    """K and V that a slot at the end of each context reads. There may be hundreds in every step."""
     read = 0
     for group in shape.kv_groups:
         positions = sum(contexts) if group.window is None else sum(map(min, contexts, repeat(group.window)))

@@ -49,7 +49,7 @@ class Coefficients:
     kv: float = 1.5
     """Reading the contexts of decode slots, at the measured bandwidth."""
     sampled: float = 1.5
-    """The head's arithmetic, and whatever else a sampled token takes, for each of them."""
+    """The head's arithmetic, and whatever else a token that may be sampled takes, for each of them."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -117,7 +117,7 @@ class StepCost:
         share = miss / seconds
         before = self.error or 0.0
         self.error = before + (share - before) / min(self.num_observed, ERROR_WINDOW)
-        kind = (sum(tokens for _, tokens in work.chunks).bit_length(), len(work.contexts).bit_length())
+        kind = (sum(tokens for _, tokens in work.chunks).bit_length(), work.num_queries.bit_length())
         seen = self._seen[kind] = self._seen.get(kind, 0) + 1
         if seen > KNOWN_AFTER and seen % KNOWN_STRIDE:
             return
@@ -130,7 +130,7 @@ class StepCost:
 
     def _terms(self, work: StepWork) -> tuple[float, ...]:
         """Seconds, in the order of `Coefficients`: the unit of overheads, then floors."""
-        num_decodes = num_tokens = len(work.contexts)
+        num_queries = num_tokens = work.num_queries
         attention_multiply_adds = 0
         for start, length in work.chunks:
             num_tokens += length
@@ -149,5 +149,5 @@ class StepCost:
             matmul_s - weights_s if matmul_s > weights_s else 0.0,
             attention_multiply_adds / self.ceilings.multiply_adds_per_s,
             contexts_bytes_read(self.shape, work.contexts) / self.ceilings.read_bytes_per_s,
-            self._head_s_per_token * (num_decodes + work.num_sampling_chunks),
+            self._head_s_per_token * (num_queries + work.num_sampling_chunks),
         )

@@ -76,7 +76,7 @@ class TermEfficiency:
         peak, bandwidth = ceilings.multiply_adds_per_s, ceilings.read_bytes_per_s
         num_layers = sum(group.num_layers for group in shape.kv_groups)
         expert_parameters = shape.experts.active_parameters if shape.experts else 0
-        num_sampled = len(work.contexts) + work.num_sampling_chunks
+        num_sampled = work.num_queries + work.num_sampling_chunks
         dense = (shape.layer_matmul_parameters - expert_parameters) * count
         dense += shape.head_matmul_parameters * num_sampled
         weight_rate = bandwidth * (self.single_weight_reads if count == 1 else self.weight_reads)
@@ -111,8 +111,8 @@ class FloorShares:
     decode: float
 
     def step_seconds(self, shape: ModelShape, work: StepWork, ceilings: Ceilings) -> float:
-        prefill = replace(work, contexts=())
-        decode = StepWork(contexts=work.contexts)
+        prefill = replace(work, contexts=(), queries=())
+        decode = StepWork(contexts=work.contexts, queries=work.queries)
         return (
             step_floor_s(shape, prefill, ceilings) / self.prefill + step_floor_s(shape, decode, ceilings) / self.decode
         )
