@@ -231,6 +231,9 @@ class Engine:
                 text, stopped = self._text_of(sequence, token_id) if texts is None else texts[number]
             wanted = () if logprobs is None or request.sampling.logprobs is None else (logprobs,)
             event = TokenEvent(name, index, (token_id,), text, wanted, prompt_logprobs)
+        if event is not None and sequence.error is not None and not stopped:
+            pending.append(event)  # what went wrong came behind it
+            event = None
         if event is None:
             event = TokenEvent(name, index, (), "", (), prompt_logprobs)
         if stopped:
