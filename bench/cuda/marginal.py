@@ -29,7 +29,7 @@ from twostroke.engine.build import build
 REPLAYS = 10
 
 
-def set_contexts(backend: CudaBackend, rows: int, mean: int, spread: float) -> None:
+def set_contexts(backend: CudaBackend, path: DecodePath, rows: int, mean: int, spread: float) -> None:
     """Contexts evenly spread, in an order of no meaning, over blocks in an order of no meaning. Keys, values and tokens
     are random: zeros would take less power, and so less time."""
     own = backend._parts
@@ -46,7 +46,8 @@ def set_contexts(backend: CudaBackend, rows: int, mean: int, spread: float) -> N
         cache[: len(blocks)].normal_()
     for row, count in enumerate(counts):
         table[row, :count] = torch.from_numpy(blocks[counts[:row].sum() :][:count])
-    own.staging.send((np.arange(rows, dtype=np.int32), positions))
+    own.staging.send((np.arange(rows, dtype=np.int32),))
+    path._positions = torch.from_numpy(positions).to(table.device)  # rows would stand one further with every replay
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +103,7 @@ KEPT: list[dict[str, torch.cuda.CUDAGraph]] = []
 
 def run(backend: CudaBackend, path: DecodePath, rows: int, mean: int, options: argparse.Namespace) -> None:
     variants, graphs = Variants(backend), backend._parts.graphs
-    set_contexts(backend, rows, mean, options.spread)
+    set_contexts(backend, path, rows, mean, options.spread)
     captured: dict[str, torch.cuda.CUDAGraph] = {}
     KEPT.append(captured)
     layers = len(backend._parts.decoder._weights.layers)

@@ -34,6 +34,7 @@ POINTERS = {
     torch.float16: "*fp16",
     torch.float32: "*fp32",
     torch.int32: "*i32",
+    torch.int64: "*i64",
     torch.int16: "*i16",
     torch.uint8: "*u8",
 }
@@ -85,8 +86,10 @@ def calls() -> Iterator[tuple[str, str]]:
     hidden, x, weight = 2560, torch.empty(4, 2560, dtype=half), torch.empty(2560, dtype=half)
 
     recorder = record(embedding, "_gather")
-    embedding.gather(torch.empty(8, hidden, dtype=half), ints, ints, ints, x, scale=2.0)
-    yield "gather", recorder.ptx[0]
+    words = torch.zeros(4, 17, dtype=torch.int64)
+    for positions in (None, embedding.Positions(ints, words, ints)):
+        embedding.gather(torch.empty(8, hidden, dtype=half), ints, ints, ints, x, scale=2.0, positions=positions)
+    yield from (("gather", ptx) for ptx in recorder.ptx)
 
     recorder = record(norms, "_norm")
     norms.rms_norm(x, weight, x, eps=1e-6)

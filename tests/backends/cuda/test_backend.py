@@ -20,7 +20,8 @@ from twostroke.backends.cuda.batch import CapturedShape
 from twostroke.backends.cuda.graphs import GraphCache, buckets_up_to
 from twostroke.backends.cuda.results import CudaTicket, sampling_ids
 from twostroke.backends.host.host_backend import NOT_FINITE
-from twostroke.core.step import Step, TokenLogprobs
+from twostroke.core.errors import BackendError
+from twostroke.core.step import DecodeSlot, Drafts, Step, TokenLogprobs
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.loading import load_checkpoint
 from twostroke.models.weights.tensor import from_float32
@@ -76,6 +77,23 @@ def test_the_fused_kernels_of_a_few_rows_change_no_token(variant: str, tmp_path:
 def test_two_rows_take_the_fused_kernels(llama: Checkpoint, device: str) -> None:
     ours, theirs = play_both(llama, mixed_requests((2, 16), (3, 2, 2)), device, QUICK, few_rows=2)
     assert ours == theirs
+
+
+def test_a_slots_position_only_bounds_its_rows(llama: Checkpoint, device: str) -> None:
+    """As with drafts in flight that will not all hold: a row knows where it stands. Drafts themselves are refused."""
+    backend, answers = QUICK.on_device(llama, device), []
+    launch, requests = backend.launch, mixed_requests((2, 16), (3, 2, 2))
+    for more in (0, 5):
+
+        def launch_raised(step: Step, more: int = more) -> CudaTicket:
+            raised = (slot._replace(position=slot.position + more) for slot in step.decodes)
+            return launch(replace(step, decodes=tuple(raised)))
+
+        backend.launch = launch_raised  # type: ignore[method-assign]
+        answers.append(play(QUICK.engine(llama, backend), requests))
+    assert answers[0] == answers[1]
+    with pytest.raises(BackendError, match="a slot of 3 drafts, and the cuda backend takes 0"):
+        launch(Step(99, decodes=(DecodeSlot(99, 5, Drafts(3)),)))
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ def test_a_step_as_it_is():
     batch = Batch.from_step(STEP, ROW_OF, PADDING, CapturedShape(8, 2, 2))
     assert batch.token_ids.tolist() == [FROM_ROW, FROM_ROW, 20, 21, 22, 30, 31, 40]
     assert batch.rows.tolist() == [4, 0, 2, 2, 2, 1, 1, 3]
-    assert batch.positions.tolist() == [5, 9, 4, 5, 6, 0, 1, 7]
+    assert batch.positions.tolist() == [FROM_ROW, FROM_ROW, 4, 5, 6, 0, 1, 7]
     assert (batch.num_tokens, batch.num_decodes, batch.num_sampled) == (8, 2, 4)
     assert batch.segment_first.tolist() == [2, 5, 7]
     assert batch.segment_count.tolist() == [3, 2, 1]
@@ -38,7 +38,7 @@ def test_a_step_in_a_captured_shape_is_padded_with_nobodys_tokens():
     assert (shape.num_tokens, shape.num_sampled) == (batch.num_tokens, len(batch.sampled_tokens)) == (11, 7)
     assert batch.token_ids.tolist() == [FROM_ROW] * 2 + [20, 21, 22, 30, 31, 40] + [20, 21, 22]
     assert batch.rows.tolist() == [4, 0, 2, 2, 2, 1, 1, 3, PADDING, PADDING, PADDING]
-    assert batch.positions.tolist() == [5, 9, 4, 5, 6, 0, 1, 7, 0, 0, 0]
+    assert batch.positions.tolist() == [FROM_ROW, FROM_ROW, 4, 5, 6, 0, 1, 7, 0, 0, 0]
     assert batch.num_decodes == 2, "prompts follow the decodes that there are, not those that there is room for"
     assert batch.segment_first.tolist() == [2, 5, 7]
     assert batch.segment_count.tolist() == [3, 2, 1], "padding belongs to no segment"

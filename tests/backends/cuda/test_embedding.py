@@ -2,7 +2,8 @@ import pytest
 import torch
 from tests.backends.cuda.closeness import DTYPES, poisoned, random
 
-from twostroke.backends.cuda.kernels.embedding import FROM_ROW, gather
+from twostroke.backends.cuda.kernels.embedding import FROM_ROW, Positions, gather
+from twostroke.backends.cuda.kernels.sampling_state import NUM_OUTPUT, NUM_WORDS, PROMPT_LEN
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -24,6 +25,23 @@ def test_gather_scales_in_float32(device, dtype):
     out = poisoned(2, 40, dtype=dtype, device=device)
     gather(embedding, ids, torch.zeros_like(ids), torch.zeros_like(ids), out, scale=40**0.5)
     torch.testing.assert_close(out, (embedding[[8, 1]].float() * 40**0.5).to(dtype), rtol=0.01, atol=0)
+
+
+def test_gather_finds_where_tokens_stand_that_only_their_rows_know(device):
+    """Row 0 is padding's, which has no tokens; a token may stand behind its row's last one, as a draft does."""
+    records = torch.zeros(4, NUM_WORDS.value, dtype=torch.int64, device=device)
+    records[:, PROMPT_LEN.value] = torch.tensor([0, 7, 300, 12])
+    records[:, NUM_OUTPUT.value] = torch.tensor([0, 1, 40, 0])
+    sent = [FROM_ROW, FROM_ROW, FROM_ROW, FROM_ROW - 1, FROM_ROW - 4, 0, 11]
+    rows = [0, 1, 2, 2, 2, 3, 3]
+    sent, rows = (torch.tensor(each, dtype=torch.int32, device=device) for each in (sent, rows))
+    found = torch.full_like(sent, -99)
+    embedding = random(9, 16, dtype=torch.float32, device=device)
+    out = poisoned(7, 16, dtype=torch.float32, device=device)
+    ids = torch.zeros_like(rows)
+    gather(embedding, ids, rows, ids, out, positions=Positions(sent, records, found))
+    assert found.tolist() == [0, 7, 339, 340, 343, 0, 11]
+    assert torch.equal(out, embedding[:1].expand(7, -1))
 
 
 def test_gather_of_no_tokens_does_nothing(device):

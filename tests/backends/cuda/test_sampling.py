@@ -106,7 +106,7 @@ def test_random_numbers_are_the_hosts_from_a_rows_record(device):
     machine = Device(device, len(seeds))
     machine.open(*(join(SamplingParams(), seed, i, range(3 * i)) for i, seed in enumerate(seeds)))
     out = torch.zeros(len(seeds), dtype=torch.float64, device=device)
-    _uniforms[(len(seeds),)](machine.rows._state, out)
+    _uniforms[(len(seeds),)](machine.rows.records, out)
     assert out.tolist() == [uniform(seed, i, 3 * i) for i, seed in enumerate(seeds)]
 
 
@@ -264,7 +264,7 @@ def test_a_row_draws_alike_in_any_company_and_padding_keeps_nothing(device):
     tokens = machine.step(wide[:, :VOCAB], [3, 2, 1, 0, padding, padding])
     assert tokens == [*alone[::-1], 0, -1]
     assert machine.last.tolist() == [*alone, -7, -7, -7, -7, -7]
-    assert not machine.rows._state[padding].any()
+    assert not machine.rows.records[padding].any()
 
 
 def test_features_name_what_a_batch_needs(device):

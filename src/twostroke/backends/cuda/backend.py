@@ -28,6 +28,7 @@ from twostroke.backends.cuda.rows import DeviceRows
 from twostroke.backends.cuda.sampling import SamplingRows
 from twostroke.backends.cuda.staging import Staging
 from twostroke.backends.cuda.weights import Progress, Weights
+from twostroke.backends.interface import refuse_drafts
 from twostroke.core.formats import Formats
 from twostroke.core.grammar import Grammars
 from twostroke.core.kv_layout import KVLayout
@@ -51,6 +52,7 @@ class _Loading:
 
 class CudaBackend:
     name = "cuda"
+    max_drafts = 0
 
     def __init__(
         self,
@@ -80,7 +82,9 @@ class CudaBackend:
         self._parts = Parts(
             rows=rows,
             decoder=Decoder(
-                spec, weights, kv, attention, buffers, rows.tables, rows.last_tokens, max_context, few_rows
+                *(spec, weights, kv, attention, buffers, rows.tables, rows.last_tokens, sampling.records),
+                max_context,
+                few_rows,
             ),
             buffers=buffers,
             attention=attention,
@@ -132,6 +136,7 @@ class CudaBackend:
         self._parts.rows.grammars.use(grammars)
 
     def launch(self, step: Step) -> CudaTicket:
+        refuse_drafts(self, step)
         try:
             return self._start(step)
         except Exception:

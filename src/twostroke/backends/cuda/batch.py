@@ -34,7 +34,7 @@ class CapturedShape:
 class Batch:
     token_ids: Integers  # [num_tokens]; FROM_ROW for decodes, whose token only the device knows
     rows: Integers  # [num_tokens]
-    positions: Integers  # [num_tokens]
+    positions: Integers  # [num_tokens]; FROM_ROW for decodes, whose row knows its length
     num_decodes: int
     """Tokens that come first and are attended as decodes."""
     segment_first: Integers  # [num_segments] index of a chunk's first token
@@ -64,7 +64,7 @@ class Batch:
         positions = np.zeros(shape.num_tokens, dtype=np.int32)
         token_ids[: len(decodes)] = FROM_ROW
         rows[: len(decodes)] = [row_of[slot.seq_id] for slot in decodes]
-        positions[: len(decodes)] = [slot.position for slot in decodes]
+        positions[: len(decodes)] = FROM_ROW
         for chunk, first, row in zip(chunks, firsts.tolist(), chunk_rows.tolist(), strict=True):
             end = first + len(chunk.token_ids)
             token_ids[first:end] = chunk.token_ids

@@ -18,6 +18,7 @@ class Buffers:
             return torch.zeros(num_tokens, width, dtype=dtype, device=device)
 
         attention_width = spec.num_heads * spec.head_dim
+        self.positions = torch.zeros(num_tokens, dtype=torch.int32, device=device)
         self.residual = empty(spec.hidden_size)
         self.normed = empty(spec.hidden_size)
         self.qkv = empty(attention_width + 2 * spec.num_kv_heads * spec.head_dim)

@@ -1,5 +1,5 @@
 """The decode path: a step of decodes alone. Each batch size has a captured graph from embedding to sampling; a step
-sends two integers a stream, pads up to the graph's size, and replays it."""
+sends one integer a stream, its row, which knows the rest; pads up to the graph's size, and replays it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class DecodePath:
     def __init__(self, parts: Parts, max_rows: int) -> None:
         self._parts = parts
         self._buckets = buckets_up_to(max_rows)
-        self._from_rows = torch.full_like(parts.tokens, FROM_ROW)
+        self._token_ids = self._positions = torch.full_like(parts.tokens, FROM_ROW)
 
     def launch(self, step: Step) -> list[int]:
         """Start the step; its tokens will be in `parts.tokens`, in the order of the returned rows."""
@@ -33,26 +33,26 @@ class DecodePath:
         row_of = parts.rows.index_of
         rows = [row_of[slot.seq_id] for slot in step.decodes]
         bucket = self._buckets[bisect_left(self._buckets, len(rows))]
-        self._send(bucket, rows, [slot.position for slot in step.decodes])
+        self._send(bucket, rows)
         features = parts.rows.sampling.features(rows)
         if is_plain(features):
             parts.graphs.run(("decode", bucket), lambda: self._run(bucket, PLAIN))
         else:
             parts.graphs.run(("logits", bucket), lambda: self._run(bucket, None))
             masks = parts.rows.grammars.masks(sampling_ids(step))  # the device is at work while this waits
-            parts.sample(parts.staging.views((bucket, bucket))[0][: len(rows)], features, masks)
+            parts.sample(parts.staging.views((bucket,))[0][: len(rows)], features, masks)
         return rows
 
     def prepare(self) -> None:
         """Capture every batch size, the largest first: what it allocates serves the others too."""
         for bucket in reversed(self._buckets):
-            self._send(bucket, [], [])
+            self._send(bucket, [])
             self._parts.graphs.prepare(("decode", bucket), partial(self._run, bucket, PLAIN))
 
     def prepare_sampling(self) -> None:
         """Have the kernels of every kind of sampling compiled, on the padding row, which keeps no state."""
-        self._send(1, [], [])
-        rows = self._parts.staging.views((1, 1))[0]
+        self._send(1, [])
+        (rows,) = self._parts.staging.views((1,))
         for features in (
             SamplingFeatures(draws=True, filters=True),
             SamplingFeatures(draws=True, edits=True),
@@ -62,18 +62,16 @@ class DecodePath:
             masks = self._parts.rows.grammars.nobodys if features.edits else None
             self._parts.sample(rows, features, masks)
 
-    def _send(self, bucket: int, rows: list[int], positions: list[int]) -> None:
+    def _send(self, bucket: int, rows: list[int]) -> None:
         padded_rows = np.full(bucket, self._parts.rows.padding_row, dtype=np.int32)
-        padded_positions = np.zeros(bucket, dtype=np.int32)
         padded_rows[: len(rows)] = rows
-        padded_positions[: len(rows)] = positions
-        self._parts.staging.send((padded_rows, padded_positions))
+        self._parts.staging.send((padded_rows,))
 
     def _run(self, bucket: int, features: SamplingFeatures | None) -> None:
-        """The step whose rows and positions lie in the staging buffer; without features, up to its logits."""
+        """The step whose rows lie in the staging buffer; without features, up to its logits."""
         parts = self._parts
-        rows, positions = parts.staging.views((bucket, bucket))
-        tokens = TokenArrays(self._from_rows[:bucket], rows, positions)
+        (rows,) = parts.staging.views((bucket,))
+        tokens = TokenArrays(self._token_ids[:bucket], rows, self._positions[:bucket])
         if bucket > FEW_ROWS:
             parts.buffers.clear_padding(bucket)
         residual = parts.decoder.forward(tokens, Decodes(bucket), None)

@@ -12,7 +12,7 @@ import torch
 from twostroke.backends.cuda.attention import Attention
 from twostroke.backends.cuda.buffers import Buffers
 from twostroke.backends.cuda.compile_ahead import is_abridged
-from twostroke.backends.cuda.kernels.embedding import gather
+from twostroke.backends.cuda.kernels.embedding import Positions, gather
 from twostroke.backends.cuda.kernels.gemv import linear_few
 from twostroke.backends.cuda.kernels.moe_combine import NextNorm
 from twostroke.backends.cuda.kernels.norms import rms_norm
@@ -38,6 +38,7 @@ class TokenArrays:
     token_ids: torch.Tensor
     rows: torch.Tensor
     positions: torch.Tensor
+    """FROM_ROW, as are token ids, where a row alone knows."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -63,6 +64,7 @@ class Decoder:
         buffers: Buffers,
         tables: torch.Tensor,
         last_tokens: torch.Tensor,
+        records: torch.Tensor,
         max_context: int,
         few_rows: int | None = None,
     ) -> None:
@@ -73,7 +75,7 @@ class Decoder:
         self._few_rows = few_rows
         self._few_logits = 0 if weights.packed_head.head is not None else min(FEW_LOGITS, few_rows)
         self._spec, self._weights, self._kv, self._attention = spec, weights, kv, attention
-        self._buffers, self._tables, self._last_tokens = buffers, tables, last_tokens
+        self._buffers, self._tables, self._last_tokens, self._records = buffers, tables, last_tokens, records
         self._products = Products(spec, buffers.products)
         ropes = {layer.rope for layer in spec.layers}
         shapes = spec.tensor_shapes()
@@ -117,10 +119,14 @@ class Decoder:
         weights = self._weights
         residual = self._buffers.residual[: len(tokens)]
         scale = self._spec.embedding_scale
+        positions = None
+        if decodes.slots:  # which know where they stand by their rows
+            positions = Positions(tokens.positions, self._records, self._buffers.positions[: len(tokens)])
+            tokens = TokenArrays(tokens.token_ids, tokens.rows, positions.found)
+        ids = (tokens.token_ids, tokens.rows, self._last_tokens)
+        gather(weights.embedding, *ids, residual, scale=scale, positions=positions)
         if decodes.slots:
-            positions = tokens.positions[: decodes.slots]
-            self._attention.cut_decodes(positions, self._windows, count=decodes.count)
-        gather(weights.embedding, tokens.token_ids, tokens.rows, self._last_tokens, residual, scale=scale)
+            self._attention.cut_decodes(tokens.positions[: decodes.slots], self._windows, count=decodes.count)
         few = self._are_few(len(tokens))
         normed = self._buffers.normed[: len(tokens)]
         if not few:

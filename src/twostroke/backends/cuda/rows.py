@@ -1,5 +1,5 @@
 """The rows of a device: what it keeps for each running Sequence from step to step. The host knows which row is whose;
-block tables and last tokens live on the device, and only what changed is sent."""
+block tables, lengths and last tokens live on the device, and only what changed is sent."""
 
 from __future__ import annotations
 

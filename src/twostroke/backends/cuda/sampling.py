@@ -65,7 +65,8 @@ class SamplingRows:
         self.vocab_size = vocab_size
         self._block, self._column, self._list_size, self._search = block, column, list_size, search
         self._num_blocks = triton.cdiv(vocab_size, block)
-        self._state = torch.zeros(max_rows + 1, RECORD_WORDS, dtype=torch.int64, device=self._device)
+        self.records = torch.zeros(max_rows + 1, RECORD_WORDS, dtype=torch.int64, device=self._device)
+        """A row's words, as `kernels/sampling_state.py` has them."""
         self._summaries = kernels.Summaries.allocate(self._max_batch, self._num_blocks, self._device)
         self._filter_scratch: FilterScratch | None = None
         self._edited: torch.Tensor | None = None  # [max_batch, vocab]
@@ -128,7 +129,7 @@ class SamplingRows:
         self._uploads.send((payload,), arrived)
 
         first = len(records) * (1 + RECORD_WORDS)
-        place_records(self._state, arrived[:first].view(len(records), 1 + RECORD_WORDS))
+        place_records(self.records, arrived[:first].view(len(records), 1 + RECORD_WORDS))
         for row, record in records.items():
             sizes = [len(record.lists), len(record.seen_ids), len(record.output_ids)]
             if row in self._held:
@@ -138,8 +139,8 @@ class SamplingRows:
     def prepare_records(self) -> None:
         """Have the kernel of `flush` compiled: on the padding row's record, which is zeros and remains so."""
         record = torch.zeros(1, 1 + RECORD_WORDS, dtype=torch.int64, device=self._device)
-        record[0, 0] = len(self._state) - 1
-        place_records(self._state, record)
+        record[0, 0] = len(self.records) - 1
+        place_records(self.records, record)
 
     def _hold(self, row: int, record: RowRecord) -> None:
         """Make room for what a row's record points at, and write the addresses into it."""
@@ -178,7 +179,7 @@ class SamplingRows:
         self.prepare(features)
         filters = self._filter_scratch if features.filters else None
         edited = self._edited if features.edits else None
-        shared = (rows, self._state)
+        shared = (rows, self.records)
         if edited is not None:
             sent = None if masks is None else self._send(masks)  # ahead of the kernels, which follow each other closely
             edit(logits, edited, *shared, block=self._block)

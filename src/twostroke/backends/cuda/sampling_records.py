@@ -59,6 +59,7 @@ def record_of(join: RowJoin, vocab_size: int) -> RowRecord:
             record[words.TOP_K.value] = sampling.top_k
     record[words.SEED.value] = np.uint64(request.seed & WORD_MASK).view(np.int64)
     record[words.SAMPLE_INDEX.value] = join.sample_index
+    record[words.PROMPT_LEN.value] = len(request.prompt_token_ids)
     record[words.NUM_OUTPUT.value] = len(join.output_token_ids)
 
     bias_ids = _known(sampling.logit_bias.keys(), vocab_size)

@@ -1,22 +1,32 @@
 # ruff: noqa: N803  (constant parameters of kernels are written in capitals)
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
-"""The embedding gather. It knows that a token may still be unknown to the host: sampled by the step before, it lies in
-the device's rows. It knows nothing of steps or sequences."""
+"""The embedding gather. It knows that a token may still be unknown to the host, and so may where it stands: sampled by
+the step before, it lies in the device's rows. It knows nothing of steps or sequences."""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from twostroke.backends.cuda.kernels.sampling_state import NUM_WORDS, last_position
 from twostroke.backends.cuda.kernels.target import dependent
 from twostroke.backends.cuda.kernels.whole_numbers import next_power_of_2
 
 FROM_ROW: Final = -1
-"""A token id the host does not know yet: the row's last sampled token is meant."""
+"""A token id or a position that the host does not know yet: the row's last sampled token is meant, or where that
+stands. As a position, numbers below are as many places behind it."""
+
+
+class Positions(NamedTuple):
+    """Where tokens stand, for the kernels behind."""
+
+    sent: torch.Tensor  # int32 [num_tokens], some FROM_ROW
+    records: torch.Tensor  # int64 [num_rows, words]
+    found: torch.Tensor  # int32 [num_tokens], written
 
 
 def gather(
@@ -27,8 +37,10 @@ def gather(
     out: torch.Tensor,  # [num_tokens, hidden]
     *,
     scale: float = 1.0,
+    positions: Positions | None = None,
 ) -> None:
-    """out[t] = embedding[id] * scale, where id is token_ids[t], or the row's last token where that says FROM_ROW."""
+    """out[t] = embedding[id] * scale, where id is token_ids[t], or the row's last token where that says FROM_ROW. In the
+    same way, where they are given, positions.found of positions.sent."""
     num_tokens, hidden = out.shape
     if num_tokens == 0:
         return
@@ -39,6 +51,7 @@ def gather(
         rows,
         last_tokens,
         out,
+        *((None,) * 3 if positions is None else positions),
         scale,
         embedding.stride(0),
         out.stride(0),
@@ -48,13 +61,31 @@ def gather(
     )
 
 
-@triton.jit(do_not_specialize_on_alignment=["token_ids", "rows"])
+@triton.jit
+def _find_position(token, row, sent, records, found, PDL: tl.constexpr):
+    position = tl.load(sent + token)
+    if position < 0:
+        position = last_position(records + row.to(tl.int64) * NUM_WORDS) - 1 - position
+    tl.store(found + token, position)
+    if PDL:
+        # Kernels of the chain read positions before they wait: none may begin before all of these are in memory.
+        tl.inline_asm_elementwise(
+            "fence.acq_rel.gpu; mov.b32 $0, $1;", "=r,r", [position], dtype=tl.int32, is_pure=False, pack=1
+        )
+        tl.debug_barrier()
+        gdc_launch_dependents()
+
+
+@triton.jit(do_not_specialize_on_alignment=["token_ids", "rows", "sent"])
 def _gather(
     embedding,
     token_ids,
     rows,
     last_tokens,
     out,
+    sent,
+    records,
+    found,
     scale,
     embedding_stride,
     out_stride,
@@ -63,13 +94,17 @@ def _gather(
     PDL: tl.constexpr,
 ):
     if PDL:
-        gdc_launch_dependents()
+        if found is None:
+            gdc_launch_dependents()
         gdc_wait()
     token = tl.program_id(0)
     columns = tl.arange(0, BLOCK)
     token_id = tl.load(token_ids + token)
+    row = tl.load(rows + token)
     if token_id < 0:
-        token_id = tl.load(last_tokens + tl.load(rows + token)).to(tl.int32)
+        token_id = tl.load(last_tokens + row).to(tl.int32)
+    if found is not None:
+        _find_position(token, row, sent, records, found, PDL)
     source = embedding + token_id.to(tl.int64) * embedding_stride
     x = tl.load(source + columns, mask=columns < HIDDEN).to(tl.float32) * scale
     target = out + token.to(tl.int64) * out_stride

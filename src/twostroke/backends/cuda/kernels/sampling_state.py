@@ -1,6 +1,6 @@
-"""What the device keeps of a row's sampling: one record of 64-bit words for each row, and how kernels read it.
-Numbers are float64 bits in their word. Also the row's random number, the same bits as backends/host/random_stream.py.
-Knows nothing of logits."""
+"""What the device keeps of a row's length and sampling: one record of 64-bit words for each row, and how kernels read
+it. Numbers are float64 bits in their word. Also the row's random number, the same bits as
+backends/host/random_stream.py. Knows nothing of logits."""
 
 # Kernels are Triton: arguments have no types, and constants are in capitals.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -39,7 +39,9 @@ NUM_BIASES = tl.constexpr(13)
 NUM_STOPS = tl.constexpr(14)
 HAS_GRAMMAR = tl.constexpr(15)
 """1 where scores may be masked by a grammar."""
-NUM_WORDS = tl.constexpr(16)
+PROMPT_LEN = tl.constexpr(16)
+"""With NUM_OUTPUT, the row's length."""
+NUM_WORDS = tl.constexpr(17)
 
 FLOAT32_MAX = tl.constexpr(3.4028234663852886e38)
 NEGATIVE_INFINITY = tl.constexpr(float("-inf"))
@@ -72,6 +74,13 @@ def uniform(record):
     first, second = philox4x32(output_index, sample_index, seed.to(tl.uint32), (seed >> 32).to(tl.uint32))
     bits = (first >> 5).to(tl.int64) * 67108864 + (second >> 6).to(tl.int64)
     return bits.to(tl.float64) * 1.1102230246251565e-16  # 2 ** -53, exact in every float type
+
+
+@triton.jit
+def last_position(record):
+    """Where the row's last token stands, int32; the padding row has none, and stands at 0."""
+    length = tl.load(record + PROMPT_LEN) + tl.load(record + NUM_OUTPUT)
+    return (tl.maximum(length, 1) - 1).to(tl.int32)
 
 
 @triton.jit
