@@ -9,104 +9,138 @@ from typing import Literal, TypedDict
 from twostroke.core.errors import BadRequestError
 from twostroke.core.formats import ARITHMETICS, KV_BITS, WEIGHT_FORMATS
 from twostroke.core.kv_layout import KVGroup, KVLayout
+from twostroke.core.setting import check_settings, choice, integer, number, switch, text
 from twostroke.core.step_sizes import StepSizes
 from twostroke.core.units import size
 from twostroke.machine import MemorySpace
 
-MAX_BLOCK_SIZE = 256
+KV_MEMORY_OPTION = "--kv-memory, or KVConfig(memory_bytes=...)"
 KV_KINDS = ("auto", *KV_BITS)
-"""What K and V may be kept in. A backend may decline a kind; `auto` is its own choice."""
-LIMITS = {"threads": 1024, "max_context": 2**31 - 1, "max_tokens_per_step": 2**16, "max_running": 2**16}
-"""The most that may be asked for: beyond it a slip of the finger, and memory for buffers that no step would fill."""
 QUANTISE_CHOICES = ("none", *WEIGHT_FORMATS)
 DTYPE_CHOICES = ("auto", *ARITHMETICS)
-"""A backend may decline a kind that it does not have, with a sentence."""
-KV_MEMORY_OPTION = "--kv-memory, or KVConfig(memory_bytes=...)"
-LOAD_CHOICES = ("file", "random")
-DECODE_WEIGHTS_CHOICES = ("auto", "packed", "plain")
+"""A backend declines what it does not have, with a sentence."""
+
+ENGINE, FORMATS, KV = "Engine", "Formats", "KV cache"
+"""The panels of a command's help."""
 
 
 @dataclass(frozen=True, slots=True)
 class KVConfig:
-    block_size: int | None = None
-    """Tokens in a block; None: what suits the backend."""
-    memory_bytes: int | None = None
-    """Bytes for all KV blocks; None: a share of what is free."""
-    prefix_caching: bool = True
-    kind: str = "auto"
-    """One of KV_KINDS. int8 takes about half of the memory, and a little of the quality."""
+    block_size: int | None = integer(
+        None,
+        16,
+        256,
+        multiple_of=16,
+        must_be="a multiple of 16 up to 256",
+        panel=KV,
+        help="Tokens in a block of KV, a multiple of 16; default: as suits the backend.",
+    )
+    memory_bytes: int | None = integer(
+        None,
+        1,
+        kind="size",
+        must_be="a whole number of bytes, like 2 * 10**9",
+        flag="--kv-memory",
+        metavar="SIZE",
+        panel=KV,
+        help="Memory for KV blocks, like 512MB or 2GiB; default: a share of what is free.",
+    )
+    prefix_caching: bool = switch(True, panel=KV, help="Reuse the KV of a prompt's beginning that was read before.")
+    kind: str = choice(
+        "auto",
+        KV_KINDS,
+        flag="--kv-type",
+        metavar="KIND",
+        panel=FORMATS,
+        help="What K and V are kept in: f16, bf16 or int8 (half the memory, a little less exact); auto: the fastest of "
+        "16 bits.",
+    )
 
     def __post_init__(self) -> None:
-        if self.kind not in KV_KINDS:
-            raise BadRequestError(f"the KV kind must be one of {', '.join(KV_KINDS)}, not {self.kind!r:.60}")
-        if self.memory_bytes is not None and not (_is_integer(self.memory_bytes) and self.memory_bytes > 0):
-            raise BadRequestError(
-                f"memory_bytes must be a whole number of bytes, like 2 * 10**9, not {self.memory_bytes!r:.60}"
-            )
-        if self.block_size is not None and (
-            not _is_integer(self.block_size) or self.block_size % 16 or not 16 <= self.block_size <= MAX_BLOCK_SIZE
-        ):
-            raise BadRequestError(
-                f"block_size must be a multiple of 16 up to {MAX_BLOCK_SIZE}, not {self.block_size!r:.60}"
-            )
-        _check_switch("prefix_caching", self.prefix_caching)
+        check_settings(self)
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    backend: str = "auto"
-    threads: int | None = None
-    max_context: int | None = None
-    """Tokens of prompt and answer together; None: what the model was trained for, as far as memory allows."""
-    max_tokens_per_step: int | None = None
-    """The step's token budget: bounds how long a step with prefill chunks keeps the running streams waiting. None: what
-    suits the backend."""
-    max_running: int | None = None
-    """Streams that run at a time; None: what suits the backend."""
-    itl_target_ms: float | None = None
-    """Beside running streams, a step takes no more prefill than should keep it this short; None: what suits the
-    backend."""
-    run_ahead: bool = True
-    """Schedule one step ahead of the results, so that neither host nor device waits for the other."""
+    backend: str = text(
+        "auto",
+        "a name, like 'cpu'",
+        panel=ENGINE,
+        help="auto, cuda (an NVIDIA GPU; needs the extra [cuda]), cpu (native code, quantised weights), or reference "
+        "(numpy, slow, written to be read).",
+    )
+    threads: int | None = integer(
+        None, 1, 1024, panel=ENGINE, help="Threads; default: the cores this process may really use."
+    )
+    max_context: int | None = integer(
+        None,
+        1,
+        2**31 - 1,
+        panel=ENGINE,
+        help="Prompt and answer together, in tokens; default: what the model was made for, as far as memory allows. A "
+        "model with two sets of rope factors (Phi-3) reads every prompt with the long set once this is above the short "
+        "set's length, which is its default.",
+    )
+    max_tokens_per_step: int | None = integer(
+        None,
+        1,
+        2**16,
+        panel=ENGINE,
+        help="A step's token budget. Smaller: smoother streams. Larger: faster prompts. Default: as suits the backend.",
+    )
+    max_running: int | None = integer(
+        None, 1, 2**16, panel=ENGINE, help="Streams that run at a time; default: as suits the backend."
+    )
+    itl_target_ms: float | None = number(
+        None,
+        0.0,
+        above=True,
+        panel=ENGINE,
+        help="Beside running streams a step reads no more of other prompts than keeps it about this short. Smaller: "
+        "smoother streams. Larger: faster prompts. Default: 35 on cuda; elsewhere the step's token budget decides.",
+    )
+    run_ahead: bool = switch(
+        True,
+        panel=ENGINE,
+        help="Schedule one step ahead of the results, so that neither host nor device waits for the other.",
+    )
     kv: KVConfig = field(default_factory=KVConfig)
-    quantise: str | None = None
-    """What float matrices are brought to as they are loaded, of QUANTISE_CHOICES; None: chosen by backend and memory.
-    Weights that are stored quantised stay as they are."""
-    dtype: str = "auto"
-    """Of DTYPE_CHOICES: which 16-bit floats a backend that has them computes in; "auto": as the weights are stored."""
-    load: str = "file"
-    """Of LOAD_CHOICES. "random": a folder with config.json alone gives the shape, and the weights are drawn."""
-    decode_weights: Literal["auto", "packed", "plain"] = "auto"
-    """Decode does little but read weights, prefill mostly multiplies. "packed": a second copy of them in 12 bits, which
-    steps of few tokens read; "plain": both phases read the same; "auto": packed where it can be had and leaves
-    enough memory for KV."""
+    quantise: str | None = choice(
+        None,
+        QUANTISE_CHOICES,
+        metavar="KIND",
+        panel=FORMATS,
+        help="What float weights are brought to on load: q8_0, q4_1 or none; default: as suits the backend, on cpu "
+        "q8_0, or q4_1 if memory is short. Weights stored quantised stay as they are.",
+    )
+    dtype: str = choice(
+        "auto",
+        DTYPE_CHOICES,
+        metavar="KIND",
+        panel=FORMATS,
+        help="What cuda computes in: bf16 or f16; auto: as the weights are stored, bf16 if neither.",
+    )
+    load: str = choice(
+        "file",
+        ("file", "random"),
+        metavar="file|random",
+        panel=FORMATS,
+        help="random: weights drawn at random for a folder with config.json, for benchmarks (no text).",
+    )
+    decode_weights: Literal["auto", "packed", "plain"] = choice(
+        "auto",
+        ("auto", "packed", "plain"),
+        metavar="FORM",
+        panel=FORMATS,
+        help="What steps of few tokens, as decode has them, read on cuda. packed: a second copy in 12 bits, a quarter "
+        "less to read (some of the smallest weights are off, by at most 2^-22 of their row's largest); plain: the "
+        "weights themselves, which leaves more memory for KV; auto: packed, if enough is left.",
+    )
 
     def __post_init__(self) -> None:
-        for name, limit in LIMITS.items():
-            value = getattr(self, name)
-            if value is None:
-                continue
-            if not _is_integer(value) or not 1 <= value <= limit:
-                raise BadRequestError(f"{name} must be an integer from 1 to {limit}, not {value!r:.60}")
-        if not isinstance(self.backend, str):
-            raise BadRequestError(f"backend must be a name, like 'cpu', not {self.backend!r:.60}")
+        check_settings(self)
         if not isinstance(self.kv, KVConfig):
             raise BadRequestError(f"kv must be a KVConfig, like KVConfig(kind='int8'), not {self.kv!r:.60}")
-        _check_switch("run_ahead", self.run_ahead)
-        offered = (
-            ("quantise", (None, *QUANTISE_CHOICES)),
-            ("dtype", DTYPE_CHOICES),
-            ("load", LOAD_CHOICES),
-            ("decode_weights", DECODE_WEIGHTS_CHOICES),
-        )
-        for name, choices in offered:
-            value = getattr(self, name)
-            if value not in choices:
-                raise BadRequestError(f"{name} must be one of {', '.join(filter(None, choices))}, not {value!r:.60}")
-        target = self.itl_target_ms
-        is_number = isinstance(target, (int, float)) and not isinstance(target, bool)
-        if target is not None and not (is_number and 0.0 < target < float("inf")):
-            raise BadRequestError(f"itl_target_ms must be a number above 0, not {target!r:.60}")
 
 
 class EngineOptions(TypedDict, total=False):
@@ -124,15 +158,6 @@ class EngineOptions(TypedDict, total=False):
     dtype: str
     load: str
     decode_weights: Literal["auto", "packed", "plain"]
-
-
-def _is_integer(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _check_switch(name: str, value: object) -> None:
-    if not isinstance(value, bool):
-        raise BadRequestError(f"{name} must be True or False, not {value!r:.60}")
 
 
 @dataclass(frozen=True, slots=True)

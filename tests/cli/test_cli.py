@@ -51,6 +51,35 @@ def test_run_reads_standard_input_and_writes_json(smollm2_path: Path) -> None:
     assert answer["verdict"]
 
 
+def test_run_tells_several_answers_and_their_probabilities(smollm2_path: Path) -> None:
+    drawn = (
+        "--raw",
+        "--n",
+        "2",
+        "--seed",
+        "1",
+        "--temperature",
+        "0.9",
+        "--frequency-penalty",
+        "0.5",
+        "--logprobs",
+        "2",
+    )
+    options = ("run", "smollm2", "The capital of France is", *drawn, "--max-tokens", "4", "--prompt-logprobs", "0")
+    done = twostroke(*options, "--json")
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert [len(sample["token_ids"]) for sample in answer["samples"]] == [4, 4]
+    assert answer["samples"][0]["text"] == answer["text"]
+    for sample, told in zip(answer["samples"], answer["logprobs"], strict=True):
+        assert [token["token_id"] for token in told] == sample["token_ids"]
+        assert all(token["logprob"] <= 0 and len(token["top"]) == 2 for token in told)
+    assert len(answer["prompt_logprobs"]) == answer["timing"]["prompt_tokens"] - 1
+    shown = twostroke(*options, "--no-phases")
+    assert shown.returncode == 0 and all(sample["text"].strip() in shown.stdout for sample in answer["samples"])
+    assert "answer 2 of 2" in shown.stderr and "the likeliest" in shown.stderr and "' Paris'" in shown.stderr
+
+
 def test_run_explains_where_the_time_went(smollm2_path: Path) -> None:
     done = twostroke("run", "smollm2", "Name three rivers.", "--max-tokens", "24", "--no-phases", "--explain")
     assert done.returncode == 0, done.stderr
@@ -119,18 +148,21 @@ def test_pull_prints_where_the_model_is(smollm2_path: Path) -> None:
     [
         (("run", "no-such-model", "hi"), "no-such-model"),
         (("run", "smollm2", ""), "empty"),
-        (("run", "smollm2", "hi", "--temperature", "-1"), "temperature"),
+        (("run", "smollm2", "hi", "--temperature", "-1"), "--temperature must be a number from 0 to 100"),
         (("run", "smollm2", "hi", "--backend", "quantum"), "reference"),
-        (("run", "smollm2", "hi", "--kv-memory", "lots"), "not a size"),
-        (("run", "smollm2", "hi", "--quantise", "q5_9"), "quantise must be one of none, f32, f16, bf16, fp8"),
+        (("run", "smollm2", "hi", "--kv-memory", "lots"), "is not a size, as --kv-memory takes it"),
+        (("run", "smollm2", "hi", "--quantise", "q5_9"), "--quantise must be one of none, f32, f16, bf16, fp8"),
         (("run", "smollm2", "hi", "--load", "random"), "random weights have no tokenizer"),
-        (("run", "smollm2", "hi", "--backend", "reference", "--load", "radio"), "load must be one of file, random"),
-        (("run", "smollm2", "hi", "--decode-weights", "12"), "decode_weights must be one of auto, packed, plain"),
+        (("run", "smollm2", "hi", "--backend", "reference", "--load", "radio"), "--load must be one of file, random"),
+        (("run", "smollm2", "hi", "--decode-weights", "12"), "--decode-weights must be one of auto, packed, plain"),
         (("run", "smollm2", "hi", "--backend", "cpu", "--decode-weights", "packed"), "reads the same weights in both"),
         (("run", "smollm2", "hi", "--raw", "--system", "Be brief."), "--system"),
         (("run", "smollm2", "hi", "--kv-memory", "900TB"), "this machine has"),
-        (("run", "smollm2", "hi", "--threads", "100000"), "threads"),
-        (("run", "smollm2", "hi", "--max-tokens-per-step", "1000000000"), "max_tokens_per_step"),
+        (("run", "smollm2", "hi", "--threads", "100000"), "--threads must be an integer from 1 to 1024"),
+        (
+            ("run", "smollm2", "hi", "--max-tokens-per-step", "1000000000"),
+            "--max-tokens-per-step must be an integer from 1 to 65536",
+        ),
         (("run", "smollm2", "hi", "--max-context", "100000"), "8192"),
         (("inspect", "/etc/hostname"), "gguf"),
     ],

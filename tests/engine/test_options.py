@@ -47,7 +47,7 @@ def test_an_option_that_is_none_is_named(options: dict[str, Any], sentence: str)
         ({"memory_bytes": -1}, "^memory_bytes must be a whole number of bytes"),
         ({"block_size": "16"}, "^block_size must be a multiple of 16 up to 256, not '16'$"),
         ({"prefix_caching": "yes"}, "^prefix_caching must be True or False, not 'yes'$"),
-        ({"kind": ["int8"]}, r"^the KV kind must be one of auto, f32, f16, bf16, fp8, int8, not \['int8'\]$"),
+        ({"kind": ["int8"]}, r"^kind must be one of auto, f32, f16, bf16, fp8, int8, not \['int8'\]$"),
     ],
 )
 def test_an_option_of_kv_that_is_none_is_named(options: dict[str, Any], sentence: str) -> None:

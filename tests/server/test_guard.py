@@ -178,16 +178,16 @@ def test_an_engine_that_keeps_ending_is_started_later_and_later(monkeypatch: pyt
 @pytest.mark.parametrize("name", ["max_queue", "max_per_key", "max_output_tokens", "max_samples", "max_connections"])
 def test_a_limit_that_lets_nothing_through_is_refused(name: str) -> None:
     settings(**{name: 1})
-    with pytest.raises(BadRequestError, match=f"{name} must be at least 1, not 0"):
+    with pytest.raises(BadRequestError, match=f"{name} must be an integer of at least 1, not 0"):
         settings(**{name: 0})
 
 
 @pytest.mark.parametrize("seconds", [float("nan"), -1.0])
 def test_times_that_are_none_are_refused(seconds: float) -> None:
     for name in ("request", "headers", "body", "reader"):
-        with pytest.raises(BadRequestError, match=f"{name} timeout"):
+        with pytest.raises(BadRequestError, match=f"{name}_timeout_s must be a number above 0, not"):
             settings(**{f"{name}_timeout_s": seconds})
-    with pytest.raises(BadRequestError, match="drain time"):
+    with pytest.raises(BadRequestError, match="drain_s must be a number of at least 0, not"):
         ServerSettings("small", drain_s=seconds)
 
 

@@ -8,6 +8,7 @@ from importlib import import_module
 import typer
 
 from twostroke import __version__
+from twostroke.cli.options import PanelCommand, expanded
 
 COMMANDS = {
     "run": "Answer one prompt, then show what reading and writing cost.",
@@ -56,4 +57,5 @@ def root(
 
 typed = sys.argv[1:2]
 for name in typed if typed and typed[0] in COMMANDS else COMMANDS:
-    app.command(short_help=COMMANDS[name])(getattr(import_module(f"twostroke.cli.{name}"), name))
+    command = expanded(getattr(import_module(f"twostroke.cli.{name}"), name))
+    app.command(short_help=COMMANDS[name], cls=PanelCommand)(command)

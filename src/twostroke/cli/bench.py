@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from twostroke.engine.build import Assembly
     from twostroke.lab.bench import Bench
 
-MAX_AT_ONCE = 256
+CONFIG = EngineConfig(max_running=256)
 """What the widest workload has running at a time."""
 MAX_REPETITIONS = 1000
 
@@ -59,20 +59,7 @@ def bench(
         Path | None,
         typer.Option("--json", metavar="FILE", help="Where the record goes; default: a new file in this folder."),
     ] = None,
-    load: options.Load = "file",
-    backend: options.Backend = "auto",
-    threads: options.Threads = None,
-    max_context: options.MaxContext = None,
-    kv_memory: options.KVMemory = None,
-    kv_type: options.KVType = "auto",
-    max_tokens_per_step: Annotated[
-        int | None, typer.Option(help="A step's token budget; default: the engine's own.")
-    ] = None,
-    max_running: Annotated[int, typer.Option(help="Requests that run at a time.")] = MAX_AT_ONCE,
-    quantise: options.Quantise = None,
-    dtype: options.Dtype = "auto",
-    decode_weights: options.DecodeWeights = "auto",
-    itl_target_ms: options.ItlTarget = None,
+    config: EngineConfig = CONFIG,
     verbose: options.Verbose = False,
 ) -> None:
     """Measure an engine on workloads, each figure beside its floor: the best that this machine's measured bandwidth and
@@ -95,7 +82,7 @@ def bench(
         raise BadRequestError(f"repetitions must be from 1 to {MAX_REPETITIONS}, not {repetitions}")
     _check_place(json_path)
     if model == "limits":
-        _limits(console, notes, backend, threads, json_path)
+        _limits(console, notes, config, json_path)
         return
     from twostroke.lab.company import BUSY, Company
     from twostroke.lab.short_prompts import short_prompt_warning
@@ -104,21 +91,7 @@ def bench(
     if scale is not None and scale not in SCALES:
         raise BadRequestError(f"scale must be one of {', '.join(SCALES)}, not {scale!r:.60}")
     check_names(workloads)
-    config = options.engine_config(
-        backend,
-        threads,
-        max_context,
-        kv_memory,
-        max_tokens_per_step,
-        True,
-        kv_type,
-        quantise,
-        load,
-        dtype,
-        itl_target_ms,
-        decode_weights,
-    )
-    assembly, start = _start(model, dataclasses.replace(config, max_running=max_running), notes, verbose)
+    assembly, start = _start(model, config, notes, verbose)
     try:
         scale = scale or scale_for(assembly.backend_name)
         chosen = choose(workloads, scale)
@@ -193,12 +166,12 @@ def _heading(assembly: Assembly, scale: str) -> str:
     )
 
 
-def _limits(console: Console, notes: Console, backend: str, threads: int | None, json_path: Path | None) -> None:
+def _limits(console: Console, notes: Console, config: EngineConfig, json_path: Path | None) -> None:
     from twostroke.cli.bench_table import print_limits
     from twostroke.lab.limits import measure_limits
     from twostroke.lab.record import environment
 
-    limits = measure_limits(backend, threads)
+    limits = measure_limits(config.backend, config.threads)
     print_limits(console, limits)
     _write(notes, json_path or _default_path("limits"), {**environment(), "limits": dataclasses.asdict(limits)})
 

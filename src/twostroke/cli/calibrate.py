@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from twostroke.cli import options, units
+from twostroke.config import EngineConfig
 from twostroke.core.errors import BadRequestError
 
 if TYPE_CHECKING:
@@ -33,17 +34,7 @@ LONGEST_S = 3600.0
 def calibrate(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="As for run.")] = "smollm2",
     seconds: Annotated[float, typer.Option(help="About how long to measure; a slow model sees less in it.")] = 20.0,
-    backend: options.Backend = "auto",
-    threads: options.Threads = None,
-    max_context: options.MaxContext = None,
-    kv_memory: options.KVMemory = None,
-    kv_type: options.KVType = "auto",
-    max_tokens_per_step: options.MaxTokensPerStep = None,
-    quantise: options.Quantise = None,
-    load: options.Load = "file",
-    dtype: options.Dtype = "auto",
-    decode_weights: options.DecodeWeights = "auto",
-    itl_target_ms: options.ItlTarget = None,
+    config: EngineConfig = options.OWN,
 ) -> None:
     """Learn in seconds what a step of a model costs on this machine, for better predictions from the first step on.
 
@@ -56,20 +47,6 @@ def calibrate(
     from twostroke.engine.build import build
 
     console = Console()
-    config = options.engine_config(
-        backend,
-        threads,
-        max_context,
-        kv_memory,
-        max_tokens_per_step,
-        True,
-        kv_type,
-        quantise,
-        load,
-        dtype,
-        itl_target_ms,
-        decode_weights,
-    )
     assembly = build(model, config, text=False)
     try:
         found = _measure(assembly, seconds)

@@ -14,30 +14,19 @@ from twostroke.cache import cache_folder
 from twostroke.cli import options, session
 from twostroke.cli.line_editor import line_editor
 from twostroke.cli.phase_table import turn_line
+from twostroke.config import EngineConfig
 from twostroke.core.errors import BadRequestError
+from twostroke.core.sampling_params import SamplingParams
 
 HELP = "/reset forgets the conversation, /exit (or Ctrl-D) leaves."
+SAMPLING = SamplingParams(max_tokens=512, temperature=0.7, top_p=0.95)
 
 
 def chat(
     model: options.Model,
     system: options.System = None,
-    max_tokens: options.MaxTokens = 512,
-    temperature: options.Temperature = 0.7,
-    top_k: options.TopK = None,
-    top_p: options.TopP = 0.95,
-    min_p: options.MinP = 0.0,
-    repetition_penalty: options.RepetitionPenalty = 1.0,
-    seed: options.Seed = None,
-    stop: options.Stop = None,
-    backend: options.Backend = "auto",
-    threads: options.Threads = None,
-    max_context: options.MaxContext = None,
-    kv_memory: options.KVMemory = None,
-    kv_type: options.KVType = "auto",
-    max_tokens_per_step: options.MaxTokensPerStep = None,
-    quantise: options.Quantise = None,
-    prefix_caching: options.PrefixCaching = True,
+    sampling: Annotated[SamplingParams, options.Without(("n", "logprobs", "prompt_logprobs"))] = SAMPLING,
+    config: EngineConfig = options.OWN,
     history: Annotated[
         bool, typer.Option(help="Keep what you type, in the cache folder, for the arrow keys of later conversations.")
     ] = True,
@@ -50,10 +39,6 @@ def chat(
     console = Console(stderr=True)
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")  # a stray byte is no reason to end a conversation
-    config = options.engine_config(
-        backend, threads, max_context, kv_memory, max_tokens_per_step, prefix_caching, kv_type, quantise
-    )
-    sampling = options.sampling_params(max_tokens, temperature, top_k, top_p, min_p, repetition_penalty, seed, stop)
     opening = [{"role": "system", "content": system}] if system is not None else []
     messages = list(opening)
     history_file = cache_folder() / "chat_history" if history else None

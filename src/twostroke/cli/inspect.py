@@ -18,7 +18,7 @@ from twostroke.models.resolve import resolve
 
 def inspect(
     model: options.Model,
-    backend: options.Backend = "auto",
+    backend: Annotated[str, options.engine_option("backend")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
 ) -> None:
     """Show a model's shape, parameters, quantisation, KV bytes a token, and what fits in this machine's memory."""

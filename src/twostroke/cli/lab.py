@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from twostroke.lab.finding import Finding
     from twostroke.lab.run import Progress as Told
 
-MAX_AT_ONCE = 256
+CONFIG = EngineConfig(max_running=256)
 NO_PACE_MS = 1e9
 """An ITL target that never binds: the chunk sizes are the experiment's to choose."""
 LONGEST_CALIBRATION_S = 3600
@@ -72,16 +72,7 @@ def lab(
     plots: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Write each plot there, too, as an SVG file.")
     ] = None,
-    load: options.Load = "file",
-    backend: options.Backend = "auto",
-    threads: options.Threads = None,
-    max_context: options.MaxContext = None,
-    kv_memory: options.KVMemory = None,
-    kv_type: options.KVType = "auto",
-    max_tokens_per_step: options.MaxTokensPerStep = None,
-    quantise: options.Quantise = None,
-    dtype: options.Dtype = "auto",
-    decode_weights: options.DecodeWeights = "auto",
+    config: EngineConfig = CONFIG,
     verbose: options.Verbose = False,
 ) -> None:
     """Run the experiments of the field on this machine and write one page: each plot has what was measured, what the
@@ -117,22 +108,9 @@ def lab(
         record = _joined([_read(path) for path in from_records or ()])
         _keep_joined(record, page, from_records or (), notes)
     else:
-        config = options.engine_config(
-            backend,
-            threads,
-            max_context,
-            kv_memory,
-            max_tokens_per_step,
-            True,
-            kv_type,
-            quantise,
-            load,
-            dtype,
-            NO_PACE_MS,
-            decode_weights,
-        )
-        effort = _effort(quick, calibration_seconds)
-        record = _measure(model, dataclasses.replace(config, max_running=MAX_AT_ONCE), only, effort, notes, verbose)
+        if config.itl_target_ms is None:
+            config = dataclasses.replace(config, itl_target_ms=NO_PACE_MS)
+        record = _measure(model, config, only, _effort(quick, calibration_seconds), notes, verbose)
         _write(notes, page.with_suffix(".json"), json.dumps(record, indent=1) + "\n")
     _show(record, page, plots, only, notes)
     if model is not None and any(finding["skipped"] == INTERRUPTED for finding in record["findings"]):

@@ -1,15 +1,20 @@
-"""Options that several commands share, each explained once, and their way into an EngineConfig."""
+"""Options from declarations: where a command takes a class of settings (EngineConfig, SamplingParams, ...), each field
+is an option, grouped in panels, and the command is given the class filled in. Knows no setting by name."""
 
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+from inspect import Parameter, Signature, signature
+from typing import Annotated, Any, get_args
 
 import typer
+from typer.core import TyperCommand
 
-from twostroke.config import EngineConfig, KVConfig
+from twostroke.config import EngineConfig
 from twostroke.core.errors import BadRequestError
-from twostroke.core.sampling_params import SamplingParams
+from twostroke.core.setting import Setting, settings_of
 
 Model = Annotated[
     str,
@@ -18,84 +23,13 @@ Model = Annotated[
         help="A short name (smollm2), a path to a .gguf file or a Hugging Face folder, or a Hub id (org/name).",
     ),
 ]
-Backend = Annotated[
-    str,
-    typer.Option(
-        help="auto, cuda (an NVIDIA GPU; needs the extra [cuda]), cpu (native code, quantised weights), or reference "
-        "(numpy, slow, written to be read)."
-    ),
-]
-Threads = Annotated[int | None, typer.Option(help="Threads; default: the cores this process may really use.")]
-MaxContext = Annotated[
-    int | None,
-    typer.Option(
-        help="Prompt and answer together, in tokens; default: what the model was made for. A model with two sets of "
-        "rope factors (Phi-3) reads every prompt with the long set once this is above the short set's length, which "
-        "is its default."
-    ),
-]
-KVMemory = Annotated[
-    str | None,
-    typer.Option(metavar="SIZE", help="Memory for KV blocks, like 512MB or 2GiB; default: a share of what is free."),
-]
-KVType = Annotated[
-    str,
-    typer.Option(
-        metavar="KIND",
-        help="What K and V are kept in: f16, bf16 or int8 (half the memory, a little less exact); auto: the fastest "
-        "of 16 bits.",
-    ),
-]
-MaxTokensPerStep = Annotated[
-    int | None,
-    typer.Option(
-        help="A step's token budget. Smaller: smoother streams. Larger: faster prompts. Default: as suits the backend."
-    ),
-]
-PrefixCaching = Annotated[bool, typer.Option(help="Reuse the KV of a prompt's beginning that was read before.")]
-Quantise = Annotated[
-    str | None,
-    typer.Option(
-        metavar="KIND",
-        help="What float weights are brought to on load: q8_0, q4_1 or none; default: q8_0, or q4_1 if memory is short."
-        " Weights stored quantised stay as they are.",
-    ),
-]
-Load = Annotated[
-    str, typer.Option(help="file, or random: weights drawn at random for a config.json, for benchmarks (no text).")
-]
-Dtype = Annotated[
-    str, typer.Option(help="What cuda computes in: bf16 or f16; auto: as the weights are stored, bf16 if neither.")
-]
-DecodeWeights = Annotated[
-    str,
-    typer.Option(
-        metavar="FORM",
-        help="What steps of few tokens, as decode has them, read on cuda: such a step takes as long as reading weights "
-        "does. packed: a copy in 12 bits, a quarter less to read, held beside the weights that long prompts are read "
-        "with (some of the smallest weights are off, by at most 2^-22 of their row's largest); "
-        "plain: the weights themselves, which leaves more memory for KV; auto: packed, if enough is left.",
-    ),
-]
-ItlTarget = Annotated[
-    float | None,
-    typer.Option(
-        "--itl-target-ms",
-        help="Beside running streams a step reads no more of other prompts than keeps it about this short. Smaller: "
-        "smoother streams. Larger: faster prompts. Default: 35 on cuda; elsewhere the step's token budget decides.",
-    ),
-]
-MaxTokens = Annotated[int, typer.Option(help="The longest answer, in tokens.")]
-Temperature = Annotated[float, typer.Option(help="0 always takes the likeliest token; higher is more random.")]
-TopK = Annotated[int | None, typer.Option(help="Draw from the k likeliest tokens only.")]
-TopP = Annotated[float, typer.Option(help="Draw from the likeliest tokens that hold this share of the probability.")]
-MinP = Annotated[float, typer.Option(help="Drop tokens less likely than this share of the likeliest one.")]
-RepetitionPenalty = Annotated[float, typer.Option(help="Above 1 discourages what was already said.")]
-Seed = Annotated[int | None, typer.Option(help="The same seed draws the same answer.")]
-Stop = Annotated[list[str] | None, typer.Option(help="End the answer at this text; may be given several times.")]
 System = Annotated[str | None, typer.Option(help="A system message for the chat template.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say what was chosen, and why.")]
+OWN = EngineConfig()
+"""Every choice left open."""
 
+_TYPES: dict[str, type] = {"integer": int, "number": float, "switch": bool, "texts": list[str], "integers": list[int]}
+"""Of values as they are typed; others are text."""
 _UNITS = {
     "": 1,
     "B": 1,
@@ -110,61 +44,133 @@ _UNITS = {
 }
 
 
-def parse_size(text: str) -> int:
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A setting as a command has it."""
+
+    path: tuple[str, ...]
+    """Its field, behind those of the classes around it."""
+    setting: Setting
+    default: Any
+
+    @property
+    def flag(self) -> str:
+        return self.setting.flag or "--" + self.path[-1].replace("_", "-")
+
+    @property
+    def name(self) -> str:
+        return self.flag.removeprefix("--").replace("-", "_")
+
+    @property
+    def parameter(self) -> Parameter:
+        """As typer reads it."""
+        kind: Any = _TYPES.get(self.setting.kind, str)
+        default = _as_typed(self.setting, self.default)
+        told = _option(self.setting, self.flag, self.setting.panel)
+        return Parameter(self.name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind | None, told])
+
+    def value(self, typed: Any) -> Any:
+        """Checked, and refused by the name of the option."""
+        kind = self.setting.kind
+        if kind in ("texts", "integers"):
+            typed = tuple(typed or ())
+        elif kind == "size" and typed is not None:
+            typed = parse_size(typed, self.flag)
+        self.setting.check(self.flag, typed)
+        return typed
+
+
+@dataclass(frozen=True, slots=True)
+class Without:
+    """Settings that a command does not offer: `Annotated[SamplingParams, Without("n")]`."""
+
+    names: tuple[str, ...]
+
+
+def choices_of(defaults: Any, path: tuple[str, ...] = ()) -> Iterator[Choice]:
+    """Of a class of settings, and of those within it; `defaults`: one of it."""
+    settings = settings_of(type(defaults))
+    for one in fields(defaults):
+        own, value = (*path, one.name), getattr(defaults, one.name)
+        if one.name in settings and settings[one.name].help:
+            yield Choice(own, settings[one.name], value)
+        elif is_dataclass(value):
+            yield from choices_of(value, own)
+
+
+def expanded(command: Callable[..., None]) -> Callable[..., None]:
+    """The same command with an option for each setting of the classes among its parameters. A parameter's default says
+    what the options' are."""
+    parameters: list[Parameter] = []
+    groups: dict[str, tuple[Any, list[Choice]]] = {}
+    for parameter in signature(command, eval_str=True).parameters.values():
+        kind, *rest = get_args(parameter.annotation) or [parameter.annotation]
+        if is_dataclass(kind):
+            left_out = {name for one in rest if isinstance(one, Without) for name in one.names}
+            offered = [one for one in choices_of(parameter.default) if one.path[-1] not in left_out]
+            groups[parameter.name] = parameter.default, offered
+        else:
+            parameters.append(parameter.replace(kind=Parameter.KEYWORD_ONLY))
+
+    def run(**typed: Any) -> None:
+        for name, (defaults, choices) in groups.items():
+            typed[name] = _filled(defaults, {one.path: one.value(typed.pop(one.name)) for one in choices})
+        command(**typed)
+
+    parameters += [one.parameter for _, choices in groups.values() for one in choices]
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
+
+
+def _filled(defaults: Any, given: Mapping[tuple[str, ...], Any]) -> Any:
+    changes: dict[str, Any] = {path[0]: value for path, value in given.items() if len(path) == 1}
+    for name in {path[0] for path in given if len(path) > 1}:
+        changes[name] = _filled(
+            getattr(defaults, name), {path[1:]: value for path, value in given.items() if path[0] == name}
+        )
+    return replace(defaults, **changes)
+
+
+def _option(setting: Setting, flag: str, panel: str | None = None) -> Any:
+    flags = f"{flag}/--no-{flag[2:]}" if setting.kind == "switch" else flag
+    return typer.Option(flags, metavar=setting.metavar, help=setting.help, rich_help_panel=panel)
+
+
+def engine_option(name: str) -> Any:
+    """One of EngineConfig's, for a command that builds no engine and takes no more of them."""
+    return _option(settings_of(EngineConfig)[name], "--" + name.replace("_", "-"))
+
+
+class PanelCommand(TyperCommand):
+    """A command whose help has its own options first, then a section a panel."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                own = "Arguments" if parameter.param_type_name == "argument" else "Options"
+                sections.setdefault(getattr(parameter, "rich_help_panel", None) or own, []).append(record)
+        for title, records in sections.items():
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
+
+
+def _as_typed(setting: Setting, value: Any) -> Any:
+    """A default as a user would write it."""
+    if setting.kind == "size" and value is not None:
+        unit = next(unit for unit in ("GIB", "MIB", "KIB", "B") if value % _UNITS[unit] == 0)
+        return f"{value // _UNITS[unit]}{unit.replace('I', 'i')}"
+    return list(value) or None if setting.kind in ("texts", "integers") else value
+
+
+def parse_size(text: str, name: str = "it") -> int:
     """Bytes of "512MB", "2 GiB", "1000000"."""
     match = re.fullmatch(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*([A-Za-z]*)\s*", text)
     unit = match.group(2).upper() if match else None
     if match is None or unit not in _UNITS:
-        raise BadRequestError(f"{text!r} is not a size: write something like 512MB or 2GiB")
+        raise BadRequestError(f"{text!r} is not a size, as {name} takes it: write something like 512MB or 2GiB")
     return int(float(match.group(1)) * _UNITS[unit])
-
-
-def engine_config(
-    backend: str,
-    threads: int | None,
-    max_context: int | None,
-    kv_memory: str | None,
-    max_tokens_per_step: int | None,
-    prefix_caching: bool,
-    kv_type: str,
-    quantise: str | None,
-    load: str = "file",
-    dtype: str = "auto",
-    itl_target_ms: float | None = None,
-    decode_weights: str = "auto",
-) -> EngineConfig:
-    memory_bytes = parse_size(kv_memory) if kv_memory is not None else None
-    return EngineConfig(
-        backend=backend,
-        threads=threads,
-        max_context=max_context,
-        max_tokens_per_step=max_tokens_per_step,
-        kv=KVConfig(memory_bytes=memory_bytes, prefix_caching=prefix_caching, kind=kv_type),
-        quantise=quantise,
-        load=load,
-        dtype=dtype,
-        itl_target_ms=itl_target_ms,
-        decode_weights=decode_weights,  # type: ignore[arg-type]  # it says itself what it may be
-    )
-
-
-def sampling_params(
-    max_tokens: int,
-    temperature: float,
-    top_k: int | None,
-    top_p: float,
-    min_p: float,
-    repetition_penalty: float,
-    seed: int | None,
-    stop: list[str] | None,
-) -> SamplingParams:
-    return SamplingParams(
-        max_tokens=max_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        seed=seed,
-        stop=tuple(stop or ()),
-    )

@@ -65,7 +65,7 @@ def plan(
         ),
     ] = None,
     kv: Annotated[str, typer.Option(metavar="KIND", help="What K and V are kept in: bf16, f16, fp8 or int8.")] = "bf16",
-    decode_weights: options.DecodeWeights = "auto",
+    decode_weights: Annotated[str, options.engine_option("decode_weights")] = "auto",
     input_tokens: Annotated[int, typer.Option("--input", help="Tokens of a prompt.")] = 2000,
     output_tokens: Annotated[int, typer.Option("--output", help="Tokens of an answer.")] = 500,
     cached_tokens: Annotated[

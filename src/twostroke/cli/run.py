@@ -11,14 +11,16 @@ import typer
 from rich.console import Console
 
 from twostroke.cli import options, session
+from twostroke.config import EngineConfig
 from twostroke.core.errors import BackendError, BadRequestError
+from twostroke.core.sampling_params import SamplingParams
 from twostroke.engine.results import GenerationResult
 
 if TYPE_CHECKING:  # whatever the answer does not wait for is imported behind it
     from twostroke.engine.floors import PhaseFloors
     from twostroke.engine.offline import LLM
 
-DEFAULT_MAX_TOKENS = 256
+SAMPLING = SamplingParams(max_tokens=256, temperature=0.0)
 
 
 def run(
@@ -28,24 +30,8 @@ def run(
     ] = None,
     system: options.System = None,
     raw: Annotated[bool, typer.Option(help="Continue the prompt as it is: no chat template.")] = False,
-    max_tokens: options.MaxTokens = DEFAULT_MAX_TOKENS,
-    temperature: options.Temperature = 0.0,
-    top_k: options.TopK = None,
-    top_p: options.TopP = 1.0,
-    min_p: options.MinP = 0.0,
-    repetition_penalty: options.RepetitionPenalty = 1.0,
-    seed: options.Seed = None,
-    stop: options.Stop = None,
-    backend: options.Backend = "auto",
-    threads: options.Threads = None,
-    max_context: options.MaxContext = None,
-    kv_memory: options.KVMemory = None,
-    kv_type: options.KVType = "auto",
-    max_tokens_per_step: options.MaxTokensPerStep = None,
-    quantise: options.Quantise = None,
-    load: options.Load = "file",
-    dtype: options.Dtype = "auto",
-    decode_weights: options.DecodeWeights = "auto",
+    sampling: SamplingParams = SAMPLING,
+    config: EngineConfig = options.OWN,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object with the answer and its timing.")
     ] = False,
@@ -57,40 +43,42 @@ def run(
 ) -> None:
     """Answer one prompt, streaming, then show its two phases: how long it read, how long it wrote, and the floors."""
     console = Console(stderr=True, quiet=as_json)
-    config = options.engine_config(
-        backend,
-        threads,
-        max_context,
-        kv_memory,
-        max_tokens_per_step,
-        True,
-        kv_type,
-        quantise,
-        load,
-        dtype,
-        decode_weights=decode_weights,
-    )
-    sampling = options.sampling_params(max_tokens, temperature, top_k, top_p, min_p, repetition_penalty, seed, stop)
     if raw and system is not None:
         raise BadRequestError("--raw uses no chat template, so there is no place for --system")
     text = _prompt_text(prompt)
     with session.load(model, config, console, verbose=verbose, chats=not raw) as llm:
         prompt_ids = _prompt_ids(llm, text, system, raw)
         if as_json:
-            result = llm.generate(prompt_ids, sampling)[0]
-            if result.error is not None:
-                raise BackendError(result.error)
-            print(json.dumps(_as_json(result, _floors(llm, result)), ensure_ascii=False))
+            print(json.dumps(_as_json(llm, _whole(llm, prompt_ids, sampling), sampling), ensure_ascii=False))
             return
-        result = session.stream_answer(llm, prompt_ids, sampling, console)
-        if result.finish_reason == "length":
-            console.print(f"(stopped at {len(result.token_ids)} tokens; --max-tokens sets the limit)", style="dim")
+        if sampling.n == 1:
+            result = session.stream_answer(llm, prompt_ids, sampling, console)
+        else:
+            result = _whole(llm, prompt_ids, sampling)
+            for number, sample in enumerate(result.samples, 1):
+                console.print(f"answer {number} of {sampling.n}", style="dim", highlight=False)
+                print(sample.text, flush=True)
+        cut = max((len(sample.token_ids) for sample in result.samples if sample.finish_reason == "length"), default=0)
+        if cut:
+            console.print(f"(stopped at {cut} tokens; --max-tokens sets the limit)", style="dim")
+        if sampling.logprobs is not None or sampling.prompt_logprobs is not None:
+            from twostroke.cli.logprob_table import print_logprobs
+
+            print_logprobs(console, llm.tokenizer, result)
         if phases:
             from twostroke.cli.phase_table import print_phases
 
             print_phases(console, result.timing, _floors(llm, result), llm.assembly.ceilings())
         if explain:
             _print_explanation(console, result)
+
+
+def _whole(llm: LLM, prompt_ids: list[int], sampling: SamplingParams) -> GenerationResult:
+    (result,) = llm.generate([prompt_ids], sampling, progress=False)
+    for sample in result.samples:
+        if sample.error is not None:
+            raise BackendError(sample.error)
+    return result
 
 
 def _print_explanation(console: Console, result: GenerationResult) -> None:
@@ -139,9 +127,9 @@ def _floors(llm: LLM, result: GenerationResult) -> PhaseFloors:
     return phase_floors(llm.assembly.shape, llm.assembly.ceilings(), result.timing)
 
 
-def _as_json(result: GenerationResult, floors: PhaseFloors) -> dict[str, object]:
+def _as_json(llm: LLM, result: GenerationResult, sampling: SamplingParams) -> dict[str, object]:
     timing = result.timing
-    return {
+    told: dict[str, object] = {
         "text": result.text,
         "token_ids": result.token_ids,
         "finish_reason": result.finish_reason,
@@ -157,6 +145,15 @@ def _as_json(result: GenerationResult, floors: PhaseFloors) -> dict[str, object]
             "decode_s": timing.decode_s,
             "preemptions": timing.preemptions,
         },
-        "floor": dataclasses.asdict(floors),
+        "floor": dataclasses.asdict(_floors(llm, result)),
         "verdict": result.explain().verdict.sentence,
     }
+    if sampling.n > 1:
+        told["samples"] = [
+            {"text": one.text, "token_ids": one.token_ids, "finish_reason": one.finish_reason} for one in result.samples
+        ]
+    if sampling.logprobs is not None:
+        told["logprobs"] = [[dataclasses.asdict(token) for token in sample.logprobs] for sample in result.samples]
+    if sampling.prompt_logprobs is not None:
+        told["prompt_logprobs"] = [dataclasses.asdict(token) for token in result.prompt_logprobs]
+    return told

@@ -29,8 +29,7 @@ PROGRESS_FROM_TOKENS = 1024
 
 def load(model: str, config: EngineConfig, console: Console, *, verbose: bool, chats: bool = True) -> LLM:
     """`chats`: the chat template's process is started first of all, and comes up while the model is loaded."""
-    if config.load == "random":
-        raise BadRequestError("random weights have no tokenizer, so there is no text to show: use LLM with token ids")
+    check_has_text(config)
     started_s = time.perf_counter()
     process = start_process() if chats else None
     try:
@@ -51,6 +50,11 @@ def load(model: str, config: EngineConfig, console: Console, *, verbose: bool, c
     for note in llm.assembly.notes if verbose else llm.assembly.resolved.warnings:
         console.print(f"  {note}", style="dim", highlight=False, markup=False)
     return llm
+
+
+def check_has_text(config: EngineConfig) -> None:
+    if config.load == "random":
+        raise BadRequestError("random weights have no tokenizer, so there is no text to show: use LLM with token ids")
 
 
 def _load_shown(model: str, config: EngineConfig, console: Console, process: Popen[bytes] | None) -> LLM:

@@ -14,10 +14,10 @@ from rich.console import Console
 from rich.table import Table
 
 from twostroke.cli import options, units
+from twostroke.config import EngineConfig
 from twostroke.core.errors import BadRequestError, ModelError
 
 if TYPE_CHECKING:
-    from twostroke.config import EngineConfig
     from twostroke.cost.classify import WorkloadClass
     from twostroke.planner.report import Objective, SimulationReport
     from twostroke.planner.simulate import ReplicaSpec
@@ -81,31 +81,7 @@ def simulate(
     slo_tpot_ms: Annotated[float | None, typer.Option(help="and each further one takes no longer on average.")] = None,
     seed: Annotated[int, typer.Option(help="The same seed draws the same arrivals and lengths.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print a record instead of a table.")] = False,
-    backend: options.Backend = "auto",
-    threads: options.Threads = None,
-    max_context: options.MaxContext = None,
-    kv_memory: options.KVMemory = None,
-    kv_type: Annotated[
-        str,
-        typer.Option(
-            metavar="KIND",
-            help="What K and V are kept in: f16, bf16, int8, with --on DEVICE also fp8; auto: the fastest of 16 bits.",
-        ),
-    ] = "auto",
-    max_tokens_per_step: options.MaxTokensPerStep = None,
-    prefix_caching: options.PrefixCaching = True,
-    quantise: Annotated[
-        str | None,
-        typer.Option(
-            metavar="KIND",
-            help="What float weights are brought to: q8_0, q4_1 or none, by default q8_0, or q4_1 if memory is short; "
-            "with --on DEVICE bf16, fp8, int8, int4, nvfp4, mxfp4, q8_0, q4_k or another GGUF kind, by default as "
-            "published.",
-        ),
-    ] = None,
-    dtype: options.Dtype = "auto",
-    decode_weights: options.DecodeWeights = "auto",
-    itl_target_ms: options.ItlTarget = None,
+    config: EngineConfig = options.OWN,
 ) -> None:
     """What would users feel? Plays a trace through the real scheduler on a virtual clock, thousands of requests in
     seconds.
@@ -125,19 +101,6 @@ def simulate(
         raise BadRequestError(f"replicas must be from 1 to {MAX_REPLICAS}, not {replicas}")
     objective = Objective(_limit("slo-ttft-ms", slo_ttft_ms), _limit("slo-tpot-ms", slo_tpot_ms))
     asked = _trace(trace, rate, requests, prompt, output, burst, seed)
-    config = options.engine_config(
-        backend,
-        threads,
-        max_context,
-        kv_memory,
-        max_tokens_per_step,
-        prefix_caching,
-        kv_type if on == "this" else "auto",
-        quantise if on == "this" else None,
-        dtype=dtype,
-        itl_target_ms=itl_target_ms,
-        decode_weights=decode_weights,
-    )
     if on == "this":
         if tensor_parallel != 1:
             raise BadRequestError("--tensor-parallel goes with --on DEVICE: this engine runs a replica on one device")
@@ -146,15 +109,13 @@ def simulate(
         from twostroke.cli.simulate_device import on_device
 
         for name, is_given in (
-            ("backend", backend != "auto"),
-            ("threads", threads is not None),
-            ("dtype", dtype != "auto"),
+            ("backend", config.backend != "auto"),
+            ("threads", config.threads is not None),
+            ("dtype", config.dtype != "auto"),
         ):
             if is_given:
                 raise BadRequestError(f"--{name} goes with --on this: {on} is simulated by its data sheet alone")
-        kv = "bf16" if kv_type == "auto" else kv_type
-        wish = on_device(model, on, tensor_parallel=tensor_parallel, quantise=quantise, kv=kv, config=config)
-        simulated = Simulated(*wish)
+        simulated = Simulated(*on_device(model, on, tensor_parallel, config))
     started_s = time.perf_counter()
     report = play(simulated.spec, asked, replicas=replicas, router=router)
     took_s = time.perf_counter() - started_s

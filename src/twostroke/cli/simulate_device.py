@@ -19,10 +19,12 @@ from twostroke.scheduling.config import SchedulerConfig
 
 
 def on_device(
-    model: str, name: str, *, tensor_parallel: int, quantise: str | None, kv: str, config: EngineConfig
+    model: str, name: str, tensor_parallel: int, config: EngineConfig
 ) -> tuple[ReplicaSpec, str, str, str | None]:
     """What to simulate, what to call it, where the seconds of its steps come from, and what else is to be said."""
     planned = read_model(model)
+    quantise = None if config.quantise == "none" else config.quantise
+    kv = "bf16" if config.kv.kind == "auto" else config.kv.kind
     deployment = Deployment(
         model=planned.name,
         dimensions=planned.dimensions,

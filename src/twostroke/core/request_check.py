@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from twostroke.core.errors import BadRequestError
 from twostroke.core.request import Request
-from twostroke.core.sampling_params import shown
+from twostroke.core.setting import shown
 
 
 def check_request(request: Request, vocab_size: int) -> None:

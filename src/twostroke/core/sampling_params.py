@@ -7,41 +7,83 @@ from dataclasses import dataclass, field
 
 from twostroke.core.errors import BadRequestError
 from twostroke.core.grammar import GrammarSpec
+from twostroke.core.setting import Setting, check_settings, integer, number, several, shown, switch
 
 MAX_SAMPLES = 128
 MAX_LOGPROBS = 64
 MAX_STOP_STRINGS = 64
 MAX_SEED = 2**64
+TOKEN_ID = Setting("integer", "an integer of at least 0", low=0)
+BIAS = Setting("number", "a number from -100 to 100", low=-100.0, high=100.0)
+
+
+LENGTH, DRAWING, TOLD = "Length and stops", "Drawing tokens", "Probabilities"
+"""The panels of a command's help."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Temperature 0 is greedy. `None` means "off" or "as many as fit"."""
 
-    max_tokens: int | None = None
-    min_tokens: int = 0
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
+    max_tokens: int | None = integer(None, 1, panel=LENGTH, help="The longest answer, in tokens.")
+    min_tokens: int = integer(0, 0, panel=LENGTH, help="The shortest: until then the answer does not end by itself.")
+    temperature: float = number(
+        1.0, 0.0, 100.0, panel=DRAWING, help="0 always takes the likeliest token; higher is more random."
+    )
+    top_k: int | None = integer(None, 1, panel=DRAWING, help="Draw from the k likeliest tokens only.")
+    top_p: float = number(
+        1.0,
+        0.0,
+        1.0,
+        above=True,
+        panel=DRAWING,
+        help="Draw from the likeliest tokens that hold this share of the probability.",
+    )
+    min_p: float = number(
+        0.0, 0.0, 1.0, panel=DRAWING, help="Drop tokens less likely than this share of the likeliest one."
+    )
+    repetition_penalty: float = number(
+        1.0, 0.0, 100.0, above=True, panel=DRAWING, help="Above 1 discourages what was already said."
+    )
+    presence_penalty: float = number(
+        0.0, -2.0, 2.0, panel=DRAWING, help="Above 0 discourages each token that the answer has already."
+    )
+    frequency_penalty: float = number(
+        0.0, -2.0, 2.0, panel=DRAWING, help="The same, in proportion to how often the answer has it."
+    )
     logit_bias: Mapping[int, float] = field(default_factory=dict)
-    seed: int | None = None
-    n: int = 1
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    include_stop_string: bool = False
-    ignore_eos: bool = False
-    logprobs: int | None = None
-    """Logprobs of the chosen token and of this many most likely tokens (0: the chosen one only)."""
-    prompt_logprobs: int | None = None
-    """The same for every prompt token but the first. Such a request does not use the prefix cache."""
+    seed: int | None = integer(None, 0, MAX_SEED - 1, panel=DRAWING, help="The same seed draws the same answer.")
+    n: int = integer(1, 1, MAX_SAMPLES, panel=LENGTH, help="Answers to the prompt, which is read once for all.")
+    stop: tuple[str, ...] = several(
+        "texts", panel=LENGTH, help="End the answer at this text; may be given several times."
+    )
+    stop_token_ids: tuple[int, ...] = several(
+        "integers",
+        flag="--stop-token-id",
+        panel=LENGTH,
+        help="End the answer at this token; may be given several times.",
+    )
+    include_stop_string: bool = switch(False, panel=LENGTH, help="Keep the text that ended the answer.")
+    ignore_eos: bool = switch(False, panel=LENGTH, help="Go on where the model would end its answer.")
+    logprobs: int | None = integer(
+        None,
+        0,
+        MAX_LOGPROBS,
+        panel=TOLD,
+        help="Tell the log-probability of each token and of this many of the likeliest; 0: of the token alone.",
+    )
+    prompt_logprobs: int | None = integer(
+        None,
+        0,
+        MAX_LOGPROBS,
+        panel=TOLD,
+        help="The same for every prompt token but the first. Such a prompt does not use the prefix cache.",
+    )
     grammar: GrammarSpec | None = None
     """What the answer must look like. It ends where the grammar lets it, or at max_tokens, incomplete."""
-    skip_special_tokens: bool = True
-    """Whether control tokens that the model writes are left out of the text."""
+    skip_special_tokens: bool = switch(
+        True, panel=LENGTH, help="Leave control tokens that the model writes out of the text."
+    )
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", _texts(self.stop))
@@ -51,24 +93,10 @@ class SamplingParams:
             raise BadRequestError(f"logit_bias must map token ids to numbers, not {shown(self.logit_bias)}")
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         object.__setattr__(self, "logit_bias", dict(self.logit_bias))
-        if self.max_tokens is not None:
-            _integer("max_tokens", self.max_tokens, 1, None)
-        _integer("min_tokens", self.min_tokens, 0, self.max_tokens)
-        _number("temperature", self.temperature, 0.0, 100.0)
-        if self.top_k is not None:
-            _integer("top_k", self.top_k, 1, None)
-        _number("top_p", self.top_p, 0.0, 1.0, above_low=True)
-        _number("min_p", self.min_p, 0.0, 1.0)
-        _number("repetition_penalty", self.repetition_penalty, 0.0, 100.0, above_low=True)
-        _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _integer("n", self.n, 1, MAX_SAMPLES)
-        if self.seed is not None:
-            _integer("seed", self.seed, 0, MAX_SEED - 1)
-        if self.logprobs is not None:
-            _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
-        if self.prompt_logprobs is not None:
-            _integer("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
+        check_settings(self)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            most, least = shown(self.max_tokens), shown(self.min_tokens)
+            raise BadRequestError(f"min_tokens must be at most max_tokens, which is {most}, not {least}")
         if self.grammar is not None and not isinstance(self.grammar, GrammarSpec):
             raise BadRequestError(f"grammar must be a GrammarSpec, not {type(self.grammar).__name__}")
         if self.grammar is not None and self.ignore_eos:
@@ -82,10 +110,10 @@ class SamplingParams:
             if not isinstance(text, str) or not text:
                 raise BadRequestError(f"stop must hold non-empty strings, not {shown(text)}")
         for token_id in self.stop_token_ids:
-            _integer("stop_token_ids", token_id, 0, None)
+            TOKEN_ID.check("stop_token_ids", token_id)
         for token_id, bias in self.logit_bias.items():
-            _integer("logit_bias token", token_id, 0, None)
-            _number(f"logit_bias[{shown(token_id)}]", bias, -100.0, 100.0)
+            TOKEN_ID.check("logit_bias token", token_id)
+            BIAS.check(f"logit_bias[{shown(token_id)}]", bias)
 
     @property
     def is_greedy(self) -> bool:
@@ -103,24 +131,3 @@ def _texts(value: object) -> tuple[str, ...]:
     if not isinstance(value, (tuple, list)):
         raise BadRequestError(f"stop must be a string or a list of strings, not {shown(value)}")
     return tuple(value)
-
-
-def _integer(name: str, value: object, low: int, high: int | None) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
-        bounds = f"of at least {low}" if high is None else f"from {low} to {shown(high)}"
-        raise BadRequestError(f"{name} must be an integer {bounds}, not {shown(value)}")
-
-
-def _number(name: str, value: object, low: float, high: float, *, above_low: bool = False) -> None:
-    valid = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not valid or not low <= value <= high or (above_low and value == low):  # type: ignore[operator]
-        bounds = f"above {low:g} and at most {high:g}" if above_low else f"from {low:g} to {high:g}"
-        raise BadRequestError(f"{name} must be a number {bounds}, not {shown(value)}")
-
-
-def shown(value: object) -> str:
-    """What a user gave, in an error: Python writes no integer of thousands of digits."""
-    try:
-        return repr(value)
-    except ValueError:
-        return "an integer of thousands of digits"

@@ -11,8 +11,8 @@ import math
 
 from twostroke.core.errors import BadRequestError
 from twostroke.core.request import Request
-from twostroke.core.sampling_params import shown
 from twostroke.core.sequence import Sequence, SequenceState
+from twostroke.core.setting import shown
 from twostroke.kv.ledger import KVLedger
 from twostroke.scheduling.config import SchedulerConfig
 from twostroke.scheduling.line import Line

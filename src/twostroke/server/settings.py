@@ -5,47 +5,97 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from math import inf
 from urllib.parse import urlsplit
 
 from twostroke.core.errors import BadRequestError
+from twostroke.core.setting import check_settings, integer, number, several, switch, text
+
+LISTENING, LIMITS, KEYS, TIMES, ANSWERS = "Listening", "Limits", "Limits of a key", "Time limits", "Answers"
+"""The panels of `serve`'s help."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    max_body_bytes: int = 8 * 2**20
-    max_bodies_bytes: int = 512 * 2**20
+    max_body_bytes: int = integer(
+        8 * 2**20,
+        1,
+        kind="size",
+        flag="--max-body",
+        metavar="SIZE",
+        panel=LIMITS,
+        help="The largest request, like 8MiB.",
+    )
+    max_bodies_bytes: int = integer(512 * 2**20, 1)
     """Of all requests in flight together; what would be more is answered with 503."""
-    body_timeout_s: float = 30.0
+    body_timeout_s: float = number(30.0, 0.0, inf, above=True)
     """A request's body has to be there within this."""
-    request_timeout_s: float = 600.0
-    """From a request's arrival to the last byte of its answer."""
-    reader_timeout_s: float = 30.0
-    """A client that takes nothing of a stream for this long, while there is more than fits on the way, is cut off."""
-    headers_timeout_s: float = 10.0
-    """A request's headers have to be there within this, from its first byte or its connection's beginning."""
-    max_connections: int = 900
-    """One more is turned away with 503. A process may often open no more than 1024 files."""
-    max_queue: int = 256
-    """Requests that are made ready or wait for the engine; one more is answered with 429."""
-    max_per_key: int | None = None
-    """Requests that one API key may have in flight; None: no limit."""
-    max_samples_in_flight: int | None = None
-    max_tokens_in_flight: int | None = None
-    max_samples_per_key: int | None = None
-    max_tokens_per_key: int | None = None
-    """None: as suits the engine, see `quotas.py`."""
-    max_samples: int = 16
-    """`n`, and `n` times the number of prompts is at most `max_prompts`."""
-    max_prompts: int = 256
-    max_output_tokens: int | None = None
-    """What a request may ask for as max_tokens; None: as much as the context holds."""
+    request_timeout_s: float = number(
+        600.0,
+        0.0,
+        inf,
+        above=True,
+        flag="--request-timeout",
+        panel=TIMES,
+        help="Seconds from a request to the end of its answer.",
+    )
+    headers_timeout_s: float = number(
+        10.0,
+        0.0,
+        inf,
+        above=True,
+        flag="--header-timeout",
+        panel=TIMES,
+        help="Seconds that a request's headers may take to arrive.",
+    )
+    reader_timeout_s: float = number(
+        30.0,
+        0.0,
+        inf,
+        above=True,
+        flag="--reader-timeout",
+        panel=TIMES,
+        help="Seconds that a stream may wait for its client to read.",
+    )
+    max_connections: int = integer(900, 1, panel=LIMITS, help="Connections that may be open; one more gets 503.")
+    max_queue: int = integer(256, 1, panel=LIMITS, help="Requests that may wait; one more gets 429 and Retry-After.")
+    max_per_key: int | None = integer(None, 1, panel=KEYS, help="Requests one API key may have in flight.")
+    max_samples_per_key: int | None = integer(
+        None,
+        1,
+        panel=KEYS,
+        help="Answers (prompts times n) one API key may have in flight; default: half of all, of several keys.",
+    )
+    max_tokens_per_key: int | None = integer(
+        None,
+        1,
+        panel=KEYS,
+        help="Tokens that those may come to, prompts and max_tokens; default: half of all, of several keys.",
+    )
+    max_samples_in_flight: int | None = integer(
+        None, 1, panel=LIMITS, help="Answers in flight in all; default: twice as many as may run and wait."
+    )
+    max_tokens_in_flight: int | None = integer(
+        None,
+        1,
+        panel=LIMITS,
+        help="Tokens that those may come to; default: the longest context for all that may run and wait.",
+    )
+    max_samples: int = integer(16, 1, panel=LIMITS, help="The largest n of a request.")
+    max_prompts: int = integer(256, 1)
+    """Of a request, and of them times `n`."""
+    max_output_tokens: int | None = integer(None, 1, panel=LIMITS, help="The most that a request may ask for.")
     max_stop_strings: int = 16
     max_stop_chars: int = 1024
     max_logit_bias: int = 1024
     max_messages: int = 4096
-    max_stored_responses: int = 1024
-    """Of `/v1/responses`, of all keys together; 0: none is kept."""
+    max_stored_responses: int = integer(
+        1024, 0, panel=LIMITS, help="Responses kept in memory for previous_response_id; 0 keeps none."
+    )
     max_stored_bytes: int = 64 * 2**20
+
+    def __post_init__(self) -> None:
+        check_settings(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,25 +103,60 @@ class ServerSettings:
     model_name: str
     """What requests call the model, and what answers say."""
     other_names: tuple[str, ...] = ()
-    """Further names that requests may give the model; a `*` in one stands for any text."""
-    host: str = "127.0.0.1"
-    port: int = 8000
+    """That requests may call it, too; a `*` in one stands for any text."""
+    host: str = text(
+        "127.0.0.1", panel=LISTENING, help="Where to listen. 0.0.0.0 lets the whole network in: give keys then."
+    )
+    port: int = integer(8000, 0, 65535, panel=LISTENING, help="The port; 0 takes a free one.")
     api_keys: tuple[str, ...] = ()
     """Empty: no key is asked for."""
-    share_prefixes: bool = False
-    """Whether a key may find what another has cached, and so learn by the time it takes what that one has asked."""
-    cors_origins: tuple[str, ...] = ()
-    allowed_hosts: tuple[str, ...] = ()
-    """Names that requests may be sent to, beside this machine's own; `*`: any. On a loopback address without keys they
-    are checked even where none is given."""
-    access_log: bool = False
-    drain_s: float = 30.0
-    """How long requests in flight may take to end once the server was told to stop; infinite: as long as they do."""
-    engine_timeout_s: float = 30.0
-    """An engine that gives no sign of life for this long, and longer than its steps explain, is started again."""
+    share_prefixes: bool = switch(
+        False,
+        panel=KEYS,
+        help="Let API keys share cached prefixes: a key can then tell by its times what another has asked.",
+    )
+    cors_origins: tuple[str, ...] = several(
+        "texts",
+        flag="--cors",
+        panel=LISTENING,
+        help="An origin whose pages may call this server; may be given several times.",
+    )
+    allowed_hosts: tuple[str, ...] = several(
+        "texts",
+        flag="--allowed-host",
+        metavar="NAME",
+        panel=LISTENING,
+        help="A name that requests may be sent to, beside this machine's own, as a proxy in front may pass it on; may "
+        "be given several times; '*': any. Names are checked where this is given, and where no key is asked for and "
+        "only this machine is let in.",
+    )
+    access_log: bool = switch(False, panel=LISTENING, help="A line a request on standard error.")
+    drain_s: float = number(
+        30.0,
+        0.0,
+        inf,
+        flag="--drain",
+        panel=TIMES,
+        help="Seconds that answers may take to end after Ctrl-C or SIGTERM; inf: as long as they do.",
+    )
+    engine_timeout_s: float = number(
+        30.0,
+        1.0,
+        inf,
+        flag="--engine-timeout",
+        panel=TIMES,
+        help="Seconds without a sign of life, beyond what its steps should take, after which the engine is ended and "
+        "started again; inf: never.",
+    )
     limits: Limits = field(default_factory=Limits)
-    tool_parser: str = "auto"
-    reasoning_parser: str = "auto"
+    tool_parser: str = text(
+        "auto",
+        panel=ANSWERS,
+        help="How the model writes tool calls: hermes, llama3, mistral, mistral-args; auto: as its template does.",
+    )
+    reasoning_parser: str = text(
+        "auto", panel=ANSWERS, help="think: split <think>...</think> from answers; none; auto: if the model knows it."
+    )
     traces_url: str | None = None
     """Where OpenTelemetry traces are sent; None: there are none."""
 
@@ -83,28 +168,11 @@ class ServerSettings:
         return name == self.model_name or any(fnmatchcase(name, _literal(other)) for other in self.other_names)
 
     def __post_init__(self) -> None:
+        check_settings(self)
         if not all((self.model_name, *self.other_names)):
             raise BadRequestError("a model's name must not be empty")
-        if not 0 <= self.port <= 65535:
-            raise BadRequestError(f"the port must be from 0 to 65535, not {self.port}")
         if any(not key.isascii() or not key.isprintable() or not key.strip() for key in self.api_keys):
             raise BadRequestError("an API key must be printable ASCII characters, and not empty")
-        sizes: tuple[str, ...] = ("max_body_bytes", "max_bodies_bytes", "max_connections", "max_queue", "max_per_key")
-        sizes += ("max_samples_in_flight", "max_tokens_in_flight", "max_samples_per_key", "max_tokens_per_key")
-        for name in (*sizes, "max_samples", "max_prompts", "max_output_tokens"):
-            value = getattr(self.limits, name)
-            if value is not None and value < 1:
-                raise BadRequestError(f"{name} must be at least 1, not {value}")
-        if self.limits.max_stored_responses < 0:
-            raise BadRequestError(f"max_stored_responses must be 0 or more, not {self.limits.max_stored_responses}")
-        for name in ("request", "headers", "body", "reader"):
-            timeout_s = getattr(self.limits, f"{name}_timeout_s")
-            if not timeout_s > 0:
-                raise BadRequestError(f"the {name} timeout must be above 0 s, not {timeout_s:g}")
-        if not self.engine_timeout_s >= 1:
-            raise BadRequestError(f"the engine timeout must be 1 s or more, not {self.engine_timeout_s:g}")
-        if not self.drain_s >= 0:
-            raise BadRequestError(f"the drain time must be 0 s or more, not {self.drain_s:g}")
 
 
 def _literal(pattern: str) -> str:

@@ -1,0 +1,126 @@
+"""A setting that a user may choose, declared once as the field of a dataclass: its bounds, its help, its panel. A value
+is checked here wherever it comes from, and commands make an option of each. Knows no command line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import cache
+from math import inf
+from typing import Any, Literal
+
+from twostroke.core.errors import BadRequestError
+
+Kind = Literal["integer", "number", "switch", "choice", "text", "texts", "integers", "size"]
+"""What a value is. "size": an integer of bytes, which a command takes as 512MB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    kind: Kind
+    must_be: str
+    """What a value has to be, in an error."""
+    help: str = ""
+    """Empty: it is checked, and no option."""
+    panel: str = ""
+    flag: str | None = None
+    """What a command calls it; None: as the field."""
+    metavar: str | None = None
+    low: float = -inf
+    high: float | None = inf
+    """None: any finite number."""
+    is_above_low: bool = False
+    multiple_of: int = 1
+    choices: tuple[str, ...] = ()
+    is_optional: bool = False
+    """None is a value too: left open, or off."""
+
+    def check(self, name: str, value: object) -> None:
+        if not (value is None and self.is_optional) and not self._holds(value):
+            raise BadRequestError(f"{name} must be {self.must_be}, not {shown(value):.60}")
+
+    def _holds(self, value: object) -> bool:
+        match self.kind:
+            case "integer" | "size":
+                return is_integer(value) and self._is_within(value) and not value % self.multiple_of  # type: ignore[operator]
+            case "number":
+                return (is_integer(value) or isinstance(value, float)) and self._is_within(value)
+            case "switch":
+                return isinstance(value, bool)
+            case "choice":
+                return value in self.choices
+            case "text":
+                return isinstance(value, str)
+        return True  # of several the class that holds them knows more
+
+    def _is_within(self, value: Any) -> bool:
+        is_high_enough: bool = self.low < value if self.is_above_low else self.low <= value
+        return is_high_enough and bool(value < inf if self.high is None else value <= self.high)
+
+
+def integer(default: int | None, low: int, high: int | None = None, must_be: str | None = None, **told: Any) -> Any:
+    """A field of whole numbers from `low` to `high`."""
+    bounds = f"of at least {low}" if high is None else f"from {low} to {high}"
+    told = {"kind": "integer", **told}
+    return _field(default, must_be or f"an integer {bounds}", low=low, high=inf if high is None else high, **told)
+
+
+def number(default: float | None, low: float, high: float | None = None, *, above: bool = False, **told: Any) -> Any:
+    """A field of numbers from `low` (or `above` it) to `high`; None: any finite one."""
+    bounds = f"above {low:g}" if above else f"of at least {low:g}"
+    if high is not None and high < inf:
+        bounds = f"above {low:g} and at most {high:g}" if above else f"from {low:g} to {high:g}"
+    return _field(default, f"a number {bounds}", kind="number", low=low, high=high, is_above_low=above, **told)
+
+
+def switch(default: bool, **told: Any) -> Any:
+    return _field(default, "True or False", kind="switch", **told)
+
+
+def choice(default: str | None, choices: tuple[str, ...], **told: Any) -> Any:
+    return _field(default, f"one of {', '.join(choices)}", kind="choice", choices=choices, **told)
+
+
+def text(default: str | None, must_be: str = "a text", **told: Any) -> Any:
+    return _field(default, must_be, kind="text", **told)
+
+
+def several(kind: Literal["texts", "integers"], **told: Any) -> Any:
+    """A field of none or more, whose class checks them."""
+    return _field((), "a list", kind=kind, **told)
+
+
+def _field(default: object, must_be: str, **told: Any) -> Any:
+    return field(default=default, metadata={"setting": Setting(must_be=must_be, is_optional=default is None, **told)})
+
+
+def settings_of(kind: Any) -> Mapping[str, Setting]:
+    """By field, in their order."""
+    return {name: setting for name, setting, _ in _declared(kind)}
+
+
+@cache
+def _declared(kind: Any) -> list[tuple[str, Setting, object]]:
+    """With the defaults."""
+    return [(one.name, one.metadata["setting"], one.default) for one in fields(kind) if "setting" in one.metadata]
+
+
+def check_settings(owner: Any) -> None:
+    """Raise BadRequestError, naming the field, for the first value that is out of bounds."""
+    kind: Any = type(owner)
+    for name, setting, default in _declared(kind):
+        value = getattr(owner, name)
+        if value is not default:  # most are, of each request
+            setting.check(name, value)
+
+
+def is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def shown(value: object) -> str:
+    """What a user gave, in an error: Python writes no integer of thousands of digits."""
+    try:
+        return repr(value)
+    except ValueError:
+        return "an integer of thousands of digits"
