@@ -13,8 +13,8 @@ FROM python:3.12-slim
 COPY constraints.txt /tmp/constraints.txt
 RUN --mount=type=bind,from=build,source=/wheels,target=/wheels \
     pip install --no-cache-dir --constraint /tmp/constraints.txt "$(echo /wheels/*.whl)[server]"
-RUN useradd --create-home twostroke && install --directory --owner twostroke --group twostroke /cache
-USER twostroke
+RUN useradd --create-home --uid 1000 twostroke && install --directory --owner twostroke --group twostroke /cache
+USER 1000
 WORKDIR /home/twostroke
 ENV TWOSTROKE_CACHE=/cache HF_HOME=/cache/huggingface PYTHONUNBUFFERED=1
 VOLUME /cache

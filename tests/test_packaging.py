@@ -99,7 +99,7 @@ def test_an_image_copies_what_there_is_and_what_is_not_ignored(path: Path) -> No
 def test_an_image_runs_the_command_as_a_user_with_a_cache_that_stays(path: Path) -> None:
     words = dict(re.findall(r"^([A-Z]+) (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE))
     assert words["ENTRYPOINT"] == '["twostroke"]' and words["VOLUME"] == "/cache"
-    assert words["USER"] == "twostroke" and "TWOSTROKE_CACHE=/cache" in words["ENV"]
+    assert words["USER"] == "1000" and "TWOSTROKE_CACHE=/cache" in words["ENV"]
     assert "HEALTHCHECK" in words and words["EXPOSE"] == "8000"
     extras = re.findall(r"\[([a-z,]+)\]\"$", path.read_text(encoding="utf-8"), re.MULTILINE)
     there = tomllib.loads(text_of("pyproject.toml"))["project"]["optional-dependencies"]
