@@ -1,5 +1,4 @@
-"""What is particular to decode: one slot a running stream in every step, what is drafted behind it, and when a stream is
-over."""
+"""What is particular to decode: a slot for every running stream, drafts behind it, and when a stream is over."""
 
 from __future__ import annotations
 

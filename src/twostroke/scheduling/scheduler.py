@@ -245,7 +245,8 @@ class Scheduler:
         was never `launched`, the backend has not seen its joins and leaves."""
         sequences = self._take(step, now_s).sequences
         advances = []
-        for work in (*step.decodes, *step.prefills):
+        lost: list[DecodeSlot | PrefillChunk] = [*step.decodes, *step.prefills]
+        for work in lost:
             sequence = sequences[work.seq_id]
             _land(sequence, work)
             if self.finish(sequence, FinishReason.ERROR, message):

@@ -39,8 +39,8 @@ def gather(
     scale: float = 1.0,
     positions: Positions | None = None,
 ) -> None:
-    """out[t] = embedding[id] * scale, where id is token_ids[t], or the row's last token where that says FROM_ROW. In the
-    same way, where they are given, positions.found of positions.sent."""
+    """out[t] = embedding[id] * scale, where id is token_ids[t], or the row's last token where that says FROM_ROW.
+    `positions`, where they are given, are found in the same way."""
     num_tokens, hidden = out.shape
     if num_tokens == 0:
         return
