@@ -88,7 +88,7 @@ def prepare(
     )
     backend.rows.update(Step(0, joins=tuple(joins), grants=tuple(grants)))
     for seq_id in range(decodes):
-        backend.rows[seq_id].last_token = 5 + seq_id
+        backend.rows[seq_id].length, backend.rows[seq_id].last_token = lengths[seq_id], 5 + seq_id
     return backend, Batch.from_step(Step(1, decodes=slots, prefills=chunks), backend.rows)
 
 

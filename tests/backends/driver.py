@@ -47,9 +47,13 @@ class Driver:
 
     def decode(self) -> Logits:
         """The next token as a decode slot  # [1, vocab]"""
+        return self._run(Step(1, decodes=(self.slot(),)), 1)
+
+    def slot(self) -> DecodeSlot:
+        """For the next token, as if its row had sampled it."""
         row = self.backend.rows[self.seq_id]
         row.last_token, row.length = self.token_ids[self.position], self.position + 1
-        return self._run(Step(1, decodes=(DecodeSlot(self.seq_id, self.position),)), 1)
+        return DecodeSlot(self.seq_id, self.position)
 
     def leave(self) -> None:
         self.backend.rows.update(Step(2, leaves=(self.seq_id,)))

@@ -67,10 +67,9 @@ def test_a_sequence_has_the_same_bits_in_any_company(checkpoint: Checkpoint) -> 
         grant(driver, range(6 * seq_id, 6 * seq_id + 5))
     drivers[0].prefill(40)
     drivers[1].prefill(33)
-    backend.rows[0].last_token, backend.rows[1].last_token = tokens[0][40], tokens[1][33]
     step = Step(
         1,
-        decodes=(DecodeSlot(0, 40), DecodeSlot(1, 33)),
+        decodes=(drivers[0].slot(), drivers[1].slot()),
         prefills=(PrefillChunk(2, 0, tuple(tokens[2][:29]), False, 0),),
     )
     together = backend.forward(Batch.from_step(step, backend.rows))
@@ -114,10 +113,9 @@ def test_logits_of_some_rows_of_a_mixed_step(checkpoint: Checkpoint) -> None:
         grant(driver, range(6 * seq_id, 6 * seq_id + 5))
     drivers[0].prefill(40)
     drivers[2].prefill(7)
-    backend.rows[0].last_token = tokens[0][40]
     step = Step(
         1,
-        decodes=(DecodeSlot(0, 40),),
+        decodes=(drivers[0].slot(),),
         prefills=(
             PrefillChunk(1, 0, tuple(tokens[1][:29]), True),
             PrefillChunk(2, 7, tuple(tokens[2][7:20]), False, 0),

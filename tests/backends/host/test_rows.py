@@ -18,11 +18,12 @@ def join(seq_id, output=()):
     return RowJoin(seq_id, Request(f"r{seq_id}", (1, 2, 3)), output_token_ids=output)
 
 
-def test_a_row_opens_with_empty_tables_and_its_last_known_token(rows):
+def test_a_row_opens_with_empty_tables_its_length_and_its_last_known_token(rows):
     rows.update(Step(0, joins=(join(7), join(8, output=(5, 6)))))
     assert len(rows) == 2
     assert [table.tolist() for table in rows[7].tables] == [[NO_BLOCK] * 5] * 2
     assert (rows[7].last_token, rows[8].last_token) == (3, 6)
+    assert (rows[7].length, rows[8].length) == (3, 5)
 
 
 def test_grants_extend_one_group_of_one_row(rows):

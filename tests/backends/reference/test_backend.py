@@ -56,7 +56,7 @@ def test_a_step_with_both_phases_equals_each_alone(gemma: tuple[Checkpoint, obje
     backend.rows.update(Step(0, joins=joins, grants=grants))
     backend.forward(Batch.from_step(Step(1, prefills=tuple(first)), backend.rows))
     for seq_id in (0, 1):
-        backend.rows[seq_id].last_token = prompts[seq_id][30]
+        backend.rows[seq_id].length, backend.rows[seq_id].last_token = 31, prompts[seq_id][30]
     mixed = Step(
         2,
         decodes=(DecodeSlot(0, 30), DecodeSlot(1, 30)),
