@@ -63,7 +63,7 @@ def simulate(
     requests: Annotated[int, typer.Option(help="How many requests arrive.")] = 1000,
     prompt: Annotated[str, typer.Option("--input", metavar="N|A-B", help="Prompt tokens: 500, or 200-2000.")] = "500",
     output: Annotated[str, typer.Option(metavar="N|A-B", help="Tokens of an answer, likewise.")] = "200",
-    burst: Annotated[int, typer.Option(help="So many arrive at once, at the same rate on the whole.")] = 1,
+    burst: Annotated[int, typer.Option(help="How many arrive at once; the rate stays the same on the whole.")] = 1,
     trace: Annotated[
         Path | None,
         typer.Option(

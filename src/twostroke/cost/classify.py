@@ -36,7 +36,7 @@ class WorkloadClass:
     prefill_s: float
     """Machine seconds that all the prompts take."""
     decode_s: float
-    """And all the answers, so many streams sharing a step."""
+    """Machine seconds that all the answers take, `batch` streams sharing a step."""
     batch: int
     kv_is_half_empty: bool | None
     """Whether KV is no sign of the load: less than half of it is in use while prompts bind. None: not asked."""

@@ -103,8 +103,8 @@ def contexts_bytes_read(shape: ModelShape, contexts: Sequence[int]) -> int:
 
 
 def step_bytes_read(shape: ModelShape, work: StepWork) -> float:
-    """The weights that it meets, once, in the form that so many tokens read; each context; what lies before a chunk,
-    once for all its queries."""
+    """The weights that it meets, once, in the form that a step of this size reads; each context; what lies before a
+    chunk, once for all its queries."""
     prefixes = sum(
         (start if group.window is None else min(start, group.window - 1)) * group.bytes_per_token
         for start, _ in work.chunks

@@ -48,9 +48,9 @@ class ExpertsShape:
         return self.matmul_parameters // self.num_experts * self.experts_per_token
 
     def weight_bytes_read(self, num_tokens: int) -> float:
-        """What a step of so many tokens reads, if they choose without regard to each other: an expert is left alone
-        by one token with a probability of 1 - k / E, and by all of them with that to the power of their number. A part
-        is taken to have its even share of them, but whole experts: the busiest group reads one at least."""
+        """What a step of `num_tokens` tokens reads, if they choose without regard to each other: an expert is left
+        alone by one token with a probability of 1 - k / E, and by all of them with that to the power of their number. A
+        part is taken to have its even share of them, but whole experts: the busiest group reads one at least."""
         untouched = (1 - self.experts_per_token / self.num_experts) ** (num_tokens * self.busy_groups)
         read = self.weight_bytes * (1 - untouched)
         return read if self.num_parts == 1 else max(read, self.weight_bytes * self.num_parts / self.num_experts)
@@ -66,14 +66,14 @@ class WeightCopies:
     """Of the matrices themselves."""
     max_tokens: int
     plain_tokens: int = 0
-    """A step of up to so many reads the layers' matrices all the same, by kernels that have no copies. No bound counts
-    with that: it need not be so."""
+    """A step of up to this many tokens reads the layers' matrices all the same, by kernels that have no copies. No
+    bound counts with that: it need not be so."""
     head_bytes: int = 0
     """Of the copies, the head's, which such a step reads, too."""
     head_replaced_bytes: int = 0
 
     def saved_bytes(self, num_tokens: int) -> int:
-        """What a step of so many tokens need not read."""
+        """What a step of `num_tokens` tokens need not read."""
         return max(0, self.replaced_bytes - self.num_bytes) if num_tokens <= self.max_tokens else 0
 
     def bytes_read(self, num_tokens: int) -> int:
@@ -151,8 +151,8 @@ class ModelShape:
         return self.weight_bytes_per_step + self.embedding_bytes + experts + copies
 
     def weight_bytes_read(self, num_tokens: int) -> float:
-        """Bytes of weights that a step of so many tokens reads, each once; of experts, what is to be expected. A step
-        of few tokens, be they decodes or a short prompt's, reads what there is for decode."""
+        """Bytes of weights that a step of `num_tokens` tokens reads, each once; of experts, what is to be expected. A
+        step of few tokens, be they decodes or a short prompt's, reads what there is for decode."""
         dense = self.dense_bytes_read(num_tokens)
         return dense + self.expert_bytes_read(num_tokens)
 

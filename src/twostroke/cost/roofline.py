@@ -49,7 +49,7 @@ class MatmulPoint:
 def matmul_points(
     dimensions: Dimensions, num_tokens: int, num_sampled: int, ceilings: Ceilings, *, weight_bits: float = 16.0
 ) -> list[MatmulPoint]:
-    """Each matrix of a model in a step of so many tokens, of which some have their logits wanted."""
+    """Each matrix of a model in a step of `num_tokens` tokens, of which `num_sampled` have their logits wanted."""
     points = []
     for matrix in dimensions.matrices:
         rows = _rows(dimensions, matrix.part, num_tokens, num_sampled)

@@ -23,8 +23,8 @@ SURPRISE = 0.3
 TRUSTED_AFTER = 10
 """Observations before which nothing counts as a surprise."""
 KNOWN_AFTER, KNOWN_STRIDE = 64, 8
-"""Steps of a kind that was seen so often teach only every so many times: most steps of an engine are like the one
-before, and learning takes some of the time that a small model's step has."""
+"""Of a kind that was seen KNOWN_AFTER times, only every KNOWN_STRIDEth step teaches: most steps of an engine are like
+the one before, and learning takes some of the time that a small model's step has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class StepCost:
         return dict(zip(PARTS, map(mul, self._terms(work), self._fit.coefficients), strict=True))
 
     def observe(self, work: StepWork, seconds: float) -> None:
-        """Count how far off the prediction of a step was that took so long, and learn from it."""
+        """Count how far off the prediction of a step was, and learn from what it took."""
         if not 0.0 < seconds < math.inf:
             return
         terms = self._terms(work)

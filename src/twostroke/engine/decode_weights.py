@@ -14,9 +14,9 @@ from twostroke.cost.model_shape import DecodeWeights
 from twostroke.machine import MemorySpace
 
 LEAST_STREAM_TOKENS = 512
-"""KV for so many tokens of every stream that may run must be left,"""
+"""KV for this many tokens of every stream that may run must be left."""
 LEAST_FULL_SEQUENCES = 2
-"""and for so many sequences of the longest context."""
+"""KV for this many sequences of the longest context must be left, too."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,7 @@ class BlockPool:
         return block
 
     def allocate_many(self, count: int) -> list[int]:
-        """The same so many times."""
+        """`count` blocks, each as `allocate` gives it."""
         if count > len(self._free):
             return [self.allocate() for _ in range(count)]
         first = len(self._free) - count

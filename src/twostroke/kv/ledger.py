@@ -66,7 +66,7 @@ class KVLedger:
     def _pool(self, number: int, group: KVGroup) -> BlockPool:
         index, memory = self.index, self._memory
 
-        def on_evict(block: int) -> None:  # knows not the ledger: a cycle of so many objects would wait for a collector
+        def on_evict(block: int) -> None:  # without the ledger: a cycle of references would wait for the collector
             if memory is not None and (entry := index.entry_of(number, block)) is not None:
                 memory.lost(entry.node)
             index.remove(number, block)

@@ -82,7 +82,7 @@ class Played:
     works: tuple[StepWork, ...]
 
     def steady_decodes(self, batch: int) -> list[int]:
-        """Steps in which so many streams decode and nothing else happens, some way into such a run."""
+        """Steps in which `batch` streams decode and nothing else happens, some way into such a run."""
         found: list[int] = []
         run = 0
         for index, work in enumerate(self.works):

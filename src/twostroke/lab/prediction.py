@@ -20,7 +20,7 @@ class Prediction:
     calibrated_s: Callable[[StepWork], float] | None = None
     """Seconds of a step by the calibrated cost model; None: there is no calibration."""
     newcomer_s: Callable[[int], float] = lambda prompt_tokens: 0.0
-    """What a prompt of so many tokens costs beside its steps, where it comes to an idle engine."""
+    """What a prompt costs beside its steps, by its tokens, where it comes to an idle engine."""
     origin: str = "nothing was calibrated"
     """Of the calibration."""
 
@@ -66,7 +66,7 @@ def prefill_steps(prompt_len: int, chunk_tokens: int, cached: int = 0, contexts:
 
 
 def decode_steps(first_context: int, num_tokens: int, batch: int = 1) -> list[StepWork]:
-    """The steps that write so many tokens each for a batch of streams, `first_context` tokens known at the first."""
+    """The steps in which each stream of a batch writes `num_tokens` tokens, `first_context` known at the first."""
     return [StepWork(contexts=[first_context + index] * batch) for index in range(num_tokens)]
 
 

@@ -7,7 +7,8 @@ from dataclasses import fields
 from twostroke.lab.workloads import Workload
 
 SHORT_PROMPT_TOKENS = 32
-"""Below so many tokens, reading a prompt costs what writing a token does: the weights are read, and little is done."""
+"""Below this many tokens, reading a prompt costs what writing a token does: the weights are read, and little is
+done."""
 _LENGTHS = ("prompt_len", "prompt_most", "most", "shared", "long_prompt")
 """Fields that say how long a workload's longest prompts are."""
 
@@ -19,7 +20,7 @@ def short_prompt_warning(workload: Workload) -> str | None:
     if longest >= SHORT_PROMPT_TOKENS:
         return None
     return (
-        f"WARNING: {workload.NAME} has prompts of {longest} tokens. Reading so few costs about what writing one does, "
+        f"WARNING: {workload.NAME} has prompts of {longest} tokens. Reading them costs about what writing one does, "
         "so its TTFT says nothing of prefill, and its tokens/s nothing of real traffic: give prompts of "
         f"{SHORT_PROMPT_TOKENS} tokens at least, hundreds if you can"
     )

@@ -23,7 +23,7 @@ Progress = Callable[[str], None]
 """Told what is being done, a line at a time."""
 
 STALE_SCRATCH_S = 3600.0
-"""A scratch folder that nothing was written to for so long belongs to a fetch that was killed."""
+"""A scratch folder that nothing was written to for this long belongs to a fetch that was killed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -174,7 +174,7 @@ class Deployment:
         return self.shape.kv_bytes_read(tokens) - self.shape.kv_bytes_read(shared_tokens)
 
     def max_users(self, tokens: int, shared_tokens: int = 0) -> int:
-        """Of one replica, each with so many tokens at the end of an answer; all of them share a prefix."""
+        """Of one replica, each with `tokens` tokens at the end of an answer; all of them share a prefix."""
         space = self.kv_space_bytes - self.expert_parallel * self.shape.kv_bytes_read(shared_tokens)
         own = self.kv_bytes_per_user(tokens, shared_tokens)
         if space <= 0:
@@ -183,7 +183,7 @@ class Deployment:
         return min(most, space // own) if own > 0 else most
 
     def devices_needed(self, tokens: int) -> int | None:
-        """The least `tensor_parallel` that holds the weights and one user of so many tokens; None: more than 64."""
+        """The least `tensor_parallel` that holds the weights and one user of `tokens` tokens; None: more than 64."""
         for count in range(1, 65):
             if self.dimensions.num_heads % count == 0 and replace(self, tensor_parallel=count).max_users(tokens):
                 return count

@@ -14,13 +14,13 @@ from twostroke.planner.efficiency import Efficiency
 CHUNK_TOKENS = 8192
 """A longer prompt is read in several steps, as the engine reads it on a GPU."""
 CONTEXT_PAIRS = 4
-"""A mean over an answer is taken at so many contexts from its beginning and as many from its end, in step: exact where
+"""A mean over an answer is taken at this many contexts from its beginning and as many from its end: exact where
 cost is linear in the context."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A steady state: so many users at once, each asking again when answered."""
+    """A steady state: `users` users at once, each asking again when answered."""
 
     users: int
     prefill_s: float
@@ -67,7 +67,7 @@ class Phases:
         return [self.step_s(work) for work in works]
 
     def prefill_s(self, start: int, num_tokens: int) -> float:
-        """To read so many tokens after `start` cached ones and to give the first token. Chunks follow each other
+        """To read `num_tokens` tokens after `start` cached ones and to give the first token. Chunks follow each other
         through the stages: the last one leaves when all have passed a stage, and the longest the others."""
         seconds = self._chunks_s(start, num_tokens)
         return (sum(seconds) + (self.stages - 1) * max(seconds, default=0.0)) / self.stages
@@ -89,7 +89,7 @@ class Phases:
         (M/D/1), which burstier arrivals make longer: percentiles are the simulator's to tell.
 
         With lanes, each has its part of the users, and takes as long as a machine would that had a stage's devices for
-        the whole model; but there are so many of them."""
+        the whole model; but there are `lanes` of them."""
         a_lane = -(-users // self.lanes)
         slowest = self.unevenness if users >= self.lanes else 1.0
         read = self.ttft_alone_s if users == 1 else self.prefill_s

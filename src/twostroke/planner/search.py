@@ -52,7 +52,7 @@ class Load:
         return math.ceil(self.requests_per_s / fullest.requests_per_s)
 
     def on_one_of(self, replicas: int, at: Callable[[int], Loaded], most: int) -> Loaded:
-        """What one of so many replicas gets of this load; `at` says what so many users are, of whom `most` can be."""
+        """What one of `replicas` gets of this load; `at` says what a number of users get, which is `most` at most."""
         if self.users is not None:
             return at(min(most, math.ceil(self.users / replicas)))
         assert self.requests_per_s is not None
@@ -164,7 +164,7 @@ def with_replicas(one: Found, replicas: int, lengths: RequestLengths, load: Load
 def _at_users(
     candidate: Deployment, lengths: RequestLengths, efficiency: Efficiency
 ) -> tuple[Callable[[int], Loaded], int]:
-    """What so many users get of one replica; and how many it holds."""
+    """What a number of users get of one replica, and how many it holds."""
     phases = phases_of(candidate, efficiency)
     most = candidate.max_users(lengths.input_tokens + lengths.output_tokens, lengths.cached_tokens)
 

@@ -34,7 +34,7 @@ from twostroke.scheduling.steady import SteadyRun, Turn
 ROUTERS = ("round-robin", "least-loaded")
 TOKEN = SampledToken(0)
 CLASSIFIED_REQUESTS = 1000
-"""Of a long trace so many, evenly spread, tell its class."""
+"""This many requests of a long trace, evenly spread, tell its class."""
 FILLER_TOKEN = 1
 """Whatever follows the token that tells a prompt from all others. Not what is sampled: no prompt goes on like an
 answer."""

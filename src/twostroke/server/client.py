@@ -51,7 +51,7 @@ class EngineClient:
         *,
         timeout_s: float = 30.0,
     ) -> None:
-        """`timeout_s`: an engine that gives no sign of life for so long, and longer than its steps explain, is ended
+        """`timeout_s`: an engine that gives no sign of life for that long, and longer than its steps explain, is ended
         and started again."""
         self._settings = settings
         self._timeout_s = timeout_s

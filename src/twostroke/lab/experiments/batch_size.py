@@ -109,7 +109,7 @@ def _finding(apparatus: Apparatus, found: dict[int, Measured]) -> Finding:
             + judged(prediction, seconds, works)
         ),
         method=(
-            f"So many different prompts of {PROMPT_TOKENS} tokens at once; only steps in which all streams decode and "
+            f"Different prompts of {PROMPT_TOKENS} tokens, all at once; only steps in which all streams decode and "
             f"nothing else happens count, {ROUNDS} times {STEPS}. Points are medians, bars the middle 80%."
         ),
         numbers={

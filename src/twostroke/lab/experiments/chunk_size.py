@@ -28,7 +28,7 @@ STREAMS, STREAM_PROMPT = 4, 64
 QUICK_LONG_PROMPTS, LONG_PROMPTS = (1000, 250, 60), (4000, 1000, 250, 60)
 STEPS_BEFORE = 10
 SPARE_STEPS = 4
-"""A stream writes on for so long after the newcomer's first token, so that none ends while it is read."""
+"""A stream writes on for this many steps after the newcomer's first token, so that none ends while it is read."""
 QUICK_STEPS, MOST_STEPS = 64, 256
 """A chunk that would need more steps than this is left out."""
 

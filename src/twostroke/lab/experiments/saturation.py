@@ -43,7 +43,7 @@ def measure(apparatus: Apparatus, say: Say) -> Finding:
         if prompt_len < apparatus.max_tokens and apparatus.can_afford(works):
             break
     else:
-        raise CannotMeasureError("so many prompts would take too long here")
+        raise CannotMeasureError("these prompts would take too long here")
     say("one prompt alone")
     alone_s = apparatus.ttft(prompt_len).median
     say("all prompts at once")
