@@ -37,7 +37,7 @@ from twostroke.backends.cpu.threads import ThreadPool
 from twostroke.backends.cpu.tile_kinds import TileKind
 from twostroke.backends.host.batch import Batch
 from twostroke.core.kv_layout import KVGroup, KVLayout
-from twostroke.models.spec import RopeSpec
+from twostroke.models.rope_spec import RopeSpec
 
 HEADS, KV_HEADS, HEAD_DIM, LAYERS = 9, 3, 64, 30
 BLOCK_SIZE = 16

@@ -100,15 +100,15 @@ def own_logits(backend_name: str, checkpoint: Checkpoint, tokens: list[list[int]
     factory, _ = backends.choose(backend_name, checkpoint)
     longest, block_size = max(map(len, tokens)), 16
     blocks = -(-longest // block_size)
-    windows = checkpoint.spec.kv_windows()
-    layout = KVLayout(block_size, tuple(KVGroup(layers, window, blocks) for window, layers in windows))
+    groups = checkpoint.spec.kv_groups()
+    layout = KVLayout(block_size, tuple(KVGroup(group.layers, group.window, blocks) for group in groups))
     backend = factory.create(checkpoint, layout, max_context=longest, max_tokens_per_step=longest, threads=1)
     assert isinstance(backend, HostBackend)
     found = []
     try:
         for seq_id, token_ids in enumerate(tokens):
             join = RowJoin(seq_id, Request(str(seq_id), tuple(token_ids)))
-            grants = tuple(BlockGrant(seq_id, group, 0, tuple(range(blocks))) for group in range(len(windows)))
+            grants = tuple(BlockGrant(seq_id, group, 0, tuple(range(blocks))) for group in range(len(groups)))
             backend.rows.update(Step(0, joins=(join,), grants=grants))
             chunk = PrefillChunk(seq_id, 0, tuple(token_ids), False, 0)
             found.append(backend.forward(Batch.from_step(Step(1, prefills=(chunk,)), backend.rows)).copy())

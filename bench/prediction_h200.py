@@ -144,19 +144,19 @@ class SimulatedEngine:
 def replica_of(model: Model) -> tuple[ReplicaSpec, dict[tuple[str, str], float], int]:
     """As the recorded engine was set up, at the fitted cost; the recorded figures; the size of the vocabulary."""
     checkpoint = random_checkpoint(HERE / "shapes" / model.folder, WeightKind.BF16, name=model.name)
-    windows, spec = checkpoint.spec.kv_windows(), checkpoint.spec
-    shape = shape_of(checkpoint, [4 * len(layers) * spec.num_kv_heads * spec.head_dim for _, layers in windows])
+    groups = checkpoint.spec.kv_groups()
+    shape = shape_of(checkpoint, [2 * len(group.layers) * group.values for group in groups])
     figures, ceilings = recorded_figures(model.name)
     replica = ReplicaSpec(
         fitted_cost(shape, ceilings, model.name, figures).seconds,
         shape,
         ceilings,
         SchedulerConfig(MAX_CONTEXT, MAX_TOKENS_PER_STEP, MAX_RUNNING),
-        KVLayout(BLOCK_SIZE, tuple(KVGroup(layers, window, model.num_blocks) for window, layers in windows)),
+        KVLayout(BLOCK_SIZE, tuple(KVGroup(group.layers, group.window, model.num_blocks) for group in groups)),
         itl_target_s=model.itl_target_s,
         newcomer_s_per_token=NEWCOMER_S_PER_TOKEN,
     )
-    return replica, figures, spec.vocab_size
+    return replica, figures, checkpoint.spec.vocab_size
 
 
 def predictions() -> list[tuple[str, float, float]]:

@@ -64,7 +64,8 @@ def prepare(
     """A backend whose KV is full of something finite, and the step."""
     blocks = [-(-length // BLOCK_SIZE) for length in lengths]
     spec = checkpoint.spec
-    layout = KVLayout(BLOCK_SIZE, tuple(KVGroup(layers, window, sum(blocks)) for window, layers in spec.kv_windows()))
+    groups = tuple(KVGroup(group.layers, group.window, sum(blocks)) for group in spec.kv_groups())
+    layout = KVLayout(BLOCK_SIZE, groups)
     tokens = sum(lengths) if decodes == 0 else decodes
     backend = FACTORY.create(
         checkpoint,

@@ -22,7 +22,7 @@ from twostroke.backends.reference.arithmetic import Array
 from twostroke.backends.reference.weights import LayerWeights
 from twostroke.models import random_weights
 from twostroke.models.loading import read_folder_spec
-from twostroke.models.spec import ModelSpec, MoeSpec
+from twostroke.models.spec import LayerSpec, ModelSpec, MoeSpec
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ def read_prompt(folder: Path, num_tokens: int) -> Layers:
     seen = Layers()
     block, route = model._mlp_block, mlp.route
 
-    def watch(spec: ModelSpec, weights: LayerWeights, hidden: Array) -> Array:
+    def watch(spec: ModelSpec, layer: LayerSpec, weights: LayerWeights, hidden: Array) -> Array:
         unit = hidden / np.linalg.norm(hidden, axis=-1, keepdims=True)
         pairs = num_tokens * (num_tokens - 1)
         seen.likeness.append(float((np.square(unit.sum(0)).sum() - num_tokens) / pairs))
-        return block(spec, weights, hidden)
+        return block(spec, layer, weights, hidden)
 
     def count(moe: MoeSpec, logits: Array) -> tuple[npt.NDArray[np.intp], Array]:
         chosen, shares = route(moe, logits)

@@ -21,7 +21,7 @@ Logits = npt.NDArray[np.float32]
 
 def layout_for(spec: ModelSpec, num_tokens: int, block_size: int, num_sequences: int = 1) -> KVLayout:
     blocks = (-(-num_tokens // block_size) + 1) * num_sequences
-    groups = tuple(KVGroup(layers, window, blocks) for window, layers in spec.kv_windows())
+    groups = tuple(KVGroup(group.layers, group.window, blocks) for group in spec.kv_groups())
     return KVLayout(block_size, groups)
 
 

@@ -132,7 +132,7 @@ def test_it_is_the_shape_of_the_checkpoint_that_the_engine_loads(variant: str, t
     checkpoint = load_checkpoint(folder)
     config = json.loads((folder / "config.json").read_text())
     spec = checkpoint.spec
-    kv = [len(layers) * 2 * spec.num_kv_heads * spec.head_dim * 2 for _, layers in spec.kv_windows()]
+    kv = [len(group.layers) * group.values * 2 for group in spec.kv_groups()]
     # float32 weights, which make_tiny saves; K and V in 16 bits.
     assert shape_from_config(config, weight_bits=32, kv_bits=16) == shape_of(checkpoint, kv)
 

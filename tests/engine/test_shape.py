@@ -11,18 +11,15 @@ from twostroke.cost.hardware import Ceilings
 from twostroke.cost.model_shape import ExpertsShape, KVGroupShape
 from twostroke.engine.shape import shape_of
 from twostroke.models.checkpoint import Checkpoint
-from twostroke.models.spec import LayerSpec, ModelSpec, MoeSpec, RopeSpec
+from twostroke.models.rope_spec import RopeSpec
+from twostroke.models.spec import DenseMlp, GroupedAttention, LayerSpec, ModelSpec, MoeSpec
 from twostroke.models.weights.tensor import WeightKind, WeightTensor
 
-LAYER = LayerSpec(RopeSpec(theta=10_000.0, dim=64))
+LAYER = LayerSpec(GroupedAttention(9, 3, 64, RopeSpec(theta=10_000.0, dim=64)), DenseMlp(1536))
 SMOLLM2 = ModelSpec(
     family="llama",
     vocab_size=49_152,
     hidden_size=576,
-    intermediate_size=1536,
-    num_heads=9,
-    num_kv_heads=3,
-    head_dim=64,
     max_context=8192,
     layers=(LAYER,) * 30,
     norm_eps=1e-5,
@@ -63,7 +60,8 @@ def test_an_untied_table_is_gathered_not_read():
 
 
 def test_windowed_layers_are_a_group_of_their_own():
-    spec = replace(SMOLLM2, layers=(replace(LAYER, window=512), LAYER, replace(LAYER, window=512)))
+    windowed = replace(LAYER, attention=replace(LAYER.grouped, window=512))
+    spec = replace(SMOLLM2, layers=(windowed, LAYER, windowed))
     shape = shape_of(checkpoint_of(spec), [768, 1536])
     assert shape.kv_groups == (KVGroupShape(1, None, 768), KVGroupShape(2, 512, 1536))
     with pytest.raises(ValueError, match="zip"):
@@ -72,27 +70,24 @@ def test_windowed_layers_are_a_group_of_their_own():
 
 def test_a_token_meets_only_its_experts():
     """Qwen3-30B-A3B: 30.5 billion parameters, of which a token meets 3.3 (its embedding table among them)."""
+    attention = GroupedAttention(32, 4, 128, RopeSpec(theta=1e6, dim=128), qk_norm=True)
+    layer = LayerSpec(attention, MoeSpec(num_experts=128, experts_per_token=8, expert_intermediate_size=768))
     spec = replace(
         SMOLLM2,
         vocab_size=151_936,
         hidden_size=2048,
-        num_heads=32,
-        num_kv_heads=4,
-        head_dim=128,
-        layers=(LAYER,) * 48,
-        qk_norm=True,
+        layers=(layer,) * 48,
         tied_embeddings=False,
-        moe=MoeSpec(num_experts=128, experts_per_token=8, expert_intermediate_size=768),
     )
     shape = shape_of(checkpoint_of(spec), [1])
     assert shape.num_parameters == 30_532_122_624
     an_expert, head = 3 * 2048 * 768, 151_936 * 2048
-    attention = 2048 * (32 + 4 + 4) * 128 + 32 * 128 * 2048
-    assert shape.layer_matmul_parameters == 48 * (attention + 128 * 2048 + 8 * an_expert)
+    attended = 2048 * (32 + 4 + 4) * 128 + 32 * 128 * 2048
+    assert shape.layer_matmul_parameters == 48 * (attended + 128 * 2048 + 8 * an_expert)
     assert shape.experts == ExpertsShape(128, 8, 48 * 128 * an_expert * 20 // 32, 48 * 128 * an_expert)
     assert shape.experts.active_parameters == 48 * 8 * an_expert
     vectors = 4 * (48 * (2 * 2048 + 2 * 128) + 2048)
-    always = (48 * (attention + 128 * 2048) + head) * 20 // 32 + vectors
+    always = (48 * (attended + 128 * 2048) + head) * 20 // 32 + vectors
     assert shape.weight_bytes_per_step == always
     assert shape.weight_bytes_read(1) == pytest.approx(always + 48 * 8 * an_expert * 20 / 32)
     ceilings = Ceilings(read_bytes_per_s=1e12, multiply_adds_per_s=1e12, source="a test")

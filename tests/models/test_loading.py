@@ -217,7 +217,7 @@ def test_gguf_gemma3_patterns(tmp_path: Path) -> None:
         write_gguf(model, tmp_path / "a.gguf", **{"attention.sliding_window_pattern": flags, "rope.freq_base_swa": 5e3})
     ).spec
     assert [layer.window is not None for layer in spec.layers] == flags
-    assert [layer.rope.theta for layer in spec.layers] == [1e6, 5e3, 5e3, 1e6]
+    assert [layer.grouped.rope.theta for layer in spec.layers] == [1e6, 5e3, 5e3, 1e6]
     by_rule = load_checkpoint(write_gguf(model, tmp_path / "b.gguf")).spec
     assert [layer.window is not None for layer in by_rule.layers] == [True] * 4  # the first full one would be the sixth
     with pytest.raises(ModelError, match="a flag for each of the 4 layers"):

@@ -82,7 +82,7 @@ def test_layers_add_as_much_together_as_is_embedded(variant: str, kind: WeightKi
         f"{mlp}down": of_layers * tensors[f"{mlp}down"].shape[1] ** -0.5,
         f"{mlp}up": spec.hidden_size**-0.5,
     }
-    if spec.output_bias:
+    if spec.layers[0].grouped.output_bias:
         expected["layers.0.o_bias"] = 0.1 * of_layers
     for name, spread in expected.items():
         assert tensors[name].to_float32().std() == pytest.approx(spread, rel=0.15), name

@@ -131,6 +131,7 @@ _BUILDERS: dict[str, Callable[..., PreTrainedModel]] = {
     "qwen3": _qwen3,
     "qwen3_moe": lambda **settings: _qwen3_moe(norm_topk_prob=True, **settings),
     "qwen3_moe_unnormalised": lambda: _qwen3_moe(num_experts_per_tok=2),
+    "qwen3_moe_mixed": lambda: _qwen3_moe(mlp_only_layers=[1]),
     "mixtral": _mixtral,
     "gemma2": _gemma2,
     "gemma3": _gemma3,
@@ -145,6 +146,11 @@ _BUILDERS: dict[str, Callable[..., PreTrainedModel]] = {
 
 def variants() -> list[str]:
     return list(_BUILDERS)
+
+
+def uniform_variants() -> list[str]:
+    """Those whose layers have the same sizes."""
+    return [variant for variant in _BUILDERS if variant != "qwen3_moe_mixed"]
 
 
 def dense_variants() -> list[str]:

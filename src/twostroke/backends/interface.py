@@ -16,6 +16,9 @@ from twostroke.cost.hardware import Ceilings
 from twostroke.cost.model_shape import DecodeWeights
 from twostroke.machine import Machine, MemorySpace
 from twostroke.models.checkpoint import Checkpoint
+from twostroke.models.spec import DenseMlp, LatentAttention, LayerSpec, ModelSpec, MoeSpec, RecurrentMixer
+
+LAYERS_DIFFER = "its layers differ in more than their windows and ropes, and this backend has one size for all of them"
 
 
 class Ticket(Protocol):
@@ -50,6 +53,30 @@ def refuse_drafts(backend: Backend, step: Step) -> None:
             raise BackendError(
                 f"a step has a slot of {most} drafts, and the {backend.name} backend takes {backend.max_drafts}"
             )
+
+
+def uncomputed(spec: ModelSpec) -> str | None:
+    """What a model has that no backend computes, in a sentence: each of them asks, and declines. None: nothing."""
+    if spec.final_norm_bias or spec.head_bias:
+        return "it has no biases on the last norm and the output head"
+    return next((reason for layer in dict.fromkeys(spec.layers) if (reason := _uncomputed_layer(layer))), None)
+
+
+def _uncomputed_layer(layer: LayerSpec) -> str | None:
+    attention, mlp = layer.attention, layer.mlp
+    if isinstance(attention, LatentAttention):
+        return "it has no latent attention"
+    if isinstance(attention, RecurrentMixer):
+        return "it has no layers that keep a state in place of keys and values"
+    if attention.has_sinks:
+        return "it has no attention with sinks"
+    if isinstance(mlp, MoeSpec) and (mlp.shared is not None or mlp.router_bias):
+        return "it has no experts that every token meets, and no router with a bias"
+    if mlp.has_bias or (isinstance(mlp, DenseMlp) and not mlp.is_gated):
+        return "its MLPs and experts have a gate and no biases"
+    if layer.is_parallel or layer.norm_bias:
+        return "its layers have a norm before each block, without a bias"
+    return None
 
 
 @runtime_checkable

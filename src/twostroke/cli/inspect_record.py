@@ -14,7 +14,7 @@ from twostroke.models.checkpoint import Checkpoint
 
 def record(checkpoint: Checkpoint, backend: str) -> dict[str, Any]:
     spec = checkpoint.spec
-    moe = spec.moe
+    moe, attention = spec.moe, spec.layers[0].grouped
     return {
         "model": checkpoint.name,
         "file": str(checkpoint.path),
@@ -22,7 +22,7 @@ def record(checkpoint: Checkpoint, backend: str) -> dict[str, Any]:
         "num_parameters": checkpoint.num_parameters,
         "num_layers": spec.num_layers,
         "hidden_size": spec.hidden_size,
-        "intermediate_size": None if moe is not None else spec.intermediate_size,
+        "intermediate_size": spec.dense_width or None,
         "experts": None
         if moe is None
         else {
@@ -30,14 +30,14 @@ def record(checkpoint: Checkpoint, backend: str) -> dict[str, Any]:
             "a_token": moe.experts_per_token,
             "intermediate_size": moe.expert_intermediate_size,
         },
-        "num_heads": spec.num_heads,
-        "num_kv_heads": spec.num_kv_heads,
-        "head_dim": spec.head_dim,
+        "num_heads": attention.num_heads,
+        "num_kv_heads": attention.num_kv_heads,
+        "head_dim": attention.head_dim,
         "vocab_size": spec.vocab_size,
         "max_context": spec.max_context,
         "short_rope_context": spec.short_rope_context,
         "tied_embeddings": spec.tied_embeddings,
-        "layer_groups": [{"window": window, "layers": list(layers)} for window, layers in spec.kv_windows()],
+        "layer_groups": [{"window": group.window, "layers": list(group.layers)} for group in spec.kv_groups()],
         "weights": _weights(checkpoint),
         "here": _here(checkpoint, backend),
     }

@@ -47,9 +47,8 @@ class PlannedModel:
             return None
         from twostroke.engine.shape import shape_of
 
-        spec = self.checkpoint.spec
-        values = 2 * spec.num_kv_heads * spec.head_dim
-        return shape_of(self.checkpoint, [int(len(layers) * values * kv_bits / 8) for _, layers in spec.kv_windows()])
+        groups = self.checkpoint.spec.kv_groups()
+        return shape_of(self.checkpoint, [int(len(group.layers) * group.values * kv_bits / 8) for group in groups])
 
 
 def read_model(name: str) -> PlannedModel:
@@ -159,19 +158,19 @@ def weightless(planned: PlannedModel) -> Checkpoint:
 
 def config_of_spec(spec: ModelSpec) -> dict[str, Any]:
     """A loaded model's numbers, as a config.json would have them."""
-    windows = {layer.window for layer in spec.layers} - {None}
+    windows, attention = {layer.window for layer in spec.layers} - {None}, spec.layers[0].grouped
     config: dict[str, Any] = {
         "model_type": spec.family,
         "hidden_size": spec.hidden_size,
-        "intermediate_size": spec.intermediate_size,
+        "intermediate_size": spec.dense_width or 1,
         "num_hidden_layers": spec.num_layers,
-        "num_attention_heads": spec.num_heads,
-        "num_key_value_heads": spec.num_kv_heads,
-        "head_dim": spec.head_dim,
+        "num_attention_heads": attention.num_heads,
+        "num_key_value_heads": attention.num_kv_heads,
+        "head_dim": attention.head_dim,
         "vocab_size": spec.vocab_size,
         "max_position_embeddings": spec.max_context,
         "tie_word_embeddings": spec.tied_embeddings,
-        "attention_bias": spec.output_bias,
+        "attention_bias": attention.output_bias,
         "sliding_window": max((window for window in windows if window is not None), default=None),
         "layer_types": ["full_attention" if layer.window is None else "sliding_attention" for layer in spec.layers],
     }
@@ -180,5 +179,6 @@ def config_of_spec(spec: ModelSpec) -> dict[str, Any]:
             "num_local_experts": spec.moe.num_experts,
             "num_experts_per_tok": spec.moe.experts_per_token,
             "moe_intermediate_size": spec.moe.expert_intermediate_size,
+            "mlp_only_layers": [index for index, layer in enumerate(spec.layers) if layer.moe is None],
         }
     return config

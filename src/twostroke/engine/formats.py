@@ -55,8 +55,8 @@ def choose_formats(
 
 def kv_needs(factory: BackendFactory, checkpoint: Checkpoint, formats: Formats) -> tuple[KVGroupNeed, ...]:
     return tuple(
-        KVGroupNeed(layers, window, factory.kv_bytes_per_token(checkpoint, layers, formats))
-        for window, layers in checkpoint.spec.kv_windows()
+        KVGroupNeed(group.layers, group.window, factory.kv_bytes_per_token(checkpoint, group.layers, formats))
+        for group in checkpoint.spec.kv_groups()
     )
 
 

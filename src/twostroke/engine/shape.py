@@ -14,7 +14,7 @@ def shape_of(
     kv_bytes_per_token_by_group: Sequence[int],
     held_bytes: Callable[[str], int] | None = None,
 ) -> ModelShape:
-    """KV groups are those of `spec.kv_windows()`, in that order; what a token takes in each is the backend's to say.
+    """KV groups are those of `spec.kv_groups()`, in that order; what a token takes in each is the backend's to say.
     So is what a tensor takes as it is held; None: what it is stored in, or brought to on load."""
     held_bytes = held_bytes or checkpoint.held_tensor_bytes
     spec = checkpoint.spec
@@ -33,15 +33,15 @@ def shape_of(
         in_layers -= in_experts - experts.active_parameters
     embedding_bytes = 0 if spec.tied_embeddings else checkpoint.tensors["embedding"].nbytes
     weight_bytes -= embedding_bytes
-    groups = zip(spec.kv_windows(), kv_bytes_per_token_by_group, strict=True)
+    groups = zip(spec.kv_groups(), kv_bytes_per_token_by_group, strict=True)
     return ModelShape(
         num_parameters=checkpoint.num_parameters,
         layer_matmul_parameters=in_layers,
         head_matmul_parameters=matrices[head],
         weight_bytes_per_step=weight_bytes,
-        num_heads=spec.num_heads,
-        head_dim=spec.head_dim,
-        kv_groups=tuple(KVGroupShape(len(layers), window, num_bytes) for (window, layers), num_bytes in groups),
+        num_heads=spec.layers[0].grouped.num_heads,
+        head_dim=spec.layers[0].grouped.head_dim,
+        kv_groups=tuple(KVGroupShape(len(group.layers), group.window, num_bytes) for group, num_bytes in groups),
         experts=experts,
         embedding_bytes=embedding_bytes,
     )

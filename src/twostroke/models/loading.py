@@ -9,15 +9,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from twostroke.core.errors import ModelError
 from twostroke.models.checkpoint import Checkpoint, FileTensors
 from twostroke.models.families import family_of_config, family_of_gguf
-from twostroke.models.families.declaration import Family, TensorNames
+from twostroke.models.families.declaration import Adjustment, Family, TensorNames
 from twostroke.models.families.fields import Fields, shown
 from twostroke.models.spec import ModelSpec, layer_name
 from twostroke.models.weights.gguf import open_gguf
 from twostroke.models.weights.safetensors import open_folder, weight_files
-from twostroke.models.weights.tensor import WeightTensor
+from twostroke.models.weights.tensor import WeightTensor, from_float32
 
 _MAX_CONFIG_BYTES = 16 * 2**20
 _SHOWN_NAMES = 4
@@ -81,7 +83,7 @@ def canonical_tensors(
     """Exactly the tensors of `spec.tensor_shapes()`, renamed, split and put right; anything missing, misshapen or
     left over is refused."""
     shapes = spec.tensor_shapes()
-    num_experts = 0 if spec.moe is None else spec.moe.num_experts
+    num_experts = spec.moe.num_experts if spec.moe is not None else 0
     in_layer = names.in_layer(num_experts)
     found: dict[str, WeightTensor] = {}
     unknown: list[str] = []
@@ -99,8 +101,8 @@ def canonical_tensors(
         for target, part in _split(source, tensor, targets, shapes):
             if target in found:
                 raise ModelError(f"{source}: {shown(stored_name)} gives {target} a second time")
-            adjust = names.adjust.get(target.rpartition(".")[2])
-            found[target] = part if adjust is None else adjust(part, spec)
+            adjustment = names.adjust.get(target.rpartition(".")[2])
+            found[target] = part if adjustment is None else _adjusted(part, adjustment, target, spec)
     missing = [name for name in shapes if name not in found]
     if missing:
         raise ModelError(f"{source}: tensors are missing: {_listed(missing)}")
@@ -148,6 +150,18 @@ def _split(
         parts.append((target, tensor.rows(start, start + shape[0])))
         start += shape[0]
     return parts
+
+
+def _adjusted(tensor: WeightTensor, adjustment: Adjustment, target: str, spec: ModelSpec) -> WeightTensor:
+    if adjustment is Adjustment.ADD_ONE:
+        return from_float32(tensor.name, tensor.to_float32() + np.float32(1))
+    # From 0, d/2, 1, d/2 + 1, ... back to 0, 1, ... d - 1, so that every backend rotates `i` with `i + d / 2` and knows
+    # no other way.
+    head_dim = spec.layers[int(target.split(".")[1])].grouped.head_dim
+    order = np.arange(tensor.shape[0]).reshape(-1, head_dim // 2, 2).swapaxes(1, 2).reshape(-1)
+    if len(tensor.shape) == 1:
+        return from_float32(tensor.name, tensor.to_float32()[order])
+    return tensor.take_rows(order)
 
 
 def _listed(names: list[str]) -> str:

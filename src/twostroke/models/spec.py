@@ -1,103 +1,143 @@
-"""ModelSpec: the few numbers a model declares about itself, read by every backend. Knows no file format."""
+"""ModelSpec: what a model declares about itself, layer by layer. Read by every backend, the planner and the simulator.
+Knows no file format and no arithmetic: the standard library is all it needs."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-import numpy as np
-import numpy.typing as npt
+from twostroke.models.rope_spec import LongRopeScaling, RopeSpec
+
+Activation = Literal["silu", "gelu_tanh"]
+Shapes = dict[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Llama3Scaling:
-    factor: float
-    low_frequency_factor: float
-    high_frequency_factor: float
-    original_max_context: int
+class GroupedAttention:
+    """Query heads that share keys and values in groups of `queries_per_kv_head`, in order."""
 
-
-@dataclass(frozen=True, slots=True)
-class LinearScaling:
-    factor: float
-
-
-@dataclass(frozen=True, slots=True)
-class LongRopeScaling:
-    """Phi-3: one factor a frequency, one list for contexts up to the original maximum and one beyond it. Which one is
-    in force is decided once, by the context the engine is configured for (see `RopeSpec.inverse_frequencies`): keys in
-    the cache are rotated already, so a sequence that outgrew the short factors would have to be read anew."""
-
-    short_factors: tuple[float, ...]
-    long_factors: tuple[float, ...]
-    original_max_context: int
-    attention_factor: float
-
-
-@dataclass(frozen=True, slots=True)
-class FrequencyDivisors:
-    """One divisor a frequency, as a GGUF file stores Llama 3's scaling: already worked out."""
-
-    divisors: tuple[float, ...]
-
-
-RopeScaling = Llama3Scaling | LinearScaling | LongRopeScaling | FrequencyDivisors
-
-
-@dataclass(frozen=True, slots=True)
-class RopeSpec:
-    """Rotary embedding over the first `dim` of a head's dimensions, pairing `i` with `i + dim / 2`."""
-
-    theta: float
-    dim: int
-    scaling: RopeScaling | None = None
-
-    def inverse_frequencies(self, max_context: int) -> npt.NDArray[np.float64]:
-        """[dim / 2] radians a position."""
-        base = self.theta ** -(np.arange(0, self.dim, 2, dtype=np.float64) / self.dim)
-        scaling = self.scaling
-        if scaling is None:
-            return base
-        if isinstance(scaling, LinearScaling):
-            return base / scaling.factor
-        if isinstance(scaling, FrequencyDivisors):
-            return base / np.asarray(scaling.divisors, dtype=np.float64)
-        if isinstance(scaling, LongRopeScaling):
-            beyond = max_context > scaling.original_max_context
-            return base / np.asarray(scaling.long_factors if beyond else scaling.short_factors, dtype=np.float64)
-        return _llama3_frequencies(base, scaling)
-
-    @property
-    def attention_factor(self) -> float:
-        """What cos and sin are multiplied by."""
-        return self.scaling.attention_factor if isinstance(self.scaling, LongRopeScaling) else 1.0
-
-
-def _llama3_frequencies(base: npt.NDArray[np.float64], scaling: Llama3Scaling) -> npt.NDArray[np.float64]:
-    """Long wavelengths are stretched by `factor`, short ones kept, those between blended."""
-    wavelength = 2 * math.pi / base
-    low_wavelength = scaling.original_max_context / scaling.low_frequency_factor
-    high_wavelength = scaling.original_max_context / scaling.high_frequency_factor
-    span = scaling.high_frequency_factor - scaling.low_frequency_factor
-    smooth = (scaling.original_max_context / wavelength - scaling.low_frequency_factor) / span
-    blended = (1 - smooth) * base / scaling.factor + smooth * base
-    stretched = np.where(wavelength > low_wavelength, base / scaling.factor, blended)
-    return np.where(wavelength < high_wavelength, base, stretched)
-
-
-@dataclass(frozen=True, slots=True)
-class LayerSpec:
-    """Where one layer may differ from its neighbours."""
-
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
     rope: RopeSpec
     window: int | None = None
     """Sliding window: a query at q reads keys above `q - window`."""
+    scale: float = 0.0
+    """What scores are multiplied by; 0 stands for 1 / sqrt(head_dim)."""
+    softcap: float | None = None
+    qkv_bias: bool = False
+    output_bias: bool = False
+    """A bias on the output projection."""
+    qk_norm: bool = False
+    """RMSNorm over each head of q and k, before rope."""
+    has_sinks: bool = False
+    """gpt-oss: a learnt score a head, beside those of the keys."""
+
+    def __post_init__(self) -> None:
+        if self.scale == 0.0:
+            object.__setattr__(self, "scale", self.head_dim**-0.5)
+
+    @property
+    def queries_per_kv_head(self) -> int:
+        return self.num_heads // self.num_kv_heads
+
+    @property
+    def query_width(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        """Of all keys of a token, and of all values."""
+        return self.num_kv_heads * self.head_dim
+
+    @property
+    def kv_values(self) -> int:
+        """Numbers that one token leaves behind."""
+        return 2 * self.kv_width
+
+    def tensor_shapes(self, hidden: int) -> Shapes:
+        query, kv = self.query_width, self.kv_width
+        shapes: Shapes = {"q": (query, hidden), "k": (kv, hidden), "v": (kv, hidden), "o": (hidden, query)}
+        if self.qkv_bias:
+            shapes |= {"q_bias": (query,), "k_bias": (kv,), "v_bias": (kv,)}
+        if self.output_bias:
+            shapes["o_bias"] = (hidden,)
+        if self.qk_norm:
+            shapes |= {"q_norm": (self.head_dim,), "k_norm": (self.head_dim,)}
+        if self.has_sinks:
+            shapes["sinks"] = (self.num_heads,)
+        return shapes
+
+
+@dataclass(frozen=True, slots=True)
+class LatentAttention:
+    """DeepSeek's: keys and values of all heads are made from one vector a token, of `rank` numbers and a few rotated
+    ones; queries may go through a low rank, too."""
+
+    num_heads: int
+    rank: int
+    plain_dim: int
+    """Of a head's keys, what is not rotated."""
+    rotated_dim: int
+    """Of a head's keys, what is rotated: all heads have the same."""
+    value_dim: int
+    query_rank: int | None = None
+
+    @property
+    def kv_values(self) -> int:
+        return self.rank + self.rotated_dim
+
+    def tensor_shapes(self, hidden: int) -> Shapes:
+        query = self.num_heads * (self.plain_dim + self.rotated_dim)
+        expanded = self.num_heads * (self.plain_dim + self.value_dim)
+        shapes: Shapes = {"q": (query, hidden)}
+        if self.query_rank is not None:
+            shapes = {"q_a": (self.query_rank, hidden), "q_a_norm": (self.query_rank,), "q_b": (query, self.query_rank)}
+        return shapes | {
+            "kv_a": (self.rank + self.rotated_dim, hidden),
+            "kv_a_norm": (self.rank,),
+            "kv_b": (expanded, self.rank),
+            "o": (hidden, self.num_heads * self.value_dim),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentMixer:
+    """In place of attention, a state of fixed size that each token changes (Mamba, gated delta nets). Kinds differ in
+    their tensors, so a kind names its own."""
+
+    state_values: int
+    """Numbers that one sequence keeps, however long it is."""
+    tensors: tuple[tuple[str, tuple[int, ...]], ...] = ()
+
+    def tensor_shapes(self, hidden: int) -> Shapes:
+        return dict(self.tensors)
+
+
+Attention = GroupedAttention | LatentAttention | RecurrentMixer
+
+
+@dataclass(frozen=True, slots=True)
+class DenseMlp:
+    """One MLP that every token meets."""
+
+    intermediate_size: int
+    activation: Activation = "silu"
+    is_gated: bool = True
+    has_bias: bool = False
+
+    def tensor_shapes(self, hidden: int, prefix: str = "") -> Shapes:
+        size = self.intermediate_size
+        inner: Shapes = {"gate": (size, hidden)} if self.is_gated else {}
+        inner |= {"up": (size, hidden), "down": (hidden, size)}
+        if self.has_bias:
+            inner |= {f"{name}_bias": shape[:1] for name, shape in inner.items()}
+        return {f"{prefix}{name}": shape for name, shape in inner.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class MoeSpec:
-    """A mixture of experts in place of each layer's MLP: a router's softmax over all experts, of which a token is sent
+    """A mixture of experts in place of a layer's MLP: a router's softmax over all experts, of which a token is sent
     to the likeliest few; their outputs are summed, weighted by the router's shares."""
 
     num_experts: int
@@ -105,6 +145,92 @@ class MoeSpec:
     expert_intermediate_size: int
     normalise_weights: bool = True
     """Whether the chosen experts' shares are scaled to a sum of 1."""
+    activation: Activation = "silu"
+    has_bias: bool = False
+    """Of the experts' matrices."""
+    router_bias: bool = False
+    shared: DenseMlp | None = None
+    """An MLP beside the experts, that every token meets."""
+    shared_gate: bool = False
+    """A router of its own for it: one number, whose sigmoid is its share."""
+
+    @property
+    def expert(self) -> DenseMlp:
+        """One of them."""
+        return DenseMlp(self.expert_intermediate_size, self.activation, has_bias=self.has_bias)
+
+    def router_shapes(self, hidden: int) -> Shapes:
+        """All that a token meets whichever experts it is sent to."""
+        shapes: Shapes = {"router": (self.num_experts, hidden)}
+        if self.router_bias:
+            shapes["router_bias"] = (self.num_experts,)
+        if self.shared is not None:
+            shapes |= self.shared.tensor_shapes(hidden, "shared.")
+        if self.shared_gate:
+            shapes["shared.router"] = (1, hidden)
+        return shapes
+
+    def tensor_shapes(self, hidden: int) -> Shapes:
+        shapes = self.router_shapes(hidden)
+        for expert in range(self.num_experts):
+            shapes |= self.expert.tensor_shapes(hidden, expert_name(expert, ""))
+        return shapes
+
+
+Mlp = DenseMlp | MoeSpec
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    """What one layer is: how its tokens meet each other, and what each then goes through alone."""
+
+    attention: Attention
+    mlp: Mlp
+    sandwich_norms: bool = False
+    """Gemma: each block's output is normed too, before it joins the residual."""
+    is_parallel: bool = False
+    """Phi: both blocks read the same norm, and there is one of them."""
+    norm_bias: bool = False
+    """LayerNorm, with a bias, in place of RMSNorm."""
+
+    @property
+    def grouped(self) -> GroupedAttention:
+        """For backends, which decline models with layers of other kinds (`backends.interface.uncomputed`)."""
+        if not isinstance(self.attention, GroupedAttention):
+            raise TypeError(f"this layer has a {type(self.attention).__name__}, and grouped attention is asked for")
+        return self.attention
+
+    @property
+    def dense(self) -> DenseMlp | None:
+        return self.mlp if isinstance(self.mlp, DenseMlp) else None
+
+    @property
+    def moe(self) -> MoeSpec | None:
+        return self.mlp if isinstance(self.mlp, MoeSpec) else None
+
+    @property
+    def window(self) -> int | None:
+        return self.attention.window if isinstance(self.attention, GroupedAttention) else None
+
+    def norm_shapes(self, hidden: int) -> Shapes:
+        names = ["attention_norm"] if self.is_parallel else ["attention_norm", "mlp_norm"]
+        names += ["post_attention_norm", "post_mlp_norm"] if self.sandwich_norms else []
+        names += [f"{name}_bias" for name in names] if self.norm_bias else []
+        return dict.fromkeys(names, (hidden,))
+
+    def tensor_shapes(self, hidden: int) -> Shapes:
+        return self.norm_shapes(hidden) | self.attention.tensor_shapes(hidden) | self.mlp.tensor_shapes(hidden)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerGroup:
+    """Layers that leave the same behind for later tokens: a KV group of the model."""
+
+    kind: Literal["keys and values", "latent", "state"]
+    window: int | None
+    values: int
+    """Numbers in one layer: of a token, or of kind "state" of a whole sequence."""
+    layers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,95 +238,81 @@ class ModelSpec:
     family: str
     vocab_size: int
     hidden_size: int
-    intermediate_size: int
-    """Of a layer's MLP. A model with `moe` has none: its experts' size is there."""
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
     max_context: int
     layers: tuple[LayerSpec, ...]
     norm_eps: float
-    activation: Literal["silu", "gelu_tanh"] = "silu"
-    attention_scale: float = 0.0
-    """What scores are multiplied by; 0 stands for 1 / sqrt(head_dim)."""
-    qkv_bias: bool = False
-    output_bias: bool = False
-    """A bias on attention's output projection."""
-    qk_norm: bool = False
-    """RMSNorm over each head of q and k, before rope."""
-    sandwich_norms: bool = False
-    """Gemma: each block's output is normed too, before it joins the residual."""
-    attention_softcap: float | None = None
     logits_softcap: float | None = None
     embedding_scale: float = 1.0
     tied_embeddings: bool = False
-    moe: MoeSpec | None = None
-    """Experts in every layer; None: a plain MLP in every layer."""
-
-    def __post_init__(self) -> None:
-        if self.attention_scale == 0.0:
-            object.__setattr__(self, "attention_scale", self.head_dim**-0.5)
+    final_norm_bias: bool = False
+    head_bias: bool = False
 
     @property
     def num_layers(self) -> int:
         return len(self.layers)
 
     @property
-    def queries_per_kv_head(self) -> int:
-        return self.num_heads // self.num_kv_heads
+    def common_layer(self) -> LayerSpec | None:
+        """One layer that stands for all of them: its window and rope are the first one's. None: layers differ in more
+        than that."""
+        first = self.layers[0]
+        alike = {replace(layer, attention=_without_place(layer.attention)) for layer in self.layers}
+        return first if len(alike) == 1 else None
+
+    @property
+    def moe(self) -> MoeSpec | None:
+        """The experts of the first layer that has any."""
+        return next((layer.moe for layer in self.layers if layer.moe is not None), None)
+
+    @property
+    def dense_width(self) -> int:
+        """Of the widest MLP that is no expert; 0: there is none."""
+        return max((layer.dense.intermediate_size for layer in self.layers if layer.dense is not None), default=0)
 
     @property
     def short_rope_context(self) -> int | None:
         """The longest context that is read with short rope factors, where a longer one takes others; None: all contexts
         are read alike."""
-        scalings = [layer.rope.scaling for layer in self.layers]
+        attentions = [layer.attention for layer in self.layers]
+        scalings = [one.rope.scaling for one in attentions if isinstance(one, GroupedAttention)]
         originals = [scaling.original_max_context for scaling in scalings if isinstance(scaling, LongRopeScaling)]
         return min(originals) if originals and min(originals) < self.max_context else None
 
-    def kv_windows(self) -> tuple[tuple[int | None, tuple[int, ...]], ...]:
-        """The layers grouped by window, full attention first: the KV groups of this model."""
-        windows = sorted({layer.window for layer in self.layers}, key=lambda w: (w is not None, w or 0))
-        return tuple((w, tuple(i for i, layer in enumerate(self.layers) if layer.window == w)) for w in windows)
+    def kv_groups(self) -> tuple[LayerGroup, ...]:
+        """The layers by what they leave behind and how long it is read: full attention first, states last."""
+        found: dict[LayerGroup, list[int]] = {}
+        for index, layer in enumerate(self.layers):
+            found.setdefault(_group_of(layer.attention), []).append(index)
+        ordered = sorted(found, key=lambda group: (group.kind == "state", group.window or 0, group.kind, group.values))
+        return tuple(replace(group, layers=tuple(found[group])) for group in ordered)
 
-    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+    def tensor_shapes(self) -> Shapes:
         """Every tensor the model has, by canonical name, rows (outputs) first: what a loader must provide."""
-        hidden, query_dim, kv_dim = self.hidden_size, self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        layer: dict[str, tuple[int, ...]] = {
-            "attention_norm": (hidden,),
-            "q": (query_dim, hidden),
-            "k": (kv_dim, hidden),
-            "v": (kv_dim, hidden),
-            "o": (hidden, query_dim),
-            "mlp_norm": (hidden,),
-        }
-        if self.moe is None:
-            layer |= _gated_mlp("", hidden, self.intermediate_size)
-        else:
-            layer["router"] = (self.moe.num_experts, hidden)
-            for expert in range(self.moe.num_experts):
-                layer |= _gated_mlp(expert_name(expert, ""), hidden, self.moe.expert_intermediate_size)
-        if self.qkv_bias:
-            layer |= {"q_bias": (query_dim,), "k_bias": (kv_dim,), "v_bias": (kv_dim,)}
-        if self.output_bias:
-            layer["o_bias"] = (hidden,)
-        if self.qk_norm:
-            layer |= {"q_norm": (self.head_dim,), "k_norm": (self.head_dim,)}
-        if self.sandwich_norms:
-            layer |= {"post_attention_norm": (hidden,), "post_mlp_norm": (hidden,)}
-        shapes: dict[str, tuple[int, ...]] = {"embedding": (self.vocab_size, hidden), "final_norm": (hidden,)}
+        shapes: Shapes = {"embedding": (self.vocab_size, self.hidden_size), "final_norm": (self.hidden_size,)}
         if not self.tied_embeddings:
-            shapes["output"] = (self.vocab_size, hidden)
-        for index in range(self.num_layers):
-            shapes.update({layer_name(index, name): shape for name, shape in layer.items()})
+            shapes["output"] = (self.vocab_size, self.hidden_size)
+        if self.final_norm_bias:
+            shapes["final_norm_bias"] = (self.hidden_size,)
+        if self.head_bias:
+            shapes["output_bias"] = (self.vocab_size,)
+        for index, layer in enumerate(self.layers):
+            own = layer.tensor_shapes(self.hidden_size)
+            shapes.update({layer_name(index, name): shape for name, shape in own.items()})
         return shapes
 
 
-def _gated_mlp(prefix: str, hidden: int, intermediate: int) -> dict[str, tuple[int, ...]]:
-    return {
-        f"{prefix}gate": (intermediate, hidden),
-        f"{prefix}up": (intermediate, hidden),
-        f"{prefix}down": (hidden, intermediate),
-    }
+def _without_place(attention: Attention) -> Attention:
+    if not isinstance(attention, GroupedAttention):
+        return attention
+    return replace(attention, window=None, rope=RopeSpec(1.0, attention.rope.dim))
+
+
+def _group_of(attention: Attention) -> LayerGroup:
+    if isinstance(attention, RecurrentMixer):
+        return LayerGroup("state", None, attention.state_values)
+    if isinstance(attention, LatentAttention):
+        return LayerGroup("latent", None, attention.kv_values)
+    return LayerGroup("keys and values", attention.window, attention.kv_values)
 
 
 def layer_name(index: int, name: str) -> str:

@@ -22,7 +22,8 @@ from twostroke.core.request import Request
 from twostroke.core.sampling_params import SamplingParams
 from twostroke.core.step import BlockGrant, DecodeSlot, PrefillChunk, RowJoin, Step
 from twostroke.models.checkpoint import Checkpoint
-from twostroke.models.spec import MoeSpec
+from twostroke.models.families.decoder import with_attention, with_mlps
+from twostroke.models.spec import DenseMlp, Mlp, MoeSpec
 
 NUM_TOKENS = 70
 
@@ -197,15 +198,20 @@ def test_weights_that_are_used_as_they_are_stored_need_no_note(checkpoint: Check
 
 
 def test_shapes_that_do_not_fit_are_declined(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    def reason(**changes: Any) -> str | None:
-        return FACTORY.supports(replace(checkpoint, spec=replace(checkpoint.spec, **changes)))
+    def reason(mlp: Mlp | None = None, hidden_size: int = 64, **attention: Any) -> str | None:
+        spec = replace(with_attention(checkpoint.spec, **attention), hidden_size=hidden_size)
+        spec = spec if mlp is None else with_mlps(spec, [mlp] * spec.num_layers)
+        return FACTORY.supports(replace(checkpoint, spec=spec))
 
     assert reason() is None
     assert "head size that is a multiple of 16, and this model's is 24" in str(reason(head_dim=24))
     assert "multiples of 32, and this model's hidden size is 80" in str(reason(hidden_size=80))
-    assert "intermediate size" in str(reason(intermediate_size=100))
-    assert "mixture of experts" in str(reason(moe=MoeSpec(4, 2, 32)))
+    assert "intermediate size" in str(reason(DenseMlp(100)))
+    assert "mixture of experts" in str(reason(MoeSpec(4, 2, 32)))
     assert "attention width" in str(reason(num_heads=1, num_kv_heads=1))
+    sizes = [96, *[128] * (checkpoint.spec.num_layers - 1)]
+    wider = with_mlps(checkpoint.spec, [DenseMlp(size) for size in sizes])
+    assert "differ in more than their windows and ropes" in str(FACTORY.supports(replace(checkpoint, spec=wider)))
     monkeypatch.setenv(ISA_VARIABLE, "sse9")
     assert "no instruction set 'sse9'" in str(reason())
 
@@ -217,8 +223,9 @@ def test_a_block_size_that_does_not_fit_is_refused(checkpoint: Checkpoint) -> No
 
 def test_kv_bytes(checkpoint: Checkpoint) -> None:
     spec = checkpoint.spec
-    values = 2 * 2 * spec.num_kv_heads * spec.head_dim
-    for kind, expected in {None: 2 * values, "bf16": 2 * values, "int8": values + 2 * 8 * spec.num_kv_heads}.items():
+    attention = spec.layers[0].grouped
+    values, scales = 2 * attention.kv_values, 2 * 8 * attention.num_kv_heads
+    for kind, expected in {None: 2 * values, "bf16": 2 * values, "int8": values + scales}.items():
         formats = FACTORY.formats(checkpoint, FormatWish(kv=kind))
         assert isinstance(formats, Formats)
         assert FACTORY.kv_bytes_per_token(checkpoint, (0, 1), formats) == expected

@@ -40,8 +40,9 @@ class Sizes:
     """Of each KV group."""
 
     def layout(self, checkpoint: Checkpoint) -> KVLayout:
-        groups = (KVGroup(layers, window, self.num_blocks) for window, layers in checkpoint.spec.kv_windows())
-        return KVLayout(self.block_size, tuple(groups))
+        found = checkpoint.spec.kv_groups()
+        groups = tuple(KVGroup(group.layers, group.window, self.num_blocks) for group in found)
+        return KVLayout(self.block_size, groups)
 
     def engine(self, checkpoint: Checkpoint, backend: Backend, grammars: Grammars | None = None) -> Engine:
         config = SchedulerConfig(

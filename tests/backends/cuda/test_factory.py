@@ -22,6 +22,7 @@ from twostroke.core.formats import PACKED, STORED, Formats, FormatWish
 from twostroke.core.kv_layout import KVGroup, KVLayout
 from twostroke.cost.model_shape import DecodeWeights, WeightCopies
 from twostroke.models.checkpoint import Checkpoint
+from twostroke.models.families.decoder import with_attention
 from twostroke.models.loading import load_checkpoint
 from twostroke.models.random_weights import random_checkpoint
 from twostroke.models.weights.tensor import WeightKind
@@ -104,7 +105,7 @@ def test_it_declines_shapes_that_its_kernels_do_not_have(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, changes: dict[str, int], sentence: str
 ) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda name: Driver(1))
-    assert FACTORY.supports(replace(checkpoint, spec=replace(checkpoint.spec, **changes))) == sentence
+    assert FACTORY.supports(replace(checkpoint, spec=with_attention(checkpoint.spec, **changes))) == sentence
 
 
 @pytest.mark.usefixtures("asked_anew")
@@ -138,7 +139,7 @@ def test_kv_takes_two_bytes_a_number_and_other_kinds_are_declined(checkpoint: Ch
     spec = checkpoint.spec
     for kind in ("f16", "bf16"):
         found = FACTORY.kv_bytes_per_token(checkpoint, (0, 2), Formats.of(kind, kind))
-        assert found == 2 * 2 * 2 * spec.num_kv_heads * spec.head_dim
+        assert found == 2 * 2 * spec.layers[0].grouped.kv_values
     for kind in ("int8", "f32", "fp8"):
         assert FACTORY.formats(checkpoint, FormatWish(kv=kind)) == (
             f"it keeps KV in what it computes in, bf16 or f16, not in {kind}"
@@ -205,11 +206,11 @@ def test_a_terminal_sees_weights_arrive_and_a_file_does_not(monkeypatch: pytest.
 
 
 def test_kv_has_a_block_more_than_the_ledger_hands_out(checkpoint: Checkpoint, device: str) -> None:
-    spec = checkpoint.spec
+    spec, attention = checkpoint.spec, checkpoint.spec.layers[0].grouped
     layout = KVLayout(16, (KVGroup((0, 2), None, 5), KVGroup((1,), 32, 3)))
     store = KVStore(spec, layout, torch.device(device), torch.bfloat16)
     assert store.group_of == (0, 1, 0) and store.block_size == 16
-    shapes = [(blocks, spec.num_kv_heads, 16, spec.head_dim) for blocks in (6, 4, 6)]
+    shapes = [(blocks, attention.num_kv_heads, 16, attention.head_dim) for blocks in (6, 4, 6)]
     assert [tuple(keys.shape) for keys in store.keys] == [tuple(values.shape) for values in store.values] == shapes
     assert not any(tensor.count_nonzero() for tensor in (*store.keys, *store.values))
     assert len({tensor.data_ptr() for tensor in (*store.keys, *store.values)}) == 6

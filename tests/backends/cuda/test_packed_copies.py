@@ -23,6 +23,7 @@ from twostroke.backends.cuda.weights import Weights
 from twostroke.core.formats import Formats
 from twostroke.cost.model_shape import DecodeWeights
 from twostroke.models.checkpoint import Checkpoint
+from twostroke.models.families.decoder import with_attention, with_mlps
 from twostroke.models.loading import load_checkpoint
 from twostroke.models.random_weights import random_checkpoint
 from twostroke.models.weights.tensor import WeightKind
@@ -118,7 +119,7 @@ def test_what_stays_plain_by_its_shape(tmp_path: Path) -> None:
         ({"qkv_bias": True}, ["o", "gate_up", "down"]),
         ({"output_bias": True}, ["qkv", "gate_up", "down"]),
     ):
-        assert names(replace(llama, spec=replace(llama.spec, **biases))) == left
+        assert names(replace(llama, spec=with_attention(llama.spec, **biases))) == left
     odd = drawn("llama", tmp_path / "odd", hidden_size=192, intermediate_size=256)
     assert names(odd) == ["down"], "three rounds of inputs are not an even number"
     assert PackedLayer.empty(odd.spec, BF16, torch.device("cpu")).num_bytes > 0
@@ -173,8 +174,9 @@ def test_sizes_are_those_that_are_held(variant: str, device: str, request: pytes
     assert sizes.num_bytes == held > 0
     head, plain_head = packed_bytes(spec.vocab_size, 128), 2 * 128 * spec.vocab_size
     assert sizes.dense is not None and sizes.dense.max_tokens == MAX_DENSE_ROWS
-    rows = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
-    attention = packed_bytes(rows, 128) + packed_bytes(128, spec.num_heads * spec.head_dim)
+    heads = spec.layers[0].grouped
+    rows = heads.query_width + heads.kv_values
+    attention = packed_bytes(rows, 128) + packed_bytes(128, heads.query_width)
     if variant == "llama":
         assert sizes.experts is None
         assert sizes.dense.num_bytes == head + 2 * (attention + packed_bytes(768, 128) + packed_bytes(128, 384))
@@ -225,7 +227,7 @@ def test_a_rehearsal_packs_nothing(llama: Checkpoint, monkeypatch: pytest.Monkey
 def test_more_experts_than_the_kernel_has_room_for_stay_plain(moe: Checkpoint) -> None:
     assert moe.spec.moe is not None
     for experts, expected in ((256, ["gate_up", "down"]), (257, [])):
-        many = replace(moe.spec, moe=replace(moe.spec.moe, num_experts=experts))
+        many = with_mlps(moe.spec, [replace(moe.spec.moe, num_experts=experts)] * moe.spec.num_layers)
         assert [matrix.name for matrix in packable(many) if matrix.is_expert] == expected
 
 

@@ -25,7 +25,8 @@ from twostroke.backends.cuda.kernels.packed_tiles import (
     choose_packed_tile,
 )
 from twostroke.backends.cuda.products import ProductScratch
-from twostroke.models.spec import ModelSpec
+from twostroke.models.rope_spec import RopeSpec
+from twostroke.models.spec import DenseMlp, GroupedAttention, LayerSpec, ModelSpec
 
 QKV, OUT, GATE_UP, DOWN, HEAD = (96, 64), (64, 64), (448, 64), (64, 224), (2004, 64)
 """Units and rounds of an 8B's matrices."""
@@ -100,9 +101,8 @@ def test_small_matrices_and_many_rows_are_left_to_others() -> None:
 @pytest.mark.parametrize("hidden", [512, 1024, 2048, 2560, 4096, 5120, 8192])
 def test_parts_of_a_divided_depth_have_room(hidden: int) -> None:
     """The hidden size's matrices are those whose depth may be divided."""
-    spec = ModelSpec.__new__(ModelSpec)
-    for name, value in {"hidden_size": hidden, "intermediate_size": 1, "moe": None}.items():
-        object.__setattr__(spec, name, value)
+    layer = LayerSpec(GroupedAttention(1, 1, 2, RopeSpec(1e4, 2)), DenseMlp(1))
+    spec = ModelSpec("llama", 1, hidden, 1, (layer,), 1e-5)
     sums = ProductScratch(spec, 1, torch.bfloat16, torch.device("meta")).sums
     for rows, rounds, num_sms in product((64, 128, 200, MAX_DENSE_ROWS), (32, 128, 256, 512, 2048), (78, 132, 144)):
         tile = choose_packed_tile(rows, hidden // UNIT_ROWS, rounds, num_sms, may_split=True)

@@ -110,11 +110,10 @@ def test_a_position_without_a_block_is_an_error_and_not_another_sequence(gemma: 
 
 def test_the_factory_says_what_kv_costs(gemma: tuple[Checkpoint, object], tmp_path: Path) -> None:
     checkpoint, _ = gemma
-    spec = checkpoint.spec
     assert FACTORY.supports(checkpoint) is None
     formats = FACTORY.formats(checkpoint)
     assert formats == Formats(STORED, "f32", "f32", stored="F32")
-    assert FACTORY.kv_bytes_per_token(checkpoint, (0, 2), formats) == 2 * 2 * spec.num_kv_heads * spec.head_dim * 4
+    assert FACTORY.kv_bytes_per_token(checkpoint, (0, 2), formats) == 2 * 2 * 2 * 32 * 4
     assert FACTORY.formats(checkpoint, FormatWish(kv="int8")) == "it keeps KV in float32 alone, not in int8"
     assert FACTORY.formats(checkpoint, FormatWish(arithmetic="f16")) == "it computes in float32 alone, not in f16"
     assert "it quantises none" in str(FACTORY.formats(checkpoint, FormatWish(weights="q8_0")))

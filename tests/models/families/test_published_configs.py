@@ -9,7 +9,8 @@ import pytest
 
 from twostroke.models.families import family_of_config
 from twostroke.models.families.fields import Fields
-from twostroke.models.spec import LinearScaling, Llama3Scaling, LongRopeScaling, ModelSpec, MoeSpec
+from twostroke.models.rope_spec import LinearScaling, Llama3Scaling, LongRopeScaling
+from twostroke.models.spec import DenseMlp, ModelSpec, MoeSpec
 
 
 def spec_of(config: dict[str, Any]) -> ModelSpec:
@@ -259,16 +260,16 @@ def test_the_spec_has_the_published_number_of_parameters(config: dict[str, Any],
 
 
 def test_ropes() -> None:
-    assert spec_of(LLAMA_3_2_1B).layers[0].rope.scaling == Llama3Scaling(32.0, 1.0, 4.0, 8192)
-    assert spec_of(LLAMA_2_7B).layers[0].rope.theta == 10000.0
-    assert spec_of(QWEN3_0_6B).layers[0].rope.theta == 1e6
-    long = spec_of(PHI_3_MINI_128K).layers[0].rope.scaling
+    assert spec_of(LLAMA_3_2_1B).layers[0].grouped.rope.scaling == Llama3Scaling(32.0, 1.0, 4.0, 8192)
+    assert spec_of(LLAMA_2_7B).layers[0].grouped.rope.theta == 10000.0
+    assert spec_of(QWEN3_0_6B).layers[0].grouped.rope.theta == 1e6
+    long = spec_of(PHI_3_MINI_128K).layers[0].grouped.rope.scaling
     assert isinstance(long, LongRopeScaling)
     assert long.attention_factor == pytest.approx(1.1902, abs=1e-4)
     assert long.original_max_context == 4096
     gemma = spec_of(GEMMA_3_4B).layers
-    assert (gemma[0].rope.theta, gemma[0].rope.scaling) == (10000.0, None)
-    assert (gemma[5].rope.theta, gemma[5].rope.scaling) == (1e6, LinearScaling(8.0))
+    assert (gemma[0].grouped.rope.theta, gemma[0].grouped.rope.scaling) == (10000.0, None)
+    assert (gemma[5].grouped.rope.theta, gemma[5].grouped.rope.scaling) == (1e6, LinearScaling(8.0))
 
 
 def test_windows() -> None:
@@ -284,14 +285,18 @@ def test_windows() -> None:
 
 def test_what_gemma_adds() -> None:
     spec = spec_of(GEMMA_2_2B)
-    assert (spec.attention_softcap, spec.logits_softcap, spec.activation) == (50.0, 30.0, "gelu_tanh")
+    assert {layer.grouped.softcap for layer in spec.layers} == {50.0} and spec.logits_softcap == 30.0
+    assert {layer.mlp for layer in spec.layers} == {DenseMlp(9216, "gelu_tanh")}
+    assert all(layer.sandwich_norms for layer in spec.layers)
     assert spec.embedding_scale == pytest.approx(48.0)
     assert spec.tied_embeddings
-    assert spec_of(GEMMA_3_4B).attention_softcap is None
-    assert spec_of(GEMMA_3_4B).qk_norm
+    for layer in spec_of(GEMMA_3_4B).layers:
+        assert layer.grouped.softcap is None
+        assert layer.grouped.qk_norm
 
 
 def test_experts() -> None:
+    assert {layer.mlp for layer in spec_of(QWEN3_30B_A3B).layers} == {spec_of(QWEN3_30B_A3B).moe}
     assert spec_of(QWEN3_30B_A3B).moe == MoeSpec(128, 8, 768, normalise_weights=True)
     assert spec_of({**QWEN3_30B_A3B, "norm_topk_prob": None}).moe == MoeSpec(128, 8, 768, normalise_weights=False)
     assert spec_of(MIXTRAL_8X7B).moe == MoeSpec(8, 2, 14336, normalise_weights=True)

@@ -53,11 +53,11 @@ def read_gguf(file: GGUFFile, changes: dict[str, Any]) -> ModelSpec:
 
 
 def check_sound(spec: ModelSpec) -> None:
-    assert spec.num_heads % spec.num_kv_heads == 0
+    for attention in {layer.grouped for layer in spec.layers}:
+        assert attention.num_heads % attention.num_kv_heads == 0
+        assert len(attention.rope.inverse_frequencies(100)) == attention.rope.dim // 2
+        assert attention.rope.dim <= attention.head_dim
     assert all(size >= 1 for shape in spec.tensor_shapes().values() for size in shape)
-    for rope in {layer.rope for layer in spec.layers}:
-        assert rope.inverse_frequencies(100).shape == (rope.dim // 2,)
-        assert rope.dim <= spec.head_dim
 
 
 def test_unknown_architectures_are_refused_with_the_known_ones() -> None:
@@ -145,8 +145,10 @@ def test_spoilt_settings_are_named(configs: Configs, variant: str, name: str, va
         ("gemma3", "rope_parameters", {"full_attention": {"rope_type": "yarn"}}),
         ("gemma3", "rope_scaling", {"rope_type": "linear", "factor": 8.0}),
         ("llama_llama3", "rope_scaling", {"rope_type": "linear", "factor": 8.0}),
-        ("qwen3_moe", "decoder_sparse_step", 2),
-        ("qwen3_moe", "mlp_only_layers", [0]),
+        ("qwen3_moe", "decoder_sparse_step", 0),
+        ("qwen3_moe", "decoder_sparse_step", 4),  # of three layers none has experts
+        ("qwen3_moe", "mlp_only_layers", [-1]),
+        ("qwen3_moe", "mlp_only_layers", [0, 1, 2]),
         ("qwen3_moe", "mlp_only_layers", "none"),
         ("qwen3_moe", "moe_intermediate_size", None),
         ("qwen3_moe", "num_local_experts", 10**6),

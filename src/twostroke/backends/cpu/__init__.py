@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from twostroke.backends.interface import LAYERS_DIFFER, uncomputed
 from twostroke.core.errors import BackendError
 from twostroke.core.formats import ANY_FORMATS, STORED, Formats, FormatWish
 from twostroke.core.kv_layout import KVLayout
@@ -67,8 +68,8 @@ class CpuFactory:
     def kv_bytes_per_token(self, checkpoint: Checkpoint, layers: tuple[int, ...], formats: Formats) -> int:
         from twostroke.backends.cpu.kv_kind import KVKind
 
-        spec = checkpoint.spec
-        return len(layers) * spec.num_kv_heads * KVKind(formats.kv).token_bytes(spec.head_dim)
+        kind, attentions = KVKind(formats.kv), [checkpoint.spec.layers[layer].grouped for layer in layers]
+        return sum(one.num_kv_heads * kind.token_bytes(one.head_dim) for one in attentions)
 
     def held_bytes(self, checkpoint: Checkpoint, name: str, formats: Formats) -> int:
         from twostroke.backends.cpu.weights import held_bytes
@@ -126,14 +127,19 @@ class CpuFactory:
 
 def _unsupported_shape(checkpoint: Checkpoint) -> str | None:
     spec = checkpoint.spec
+    if (reason := uncomputed(spec)) is not None:
+        return reason
     if spec.moe is not None:
         return "it has no kernels for a mixture of experts"
-    if spec.head_dim % 16:
-        return f"its attention needs a head size that is a multiple of 16, and this model's is {spec.head_dim}"
+    if spec.common_layer is None:
+        return LAYERS_DIFFER
+    attention = spec.common_layer.grouped
+    if attention.head_dim % 16:
+        return f"its attention needs a head size that is a multiple of 16, and this model's is {attention.head_dim}"
     sizes = {
         "hidden size": spec.hidden_size,
-        "intermediate size": spec.intermediate_size,
-        "attention width": spec.num_heads * spec.head_dim,
+        "intermediate size": spec.dense_width,
+        "attention width": attention.query_width,
     }
     for name, size in sizes.items():
         if size % 32:

@@ -35,13 +35,13 @@ _KEPT_FIELDS = (StepField.POSITIONS, StepField.LOGIT_ROWS, StepField.QUERY_BLOCK
 
 
 def kernel_shape(checkpoint: Checkpoint, block_size: int, formats: Formats) -> KernelShape:
-    spec = checkpoint.spec
+    layer = checkpoint.spec.layers[0]  # for all of them: a checkpoint whose layers differ was declined
     return KernelShape(
-        head_dim=spec.head_dim,
-        queries_per_kv_head=spec.queries_per_kv_head,
+        head_dim=layer.grouped.head_dim,
+        queries_per_kv_head=layer.grouped.queries_per_kv_head,
         block_size=block_size,
-        activation=spec.activation,
-        soft_capped=spec.attention_softcap is not None,
+        activation=layer.mlp.activation,
+        soft_capped=layer.grouped.softcap is not None,
         tile_kinds=tile_kinds(checkpoint, formats.weights),
         kv_kind=KVKind(formats.kv),
     )
@@ -74,18 +74,20 @@ class CpuBackend(HostBackend):
         self.isa = isa
         self._spec, self._file_name = checkpoint.spec, _shown_name(checkpoint.path)
         self._shape = kernel_shape(checkpoint, layout.block_size, formats)
-        self._kv = KVStore(layout, self._spec.num_kv_heads, self._shape)
+        attention = self._spec.layers[0].grouped
+        self._kv = KVStore(layout, attention.num_kv_heads, self._shape)
         touched = self._launcher.submit(self._kv.touch)  # beside the rest, which takes longer and mostly one core
         self._code = load_or_compile(self._shape.key, isa, self._module_text)
         self._weights = Weights.from_checkpoint(checkpoint, threads, formats.weights)
         self.notes = self._weights.notes
         """What a user should know of how weights are held, a sentence each."""
-        self._rotations = {rope: RotationTable(rope, max_context) for rope in {x.rope for x in self._spec.layers}}
-        self._attention = AttentionWork(self._shape, self._spec.num_kv_heads, isa.accumulators, threads)
+        ropes = {layer.grouped.rope for layer in self._spec.layers}
+        self._rotations = {rope: RotationTable(rope, max_context) for rope in ropes}
+        self._attention = AttentionWork(self._shape, attention.num_kv_heads, isa.accumulators, threads)
         self._threads = threads
         self._single_row = self._make_program(1, 1, own_copies=True)
         self._program = self._make_program(max_tokens_per_step, 1)
-        depth = max(self._spec.hidden_size, self._spec.intermediate_size, self._spec.num_heads * self._spec.head_dim)
+        depth = max(self._spec.hidden_size, self._spec.dense_width, attention.query_width)
         self._pool = ThreadPool(self._code, threads, self._shape.scratch_bytes(isa.accumulators, depth))
         self._thread_count = ThreadCount(threads, others)
         touched.result()

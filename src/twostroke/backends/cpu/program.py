@@ -35,7 +35,8 @@ from twostroke.backends.cpu.operand import Operand
 from twostroke.backends.cpu.packing import PackedMatrix
 from twostroke.backends.cpu.rotation import RotationTable
 from twostroke.backends.cpu.weights import LayerWeights, Projection, Weights
-from twostroke.models.spec import ModelSpec, RopeSpec
+from twostroke.models.rope_spec import RopeSpec
+from twostroke.models.spec import ModelSpec
 
 Record = npt.NDArray[np.int64]
 NO_WINDOW = 1 << 30
@@ -112,20 +113,20 @@ class Program:
         more work in all, and less waiting. It pays for a single row."""
         self._spec, self._kv, self._rotations = spec, kv, rotations
         self.max_tokens, self.max_logits, self._threads = max_tokens, max_logits, threads
-        self._narrows = max_tokens > 1
-        rows, self._query_width = max_tokens + MOST_LACKING_ROWS, spec.num_heads * spec.head_dim
+        self._narrows, self._activation = max_tokens > 1, spec.layers[0].mlp.activation
+        rows, self._query_width = max_tokens + MOST_LACKING_ROWS, spec.layers[0].grouped.query_width
         widest = max(max(layer.attention_in.width, layer.mlp_in.width) for layer in weights.layers)
         self.hidden = float_zeros(rows, spec.hidden_size)
         self.logits = float_zeros(max_logits + MOST_LACKING_ROWS, weights.head.width)
         self.highest = zeros((max_logits,), np.int32)
         """The place of each row's highest logit, or NOT_FINITE."""
         self._projected = float_zeros(rows, widest)
-        self._block_output = float_zeros(rows if spec.sandwich_norms else 0, spec.hidden_size)
+        self._block_output = float_zeros(rows if spec.layers[0].sandwich_norms else 0, spec.hidden_size)
         self._attended = float_zeros(rows, self._query_width)
         copies = threads if own_copies else 1
         self._normed = Operand(max_tokens, spec.hidden_size, copies=copies, threads=threads)
         self._mixed = Operand(max_tokens, self._query_width, copies=copies, threads=threads)
-        self._gated = Operand(max_tokens, spec.intermediate_size, threads=threads)
+        self._gated = Operand(max_tokens, spec.dense_width, threads=threads)
         self._rows = Rows(self.hidden, StepField.NUM_TOKENS, StepField.NUM_QUERY_BLOCKS, StepField.QUERY_BLOCKS)
         narrow_rows = max_logits + MOST_LACKING_ROWS if self._narrows else 0
         self._narrow_hidden = float_zeros(narrow_rows, spec.hidden_size)
@@ -137,19 +138,19 @@ class Program:
         self.entries = self.tape.entries()
 
     def _add_attention(self, index: int, layer: LayerWeights) -> None:
-        spec, place = self._spec, self._kv.places[index]
+        spec, own, place = self._spec, self._spec.layers[index].grouped, self._kv.places[index]
         q_column, k_column, v_column = layer.attention_in.columns
         stride = layer.attention_in.width
         group = int(StepField.KV_GROUPS) + len(KVGroupField) * place.group
         self._add_norm(self._normed, layer.attention_norm, layer.attention_in)
         self._add_projection(layer.attention_in, self._normed, self._projected)
-        rotation = self._rotations[spec.layers[index].rope]
+        rotation = self._rotations[own.rope]
         assert q_column == 0
         rope: dict[IntEnum, int] = {
             RopeField.INPUT: address_of(self._projected),
             RopeField.STRIDE: stride,
-            RopeField.NUM_HEADS: spec.num_heads,
-            RopeField.NUM_KV_HEADS: spec.num_kv_heads,
+            RopeField.NUM_HEADS: own.num_heads,
+            RopeField.NUM_KV_HEADS: own.num_kv_heads,
             RopeField.K_OFFSET: k_column,
             RopeField.V_OFFSET: v_column,
             RopeField.Q_NORM: address_of(layer.q_norm),
@@ -167,12 +168,12 @@ class Program:
         attention: dict[IntEnum, int] = {
             AttentionField.QUERIES: address_of(self._projected),
             AttentionField.STRIDE: stride,
-            AttentionField.NUM_KV_HEADS: spec.num_kv_heads,
+            AttentionField.NUM_KV_HEADS: own.num_kv_heads,
             AttentionField.STORE: address_of(place.memory),
             AttentionField.GROUP: group,
-            AttentionField.WINDOW: spec.layers[index].window or NO_WINDOW,
-            AttentionField.SCALE: float_bits(spec.attention_scale),
-            AttentionField.CAP: float_bits(spec.attention_softcap or 1.0),
+            AttentionField.WINDOW: own.window or NO_WINDOW,
+            AttentionField.SCALE: float_bits(own.scale),
+            AttentionField.CAP: float_bits(own.softcap or 1.0),
             AttentionField.OUTPUT: address_of(self._attended),
             AttentionField.OUTPUT_STRIDE: self._query_width,
             AttentionField.NUM_BLOCKS: self._rows.num_blocks,
@@ -215,7 +216,7 @@ class Program:
         }
         fields |= self._normed.fields(floats=True, quantised=True, halves=True)
         fields |= self._gated.target_fields(**_forms_read(layer.mlp_out))
-        name = f"matmul_gated_{self._spec.activation}_{matrix.kind.name.lower()}"
+        name = f"matmul_gated_{self._activation}_{matrix.kind.name.lower()}"
         self.tape.add(name, fields, wait=self._wait_for_rows(), matrix=matrix, pieces=self._pieces(matrix))
 
     def _add_activation(self, layer: LayerWeights) -> None:
@@ -223,10 +224,10 @@ class Program:
             ActivationField.INPUT: address_of(self._projected),
             ActivationField.STRIDE: layer.mlp_in.width,
             ActivationField.UP_OFFSET: layer.mlp_in.columns[1],
-            ActivationField.WIDTH: self._spec.intermediate_size,
+            ActivationField.WIDTH: self._spec.dense_width,
             ActivationField.ROWS: self._rows.count,
         }
-        self._add_row_operation(f"gated_{self._spec.activation}", activation, self._gated, layer.mlp_out)
+        self._add_row_operation(f"gated_{self._activation}", activation, self._gated, layer.mlp_out)
 
     def _add_head(self, weights: Weights) -> None:
         cap = self._spec.logits_softcap

@@ -6,14 +6,14 @@ from __future__ import annotations
 import numpy as np
 
 from twostroke.backends.cpu.memory import float_zeros
-from twostroke.models.spec import RopeSpec
+from twostroke.models.rope_spec import RopeSpec
 
 _RUN = 1024
 
 
 class RotationTable:
     def __init__(self, rope: RopeSpec, max_context: int) -> None:
-        self._frequencies = rope.inverse_frequencies(max_context)
+        self._frequencies = np.asarray(rope.inverse_frequencies(max_context))
         self._factor = rope.attention_factor
         self._filled = 0
         self.half = len(self._frequencies)

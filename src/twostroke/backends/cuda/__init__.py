@@ -9,6 +9,7 @@ from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from twostroke.backends.interface import LAYERS_DIFFER, uncomputed
 from twostroke.core.errors import BackendError, install_hint
 from twostroke.core.formats import ANY_FORMATS, STORED, Formats, FormatWish
 from twostroke.core.kv_layout import KVLayout
@@ -67,8 +68,7 @@ class CudaFactory:
         return Formats(arithmetic, arithmetic, arithmetic, stored=stored, reasons=(f"{arithmetic} {why}",))
 
     def kv_bytes_per_token(self, checkpoint: Checkpoint, layers: tuple[int, ...], formats: Formats) -> int:
-        spec = checkpoint.spec
-        return 2 * len(layers) * spec.num_kv_heads * spec.head_dim * _ELEMENT_BYTES
+        return sum(checkpoint.spec.layers[layer].grouped.kv_values for layer in layers) * _ELEMENT_BYTES
 
     def held_bytes(self, checkpoint: Checkpoint, name: str, formats: Formats) -> int:
         """Of GGUF weights, which are held in 16 bits, as few as are stored: `packed_sizes.py` counts so, too."""
@@ -179,10 +179,15 @@ def _no_device() -> str | None:
 
 def _unsupported_shape(checkpoint: Checkpoint) -> str | None:
     spec = checkpoint.spec
-    if spec.head_dim > MAX_HEAD_DIM or spec.head_dim % 16:
-        return f"its attention needs a head size of a multiple of 16 up to {MAX_HEAD_DIM}, not {spec.head_dim}"
-    if spec.queries_per_kv_head > 16:
-        return f"its attention shares a key among 16 queries at most, not {spec.queries_per_kv_head}"
+    if (reason := uncomputed(spec)) is not None:
+        return reason
+    if spec.common_layer is None:
+        return LAYERS_DIFFER
+    attention = spec.common_layer.grouped
+    if attention.head_dim > MAX_HEAD_DIM or attention.head_dim % 16:
+        return f"its attention needs a head size of a multiple of 16 up to {MAX_HEAD_DIM}, not {attention.head_dim}"
+    if attention.queries_per_kv_head > 16:
+        return f"its attention shares a key among 16 queries at most, not {attention.queries_per_kv_head}"
     return None
 
 

@@ -75,7 +75,8 @@ class CudaBackend:
         sampling = SamplingRows(max_rows, spec.vocab_size, device, max_batch=max_sampled)
         rows = DeviceRows(layout, max_rows, max_context, sampling, device)
         buffers = Buffers(spec, max_tokens_per_step, max_sampled, device, dtype)
-        shape = AttentionShape(spec.num_heads, spec.num_kv_heads, spec.head_dim, layout.block_size, dtype)
+        heads = spec.layers[0].grouped  # for all layers: a checkpoint whose layers differ was declined
+        shape = AttentionShape(heads.num_heads, heads.num_kv_heads, heads.head_dim, layout.block_size, dtype)
         attention = Attention(shape, device, max_rows)
         kv = KVStore(spec, layout, device, DTYPES[formats.kv])
         self._device = device

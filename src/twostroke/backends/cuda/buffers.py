@@ -17,14 +17,14 @@ class Buffers:
         def empty(width: int) -> torch.Tensor:
             return torch.zeros(num_tokens, width, dtype=dtype, device=device)
 
-        attention_width = spec.num_heads * spec.head_dim
+        attention = spec.layers[0].grouped
+        attention_width = attention.query_width
         self.positions = torch.zeros(num_tokens, dtype=torch.int32, device=device)
         self.residual = empty(spec.hidden_size)
         self.normed = empty(spec.hidden_size)
-        self.qkv = empty(attention_width + 2 * spec.num_kv_heads * spec.head_dim)
+        self.qkv = empty(attention_width + attention.kv_values)
         self.attention = empty(attention_width)
-        dense_width = 0 if spec.moe else spec.intermediate_size
-        self.activated = empty(dense_width)
+        self.activated = empty(spec.dense_width)
         self.products = ProductScratch(spec, num_tokens, dtype, device)
         self.experts = MoeScratch(spec.moe, spec.hidden_size, num_tokens, dtype, device) if spec.moe else None
         self.selected = torch.zeros(num_logits, spec.hidden_size, dtype=dtype, device=device)
@@ -40,9 +40,8 @@ class Buffers:
     @staticmethod
     def num_bytes(spec: ModelSpec, num_tokens: int, num_logits: int) -> int:
         """In 16-bit types."""
-        attention_width = spec.num_heads * spec.head_dim
-        width = 2 * spec.hidden_size + 2 * attention_width + 2 * spec.num_kv_heads * spec.head_dim
-        width += spec.intermediate_size if spec.moe is None else 0
+        attention_width = spec.layers[0].grouped.query_width
+        width = 2 * spec.hidden_size + 2 * attention_width + spec.layers[0].grouped.kv_values + spec.dense_width
         blocks = ProductScratch.num_bytes(spec, num_tokens)
         blocks += MoeScratch.num_bytes(spec.moe, spec.hidden_size, num_tokens) if spec.moe else 0
         of_a_logit = 2 * (spec.hidden_size + attention_width) + 4 * spec.vocab_size

@@ -14,8 +14,9 @@ class KVStore:
         self.block_size = layout.block_size
         layers: dict[int, tuple[int, torch.Tensor, torch.Tensor]] = {}
         for index, group in enumerate(layout.groups):
-            shape = (group.num_blocks + 1, spec.num_kv_heads, layout.block_size, spec.head_dim)
             for layer in group.layers:
+                attention = spec.layers[layer].grouped
+                shape = (group.num_blocks + 1, attention.num_kv_heads, layout.block_size, attention.head_dim)
                 # Zeroes, not whatever memory held: a masked weight of 0 times a stray NaN would be NaN.
                 keys = torch.zeros(shape, dtype=dtype, device=device)
                 layers[layer] = (index, keys, torch.zeros(shape, dtype=dtype, device=device))

@@ -24,7 +24,8 @@ from twostroke.backends.cuda.packed_copies import PackedLayer
 from twostroke.backends.cuda.packed_sizes import few_rows_of
 from twostroke.backends.cuda.products import Products
 from twostroke.backends.cuda.weights import LayerWeights, Weights
-from twostroke.models.spec import ModelSpec, RopeSpec
+from twostroke.models.rope_spec import RopeSpec
+from twostroke.models.spec import ModelSpec
 
 FEW_LOGITS = 2
 """Tokens whose logits a fused kernel takes, as it takes few tokens' layers: cuBLAS has less to make up for there."""
@@ -77,7 +78,7 @@ class Decoder:
         self._spec, self._weights, self._kv, self._attention = spec, weights, kv, attention
         self._buffers, self._tables, self._last_tokens, self._records = buffers, tables, last_tokens, records
         self._products = Products(spec, buffers.products)
-        ropes = {layer.rope for layer in spec.layers}
+        ropes = {layer.grouped.rope for layer in spec.layers}
         shapes = spec.tensor_shapes()
         in_layers = sum(prod(size) for name, size in shapes.items() if name not in ("embedding", "output"))
         if (moe := spec.moe) is not None:
@@ -88,10 +89,10 @@ class Decoder:
         self._distinct_layers = sorted({*kinds.values(), spec.num_layers - 1})  # behind the last there is no norm
         self._windows = tuple(dict.fromkeys(layer.window for layer in spec.layers))
         self._experts = [
-            MoeBlock(spec.moe, layer.mlp, spec.activation, layer.packed)
-            if spec.moe and isinstance(layer.mlp, MoeWeights)
+            MoeBlock(own.moe, layer.mlp, own.moe.activation, layer.packed)
+            if own.moe and isinstance(layer.mlp, MoeWeights)
             else None
-            for layer in weights.layers
+            for own, layer in zip(spec.layers, weights.layers, strict=True)
         ]
         self._rotations = {rope: rotation(rope, max_context, weights.embedding.device) for rope in ropes}
 
@@ -169,7 +170,7 @@ class Decoder:
         return logits
 
     def _are_few(self, num_tokens: int) -> bool:
-        return num_tokens <= self._few_rows and not self._spec.sandwich_norms
+        return num_tokens <= self._few_rows and not self._spec.layers[0].sandwich_norms
 
     def _select(
         self, mixed: torch.Tensor, residual: torch.Tensor, wanted: torch.Tensor
@@ -189,7 +190,7 @@ class Decoder:
             rms_norm(residual, layer.mlp_norm, normed, eps=eps)
             self._mix_experts(index, normed, residual, None)
             return
-        activated, kind = buffers.activated[:count], self._spec.activation
+        activated, kind = buffers.activated[:count], self._spec.layers[index].mlp.activation
         linear_few(residual, mlp.gate_up, activated, norm_weight=layer.mlp_norm, eps=eps, gated=kind)
         linear_few(activated, mlp.down, residual, residual=residual)
 
@@ -225,23 +226,22 @@ class Decoder:
 
     def _rotate_and_store(self, index: int, layer: LayerWeights, qkv: torch.Tensor, tokens: TokenArrays) -> None:
         """Queries are rotated to where they are read; keys and values go to the store."""
-        spec, kv = self._spec, self._kv
-        rope = spec.layers[index].rope
+        attention, kv = self._spec.layers[index].grouped, self._kv
         rope_and_store(
             qkv,
-            self._rotations[rope],
+            self._rotations[attention.rope],
             tokens.positions,
             tokens.rows,
             self._tables[kv.group_of[index]],
             kv.keys[index],
             kv.values[index],
-            num_heads=spec.num_heads,
-            num_kv_heads=spec.num_kv_heads,
-            head_dim=spec.head_dim,
-            rope_dim=rope.dim,
+            num_heads=attention.num_heads,
+            num_kv_heads=attention.num_kv_heads,
+            head_dim=attention.head_dim,
+            rope_dim=attention.rope.dim,
             q_norm=layer.q_norm,
             k_norm=layer.k_norm,
-            eps=spec.norm_eps,
+            eps=self._spec.norm_eps,
         )
 
     def _attend(
@@ -253,11 +253,11 @@ class Decoder:
         prefill: PrefillWork | None,
     ) -> torch.Tensor:
         """Each phase by its own path  # [num_tokens, heads * head_dim]"""
-        spec, kv = self._spec, self._kv
+        own, kv = self._spec.layers[index].grouped, self._kv
         keys, values, table = kv.keys[index], kv.values[index], self._tables[kv.group_of[index]]
-        queries = qkv.view(len(tokens), -1, spec.head_dim)[:, : spec.num_heads]
+        queries = qkv.view(len(tokens), -1, own.head_dim)[:, : own.num_heads]
         out = self._buffers.attention[: len(tokens)]
-        scale, softcap, window = spec.attention_scale, spec.attention_softcap, spec.layers[index].window
+        scale, softcap, window = own.scale, own.softcap, own.window
         if decode_slots:
             self._attention.decode(
                 queries[:decode_slots],
@@ -281,7 +281,7 @@ class Decoder:
 def rotation(rope: RopeSpec, max_context: int, device: torch.device) -> torch.Tensor:
     """Cosines, then sines, of every position # [max_context, rope dim] float32. Angles in float64: at position 100,000
     a float32 angle is off by a hundredth of a radian."""
-    frequencies = torch.from_numpy(rope.inverse_frequencies(max_context)).to(device)
+    frequencies = torch.tensor(rope.inverse_frequencies(max_context), dtype=torch.float64, device=device)
     angles = torch.arange(max_context, dtype=torch.float64, device=device)[:, None] * frequencies
     both = torch.cat([angles.cos(), angles.sin()], dim=1) * rope.attention_factor
     return both.to(torch.float32).contiguous()

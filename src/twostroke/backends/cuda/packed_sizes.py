@@ -18,7 +18,7 @@ from twostroke.backends.cuda.kernels.packed_tiles import (
 from twostroke.core.formats import Formats
 from twostroke.cost.model_shape import DecodeWeights, WeightCopies
 from twostroke.models.checkpoint import Checkpoint
-from twostroke.models.spec import ModelSpec, expert_name, layer_name
+from twostroke.models.spec import DenseMlp, ModelSpec, expert_name, layer_name
 
 DENSE = ("qkv", "o", "gate_up", "down")
 """Matrices of a layer without experts."""
@@ -69,17 +69,18 @@ def packable_head(spec: ModelSpec, num_sms: int | None = None) -> Packable | Non
 def packable(spec: ModelSpec, num_sms: int | None = None) -> list[Packable]:
     """Those of a layer that products read packed, were it in bf16. Products with a bias are cuBLAS's, which reads
     plain matrices; of small matrices plain ones are as good."""
-    hidden, query_dim = spec.hidden_size, spec.num_heads * spec.head_dim
+    hidden, attention, mlp = spec.hidden_size, spec.layers[0].grouped, spec.layers[0].mlp  # all layers are alike
+    query_dim = attention.query_width
     found: list[Packable] = []
-    if not spec.qkv_bias:
-        found.append(Packable("qkv", (query_dim + 2 * spec.num_kv_heads * spec.head_dim, hidden), ("q", "k", "v")))
-    if not spec.output_bias:
+    if not attention.qkv_bias:
+        found.append(Packable("qkv", (query_dim + attention.kv_values, hidden), ("q", "k", "v")))
+    if not attention.output_bias:
         found.append(Packable("o", (hidden, query_dim), ("o",)))
-    if spec.moe is None:
-        found.append(Packable("gate_up", (2 * spec.intermediate_size, hidden), ("gate", "up"), is_gated=True))
-        found.append(Packable("down", (hidden, spec.intermediate_size), ("down",)))
+    if isinstance(mlp, DenseMlp):
+        found.append(Packable("gate_up", (2 * mlp.intermediate_size, hidden), ("gate", "up"), is_gated=True))
+        found.append(Packable("down", (hidden, mlp.intermediate_size), ("down",)))
     else:
-        experts, width = range(spec.moe.num_experts), spec.moe.expert_intermediate_size
+        experts, width = range(mlp.num_experts), mlp.expert_intermediate_size
         gates = tuple(expert_name(expert, name) for expert in experts for name in ("gate", "up"))
         downs = tuple(expert_name(expert, "down") for expert in experts)
         found.append(Packable("gate_up", (len(experts), 2 * width, hidden), gates, is_gated=True, is_expert=True))
@@ -90,7 +91,7 @@ def packable(spec: ModelSpec, num_sms: int | None = None) -> list[Packable]:
 def few_rows_of(spec: ModelSpec, *, is_whole: bool) -> int:
     """Up to how many tokens the fused kernels take a step; they read plain matrices. `is_whole`: all of a layer's have
     copies, and reading a quarter less of everything is better than what fusing saves."""
-    if spec.moe is not None or spec.hidden_size * spec.intermediate_size < SMALL_MATRIX:
+    if spec.moe is not None or spec.hidden_size * spec.dense_width < SMALL_MATRIX:
         return FEW_ROWS_OF_SMALL
     return 0 if is_whole else FEW_ROWS_OF_LARGE
 
@@ -114,7 +115,7 @@ def sizes_of(checkpoint: Checkpoint, num_sms: int | None = None) -> DecodeWeight
     head = packable_head(spec, num_sms)
     head_bytes = head.num_bytes if head is not None else 0
     head_replaced_bytes = checkpoint.held_tensor_bytes(*head.tensors) if head is not None else 0
-    few_rows = 0 if spec.sandwich_norms else few_rows_of(spec, is_whole=len(dense) == len(DENSE))
+    few_rows = 0 if spec.layers[0].sandwich_norms else few_rows_of(spec, is_whole=len(dense) == len(DENSE))
     copies = WeightCopies(
         dense_bytes + head_bytes,
         replaced_bytes + head_replaced_bytes,

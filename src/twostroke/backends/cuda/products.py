@@ -35,15 +35,13 @@ class ProductScratch:
     """Room for what a product leaves for the kernel behind it; layers run one after another and share it."""
 
     def __init__(self, spec: ModelSpec, num_tokens: int, dtype: torch.dtype, device: torch.device) -> None:
-        dense_width = 0 if spec.moe else spec.intermediate_size
         self.found = torch.zeros(num_tokens, spec.hidden_size, dtype=dtype, device=device)
-        self.gate_up = torch.zeros(num_tokens, 2 * dense_width, dtype=dtype, device=device)
+        self.gate_up = torch.zeros(num_tokens, 2 * spec.dense_width, dtype=dtype, device=device)
         self.sums = torch.zeros(_most_sums(spec), dtype=torch.float32, device=device)
 
     @staticmethod
     def num_bytes(spec: ModelSpec, num_tokens: int) -> int:
-        dense_width = 0 if spec.moe else spec.intermediate_size
-        return 2 * num_tokens * (spec.hidden_size + 2 * dense_width) + 4 * _most_sums(spec)
+        return 2 * num_tokens * (spec.hidden_size + 2 * spec.dense_width) + 4 * _most_sums(spec)
 
 
 def _most_sums(spec: ModelSpec) -> int:
@@ -59,7 +57,7 @@ class Products:
         self._has_products = is_able
         self._has_clusters = is_able and why_not() is None
         self._num_sms = target.num_sms
-        self._eps, self._activation, self._scratch = spec.norm_eps, spec.activation, scratch
+        self._eps, self._activation, self._scratch = spec.norm_eps, spec.layers[0].mlp.activation, scratch
 
     def prepare(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
         """Have the kernels for gates of a prompt compiled, however many rows it will have: on rows of nobody."""

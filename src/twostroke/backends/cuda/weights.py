@@ -18,7 +18,7 @@ from twostroke.backends.cuda.moe import MoeWeights
 from twostroke.backends.cuda.packed_copies import PackedHead, PackedLayer
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.random_weights import DrawnTensor
-from twostroke.models.spec import ModelSpec, layer_name
+from twostroke.models.spec import ModelSpec, MoeSpec, layer_name
 from twostroke.models.weights.tensor import WeightKind, WeightTensor
 
 LOAD_THREADS = 8
@@ -102,26 +102,28 @@ def _layer(loader: WeightLoader, spec: ModelSpec, index: int) -> LayerWeights:
     def place(*names: str) -> torch.Tensor:
         return loader.place(tuple(layer_name(index, name) for name in names))
 
+    own, attention = spec.layers[index], spec.layers[index].grouped
     return LayerWeights(
         attention_norm=place("attention_norm"),
         qkv=place("q", "k", "v"),
-        qkv_bias=place("q_bias", "k_bias", "v_bias") if spec.qkv_bias else None,
-        q_norm=place("q_norm") if spec.qk_norm else None,
-        k_norm=place("k_norm") if spec.qk_norm else None,
+        qkv_bias=place("q_bias", "k_bias", "v_bias") if attention.qkv_bias else None,
+        q_norm=place("q_norm") if attention.qk_norm else None,
+        k_norm=place("k_norm") if attention.qk_norm else None,
         o=place("o"),
-        o_bias=place("o_bias") if spec.output_bias else None,
-        post_attention_norm=place("post_attention_norm") if spec.sandwich_norms else None,
+        o_bias=place("o_bias") if attention.output_bias else None,
+        post_attention_norm=place("post_attention_norm") if own.sandwich_norms else None,
         mlp_norm=place("mlp_norm"),
-        mlp=_experts(loader, spec, index) if spec.moe else DenseWeights(place("gate", "up"), place("down")),
-        post_mlp_norm=place("post_mlp_norm") if spec.sandwich_norms else None,
+        mlp=_experts(loader, own.moe, spec.hidden_size, index)
+        if own.moe is not None
+        else DenseWeights(place("gate", "up"), place("down")),
+        post_mlp_norm=place("post_mlp_norm") if own.sandwich_norms else None,
     )
 
 
-def _experts(loader: WeightLoader, spec: ModelSpec, index: int) -> MoeWeights:
-    assert spec.moe is not None
-    weights = MoeWeights.empty(spec.moe, spec.hidden_size, loader.dtype, loader.device)
+def _experts(loader: WeightLoader, moe: MoeSpec, hidden_size: int, index: int) -> MoeWeights:
+    weights = MoeWeights.empty(moe, hidden_size, loader.dtype, loader.device)
     loader.take(layer_name(index, "router"), weights.router)
-    for expert in range(spec.moe.num_experts):
+    for expert in range(moe.num_experts):
         gate, up = weights.gate_up[expert].chunk(2)
         places = (("gate", gate), ("up", up), ("down", weights.down[expert]))
         for name, place in places:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from twostroke.backends.interface import uncomputed
 from twostroke.core.formats import ANY_FORMATS, STORED, Formats, FormatWish
 from twostroke.core.kv_layout import KVLayout
 from twostroke.core.step_sizes import StepSizes
@@ -26,7 +27,7 @@ class ReferenceFactory:
     suits = StepSizes(block_size=16, max_tokens_per_step=512, max_running=64)
 
     def supports(self, checkpoint: Checkpoint) -> str | None:
-        return None  # whatever a ModelSpec can say, it runs
+        return uncomputed(checkpoint.spec)
 
     def formats(self, checkpoint: Checkpoint, wish: FormatWish = ANY_FORMATS) -> Formats | str:
         if wish.weights not in (None, STORED):
@@ -38,8 +39,7 @@ class ReferenceFactory:
         return Formats(STORED, "f32", "f32", stored=checkpoint.main_kind().name)
 
     def kv_bytes_per_token(self, checkpoint: Checkpoint, layers: tuple[int, ...], formats: Formats) -> int:
-        spec = checkpoint.spec
-        return 2 * len(layers) * spec.num_kv_heads * spec.head_dim * _FLOAT32_BYTES
+        return sum(checkpoint.spec.layers[layer].grouped.kv_values for layer in layers) * _FLOAT32_BYTES
 
     def held_bytes(self, checkpoint: Checkpoint, name: str, formats: Formats) -> int:
         """Floors are those of the weights as they are stored, which is what others have to reach."""

@@ -7,26 +7,28 @@ import numpy as np
 
 from twostroke.backends.reference.arithmetic import Array, soft_cap, softmax
 from twostroke.backends.reference.kv_store import KVStore, Table
-from twostroke.models.spec import ModelSpec
+from twostroke.models.spec import GroupedAttention
 
 
-def attend_decode(spec: ModelSpec, kv: KVStore, layer: int, queries: Array, positions: Table, tables: Table) -> Array:
+def attend_decode(
+    attention: GroupedAttention, kv: KVStore, layer: int, queries: Array, positions: Table, tables: Table
+) -> Array:
     """queries [num_decodes, heads, head_dim], a sequence each; positions [num_decodes]; tables [num_decodes, blocks].
     Returns [num_decodes, heads * head_dim]."""
-    window = spec.layers[layer].window
-    outputs = np.empty((len(queries), spec.num_heads * spec.head_dim), dtype=np.float32)
+    window = attention.window
+    outputs = np.empty((len(queries), attention.query_width), dtype=np.float32)
     for index, (query, position, table) in enumerate(zip(queries, positions, tables, strict=True)):
         start = 0 if window is None else max(0, int(position) - window + 1)
         keys, values = kv.read(layer, table, start, int(position) + 1)  # [context, kv_heads, head_dim]
-        outputs[index] = _attend_one(spec, query, keys, values)
+        outputs[index] = _attend_one(attention, query, keys, values)
     return outputs
 
 
-def _attend_one(spec: ModelSpec, query: Array, keys: Array, values: Array) -> Array:
+def _attend_one(attention: GroupedAttention, query: Array, keys: Array, values: Array) -> Array:
     """Grouped-query attention: heads share keys and values in groups of `queries_per_kv_head`, in order."""
-    grouped = query.reshape(spec.num_kv_heads, spec.queries_per_kv_head, spec.head_dim)
+    grouped = query.reshape(attention.num_kv_heads, attention.queries_per_kv_head, attention.head_dim)
     # [kv_heads, queries, head_dim] @ [kv_heads, head_dim, context] -> [kv_heads, queries, context]
-    scores = grouped @ keys.transpose(1, 2, 0) * np.float32(spec.attention_scale)
-    weights = softmax(soft_cap(scores, spec.attention_softcap))
+    scores = grouped @ keys.transpose(1, 2, 0) * np.float32(attention.scale)
+    weights = softmax(soft_cap(scores, attention.softcap))
     # [kv_heads, queries, context] @ [kv_heads, context, head_dim] -> [kv_heads, queries, head_dim]
     return np.asarray(weights @ values.transpose(1, 0, 2)).reshape(-1)

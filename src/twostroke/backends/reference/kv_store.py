@@ -1,7 +1,7 @@
 """The tensors behind the blocks. Keys and values of one sequence lie in blocks anywhere in the pool; its block table
 says which. Position p of a sequence is entry `p % block_size` of the block `table[p // block_size]`.
 
-Layers of one KV group (full attention, or one width of sliding window) share block ids, and have arrays together."""
+Layers of one KV group (full attention, or one width of sliding window) share block ids."""
 
 from __future__ import annotations
 
@@ -20,17 +20,19 @@ Table = npt.NDArray[np.int32]
 class KVStore:
     def __init__(self, layout: KVLayout, spec: ModelSpec) -> None:
         self._block_size = layout.block_size
-        self._place: dict[int, tuple[int, int]] = {}  # layer -> its group, and its index among the group's layers
-        self._keys: list[Array] = []  # a group each, [layers of the group, num_blocks, block_size, kv_heads, head_dim]
-        self._values: list[Array] = []
+        self._group_of: dict[int, int] = {}
+        self._keys: dict[int, Array] = {}  # of a layer, [num_blocks, block_size, kv_heads, head_dim]
+        self._values: dict[int, Array] = {}
         for group_index, group in enumerate(layout.groups):
-            shape = (len(group.layers), group.num_blocks, layout.block_size, spec.num_kv_heads, spec.head_dim)
-            self._keys.append(np.zeros(shape, dtype=np.float32))
-            self._values.append(np.zeros(shape, dtype=np.float32))
-            self._place |= {layer: (group_index, index) for index, layer in enumerate(group.layers)}
+            for layer in group.layers:
+                attention = spec.layers[layer].grouped
+                shape = (group.num_blocks, layout.block_size, attention.num_kv_heads, attention.head_dim)
+                self._keys[layer] = np.zeros(shape, dtype=np.float32)
+                self._values[layer] = np.zeros(shape, dtype=np.float32)
+                self._group_of[layer] = group_index
 
     def group_of(self, layer: int) -> int:
-        return self._place[layer][0]
+        return self._group_of[layer]
 
     def slots(self, batch: Batch) -> list[Slots]:
         """For each group, where every token of the batch goes: block * block_size + offset  # [num_tokens]"""
@@ -45,20 +47,18 @@ class KVStore:
 
     def write(self, layer: int, slots: Slots, keys: Array, values: Array) -> None:
         """Put new keys and values [num_tokens, kv_heads, head_dim] into their slots."""
-        group, index = self._place[layer]
-        for store, new in ((self._keys[group][index], keys), (self._values[group][index], values)):
+        for store, new in ((self._keys[layer], keys), (self._values[layer], values)):
             store.reshape(-1, *store.shape[2:])[slots] = new  # a view: blocks laid end to end
 
     def read(self, layer: int, table: Table, start: int, end: int) -> tuple[Array, Array]:
         """One sequence's keys and values at positions start to end - 1, each [end - start, kv_heads, head_dim].
         Blocks before `start` are not looked at: behind a sliding window they may long be another sequence's."""
-        group, index = self._place[layer]
         first_block = start // self._block_size
         blocks = table[first_block : -(-end // self._block_size)]
         _check_granted(blocks)
         skip = first_block * self._block_size
         wanted = slice(start - skip, end - skip)
-        keys, values = self._keys[group][index], self._values[group][index]
+        keys, values = self._keys[layer], self._values[layer]
         tail = keys.shape[2:]  # kv_heads, head_dim
         return keys[blocks].reshape(-1, *tail)[wanted], values[blocks].reshape(-1, *tail)[wanted]
 

@@ -8,25 +8,27 @@ import numpy.typing as npt
 
 from twostroke.backends.reference.arithmetic import Array, soft_cap, softmax
 from twostroke.backends.reference.kv_store import KVStore, Table
-from twostroke.models.spec import ModelSpec
+from twostroke.models.spec import GroupedAttention
 
 
-def attend_prefill(spec: ModelSpec, kv: KVStore, layer: int, queries: Array, first: int, table: Table) -> Array:
+def attend_prefill(
+    attention: GroupedAttention, kv: KVStore, layer: int, queries: Array, first: int, table: Table
+) -> Array:
     """queries [chunk, heads, head_dim] of one sequence, at positions first, first + 1, ...; table [blocks].
     Returns [chunk, heads * head_dim]."""
-    window = spec.layers[layer].window
+    window = attention.window
     end = first + len(queries)
     # The chunk's first token looks back furthest: nothing before its window is read.
     start = 0 if window is None else max(0, first - window + 1)
     keys, values = kv.read(layer, table, start, end)  # [context, kv_heads, head_dim], the chunk itself included
     visible = visibility(first, end, start, window)  # [chunk, context]
-    outputs = np.empty((len(queries), spec.num_heads, spec.head_dim), dtype=np.float32)
+    outputs = np.empty(queries.shape, dtype=np.float32)
     # One KV head at a time, with the query heads that share it: it bounds the memory that scores take.
-    for kv_head in range(spec.num_kv_heads):
-        heads = slice(kv_head * spec.queries_per_kv_head, (kv_head + 1) * spec.queries_per_kv_head)
+    for kv_head in range(attention.num_kv_heads):
+        heads = slice(kv_head * attention.queries_per_kv_head, (kv_head + 1) * attention.queries_per_kv_head)
         head_queries = queries[:, heads].transpose(1, 0, 2)  # [queries a KV head, chunk, head_dim]
-        scores = head_queries @ keys[:, kv_head].T * np.float32(spec.attention_scale)  # [.., chunk, context]
-        scores = np.where(visible, soft_cap(scores, spec.attention_softcap), np.float32(-np.inf))
+        scores = head_queries @ keys[:, kv_head].T * np.float32(attention.scale)  # [.., chunk, context]
+        scores = np.where(visible, soft_cap(scores, attention.softcap), np.float32(-np.inf))
         mixed = softmax(scores) @ values[:, kv_head]  # [.., chunk, head_dim]
         outputs[:, heads] = mixed.transpose(1, 0, 2)
     return outputs.reshape(len(queries), -1)

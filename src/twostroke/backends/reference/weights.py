@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twostroke.models.checkpoint import Checkpoint
-from twostroke.models.spec import MoeSpec, expert_name
+from twostroke.models.spec import LayerSpec, expert_name
 
 Array = npt.NDArray[np.float32]
 
@@ -61,16 +61,16 @@ class Weights:
             if name.startswith("layers."):
                 _, index, own_name = name.split(".", 2)
                 by_layer[int(index)][own_name] = tensor.to_float32()
-        layers = tuple(_layer_weights(own, spec.moe) for own in by_layer)
+        layers = tuple(_layer_weights(own, layer) for own, layer in zip(by_layer, spec.layers, strict=True))
         embedding = tensors["embedding"].to_float32()
         output = embedding if spec.tied_embeddings else tensors["output"].to_float32()
         return Weights(embedding, layers, tensors["final_norm"].to_float32(), output)
 
 
-def _layer_weights(arrays: dict[str, Array], moe: MoeSpec | None) -> LayerWeights:
-    if moe is None:
+def _layer_weights(arrays: dict[str, Array], layer: LayerSpec) -> LayerWeights:
+    if layer.moe is None:
         return LayerWeights(**_without_mlps(arrays), mlp=_gated_mlp(arrays, ""))
-    experts = tuple(_gated_mlp(arrays, expert_name(expert, "")) for expert in range(moe.num_experts))
+    experts = tuple(_gated_mlp(arrays, expert_name(expert, "")) for expert in range(layer.moe.num_experts))
     return LayerWeights(**_without_mlps(arrays), experts=experts)
 
 

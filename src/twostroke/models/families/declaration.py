@@ -1,19 +1,33 @@
 """What a family declares: how its files' settings become a ModelSpec, and how their tensors become canonical ones.
-A stored tensor lists the canonical names it holds, in row order: one for a plain tensor, several for a fused one."""
+A stored tensor lists the canonical names it holds, in row order: one for a plain tensor, several for a fused one.
+Declarations alone, in the standard library: the planner reads them, too."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
 
-import numpy as np
-
+from twostroke.core.errors import ModelError
 from twostroke.models.families.fields import Fields
 from twostroke.models.spec import ModelSpec, expert_name
-from twostroke.models.weights.tensor import WeightTensor, from_float32
 
-Adjustment = Callable[[WeightTensor, ModelSpec], WeightTensor]
-"""What a format stored differently from what the model multiplies by, put right."""
+
+class StoredTensor(Protocol):
+    """What a declaration may ask of a file's tensor: some say by their shapes or numbers what settings do not."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    def to_float32(self) -> Iterable[float]: ...
+
+
+class Adjustment(Enum):
+    """What a format stored differently from what the model multiplies by, and how it is put right."""
+
+    ADD_ONE = "Gemma's checkpoints store a norm's weight less one"
+    HALVES_FROM_PAIRS = "GGUF's llama files order each head's q and k rows for a rotation of neighbours"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,19 +71,6 @@ class TensorNames:
 
 def _of_experts(experts: range, targets: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(expert_name(expert, target) for expert in experts for target in targets)
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    name: str
-    hf_architectures: tuple[str, ...]
-    """What `architectures` says in a config.json."""
-    gguf_architectures: tuple[str, ...]
-    """What `general.architecture` says in a GGUF file; empty when another family's files hold this one's models."""
-    spec_from_config: Callable[[Fields], ModelSpec]
-    spec_from_gguf: Callable[[Fields, Mapping[str, WeightTensor]], ModelSpec]
-    hf_names: TensorNames
-    gguf_names: TensorNames
 
 
 HF_LAYER: dict[str, tuple[str, ...]] = {
@@ -136,16 +137,21 @@ GGUF_NAMES = TensorNames(
 )
 
 
-def add_one(tensor: WeightTensor, spec: ModelSpec) -> WeightTensor:
-    """Gemma's checkpoints store a norm's weight less one."""
-    return from_float32(tensor.name, tensor.to_float32() + np.float32(1))
+def _no_gguf(fields: Fields, tensors: Mapping[str, StoredTensor]) -> ModelSpec:
+    raise ModelError(f"{fields.source}: GGUF files of this family are not read")
 
 
-def halves_from_pairs(tensor: WeightTensor, spec: ModelSpec) -> WeightTensor:
-    """GGUF's "llama" files order each head's q and k rows for a rotation of neighbours: 0, d/2, 1, d/2 + 1, ...
-    Back to 0, 1, ... d - 1, so that every backend rotates `i` with `i + d / 2` and knows no other way."""
-    rows = np.arange(tensor.shape[0])
-    order = rows.reshape(-1, spec.head_dim // 2, 2).swapaxes(1, 2).reshape(-1)
-    if len(tensor.shape) == 1:
-        return from_float32(tensor.name, tensor.to_float32()[order])
-    return tensor.take_rows(order)
+@dataclass(frozen=True, slots=True)
+class Family:
+    name: str
+    """As `model_type` has it in a config.json, less a "_text" at its end."""
+    hf_architectures: tuple[str, ...]
+    """What `architectures` says in a config.json."""
+    spec_from_config: Callable[[Fields], ModelSpec]
+    gguf_architectures: tuple[str, ...] = ()
+    """What `general.architecture` says in a GGUF file; empty when another family's files hold this one's models."""
+    spec_from_gguf: Callable[[Fields, Mapping[str, StoredTensor]], ModelSpec] = _no_gguf
+    hf_names: TensorNames = HF_NAMES
+    gguf_names: TensorNames = GGUF_NAMES
+    not_run: str | None = None
+    """Why this engine cannot run it, in a sentence: such a family can be planned and simulated alone."""

@@ -5,37 +5,43 @@ is refused here or in the family's file, never passed over."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any
 
 from twostroke.core.errors import ModelError
+from twostroke.models.families import experts
+from twostroke.models.families.declaration import StoredTensor
 from twostroke.models.families.fields import Fields, shown
+from twostroke.models.families.latent import latent_from_config
 from twostroke.models.families.rope import MAX_CONTEXT, rope_from_config, rope_from_gguf
-from twostroke.models.spec import LayerSpec, ModelSpec
-from twostroke.models.weights.tensor import WeightTensor
+from twostroke.models.rope_spec import RopeSpec
+from twostroke.models.spec import Activation, Attention, DenseMlp, GroupedAttention, LayerSpec, Mlp, ModelSpec
 
 # Far above any model there is: what keeps a hostile file from asking for endless work.
 MAX_LAYERS = 1024
 _MAX_HIDDEN = 2**17
-_MAX_INTERMEDIATE = 2**20
 _MAX_HEADS = 4096
 _MAX_HEAD_DIM = 1024
 _MAX_VOCAB = 2**22
 
-_ACTIVATIONS: dict[str, Literal["silu", "gelu_tanh"]] = {
+_ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
     "gelu_pytorch_tanh": "gelu_tanh",
 }
 
+_RECURRENT = ("linear_num_key_heads", "mamba_d_state", "ssm_state_size", "mamba_num_heads", "rwkv_hidden_size")
 _NO = (False,)
 _HF_NEUTRAL: dict[str, Sequence[Any]] = {
     "mlp_bias": _NO,
     "is_encoder_decoder": _NO,
     "add_cross_attention": _NO,
     "use_bidirectional_attention": _NO,
-    "num_local_experts": (0,),
-    "num_experts": (0,),
+    **dict.fromkeys(experts.COUNTS, (0,)),
+    "n_shared_experts": (0,),
+    "shared_expert_intermediate_size": (0,),
+    "first_k_dense_replace": (0,),
+    "kv_lora_rank": (),
     "attn_logit_softcapping": (),
     "final_logit_softcapping": (),
     "partial_rotary_factor": (1, 1.0),
@@ -64,14 +70,51 @@ def refuse_quantised(config: Fields) -> None:
         return
     method = value.get("quant_method") if isinstance(value, Mapping) else None
     if not isinstance(method, str):
-        raise config.error("quantization_config", "names no quant_method, and quantised folders are not supported")
+        config.refuse("quantization_config", "names no quant_method, and quantised folders are not supported")
+        return
     bits = value.get("bits", value.get("weight_bits"))
     width = f" with {bits} bits" if isinstance(bits, int) else ""
-    raise config.error(
+    config.refuse(
         "quantization_config",
         f"asks for weights quantised by {shown(method)}{width}, which is not supported: take the model's plain "
         "weights, or a GGUF file of it",
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Keys:
+    """What a format calls a decoder's dimensions."""
+
+    hidden_size: str
+    num_heads: str
+    num_kv_heads: str
+    head_dim: str
+    intermediate_size: str
+    num_layers: str
+    norm_eps: str
+    max_context: str
+
+
+_HF_KEYS = _Keys(
+    "hidden_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "intermediate_size",
+    "num_hidden_layers",
+    "rms_norm_eps",
+    "max_position_embeddings",
+)
+_GGUF_KEYS = _Keys(
+    "embedding_length",
+    "attention.head_count",
+    "attention.head_count_kv",
+    "attention.key_length",
+    "feed_forward_length",
+    "block_count",
+    "attention.layer_norm_rms_epsilon",
+    "context_length",
+)
 
 
 def spec_from_config(
@@ -81,48 +124,40 @@ def spec_from_config(
     unless the calling family reads them; `tied` is what an absent tie_word_embeddings means to the architecture."""
     refuse_quantised(config)
     config.refuse_unless({name: values for name, values in _HF_NEUTRAL.items() if name not in handled})
-    hidden_size = config.integer("hidden_size", 1, _MAX_HIDDEN)
-    num_heads = config.integer("num_attention_heads", 1, _MAX_HEADS)
-    head_dim = _head_dim(config, "head_dim", hidden_size, num_heads)
-    max_context = config.integer("max_position_embeddings", 1, MAX_CONTEXT)
-    rotary_dim = rotary_dim or head_dim
+    for name in _RECURRENT:
+        if config.get(name) is not None:
+            raise config.error(name, "tells of layers without attention, which are neither computed nor counted yet")
     if "partial_rotary_factor" not in handled:
         for name in ("rope_scaling", "rope_parameters"):
             if (section := config.section(name)) is not None:
                 section.refuse_unless({"partial_rotary_factor": (1, 1.0)})
-    attention_bias = config.flag("attention_bias", default=False)
+    has_bias = config.flag("attention_bias", default=False)
     # Gemma says hidden_activation, the others hidden_act.
-    activation_name = "hidden_activation" if config.get("hidden_activation") is not None else "hidden_act"
+    activation_name = config.present("hidden_activation", "hidden_act")
     activation = config.text(activation_name)
     if activation not in _ACTIVATIONS:
-        raise config.error(activation_name, f"is {shown(activation)}; the supported ones are {', '.join(_ACTIVATIONS)}")
-    layer = LayerSpec(rope_from_config(config, rotary_dim, max_context))
-    return ModelSpec(
-        family=family,
-        vocab_size=config.integer("vocab_size", 1, _MAX_VOCAB),
-        hidden_size=hidden_size,
-        intermediate_size=config.integer("intermediate_size", 1, _MAX_INTERMEDIATE),
-        num_heads=num_heads,
-        num_kv_heads=_num_kv_heads(config, "num_key_value_heads", num_heads),
-        head_dim=head_dim,
-        max_context=max_context,
-        layers=(layer,) * config.integer("num_hidden_layers", 1, MAX_LAYERS),
-        norm_eps=config.number("rms_norm_eps", 0.0, 1.0),
-        activation=_ACTIVATIONS[activation],
-        qkv_bias=attention_bias,
-        output_bias=attention_bias,
+        config.refuse(activation_name, f"is {shown(activation)}; the supported ones are {', '.join(_ACTIVATIONS)}")
+    mlp_bias = config.flag("mlp_bias", default=False)
+    dense = DenseMlp(_intermediate_size(config, _HF_KEYS), _ACTIVATIONS.get(activation, "silu"), has_bias=mlp_bias)
+    attention: Attention
+    if config.get("kv_lora_rank") is not None:
+        attention = latent_from_config(config)
+    else:
+        rope = rope_from_config(config, rotary_dim or _head_dim(config, _HF_KEYS), _max_context(config, _HF_KEYS))
+        attention = replace(_attention(config, _HF_KEYS, rope), qkv_bias=has_bias, output_bias=has_bias)
+    spec = _spec(config, _HF_KEYS, family, config.integer("vocab_size", 1, _MAX_VOCAB), attention, dense)
+    return replace(
+        with_mlps(spec, experts.mlps_from_config(config, spec.num_layers, dense)),
         tied_embeddings=config.flag("tie_word_embeddings", default=tied),
     )
 
 
 def spec_from_gguf(
-    fields: Fields, tensors: Mapping[str, WeightTensor], family: str, *, handled: Sequence[str] = ()
+    fields: Fields, tensors: Mapping[str, StoredTensor], family: str, *, handled: Sequence[str] = ()
 ) -> ModelSpec:
     """The same from a GGUF file, where the presence of a tensor says what config.json says with a flag."""
     fields.refuse_unless({name: values for name, values in _GGUF_NEUTRAL.items() if name not in handled})
-    hidden_size = fields.integer("embedding_length", 1, _MAX_HIDDEN)
-    num_heads = fields.integer("attention.head_count", 1, _MAX_HEADS)
-    head_dim = _head_dim(fields, "attention.key_length", hidden_size, num_heads)
+    head_dim = _head_dim(fields, _GGUF_KEYS)
     if fields.integer("attention.value_length", 1, _MAX_HEAD_DIM, head_dim) != head_dim:
         raise fields.error("attention.value_length", "differs from attention.key_length, which is not supported")
     rotary_dim = fields.integer("rope.dimension_count", 2, head_dim, head_dim)
@@ -130,30 +165,80 @@ def spec_from_gguf(
         raise fields.error("rope.dimension_count", f"must be even, not {rotary_dim}")
     if "rope.dimension_count" not in handled and rotary_dim != head_dim:
         raise fields.error("rope.dimension_count", f"is {rotary_dim} of {head_dim}: partial rotation is not supported")
-    max_context = fields.integer("context_length", 1, MAX_CONTEXT)
-    layer = LayerSpec(rope_from_gguf(fields, tensors, rotary_dim, max_context))
-    return ModelSpec(
-        family=family,
-        vocab_size=_embedding_rows(fields, tensors),
-        hidden_size=hidden_size,
-        intermediate_size=fields.integer("feed_forward_length", 1, _MAX_INTERMEDIATE),
-        num_heads=num_heads,
-        num_kv_heads=_num_kv_heads(fields, "attention.head_count_kv", num_heads),
-        head_dim=head_dim,
-        max_context=max_context,
-        layers=(layer,) * fields.integer("block_count", 1, MAX_LAYERS),
-        norm_eps=fields.number("attention.layer_norm_rms_epsilon", 0.0, 1.0),
+    attention = replace(
+        _attention(fields, _GGUF_KEYS, rope_from_gguf(fields, tensors, rotary_dim, _max_context(fields, _GGUF_KEYS))),
         qkv_bias="blk.0.attn_q.bias" in tensors,
         output_bias="blk.0.attn_output.bias" in tensors,
-        tied_embeddings="output.weight" not in tensors,
     )
+    dense = DenseMlp(_intermediate_size(fields, _GGUF_KEYS))
+    spec = _spec(fields, _GGUF_KEYS, family, _embedding_rows(fields, tensors), attention, dense)
+    return replace(spec, tied_embeddings="output.weight" not in tensors)
+
+
+def _spec(
+    fields: Fields, keys: _Keys, family: str, vocab_size: int, attention: Attention, dense: DenseMlp
+) -> ModelSpec:
+    return ModelSpec(
+        family=family,
+        vocab_size=vocab_size,
+        hidden_size=fields.integer(keys.hidden_size, 1, _MAX_HIDDEN),
+        max_context=_max_context(fields, keys),
+        layers=(LayerSpec(attention, dense),) * fields.integer(keys.num_layers, 1, MAX_LAYERS),
+        norm_eps=fields.number(keys.norm_eps, 0.0, 1.0),
+    )
+
+
+def _attention(fields: Fields, keys: _Keys, rope: RopeSpec) -> GroupedAttention:
+    num_heads = fields.integer(keys.num_heads, 1, _MAX_HEADS)
+    num_kv_heads = fields.integer(keys.num_kv_heads, 1, _MAX_HEADS, num_heads)
+    if num_heads % num_kv_heads:
+        raise fields.error(keys.num_kv_heads, f"is {num_kv_heads}, and the {num_heads} heads are not a multiple of it")
+    return GroupedAttention(num_heads, num_kv_heads, _head_dim(fields, keys), rope)
+
+
+def _head_dim(fields: Fields, keys: _Keys) -> int:
+    name = keys.head_dim
+    hidden_size = fields.integer(keys.hidden_size, 1, _MAX_HIDDEN)
+    num_heads = fields.integer(keys.num_heads, 1, _MAX_HEADS)
+    if fields.get(name) is None and hidden_size % num_heads:
+        raise fields.error(name, f"is missing, and hidden size {hidden_size} is no multiple of the {num_heads} heads")
+    head_dim = fields.integer(name, 2, _MAX_HEAD_DIM, hidden_size // num_heads)
+    if head_dim % 2:
+        raise fields.error(name, f"must be even for a rotary embedding, not {head_dim}")
+    return head_dim
+
+
+def _intermediate_size(fields: Fields, keys: _Keys) -> int:
+    return fields.integer(keys.intermediate_size, 1, experts.MAX_INTERMEDIATE)
+
+
+def _max_context(fields: Fields, keys: _Keys) -> int:
+    return fields.integer(keys.max_context, 1, MAX_CONTEXT)
+
+
+def with_attention(spec: ModelSpec, **changes: Any) -> ModelSpec:
+    """The spec with something else about every layer's grouped attention."""
+    return replace(
+        spec,
+        layers=tuple(replace(layer, attention=replace(layer.grouped, **changes)) for layer in spec.layers),
+    )
+
+
+def with_gguf_experts(spec: ModelSpec, fields: Fields, tensors: Mapping[str, StoredTensor]) -> ModelSpec:
+    dense = DenseMlp(spec.dense_width)
+    return with_mlps(spec, experts.mlps_from_gguf(fields, tensors, spec.num_layers, dense))
+
+
+def with_mlps(spec: ModelSpec, mlps: Sequence[Mlp]) -> ModelSpec:
+    layers = tuple(replace(layer, mlp=mlp) for layer, mlp in zip(spec.layers, mlps, strict=True))
+    return replace(spec, layers=layers)
 
 
 def with_windows(spec: ModelSpec, window: int | None, sliding: Sequence[bool]) -> ModelSpec:
     """The spec with a sliding window in some of its layers. A window that no context outgrows is full attention."""
     effective = window if window is not None and window < spec.max_context else None
     layers = tuple(
-        replace(layer, window=effective if is_sliding else None)
+        replace(layer, attention=replace(layer.grouped, window=effective)) if is_sliding and effective else layer
         for layer, is_sliding in zip(spec.layers, sliding, strict=True)
     )
     return replace(spec, layers=layers)
@@ -195,23 +280,7 @@ def every_nth_full(num_layers: int, period: int) -> tuple[bool, ...]:
     return tuple((index + 1) % period != 0 for index in range(num_layers))
 
 
-def _num_kv_heads(fields: Fields, name: str, num_heads: int) -> int:
-    num_kv_heads = fields.integer(name, 1, _MAX_HEADS, num_heads)
-    if num_heads % num_kv_heads:
-        raise fields.error(name, f"is {num_kv_heads}, and the {num_heads} heads are not a multiple of it")
-    return num_kv_heads
-
-
-def _head_dim(fields: Fields, name: str, hidden_size: int, num_heads: int) -> int:
-    if fields.get(name) is None and hidden_size % num_heads:
-        raise fields.error(name, f"is missing, and hidden size {hidden_size} is no multiple of the {num_heads} heads")
-    head_dim = fields.integer(name, 2, _MAX_HEAD_DIM, hidden_size // num_heads)
-    if head_dim % 2:
-        raise fields.error(name, f"must be even for a rotary embedding, not {head_dim}")
-    return head_dim
-
-
-def _embedding_rows(fields: Fields, tensors: Mapping[str, WeightTensor]) -> int:
+def _embedding_rows(fields: Fields, tensors: Mapping[str, StoredTensor]) -> int:
     embedding = tensors.get("token_embd.weight")
     if embedding is None:
         raise ModelError(f"{fields.source}: the tensor token_embd.weight is missing")

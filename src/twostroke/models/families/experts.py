@@ -1,50 +1,79 @@
-"""Mixtures of experts as files describe them: config.json's settings, GGUF's keys, and the names of their tensors.
-Every layer has experts or none has: a model that mixes the two is refused."""
+"""Mixtures of experts as files describe them: config.json's settings, GGUF's keys, and the names of their tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
 
-from twostroke.models.families.declaration import TensorNames
+from twostroke.models.families.declaration import StoredTensor, TensorNames
 from twostroke.models.families.fields import Fields, shown
-from twostroke.models.spec import ModelSpec, MoeSpec
-from twostroke.models.weights.tensor import WeightTensor
+from twostroke.models.spec import DenseMlp, Mlp, ModelSpec, MoeSpec
 
 _MAX_EXPERTS = 4096
 _MAX_EXPERTS_IN_ALL = 2**16
 """Over all layers: each expert is three tensors, and a hostile file must not make a list of billions."""
-_MAX_INTERMEDIATE = 2**20
+MAX_INTERMEDIATE = 2**20
+COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""What config.json files call the number of experts."""
 
 # Since transformers 5 these are a model's own tensors; what it saves, and the Hub holds, is mostly one file tensor
 # for each expert.
 HF_STACKED_EXPERTS = {"mlp.experts.gate_up_proj": ("gate", "up"), "mlp.experts.down_proj": ("down",)}
 
 
-def moe_from_config(
-    config: Fields, spec: ModelSpec, *, expert_intermediate_size: int, normalise_weights: bool
-) -> MoeSpec:
-    config.refuse_unless({"decoder_sparse_step": (1,)})
-    dense_layers = config.get("mlp_only_layers")
-    if dense_layers is not None and dense_layers != []:
-        raise config.error("mlp_only_layers", "names layers without experts, and only models with none are supported")
+def mlps_from_config(config: Fields, num_layers: int, dense: DenseMlp) -> tuple[Mlp, ...]:
+    """Of each layer its experts, or the dense MLP where it has none. Whether shares are scaled to a sum of 1 is left to
+    the family."""
+    name = config.present(*COUNTS)
+    num_experts = config.integer(name, 0, _MAX_EXPERTS, 0)
+    if num_experts == 0:
+        return (dense,) * num_layers
     # Qwen says num_experts and Mixtral num_local_experts; transformers 5 writes the latter for both.
     old, new = config.get("num_experts"), config.get("num_local_experts")
     if old is not None and new is not None and old != new:
         raise config.error("num_experts", f"is {shown(old)}, and num_local_experts is {shown(new)}")
-    name = "num_local_experts" if old is None else "num_experts"
-    num_experts = config.integer(name, 1, _MAX_EXPERTS)
-    _check_total(config, name, num_experts, spec)
-    return MoeSpec(
+    _check_total(config, name, num_experts, num_layers)
+    size = config.integer("moe_intermediate_size", 1, MAX_INTERMEDIATE, dense.intermediate_size)
+    shared = _shared_size(config, size)
+    moe = MoeSpec(
         num_experts=num_experts,
-        experts_per_token=config.integer("num_experts_per_tok", 1, num_experts),
-        expert_intermediate_size=expert_intermediate_size,
-        normalise_weights=normalise_weights,
+        experts_per_token=config.integer(config.present("num_experts_per_tok", "experts_per_token"), 1, num_experts),
+        expert_intermediate_size=size,
+        activation=dense.activation,
+        shared=replace(dense, intermediate_size=shared) if shared else None,
     )
+    sparse = _sparse_layers(config, num_layers)
+    return tuple(moe if index in sparse else dense for index in range(num_layers))
 
 
-def expert_size_from(config: Fields, name: str) -> int:
-    return config.integer(name, 1, _MAX_INTERMEDIATE)
+HANDLED = ("num_experts", "num_local_experts")
+"""What a family reads that has experts."""
+
+
+def required(spec: ModelSpec, config: Fields, *, normalise_weights: bool = True) -> ModelSpec:
+    """The spec of a family that is nothing without experts; `normalise_weights`: in those of all layers."""
+    if spec.moe is None:
+        raise config.error(config.present("num_local_experts", "num_experts"), "must be 1 at least in some layer")
+    layers = (
+        layer if layer.moe is None else replace(layer, mlp=replace(layer.moe, normalise_weights=normalise_weights))
+        for layer in spec.layers
+    )
+    return replace(spec, layers=tuple(layers))
+
+
+def _shared_size(config: Fields, expert_size: int) -> int:
+    """How wide the MLP is that every token meets beside its experts; 0: there is none."""
+    by_count = config.integer("n_shared_experts", 0, _MAX_EXPERTS, 0) * expert_size
+    return config.integer("shared_expert_intermediate_size", 0, MAX_INTERMEDIATE, by_count)
+
+
+def _sparse_layers(config: Fields, num_layers: int) -> set[int]:
+    """Those that have experts."""
+    first = config.integer("first_k_dense_replace", 0, num_layers, 0)
+    step = config.integer(config.present("moe_layer_freq", "decoder_sparse_step"), 1, 1024, 1)
+    dense = config.integers("mlp_only_layers", 0, num_layers)
+    # Qwen counts layers from 1 for its step, DeepSeek from 0; with a step of 1, all there is in use, they agree.
+    return {index for index in range(first, num_layers) if (index + 1) % step == 0} - set(dense)
 
 
 def has_experts(fields: Fields) -> bool:
@@ -52,24 +81,28 @@ def has_experts(fields: Fields) -> bool:
     return fields.get("expert_count") not in (None, 0)
 
 
-def moe_from_gguf(fields: Fields, tensors: Mapping[str, WeightTensor], spec: ModelSpec) -> MoeSpec:
+def mlps_from_gguf(
+    fields: Fields, tensors: Mapping[str, StoredTensor], num_layers: int, dense: DenseMlp
+) -> tuple[Mlp, ...]:
     """llama.cpp scales the chosen shares to a sum of 1 in these architectures, unless a key says otherwise."""
     num_experts = fields.integer("expert_count", 1, _MAX_EXPERTS)
-    _check_total(fields, "expert_count", num_experts, spec)
+    _check_total(fields, "expert_count", num_experts, num_layers)
     if "blk.0.ffn_gate_inp.weight" not in tensors:
         raise fields.error("expert_count", f"is {num_experts}, and the file holds no router in its first layer")
     # 1 is a softmax, which is what these architectures have without a word, too.
     fields.refuse_unless(
         {"expert_shared_count": (0,), "expert_gating_func": (0, 1), "expert_weights_scale": (0, 0.0, 1, 1.0)}
     )
-    return MoeSpec(
+    moe = MoeSpec(
         num_experts=num_experts,
         experts_per_token=fields.integer("expert_used_count", 1, num_experts),
         expert_intermediate_size=fields.integer(
-            "expert_feed_forward_length", 1, _MAX_INTERMEDIATE, spec.intermediate_size
+            "expert_feed_forward_length", 1, MAX_INTERMEDIATE, dense.intermediate_size
         ),
         normalise_weights=fields.flag("expert_weights_norm", default=True),
+        activation=dense.activation,
     )
+    return (moe,) * num_layers
 
 
 def with_gguf_experts(names: TensorNames) -> TensorNames:
@@ -82,6 +115,6 @@ def with_gguf_experts(names: TensorNames) -> TensorNames:
     )
 
 
-def _check_total(fields: Fields, name: str, num_experts: int, spec: ModelSpec) -> None:
-    if num_experts * spec.num_layers > _MAX_EXPERTS_IN_ALL:
-        raise fields.error(name, f"is {num_experts}, too many for {spec.num_layers} layers")
+def _check_total(fields: Fields, name: str, num_experts: int, num_layers: int) -> None:
+    if num_experts * num_layers > _MAX_EXPERTS_IN_ALL:
+        raise fields.error(name, f"is {num_experts}, too many for {num_layers} layers")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from twostroke.core.errors import ModelError
@@ -22,12 +22,24 @@ class Fields:
     values: Mapping[str, Any]
     prefix: str = ""
     """Put before every name: GGUF settings begin with the architecture, as in `llama.block_count`."""
+    refusals: list[str] | None = None
+    """Where a model is only to be counted: what no backend computes is noted here, and reading goes on."""
 
     def get(self, name: str) -> Any:
         return self.values.get(self.prefix + name)
 
     def error(self, name: str, complaint: str) -> ModelError:
         return ModelError(f"{self.source}: {self.prefix}{name} {complaint}")
+
+    def refuse(self, name: str, complaint: str) -> None:
+        """A sound setting that asks for something this code does not have."""
+        if self.refusals is None:
+            raise self.error(name, complaint)
+        self.refusals.append(str(self.error(name, complaint)))
+
+    def present(self, *names: str) -> str:
+        """Of the names that one thing goes by, the one that is there, or the first."""
+        return next((name for name in names if self.get(name) is not None), names[0])
 
     def integer(self, name: str, low: int, high: int, default: int | None = None) -> int:
         value = self._value(name, default)
@@ -67,6 +79,13 @@ class Fields:
             raise self.error(name, f"must be a list of {length} strings, not {shown(value)}")
         return tuple(value)
 
+    def integers(self, name: str, low: int, high: int) -> tuple[int, ...]:
+        """None where nothing is said."""
+        value = self.get(name) if self.get(name) is not None else []
+        if not isinstance(value, list) or not all(type(entry) is int and low <= entry <= high for entry in value):
+            raise self.error(name, f"must be a list of integers from {low} to {high}, not {shown(value)}")
+        return tuple(value)
+
     def section(self, name: str) -> Fields | None:
         """The settings nested under a name."""
         value = self.get(name)
@@ -74,23 +93,22 @@ class Fields:
             return None
         if not isinstance(value, Mapping):
             raise self.error(name, f"must be an object, not {shown(value)}")
-        return Fields(f"{self.source}: {self.prefix}{name}", value)
+        return Fields(f"{self.source}: {self.prefix}{name}", value, refusals=self.refusals)
 
     def over(self, defaults: Mapping[str, Any]) -> Fields:
         """The same settings, with defaults where they say nothing."""
         present = {name: value for name, value in self.values.items() if value is not None}
-        return Fields(self.source, {**defaults, **present}, self.prefix)
+        return replace(self, values={**defaults, **present})
 
     def without(self, *names: str) -> Fields:
-        left = {name: value for name, value in self.values.items() if name not in names}
-        return Fields(self.source, left, self.prefix)
+        return replace(self, values={name: value for name, value in self.values.items() if name not in names})
 
     def refuse_unless(self, neutral: Mapping[str, Sequence[Any]]) -> None:
         """Refuse a feature this code does not have: each named setting must be absent or one of its neutral values."""
         for name, allowed in neutral.items():
             value = self.get(name)
             if value is not None and not any(value == entry and type(value) is type(entry) for entry in allowed):
-                raise self.error(name, f"is {shown(value)}, which is not supported")
+                self.refuse(name, f"is {shown(value)}, which is not supported")
 
     def _value(self, name: str, default: Any) -> Any:
         value = self.get(name)

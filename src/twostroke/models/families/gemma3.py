@@ -7,11 +7,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from twostroke.models.families import decoder, rope
-from twostroke.models.families.declaration import GGUF_NAMES, Family
+from twostroke.models.families.declaration import Family, StoredTensor
 from twostroke.models.families.fields import Fields
-from twostroke.models.families.gemma2 import HF_GEMMA_NAMES, gemma, scale_from_config, scale_from_size, soft_cap
-from twostroke.models.spec import ModelSpec, RopeSpec
-from twostroke.models.weights.tensor import WeightTensor
+from twostroke.models.families.gemma2 import (
+    HF_GEMMA_NAMES,
+    gemma,
+    gemma_from_gguf,
+    scale_from_config,
+    scale_from_size,
+    soft_cap,
+)
+from twostroke.models.rope_spec import RopeSpec
+from twostroke.models.spec import ModelSpec
 
 _PERIOD = 6
 _LOCAL_THETA = 10_000.0
@@ -33,15 +40,11 @@ def _from_config(config: Fields) -> ModelSpec:
     config = _text_config(config).over(_DEFAULTS)
     shared = config.without("rope_parameters", "rope_scaling", "rope_theta")  # its two ropes are read below
     spec = gemma(decoder.spec_from_config(shared, "gemma3", handled=("final_logit_softcapping",), tied=True))
-    spec = replace(
-        spec,
-        qk_norm=True,
-        attention_scale=scale_from_config(config),
-        logits_softcap=soft_cap(config, "final_logit_softcapping"),
-    )
+    spec = decoder.with_attention(spec, qk_norm=True, scale=scale_from_config(config))
+    spec = replace(spec, logits_softcap=soft_cap(config, "final_logit_softcapping"))
     period = config.integer("sliding_window_pattern", 1, decoder.MAX_LAYERS, _PERIOD)
     sliding = decoder.sliding_layers(config, spec.num_layers, decoder.every_nth_full(spec.num_layers, period))
-    local, whole = _ropes_from_config(config, spec)
+    local, whole = _ropes_from_config(config, spec.layers[0].grouped.head_dim, spec.max_context)
     return _with_ropes(decoder.windowed(spec, config, sliding), sliding, local, whole)
 
 
@@ -53,9 +56,9 @@ def _text_config(config: Fields) -> Fields:
     return text.over({"tie_word_embeddings": config.flag("tie_word_embeddings", default=True)})
 
 
-def _ropes_from_config(config: Fields, spec: ModelSpec) -> tuple[RopeSpec, RopeSpec]:
+def _ropes_from_config(config: Fields, head_dim: int, max_context: int) -> tuple[RopeSpec, RopeSpec]:
     parameters = config.section("rope_parameters")
-    nothing = Fields(config.source, {})
+    nothing = replace(config, values={})
     if parameters is not None:  # one section for each kind of layer
         config.refuse_unless({"rope_scaling": ()})
         local, whole = parameters.section("sliding_attention"), parameters.section("full_attention")
@@ -71,34 +74,31 @@ def _ropes_from_config(config: Fields, spec: ModelSpec) -> tuple[RopeSpec, RopeS
         (whole, rope.theta_from(whole, config, _GLOBAL_THETA)),
     ):
         settings.refuse_unless({"partial_rotary_factor": (1, 1.0)})
-        scaling = rope.scaling_from(settings, config, spec.head_dim, spec.max_context)
-        ropes.append(RopeSpec(theta, spec.head_dim, scaling))
+        scaling = rope.scaling_from(settings, config, head_dim, max_context)
+        ropes.append(RopeSpec(theta, head_dim, scaling))
     return ropes[0], ropes[1]
 
 
 def _with_ropes(spec: ModelSpec, sliding: Sequence[bool], local: RopeSpec, whole: RopeSpec) -> ModelSpec:
     layers = tuple(
-        replace(layer, rope=local if slides else whole) for layer, slides in zip(spec.layers, sliding, strict=True)
+        replace(layer, attention=replace(layer.grouped, rope=local if slides else whole))
+        for layer, slides in zip(spec.layers, sliding, strict=True)
     )
     return replace(spec, layers=layers)
 
 
-def _from_gguf(fields: Fields, tensors: Mapping[str, WeightTensor]) -> ModelSpec:
+def _from_gguf(fields: Fields, tensors: Mapping[str, StoredTensor]) -> ModelSpec:
     fields = fields.over({f"{fields.prefix}rope.freq_base": _GLOBAL_THETA})
-    spec = gemma(decoder.spec_from_gguf(fields, tensors, "gemma3", handled=("final_logit_softcapping",)))
-    spec = replace(
-        spec,
-        activation="gelu_tanh",
-        qk_norm=True,
-        attention_scale=scale_from_size(spec, large_layers=62),
-        logits_softcap=soft_cap(fields, "final_logit_softcapping"),
-    )
+    spec = gemma_from_gguf(fields, tensors, "gemma3", handled=("final_logit_softcapping",))
+    spec = decoder.with_attention(spec, qk_norm=True, scale=scale_from_size(spec, large_layers=62))
+    spec = replace(spec, logits_softcap=soft_cap(fields, "final_logit_softcapping"))
     window = decoder.window_from(fields, "attention.sliding_window")
     if window is None:
         return spec
     sliding = _pattern_from_gguf(fields, spec.num_layers)
-    local = RopeSpec(fields.number("rope.freq_base_swa", 1.0, 1e15, _LOCAL_THETA), spec.head_dim)
-    return _with_ropes(decoder.with_windows(spec, window, sliding), sliding, local, spec.layers[0].rope)
+    whole = spec.layers[0].grouped.rope
+    local = RopeSpec(fields.number("rope.freq_base_swa", 1.0, 1e15, _LOCAL_THETA), whole.dim)
+    return _with_ropes(decoder.with_windows(spec, window, sliding), sliding, local, whole)
 
 
 def _pattern_from_gguf(fields: Fields, num_layers: int) -> tuple[bool, ...]:
@@ -132,5 +132,4 @@ FAMILY = Family(
             "model.language_model.": "model.",
         },
     ),
-    gguf_names=GGUF_NAMES,
 )

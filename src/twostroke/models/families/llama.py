@@ -6,21 +6,21 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from twostroke.models.families import decoder, experts
-from twostroke.models.families.declaration import GGUF_NAMES, HF_NAMES, Family, halves_from_pairs
+from twostroke.models.families.declaration import GGUF_NAMES, Adjustment, Family, StoredTensor
 from twostroke.models.families.fields import Fields
 from twostroke.models.spec import ModelSpec
-from twostroke.models.weights.tensor import WeightTensor
 
 
 def _from_config(config: Fields) -> ModelSpec:
     config.refuse_unless({"sliding_window": ()})
-    return decoder.windowed(decoder.spec_from_config(config, "llama"), config)
+    spec = decoder.spec_from_config(config, "llama")
+    return decoder.windowed(spec, config, (False,) * spec.num_layers)
 
 
-def _from_gguf(fields: Fields, tensors: Mapping[str, WeightTensor]) -> ModelSpec:
+def _from_gguf(fields: Fields, tensors: Mapping[str, StoredTensor]) -> ModelSpec:
     if experts.has_experts(fields):  # Mixtral's files say "llama" as well
         spec = decoder.spec_from_gguf(fields, tensors, "mixtral", handled=("expert_count",))
-        spec = replace(spec, moe=experts.moe_from_gguf(fields, tensors, spec))
+        spec = decoder.with_gguf_experts(spec, fields, tensors)
     else:
         spec = decoder.spec_from_gguf(fields, tensors, "llama")
     # Mistral's files are "llama" files too; where a window is written, it holds for every layer.
@@ -34,8 +34,7 @@ FAMILY = Family(
     gguf_architectures=("llama",),
     spec_from_config=_from_config,
     spec_from_gguf=_from_gguf,
-    hf_names=HF_NAMES,
     gguf_names=experts.with_gguf_experts(
-        replace(GGUF_NAMES, adjust=dict.fromkeys(("q", "k", "q_bias", "k_bias"), halves_from_pairs))
+        replace(GGUF_NAMES, adjust=dict.fromkeys(("q", "k", "q_bias", "k_bias"), Adjustment.HALVES_FROM_PAIRS))
     ),
 )

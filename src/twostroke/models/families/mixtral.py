@@ -13,9 +13,8 @@ from twostroke.models.spec import ModelSpec
 
 def _from_config(config: Fields) -> ModelSpec:
     config.refuse_unless({"attention_bias": (False,)})
-    spec = decoder.spec_from_config(config, "mixtral", handled=("num_experts", "num_local_experts"))
-    moe = experts.moe_from_config(config, spec, expert_intermediate_size=spec.intermediate_size, normalise_weights=True)
-    return decoder.windowed(replace(spec, moe=moe), config)
+    spec = decoder.spec_from_config(config, "mixtral", handled=experts.HANDLED)
+    return decoder.windowed(experts.required(spec, config), config)
 
 
 FAMILY = replace(

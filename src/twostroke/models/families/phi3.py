@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from twostroke.models.families import decoder, rope
-from twostroke.models.families.declaration import GGUF_LAYER, GGUF_NAMES, HF_LAYER, HF_NAMES, Family
+from twostroke.models.families.declaration import GGUF_LAYER, GGUF_NAMES, HF_LAYER, HF_NAMES, Family, StoredTensor
 from twostroke.models.families.fields import Fields
 from twostroke.models.spec import ModelSpec
-from twostroke.models.weights.tensor import WeightTensor
 
 
 def _from_config(config: Fields) -> ModelSpec:
@@ -31,7 +30,7 @@ def _rotary_dim(config: Fields) -> int | None:
     return rotary_dim
 
 
-def _from_gguf(fields: Fields, tensors: Mapping[str, WeightTensor]) -> ModelSpec:
+def _from_gguf(fields: Fields, tensors: Mapping[str, StoredTensor]) -> ModelSpec:
     spec = decoder.spec_from_gguf(fields, tensors, "phi3", handled=("rope.dimension_count",))
     window = decoder.window_from(fields, "attention.sliding_window")
     return decoder.with_windows(spec, window, (True,) * spec.num_layers)

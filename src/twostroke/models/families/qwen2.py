@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from twostroke.models.families import decoder
-from twostroke.models.families.declaration import GGUF_NAMES, HF_NAMES, Family
+from twostroke.models.families.declaration import Family, StoredTensor
 from twostroke.models.families.fields import Fields
 from twostroke.models.spec import ModelSpec
-from twostroke.models.weights.tensor import WeightTensor
 
 
 def with_upper_windows(spec: ModelSpec, config: Fields) -> ModelSpec:
@@ -30,12 +28,12 @@ def refuse_window(spec: ModelSpec, fields: Fields) -> ModelSpec:
 
 def _from_config(config: Fields) -> ModelSpec:
     config.refuse_unless({"attention_bias": (False,)})
-    spec = replace(decoder.spec_from_config(config, "qwen2"), qkv_bias=True)
+    spec = decoder.with_attention(decoder.spec_from_config(config, "qwen2"), qkv_bias=True)
     return with_upper_windows(spec, config)
 
 
-def _from_gguf(fields: Fields, tensors: Mapping[str, WeightTensor]) -> ModelSpec:
-    spec = replace(decoder.spec_from_gguf(fields, tensors, "qwen2"), qkv_bias=True)
+def _from_gguf(fields: Fields, tensors: Mapping[str, StoredTensor]) -> ModelSpec:
+    spec = decoder.with_attention(decoder.spec_from_gguf(fields, tensors, "qwen2"), qkv_bias=True)
     return refuse_window(spec, fields)
 
 
@@ -45,6 +43,4 @@ FAMILY = Family(
     gguf_architectures=("qwen2",),
     spec_from_config=_from_config,
     spec_from_gguf=_from_gguf,
-    hf_names=HF_NAMES,
-    gguf_names=GGUF_NAMES,
 )

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from twostroke.models.families import decoder
-from twostroke.models.families.declaration import GGUF_NAMES, HF_NAMES, Family
+from twostroke.models.families.declaration import Family, StoredTensor
 from twostroke.models.families.fields import Fields
 from twostroke.models.families.qwen2 import refuse_window, with_upper_windows
 from twostroke.models.spec import ModelSpec
-from twostroke.models.weights.tensor import WeightTensor
 
 
 def _from_config(config: Fields) -> ModelSpec:
     config = config.over({"head_dim": 128})
-    return with_upper_windows(replace(decoder.spec_from_config(config, "qwen3"), qk_norm=True), config)
+    spec = decoder.spec_from_config(config, "qwen3")
+    return with_upper_windows(decoder.with_attention(spec, qk_norm=True), config)
 
 
-def _from_gguf(fields: Fields, tensors: Mapping[str, WeightTensor]) -> ModelSpec:
-    return refuse_window(replace(decoder.spec_from_gguf(fields, tensors, "qwen3"), qk_norm=True), fields)
+def _from_gguf(fields: Fields, tensors: Mapping[str, StoredTensor]) -> ModelSpec:
+    spec = decoder.spec_from_gguf(fields, tensors, "qwen3")
+    return refuse_window(decoder.with_attention(spec, qk_norm=True), fields)
 
 
 FAMILY = Family(
@@ -28,6 +28,4 @@ FAMILY = Family(
     gguf_architectures=("qwen3",),
     spec_from_config=_from_config,
     spec_from_gguf=_from_gguf,
-    hf_names=HF_NAMES,
-    gguf_names=GGUF_NAMES,
 )

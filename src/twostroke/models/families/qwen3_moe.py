@@ -6,28 +6,24 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from twostroke.models.families import decoder, experts
-from twostroke.models.families.declaration import GGUF_NAMES, HF_LAYER, HF_NAMES, Family
+from twostroke.models.families.declaration import GGUF_NAMES, HF_LAYER, HF_NAMES, Family, StoredTensor
 from twostroke.models.families.fields import Fields
 from twostroke.models.families.qwen2 import refuse_window, with_upper_windows
 from twostroke.models.spec import ModelSpec
-from twostroke.models.weights.tensor import WeightTensor
 
 
 def _from_config(config: Fields) -> ModelSpec:
     config = config.over({"head_dim": 128})
-    spec = decoder.spec_from_config(config, "qwen3_moe", handled=("num_experts", "num_local_experts"))
-    moe = experts.moe_from_config(
-        config,
-        spec,
-        expert_intermediate_size=experts.expert_size_from(config, "moe_intermediate_size"),
-        normalise_weights=config.flag("norm_topk_prob", default=False),
-    )
-    return with_upper_windows(replace(spec, qk_norm=True, moe=moe), config)
+    config.integer("moe_intermediate_size", 1, experts.MAX_INTERMEDIATE)  # not the MLP's size: it has to be there
+    spec = decoder.spec_from_config(config, "qwen3_moe", handled=experts.HANDLED)
+    spec = experts.required(spec, config, normalise_weights=config.flag("norm_topk_prob", default=False))
+    return with_upper_windows(decoder.with_attention(spec, qk_norm=True), config)
 
 
-def _from_gguf(fields: Fields, tensors: Mapping[str, WeightTensor]) -> ModelSpec:
+def _from_gguf(fields: Fields, tensors: Mapping[str, StoredTensor]) -> ModelSpec:
     spec = decoder.spec_from_gguf(fields, tensors, "qwen3_moe", handled=("expert_count",))
-    return refuse_window(replace(spec, qk_norm=True, moe=experts.moe_from_gguf(fields, tensors, spec)), fields)
+    spec = decoder.with_attention(decoder.with_gguf_experts(spec, fields, tensors), qk_norm=True)
+    return refuse_window(spec, fields)
 
 
 FAMILY = Family(

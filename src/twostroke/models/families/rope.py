@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 from twostroke.core.errors import ModelError
+from twostroke.models.families.declaration import StoredTensor
 from twostroke.models.families.fields import Fields, shown
-from twostroke.models.spec import (
+from twostroke.models.rope_spec import (
     FrequencyDivisors,
     LinearScaling,
     Llama3Scaling,
@@ -16,7 +18,6 @@ from twostroke.models.spec import (
     RopeScaling,
     RopeSpec,
 )
-from twostroke.models.weights.tensor import WeightTensor
 
 MAX_CONTEXT = 2**30
 DEFAULT_THETA = 10_000.0
@@ -29,7 +30,7 @@ def rope_settings(config: Fields) -> Fields:
     old, new = config.section("rope_scaling"), config.section("rope_parameters")
     if old is not None and new is not None and old.values != new.values:
         raise config.error("rope_scaling", "differs from rope_parameters, and only one can hold")
-    return old or new or Fields(config.source, {})
+    return old or new or replace(config, values={})
 
 
 def theta_from(settings: Fields, config: Fields, default: float = DEFAULT_THETA) -> float:
@@ -57,7 +58,8 @@ def scaling_from(settings: Fields, config: Fields, dim: int, max_context: int) -
         return Llama3Scaling(settings.number("factor", 1e-3, _MAX_FACTOR), low, high, original)
     if kind in ("longrope", "su"):  # "su" is what Phi-3 called it first
         return _longrope_from(settings, config, dim, max_context)
-    raise settings.error(name, f"is {shown(kind)}; the supported ones are default, linear, llama3 and longrope")
+    settings.refuse(name, f"is {shown(kind)}; the supported ones are default, linear, llama3 and longrope")
+    return None
 
 
 def _longrope_from(settings: Fields, config: Fields, dim: int, max_context: int) -> LongRopeScaling:
@@ -78,7 +80,7 @@ def longrope_attention_factor(stretch: float, original_max_context: int) -> floa
     return 1.0 if stretch <= 1.0 else math.sqrt(1 + math.log(stretch) / math.log(original_max_context))
 
 
-def rope_from_gguf(fields: Fields, tensors: Mapping[str, WeightTensor], dim: int, max_context: int) -> RopeSpec:
+def rope_from_gguf(fields: Fields, tensors: Mapping[str, StoredTensor], dim: int, max_context: int) -> RopeSpec:
     theta = fields.number("rope.freq_base", 1.0, _MAX_THETA, DEFAULT_THETA)
     kind = fields.text("rope.scaling.type", "none")
     fields.refuse_unless({"rope.scaling.type": ("none", "linear", "longrope")})
@@ -104,14 +106,14 @@ def rope_from_gguf(fields: Fields, tensors: Mapping[str, WeightTensor], dim: int
     return RopeSpec(theta, dim, scaling)
 
 
-def _divisors(source: str, tensors: Mapping[str, WeightTensor], name: str, dim: int) -> tuple[float, ...]:
+def _divisors(source: str, tensors: Mapping[str, StoredTensor], name: str, dim: int) -> tuple[float, ...]:
     if name not in tensors:
         raise ModelError(f"{source}: the tensor {name} is missing")
     if tensors[name].shape != (dim // 2,):
         raise ModelError(
             f"{source}: {name} has shape {tensors[name].shape}, and the rotary dimensions ask for {dim // 2}"
         )
-    values = tensors[name].to_float32()
-    if not bool((values > 1e-6).all()) or not bool((values < _MAX_FACTOR).all()):
+    values = tuple(float(value) for value in tensors[name].to_float32())
+    if not all(1e-6 < value < _MAX_FACTOR for value in values):
         raise ModelError(f"{source}: {name} must hold positive numbers only")
-    return tuple(float(value) for value in values)
+    return values

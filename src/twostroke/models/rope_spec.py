@@ -1,0 +1,84 @@
+"""Rotary embeddings as a model declares them, and their frequencies. Standard library alone."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3Scaling:
+    factor: float
+    low_frequency_factor: float
+    high_frequency_factor: float
+    original_max_context: int
+
+
+@dataclass(frozen=True, slots=True)
+class LinearScaling:
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class LongRopeScaling:
+    """Phi-3: one factor a frequency, one list for contexts up to the original maximum and one beyond it. Which one is
+    in force is decided once, by the context the engine is configured for (see `RopeSpec.inverse_frequencies`): keys in
+    the cache are rotated already, so a sequence that outgrew the short factors would have to be read anew."""
+
+    short_factors: tuple[float, ...]
+    long_factors: tuple[float, ...]
+    original_max_context: int
+    attention_factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class FrequencyDivisors:
+    """One divisor a frequency, as a GGUF file stores Llama 3's scaling: already worked out."""
+
+    divisors: tuple[float, ...]
+
+
+RopeScaling = Llama3Scaling | LinearScaling | LongRopeScaling | FrequencyDivisors
+
+
+@dataclass(frozen=True, slots=True)
+class RopeSpec:
+    """Rotary embedding over the first `dim` of a head's dimensions, pairing `i` with `i + dim / 2`."""
+
+    theta: float
+    dim: int
+    scaling: RopeScaling | None = None
+
+    def inverse_frequencies(self, max_context: int) -> tuple[float, ...]:
+        """[dim / 2] radians a position."""
+        base = [self.theta ** -(index / self.dim) for index in range(0, self.dim, 2)]
+        scaling = self.scaling
+        if scaling is None:
+            return tuple(base)
+        if isinstance(scaling, LinearScaling):
+            return tuple(frequency / scaling.factor for frequency in base)
+        if isinstance(scaling, Llama3Scaling):
+            return tuple(_llama3_frequency(frequency, scaling) for frequency in base)
+        if isinstance(scaling, FrequencyDivisors):
+            divisors = scaling.divisors
+        else:
+            beyond = max_context > scaling.original_max_context
+            divisors = scaling.long_factors if beyond else scaling.short_factors
+        return tuple(frequency / divisor for frequency, divisor in zip(base, divisors, strict=True))
+
+    @property
+    def attention_factor(self) -> float:
+        """What cos and sin are multiplied by."""
+        return self.scaling.attention_factor if isinstance(self.scaling, LongRopeScaling) else 1.0
+
+
+def _llama3_frequency(frequency: float, scaling: Llama3Scaling) -> float:
+    """Long wavelengths are stretched by `factor`, short ones kept, those between blended."""
+    wavelength = 2 * math.pi / frequency
+    if wavelength < scaling.original_max_context / scaling.high_frequency_factor:
+        return frequency
+    if wavelength > scaling.original_max_context / scaling.low_frequency_factor:
+        return frequency / scaling.factor
+    span = scaling.high_frequency_factor - scaling.low_frequency_factor
+    smooth = (scaling.original_max_context / wavelength - scaling.low_frequency_factor) / span
+    return (1 - smooth) * frequency / scaling.factor + smooth * frequency
