@@ -51,6 +51,16 @@ def test_windowed_groups_take_fewer_blocks() -> None:
     assert windowed.num_blocks * 16 >= 64 + 2 * 64
 
 
+def test_a_state_takes_a_slot_a_sequence_and_its_bytes_once() -> None:
+    state = KVGroupNeed(layers=(60,), window=None, bytes_per_token=1_000_000, content="state", values=500_000)
+    assert sequence_bytes(SUITS, (FULL, state), 1600) == 1600 * 23_040 + 1_000_000
+    config = EngineConfig(max_context=1600, kv=KVConfig(memory_bytes=5 * (1600 * 23_040 + 1_000_000)))
+    resolved = resolve(config, 8192, (FULL, state), MEMORY, SUITS, 2)
+    blocks, slots = resolved.layout.groups
+    assert (blocks.num_blocks, slots.num_blocks, slots.is_state, slots.values) == (500, 5, True, 500_000)
+    assert resolved.kv_bytes == config.kv.memory_bytes
+
+
 def test_almost_no_memory_is_refused() -> None:
     with pytest.raises(BadRequestError, match="give more memory to KV"):
         resolve(EngineConfig(kv=KVConfig(memory_bytes=1000)), 8192, (FULL,), MEMORY, SUITS, 2)

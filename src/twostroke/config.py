@@ -8,7 +8,7 @@ from typing import Literal, TypedDict
 
 from twostroke.core.errors import BadRequestError
 from twostroke.core.formats import ARITHMETICS, KV_BITS, WEIGHT_FORMATS
-from twostroke.core.kv_layout import KVGroup, KVLayout
+from twostroke.core.kv_layout import KVContent, KVGroup, KVLayout
 from twostroke.core.setting import check_settings, choice, integer, number, switch, text
 from twostroke.core.step_sizes import StepSizes
 from twostroke.core.units import size
@@ -162,11 +162,15 @@ class EngineOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class KVGroupNeed:
-    """What one KV group of a model asks for: its layers, its window, its bytes a token on the chosen backend."""
+    """What one KV group of a model asks for: its layers, its window, its bytes a token on the chosen backend (of a
+    state, its bytes a sequence)."""
 
     layers: tuple[int, ...]
     window: int | None
     bytes_per_token: int
+    content: KVContent = "keys and values"
+    values: int = 0
+    """As `KVGroup` has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,8 +237,9 @@ def resolve(
     warnings = _rope_warnings(max_context, short_rope_context)
     reasons += warnings
     layout = _layout(sizes, groups, budget, max_context)
-    kv_bytes = sum(g.num_blocks * need.bytes_per_token for g, need in zip(layout.groups, groups, strict=True))
-    kv_bytes *= sizes.block_size
+    kv_bytes = sum(
+        layout.positions(group) * need.bytes_per_token for group, need in zip(layout.groups, groups, strict=True)
+    )
     blocks = " + ".join(str(group.num_blocks) for group in layout.groups)
     reasons.append(f"KV {blocks} blocks of {sizes.block_size} tokens, {size(kv_bytes)}: {why}")
     return ResolvedConfig(
@@ -280,7 +285,10 @@ def sequence_bytes(sizes: StepSizes, groups: tuple[KVGroupNeed, ...], context: i
 
 
 def _group_tokens(sizes: StepSizes, group: KVGroupNeed, context: int) -> int:
-    """Tokens of KV that one sequence of this context holds at most: behind a window, blocks are given back."""
+    """Tokens of KV that one sequence of this context holds at most: behind a window, blocks are given back. A state
+    counts as one."""
+    if group.content == "state":
+        return 1
     tokens = context
     if group.window is not None:
         tokens = min(context, group.window + 2 * sizes.max_tokens_per_step + sizes.block_size)
@@ -300,7 +308,8 @@ def _fitting_context(sizes: StepSizes, groups: tuple[KVGroupNeed, ...], budget: 
 
 
 def _layout(sizes: StepSizes, groups: tuple[KVGroupNeed, ...], budget: int, max_context: int) -> KVLayout:
-    """Blocks for as many full-length sequences as the budget holds, up to all that may run."""
+    """Blocks for as many full-length sequences as the budget holds, up to all that may run, and slots for their
+    states."""
     size = sizes.block_size
     one = [_group_tokens(sizes, group, max_context) for group in groups]
     one_bytes = sum(tokens * group.bytes_per_token for tokens, group in zip(one, groups, strict=True))
@@ -308,7 +317,13 @@ def _layout(sizes: StepSizes, groups: tuple[KVGroupNeed, ...], budget: int, max_
     return KVLayout(
         block_size=size,
         groups=tuple(
-            KVGroup(group.layers, group.window, num_blocks=int(sequences * tokens) // size)
+            KVGroup(
+                group.layers,
+                group.window,
+                int(sequences * tokens) // (1 if group.content == "state" else size),
+                group.content,
+                group.values,
+            )
             for tokens, group in zip(one, groups, strict=True)
         ),
     )

@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 from tests.cli.test_cli import twostroke
 from tests.models.tiny_checkpoints import make_tiny, variants
+from tests.models.tiny_gguf import write_gguf
 
-from twostroke.cli.plan_model import config_of_spec, read_model
+from twostroke.cli.plan_model import read_model
 from twostroke.config import EngineConfig
 from twostroke.core.errors import ModelError
 from twostroke.cost.calibration import Calibration
 from twostroke.cost.config_shape import dimensions_from_config, shape_from_config
+from twostroke.cost.dimensions import Dimensions
 from twostroke.cost.step_cost import Coefficients
 from twostroke.engine.build import prepare_model
 from twostroke.models.loading import load_checkpoint
@@ -97,12 +99,19 @@ def test_search_is_cheapest_first() -> None:
     assert prices == sorted(prices) and len(prices) > 3
     assert all(one["tpot_s"] <= 0.05 and one["ttft_s"] <= 2.0 for one in record["found"])
     assert {one["reason"] for one in record["rejected"]} >= {"does not fit"}
-    for one in record["found"]:  # every estimate says how far it may be off
+    for one in record["found"]:  # every estimate says how far it may be off, and what this engine did not run of it
+        devices = one["tensor_parallel"] * one["pipeline_parallel"] * one["expert_parallel"]
+        has_run = (one["device"], one["weights"], devices) == ("H200", "bf16", 1)
+        assert has_run == (one["not_run"] == [])
+        if one["device"].startswith("MI"):
+            assert one["not_run"][0].startswith(f"this engine does not run on {one['device']}: it has backends for")
         stated = one["efficiency"]["error"]
         assert "larger than any measured" in stated and (one["device"] == "H200" or f"no {one['device']} was" in stated)
     done = twostroke("plan", "Llama-3.1-70B", *arguments, "--on", "h200", "--on", "b200")
     assert "USD/M out" in done.stdout and "RTX" not in done.stdout
     assert "error of the first  unknown: 71B parameters" in done.stdout
+    # The cheapest is a cut, or a format, or a card that this engine never ran: it says so, and names what it has run.
+    assert "first has not run" in done.stdout and "cheapest that has" in done.stdout
     done = twostroke("plan", "Llama-3.1-70B", *arguments, "--on", "h200", "--efficiency", "0.4")
     assert "as given with --efficiency" in done.stdout and "not measured" in done.stdout
     assert "bench/results" not in done.stdout
@@ -160,7 +169,9 @@ def test_a_model_that_is_not_here_on_the_machine_under_us(smollm2_path: Path, tm
     done = twostroke("plan", "Llama-3.1-405B", *sizes, **folder)
     assert done.returncode == 0 and "NO: " in done.stdout
     done = twostroke("plan", "DeepSeek-V3", *sizes, **folder)
-    assert done.returncode == 2 and "it does not run deepseek_v3 models" in done.stderr
+    assert (
+        done.returncode == 2 and "does not run deepseek_v3 models: no backend here computes its latent" in done.stderr
+    )
 
 
 def test_a_plot(tmp_path: Path) -> None:
@@ -242,11 +253,12 @@ def test_quantised_folders_say_so_themselves(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("variant", variants())
 def test_a_loaded_spec_counts_as_its_config_does(variant: str, tmp_path: Path) -> None:
-    folder, _ = make_tiny(variant, tmp_path)
+    folder, model = make_tiny(variant, tmp_path)
     config = json.loads((folder / "config.json").read_text())
-    spec = load_checkpoint(folder).spec
-    bits = {"weight_bits": 16.0, "kv_bits": 16.0}
-    assert shape_from_config(config_of_spec(spec), **bits) == shape_from_config(config, **bits)
+    for stored in (folder, write_gguf(model, tmp_path / "tiny.gguf")) if variant in ("llama", "gemma2") else (folder,):
+        spec = load_checkpoint(stored).spec
+        bits = {"weight_bits": 16.0, "kv_bits": 16.0}
+        assert Dimensions(spec).shape(**bits) == shape_from_config(config, **bits)
 
 
 def test_a_gguf_is_planned_in_its_own_bits(smollm2_path: Path) -> None:

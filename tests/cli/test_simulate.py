@@ -101,7 +101,8 @@ def test_simulate_needs_no_weights_for_another_device() -> None:
     assert found["itl_s"]["p50"] > 141e9 / 9.6e12
     alone = twostroke("simulate", "Llama-3.1-70B", "--on", "l4")
     assert alone.returncode == 2 and "do not fit on L4" in alone.stderr
-    assert "71B parameters are larger than any measured" in found["step_seconds"] and found["note"] is None
+    assert "71B parameters are larger than any measured" in found["step_seconds"]
+    assert found["note"] == "this engine runs a model on one device: 2 are planned, not run"
     assert found["load"]["bound"] in ("prefill", "decode", "balanced") and found["load"]["advice"]
     here = twostroke("simulate", "llama-3.3-70b")
     assert here.returncode == 2 and "--on DEVICE (h200, ...) simulates it" in here.stderr
@@ -113,7 +114,7 @@ def test_simulate_needs_no_weights_for_another_device() -> None:
     assert decode[0]["itl_s"]["p50"] < 0.95 * decode[1]["itl_s"]["p50"]
     assert [one["note"] for one in decode] == [None, "decode weights plain (asked for)"]
     wide = twostroke("simulate", "Llama-3.1-70B", "--on", "h200", "--tensor-parallel", "16", "--requests", "5")
-    assert "Note: 16 devices share a copy over the link that joins devices within one machine" in wide.stdout
+    assert "; 16 devices share a copy over the link that joins devices within one machine" in wide.stdout
 
 
 @pytest.mark.parametrize(

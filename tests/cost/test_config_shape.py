@@ -15,11 +15,14 @@ from tests.models.tiny_checkpoints import make_tiny, variants
 
 from twostroke.core.errors import BadRequestError, ModelError
 from twostroke.cost.config_shape import dimensions_from_config, shape_from_config
-from twostroke.cost.dimensions import Part
+from twostroke.cost.dimensions import Dimensions, Part
+from twostroke.cost.floor import StepWork, step_bytes_read
 from twostroke.cost.known_shapes import KNOWN_SHAPES, find_known_shape
 from twostroke.cost.model_shape import KVGroupShape
 from twostroke.engine.shape import shape_of
 from twostroke.models.loading import load_checkpoint
+from twostroke.models.rope_spec import RopeSpec
+from twostroke.models.spec import DenseMlp, GroupedAttention, LatentAttention, LayerSpec, ModelSpec, RecurrentMixer
 
 
 def known(name: str) -> dict[str, Any]:
@@ -140,7 +143,9 @@ def test_it_is_the_shape_of_the_checkpoint_that_the_engine_loads(variant: str, t
 def test_latent_attention_keeps_one_vector_a_layer() -> None:
     shape = shape_from_config(known("DeepSeek-V3"), weight_bits=8, kv_bits=16)
     # 512 of latent and 64 rotated, two bytes each, in 61 layers: 70 kB a token, where 128 heads would take 4 MB.
-    assert shape.kv_groups == (KVGroupShape(61, None, 61 * 576 * 2),)
+    (group,) = shape.kv_groups
+    assert (group.num_layers, group.window, group.bytes_per_token) == (61, None, 61 * 576 * 2)
+    assert group.content == "latent"
     # A decode at context 1000 in the latent space: 128 heads x (576 scores + 512 values) a pair.
     assert shape.attention_multiply_adds(999, 1) == 61 * 128 * (576 + 512) * 1000
     # A prompt expands: 192 for scores, 128 for values; nothing lies before it.
@@ -154,11 +159,39 @@ def test_latent_attention_keeps_one_vector_a_layer() -> None:
 
 def test_windows_and_experts_of_gpt_oss() -> None:
     shape = shape_from_config(known("gpt-oss-120b"), weight_bits=16, expert_bits=4.25, kv_bits=16)
-    assert shape.kv_groups == (KVGroupShape(18, None, 18 * 2048), KVGroupShape(18, 128, 18 * 2048))
+    pairs = 18 * 2 * 64 * 64
+    groups = [KVGroupShape(18, window, 18 * 2048, pair_multiply_adds=pairs) for window in (None, 128)]
+    assert shape.kv_groups == tuple(groups)
     assert shape.experts is not None
     # 36 layers x 128 experts x 3 matrices of 2880 x 2880 in 4.25 bits, and biases of 3 x 2880 in 16.
     assert shape.experts.weight_bytes == 36 * 128 * (3 * 2880 * 2880 * 17 // 32 + 3 * 2880 * 2)
     assert shape.weight_bytes / 1e9 == pytest.approx(65.2, abs=0.1)  # OpenAI: the checkpoint is 60.8 GiB
+
+
+def test_layers_of_several_kinds_are_each_counted_as_they_are() -> None:
+    """Made up: of three layers one keeps a state, one a latent, and one keys and values behind a window."""
+    mlp, rope = DenseMlp(32), RopeSpec(1e4, 8)
+    grouped = LayerSpec(GroupedAttention(4, 2, 8, rope, window=16), mlp)
+    latent = LayerSpec(LatentAttention(4, rank=12, plain_dim=8, rotated_dim=4, value_dim=8), mlp)
+    recurrent = LayerSpec(RecurrentMixer(640, (("in", (64, 16)), ("out", (16, 64)), ("decay", (8,)))), mlp)
+    spec = ModelSpec("made_up", 10, 16, 100, (recurrent, latent, grouped), 1e-5)
+    assert [(one.content, one.window, one.values, one.layers) for one in spec.kv_groups()] == [
+        ("latent", None, 12 + 4, (1,)),
+        ("keys and values", 16, 2 * 2 * 8, (2,)),
+        ("state", None, 640, (0,)),
+    ]
+    assert spec.common_layer is None
+    dimensions = Dimensions(spec)
+    assert dimensions.num_parameters == sum(prod(shape) for shape in spec.tensor_shapes().values())
+    shape = dimensions.shape(weight_bits=16, kv_bits=16)
+    assert shape.kv_bytes_per_token == 2 * (16 + 32), "a state takes no more for a token more"
+    # At any context the state is read once; the latent whole, the window as far as it reaches.
+    assert [shape.kv_bytes_read(context) for context in (1, 10, 50)] == [
+        2 * (640 + context * 16 + min(context, 16) * 32) for context in (1, 10, 50)
+    ]
+    assert step_bytes_read(shape, StepWork(contexts=(50,))) == shape.weight_bytes_read(1) + shape.kv_bytes_read(50)
+    # Decode in the latent space: 4 heads x (2 x 12 + 4); of the state each number is changed and read once.
+    assert shape.attention_multiply_adds(49, 1) == 50 * 4 * 28 + 16 * 2 * 4 * 8 + 2 * 640
 
 
 def test_parts_add_up() -> None:
@@ -182,8 +215,9 @@ def test_the_head_keeps_eight_bits_at_least() -> None:
 def test_an_unknown_family_is_counted_as_llama_and_says_so() -> None:
     llama = known("Llama-3.1-8B")
     other = dimensions_from_config(llama | {"model_type": "brand_new"})
-    assert other.is_assumed
-    assert replace(other, family="llama", is_assumed=False) == dimensions_from_config(llama)
+    assert other.is_assumed and other.family == "brand_new"
+    assert other.not_run == "this engine knows no 'brand_new' models: it is counted as a Llama-like decoder"
+    assert replace(other.spec, family="llama") == dimensions_from_config(llama).spec
 
 
 @pytest.mark.parametrize(

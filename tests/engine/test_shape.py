@@ -46,7 +46,7 @@ def test_smollm2():
     # 106,168,320 x 20 / 32 in Q4_1, 28,311,552 x 34 / 32 in Q8_0, 61 norms of 576 in F32.
     assert shape.weight_bytes_per_step == 66_355_200 + 30_081_024 + 140_544
     assert (shape.num_heads, shape.head_dim) == (9, 64)
-    assert shape.kv_groups == (KVGroupShape(30, None, 23_040),)
+    assert shape.kv_groups == (KVGroupShape(30, None, 23_040, pair_multiply_adds=30 * 2 * 9 * 64),)
 
 
 def test_an_untied_table_is_gathered_not_read():
@@ -63,7 +63,9 @@ def test_windowed_layers_are_a_group_of_their_own():
     windowed = replace(LAYER, attention=replace(LAYER.grouped, window=512))
     spec = replace(SMOLLM2, layers=(windowed, LAYER, windowed))
     shape = shape_of(checkpoint_of(spec), [768, 1536])
-    assert shape.kv_groups == (KVGroupShape(1, None, 768), KVGroupShape(2, 512, 1536))
+    a_layer = 2 * 9 * 64
+    full, windowed = KVGroupShape(1, None, 768, pair_multiply_adds=a_layer), KVGroupShape(2, 512, 1536)
+    assert shape.kv_groups == (full, replace(windowed, pair_multiply_adds=2 * a_layer))
     with pytest.raises(ValueError, match="zip"):
         shape_of(checkpoint_of(spec), [768])
 

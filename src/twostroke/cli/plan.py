@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from twostroke.planner.efficiency import Efficiency
     from twostroke.planner.search import Load, ServiceLevel
 
-SHOWN_FOUND = 8
 MAX_PRICE = 1e5
 
 
@@ -290,7 +289,7 @@ def _search(
         record = plan_record.search_record(found, rejected, tail, is_met)
         console.out(json.dumps(record, indent=2), highlight=False)
     else:
-        plan_table.show_search(console, found[:SHOWN_FOUND], rejected, lengths, tail, is_met)
+        plan_table.show_search(console, found, rejected, lengths, tail, is_met)
     if not is_met:
         raise typer.Exit(1)
 

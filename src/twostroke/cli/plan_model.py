@@ -3,11 +3,9 @@ file, or a Hub id (of which config.json alone is fetched)."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from twostroke.core.errors import BadRequestError, ModelError
@@ -18,9 +16,7 @@ from twostroke.cost.model_shape import ModelShape
 
 if TYPE_CHECKING:
     from twostroke.models.checkpoint import Checkpoint
-    from twostroke.models.spec import ModelSpec
 
-MAX_CONFIG_BYTES = 16 << 20
 _STORED = {"bfloat16": "bf16", "float16": "bf16", "float32": "f32"}
 
 
@@ -68,9 +64,9 @@ def read_model(name: str) -> PlannedModel:
 
 
 def _from_config(name: str, path: Path) -> PlannedModel:
-    config = read_config(path)
-    from twostroke.models.loading import load_checkpoint
+    from twostroke.models.loading import load_checkpoint, read_config
 
+    config = read_config(path.parent)
     checkpoint = None
     if any(path.parent.glob("*.safetensors")):
         try:
@@ -78,20 +74,6 @@ def _from_config(name: str, path: Path) -> PlannedModel:
         except ModelError:
             checkpoint = None  # it can be planned, if not run: a family or a quantisation that no backend here has
     return PlannedModel(name, dimensions_from_config(config), _weights(config), checkpoint, config)
-
-
-def read_config(path: Path) -> Mapping[str, Any]:
-    try:
-        if path.stat().st_size > MAX_CONFIG_BYTES:
-            raise ModelError(f"{path} is larger than {MAX_CONFIG_BYTES} bytes: that is no config.json")
-        config = json.loads(path.read_bytes())
-    except OSError as error:
-        raise ModelError(f"cannot read {path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"{path} is not JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise ModelError(f"{path} must hold an object")
-    return config
 
 
 def _weights(config: Mapping[str, Any]) -> str:
@@ -110,12 +92,12 @@ def _from_file(name: str) -> PlannedModel:
     from twostroke.models.resolve import resolve
 
     checkpoint = load_checkpoint(resolve(name), name=name)
-    dimensions = dimensions_from_config(config_of_spec(checkpoint.spec))
-    return PlannedModel(name, dimensions, "bf16", checkpoint)
+    return PlannedModel(name, Dimensions(checkpoint.spec), "bf16", checkpoint)
 
 
 def _from_hub(name: str) -> PlannedModel:
     from twostroke.models.hub import HubError, download, parse_hub_id
+    from twostroke.models.loading import read_config
 
     hub_id = parse_hub_id(name)
     known = f"known by name are: {', '.join(KNOWN_SHAPES)}"
@@ -129,56 +111,19 @@ def _from_hub(name: str) -> PlannedModel:
         raise ModelError(f"cannot plan {name!r}: the Hub gave nothing ({error}); {known}") from error
     if not (folder / "config.json").is_file():
         raise ModelError(f"cannot plan {name!r}: the repository has no config.json; {known}")
-    config = read_config(folder / "config.json")
+    config = read_config(folder)
     return PlannedModel(name, dimensions_from_config(config), _weights(config), config=config)
 
 
 def weightless(planned: PlannedModel) -> Checkpoint:
-    """A model that is known by its sizes alone, as the engine would hold it. What a list of sizes leaves out, and says
-    nothing of speed, is filled in."""
-    from twostroke.models.families import FAMILIES
-    from twostroke.models.random_weights import random_checkpoint
+    """A model that is known by its sizes alone, as the engine would hold it, in 16 bits."""
+    from twostroke.models.checkpoint import Checkpoint
+    from twostroke.models.random_weights import random_tensors
     from twostroke.models.weights.tensor import WeightKind
 
-    config = dict(planned.config or {})
-    family = str(config.get("model_type")).removesuffix("_text")
-    names = [name for one in FAMILIES if one.name == family for name in one.hf_architectures]
-    if not names and "architectures" not in config:
-        raise BadRequestError(f"--on this plans what this engine would run, and it does not run {family} models")
-    config.pop("quantization_config", None)
-    filled = {"rms_norm_eps": 1e-5, "rope_theta": 1e4, "hidden_act": "silu", "max_position_embeddings": 8192}
-    with TemporaryDirectory() as folder:
-        path = Path(folder)
-        (path / "config.json").write_text(json.dumps({"architectures": names[:1]} | filled | config), encoding="utf-8")
-        try:
-            return random_checkpoint(path, WeightKind.BF16, name=planned.name)
-        except ModelError as error:
-            raise BadRequestError(f"--on this plans what this engine would run, not {planned.name}: {error}") from None
-
-
-def config_of_spec(spec: ModelSpec) -> dict[str, Any]:
-    """A loaded model's numbers, as a config.json would have them."""
-    windows, attention = {layer.window for layer in spec.layers} - {None}, spec.layers[0].grouped
-    config: dict[str, Any] = {
-        "model_type": spec.family,
-        "hidden_size": spec.hidden_size,
-        "intermediate_size": spec.dense_width or 1,
-        "num_hidden_layers": spec.num_layers,
-        "num_attention_heads": attention.num_heads,
-        "num_key_value_heads": attention.num_kv_heads,
-        "head_dim": attention.head_dim,
-        "vocab_size": spec.vocab_size,
-        "max_position_embeddings": spec.max_context,
-        "tie_word_embeddings": spec.tied_embeddings,
-        "attention_bias": attention.output_bias,
-        "sliding_window": max((window for window in windows if window is not None), default=None),
-        "layer_types": ["full_attention" if layer.window is None else "sliding_attention" for layer in spec.layers],
-    }
-    if spec.moe is not None:
-        config |= {
-            "num_local_experts": spec.moe.num_experts,
-            "num_experts_per_tok": spec.moe.experts_per_token,
-            "moe_intermediate_size": spec.moe.expert_intermediate_size,
-            "mlp_only_layers": [index for index, layer in enumerate(spec.layers) if layer.moe is None],
-        }
-    return config
+    plain = {key: value for key, value in (planned.config or {}).items() if key != "quantization_config"}
+    dimensions = dimensions_from_config(plain)
+    if dimensions.not_run is not None:
+        raise BadRequestError(f"--on this plans what this engine would run: {dimensions.not_run}")
+    spec = replace(dimensions.spec, max_context=dimensions.max_context or 8192)
+    return Checkpoint(planned.name, Path(planned.name), spec, random_tensors(spec, WeightKind.BF16))

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from twostroke.planner.estimate import Estimate
+from twostroke.planner.not_run import not_run
 from twostroke.planner.search import Found, Rejected
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ def search_record(
                 "expert_parallel": one.deployment.expert_parallel,
                 "replicas": one.deployment.replicas,
                 "weights": one.deployment.formats.weights,
+                "not_run": list(not_run(one.deployment)),
                 "has_decode_copies": one.deployment.shape.decode_weights is not None,
                 "users_per_replica": one.loaded.users,
                 "ttft_s": one.loaded.ttft_s,

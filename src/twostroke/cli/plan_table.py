@@ -17,12 +17,14 @@ from twostroke.cost.roofline import matmul_points
 from twostroke.planner.deployment import Deployment
 from twostroke.planner.estimate import Estimate, Phase, Seconds
 from twostroke.planner.live import Calibrated
+from twostroke.planner.not_run import not_run
 from twostroke.planner.search import Found, Rejected
 
 if TYPE_CHECKING:
     from twostroke.cli.plan_tail import Tail
 
 Row = tuple[str, str]
+SHOWN_FOUND = 8
 SHOWN_REJECTED = 3
 SIDES = {"memory": "mem", "arithmetic": "ALU"}
 """For columns that have little room."""
@@ -269,9 +271,9 @@ def show_search(
         text = "nothing that was simulated meets it for nine requests of ten; nearest, with more copies or without, is:"
         console.print(text, highlight=False)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in ("USD/h", "hardware", "weights", "users a copy", "TTFT", "TPOT", "USD/M out"):
+    for heading in ("USD/h", "hardware", "weights", "users a copy", "TTFT", "TPOT", "USD/M out", "has run"):
         table.add_column(Text(heading, style="dim"), justify="left" if heading in ("hardware", "weights") else "right")
-    for one in found:
+    for one in found[:SHOWN_FOUND]:
         million = one.usd_per_million_output_tokens
         table.add_row(
             "-" if one.usd_per_hour is None else f"{one.usd_per_hour:,.2f}",
@@ -281,6 +283,7 @@ def show_search(
             units.seconds(one.loaded.ttft_s),
             units.seconds(one.loaded.tpot_s),
             "-" if million is None else f"{million:,.2f}",
+            "no" if not_run(one.deployment) else "yes",
         )
     console.print(table, highlight=False)
     if tail is not None:
@@ -295,4 +298,12 @@ def show_search(
     console.print()
     rows = [("load", f"{_load(lengths)}; means in steady state"), ("efficiency from", found[0].efficiency.source)]
     rows += [("error of the first", found[0].efficiency.error), ("prices", "public ones of a day")]
+    if reasons := not_run(found[0].deployment):
+        rows += [("first has not run", reason) for reason in reasons]
+        runs = next((one for one in found if not not_run(one.deployment)), None)
+        cheapest = "none of those found"
+        if runs is not None:
+            price = "no public price" if runs.usd_per_hour is None else f"{runs.usd_per_hour:,.2f} USD/h"
+            cheapest = f"{hardware(runs.deployment)}, {weights_of(runs.deployment)}: {price}"
+        rows.append(("cheapest that has", cheapest))
     _grid(console, [*rows, ("more", "`plan --on DEVICE` of each, `simulate` of percentiles")])

@@ -14,6 +14,7 @@ from twostroke.planner.deployment import Deployment
 from twostroke.planner.efficiency import Efficiency
 from twostroke.planner.estimate import expected_of, phases_of
 from twostroke.planner.links import link_note
+from twostroke.planner.not_run import not_run
 from twostroke.planner.simulate import ReplicaSpec
 from twostroke.scheduling.config import SchedulerConfig
 
@@ -43,8 +44,9 @@ def on_device(
     copies = ", with copies in 12 bits for decode," if deployment.shape.decode_weights is not None else ""
     title = f"{planned.name} in {deployment.formats.weights}{copies} on {hardware}"
     source = f"by {efficiency.source}; error: {efficiency.error}"
-    notes = [note for note in (link_note(deployment), deployment.decode_note) if note is not None]
-    return replica_on(deployment, efficiency, config), title, source, "; ".join(notes) or None
+    notes = [*not_run(deployment), link_note(deployment), deployment.decode_note]
+    said = "; ".join(note for note in notes if note is not None)
+    return replica_on(deployment, efficiency, config), title, source, said or None
 
 
 def replica_on(deployment: Deployment, efficiency: Efficiency, config: EngineConfig) -> ReplicaSpec:

@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
+
+KVContent = Literal["keys and values", "latent", "state"]
+"""What layers leave behind for later tokens: keys and values of each token, a vector of each token that both are made
+from, or a state of the whole sequence, of fixed size, that each token changes."""
 
 
 @dataclass(frozen=True, slots=True)
 class KVGroup:
-    """Layers whose KV lives and dies together, with block ids of their own."""
+    """Layers whose KV lives and dies together, with block ids of their own. In a group of states a block is a slot: it
+    holds one sequence's state, and a sequence has one of them however long it is."""
 
     layers: tuple[int, ...]
     window: int | None
     """A query at position q reads keys at positions above `q - window`; None: all of them."""
     num_blocks: int
+    content: KVContent = "keys and values"
+    values: int = 0
+    """Numbers that one token leaves behind in one layer, or of states one sequence; 0: not told."""
+
+    @property
+    def is_state(self) -> bool:
+        return self.content == "state"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,3 +36,11 @@ class KVLayout:
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
+
+    def positions(self, group: KVGroup) -> int:
+        """That a group has room for; of states, how many."""
+        return group.num_blocks * (1 if group.is_state else self.block_size)
+
+    def entries_for(self, group: KVGroup, num_tokens: int) -> int:
+        """Of a sequence's table in a group."""
+        return min(1, num_tokens) if group.is_state else self.blocks_for(num_tokens)

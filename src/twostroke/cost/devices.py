@@ -7,6 +7,8 @@ import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from twostroke.core.errors import BadRequestError
 from twostroke.cost.hardware import Ceilings
@@ -34,6 +36,17 @@ class Device:
     """To its neighbours in the same machine, in one direction, over all links."""
     hopper_sms: int | None = None
     """Multiprocessors, by NVIDIA's H100 whitepaper (but for the PCIe card all have the SXM's); None: no Hopper chip."""
+    has_run: bool = False
+    """Whether this engine has been run on such a device, and its figures measured there."""
+
+    @property
+    def not_run(self) -> str | None:
+        """Why a plan of it is one by its data sheet alone, in a sentence; None: the engine has run there."""
+        if self.has_run:
+            return None
+        if self.vendor == "NVIDIA":
+            return f"this engine has not been run on {self.name} yet"
+        return f"this engine does not run on {self.name}: it has backends for CPUs and for CUDA"
 
     @property
     def multiply_adds_per_s(self) -> dict[str, float]:
@@ -87,207 +100,162 @@ _TECHBYTES = "price: TechBytes, Serverless GPU Pricing Matrix, 2026-05-07"
 _SPHERON = "price: Spheron, H200 vs B200 vs GB200, on demand, 2026-03-17"
 _CLIFFCENTER = "price: Cliff Center, AMD inference economics, 2026-05-18"
 _DEPLOYBASE = "price: Deploybase, RunPod GPU Pricing, on demand, 2026-03-10"
+_LAMBDA, _MODAL = f"{_TECHBYTES} (Lambda)", f"{_TECHBYTES} (Modal)"
 _ADA = "NVIDIA Ada GPU Architecture whitepaper, appendix A"
 _AMPERE = "NVIDIA Ampere GA102 GPU Architecture whitepaper, appendix A"
+_BLACKWELL = "NVIDIA RTX Blackwell GPU Architecture whitepaper, appendix A"
+_A100 = "NVIDIA A100 Tensor Core GPU data sheet (SXM, {} GB)"
+_H100_PCIE = "NVIDIA H100 Tensor Core GPU data sheet (PCIe); memory: H100 PCIe product brief"
+_H200 = "NVIDIA H200 Tensor Core GPU data sheet (SXM)"
+_H200_MEMORY = "memory: as its driver reports it (bench/results/cuda-bench.txt)"
+_GH200 = "NVIDIA GH200 Grace Hopper Superchip data sheet ({})"
+_B200 = "NVIDIA Blackwell Architecture Technical Brief, HGX B200; bandwidth: DGX B200 data sheet, a GPU"
+_B300 = "NVIDIA HGX B300 specifications, a GPU; as compared by Verda (DataCrunch), B300 vs B200"
 _APPLE_CORES = "GPU peak: cores x 128 lanes x 2 FLOP x clock, which Apple does not publish (HMC-Tech GPU database)"
+_HOPPER = {"hopper_sms": 132}
+_ECC = 24 * GIB * 15 // 16
+
+
+def _device(
+    vendor: str,
+    name: str,
+    peaks: Mapping[str, float],
+    read: float,
+    memory: int,
+    price: float | None,
+    link: float | None,
+    *sources: str,
+    **more: Any,
+) -> Device:
+    return Device(name, vendor, peaks, read, memory, sources, price, link, **more)
+
+
+_nvidia, _amd = partial(_device, "NVIDIA"), partial(_device, "AMD")
 
 
 def _apple(name: str, tflops: float, gb_per_s: float, memory_gb: int, sheet: str, *notes: str) -> Device:
     """Its GPU runs 16-bit floats no faster than 32-bit ones; memory is the largest it is sold with."""
-    return Device(
-        f"Apple {name}", "Apple", _tera(bf16=tflops), gb_per_s * GIGA, memory_gb * GIB, (sheet, *notes), None, None
-    )
+    peaks = _tera(bf16=tflops)
+    return _device("Apple", f"Apple {name}", peaks, gb_per_s * GIGA, memory_gb * GIB, None, None, sheet, *notes)
 
 
+# Name, FLOP a second, bytes a second, memory, dollars an hour, bytes a second to its neighbours, sources.
 DEVICES: tuple[Device, ...] = (
-    Device(
-        "RTX 3090",
-        "NVIDIA",
-        _tera(bf16=71, int8=284),
-        936e9,
-        24 * GIB,
-        (_AMPERE, _DEPLOYBASE),
-        0.39,
-        56.25e9,
-    ),
-    Device(
-        "RTX 4090",
-        "NVIDIA",
-        _tera(bf16=165.2, fp8=330.3, int8=660.6),
-        1008e9,
-        24 * GIB,
-        (_ADA, _DEPLOYBASE),
-        0.60,
-        32e9,
-    ),
-    Device(
+    _nvidia("RTX 3090", _tera(bf16=71, int8=284), 936e9, 24 * GIB, 0.39, 56.25e9, _AMPERE, _DEPLOYBASE),
+    _nvidia("RTX 4090", _tera(bf16=165.2, fp8=330.3, int8=660.6), 1008e9, 24 * GIB, 0.60, 32e9, _ADA, _DEPLOYBASE),
+    _nvidia(
         "RTX 5090",
-        "NVIDIA",
         _tera(bf16=209.5, fp8=419, int8=838, fp4=1676),
         1792e9,
         32 * GIB,
-        ("NVIDIA RTX Blackwell GPU Architecture whitepaper, appendix A", _DEPLOYBASE),
         1.22,
         64e9,
+        _BLACKWELL,
+        _DEPLOYBASE,
     ),
-    Device(
-        "A10",
-        "NVIDIA",
-        _tera(bf16=125, int8=250),
-        600e9,
-        24 * GIB * 15 // 16,
-        ("NVIDIA A10 Tensor Core GPU data sheet", f"{_TECHBYTES} (Lambda)"),
-        0.86,
-        32e9,
+    _nvidia(
+        "A10", _tera(bf16=125, int8=250), 600e9, _ECC, 0.86, 32e9, "NVIDIA A10 Tensor Core GPU data sheet", _LAMBDA
     ),
-    Device(
+    _nvidia(
         "L4",
-        "NVIDIA",
         _tera(bf16=121, fp8=242.5, int8=242.5),
         300e9,
-        24 * GIB * 15 // 16,
-        ("NVIDIA L4 Tensor Core GPU data sheet", f"{_TECHBYTES} (Modal)"),
+        _ECC,
         0.80,
         32e9,
+        "NVIDIA L4 Tensor Core GPU data sheet",
+        _MODAL,
     ),
-    Device(
-        "L40S",
-        "NVIDIA",
-        _tera(bf16=362.05, fp8=733, int8=733),
-        864e9,
-        48 * GIB * 15 // 16,
-        ("NVIDIA L40S data sheet", f"{_TECHBYTES} (Modal)"),
-        1.95,
-        32e9,
+    _nvidia(
+        "L40S", _tera(bf16=362.05, fp8=733, int8=733), 864e9, 2 * _ECC, 1.95, 32e9, "NVIDIA L40S data sheet", _MODAL
     ),
-    Device(
-        "A100 40GB",
-        "NVIDIA",
-        _tera(bf16=312, int8=624),
-        1555e9,
-        40 * GIB,
-        ("NVIDIA A100 Tensor Core GPU data sheet (SXM, 40 GB)", f"{_TECHBYTES} (Lambda)"),
-        1.48,
-        300e9,
-    ),
-    Device(
-        "A100 80GB",
-        "NVIDIA",
-        _tera(bf16=312, int8=624),
-        2039e9,
-        80 * GIB,
-        ("NVIDIA A100 Tensor Core GPU data sheet (SXM, 80 GB)", f"{_TECHBYTES} (Modal)"),
-        2.50,
-        300e9,
-    ),
-    Device(
+    _nvidia("A100 40GB", _tera(bf16=312, int8=624), 1555e9, 40 * GIB, 1.48, 300e9, _A100.format(40), _LAMBDA),
+    _nvidia("A100 80GB", _tera(bf16=312, int8=624), 2039e9, 80 * GIB, 2.50, 300e9, _A100.format(80), _MODAL),
+    _nvidia(
         "H100 SXM",
-        "NVIDIA",
         _tera(bf16=989.5, fp8=1979, int8=1979),
         3.35e12,
         80 * GIB,
-        ("NVIDIA H100 Tensor Core GPU data sheet (SXM)", _AIMULTIPLE),
         2.95,
         450e9,
-        hopper_sms=132,
+        "NVIDIA H100 Tensor Core GPU data sheet (SXM)",
+        _AIMULTIPLE,
+        **_HOPPER,
     ),
-    Device(
+    _nvidia(
         "H100 PCIe",
-        "NVIDIA",
         _tera(bf16=756.5, fp8=1513, int8=1513),
         2.0e12,
         80 * GIB,
-        ("NVIDIA H100 Tensor Core GPU data sheet (PCIe); memory: H100 PCIe product brief", f"{_TECHBYTES} (Lambda)"),
         2.86,
         64e9,
+        _H100_PCIE,
+        _LAMBDA,
         hopper_sms=114,
     ),
-    Device(
+    _nvidia(
         "H200",
-        "NVIDIA",
         _tera(bf16=989.5, fp8=1979, int8=1979),
         4.8e12,
         143_771 * 2**20,
-        (
-            "NVIDIA H200 Tensor Core GPU data sheet (SXM)",
-            "memory: as its driver reports it (bench/results/cuda-bench.txt)",
-            _SPHERON,
-        ),
         4.54,
         450e9,
-        hopper_sms=132,
+        _H200,
+        _H200_MEMORY,
+        _SPHERON,
+        **_HOPPER,
+        has_run=True,
     ),
-    Device(
+    _nvidia(
         "GH200 96GB",
-        "NVIDIA",
         _tera(bf16=990, fp8=1979, int8=1979),
         4.0e12,
         96 * GIB,
-        ("NVIDIA GH200 Grace Hopper Superchip data sheet (HBM3)",),
         None,
         450e9,
-        hopper_sms=132,
+        _GH200.format("HBM3"),
+        **_HOPPER,
     ),
-    Device(
+    _nvidia(
         "GH200 144GB",
-        "NVIDIA",
         _tera(bf16=990, fp8=1979, int8=1979),
         4.9e12,
         144 * GIB,
-        ("NVIDIA GH200 Grace Hopper Superchip data sheet (HBM3e)",),
         None,
         450e9,
-        hopper_sms=132,
+        _GH200.format("HBM3e"),
+        **_HOPPER,
     ),
-    Device(
-        "B200",
-        "NVIDIA",
-        _tera(bf16=2250, fp8=4500, int8=4500, fp4=9000),
-        8.0e12,
-        180 * GIB,
-        ("NVIDIA Blackwell Architecture Technical Brief, HGX B200; bandwidth: DGX B200 data sheet, a GPU", _SPHERON),
-        6.03,
-        900e9,
-    ),
-    Device(
-        "B300",
-        "NVIDIA",
-        _tera(bf16=2250, fp8=4500, int8=150, fp4=14_000),
-        8.0e12,
-        288 * GIB,
-        ("NVIDIA HGX B300 specifications, a GPU; as compared by Verda (DataCrunch), B300 vs B200",),
-        None,
-        900e9,
-    ),
-    Device(
+    _nvidia("B200", _tera(bf16=2250, fp8=4500, int8=4500, fp4=9000), 8.0e12, 180 * GIB, 6.03, 900e9, _B200, _SPHERON),
+    _nvidia("B300", _tera(bf16=2250, fp8=4500, int8=150, fp4=14_000), 8.0e12, 288 * GIB, None, 900e9, _B300),
+    _amd(
         "MI300X",
-        "AMD",
         _tera(bf16=1307.4, fp8=2614.9, int8=2614.9),
         5.3e12,
         192 * GIB,
-        ("AMD Instinct MI300X data sheet", f"{_CLIFFCENTER}, median"),
         1.99,
         448e9,
+        "AMD Instinct MI300X data sheet",
+        f"{_CLIFFCENTER}, median",
     ),
-    Device(
+    _amd(
         "MI325X",
-        "AMD",
         _tera(bf16=1307.4, fp8=2614.9, int8=2614.9),
         6.0e12,
         256 * GIB,
-        ("AMD Instinct MI325X data sheet", f"{_CLIFFCENTER}, TensorWave"),
         1.95,
         448e9,
+        "AMD Instinct MI325X data sheet",
+        f"{_CLIFFCENTER}, TensorWave",
     ),
-    Device(
+    _amd(
         "MI355X",
-        "AMD",
         _tera(bf16=2516.6, fp8=5033.2, int8=5033.2, fp4=10_066.3),
         8.0e12,
         288 * GIB,
-        ("AMD Instinct MI355X data sheet",),
         None,
         537.6e9,
+        "AMD Instinct MI355X data sheet",
     ),
     _apple("M1", 2.6, 68.25, 16, "Apple, Apple unleashes M1 (newsroom, 2020-11-10)"),
     _apple("M1 Max", 10.4, 400, 64, "Apple, M1 Pro and M1 Max (newsroom, 2021-10-18)"),

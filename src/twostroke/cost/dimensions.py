@@ -1,14 +1,21 @@
-"""A model as its matrices: what is multiplied, how often, and by which tokens. Knows no file; turns into a ModelShape
-once it is said how many bits each part is kept in."""
+"""A model's spec as its matrices: what is multiplied, how often, and by which tokens. Knows no file; turns into a
+ModelShape once it is said how many bits each part is kept in."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from math import ceil
+from functools import cached_property
+from math import ceil, prod
 
 from twostroke.core.errors import BadRequestError
-from twostroke.cost.model_shape import ExpertsShape, KVGroupShape, LatentAttention, ModelShape
+from twostroke.cost.model_shape import ExpertsShape, KVGroupShape, LatentWork, ModelShape
+from twostroke.models.spec import Attention, GroupedAttention, LatentAttention, LayerGroup, ModelSpec, RecurrentMixer
+
+UNBOUNDED_CONTEXT = 2**30
+"""The context of a spec whose files name none."""
 
 
 class Part(Enum):
@@ -33,41 +40,89 @@ class Matrix:
         return self.count * self.outputs * self.inputs
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Dimensions:
-    family: str
-    hidden_size: int
-    vocab_size: int
-    max_context: int | None
-    num_heads: int
-    num_kv_heads: int
-    """Latent attention has one, however many heads read it."""
-    head_dim: int
-    """Of keys."""
-    matrices: tuple[Matrix, ...]
-    vector_parameters: int
-    """Norms and biases that every token meets."""
-    windows: tuple[tuple[int | None, int], ...]
-    """Of each kind of attention its window and its number of layers, full attention first."""
-    kv_values_per_layer: int
-    """Numbers that one position leaves behind in one layer."""
-    tied_embeddings: bool
-    num_experts: int = 0
-    experts_per_token: int = 0
-    expert_vector_parameters: int = 0
-    """Biases of experts, over all of them."""
-    latent: LatentAttention | None = None
+    spec: ModelSpec
+    not_run: str | None = None
+    """Why this engine does not run it, in a sentence."""
     is_assumed: bool = False
     """Whether the family is unknown and was counted as a Llama-like decoder."""
 
     @property
+    def family(self) -> str:
+        return self.spec.family
+
+    @property
+    def hidden_size(self) -> int:
+        return self.spec.hidden_size
+
+    @property
     def num_layers(self) -> int:
-        return sum(num_layers for _, num_layers in self.windows)
+        return self.spec.num_layers
+
+    @property
+    def max_context(self) -> int | None:
+        """None: its files do not say."""
+        return self.spec.max_context if self.spec.max_context < UNBOUNDED_CONTEXT else None
+
+    @property
+    def num_heads(self) -> int:
+        return heads_of(self.spec)[0]
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Latent attention has one, however many heads read it."""
+        attentions = (layer.attention for layer in self.spec.layers)
+        return next((one.num_kv_heads for one in attentions if isinstance(one, GroupedAttention)), 1)
+
+    @property
+    def num_experts(self) -> int:
+        return self.spec.moe.num_experts if self.spec.moe else 0
+
+    @property
+    def experts_per_token(self) -> int:
+        return self.spec.moe.experts_per_token if self.spec.moe else 0
+
+    @cached_property
+    def _tensors(self) -> Counter[tuple[str, tuple[int, ...], Part]]:
+        """By name within a layer, shape, and who meets it: how many of them there are."""
+        counts: Counter[tuple[str, tuple[int, ...], Part]] = Counter()
+        hidden = self.spec.hidden_size
+        for layer, count in Counter(self.spec.layers).items():
+            met_by_all = layer.norm_shapes(hidden) | layer.attention.tensor_shapes(hidden)
+            if (moe := layer.moe) is None:
+                met_by_all |= layer.mlp.tensor_shapes(hidden)
+            else:
+                met_by_all |= moe.router_shapes(hidden)
+                for name, shape in moe.expert.tensor_shapes(hidden).items():
+                    counts[f"expert {name}", shape, Part.EXPERT] += count * moe.num_experts
+            for name, shape in met_by_all.items():
+                counts[name.replace("shared.", "shared expert "), shape, Part.LAYER] += count
+        return counts
+
+    @cached_property
+    def matrices(self) -> tuple[Matrix, ...]:
+        head = Matrix("head", self.spec.vocab_size, self.hidden_size, 1, Part.HEAD)
+        found = [(name, shape, count, part) for (name, shape, part), count in self._tensors.items() if len(shape) == 2]
+        return (*(Matrix(name, shape[0], shape[1], count, part) for name, shape, count, part in found), head)
+
+    def _vectors_of(self, part: Part) -> int:
+        """Norms and biases."""
+        return sum(
+            count * prod(shape) for (_, shape, met), count in self._tensors.items() if met is part and len(shape) == 1
+        )
+
+    @property
+    def vector_parameters(self) -> int:
+        """Norms and biases that every token meets."""
+        spec = self.spec
+        ends = spec.hidden_size * (1 + spec.final_norm_bias) + spec.vocab_size * spec.head_bias
+        return self._vectors_of(Part.LAYER) + ends
 
     @property
     def num_parameters(self) -> int:
-        embedding = 0 if self.tied_embeddings else self.vocab_size * self.hidden_size
-        vectors = self.vector_parameters + self.expert_vector_parameters
+        embedding = 0 if self.spec.tied_embeddings else self.spec.vocab_size * self.hidden_size
+        vectors = self.vector_parameters + self._vectors_of(Part.EXPERT)
         return sum(matrix.parameters for matrix in self.matrices) + vectors + embedding
 
     def parameters_of(self, part: Part) -> int:
@@ -91,25 +146,62 @@ class Dimensions:
         in_layers = self.parameters_of(Part.LAYER)
         if self.num_experts:
             in_experts = self.parameters_of(Part.EXPERT)
-            vectors = _bytes(self.expert_vector_parameters, vector_bits)
+            vectors = _bytes(self._vectors_of(Part.EXPERT), vector_bits)
             expert_bytes = _bytes(in_experts, expert_bits) + vectors
             experts = ExpertsShape(self.num_experts, self.experts_per_token, expert_bytes, in_experts)
             in_layers += in_experts // self.num_experts * self.experts_per_token
+        groups, (num_heads, head_dim) = self.spec.kv_groups(), heads_of(self.spec)
+        kv_bytes = [_bytes(len(group.layers) * group.values, kv_bits) for group in groups]
+        untied = 0 if self.spec.tied_embeddings else self.spec.vocab_size * self.hidden_size
         return ModelShape(
             num_parameters=self.num_parameters,
             layer_matmul_parameters=in_layers,
             head_matmul_parameters=head,
             weight_bytes_per_step=per_step + _bytes(self.vector_parameters, vector_bits),
-            num_heads=self.num_heads,
-            head_dim=self.head_dim,
-            kv_groups=tuple(
-                KVGroupShape(num_layers, window, _bytes(num_layers * self.kv_values_per_layer, kv_bits))
-                for window, num_layers in self.windows
-            ),
+            num_heads=num_heads,
+            head_dim=head_dim,
+            kv_groups=kv_group_shapes(self.spec, kv_bytes),
             experts=experts,
-            embedding_bytes=0 if self.tied_embeddings else _bytes(self.vocab_size * self.hidden_size, head_bits),
-            latent=self.latent,
+            embedding_bytes=_bytes(untied, head_bits),
         )
+
+
+def heads_of(spec: ModelSpec) -> tuple[int, int]:
+    """Of the first layer with attention, how many heads and how wide their keys are; a model without any has one."""
+    for layer in spec.layers:
+        if isinstance(layer.attention, GroupedAttention):
+            return layer.attention.num_heads, layer.attention.head_dim
+        if isinstance(layer.attention, LatentAttention):
+            return layer.attention.num_heads, layer.attention.key_dim
+    return 1, 1
+
+
+def kv_group_shapes(spec: ModelSpec, bytes_by_group: Sequence[int]) -> tuple[KVGroupShape, ...]:
+    """Of each of `spec.kv_groups()`: `bytes_by_group` is what a token takes in all of its layers."""
+    return tuple(
+        _group_shape(group, [spec.layers[index].attention for index in group.layers], num_bytes)
+        for group, num_bytes in zip(spec.kv_groups(), bytes_by_group, strict=True)
+    )
+
+
+def _group_shape(group: LayerGroup, attentions: list[Attention], num_bytes: int) -> KVGroupShape:
+    """A state is read and written by each token once: like a window of one, for its cost."""
+    pairs, latents = 0, []
+    for attention in attentions:
+        if isinstance(attention, LatentAttention):
+            latents.append(attention)
+        elif isinstance(attention, RecurrentMixer):
+            pairs += 2 * attention.state_values
+        else:
+            pairs += 2 * attention.query_width
+    latent = None
+    if latents:
+        expansion = sum(one.expanded_width * one.rank for one in latents)
+        expanded = sum(one.num_heads * (one.key_dim + one.value_dim) for one in latents)
+        absorbed = sum(one.num_heads * (2 * one.rank + one.rotated_dim) for one in latents)
+        latent = LatentWork(expanded, absorbed, expansion)
+    window = 1 if group.content == "state" else group.window
+    return KVGroupShape(len(attentions), window, num_bytes, group.content, pairs, latent)
 
 
 def _bytes(count: int, bits: float) -> int:

@@ -4,6 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from twostroke.core.kv_layout import KVContent
+
+
+@dataclass(frozen=True, slots=True)
+class LatentWork:
+    """Of multi-head latent attention (DeepSeek): a position is kept as one latent vector that all heads share. A query
+    may meet keys and values expanded from it, or be brought into the latent space itself. Multiply-adds of both ways,
+    in all layers and heads. What a token's own projections take is counted with the layer's matrices."""
+
+    expanded_per_pair: int
+    """Of a query-key pair, keys and values expanded."""
+    absorbed_per_pair: int
+    """Of a query-key pair in the latent space."""
+    expansion_per_position: int
+    """To expand one position that was kept."""
+
 
 @dataclass(frozen=True, slots=True)
 class KVGroupShape:
@@ -13,7 +29,12 @@ class KVGroupShape:
     window: int | None
     """A query reads this many positions at most, itself among them; None: all up to itself."""
     bytes_per_token: int
-    """K and V of one position, over all the group's layers."""
+    """K and V of one position, over all the group's layers; of states, all of them."""
+    content: KVContent = "keys and values"
+    pair_multiply_adds: int | None = None
+    """Of a query-key pair, scores and weighted values in all of the group's layers; of a state, of one token. None: by
+    the model's heads."""
+    latent: LatentWork | None = None
 
     def positions_read(self, context_len: int) -> int:
         """How many positions the last query of a context reads, itself among them."""
@@ -26,6 +47,15 @@ class KVGroupShape:
             return _triangle(end) - _triangle(start)
         full_from = max(start, min(end, self.window))  # from here on every query reads a whole window
         return _triangle(full_from) - _triangle(start) + (end - full_from) * self.window
+
+    def multiply_adds(self, start: int, num_tokens: int, head_width: int) -> int:
+        """Of a causal range. Latent attention goes whichever of its two ways takes fewer."""
+        pairs = self.query_key_pairs(start, num_tokens)
+        if self.latent is not None:
+            expanded = self.latent.expanded_per_pair * pairs + self.latent.expansion_per_position * start
+            return min(expanded, self.latent.absorbed_per_pair * pairs)
+        own = 2 * head_width * self.num_layers if self.pair_multiply_adds is None else self.pair_multiply_adds
+        return own * pairs
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,20 +134,6 @@ class DecodeWeights:
 
 
 @dataclass(frozen=True, slots=True)
-class LatentAttention:
-    """Multi-head latent attention (DeepSeek): a position is kept as one latent vector that all heads share. A query may
-    meet keys and values expanded from it, or be brought into the latent space itself. Multiply-adds of both ways; what
-    a token's own projections take is the same either way, and is counted with the layer's matrices."""
-
-    expanded_per_pair: int
-    """Of a query-key pair in one head, keys and values expanded."""
-    absorbed_per_pair: int
-    """Of a query-key pair in one head, in the latent space."""
-    expansion_per_position: int
-    """To expand one position that was kept, in one layer, for all heads."""
-
-
-@dataclass(frozen=True, slots=True)
 class ModelShape:
     num_parameters: int
     """All of them, whether a token meets them or not."""
@@ -130,11 +146,11 @@ class ModelShape:
     a row a token, and experts, which `experts` counts. A tied table is read in full, as the head."""
     num_heads: int
     head_dim: int
+    """Of most layers: a group may have its own work."""
     kv_groups: tuple[KVGroupShape, ...]
     experts: ExpertsShape | None = None
     embedding_bytes: int = 0
     """Of an embedding table that is not the head too: held in memory, never read in full."""
-    latent: LatentAttention | None = None
     decode_weights: DecodeWeights | None = None
     """None: both phases read the same weights."""
 
@@ -187,24 +203,16 @@ class ModelShape:
     @property
     def kv_bytes_per_token(self) -> int:
         """What one more token of context takes while no window is full."""
-        return sum(group.bytes_per_token for group in self.kv_groups)
+        return sum(group.bytes_per_token for group in self.kv_groups if group.content != "state")
 
     def kv_bytes_read(self, context_len: int) -> int:
         """Bytes of K and V that the last query of a context reads, its own position among them."""
         return sum(group.positions_read(context_len) * group.bytes_per_token for group in self.kv_groups)
 
     def attention_multiply_adds(self, start: int, num_tokens: int) -> int:
-        """Scores and weighted values of a causal range: head_dim multiply-adds each, a head, a query-key pair. Latent
-        attention goes whichever of its two ways takes fewer."""
-        pairs = 0
-        for group in self.kv_groups:
-            pairs += group.num_layers * group.query_key_pairs(start, num_tokens)
-        if self.latent is None:
-            return 2 * self.num_heads * self.head_dim * pairs
-        positions = start * sum(group.num_layers for group in self.kv_groups)
-        expanded = self.num_heads * self.latent.expanded_per_pair * pairs
-        expanded += self.latent.expansion_per_position * positions
-        return min(expanded, self.num_heads * self.latent.absorbed_per_pair * pairs)
+        """Scores and weighted values of a causal range: head_dim multiply-adds each, a head, a query-key pair."""
+        head_width = self.num_heads * self.head_dim
+        return sum(group.multiply_adds(start, num_tokens, head_width) for group in self.kv_groups)
 
 
 def _triangle(count: int) -> int:

@@ -55,7 +55,13 @@ def choose_formats(
 
 def kv_needs(factory: BackendFactory, checkpoint: Checkpoint, formats: Formats) -> tuple[KVGroupNeed, ...]:
     return tuple(
-        KVGroupNeed(group.layers, group.window, factory.kv_bytes_per_token(checkpoint, group.layers, formats))
+        KVGroupNeed(
+            group.layers,
+            group.window,
+            factory.kv_bytes_per_token(checkpoint, group.layers, formats),
+            group.content,
+            group.values,
+        )
         for group in checkpoint.spec.kv_groups()
     )
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from math import prod
 
-from twostroke.cost.model_shape import ExpertsShape, KVGroupShape, ModelShape
+from twostroke.cost.dimensions import heads_of, kv_group_shapes
+from twostroke.cost.model_shape import ExpertsShape, ModelShape
 from twostroke.models.checkpoint import Checkpoint
 
 
@@ -33,15 +34,15 @@ def shape_of(
         in_layers -= in_experts - experts.active_parameters
     embedding_bytes = 0 if spec.tied_embeddings else checkpoint.tensors["embedding"].nbytes
     weight_bytes -= embedding_bytes
-    groups = zip(spec.kv_groups(), kv_bytes_per_token_by_group, strict=True)
+    num_heads, head_dim = heads_of(spec)
     return ModelShape(
         num_parameters=checkpoint.num_parameters,
         layer_matmul_parameters=in_layers,
         head_matmul_parameters=matrices[head],
         weight_bytes_per_step=weight_bytes,
-        num_heads=spec.layers[0].grouped.num_heads,
-        head_dim=spec.layers[0].grouped.head_dim,
-        kv_groups=tuple(KVGroupShape(len(group.layers), group.window, num_bytes) for group, num_bytes in groups),
+        num_heads=num_heads,
+        head_dim=head_dim,
+        kv_groups=kv_group_shapes(spec, kv_bytes_per_token_by_group),
         experts=experts,
         embedding_bytes=embedding_bytes,
     )

@@ -47,13 +47,15 @@ def _check_tables(ledger: KVLedger, sequence: Sequence, holding: Holding) -> Non
         )
     for number, (group, table) in enumerate(zip(ledger.layout.groups, holding.tables, strict=True)):
         name = f"sequence {sequence.seq_id}, KV group {number}"
-        if len(table) < ledger.layout.blocks_for(sequence.next_position):
+        if len(table) < ledger.layout.entries_for(group, sequence.next_position):
             raise ConservationError(f"{name}: {len(table)} blocks for {sequence.next_position} positions")
+        if group.is_state and len(table) > 1:
+            raise ConservationError(f"{name}: {len(table)} slots for one state")
         first_needed = 0 if group.window is None else max(0, sequence.num_computed - group.window + 1) // block_size
         for index, block in enumerate(table):
             if (block is None) != (index < first_needed):
                 raise ConservationError(f"{name}: entry {index} is {block}, and entries from {first_needed} are needed")
-        if holding.end != len(table) * block_size:
+        if not group.is_state and holding.end != len(table) * block_size:
             raise ConservationError(f"{name}: {len(table)} blocks, and positions below {holding.end} count as held")
         if holding.num_granted[number] != len(table):
             raise ConservationError(f"{name}: {holding.num_granted[number]} of {len(table)} entries were granted")
@@ -78,6 +80,8 @@ def _check_sharing(ledger: KVLedger, number: int, tables: list[tuple[Sequence, l
                 continue
             other, other_index = seen[block]
             both = f"block {block} is shared by sequences {other.seq_id} and {sequence.seq_id}"
+            if ledger.layout.groups[number].is_state:
+                raise ConservationError(f"{both}, and holds the state of one")
             if other_index != index:
                 raise ConservationError(f"{both} at entries {other_index} and {index}")
             if min(sequence.num_computed, other.num_computed) < end:

@@ -1,6 +1,10 @@
 """KVLedger: the scheduler's only door to KV space: match, begin, reserve, commit, release, check. It keeps one pool a
 KV group and one block table a group and running sequence, and the prefix index over them. Touches no tensor.
 
+A layer that keeps a state of fixed size has a group of slots: one a sequence, taken with its first blocks, given back
+with them. What a state was some tokens ago cannot be read from it, so beside such a group no prefix is found again. A
+snapshot would be one more slot, placed in the index at the block where it was taken, and copied at `begin`.
+
 Blocks may be reused as soon as they are released, even while a launched step still reads or writes them: a backend runs
 steps in launch order, so a block's next owner cannot touch it before that step is done."""
 
@@ -17,6 +21,9 @@ from twostroke.kv.block_pool import BlockPool
 from twostroke.kv.prefix_chains import PrefixChains
 from twostroke.kv.prefix_index import Digest, PrefixEntry, PrefixIndex
 from twostroke.kv.prefix_memory import PrefixMemory
+
+_ANY_LENGTH = 1 << 62
+"""More positions than any sequence has: a state has room for them all."""
 
 
 @dataclass(slots=True)
@@ -60,6 +67,7 @@ class KVLedger:
         self._memory = PrefixMemory() if explains else None
         self.pools = tuple(self._pool(number, group) for number, group in enumerate(layout.groups))
         self._chains = PrefixChains(self.index, self._memory, layout.block_size, prefix_caching=prefix_caching)
+        self._has_states = any(group.is_state for group in layout.groups)
         self._windowed = [(number, group) for number, group in enumerate(layout.groups) if group.window is not None]
         self._holdings: dict[int, Holding] = {}
 
@@ -81,7 +89,7 @@ class KVLedger:
         bounds = [
             group.num_blocks * block_size + 1
             for group in self.layout.groups
-            if group.window is None or group.num_blocks < self._blocks_spanned(group.window)
+            if not group.is_state and (group.window is None or group.num_blocks < self._blocks_spanned(group.window))
         ]
         return min(bounds, default=None)
 
@@ -100,6 +108,8 @@ class KVLedger:
     def match(self, sequence: Sequence) -> PrefixMatch:
         """The longest prefix that every group can serve, always at least one token short of the known tokens, so that
         something is left to compute. A full group needs all of its blocks, a window only those still readable."""
+        if self._has_states:
+            return PrefixMatch(0, ((),) * len(self.pools))
         return self._match_windows(sequence) if self._windowed else self._match_in_full(sequence)
 
     def _match_windows(self, sequence: Sequence) -> PrefixMatch:
@@ -174,9 +184,12 @@ class KVLedger:
 
     def room(self, sequence: Sequence) -> int:
         """The position up to which `reserve` would succeed now."""
+        rooms, block_size = [], self.layout.block_size
         tables = self._holdings[sequence.seq_id].tables
-        blocks = min(len(table) + pool.num_available for table, pool in zip(tables, self.pools, strict=True))
-        return blocks * self.layout.block_size
+        for group, table, pool in zip(self.layout.groups, tables, self.pools, strict=True):
+            entries = len(table) + pool.num_available
+            rooms.append(entries * block_size if not group.is_state else _ANY_LENGTH if entries else 0)
+        return min(rooms)
 
     def reserve(self, sequence: Sequence, end: int) -> tuple[BlockGrant, ...] | None:
         """Blocks for every position below `end`: all, and what the backend has not been told of yet; or None, and
@@ -185,17 +198,20 @@ class KVLedger:
         if end <= holding.end:
             return ()
         wanted = self.layout.blocks_for(end)
-        for table, pool in zip(holding.tables, self.pools, strict=True):
-            if wanted - len(table) > pool.num_available:
+        lacking = []
+        for group, table, pool in zip(self.layout.groups, holding.tables, self.pools, strict=True):
+            lacking.append((1 if group.is_state else wanted) - len(table))
+            if lacking[-1] > pool.num_available:
                 return None
         holding.end = wanted * self.layout.block_size
         grants: list[BlockGrant] = []
         for number, (table, pool) in enumerate(zip(holding.tables, self.pools, strict=True)):
-            table += pool.allocate_many(wanted - len(table))
+            table += pool.allocate_many(lacking[number])
             first = holding.num_granted[number]
             blocks = tuple(block for block in table[first:] if block is not None)
             holding.num_granted[number] = len(table)
-            grants.append(BlockGrant(sequence.seq_id, number, first, blocks))
+            if blocks:
+                grants.append(BlockGrant(sequence.seq_id, number, first, blocks))
         return tuple(grants)
 
     def commit(self, sequence: Sequence) -> None:
@@ -218,8 +234,11 @@ class KVLedger:
         return min(ends)
 
     def _enter(self, sequence: Sequence, holding: Holding, num_full: int) -> None:
+        found, holding.num_committed = range(holding.num_committed, num_full), num_full
+        if self._has_states:
+            return
         chain, memory = self._chains.of(sequence), self._memory
-        for index in range(holding.num_committed, num_full):
+        for index in found:
             if index + 1 == len(chain):
                 self._chains.extend(chain, sequence)
             node = chain[index + 1]
@@ -235,7 +254,6 @@ class KVLedger:
                 if block is not None and entry.blocks[number] is None:
                     self.index.place(entry, number, block)
                     self.pools[number].mark_findable(block)
-        holding.num_committed = num_full
 
     def _slide(self, holding: Holding, number: int, first_needed: int) -> None:
         table = holding.tables[number]
@@ -292,7 +310,7 @@ class KVLedger:
 
     def _blocks_ahead(self, group: KVGroup, num_entries: int, first_held: int, end: int, max_chunk: int) -> int:
         """A window gives blocks back as it moves on, so it never takes more than it spans while a chunk is computed."""
-        ahead = self.layout.blocks_for(end) - num_entries
+        ahead = self.layout.entries_for(group, end) - num_entries
         if group.window is not None:
             ahead = min(ahead, self._blocks_spanned(group.window - 1 + max_chunk) - (num_entries - first_held))
         return max(0, ahead)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from twostroke.core.kv_layout import KVContent
 from twostroke.models.rope_spec import LongRopeScaling, RopeSpec
 
 Activation = Literal["silu", "gelu_tanh"]
@@ -84,19 +85,27 @@ class LatentAttention:
     query_rank: int | None = None
 
     @property
+    def key_dim(self) -> int:
+        return self.plain_dim + self.rotated_dim
+
+    @property
+    def expanded_width(self) -> int:
+        """Of all heads' keys, but for what is rotated, and values, as they are made from the latent."""
+        return self.num_heads * (self.plain_dim + self.value_dim)
+
+    @property
     def kv_values(self) -> int:
         return self.rank + self.rotated_dim
 
     def tensor_shapes(self, hidden: int) -> Shapes:
-        query = self.num_heads * (self.plain_dim + self.rotated_dim)
-        expanded = self.num_heads * (self.plain_dim + self.value_dim)
+        query = self.num_heads * self.key_dim
         shapes: Shapes = {"q": (query, hidden)}
         if self.query_rank is not None:
             shapes = {"q_a": (self.query_rank, hidden), "q_a_norm": (self.query_rank,), "q_b": (query, self.query_rank)}
         return shapes | {
             "kv_a": (self.rank + self.rotated_dim, hidden),
             "kv_a_norm": (self.rank,),
-            "kv_b": (expanded, self.rank),
+            "kv_b": (self.expanded_width, self.rank),
             "o": (hidden, self.num_heads * self.value_dim),
         }
 
@@ -226,10 +235,10 @@ class LayerSpec:
 class LayerGroup:
     """Layers that leave the same behind for later tokens: a KV group of the model."""
 
-    kind: Literal["keys and values", "latent", "state"]
+    content: KVContent
     window: int | None
     values: int
-    """Numbers in one layer: of a token, or of kind "state" of a whole sequence."""
+    """Numbers in one layer, of a token or, of a state, of a whole sequence."""
     layers: tuple[int, ...] = ()
 
 
@@ -283,7 +292,7 @@ class ModelSpec:
         found: dict[LayerGroup, list[int]] = {}
         for index, layer in enumerate(self.layers):
             found.setdefault(_group_of(layer.attention), []).append(index)
-        ordered = sorted(found, key=lambda group: (group.kind == "state", group.window or 0, group.kind, group.values))
+        ordered = sorted(found, key=lambda one: (one.content == "state", one.window or 0, one.content, one.values))
         return tuple(replace(group, layers=tuple(found[group])) for group in ordered)
 
     def tensor_shapes(self) -> Shapes:

@@ -12,6 +12,7 @@ from twostroke.cost.floor import StepWork
 from twostroke.planner.deployment import Deployment
 from twostroke.planner.efficiency import Efficiency, Floor, expected
 from twostroke.planner.links import link_note, link_s_per_step, link_s_per_token
+from twostroke.planner.not_run import not_run
 from twostroke.planner.phases import Loaded, Phases
 
 MAX_TOKENS = 2**24
@@ -240,18 +241,14 @@ def _phase(phases: Phases, work: StepWork) -> Phase:
 
 
 def _notes(deployment: Deployment, lengths: RequestLengths) -> list[str]:
-    note = link_note(deployment)
-    notes = [] if note is None else [note]
+    link = link_note(deployment)
+    notes = [*not_run(deployment), *([] if link is None else [link])]
     dimensions, tokens = deployment.dimensions, lengths.input_tokens + lengths.output_tokens
-    if dimensions.is_assumed:
-        notes.append(f"the family {dimensions.family!r} is unknown: it is counted as a Llama-like decoder")
     if dimensions.max_context is not None and tokens > dimensions.max_context:
         notes.append(f"{tokens:,} tokens are more than the {dimensions.max_context:,} that the model was made for")
     wanted = deployment.formats.arithmetic
     if deployment.own_shape is None and wanted != deployment.arithmetic:
         notes.append(f"{deployment.device.name} has no {wanted} arithmetic: weights are multiplied in bf16")
-    if deployment.device.vendor in ("AMD", "Apple"):
-        notes.append("twostroke has backends for CPUs and for CUDA: this device is planned by its data sheet alone")
     if deployment.decode_note is not None:
         notes.append(deployment.decode_note)
     if deployment.kv_copies > 1:

@@ -290,5 +290,5 @@ def classify_trace(spec: ReplicaSpec, trace: Series[TraceRequest], report: Simul
         sample,
         max(1, round(num_decoded / report.num_steps)),
         step_seconds=spec.step_seconds,
-        kv_space_bytes=sum(group.num_blocks * spec.layout.block_size * each.bytes_per_token for group, each in groups),
+        kv_space_bytes=sum(spec.layout.positions(group) * each.bytes_per_token for group, each in groups),
     )

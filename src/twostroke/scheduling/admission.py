@@ -30,7 +30,8 @@ class Admission:
         pool_limit = ledger.max_total_tokens
         if pool_limit is not None and pool_limit < config.max_context:
             self._token_limit, self._limited_by = pool_limit, f"the KV cache has room for {pool_limit}"
-        self._watermarks = [math.ceil(pool.num_blocks * config.kv_watermark) for pool in ledger.pools]
+        pools = zip(ledger.layout.groups, ledger.pools, strict=True)  # states do not grow: they need no reserve
+        self._watermarks = [0 if g.is_state else math.ceil(pool.num_blocks * config.kv_watermark) for g, pool in pools]
         self._first_samples: dict[int, Sequence] = {}  # by sequence id, for siblings that wait for their prompt
         self._shares = Shares()
         self.waiting = Line(config.priority_aging_s, self._shares)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from twostroke.models.families.declaration import StoredTensor, TensorNames
 from twostroke.models.families.fields import Fields, shown
@@ -54,9 +55,13 @@ def required(spec: ModelSpec, config: Fields, *, normalise_weights: bool = True)
     """The spec of a family that is nothing without experts; `normalise_weights`: in those of all layers."""
     if spec.moe is None:
         raise config.error(config.present("num_local_experts", "num_experts"), "must be 1 at least in some layer")
+    return with_experts(spec, normalise_weights=normalise_weights)
+
+
+def with_experts(spec: ModelSpec, **changes: Any) -> ModelSpec:
+    """The spec with something else about the experts of every layer that has any."""
     layers = (
-        layer if layer.moe is None else replace(layer, mlp=replace(layer.moe, normalise_weights=normalise_weights))
-        for layer in spec.layers
+        layer if layer.moe is None else replace(layer, mlp=replace(layer.moe, **changes)) for layer in spec.layers
     )
     return replace(spec, layers=tuple(layers))
 

@@ -1,0 +1,24 @@
+"""Gemma, the first: Llama with scaled embeddings, wide heads and a gelu gate."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from twostroke.models.families import decoder
+from twostroke.models.families.declaration import Family
+from twostroke.models.families.fields import Fields
+from twostroke.models.spec import ModelSpec
+
+
+def _from_config(config: Fields) -> ModelSpec:
+    spec = decoder.spec_from_config(config.over({"head_dim": 256}), "gemma", tied=True)
+    return replace(spec, embedding_scale=math.sqrt(spec.hidden_size))
+
+
+FAMILY = Family(
+    name="gemma",
+    hf_architectures=("GemmaForCausalLM",),
+    spec_from_config=_from_config,
+    not_run="this engine has not been held against any model of it",
+)

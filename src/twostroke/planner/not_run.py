@@ -1,0 +1,28 @@
+"""What of a deployment this engine does not run, or has not run yet: a plan is of any model on any device, in any
+format, and a reader should know which of them is arithmetic alone."""
+
+from __future__ import annotations
+
+from twostroke.planner.deployment import Deployment
+
+GPU_WEIGHTS = ("bf16", "f16", "f32")
+"""What this engine multiplies by on a GPU, where it holds all weights in 16 bits."""
+GPU_KV = ("bf16", "f16")
+
+
+def not_run(deployment: Deployment) -> tuple[str, ...]:
+    """A sentence each; none: this engine has run such a model on such a device."""
+    if deployment.own_kv_space_bytes is not None:
+        return ()  # a backend of this machine said what it would do
+    model, device = deployment.dimensions.not_run, deployment.device
+    reasons = [reason for reason in (model, device.not_run) if reason is not None]
+    if device.vendor != "NVIDIA":
+        return tuple(reasons)  # where it does not run at all, formats are no matter
+    kept, kv = "GGUF" if deployment.own_shape is not None else deployment.formats.weights, deployment.formats.kv
+    if kept not in GPU_WEIGHTS:
+        reasons.append(f"on a GPU this engine holds weights in 16 bits: {kept} is planned, not run")
+    if kv not in GPU_KV:
+        reasons.append(f"on a GPU this engine keeps KV in 16 bits: {kv} is planned, not run")
+    if deployment.devices_per_copy > 1:
+        reasons.append(f"this engine runs a model on one device: {deployment.devices_per_copy} are planned, not run")
+    return tuple(reasons)

@@ -1,0 +1,62 @@
+"""What a plan says of a model, a device, a format or a cut that this engine does not run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.planner.test_estimate import plan
+
+from twostroke.core.formats import Formats
+from twostroke.cost.config_shape import dimensions_from_config
+from twostroke.cost.devices import DEVICES, find_device
+from twostroke.cost.known_shapes import KNOWN_SHAPES
+from twostroke.models.families import FAMILIES
+from twostroke.planner.deployment import Deployment
+from twostroke.planner.not_run import not_run
+
+LLAMA = dimensions_from_config(KNOWN_SHAPES["Llama-3.1-8B"].config)
+RUN = Deployment("Llama-3.1-8B", LLAMA, find_device("h200"))
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({}, None),
+        ({"formats": Formats.of("bf16", "f16")}, None),
+        ({"formats": Formats.of("fp8")}, "on a GPU this engine holds weights in 16 bits: fp8 is planned, not run"),
+        ({"formats": Formats.of("q4_k")}, "q4_k is planned, not run"),
+        ({"own_shape": RUN.shape}, "GGUF is planned, not run"),
+        ({"formats": Formats.of("bf16", "fp8")}, "on a GPU this engine keeps KV in 16 bits: fp8 is planned, not run"),
+        ({"tensor_parallel": 2}, "this engine runs a model on one device: 2 are planned, not run"),
+        ({"device": find_device("b200")}, "this engine has not been run on B200 yet"),
+        ({"device": find_device("mi325x"), "formats": Formats.of("mxfp4")}, "this engine does not run on MI325X"),
+        ({"device": find_device("m4 max")}, "this engine does not run on Apple M4 Max"),
+        ({"own_kv_space_bytes": 1, "formats": Formats.of("fp8")}, None),  # this machine's own backend said so
+    ],
+)
+def test_a_deployment_says_what_was_not_run_of_it(change: dict[str, object], sentence: str | None) -> None:
+    reasons = not_run(replace(RUN, **change))
+    assert len(reasons) == (sentence is not None)
+    if sentence is not None:
+        assert sentence in reasons[0]
+
+
+def test_a_plan_says_it_first() -> None:
+    notes = plan("gpt-oss-120b", "mi325x").notes
+    assert notes[0] == (
+        "this engine does not run gpt_oss models: no backend here computes attention with sinks and experts with biases"
+    )
+    assert notes[1].startswith("this engine does not run on MI325X")
+
+
+def test_every_family_that_is_not_run_says_why_and_every_other_is_read_as_before_a_run() -> None:
+    said = {family.name for family in FAMILIES if family.not_run is not None}
+    assert said == {"deepseek_v2", "deepseek_v3", "gemma", "gpt_oss", "phi", "qwen2_moe", "smollm3"}
+    for name, known in KNOWN_SHAPES.items():
+        dimensions = dimensions_from_config(known.config)
+        assert (dimensions.not_run is not None) == (dimensions.family in said), name
+
+
+def test_one_device_has_run() -> None:
+    assert [device.name for device in DEVICES if device.has_run] == ["H200"]
