@@ -13,7 +13,7 @@ from zlib import crc32
 import torch
 from safetensors.torch import save_file
 
-from twostroke.models.families.declaration import TensorNames, add_one
+from twostroke.models.families.declaration import Adjustment, TensorNames
 from twostroke.models.loading import read_folder_spec
 from twostroke.models.random_weights import random_tensors
 from twostroke.models.spec import ModelSpec, layer_name
@@ -57,7 +57,7 @@ def drawn_tensors(shape: Path, device: torch.device) -> Iterator[tuple[str, torc
 
 def _draw(tensor: WeightTensor, names: TensorNames, device: torch.device) -> torch.Tensor:
     mean, spread = tensor.mean_and_spread  # type: ignore[attr-defined]  # random_tensors draws every one
-    if names.adjust.get(tensor.name.rpartition(".")[2]) is add_one:
+    if names.adjust.get(tensor.name.rpartition(".")[2]) is Adjustment.ADD_ONE:
         mean -= 1.0
     generator = torch.Generator(device)
     generator.manual_seed(crc32(tensor.name.encode()))
