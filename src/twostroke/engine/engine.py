@@ -217,36 +217,39 @@ class Engine:
 
     def _tell(self, advance: SequenceAdvance) -> None:
         """Turn what a step did for a sequence into events: one a token, however many came at once."""
-        sequence, request, index = advance.sequence, advance.sequence.request, advance.sequence.sample_index
-        name, prompt_logprobs, pending = request.request_id, advance.prompt_logprobs, self._pending
+        sequence, pending, prompt_logprobs = advance.sequence, self._pending, advance.prompt_logprobs
+        request, index = sequence.request, sequence.sample_index
+        name, wants_logprobs = request.request_id, request.sampling.logprobs is not None
         if (computed := advance.prefill_computed) is not None:
             pending.append(PrefillProgress(name, index, computed, sequence.prefill_len))
         texts = self._texts.pop(sequence.seq_id, None) if self._texts else None
         text, stopped, event = "", False, None
-        for number, (token_id, logprobs) in enumerate(advance.sampled):
+        for token_id, logprobs in advance.sampled:
             if event is not None:
                 pending.append(event)
                 prompt_logprobs = ()
             if self._streams:
-                text, stopped = self._text_of(sequence, token_id) if texts is None else texts[number]
-            wanted = () if logprobs is None or request.sampling.logprobs is None else (logprobs,)
+                text, stopped = texts.pop(0) if texts else self._text_of(sequence, token_id)
+            wanted = (logprobs,) if wants_logprobs and logprobs is not None else ()
             event = TokenEvent(name, index, (token_id,), text, wanted, prompt_logprobs)
+        if not (advance.finished or stopped):
+            if event is not None:
+                pending.append(event)
+            elif prompt_logprobs:
+                pending.append(TokenEvent(name, index, (), "", (), prompt_logprobs))
+            return
         if event is not None and sequence.error is not None and not stopped:
             pending.append(event)  # what went wrong came behind it
             event = None
-        if event is None:
-            event = TokenEvent(name, index, (), "", (), prompt_logprobs)
-        if stopped:
-            # Nothing held back may follow a stop string.
-            stop_string = self._streams.pop(sequence.seq_id).stopped_by
-            self.scheduler.finish(sequence, FinishReason.STOP, now_s=self._clock())
-            # The last token that fits may complete a stop string too: the text was cut there, so that is the reason.
-            event = self._finished(event, sequence)
-            pending.append(event._replace(finish_reason=FinishReason.STOP, stop_string=stop_string))
-        elif advance.finished:
-            pending.append(self._finished(event, sequence))
-        elif advance.sampled or prompt_logprobs:
-            pending.append(event)
+        event = event or TokenEvent(name, index, (), "", (), prompt_logprobs)
+        pending.append(self._stopped(event, sequence) if stopped else self._finished(event, sequence))
+
+    def _stopped(self, event: TokenEvent, sequence: Sequence) -> TokenEvent:
+        """A stop string was found: nothing held back may follow it."""
+        stop_string = self._streams.pop(sequence.seq_id).stopped_by
+        self.scheduler.finish(sequence, FinishReason.STOP, now_s=self._clock())
+        # The last token that fits may complete a stop string too: the text was cut there, so that is the reason.
+        return self._finished(event, sequence)._replace(finish_reason=FinishReason.STOP, stop_string=stop_string)
 
     def _text_ends(self, sequence: Sequence, token_id: int) -> bool:
         """Asked while an advance of several tokens is applied: what follows a stop string must not be."""

@@ -34,7 +34,7 @@ class DecodePlanner:
 
         A slot at `next_position` yields the token after it. Tokens in flight count: with a step launched ahead, the
         host does not know the last token yet, only that there will be one, and how many more there may be."""
-        reserve = self._ledger.reserve
+        reserve, drafting = self._ledger.reserve, self._drafting
         spare = plan.tokens_left - len(self._admission.running)  # what drafts may have: every stream's own goes first
         for sequence in self._admission.running:
             if sequence.state is not SequenceState.RUNNING:
@@ -45,21 +45,24 @@ class DecodePlanner:
                 continue
             if position + 1 >= sequence.max_total_tokens:
                 continue  # what is in flight may fill it
-            drafts = None if self._drafting is None else self._drafts(self._drafting, sequence, position, spare)
-            grants = None if drafts is None else reserve(sequence, position + 1 + drafts.most)
-            if grants is None:  # nobody gives way for drafts
-                drafts, grants = None, reserve(sequence, position + 1)
+            if drafting is not None and (most := min(spare, sequence.max_total_tokens - 2 - position)) > 0:
+                drafts = drafting.drafts(sequence, most)
+                if drafts is not None and self._add_drafts(plan, sequence, position, drafts, most):
+                    spare -= drafts.most
+                    continue
+            grants = reserve(sequence, position + 1)
             if grants is None and self._admission.make_room(plan, sequence, position + 1):
                 grants = reserve(sequence, position + 1)
             if grants is not None:  # else only older ones hold what it needs: it sits this step out
-                plan.add_slot(sequence, position, grants, drafts)
-                spare -= 0 if drafts is None else drafts.most
+                plan.add_slot(sequence, position, grants)
 
-    def _drafts(self, drafting: Drafting, sequence: Sequence, position: int, spare: int) -> Drafts | None:
-        most = min(spare, sequence.max_total_tokens - 2 - position)
-        drafts = drafting.drafts(sequence, most) if most > 0 else None
-        assert drafts is None or 0 < drafts.most <= most
-        return drafts
+    def _add_drafts(self, plan: StepPlan, sequence: Sequence, position: int, drafts: Drafts, most: int) -> bool:
+        """A slot with these, unless blocks are short: nobody gives way for drafts."""
+        assert 0 < drafts.most <= most
+        grants = self._ledger.reserve(sequence, position + 1 + drafts.most)
+        if grants is not None:
+            plan.add_slot(sequence, position, grants, drafts)
+        return grants is not None
 
 
 def finish_reason(sequence: Sequence, token_id: int, num_tokens: int) -> FinishReason | None:

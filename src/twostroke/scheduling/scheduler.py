@@ -275,9 +275,9 @@ class Scheduler:
         commit = self.ledger.commit
         advances = []
         for slot in slots:
-            seq_id = slot[0]
+            seq_id, _, drafts = slot
             sequence = sequences[seq_id]
-            if slot[2] is None:
+            if drafts is None:
                 sequence.num_in_flight -= 1
             else:
                 _land(sequence, slot)
