@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from twostroke.core.errors import BadRequestError
 from twostroke.core.kv_layout import KVLayout
 from twostroke.core.request import Request
-from twostroke.core.sequence import FinishReason, Phase, Sequence, SequenceState
+from twostroke.core.sequence import FinishReason, Sequence, SequenceState
 from twostroke.core.step import DecodeSlot, PrefillChunk, SampledToken, Step, StepResult, TokenLogprobs
 from twostroke.core.step_record import ChunkRecord, StepRecord
 from twostroke.core.timing import SequenceTiming
 from twostroke.kv.ledger import KVLedger
 from twostroke.scheduling.admission import Admission
 from twostroke.scheduling.config import SchedulerConfig
+from twostroke.scheduling.counts import SchedulerCounts, counts_of
 from twostroke.scheduling.decode import DecodePlanner, Drafting, TextEnds, finish_reason, until_over
 from twostroke.scheduling.pace import PrefillPace
 from twostroke.scheduling.plan import StepPlan
@@ -39,30 +40,6 @@ class SequenceAdvance:
     """Positions computed, of `sequence.prefill_len`, when the step held a chunk of it."""
     finished: bool = False
     """Its `finish_reason` and `error` say why."""
-
-
-@dataclass(frozen=True, slots=True)
-class GroupCounts:
-    """The blocks of one KV group; free, cached and used make up the whole."""
-
-    free: int
-    cached: int
-    used: int
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerCounts:
-    waiting: int
-    running_prefill: int
-    running_decode: int
-    prefill_backlog_tokens: int
-    """Known tokens that no launched step covers yet, of those that wait and those that run."""
-    steps_in_flight: int
-    preemptions: int
-    prefix_hit_tokens: int
-    """Prompt tokens found in the prefix cache when first admitted, of `prefix_lookup_tokens`."""
-    prefix_lookup_tokens: int
-    blocks: tuple[GroupCounts, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,23 +118,7 @@ class Scheduler:
         return bool(self._samples or self._launched)
 
     def counts(self) -> SchedulerCounts:
-        admission = self._admission
-        num_prefill = sum(sequence.phase is Phase.PREFILL for sequence in admission.running)
-        return SchedulerCounts(
-            waiting=len(admission.waiting),
-            running_prefill=num_prefill,
-            running_decode=len(admission.running) - num_prefill,
-            prefill_backlog_tokens=sum(
-                max(0, sequence.prefill_len - sequence.next_position)
-                for queue in (admission.waiting, admission.running)
-                for sequence in queue
-            ),
-            steps_in_flight=len(self._launched),
-            preemptions=admission.num_preemptions,
-            prefix_hit_tokens=admission.prefix_hit_tokens,
-            prefix_lookup_tokens=admission.prefix_lookup_tokens,
-            blocks=tuple(GroupCounts(p.num_free, p.num_cached, p.num_referenced) for p in self.ledger.pools),
-        )
+        return counts_of(self._admission, self.ledger, len(self._launched))
 
     def clear_prefixes(self) -> None:
         """Forget cached prefixes that no running sequence holds, at any moment."""
