@@ -111,6 +111,13 @@ def closing() -> Iterator[list[HostBackend]]:
         backend.close()
 
 
+@pytest.fixture
+def backend(closing: list[HostBackend]) -> Successor:
+    backend = Successor()
+    closing.append(backend)
+    return backend
+
+
 @pytest.mark.parametrize("run_ahead", [False, True])
 @pytest.mark.parametrize("broken", [1, 2, 3, 5])
 @pytest.mark.parametrize("where", ["forward", "launch"])
@@ -181,9 +188,7 @@ def test_any_failures_leave_the_books_right(
         backend.close()
 
 
-def test_ctrl_c_while_waiting_loses_nothing(closing: list[HostBackend]) -> None:
-    backend = Successor()
-    closing.append(backend)
+def test_ctrl_c_while_waiting_loses_nothing(backend: Successor) -> None:
     engine = engine_over(backend)
     answers = Answers()
     engine.add(Request("kept", (1, 2, 3), greedy(5)))
@@ -200,9 +205,7 @@ def test_ctrl_c_while_waiting_loses_nothing(closing: list[HostBackend]) -> None:
     assert_nothing_left(engine, backend)
 
 
-def test_ctrl_c_in_the_bookkeeping_comes_after_it(closing: list[HostBackend], monkeypatch: pytest.MonkeyPatch) -> None:
-    backend = Successor()
-    closing.append(backend)
+def test_ctrl_c_in_the_bookkeeping_comes_after_it(backend: Successor, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = engine_over(backend)
     answers = Answers()
     engine.add(Request("kept", (1, 2, 3), greedy(5)))
@@ -221,9 +224,7 @@ def test_ctrl_c_in_the_bookkeeping_comes_after_it(closing: list[HostBackend], mo
     assert_nothing_left(engine, backend)
 
 
-def test_limits_of_length_and_context(closing: list[HostBackend]) -> None:
-    backend = Successor()
-    closing.append(backend)
+def test_limits_of_length_and_context(backend: Successor) -> None:
     engine = engine_over(backend)
     answers = Answers()
     endless = SamplingParams(temperature=0.0, ignore_eos=True)
@@ -244,9 +245,7 @@ def test_limits_of_length_and_context(closing: list[HostBackend]) -> None:
     assert_nothing_left(engine, backend)
 
 
-def test_abort_in_the_middle_of_a_prefill(closing: list[HostBackend]) -> None:
-    backend = Successor()
-    closing.append(backend)
+def test_abort_in_the_middle_of_a_prefill(backend: Successor) -> None:
     engine = engine_over(backend)
     answers = Answers()
     engine.add(Request("long", tuple(range(30)), greedy(4)))
@@ -259,9 +258,7 @@ def test_abort_in_the_middle_of_a_prefill(closing: list[HostBackend]) -> None:
     assert_nothing_left(engine, backend)
 
 
-def test_salts_keep_prefixes_apart(closing: list[HostBackend]) -> None:
-    backend = Successor()
-    closing.append(backend)
+def test_salts_keep_prefixes_apart(backend: Successor) -> None:
     engine = engine_over(backend)
     cached = {}
     for name, salt in [("a", "ann"), ("b", "bob"), ("a again", "ann"), ("none", "")]:
