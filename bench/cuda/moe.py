@@ -100,9 +100,9 @@ def expected(bench: Bench, weights: MoeWeights, x: torch.Tensor) -> torch.Tensor
     out = torch.zeros_like(x, dtype=torch.float32)
     for expert in chosen.unique().tolist():
         tokens, slots = (chosen == expert).nonzero(as_tuple=True)
-        gate, up = (x[tokens].float() @ weights.gate_up[expert].float().T).chunk(2, -1)
+        gate, up = (x[tokens].float() @ weights.gate_up.weight[expert].float().T).chunk(2, -1)
         inner = (torch.nn.functional.silu(gate) * up).bfloat16().float()
-        out[tokens] += shares[tokens, slots, None] * (inner @ weights.down[expert].float().T)
+        out[tokens] += shares[tokens, slots, None] * (inner @ weights.down.weight[expert].float().T)
     return out
 
 
@@ -142,12 +142,12 @@ def time_few_parts(bench: Bench, num_tokens: int) -> None:
 
     def gate_up(tile: GemvTile) -> Callable[[int], None]:
         return lambda layer: few_tokens_gate_up(
-            x, logits[layer], bench.layers[layer].gate_up, activations, top_k=top_k, tile=tile
+            x, logits[layer], bench.layers[layer].gate_up.weight, activations, top_k=top_k, tile=tile
         )
 
     def down(tile: GemvTile) -> Callable[[int], None]:
         return lambda layer: few_tokens_down(
-            activations, logits[layer], bench.layers[layer].down, out, top_k=top_k, normalise=True, tile=tile
+            activations, logits[layer], bench.layers[layer].down.weight, out, top_k=top_k, normalise=True, tile=tile
         )
 
     for name, share, tiles, work in (
@@ -272,7 +272,7 @@ def main() -> None:
     torch.manual_seed(0)
     layers = [MoeWeights.empty(moe, hidden, torch.bfloat16, "cuda") for _ in range(options.layers)]
     for weights in layers:
-        for tensor in (weights.router, weights.gate_up, weights.down):
+        for tensor in (weights.router, weights.gate_up.weight, weights.down.weight):
             tensor.normal_(0, tensor.shape[-1] ** -0.5)
     scratch = MoeScratch(moe, hidden, max(*sizes, 2000), torch.bfloat16, "cuda")
     norm_weight = torch.rand(hidden, device="cuda").bfloat16() + 0.5

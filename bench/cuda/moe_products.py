@@ -140,7 +140,7 @@ def short(tile: Tile) -> str:
 
 def candidates(num_tokens: int, moe: MoeSpec, weights: MoeWeights, gated: bool) -> list[Tile]:
     """The default first, then the plain kernel's."""
-    num_rows, matrix = num_tokens * moe.experts_per_token, weights.gate_up if gated else weights.down
+    num_rows, matrix = num_tokens * moe.experts_per_token, (weights.gate_up if gated else weights.down).weight
     tried = next(
         tiles[0 if gated else 1] for rows, tiles in BY_AVERAGE_ROWS.items() if num_rows <= rows * moe.num_experts
     )
@@ -174,7 +174,7 @@ class Products:
         return Products(moe, layers, x, activations, torch.empty_like(activations), outputs, orders)
 
     def call(self, layer: int, tile: Tile, gated: bool) -> torch.Tensor:
-        weights = self.layers[layer].gate_up if gated else self.layers[layer].down
+        weights = (self.layers[layer].gate_up if gated else self.layers[layer].down).weight
         inputs, results = (self.x, self.gated_outputs) if gated else (self.activations, self.outputs)
         top_k = self.moe.experts_per_token
         grouped_matmul(inputs, weights, results, *self.orders[layer], top_k=top_k, gated=gated, tile=tile)
@@ -188,10 +188,10 @@ class Products:
         for expert in range(self.moe.num_experts):
             own = slice(bounds[expert], bounds[expert + 1])
             if gated:
-                gate, up = (self.x[tokens[own]].float() @ weights.gate_up[expert].float().T).chunk(2, -1)
+                gate, up = (self.x[tokens[own]].float() @ weights.gate_up.weight[expert].float().T).chunk(2, -1)
                 found.append(torch.nn.functional.silu(gate) * up)
             else:
-                found.append(self.activations[own].float() @ weights.down[expert].float().T)
+                found.append(self.activations[own].float() @ weights.down.weight[expert].float().T)
         return torch.cat(found)
 
     def error(self, tile: Tile, gated: bool, expected: torch.Tensor) -> float:

@@ -1,5 +1,5 @@
-"""A start on the card, piece by piece: how long it rehearses, how long the graphs take and what of that is the abridged
-run, the capture and the making of the graph itself. Run it twice: the first time compiles.
+"""A start on the card, piece by piece: how long it rehearses, how long the graphs take and what of that is the
+sample, the capture and the making of the graph itself. Run it twice: the first time compiles.
 
     PYTHONPATH=src python -m bench.cuda.start_times FOLDER [--profile 30]"""
 
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from twostroke.backends.cuda.backend import CudaBackend
-from twostroke.backends.cuda.compile_ahead import is_abridged, is_rehearsal
+from twostroke.backends.cuda.compile_ahead import is_rehearsal
 from twostroke.backends.cuda.graphs import GraphCache
 from twostroke.config import EngineConfig
 from twostroke.engine.build import build
@@ -45,18 +45,18 @@ def watch(is_profiled: bool) -> None:
     timed(torch.cuda.CUDAGraph, "capture_end", lambda: "    of them making graphs")
     prepare = GraphCache.prepare
 
-    def one(self: GraphCache, key: Hashable, work: Callable[[], None]) -> None:
+    def one(self: GraphCache, key: Hashable, work: Callable[[], None], sample: Callable[[], None]) -> None:
         def noting() -> None:
             started_s = time.perf_counter()
-            work()
-            if is_abridged() and not is_rehearsal():
-                SECONDS["  abridged runs"] += time.perf_counter() - started_s
+            sample()
+            if not is_rehearsal():
+                SECONDS["  samples"] += time.perf_counter() - started_s
 
         started_s = time.perf_counter()
         if is_profiled and not is_rehearsal():
-            PROFILE.runcall(prepare, self, key, noting)
+            PROFILE.runcall(prepare, self, key, work, noting)
         else:
-            prepare(self, key, noting)
+            prepare(self, key, work, noting)
         if not is_rehearsal():
             GRAPHS[key] = time.perf_counter() - started_s
 

@@ -1,11 +1,10 @@
-"""Ways to capture a decode step: without a kind of kernel, with other configurations and cuts of attention, with other
-cuts of products. Patches the engine's own modules while a step is captured; measures nothing (`marginal.py` does)."""
+"""Ways to capture a decode step: without a kind of kernel, with other configurations and cuts of attention. Patches the
+engine's own modules while a step is captured; measures nothing (`marginal.py` does)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from itertools import product
 from typing import Any
 from unittest.mock import patch
@@ -15,9 +14,7 @@ import torch
 from twostroke.backends.cuda import attention, model, moe, parts, products
 from twostroke.backends.cuda.backend import CudaBackend
 from twostroke.backends.cuda.kernels import decode_attention, decode_cuts
-from twostroke.backends.cuda.kernels.cluster_tiles import ClusterTile
 from twostroke.backends.cuda.kernels.decode_cuts import DecodeConfig
-from twostroke.backends.cuda.kernels.product_tiles import MAX_ROWS, ProductTile
 
 ATTENTION = (
     DecodeConfig(64, 2, 5, keys_first=False, ahead=1),
@@ -27,32 +24,6 @@ ATTENTION = (
 )
 PROGRAMS_PER_SM = (None, 2, 3, 6, 9, 12)
 """That few streams are cut into; None: as they are by default."""
-
-
-CHOOSE, CHOOSE_FEW = products.choose_cluster_tile, products.choose_tile
-
-
-def in_one_part(*shape: int, **options: bool) -> ClusterTile | None:
-    tile = CHOOSE(*shape, **options)
-    return ClusterTile(64, tile.row_blocks, tile.groups, is_split=True) if tile and tile.parts > 1 else tile
-
-
-def four_groups(*shape: int, **options: bool) -> ClusterTile | None:
-    tile = CHOOSE(*shape, **options)
-    return replace(tile, row_blocks=1, groups=4) if tile is not None and tile.row_blocks == 2 else tile
-
-
-def not_split(*shape: int, **options: bool) -> ClusterTile | None:
-    return CHOOSE(*shape, **{**options, "may_split": False})
-
-
-def no_blocks_of_rows(rows: int, *shape: int, **options: bool) -> ProductTile | None:
-    return CHOOSE_FEW(rows, *shape, **options) if rows <= MAX_ROWS else None
-
-
-CUTS = {"down in one part": in_one_part, "four warp groups": four_groups, "cuBLAS for o, down": not_split}
-"""Other cuts of the products of 129 to 256 rows."""
-CUBLAS_FOR_QKV = "cuBLAS for qkv"
 LONG_ITEMS = {
     "cuts of no items for their length": (0, 0),
     **{
@@ -75,13 +46,13 @@ class Variants:
         weights = decoder._weights
         self._kind_of: dict[int, str] = {}
         for layer in weights.layers:
-            self._kind_of[layer.qkv.data_ptr()], self._kind_of[layer.o.data_ptr()] = "qkv", "o"
-            if hasattr(layer.mlp, "router"):
-                self._kind_of[layer.mlp.gate_up.data_ptr()] = "experts gate"
-                self._kind_of[layer.mlp.down.data_ptr()] = "experts down"
-            else:
-                self._kind_of[layer.mlp.gate_up.data_ptr()] = "gate"
-                self._kind_of[layer.mlp.down.data_ptr()] = "down"
+            kinds = (
+                ("qkv", "o", "experts gate", "experts down")
+                if hasattr(layer.mlp, "router")
+                else ("qkv", "o", "gate", "down")
+            )
+            self._kind_of |= {id(matrix): kind for matrix, kind in zip(layer.matrices, kinds, strict=True)}
+            self._kind_of |= {matrix.weight.data_ptr(): self._kind_of[id(matrix)] for matrix in layer.matrices}
         self.is_moe = decoder._spec.moe is not None
         self.num_left_out = 0
         """Kernels of the last variant. None: what it would leave out is joined with the residual by cuBLAS."""
@@ -89,7 +60,7 @@ class Variants:
     def names(self) -> list[str]:
         kinds = ["norms", "rope", "attention", "qkv", "o", "norms, rope", "head", "sampling", "cuts"]
         kinds += ["routing", "experts gate", "experts down", "combine"] if self.is_moe else ["gate", "down"]
-        changes = [*(label(*each) for each in product(ATTENTION, PROGRAMS_PER_SM)), *LONG_ITEMS, *CUTS, CUBLAS_FOR_QKV]
+        changes = [*(label(*each) for each in product(ATTENTION, PROGRAMS_PER_SM)), *LONG_ITEMS]
         return ["whole", *(f"without {kind}" for kind in kinds), *changes]
 
     @contextmanager
@@ -108,10 +79,6 @@ class Variants:
                 stack.enter_context(patch.object(decode_cuts, "LONG_ITEM_TOKENS", tokens))
                 stack.enter_context(patch.object(decode_cuts, "PROGRAMS_PER_SM_OF_LONG", number))
                 stack.enter_context(patch.object(decode_cuts, "ITEMS_OF_LONG", 0))
-            if name == CUBLAS_FOR_QKV:
-                stack.enter_context(patch.object(products, "choose_tile", no_blocks_of_rows))
-            if name in CUTS:
-                stack.enter_context(patch.object(products, "choose_cluster_tile", CUTS[name]))
             self.num_left_out = 0
             if name.startswith("without "):
                 for kind in name.removeprefix("without ").split(", "):
@@ -125,7 +92,6 @@ class Variants:
 
         if kind == "norms":
             drop(products, "rms_norm", "add_rms_norm", "sandwich")
-            drop(model, "rms_norm")
         elif kind == "rope":
             drop(model, "rope_and_store")
         elif kind == "attention":
@@ -144,8 +110,8 @@ class Variants:
             if "experts" in kind:
                 self._leave_out_products(moe.moe_grouped, "grouped_matmul", kind, stack)
             else:
-                self._leave_out_products(products.Products, "_multiply", kind, stack)
-                self._leave_out_products(products.Products, "plain", kind, stack)  # by cuBLAS, perhaps
+                self._leave_out_products(products.Products, "multiply", kind, stack)
+                self._leave_out_products(products.Products, "_launch", kind, stack)
             return
         self.num_left_out += 1
 
@@ -153,8 +119,8 @@ class Variants:
         inner = getattr(owner, name)
 
         def some(*arguments: Any, **options: Any) -> None:
-            tensors = (argument for argument in arguments if isinstance(argument, torch.Tensor))
-            if any(self._kind_of.get(tensor.data_ptr()) == kind for tensor in tensors):
+            tensors = (argument.data_ptr() for argument in arguments if isinstance(argument, torch.Tensor))
+            if any(self._kind_of.get(name) == kind for name in (*map(id, arguments), *tensors)):
                 self.num_left_out += 1
             else:
                 inner(*arguments, **options)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 _MAGIC = b"TWOSTROKE-KERNELS-1\n"
@@ -37,14 +38,18 @@ def read_entry(path: Path) -> bytes | None:
 
 def write_entry(path: Path, code: bytes) -> None:
     """Where it cannot be written it is compiled again next time."""
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
-    except OSError:
-        return
+    with suppress(OSError):
+        write_whole(path, _MAGIC + hashlib.sha256(code).digest() + code)
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Whole or not at all, whoever else writes it. Raises OSError."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(_MAGIC + hashlib.sha256(code).digest() + code)
+            file.write(content)
         Path(temporary).replace(path)
-    except OSError:
+    except BaseException:
         Path(temporary).unlink(missing_ok=True)
+        raise

@@ -3,6 +3,9 @@ Sequence. It declares what it supports, or declines with a reason. Chooses no wo
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from twostroke.core.errors import BackendError
@@ -136,3 +139,41 @@ class BackendFactory(Protocol):
     ) -> Backend:
         """`formats`: what `formats` gave, with copies for decode where `decode_weights` offered them; None: what this
         backend chooses of itself."""
+
+
+TuningProgress = Callable[[int, int, str], None]
+"""Products done, products in all, the one that is measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class TunedChange:
+    """A product that another kernel, or another tile, computes from now on."""
+
+    product: str
+    rows: int
+    before: str
+    before_us: float
+    after: str
+    after_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class TuningReport:
+    device: str
+    num_products: int
+    changes: list[TunedChange]
+    faults: list[str]
+    """What was not right, or did not run, and is not used."""
+    seconds: float
+    kept: Path
+    table: str
+    """All that is known of the device now, as a file has it."""
+
+
+@runtime_checkable
+class TunableFactory(Protocol):
+    """A backend whose kernels can be measured, and chosen by that."""
+
+    def tune(self, checkpoint: Checkpoint, formats: Formats, seconds: float, progress: TuningProgress) -> TuningReport:
+        """Measure what computes this model's products fastest here, for about so long, and keep it for the engines to
+        come."""

@@ -8,9 +8,11 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
+from tests.backends.cuda.tables import fused_up_to
 from tests.models.tiny_checkpoints import VOCAB_SIZE
 
 from twostroke.backends.cuda.backend import DTYPES, CudaBackend
+from twostroke.backends.cuda.tuned_table import Choices
 from twostroke.backends.interface import Backend, MaskingBackend
 from twostroke.backends.reference import FACTORY as REFERENCE
 from twostroke.core.events import TokenEvent
@@ -62,7 +64,9 @@ class Sizes:
         few_rows: int | None = 0,
         *,
         pack_for_decode: bool = False,
+        choices: Choices | None = None,
     ) -> CudaBackend:
+        """`few_rows`: up to how many tokens fused kernels take; None: as the tables say."""
         name = next(name for name, own in DTYPES.items() if own == dtype)
         return CudaBackend(
             checkpoint,
@@ -72,7 +76,7 @@ class Sizes:
             max_context=self.max_context,
             max_tokens_per_step=self.step_tokens,
             max_running=self.max_rows,
-            few_rows=few_rows,
+            choices=fused_up_to(few_rows, device, dtype) if choices is None else choices,
         )
 
     def on_reference(self, checkpoint: Checkpoint) -> Backend:

@@ -144,9 +144,9 @@ def gemv_calls() -> Iterator[tuple[str, str]]:
     half, hidden = torch.bfloat16, 2560
     weight, norm_weight = torch.empty(512, hidden, dtype=half), torch.empty(hidden, dtype=half)
     recorders = {"fma": record(gemv, "_fma_rows"), "dot": record(gemv, "_dot_rows")}
-    fma = GemvConfig("fma", 4, 512, 4, prefetch_tiles=2, prefetch_width=2048, early_trigger=False)
-    dot = GemvConfig("dot", 16, 64, 4, prefetch_width=2048)
-    for rows, config in ((1, None), (1, fma), (4, fma), (4, dot), (16, dot)):
+    fma = GemvConfig("fma", 4, 512, 4, prefetch_tiles=2, early_trigger=False)
+    dot = GemvConfig("dot", 16, 64, 4)
+    for rows, config in ((1, fma), (4, fma), (4, dot), (16, dot)):
         x, y = torch.empty(rows, hidden, dtype=half), torch.empty(rows, 512, dtype=half)
         gemv.linear_few(x, weight, y, residual=y, bias=norm_weight, config=config)
         gate = torch.empty(rows, 256, dtype=half)

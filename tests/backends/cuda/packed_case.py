@@ -6,12 +6,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from itertools import product
 
 import pytest
 import torch
 from tests.backends.cuda.emulation import COMPILER
 from tests.backends.cuda.packed_emulation import experts_emulated, product_emulated
+from tests.backends.cuda.packed_reference import pack, unpacked
 from torch.nn import functional
 
 from twostroke.backends.cuda import native
@@ -19,7 +19,7 @@ from twostroke.backends.cuda.kernels.activation import Activation
 from twostroke.backends.cuda.kernels.packed_experts import packed_experts_product
 from twostroke.backends.cuda.kernels.packed_products import packed_product
 from twostroke.backends.cuda.kernels.packed_tiles import DENSE_ROWS, PackedTile
-from twostroke.backends.cuda.kernels.packed_weights import PackedMatrix, pack, unpacked
+from twostroke.backends.cuda.kernels.packed_weights import PackedMatrix
 
 TOLERANCE = {torch.bfloat16: 4e-3, torch.float32: 1e-4}
 """Of the norm: what rounding results leaves, or what the order of a sum does."""
@@ -28,8 +28,6 @@ needs_hopper = pytest.mark.skipif(not HAS_HOPPER, reason="needs a Hopper device"
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
 Source = tuple[str, str, dict[str, int]]
 SMS = 132
-KINDS: list[dict[str, bool]] = [{"gated": True}, {"may_split": True}, {"is_float32": True}, {}]
-"""Of dense products, as rules ask for them."""
 REPEATS = 1 if "PYTORCH_NO_CUDA_MEMORY_CACHING" in os.environ else 10
 """Launches of a kind that must give the same bits. Memcheck, which wants an allocation a tensor, looks at each."""
 
@@ -181,10 +179,3 @@ def compile_all(sources: Iterable[Source]) -> None:
 
 def held_rows(rows: int) -> int:
     return next(size for size in DENSE_ROWS if rows <= size)
-
-
-def shapes() -> list[tuple[int, int]]:
-    """Units and rounds from the smallest matrices that are packed, and odd ones, to large heads."""
-    units = [1, 2, 7, 16, 32, 33, 40, 48, 64, 80, 96, 100, 131, 132, 133, 198, 263, 264, 448, 500, 896, 2004, 4000]
-    rounds = [2, 16, 30, 32, 40, 62, 64, 80, 100, 112, 128, 152, 224, 256, 448, 512, 2048]
-    return list(product(units, rounds))

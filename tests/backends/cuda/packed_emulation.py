@@ -16,7 +16,7 @@ from twostroke.backends.cuda.kernels.activation import Activation
 from twostroke.backends.cuda.kernels.packed_format import DEPTH
 from twostroke.backends.cuda.kernels.packed_tiles import PackedTile
 from twostroke.backends.cuda.kernels.packed_weights import PackedMatrix
-from twostroke.backends.cuda.kernels.product_tiles import rows_to_read
+from twostroke.backends.cuda.native import rows_to_read
 
 RUN = """
   chance.seed(seed);

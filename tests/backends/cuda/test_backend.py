@@ -182,7 +182,7 @@ def test_what_is_run_for_captures_touches_nobodys_row(
     llama: Checkpoint, device: str, shapes_run: list[CapturedShape], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every shape's work, run between the steps of running streams."""
-    monkeypatch.setattr(GraphCache, "prepare", lambda self, key, work: work())
+    monkeypatch.setattr(GraphCache, "prepare", lambda self, key, work, sample: work())
     sizes = Sizes(step_tokens=12, max_rows=2, max_context=32)
     requests = mixed_requests((3, 19, 1), (6, 4, 4, 3), temperature=0.7)
     expected = play(sizes.engine(llama, sizes.on_reference(llama)), requests)

@@ -15,7 +15,7 @@ import torch
 from triton.runtime import _async_compile
 
 from twostroke.backends.cuda import compile_ahead, native
-from twostroke.backends.cuda.compile_ahead import abridged, compilers, is_abridged, is_rehearsal, rehearsal
+from twostroke.backends.cuda.compile_ahead import compilers, is_rehearsal, rehearsal
 from twostroke.backends.cuda.kernels.norms import rms_norm
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -47,15 +47,6 @@ def test_a_rehearsal_launches_nothing(device):
             assert is_rehearsal() and not out.any()
         rms_norm(x, weight, out, eps=0.0)
     assert not is_rehearsal() and (out == 1).all()
-
-
-def test_rehearsals_are_abridged_and_runs_may_be():
-    with abridged():
-        assert is_abridged() and not is_rehearsal()
-    with compilers() as threads:
-        with rehearsal(threads):
-            assert is_abridged()
-        assert not is_abridged()
 
 
 def test_every_kernel_can_be_rehearsed():

@@ -1,16 +1,19 @@
 """A chain of dependent launches must give what the same kernels give one after another: a kernel that read before it
 waited, or a neighbour that did not wait at all, would show."""
 
+from functools import partial
+
 import pytest
 import torch
 from tests.backends.cuda.closeness import random
 from tests.backends.cuda.plain_launches import plain_launches
 
+from twostroke.backends.cuda.kernels import gemv
 from twostroke.backends.cuda.kernels.activation import gated
 from twostroke.backends.cuda.kernels.decode_attention import DecodeScratch, attend_decode
 from twostroke.backends.cuda.kernels.decode_cuts import cut_contexts
 from twostroke.backends.cuda.kernels.embedding import FROM_ROW, Positions, gather
-from twostroke.backends.cuda.kernels.gemv import linear_few
+from twostroke.backends.cuda.kernels.gemv_config import GemvConfig
 from twostroke.backends.cuda.kernels.norms import add_rms_norm, rms_norm, sandwich
 from twostroke.backends.cuda.kernels.rope import rope_and_store
 from twostroke.backends.cuda.kernels.sampling_state import NUM_WORDS, PROMPT_LEN
@@ -18,6 +21,7 @@ from twostroke.backends.cuda.kernels.target import target_of
 
 HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, HEAD_DIM = 256, 384, 4, 2, 64
 EPS = 1e-5
+linear_few = partial(gemv.linear_few, config=GemvConfig("fma", block_n=4, block_k=256, num_warps=1))
 
 
 class Chain:

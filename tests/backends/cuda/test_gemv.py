@@ -3,12 +3,14 @@ from dataclasses import replace
 import pytest
 import torch
 from tests.backends.cuda.closeness import DTYPES, assert_close, poisoned, random
+from tests.backends.cuda.tables import H200
 from torch.nn import functional
 from transformers.models.llama.configuration_llama import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
 from twostroke.backends.cuda.kernels.gemv import linear_few
-from twostroke.backends.cuda.kernels.gemv_config import GemvConfig, choose, fit
+from twostroke.backends.cuda.kernels.gemv_config import GemvConfig, GemvProducts, fit
+from twostroke.backends.cuda.kernels.product import Product
 
 EPS = 1e-5
 FMA = GemvConfig("fma", block_n=4, block_k=256, num_warps=1, prefetch_tiles=1)
@@ -110,11 +112,6 @@ def test_float16_rows_too_large_for_their_product_with_the_norms_weight(device, 
     assert_close(out, expected(x, weight, norm_weight=norm_weight))
 
 
-@pytest.mark.parametrize(("rows", "outputs", "width"), [(1, 24, 256), (2, 32, 192), (8, 16, 320)])
-def test_the_default_configuration(device, rows, outputs, width):
-    check(device, torch.float32, rows, outputs, width, None, normed=True)
-
-
 @pytest.mark.parametrize("config", [FMA, DOT], ids=["fma", "dot"])
 def test_an_mlp_is_transformers(device, config):
     """Norm, gate, up, down and the residual, in two launches."""
@@ -132,23 +129,26 @@ def test_an_mlp_is_transformers(device, config):
     assert_close(residual, reference)
 
 
-WIDTHS = [64, 576, 1024, 1536, 2048, 2560, 3072, 4096, 5120, 8960, 14336]
-
-
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("outputs", [576, 1024, 6144, 151936])
-def test_every_choice_is_one_that_a_kernel_can_run(width, outputs):
-    for rows in (1, 2, 3, 8, 16):
-        for gated in (False, True):
-            config = choose(rows, outputs, width, gated)
+@pytest.mark.parametrize("width", [64, 576, 1024, 1536, 2048, 2560, 3072, 4096, 5120, 8960, 14336])
+def test_every_candidate_is_one_that_a_kernel_can_run(width):
+    kernel = GemvProducts()
+    for rows, role in ((1, "plain"), (2, "gated"), (3, "join"), (8, "head")):
+        product = Product(role, 6144, width)
+        found = kernel.candidates(product, rows, H200)
+        assert found and not isinstance(kernel.tile(product, rows, H200, found[0]), str)
+        for config in (fit(GemvConfig(**settings), width) for settings in found):
             assert config.block_k & (config.block_k - 1) == 0
-            assert config.method == "dot" or rows <= 8
-            assert 0 <= config.prefetch_width <= width
-            assert config.prefetch_width * outputs * (4 if gated else 2) <= 2**24, "more than L2 keeps until it is used"
             block = config.block_k * (config.num_warps if config.method == "dot" else 1)
-            tiles = -(-width // block)
             assert config.prefetch_tiles <= -(-width // config.block_k)
-            assert tiles * block - width <= max(width // 8, 255), "a masked end that costs more than it should"
+            assert -(-width // block) * block - width <= max(width // 8, 255), "a masked end that costs too much"
+
+
+def test_what_it_does_not_take_is_declined_with_a_reason():
+    kernel, fma = GemvProducts(), {"method": "fma", "block_n": 4, "block_k": 1024, "num_warps": 4}
+    assert "8 rows at most" in str(kernel.tile(Product("plain", 64, 64), 9, H200, fma))
+    assert "16 rows at most" in str(kernel.tile(Product("plain", 64, 64), 17, H200, fma | {"method": "dot"}))
+    assert "no norm of its own" in str(kernel.tile(Product("sandwich", 64, 64), 1, H200, fma))
+    assert "one matrix" in str(kernel.tile(Product("gated", 64, 64, experts=4), 1, H200, fma))
 
 
 def test_a_block_is_cut_to_suit_the_width():

@@ -4,7 +4,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from twostroke.backends.cuda.compile_ahead import compilers, is_abridged, rehearsal
+from twostroke.backends.cuda.compile_ahead import compilers, rehearsal
 from twostroke.backends.cuda.graphs import GraphCache, buckets_up_to
 
 
@@ -22,18 +22,18 @@ def test_few_graphs_serve_many_batch_sizes():
 
 def test_on_a_host_the_work_is_simply_done():
     graphs, done = GraphCache(torch.device("cpu")), []
-    graphs.prepare("key", lambda: done.append("prepared"))
+    graphs.prepare("key", lambda: done.append("prepared"), lambda: done.append("sampled"))
     for number in range(3):
         graphs.run("key", lambda number=number: done.append(number))
     assert done == [0, 1, 2]
     assert len(graphs) == 0 and "key" not in graphs
 
 
-def test_a_rehearsal_runs_the_work_and_captures_nothing(device):
+def test_a_rehearsal_runs_the_sample_and_captures_nothing(device):
     graphs, done = GraphCache(torch.device(device)), []
     with compilers() as threads, rehearsal(threads):
-        graphs.prepare("key", lambda: done.append("rehearsed"))
-    assert done == ["rehearsed"] and "key" not in graphs
+        graphs.prepare("key", lambda: done.append("worked"), lambda: done.append("sampled"))
+    assert done == ["sampled"] and "key" not in graphs
 
 
 @pytest.mark.gpu
@@ -49,23 +49,23 @@ def test_a_graph_replays_what_was_captured_first():
     for _ in range(5):
         graphs.run("key", work)
     assert total.item() == 5 and len(calls) == 2, "run once, captured once, then replayed"
-    graphs.prepare("key", work)
+    graphs.prepare("key", work, work)
     assert len(calls) == 2 and len(graphs) == 1 and "key" in graphs
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="graphs need a CUDA device")
-def test_a_graph_is_captured_whole_behind_an_abridged_run():
+def test_a_graph_is_captured_whole_behind_its_sample():
     graphs = GraphCache(torch.device("cuda"))
     layers, calls = torch.zeros(4, device="cuda"), []
 
-    def work():
-        calls.append(is_abridged())
-        for layer in range(1 if is_abridged() else 4):
+    def work(num_layers=4):
+        calls.append(num_layers)
+        for layer in range(num_layers):
             layers[layer].add_(1)
 
-    graphs.prepare("key", work)
-    assert calls == [True, False] and layers.tolist() == [1, 0, 0, 0]
+    graphs.prepare("key", work, lambda: work(1))
+    assert calls == [1, 4] and layers.tolist() == [1, 0, 0, 0]
     graphs.run("key", work)
     assert len(calls) == 2 and layers.tolist() == [2, 1, 1, 1]
 
@@ -79,8 +79,8 @@ def test_a_capture_that_meets_something_new_is_made_again(is_last):
     x, weight = torch.ones(64, 64, device="cuda"), torch.eye(64, device="cuda")
     out, met = torch.zeros(64, 64, device="cuda"), []
 
-    def work():
-        is_new = not is_abridged() and not met
+    def work(is_sample=False):
+        is_new = not is_sample and not met
         torch.mm(x, weight, out=out)
         if is_new and not is_last:
             met.append("what raises")
@@ -91,9 +91,12 @@ def test_a_capture_that_meets_something_new_is_made_again(is_last):
             with suppress(RuntimeError):
                 torch.cuda.synchronize()
 
-    graphs.prepare("first", lambda: out.zero_())
-    graphs.prepare("new", work)
-    graphs.prepare("behind", lambda: out.add_(torch.ones_like(out)))
+    def add_one():
+        out.add_(torch.ones_like(out))
+
+    graphs.prepare("first", out.zero_, out.zero_)
+    graphs.prepare("new", work, lambda: work(is_sample=True))
+    graphs.prepare("behind", add_one, add_one)
     assert met and len(graphs) == 3
     for number in range(3):
         x.fill_(number)
@@ -127,15 +130,17 @@ def test_work_that_fails_by_itself_says_so_and_spoils_nothing():
     graphs = GraphCache(torch.device("cuda"))
     total = torch.zeros(1, device="cuda")
 
-    def fail():
+    def add_one():
         total.add_(1)
-        if not is_abridged():
-            raise ValueError("as ever")
+
+    def fail():
+        add_one()
+        raise ValueError("as ever")
 
     with pytest.raises(ValueError, match="as ever"):
-        graphs.prepare("failing", fail)
+        graphs.prepare("failing", fail, add_one)
     assert "failing" not in graphs
     total.zero_()
-    graphs.prepare("key", lambda: total.add_(1))
+    graphs.prepare("key", add_one, add_one)
     graphs.run("key", lambda: pytest.fail("this was captured"))
     assert total.item() == 2

@@ -8,19 +8,21 @@ import sys
 
 import pytest
 import torch
+from tests.backends.cuda.tables import H200
 from torch.nn import functional
 
 from twostroke.backends.cuda.kernels.hopper_products import product
+from twostroke.backends.cuda.kernels.product import DEPTH, MAX_PART_ROWS, Product
 from twostroke.backends.cuda.kernels.product_tiles import (
-    DEPTH,
     MAX_ROWS,
-    MAX_SPLITS,
     SHARED_BYTES,
+    GluonProducts,
     ProductTile,
-    choose_tile,
     copied_rows,
     padded_rows,
 )
+
+KERNEL = GluonProducts()
 
 COMPILE = """
 import triton
@@ -65,36 +67,23 @@ def test_it_compiles_to_asynchronous_products_without_a_card():
 
 @pytest.mark.parametrize("rows", [1, 16, 17, 32, 33, 64, 65, 96, 97, 128])
 @pytest.mark.parametrize("outputs, width", SHAPES)
-def test_every_cut_fits_and_covers_the_product(rows: int, outputs: int, width: int):
+def test_every_candidate_fits_and_covers_the_product(rows: int, outputs: int, width: int):
     assert rows <= copied_rows(rows) <= padded_rows(rows) <= MAX_ROWS
-    for gated, may_split in ((False, False), (False, True), (True, False)):
-        tile = choose_tile(rows, outputs, width, 132, gated=gated, may_split=may_split)
-        if tile is None:
-            assert outputs > 50_000 and rows > 64
-            continue
-        assert tile.shared_bytes(rows, gated=gated) <= SHARED_BYTES
-        assert width % (DEPTH * tile.splits) == 0 and tile.splits <= MAX_SPLITS
-        assert 1 <= tile.stages <= width // DEPTH // tile.splits
-        assert tile.splits == 1 or may_split
+    for role in ("plain", "join", "gated"):
+        asked = Product(role, outputs, width)
+        for settings in KERNEL.candidates(asked, rows, H200):
+            tile = KERNEL.tile(asked, rows, H200, settings)
+            assert isinstance(tile, ProductTile)
+            assert tile.shared_bytes(rows, gated=role == "gated") <= SHARED_BYTES
+            assert width % (DEPTH * tile.splits) == 0 and tile.splits * rows <= MAX_PART_ROWS
+            assert 1 <= tile.stages <= width // DEPTH // tile.splits
+            assert tile.splits == 1 or role == "join"
 
 
-def test_what_it_does_not_take_is_left_to_others():
-    assert choose_tile(129, 4096, 4096, 132) is None
-    assert choose_tile(0, 4096, 4096, 132) is None
-    assert choose_tile(16, 4096, 4000, 132) is None
-
-
-@pytest.mark.parametrize("rows", [129, 160, 192])
-def test_more_rows_of_a_small_matrix_are_cut_in_blocks(rows: int):
-    tile = choose_tile(rows, 5120, 2048, 132)
-    assert tile is not None and tile.row_blocks == 3
-    assert rows <= tile.row_blocks * tile.rows_of_block(rows) and tile.rows_of_block(rows) == 64
-    assert tile.shared_bytes(rows, gated=False) <= SHARED_BYTES and tile.stages == 8
-    for refused in ({"gated": True}, {"may_split": True}):
-        assert choose_tile(rows, 5120, 2048, 132, **refused) is None
-    assert choose_tile(193, 5120, 2048, 132) is None
-    for outputs, width, num_sms in ((6144, 2560, 132), (6144, 4096, 132), (5120, 2048, 114), (4096, 1024, 132)):
-        assert choose_tile(rows, outputs, width, num_sms) is None
+def test_what_it_does_not_take_is_declined_with_a_reason():
+    assert "128 rows of a block" in str(KERNEL.tile(Product("plain", 4096, 4096), 129, H200, {"outputs": 64}))
+    assert "multiples of 64" in str(KERNEL.tile(Product("plain", 4096, 4000), 16, H200, {"outputs": 64}))
+    assert "added up" in str(KERNEL.tile(Product("plain", 4096, 4096), 16, H200, {"outputs": 64, "splits": 2}))
 
 
 needs_hopper = pytest.mark.skipif(
@@ -116,8 +105,8 @@ def test_products_at_random(rows: int, dtype: torch.dtype):
         if has_room:
             buffer[rows:] = float("nan")  # what lies behind the rows must not matter
         weight = torch.randn(outputs * (2 if gated else 1), width, dtype=dtype, device="cuda") * width**-0.5
-        tile = choose_tile(rows, outputs, width, 132, gated=gated is not None, may_split=gated is None)
-        assert tile is not None
+        tile = KERNEL.tile(Product("gated" if gated else "join", outputs, width), rows, H200, {"outputs": 64})
+        assert isinstance(tile, ProductTile)
         shape = (tile.splits, rows, outputs) if tile.splits > 1 else (rows, outputs)
         kind = torch.float32 if tile.splits > 1 else dtype
         reference = x.float() @ weight.float().t()
@@ -146,7 +135,7 @@ def test_blocks_of_rows(rows: int, has_room: bool, dtype: torch.dtype, outputs: 
     x = buffer[:rows] if has_room else buffer[:rows].clone()
     buffer[rows:] = float("nan")
     weight = torch.randn(outputs, 2048, dtype=dtype, device="cuda") / 45
-    tile, reference = choose_tile(rows, outputs, 2048, 132), x.float() @ weight.float().t()
+    tile, reference = ProductTile(128, 8, row_blocks=3), x.float() @ weight.float().t()
     assert tile is not None and tile.row_blocks == 3
     for _ in range(6):
         out = torch.full((rows, outputs), float("nan"), dtype=dtype, device="cuda")

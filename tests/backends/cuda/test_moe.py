@@ -42,7 +42,7 @@ WAYS_TO_READ: list[dict[str, Any]] = [
 def weights_of(moe: MoeSpec, dtype: torch.dtype, device: str, hidden: int = HIDDEN) -> MoeWeights:
     generator = torch.Generator().manual_seed(1)
     weights = MoeWeights.empty(moe, hidden, dtype, device)
-    for tensor in (weights.router, weights.gate_up, weights.down):
+    for tensor in (weights.router, weights.gate_up.weight, weights.down.weight):
         tensor.copy_(torch.randn(tensor.shape, generator=generator) / tensor.shape[-1] ** 0.5)
     return weights
 
@@ -62,10 +62,10 @@ def expected_output(moe: MoeSpec, weights: MoeWeights, x: torch.Tensor, activati
         chosen = order[: moe.experts_per_token]
         total = shares[token, chosen].sum() if moe.normalise_weights else 1.0
         for expert in chosen:
-            gate, up = (weights.gate_up[expert].float() @ x[token]).chunk(2)
+            gate, up = (weights.gate_up.weight[expert].float() @ x[token]).chunk(2)
             is_silu = activation == "silu"
             act = torch.nn.functional.silu(gate) if is_silu else torch.nn.functional.gelu(gate, approximate="tanh")
-            out[token] += shares[token, expert] / total * (weights.down[expert].float() @ (act * up))
+            out[token] += shares[token, expert] / total * (weights.down.weight[expert].float() @ (act * up))
     return out
 
 
@@ -135,12 +135,12 @@ def test_of_equal_experts_the_lower_are_chosen(path: str, device: str) -> None:
     weights, x = weights_of(MOE, torch.float32, device), inputs(5, torch.float32, device)
     weights.router.zero_()
     chosen = [
-        [(weights.gate_up[expert] @ row).chunk(2) for expert in range(MOE.experts_per_token)] for row in x
+        [(weights.gate_up.weight[expert] @ row).chunk(2) for expert in range(MOE.experts_per_token)] for row in x
     ]  # each token's experts 0, 1, 2
     expected = torch.stack(
         [
             sum(
-                weights.down[expert] @ (torch.nn.functional.silu(gate) * up) / MOE.experts_per_token
+                weights.down.weight[expert] @ (torch.nn.functional.silu(gate) * up) / MOE.experts_per_token
                 for expert, (gate, up) in enumerate(parts)
             )
             for parts in chosen
@@ -304,8 +304,8 @@ def test_against_transformers(path: str, normalise: bool, device: str) -> None:
     weights = weights_of(moe, torch.float32, device)
     with torch.no_grad():
         theirs.gate.weight.copy_(weights.router)
-        theirs.experts.gate_up_proj.copy_(weights.gate_up)
-        theirs.experts.down_proj.copy_(weights.down)
+        theirs.experts.gate_up_proj.copy_(weights.gate_up.weight)
+        theirs.experts.down_proj.copy_(weights.down.weight)
         x = inputs(11, torch.float32, device)
         expected = theirs.to(device)(x[None])[0]
     assert_close(run(moe, weights, x, path=path, tiles=SMALL_TILES), expected)
@@ -323,6 +323,6 @@ def test_every_kernel_a_step_may_need_is_compiled_at_start(device: str, monkeypa
     monkeypatch.setattr(moe_grouped, "grouped_matmul", record)
     scratch = MoeScratch(MOE, HIDDEN, MAX_TOKENS, torch.bfloat16, device)
     MoeBlock(MOE, weights).prepare(scratch)
-    for matrix, gated in ((weights.gate_up, True), (weights.down, False)):
+    for matrix, gated in ((weights.gate_up.weight, True), (weights.down.weight, False)):
         for num_rows in range(1, 8192):
             assert (moe_grouped.tile_for(num_rows, matrix, gated=gated), gated) in launched

@@ -3,7 +3,6 @@ plain weights. On a Hopper card by the kernels themselves, elsewhere by their em
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,24 +21,25 @@ from tests.backends.cuda.packed_case import (
     packed_copy,
     weights_at_random,
 )
+from tests.backends.cuda.packed_reference import pack, unpacked
+from tests.backends.cuda.tables import table_of
 from tests.models.tiny_checkpoints import make_tiny
 
-from twostroke.backends.cuda import moe, packed_sizes, products
-from twostroke.backends.cuda.kernels import packed_tiles
+from twostroke.backends.cuda import moe, products
 from twostroke.backends.cuda.kernels.packed_format import UNIT_ROWS
-from twostroke.backends.cuda.kernels.packed_tiles import choose_experts_tile, choose_packed_tile
-from twostroke.backends.cuda.kernels.packed_weights import unpacked
+from twostroke.backends.cuda.kernels.packed_tiles import choose_experts_tile
+from twostroke.backends.cuda.kernels.product import Card, Product, Role
 from twostroke.backends.cuda.kernels.target import target_of
+from twostroke.backends.cuda.matrix import Matrix, Plain
 from twostroke.backends.cuda.moe import MoeBlock, MoeScratch, MoeWeights
-from twostroke.backends.cuda.packed_copies import PackedLayer
-from twostroke.backends.cuda.products import Products, ProductScratch
+from twostroke.backends.cuda.products import Products, ProductScratch, Stream
+from twostroke.backends.cuda.tuned_table import Choices, Line
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.random_weights import random_checkpoint
 from twostroke.models.spec import MoeSpec
 from twostroke.models.weights.tensor import WeightKind
 
 BF16 = torch.bfloat16
-TINY = 1 << 12
 NEAR_TIE = 0.15
 """Of log-probabilities: what bf16 makes of a random model's logits may differ by so much."""
 SIZES = Sizes(step_tokens=512, max_rows=16, max_context=256, block_size=64, num_blocks=80)
@@ -54,8 +54,8 @@ class Asked:
 
 
 @pytest.fixture
-def asked(device: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Asked]:
-    """Tiny matrices are packed; on a host, whose device has but one multiprocessor, four of them are emulated."""
+def asked(device: str, monkeypatch: pytest.MonkeyPatch) -> Asked:
+    """On a host, whose device has but one multiprocessor, four of them are emulated."""
     if not HAS_HOPPER and (device == "cuda" or COMPILER is None):
         pytest.skip("needs a Hopper device, or none and a C++ compiler")
     found = Asked()
@@ -71,14 +71,20 @@ def asked(device: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Asked]:
 
     monkeypatch.setattr(products, "packed_product", count_dense)
     monkeypatch.setattr(moe, "packed_experts_product", count_experts)
-    monkeypatch.setattr(packed_sizes, "MIN_WEIGHTS", TINY)
-    monkeypatch.setattr(packed_tiles, "MIN_WEIGHTS", TINY)
     if device == "cpu":
-        for module in (products, moe):
-            monkeypatch.setattr(module, "target_of", lambda of: replace(target_of(of), num_sms=4))
-    choose_packed_tile.cache_clear()
-    yield found
-    choose_packed_tile.cache_clear()
+        monkeypatch.setattr(moe, "target_of", lambda of: replace(target_of(of), num_sms=4))
+    return found
+
+
+def packed_choices(device: str) -> Choices:
+    """Packed copies are read wherever they can be, whatever their size."""
+    lines = (Line(1, 128, "packed", {"groups": 2}),)
+    turns = (Line(1, 128, "packed", {"groups": 2, "shared": True, "splits": 2}),)
+    table = table_of({"packed": lines, "plain": ()})
+    joins = {asked: {"packed": turns} for asked in table.products if asked.adds_parts}
+    others = {replace(asked, outputs=65): {"packed": lines} for asked in joins}  # where turns decline
+    num_sms = target_of(device).num_sms if device == "cuda" else 4
+    return Choices(table.with_others(joins).with_others(others), Card("a test's", num_sms, has_hopper_kernels=True))
 
 
 @pytest.fixture
@@ -86,40 +92,38 @@ def tiny(tmp_path: Path) -> Checkpoint:
     return random_checkpoint(make_tiny("llama", tmp_path, hidden_size=256, intermediate_size=384)[0], WeightKind.BF16)
 
 
+def matrix_of(role: Role, weight: torch.Tensor) -> tuple[Matrix, torch.Tensor]:
+    """With a packed copy, and what that holds; the weights themselves are spoilt, so that nobody reads them."""
+    asked = Product(role, len(weight) // (2 if role == "gated" else 1), weight.shape[1])
+    copy = packed_copy(weight, is_gated=asked.is_gated)
+    exact = unpacked(copy, len(weight)).float()
+    return Matrix(role, asked, {"plain": Plain(weight.fill_(float("nan"))), "packed": copy}), exact
+
+
 @pytest.mark.parametrize("num_rows", [3, pytest.param(70, marks=pytest.mark.slow)])
 def test_a_layer_s_products(num_rows: int, tiny: Checkpoint, asked: Asked, device: str) -> None:
-    """Four units for each multiprocessor: enough for every rule."""
     torch.manual_seed(num_rows)
-    spec = tiny.spec
-    scratch = ProductScratch(spec, 80, BF16, torch.device(device))
-    ours, num_sms = Products(spec, scratch), products.target_of(device).num_sms
-    hidden, outputs = spec.hidden_size, 4 * UNIT_ROWS * num_sms - 8
+    spec, choices = tiny.spec, packed_choices(device)
+    ours = Products(spec, ProductScratch(spec, 80, BF16, torch.device(device)), choices)
+    hidden, outputs = spec.hidden_size, 4 * UNIT_ROWS * choices.card.num_sms - 8
     x = torch.randn(num_rows, hidden, device=device).to(BF16)
-    wide, gates, down = (
-        weights_at_random(*shape, device=device) for shape in ((outputs, hidden), (2 * outputs, hidden), (hidden, 2048))
-    )
-    packed_wide, packed_gates, packed_down = packed_copy(wide), packed_copy(gates, is_gated=True), packed_copy(down)
-    exact_wide, exact_gates, exact_down = (
-        unpacked(copy, len(weight)).float()
-        for copy, weight in ((packed_wide, wide), (packed_gates, gates), (packed_down, down))
-    )
-    out = torch.full((num_rows, outputs), float("nan"), dtype=BF16, device=device)
-    wide.fill_(float("nan"))  # nobody reads the matrices themselves
-    ours.plain(x, wide, None, out, packed=packed_wide)
-    assert_near(out, x.float() @ exact_wide.T, BF16)
-    gates.fill_(float("nan"))
-    ours.gated(x, gates, out, packed=packed_gates)
-    assert_near(out, activated(x.float() @ exact_gates.T, spec.layers[0].mlp.activation), BF16)
-    assert asked.dense == 2
+    norm = torch.ones(hidden, dtype=BF16, device=device)
+    for number, (role, size) in enumerate((("plain", outputs), ("gated", 2 * outputs)), 1):
+        matrix, exact = matrix_of(role, weights_at_random(size, hidden, device=device))
+        out = torch.full((num_rows, outputs), float("nan"), dtype=BF16, device=device)
+        ours.multiply(Stream(x, x, normed_by=norm), norm, matrix, out)
+        kind = spec.layers[0].mlp.activation if role == "gated" else None
+        assert_near(out, activated(x.float() @ exact.T, kind), BF16)
+        assert asked.dense == number
     inner = torch.randn(num_rows, 2048, device=device).to(BF16)
     residual = torch.randn(num_rows, hidden, device=device).to(BF16)
-    expected = residual.float() + inner.float() @ exact_down.T
-    normed, norm = torch.empty_like(residual), torch.ones(hidden, dtype=BF16, device=device)
-    down.fill_(float("nan"))
-    ours.join(inner, down, None, residual, None, norm, normed, packed=packed_down)
-    assert asked.dense == 3
+    down, exact = matrix_of("join", weights_at_random(hidden, 2048, device=device))
+    expected = residual.float() + inner.float() @ exact.T
+    stream = Stream(residual, torch.empty_like(residual))
+    ours.join(inner, down, stream, None, norm)
+    assert asked.dense == 3 and stream.normed_by is norm
     assert_near(residual, expected, BF16)
-    assert_near(normed, torch.nn.functional.rms_norm(expected, (hidden,), eps=spec.norm_eps), BF16, roundings=2)
+    assert_near(stream.room, torch.nn.functional.rms_norm(expected, (hidden,), eps=spec.norm_eps), BF16, roundings=2)
 
 
 @pytest.mark.slow
@@ -128,23 +132,21 @@ def test_a_layer_s_experts(activation: Any, asked: Asked, device: str) -> None:
     """Few tokens read the experts themselves, some dozens the copies, and more read the experts again."""
     torch.manual_seed(0)
     hidden, spec = 256, MoeSpec(num_experts=4, experts_per_token=2, expert_intermediate_size=128)
-    weights = MoeWeights.empty(spec, hidden, BF16, device)
-    for tensor in (weights.router, weights.gate_up, weights.down):
-        tensor.copy_(weights_at_random(*tensor.shape, device=device))
-    copies = PackedLayer(gate_up=packed_copy(weights.gate_up, is_gated=True), down=packed_copy(weights.down))
-    assert copies.gate_up is not None and copies.down is not None
-    seen = MoeWeights(
-        weights.router,
-        torch.stack(of_experts(copies.gate_up, 256)),
-        torch.stack(of_experts(copies.down, hidden)),
-    )
+    weights, seen = (MoeWeights.empty(spec, hidden, BF16, device) for _ in range(2))
+    seen.router.copy_(weights.router.copy_(weights_at_random(*weights.router.shape, device=device)))
+    for matrix, plain in ((weights.gate_up, seen.gate_up), (weights.down, seen.down)):
+        matrix.weight.copy_(weights_at_random(*matrix.weight.shape, device=device))
+        matrix.make_room_for_packed()
+        assert matrix.packed is not None
+        pack(matrix.weight, matrix.packed)
+        plain.weight.copy_(torch.stack(of_experts(matrix.packed, matrix.weight.shape[1])))
     scratch = MoeScratch(spec, hidden, 84, BF16, device)
     for num_tokens, is_packed in ((2, False), (13, True), (48, True), (84, False)):
         x = torch.randn(num_tokens, hidden, device=device).to(BF16)
         assert is_packed == (num_tokens > 4 and choose_experts_tile(2 * num_tokens, 4, 4, gated=True) is not None)
         found, plain = (torch.full_like(x, float("nan")) for _ in range(2))
         before = asked.experts
-        MoeBlock(spec, weights, activation, copies).forward(x, found, scratch)
+        MoeBlock(spec, weights, activation).forward(x, found, scratch)
         assert asked.experts - before == (2 if is_packed else 0)
         MoeBlock(spec, seen, activation).forward(x, plain, scratch)
         # Gates, expert's results and their sum, of both; the interpreter cuts bf16 off.
@@ -187,8 +189,14 @@ def test_an_emulated_model_says_the_same(
     sizes = Sizes()
     requests = mixed_requests([5, 17], [4, 3, 2], ignore_eos=True, logprobs=5)
     answers = [
-        play(sizes.engine(checkpoint, sizes.on_device(checkpoint, device, BF16, pack_for_decode=is_packed)), requests)
-        for is_packed in (True, False)
+        play(
+            sizes.engine(
+                checkpoint,
+                sizes.on_device(checkpoint, device, BF16, pack_for_decode=choices is not None, choices=choices),
+            ),
+            requests,
+        )
+        for choices in (packed_choices(device), None)
     ]
     assert asked.dense > num_dense and (asked.experts > 0) == (variant == "qwen3_moe")
     compare(*answers)
@@ -208,8 +216,8 @@ def test_a_model_on_a_card_says_the_same(variant: str, changes: dict[str, Any], 
     checkpoint = random_checkpoint(make_tiny(variant, tmp_path, **changes)[0], WeightKind.BF16)
     requests = mixed_requests([5, 17, 40, 1, 60, 3, 9, 33, 100, 70], [24] * 11, ignore_eos=True, logprobs=5)
     answers = []
-    for is_packed in (True, False):
-        backend = SIZES.on_device(checkpoint, "cuda", BF16, pack_for_decode=is_packed)
+    for choices in (packed_choices("cuda"), None):
+        backend = SIZES.on_device(checkpoint, "cuda", BF16, pack_for_decode=choices is not None, choices=choices)
         answers.append(play(SIZES.engine(checkpoint, backend), requests))
         backend.close()
     assert asked.dense > 0 and (asked.experts > 0) == (variant == "qwen3_moe")

@@ -12,7 +12,6 @@ import pytest
 import torch
 import triton
 from tests.backends.cuda.packed_case import (
-    KINDS,
     REPEATS,
     SMS,
     Dense,
@@ -20,14 +19,15 @@ from tests.backends.cuda.packed_case import (
     held_rows,
     needs_compiler,
     needs_hopper,
-    shapes,
 )
+from tests.backends.cuda.tables import H200
 
 from twostroke.backends.cuda import native
 from twostroke.backends.cuda.kernels.activation import Activation
 from twostroke.backends.cuda.kernels.packed_products import packed_product, source_and_constants
-from twostroke.backends.cuda.kernels.packed_tiles import DENSE_ROWS, FEW_ROWS, MANY_SUMS, PackedTile, choose_packed_tile
+from twostroke.backends.cuda.kernels.packed_tiles import DENSE_ROWS, FEW_ROWS, MANY_SUMS, PackedTile
 from twostroke.backends.cuda.kernels.packed_weights import PackedMatrix
+from twostroke.backends.cuda.tuned_table import Choices
 
 BF16, F32 = torch.bfloat16, torch.float32
 
@@ -94,13 +94,14 @@ def _has_nvrtc() -> bool:
 
 
 def variants() -> set[tuple[PackedTile, Activation | None, bool]]:
-    """Every kernel that rules can ask for on an H200: tiles, gates, float32 or not."""
+    """Every kernel that the table asks for on an H200: tiles, gates, float32 or not."""
     found: set[tuple[PackedTile, Activation | None, bool]] = set()
-    for rows, (units, rounds), kind in product(DENSE_ROWS, shapes(), KINDS):
-        tile = choose_packed_tile(rows, units, rounds, SMS, **kind)
-        if tile is not None:
+    choices = Choices.on(H200)
+    for asked, rows in product(choices.table.products, DENSE_ROWS):
+        tile = choices.of(asked, rows, ("packed", "plain")).tile
+        if isinstance(tile, PackedTile):
             alike = PackedTile(tile.rows, tile.groups, tile.units, shared=tile.shared)  # splits are no constant
-            found.add((alike, "silu" if "gated" in kind else None, tile.splits > 1 or "is_float32" in kind))
+            found.add((alike, "silu" if asked.is_gated else None, tile.splits > 1 or asked.role == "head"))
     return found
 
 
@@ -135,7 +136,7 @@ def test_it_compiles_to_products_that_nothing_holds_up(
 
 @pytest.mark.slow
 @needs_nvrtc
-def test_every_kernel_that_rules_ask_for_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_kernel_that_the_table_asks_for_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TWOSTROKE_CACHE", str(tmp_path))
     assert len(variants()) > 40
     for tile, gated, is_float32 in variants():
@@ -143,7 +144,7 @@ def test_every_kernel_that_rules_ask_for_compiles(tmp_path: Path, monkeypatch: p
 
 
 def on_card(rows: int) -> list[tuple[PackedTile, Activation | None, torch.dtype]]:
-    """What rules ask for, the other gate, and depths in parts."""
+    """What the table asks for, the other gate, and depths in parts."""
     held = held_rows(rows)
     found = [(tile, kind, F32 if is_float32 else BF16) for tile, kind, is_float32 in variants() if tile.rows == held]
     found += [(tile, "gelu_tanh", dtype) for tile, kind, dtype in found if kind == "silu"]

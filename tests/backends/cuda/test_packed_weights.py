@@ -6,11 +6,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from tests.backends.cuda import packed_reference
+from tests.backends.cuda.packed_reference import pack, unpacked
 
 from bench.packed_range import pack as numpy_pack
-from twostroke.backends.cuda.kernels import packed_weights
 from twostroke.backends.cuda.kernels.packed_format import DEPTH, ROUND_BYTES, UNIT_ROWS, can_pack, packed_bytes
-from twostroke.backends.cuda.kernels.packed_weights import LEAST_EXPONENT, PackedMatrix, is_packable, pack, unpacked
+from twostroke.backends.cuda.kernels.packed_weights import LEAST_EXPONENT, PackedMatrix, is_packable
 from twostroke.backends.cuda.kernels.packing import pack_by_kernel
 
 
@@ -97,7 +98,7 @@ def test_gates_and_ups_take_turns_and_come_back(device: str) -> None:
 def test_experts_are_packed_as_if_alone_in_slices_of_any_size(
     slice_weights: int, is_gated: bool, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packed_weights, "_SLICE_WEIGHTS", slice_weights)
+    monkeypatch.setattr(packed_reference, "_SLICE_WEIGHTS", slice_weights)
     weight = normal(3, 80, 128, device=device)
     place = packed(weight, is_gated=is_gated)
     assert place.data.shape == (3, 2, 2, ROUND_BYTES) and place.factors.shape == (3, 2 * UNIT_ROWS)

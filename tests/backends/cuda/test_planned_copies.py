@@ -10,7 +10,7 @@ import pytest
 from tests.cli.test_plan_decode import planned_on
 
 from twostroke.backends import cuda
-from twostroke.backends.cuda import packed_copies
+from twostroke.backends.cuda import products
 from twostroke.backends.cuda.kernels.target import target_of
 from twostroke.config import EngineConfig
 from twostroke.cost.devices import find_device
@@ -29,8 +29,9 @@ def prepared_on(name: str, model: str, monkeypatch: pytest.MonkeyPatch, **settin
     device, checkpoint = find_device(name), random_checkpoint(SHAPES / model, WeightKind.BF16)
     free = device.memory_bytes - 3 * 10**9 - 2 * checkpoint.num_parameters
     target = replace(target_of("cpu"), interpreted=False, capability=(9, 0), num_sms=device.hopper_sms or 0)
-    monkeypatch.setattr(packed_copies, "target_of", lambda device: target)
-    monkeypatch.setattr(packed_copies.native, "why_not", lambda: None)
+    monkeypatch.setattr(products, "target_of", lambda device: target)
+    monkeypatch.setattr(products, "why_not", lambda: None)
+    monkeypatch.setattr(products.torch.cuda, "get_device_name", lambda of: device.name)
     monkeypatch.setattr(cuda.CudaFactory, "supports", lambda self, checkpoint: None)
     memory = MemorySpace(device.name, device.memory_bytes, free, cuda.KV_SHARE_OF_DEVICE)
     monkeypatch.setattr(cuda.CudaFactory, "memory", lambda self, checkpoint, here, formats: memory)

@@ -40,20 +40,21 @@ def test_matrices_that_read_the_same_input_are_one(llama_bias: Checkpoint, devic
     assert len(weights.layers) == llama_bias.spec.num_layers
     for index, layer in enumerate(weights.layers):
         at = f"layers.{index}."
-        assert layer.qkv.dtype == dtype and layer.qkv.is_contiguous()
-        assert_same(layer.qkv, stored(llama_bias, f"{at}q", f"{at}k", f"{at}v"))
-        assert_same(layer.qkv_bias, stored(llama_bias, f"{at}q_bias", f"{at}k_bias", f"{at}v_bias"))
-        assert_same(layer.o, stored(llama_bias, f"{at}o"))
-        assert_same(layer.o_bias, stored(llama_bias, f"{at}o_bias"))
+        assert layer.qkv.weight.dtype == dtype and layer.qkv.weight.is_contiguous()
+        assert_same(layer.qkv.weight, stored(llama_bias, f"{at}q", f"{at}k", f"{at}v"))
+        assert layer.qkv.bias is not None and layer.o.bias is not None
+        assert_same(layer.qkv.bias, stored(llama_bias, f"{at}q_bias", f"{at}k_bias", f"{at}v_bias"))
+        assert_same(layer.o.weight, stored(llama_bias, f"{at}o"))
+        assert_same(layer.o.bias, stored(llama_bias, f"{at}o_bias"))
         assert_same(layer.attention_norm, stored(llama_bias, f"{at}attention_norm"))
         assert_same(layer.mlp_norm, stored(llama_bias, f"{at}mlp_norm"))
         assert isinstance(layer.mlp, DenseWeights)
-        assert_same(layer.mlp.gate_up, stored(llama_bias, f"{at}gate", f"{at}up"))
-        assert_same(layer.mlp.down, stored(llama_bias, f"{at}down"))
+        assert_same(layer.mlp.gate_up.weight, stored(llama_bias, f"{at}gate", f"{at}up"))
+        assert_same(layer.mlp.down.weight, stored(llama_bias, f"{at}down"))
         assert layer.q_norm is layer.k_norm is layer.post_attention_norm is layer.post_mlp_norm is None
     assert_same(weights.embedding, stored(llama_bias, "embedding"))
     assert_same(weights.final_norm, stored(llama_bias, "final_norm"))
-    assert_same(weights.head, stored(llama_bias, "output"))
+    assert_same(weights.head.weight, stored(llama_bias, "output"))
 
 
 @pytest.mark.filterwarnings("error")
@@ -69,11 +70,11 @@ def test_files_that_are_mapped_to_be_read_raise_no_warning(llama_bias: Checkpoin
 def test_what_a_family_has_beside(tmp_path: Path, device: str) -> None:
     checkpoint = load_checkpoint(make_tiny("gemma3", tmp_path)[0])
     weights = Weights.from_checkpoint(checkpoint, torch.device(device), torch.float32)
-    assert checkpoint.spec.tied_embeddings and weights.head is weights.embedding
+    assert checkpoint.spec.tied_embeddings and weights.head.weight is weights.embedding
     layer = weights.layers[1]
     for name in ("q_norm", "k_norm", "post_attention_norm", "post_mlp_norm"):
         assert_same(getattr(layer, name), stored(checkpoint, f"layers.1.{name}"))
-    assert layer.qkv_bias is layer.o_bias is None
+    assert layer.qkv.bias is layer.o.bias is None
 
 
 def test_every_expert_lies_in_its_place(tmp_path: Path, device: str) -> None:
@@ -86,8 +87,8 @@ def test_every_expert_lies_in_its_place(tmp_path: Path, device: str) -> None:
         assert_same(layer.mlp.router, stored(checkpoint, f"layers.{index}.router"))
         for expert in range(moe.num_experts):
             at = f"layers.{index}.experts.{expert}."
-            assert_same(layer.mlp.gate_up[expert], stored(checkpoint, f"{at}gate", f"{at}up"))
-            assert_same(layer.mlp.down[expert], stored(checkpoint, f"{at}down"))
+            assert_same(layer.mlp.gate_up.weight[expert], stored(checkpoint, f"{at}gate", f"{at}up"))
+            assert_same(layer.mlp.down.weight[expert], stored(checkpoint, f"{at}down"))
 
 
 @pytest.mark.parametrize("kind", [WeightKind.Q5_0, WeightKind.Q3_K, WeightKind.IQ2_XS, WeightKind.MXFP4])
@@ -96,8 +97,8 @@ def test_experts_of_gguf_kinds_come_out_as_their_numbers(kind: WeightKind, tmp_p
     checkpoint = load_checkpoint(write_of_kinds(model, tmp_path / "model.gguf", lambda _: kind))
     mlp = Weights.from_checkpoint(checkpoint, torch.device(device), torch.float32).layers[0].mlp
     assert isinstance(mlp, MoeWeights)
-    assert_same(mlp.gate_up, model.state_dict()["model.layers.0.mlp.experts.gate_up_proj"])
-    assert_same(mlp.down, model.state_dict()["model.layers.0.mlp.experts.down_proj"])
+    assert_same(mlp.gate_up.weight, model.state_dict()["model.layers.0.mlp.experts.gate_up_proj"])
+    assert_same(mlp.down.weight, model.state_dict()["model.layers.0.mlp.experts.down_proj"])
 
 
 @pytest.mark.parametrize("kind", [WeightKind.Q8_0, WeightKind.Q4_0, WeightKind.F16, WeightKind.BF16])
@@ -113,8 +114,8 @@ def test_stored_kinds_come_out_as_their_numbers(
     checkpoint = replace(drawn, tensors={**drawn.tensors, **tensors})
     assert checkpoint.tensors["layers.0.q"].kind is kind
     weights = Weights.from_checkpoint(checkpoint, torch.device(device), torch.float32)
-    assert_same(weights.layers[0].qkv, stored(checkpoint, "layers.0.q", "layers.0.k", "layers.0.v"))
-    assert_same(weights.head, stored(checkpoint, "output"))
+    assert_same(weights.layers[0].qkv.weight, stored(checkpoint, "layers.0.q", "layers.0.k", "layers.0.v"))
+    assert_same(weights.head.weight, stored(checkpoint, "output"))
 
 
 def test_random_weights_are_drawn_on_the_device_alike_every_time(tmp_path: Path, device: str) -> None:
@@ -126,12 +127,12 @@ def test_random_weights_are_drawn_on_the_device_alike_every_time(tmp_path: Path,
         for seed in (1, 1, 2)
     )
     assert torch.equal(one.embedding, same.embedding) and not torch.equal(one.embedding, other.embedding)
-    assert torch.equal(one.layers[2].qkv, same.layers[2].qkv)
-    assert not torch.equal(one.layers[0].qkv, one.layers[1].qkv), "each tensor has numbers of its own"
+    assert torch.equal(one.layers[2].qkv.weight, same.layers[2].qkv.weight)
+    assert not torch.equal(one.layers[0].qkv.weight, one.layers[1].qkv.weight), "each tensor has numbers of its own"
     mlp = one.layers[0].mlp
-    assert isinstance(mlp, MoeWeights) and not torch.equal(mlp.down[0], mlp.down[1])
+    assert isinstance(mlp, MoeWeights) and not torch.equal(mlp.down.weight[0], mlp.down.weight[1])
     hidden = one.embedding.shape[1]
-    assert one.layers[0].qkv.std().item() == pytest.approx(hidden**-0.5, rel=0.1)
+    assert one.layers[0].qkv.weight.std().item() == pytest.approx(hidden**-0.5, rel=0.1)
     assert one.final_norm.mean().item() == pytest.approx(1.0, abs=0.1)
 
 

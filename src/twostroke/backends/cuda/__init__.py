@@ -23,6 +23,7 @@ from twostroke.models.checkpoint import Checkpoint
 if TYPE_CHECKING:
     from twostroke.backends.cuda.backend import CudaBackend
     from twostroke.backends.cuda.weights import Progress
+    from twostroke.backends.interface import TuningProgress, TuningReport
 
 KV_SHARE_OF_DEVICE = 0.95
 """Of what weights and buffers leave: a GPU is mostly one program's own."""
@@ -71,7 +72,7 @@ class CudaFactory:
         return sum(checkpoint.spec.layers[layer].grouped.kv_values for layer in layers) * _ELEMENT_BYTES
 
     def held_bytes(self, checkpoint: Checkpoint, name: str, formats: Formats) -> int:
-        """Of GGUF weights, which are held in 16 bits, as few as are stored: `packed_sizes.py` counts so, too."""
+        """Of GGUF weights, which are held in 16 bits, as few as are stored: `model_matrices.py` counts so, too."""
         return checkpoint.held_tensor_bytes(name)
 
     def memory(self, checkpoint: Checkpoint, here: Machine, formats: Formats) -> MemorySpace:
@@ -91,13 +92,14 @@ class CudaFactory:
 
     def decode_weights(self, checkpoint: Checkpoint, formats: Formats, on: Device | None = None) -> DecodeWeights | str:
         if on is None:
-            from twostroke.backends.cuda.packed_copies import decode_weights
+            from twostroke.backends.cuda.products import decode_weights
 
             return decode_weights(checkpoint, formats)
-        from twostroke.backends.cuda.packed_sizes import offered_on
+        from twostroke.backends.cuda.kernels.product import Card
+        from twostroke.backends.cuda.model_matrices import offered_on
 
-        reason = _unsupported_shape(checkpoint)
-        return reason or offered_on(checkpoint, formats, on.hopper_sms)
+        reason, card = _unsupported_shape(checkpoint), Card(on.name, on.hopper_sms or 0, on.hopper_sms is not None)
+        return reason or offered_on(checkpoint, formats, card)
 
     def ceilings(self, checkpoint: Checkpoint, threads: int, formats: Formats) -> Ceilings:
         from twostroke.backends.cuda.ceilings import machine_rates
@@ -110,6 +112,12 @@ class CudaFactory:
         from twostroke.backends.cuda.ceilings import machine_rates
 
         return machine_rates().as_figures()
+
+    def tune(self, checkpoint: Checkpoint, formats: Formats, seconds: float, progress: TuningProgress) -> TuningReport:
+        from twostroke.backends.cuda.backend import DTYPES
+        from twostroke.backends.cuda.tuning import tune
+
+        return tune(checkpoint.spec, DTYPES[formats.arithmetic], seconds, progress)
 
     def create(
         self,

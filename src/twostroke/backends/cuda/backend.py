@@ -21,12 +21,15 @@ from twostroke.backends.cuda.graphs import GraphCache
 from twostroke.backends.cuda.kv_store import KVStore
 from twostroke.backends.cuda.logprobs import logprob_readers
 from twostroke.backends.cuda.model import Decoder
+from twostroke.backends.cuda.model_matrices import dense_products
 from twostroke.backends.cuda.parts import Parts
 from twostroke.backends.cuda.prefill import PrefillPath
+from twostroke.backends.cuda.products import card_of
 from twostroke.backends.cuda.results import CudaTicket, PromptLogprobReader, Results, sampling_ids
 from twostroke.backends.cuda.rows import DeviceRows
 from twostroke.backends.cuda.sampling import SamplingRows
 from twostroke.backends.cuda.staging import Staging
+from twostroke.backends.cuda.tuned_table import Choices
 from twostroke.backends.cuda.weights import Progress, Weights
 from twostroke.backends.interface import refuse_drafts
 from twostroke.core.formats import Formats
@@ -64,12 +67,14 @@ class CudaBackend:
         max_context: int,
         max_tokens_per_step: int,
         max_running: int,
-        few_rows: int | None = None,
+        choices: Choices | None = None,
         progress: Progress | None = None,
     ) -> None:
+        """`choices`: which kernels multiply what; None: what tables say of this device."""
         spec, dtype, has_copies = checkpoint.spec, DTYPES[formats.arithmetic], formats.copies is not None
         started_s = time.perf_counter()
-        weights, loader = Weights.placed(checkpoint, device, dtype, pack_for_decode=has_copies)
+        choices = Choices.on(card_of(device, dtype)) if choices is None else choices
+        weights, loader = Weights.placed(checkpoint, device, dtype, choices if has_copies else None)
         max_rows = min(max_running, max_tokens_per_step)
         max_sampled = max_rows + MAX_CHUNKS  # a captured step has room for padding
         sampling = SamplingRows(max_rows, spec.vocab_size, device, max_batch=max_sampled)
@@ -85,7 +90,7 @@ class CudaBackend:
             decoder=Decoder(
                 *(spec, weights, kv, attention, buffers, rows.tables, rows.last_tokens, sampling.records),
                 max_context,
-                few_rows,
+                choices,
             ),
             buffers=buffers,
             attention=attention,
@@ -104,6 +109,7 @@ class CudaBackend:
         self.notes = (
             f"weights in {times.weights_s:.1f} s{packed}, kernels and {len(graphs)} graphs in {rest_s:.1f} s{again}",
             attention.prefill_choice,
+            choices.note(dense_products(spec), checkpoint.name),
             *(f"decode reads {name} unpacked: not all of its weights are finite" for name in times.left_plain),
         )
 

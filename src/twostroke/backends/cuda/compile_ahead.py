@@ -1,7 +1,6 @@
 """Compiling before launching. A rehearsal goes through the steps that a start will run, and hands every kernel that
 they would launch to compilers beside each other; the steps, run behind it, wait for the kernel that they come to and
-not for one after another. Knows how Triton is asked to compile only; other kernels bring their own compiler. Both
-may be abridged: a model's layers mostly launch the same kernels."""
+not for one after another. Knows how Triton is asked to compile only; other kernels bring their own compiler."""
 
 from __future__ import annotations
 
@@ -25,7 +24,6 @@ CAN_REHEARSE = hasattr(triton, "AsyncCompileMode") and hasattr(triton, "FutureKe
 """Whether this Triton compiles ahead; without it a start compiles kernel by kernel."""
 
 _compilers: ContextVar[_Threads | None] = ContextVar("compilers of a rehearsal", default=None)
-_abridged: ContextVar[bool] = ContextVar("whether steps are abridged", default=False)
 
 
 class _Threads(ThreadPoolExecutor):
@@ -96,22 +94,6 @@ def rehearsal(compilers: _Threads) -> Iterator[None]:
 
 def is_rehearsal() -> bool:
     return _compilers.get() is not None
-
-
-@contextmanager
-def abridged() -> Iterator[None]:
-    """Within, steps of this thread go through one layer of each kind: enough to meet every kernel of theirs, and of no
-    other use."""
-    before = _abridged.set(True)
-    try:
-        yield
-    finally:
-        _abridged.reset(before)
-
-
-def is_abridged() -> bool:
-    """Rehearsals are."""
-    return _abridged.get() or is_rehearsal()
 
 
 def launcher(kernel: Any, grid: tuple[int, ...]) -> Callable[..., Any]:

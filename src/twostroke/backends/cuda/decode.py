@@ -4,6 +4,7 @@ sends one integer a stream, its row, which knows the rest; pads up to the graph'
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -47,7 +48,9 @@ class DecodePath:
         """Capture every batch size, the largest first: what it allocates serves the others too."""
         for bucket in reversed(self._buckets):
             self._send(bucket, [])
-            self._parts.graphs.prepare(("decode", bucket), partial(self._run, bucket, PLAIN))
+            work = partial(self._run, bucket, PLAIN)
+            sample = partial(work, layers=self._parts.decoder.distinct_layers)
+            self._parts.graphs.prepare(("decode", bucket), work, sample)
 
     def prepare_sampling(self) -> None:
         """Have the kernels of every kind of sampling compiled, on the padding row, which keeps no state."""
@@ -67,14 +70,16 @@ class DecodePath:
         padded_rows[: len(rows)] = rows
         self._parts.staging.send((padded_rows,))
 
-    def _run(self, bucket: int, features: SamplingFeatures | None) -> None:
-        """The step whose rows lie in the staging buffer; without features, up to its logits."""
+    def _run(self, bucket: int, features: SamplingFeatures | None, layers: Sequence[int] | None = None) -> None:
+        """The step whose rows lie in the staging buffer; without features, up to its logits. `layers`: only these;
+        None: all."""
         parts = self._parts
+        layers = parts.decoder.all_layers if layers is None else layers
         (rows,) = parts.staging.views((bucket,))
         tokens = TokenArrays(self._token_ids[:bucket], rows, self._positions[:bucket])
         if bucket > FEW_ROWS:
             parts.buffers.clear_padding(bucket)
-        residual = parts.decoder.forward(tokens, Decodes(bucket), None)
+        residual = parts.decoder.forward(tokens, Decodes(bucket), None, layers=layers)
         parts.decoder.logits(residual)
         if features is not None:
             parts.sample(rows, features)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from twostroke.backends.cuda.compile_ahead import abridged, is_rehearsal
+from twostroke.backends.cuda.compile_ahead import is_rehearsal
 
 
 class GraphCache:
@@ -20,7 +20,7 @@ class GraphCache:
         self._failed: list[torch.cuda.CUDAGraph] = []
         self._uncaptured: set[Hashable] = set()
         self.num_made_again = 0
-        """Captures at start that met something new behind their abridged run."""
+        """Captures at start that met something new behind their sample."""
         self._device = device
         # One stream for all captures: cuBLAS keeps a workspace for each stream that it has seen.
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
@@ -49,14 +49,14 @@ class GraphCache:
         except Exception:  # for want of memory, say: this step is on its way all the same, and so will others be
             self._uncaptured.add(key)
 
-    def prepare(self, key: Hashable, work: Callable[[], None]) -> None:
-        """Capture before it is needed. `work` is run before that, abridged, so it must be harmless: what it meets for
-        the first time, a kernel to be loaded or a library's heuristics, may spoil a capture."""
+    def prepare(self, key: Hashable, work: Callable[[], None], sample: Callable[[], None]) -> None:
+        """Capture `work` before it is needed. `sample`, a part of it that meets every kernel, is run before that, so it
+        must be harmless: what is met for the first time, a kernel to be loaded or a library's heuristics, may spoil a
+        capture. A rehearsal needs no more than the sample."""
         if is_rehearsal():
-            work()
+            sample()
         elif self._device.type == "cuda" and key not in self._graphs:
-            with abridged():
-                work()
+            sample()
             try:
                 self._graphs[key] = self._capture(work)
             except Exception:  # of something new in what was left out: run all of it; if it was not that, it recurs

@@ -1,9 +1,10 @@
 """The forward pass of a decoder on a device. Decode tokens come first, prefill chunks follow; attention is called once
-a phase on its own range. Two ways through a layer: matrix products for many tokens, fused kernels that stream each
-weight once for a few. Nothing here waits, allocates or reads a number back, so that all can be captured in a graph."""
+a phase on its own range. Which kernels multiply is `products.py`'s to know. Nothing here waits, allocates or reads a
+number back, so that all can be captured in a graph."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -11,25 +12,17 @@ import torch
 
 from twostroke.backends.cuda.attention import Attention
 from twostroke.backends.cuda.buffers import Buffers
-from twostroke.backends.cuda.compile_ahead import is_abridged
 from twostroke.backends.cuda.kernels.embedding import Positions, gather
-from twostroke.backends.cuda.kernels.gemv import linear_few
 from twostroke.backends.cuda.kernels.moe_combine import NextNorm
-from twostroke.backends.cuda.kernels.norms import rms_norm
 from twostroke.backends.cuda.kernels.prefill_tiles import PrefillWork
 from twostroke.backends.cuda.kernels.rope import rope_and_store
 from twostroke.backends.cuda.kv_store import KVStore
 from twostroke.backends.cuda.moe import MoeBlock, MoeWeights
-from twostroke.backends.cuda.packed_copies import PackedLayer
-from twostroke.backends.cuda.packed_sizes import few_rows_of
-from twostroke.backends.cuda.products import Products
+from twostroke.backends.cuda.products import Products, Stream
+from twostroke.backends.cuda.tuned_table import Choices
 from twostroke.backends.cuda.weights import LayerWeights, Weights
 from twostroke.models.rope_spec import RopeSpec
 from twostroke.models.spec import ModelSpec
-
-FEW_LOGITS = 2
-"""Tokens whose logits a fused kernel takes, as it takes few tokens' layers: cuBLAS has less to make up for there."""
-NO_COPIES = PackedLayer()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,17 +60,11 @@ class Decoder:
         last_tokens: torch.Tensor,
         records: torch.Tensor,
         max_context: int,
-        few_rows: int | None = None,
+        choices: Choices,
     ) -> None:
-        """`few_rows`: up to how many tokens take the fused kernels; None: by the model's size."""
-        if few_rows is None:
-            is_whole = all(layer.packed is not None and layer.packed.is_whole for layer in weights.layers)
-            few_rows = few_rows_of(spec, is_whole=is_whole)
-        self._few_rows = few_rows
-        self._few_logits = 0 if weights.packed_head.head is not None else min(FEW_LOGITS, few_rows)
         self._spec, self._weights, self._kv, self._attention = spec, weights, kv, attention
         self._buffers, self._tables, self._last_tokens, self._records = buffers, tables, last_tokens, records
-        self._products = Products(spec, buffers.products)
+        self._products = Products(spec, buffers.products, choices)
         ropes = {layer.grouped.rope for layer in spec.layers}
         shapes = spec.tensor_shapes()
         in_layers = sum(prod(size) for name, size in shapes.items() if name not in ("embedding", "output"))
@@ -86,26 +73,40 @@ class Decoder:
             in_layers -= in_experts * (moe.num_experts - moe.experts_per_token) // moe.num_experts
         self.multiply_adds_per_token = in_layers
         kinds = {layer: index for index, layer in reversed(list(enumerate(spec.layers)))}
-        self._distinct_layers = sorted({*kinds.values(), spec.num_layers - 1})  # behind the last there is no norm
+        self.all_layers = range(spec.num_layers)
+        self.distinct_layers = sorted({*kinds.values(), spec.num_layers - 1})  # behind the last there is no norm
+        """One of each kind: enough to meet every kernel of all of them, and of no other use."""
         self._windows = tuple(dict.fromkeys(layer.window for layer in spec.layers))
         self._experts = [
-            MoeBlock(own.moe, layer.mlp, own.moe.activation, layer.packed)
-            if own.moe and isinstance(layer.mlp, MoeWeights)
-            else None
+            MoeBlock(own.moe, layer.mlp, own.moe.activation) if own.moe and isinstance(layer.mlp, MoeWeights) else None
             for own, layer in zip(spec.layers, weights.layers, strict=True)
         ]
         self._rotations = {rope: rotation(rope, max_context, weights.embedding.device) for rope in ropes}
 
     def prepare(self) -> None:
-        """Have kernels compiled which no set of steps is sure to meet all of: the decodes' cuts, the gates' and the
-        experts', which layers share."""
+        """Have kernels compiled which no set of steps is sure to meet all of: the decodes' cuts, the long products' and
+        the experts', which layers share."""
         self._attention.prepare(self._windows)
-        if not isinstance(mlp := self._weights.layers[0].mlp, MoeWeights):
-            x, out = self._buffers.normed[:1], self._buffers.activated[:1]
-            self._products.prepare(x, mlp.gate_up, out)
+        layer, buffers, products = self._weights.layers[0], self._buffers, self._products
+        most = len(buffers.residual)
+        for rows in (rows for rows in products.long_rows(layer.qkv) if rows <= most):
+            products.multiply(self._stream(rows), layer.attention_norm, layer.qkv, buffers.qkv[:rows])
+        joins = [(layer.o, buffers.attention)]
+        if not isinstance(layer.mlp, MoeWeights):
+            gates = layer.mlp.gate_up
+            for rows in (rows for rows in products.long_rows(gates) if rows <= most):
+                products.multiply(self._stream(rows), layer.mlp_norm, gates, buffers.activated[:rows])
+            joins.append((layer.mlp.down, buffers.activated))
+        for matrix, inputs in joins:
+            for rows in (rows for rows in products.long_rows(matrix) if rows <= most):
+                post, following = layer.post_mlp_norm, layer.mlp_norm
+                products.join(inputs[:rows], matrix, self._stream(rows), post, following)
         experts, scratch = next((block for block in self._experts if block is not None), None), self._buffers.experts
         if experts is not None and scratch is not None:
             experts.prepare(scratch)
+
+    def _stream(self, num_rows: int) -> Stream:
+        return Stream(self._buffers.residual[:num_rows], self._buffers.normed[:num_rows])
 
     def forward(
         self,
@@ -113,116 +114,74 @@ class Decoder:
         decodes: Decodes,
         prefill: PrefillWork | None,
         *,
+        layers: Sequence[int],
         wanted: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Compute every token and write its keys and values. Returns the residual stream # [num_tokens, hidden], or of
-        the tokens `wanted` alone (int32 indices): the last layer then goes on with those, once all keys are written."""
-        weights = self._weights
-        residual = self._buffers.residual[: len(tokens)]
+        """Compute every token and write its keys and values, in these layers: all, or `distinct_layers` for a run that
+        need only meet every kernel. Returns the residual stream # [num_tokens, hidden], or of the tokens `wanted` alone
+        (int32 indices): the last layer then goes on with those, once all keys are written."""
+        weights, stream = self._weights, self._stream(len(tokens))
         scale = self._spec.embedding_scale
         positions = None
         if decodes.slots:  # which know where they stand by their rows
             positions = Positions(tokens.positions, self._records, self._buffers.positions[: len(tokens)])
             tokens = TokenArrays(tokens.token_ids, tokens.rows, positions.found)
         ids = (tokens.token_ids, tokens.rows, self._last_tokens)
-        gather(weights.embedding, *ids, residual, scale=scale, positions=positions)
+        gather(weights.embedding, *ids, stream.residual, scale=scale, positions=positions)
         if decodes.slots:
             self._attention.cut_decodes(tokens.positions[: decodes.slots], self._windows, count=decodes.count)
-        few = self._are_few(len(tokens))
-        normed = self._buffers.normed[: len(tokens)]
-        if not few:
-            rms_norm(residual, weights.layers[0].attention_norm, normed, eps=self._spec.norm_eps)
-        for index in self._distinct_layers if is_abridged() else range(len(weights.layers)):
+        for index in layers:
             layer = weights.layers[index]
             qkv = self._buffers.qkv[: len(tokens)]
-            if few:
-                norm, eps = layer.attention_norm, self._spec.norm_eps
-                linear_few(residual, layer.qkv, qkv, norm_weight=norm, eps=eps, bias=layer.qkv_bias)
-            else:
-                packed = (layer.packed or NO_COPIES).qkv
-                self._products.plain(normed, layer.qkv, layer.qkv_bias, qkv, packed=packed)
+            self._products.multiply(stream, layer.attention_norm, layer.qkv, qkv)
             is_last = index == len(weights.layers) - 1
             self._rotate_and_store(index, layer, qkv, tokens)
             if is_last and wanted is not None and len(wanted) == 0:
-                return residual[:0]  # a chunk inside a prompt: its keys are all that is wanted of it
+                return stream.residual[:0]  # a chunk inside a prompt: its keys are all that is wanted of it
             mixed = self._attend(index, qkv, tokens, decodes.slots, prefill)
             if is_last and wanted is not None:
-                mixed, residual = self._select(mixed, residual, wanted)
-                few, normed = self._are_few(len(wanted)), self._buffers.normed[: len(wanted)]
-            if few:
-                self._finish_few(index, layer, mixed, residual)
-            else:
-                self._finish_many(index, layer, mixed, residual, normed)
-        return residual
+                mixed, stream = self._select(mixed, stream.residual, wanted)
+            self._finish(index, layer, mixed, stream)
+        return stream.residual
 
     def logits(self, residual: torch.Tensor) -> torch.Tensor:
         """[rows, vocab] float32"""
-        spec, weights = self._spec, self._weights
-        logits = self._buffers.logits[: len(residual)]
-        if len(residual) <= self._few_logits:
-            linear_few(residual, weights.head, logits, norm_weight=weights.final_norm, eps=spec.norm_eps)
-        else:
-            normed = self._buffers.normed[: len(residual)]
-            rms_norm(residual, weights.final_norm, normed, eps=spec.norm_eps)
-            self._products.wide(normed, weights.head, logits, packed=weights.packed_head.head)
+        spec, weights, count = self._spec, self._weights, len(residual)
+        logits, stream = self._buffers.logits[:count], Stream(residual, self._buffers.normed[:count])
+        self._products.multiply(stream, weights.final_norm, weights.head, logits)
         if spec.logits_softcap is not None:
             logits.div_(spec.logits_softcap).tanh_().mul_(spec.logits_softcap)
         return logits
 
-    def _are_few(self, num_tokens: int) -> bool:
-        return num_tokens <= self._few_rows and not self._spec.layers[0].sandwich_norms
-
-    def _select(
-        self, mixed: torch.Tensor, residual: torch.Tensor, wanted: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        chosen_mixed = self._buffers.selected_attention[: len(wanted)]
-        chosen_residual = self._buffers.selected[: len(wanted)]
+    def _select(self, mixed: torch.Tensor, residual: torch.Tensor, wanted: torch.Tensor) -> tuple[torch.Tensor, Stream]:
+        count = len(wanted)
+        chosen_mixed, chosen_residual = self._buffers.selected_attention[:count], self._buffers.selected[:count]
         torch.index_select(mixed, 0, wanted, out=chosen_mixed)
         torch.index_select(residual, 0, wanted, out=chosen_residual)
-        return chosen_mixed, chosen_residual
+        return chosen_mixed, Stream(chosen_residual, self._buffers.normed[:count])
 
-    def _finish_few(self, index: int, layer: LayerWeights, mixed: torch.Tensor, residual: torch.Tensor) -> None:
-        """A layer after its attention: each product with the norm before it and the sum after it in one kernel."""
-        count, eps, buffers, mlp = len(residual), self._spec.norm_eps, self._buffers, layer.mlp
-        linear_few(mixed, layer.o, residual, bias=layer.o_bias, residual=residual)
+    def _finish(self, index: int, layer: LayerWeights, mixed: torch.Tensor, stream: Stream) -> None:
+        """A layer after its attention; the stream may leave normed for the next."""
+        mlp, layers, products, num_rows = layer.mlp, self._weights.layers, self._products, len(mixed)
+        products.join(mixed, layer.o, stream, layer.post_attention_norm, layer.mlp_norm)
+        behind = layers[index + 1] if index + 1 < len(layers) else None
+        next_norm = None if behind is None else behind.attention_norm
         if isinstance(mlp, MoeWeights):
-            normed = buffers.normed[:count]
-            rms_norm(residual, layer.mlp_norm, normed, eps=eps)
-            self._mix_experts(index, normed, residual, None)
+            if behind is not None and products.fuses(behind.qkv, num_rows):
+                next_norm = None
+            self._mix_experts(index, layer, stream, next_norm)
             return
-        activated, kind = buffers.activated[:count], self._spec.layers[index].mlp.activation
-        linear_few(residual, mlp.gate_up, activated, norm_weight=layer.mlp_norm, eps=eps, gated=kind)
-        linear_few(activated, mlp.down, residual, residual=residual)
+        activated = self._buffers.activated[:num_rows]
+        products.multiply(stream, layer.mlp_norm, mlp.gate_up, activated)
+        products.join(activated, mlp.down, stream, layer.post_mlp_norm, next_norm)
 
-    def _finish_many(
-        self,
-        index: int,
-        layer: LayerWeights,
-        mixed: torch.Tensor,
-        residual: torch.Tensor,
-        normed: torch.Tensor,
-    ) -> None:
-        """The same by matrix products; `normed` leaves as the next layer's input."""
-        mlp, layers, products = layer.mlp, self._weights.layers, self._products
-        packed = layer.packed or NO_COPIES
-        post_norm, next_norm = layer.post_attention_norm, layer.mlp_norm
-        products.join(mixed, layer.o, layer.o_bias, residual, post_norm, next_norm, normed, packed=packed.o)
-        behind = layers[index + 1].attention_norm if index + 1 < len(layers) else None
-        if isinstance(mlp, MoeWeights):
-            following = None if behind is None else NextNorm(behind, normed, self._spec.norm_eps)
-            self._mix_experts(index, normed, residual, following)
-            return
-        activated = self._buffers.activated[: len(residual)]
-        products.gated(normed, mlp.gate_up, activated, packed=packed.gate_up)
-        post_norm = layer.post_mlp_norm
-        products.join(activated, mlp.down, None, residual, post_norm, behind, normed, packed=packed.down)
-
-    def _mix_experts(
-        self, index: int, normed: torch.Tensor, residual: torch.Tensor, next_norm: NextNorm | None
-    ) -> None:
-        experts, scratch = self._experts[index], self._buffers.experts
+    def _mix_experts(self, index: int, layer: LayerWeights, stream: Stream, next_norm: torch.Tensor | None) -> None:
+        experts, scratch, residual = self._experts[index], self._buffers.experts, stream.residual
         assert experts is not None and scratch is not None
-        experts.forward(normed, residual, scratch, residual=residual, next_norm=next_norm)
+        normed = self._products.normed(stream, layer.mlp_norm)
+        following = None if next_norm is None else NextNorm(next_norm, normed, self._spec.norm_eps)
+        experts.forward(normed, residual, scratch, residual=residual, next_norm=following)
+        stream.normed_by = next_norm
 
     def _rotate_and_store(self, index: int, layer: LayerWeights, qkv: torch.Tensor, tokens: TokenArrays) -> None:
         """Queries are rotated to where they are read; keys and values go to the store."""

@@ -18,9 +18,9 @@ from twostroke.backends.cuda.kernels.moe_routing import RoutingScratch, RoutingT
 from twostroke.backends.cuda.kernels.norms import rms_norm
 from twostroke.backends.cuda.kernels.packed_experts import packed_experts_product
 from twostroke.backends.cuda.kernels.packed_tiles import EXPERT_ROWS, PackedTile, choose_experts_tile, experts_tile
-from twostroke.backends.cuda.kernels.packed_weights import PackedMatrix
+from twostroke.backends.cuda.kernels.product import Product
 from twostroke.backends.cuda.kernels.target import target_of
-from twostroke.backends.cuda.packed_copies import PackedLayer
+from twostroke.backends.cuda.matrix import Matrix, Plain
 from twostroke.models.spec import MoeSpec
 
 Path = Literal["few", "grouped"]
@@ -32,17 +32,21 @@ FEW_TOKENS = 4
 @dataclass(frozen=True, slots=True)
 class MoeWeights:
     router: torch.Tensor  # [experts, hidden]
-    gate_up: torch.Tensor  # [experts, 2 * intermediate, hidden]: gate, then up
-    down: torch.Tensor  # [experts, hidden, intermediate]
+    gate_up: Matrix  # [experts, 2 * intermediate, hidden]: gate, then up
+    down: Matrix  # [experts, hidden, intermediate]
 
     @staticmethod
     def empty(moe: MoeSpec, hidden_size: int, dtype: torch.dtype, device: torch.device | str) -> MoeWeights:
-        """To be filled: `gate_up[e, :intermediate]` is expert e's gate, the rest of `gate_up[e]` its up."""
+        """To be filled: of `gate_up`, expert e's rows are its gate, then its up."""
         experts, intermediate = moe.num_experts, moe.expert_intermediate_size
+
+        def empty(name: str, product: Product) -> Matrix:
+            return Matrix(name, product, {"plain": Plain(torch.empty(product.shape, dtype=dtype, device=device))})
+
         return MoeWeights(
             router=torch.empty(experts, hidden_size, dtype=dtype, device=device),
-            gate_up=torch.empty(experts, 2 * intermediate, hidden_size, dtype=dtype, device=device),
-            down=torch.empty(experts, hidden_size, intermediate, dtype=dtype, device=device),
+            gate_up=empty("gate_up", Product("gated", intermediate, hidden_size, experts=experts)),
+            down=empty("down", Product("join", hidden_size, intermediate, experts=experts)),
         )
 
 
@@ -100,12 +104,10 @@ class MoeBlock:
         moe: MoeSpec,
         weights: MoeWeights,
         activation: Literal["silu", "gelu_tanh"] = "silu",
-        packed: PackedLayer | None = None,
     ) -> None:
         self._moe = moe
         self._weights = weights
         self._activation = activation
-        self._packed = packed if packed is not None else PackedLayer()
 
     def forward(
         self,
@@ -147,15 +149,16 @@ class MoeBlock:
         """Have every kernel of the grouped products compiled, whichever sizes of step follow: on rows of nobody."""
         scratch.starts.zero_()
         x = scratch.expert_outputs[:1]  # as wide as a token, and nobody's
-        for tile in moe_grouped.tiles_for(self._weights.gate_up, gated=True):
+        gates, downs = self._weights.gate_up, self._weights.down
+        for tile in moe_grouped.tiles_for(gates.weight, gated=True):
             self._grouped(x, scratch, 1, MoeTiles(grouped_gate_up=tile))
-        for tile in moe_grouped.tiles_for(self._weights.down, gated=False):
+        for tile in moe_grouped.tiles_for(downs.weight, gated=False):
             self._grouped(x, scratch, 1, MoeTiles(grouped_down=tile))
-        if self._packed.gate_up is None and self._packed.down is None:
+        if gates.packed is None and downs.packed is None:
             return
         for rows in EXPERT_ROWS:
-            gate_up = None if self._packed.gate_up is None else experts_tile(rows, gated=True)
-            down = None if self._packed.down is None else experts_tile(rows, gated=False)
+            gate_up = None if gates.packed is None else experts_tile(rows, gated=True)
+            down = None if downs.packed is None else experts_tile(rows, gated=False)
             self._grouped(x, scratch, 1, MoeTiles(grouped_gate_up=gate_up, grouped_down=down))
 
     def _few(
@@ -171,11 +174,11 @@ class MoeBlock:
         moe_routing.router_logits(x, weights.router, logits)
         activations = scratch.activations[: x.shape[0] * top_k]
         gelu, tile = self._activation == "gelu_tanh", tiles.few_gate_up
-        moe_decode.few_tokens_gate_up(x, logits, weights.gate_up, activations, top_k=top_k, gelu=gelu, tile=tile)
+        moe_decode.few_tokens_gate_up(x, logits, weights.gate_up.weight, activations, top_k=top_k, gelu=gelu, tile=tile)
         moe_decode.few_tokens_down(
             activations,
             logits,
-            weights.down,
+            weights.down.weight,
             out,
             top_k=top_k,
             normalise=self._moe.normalise_weights,
@@ -185,27 +188,24 @@ class MoeBlock:
 
     def _grouped(self, x: torch.Tensor, scratch: MoeScratch, num_pairs: int, tiles: MoeTiles) -> torch.Tensor:
         """[num_pairs, hidden], sorted by expert"""
-        weights, packed = self._weights, self._packed
+        weights = self._weights
         order = (scratch.sorted_pairs[:num_pairs], scratch.starts)
         activations, outputs = scratch.activations[:num_pairs], scratch.expert_outputs[:num_pairs]
-        gate_up = packed.gate_up, weights.gate_up
-        self._multiply(x, *gate_up, activations, order, tiles.grouped_gate_up, gated=True)
-        self._multiply(activations, packed.down, weights.down, outputs, order, tiles.grouped_down, gated=False)
+        self._multiply(x, weights.gate_up, activations, order, tiles.grouped_gate_up)
+        self._multiply(activations, weights.down, outputs, order, tiles.grouped_down)
         return outputs
 
     def _multiply(
         self,
         inputs: torch.Tensor,
-        packed: PackedMatrix | None,
-        weights: torch.Tensor,
+        matrix: Matrix,
         results: torch.Tensor,
         order: tuple[torch.Tensor, torch.Tensor],
         tile: GroupedTile | HopperTile | PackedTile | None,
-        *,
-        gated: bool,
     ) -> None:
         """By the packed copy of the weights, if there is one and the rows are few enough for it."""
         num_pairs, top_k = len(order[0]), self._moe.experts_per_token
+        gated, packed, weights = matrix.product.is_gated, matrix.packed, matrix.weight
         if tile is None and packed is not None:
             tile = choose_experts_tile(num_pairs, len(weights), packed.data.shape[-2], gated=gated)
         if tile is None:

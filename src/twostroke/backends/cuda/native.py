@@ -57,6 +57,13 @@ def tensor_map(matrix: torch.Tensor, rows: int, box_rows: int, box_columns: int)
     return box_map(matrix.data_ptr(), matrix.dtype, sizes, strides, (box_columns, box_rows))
 
 
+def rows_to_read(x: torch.Tensor, wanted: int) -> int:
+    """The rows that may be copied: those behind the last as well, where the buffer has them. The copy engine fills in
+    for rows that are not there, and is slower at that than at reading."""
+    behind = x.untyped_storage().nbytes() // x.element_size() - x.storage_offset()
+    return wanted if (wanted - 1) * x.stride(0) + x.shape[1] <= behind else len(x)
+
+
 @lru_cache(maxsize=4096)  # a step's maps differ from the last one's where its rows do; of weights they never do
 def box_map(
     address: int, dtype: torch.dtype, sizes: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...]

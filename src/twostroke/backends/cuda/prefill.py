@@ -6,6 +6,7 @@ longer. Sampling follows kernel by kernel, so that one graph serves all that row
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,7 +15,6 @@ import torch
 
 from twostroke.backends.cuda.batch import Batch, CapturedShape
 from twostroke.backends.cuda.captured_sizes import CapturedSizes
-from twostroke.backends.cuda.compile_ahead import abridged
 from twostroke.backends.cuda.graphs import buckets_up_to
 from twostroke.backends.cuda.kernels.prefill_tiles import ITEM_FIELDS, PrefillWork
 from twostroke.backends.cuda.logprobs import prompt_logprob_readers
@@ -71,17 +71,16 @@ class PrefillPath:
 
     def prepare(self) -> None:
         """Capture the steps that recur, the largest first, and have every kernel of the general path compiled."""
-        parts, padding_row = self._parts, self._parts.rows.padding_row
+        parts, padding_row, kinds = self._parts, self._parts.rows.padding_row, self._parts.decoder.distinct_layers
         longest_prompt = min(self._max_tokens, self._max_context)  # too long for a graph, perhaps, and not for a step
         sizes = {longest_prompt, *(max(1, self._max_tokens >> shift) for shift in range(4))}
         for size in sorted(sizes, reverse=True):
             nobodys = Batch.of_nobody(CapturedShape(size, 0, 1), padding_row, self._max_context)
             staged = self._send(nobodys, None)
-            with abridged():
-                self._forward(staged, staged.sampled_tokens)
+            self._forward(staged, staged.sampled_tokens, kinds)
         for shape in self._sizes.at_start():
             staged = self._send(Batch.of_nobody(shape, padding_row, self._max_context), shape)
-            parts.graphs.prepare(shape, partial(self._run, staged))
+            parts.graphs.prepare(shape, partial(self._run, staged), partial(self._run, staged, kinds))
 
     def _captured_shape(self, step: Step) -> CapturedShape | None:
         """The least shape that a graph was made for and the step fits in; None: it is too large."""
@@ -134,13 +133,17 @@ class PrefillPath:
             return StagedBatch(tokens, batch.num_decodes, None, work, sampled_tokens, sampled_rows)
         return StagedBatch(tokens, shape.decode_slots, num_decodes, work, sampled_tokens, sampled_rows)
 
-    def _forward(self, staged: StagedBatch, wanted: torch.Tensor | None) -> torch.Tensor:
+    def _forward(
+        self, staged: StagedBatch, wanted: torch.Tensor | None, layers: Sequence[int] | None = None
+    ) -> torch.Tensor:
+        """`layers`: only these; None: all."""
         parts, decodes = self._parts, Decodes(staged.decode_slots, staged.num_decodes)
-        return parts.decoder.forward(staged.tokens, decodes, staged.work, wanted=wanted)
+        layers = parts.decoder.all_layers if layers is None else layers
+        return parts.decoder.forward(staged.tokens, decodes, staged.work, layers=layers, wanted=wanted)
 
-    def _run(self, staged: StagedBatch) -> None:
+    def _run(self, staged: StagedBatch, layers: Sequence[int] | None = None) -> None:
         """Up to the logits."""
-        residual = self._forward(staged, staged.sampled_tokens)
+        residual = self._forward(staged, staged.sampled_tokens, layers)
         if len(residual):
             self._parts.decoder.logits(residual)
 

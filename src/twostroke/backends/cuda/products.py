@@ -1,34 +1,51 @@
-"""A layer's matrices times the rows of a step, with what stands between them: gates, norms, the residual stream. Knows
-who multiplies: on Hopper kernels of our own, which start to read weights before the kernel ahead has ended, one for
-some dozens of rows, one that reads a packed copy of the weights, if there is one, and one for more rows; cuBLAS where
-it is as good or they cannot run."""
+"""A layer's matrices times the rows of a step, with what stands between them: gates, norms, the residual stream. Which
+kernel multiplies is the table's to say; knows how each is launched, and which take the norm ahead along."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 
-from twostroke.backends.cuda.kernels import packed_tiles
 from twostroke.backends.cuda.kernels.activation import Activation, gated
 from twostroke.backends.cuda.kernels.cluster_products import cluster_product
-from twostroke.backends.cuda.kernels.cluster_tiles import (
-    MAX_SPLIT_ROWS,
-    PARTS,
-    ClusterTile,
-    choose_cluster_tile,
-    long_gate_tiles,
-)
-from twostroke.backends.cuda.kernels.gluon_layouts import ELEMENT_TYPES
+from twostroke.backends.cuda.kernels.gemv import linear_few
+from twostroke.backends.cuda.kernels.gemv_config import GemvConfig
 from twostroke.backends.cuda.kernels.hopper_products import product
 from twostroke.backends.cuda.kernels.norms import add_rms_norm, rms_norm, sandwich
 from twostroke.backends.cuda.kernels.packed_products import packed_product
-from twostroke.backends.cuda.kernels.packed_tiles import PackedTile, choose_packed_tile
-from twostroke.backends.cuda.kernels.packed_weights import PackedMatrix
-from twostroke.backends.cuda.kernels.product_tiles import MAX_ROWS, MAX_SPLITS, ProductTile, choose_tile
+from twostroke.backends.cuda.kernels.product import MAX_PART_ROWS, Card
+from twostroke.backends.cuda.kernels.product_kernels import CUBLAS
 from twostroke.backends.cuda.kernels.target import target_of
+from twostroke.backends.cuda.matrix import Matrix
+from twostroke.backends.cuda.model_matrices import offered_on
 from twostroke.backends.cuda.native import why_not
+from twostroke.backends.cuda.tuned_table import Choice, Choices
+from twostroke.core.formats import Formats
+from twostroke.cost.model_shape import DecodeWeights
+from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.spec import ModelSpec
 
-AnyTile = ProductTile | ClusterTile | PackedTile
+LONG_ROWS = 256
+"""Steps of fewer rows are all launched at start; of the lengths beyond there are too many."""
+
+
+def card_of(device: torch.device, dtype: torch.dtype) -> Card:
+    target = target_of(device)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    is_able = target.is_hopper and dtype in (torch.bfloat16, torch.float16) and why_not() is None
+    return Card(name, target.num_sms, is_able)
+
+
+def decode_weights(checkpoint: Checkpoint, formats: Formats) -> DecodeWeights | str:
+    """What copies for decode take on the current device and spare its steps; or why there can be none."""
+    card = card_of(torch.device("cuda"), torch.bfloat16)
+    reason = why_not() if target_of("cuda").is_hopper and formats.weights == "bf16" else None
+    if reason is not None:
+        return f"products with packed weights have to be compiled, and {reason}"
+    return offered_on(checkpoint, formats, card)
 
 
 class ProductScratch:
@@ -37,160 +54,151 @@ class ProductScratch:
     def __init__(self, spec: ModelSpec, num_tokens: int, dtype: torch.dtype, device: torch.device) -> None:
         self.found = torch.zeros(num_tokens, spec.hidden_size, dtype=dtype, device=device)
         self.gate_up = torch.zeros(num_tokens, 2 * spec.dense_width, dtype=dtype, device=device)
-        self.sums = torch.zeros(_most_sums(spec), dtype=torch.float32, device=device)
+        self.sums = torch.zeros(MAX_PART_ROWS * spec.hidden_size, dtype=torch.float32, device=device)
 
     @staticmethod
     def num_bytes(spec: ModelSpec, num_tokens: int) -> int:
-        return 2 * num_tokens * (spec.hidden_size + 2 * spec.dense_width) + 4 * _most_sums(spec)
+        return 2 * num_tokens * (spec.hidden_size + 2 * spec.dense_width) + 4 * MAX_PART_ROWS * spec.hidden_size
 
 
-def _most_sums(spec: ModelSpec) -> int:
-    """Of a product cut along its depth: parts of some dozens of rows, or of some hundreds."""
-    packed = packed_tiles.MAX_SPLITS * packed_tiles.MAX_DENSE_ROWS
-    return max(MAX_SPLITS * MAX_ROWS, PARTS * MAX_SPLIT_ROWS, packed) * spec.hidden_size
+@dataclass(slots=True, eq=False)
+class Stream:
+    """The residual stream of some rows, and room for its norm."""
+
+    residual: torch.Tensor  # [num_rows, hidden]
+    room: torch.Tensor  # [num_rows, hidden]
+    normed_by: torch.Tensor | None = None
+    """Whose norm of the residual, as it is now, lies there; None: nobody's."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Call:
+    """What a kernel is launched with."""
+
+    x: torch.Tensor  # [num_rows, width]
+    matrix: Matrix
+    out: torch.Tensor  # [num_rows, outputs], or [parts, num_rows, outputs] in float32
+    tile: Any
+    """The kernel's own."""
+    scratch: ProductScratch
+    num_sms: int
+    gated: Activation | None
 
 
 class Products:
-    def __init__(self, spec: ModelSpec, scratch: ProductScratch) -> None:
-        target = target_of(scratch.found.device)
-        is_able = target.is_hopper and scratch.found.dtype in ELEMENT_TYPES
-        self._has_products = is_able
-        self._has_clusters = is_able and why_not() is None
-        self._num_sms = target.num_sms
-        self._eps, self._activation, self._scratch = spec.norm_eps, spec.layers[0].mlp.activation, scratch
+    def __init__(self, spec: ModelSpec, scratch: ProductScratch, choices: Choices) -> None:
+        self._eps, self._activation = spec.norm_eps, spec.layers[0].mlp.activation
+        self._scratch, self._choices = scratch, choices
 
-    def prepare(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
-        """Have the kernels for gates of a prompt compiled, however many rows it will have: on rows of nobody."""
-        tiles = long_gate_tiles(out.shape[1], x.shape[1], self._num_sms) if self._has_clusters else ()
-        for tile in tiles:
-            self._multiply(x, weight, None, out, tile, gated=self._activation)
-        gated(self._scratch.gate_up[: len(x)], out, kind=self._activation)  # behind cuBLAS
+    def fuses(self, matrix: Matrix, num_rows: int) -> bool:
+        """Whether the product norms its rows itself."""
+        return self._choice(matrix, num_rows).kernel.fuses
 
-    def plain(
-        self,
-        x: torch.Tensor,  # [num_rows, width]
-        weight: torch.Tensor,  # [outputs, width]
-        bias: torch.Tensor | None,
-        out: torch.Tensor,  # [num_rows, outputs]
-        *,
-        packed: PackedMatrix | None = None,
-    ) -> None:
-        tile = self._tile(x, len(weight), packed) if bias is None else None
-        if tile is not None:
-            self._multiply(x, weight, packed, out, tile)
-        elif bias is None:
-            torch.mm(x, weight.t(), out=out)
+    def normed(self, stream: Stream, norm: torch.Tensor) -> torch.Tensor:
+        if stream.normed_by is not norm:
+            rms_norm(stream.residual, norm, stream.room, eps=self._eps)
+            stream.normed_by = norm
+        return stream.room
+
+    def multiply(self, stream: Stream, norm: torch.Tensor, matrix: Matrix, out: torch.Tensor) -> None:
+        """out [num_rows, outputs] = norm(stream) @ matrix.T, plus its bias or gated, as the matrix has it."""
+        choice = self._choice(matrix, len(out))
+        kind = self._activation if matrix.product.is_gated else None
+        if isinstance(choice.tile, GemvConfig):
+            few = {"norm_weight": norm, "eps": self._eps, "bias": matrix.bias, "gated": kind}
+            linear_few(stream.residual, matrix.weight, out, **few, config=choice.tile)  # type: ignore[arg-type]
         else:
-            torch.addmm(bias, x, weight.t(), out=out)
-
-    def wide(
-        self,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        out: torch.Tensor,
-        *,
-        packed: PackedMatrix | None = None,
-    ) -> None:
-        """With float32 results: in 16 bits many of a vocabulary's logits would be equal."""
-        tile = self._tile(x, len(weight), packed, is_float32=True)
-        if tile is not None:
-            self._multiply(x, weight, packed, out, tile)
-        elif x.is_cuda:
-            torch.mm(x, weight.t(), out_dtype=torch.float32, out=out)
-        else:
-            torch.mm(x.float(), weight.float().t(), out=out)
-
-    def gated(
-        self,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        out: torch.Tensor,
-        *,
-        packed: PackedMatrix | None = None,
-    ) -> None:
-        """out [num_rows, intermediate] = activation(x @ gate) * (x @ up); `weight` is gate, then up."""
-        tile = self._tile(x, out.shape[1], packed, is_gated=True)
-        if tile is not None:
-            self._multiply(x, weight, packed, out, tile, gated=self._activation)
-            return
-        gate_up = self._scratch.gate_up[: len(x)]
-        torch.mm(x, weight.t(), out=gate_up)
-        gated(gate_up, out, kind=self._activation)
+            self._launch(choice, self.normed(stream, norm), matrix, out, kind)
 
     def join(
         self,
         x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        residual: torch.Tensor,
+        matrix: Matrix,
+        stream: Stream,
         post_norm: torch.Tensor | None,
         next_norm: torch.Tensor | None,
-        normed: torch.Tensor,
-        *,
-        packed: PackedMatrix | None = None,
     ) -> None:
-        """What a block found joins the residual stream, which is then normed for the next block, if there is one."""
-        out = None if next_norm is None else normed
-        tile = self._tile(x, len(weight), packed, may_split=True) if bias is None else None
-        if tile is None and post_norm is None:
-            residual.addmm_(x, weight.t())
-            if bias is not None:
-                residual.add_(bias)
+        """What a block found joins the residual stream; where that takes a kernel of its own, it norms the stream for
+        the next block, if there is one."""
+        choice, residual = self._choice(matrix, len(x)), stream.residual
+        stream.normed_by = None
+        if isinstance(choice.tile, GemvConfig):
+            config, bias = choice.tile, matrix.bias
+            linear_few(x, matrix.weight, residual, bias=bias, residual=residual, config=config)
+            return
+        if choice.kernel is CUBLAS and post_norm is None:
+            residual.addmm_(x, matrix.weight.t())
+            if matrix.bias is not None:
+                residual.add_(matrix.bias)
             if next_norm is not None:
-                rms_norm(residual, next_norm, normed, eps=self._eps)
+                self.normed(stream, next_norm)
             return
         found = self._scratch.found[: len(x)]
-        if tile is None:
-            self.plain(x, weight, bias, found)
-        else:
-            sums = self._scratch.sums
-            parts = tile.parts if isinstance(tile, ClusterTile) else tile.splits
-            if parts > 1:
-                found = sums[: parts * found.numel()].view(parts, *found.shape)
-            elif isinstance(tile, ClusterTile):
-                found = sums[: found.numel()].view(found.shape)
-            self._multiply(x, weight, packed, found, tile)
+        if parts := choice.tile.sums:
+            found = self._scratch.sums[: parts * found.numel()].view(parts, *found.shape)
+        self._launch(choice, x, matrix, found, None)
+        out = None if next_norm is None else stream.room
         if post_norm is None:
             add_rms_norm(found, residual, next_norm, out, eps=self._eps)
         else:
             sandwich(found, post_norm, residual, next_norm, out, eps=self._eps)
+        stream.normed_by = next_norm
 
-    def _tile(
-        self,
-        x: torch.Tensor,
-        outputs: int,
-        packed: PackedMatrix | None,
-        *,
-        is_gated: bool = False,
-        may_split: bool = False,
-        is_float32: bool = False,
-    ) -> AnyTile | None:
-        num_rows, width = x.shape
-        tile: AnyTile | None = None
-        if packed is not None:
-            size = (num_rows, *packed.data.shape[-3:-1], self._num_sms)
-            tile = choose_packed_tile(*size, gated=is_gated, may_split=may_split, is_float32=is_float32)
-        shape = (num_rows, outputs, width, self._num_sms)
-        if tile is None and self._has_clusters:
-            tile = choose_cluster_tile(*shape, gated=is_gated, may_split=may_split)
-        if tile is None and self._has_products:
-            return choose_tile(*shape, gated=is_gated, may_split=may_split)
-        return tile
+    def long_rows(self, matrix: Matrix) -> list[int]:
+        """Numbers of rows that, together, meet every kernel of more rows than start-up's steps have."""
+        lines = self._choices.later_lines(matrix.product, matrix.form_names, LONG_ROWS)
+        return [rows for rows, _ in lines]
 
-    def _multiply(
+    def _choice(self, matrix: Matrix, num_rows: int) -> Choice:
+        return self._choices.of(matrix.product, num_rows, matrix.form_names)
+
+    def _launch(
         self,
+        choice: Choice,
         x: torch.Tensor,
-        weight: torch.Tensor,
-        packed: PackedMatrix | None,
+        matrix: Matrix,
         out: torch.Tensor,
-        tile: AnyTile,
-        *,
-        gated: Activation | None = None,
+        gated: Activation | None,
     ) -> None:
-        if isinstance(tile, PackedTile):
-            assert packed is not None
-            packed_product(x, packed, out, tile=tile, num_sms=self._num_sms, gated=gated)
-        elif isinstance(tile, ClusterTile):
-            cluster_product(x, weight, out, tile=tile, num_sms=self._num_sms, gated=gated)
-        else:
-            product(x, weight, out, tile=tile, gated=gated)
+        num_sms = self._choices.card.num_sms
+        LAUNCHES[choice.kernel.name](Call(x, matrix, out, choice.tile, self._scratch, num_sms, gated))
+
+
+def _by_cublas(call: Call) -> None:
+    x, out, weight, bias = call.x, call.out, call.matrix.weight.t(), call.matrix.bias
+    if call.gated is not None:
+        gate_up = call.scratch.gate_up[: len(x)]
+        torch.mm(x, weight, out=gate_up)
+        gated(gate_up, out, kind=call.gated)
+    elif bias is not None:
+        torch.addmm(bias, x, weight, out=out)
+    elif out.dtype == x.dtype:
+        torch.mm(x, weight, out=out)
+    elif x.is_cuda:  # in 16 bits many of a vocabulary's logits would be equal
+        torch.mm(x, weight, out_dtype=out.dtype, out=out)
+    else:
+        torch.mm(x.to(out.dtype), weight.to(out.dtype), out=out)
+
+
+def _by_clusters(call: Call) -> None:
+    options = {"tile": call.tile, "num_sms": call.num_sms, "gated": call.gated}
+    cluster_product(call.x, call.matrix.weight, call.out, **options)
+
+
+def _from_packed(call: Call) -> None:
+    assert call.matrix.packed is not None
+    options = {"tile": call.tile, "num_sms": call.num_sms, "gated": call.gated}
+    packed_product(call.x, call.matrix.packed, call.out, **options)
+
+
+def _by_gluon(call: Call) -> None:
+    product(call.x, call.matrix.weight, call.out, tile=call.tile, gated=call.gated)
+
+
+LAUNCHES: dict[str, Callable[[Call], None]] = {
+    "cublas": _by_cublas,
+    "cluster": _by_clusters,
+    "packed": _from_packed,
+    "gluon": _by_gluon,
+}
+"""By the kernels' names; those that fuse are called where they do."""

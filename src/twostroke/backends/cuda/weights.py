@@ -6,19 +6,21 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import prod
 from zlib import crc32
 
 import numpy as np
 import torch
 
-from twostroke.backends.cuda import packed_copies
+from twostroke.backends.cuda.compile_ahead import is_rehearsal
+from twostroke.backends.cuda.matrix import Matrix, Plain, pack
+from twostroke.backends.cuda.model_matrices import head_of, layer_matrices, with_copies
 from twostroke.backends.cuda.moe import MoeWeights
-from twostroke.backends.cuda.packed_copies import PackedHead, PackedLayer
+from twostroke.backends.cuda.tuned_table import Choices
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.random_weights import DrawnTensor
-from twostroke.models.spec import ModelSpec, MoeSpec, layer_name
+from twostroke.models.spec import ModelSpec, layer_name
 from twostroke.models.weights.tensor import WeightKind, WeightTensor
 
 LOAD_THREADS = 8
@@ -33,8 +35,8 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DenseWeights:
-    gate_up: torch.Tensor  # [2 * intermediate, hidden]: gate, then up
-    down: torch.Tensor  # [hidden, intermediate]
+    gate_up: Matrix  # [2 * intermediate, hidden]: gate, then up
+    down: Matrix  # [hidden, intermediate]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,18 +44,18 @@ class LayerWeights:
     """Matrices are [outputs, inputs]; what a family lacks is None."""
 
     attention_norm: torch.Tensor
-    qkv: torch.Tensor  # [(heads + 2 * kv_heads) * head_dim, hidden]: q, then k, then v
-    qkv_bias: torch.Tensor | None
+    qkv: Matrix  # [(heads + 2 * kv_heads) * head_dim, hidden]: q, then k, then v
     q_norm: torch.Tensor | None
     k_norm: torch.Tensor | None
-    o: torch.Tensor
-    o_bias: torch.Tensor | None
+    o: Matrix
     post_attention_norm: torch.Tensor | None
     mlp_norm: torch.Tensor
     mlp: DenseWeights | MoeWeights
     post_mlp_norm: torch.Tensor | None
-    packed: PackedLayer | None = None
-    """Copies of its matrices for steps of few tokens; None: they read the matrices themselves, as prefill does."""
+
+    @property
+    def matrices(self) -> tuple[Matrix, ...]:
+        return self.qkv, self.o, self.mlp.gate_up, self.mlp.down
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,8 +63,7 @@ class Weights:
     embedding: torch.Tensor  # [vocab, hidden]
     layers: tuple[LayerWeights, ...]
     final_norm: torch.Tensor
-    head: torch.Tensor  # [vocab, hidden]; the embedding itself where the two are tied
-    packed_head: PackedHead = field(default_factory=PackedHead)
+    head: Matrix  # [vocab, hidden]; plainly the embedding itself where the two are tied
 
     @staticmethod
     def from_checkpoint(
@@ -74,23 +75,36 @@ class Weights:
 
     @staticmethod
     def placed(
-        checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, *, pack_for_decode: bool = False
+        checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, copies: Choices | None = None
     ) -> tuple[Weights, WeightLoader]:
-        """Room for the weights, and who fills it; for their copies too if asked, which `pack` fills."""
+        """Room for the weights, and who fills it; for the copies too that products would read by these choices, if
+        any are given, which `pack` fills."""
         loader = WeightLoader(checkpoint, device, dtype)
         spec = checkpoint.spec
         layers = tuple(_layer(loader, spec, index) for index in range(spec.num_layers))
-        if pack_for_decode:
-            layers = tuple(replace(layer, packed=PackedLayer.empty(spec, dtype, device)) for layer in layers)
         embedding = loader.place(("embedding",))
         head = embedding if spec.tied_embeddings else loader.place(("output",))
-        final_norm = loader.place(("final_norm",))
-        packed_head = PackedHead.empty(spec, dtype, device) if pack_for_decode else PackedHead()
-        return Weights(embedding, layers, final_norm, head, packed_head), loader
+        weights = Weights(
+            embedding,
+            layers,
+            loader.place(("final_norm",)),
+            Matrix("head", head_of(spec).product, {"plain": Plain(head)}),
+        )
+        if copies is not None and dtype == torch.bfloat16:
+            names = {matrix.name for matrix in with_copies(spec, copies)}
+            for matrix in weights.matrices():
+                if matrix.name in names:
+                    matrix.make_room_for_packed()
+        return weights, loader
+
+    def matrices(self, num_layers: int | None = None) -> list[Matrix]:
+        """Of so many layers, and the head."""
+        return [*(matrix for layer in self.layers[:num_layers] for matrix in layer.matrices), self.head]
 
     def pack(self) -> tuple[str, ...]:
-        """Make the copies for decode, if there is room for any. Returns the matrices that had to stay as they are."""
-        return packed_copies.fill(self)
+        """Make the copies for decode, if there is room for any. Returns the matrices that had to stay as they are. A
+        rehearsal goes through one layer: all launch the same."""
+        return pack(self.matrices(1 if is_rehearsal() else None))
 
 
 def held_bytes(checkpoint: Checkpoint) -> int:
@@ -102,33 +116,24 @@ def _layer(loader: WeightLoader, spec: ModelSpec, index: int) -> LayerWeights:
     def place(*names: str) -> torch.Tensor:
         return loader.place(tuple(layer_name(index, name) for name in names))
 
+    matrices = {}
+    for matrix in layer_matrices(spec, index):
+        weight = loader.place(matrix.tensors, matrix.product.shape)
+        bias = loader.place(matrix.biases) if matrix.biases else None
+        matrices[matrix.kind] = Matrix(matrix.name, matrix.product, {"plain": Plain(weight)}, bias)
+    gate_up, down = matrices["gate_up"], matrices["down"]
     own, attention = spec.layers[index], spec.layers[index].grouped
     return LayerWeights(
         attention_norm=place("attention_norm"),
-        qkv=place("q", "k", "v"),
-        qkv_bias=place("q_bias", "k_bias", "v_bias") if attention.qkv_bias else None,
+        qkv=matrices["qkv"],
         q_norm=place("q_norm") if attention.qk_norm else None,
         k_norm=place("k_norm") if attention.qk_norm else None,
-        o=place("o"),
-        o_bias=place("o_bias") if attention.output_bias else None,
+        o=matrices["o"],
         post_attention_norm=place("post_attention_norm") if own.sandwich_norms else None,
         mlp_norm=place("mlp_norm"),
-        mlp=_experts(loader, own.moe, spec.hidden_size, index)
-        if own.moe is not None
-        else DenseWeights(place("gate", "up"), place("down")),
+        mlp=MoeWeights(place("router"), gate_up, down) if own.moe is not None else DenseWeights(gate_up, down),
         post_mlp_norm=place("post_mlp_norm") if own.sandwich_norms else None,
     )
-
-
-def _experts(loader: WeightLoader, moe: MoeSpec, hidden_size: int, index: int) -> MoeWeights:
-    weights = MoeWeights.empty(moe, hidden_size, loader.dtype, loader.device)
-    loader.take(layer_name(index, "router"), weights.router)
-    for expert in range(moe.num_experts):
-        gate, up = weights.gate_up[expert].chunk(2)
-        places = (("gate", gate), ("up", up), ("down", weights.down[expert]))
-        for name, place in places:
-            loader.take(layer_name(index, f"experts.{expert}.{name}"), place)
-    return weights
 
 
 @dataclass(slots=True)
@@ -140,8 +145,8 @@ class WeightLoader:
     dtype: torch.dtype
     _places: list[tuple[WeightTensor, torch.Tensor]] = field(default_factory=list)
 
-    def place(self, names: Sequence[str]) -> torch.Tensor:
-        """Room for tensors joined by rows."""
+    def place(self, names: Sequence[str], shape: tuple[int, ...] | None = None) -> torch.Tensor:
+        """Room for tensors joined by rows, in the shape of all of them."""
         tensors = [self.checkpoint.tensors[name] for name in names]
         rows = sum(tensor.shape[0] for tensor in tensors)
         joined = torch.empty((rows, *tensors[0].shape[1:]), dtype=self.dtype, device=self.device)
@@ -149,11 +154,7 @@ class WeightLoader:
         for tensor in tensors:
             self._places.append((tensor, joined[start : start + tensor.shape[0]]))
             start += tensor.shape[0]
-        return joined
-
-    def take(self, name: str, place: torch.Tensor) -> None:
-        """A tensor whose room is there already."""
-        self._places.append((self.checkpoint.tensors[name], place))
+        return joined if shape is None else joined.view(shape)
 
     def fill(self, progress: Progress | None) -> None:
         total = sum(place.nbytes for _, place in self._places)

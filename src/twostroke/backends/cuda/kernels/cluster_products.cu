@@ -8,7 +8,8 @@
 //   PIECES      instructions that a program's outputs take         SPLIT    whether they divide the depth
 //   STAGES      length of the ring                                 BAND     row tiles that are walked together
 //   GATED       0 no, 1 SiLU, 2 GELU (tanh)                        FLOAT32  whether sums are stored as they are
-//   BFLOAT16    whether elements are bfloat16, or float16
+//   BFLOAT16    whether elements are bfloat16, or float16          COPIED   rows of a tile that are fetched: the sums
+//                                                                           of others are dropped
 // Behind hopper_primitives.cuh and `multiply`, a wgmma instruction for OUTPUTS / PIECES outputs (wgmma.py).
 
 constexpr u32 DEPTH = 64;  // inputs a round: 128 bytes, the widest row that is spread over shared memory's banks
@@ -16,9 +17,10 @@ constexpr u32 ROW_BYTES = DEPTH * 2;
 constexpr u32 ROWS = 64 * ROW_BLOCKS * GROUPS;
 constexpr u32 STAGE_BYTES = (ROWS + OUTPUTS) * ROW_BYTES;
 constexpr u32 SHARERS = SPLIT ? 1 : CLUSTER;  // programs that read the same rows
-constexpr u32 SHARE = ROWS / SHARERS;  // rows that one program fetches for all of them
+constexpr u32 SHARE = COPIED / SHARERS;  // rows that one program fetches for all of them
 constexpr u32 COLUMNS = GATED ? OUTPUTS / 2 : OUTPUTS;  // of the result
-// Together no more than what a launch hands out: 168, 128 or 96 a thread. A warp group waits for ever for more.
+// Together no more than what a launch hands out: 168, 128 or 96 a thread. A warp group waits for ever for more. Beside
+// one group that multiplies there are enough for both.
 constexpr u32 PRODUCER_REGISTERS = GROUPS == 2 ? 24 : 32;
 constexpr u32 CONSUMER_REGISTERS = GROUPS == 2 ? 240 : GROUPS == 3 ? 160 : 112;
 
@@ -95,7 +97,7 @@ struct Producer {
   __device__ __forceinline__ void fetch_weights(const Tile& tile, int j, u32 stage) {
     u32 to = ring + stage * STAGE_BYTES + ROWS * ROW_BYTES, arrived = ready + stage * 8;
     int column = tile.first_column + j * DEPTH;
-    expect_bytes(arrived, STAGE_BYTES);
+    expect_bytes(arrived, (COPIED + OUTPUTS) * ROW_BYTES);
     fetch(w_map, column, tile.first_output, to, arrived);
     if constexpr (GATED) fetch(w_map, column, outputs + tile.first_output, to + COLUMNS * ROW_BYTES, arrived);
   }
@@ -300,7 +302,7 @@ extern "C" __global__ void __launch_bounds__(128 * (GROUPS + 1), 1)
   cluster_arrive();
   int first = blockIdx.x / CLUSTER;
   if (threadIdx.x < 128) {
-    give_registers<PRODUCER_REGISTERS>();
+    if constexpr (GROUPS > 1) give_registers<PRODUCER_REGISTERS>();
     Producer producer{&x_map, &w_map, ring, ready, empty, own, outputs, rounds, row_tiles, out_blocks, tiles};
     if (threadIdx.x == 0) producer.begin(first);
     __syncwarp();
@@ -312,7 +314,7 @@ extern "C" __global__ void __launch_bounds__(128 * (GROUPS + 1), 1)
       cluster_wait();
     }
   } else {
-    take_registers<CONSUMER_REGISTERS>();
+    if constexpr (GROUPS > 1) take_registers<CONSUMER_REGISTERS>();
     cluster_wait();
     consume(threadIdx.x / 128 - 1, ring, ready, empty, own, out, num_rows, outputs, rounds, row_tiles, out_blocks,
             tiles);

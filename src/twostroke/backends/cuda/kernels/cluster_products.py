@@ -13,9 +13,9 @@ import torch
 
 from twostroke.backends.cuda.kernels.activation import Activation
 from twostroke.backends.cuda.kernels.cluster_tiles import ClusterTile
-from twostroke.backends.cuda.kernels.product_tiles import DEPTH, rows_to_read
+from twostroke.backends.cuda.kernels.product import DEPTH
 from twostroke.backends.cuda.kernels.wgmma import product_function
-from twostroke.backends.cuda.native import NativeKernel, tensor_map
+from twostroke.backends.cuda.native import NativeKernel, rows_to_read, tensor_map
 
 SOURCES: Final = ("hopper_primitives.cuh", "gates.cuh", "cluster_products.cu")
 FOLDER: Final = files("twostroke.backends.cuda.kernels")
@@ -36,16 +36,17 @@ def cluster_product(
     """out = x @ weight.T, gated if asked."""
     num_rows, width = x.shape
     outputs, is_float32 = out.shape[-1], out.dtype == torch.float32
-    splits, sharers = (tile.cluster * tile.parts, 1) if tile.is_split else (1, tile.cluster)
+    splits, sharers = tile.splits, 1 if tile.is_split else tile.cluster
     assert width % (DEPTH * splits) == 0 and outputs % 8 == 0 and out.is_contiguous()
     assert not tile.is_split or (gated is None and is_float32)
-    assert out.shape == ((num_rows, outputs) if tile.parts == 1 else (tile.parts, num_rows, outputs))
+    assert out.numel() == tile.parts * num_rows * outputs
     columns = tile.outputs // 2 if gated else tile.outputs
     row_tiles, out_blocks = -(-num_rows // tile.rows), -(-outputs // (columns * sharers))
     tiles = row_tiles * out_blocks * tile.parts
-    x_map = tensor_map(x, rows_to_read(x, row_tiles * tile.rows), tile.rows // sharers, DEPTH)
+    copied = tile.copied_rows(num_rows)
+    x_map = tensor_map(x, rows_to_read(x, (row_tiles - 1) * tile.rows + copied), copied // sharers, DEPTH)
     w_map = tensor_map(weight, len(weight), columns, DEPTH)
-    kernel = _kernel(tile, gated, x.dtype, is_float32)
+    kernel = _kernel(tile, copied, gated, x.dtype, is_float32)
     numbers = (num_rows, outputs, width // DEPTH // splits, row_tiles, out_blocks, tiles)
     # A program whose depth is split has one tile, and gives its ring up for the sums.
     clusters = tiles if tile.is_split else min(tiles, num_sms // tile.cluster)
@@ -60,17 +61,20 @@ def cluster_product(
 
 
 @cache
-def _kernel(tile: ClusterTile, gated: Activation | None, dtype: torch.dtype, is_float32: bool) -> NativeKernel:
-    return NativeKernel(*source_and_constants(tile, gated, dtype, is_float32), architecture="sm_90a")
+def _kernel(
+    tile: ClusterTile, copied: int, gated: Activation | None, dtype: torch.dtype, is_float32: bool
+) -> NativeKernel:
+    return NativeKernel(*source_and_constants(tile, copied, gated, dtype, is_float32), architecture="sm_90a")
 
 
 def source_and_constants(
-    tile: ClusterTile, gated: Activation | None, dtype: torch.dtype, is_float32: bool
+    tile: ClusterTile, copied: int, gated: Activation | None, dtype: torch.dtype, is_float32: bool
 ) -> tuple[str, str, dict[str, int]]:
     """What is compiled, its function, and the constants that it is compiled for."""
     constants = {
         "ROW_BLOCKS": tile.row_blocks,
         "GROUPS": tile.groups,
+        "COPIED": copied,
         "OUTPUTS": tile.outputs,
         "PIECES": tile.pieces,
         "CLUSTER": tile.cluster,

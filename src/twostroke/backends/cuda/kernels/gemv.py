@@ -2,7 +2,7 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment, var-annotated"
 """Matrix products for a few rows, which are as fast as weights can be read: the norm before, and the bias, gate or
 residual after, ride along. Under a dependent launch a program has its first weights on their way before it waits for
-the kernel ahead: weights never change. Which shapes are cut how is gemv_config's to say."""
+the kernel ahead: weights never change. How a product is cut is a table's to say."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from twostroke.backends.cuda.kernels.activation import Activation, activate
-from twostroke.backends.cuda.kernels.gemv_config import FMA_ROWS, MAX_ROWS, GemvConfig, choose, fit
-from twostroke.backends.cuda.kernels.prefetch import prefetch_to_l2
+from twostroke.backends.cuda.kernels.gemv_config import FMA_ROWS, MAX_ROWS, GemvConfig, fit
 from twostroke.backends.cuda.kernels.target import dependent, target_of
 from twostroke.backends.cuda.kernels.whole_numbers import cdiv, next_power_of_2
 
@@ -28,22 +27,18 @@ def linear_few(
     bias: torch.Tensor | None = None,  # [outputs]; with gated [2 * outputs]
     residual: torch.Tensor | None = None,  # [num_rows, outputs]; may be out itself
     gated: Activation | None = None,
-    config: GemvConfig | None = None,
+    config: GemvConfig,
 ) -> None:
     """out = norm(x) @ weight.T + bias, gated, plus residual; what is None is left out. For 1 to MAX_ROWS rows."""
     num_rows, width = x.shape
     outputs = out.shape[1]
     assert 1 <= num_rows <= MAX_ROWS and weight.is_contiguous()
-    if config is None:
-        config = choose(num_rows, outputs, width, gated is not None, weight.element_size())
-    else:
-        config = fit(config, width, weight.element_size())
+    config = fit(config, width, weight.element_size())
     constants: dict[str, object] = {
         "WIDTH": width,
         "GATED": gated,
         "BLOCK_N": config.block_n,
         "BLOCK_K": config.block_k,
-        "PREFETCH_WIDTH": min(config.prefetch_width, width) if target_of(x.device).has_pdl else 0,
         "EARLY_TRIGGER": config.early_trigger,
     }
     if config.method == "fma":
@@ -151,7 +146,6 @@ def _fma_rows(
     BLOCK_K: tl.constexpr,
     TILES: tl.constexpr,
     PREFETCH_TILES: tl.constexpr,
-    PREFETCH_WIDTH: tl.constexpr,
     PDL: tl.constexpr,
     EARLY_TRIGGER: tl.constexpr,
 ):
@@ -167,10 +161,6 @@ def _fma_rows(
         w_ahead = w_ahead + (_tile(w_pointers, k[None, :], tile * BLOCK_K, WIDTH, BLOCK_K),)
         if GATED is not None:
             up_ahead = up_ahead + (_tile(w_pointers + up_offset, k[None, :], tile * BLOCK_K, WIDTH, BLOCK_K),)
-    if PREFETCH_WIDTH:
-        prefetch_to_l2(weight_rows, PREFETCH_WIDTH)
-        if GATED is not None:
-            prefetch_to_l2(weight_rows + up_offset, PREFETCH_WIDTH)
     bias_part = _to_add(bias, 0, n, num_rows, outputs, BLOCK_N, ROWS)
     if PDL:
         if EARLY_TRIGGER:
@@ -270,7 +260,6 @@ def _dot_rows(
     STAGES: tl.constexpr,
     SCALE_FIRST: tl.constexpr,
     WIDEN: tl.constexpr,
-    PREFETCH_WIDTH: tl.constexpr,
     PDL: tl.constexpr,
     EARLY_TRIGGER: tl.constexpr,
 ):
@@ -283,10 +272,6 @@ def _dot_rows(
     masked: tl.constexpr = WIDTH % step != 0
     weight_rows = weight + tl.minimum(n, outputs - 1).to(tl.int64)[:, None] * WIDTH
     up_offset = outputs.to(tl.int64) * WIDTH
-    if PREFETCH_WIDTH:
-        prefetch_to_l2(weight_rows, PREFETCH_WIDTH)
-        if GATED is not None:
-            prefetch_to_l2(weight_rows + up_offset, PREFETCH_WIDTH)
     bias_part = _to_add(bias, 0, n, num_rows, outputs, BLOCK_N, ROWS)
     if PDL:
         if EARLY_TRIGGER:

@@ -23,16 +23,11 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from twostroke.backends.cuda.kernels.activation import Activation, activate
 from twostroke.backends.cuda.kernels.gluon_layouts import shared_layout
 from twostroke.backends.cuda.kernels.gluon_names import meet
-from twostroke.backends.cuda.kernels.product_tiles import (
-    DEPTH,
-    MAX_ROWS,
-    ProductTile,
-    copied_rows,
-    padded_rows,
-    rows_to_read,
-)
+from twostroke.backends.cuda.kernels.product import DEPTH
+from twostroke.backends.cuda.kernels.product_tiles import MAX_ROWS, ProductTile, copied_rows, padded_rows
 from twostroke.backends.cuda.kernels.target import dependent
 from twostroke.backends.cuda.kernels.whole_numbers import cdiv
+from twostroke.backends.cuda.native import rows_to_read
 
 
 @gluon.jit

@@ -15,9 +15,8 @@ from twostroke.backends.cuda.kernels.cluster_products import GATES
 from twostroke.backends.cuda.kernels.packed_format import DEPTH
 from twostroke.backends.cuda.kernels.packed_tiles import PackedTile
 from twostroke.backends.cuda.kernels.packed_weights import PackedMatrix
-from twostroke.backends.cuda.kernels.product_tiles import rows_to_read
 from twostroke.backends.cuda.kernels.wgmma import product_function
-from twostroke.backends.cuda.native import NativeKernel, tensor_map
+from twostroke.backends.cuda.native import NativeKernel, rows_to_read, tensor_map
 
 SOURCES: Final = ("hopper_primitives.cuh", "gates.cuh", "packed.cuh", "packed_products.cu")
 FOLDER: Final = files("twostroke.backends.cuda.kernels")

@@ -1,18 +1,21 @@
-"""How products with packed weights are cut, by their shape: rules, so that nothing is tuned while a user waits."""
+"""How products with packed weights are cut: what a tile takes of the chip, and which are worth measuring. Which one a
+product gets is a table's to say."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
+from itertools import product as all_of
 from typing import Final
 
-from twostroke.backends.cuda.kernels.packed_format import DEPTH, ROUND_BYTES, UNIT_ROWS
+from twostroke.backends.cuda.kernels.packed_format import DEPTH, ROUND_BYTES, can_pack, units_of
+from twostroke.backends.cuda.kernels.product import MAX_PART_ROWS, Card, Product, Settings, busy_share, declines
 
 SHARED_BYTES: Final = 225 * 1024
 """What a program on a Hopper chip may have, less room for barriers."""
 ALIGNMENT: Final = 1024
 MAX_STAGES: Final = 16
-MAX_SPLITS: Final = 8
+LEAST_STAGES: Final = 3
 MAX_DENSE_ROWS: Final = 256
 DENSE_ROWS: Final = (8, 16, 32, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240, MAX_DENSE_ROWS)
 EXPERT_ROWS: Final = (8, 16, 24, 32, 40, 56)
@@ -26,22 +29,12 @@ MAX_EXPERTS: Final = 256
 GATE_GROUPS: Final = (2, 2)
 DOWN_GROUPS: Final = (4, 1)
 """Warp groups and units of each, for experts: of gates, whose rows come from anywhere, fewer warps wait less often."""
-MAX_WHOLE_ROWS: Final = 240
-"""Of products whose depth is not divided: plain tiles of 256 rows are as good."""
-MAX_TURNS_ROWS: Final = 96
-"""Beyond, groups that take turns are no faster than plain products."""
 FEW_ROWS: Final = 64
 """Up to here a round is unpacked as a whole, so that a group's rounds must be an even number; more rows' sums leave no
 registers for that."""
 MANY_SUMS: Final = 320
-MOST_SUMS: Final = 384
-"""Rows times a group's units whose sums leave registers for half a round, and for a quarter."""
-MIN_WEIGHTS: Final = 1 << 24
-"""Of smaller matrices a product is mostly its own begin and end."""
-ENOUGH: Final = 0.75
-"""Of a device's multiprocessors: as many programs keep its memory busy."""
-LEAST_ROUNDS: Final = 32
-"""That a program should have for itself: with fewer, programs of half the outputs divide the depth less often."""
+MOST_SUMS: Final = {2: 384, 3: 192, 4: 128}
+"""Rows times a group's units whose sums leave registers for half a round; and by groups, for anything at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +49,10 @@ class PackedTile:
     """Parts of the depth, whose sums the product's reader adds up."""
     shared: bool = False
     """Groups have the same units and take turns in their rounds, where there are too few units for all programs."""
+
+    @property
+    def sums(self) -> int:
+        return self.splits if self.splits > 1 else 0
 
     @property
     def tile_units(self) -> int:
@@ -96,52 +93,48 @@ class PackedTile:
             "STEPS": self.steps,
         }
 
+    def programs(self, product: Product) -> int:
+        return -(-units_of(product.shape[-2]) // self.tile_units) * self.splits
 
-@cache
-def choose_packed_tile(
-    rows: int,
-    units: int,
-    rounds: int,
-    num_sms: int,
-    *,
-    gated: bool = False,
-    may_split: bool = False,
-    is_float32: bool = False,
-) -> PackedTile | None:
-    """Of a matrix of so many units, so many rounds deep. None: the plain matrix is as good, or the shape does not fit.
-    `bench/cuda/packed.py` found these best, or nearly, on an H200."""
-    if rows > MAX_DENSE_ROWS or units * rounds * UNIT_ROWS * DEPTH < MIN_WEIGHTS:
+    def fault(self, product: Product, rows: int, num_sms: int) -> str | None:
+        if self.units * self.rows > MOST_SUMS[self.groups] or self.held_stages < max(
+            LEAST_STAGES, 2 * self.groups * self.shared
+        ):
+            return "it does not fit on a multiprocessor"
+        if product.width // DEPTH % (self.splits * self.rounds_at_once):
+            return "its rounds are uneven"
+        if self.splits > 1 and (not product.adds_parts or self.splits * rows > MAX_PART_ROWS):
+            return "nobody adds up its parts, or they are too many"
+        if self.shared and (product.is_gated or self.programs(product) > num_sms):
+            return "groups that take turns have one tile each, and no gate"
+        # Groups that take turns add their sums up in the ring.
+        if self.shared and self.groups * self.units * self.rows // 8 * 128 * 16 > self.held_stages * self.stage_bytes:
+            return "its sums do not fit into its ring"
         return None
-    held = next(size for size in DENSE_ROWS if rows <= size)
-    if may_split:
-        tile = _split(PackedTile(held, 2), units, rounds, num_sms)
-        if rounds // tile.splits < LEAST_ROUNDS:
-            tile = _split(PackedTile(held, 2, shared=True), units, rounds, num_sms)
-    elif -(-units // 2) >= ENOUGH * num_sms:
-        if rows > MAX_WHOLE_ROWS:
-            return None
-        has_fours = -(-units // 4) >= ENOUGH * num_sms
-        if held <= FEW_ROWS:  # the fewer units, the longer the ring; a head's many tiles need less of one
-            tile = PackedTile(held, 4 if is_float32 and has_fours else 2)
-        else:
-            tile = PackedTile(held, 2, 2 if has_fours and 2 * held <= MOST_SUMS else 1)
-    else:
-        tile = PackedTile(held, 2, shared=True)
-        if gated or rows > MAX_TURNS_ROWS:
-            return None
-    return tile if _fits(tile, units, rounds, num_sms) else None
 
 
-def _split(tile: PackedTile, units: int, rounds: int, num_sms: int) -> PackedTile:
-    programs, splits = -(-units // tile.tile_units), 1
-    while 2 * splits <= MAX_SPLITS and rounds % (2 * splits) == 0 and 2 * splits * programs <= num_sms:
-        splits *= 2
-    return replace(tile, splits=splits)
+class PackedProducts:
+    name, form, fuses = "packed", "packed", False
 
+    def tile(self, product: Product, rows: int, card: Card, settings: Settings) -> PackedTile | str:
+        if rows > MAX_DENSE_ROWS or product.experts:
+            return f"it takes {MAX_DENSE_ROWS} rows at most, of one matrix"
+        if not can_pack(product.shape, is_gated=product.is_gated):
+            return "its weights have no packed form"
+        tile = PackedTile(next(size for size in DENSE_ROWS if rows <= size), **settings)
+        return declines(product, card) or tile.fault(product, rows, card.num_sms) or tile
 
-def _fits(tile: PackedTile, units: int, rounds: int, num_sms: int) -> bool:
-    is_whole = rounds % (tile.splits * tile.rounds_at_once) == 0
-    return is_whole and (not tile.shared or -(-units // tile.tile_units) * tile.splits <= num_sms)
+    def candidates(self, product: Product, rows: int, card: Card) -> list[Settings]:
+        """Those that keep most multiprocessors busy."""
+        found = []
+        for groups, units, splits, shared in all_of((2, 4), (1, 2), (1, 2, 4, 8), (False, True)):
+            settings = {"groups": groups, "units": units, "splits": splits, "shared": shared}
+            tile = self.tile(product, rows, card, settings)
+            if isinstance(tile, PackedTile):
+                programs = tile.programs(product)
+                is_worth_it = busy_share(programs, card.num_sms) >= 0.6 and (splits == 1 or programs <= card.num_sms)
+                found += [settings] if is_worth_it else []
+        return found
 
 
 @cache

@@ -1,7 +1,7 @@
 # ruff: noqa: N803  (constant parameters of kernels are written in capitals)
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
-"""Packs weights on the device in one pass over them, with no room beside: what `packed_weights.pack` says in torch, at
-the speed of memory. Knows the format byte by byte."""
+"""Packs weights on the device in one pass over them, with no room beside, at the speed of memory. Knows the format byte
+by byte."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NUMBER_BYTES: Final = 1024
 
 
 def pack_by_kernel(weight: torch.Tensor, place: PackedMatrix) -> None:
-    """As `packed_weights.pack`."""
+    """Fill `place` from `weight` [..., rows, depth]; gated: gate, then up."""
     *_, rows, depth = weight.shape
     assert is_packable(weight, is_gated=place.is_gated) and weight.is_contiguous()
     bits, factors = weight.view(torch.int16), place.factors.view(torch.int32)

@@ -1,32 +1,26 @@
-"""How the products of some dozens of rows are cut, by their shape: rules, so that nothing is tuned while a user waits.
-They give the best, or nearly, of what `bench/cuda/hopper_products.py` measured on an H200."""
+"""How products of some dozens of rows are cut for Hopper in Gluon: what a tile takes of the chip, and which are worth
+measuring."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from typing import Final
 
-import torch
+from twostroke.backends.cuda.kernels.product import (
+    DEPTH,
+    MAX_PART_ROWS,
+    Card,
+    Product,
+    Settings,
+    busy_share,
+    declines,
+)
 
 MAX_ROWS: Final = 128
-"""Of a block; there are several for TALL_ROWS alone."""
-DEPTH: Final = 64
-"""Inputs a round: 128 bytes of each row, the widest that the copy engine spreads over shared memory's banks."""
-MAX_SPLITS: Final = 8
+"""Of a block."""
 MAX_STAGES: Final = 8
 SHARED_BYTES: Final = 225 * 1024
 """What a program on a Hopper chip may have, less room for barriers."""
-FEW_ROWS: Final = 32
-"""Up to so many rows a program of a wide product takes more outputs."""
-WIDE: Final = 512
-"""Blocks of outputs from which on a product, a model's head, fills the chip several times over."""
-TALL_ROWS: Final = range(129, 192 + 1)
-TALL_BLOCKS, TALL_OUTPUTS = 3, 128
-"""They come in so many blocks, and a program has so many outputs of one."""
-TALL_WEIGHTS: Final = range(1 << 23, 1 << 24)
-"""Matrices of so many weights take TALL_ROWS, where all programs fit on the chip at once. Measured of 5120 x 2048:
-cuBLAS is faster by itself there, but begins when the kernel ahead has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +33,10 @@ class ProductTile:
     splits: int = 1
     """Parts of the depth, whose sums the product's reader adds up."""
     row_blocks: int = 1
+
+    @property
+    def sums(self) -> int:
+        return self.splits if self.splits > 1 else 0
 
     def rows_of_block(self, rows: int) -> int:
         """Of so many in all, those that a program has; of several blocks, each is of whole groups of 64."""
@@ -58,45 +56,33 @@ def copied_rows(rows: int) -> int:
     return next(box for box in (16, 32, 64, 128) if rows <= box)
 
 
-def rows_to_read(x: torch.Tensor, wanted: int) -> int:
-    """The rows that may be copied: those behind the last as well, where the buffer has them. The copy engine fills in
-    for rows that are not there, and is slower at that than at reading."""
-    behind = x.untyped_storage().nbytes() // x.element_size() - x.storage_offset()
-    return wanted if (wanted - 1) * x.stride(0) + x.shape[1] <= behind else len(x)
+class GluonProducts:
+    name, form, fuses = "gluon", "plain", False
 
+    def tile(self, product: Product, rows: int, card: Card, settings: Settings) -> ProductTile | str:
+        reason = declines(product, card)
+        one = ProductTile(stages=1, **settings)
+        rounds, odd = divmod(product.width, DEPTH * one.splits)
+        if reason is not None:
+            return reason
+        if one.rows_of_block(rows) > MAX_ROWS or odd or (one.splits > 1 and not product.adds_parts):
+            return f"it takes {MAX_ROWS} rows of a block, and parts that are even and added up"
+        if one.sums * rows > MAX_PART_ROWS:
+            return "its parts are too many"
+        shared_bytes = one.shared_bytes(rows, gated=product.is_gated)
+        return ProductTile(stages=min(SHARED_BYTES // shared_bytes, MAX_STAGES, rounds), **settings)
 
-@cache
-def choose_tile(
-    rows: int, outputs: int, width: int, num_sms: int, *, gated: bool = False, may_split: bool = False
-) -> ProductTile | None:
-    """None: this product is another's to compute."""
-    rounds = width // DEPTH
-    if rows in TALL_ROWS and not (gated or may_split) and _is_cut_in_blocks(outputs, width, num_sms):
-        return _with_stages(TALL_OUTPUTS, 1, rows, rounds, row_blocks=TALL_BLOCKS)
-    if not 1 <= rows <= MAX_ROWS or width % DEPTH:
-        return None
-    if gated:
-        # More rows are read again by every program: fewer, larger ones, where there are enough.
-        is_large = rows > 64 and outputs // 128 >= 0.75 * num_sms
-        block, num_warps = (128, 8) if is_large else (64, 4)
-        return _with_stages(block, 1, rows, rounds, gated=True, num_warps=num_warps)
-    if outputs // 128 >= WIDE:
-        return _with_stages(256 if rows <= FEW_ROWS else 128, 1, rows, rounds) if rows <= 64 else None
-    if outputs // 64 >= 0.65 * num_sms or not may_split:
-        return _with_stages(64, 1, rows, rounds)
-    block, splits = 128 if rows <= 64 else 64, 1
-    while 2 * splits <= MAX_SPLITS and rounds % (2 * splits) == 0 and -(-outputs // block) * splits < 0.9 * num_sms:
-        splits *= 2
-    return _with_stages(block, splits, rows, rounds // splits)
-
-
-def _is_cut_in_blocks(outputs: int, width: int, num_sms: int) -> bool:
-    programs = -(-outputs // TALL_OUTPUTS) * TALL_BLOCKS
-    return width % DEPTH == 0 and outputs * width in TALL_WEIGHTS and programs <= num_sms
-
-
-def _with_stages(
-    outputs: int, splits: int, rows: int, rounds: int, *, gated: bool = False, num_warps: int = 4, row_blocks: int = 1
-) -> ProductTile:
-    one = ProductTile(outputs, 1, row_blocks=row_blocks).shared_bytes(rows, gated=gated)
-    return ProductTile(outputs, min(SHARED_BYTES // one, MAX_STAGES, rounds), num_warps, splits, row_blocks)
+    def candidates(self, product: Product, rows: int, card: Card) -> list[Settings]:
+        found: list[Settings] = []
+        for outputs in (64, 128) if product.is_gated else (64, 128, 256):
+            for num_warps in (4, 8):
+                values = outputs * (2 if product.is_gated else 1) * max(rows, 64) // (num_warps * 32)
+                for splits in (1, 2, 4, 8):
+                    settings = {"outputs": outputs, "num_warps": num_warps, "splits": splits}
+                    programs = -(-product.outputs // outputs) * splits
+                    is_busy = busy_share(programs, card.num_sms) >= 0.45 and (
+                        splits == 1 or programs <= 2 * card.num_sms
+                    )
+                    if values <= 128 and is_busy and isinstance(self.tile(product, rows, card, settings), ProductTile):
+                        found.append(settings)
+        return found

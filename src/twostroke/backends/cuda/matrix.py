@@ -1,0 +1,88 @@
+"""A weight on the device, in every form that it is held in: as it is computed with, packed in twelve bits for decode,
+and whatever comes. A form is a dataclass that knows its bytes; a kernel says which one it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from twostroke.backends.cuda.compile_ahead import is_rehearsal
+from twostroke.backends.cuda.kernels.packed_weights import PackedMatrix
+from twostroke.backends.cuda.kernels.packing import pack_by_kernel
+from twostroke.backends.cuda.kernels.product import Product
+
+
+class Form(Protocol):
+    @property
+    def num_bytes(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plain:
+    """In the type that is computed in."""
+
+    weight: torch.Tensor  # [..., outputs, inputs]; of a gated product gate, then up
+
+    @property
+    def num_bytes(self) -> int:
+        return self.weight.nbytes
+
+
+@dataclass(slots=True, eq=False)
+class Matrix:
+    """Whether a matrix can be packed shows only when its weights are there, after the model was made: so whoever
+    multiplies asks for its forms each time, and keeps none."""
+
+    name: str
+    product: Product
+    forms: dict[str, Form]
+    """By the names that kernels ask for."""
+    bias: torch.Tensor | None = None
+    form_names: tuple[str, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.form_names = tuple(self.forms)
+
+    @property
+    def weight(self) -> torch.Tensor:
+        plain = self.forms["plain"]
+        assert isinstance(plain, Plain)
+        return plain.weight
+
+    @property
+    def packed(self) -> PackedMatrix | None:
+        form = self.forms.get("packed")
+        assert form is None or isinstance(form, PackedMatrix)
+        return form
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(form.num_bytes for form in self.forms.values())
+
+    def make_room_for_packed(self) -> None:
+        shape, device = tuple(self.weight.shape), self.weight.device
+        self.forms["packed"] = PackedMatrix.empty(shape, device, is_gated=self.product.is_gated)
+        self.form_names = tuple(self.forms)
+
+    def drop(self, form: str) -> None:
+        del self.forms[form]
+        self.form_names = tuple(self.forms)
+
+
+def pack(matrices: Iterable[Matrix]) -> tuple[str, ...]:
+    """Fill the packed forms that there is room for. Returns the matrices that stay plain, since their weights are not
+    all finite: those forms are dropped."""
+    packed = [(matrix, form) for matrix in matrices if (form := matrix.packed) is not None]
+    for matrix, form in packed:
+        pack_by_kernel(matrix.weight, form)
+    if is_rehearsal() or not packed:
+        return ()
+    # A row whose largest exponent is infinity's has an infinite factor. All are asked about at once: asking is waiting.
+    are_finite = torch.stack([form.factors.isfinite().all() for _, form in packed]).tolist()
+    left_plain = [matrix for (matrix, _), is_finite in zip(packed, are_finite, strict=True) if not is_finite]
+    for matrix in left_plain:
+        matrix.drop("packed")
+    return tuple(matrix.name for matrix in left_plain)

@@ -1,0 +1,139 @@
+"""The matrices of a model: which tensors each is made of, and which have a copy in twelve bits for decode. Knows shapes
+and tables, no torch and no device at hand: a plan asks for a card elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from twostroke.backends.cuda.kernels.packed_format import can_pack, packed_bytes
+from twostroke.backends.cuda.kernels.packed_tiles import MAX_AVERAGE_ROWS, MAX_DENSE_ROWS, MAX_EXPERTS
+from twostroke.backends.cuda.kernels.product import Card, Product, Role
+from twostroke.backends.cuda.tuned_table import Choices
+from twostroke.core.formats import Formats
+from twostroke.cost.model_shape import DecodeWeights, WeightCopies
+from twostroke.models.checkpoint import Checkpoint
+from twostroke.models.spec import DenseMlp, ModelSpec, expert_name, layer_name
+
+NEEDS_BF16 = "packed weights are bf16 in fewer bits, and this computes in f16"
+NEEDS_HOPPER = "products with packed weights need a Hopper GPU (compute capability 9.0)"
+FEW_ROWS = 8
+"""As many as the fused kernels, which read plain weights, ever take."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelMatrix:
+    kind: str
+    """Which of its layer's it is, or `head`."""
+    name: str
+    product: Product
+    tensors: tuple[str, ...]
+    """Joined by rows."""
+    biases: tuple[str, ...] = ()
+
+    @property
+    def packed_bytes(self) -> int:
+        *experts, rows, depth = self.product.shape
+        return prod(experts) * packed_bytes(rows, depth)
+
+    def has_copy(self, choices: Choices) -> bool:
+        """Whether decode reads a packed copy of it."""
+        product = self.product
+        if product.experts:
+            return product.experts <= MAX_EXPERTS and can_pack(product.shape, is_gated=product.is_gated)
+        return choices.reads(product, "packed")
+
+
+def head_of(spec: ModelSpec) -> ModelMatrix:
+    tensor = "embedding" if spec.tied_embeddings else "output"
+    return ModelMatrix("head", "head", Product("head", spec.vocab_size, spec.hidden_size), (tensor,))
+
+
+def layer_matrices(spec: ModelSpec, index: int) -> list[ModelMatrix]:
+    def matrix(kind: str, product: Product, tensors: Iterable[str], biases: Iterable[str] = ()) -> ModelMatrix:
+        names = (tuple(layer_name(index, name) for name in group) for group in (tensors, biases))
+        return ModelMatrix(kind, layer_name(index, kind), product, *names)
+
+    layer, hidden = spec.layers[index], spec.hidden_size
+    attention, mlp = layer.grouped, layer.mlp
+    joins: Role = "sandwich" if layer.sandwich_norms else "join"
+    qkv = Product("plain", attention.query_width + attention.kv_values, hidden, has_bias=attention.qkv_bias)
+    output = Product(joins, hidden, attention.query_width, has_bias=attention.output_bias)
+    found = [
+        matrix("qkv", qkv, ("q", "k", "v"), ("q_bias", "k_bias", "v_bias") if attention.qkv_bias else ()),
+        matrix("o", output, ("o",), ("o_bias",) if attention.output_bias else ()),
+    ]
+    experts, width, names = 0, 0, [""]
+    if isinstance(mlp, DenseMlp):
+        width = mlp.intermediate_size
+    else:
+        experts, width = mlp.num_experts, mlp.expert_intermediate_size
+        names = [expert_name(expert, "") for expert in range(experts)]
+    gates = (f"{name}{part}" for name in names for part in ("gate", "up"))
+    found.append(matrix("gate_up", Product("gated", width, hidden, experts=experts), gates))
+    found.append(matrix("down", Product(joins, hidden, width, experts=experts), (f"{name}down" for name in names)))
+    return found
+
+
+def model_matrices(spec: ModelSpec) -> list[ModelMatrix]:
+    return [*(matrix for index in range(spec.num_layers) for matrix in layer_matrices(spec, index)), head_of(spec)]
+
+
+def dense_products(spec: ModelSpec) -> list[Product]:
+    """Those that a table chooses a kernel for."""
+    return list(dict.fromkeys(matrix.product for matrix in model_matrices(spec) if not matrix.product.experts))
+
+
+def with_copies(spec: ModelSpec, choices: Choices) -> list[ModelMatrix]:
+    """A head has one only where layers have."""
+    found = [matrix for matrix in model_matrices(spec) if matrix.has_copy(choices)]
+    return [] if [matrix.kind for matrix in found] == ["head"] else found
+
+
+def offered_on(checkpoint: Checkpoint, formats: Formats, card: Card) -> DecodeWeights | str:
+    """What copies for decode take on a card and spare its steps; or why there can be none."""
+    if formats.weights != "bf16":
+        return NEEDS_BF16
+    return sizes_of(checkpoint, Choices.on(card)) if card.has_hopper_kernels else NEEDS_HOPPER
+
+
+def sizes_of(checkpoint: Checkpoint, choices: Choices) -> DecodeWeights | str:
+    spec = checkpoint.spec
+    matrices = with_copies(spec, choices)
+    if not matrices:
+        return "no matrix of this model has a size and shape that products with packed weights take"
+    experts = [matrix for matrix in matrices if matrix.product.experts]
+    head = [matrix for matrix in matrices if matrix.kind == "head"]
+    layers = [matrix for matrix in matrices if matrix.kind != "head" and not matrix.product.experts]
+    dense_bytes, replaced_bytes = _bytes(checkpoint, layers)
+    head_bytes, head_replaced_bytes = _bytes(checkpoint, head)
+    copies = WeightCopies(
+        dense_bytes + head_bytes,
+        replaced_bytes + head_replaced_bytes,
+        MAX_DENSE_ROWS,
+        plain_tokens=_plain_tokens(layers, choices),
+        head_bytes=head_bytes,
+        head_replaced_bytes=head_replaced_bytes,
+    )
+    moe = spec.moe
+    return DecodeWeights(
+        copies if copies.num_bytes else None,
+        WeightCopies(*_bytes(checkpoint, experts), MAX_AVERAGE_ROWS * moe.num_experts // moe.experts_per_token)
+        if experts and moe is not None
+        else None,
+    )
+
+
+def _plain_tokens(matrices: Sequence[ModelMatrix], choices: Choices) -> int:
+    """Up to how many tokens no product of a layer reads a copy."""
+    counts = range(1, FEW_ROWS + 1)
+    products = {matrix.product for matrix in matrices}
+    read = [rows for rows in counts for product in products if choices.reads(product, "packed", (rows,))]
+    return min(read, default=FEW_ROWS + 1) - 1
+
+
+def _bytes(checkpoint: Checkpoint, matrices: Sequence[ModelMatrix]) -> tuple[int, int]:
+    """Of copies, and of what they are copies of."""
+    replaced_bytes = sum(checkpoint.held_tensor_bytes(name) for matrix in matrices for name in matrix.tensors)
+    return sum(matrix.packed_bytes for matrix in matrices), replaced_bytes

@@ -1,0 +1,206 @@
+"""Which kernel multiplies what, and how it cuts it: a table of what was measured on a device, by role, size and number
+of rows. One comes with the package, another is the user's (`twostroke tune`) and goes first. Knows no torch: whoever
+plans for a card asks here too."""
+
+from __future__ import annotations
+
+import json
+import re
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from importlib.resources import files
+from math import log2
+from pathlib import Path
+from typing import Any
+
+from twostroke.backends.cuda.kernels.product import Card, Kernel, Product, Settings, Tile
+from twostroke.backends.cuda.kernels.product_kernels import CUBLAS, KERNELS
+from twostroke.cache import cache_folder, write_whole
+from twostroke.core.errors import BackendError
+
+NO_END = 1 << 30
+FOLDER = files("twostroke.backends.cuda") / "tuned"
+FALLBACK = "nvidia-h200"
+"""What a device without a table of its own goes by: its kernels decline what they cannot do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """What a product of `first` to `last` rows is computed by."""
+
+    first: int
+    last: int
+    kernel: str
+    settings: Settings = field(default_factory=dict)
+    measured_us: float | None = None
+    """At `last` rows; None: it was not measured by itself."""
+
+
+Forms = Mapping[str, tuple[Line, ...]]
+"""By how the weights are held, the best first: a form has no line where one ahead of it is faster."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    kernel: Kernel
+    tile: Tile
+    settings: Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    device: str
+    products: Mapping[Product, Forms]
+
+    def with_others(self, others: Mapping[Product, Forms]) -> Table:
+        return Table(self.device, {**self.products, **others})
+
+    def nearest(self, product: Product) -> list[Product]:
+        """Itself, if it is here, then the others of its kind, those of about its size first."""
+
+        def apart(other: Product) -> float:
+            return abs(log2(other.outputs / product.outputs)) + abs(log2(other.width / product.width))
+
+        def kind(of: Product) -> tuple[Any, ...]:
+            return of.role, of.has_bias, bool(of.experts)
+
+        return sorted((other for other in self.products if kind(other) == kind(product)), key=apart)
+
+
+class Choices:
+    """A table as a card can follow it."""
+
+    def __init__(self, table: Table, card: Card) -> None:
+        self.table, self.card = table, card
+        self._known: dict[tuple[Product, int, tuple[str, ...]], Choice] = {}
+
+    @staticmethod
+    def on(card: Card) -> Choices:
+        return Choices(table_for(card.name), card)
+
+    def of(self, product: Product, rows: int, forms: tuple[str, ...]) -> Choice:
+        """By the table's line for this product, in any of the forms that its weights are held in; where there is none,
+        or its kernel declines, by that of the nearest size that a kernel takes; else by cuBLAS."""
+        key = (product, rows, forms)
+        if key not in self._known:
+            self._known[key] = self._look_up(product, rows, forms)
+        return self._known[key]
+
+    def has(self, product: Product) -> bool:
+        """Whether the product has lines of its own."""
+        return product in self.table.products
+
+    def note(self, products: Sequence[Product], model: str) -> str:
+        """What is told at a start."""
+        known = sum(map(self.has, products))
+        more = "" if known == len(products) else f"; `twostroke tune {model}` would measure the rest"
+        return f"products: {known} of {len(products)} are in the table for {self.table.device}{more}"
+
+    def reads(self, product: Product, form: str, counts: Iterable[int] = (1, 16, 64)) -> bool:
+        """Whether the product would read this form, were there one, of some number of rows that decode has."""
+        return any(self.of(product, rows, (form, "plain")).kernel.form == form for rows in counts)
+
+    def later_lines(self, product: Product, forms: tuple[str, ...], beyond: int) -> list[tuple[int, Choice]]:
+        """Each distinct choice for more than so many rows, with a number of rows that meets it."""
+        found: dict[str, tuple[int, Choice]] = {}
+        source = next(iter(self.table.nearest(product)), product)
+        for lines in self.table.products.get(source, {}).values():
+            for line in lines:
+                rows = max(line.first, beyond + 1)
+                if rows <= line.last:
+                    choice = self.of(product, rows, forms)
+                    found.setdefault(f"{choice.kernel.name} {choice.tile}", (rows, choice))
+        return list(found.values())
+
+    def _look_up(self, product: Product, rows: int, forms: tuple[str, ...]) -> Choice:
+        for source in self.table.nearest(product):
+            for form, lines in self.table.products[source].items():
+                line = line_at(lines, rows) if form in forms else None
+                choice = line and self._accepted(product, rows, line)
+                if choice:
+                    return choice
+        tile = CUBLAS.tile(product, rows, self.card, {})
+        assert not isinstance(tile, str), tile
+        return Choice(CUBLAS, tile, {})
+
+    def _accepted(self, product: Product, rows: int, line: Line) -> Choice | None:
+        kernel = KERNELS[line.kernel]
+        try:
+            tile = kernel.tile(product, rows, self.card, line.settings)
+        except (TypeError, KeyError):  # settings that an older version measured
+            return None
+        return None if isinstance(tile, str) else Choice(kernel, tile, line.settings)
+
+
+def line_at(lines: tuple[Line, ...], rows: int) -> Line | None:
+    index = bisect_right(lines, rows, key=lambda line: line.first) - 1
+    return lines[index] if index >= 0 and rows <= lines[index].last else None
+
+
+def table_for(device: str) -> Table:
+    """That of the device, else another's; what the user measured goes first."""
+    name = file_name(device)
+    packaged = FOLDER / f"{name}.json"
+    table = _packaged(name if packaged.is_file() else FALLBACK)
+    own = user_path(device)
+    try:
+        return table.with_others(parse(own.read_text()).products) if own.is_file() else table
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BackendError(f"the table of tuned products {own} cannot be read: {error}; delete it") from None
+
+
+@cache
+def _packaged(name: str) -> Table:
+    return parse((FOLDER / f"{name}.json").read_text())
+
+
+def file_name(device: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
+
+
+def user_path(device: str) -> Path:
+    return cache_folder() / "tuned" / f"{file_name(device)}.json"
+
+
+def keep(device: str, products: Mapping[Product, Forms]) -> Path:
+    """Among what this user measured on the device before. Raises OSError."""
+    path = user_path(device)
+    before = parse(path.read_text()).products if path.is_file() else {}
+    write_whole(path, text_of(Table(device, {**before, **products})).encode())
+    return path
+
+
+def parse(text: str) -> Table:
+    found = json.loads(text)
+    products = {}
+    for entry in found["products"]:
+        product = Product(**{name: value for name, value in entry.items() if name != "forms"})
+        products[product] = {form: _lines(lines) for form, lines in entry["forms"].items()}
+    return Table(found["device"], products)
+
+
+def _lines(lines: list[list[Any]]) -> tuple[Line, ...]:
+    """Without those of kernels that there are no longer."""
+    found = (Line(first, last or NO_END, *rest) for first, last, *rest in lines)
+    return tuple(line for line in found if line.kernel in KERNELS)
+
+
+def text_of(table: Table) -> str:
+    """A line of text for each line: so that a change of one shows as one."""
+    entries = []
+    for product, forms in sorted(table.products.items(), key=lambda item: tuple(asdict(item[0]).values())):
+        named = {name: value for name, value in asdict(product).items() if value not in (False, 0)}
+        texts = []
+        for form, lines in forms.items():
+            rows = ",\n    ".join(json.dumps(_listed(line)) for line in lines)
+            texts.append(f'   "{form}": [\n    {rows}]')
+        entries.append(f'  {json.dumps(named)[:-1]}, "forms": {{\n' + ",\n".join(texts) + "}}")
+    body = ",\n".join(entries)
+    return f'{{"device": {json.dumps(table.device)}, "products": [\n{body}\n]}}\n'
+
+
+def _listed(line: Line) -> list[Any]:
+    measured = [] if line.measured_us is None else [round(line.measured_us, 2)]
+    return [line.first, None if line.last == NO_END else line.last, line.kernel, line.settings, *measured]

@@ -1,0 +1,303 @@
+"""Measures, on the card under us, every kernel and tile that could multiply a model's matrices, at the numbers of rows
+that steps have, and makes a table of the fastest. Matrices are drawn at random: only a model's shape is needed. Every
+product is checked against float32 before it is timed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from twostroke.backends.cuda.compile_ahead import CAN_REHEARSE, compilers, rehearsal
+from twostroke.backends.cuda.kernels.packed_format import can_pack
+from twostroke.backends.cuda.kernels.product import Product
+from twostroke.backends.cuda.kernels.product_kernels import KERNELS
+from twostroke.backends.cuda.matrix import Matrix, Plain, pack
+from twostroke.backends.cuda.model_matrices import dense_products
+from twostroke.backends.cuda.products import Products, ProductScratch, Stream, card_of
+from twostroke.backends.cuda.tuned_table import NO_END, Choices, Forms, Line, Table, keep, text_of
+from twostroke.backends.interface import TunedChange, TuningProgress, TuningReport
+from twostroke.models.spec import ModelSpec
+
+DECODE_COUNTS = (16, 1, 64, 128, 256, 8, 32, 192, 2, 4, 96, 160, 224)
+LONG_COUNTS = (512, 2048, 1024, 8192, 768, 384, 1280, 1536, 640, 896, 1152, 1792, 4096)
+"""Rows that are measured, what matters most first; a number between two is treated as the larger."""
+PASS_OF_L2 = 4
+"""The weights between two uses of the same, by the size of L2: none of them is still there."""
+MOST_COPIES = 64
+TOLERANCE = 1.0e-2
+FEW_REPLAYS, REPLAYS, FINALISTS = 3, 9, 3
+LEAST_GAIN = 0.01
+"""What is faster by less is as good: the table stays as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One kernel's way to compute one product."""
+
+    form: str
+    kernel: str
+    settings: tuple[tuple[str, Any], ...]
+
+    def line(self, first: int, last: int, measured_us: float | None = None) -> Line:
+        return Line(first, last, self.kernel, dict(self.settings), measured_us)
+
+    def __str__(self) -> str:
+        return " ".join([self.kernel, *(f"{name}={value}" for name, value in self.settings)])
+
+
+class Case:
+    """A product of some rows, with as many matrices of its shape as L2 does not hold."""
+
+    def __init__(self, spec: ModelSpec, product: Product, rows: int, pool: Pool, next_fuses: bool) -> None:
+        self.spec, self.product, self.rows, self._next_fuses = spec, product, rows, next_fuses
+        self.matrices, self.scratch, self.card = pool.matrices(product), pool.scratch, pool.card
+        self.stream = pool.stream
+        outputs, is_head = product.outputs, product.role == "head"
+        self.x = pool.rows(product.width)[:rows]
+        out = pool.logits if is_head else pool.outputs
+        self.out = out[: rows * outputs].view(rows, outputs)
+        self.room = pool.room[: rows * outputs].view(rows, outputs) if product.adds_parts else self.out
+        self.norm = torch.ones(product.width, dtype=pool.dtype, device=pool.device)
+        self.next_norm = torch.ones(outputs, dtype=pool.dtype, device=pool.device)
+
+    def products(self, trial: Trial) -> Products:
+        table = Table("a trial", {self.product: {trial.form: (trial.line(self.rows, self.rows),)}})
+        return Products(self.spec, self.scratch, Choices(table, self.card))
+
+    def run(self, products: Products, matrix: Matrix) -> None:
+        """As in a layer: the rows come normed unless the kernel norms them, and a sum leaves normed for the next."""
+        if not self.product.adds_parts:
+            products.multiply(Stream(self.x, self.x, normed_by=self.norm), self.norm, matrix, self.out)
+            return
+        stream = Stream(self.out, self.room)
+        post_norm = self.next_norm if self.product.role == "sandwich" else None
+        products.join(self.x, matrix, stream, post_norm, self.next_norm)
+        if not self._next_fuses:
+            products.normed(stream, self.next_norm)
+
+    def fault(self, trial: Trial, matrix: Matrix, expected: torch.Tensor) -> str | None:
+        """What is wrong with the product, or None."""
+        self.out.zero_() if self.product.adds_parts else self.out.fill_(float("nan"))
+        self.run(self.products(trial), matrix)
+        error = float((self.out.float() - expected).norm() / expected.norm())
+        return None if error < TOLERANCE else f"error {error:.4f}"
+
+    def expected(self, matrix: Matrix) -> torch.Tensor:
+        found = self.x.float() @ matrix.weight.float().t()
+        if matrix.bias is not None:
+            found += matrix.bias
+        if self.product.is_gated:
+            gate, up = found.chunk(2, dim=1)
+            is_silu = self.spec.layers[0].mlp.activation == "silu"
+            found = (functional.silu(gate) if is_silu else functional.gelu(gate, approximate="tanh")) * up
+        if self.product.role == "sandwich":
+            found = functional.rms_norm(found, found.shape[1:], eps=self.spec.norm_eps)
+        return found
+
+
+class Pool:
+    """Numbers that matrices and rows are cut out of."""
+
+    def __init__(
+        self, spec: ModelSpec, products: Sequence[Product], most: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """`most`: rows."""
+        self.dtype, self.device, self._most_rows = dtype, device, most
+        self.card, is_cuda = card_of(device, dtype), device.type == "cuda"
+        l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size if is_cuda else 0
+        self._pass_values = PASS_OF_L2 * l2_bytes // 2
+        sizes = [product.shape[0] * product.shape[1] for product in products]
+        numbers = max(self._pass_values, 2 * max(sizes))
+        self._weights = torch.empty(numbers, dtype=dtype, device=self.device).normal_(0, 0.02)
+        self._inputs = torch.zeros(most * max(p.width for p in products), dtype=dtype, device=self.device)
+        outputs = max(product.outputs for product in products if product.role != "head")
+        self.outputs, self.room = (torch.zeros(most * outputs, dtype=dtype, device=self.device) for _ in range(2))
+        heads = [product.outputs for product in products if product.role == "head"]
+        self.logits = torch.zeros(max(heads, default=0) * min(most, max(DECODE_COUNTS)), device=self.device)
+        self.scratch = ProductScratch(spec, most, dtype, self.device)
+        self._made: dict[Product, list[Matrix]] = {}
+        self._drawn_width = 0
+        # One: cuBLAS keeps a workspace for each stream that it has seen.
+        self.stream = torch.cuda.Stream(device) if is_cuda else None
+
+    def rows(self, width: int) -> torch.Tensor:
+        """At random; each is its own norm, so that it does not matter who norms it."""
+        rows = self._inputs[: self._most_rows * width].view(self._most_rows, width)
+        if self._drawn_width != width:
+            self._drawn_width = width
+            rows.normal_()
+            torch.div(rows, rows.float().square().mean(1, keepdim=True).sqrt().to(self.dtype), out=rows)
+        return rows
+
+    def matrices(self, product: Product) -> list[Matrix]:
+        if product not in self._made:
+            self._made.clear()  # one product's at a time
+            values = product.shape[0] * product.shape[1]
+            copies = min(MOST_COPIES, max(2, self._pass_values // values), self._weights.numel() // values)
+            weights = self._weights[: copies * values].view(copies, *product.shape)
+            bias = torch.zeros(product.shape[0], dtype=self.dtype, device=self.device) if product.has_bias else None
+            made = [Matrix("drawn", product, {"plain": Plain(weight)}, bias) for weight in weights]
+            is_packable = self.dtype == torch.bfloat16 and can_pack(product.shape, is_gated=product.is_gated)
+            if is_packable and self.card.has_hopper_kernels:
+                for matrix in made:
+                    matrix.make_room_for_packed()
+                pack(made)
+            self._made[product] = made
+        return self._made[product]
+
+
+def tune(
+    spec: ModelSpec, dtype: torch.dtype, seconds: float, progress: TuningProgress, device: str = "cuda"
+) -> TuningReport:
+    """For about so long; what there was no time to measure stays as it is. The result is kept in the user's cache."""
+    started_s = time.perf_counter()
+    # Sums come last: then it is known who behind them norms its rows.
+    products = sorted(dense_products(spec), key=lambda product: product.adds_parts)
+    pool = Pool(spec, products, max(LONG_COUNTS), dtype, torch.device(device))
+    before, faults = Choices.on(pool.card), []
+    found: dict[Product, Forms] = {}
+    changes: list[TunedChange] = []
+    for number, product in enumerate(products):
+        progress(number, len(products), f"{product.role} {product.outputs} x {product.width}")
+        tuner = Tuner(spec, product, pool, before, Choices(Table("so far", found), pool.card))
+        counts = DECODE_COUNTS if product.role == "head" else (*DECODE_COUNTS, *LONG_COUNTS)
+        left_s = seconds - (time.perf_counter() - started_s)
+        found[product] = tuner.measure(counts, time.perf_counter() + left_s / (len(products) - number))
+        changes += tuner.changes
+        faults += tuner.faults
+    progress(len(products), len(products), "")
+    kept = keep(pool.card.name, found)
+    text = text_of(before.table.with_others(found))
+    return TuningReport(pool.card.name, len(products), changes, faults, time.perf_counter() - started_s, kept, text)
+
+
+class Tuner:
+    """One product, at every number of rows."""
+
+    def __init__(self, spec: ModelSpec, product: Product, pool: Pool, before: Choices, so_far: Choices) -> None:
+        self._spec, self._product, self._pool, self._before, self._so_far = spec, product, pool, before, so_far
+        self.changes: list[TunedChange] = []
+        self.faults: list[str] = []
+
+    def measure(self, counts: Sequence[int], until_s: float) -> Forms:
+        """`until_s`: when to stop, by the clock of `time.perf_counter`; one number of rows is measured in any case."""
+        cases = [self._case(rows) for rows in counts]
+        best: dict[int, dict[Trial, float]] = {}
+        with ExitStack() as compiling:
+            if CAN_REHEARSE and self._pool.stream is not None:
+                threads = compiling.enter_context(compilers())
+                with rehearsal(threads):
+                    for case in cases:
+                        for trial in self._trials(case):
+                            case.run(case.products(trial), case.matrices[0])
+            for case in cases:
+                if best and time.perf_counter() > until_s:
+                    break
+                best[case.rows] = self._best(case)
+        return self._lines(cases[0].matrices[0].form_names, sorted(counts), best)
+
+    def _lines(self, forms: tuple[str, ...], counts: Sequence[int], best: dict[int, dict[Trial, float]]) -> Forms:
+        """From each number of rows that was measured down to the one before; what was not is as it was."""
+        lines: dict[str, list[Line]] = {"packed": [], "plain": []}
+        for before, count in pairwise((0, *counts)):
+            for trial, took_us in best.get(count, {}).items():
+                _extend(lines[trial.form], trial.line(before + 1, count, took_us))
+            for rows in range(before + 1, count + 1) if count not in best else ():
+                for trial in {self._now(rows, forms), self._now(rows, ("plain",))}:
+                    _extend(lines[trial.form], trial.line(rows, rows))
+        lines["plain"][-1] = replace(lines["plain"][-1], last=NO_END)
+        return {form: tuple(found) for form, found in lines.items() if found}
+
+    def _case(self, rows: int) -> Case:
+        readers = [product for product in self._so_far.table.products if product.role in ("plain", "gated")]
+        fuses = all(self._so_far.of(reader, rows, ("packed", "plain")).kernel.fuses for reader in readers)
+        return Case(self._spec, self._product, rows, self._pool, next_fuses=fuses and bool(readers))
+
+    def _trials(self, case: Case) -> list[Trial]:
+        """What the table has now, first."""
+        forms = case.matrices[0].form_names
+        kernels = [kernel for kernel in KERNELS.values() if kernel.form in forms]
+        found = [
+            Trial(kernel.form, kernel.name, tuple(settings.items()))
+            for kernel in kernels
+            for settings in kernel.candidates(case.product, case.rows, case.card)
+        ]
+        return list(dict.fromkeys([*(self._now(case.rows, (form,)) for form in forms), *found]))
+
+    def _now(self, rows: int, forms: tuple[str, ...]) -> Trial:
+        choice = self._before.of(self._product, rows, forms)
+        return Trial(choice.kernel.form, choice.kernel.name, tuple(choice.settings.items()))
+
+    def _best(self, case: Case) -> dict[Trial, float]:
+        """The fastest of plain weights, and of another form where that is faster still, with what they take."""
+        matrix, forms = case.matrices[0], case.matrices[0].form_names
+        expected, now, tried = case.expected(matrix), self._now(case.rows, forms), dict[Trial, float]()
+        for trial in self._trials(case):
+            try:
+                fault = case.fault(trial, matrix, expected)
+                if fault is None:
+                    tried[trial] = graph_us(case, [trial], FEW_REPLAYS)[0]
+            except Exception as error:
+                fault = f"{type(error).__name__}: {error}"
+            self.faults += [f"{case.product} of {case.rows} rows by {trial}: {fault}"] if fault else []
+        ranked = sorted(tried, key=tried.__getitem__)
+        finalists = [trial for form in forms for trial in [one for one in ranked if one.form == form][:FINALISTS]]
+        finalists += [now] if now in tried and now not in finalists else []
+        times = dict(zip(finalists, graph_us(case, finalists, REPLAYS), strict=True))
+
+        def as_compared(trial: Trial) -> float:
+            return times[trial] / (1 + LEAST_GAIN if trial == now else 1)
+
+        best = min(times, key=as_compared)
+        plain = min((trial for trial in times if trial.form == "plain"), key=as_compared)
+        if best != now and now in times:
+            names = f"{case.product.role} {case.product.outputs} x {case.product.width}", case.rows
+            self.changes.append(TunedChange(*names, str(now), times[now], str(best), times[best]))
+        return {best: times[best], plain: times[plain]}
+
+
+def _extend(lines: list[Line], line: Line) -> None:
+    """Lines beside each other that say the same are one."""
+    last = lines[-1] if lines else None
+    if last and last.last == line.first - 1 and (last.kernel, last.settings) == (line.kernel, line.settings):
+        line = replace(line, first=lines.pop().first)
+    lines.append(line)
+
+
+def graph_us(case: Case, trials: Sequence[Trial], replays: int) -> list[float]:
+    """Microseconds of each trial's product over matrices that L2 does not hold: the median of graph replays, taken in
+    turns, since a card's clock moves."""
+    graphs = [_captured(case, trial) for trial in trials]
+    times: list[list[float]] = [[] for _ in trials]
+    for _ in range(replays):
+        for graph, taken in zip(graphs, times, strict=True):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            taken.append(begin.elapsed_time(end) * 1e3 / len(case.matrices))
+    return [median(taken) for taken in times]
+
+
+def _captured(case: Case, trial: Trial) -> torch.cuda.CUDAGraph:
+    """Without torch.cuda.graph(), which collects garbage: tens of milliseconds each time."""
+    products, graph = case.products(trial), torch.cuda.CUDAGraph()
+    case.run(products, case.matrices[0])
+    torch.cuda.synchronize()
+    with torch.cuda.stream(case.stream):
+        graph.capture_begin(capture_error_mode="thread_local")
+        try:
+            for matrix in case.matrices:
+                case.run(products, matrix)
+        finally:
+            graph.capture_end()
+    return graph

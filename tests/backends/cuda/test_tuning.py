@@ -1,0 +1,120 @@
+"""Tuning: every candidate is checked, the fastest makes a table's line, and what is no faster changes nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from tests.backends.cuda.tables import table_of
+from tests.models.tiny_checkpoints import make_tiny
+
+from twostroke.backends.cuda import tuning
+from twostroke.backends.cuda.kernels.product import Product
+from twostroke.backends.cuda.model_matrices import dense_products
+from twostroke.backends.cuda.products import Products, card_of
+from twostroke.backends.cuda.tuned_table import NO_END, Choices, Line, Table, parse, table_for
+from twostroke.backends.cuda.tuning import Case, Pool, Trial, Tuner, _extend, tune
+from twostroke.models.loading import load_checkpoint
+from twostroke.models.spec import ModelSpec
+
+F32 = torch.float32
+AN_HOUR = time.perf_counter() + 3600
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> ModelSpec:
+    return load_checkpoint(make_tiny("llama", tmp_path / "model")[0]).spec
+
+
+def lines_of(times_us: dict[tuple[str, int], float], spec: ModelSpec, monkeypatch: pytest.MonkeyPatch) -> Tuner:
+    """A tuner whose clock says what each method and number of rows takes; 100 us: all others."""
+
+    def clock(case: Case, trials: Sequence[Trial], replays: int) -> list[float]:
+        return [
+            times_us.get((str(dict(trial.settings).get("method", trial.kernel)), case.rows), 100.0) for trial in trials
+        ]
+
+    monkeypatch.setattr(tuning, "graph_us", clock)
+    product = next(product for product in dense_products(spec) if product.role == "gated")
+    pool = Pool(spec, [product], 4, F32, torch.device("cpu"))
+    now = Choices(table_of({"plain": (Line(1, NO_END, "cublas"),)}), pool.card)
+    return Tuner(spec, product, pool, now, Choices(Table("so far", {}), pool.card))
+
+
+def test_the_fastest_of_each_number_of_rows_becomes_a_line(spec: ModelSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    times = {("fma", 1): 5.0, ("cublas", 1): 9.0, ("dot", 2): 6.0, ("cublas", 2): 7.0, ("cublas", 4): 8.0}
+    tuner = lines_of(times, spec, monkeypatch)
+    (few, two, more) = tuner.measure((4, 1, 2), AN_HOUR)["plain"]
+    assert (few.first, few.last, few.kernel, few.settings["method"], few.measured_us) == (1, 1, "gemv", "fma", 5.0)
+    assert (two.first, two.last, two.settings["method"]) == (2, 2, "dot")
+    assert (more.first, more.last, more.kernel) == (3, NO_END, "cublas")
+    assert not tuner.faults, "every candidate was computed, and right"
+    assert [(change.rows, change.before) for change in tuner.changes] == [(1, "cublas"), (2, "cublas")]
+    assert tuner.changes[0].after.startswith("gemv method=fma") and tuner.changes[0].after_us == 5.0
+
+
+def test_what_is_hardly_faster_changes_nothing(spec: ModelSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    tuner = lines_of({("fma", 1): 9.95, ("cublas", 1): 10.0}, spec, monkeypatch)
+    (line,) = tuner.measure((1,), AN_HOUR)["plain"]
+    assert line.kernel == "cublas" and not tuner.changes
+
+
+def test_what_there_is_no_time_for_stays_as_it_is(spec: ModelSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    tuner = lines_of({("fma", 1): 5.0, ("dot", 4): 6.0}, spec, monkeypatch)
+    few, more = tuner.measure((1, 4), time.perf_counter())["plain"]
+    assert (few.last, few.kernel, few.measured_us) == (1, "gemv", 5.0)
+    assert (more.first, more.kernel, more.measured_us) == (2, "cublas", None), "not measured"
+
+
+def test_what_is_wrong_is_never_chosen(spec: ModelSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    tuner = lines_of({("fma", 1): 1.0, ("cublas", 1): 10.0}, spec, monkeypatch)
+    right = Products.multiply
+
+    def wrong(self, stream, norm, matrix, out):  # type: ignore[no-untyped-def]
+        right(self, stream, norm, matrix, out)
+        if self._choice(matrix, len(out)).kernel.name == "gemv":
+            out[0, 0] += 100 * out.abs().max()
+
+    monkeypatch.setattr(Products, "multiply", wrong)
+    (line,) = tuner.measure((1,), AN_HOUR)["plain"]
+    assert line.kernel == "cublas" and tuner.faults and "error" in tuner.faults[0]
+
+
+def test_lines_that_say_the_same_are_one() -> None:
+    lines: list[Line] = []
+    for first, last, kernel in ((1, 1, "gemv"), (2, 2, "gemv"), (3, 8, "cublas"), (9, 16, "gemv"), (25, 32, "gemv")):
+        _extend(lines, Line(first, last, kernel, {}, float(last)))
+    assert [(line.first, line.last, line.kernel, line.measured_us) for line in lines] == [
+        (1, 2, "gemv", 2.0),
+        (3, 8, "cublas", 8.0),
+        (9, 16, "gemv", 16.0),
+        (25, 32, "gemv", 32.0),
+    ], "nothing is said of 17 to 24"
+
+
+def test_a_model_is_tuned(spec: ModelSpec, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a card by its clock, for bf16; elsewhere everything but the clock."""
+    monkeypatch.setenv("TWOSTROKE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(tuning, "DECODE_COUNTS", (32, 1, 8))
+    monkeypatch.setattr(tuning, "LONG_COUNTS", (384,) if device == "cuda" else (40,))
+    dtype = torch.bfloat16 if device == "cuda" else F32
+    if device == "cpu":
+        monkeypatch.setattr(
+            tuning, "graph_us", lambda case, trials, replays: [1.0 + len(str(trial)) for trial in trials]
+        )
+    told: list[tuple[int, int]] = []
+    report = tune(spec, dtype, 60.0, lambda done, total, _: told.append((done, total)), device)
+    products = dense_products(spec)
+    assert told[-1] == (len(products), len(products)) and not report.faults
+    kept = table_for(report.device)
+    choices = Choices(kept, card_of(torch.device(device), dtype))
+    assert all(product in parse(report.kept.read_text()).products for product in products)
+    assert all(parse(report.table).products[product] == kept.products[product] for product in products)
+    for product in products:
+        for rows in (1, 5, 8, 20, 32, 300, 384, 1000):
+            line_of = kept.products[product]["plain"]
+            assert line_of[0].measured_us and choices.of(product, rows, ("plain",)).kernel.form == "plain"
+    assert Product("plain", 1, 1) not in kept.products
