@@ -16,7 +16,8 @@ from twostroke.backends.cuda.kernels.product import Product
 from twostroke.backends.cuda.model_matrices import dense_products
 from twostroke.backends.cuda.products import Products, card_of
 from twostroke.backends.cuda.tuned_table import NO_END, Choices, Line, Table, parse, table_for
-from twostroke.backends.cuda.tuning import Case, Pool, Trial, Tuner, _extend, tune
+from twostroke.backends.cuda.tuning import Tuner, _extend, tune
+from twostroke.backends.cuda.tuning_cases import Case, Pool, Trial
 from twostroke.models.loading import load_checkpoint
 from twostroke.models.spec import ModelSpec
 

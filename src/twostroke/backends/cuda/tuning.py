@@ -1,157 +1,32 @@
 """Measures, on the card under us, every kernel and tile that could multiply a model's matrices, at the numbers of rows
-that steps have, and makes a table of the fastest. Matrices are drawn at random: only a model's shape is needed. Every
-product is checked against float32 before it is timed."""
+that steps have, and makes a table of the fastest. Every product is checked against float32 before it is timed."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from statistics import median
-from typing import Any
 
 import torch
-from torch.nn import functional
 
 from twostroke.backends.cuda.compile_ahead import CAN_REHEARSE, compilers, rehearsal
-from twostroke.backends.cuda.kernels.packed_format import can_pack
 from twostroke.backends.cuda.kernels.product import Product
 from twostroke.backends.cuda.kernels.product_kernels import KERNELS
-from twostroke.backends.cuda.matrix import Matrix, Plain, pack
 from twostroke.backends.cuda.model_matrices import dense_products
-from twostroke.backends.cuda.products import Products, ProductScratch, Stream, card_of
 from twostroke.backends.cuda.tuned_table import NO_END, Choices, Forms, Line, Table, keep, text_of
+from twostroke.backends.cuda.tuning_cases import Case, Pool, Trial
 from twostroke.backends.interface import TunedChange, TuningProgress, TuningReport
 from twostroke.models.spec import ModelSpec
 
 DECODE_COUNTS = (16, 1, 64, 128, 256, 8, 32, 192, 2, 4, 96, 160, 224)
 LONG_COUNTS = (512, 2048, 1024, 8192, 768, 384, 1280, 1536, 640, 896, 1152, 1792, 4096)
 """Rows that are measured, what matters most first; a number between two is treated as the larger."""
-PASS_OF_L2 = 4
-"""The weights between two uses of the same, by the size of L2: none of them is still there."""
-MOST_COPIES = 64
-TOLERANCE = 1.0e-2
 FEW_REPLAYS, REPLAYS, FINALISTS = 3, 9, 3
 LEAST_GAIN = 0.01
 """What is faster by less is as good: the table stays as it is."""
-
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """One kernel's way to compute one product."""
-
-    form: str
-    kernel: str
-    settings: tuple[tuple[str, Any], ...]
-
-    def line(self, first: int, last: int, measured_us: float | None = None) -> Line:
-        return Line(first, last, self.kernel, dict(self.settings), measured_us)
-
-    def __str__(self) -> str:
-        return " ".join([self.kernel, *(f"{name}={value}" for name, value in self.settings)])
-
-
-class Case:
-    """A product of some rows, with as many matrices of its shape as L2 does not hold."""
-
-    def __init__(self, spec: ModelSpec, product: Product, rows: int, pool: Pool, next_fuses: bool) -> None:
-        self.spec, self.product, self.rows, self._next_fuses = spec, product, rows, next_fuses
-        self.matrices, self.scratch, self.card = pool.matrices(product), pool.scratch, pool.card
-        self.stream = pool.stream
-        outputs, is_head = product.outputs, product.role == "head"
-        self.x = pool.rows(product.width)[:rows]
-        out = pool.logits if is_head else pool.outputs
-        self.out = out[: rows * outputs].view(rows, outputs)
-        self.room = pool.room[: rows * outputs].view(rows, outputs) if product.adds_parts else self.out
-        self.norm = torch.ones(product.width, dtype=pool.dtype, device=pool.device)
-        self.next_norm = torch.ones(outputs, dtype=pool.dtype, device=pool.device)
-
-    def products(self, trial: Trial) -> Products:
-        table = Table("a trial", {self.product: {trial.form: (trial.line(self.rows, self.rows),)}})
-        return Products(self.spec, self.scratch, Choices(table, self.card))
-
-    def run(self, products: Products, matrix: Matrix) -> None:
-        """As in a layer: the rows come normed unless the kernel norms them, and a sum leaves normed for the next."""
-        if not self.product.adds_parts:
-            products.multiply(Stream(self.x, self.x, normed_by=self.norm), self.norm, matrix, self.out)
-            return
-        stream = Stream(self.out, self.room)
-        post_norm = self.next_norm if self.product.role == "sandwich" else None
-        products.join(self.x, matrix, stream, post_norm, self.next_norm)
-        if not self._next_fuses:
-            products.normed(stream, self.next_norm)
-
-    def fault(self, trial: Trial, matrix: Matrix, expected: torch.Tensor) -> str | None:
-        """What is wrong with the product, or None."""
-        self.out.zero_() if self.product.adds_parts else self.out.fill_(float("nan"))
-        self.run(self.products(trial), matrix)
-        error = float((self.out.float() - expected).norm() / expected.norm())
-        return None if error < TOLERANCE else f"error {error:.4f}"
-
-    def expected(self, matrix: Matrix) -> torch.Tensor:
-        found = self.x.float() @ matrix.weight.float().t()
-        if matrix.bias is not None:
-            found += matrix.bias
-        if self.product.is_gated:
-            gate, up = found.chunk(2, dim=1)
-            is_silu = self.spec.layers[0].mlp.activation == "silu"
-            found = (functional.silu(gate) if is_silu else functional.gelu(gate, approximate="tanh")) * up
-        if self.product.role == "sandwich":
-            found = functional.rms_norm(found, found.shape[1:], eps=self.spec.norm_eps)
-        return found
-
-
-class Pool:
-    """Numbers that matrices and rows are cut out of."""
-
-    def __init__(
-        self, spec: ModelSpec, products: Sequence[Product], most: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
-        """`most`: rows."""
-        self.dtype, self.device, self._most_rows = dtype, device, most
-        self.card, is_cuda = card_of(device, dtype), device.type == "cuda"
-        l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size if is_cuda else 0
-        self._pass_values = PASS_OF_L2 * l2_bytes // 2
-        sizes = [product.shape[0] * product.shape[1] for product in products]
-        numbers = max(self._pass_values, 2 * max(sizes))
-        self._weights = torch.empty(numbers, dtype=dtype, device=self.device).normal_(0, 0.02)
-        self._inputs = torch.zeros(most * max(p.width for p in products), dtype=dtype, device=self.device)
-        outputs = max(product.outputs for product in products if product.role != "head")
-        self.outputs, self.room = (torch.zeros(most * outputs, dtype=dtype, device=self.device) for _ in range(2))
-        heads = [product.outputs for product in products if product.role == "head"]
-        self.logits = torch.zeros(max(heads, default=0) * min(most, max(DECODE_COUNTS)), device=self.device)
-        self.scratch = ProductScratch(spec, most, dtype, self.device)
-        self._made: dict[Product, list[Matrix]] = {}
-        self._drawn_width = 0
-        # One: cuBLAS keeps a workspace for each stream that it has seen.
-        self.stream = torch.cuda.Stream(device) if is_cuda else None
-
-    def rows(self, width: int) -> torch.Tensor:
-        """At random; each is its own norm, so that it does not matter who norms it."""
-        rows = self._inputs[: self._most_rows * width].view(self._most_rows, width)
-        if self._drawn_width != width:
-            self._drawn_width = width
-            rows.normal_()
-            torch.div(rows, rows.float().square().mean(1, keepdim=True).sqrt().to(self.dtype), out=rows)
-        return rows
-
-    def matrices(self, product: Product) -> list[Matrix]:
-        if product not in self._made:
-            self._made.clear()  # one product's at a time
-            values = product.shape[0] * product.shape[1]
-            copies = min(MOST_COPIES, max(2, self._pass_values // values), self._weights.numel() // values)
-            weights = self._weights[: copies * values].view(copies, *product.shape)
-            bias = torch.zeros(product.shape[0], dtype=self.dtype, device=self.device) if product.has_bias else None
-            made = [Matrix("drawn", product, {"plain": Plain(weight)}, bias) for weight in weights]
-            is_packable = self.dtype == torch.bfloat16 and can_pack(product.shape, is_gated=product.is_gated)
-            if is_packable and self.card.has_hopper_kernels:
-                for matrix in made:
-                    matrix.make_room_for_packed()
-                pack(made)
-            self._made[product] = made
-        return self._made[product]
 
 
 def tune(
@@ -197,7 +72,7 @@ class Tuner:
                 with rehearsal(threads):
                     for case in cases:
                         for trial in self._trials(case):
-                            case.run(case.products(trial), case.matrices[0])
+                            case.run(case.choices(trial), case.matrices[0])
             for case in cases:
                 if best and time.perf_counter() > until_s:
                     break
@@ -290,14 +165,14 @@ def graph_us(case: Case, trials: Sequence[Trial], replays: int) -> list[float]:
 
 def _captured(case: Case, trial: Trial) -> torch.cuda.CUDAGraph:
     """Without torch.cuda.graph(), which collects garbage: tens of milliseconds each time."""
-    products, graph = case.products(trial), torch.cuda.CUDAGraph()
-    case.run(products, case.matrices[0])
+    choices, graph = case.choices(trial), torch.cuda.CUDAGraph()
+    case.run(choices, case.matrices[0])
     torch.cuda.synchronize()
     with torch.cuda.stream(case.stream):
         graph.capture_begin(capture_error_mode="thread_local")
         try:
             for matrix in case.matrices:
-                case.run(products, matrix)
+                case.run(choices, matrix)
         finally:
             graph.capture_end()
     return graph

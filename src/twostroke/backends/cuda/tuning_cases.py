@@ -1,0 +1,142 @@
+"""A model's products as they are measured: at some number of rows, on matrices drawn at random, with what stands around
+them in a layer. Only a model's shape is needed. Knows what each should give."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from twostroke.backends.cuda.kernels.packed_format import can_pack
+from twostroke.backends.cuda.kernels.product import Product
+from twostroke.backends.cuda.matrix import Matrix, Plain, pack
+from twostroke.backends.cuda.products import Products, ProductScratch, Stream, card_of
+from twostroke.backends.cuda.tuned_table import Choices, Line, Table
+from twostroke.models.spec import ModelSpec
+
+MOST_LOGITS = 256
+"""Rows of the head: as many as decode has."""
+PASS_OF_L2 = 4
+"""The weights between two uses of the same, by the size of L2: none of them is still there."""
+MOST_COPIES = 64
+TOLERANCE = 1.0e-2
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One kernel's way to compute one product."""
+
+    form: str
+    kernel: str
+    settings: tuple[tuple[str, Any], ...]
+
+    def line(self, first: int, last: int, measured_us: float | None = None) -> Line:
+        return Line(first, last, self.kernel, dict(self.settings), measured_us)
+
+    def __str__(self) -> str:
+        return " ".join([self.kernel, *(f"{name}={value}" for name, value in self.settings)])
+
+
+class Case:
+    """A product of some rows, with as many matrices of its shape as L2 does not hold."""
+
+    def __init__(self, spec: ModelSpec, product: Product, rows: int, pool: Pool, next_fuses: bool) -> None:
+        self.spec, self.product, self.rows, self._next_fuses = spec, product, rows, next_fuses
+        self.matrices, self.scratch, self.card = pool.matrices(product), pool.scratch, pool.card
+        self.stream = pool.stream
+        outputs, is_head = product.outputs, product.role == "head"
+        self.x = pool.rows(product.width)[:rows]
+        out = pool.logits if is_head else pool.outputs
+        self.out = out[: rows * outputs].view(rows, outputs)
+        self.room = pool.room[: rows * outputs].view(rows, outputs) if product.adds_parts else self.out
+        self.norm = torch.ones(product.width, dtype=pool.dtype, device=pool.device)
+        self.next_norm = torch.ones(outputs, dtype=pool.dtype, device=pool.device)
+
+    def choices(self, trial: Trial) -> Choices:
+        lines = (trial.line(self.rows, self.rows),)
+        return Choices(Table("a trial", {self.product: {trial.form: lines}}), self.card)
+
+    def run(self, choices: Choices, matrix: Matrix) -> None:
+        """As in a layer: the rows come normed unless the kernel norms them, and a sum leaves normed for the next."""
+        products = Products(self.spec, self.scratch, choices)
+        if not self.product.adds_parts:
+            products.multiply(Stream(self.x, self.x, normed_by=self.norm), self.norm, matrix, self.out)
+            return
+        stream = Stream(self.out, self.room)
+        post_norm = self.next_norm if self.product.role == "sandwich" else None
+        products.join(self.x, matrix, stream, post_norm, self.next_norm)
+        if not self._next_fuses:
+            products.normed(stream, self.next_norm)
+
+    def fault(self, trial: Trial, matrix: Matrix, expected: torch.Tensor) -> str | None:
+        """What is wrong with the product, or None."""
+        self.out.zero_() if self.product.adds_parts else self.out.fill_(float("nan"))
+        self.run(self.choices(trial), matrix)
+        error = float((self.out.float() - expected).norm() / expected.norm())
+        return None if error < TOLERANCE else f"error {error:.4f}"
+
+    def expected(self, matrix: Matrix) -> torch.Tensor:
+        found = self.x.float() @ matrix.weight.float().t()
+        if matrix.bias is not None:
+            found += matrix.bias
+        if self.product.is_gated:
+            gate, up = found.chunk(2, dim=1)
+            is_silu = self.spec.layers[0].mlp.activation == "silu"
+            found = (functional.silu(gate) if is_silu else functional.gelu(gate, approximate="tanh")) * up
+        if self.product.role == "sandwich":
+            found = functional.rms_norm(found, found.shape[1:], eps=self.spec.norm_eps)
+        return found
+
+
+class Pool:
+    """Numbers that matrices and rows are cut out of."""
+
+    def __init__(
+        self, spec: ModelSpec, products: Sequence[Product], most: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """`most`: rows."""
+        self.dtype, self.device, self._most_rows = dtype, device, most
+        self.card, is_cuda = card_of(device, dtype), device.type == "cuda"
+        l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size if is_cuda else 0
+        self._pass_values = PASS_OF_L2 * l2_bytes // 2
+        sizes = [product.shape[0] * product.shape[1] for product in products]
+        numbers = max(self._pass_values, 2 * max(sizes))
+        self._weights = torch.empty(numbers, dtype=dtype, device=self.device).normal_(0, 0.02)
+        self._inputs = torch.zeros(most * max(p.width for p in products), dtype=dtype, device=self.device)
+        outputs = max(product.outputs for product in products if product.role != "head")
+        self.outputs, self.room = (torch.zeros(most * outputs, dtype=dtype, device=self.device) for _ in range(2))
+        heads = [product.outputs for product in products if product.role == "head"]
+        self.logits = torch.zeros(max(heads, default=0) * min(most, MOST_LOGITS), device=self.device)
+        self.scratch = ProductScratch(spec, most, dtype, self.device)
+        self._made: dict[Product, list[Matrix]] = {}
+        self._drawn_width = 0
+        # One: cuBLAS keeps a workspace for each stream that it has seen.
+        self.stream = torch.cuda.Stream(device) if is_cuda else None
+
+    def rows(self, width: int) -> torch.Tensor:
+        """At random; each is its own norm, so that it does not matter who norms it."""
+        rows = self._inputs[: self._most_rows * width].view(self._most_rows, width)
+        if self._drawn_width != width:
+            self._drawn_width = width
+            rows.normal_()
+            torch.div(rows, rows.float().square().mean(1, keepdim=True).sqrt().to(self.dtype), out=rows)
+        return rows
+
+    def matrices(self, product: Product) -> list[Matrix]:
+        if product not in self._made:
+            self._made.clear()  # one product's at a time
+            values = product.shape[0] * product.shape[1]
+            copies = min(MOST_COPIES, max(2, self._pass_values // values), self._weights.numel() // values)
+            weights = self._weights[: copies * values].view(copies, *product.shape)
+            bias = torch.zeros(product.shape[0], dtype=self.dtype, device=self.device) if product.has_bias else None
+            made = [Matrix("drawn", product, {"plain": Plain(weight)}, bias) for weight in weights]
+            is_packable = self.dtype == torch.bfloat16 and can_pack(product.shape, is_gated=product.is_gated)
+            if is_packable and self.card.has_hopper_kernels:
+                for matrix in made:
+                    matrix.make_room_for_packed()
+                pack(made)
+            self._made[product] = made
+        return self._made[product]
