@@ -15,9 +15,9 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 
 from twostroke.backends.cuda.compile_ahead import compilers, launcher, rehearsal
-from twostroke.backends.cuda.kernels.hopper_products import product
+from twostroke.backends.cuda.kernels.grouped_tiles import HopperTile
+from twostroke.backends.cuda.kernels.hopper_grouped import hopper_grouped_matmul
 from twostroke.backends.cuda.kernels.norms import add_rms_norm, rms_norm
-from twostroke.backends.cuda.kernels.product_tiles import ProductTile
 
 COMPILED: list[tuple[str, str]] = []
 LAUNCHERS: list[tuple[str, str]] = []
@@ -53,11 +53,13 @@ def _mistaken(x):
 
 def steps() -> None:
     half, hidden = torch.bfloat16, 4096
-    shapes = ((32, hidden), (hidden,), (6144, hidden), (32, 6144))
-    x, weight, matrix, out = (torch.empty(shape, dtype=half, device="meta") for shape in shapes)
+    shapes = ((32, hidden), (hidden,), (4, 6144, hidden), (32, 6144))
+    x, weight, experts, out = (torch.empty(shape, dtype=half, device="meta") for shape in shapes)
+    pairs, starts = (torch.empty(count, dtype=torch.int32, device="meta") for count in (32, 5))
+    tile = HopperTile(64, 128, 4)
     for _ in range(2):
         rms_norm(x, weight, x, eps=1e-6)
-        product(x, matrix, out, tile=ProductTile(64, 7))
+        hopper_grouped_matmul(x, experts, out, pairs, starts, top_k=1, gated=None, tile=tile)
         add_rms_norm(x, x, weight, x, eps=1e-6)
 
 

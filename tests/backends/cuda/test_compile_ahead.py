@@ -30,12 +30,12 @@ def test_triton_s_kernels_are_compiled_in_threads_and_launched_behind(tmp_path):
     assert done.returncode == 0, done.stderr[-2000:]
     facts = json.loads(done.stdout)
     names = [name for name, _ in facts["compiled"]]
-    assert sorted(names) == ["_mistaken", "_norm", "_norm", "_product_kernel"], "each once"
+    assert sorted(names) == ["_hopper_grouped_kernel", "_mistaken", "_norm", "_norm"], "each once"
     assert all(thread.startswith("compile") for _, thread in facts["compiled"])
     in_threads = [name for name, thread in facts["launchers"] if thread.startswith("compile")]
-    assert sorted(in_threads) == ["_norm", "_norm", "_product_kernel"]
+    assert sorted(in_threads) == ["_hopper_grouped_kernel", "_norm", "_norm"]
     assert facts["launched_in_rehearsal"] == []
-    assert facts["launched"] == 4 * ["_norm", "_product_kernel", "_norm"]
+    assert facts["launched"] == 4 * ["_norm", "_hopper_grouped_kernel", "_norm"]
     assert "zeros([3]" in facts["mistake"]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from twostroke.backends.cuda.kernels.product_tiles import padded_rows
+from twostroke.backends.cuda.kernels.product import padded_rows
 from twostroke.backends.cuda.moe import MoeScratch
 from twostroke.backends.cuda.products import ProductScratch
 from twostroke.models.spec import ModelSpec

@@ -13,7 +13,6 @@ from twostroke.backends.cuda.kernels.activation import Activation, gated
 from twostroke.backends.cuda.kernels.cluster_products import cluster_product
 from twostroke.backends.cuda.kernels.gemv import linear_few
 from twostroke.backends.cuda.kernels.gemv_config import GemvConfig
-from twostroke.backends.cuda.kernels.hopper_products import product
 from twostroke.backends.cuda.kernels.norms import add_rms_norm, rms_norm, sandwich
 from twostroke.backends.cuda.kernels.packed_products import packed_product
 from twostroke.backends.cuda.kernels.product import MAX_PART_ROWS, Card
@@ -191,14 +190,9 @@ def _from_packed(call: Call) -> None:
     packed_product(call.x, call.matrix.packed, call.out, **options)
 
 
-def _by_gluon(call: Call) -> None:
-    product(call.x, call.matrix.weight, call.out, tile=call.tile, gated=call.gated)
-
-
 LAUNCHES: dict[str, Callable[[Call], None]] = {
     "cublas": _by_cublas,
     "cluster": _by_clusters,
     "packed": _from_packed,
-    "gluon": _by_gluon,
 }
 """By the kernels' names; those that fuse are called where they do."""

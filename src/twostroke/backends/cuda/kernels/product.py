@@ -92,6 +92,11 @@ def settings_of(tile: Any) -> Settings:
     return {part.name: value for part in fields(tile) if (value := getattr(tile, part.name)) != part.default}
 
 
+def padded_rows(rows: int) -> int:
+    """A warp group multiplies 64 rows at a time."""
+    return -(-rows // 64) * 64
+
+
 def busy_share(programs: int, num_sms: int) -> float:
     """Of the multiprocessors, over all waves of programs."""
     return programs / (-(-programs // num_sms) * num_sms)

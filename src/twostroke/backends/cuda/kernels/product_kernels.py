@@ -9,7 +9,6 @@ from twostroke.backends.cuda.kernels.cluster_tiles import ClusterProducts
 from twostroke.backends.cuda.kernels.gemv_config import GemvProducts
 from twostroke.backends.cuda.kernels.packed_tiles import PackedProducts
 from twostroke.backends.cuda.kernels.product import Card, Kernel, Product, Settings
-from twostroke.backends.cuda.kernels.product_tiles import GluonProducts
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,5 +32,5 @@ class CublasProducts:
 
 CUBLAS = CublasProducts()
 KERNELS: dict[str, Kernel] = {
-    kernel.name: kernel for kernel in (PackedProducts(), GemvProducts(), GluonProducts(), ClusterProducts(), CUBLAS)
+    kernel.name: kernel for kernel in (PackedProducts(), GemvProducts(), ClusterProducts(), CUBLAS)
 }
