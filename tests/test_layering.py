@@ -1,6 +1,7 @@
 """The arrows of the design, held by reading every module's imports, wherever in the file they stand."""
 
 import ast
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -214,3 +215,12 @@ def test_a_wrong_import_is_noticed(module, source):
 )
 def test_a_right_import_is_let_through(module, source):
     assert faults(module, imports_of(source, module)) == []
+
+
+def test_the_architectures_table_has_the_same_arrows():
+    text = (Path(__file__).resolve().parents[1] / "docs" / "architecture.md").read_text(encoding="utf-8")
+    drawn = dict(re.findall(r"^\| `(\w+)/` \|[^|]*\| ([^|]*) \|", text, re.MULTILINE))
+    assert set(drawn) == {name for name in ROOMS if "." not in name} - {"machine", "cache", "config"}
+    for name, arrows in drawn.items():
+        rooms = {"nothing": "", "all rooms": f"{BELOW_ENGINE} engine lab server planner"}.get(arrows, arrows)
+        assert set(rooms.replace(",", " ").split()) == ROOMS[name].rooms, name
