@@ -13,6 +13,7 @@ import pytest
 import zmq
 
 from twostroke.config import EngineConfig, KVConfig
+from twostroke.core.events import TokenEvent
 from twostroke.core.grammar import GrammarSpec
 from twostroke.core.sampling_params import SamplingParams
 from twostroke.engine.build import Assembly, build
@@ -35,7 +36,7 @@ class Api:
     def send(self, message: m.ToEngine) -> None:
         self._socket.send(m.encode(message))
 
-    def outputs(self, request_id: str) -> list[m.Output]:
+    def outputs(self, request_id: str) -> list[TokenEvent]:
         steps = [message for message in self.heard if isinstance(message, m.StepOutputs)]
         return [output for step in steps for output in step.outputs if output.request_id == request_id]
 
@@ -43,7 +44,7 @@ class Api:
         if self._socket.poll(int(limit_s * 1e3)):
             self.heard.append(m.decode_from_engine(self._socket.recv()))
 
-    def wait_for(self, request_id: str, num_outputs: int) -> list[m.Output]:
+    def wait_for(self, request_id: str, num_outputs: int) -> list[TokenEvent]:
         end_s = time.monotonic() + LIMIT_S
         while len(self.outputs(request_id)) < num_outputs:
             assert time.monotonic() < end_s

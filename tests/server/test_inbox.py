@@ -6,14 +6,14 @@ import asyncio
 
 import pytest
 
+from twostroke.core.events import PrefillProgress, TokenEvent
 from twostroke.core.sequence import FinishReason
 from twostroke.server.errors import ApiError
 from twostroke.server.inbox import Inbox, News
-from twostroke.server.messages import Output, Progress
 
 
-def token(request_id: str, sample: int = 0, finish: FinishReason | None = None) -> Output:
-    return Output(request_id, sample, (1,), "x", finish_reason=finish)
+def token(request_id: str, sample: int = 0, finish: FinishReason | None = None) -> TokenEvent:
+    return TokenEvent(request_id, sample, (1,), "x", finish_reason=finish)
 
 
 def test_news_come_in_order_with_the_prompt_they_belong_to() -> None:
@@ -22,10 +22,10 @@ def test_news_come_in_order_with_the_prompt_they_belong_to() -> None:
         waiting = asyncio.create_task(inbox.take())
         await asyncio.sleep(0)
         assert inbox.num_waiting == 2
-        inbox.push(Progress("b", 0, 4, 8))
+        inbox.push(PrefillProgress("b", 0, 4, 8))
         inbox.push(token("a"))
         inbox.tell()
-        assert await waiting == [(1, Progress("b", 0, 4, 8)), (0, token("a"))]
+        assert await waiting == [(1, PrefillProgress("b", 0, 4, 8)), (0, token("a"))]
         assert inbox.num_waiting == 0 and not inbox.is_finished
 
     asyncio.run(scenario())

@@ -10,9 +10,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.server.running import RunningServer
+from twostroke.core.events import TokenEvent
 from twostroke.core.sequence import FinishReason
 from twostroke.core.timing import SequenceTiming
-from twostroke.server.messages import STEP_BUCKETS_S, Output, Stats, StepHistogram
+from twostroke.server.messages import STEP_BUCKETS_S, Stats, StepHistogram
 from twostroke.server.metrics import Metrics
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,8 +37,10 @@ def test_a_finished_sample_is_counted_once_in_each() -> None:
         prompt_tokens=20,
         cached_tokens=16,
     )
-    metrics.finished(Output("r", 0, (1,), "x", finish_reason=FinishReason.STOP, timing=timing))
-    metrics.finished(Output("r", 1, (), "", finish_reason=FinishReason.ABORT, timing=SequenceTiming(prompt_tokens=20)))
+    metrics.finished(TokenEvent("r", 0, (1,), "x", finish_reason=FinishReason.STOP, timing=timing))
+    metrics.finished(
+        TokenEvent("r", 1, (), "", finish_reason=FinishReason.ABORT, timing=SequenceTiming(prompt_tokens=20))
+    )
     found = samples(metrics.render().decode())
     assert found["twostroke_requests_total", (("reason", "stop"),)] == 1
     assert found["twostroke_requests_total", (("reason", "abort"),)] == 1

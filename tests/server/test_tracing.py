@@ -21,11 +21,11 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from tests.server.running import running_server
 from twostroke.core.errors import BadRequestError
+from twostroke.core.events import TokenEvent
 from twostroke.core.sampling_params import SamplingParams
 from twostroke.core.sequence import FinishReason
 from twostroke.core.timing import SequenceTiming
 from twostroke.server.errors import CLIENT_GONE, ApiError
-from twostroke.server.messages import Output
 from twostroke.server.settings import traces_url
 from twostroke.server.tracing import CLOSE_LIMIT_S, TRACE_SCOPE, Tracing
 
@@ -216,11 +216,11 @@ def test_a_collector_that_refuses_is_said_once(
 def test_a_client_that_went_away_is_told_with_what_its_request_took(collector: Collector) -> None:
     tracing = Tracing(f"{collector.address}/v1/traces")
     scope = opened(tracing, "a", "b")
-    tracing.finished(Output("b", 0, (1,), "x", finish_reason=FinishReason.STOP, timing=timing_now(num_tokens=2)))
+    tracing.finished(TokenEvent("b", 0, (1,), "x", finish_reason=FinishReason.STOP, timing=timing_now(num_tokens=2)))
     tracing.closed(scope, ApiError(CLIENT_GONE, "the client went away"))
     tracing.end(scope[TRACE_SCOPE], 200)
     # The engine learns of it later: in the middle of reading.
-    tracing.finished(Output("a", 0, (), "", finish_reason=FinishReason.ABORT, timing=timing_now(num_tokens=0)))
+    tracing.finished(TokenEvent("a", 0, (), "", finish_reason=FinishReason.ABORT, timing=timing_now(num_tokens=0)))
     tracing.close()
     spans = collector.spans()
     assert sorted(span.name for span in spans) == [
@@ -243,7 +243,7 @@ def test_an_engine_that_ended_ends_every_trace(collector: Collector) -> None:
     for scope in scopes:
         tracing.closed(scope, ApiError(503, "the engine ended", code="engine_unavailable"))
         tracing.end(scope[TRACE_SCOPE], 200)
-    tracing.finished(Output("a", 0, (), "", finish_reason=FinishReason.ABORT, timing=timing_now(num_tokens=0)))
+    tracing.finished(TokenEvent("a", 0, (), "", finish_reason=FinishReason.ABORT, timing=timing_now(num_tokens=0)))
     tracing.close()
     spans = collector.spans()
     assert [attributes(span)["error.type"] for span in spans] == ["engine_unavailable"] * 2

@@ -1,8 +1,8 @@
-"""What the engine tells its caller after a step: plain data, one event a token, or a chunk of a prompt."""
+"""What the engine tells its caller after a step: named tuples, one a token or a chunk of a prompt.
+They travel between processes as they are."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from twostroke.core.sequence import FinishReason
@@ -10,8 +10,7 @@ from twostroke.core.step import TokenLogprobs
 from twostroke.core.timing import SequenceTiming
 
 
-@dataclass(frozen=True, slots=True)
-class PrefillProgress:
+class PrefillProgress(NamedTuple):
     """A prompt was read a chunk further; no token yet."""
 
     request_id: str

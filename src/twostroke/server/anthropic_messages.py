@@ -11,6 +11,7 @@ from uuid import uuid4
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from twostroke.core.events import PrefillProgress, TokenEvent
 from twostroke.server.anthropic_input import TOOL_FIELDS, as_chat, template_messages
 from twostroke.server.anthropic_schemas import CountBody, MessagesBody
 from twostroke.server.bodies import CheckedRoute
@@ -18,7 +19,7 @@ from twostroke.server.calls import Answers
 from twostroke.server.conversation import chat_tokens, prepare
 from twostroke.server.errors import ANTHROPIC_PATHS, ApiError, bad_request, error_body, named_as
 from twostroke.server.explaining import follow
-from twostroke.server.messages import Output, Progress, Ready
+from twostroke.server.messages import Ready
 from twostroke.server.openapi import ANTHROPIC_ERRORS, ANTHROPIC_EVENTS
 from twostroke.server.parsing import AnswerParser
 from twostroke.server.replies import encode
@@ -212,10 +213,10 @@ class MessageWriter:
         start = self._event("message_start", message={**self._outline([]), "usage": usage})
         return start + self._event("ping")
 
-    def progress(self, prompt_index: int, event: Progress) -> bytes:
+    def progress(self, prompt_index: int, event: PrefillProgress) -> bytes:
         return self._event("ping")  # a long prompt is read for longer than some clients wait for a sign
 
-    def output(self, prompt_index: int, event: Output) -> bytes:
+    def output(self, prompt_index: int, event: TokenEvent) -> bytes:
         self.answers.absorb(prompt_index, event)
         said = self._changes(self._items.push(self.answers.choices[0].parts[-1]))
         if not said and time.monotonic() - self._sent_s >= PING_S:

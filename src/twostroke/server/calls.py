@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 
 from starlette.types import Receive
 
+from twostroke.core.events import TokenEvent
 from twostroke.core.sequence import FinishReason
 from twostroke.core.step import TokenLogprobs
 from twostroke.core.timing import SequenceTiming
 from twostroke.server.errors import CLIENT_GONE, ApiError
 from twostroke.server.inbox import Inbox, News
-from twostroke.server.messages import Output, Ready
+from twostroke.server.messages import Ready
 from twostroke.server.parsing import AnswerParser, Parts, finished_calls
 from twostroke.server.phases import Timing, timing_report
 from twostroke.server.replies import CompletionDetails, PromptDetails, RunningUsage, Usage
@@ -111,7 +112,7 @@ class Answer:
         self.num_tokens = 0
         self.timing = SequenceTiming()
 
-    def absorb(self, output: Output) -> None:
+    def absorb(self, output: TokenEvent) -> None:
         self.num_tokens += len(output.token_ids)
         if output.text:
             self.text.append(output.text)
@@ -146,7 +147,7 @@ class Answers:
         self.watch: Watch | None = None
         """Told of every answer that ends."""
 
-    def absorb(self, prompt_index: int, output: Output) -> int:
+    def absorb(self, prompt_index: int, output: TokenEvent) -> int:
         """Take an output in. Returns the choice that it belongs to."""
         index = prompt_index * self.num_samples + output.sample_index
         self.choices[index].absorb(output)
@@ -159,7 +160,7 @@ class Answers:
 
         def absorb_all(news: list[News]) -> bool:
             for prompt_index, event in news:
-                if isinstance(event, Output):
+                if isinstance(event, TokenEvent):
                     self.absorb(prompt_index, event)
             return not call.is_finished
 

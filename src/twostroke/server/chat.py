@@ -11,6 +11,7 @@ import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from twostroke.core.events import PrefillProgress, TokenEvent
 from twostroke.core.sampling_params import SamplingParams
 from twostroke.server import replies
 from twostroke.server.bodies import CheckedRoute
@@ -19,7 +20,7 @@ from twostroke.server.conversation import prepare
 from twostroke.server.errors import ApiError, bad_request, refuse_given
 from twostroke.server.explaining import follow
 from twostroke.server.logprobs import chat_logprobs
-from twostroke.server.messages import Output, Progress, Ready
+from twostroke.server.messages import Ready
 from twostroke.server.openapi import JSON_OR_EVENTS
 from twostroke.server.parsing import Parts
 from twostroke.server.phases import server_timing
@@ -172,13 +173,13 @@ class ChatWriter:
         choices = [replies.ChatChunkChoice(index, opening, None) for index in range(len(self.answers.choices))]
         return b"".join(self._chunk([choice]) for choice in choices)
 
-    def progress(self, prompt_index: int, event: Progress) -> bytes:
+    def progress(self, prompt_index: int, event: PrefillProgress) -> bytes:
         if not self._wants_progress:
             return b""
         shown = replies.PrefillProgress(event.sample_index, event.computed_tokens, event.total_tokens)
         return self._chunk([], prefill_progress=shown)
 
-    def output(self, prompt_index: int, event: Output) -> bytes:
+    def output(self, prompt_index: int, event: TokenEvent) -> bytes:
         index = self.answers.absorb(prompt_index, event)
         answer = self.answers.choices[index]
         is_plain = answer.parser is None and not self._counts_on

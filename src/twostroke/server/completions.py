@@ -12,6 +12,7 @@ from uuid import uuid4
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from twostroke.core.events import PrefillProgress, TokenEvent
 from twostroke.core.sampling_params import SamplingParams
 from twostroke.server import replies
 from twostroke.server.bodies import CheckedRoute
@@ -19,7 +20,7 @@ from twostroke.server.calls import Answer, Answers
 from twostroke.server.errors import ApiError, bad_request
 from twostroke.server.explaining import follow
 from twostroke.server.logprobs import LEAST_LOGPROB, CompletionLogprobsWriter, joined
-from twostroke.server.messages import Output, Progress, Ready
+from twostroke.server.messages import Ready
 from twostroke.server.openapi import JSON_OR_EVENTS
 from twostroke.server.phases import server_timing
 from twostroke.server.prompts import PromptEncoder, Room
@@ -233,14 +234,14 @@ class CompletionWriter:
     def begin(self) -> bytes:
         return b""
 
-    def progress(self, prompt_index: int, event: Progress) -> bytes:
+    def progress(self, prompt_index: int, event: PrefillProgress) -> bytes:
         if not self._wants_progress:
             return b""
         index = prompt_index * self.answers.num_samples + event.sample_index
         shown = replies.PrefillProgress(index, event.computed_tokens, event.total_tokens)
         return sse(replies.encode(self._reply([], prefill_progress=shown)))
 
-    def output(self, prompt_index: int, event: Output) -> bytes:
+    def output(self, prompt_index: int, event: TokenEvent) -> bytes:
         index = self.answers.absorb(prompt_index, event)
         text = ""
         logprobs: list[replies.CompletionLogprobs] = []

@@ -17,7 +17,7 @@ import msgspec
 import zmq
 
 from twostroke.core.errors import BadRequestError, TwostrokeError
-from twostroke.core.events import Event, TokenEvent
+from twostroke.core.events import Event, PrefillProgress, TokenEvent
 from twostroke.core.request import Request
 from twostroke.core.step import Step, StepResult
 from twostroke.cost.floor import work_of
@@ -128,14 +128,8 @@ class EngineLoop:
             self._send(m.Refused(message.request_id, "the engine could not take this request", is_bad_request=False))
 
     def _tell(self, events: list[Event]) -> None:
-        progress, outputs = [], []
-        for event in events:
-            if isinstance(event, TokenEvent):
-                outputs.append(m.Output(*event))
-            else:
-                progress.append(
-                    m.Progress(event.request_id, event.sample_index, event.computed_tokens, event.total_tokens)
-                )
+        outputs = [event for event in events if isinstance(event, TokenEvent)]
+        progress = [event for event in events if isinstance(event, PrefillProgress)]
         if progress or outputs:
             self._send(m.StepOutputs(progress, outputs))
 

@@ -6,10 +6,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from twostroke.core.events import PrefillProgress, TokenEvent
 from twostroke.server.errors import ApiError
-from twostroke.server.messages import Output, Progress
 
-News = tuple[int, Output | Progress]
+News = tuple[int, TokenEvent | PrefillProgress]
 """Which of the call's prompts, and what happened."""
 
 
@@ -43,12 +43,12 @@ class Inbox:
         """Requests of which nothing was heard yet."""
         return len(self._waiting)
 
-    def push(self, event: Output | Progress) -> None:
+    def push(self, event: TokenEvent | PrefillProgress) -> None:
         """Nobody is told yet: `tell` follows once all that a step brought is in."""
         request_id = event.request_id
         if self._waiting:
             self._waiting.discard(request_id)
-        if isinstance(event, Output) and event.finish_reason is not None:
+        if isinstance(event, TokenEvent) and event.finish_reason is not None:
             self._unfinished[request_id] -= 1
             if not self._unfinished[request_id]:
                 del self._unfinished[request_id]

@@ -9,11 +9,9 @@ import msgspec
 import zmq
 
 from twostroke.config import EngineConfig
+from twostroke.core.events import PrefillProgress, TokenEvent
 from twostroke.core.sampling_params import SamplingParams
-from twostroke.core.sequence import FinishReason
-from twostroke.core.step import TokenLogprobs
 from twostroke.core.step_record import StepTotals
-from twostroke.core.timing import SequenceTiming
 from twostroke.cost.hardware import Ceilings
 from twostroke.cost.model_shape import ModelShape
 from twostroke.cost.step_cost import Coefficients
@@ -103,33 +101,11 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
     is_bad_request: bool = True
 
 
-class Output(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """New output of one sample; with `finish_reason`, its last."""
-
-    request_id: str
-    sample_index: int
-    token_ids: tuple[int, ...]
-    text: str
-    logprobs: tuple[TokenLogprobs, ...] = ()
-    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-    finish_reason: FinishReason | None = None
-    error: str | None = None
-    timing: SequenceTiming | None = None
-    stop_string: str | None = None
-
-
-class Progress(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A prompt was read a chunk further."""
-
-    request_id: str
-    sample_index: int
-    computed_tokens: int
-    total_tokens: int
-
-
 class StepOutputs(msgspec.Struct, frozen=True, tag="step"):
-    progress: list[Progress]
-    outputs: list[Output]
+    """The core's own events: named tuples travel as arrays, and come out as what they were."""
+
+    progress: list[PrefillProgress]
+    outputs: list[TokenEvent]
 
 
 class StepHistogram(msgspec.Struct, array_like=True):

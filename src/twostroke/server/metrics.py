@@ -17,8 +17,9 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from twostroke.core.events import TokenEvent
 from twostroke.core.sequence import FinishReason
-from twostroke.server.messages import STEP_BUCKETS_S, Output, Stats, StepHistogram
+from twostroke.server.messages import STEP_BUCKETS_S, Stats, StepHistogram
 from twostroke.server.restarts import Restarts
 
 BUCKETS_S = (*(digit * 10.0**power for power in range(-3, 2) for digit in (1, 2, 5)), 100.0)
@@ -65,7 +66,7 @@ class Metrics:
     def _histogram(self, name: str, text: str, buckets_s: tuple[float, ...] = BUCKETS_S) -> Histogram:
         return Histogram(f"twostroke_{name}_seconds", text, buckets=buckets_s, registry=self.registry)
 
-    def finished(self, output: Output) -> None:
+    def finished(self, output: TokenEvent) -> None:
         """A sample ended, its client still there or not."""
         assert output.finish_reason is not None
         self._requests.labels(output.finish_reason.value).inc()

@@ -11,6 +11,7 @@ from uuid import uuid4
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from twostroke.core.events import PrefillProgress, TokenEvent
 from twostroke.core.sampling_params import SamplingParams
 from twostroke.server.admission import RECEIVED_SCOPE
 from twostroke.server.bodies import CheckedRoute
@@ -19,7 +20,7 @@ from twostroke.server.conversation import fitted, prepare
 from twostroke.server.errors import OLLAMA_PATHS, ApiError, bad_request, error_body, named_as
 from twostroke.server.explaining import follow
 from twostroke.server.logprobs import chat_logprobs
-from twostroke.server.messages import Output, Progress, Ready
+from twostroke.server.messages import Ready
 from twostroke.server.ollama_input import (
     OPTION_FIELDS,
     as_chat,
@@ -170,10 +171,10 @@ class LineWriter:
     def begin(self) -> bytes:
         return b""
 
-    def progress(self, prompt_index: int, event: Progress) -> bytes:
+    def progress(self, prompt_index: int, event: PrefillProgress) -> bytes:
         return b""
 
-    def output(self, prompt_index: int, event: Output) -> bytes:
+    def output(self, prompt_index: int, event: TokenEvent) -> bytes:
         self.answers.absorb(prompt_index, event)
         if event.logprobs:
             self._logprobs += chat_logprobs(self._tokenizer, event.logprobs).content

@@ -7,11 +7,12 @@ from collections.abc import Collection
 from typing import Any
 from uuid import uuid4
 
+from twostroke.core.events import PrefillProgress, TokenEvent
 from twostroke.core.sampling_params import SamplingParams
 from twostroke.server import replies
 from twostroke.server.calls import Answers
 from twostroke.server.errors import ApiError, bad_request
-from twostroke.server.messages import Output, Progress, Ready
+from twostroke.server.messages import Ready
 from twostroke.server.response_input import ResponseInput
 from twostroke.server.response_items import CALLS, Change, Item, OutputItems
 from twostroke.server.response_store import StoredResponse
@@ -129,14 +130,14 @@ class ResponseWriter:
         created = self._event("response.created", response=outline)
         return created + self._event("response.in_progress", response=outline)
 
-    def progress(self, prompt_index: int, event: Progress) -> bytes:
+    def progress(self, prompt_index: int, event: PrefillProgress) -> bytes:
         options = self._body.stream_options
         if options is None or not options.include_progress:
             return b""
         shown = replies.PrefillProgress(event.sample_index, event.computed_tokens, event.total_tokens)
         return self._event("response.prefill_progress", prefill_progress=shown)
 
-    def output(self, prompt_index: int, event: Output) -> bytes:
+    def output(self, prompt_index: int, event: TokenEvent) -> bytes:
         self.answers.absorb(prompt_index, event)
         return self._changes(self._items.push(self.answers.choices[0].parts[-1]))
 

@@ -11,12 +11,12 @@ from typing import Protocol
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from twostroke.core.events import PrefillProgress, TokenEvent
 from twostroke.server.aside import Aside
 from twostroke.server.calls import Answers, Call
 from twostroke.server.connections import SINK_SCOPE, EventSink
 from twostroke.server.errors import CLIENT_GONE, ApiError
 from twostroke.server.inbox import News
-from twostroke.server.messages import Output, Progress
 from twostroke.server.phases import server_timing
 from twostroke.server.replies import encode
 
@@ -32,9 +32,9 @@ class EventWriter(Protocol):
 
     def begin(self) -> bytes: ...
 
-    def progress(self, prompt_index: int, event: Progress) -> bytes: ...
+    def progress(self, prompt_index: int, event: PrefillProgress) -> bytes: ...
 
-    def output(self, prompt_index: int, event: Output) -> bytes: ...
+    def output(self, prompt_index: int, event: TokenEvent) -> bytes: ...
 
     def end(self) -> bytes: ...
 
@@ -162,7 +162,7 @@ class EventStream(Response):
     def _word(self, news: list[News]) -> None:
         writer, pieces = self._writer, self._pieces
         for prompt_index, event in news:
-            if isinstance(event, Output):
+            if isinstance(event, TokenEvent):
                 piece = writer.output(prompt_index, event)
             else:
                 piece = writer.progress(prompt_index, event)

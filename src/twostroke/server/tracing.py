@@ -22,9 +22,9 @@ from twostroke.server.errors import CLIENT_GONE, REQUEST_ID_SCOPE, ApiError
 from twostroke.server.log import log
 
 if TYPE_CHECKING:
+    from twostroke.core.events import TokenEvent
     from twostroke.core.sampling_params import SamplingParams
     from twostroke.core.timing import SequenceTiming
-    from twostroke.server.messages import Output
 
 OPERATIONS = {
     **dict.fromkeys(("/v1/chat/completions", "/v1/responses", "/v1/messages", "/api/chat"), "chat"),
@@ -128,7 +128,7 @@ class Tracing:
         elif error.status_code >= 500:
             trace.fail(error.code or str(error.status_code))
 
-    def finished(self, output: Output) -> None:
+    def finished(self, output: TokenEvent) -> None:
         """A sample ended, its client still there or not."""
         trace = self._live.get(output.request_id)
         if trace is None or output.finish_reason is None:
