@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, fields, replace
 from importlib import import_module
 from inspect import signature
+from pathlib import Path
 from typing import Any
 
 import pytest
 from typer import Typer
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from twostroke.cli import options
+from twostroke.cli.app import COMMANDS
 from twostroke.cli.options import PanelCommand, choices_of, expanded
 from twostroke.config import EngineConfig, KVConfig
 from twostroke.core.errors import BadRequestError
@@ -112,6 +116,30 @@ def test_a_server_offers_its_settings_and_limits() -> None:
     assert offered <= taken and {"port", "max_queue", "request_timeout", "cors", "engine_timeout"} < offered
     told = {name for name, setting in settings_of(Limits).items() if setting.help}
     assert "max_body_bytes" in told and "max_prompts" not in told, "some limits are checked and are no options"
+
+
+DOCUMENTS = (
+    "serving.md",
+    "planning.md",
+    "backends.md",
+    "two-phases.md",
+    "performance-gpu.md",
+    "python.md",
+    "metrics.md",
+)
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_options_in_the_documents_are_there(name: str) -> None:
+    flags: set[str] = set()
+    for one in COMMANDS:
+        app = Typer(rich_markup_mode=None, add_completion=False)
+        app.command(cls=PanelCommand)(command(one))
+        flags |= {flag for option in get_command(app).params for flag in (*option.opts, *option.secondary_opts)}
+    text = (Path(__file__).parents[2] / "docs" / name).read_text(encoding="utf-8")
+    quoted = " ".join(re.findall(r"`([^`\n]+)`", text))
+    named = set(re.findall(r"(?<!\S)--[a-z][a-z-]+", quoted)) - {"--help"}
+    assert named - flags == set()
 
 
 @dataclass(frozen=True)

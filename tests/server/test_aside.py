@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from twostroke.core.sampling_params import SamplingParams
 from twostroke.server import replies
 from twostroke.server.aside import Aside
 
@@ -17,14 +16,14 @@ class Writer:
     def __init__(self, num_choices: int, num_tokens: int) -> None:
         self._num_choices, self._num_tokens = num_choices, num_tokens
 
-    def whole(self) -> replies.CompletionReply:
+    def whole(self) -> replies.Chunk:
         choices = []
         for index in range(self._num_choices):
             tokens = [f"token {number}" for number in range(self._num_tokens)]
             top = [{other: -0.5 * number for number, other in enumerate(tokens[:64])} for _ in tokens]
             logprobs = replies.CompletionLogprobs(tokens, [-0.25] * len(tokens), top, list(range(len(tokens))))  # type: ignore[arg-type]
             choices.append(replies.CompletionChoice(index, "text", "stop", logprobs))
-        return replies.CompletionReply("cmpl-1", "text_completion", 1, "small", choices)
+        return replies.Chunk("cmpl-1", "text_completion", 1, "small", choices)
 
 
 def longest_gap_s(work: Callable[[Aside], object]) -> float:
@@ -46,8 +45,9 @@ def longest_gap_s(work: Callable[[Aside], object]) -> float:
 
 def test_it_is_the_same_answer() -> None:
     writer, aside = Writer(3, 5), Aside()
-    with_logprobs = asyncio.run(aside.whole(writer, SamplingParams(logprobs=64)))
-    assert with_logprobs == replies.encode(writer.whole()) == asyncio.run(aside.whole(writer, SamplingParams()))
+    in_parts = asyncio.run(aside.run(lambda: replies.encode_in_parts(writer.whole())))
+    assert in_parts == replies.encode(writer.whole())
+    assert replies.encode_in_parts(writer.whole().choices[0]) == replies.encode(writer.whole().choices[0])
     aside.close()
 
 
@@ -57,5 +57,5 @@ def test_the_loop_goes_on() -> None:
     began_s = time.thread_time()
     replies.encode(writer.whole())
     on_the_loop_s = time.thread_time() - began_s
-    gaps_s = [longest_gap_s(lambda aside: aside.whole(writer, SamplingParams(logprobs=64))) for _ in range(4)]
+    gaps_s = [longest_gap_s(lambda aside: aside.run(lambda: replies.encode_in_parts(writer.whole()))) for _ in range(4)]
     assert min(gaps_s) < 0.5 * on_the_loop_s

@@ -23,12 +23,11 @@ from twostroke.server.logprobs import chat_logprobs
 from twostroke.server.messages import Ready
 from twostroke.server.openapi import JSON_OR_EVENTS
 from twostroke.server.parsing import Parts
-from twostroke.server.phases import server_timing
 from twostroke.server.sampling import chat_limit, chat_sampling
 from twostroke.server.schemas import ChatBody, ChatMessage
 from twostroke.server.service import Service, service_of
 from twostroke.server.settings import Limits
-from twostroke.server.streaming import DONE, sse, sse_error, stream_answer
+from twostroke.server.streaming import DONE, respond, sse, sse_error
 from twostroke.server.structured import requested_grammar
 from twostroke.server.tools import tool_request
 from twostroke.text.tokenizer import Tokenizer
@@ -70,15 +69,9 @@ async def chat_completions(body: ChatBody, request: Request) -> Response:
     follow(request, writer.answers, writer.id)
     for answer in writer.answers.choices:
         answer.parser = asked.parser()
-    if body.stream:
-        return await stream_answer(call, writer)
-    try:
-        await writer.answers.collect(call)
-    finally:
-        call.close()
-    timing = writer.answers.choices[0].timing
-    payload = await service.aside.whole(writer, sampling)
-    return Response(payload, headers={"Server-Timing": server_timing(timing)}, media_type="application/json")
+    # Without logprobs an answer is worded sooner than a thread would begin.
+    aside = None if body.stream or sampling.logprobs is None else service.aside
+    return await respond(call, writer, is_streamed=bool(body.stream), aside=aside)
 
 
 def template_messages(messages: list[ChatMessage], limits: Limits) -> list[dict[str, Any]]:
@@ -251,10 +244,10 @@ class ChatWriter:
     def _chunk(self, choices: list[replies.ChatChunkChoice], **more: Any) -> bytes:
         return sse(replies.encode(self._whole_chunk(choices, **more)))
 
-    def _whole_chunk(self, choices: list[replies.ChatChunkChoice], **more: Any) -> replies.ChatChunk:
+    def _whole_chunk(self, choices: list[replies.ChatChunkChoice], **more: Any) -> replies.Chunk:
         if self._counts_on and "usage" not in more:
             more["usage"] = self.answers.running_usage(self.prompt_tokens)
-        return replies.ChatChunk(self.id, "chat.completion.chunk", self._created, self._model, choices, **more)
+        return replies.Chunk(self.id, "chat.completion.chunk", self._created, self._model, choices, **more)
 
 
 def _one_each(parts: Parts) -> list[tuple[int, str | None, str]]:

@@ -14,17 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 import zmq
 
-from twostroke.core.errors import BackendError, BadRequestError
+from twostroke.core.errors import BackendError
 from twostroke.core.sampling_params import SamplingParams
-from twostroke.core.sequence import FinishReason
 from twostroke.server import messages as m
-from twostroke.server.errors import ApiError, engine_unavailable, failed_answer, server_stopped
+from twostroke.server.errors import ApiError, engine_unavailable, server_stopped
 from twostroke.server.heartbeat import HeartWatch
 from twostroke.server.inbox import Inbox
 from twostroke.server.log import log
+from twostroke.server.mailroom import Mailroom
 from twostroke.server.metrics import Metrics
 from twostroke.server.restarts import Restarts
-from twostroke.server.sampling import as_api_error
 from twostroke.server.spawning import private_folder, start_process
 
 if TYPE_CHECKING:
@@ -61,8 +60,7 @@ class EngineClient:
         self._context = zmq.Context()
         self._socket: zmq.Socket[bytes] | None = None
         self._process: asyncio.subprocess.Process | None = None
-        self._inboxes: dict[str, Inbox] = {}
-        self._numbers = count()
+        self._mail = Mailroom(metrics, tracing)
         self._supervisor: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[m.Ready] | None = None
         self._misheard: asyncio.Future[Exception] | None = None
@@ -104,11 +102,11 @@ class EngineClient:
     @property
     def num_waiting(self) -> int:
         """Requests handed over of which nothing was heard yet: the queue, as its callers see it."""
-        return sum(inbox.num_waiting for inbox in set(self._inboxes.values()))
+        return self._mail.num_waiting
 
     @property
     def num_in_flight(self) -> int:
-        return len(self._inboxes)
+        return self._mail.num_in_flight
 
     def submit(
         self,
@@ -124,14 +122,14 @@ class EngineClient:
             raise self._refusal
         if self.state is not EngineState.READY:
             raise self.unavailable()
-        request_ids = [f"{next(self._numbers)}" for _ in prompts]
-        inbox = Inbox(request_ids, sampling.n, self._close_inbox)
+        inbox = self._mail.open(len(prompts), sampling.n, self._close_inbox)
+        request_ids = inbox.unfinished
         adds = [
             m.encode(m.Add(request_id, prompt, sampling, priority, cache_salt, tenant, call=request_ids[0]))
             for request_id, prompt in zip(request_ids, prompts, strict=True)
         ]
-        for request_id, add in zip(request_ids, adds, strict=True):
-            self._inboxes[request_id] = inbox
+        self._mail.expect(inbox)
+        for add in adds:
             self._send(add)
         return inbox
 
@@ -144,7 +142,7 @@ class EngineClient:
         return engine_unavailable("the server is stopping")
 
     def _close_inbox(self, inbox: Inbox) -> None:
-        left = [request_id for request_id in inbox.unfinished if self._inboxes.pop(request_id, None) is not None]
+        left = self._mail.forget(inbox)
         if left and self.state is EngineState.READY:
             self._send(m.encode(m.Abort(tuple(left))))
 
@@ -240,11 +238,11 @@ class EngineClient:
 
     def _hear(self, message: m.FromEngine) -> None:
         if isinstance(message, m.StepOutputs):
-            self._deal_out(message)
+            self._mail.deal_out(message)
         elif isinstance(message, m.Stats):
             self._metrics.engine = message
         elif isinstance(message, m.Refused):
-            self._refuse(message)
+            self._mail.refuse(message)
         elif isinstance(message, m.Ready):
             self.facts = message
             self.state = EngineState.READY
@@ -254,54 +252,16 @@ class EngineClient:
         else:
             self._failure = message.message
 
-    def _deal_out(self, step: m.StepOutputs) -> None:
-        """Each call is told once, of all that the step brought it."""
-        inboxes, told = self._inboxes, dict[Inbox, None]()
-        for progress in step.progress:
-            if (inbox := inboxes.get(progress.request_id)) is not None:
-                inbox.push(progress)
-                told[inbox] = None
-        for output in step.outputs:
-            if output.finish_reason is not None:
-                self._metrics.finished(output)
-                if self._tracing is not None:
-                    self._tracing.finished(output)
-            inbox = inboxes.get(output.request_id)
-            if inbox is None:
-                continue
-            if output.finish_reason is FinishReason.ERROR:
-                inbox.fail(failed_answer(output.error or "the request failed"))
-            inbox.push(output)
-            told[inbox] = None
-            if output.finish_reason is not None and output.request_id not in inbox.unfinished:
-                del inboxes[output.request_id]
-        for inbox in told:
-            inbox.tell()
-
-    def _refuse(self, message: m.Refused) -> None:
-        if self._tracing is not None:
-            self._tracing.refused(message.request_id)
-        inbox = self._inboxes.pop(message.request_id, None)
-        if inbox is not None:
-            reason = message.message
-            error = ApiError(500, reason, code="engine_error")
-            inbox.fail(as_api_error(BadRequestError(reason)) if message.is_bad_request else error)
-
     def end_all(self, error: ApiError) -> None:
         """Every call in flight, and any that still comes, ends with this error; what the engine does is dropped."""
         self._refusal = error
-        for inbox in set(self._inboxes.values()):
-            inbox.fail(error)
-            inbox.close()
+        self._mail.end_all(error)
 
     def _fail_all(self) -> None:
         if self._tracing is not None:
             self._tracing.engine_ended()
         self._metrics.engine = None  # nothing of it is true any more
-        inboxes, self._inboxes = set(self._inboxes.values()), {}
-        self._metrics.failed(sum(inbox.num_unfinished_samples for inbox in inboxes))
-        for inbox in inboxes:
-            inbox.fail(self._ending())
+        self._mail.fail_all(self._ending())
 
     def _ending(self) -> ApiError:
         """What calls in flight are told when their engine has ended."""

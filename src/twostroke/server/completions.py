@@ -22,13 +22,12 @@ from twostroke.server.explaining import follow
 from twostroke.server.logprobs import LEAST_LOGPROB, CompletionLogprobsWriter, joined
 from twostroke.server.messages import Ready
 from twostroke.server.openapi import JSON_OR_EVENTS
-from twostroke.server.phases import server_timing
 from twostroke.server.prompts import PromptEncoder, Room
 from twostroke.server.sampling import check_lengths, completion_sampling
 from twostroke.server.schemas import CompletionBody
 from twostroke.server.service import Service, service_of
 from twostroke.server.settings import Limits
-from twostroke.server.streaming import DONE, sse, sse_error, stream_answer
+from twostroke.server.streaming import DONE, respond, sse, sse_error
 from twostroke.server.structured import requested_grammar
 from twostroke.text.infill import Infill, infill_of
 from twostroke.text.tokenizer import Tokenizer
@@ -60,16 +59,8 @@ async def completions(body: CompletionBody, request: Request) -> Response:
     writer = CompletionWriter(service, facts, sampling, body, Answers(len(ids), sampling.n), echoes)
     writer.prompt_tokens = sum(map(len, ids))
     follow(request, writer.answers, writer.id)
-    if body.stream:
-        repeats_much = body.echo and sampling.logprobs is not None
-        return await stream_answer(call, writer, aside=service.aside if repeats_much else None)
-    try:
-        await writer.answers.collect(call)
-    finally:
-        call.close()
-    timing = writer.answers.choices[0].timing
-    payload = await service.aside.whole(writer, sampling)
-    return Response(payload, headers={"Server-Timing": server_timing(timing)}, media_type="application/json")
+    takes_long = sampling.logprobs is not None and (body.echo or not body.stream)
+    return await respond(call, writer, is_streamed=bool(body.stream), aside=service.aside if takes_long else None)
 
 
 def _infill(body: CompletionBody, tokenizer: Tokenizer) -> Infill | None:
@@ -180,7 +171,7 @@ class CompletionWriter:
         self._plain = [self._plain_chunks(index) for index in range(len(self.answers.choices))] if body.stream else []
         self._unfinished = len(self.answers.choices)
 
-    def whole(self) -> replies.CompletionReply:
+    def whole(self) -> replies.Chunk:
         choices = []
         for shown_index, index in enumerate(self._shown()):
             answer = self.answers.choices[index]
@@ -276,7 +267,7 @@ class CompletionWriter:
     def error(self, error: ApiError) -> bytes:
         return sse_error(error)
 
-    def _reply(self, choices: list[replies.CompletionChoice], **more: Any) -> replies.CompletionReply:
+    def _reply(self, choices: list[replies.CompletionChoice], **more: Any) -> replies.Chunk:
         if self._counts_on and "usage" not in more:
             more["usage"] = self.answers.running_usage(self.prompt_tokens)
-        return replies.CompletionReply(self.id, "text_completion", self._created, self._model, choices, **more)
+        return replies.Chunk(self.id, "text_completion", self._created, self._model, choices, **more)

@@ -3,16 +3,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from twostroke.server.phases import Timing
 
 encode = msgspec.json.Encoder().encode
-
-
 _TEXT_HERE = "\0text\0"
+
+
+def encode_in_parts(reply: object) -> bytes:
+    """The same as encoded at once, but the encoder, which keeps Python's lock, is left after every choice."""
+    if not isinstance(reply, (ChatReply, Chunk)):
+        return encode(reply)
+    choices = [msgspec.Raw(encode(choice)) for choice in reply.choices]
+    return encode(msgspec.structs.replace(reply, choices=choices))
 
 
 class TextChunks:
@@ -151,17 +157,6 @@ class ChatChunkChoice(msgspec.Struct, frozen=True, omit_defaults=True):
     timing: Timing | None = None
 
 
-class ChatChunk(msgspec.Struct, frozen=True, omit_defaults=True):
-    id: str
-    object: str
-    created: int
-    model: str
-    choices: list[ChatChunkChoice]
-    usage: Usage | RunningUsage | None = None
-    timing: Timing | None = None
-    prefill_progress: PrefillProgress | None = None
-
-
 # Plain completions
 
 
@@ -180,14 +175,14 @@ class CompletionChoice(msgspec.Struct, frozen=True, omit_defaults=True):
     timing: Timing | None = None
 
 
-class CompletionReply(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Whole, or a chunk of a stream."""
+class Chunk(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Of a stream; of plain completions a whole answer too."""
 
     id: str
     object: str
     created: int
     model: str
-    choices: list[CompletionChoice]
+    choices: Sequence[ChatChunkChoice | CompletionChoice]
     usage: Usage | RunningUsage | None = None
     timing: Timing | None = None
     prefill_progress: PrefillProgress | None = None

@@ -17,14 +17,13 @@ from twostroke.server.errors import bad_request, refuse_given
 from twostroke.server.explaining import follow
 from twostroke.server.openapi import ERRORS, JSON_OR_EVENTS
 from twostroke.server.parsing import AnswerParser
-from twostroke.server.phases import server_timing
 from twostroke.server.response_input import ResponseInput, read_input, response_not_found
 from twostroke.server.response_store import StoredResponse
 from twostroke.server.response_writer import ResponseWriter, text_format
 from twostroke.server.sampling import LOGPROBS, responses_sampling
 from twostroke.server.schemas import ResponsesBody
 from twostroke.server.service import Service, service_of
-from twostroke.server.streaming import respond, stream_answer
+from twostroke.server.streaming import respond
 from twostroke.server.structured import Named, object_grammar, schema_grammar
 from twostroke.server.tools import tool_request
 
@@ -68,17 +67,9 @@ async def responses(body: ResponsesBody, request: Request) -> Response:
     writer = ResponseWriter(service, facts, sampling, body, asked_for, tools.custom)
     writer.answers.choices[0].parser = asked.parser() or AnswerParser()
     follow(request, writer.answers, writer.id)
-    if body.stream:  # with logprobs its last events, which repeat them all, take long to word
-        return await stream_answer(call, writer, aside=None if sampling.logprobs is None else service.aside)
-    if sampling.logprobs is None:
-        return await respond(call, writer, is_streamed=False)
-    try:
-        await writer.answers.collect(call)
-    finally:
-        call.close()
-    payload = await service.aside.run(lambda: replies.encode(writer.whole()))
-    headers = {"Server-Timing": server_timing(writer.answers.choices[0].timing)}
-    return Response(payload, headers=headers, media_type="application/json")
+    # With logprobs the last events of a stream, which repeat them all, take long to word too.
+    aside = None if sampling.logprobs is None else service.aside
+    return await respond(call, writer, is_streamed=bool(body.stream), aside=aside)
 
 
 async def _read_input(service: Service, body: ResponsesBody, key: int) -> ResponseInput:

@@ -18,7 +18,7 @@ from twostroke.server.connections import SINK_SCOPE, EventSink
 from twostroke.server.errors import CLIENT_GONE, ApiError
 from twostroke.server.inbox import News
 from twostroke.server.phases import server_timing
-from twostroke.server.replies import encode
+from twostroke.server.replies import encode, encode_in_parts
 
 SLOW_READER_S = 5.0
 """Past its deadline, a client that does not read has this long to take what was written."""
@@ -57,23 +57,25 @@ def sse_error(error: ApiError) -> bytes:
     return sse(json.dumps(error.body()).encode())
 
 
-async def respond(call: Call, writer: AnswerWriter, *, is_streamed: bool, media_type: str = EVENTS) -> Response:
-    """`media_type` is a stream's; whole answers are JSON."""
+async def respond(
+    call: Call, writer: AnswerWriter, *, is_streamed: bool, media_type: str = EVENTS, aside: Aside | None = None
+) -> Response:
+    """`media_type` is a stream's; whole answers are JSON. `aside`: for an answer that takes long to word."""
     if is_streamed:
-        return await stream_answer(call, writer, media_type)
+        return await _stream_answer(call, writer, media_type, aside)
     try:
         await writer.answers.collect(call)
     finally:
         call.close()
     headers = {"Server-Timing": server_timing(writer.answers.choices[0].timing)}
-    return Response(encode(writer.whole()), headers=headers, media_type="application/json")
+    payload = encode(writer.whole()) if aside is None else await aside.run(lambda: encode_in_parts(writer.whole()))
+    return Response(payload, headers=headers, media_type="application/json")
 
 
-async def stream_answer(
+async def _stream_answer(
     call: Call, writer: EventWriter, media_type: str = EVENTS, aside: Aside | None = None
 ) -> EventStream:
-    """The response begins with the engine's first sign, so what it refuses is still a plain error. What takes long to
-    word is worded aside."""
+    """The response begins with the engine's first sign, so what it refuses is still a plain error."""
     try:
         news = await call.take()
     except BaseException:

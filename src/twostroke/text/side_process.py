@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import IO, Any, NamedTuple
 
 _KEPT_ENVIRONMENT = ("PATH", "SYSTEMROOT", "TZ", "LANG", "LC_ALL", "LC_TIME", "LD_LIBRARY_PATH")
@@ -94,6 +94,33 @@ def end_process(process: subprocess.Popen[bytes]) -> None:
             with contextlib.suppress(OSError):  # what was never sent cannot be flushed now
                 pipe.close()
     process.wait()
+
+
+def answer_requests(
+    begin: Callable[[Message], Callable[[Message], Message]],
+    max_cpu_s: int | None = None,
+    tidy: Callable[[int], None] = lambda num_bytes: None,
+) -> None:
+    """Such a process's own half: the first message sets it up, with its limits, and each after it is answered until the
+    parent ends. `max_cpu_s`: of an answer; None: as the first message says. `tidy` is told how long a request's texts
+    were, once they are gone."""
+    requests, answers = sys.stdin.buffer, sys.stdout.buffer
+    first = read_message(requests)
+    if first is None:
+        return  # started for nothing
+    limit_memory(first.fields["max_memory_bytes"])
+    answer = begin(first)
+    reply = Message({"ready": True})
+    while True:
+        write_message(answers, reply)
+        message = read_message(requests)
+        if message is None:
+            return
+        limit_cpu_time(first.fields["max_cpu_s"] if max_cpu_s is None else max_cpu_s)
+        num_bytes = sum(map(len, message.texts))
+        reply = answer(message)
+        del message
+        tidy(num_bytes)
 
 
 def limit_memory(max_bytes: int) -> None:

@@ -5,14 +5,14 @@ the clock and ends this process when a render takes too long; here are the limit
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Sequence
+from functools import partial
 from itertools import zip_longest
 from typing import Any
 
 import jinja2
 
-from twostroke.text.side_process import Message, limit_cpu_time, limit_memory, read_message, write_message
+from twostroke.text.side_process import Message, answer_requests
 from twostroke.text.template_environment import RequestRefusedError, TemplateEnvironment
 from twostroke.text.template_text import joined, own_ranges, written
 
@@ -83,22 +83,5 @@ def answer(renderer: Renderer, message: Message) -> Message:
         return Message({"failed": (str(error) or type(error).__name__)[:500]})
 
 
-def main() -> None:
-    requests, answers = sys.stdin.buffer, sys.stdout.buffer
-    first = read_message(requests)
-    if first is None:
-        return  # started for nothing
-    limit_memory(first.fields["max_memory_bytes"])
-    renderer = Renderer(first.fields)
-    reply = Message({"ready": True})
-    while True:
-        write_message(answers, reply)
-        message = read_message(requests)
-        if message is None:
-            return
-        limit_cpu_time(MAX_CPU_S)
-        reply = answer(renderer, message)
-
-
 if __name__ == "__main__":
-    main()
+    answer_requests(lambda first: partial(answer, Renderer(first.fields)), MAX_CPU_S)

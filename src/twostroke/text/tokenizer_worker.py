@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import ctypes
 import os
-import sys
 from array import array
 from contextlib import suppress
+from functools import partial
 
 from tokenizers import Tokenizer as Backend
 
-from twostroke.text.side_process import Message, limit_cpu_time, limit_memory, read_message, write_message
+from twostroke.text.side_process import Message, answer_requests
 
 NICENESS = 5
 """Tokens that are being written go before texts that are yet to be read."""
@@ -48,33 +48,17 @@ def answer(backends: Backends, message: Message) -> Message:
     return Message({"counts": counts}, ids)
 
 
-def _trim() -> None:
-    with suppress(OSError, AttributeError):  # glibc alone has it
-        ctypes.CDLL(None).malloc_trim(0)
+def _trim(num_bytes: int) -> None:
+    if num_bytes >= TRIM_BYTES:
+        with suppress(OSError, AttributeError):  # glibc alone has it
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 def main() -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one core at most, whatever comes
     if hasattr(os, "nice"):
         os.nice(NICENESS)
-    requests, answers = sys.stdin.buffer, sys.stdout.buffer
-    first = read_message(requests)
-    if first is None:
-        return  # started for nothing
-    limit_memory(first.fields["max_memory_bytes"])
-    backends = Backends(list(first.texts))
-    reply = Message({"ready": True})
-    while True:
-        write_message(answers, reply)
-        message = read_message(requests)
-        if message is None:
-            return
-        limit_cpu_time(first.fields["max_cpu_s"])
-        num_bytes = sum(map(len, message.texts))
-        reply = answer(backends, message)
-        del message
-        if num_bytes >= TRIM_BYTES:
-            _trim()
+    answer_requests(lambda first: partial(answer, Backends(list(first.texts))), tidy=_trim)
 
 
 if __name__ == "__main__":

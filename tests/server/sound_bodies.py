@@ -1,0 +1,147 @@
+"""A sound body for every route that takes one, with as many fields as it knows: what tests break, one at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "roll", "description": "Roll.", "parameters": {"type": "object", "properties": {}}},
+}
+DIAL: dict[str, Any] = {"syntax": "regex", "definition": "[0-9]+"}
+SUM: dict[str, Any] = {"syntax": "lark", "definition": 'start: NUMBER ("+" NUMBER)*\nNUMBER: /[0-9]/'}
+GOOD: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {
+        "model": "smollm2",
+        "messages": [
+            {"role": "user", "content": "Hi"},
+            {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]},
+            {"role": "user", "content": "Hi"},
+            {
+                "role": "assistant",
+                "tool_calls": [{"id": "a", "type": "custom", "custom": {"name": "sum", "input": "1"}}],
+            },
+            {"role": "tool", "tool_call_id": "a", "content": "1"},
+        ],
+        "max_tokens": 1,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "n": 1,
+        "stop": ["x"],
+        "seed": 1,
+        "logprobs": True,
+        "top_logprobs": 2,
+        "logit_bias": {"5": 1.0},
+        "stream": False,
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        "min_p": 0.1,
+        "frequency_penalty": 0.5,
+        "presence_penalty": 0.5,
+        "repetition_penalty": 1.1,
+        "priority": 1,
+        "cache_salt": "a",
+        "chat_template_kwargs": {"enable_thinking": False},
+        "tools": [
+            TOOL,
+            {"type": "custom", "custom": {"name": "sum", "format": {"type": "grammar", "grammar": SUM}}},
+        ],
+        "tool_choice": {
+            "type": "allowed_tools",
+            "allowed_tools": {"mode": "auto", "tools": [{"type": "custom", "custom": {"name": "sum"}}]},
+        },
+        "parallel_tool_calls": False,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"const": 1}}},
+    },
+    "/v1/completions": {
+        "model": "smollm2",
+        "prompt": "Hi",
+        "max_tokens": 1,
+        "logprobs": 1,
+        "echo": True,
+        "best_of": 2,
+        "suffix": "",
+        "top_k": 3,
+        "structured_outputs": {"regex": "[ab]"},
+        "cache_salt": "a",
+        "priority": 1,
+    },
+    "/v1/responses": {
+        "model": "smollm2",
+        "input": [
+            {"role": "user", "content": "Hi"},
+            {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm."}]},
+            {"type": "function_call", "call_id": "a", "name": "roll", "arguments": "{}"},
+            {"type": "custom_tool_call", "call_id": "b", "name": "dial", "input": "1"},
+            {"type": "function_call_output", "call_id": "a", "output": "4"},
+            {"type": "custom_tool_call_output", "call_id": "b", "output": [{"type": "input_text", "text": "1"}]},
+        ],
+        "store": True,
+        "include": ["message.output_text.logprobs"],
+        "top_logprobs": 2,
+        "max_output_tokens": 1,
+        "text": {"format": {"type": "json_schema", "name": "x", "schema": {"const": 1}}},
+        "tools": [
+            {"type": "function", **TOOL["function"]},
+            {"type": "custom", "name": "dial", "format": {"type": "grammar", **DIAL}},
+        ],
+        "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "custom", "name": "dial"}]},
+        "min_p": 0.1,
+        "chat_template_kwargs": {},
+        "stream_options": {"include_progress": True},
+    },
+    "/v1/messages": {
+        "model": "smollm2",
+        "max_tokens": 1,
+        "system": [{"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}}],
+        "messages": [
+            {"role": "user", "content": "Hi"},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "Hm", "signature": "x"},
+                    {"type": "tool_use", "id": "toolu_1", "name": "roll", "input": {"sides": 6}},
+                ],
+            },
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_1", "content": "4"}]},
+        ],
+        "tools": [{"name": "roll", "description": "Roll.", "input_schema": {"type": "object", "properties": {}}}],
+        "tool_choice": {"type": "auto", "disable_parallel_tool_use": False},
+        "thinking": {"type": "enabled", "budget_tokens": 1024},
+        "output_config": {"format": {"type": "json_schema", "schema": {"const": 1}}},
+        "stop_sequences": ["x"],
+        "temperature": 0.5,
+        "top_k": 3,
+        "metadata": {"user_id": "me"},
+    },
+    "/v1/messages/count_tokens": {"model": "smollm2", "messages": [{"role": "user", "content": "Hi"}]},
+    "/api/chat": {
+        "model": "smollm2",
+        "stream": False,
+        "messages": [
+            {"role": "user", "content": "Hi"},
+            {"role": "assistant", "thinking": "Hm", "tool_calls": [{"function": {"name": "roll", "arguments": {}}}]},
+            {"role": "tool", "tool_name": "roll", "content": "4"},
+        ],
+        "tools": [TOOL],
+        "format": {"const": 1},
+        "think": False,
+        "keep_alive": "5m",
+        "options": {"num_predict": 1, "temperature": 0.5, "stop": ["x"], "seed": 1, "num_ctx": 512, "min_p": 0.1},
+        "logprobs": True,
+        "top_logprobs": 2,
+    },
+    "/api/generate": {
+        "model": "smollm2",
+        "prompt": "Hi",
+        "system": "Hi",
+        "stream": False,
+        "format": {"const": 1},
+        "options": {"num_predict": 1, "repeat_penalty": 1.1, "top_k": 3},
+        "suffix": "",
+        "raw": False,
+        "context": [],
+    },
+    "/api/show": {"model": "smollm2"},
+    "/tokenize": {"prompt": "Hi", "add_special_tokens": True},
+    "/detokenize": {"tokens": [1, 2]},
+}
