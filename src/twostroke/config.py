@@ -30,30 +30,31 @@ class KVConfig:
         None,
         16,
         256,
+        KV,
+        "Tokens in a block of KV, a multiple of 16; default: as suits the backend.",
         multiple_of=16,
         must_be="a multiple of 16 up to 256",
-        panel=KV,
-        help="Tokens in a block of KV, a multiple of 16; default: as suits the backend.",
     )
     memory_bytes: int | None = integer(
         None,
         1,
+        None,
+        KV,
+        "Memory for KV blocks, like 512MB or 2GiB; default: a share of what is free.",
         kind="size",
         must_be="a whole number of bytes, like 2 * 10**9",
         flag="--kv-memory",
         metavar="SIZE",
-        panel=KV,
-        help="Memory for KV blocks, like 512MB or 2GiB; default: a share of what is free.",
     )
-    prefix_caching: bool = switch(True, panel=KV, help="Reuse the KV of a prompt's beginning that was read before.")
+    prefix_caching: bool = switch(True, KV, "Reuse the KV of a prompt's beginning that was read before.")
     kind: str = choice(
         "auto",
         KV_KINDS,
+        FORMATS,
+        "What K and V are kept in: f16, bf16 or int8 (half the memory, a little less exact); auto: the fastest of 16 "
+        "bits.",
         flag="--kv-type",
         metavar="KIND",
-        panel=FORMATS,
-        help="What K and V are kept in: f16, bf16 or int8 (half the memory, a little less exact); auto: the fastest of "
-        "16 bits.",
     )
 
     def __post_init__(self) -> None:
@@ -64,77 +65,74 @@ class KVConfig:
 class EngineConfig:
     backend: str = text(
         "auto",
-        "a name, like 'cpu'",
-        panel=ENGINE,
-        help="auto, cuda (an NVIDIA GPU; needs the extra [cuda]), cpu (native code, quantised weights), or reference "
+        ENGINE,
+        "auto, cuda (an NVIDIA GPU; needs the extra [cuda]), cpu (native code, quantised weights), or reference "
         "(numpy, slow, written to be read).",
+        must_be="a name, like 'cpu'",
     )
-    threads: int | None = integer(
-        None, 1, 1024, panel=ENGINE, help="Threads; default: the cores this process may really use."
-    )
+    threads: int | None = integer(None, 1, 1024, ENGINE, "Threads; default: the cores this process may really use.")
     max_context: int | None = integer(
         None,
         1,
         2**31 - 1,
-        panel=ENGINE,
-        help="Prompt and answer together, in tokens; default: what the model was made for, as far as memory allows. A "
-        "model with two sets of rope factors (Phi-3) reads every prompt with the long set once this is above the short "
-        "set's length, which is its default.",
+        ENGINE,
+        "Prompt and answer together, in tokens; default: what the model was made for, as far as memory allows. A "
+        "model with two sets of rope factors (Phi-3) reads every prompt with the long set once this is above the "
+        "short set's length, which is its default.",
     )
     max_tokens_per_step: int | None = integer(
         None,
         1,
         2**16,
-        panel=ENGINE,
-        help="A step's token budget. Smaller: smoother streams. Larger: faster prompts. Default: as suits the backend.",
+        ENGINE,
+        "A step's token budget. Smaller: smoother streams. Larger: faster prompts. Default: as suits the backend.",
     )
     max_running: int | None = integer(
-        None, 1, 2**16, panel=ENGINE, help="Streams that run at a time; default: as suits the backend."
+        None, 1, 2**16, ENGINE, "Streams that run at a time; default: as suits the backend."
     )
     itl_target_ms: float | None = number(
         None,
         0.0,
-        above=True,
-        panel=ENGINE,
-        help="Beside running streams a step reads no more of other prompts than keeps it about this short. Smaller: "
+        None,
+        ENGINE,
+        "Beside running streams a step reads no more of other prompts than keeps it about this short. Smaller: "
         "smoother streams. Larger: faster prompts. Default: 35 on cuda; elsewhere the step's token budget decides.",
+        is_above_low=True,
     )
     run_ahead: bool = switch(
-        True,
-        panel=ENGINE,
-        help="Schedule one step ahead of the results, so that neither host nor device waits for the other.",
+        True, ENGINE, "Schedule one step ahead of the results, so that neither host nor device waits for the other."
     )
     kv: KVConfig = field(default_factory=KVConfig)
     quantise: str | None = choice(
         None,
         QUANTISE_CHOICES,
+        FORMATS,
+        "What float weights are brought to on load: q8_0, q4_1 or none; default: as suits the backend, on cpu q8_0, "
+        "or q4_1 if memory is short. Weights stored quantised stay as they are.",
         metavar="KIND",
-        panel=FORMATS,
-        help="What float weights are brought to on load: q8_0, q4_1 or none; default: as suits the backend, on cpu "
-        "q8_0, or q4_1 if memory is short. Weights stored quantised stay as they are.",
     )
     dtype: str = choice(
         "auto",
         DTYPE_CHOICES,
+        FORMATS,
+        "What cuda computes in: bf16 or f16; auto: as the weights are stored, bf16 if neither.",
         metavar="KIND",
-        panel=FORMATS,
-        help="What cuda computes in: bf16 or f16; auto: as the weights are stored, bf16 if neither.",
     )
     load: str = choice(
         "file",
         ("file", "random"),
+        FORMATS,
+        "random: weights drawn at random for a folder with config.json, for benchmarks (no text).",
         metavar="file|random",
-        panel=FORMATS,
-        help="random: weights drawn at random for a folder with config.json, for benchmarks (no text).",
     )
     decode_weights: Literal["auto", "packed", "plain"] = choice(
         "auto",
         ("auto", "packed", "plain"),
-        metavar="FORM",
-        panel=FORMATS,
-        help="What steps of few tokens, as decode has them, read on cuda. packed: a second copy in 12 bits, a quarter "
+        FORMATS,
+        "What steps of few tokens, as decode has them, read on cuda. packed: a second copy in 12 bits, a quarter "
         "less to read (some of the smallest weights are off, by at most 2^-22 of their row's largest); plain: the "
         "weights themselves, which leaves more memory for KV; auto: packed, if enough is left.",
+        metavar="FORM",
     )
 
     def __post_init__(self) -> None:

@@ -144,8 +144,8 @@ def test_options_in_the_documents_are_there(name: str) -> None:
 
 @dataclass(frozen=True)
 class Small:
-    size: int = integer(1, 1, 9, help="How large.", panel="Own")
-    is_fast: bool = switch(False, help="Hurry.", panel="Own", flag="--fast")
+    size: int = integer(1, 1, 9, "Own", "How large.")
+    is_fast: bool = switch(False, "Own", "Hurry.", flag="--fast")
 
 
 def test_a_setting_that_is_added_is_an_option_at_once() -> None:

@@ -15,6 +15,7 @@ from twostroke.config import EngineConfig
 from twostroke.core.grammar import GrammarSpec
 from twostroke.core.sampling_params import SamplingParams
 from twostroke.engine.build import read_tokenizer
+from twostroke.explain.facts import EngineFacts
 from twostroke.server import structured
 from twostroke.server.admission import KEY_SCOPE, RECEIVED_SCOPE, Admission
 from twostroke.server.client import EngineClient, EngineState
@@ -32,12 +33,7 @@ FACTS = Ready(
     threads=1,
     vocab_size=8,
     max_context=8,
-    max_running=1,
-    block_size=8,
-    num_blocks=(1,),
-    kv_bytes=1,
-    shape=None,  # type: ignore[arg-type]
-    ceilings=None,  # type: ignore[arg-type]
+    engine=EngineFacts(None, None, 1, 1, 8, (1,), 1),  # type: ignore[arg-type]  # no cost is asked about
     notes=(),
 )
 

@@ -12,6 +12,7 @@ from twostroke.core.timing import SequenceTiming
 from twostroke.cost.hardware import Ceilings
 from twostroke.cost.model_shape import KVGroupShape, ModelShape
 from twostroke.cost.step_cost import Coefficients
+from twostroke.explain.facts import EngineFacts
 from twostroke.server.logprobs import CompletionLogprobsWriter, chat_logprobs
 from twostroke.server.messages import Ready, Stats
 from twostroke.server.phases import explain, server_timing, timing_report
@@ -20,9 +21,8 @@ from twostroke.text.tokenizer import Tokenizer
 
 SHAPE = ModelShape(1000, 800, 100, 2000, 2, 4, (KVGroupShape(1, None, 8),))
 FACTS = Ready(
-    *("cpu", "llama", 1000, 2000, 2, 100, 64, 8, 16, (4,), 512),
-    shape=SHAPE,
-    ceilings=Ceilings(1e6, 1e6, "by hand"),
+    *("cpu", "llama", 1000, 2000, 2, 100, 64),
+    engine=EngineFacts(SHAPE, Ceilings(1e6, 1e6, "by hand"), 8, 1, 16, (4,), 512),
     notes=(),
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -17,7 +18,8 @@ from twostroke.server.settings import Limits, ServerSettings
 
 
 def engine(max_running: int = 64, max_context: int = 2048) -> Ready:
-    return replace(FACTS, max_running=max_running, max_context=max_context)
+    engine = dataclasses.replace(FACTS.engine, max_running=max_running)
+    return replace(FACTS, engine=engine, max_context=max_context)
 
 
 def settings(num_keys: int = 2, **limits: Any) -> ServerSettings:

@@ -135,9 +135,9 @@ def _show(console: Console, name: str, facts: Ready, address: str, asks_for_key:
     console.print(f"{name}: {facts.family}, {weights}")
     for note in facts.notes:
         console.print(f"  {note}")
-    fits = min(number * facts.block_size for number in facts.num_blocks) / facts.max_context
+    fits = min(number * facts.engine.block_size for number in facts.engine.num_blocks) / facts.max_context
     console.print(
-        f"  concurrency: up to {facts.max_running} requests at a time; KV holds {fits:,.1f} of the longest, "
+        f"  concurrency: up to {facts.engine.max_running} requests at a time; KV holds {fits:,.1f} of the longest, "
         f"{facts.max_context} tokens"
     )
     console.print(f"ready at {address}/v1\nTry:")

@@ -25,65 +25,54 @@ LENGTH, DRAWING, TOLD = "Length and stops", "Drawing tokens", "Probabilities"
 class SamplingParams:
     """Temperature 0 is greedy. `None` means "off" or "as many as fit"."""
 
-    max_tokens: int | None = integer(None, 1, panel=LENGTH, help="The longest answer, in tokens.")
-    min_tokens: int = integer(0, 0, panel=LENGTH, help="The shortest: until then the answer does not end by itself.")
-    temperature: float = number(
-        1.0, 0.0, 100.0, panel=DRAWING, help="0 always takes the likeliest token; higher is more random."
-    )
-    top_k: int | None = integer(None, 1, panel=DRAWING, help="Draw from the k likeliest tokens only.")
+    max_tokens: int | None = integer(None, 1, None, LENGTH, "The longest answer, in tokens.")
+    min_tokens: int = integer(0, 0, None, LENGTH, "The shortest: until then the answer does not end by itself.")
+    temperature: float = number(1.0, 0.0, 100.0, DRAWING, "0 always takes the likeliest token; higher is more random.")
+    top_k: int | None = integer(None, 1, None, DRAWING, "Draw from the k likeliest tokens only.")
     top_p: float = number(
         1.0,
         0.0,
         1.0,
-        above=True,
-        panel=DRAWING,
-        help="Draw from the likeliest tokens that hold this share of the probability.",
+        DRAWING,
+        "Draw from the likeliest tokens that hold this share of the probability.",
+        is_above_low=True,
     )
-    min_p: float = number(
-        0.0, 0.0, 1.0, panel=DRAWING, help="Drop tokens less likely than this share of the likeliest one."
-    )
+    min_p: float = number(0.0, 0.0, 1.0, DRAWING, "Drop tokens less likely than this share of the likeliest one.")
     repetition_penalty: float = number(
-        1.0, 0.0, 100.0, above=True, panel=DRAWING, help="Above 1 discourages what was already said."
+        1.0, 0.0, 100.0, DRAWING, "Above 1 discourages what was already said.", is_above_low=True
     )
     presence_penalty: float = number(
-        0.0, -2.0, 2.0, panel=DRAWING, help="Above 0 discourages each token that the answer has already."
+        0.0, -2.0, 2.0, DRAWING, "Above 0 discourages each token that the answer has already."
     )
     frequency_penalty: float = number(
-        0.0, -2.0, 2.0, panel=DRAWING, help="The same, in proportion to how often the answer has it."
+        0.0, -2.0, 2.0, DRAWING, "The same, in proportion to how often the answer has it."
     )
     logit_bias: Mapping[int, float] = field(default_factory=dict)
-    seed: int | None = integer(None, 0, MAX_SEED - 1, panel=DRAWING, help="The same seed draws the same answer.")
-    n: int = integer(1, 1, MAX_SAMPLES, panel=LENGTH, help="Answers to the prompt, which is read once for all.")
-    stop: tuple[str, ...] = several(
-        "texts", panel=LENGTH, help="End the answer at this text; may be given several times."
-    )
+    seed: int | None = integer(None, 0, MAX_SEED - 1, DRAWING, "The same seed draws the same answer.")
+    n: int = integer(1, 1, MAX_SAMPLES, LENGTH, "Answers to the prompt, which is read once for all.")
+    stop: tuple[str, ...] = several("texts", LENGTH, "End the answer at this text; may be given several times.")
     stop_token_ids: tuple[int, ...] = several(
-        "integers",
-        flag="--stop-token-id",
-        panel=LENGTH,
-        help="End the answer at this token; may be given several times.",
+        "integers", LENGTH, "End the answer at this token; may be given several times.", flag="--stop-token-id"
     )
-    include_stop_string: bool = switch(False, panel=LENGTH, help="Keep the text that ended the answer.")
-    ignore_eos: bool = switch(False, panel=LENGTH, help="Go on where the model would end its answer.")
+    include_stop_string: bool = switch(False, LENGTH, "Keep the text that ended the answer.")
+    ignore_eos: bool = switch(False, LENGTH, "Go on where the model would end its answer.")
     logprobs: int | None = integer(
         None,
         0,
         MAX_LOGPROBS,
-        panel=TOLD,
-        help="Tell the log-probability of each token and of this many of the likeliest; 0: of the token alone.",
+        TOLD,
+        "Tell the log-probability of each token and of this many of the likeliest; 0: of the token alone.",
     )
     prompt_logprobs: int | None = integer(
         None,
         0,
         MAX_LOGPROBS,
-        panel=TOLD,
-        help="The same for every prompt token but the first. Such a prompt does not use the prefix cache.",
+        TOLD,
+        "The same for every prompt token but the first. Such a prompt does not use the prefix cache.",
     )
     grammar: GrammarSpec | None = None
     """What the answer must look like. It ends where the grammar lets it, or at max_tokens, incomplete."""
-    skip_special_tokens: bool = switch(
-        True, panel=LENGTH, help="Leave control tokens that the model writes out of the text."
-    )
+    skip_special_tokens: bool = switch(True, LENGTH, "Leave control tokens that the model writes out of the text.")
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", _texts(self.stop))

@@ -58,40 +58,45 @@ class Setting:
         return is_high_enough and bool(value < inf if self.high is None else value <= self.high)
 
 
-def integer(default: int | None, low: int, high: int | None = None, must_be: str | None = None, **told: Any) -> Any:
-    """A field of whole numbers from `low` to `high`."""
+def integer(
+    default: int | None, low: int, high: int | None = None, panel: str = "", help: str = "", **told: Any
+) -> Any:
+    """A field of whole numbers from `low` to `high`, with its place and its words in a command's help."""
     bounds = f"of at least {low}" if high is None else f"from {low} to {high}"
-    told = {"kind": "integer", **told}
-    return _field(default, must_be or f"an integer {bounds}", low=low, high=inf if high is None else high, **told)
+    told = {"kind": "integer", "must_be": f"an integer {bounds}", **told}
+    return _field(default, panel, help, low=low, high=inf if high is None else high, **told)
 
 
-def number(default: float | None, low: float, high: float | None = None, *, above: bool = False, **told: Any) -> Any:
-    """A field of numbers from `low` (or `above` it) to `high`; None: any finite one."""
-    bounds = f"above {low:g}" if above else f"of at least {low:g}"
-    if high is not None and high < inf:
-        bounds = f"above {low:g} and at most {high:g}" if above else f"from {low:g} to {high:g}"
-    return _field(default, f"a number {bounds}", kind="number", low=low, high=high, is_above_low=above, **told)
+def number(default: float | None, low: float, high: float | None, panel: str = "", help: str = "", **told: Any) -> Any:
+    """A field of numbers from `low` (or above it, where `is_above_low`) to `high`; None: any finite one."""
+    is_above, has_high = told.get("is_above_low", False), high is not None and high < inf
+    bounds = f"above {low:g}" if is_above else f"of at least {low:g}"
+    if has_high:
+        bounds = f"above {low:g} and at most {high:g}" if is_above else f"from {low:g} to {high:g}"
+    return _field(default, panel, help, kind="number", must_be=f"a number {bounds}", low=low, high=high, **told)
 
 
-def switch(default: bool, **told: Any) -> Any:
-    return _field(default, "True or False", kind="switch", **told)
+def switch(default: bool, panel: str, help: str, **told: Any) -> Any:
+    return _field(default, panel, help, kind="switch", must_be="True or False", **told)
 
 
-def choice(default: str | None, choices: tuple[str, ...], **told: Any) -> Any:
-    return _field(default, f"one of {', '.join(choices)}", kind="choice", choices=choices, **told)
+def choice(default: str | None, choices: tuple[str, ...], panel: str, help: str, **told: Any) -> Any:
+    must_be = f"one of {', '.join(choices)}"
+    return _field(default, panel, help, kind="choice", must_be=must_be, choices=choices, **told)
 
 
-def text(default: str | None, must_be: str = "a text", **told: Any) -> Any:
-    return _field(default, must_be, kind="text", **told)
+def text(default: str | None, panel: str, help: str, **told: Any) -> Any:
+    return _field(default, panel, help, **{"kind": "text", "must_be": "a text", **told})
 
 
-def several(kind: Literal["texts", "integers"], **told: Any) -> Any:
+def several(kind: Literal["texts", "integers"], panel: str, help: str, **told: Any) -> Any:
     """A field of none or more, whose class checks them."""
-    return _field((), "a list", kind=kind, **told)
+    return _field((), panel, help, kind=kind, must_be="a list", **told)
 
 
-def _field(default: object, must_be: str, **told: Any) -> Any:
-    return field(default=default, metadata={"setting": Setting(must_be=must_be, is_optional=default is None, **told)})
+def _field(default: object, panel: str, help: str, **told: Any) -> Any:
+    setting = Setting(panel=panel, help=help, is_optional=default is None, **told)
+    return field(default=default, metadata={"setting": setting})
 
 
 def settings_of(kind: Any) -> Mapping[str, Setting]:

@@ -176,7 +176,7 @@ class EngineLoop:
 
 def ready_message(assembly: Assembly) -> m.Ready:
     resolved, checkpoint = assembly.resolved, assembly.checkpoint
-    room, facts = assembly.engine.scheduler.ledger.max_total_tokens, engine_facts(assembly)
+    room = assembly.engine.scheduler.ledger.max_total_tokens
     return m.Ready(
         backend=assembly.backend_name,
         family=checkpoint.spec.family,
@@ -185,16 +185,8 @@ def ready_message(assembly: Assembly) -> m.Ready:
         threads=resolved.threads,
         vocab_size=checkpoint.spec.vocab_size,
         max_context=resolved.max_context if room is None else min(resolved.max_context, room),
-        max_running=assembly.engine.scheduler.config.running_limit,
-        block_size=resolved.layout.block_size,
-        num_blocks=tuple(group.num_blocks for group in resolved.layout.groups),
-        kv_bytes=resolved.kv_bytes,
-        shape=assembly.shape,
-        ceilings=facts.ceilings,
+        engine=engine_facts(assembly),
         notes=assembly.notes,
-        max_tokens_per_step=facts.max_tokens_per_step,
-        itl_target_s=facts.itl_target_s,
-        int8_kv_share=facts.int8_kv_share,
         hidden_size=checkpoint.spec.hidden_size,
         file_format="safetensors" if checkpoint.gguf_metadata is None else "gguf",
         weight_kind=checkpoint.main_kind(assembly.formats.weights).name,

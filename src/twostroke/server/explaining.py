@@ -56,7 +56,7 @@ async def top(request: Request) -> Response:
         model=service.settings.model_name,
         state=service.client.health,
         backend=None if facts is None else facts.backend,
-        max_running=None if facts is None else facts.max_running,
+        max_running=None if facts is None else facts.engine.max_running,
         engine=service.metrics.engine,
         requests=list(islice(service.kept.latest(request.scope.get(KEY_SCOPE, -1)), SHOWN_REQUESTS)),
     )

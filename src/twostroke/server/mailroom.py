@@ -1,4 +1,4 @@
-"""Who waits for what of the engine: an inbox a call, by the ids of its requests. Deals out what a step brought, and knows
+"""Who waits for what of the engine: an inbox a call, by the ids of its requests. Deals out what a step brought. Knows
 neither sockets nor processes."""
 
 from __future__ import annotations

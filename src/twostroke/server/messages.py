@@ -13,8 +13,8 @@ from twostroke.core.events import PrefillProgress, TokenEvent
 from twostroke.core.sampling_params import SamplingParams
 from twostroke.core.step_record import StepTotals
 from twostroke.cost.hardware import Ceilings
-from twostroke.cost.model_shape import ModelShape
 from twostroke.cost.step_cost import Coefficients
+from twostroke.explain.facts import EngineFacts
 
 FittedCost = tuple[Ceilings, Coefficients]
 
@@ -68,18 +68,8 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     vocab_size: int
     max_context: int
     """Prompt and answer together: the model's, or what the KV cache has room for where that is less."""
-    max_running: int
-    block_size: int
-    num_blocks: tuple[int, ...]
-    """One a KV group."""
-    kv_bytes: int
-    shape: ModelShape
-    ceilings: Ceilings
+    engine: EngineFacts
     notes: tuple[str, ...]
-    max_tokens_per_step: int = 1
-    itl_target_s: float | None = None
-    int8_kv_share: float | None = None
-    """As in `EngineFacts` of the explain room."""
     hidden_size: int = 0
     file_format: str = ""
     """gguf or safetensors."""

@@ -50,7 +50,7 @@ async def list_models(request: Request) -> Response:
 async def list_loaded(request: Request) -> Response:
     service = service_of(request)
     facts = service.facts()
-    held_bytes = facts.weight_bytes + facts.kv_bytes
+    held_bytes = facts.weight_bytes + facts.engine.kv_bytes
     entry = {
         **_entry(service.settings.model_name, facts),
         "size": held_bytes,
@@ -118,7 +118,7 @@ def _details(facts: Ready) -> dict[str, Any]:
 
 
 def _model_info(facts: Ready) -> dict[str, Any]:
-    family, shape = facts.family, facts.shape
+    family, shape = facts.family, facts.engine.shape
     return {
         "general.architecture": family,
         "general.parameter_count": facts.num_parameters,

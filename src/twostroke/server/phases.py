@@ -8,7 +8,6 @@ from twostroke.core.timing import SequenceTiming
 from twostroke.cost.step_cost import StepCost
 from twostroke.engine.floors import phase_floors
 from twostroke.explain.explanation import Explainer, Explanation
-from twostroke.explain.facts import EngineFacts
 from twostroke.explain.timeline import Delivery
 from twostroke.server.messages import Ready, Stats
 
@@ -49,26 +48,15 @@ def explain(
     timing: SequenceTiming, facts: Ready, stats: Stats | None = None, delivery: Delivery | None = None
 ) -> Explanation:
     """`stats`: what the engine last said of itself: what its steps cost, or why it cannot tell."""
-    engine = EngineFacts(
-        shape=facts.shape,
-        ceilings=facts.ceilings,
-        max_running=facts.max_running,
-        max_tokens_per_step=facts.max_tokens_per_step,
-        block_size=facts.block_size,
-        num_blocks=facts.num_blocks,
-        kv_bytes=facts.kv_bytes,
-        itl_target_s=facts.itl_target_s,
-        int8_kv_share=facts.int8_kv_share,
-    )
-    cost = None if stats is None or stats.step_cost is None else StepCost(facts.shape, *stats.step_cost)
+    cost = None if stats is None or stats.step_cost is None else StepCost(facts.engine.shape, *stats.step_cost)
     doubt = None if stats is None else stats.step_cost_doubt
-    return Explainer(lambda: engine, lambda: cost, lambda: doubt).explain(timing, delivery)
+    return Explainer(lambda: facts.engine, lambda: cost, lambda: doubt).explain(timing, delivery)
 
 
 def timing_report(timing: SequenceTiming, facts: Ready, explanation: Explanation | None = None) -> Timing:
     """`explanation`: the sample's, where it was made already."""
     verdict = (explanation or explain(timing, facts)).verdict
-    floors = phase_floors(facts.shape, facts.ceilings, timing)
+    floors = phase_floors(facts.engine.shape, facts.engine.ceilings, timing)
     read, written = timing.prompt_tokens - timing.cached_tokens, len(timing.token_times_s)
     gaps_s = sorted(timing.itl_s)
     prefill = PrefillTiming(

@@ -47,7 +47,7 @@ def bounds_of(settings: ServerSettings, facts: Ready) -> Bounds:
     """What was asked for, or what suits the engine: twice as many samples as may run and wait, all of the longest for
     half of them. Where there are several keys, none may have more than half of it."""
     limits = settings.limits
-    capacity = max(facts.max_running + limits.max_queue, limits.max_prompts)
+    capacity = max(facts.engine.max_running + limits.max_queue, limits.max_prompts)
     total_samples = limits.max_samples_in_flight or 2 * capacity
     total_tokens = limits.max_tokens_in_flight or capacity * facts.max_context
     key_samples, key_tokens = limits.max_samples_per_key, limits.max_tokens_per_key
@@ -81,7 +81,7 @@ class Quotas:
 
     def seconds_for(self, num_samples: int, facts: Ready) -> int:
         """Seconds until this many of the samples in flight will have ended, at the pace of late."""
-        at_once = max(1, min(facts.max_running, self._samples[ALL]))
+        at_once = max(1, min(facts.engine.max_running, self._samples[ALL]))
         seconds = self._metrics.mean_sample_s * num_samples / at_once
         return math.ceil(min(self._settings.limits.request_timeout_s, max(1.0, seconds)))
 

@@ -18,79 +18,76 @@ LISTENING, LIMITS, KEYS, TIMES, ANSWERS = "Listening", "Limits", "Limits of a ke
 @dataclass(frozen=True, slots=True)
 class Limits:
     max_body_bytes: int = integer(
-        8 * 2**20,
-        1,
-        kind="size",
-        flag="--max-body",
-        metavar="SIZE",
-        panel=LIMITS,
-        help="The largest request, like 8MiB.",
+        8 * 2**20, 1, None, LIMITS, "The largest request, like 8MiB.", kind="size", flag="--max-body", metavar="SIZE"
     )
     max_bodies_bytes: int = integer(512 * 2**20, 1)
     """Of all requests in flight together; what would be more is answered with 503."""
-    body_timeout_s: float = number(30.0, 0.0, inf, above=True)
+    body_timeout_s: float = number(30.0, 0.0, inf, is_above_low=True)
     """A request's body has to be there within this."""
     request_timeout_s: float = number(
         600.0,
         0.0,
         inf,
-        above=True,
+        TIMES,
+        "Seconds from a request to the end of its answer.",
         flag="--request-timeout",
-        panel=TIMES,
-        help="Seconds from a request to the end of its answer.",
+        is_above_low=True,
     )
     headers_timeout_s: float = number(
         10.0,
         0.0,
         inf,
-        above=True,
+        TIMES,
+        "Seconds that a request's headers may take to arrive.",
         flag="--header-timeout",
-        panel=TIMES,
-        help="Seconds that a request's headers may take to arrive.",
+        is_above_low=True,
     )
     reader_timeout_s: float = number(
         30.0,
         0.0,
         inf,
-        above=True,
+        TIMES,
+        "Seconds that a stream may wait for its client to read.",
         flag="--reader-timeout",
-        panel=TIMES,
-        help="Seconds that a stream may wait for its client to read.",
+        is_above_low=True,
     )
-    max_connections: int = integer(900, 1, panel=LIMITS, help="Connections that may be open; one more gets 503.")
-    max_queue: int = integer(256, 1, panel=LIMITS, help="Requests that may wait; one more gets 429 and Retry-After.")
-    max_per_key: int | None = integer(None, 1, panel=KEYS, help="Requests one API key may have in flight.")
+    max_connections: int = integer(900, 1, None, LIMITS, "Connections that may be open; one more gets 503.")
+    max_queue: int = integer(256, 1, None, LIMITS, "Requests that may wait; one more gets 429 and Retry-After.")
+    max_per_key: int | None = integer(None, 1, None, KEYS, "Requests one API key may have in flight.")
     max_samples_per_key: int | None = integer(
         None,
         1,
-        panel=KEYS,
-        help="Answers (prompts times n) one API key may have in flight; default: half of all, of several keys.",
+        None,
+        KEYS,
+        "Answers (prompts times n) one API key may have in flight; default: half of all, of several keys.",
     )
     max_tokens_per_key: int | None = integer(
         None,
         1,
-        panel=KEYS,
-        help="Tokens that those may come to, prompts and max_tokens; default: half of all, of several keys.",
+        None,
+        KEYS,
+        "Tokens that those may come to, prompts and max_tokens; default: half of all, of several keys.",
     )
     max_samples_in_flight: int | None = integer(
-        None, 1, panel=LIMITS, help="Answers in flight in all; default: twice as many as may run and wait."
+        None, 1, None, LIMITS, "Answers in flight in all; default: twice as many as may run and wait."
     )
     max_tokens_in_flight: int | None = integer(
         None,
         1,
-        panel=LIMITS,
-        help="Tokens that those may come to; default: the longest context for all that may run and wait.",
+        None,
+        LIMITS,
+        "Tokens that those may come to; default: the longest context for all that may run and wait.",
     )
-    max_samples: int = integer(16, 1, panel=LIMITS, help="The largest n of a request.")
+    max_samples: int = integer(16, 1, None, LIMITS, "The largest n of a request.")
     max_prompts: int = integer(256, 1)
     """Of a request, and of them times `n`."""
-    max_output_tokens: int | None = integer(None, 1, panel=LIMITS, help="The most that a request may ask for.")
+    max_output_tokens: int | None = integer(None, 1, None, LIMITS, "The most that a request may ask for.")
     max_stop_strings: int = 16
     max_stop_chars: int = 1024
     max_logit_bias: int = 1024
     max_messages: int = 4096
     max_stored_responses: int = integer(
-        1024, 0, panel=LIMITS, help="Responses kept in memory for previous_response_id; 0 keeps none."
+        1024, 0, None, LIMITS, "Responses kept in memory for previous_response_id; 0 keeps none."
     )
     max_stored_bytes: int = 64 * 2**20
 
@@ -104,58 +101,51 @@ class ServerSettings:
     """What requests call the model, and what answers say."""
     other_names: tuple[str, ...] = ()
     """That requests may call it, too; a `*` in one stands for any text."""
-    host: str = text(
-        "127.0.0.1", panel=LISTENING, help="Where to listen. 0.0.0.0 lets the whole network in: give keys then."
-    )
-    port: int = integer(8000, 0, 65535, panel=LISTENING, help="The port; 0 takes a free one.")
+    host: str = text("127.0.0.1", LISTENING, "Where to listen. 0.0.0.0 lets the whole network in: give keys then.")
+    port: int = integer(8000, 0, 65535, LISTENING, "The port; 0 takes a free one.")
     api_keys: tuple[str, ...] = ()
     """Empty: no key is asked for."""
     share_prefixes: bool = switch(
-        False,
-        panel=KEYS,
-        help="Let API keys share cached prefixes: a key can then tell by its times what another has asked.",
+        False, KEYS, "Let API keys share cached prefixes: a key can then tell by its times what another has asked."
     )
     cors_origins: tuple[str, ...] = several(
-        "texts",
-        flag="--cors",
-        panel=LISTENING,
-        help="An origin whose pages may call this server; may be given several times.",
+        "texts", LISTENING, "An origin whose pages may call this server; may be given several times.", flag="--cors"
     )
     allowed_hosts: tuple[str, ...] = several(
         "texts",
+        LISTENING,
+        "A name that requests may be sent to, beside this machine's own, as a proxy in front may pass it on; may be "
+        "given several times; '*': any. Names are checked where this is given, and where no key is asked for and "
+        "only this machine is let in.",
         flag="--allowed-host",
         metavar="NAME",
-        panel=LISTENING,
-        help="A name that requests may be sent to, beside this machine's own, as a proxy in front may pass it on; may "
-        "be given several times; '*': any. Names are checked where this is given, and where no key is asked for and "
-        "only this machine is let in.",
     )
-    access_log: bool = switch(False, panel=LISTENING, help="A line a request on standard error.")
+    access_log: bool = switch(False, LISTENING, "A line a request on standard error.")
     drain_s: float = number(
         30.0,
         0.0,
         inf,
+        TIMES,
+        "Seconds that answers may take to end after Ctrl-C or SIGTERM; inf: as long as they do.",
         flag="--drain",
-        panel=TIMES,
-        help="Seconds that answers may take to end after Ctrl-C or SIGTERM; inf: as long as they do.",
     )
     engine_timeout_s: float = number(
         30.0,
         1.0,
         inf,
-        flag="--engine-timeout",
-        panel=TIMES,
-        help="Seconds without a sign of life, beyond what its steps should take, after which the engine is ended and "
+        TIMES,
+        "Seconds without a sign of life, beyond what its steps should take, after which the engine is ended and "
         "started again; inf: never.",
+        flag="--engine-timeout",
     )
     limits: Limits = field(default_factory=Limits)
     tool_parser: str = text(
         "auto",
-        panel=ANSWERS,
-        help="How the model writes tool calls: hermes, llama3, mistral, mistral-args; auto: as its template does.",
+        ANSWERS,
+        "How the model writes tool calls: hermes, llama3, mistral, mistral-args; auto: as its template does.",
     )
     reasoning_parser: str = text(
-        "auto", panel=ANSWERS, help="think: split <think>...</think> from answers; none; auto: if the model knows it."
+        "auto", ANSWERS, "think: split <think>...</think> from answers; none; auto: if the model knows it."
     )
     traces_url: str | None = None
     """Where OpenTelemetry traces are sent; None: there are none."""
