@@ -6,7 +6,6 @@ from __future__ import annotations
 import dataclasses
 import gc
 import json
-import re
 import time
 from datetime import datetime
 from pathlib import Path
@@ -16,6 +15,7 @@ import typer
 from rich.console import Console
 
 from twostroke.cli import options, units
+from twostroke.cli.notes import check_place, plain_name, say, write
 from twostroke.config import EngineConfig
 from twostroke.core.errors import BadRequestError
 
@@ -80,7 +80,8 @@ def bench(
     console, notes = Console(), Console(stderr=True)
     if not 1 <= repetitions <= MAX_REPETITIONS:
         raise BadRequestError(f"repetitions must be from 1 to {MAX_REPETITIONS}, not {repetitions}")
-    _check_place(json_path)
+    if json_path is not None:
+        check_place(json_path)
     if model == "limits":
         _limits(console, notes, config, json_path)
         return
@@ -102,12 +103,12 @@ def bench(
         results = []
         for workload in chosen:
             # Lines only: a bar that moves while time counts would be measured with the rest.
-            _note(notes, f"{workload.NAME}: {workload.MEASURES}")
+            say(notes, f"{workload.NAME}: {workload.MEASURES}")
             if (warning := short_prompt_warning(workload)) is not None:
-                notes.print(warning, style="bold red", highlight=False, markup=False, soft_wrap=True)
-            result = bench.run(workload, repetitions, lambda message: _note(notes, f"  {message}"))
+                say(notes, warning, "bold red")
+            result = bench.run(workload, repetitions, lambda message: say(notes, f"  {message}"))
             results.append(result)
-            _note(notes, f"  skipped; {result.skipped}" if result.skipped else f"  {units.seconds(result.duration_s)}")
+            say(notes, f"  skipped; {result.skipped}" if result.skipped else f"  {units.seconds(result.duration_s)}")
         others_share = company.others_share()
     finally:
         assembly.engine.close()
@@ -118,7 +119,7 @@ def bench(
     if others_share is not None and others_share >= BUSY:
         warning = f"This machine was busy: other processes took {others_share:.0%} of its cores' time meanwhile. "
         warning += "The same figures are better on a quiet one."
-        notes.print(warning, style="bold red", highlight=False, markup=False, soft_wrap=True)
+        say(notes, warning, "bold red")
     record = bench_record(
         assembly, ceilings, results, scale=scale, repetitions=repetitions, start=start, others_share=others_share
     )
@@ -136,9 +137,9 @@ def _start(model: str, config: EngineConfig, notes: Console, verbose: bool) -> t
     gc.freeze()  # as the server's engine process does
     age_s = process_age_s()
     ready_s = time.perf_counter() - began_s if age_s is None else age_s
-    _note(notes, f"{model}: ready after {units.seconds(ready_s)}")
+    say(notes, f"{model}: ready after {units.seconds(ready_s)}")
     for note in assembly.notes if verbose else ():
-        _note(notes, f"  {note}")
+        say(notes, f"  {note}")
     return assembly, {"ready_s": ready_s, "first_token_s": None}
 
 
@@ -176,24 +177,9 @@ def _limits(console: Console, notes: Console, config: EngineConfig, json_path: P
     _write(notes, json_path or _default_path("limits"), {**environment(), "limits": dataclasses.asdict(limits)})
 
 
-def _check_place(path: Path | None) -> None:
-    """Before minutes are spent on what could not be written."""
-    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
-        raise BadRequestError(f"{path} cannot be written: give a file in a folder that exists")
-
-
 def _default_path(name: str) -> Path:
-    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(name).name).strip("-.") or "model"
-    return Path(f"bench-{plain}-{datetime.now():%Y%m%d-%H%M%S}.json")
+    return Path(f"bench-{plain_name(Path(name).name)}-{datetime.now():%Y%m%d-%H%M%S}.json")
 
 
 def _write(notes: Console, path: Path, record: dict[str, Any]) -> None:
-    try:
-        path.write_text(json.dumps(record, indent=1, default=str) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise BadRequestError(f"the record could not be written to {path}: {error.strerror}") from None
-    _note(notes, f"record: {path}")
-
-
-def _note(notes: Console, text: str) -> None:
-    notes.print(text, style="dim", highlight=False, markup=False, soft_wrap=True)
+    write(notes, path, json.dumps(record, indent=1, default=str) + "\n", "record")

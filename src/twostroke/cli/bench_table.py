@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from twostroke.cli import units
+from twostroke.cli.notes import say
 from twostroke.cost.hardware import Ceilings
 from twostroke.lab.bench import FigureSummary, WorkloadResult
 from twostroke.lab.limits import Limits
@@ -47,9 +48,9 @@ def print_results(
     for result in results:
         if result.skipped is not None:
             console.print(f"{result.workload.NAME}: skipped; {result.skipped}", highlight=False, markup=False)
-    _dim(console, f"The floor is what this machine allows: {_rates(ceilings)} ({ceilings.source}).")
+    say(console, f"The floor is what this machine allows: {_rates(ceilings)} ({ceilings.source}).")
     for result in results:
-        _dim(console, f"{result.workload.NAME}: {result.workload.MEASURES} ({describe(result.workload)})")
+        say(console, f"{result.workload.NAME}: {result.workload.MEASURES} ({describe(result.workload)})")
 
 
 def print_limits(console: Console, limits: Limits) -> None:
@@ -103,7 +104,3 @@ def _table(names: list[str], left: int) -> Table:
         is_text = number < left or name == "how"
         table.add_column(name, justify="left" if is_text else "right", no_wrap=name != "how")
     return table
-
-
-def _dim(console: Console, text: str) -> None:
-    console.print(text, style="dim", highlight=False, markup=False, soft_wrap=True)

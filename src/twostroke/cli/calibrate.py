@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from twostroke.cli import options, units
+from twostroke.cli.notes import say
 from twostroke.config import EngineConfig
 from twostroke.core.errors import BadRequestError
 
@@ -102,6 +103,4 @@ def _store(console: Console, assembly: Assembly, found: Calibration) -> None:
         assembly.preparation.keep_calibration(found)
     except OSError as error:
         raise BadRequestError(f"the calibration could not be kept in {path.parent}: {error.strerror}") from None
-    console.print(
-        f"Kept for this model, backend and machine: {path}", style="dim", highlight=False, markup=False, soft_wrap=True
-    )
+    say(console, f"Kept for this model, backend and machine: {path}")

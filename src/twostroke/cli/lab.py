@@ -6,7 +6,6 @@ from __future__ import annotations
 import dataclasses
 import gc
 import json
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column
 
 from twostroke.cli import options, units
+from twostroke.cli.notes import check_place, plain_name, say, write
 from twostroke.config import EngineConfig
 from twostroke.core.errors import BadRequestError
 
@@ -102,7 +102,9 @@ def lab(
     choose(only)
     if (model is None) == (not from_records):
         raise BadRequestError("give a model to measure, or --from with the record of an earlier run: one of the two")
-    page = output or Path(f"lab-{_plain(model or str(from_records and from_records[0]))}.html")
+    page = output or Path(
+        f"lab-{plain_name(Path(model or str(from_records and from_records[0])).stem).removeprefix('lab-')}.html"
+    )
     _check_places(page, plots)
     if model is None:
         record = _joined([_read(path) for path in from_records or ()])
@@ -111,7 +113,7 @@ def lab(
         if config.itl_target_ms is None:
             config = dataclasses.replace(config, itl_target_ms=NO_PACE_MS)
         record = _measure(model, config, only, _effort(quick, calibration_seconds), notes, verbose)
-        _write(notes, page.with_suffix(".json"), json.dumps(record, indent=1) + "\n")
+        write(notes, page.with_suffix(".json"), json.dumps(record, indent=1) + "\n")
     _show(record, page, plots, only, notes)
     if model is not None and any(finding["skipped"] == INTERRUPTED for finding in record["findings"]):
         raise typer.Exit(130)
@@ -142,7 +144,7 @@ def _measure(
         gc.collect()
         gc.freeze()  # as the server's engine process does
         for note in assembly.notes if verbose else ():
-            _note(notes, note)
+            say(notes, note)
         experiments = choose(only)
         with _bar(notes, len(experiments)) as told:
             prediction = calibrated_prediction(assembly, effort.calibration_s, lambda text: told(0, text))
@@ -165,7 +167,7 @@ def _show(record: dict[str, Any], page: Path, plots: Path | None, only: str | No
     _say(findings)
     if plots is not None:
         _write_plots(findings, plots, notes)
-    _write(notes, page, html_report(record, findings))
+    write(notes, page, html_report(record, findings))
 
 
 def _say(findings: Sequence[Finding]) -> None:
@@ -176,11 +178,9 @@ def _say(findings: Sequence[Finding]) -> None:
             f"\n[bold]{finding.title}[/bold] [dim]({units.seconds(finding.duration_s)})[/dim]", highlight=False
         )
         text = finding.sentence if finding.skipped is None else f"not measured: {finding.skipped}"
-        console.print(text, highlight=False, markup=False, soft_wrap=True)
+        say(console, text, "")
         if finding.warning is not None:
-            console.print(
-                f"WARNING: {finding.warning}", style="bold red", highlight=False, markup=False, soft_wrap=True
-            )
+            say(console, f"WARNING: {finding.warning}", "bold red")
 
 
 @contextmanager
@@ -196,7 +196,7 @@ def _bar(notes: Console, total: int) -> Iterator[Told]:
         def told(done: int, text: str) -> None:
             bar.update(task, completed=done, description=text, refresh=notes.is_terminal)
             if not notes.is_terminal and ":" not in text:
-                _note(notes, text)
+                say(notes, text)
 
         yield told
 
@@ -206,7 +206,7 @@ def _write_plots(findings: Sequence[Finding], folder: Path, notes: Console) -> N
 
     for finding in findings:
         if finding.chart is not None:
-            _write(notes, folder / f"{finding.name}.svg", svg(finding.chart))
+            write(notes, folder / f"{finding.name}.svg", svg(finding.chart))
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -249,28 +249,10 @@ def _keep_joined(record: dict[str, Any], page: Path, sources: Sequence[Path], no
     path = page.with_suffix(".json")
     if path.exists() and any(path.samefile(source) for source in sources):
         raise BadRequestError(f"{path} is one of the records to join: give the page another name")
-    _write(notes, path, json.dumps(record, indent=1) + "\n")
+    write(notes, path, json.dumps(record, indent=1) + "\n")
 
 
 def _check_places(page: Path, plots: Path | None) -> None:
-    """Before minutes are spent on what could not be written."""
-    if page.is_dir() or not page.absolute().parent.is_dir():
-        raise BadRequestError(f"{page} cannot be written: give a file in a folder that exists")
+    check_place(page)
     if plots is not None and not plots.is_dir():
         raise BadRequestError(f"the folder {plots} does not exist")
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", Path(name).stem).strip("-.").removeprefix("lab-") or "model"
-
-
-def _write(notes: Console, path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise BadRequestError(f"{path} could not be written: {error.strerror}") from None
-    _note(notes, f"written: {path}")
-
-
-def _note(notes: Console, text: str) -> None:
-    notes.print(text, style="dim", highlight=False, markup=False, soft_wrap=True)

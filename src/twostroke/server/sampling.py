@@ -14,6 +14,11 @@ from twostroke.server.settings import Limits
 
 LOGPROBS = "message.output_text.logprobs"
 """What a response may be asked to include."""
+AS_GIVEN = (
+    *("min_tokens", "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
+    *("stop_token_ids", "ignore_eos"),
+)
+"""Fields that mean the same here and there; one that is not given is as SamplingParams has it."""
 DEFAULT_COMPLETION_TOKENS = 16
 """What OpenAI's plain completions give when nothing is asked for."""
 
@@ -69,22 +74,14 @@ def _sampling(
     _at_most("n", num_samples, limits.max_samples)
     try:
         return SamplingParams(
+            **{name: value for name in AS_GIVEN if (value := getattr(body, name)) is not None},
             max_tokens=max_tokens,
-            min_tokens=body.min_tokens or 0,
-            temperature=1.0 if body.temperature is None else body.temperature,
             top_k=body.top_k if body.top_k is not None and body.top_k > 0 else None,
-            top_p=1.0 if body.top_p is None else body.top_p,
-            min_p=body.min_p or 0.0,
-            repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
-            presence_penalty=body.presence_penalty or 0.0,
-            frequency_penalty=body.frequency_penalty or 0.0,
             logit_bias=_logit_bias(body.logit_bias, limits),
             seed=None if body.seed is None else body.seed % 2**64,
             n=num_samples,
             stop=_stop_strings(body.stop, limits),
-            stop_token_ids=tuple(body.stop_token_ids or ()),
             include_stop_string=bool(body.include_stop_str_in_output),
-            ignore_eos=bool(body.ignore_eos),
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
         )
