@@ -1,6 +1,6 @@
 """Matrix products of 16-bit weights for Hopper, of any number of rows, in CUDA C++ (`cluster_products.cu`): programs in
 clusters fetch rows for one another, which Triton has no word for. Bound by reading weights up to some 200 rows, by
-tensor cores beyond; a gate costs no pass of its own. Knows the launch; `cluster_tiles.py` how it is cut."""
+tensor cores beyond. A gate's activation costs no pass of its own. `cluster_tiles.py` knows how a product is cut."""
 
 from __future__ import annotations
 
