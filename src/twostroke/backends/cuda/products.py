@@ -104,8 +104,10 @@ class Products:
         choice = self._choice(matrix, len(out))
         kind = self._activation if matrix.product.is_gated else None
         if isinstance(choice.tile, GemvConfig):
-            few = {"norm_weight": norm, "eps": self._eps, "bias": matrix.bias, "gated": kind}
-            linear_few(stream.residual, matrix.weight, out, **few, config=choice.tile)  # type: ignore[arg-type]
+            residual, config, bias = stream.residual, choice.tile, matrix.bias
+            linear_few(
+                residual, matrix.weight, out, norm_weight=norm, eps=self._eps, bias=bias, gated=kind, config=config
+            )
         else:
             self._launch(choice, self.normed(stream, norm), matrix, out, kind)
 
