@@ -175,5 +175,5 @@ class TunableFactory(Protocol):
     """A backend whose kernels can be measured, and chosen by that."""
 
     def tune(self, checkpoint: Checkpoint, formats: Formats, seconds: float, progress: TuningProgress) -> TuningReport:
-        """Measure what computes this model's products fastest here, for about so long, and keep it for the engines to
+        """Measure what computes this model's products fastest here, for about `seconds`, and keep it for the engines to
         come."""

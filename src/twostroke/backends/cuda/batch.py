@@ -21,7 +21,7 @@ class CapturedShape:
 
     num_tokens: int
     decode_slots: int
-    """At most so many of them, the first, are decodes; how many, the device is told with every step."""
+    """The first of the tokens may be decodes, this many at most; the device is told how many with every step."""
     sampled_chunks: int
     """Chunks that may yield a token."""
 

@@ -32,7 +32,7 @@ class Buffers:
         self.logits = torch.zeros(num_logits, spec.vocab_size, dtype=torch.float32, device=device)
 
     def clear_padding(self, num_rows: int) -> None:
-        """Products of so many rows multiply some behind them, too, and drop the results. Zeros take less power than
+        """Products of `num_rows` rows multiply some behind them, too, and drop the results. Zeros take less power than
         what a larger step left there, and power is what holds back large batches of decodes."""
         for inputs in (self.normed, self.attention, self.activated):
             inputs[num_rows : padded_rows(num_rows)].zero_()

@@ -16,7 +16,8 @@ MIXED_SLOTS = tuple(range(128, 2048 + 1, 128))
 LARGE_SLOTS = tuple(range(2560, 16384 + 1, 512))
 """The same for larger steps of small models."""
 LARGE_AT_START = 2
-"""Up to so many of those sizes are captured at start; a small model's dozens when they first occur."""
+"""Where there are no more of those sizes than this, they are captured at start; a small model's dozens when they
+occur."""
 LAUNCH_S, FLOP_PER_S = 0.03, 6e14
 """What launching a step's kernels one by one takes a host, about, and how fast a card reads prompts, about: a step that
 takes longer than that on the card gains nothing from a graph, and need not be padded."""

@@ -24,7 +24,7 @@ _OTHER_SHARED_BYTES: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class ReadConfig:
-    """So many programs for each multiprocessor (SM), each reading a block of rows after another."""
+    """Programs of each multiprocessor (SM), each reading a block of rows after another."""
 
     rows: int
     programs_per_sm: int
