@@ -21,7 +21,7 @@ COMMANDS = {
     "bench": "Measure an engine; each figure stands beside its floor.",
     "lab": "Run the field's experiments here, and write a report.",
     "calibrate": "Learn what a step costs here, for better predictions.",
-    "tune": "Measure on this GPU which kernels multiply a model's matrices best.",
+    "tune": "Find the fastest kernels for a model on this GPU.",
     "plan": "Plan hardware: what fits, how fast, at what price.",
     "simulate": "Play a trace through the scheduler: what users would feel.",
 }
