@@ -295,19 +295,18 @@ def recorded_h200() -> list[Line]:
 
 
 def simulation_speed() -> Line:
-    """Ten thousand requests on eight replicas, on one core; then with short answers, and step by step."""
+    """Ten thousand requests on eight replicas, on one core; then with short answers."""
     from bench.prediction_h200 import MODELS, replica_of
 
     spec, _, _ = replica_of(MODELS[0])
 
-    def timed(num_requests: int, answers: Lengths, *, step_by_step: bool = False) -> float:
+    def timed(num_requests: int, answers: Lengths) -> float:
         trace = poisson(100.0, num_requests, Lengths(200, 2000), answers)
         started_s = time.process_time()
-        report = simulate(spec, trace, replicas=8, step_by_step=step_by_step)
+        report = simulate(spec, trace, replicas=8)
         took_s = time.process_time() - started_s
-        how = ", each step decided anew" if step_by_step else ""
         print(
-            f"  {num_requests:,} requests, answers of {answers.least} to {answers.most}{how}: {report.num_steps:,} "
+            f"  {num_requests:,} requests, answers of {answers.least} to {answers.most}: {report.num_steps:,} "
             f"steps, {report.served.output_tokens:,} tokens in {took_s:.2f} s, {num_requests / took_s:,.0f} requests/s",
             flush=True,
         )
@@ -315,7 +314,6 @@ def simulation_speed() -> Line:
 
     took_s = timed(10_000, Lengths(50, 300))
     timed(10_000, Lengths(20, 60))
-    timed(2_000, Lengths(50, 300), step_by_step=True)
     return Line("10,000 requests simulated on 8 replicas", "20 s", f"{took_s:.1f} s", took_s / 20.0, 1.0)
 
 

@@ -118,7 +118,7 @@ class SimulatedEngine:
     """The four methods that workloads drive, on a virtual clock."""
 
     def __init__(self, spec: ReplicaSpec) -> None:
-        self.replica = Replica(spec, step_by_step=True)  # a stage counts every token when it comes
+        self.replica = Replica(spec)
         self._count = 0
 
     def clock(self) -> float:

@@ -222,18 +222,18 @@ def assemble(checkpoint: Checkpoint, tokenizer: Tokenizer | None, config: Engine
             f"the {factory.name} backend could not be set up with {size(resolved.kv_bytes)} of KV and "
             f"{resolved.threads} threads: {reason}; it may start with less memory for KV ({KV_MEMORY_OPTION})"
         ) from error
-    itl_target_ms, pace, ceilings = resolved.sizes.itl_target_ms, None, NOTHING_MEASURED
-    if itl_target_ms is not None:
-        ceilings = prepared.ceilings()
-        pace = PrefillPace(shape, ceilings, itl_target_ms / 1e3)
+    itl_target_ms, calibration = resolved.sizes.itl_target_ms, prepared.calibration()
+    if calibration is not None:
+        step_cost = calibration.step_cost(shape)
+    else:  # a pace needs the cost of steps from the first one on
+        step_cost = StepCost(shape, NOTHING_MEASURED if itl_target_ms is None else prepared.ceilings())
+    pace = None if itl_target_ms is None else PrefillPace(step_cost.seconds, itl_target_ms / 1e3)
     scheduler = Scheduler(prepared.scheduler_config, resolved.layout, pace=pace)
     grammars = None
     if tokenizer is not None and isinstance(backend, MaskingBackend):
         grammars = LazyGrammars(tokenizer)
         backend.use_grammars(grammars)
     vocab_size = checkpoint.spec.vocab_size
-    calibration = prepared.calibration()
-    step_cost = StepCost(shape, ceilings) if calibration is None else calibration.step_cost(shape)
     engine = Engine(
         scheduler, backend, vocab_size, tokenizer, grammars=grammars, run_ahead=config.run_ahead, step_cost=step_cost
     )

@@ -29,10 +29,9 @@ from twostroke.planner.trace import TraceRequest
 from twostroke.scheduling.config import SchedulerConfig
 from twostroke.scheduling.pace import PrefillPace
 from twostroke.scheduling.scheduler import Scheduler, SequenceAdvance
-from twostroke.scheduling.steady import SteadyRun, Turn
 
 ROUTERS = ("round-robin", "least-loaded")
-TOKEN = SampledToken(0)
+SAMPLED = (SampledToken(0),)
 CLASSIFIED_REQUESTS = 1000
 """This many requests of a long trace, evenly spread, tell its class."""
 FILLER_TOKEN = 1
@@ -63,14 +62,10 @@ class ReplicaSpec:
 
 
 class Replica:
-    """An engine's loop on a clock of its own. Turns of it that the scheduler has decided beforehand are only timed, and
-    told to the scheduler together when it has to decide again."""
+    """An engine's loop on a clock of its own."""
 
-    def __init__(self, spec: ReplicaSpec, *, step_by_step: bool = False) -> None:
-        """`step_by_step`: the slow twin: the scheduler decides every step, and each tells what it did."""
-        pace = None
-        if spec.itl_target_s is not None:
-            pace = PrefillPace(spec.shape, spec.ceilings, spec.itl_target_s)
+    def __init__(self, spec: ReplicaSpec) -> None:
+        pace = None if spec.itl_target_s is None else PrefillPace(spec.step_seconds, spec.itl_target_s)
         caching = spec.scheduler.prefix_caching
         ledger = KVLedger(spec.layout, prefix_caching=caching, digest=quick_digest, explains=False)
         self.scheduler = Scheduler(spec.scheduler, spec.layout, ledger=ledger, pace=pace)
@@ -78,11 +73,7 @@ class Replica:
         self._host_s = spec.host_s
         self._newcomer_s, self._newcomer_s_per_token = spec.newcomer_s, spec.newcomer_s_per_token
         self._max_in_flight = 2 if spec.run_ahead else 1
-        self._in_flight: deque[tuple[Step | None, float, float]] = deque()  # with its seconds, and when it ends
-        self._step_by_step = step_by_step
-        self._run: SteadyRun | None = None
-        self._turns: list[Turn] = []  # of that run, which the scheduler is yet to be told
-        self._ended: list[SequenceAdvance] = []
+        self._in_flight: deque[tuple[Step, float, float]] = deque()  # with its seconds, and when it ends
         self._device_free_s = 0.0
         self.now_s = 0.0
         self.busy_s = 0.0
@@ -95,7 +86,6 @@ class Replica:
 
     def add(self, request: Request) -> None:
         """Between steps; an idle replica wakes up for it."""
-        self._tell_turns()
         if not self.busy:
             self.now_s = max(self.now_s, request.arrival_s)
         self.scheduler.add(request)
@@ -105,75 +95,38 @@ class Replica:
         """Step on as long as there is work and the clock is before that moment: who has ended."""
         ended: list[SequenceAdvance] = []
         while self.now_s < moment_s and self.busy:
-            ended += [advance for advance in self.step(moment_s) if advance.finished]
+            ended += [advance for advance in self.step() if advance.finished]
         return ended
 
-    def step(self, moment_s: float = -inf) -> list[SequenceAdvance]:
-        """Launch what can be launched, and let the clock run to the end of the oldest step in flight. Returns what it
-        did or, unless step by step, who has ended, in turns decided beforehand at the latest when all are over. Of such
-        turns one is played, and as many more as begin before the moment."""
-        if self._run is None and not self._step_by_step and len(self._in_flight) == self._max_in_flight - 1:
-            self._run = self.scheduler.steady_run(TOKEN.token_id)
-        if self._run is not None:
-            self._play(self._run, moment_s)
-            return self._take_ended()
-        while len(self._in_flight) < self._max_in_flight:
+    def step(self) -> list[SequenceAdvance]:
+        """Launch what can be launched, and let the clock run to the end of the oldest step in flight: what it did."""
+        in_flight = self._in_flight
+        while len(in_flight) < self._max_in_flight:
             step = self.scheduler.schedule(self.now_s)
             if step is None:
                 break
-            newcomers_s = 0.0
-            if step.joins:
-                num_tokens = sum(len(join.request.prompt_token_ids) for join in step.joins)
-                newcomers_s = self._newcomer_s + num_tokens * self._newcomer_s_per_token
-            self._launch(step, work_of(step), newcomers_s)
-        if not self._in_flight:
+            self._launch(step)
+        if not in_flight:
             raise RuntimeError("the scheduler has work and nothing to launch")
-        step, seconds, ends_s = self._in_flight.popleft()
-        assert step is not None
-        self.now_s = max(self.now_s, ends_s)
-        sampled = {slot.seq_id: (TOKEN,) for slot in step.decodes}
+        step, seconds, ends_s = in_flight.popleft()
+        if ends_s > self.now_s:
+            self.now_s = ends_s
+        sampled = dict.fromkeys([slot[0] for slot in step.decodes], SAMPLED)
         for chunk in step.prefills:
             if chunk.samples:
-                sampled[chunk.seq_id] = (TOKEN,)
-        result = StepResult(step.step_id, sampled, compute_s=seconds)
-        advances = self.scheduler.apply(step, result, self.now_s)
-        ended = [advance for advance in advances if advance.finished]
-        self.num_unfinished -= len(ended)
-        return advances if self._step_by_step else self._take_ended() + ended
+                sampled[chunk.seq_id] = SAMPLED
+        advances = self.scheduler.apply(step, StepResult(step.step_id, sampled, compute_s=seconds), self.now_s)
+        for advance in advances:
+            self.num_unfinished -= advance.finished
+        return advances
 
-    def _play(self, run: SteadyRun, moment_s: float) -> None:
-        """Turns of a steady run: they are timed, and no more."""
-        turns, in_flight = self._turns, self._in_flight
-        while True:
-            launched_s, done = self.now_s, len(turns)
-            self._launch(None, StepWork((), 0, run.contexts(done)))
-            _, seconds, ends_s = in_flight.popleft()
-            if ends_s > launched_s:
-                self.now_s = ends_s
-            turns.append(Turn(launched_s, self.now_s, seconds))
-            self.num_unfinished -= run.num_ending(done)
-            if done + 1 == run.num_turns:
-                self._tell_turns()
-                return
-            if self.now_s >= moment_s:
-                return
-
-    def _tell_turns(self) -> None:
-        if self._run is not None and self._turns:
-            step, ended = self.scheduler.take_run(self._run, self._turns, TOKEN.token_id)
-            self._ended += ended
-            if step is not None:
-                _, seconds, ends_s = self._in_flight.pop()
-                self._in_flight.append((step, seconds, ends_s))
-        self._run, self._turns = None, []
-
-    def _take_ended(self) -> list[SequenceAdvance]:
-        ended, self._ended = self._ended, []
-        return ended
-
-    def _launch(self, step: Step | None, work: StepWork, newcomers_s: float = 0.0) -> None:
-        seconds = self._step_seconds(work)
-        self._device_free_s = max(self.now_s + newcomers_s, self._device_free_s) + self._host_s + seconds
+    def _launch(self, step: Step) -> None:
+        seconds = self._step_seconds(work_of(step))
+        begins_s = self.now_s
+        if step.joins:
+            num_tokens = sum(len(join.request.prompt_token_ids) for join in step.joins)
+            begins_s += self._newcomer_s + num_tokens * self._newcomer_s_per_token
+        self._device_free_s = max(begins_s, self._device_free_s) + self._host_s + seconds
         self._in_flight.append((step, seconds, self._device_free_s))
         self.busy_s += seconds
         self.num_steps += 1
@@ -214,16 +167,14 @@ def simulate(
     *,
     replicas: int = 1,
     router: str = "least-loaded",
-    step_by_step: bool = False,
 ) -> SimulationReport:
-    """Serve a whole trace. What could never be served is counted, as a server would turn it away. `step_by_step`: the
-    same result, slower."""
+    """Serve a whole trace. What could never be served is counted, as a server would turn it away."""
     if replicas < 1:
         raise BadRequestError(f"there must be at least one replica, not {replicas}")
     if router not in ROUTERS:
         raise BadRequestError(f"the router must be one of {', '.join(ROUTERS)}, not {router!r:.60}")
     with collector_paused():
-        return _serve([Replica(spec, step_by_step=step_by_step) for _ in range(replicas)], trace, router)
+        return _serve([Replica(spec) for _ in range(replicas)], trace, router)
 
 
 @contextmanager

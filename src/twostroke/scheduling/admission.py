@@ -8,18 +8,26 @@ never passed by one that could run in its place. So whoever runs comes to an end
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 from twostroke.core.errors import BadRequestError
 from twostroke.core.request import Request
 from twostroke.core.sequence import Sequence, SequenceState
 from twostroke.core.setting import shown
-from twostroke.kv.ledger import KVLedger
+from twostroke.kv.ledger import KVLedger, PrefixMatch
 from twostroke.scheduling.config import SchedulerConfig
 from twostroke.scheduling.line import Line
 from twostroke.scheduling.plan import StepPlan
 from twostroke.scheduling.queue import Rank, RankedQueue
 from twostroke.scheduling.shares import Shares
 from twostroke.scheduling.waits import Wait, WaitClock
+
+
+class Candidate(NamedTuple):
+    """Who may be let in next, and what the prefix cache has of it."""
+
+    sequence: Sequence
+    match: PrefixMatch
 
 
 class Admission:
@@ -81,8 +89,8 @@ class Admission:
 
     # Waiting to running
 
-    def admit(self, plan: StepPlan) -> Sequence | None:
-        """Let the first in line in, if it may; it is given its matched blocks and a row, and no work yet."""
+    def next(self, plan: StepPlan) -> Candidate | None:
+        """The first in line, if it may be let in."""
         if plan.has_preempted or self.is_taken:
             self.waits.reason = Wait.BLOCKS if plan.has_preempted else Wait.SLOTS
             return None
@@ -98,6 +106,11 @@ class Admission:
             if any(short):
                 self.waits.refuse(head, short)
                 return None
+        return Candidate(head, match)
+
+    def admit(self, plan: StepPlan, candidate: Candidate) -> None:
+        """Let it in: it is given its matched blocks and a row, and no work yet."""
+        head, match = candidate
         self.running.add(head, self._rank_behind_others(head, self.waiting.take(head, self.waits.now_s)))
         self._shares.add(head)
         self._first_samples.pop(head.seq_id, None)
@@ -112,7 +125,6 @@ class Admission:
             self.prefix_hit_tokens += match.num_tokens
             self.prefix_lookup_tokens += head.prompt_len
         plan.add_join(head)
-        return head
 
     def _rank_behind_others(self, sequence: Sequence, rank: Rank) -> Rank:
         """Between tenants whoever was let in first is the older: no priority takes another tenant's KV."""

@@ -1,125 +1,182 @@
-"""How many prompt tokens fit beside running streams, so that none of them waits longer than the inter-token target.
-A chunk's seconds are its arithmetic over the measured peak, divided by an efficiency that is learnt from finished
-steps. Knows costs; knows nothing of queues or blocks."""
+"""How much of the waiting prompts a step reads: beside running streams what the inter-token target allows, and not
+another prompt where those read already are better off with their first token now. All by what the cost model says of
+whole steps. Knows costs; knows nothing of queues or blocks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import inf
+from typing import Protocol
 
 from twostroke.core.step import DecodeSlot, Step
-from twostroke.cost.floor import contexts_bytes_read, prefill_multiply_adds
-from twostroke.cost.hardware import Ceilings
-from twostroke.cost.model_shape import ModelShape
+from twostroke.cost.floor import StepWork, work_of
 
-FIRST_EFFICIENCY = 0.6
-LEAST_EFFICIENCY, MOST_EFFICIENCY = 0.1, 1.0
-LEARNING_RATE = 0.2
-OUTLIER = 2.0
-"""A step that took so many times what was expected was held up by something else (a kernel's first compilation, say):
-it teaches a tenth of what others do."""
 LEAST_TOKENS = 64
 """What a step with running streams may always prefill: prompts must move on, however tight the target."""
-SOME_SECONDS = 1e-9
-"""Never none, for the same reason."""
 CROWD = 8.0
 """Where this many times the waiting prompts outnumber the streams, streams give way."""
 FEW_WAITING, BURST = 4, 32.0
 """Prompts beyond a few that wait came in a burst, and count for more."""
 LONG_WAIT = 4.0
-"""A step that reads prompts for so many times the target is a burst's: chance arrivals hardly bring one about."""
+"""A step that reads prompts for this many times the target is a burst's: chance arrivals hardly bring one about."""
 ROUND_TOKENS = 128
-"""Where the pace cuts a prompt, it leaves the step a multiple of so many tokens, decodes and all: few different sizes,
-which is what matrix products and captured graphs like."""
+"""Where the pace cuts a prompt, it leaves the step a multiple of this many tokens, decodes and all. Few different sizes
+are what matrix products and captured graphs like."""
+LOST_SHARE = 0.03
+"""A step ends with a prompt only if reading the next one in a step of its own costs no more than this share of it."""
+
+
+class Room:
+    """The prompts of one step while it is planned. This one takes whatever the step's token budget allows."""
+
+    is_full = False
+
+    def goes_on(self, start: int, num_tokens: int) -> bool:
+        """Whether a chunk of another prompt belongs in this step."""
+        return True
+
+    def take(self, start: int, num_tokens: int, *, samples: bool, may_wait: bool = True) -> int:
+        """How much of a chunk to take into the step. Less than all of it: the step is full then. None only for a prompt
+        that may wait, and never for the first of a step. `samples`: its last token is the prompt's."""
+        return num_tokens
+
+
+class Pace(Protocol):
+    def open(self, decodes: Sequence[DecodeSlot], num_waiting: int, waiting_tokens: int, max_tokens: int) -> Room:
+        """A step with these decodes begins; that many prompts wait to be read, with that many tokens in all, and
+        `max_tokens` of them fit into its budget."""
+
+
+class Unpaced:
+    """No pace: prompts fill every step."""
+
+    def open(self, decodes: Sequence[DecodeSlot], num_waiting: int, waiting_tokens: int, max_tokens: int) -> Room:
+        return Room()
 
 
 class PrefillPace:
-    def __init__(self, shape: ModelShape, ceilings: Ceilings, itl_target_s: float) -> None:
+    def __init__(self, step_seconds: Callable[[StepWork], float], itl_target_s: float) -> None:
+        """`step_seconds`: what a step should take, as `StepCost.seconds` says it; it may learn meanwhile."""
         if itl_target_s <= 0.0:
             raise ValueError(f"itl_target_s must be above 0, not {itl_target_s}")
         self.itl_target_s = itl_target_s
-        self._shape = shape
-        self._peak = ceilings.multiply_adds_per_s
-        self._bandwidth = ceilings.read_bytes_per_s
-        plain = replace(shape, decode_weights=None)  # which is what steps that are bound by arithmetic read
-        self._weights_s = plain.weight_bytes_read(LEAST_TOKENS) / ceilings.read_bytes_per_s
-        self._efficiency = FIRST_EFFICIENCY
-        self._last_tokens, self._last_s = 0, 0.0
+        self._step_seconds = step_seconds
+        self._last: PacedRoom | None = None  # of the step before, if it had prompts beside streams
+
+    def open(self, decodes: Sequence[DecodeSlot], num_waiting: int, waiting_tokens: int, max_tokens: int) -> Room:
+        last, self._last = self._last, None
+        if not num_waiting:
+            return Room()
+        allowed_s = self.allowed_s(len(decodes), num_waiting, waiting_tokens, last) if decodes else inf
+        work = work_of(Step(0, decodes=tuple(decodes)))
+        room = PacedRoom(self._step_seconds, work, len(decodes), allowed_s, num_waiting, waiting_tokens, max_tokens)
+        self._last = room if decodes else None
+        return room
+
+    def allowed_s(
+        self, num_streams: int, num_waiting: int, waiting_tokens: int, last: PacedRoom | None = None
+    ) -> float:
+        """What a step with streams may take. A stream waits for its next token, a prompt for its first: where more
+        prompts wait than an eighth of the streams, streams give way in proportion. That is also when large chunks pay,
+        for a burst is read faster in few steps: once streams have waited long for it, its last prompts are read in
+        steps as long, not in many small ones."""
+        crowd = max(CROWD * num_waiting, BURST * (num_waiting - FEW_WAITING))
+        target_s = self.itl_target_s * max(1.0, crowd / max(1, num_streams))
+        # What waits may be the rest of a burst only if its prompts, on average, fit into another step like the last. A
+        # longer one would hold streams up for many steps, and is read at the usual pace.
+        if last is None or waiting_tokens > num_waiting * last.full_tokens:
+            return target_s
+        return max(target_s, last.full_s) if last.full_s >= LONG_WAIT * self.itl_target_s else target_s
+
+
+class PacedRoom(Room):
+    def __init__(
+        self,
+        step_seconds: Callable[[StepWork], float],
+        decodes: StepWork,
+        num_streams: int,
+        allowed_s: float,
+        num_waiting: int,
+        waiting_tokens: int,
+        max_tokens: int,
+    ) -> None:
+        self._step_seconds = step_seconds
+        self._work = self._decodes = decodes
+        self._num_streams = num_streams
+        self._num_tokens = decodes.num_tokens
+        self._allowed_s = allowed_s
+        self._num_waiting = num_waiting
+        self._takes_all = waiting_tokens <= max_tokens
+        self._tokens_left = min(waiting_tokens, max_tokens)
+        self._left_out_s = 0.0
+        self.full_tokens = 0
+        """Of prompts in the step, those too that would have fitted."""
 
     @property
-    def efficiency(self) -> float:
-        return self._efficiency
+    def full_s(self) -> float:
+        """How long its streams are to wait for the step, or would have if it had taken all that fits."""
+        return min(self._allowed_s, self._step_seconds(self._work) + self._left_out_s)
 
-    def seconds(self, start: int, num_tokens: int) -> float:
-        """What a chunk from position `start` on should take."""
-        return prefill_multiply_adds(self._shape, start, num_tokens) / (self._peak * self._efficiency)
+    def goes_on(self, start: int, num_tokens: int) -> bool:
+        if self.is_full or not self._work.chunks:
+            return not self.is_full
+        needed = ROUND_TOKENS - self._num_tokens % ROUND_TOKENS
+        if self._seconds_with(start, needed) > self._allowed_s or self._ends_here(start, num_tokens):
+            self.is_full = True
+        return not self.is_full
 
-    def seconds_for_prefill(self, decodes: Sequence[DecodeSlot], num_waiting: int, waiting_tokens: int) -> float:
-        """What a step with these decodes may spend on prompts. A stream waits for its next token, a prompt for its
-        first: where more prompts wait than an eighth of the streams, streams give way in proportion. That is also when
-        large chunks pay, for a burst is read faster in few steps: once streams have waited long for it, its last
-        prompts are read in steps as long, not in many small ones."""
-        crowd = max(CROWD * num_waiting, BURST * (num_waiting - FEW_WAITING))
-        target_s = self.itl_target_s * max(1.0, crowd / max(1, len(decodes)))
-        allowed_s = max(SOME_SECONDS, target_s - self._decode_seconds(decodes))
-        return max(allowed_s, self._last_s) if self._goes_on(num_waiting, waiting_tokens) else allowed_s
+    def _ends_here(self, start: int, num_tokens: int) -> bool:
+        """Whether the prompts that are read to their ends in this step should have their first tokens without waiting
+        for the next prompt. A step of its own delays that one, and all behind it, by what two steps cannot share and by
+        the decodes that it has again. Where arithmetic binds anyway, the first of these is next to nothing. Streams are
+        held up once more, too: where the step could take all that waits, only for as many first tokens as they are."""
+        num_ending = self._work.num_sampling_chunks
+        if not num_ending or (self._takes_all and num_ending < self._num_streams):
+            return False
+        num_tokens = max(1, self._tokens_within(start, num_tokens))
+        so_far_s, together_s = self._step_seconds(self._work), self._seconds_with(start, num_tokens)
+        own = StepWork(((start, num_tokens),), 1)
+        lost_s = so_far_s + self._step_seconds(own) - together_s
+        later_s = so_far_s + self._step_seconds(replace(self._decodes, chunks=own.chunks)) - together_s
+        added_s, num_behind = together_s - so_far_s, self._num_waiting - len(self._work.chunks)
+        if lost_s > LOST_SHARE * so_far_s or num_behind * later_s > num_ending * added_s:
+            return False
+        self._left_out_s = added_s * self._tokens_left / num_tokens
+        self.full_tokens += self._tokens_left
+        return True
 
-    def _goes_on(self, num_waiting: int, waiting_tokens: int) -> bool:
-        """Whether the step before was a burst's, and what waits may be the rest of it: prompts that on average fit
-        into another such step. A longer one would hold streams up for many steps, and is read at the usual pace."""
-        return self._last_s >= LONG_WAIT * self.itl_target_s and waiting_tokens <= num_waiting * self._last_tokens
+    def take(self, start: int, num_tokens: int, *, samples: bool, may_wait: bool = True) -> int:
+        fits = self._tokens_within(start, num_tokens)
+        taken = num_tokens
+        if fits < num_tokens:
+            self.is_full = True
+            taken = (self._num_tokens + fits) // ROUND_TOKENS * ROUND_TOKENS - self._num_tokens
+            if self._work.chunks and may_wait:
+                taken = max(0, taken)
+            elif taken < LEAST_TOKENS:
+                taken = max(fits, min(LEAST_TOKENS, num_tokens))
+        if taken > 0:
+            self._work = self._with(start, taken, samples and taken == num_tokens)
+            self._num_tokens += taken
+            self._tokens_left -= taken
+            self.full_tokens += taken
+        return taken
 
-    def remember(self, num_tokens: int, seconds: float) -> None:
-        """What the step planned last has of prompts, and for how long its streams were to wait for them; none for a
-        step without prompts, or without streams."""
-        self._last_tokens, self._last_s = num_tokens, seconds
-
-    def _decode_seconds(self, decodes: Sequence[DecodeSlot]) -> float:
-        """What decodes add to a step whose prompts read the weights anyway: their own arithmetic and their KV."""
-        work = len(decodes) * (self._shape.layer_matmul_parameters + self._shape.head_matmul_parameters)
-        kv_bytes = contexts_bytes_read(self._shape, [slot.position + 1 for slot in decodes])
-        return work / (self._peak * self._efficiency) + kv_bytes / self._bandwidth
-
-    def chunk_tokens(
-        self, seconds: float, start: int, limit: int, num_decodes: int, num_planned: int, *, may_wait: bool = True
-    ) -> int:
-        """How much of `limit` tokens to take into a step that has so many decodes and prompt tokens already. Less than
-        the limit: the step is full then. None only for a prompt that may wait, and never for the first of a step."""
-        fits = self.tokens_within(seconds, start, limit)
-        if fits == limit:
+    def _tokens_within(self, start: int, limit: int) -> int:
+        """The longest chunk from `start` on, up to `limit`, with which the step takes no longer than it may."""
+        if self._allowed_s == inf or self._seconds_with(start, limit) <= self._allowed_s:
             return limit
-        num_before = num_decodes + num_planned
-        rounded = (num_before + fits) // ROUND_TOKENS * ROUND_TOKENS - num_before
-        if num_planned > 0 and may_wait:
-            return max(0, rounded)
-        return rounded if rounded >= LEAST_TOKENS else max(fits, min(LEAST_TOKENS, limit))
+        return bisect_right(range(1, limit), self._allowed_s, key=lambda length: self._seconds_with(start, length))
 
-    def has_room(self, seconds: float, num_decodes: int, num_planned: int) -> bool:
-        """Whether one more prompt is worth beginning: whether the step can be filled up to its next round number."""
-        needed = ROUND_TOKENS - (num_decodes + num_planned) % ROUND_TOKENS
-        return num_planned == 0 or self.seconds(0, needed) <= seconds
+    def _seconds_with(self, start: int, num_tokens: int) -> float:
+        return self._step_seconds(self._with(start, num_tokens, True))
 
-    def tokens_within(self, seconds: float, start: int, limit: int) -> int:
-        """The longest chunk from `start` on, up to `limit`, that should take no longer."""
-        if limit <= 0 or self.seconds(start, limit) <= seconds:
-            return limit
-        low, high = 0, limit
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self.seconds(start, middle) <= seconds:
-                low = middle
-            else:
-                high = middle - 1
-        return low
-
-    def observe(self, step: Step, compute_s: float) -> None:
-        """Learn from what a step took, unless it was too short to be bound by arithmetic."""
-        if not step.prefills or compute_s <= 0.0:
-            return
-        work = sum(prefill_multiply_adds(self._shape, chunk.start, len(chunk.token_ids)) for chunk in step.prefills)
-        if work / self._peak < self._weights_s:
-            return
-        measured = work / (self._peak * max(compute_s - self._decode_seconds(step.decodes), compute_s / 10))
-        rate = LEARNING_RATE / 10 if measured * OUTLIER < self._efficiency else LEARNING_RATE
-        learnt = self._efficiency + rate * (measured - self._efficiency)
-        self._efficiency = min(MOST_EFFICIENCY, max(LEAST_EFFICIENCY, learnt))
+    def _with(self, start: int, num_tokens: int, samples: bool) -> StepWork:
+        work = self._work
+        return replace(
+            work,
+            chunks=(*work.chunks, (start, num_tokens)),
+            num_sampling_chunks=work.num_sampling_chunks + samples,
+        )

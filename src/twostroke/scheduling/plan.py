@@ -9,9 +9,6 @@ from twostroke.core.step import BlockGrant, DecodeSlot, Drafts, PrefillChunk, Ro
 class StepPlan:
     def __init__(self, max_tokens: int) -> None:
         self.tokens_left = max_tokens
-        self.num_prefill_tokens = 0
-        self.seconds_left: float | None = None
-        """What the prefills of this step may still take; None: as long as they need."""
         self.sequences: dict[int, Sequence] = {}
         """Who has work in this step."""
         self.prefilling: list[Sequence] = []
@@ -24,7 +21,7 @@ class StepPlan:
 
     @property
     def is_full(self) -> bool:
-        return self.tokens_left == 0 or (self.seconds_left is not None and self.seconds_left <= 0.0)
+        return self.tokens_left == 0
 
     def __len__(self) -> int:
         return len(self.sequences)
@@ -50,7 +47,6 @@ class StepPlan:
     def add_chunk(self, sequence: Sequence, chunk: PrefillChunk, grants: tuple[BlockGrant, ...]) -> None:
         num_tokens = len(chunk.token_ids)
         self._prefills.append(chunk)
-        self.num_prefill_tokens += num_tokens
         self.sequences[sequence.seq_id] = sequence
         self.tokens_left -= num_tokens
         sequence.num_in_flight += num_tokens

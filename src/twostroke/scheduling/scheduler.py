@@ -20,10 +20,9 @@ from twostroke.scheduling.admission import Admission
 from twostroke.scheduling.config import SchedulerConfig
 from twostroke.scheduling.counts import SchedulerCounts, counts_of
 from twostroke.scheduling.decode import DecodePlanner, Drafting, TextEnds, finish_reason, until_over
-from twostroke.scheduling.pace import PrefillPace
+from twostroke.scheduling.pace import Pace
 from twostroke.scheduling.plan import StepPlan
 from twostroke.scheduling.prefill import PrefillPlanner
-from twostroke.scheduling.steady import SteadyRun, Turn, find_run
 
 NO_TOKEN = "the backend returned no token"
 TOO_MANY_TOKENS = "the backend returned more tokens than were asked for"
@@ -55,13 +54,12 @@ class Scheduler:
         layout: KVLayout,
         *,
         ledger: KVLedger | None = None,
-        pace: PrefillPace | None = None,
+        pace: Pace | None = None,
         drafting: Drafting | None = None,
     ) -> None:
-        """`pace`: how much prefill a step may hold beside running streams; None: up to its token budget. `drafting`:
-        what is drafted for streams; None: nothing."""
+        """`pace`: how much prefill a step may hold; None: up to its token budget. `drafting`: what is drafted for
+        streams; None: nothing."""
         self.config = config
-        self._pace = pace
         self.ledger = ledger or KVLedger(layout, prefix_caching=config.prefix_caching)
         self._admission = Admission(config, self.ledger)
         self._decodes = DecodePlanner(self.ledger, self._admission, drafting)
@@ -165,8 +163,6 @@ class Scheduler:
         launched = self._take(step, now_s)
         if result.step_id != step.step_id:
             raise ValueError(f"the result of step {result.step_id} was given for step {step.step_id}")
-        if self._pace is not None:
-            self._pace.observe(step, result.compute_s)
         sequences = launched.sequences
         advances = self._advance_slots(step.decodes, sequences, result, text_ends)
         for chunk in step.prefills:
@@ -174,32 +170,6 @@ class Scheduler:
             if advance is not None:
                 advances.append(advance)
         return advances
-
-    def steady_run(self, token_id: int) -> SteadyRun | None:
-        """Turns of this loop that are decided already, if there are any and every stream is given this token."""
-        if len(self._launched) > 1:
-            return None
-        in_flight = self._launched[0].step if self._launched else None
-        return find_run(self._admission, self.ledger, in_flight, token_id)
-
-    def take_run(self, run: SteadyRun, turns: Series[Turn], token_id: int) -> tuple[Step | None, list[SequenceAdvance]]:
-        """All at once what `schedule` and `apply` would have done turn by turn: so many of the steady run's. Returns
-        the step that is then in flight, if one was, and what became of the streams that ended."""
-        slots, ended = run.take(
-            turns, token_id, lambda sequence, s: self.finish(sequence, FinishReason.LENGTH, now_s=s)
-        )
-        self._now_s = turns[-1].ended_s
-        self._next_step_id += len(turns)
-        step = None
-        if self._pace is not None:
-            if self._launched:
-                self._pace.observe(self._launched[0].step, turns[0].compute_s)
-            self._pace.remember(0, 0.0)  # the turns read no prompt
-        if self._launched:
-            sequences = self._launched.popleft().sequences
-            step = Step(self._next_step_id - 1, decodes=tuple(slots))
-            self._launched.append(_Launched(step, {slot.seq_id: sequences[slot.seq_id] for slot in slots}))
-        return step, [SequenceAdvance(sequence, finished=True) for sequence in ended]
 
     def fail(self, step: Step, message: str, now_s: float, *, launched: bool = True) -> list[SequenceAdvance]:
         """The backend raised on the oldest launched step: its sequences end with an error, all others go on. Where it

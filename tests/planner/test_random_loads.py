@@ -1,0 +1,71 @@
+"""The simulation against the real Engine on the same virtual clock, over random loads: shared prefixes, little KV,
+windows, paces. Every request has the same story, token by token, and the ledger holds."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.planner.test_simulate import felt, timings_of, timings_of_the_engine
+
+from twostroke.core.kv_layout import KVGroup, KVLayout
+from twostroke.cost.hardware import Ceilings
+from twostroke.cost.model_shape import KVGroupShape, ModelShape
+from twostroke.cost.step_cost import StepCost
+from twostroke.planner.simulate import Replica, ReplicaSpec
+from twostroke.planner.trace import TraceRequest
+from twostroke.scheduling.config import SchedulerConfig
+
+CEILINGS = Ceilings(4e12, 400e12, "a test")
+
+
+@st.composite
+def specs(draw: st.DrawFn) -> ReplicaSpec:
+    windows = draw(st.sampled_from([(None,), (None,), (None,), (24,), (None, 10)]))
+    groups = tuple(KVGroupShape(16, window, 65_536) for window in windows)
+    shape = ModelShape(8 * 10**9, 7 * 10**9, 5 * 10**8, 15 * 10**9, 32, 128, groups)
+    # From hardly more than one request needs, so that streams preempt each other, to plenty.
+    num_blocks = draw(st.sampled_from([24, 30, 60, 1000]))
+    return ReplicaSpec(
+        StepCost(shape, CEILINGS).seconds,
+        shape,
+        CEILINGS,
+        SchedulerConfig(
+            max_context=150,
+            max_tokens_per_step=draw(st.sampled_from([32, 512])),
+            max_running=draw(st.sampled_from([2, 5, 64])),
+            prefix_caching=draw(st.booleans()),
+        ),
+        KVLayout(draw(st.sampled_from([7, 16])), tuple(KVGroup((0,), window, num_blocks) for window in windows)),
+        itl_target_s=draw(st.sampled_from([None, 0.02, 0.002])),
+        run_ahead=draw(st.booleans()),
+    )
+
+
+@st.composite
+def traces(draw: st.DrawFn) -> list[TraceRequest]:
+    trace, now_s = [], 0.0
+    for _ in range(draw(st.integers(1, 25))):
+        now_s += draw(st.sampled_from([0.0, 0.001, 0.02, 0.3, 2.0]))
+        prompt_tokens = draw(st.integers(1, 90))
+        prefix = draw(st.sampled_from([None, "system", "other"]))
+        shared = min(prompt_tokens, draw(st.sampled_from([16, 40, 70]))) if prefix else 0
+        trace.append(TraceRequest(now_s, prompt_tokens, draw(st.integers(1, 60)), prefix, shared))
+    return trace
+
+
+@settings(max_examples=60, deadline=None)
+@given(specs(), traces())
+def test_every_request_has_the_same_story(spec: ReplicaSpec, trace: list[TraceRequest]) -> None:
+    replica = Replica(spec)
+    found, expected = timings_of(replica, trace), timings_of_the_engine(spec, trace).values()
+    assert sorted(map(felt, found)) == sorted(map(felt, expected))
+    assert (len(found), replica.num_unfinished) == (len(trace), 0)
+
+
+def test_some_of_them_preempt() -> None:
+    """That the test above has something to compare."""
+    shape = ModelShape(8 * 10**9, 7 * 10**9, 5 * 10**8, 15 * 10**9, 32, 128, (KVGroupShape(16, None, 65_536),))
+    layout = KVLayout(16, (KVGroup((0,), None, 24),))
+    replica = Replica(ReplicaSpec(StepCost(shape, CEILINGS).seconds, shape, CEILINGS, SchedulerConfig(150), layout))
+    timings_of(replica, [TraceRequest(0.01 * number, 60, 60) for number in range(10)])
+    assert replica.scheduler.counts().preemptions > 0
