@@ -1,7 +1,7 @@
 """Workloads of `bench/peers/gpu` on this engine, in turns with steps that end with a prompt where that costs next to
 nothing and with steps that are filled: what the first changes for TTFT, ITL and tokens a second.
 
-    PYTHONPATH=src:. python -m bench.cuda.prompts_at_once bench/shapes/qwen2.5-7b [--workloads few,bursts] [--turns 2]"""
+    PYTHONPATH=src:. python -m bench.cuda.prompts_at_once bench/shapes/qwen2.5-7b --workloads few,bursts --turns 2"""
 
 from __future__ import annotations
 
