@@ -64,7 +64,7 @@ def both(model: str, load: str) -> tuple[SimulationReport, SimulationReport]:
 def test_a_few_prompts_do_not_all_finish_together(model: str) -> None:
     before, after = both(model, "few")
     assert len({round(ttft_s, 6) for ttft_s in before.served.ttft_s}) == 2, "two steps, whatever the prompts"
-    assert len({round(ttft_s, 6) for ttft_s in after.served.ttft_s}) == 5, "four one by one, and then the rest"
+    assert len({round(ttft_s, 6) for ttft_s in after.served.ttft_s}) == 4, "one, one, two, and then the rest"
     assert after.ttft_s["p50"] < 0.7 * before.ttft_s["p50"]
     assert statistics.fmean(after.served.ttft_s) < 0.85 * statistics.fmean(before.served.ttft_s)
     assert max(after.served.ttft_s) < 1.02 * max(before.served.ttft_s)

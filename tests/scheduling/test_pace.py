@@ -55,23 +55,23 @@ def test_a_step_is_cut_at_a_round_number_of_tokens() -> None:
     for num_streams in (1, 30):
         room = opened(pace(0.05), num_streams, 2)
         assert room.take(0, 100, samples=True) == 100, "what fits whole is taken whole"
-        assert not room.is_full and room.goes_on(0, LONG)
+        assert not room.is_full and room.goes_on(0, LONG, samples=False)
         assert (room.take(0, LONG, samples=False) + num_streams + 100) % ROUND_TOKENS == 0
-        assert room.is_full and not room.goes_on(0, 7)
+        assert room.is_full and not room.goes_on(0, 7, samples=True)
 
 
 def test_the_first_prompt_of_a_step_always_moves_and_others_only_where_it_pays() -> None:
     assert opened(pace(1e-9), 30).take(0, LONG, samples=False) == LEAST_TOKENS
     begun = opened(pace(seconds(0, 110, 30)), 30)
     assert begun.take(0, 100, samples=True) == 100 and not begun.is_full
-    assert not begun.goes_on(0, LONG), "28 tokens more would not fill it up to 256"
+    assert not begun.goes_on(0, LONG, samples=False), "28 tokens more would not fill it up to 256"
     for may_wait, taken in ((True, 0), (False, LEAST_TOKENS)):
         begun = opened(pace(seconds(0, 110, 30)), 30)
         begun.take(0, 100, samples=True)
         assert begun.take(0, LONG, samples=False, may_wait=may_wait) == taken
     filled = opened(pace(seconds(0, ROUND_TOKENS - 20, 20)), 20)
     filled.take(0, 40, samples=True)
-    assert filled.goes_on(0, LONG) and filled.take(0, LONG, samples=False) == ROUND_TOKENS - 60
+    assert filled.goes_on(0, LONG, samples=False) and filled.take(0, LONG, samples=False) == ROUND_TOKENS - 60
 
 
 def test_decodes_take_their_share_and_never_all() -> None:
@@ -159,7 +159,7 @@ def test_a_target_must_be_positive() -> None:
 def test_without_a_pace_a_step_takes_whatever_comes() -> None:
     room = Unpaced().open(slots(500), 3, LONG, LONG)
     assert [room.take(0, LONG, samples=True) for _ in range(3)] == [LONG] * 3
-    assert room.goes_on(0, LONG) and not room.is_full
+    assert room.goes_on(0, LONG, samples=False) and not room.is_full
 
 
 def lengths_of_first_steps(lengths: list[int], num_steps: int, cost: StepCost = COST) -> list[list[int]]:

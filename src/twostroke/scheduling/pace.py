@@ -33,13 +33,13 @@ class Room:
 
     is_full = False
 
-    def goes_on(self, start: int, num_tokens: int) -> bool:
-        """Whether a chunk of another prompt belongs in this step."""
+    def goes_on(self, start: int, num_tokens: int, *, samples: bool) -> bool:
+        """Whether a chunk of another prompt belongs in this step. `samples`: its last token is the prompt's."""
         return True
 
     def take(self, start: int, num_tokens: int, *, samples: bool, may_wait: bool = True) -> int:
         """How much of a chunk to take into the step. Less than all of it: the step is full then. None only for a prompt
-        that may wait, and never for the first of a step. `samples`: its last token is the prompt's."""
+        that may wait, and never for the first of a step."""
         return num_tokens
 
 
@@ -71,7 +71,9 @@ class PrefillPace:
             return Room()
         allowed_s = self.allowed_s(len(decodes), num_waiting, waiting_tokens, last) if decodes else inf
         work = work_of(Step(0, decodes=tuple(decodes)))
-        room = PacedRoom(self._step_seconds, work, len(decodes), allowed_s, num_waiting, waiting_tokens, max_tokens)
+        room = PacedRoom(
+            self._step_seconds, work, len(decodes), allowed_s, num_waiting, min(waiting_tokens, max_tokens)
+        )
         self._last = room if decodes else None
         return room
 
@@ -99,7 +101,6 @@ class PacedRoom(Room):
         num_streams: int,
         allowed_s: float,
         num_waiting: int,
-        waiting_tokens: int,
         max_tokens: int,
     ) -> None:
         self._step_seconds = step_seconds
@@ -108,8 +109,7 @@ class PacedRoom(Room):
         self._num_tokens = decodes.num_tokens
         self._allowed_s = allowed_s
         self._num_waiting = num_waiting
-        self._takes_all = waiting_tokens <= max_tokens
-        self._tokens_left = min(waiting_tokens, max_tokens)
+        self._tokens_left = max_tokens
         self._left_out_s = 0.0
         self.full_tokens = 0
         """Of prompts in the step, those too that would have fitted."""
@@ -119,21 +119,21 @@ class PacedRoom(Room):
         """How long its streams are to wait for the step, or would have if it had taken all that fits."""
         return min(self._allowed_s, self._step_seconds(self._work) + self._left_out_s)
 
-    def goes_on(self, start: int, num_tokens: int) -> bool:
+    def goes_on(self, start: int, num_tokens: int, *, samples: bool) -> bool:
         if self.is_full or not self._work.chunks:
             return not self.is_full
         needed = ROUND_TOKENS - self._num_tokens % ROUND_TOKENS
-        if self._seconds_with(start, needed) > self._allowed_s or self._ends_here(start, num_tokens):
+        if self._seconds_with(start, needed) > self._allowed_s or self._ends_here(start, num_tokens, samples):
             self.is_full = True
         return not self.is_full
 
-    def _ends_here(self, start: int, num_tokens: int) -> bool:
+    def _ends_here(self, start: int, num_tokens: int, samples: bool) -> bool:
         """Whether the prompts that are read to their ends in this step should have their first tokens without waiting
         for the next prompt. A step of its own delays that one, and all behind it, by what two steps cannot share and by
         the decodes that it has again. Where arithmetic binds anyway, the first of these is next to nothing. Streams are
-        held up once more, too: where the step could take all that waits, only for as many first tokens as they are."""
+        held up once more, too: a prompt that could end in this step waits only for as many others as they are."""
         num_ending = self._work.num_sampling_chunks
-        if not num_ending or (self._takes_all and num_ending < self._num_streams):
+        if not num_ending or (samples and num_ending < self._num_streams):
             return False
         num_tokens = max(1, self._tokens_within(start, num_tokens))
         so_far_s, together_s = self._step_seconds(self._work), self._seconds_with(start, num_tokens)

@@ -29,20 +29,22 @@ class PrefillPlanner:
         room = self._pace.open(plan.decodes, len(prefilling) + len(waiting), num_tokens, plan.tokens_left)
         for sequence in prefilling:
             if sequence.state is SequenceState.RUNNING:  # else it was preempted on the way
-                start = sequence.next_position
-                if plan.is_full or not room.goes_on(start, self._most(plan, start, sequence.prefill_len)):
+                if plan.is_full or not self._goes_on(plan, room, sequence.next_position, sequence.prefill_len):
                     break
                 self._add_chunk(plan, room, sequence, now_s)
         while not plan.is_full and not room.is_full:
             candidate = self._admission.next(plan)
             if candidate is None:
                 return
-            start = candidate.match.num_tokens
-            if not room.goes_on(start, self._most(plan, start, len(candidate.sequence.tokens))):
+            if not self._goes_on(plan, room, candidate.match.num_tokens, len(candidate.sequence.tokens)):
                 break
             self._admission.admit(plan, candidate)
             self._add_chunk(plan, room, candidate.sequence, now_s, is_new=True)
         self._admission.note_full()
+
+    def _goes_on(self, plan: StepPlan, room: Room, start: int, end: int) -> bool:
+        num_tokens = self._most(plan, start, end)
+        return room.goes_on(start, num_tokens, samples=start + num_tokens == end)
 
     def _most(self, plan: StepPlan, start: int, end: int) -> int:
         """Of a sequence's tokens from `start` to `end`, those that one step may take."""
