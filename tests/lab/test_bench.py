@@ -15,7 +15,8 @@ from twostroke.lab.bench import Bench, summarise
 from twostroke.lab.figures import Figure
 from twostroke.lab.record import bench_record, commit, process_age_s
 from twostroke.lab.sizes import FULL
-from twostroke.lab.workloads import Batch, Nano, Noisy, Online, Prefill, Prefix, Single, Workload
+from twostroke.lab.workload import Workload
+from twostroke.lab.workloads import Batch, Nano, Noisy, Online, Prefill, Prefix, Single
 
 TINY = {
     "single": Single(prompt_len=20, out_len=6, reps=2),

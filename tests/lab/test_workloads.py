@@ -17,7 +17,8 @@ from twostroke.cost.model_shape import KVGroupShape, ModelShape
 from twostroke.lab.figures import Figure, Floors
 from twostroke.lab.sizes import FULL, SMALL, choose, describe, scale_for
 from twostroke.lab.stage import Stage
-from twostroke.lab.workloads import Nano, Noisy, Online, Prefill, Prefix, Single, Workload, random_ids
+from twostroke.lab.workload import Workload, random_ids
+from twostroke.lab.workloads import Nano, Noisy, Online, Prefill, Prefix, Single
 
 VOCAB_SIZE = 151_936
 SHAPE = ModelShape(0, 0, 0, 1_000, 1, 1, (KVGroupShape(1, None, 1),))

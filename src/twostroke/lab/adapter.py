@@ -14,7 +14,7 @@ from twostroke.core.sampling_params import SamplingParams
 from twostroke.core.step import Step
 from twostroke.cost.floor import StepWork, work_of
 from twostroke.engine.engine import Engine
-from twostroke.lab.workloads import TEMPERATURE
+from twostroke.lab.workload import TEMPERATURE
 
 
 class StepRecorder:

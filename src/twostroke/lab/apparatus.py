@@ -16,7 +16,7 @@ from twostroke.lab.adapter import EngineAdapter
 from twostroke.lab.figures import percentile
 from twostroke.lab.prediction import Prediction, prefill_steps
 from twostroke.lab.stage import Stage, Stream
-from twostroke.lab.workloads import random_ids
+from twostroke.lab.workload import random_ids
 
 TAIL = 0.1
 WARM_STEPS = 8

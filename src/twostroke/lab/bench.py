@@ -15,7 +15,8 @@ from twostroke.engine.engine import Engine
 from twostroke.lab.adapter import EngineAdapter
 from twostroke.lab.figures import Figure, Floors
 from twostroke.lab.stage import Stage
-from twostroke.lab.workloads import Single, Workload
+from twostroke.lab.workload import Workload
+from twostroke.lab.workloads import Single
 
 
 @dataclass(frozen=True, slots=True)

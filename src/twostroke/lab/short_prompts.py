@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from twostroke.lab.workloads import Workload
+from twostroke.lab.workload import Workload
 
 SHORT_PROMPT_TOKENS = 32
 """Below this many tokens, reading a prompt costs what writing a token does: the weights are read, and little is

@@ -6,7 +6,8 @@ from __future__ import annotations
 from dataclasses import fields, replace
 
 from twostroke.core.errors import BadRequestError
-from twostroke.lab.workloads import Batch, Nano, Noisy, Online, Prefill, Prefix, Single, Workload
+from twostroke.lab.workload import Workload
+from twostroke.lab.workloads import Batch, Nano, Noisy, Online, Prefill, Prefix, Single
 
 FULL: dict[str, Workload] = {kind.NAME: kind() for kind in (Single, Prefill, Batch, Prefix, Noisy, Online, Nano)}
 """For a data-centre GPU: what other engines are measured with."""

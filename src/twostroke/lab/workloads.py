@@ -1,84 +1,36 @@
-"""The workloads: who asks for what, when, and which figures that gives. Each is a frozen description of its sizes; the
-defaults are those that other engines are measured with, and seeds fix every prompt. Drives any engine with the four
-methods of `stage.DrivenEngine`; output lengths are exact, and what is written does not matter."""
+"""The workloads: who asks for what, when, and which figures that gives. The default sizes are those that other engines
+are measured with, and seeds fix every prompt."""
 
 from __future__ import annotations
 
 import random
 import statistics
 import time
-from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from twostroke.core.errors import BadRequestError
 from twostroke.lab.figures import Figure, Floors, gap_figures, milliseconds, percentile
 from twostroke.lab.stage import Stage
+from twostroke.lab.workload import Alike, Asked, AtOnce, OneByOne, Workload, random_ids
 
-TEMPERATURE = 0.6
-SPECIAL_IDS = 1000
-"""A vocabulary's last ids are left alone: there special tokens lie."""
-MOST = 2**20
-"""Of any size: beyond it a slip of the finger."""
 P50_P99 = {"p50": 0.5, "p99": 0.99}
 
 
-def random_ids(count: int, vocab_size: int, draw: random.Random) -> list[int]:
-    bound = vocab_size - SPECIAL_IDS if vocab_size > 2 * SPECIAL_IDS else vocab_size
-    return [draw.randrange(0, bound) for _ in range(count)]
-
-
 @dataclass(frozen=True)
-class Workload(ABC):
-    """Its fields are its sizes, each from `LEAST` (1 where it says nothing) to `MOST`."""
-
-    NAME: ClassVar[str]
-    MEASURES: ClassVar[str]
-    LEAST: ClassVar[dict[str, float]] = {}
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            value, least = getattr(self, field.name), self.LEAST.get(field.name, 1)
-            if not least <= value <= MOST:
-                raise BadRequestError(f"{self.NAME}: {field.name} must be from {least} to {MOST}, not {value}")
-
-    @property
-    @abstractmethod
-    def longest_tokens(self) -> int:
-        """Prompt and answer of its longest request."""
-
-    @abstractmethod
-    def play(self, stage: Stage, vocab_size: int) -> None: ...
-
-    @abstractmethod
-    def figures(self, stage: Stage, floors: Floors) -> list[Figure]:
-        """After it was played."""
-
-    def warm_up(self) -> Workload | None:
-        """A small version to play first, where the first steps of a kind take longer."""
-        return None
-
-
-@dataclass(frozen=True)
-class Single(Workload):
+class Single(Alike, OneByOne):
     NAME = "single"
     MEASURES = "one stream alone: time to first token, time per output token"
-    LEAST: ClassVar[dict[str, float]] = {"out_len": 2}
+    SEED = 1
 
     prompt_len: int = 512
     out_len: int = 256
     reps: int = 3
 
     @property
-    def longest_tokens(self) -> int:
-        return self.prompt_len + self.out_len
-
-    def play(self, stage: Stage, vocab_size: int) -> None:
-        draw = random.Random(1)
-        stage.start()
-        for _ in range(self.reps):
-            stage.add(random_ids(self.prompt_len, vocab_size, draw), self.out_len)
-            stage.drain()
+    def count(self) -> int:
+        return self.reps
 
     def figures(self, stage: Stage, floors: Floors) -> list[Figure]:
         streams = stage.streams.values()
@@ -106,26 +58,18 @@ class Prefill(Single):
 
 
 @dataclass(frozen=True)
-class Batch(Workload):
+class Batch(Alike, AtOnce):
     NAME = "batch"
     MEASURES = "many requests of one length at once: tokens a second, gaps between a stream's tokens (ITL)"
-    LEAST: ClassVar[dict[str, float]] = {"out_len": 2}
+    SEED = 2
 
     n: int = 128
     prompt_len: int = 1024
     out_len: int = 256
 
     @property
-    def longest_tokens(self) -> int:
-        return self.prompt_len + self.out_len
-
-    def play(self, stage: Stage, vocab_size: int) -> None:
-        draw = random.Random(2)
-        prompts = [random_ids(self.prompt_len, vocab_size, draw) for _ in range(self.n)]
-        stage.start()
-        for prompt in prompts:
-            stage.add(prompt, self.out_len)
-        stage.drain()
+    def count(self) -> int:
+        return self.n
 
     def figures(self, stage: Stage, floors: Floors) -> list[Figure]:
         written = stage.num_tokens
@@ -141,7 +85,7 @@ class Batch(Workload):
 
 
 @dataclass(frozen=True)
-class Prefix(Workload):
+class Prefix(OneByOne):
     NAME = "prefix"
     MEASURES = "one request after another behind the same long prefix: time to first token, cold and on a hit"
     LEAST: ClassVar[dict[str, float]] = {"n": 2}
@@ -155,13 +99,10 @@ class Prefix(Workload):
     def longest_tokens(self) -> int:
         return self.shared + self.unique + self.out_len
 
-    def play(self, stage: Stage, vocab_size: int) -> None:
+    def requests(self, vocab_size: int) -> Iterable[Asked]:
         draw = random.Random(3)
         head = random_ids(self.shared, vocab_size, draw)
-        stage.start()
-        for _ in range(self.n):
-            stage.add(head + random_ids(self.unique, vocab_size, draw), self.out_len)
-            stage.drain()
+        return ((head + random_ids(self.unique, vocab_size, draw), self.out_len) for _ in range(self.n))
 
     def figures(self, stage: Stage, floors: Floors) -> list[Figure]:
         cold, *hits = stage.streams.values()
@@ -177,7 +118,6 @@ class Prefix(Workload):
 class Noisy(Workload):
     NAME = "noisy"
     MEASURES = "streams decode, and a long prompt arrives: their ITL before and while it is read, and its TTFT"
-    LEAST: ClassVar[dict[str, float]] = {"out_len": 2}
 
     streams: int = 32
     prompt_len: int = 256
@@ -237,8 +177,8 @@ class Online(Workload):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.prompt_least > self.prompt_most or self.out_least > self.out_most:
-            raise BadRequestError("online: the least length is more than the most")
+        self.check_range(self.prompt_least, self.prompt_most)
+        self.check_range(self.out_least, self.out_most)
 
     @property
     def longest_tokens(self) -> int:
@@ -277,10 +217,9 @@ class Online(Workload):
 
 
 @dataclass(frozen=True)
-class Nano(Workload):
+class Nano(AtOnce):
     NAME = "nano"
     MEASURES = "many requests of mixed lengths at once (nano-vLLM's benchmark): tokens a second"
-    LEAST: ClassVar[dict[str, float]] = {"n": 1}
 
     n: int = 256
     least: int = 100
@@ -288,28 +227,20 @@ class Nano(Workload):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.least > self.most:
-            raise BadRequestError("nano: the least length is more than the most")
+        self.check_range(self.least, self.most)
 
     @property
     def longest_tokens(self) -> int:
         return 2 * self.most
 
-    def requests(self, vocab_size: int) -> list[tuple[list[int], int]]:
-        """Prompts and output lengths. At full size, 133,966 tokens are written."""
+    def requests(self, vocab_size: int) -> list[Asked]:
+        """At full size, 133,966 tokens are written."""
         draw = random.Random(0)
         last_id = min(10_000, vocab_size - 1)
         prompts = [
             [draw.randint(0, last_id) for _ in range(draw.randint(self.least, self.most))] for _ in range(self.n)
         ]
         return [(prompt, draw.randint(self.least, self.most)) for prompt in prompts]
-
-    def play(self, stage: Stage, vocab_size: int) -> None:
-        requests = self.requests(vocab_size)
-        stage.start()
-        for prompt, out_len in requests:
-            stage.add(prompt, out_len)
-        stage.drain()
 
     def figures(self, stage: Stage, floors: Floors) -> list[Figure]:
         written = stage.num_tokens

@@ -8,17 +8,7 @@ from collections.abc import Iterable, Sequence
 from twostroke.cost.floor import StepWork, step_bytes_read, step_multiply_adds
 from twostroke.lab.apparatus import WARM_STEPS, Apparatus, CannotMeasureError, Measured
 from twostroke.lab.chart import Axis, Panel, Tone
-from twostroke.lab.experiments.experiment import (
-    ROUNDS,
-    Experiment,
-    Say,
-    between,
-    chart,
-    error_of,
-    judged,
-    lines,
-    measured,
-)
+from twostroke.lab.experiments.experiment import ROUNDS, Compared, Experiment, Say, between, chart, lines, measured
 from twostroke.lab.finding import Finding
 from twostroke.lab.prediction import prefill_steps
 from twostroke.lab.wording import duration, flops_a_byte, rate, ratio
@@ -75,6 +65,7 @@ def _finding(apparatus: Apparatus, found: dict[int, Measured]) -> Finding:
     grid, widest = between(sizes[0], sizes[-1]), sizes[-1]
     enough = next(batch for batch in sizes if throughput[batch] >= ENOUGH * throughput[widest])
     streams = Axis("batch (streams decoding at once)", log=True, ticks=tuple(map(float, sizes)))
+    compared = Compared(prediction, seconds, works)
     return Finding(
         chart=chart(
             prediction,
@@ -106,7 +97,7 @@ def _finding(apparatus: Apparatus, found: dict[int, Measured]) -> Finding:
                 if enough < widest
                 else _beyond(sizes, rates)
             )
-            + judged(prediction, seconds, works)
+            + compared.clause
         ),
         method=(
             f"Different prompts of {PROMPT_TOKENS} tokens, all at once; only steps in which all streams decode and "
@@ -117,7 +108,7 @@ def _finding(apparatus: Apparatus, found: dict[int, Measured]) -> Finding:
             "step_s": {batch: value.values for batch, value in found.items()},
             "throughput_tok_s": throughput,
             "intensity_flop_per_byte": {batch: intensity(apparatus, batch) for batch in sizes},
-            "prediction_error": error_of(prediction, seconds, works),
+            "prediction_error": compared.error,
         },
     )
 

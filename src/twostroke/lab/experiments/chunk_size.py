@@ -8,16 +8,7 @@ from functools import partial
 from twostroke.cost.floor import StepWork
 from twostroke.lab.apparatus import Apparatus, CannotMeasureError, Measured
 from twostroke.lab.chart import Axis, Mark, Panel, Series, Tone
-from twostroke.lab.experiments.experiment import (
-    MILLISECONDS,
-    Experiment,
-    Say,
-    chart,
-    error_of,
-    judged,
-    lines,
-    measured,
-)
+from twostroke.lab.experiments.experiment import MILLISECONDS, Compared, Experiment, Say, chart, lines, measured
 from twostroke.lab.finding import Finding
 from twostroke.lab.prediction import prefill_steps
 from twostroke.lab.stage import Stage, Stream
@@ -141,6 +132,7 @@ def _finding(
             ),
         ),
     )
+    compared = Compared(prediction, seconds, works)
     return Finding(
         chart=plot,
         sentence=(
@@ -148,7 +140,7 @@ def _finding(
             f"wait {duration(itl[large].median)} for a token, {duration(itl[large].most)} at worst; in chunks of "
             f"{small}, {duration(itl[small].median)} and {duration(itl[small].most)} (alone: "
             f"{duration(before.median)}). The newcomer's TTFT is {duration(ttft[small].median)} in small chunks and "
-            f"{duration(ttft[large].median)} in large ones." + judged(prediction, seconds, works)
+            f"{duration(ttft[large].median)} in large ones." + compared.clause
         ),
         method=(
             f"{STREAMS} streams decode behind prompts of {STREAM_PROMPT} tokens; then the long prompt arrives, and a "
@@ -162,7 +154,7 @@ def _finding(
             "itl_before_s": before.median,
             "itl_s": {chunk: [value.low, value.median, value.most] for chunk, value in itl.items()},
             "ttft_s": {chunk: value.values for chunk, value in ttft.items()},
-            "prediction_error": error_of(prediction, seconds, works),
+            "prediction_error": compared.error,
         },
     )
 

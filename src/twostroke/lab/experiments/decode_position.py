@@ -5,17 +5,7 @@ from __future__ import annotations
 from twostroke.cost.floor import StepWork
 from twostroke.lab.apparatus import WARM_STEPS, Apparatus, CannotMeasureError, Measured
 from twostroke.lab.chart import Axis, Panel, Tone
-from twostroke.lab.experiments.experiment import (
-    ROUNDS,
-    Experiment,
-    Say,
-    between,
-    chart,
-    error_of,
-    judged,
-    lines,
-    measured,
-)
+from twostroke.lab.experiments.experiment import ROUNDS, Compared, Experiment, Say, between, chart, lines, measured
 from twostroke.lab.finding import Finding
 from twostroke.lab.wording import count, duration, size
 
@@ -57,6 +47,7 @@ def _finding(apparatus: Apparatus, found: dict[int, Measured]) -> Finding:
         if seconds[-1] <= seconds[0] or not found[places[-1]].differs_from(found[places[0]])
         else f"{seconds[-1] / seconds[0] - 1:.0%} dearer, as the whole KV cache is read for every token"
     )
+    compared = Compared(prediction, seconds, works)
     return Finding(
         chart=chart(
             prediction,
@@ -73,7 +64,7 @@ def _finding(apparatus: Apparatus, found: dict[int, Measured]) -> Finding:
             f"A token costs {duration(seconds[0])} at position {count(places[0])} and {duration(seconds[-1])} at "
             f"{count(places[-1])}, {growth}: {size(weights)} of weights wherever it stands, and {size(kv_token)} of KV "
             f"for each token before it, which would equal the weights at {count(weights / kv_token)} tokens."
-            + judged(prediction, seconds, works)
+            + compared.clause
         ),
         method=(
             "One stream alone, behind random prompts of growing length; each prompt begins with the one before, which "
@@ -85,7 +76,7 @@ def _finding(apparatus: Apparatus, found: dict[int, Measured]) -> Finding:
             "step_s": {place: value.values for place, value in found.items()},
             "weight_bytes": weights,
             "kv_bytes_per_token": kv_token,
-            "prediction_error": error_of(prediction, seconds, works),
+            "prediction_error": compared.error,
         },
     )
 

@@ -80,22 +80,34 @@ def chart(prediction: Prediction, *panels: Panel) -> Chart:
     return Chart(panels, prediction=f"predicted ({prediction.name})")
 
 
-def judged(prediction: Prediction, seconds: Sequence[float], works: Sequence[Sequence[StepWork]]) -> str:
-    """A clause on how the prediction did, for the end of a sentence."""
-    if prediction.is_calibrated:
-        error = mean_error(seconds, [prediction.steps_s(steps) for steps in works])
-        return f" The calibrated cost model was off by {share(error)} on average."
-    fractions = [prediction.floors_s(steps) / value for value, steps in zip(seconds, works, strict=True)]
-    least, most = min(fractions), max(fractions)
-    reached = share(least) if share(least) == share(most) else f"{share(least)} to {share(most)}"
-    return f" That is {reached} of what the measured hardware allows."
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """Seconds that were measured, and what was predicted of the steps behind each."""
+
+    prediction: Prediction
+    seconds: Sequence[float]
+    works: Sequence[Sequence[StepWork]]
+
+    @property
+    def error(self) -> float | None:
+        """The mean absolute relative error; None where nothing was calibrated: a floor is no prediction."""
+        if not self.prediction.is_calibrated:
+            return None
+        return mean_error(self.seconds, [self.prediction.steps_s(steps) for steps in self.works])
+
+    @property
+    def clause(self) -> str:
+        """On how the prediction did, for the end of a sentence."""
+        if (error := self.error) is not None:
+            return off_by(error)
+        pairs = zip(self.seconds, self.works, strict=True)
+        fractions = [self.prediction.floors_s(steps) / value for value, steps in pairs]
+        least, most = share(min(fractions)), share(max(fractions))
+        return f" That is {least if least == most else f'{least} to {most}'} of what the measured hardware allows."
 
 
-def error_of(prediction: Prediction, seconds: Sequence[float], works: Sequence[Sequence[StepWork]]) -> float | None:
-    """The mean absolute relative error; None where nothing was calibrated: a floor is no prediction."""
-    if not prediction.is_calibrated:
-        return None
-    return mean_error(seconds, [prediction.steps_s(steps) for steps in works])
+def off_by(error: float) -> str:
+    return f" The calibrated cost model was off by {share(error)} on average."
 
 
 def between(least: int, most: int, num_points: int = 40) -> list[int]:

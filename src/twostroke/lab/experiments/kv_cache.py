@@ -8,15 +8,7 @@ from itertools import accumulate, pairwise
 from twostroke.cost.floor import StepWork
 from twostroke.lab.apparatus import Apparatus, CannotMeasureError
 from twostroke.lab.chart import Axis, Chart, Mark, Panel, Series, Tone
-from twostroke.lab.experiments.experiment import (
-    MILLISECONDS,
-    Experiment,
-    Say,
-    chart,
-    error_of,
-    judged,
-    lines,
-)
+from twostroke.lab.experiments.experiment import MILLISECONDS, Compared, Experiment, Say, chart, lines
 from twostroke.lab.finding import Finding
 from twostroke.lab.prediction import Prediction, prefill_steps
 from twostroke.lab.wording import duration, ratio
@@ -109,13 +101,14 @@ def _finding(
     numbers = range(1, out_len + 1)
     works, seconds = [*map(kept, numbers), *map(again, numbers)], [*kept_s, *recomputed_s]
     verdict = "the same tokens" if same == out_len else f"the same {same} tokens, then rounding chose another"
+    compared = Compared(prediction, seconds, works)
     return Finding(
         chart=_chart(prediction, kept, again, kept_s, recomputed_s),
         sentence=(
             f"Behind {prompt_len} tokens, writing {out_len} takes {duration(sum(kept_s))} with the KV cache and "
             f"{duration(sum(recomputed_s))} without, {ratio(sum(recomputed_s) / sum(kept_s))} as long, for {verdict}; "
             f"the last token alone takes {ratio(recomputed_s[-1] / kept_s[-1])} as long, for without the cache every "
-            "token costs a prefill." + judged(prediction, seconds, works)
+            "token costs a prefill." + compared.clause
         ),
         method=(
             "Greedy decoding of the same prompt, twice. Without the cache every token is a request of its own: the "
@@ -127,7 +120,7 @@ def _finding(
             "with_cache_s": kept_s,
             "without_cache_s": recomputed_s,
             "same_tokens": same,
-            "prediction_error": error_of(prediction, seconds, works),
+            "prediction_error": compared.error,
         },
     )
 

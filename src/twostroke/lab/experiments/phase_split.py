@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from twostroke.cost.floor import StepWork
 from twostroke.lab.apparatus import Apparatus, CannotMeasureError, Measured
 from twostroke.lab.chart import Chart, Share, ShareChart
-from twostroke.lab.experiments.experiment import Experiment, Say, error_of, judged
+from twostroke.lab.experiments.experiment import Compared, Experiment, Say
 from twostroke.lab.finding import Finding
 from twostroke.lab.prediction import decode_steps, prefill_steps
 from twostroke.lab.wording import count, duration, share
@@ -78,6 +78,7 @@ def _finding(apparatus: Apparatus, splits: list[_Split]) -> Finding:
     reads, writes = max(splits, key=lambda s: s.prefill_share), min(splits, key=lambda s: s.prefill_share)
     seconds = [value for split in splits for value in (split.ttft.median, split.decode.median)]
     works = [steps for split in splits for steps in split.works(chunk_tokens)]
+    compared = Compared(prediction, seconds, works)
     return Finding(
         chart=Chart(
             shares=ShareChart("share of the request's time (%)", tuple(rows)),
@@ -86,7 +87,7 @@ def _finding(apparatus: Apparatus, splits: list[_Split]) -> Finding:
         sentence=(
             f"With {reads.label}, {share(reads.prefill_share)} of the time goes by before the first token; with "
             f"{writes.label}, {share(1 - writes.prefill_share)} goes by after it: the same model on the same machine "
-            "is one workload or the other, by the lengths alone." + judged(prediction, seconds, works)
+            "is one workload or the other, by the lengths alone." + compared.clause
         ),
         method=(
             "One request at a time, nothing cached. TTFT is from the request to its first token, the rest is decode; "
@@ -98,7 +99,7 @@ def _finding(apparatus: Apparatus, splits: list[_Split]) -> Finding:
                 {"in": s.prompt_len, "out": s.out_len, "ttft_s": s.ttft.values, "decode_s": s.decode.values}
                 for s in splits
             ],
-            "prediction_error": error_of(prediction, seconds, works),
+            "prediction_error": compared.error,
         },
     )
 

@@ -5,16 +5,7 @@ from __future__ import annotations
 from twostroke.cost.floor import StepWork, prefill_multiply_adds
 from twostroke.lab.apparatus import Apparatus, CannotMeasureError, Measured
 from twostroke.lab.chart import Axis, Panel, Tone
-from twostroke.lab.experiments.experiment import (
-    Experiment,
-    Say,
-    between,
-    chart,
-    error_of,
-    judged,
-    lines,
-    measured,
-)
+from twostroke.lab.experiments.experiment import Compared, Experiment, Say, between, chart, lines, measured
 from twostroke.lab.finding import Finding
 from twostroke.lab.prediction import prefill_steps
 from twostroke.lab.wording import count, duration, rate, ratio, share
@@ -49,6 +40,7 @@ def _finding(apparatus: Apparatus, found: dict[int, Measured]) -> Finding:
     rate_measured = [Measured(tuple(length / value for value in found[length].values)) for length in lengths]
     tokens = Axis("prompt length (tokens)", log=True)
     quadratic = apparatus.shape.attention_multiply_adds(0, longest) / prefill_multiply_adds(apparatus.shape, 0, longest)
+    compared = Compared(prediction, seconds, works)
     return Finding(
         chart=chart(
             prediction,
@@ -73,7 +65,7 @@ def _finding(apparatus: Apparatus, found: dict[int, Measured]) -> Finding:
             f"Reading {lengths[0]} tokens takes {duration(seconds[0])} and {count(longest)} take "
             f"{duration(seconds[-1])}; {_where_best(found, best)}, {rate(rates[best])}: shorter prompts "
             f"read all the weights for too little work, and attention's quadratic term is {share(quadratic)} of the "
-            f"arithmetic at {count(longest)}." + judged(prediction, seconds, works)
+            f"arithmetic at {count(longest)}." + compared.clause
         ),
         method=(
             "One request at a time, nothing cached, one token out; the clock runs from the request to that token. "
@@ -86,7 +78,7 @@ def _finding(apparatus: Apparatus, found: dict[int, Measured]) -> Finding:
             "ttft_s": {length: found[length].values for length in lengths},
             "best_rate_tok_s": rates[best],
             "attention_share_of_arithmetic": quadratic,
-            "prediction_error": error_of(prediction, seconds, works),
+            "prediction_error": compared.error,
         },
     )
 

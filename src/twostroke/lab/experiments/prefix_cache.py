@@ -4,16 +4,7 @@ from __future__ import annotations
 
 from twostroke.lab.apparatus import Apparatus, CannotMeasureError, Measured
 from twostroke.lab.chart import Axis, Panel, Tone
-from twostroke.lab.experiments.experiment import (
-    Experiment,
-    Say,
-    between,
-    chart,
-    error_of,
-    judged,
-    lines,
-    measured,
-)
+from twostroke.lab.experiments.experiment import Compared, Experiment, Say, between, chart, lines, measured
 from twostroke.lab.finding import Finding
 from twostroke.lab.prediction import prefill_steps
 from twostroke.lab.wording import count, duration, ratio
@@ -63,6 +54,7 @@ def _finding(
     cold_s, warm_s = [value.median for value in cold.values()], [value.median for value in warm.values()]
     longest, grid = lengths[-1], between(lengths[0], lengths[-1])
     found = cached[longest] / longest  # a window may give back what no query can read, so that less is found
+    compared = Compared(prediction, cold_s + warm_s, cold_works + warm_works)
     return Finding(
         chart=chart(
             prediction,
@@ -87,8 +79,7 @@ def _finding(
             f"{NEW_TOKENS} new tokens behind {count(longest)} known ones take {duration(cold_s[-1])} to read in full "
             f"and {duration(warm_s[-1])} when the prefix cache has the rest ({count(cached[longest])} tokens found), "
             f"{ratio(cold_s[-1] / warm_s[-1])} as fast: a hit costs its new tokens, whose attention still reads the "
-            "whole prefix, and saves TTFT alone; decode is what it was."
-            + judged(prediction, cold_s + warm_s, cold_works + warm_works)
+            "whole prefix, and saves TTFT alone; decode is what it was." + compared.clause
         ),
         method=(
             f"Prompts with a common beginning and {NEW_TOKENS} tokens of their own, one at a time, one token out. Read "
@@ -100,7 +91,7 @@ def _finding(
             "cached_tokens": cached,
             "cold_s": {length: value.values for length, value in cold.items()},
             "hit_s": {length: value.values for length, value in warm.items()},
-            "prediction_error": error_of(prediction, cold_s + warm_s, cold_works + warm_works),
+            "prediction_error": compared.error,
         },
     )
 

@@ -8,13 +8,7 @@ from twostroke.cost.floor import StepWork, step_bytes_read, step_multiply_adds
 from twostroke.lab.apparatus import Apparatus, CannotMeasureError
 from twostroke.lab.chart import Axis, Chart, Mark, Panel, Series, Tone
 from twostroke.lab.experiments import batch_size
-from twostroke.lab.experiments.experiment import (
-    Experiment,
-    Say,
-    chart,
-    error_of,
-    judged,
-)
+from twostroke.lab.experiments.experiment import Compared, Experiment, Say, chart
 from twostroke.lab.finding import Finding
 from twostroke.lab.prediction import Prediction, prefill_steps
 from twostroke.lab.wording import count, flops, flops_a_byte, share, size
@@ -98,6 +92,7 @@ def _finding(apparatus: Apparatus, prefills: list[_Point], decodes: list[_Point]
     one, best = decodes[0], max(prefills, key=lambda point: point.attained)
     beyond = next((point.number for point in decodes if point.intensity >= ridge), None)
     seconds, works = [point.seconds for point in points], [[point.work] for point in points]
+    compared = Compared(prediction, seconds, works)
     return Finding(
         chart=_chart(prediction, prefills, decodes, peak, ridge),
         sentence=(
@@ -108,7 +103,7 @@ def _finding(apparatus: Apparatus, prefills: list[_Point], decodes: list[_Point]
             f"{best.intensity:,.0f} and reaches {flops(best.attained)}, {share(best.attained / peak)} of it; decode "
             "crosses the ridge "
             + (f"at {beyond} streams." if beyond is not None else "at none of the batches measured.")
-            + judged(prediction, seconds, works)
+            + compared.clause
         ),
         method=(
             "Steps of one phase alone: a whole prompt in one step, or streams that decode together. Intensity is the "
@@ -123,7 +118,7 @@ def _finding(apparatus: Apparatus, prefills: list[_Point], decodes: list[_Point]
                 for phase, found in (("prefill", prefills), ("decode", decodes))
                 for p in found
             ],
-            "prediction_error": error_of(prediction, seconds, works),
+            "prediction_error": compared.error,
         },
     )
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from twostroke.cost.floor import StepWork
 from twostroke.lab.apparatus import Apparatus, CannotMeasureError, Measured
 from twostroke.lab.chart import Axis, Chart, Mark, Panel, Series, Tone
-from twostroke.lab.experiments.experiment import MILLISECONDS, Experiment, Say, chart, measured
+from twostroke.lab.experiments.experiment import MILLISECONDS, Experiment, Say, chart, measured, off_by
 from twostroke.lab.finding import Finding
 from twostroke.lab.prediction import Prediction, mean_error, prefill_steps
 from twostroke.lab.stage import Stage
@@ -155,7 +155,7 @@ def _finding(
     medians, guesses = [one.ttft.median for one in seen], [statistics.median(one.predicted) for one in seen]
     fullest, error = max(one.occupancy for one in seen), mean_error(medians, guesses)
     lesson = ", so whoever scales by KV occupancy sees an idle machine" if fullest < LITTLE_KV else ""
-    judged = f" The calibrated cost model was off by {share(error)} on average." if prediction.is_calibrated else ""
+    judged = off_by(error) if prediction.is_calibrated else ""
     return Finding(
         chart=_chart(prediction, alone_s, found),
         sentence=(
