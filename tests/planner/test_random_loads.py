@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 from tests.planner.test_simulate import felt, timings_of, timings_of_the_engine
 
 from twostroke.core.kv_layout import KVGroup, KVLayout
+from twostroke.core.step import Step
 from twostroke.cost.hardware import Ceilings
 from twostroke.cost.model_shape import KVGroupShape, ModelShape
 from twostroke.cost.step_cost import StepCost
-from twostroke.planner.simulate import Replica, ReplicaSpec
+from twostroke.planner.simulate import Prompts, Replica, ReplicaSpec
 from twostroke.planner.trace import TraceRequest
 from twostroke.scheduling.config import SchedulerConfig
 
@@ -62,10 +63,51 @@ def test_every_request_has_the_same_story(spec: ReplicaSpec, trace: list[TraceRe
     assert (len(found), replica.num_unfinished) == (len(trace), 0)
 
 
+SHAPE = ModelShape(8 * 10**9, 7 * 10**9, 5 * 10**8, 15 * 10**9, 32, 128, (KVGroupShape(16, None, 65_536),))
+
+
+def replica_with(num_blocks: int) -> Replica:
+    layout = KVLayout(16, (KVGroup((0,), None, num_blocks),))
+    return Replica(ReplicaSpec(StepCost(SHAPE, CEILINGS).seconds, SHAPE, CEILINGS, SchedulerConfig(150), layout))
+
+
 def test_some_of_them_preempt() -> None:
     """That the test above has something to compare."""
-    shape = ModelShape(8 * 10**9, 7 * 10**9, 5 * 10**8, 15 * 10**9, 32, 128, (KVGroupShape(16, None, 65_536),))
-    layout = KVLayout(16, (KVGroup((0,), None, 24),))
-    replica = Replica(ReplicaSpec(StepCost(shape, CEILINGS).seconds, shape, CEILINGS, SchedulerConfig(150), layout))
+    replica = replica_with(24)
     timings_of(replica, [TraceRequest(0.01 * number, 60, 60) for number in range(10)])
     assert replica.scheduler.counts().preemptions > 0
+
+
+def test_turns_in_which_nothing_else_happens_are_told_together() -> None:
+    """Each is timed, and the scheduler decides far fewer."""
+    replica, num_decided = replica_with(1000), 0
+    schedule = replica.scheduler.schedule
+
+    def counted(now_s: float) -> Step | None:
+        nonlocal num_decided
+        num_decided += 1
+        return schedule(now_s)
+
+    replica.scheduler.schedule = counted  # type: ignore[method-assign]
+    (timing,) = timings_of(replica, [TraceRequest(0.0, 10, 100)])
+    assert replica.num_steps == 100 and num_decided < 10
+    assert len(set(timing.token_times_s)) == 100
+    assert timing.token_times_s == sorted(timing.token_times_s)
+
+
+def test_streams_are_steady_while_steps_hold_nothing_but_a_slot_of_each() -> None:
+    replica, prompts = replica_with(1000), Prompts()
+    scheduler = replica.scheduler
+    assert scheduler.steady_streams() == []
+    replica.add(prompts.request(TraceRequest(0.0, 10, 20)))
+    assert scheduler.steady_streams() == [], "it waits"
+    replica.step()
+    (stream,) = scheduler.steady_streams()
+    replica.add(prompts.request(TraceRequest(0.0, 10, 5)))
+    assert scheduler.steady_streams() == [], "one more may join"
+    replica.step()
+    replica.step()
+    assert len(scheduler.steady_streams()) == 2
+    while stream.max_total_tokens - 1 > stream.next_position:
+        replica.step()
+    assert scheduler.steady_streams() == [], "its last token is in flight"

@@ -1,6 +1,7 @@
 """A deployment that does not exist, serving a trace: the real Scheduler and KVLedger of each replica on a virtual
 clock, and instead of a device the calibrated cost of each step. The loop is the engine's: a step launched ahead,
-results in launch order, newcomers taken between steps."""
+results in launch order, newcomers taken between steps. Turns in which nothing but decode can happen are timed one by one
+and told to the scheduler together."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from twostroke.core.errors import BadRequestError
 from twostroke.core.kv_layout import KVLayout
 from twostroke.core.request import Request
 from twostroke.core.sampling_params import SamplingParams
-from twostroke.core.step import SampledToken, Step, StepResult
+from twostroke.core.sequence import Sequence
+from twostroke.core.step import Drafts, SampledToken, Step, StepResult
 from twostroke.cost.classify import RequestLengths, WorkloadClass, classify
 from twostroke.cost.floor import StepWork, work_of
 from twostroke.cost.hardware import Ceilings
@@ -61,6 +63,16 @@ class ReplicaSpec:
     run_ahead: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class Foreseen:
+    """Several tokens a slot, where it is known what will be sampled: all of these drafts hold."""
+
+    num_tokens: int
+
+    def drafts(self, sequence: Sequence, most: int) -> Drafts | None:
+        return Drafts(self.num_tokens - 1) if self.num_tokens > 1 else None
+
+
 class Replica:
     """An engine's loop on a clock of its own."""
 
@@ -69,9 +81,7 @@ class Replica:
         caching = spec.scheduler.prefix_caching
         ledger = KVLedger(spec.layout, prefix_caching=caching, digest=quick_digest, explains=False)
         self.scheduler = Scheduler(spec.scheduler, spec.layout, ledger=ledger, pace=pace)
-        self._step_seconds = spec.step_seconds
-        self._host_s = spec.host_s
-        self._newcomer_s, self._newcomer_s_per_token = spec.newcomer_s, spec.newcomer_s_per_token
+        self._spec = spec
         self._max_in_flight = 2 if spec.run_ahead else 1
         self._in_flight: deque[tuple[Step, float, float]] = deque()  # with its seconds, and when it ends
         self._device_free_s = 0.0
@@ -95,41 +105,93 @@ class Replica:
         """Step on as long as there is work and the clock is before that moment: who has ended."""
         ended: list[SequenceAdvance] = []
         while self.now_s < moment_s and self.busy:
-            ended += [advance for advance in self.step() if advance.finished]
+            streams = self.scheduler.steady_streams() if len(self._in_flight) == self._max_in_flight - 1 else []
+            if streams and (num_turns := self._steady_turns(streams)) > 2:
+                self._glide(streams, num_turns, moment_s)
+            else:
+                ended += [advance for advance in self.step() if advance.finished]
         return ended
 
     def step(self) -> list[SequenceAdvance]:
         """Launch what can be launched, and let the clock run to the end of the oldest step in flight: what it did."""
-        in_flight = self._in_flight
-        while len(in_flight) < self._max_in_flight:
+        while len(self._in_flight) < self._max_in_flight:
             step = self.scheduler.schedule(self.now_s)
             if step is None:
                 break
-            self._launch(step)
-        if not in_flight:
+            newcomers_s = 0.0
+            if step.joins:
+                num_tokens = sum(len(join.request.prompt_token_ids) for join in step.joins)
+                newcomers_s = self._spec.newcomer_s + num_tokens * self._spec.newcomer_s_per_token
+            self._in_flight.append((step, *self._launch(work_of(step), newcomers_s)))
+        if not self._in_flight:
             raise RuntimeError("the scheduler has work and nothing to launch")
-        step, seconds, ends_s = in_flight.popleft()
-        if ends_s > self.now_s:
-            self.now_s = ends_s
-        sampled = dict.fromkeys([slot[0] for slot in step.decodes], SAMPLED)
+        step, seconds, ends_s = self._in_flight.popleft()
+        self.now_s = max(self.now_s, ends_s)
+        return self._take_in(step, seconds, self.now_s)
+
+    def _launch(self, work: StepWork, newcomers_s: float = 0.0) -> tuple[float, float]:
+        """The step's seconds, and when it ends."""
+        seconds = self._spec.step_seconds(work)
+        self._device_free_s = max(self.now_s + newcomers_s, self._device_free_s) + self._spec.host_s + seconds
+        self.busy_s += seconds
+        self.num_steps += 1
+        return seconds, self._device_free_s
+
+    def _take_in(self, step: Step, seconds: float, now_s: float, num_tokens: int = 1) -> list[SequenceAdvance]:
+        sampled = dict.fromkeys([slot[0] for slot in step.decodes], SAMPLED * num_tokens)
         for chunk in step.prefills:
             if chunk.samples:
                 sampled[chunk.seq_id] = SAMPLED
-        advances = self.scheduler.apply(step, StepResult(step.step_id, sampled, compute_s=seconds), self.now_s)
+        advances = self.scheduler.apply(step, StepResult(step.step_id, sampled, compute_s=seconds), now_s)
         for advance in advances:
             self.num_unfinished -= advance.finished
         return advances
 
-    def _launch(self, step: Step) -> None:
-        seconds = self._step_seconds(work_of(step))
-        begins_s = self.now_s
-        if step.joins:
-            num_tokens = sum(len(join.request.prompt_token_ids) for join in step.joins)
-            begins_s += self._newcomer_s + num_tokens * self._newcomer_s_per_token
-        self._device_free_s = max(begins_s, self._device_free_s) + self._host_s + seconds
-        self._in_flight.append((step, seconds, self._device_free_s))
-        self.busy_s += seconds
-        self.num_steps += 1
+    def _steady_turns(self, streams: list[Sequence]) -> int:
+        """In that many turns of the loop each stream is given a token, and nothing else happens: no answer ends, and
+        every block that is needed is there, so that it does not matter who takes his first."""
+        ledger, config = self.scheduler.ledger, self.scheduler.config
+        # Where the engine does not run ahead, the last of these turns takes in what it launches.
+        num_turns = min(one.max_total_tokens - one.next_position for one in streams) - (1 if self._in_flight else 2)
+        num_turns = min(num_turns, config.max_tokens_per_step // len(streams))
+        num_blocks = len(streams) * (num_turns // ledger.layout.block_size + 1)
+        # A window gives blocks back as it moves on: of a pool that is full, others would be evicted than one by one.
+        has_window = any(group.window is not None for group in ledger.layout.groups)
+        free = min(pool.num_free if has_window else pool.num_available for pool in ledger.pools)
+        return num_turns if num_blocks <= free else 0
+
+    def _glide(self, streams: list[Sequence], num_turns: int, moment_s: float) -> None:
+        """Turns up to that moment: each is timed by itself, and the scheduler is told of them as one step of several
+        tokens a slot. A turn launches a step and takes in the oldest one. Where the engine runs ahead, that is the one
+        before: one was in flight already, and the last stays in flight."""
+        before = list(self._in_flight)
+        self._in_flight.clear()
+        contexts = [one.next_position + 1 for one in streams]
+        launched_s: list[float] = []
+        taken_s: list[float] = []
+        steps: list[tuple[float, float]] = []
+        while len(steps) < num_turns and self.now_s < moment_s:
+            turn = len(steps)
+            launched_s.append(self.now_s)
+            steps.append(self._launch(StepWork(contexts=[context + turn for context in contexts])))
+            ends_s = before[0][2] if before and turn == 0 else steps[turn - len(before)][1]
+            self.now_s = max(self.now_s, ends_s)
+            taken_s.append(self.now_s)
+        num_tokens = max(1, len(steps) - len(before))
+        self.scheduler.draft(Foreseen(num_tokens))
+        wide = self.scheduler.schedule(launched_s[0])
+        self.scheduler.draft(None)
+        assert wide is not None
+        if before:
+            step, seconds, _ = before[0]
+            self._take_in(step, seconds, taken_s.pop(0))
+            last = self.scheduler.schedule(launched_s[-1]) if taken_s else wide
+            assert last is not None
+            self._in_flight.append((last, *steps.pop()))
+        if taken_s:
+            self._take_in(wide, sum(seconds for seconds, _ in steps), self.now_s, num_tokens)
+            for one in streams:
+                one.timing.token_times_s[-num_tokens:] = taken_s
 
 
 class Prompts:

@@ -26,7 +26,7 @@ class DecodePlanner:
     def __init__(self, ledger: KVLedger, admission: Admission, drafting: Drafting | None = None) -> None:
         self._ledger = ledger
         self._admission = admission
-        self._drafting = drafting
+        self.drafting = drafting
 
     def fill(self, plan: StepPlan) -> None:
         """A slot for every stream that may still grow, the oldest first: preemption takes the youngest, so it never
@@ -34,7 +34,7 @@ class DecodePlanner:
 
         A slot at `next_position` yields the token after it. Tokens in flight count: with a step launched ahead, the
         host does not know the last token yet, only that there will be one, and how many more there may be."""
-        reserve, drafting = self._ledger.reserve, self._drafting
+        reserve, drafting = self._ledger.reserve, self.drafting
         spare = plan.tokens_left - len(self._admission.running)  # what drafts may have: every stream's own goes first
         for sequence in self._admission.running:
             if sequence.state is not SequenceState.RUNNING:
@@ -80,6 +80,8 @@ def until_over(
 ) -> tuple[tuple[SampledToken, ...], bool]:
     """The tokens of an advance that count, and whether the answer is over with them. Those behind its end are nobody's:
     had the tokens come one by one, they would not have come."""
+    if text_ends is None and not sequence.stop_ids and len(sequence.tokens) + len(sampled) < sequence.max_total_tokens:
+        return sampled, False
     for count, (token_id, _) in enumerate(sampled, start=1):
         is_over = text_ends is not None and text_ends(sequence, token_id)
         if is_over or finish_reason(sequence, token_id, len(sequence.tokens) + count) is not None:

@@ -118,6 +118,16 @@ class Scheduler:
     def counts(self) -> SchedulerCounts:
         return counts_of(self._admission, self.ledger, len(self._launched))
 
+    def steady_streams(self) -> list[Sequence]:
+        """All who run, as long as steps hold nothing but a slot of each: nobody reads, nobody is at the end of its
+        answer, and nobody who waits could join. Else none."""
+        streams = list(self._admission.running)
+        may_join = len(self._admission.waiting) > 0 and not self._admission.is_taken
+        if may_join or self._admission.who_gives_way() is not None:
+            return []
+        ready = [one for one in streams if one.prefill_len <= one.next_position < one.max_total_tokens - 1]
+        return streams if len(ready) == len(streams) else []
+
     def clear_prefixes(self) -> None:
         """Forget cached prefixes that no running sequence holds, at any moment."""
         self.ledger.clear_prefixes()
@@ -128,6 +138,10 @@ class Scheduler:
         if max_chunk_tokens is not None and max_chunk_tokens < 1:
             raise ValueError(f"max_chunk_tokens must be at least 1, not {max_chunk_tokens}")
         self._prefills.chunk_limit = min(max_chunk_tokens or self.config.chunk_limit, self.config.chunk_limit)
+
+    def draft(self, drafting: Drafting | None) -> None:
+        """What is drafted for streams, from the next step on; None: nothing."""
+        self._decodes.drafting = drafting
 
     def check(self) -> None:
         """Prove that no block is lost or shared wrongly; raises ConservationError."""
