@@ -1,7 +1,7 @@
 """A deployment that does not exist, serving a trace: the real Scheduler and KVLedger of each replica on a virtual
-clock, and instead of a device the calibrated cost of each step. The loop is the engine's: a step launched ahead,
-results in launch order, newcomers taken between steps. Turns in which nothing but decode can happen are timed one by one
-and told to the scheduler together."""
+clock, and instead of a device the cost of each step. The loop is the engine's: a step launched ahead, results in launch
+order, newcomers taken between steps. Turns in which streams only write are timed one by one and told to the scheduler
+together."""
 
 from __future__ import annotations
 
