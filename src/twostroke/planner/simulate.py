@@ -18,14 +18,14 @@ from twostroke.core.errors import BadRequestError
 from twostroke.core.kv_layout import KVLayout
 from twostroke.core.request import Request
 from twostroke.core.sampling_params import SamplingParams
-from twostroke.core.sequence import Sequence
-from twostroke.core.step import Drafts, SampledToken, Step, StepResult
+from twostroke.core.step import SampledToken, Step, StepResult
 from twostroke.cost.classify import RequestLengths, WorkloadClass, classify
 from twostroke.cost.floor import StepWork, work_of
 from twostroke.cost.hardware import Ceilings
 from twostroke.cost.model_shape import ModelShape
 from twostroke.kv.ledger import KVLedger
 from twostroke.kv.prefix_index import quick_digest
+from twostroke.planner.glide import Foreseen, Glide
 from twostroke.planner.report import Served, SimulationReport
 from twostroke.planner.trace import TraceRequest
 from twostroke.scheduling.config import SchedulerConfig
@@ -63,16 +63,6 @@ class ReplicaSpec:
     run_ahead: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Foreseen:
-    """Several tokens a slot, where it is known what will be sampled: all of these drafts hold."""
-
-    num_tokens: int
-
-    def drafts(self, sequence: Sequence, most: int) -> Drafts | None:
-        return Drafts(self.num_tokens - 1) if self.num_tokens > 1 else None
-
-
 class Replica:
     """An engine's loop on a clock of its own."""
 
@@ -84,6 +74,8 @@ class Replica:
         self._spec = spec
         self._max_in_flight = 2 if spec.run_ahead else 1
         self._in_flight: deque[tuple[Step, float, float]] = deque()  # with its seconds, and when it ends
+        self._glide: Glide | None = None
+        """What the scheduler is yet to be told of: when all its turns are over, or a request comes."""
         self._device_free_s = 0.0
         self.now_s = 0.0
         self.busy_s = 0.0
@@ -96,6 +88,7 @@ class Replica:
 
     def add(self, request: Request) -> None:
         """Between steps; an idle replica wakes up for it."""
+        self._end_glide()
         if not self.busy:
             self.now_s = max(self.now_s, request.arrival_s)
         self.scheduler.add(request)
@@ -105,15 +98,17 @@ class Replica:
         """Step on as long as there is work and the clock is before that moment: who has ended."""
         ended: list[SequenceAdvance] = []
         while self.now_s < moment_s and self.busy:
-            streams = self.scheduler.steady_streams() if len(self._in_flight) == self._max_in_flight - 1 else []
-            if streams and (num_turns := self._steady_turns(streams)) > 2:
-                self._glide(streams, num_turns, moment_s)
-            else:
+            if self._glide is None:
+                self._glide = self._next_glide()
+            if self._glide is None:
                 ended += [advance for advance in self.step() if advance.finished]
+            else:
+                self._go_on(self._glide, moment_s)
         return ended
 
     def step(self) -> list[SequenceAdvance]:
         """Launch what can be launched, and let the clock run to the end of the oldest step in flight: what it did."""
+        self._end_glide()
         while len(self._in_flight) < self._max_in_flight:
             step = self.scheduler.schedule(self.now_s)
             if step is None:
@@ -147,50 +142,52 @@ class Replica:
             self.num_unfinished -= advance.finished
         return advances
 
-    def _steady_turns(self, streams: list[Sequence]) -> int:
-        """In that many turns of the loop each stream is given a token, and nothing else happens: no answer ends, and
-        every block that is needed is there, so that it does not matter who takes his first."""
+    def _next_glide(self) -> Glide | None:
+        """None: fewer turns than it is worth it for, or too few blocks: each that is needed must be there beforehand,
+        so that it does not matter who takes his first."""
+        if len(self._in_flight) < self._max_in_flight - 1 or not (streams := self.scheduler.steady_streams()):
+            return None
+        before = self._in_flight[0] if self._in_flight else None
         ledger, config = self.scheduler.ledger, self.scheduler.config
-        # Where the engine does not run ahead, the last of these turns takes in what it launches.
-        num_turns = min(one.max_total_tokens - one.next_position for one in streams) - (1 if self._in_flight else 2)
-        num_turns = min(num_turns, config.max_tokens_per_step // len(streams))
+        # No answer may end in a turn. Without running ahead, the last turn takes in what it launches.
+        left = min(one.max_total_tokens - one.next_position for one in streams) - (2 if before is None else 1)
+        num_turns = min(left, config.max_tokens_per_step // len(streams))
         num_blocks = len(streams) * (num_turns // ledger.layout.block_size + 1)
         # A window gives blocks back as it moves on: of a pool that is full, others would be evicted than one by one.
         has_window = any(group.window is not None for group in ledger.layout.groups)
         free = min(pool.num_free if has_window else pool.num_available for pool in ledger.pools)
-        return num_turns if num_blocks <= free else 0
+        return Glide(streams, num_turns, before) if num_turns > 2 and num_blocks <= free else None
 
-    def _glide(self, streams: list[Sequence], num_turns: int, moment_s: float) -> None:
-        """Turns up to that moment: each is timed by itself, and the scheduler is told of them as one step of several
-        tokens a slot. A turn launches a step and takes in the oldest one. Where the engine runs ahead, that is the one
-        before: one was in flight already, and the last stays in flight."""
-        before = list(self._in_flight)
-        self._in_flight.clear()
-        contexts = [one.next_position + 1 for one in streams]
-        launched_s: list[float] = []
-        taken_s: list[float] = []
-        steps: list[tuple[float, float]] = []
-        while len(steps) < num_turns and self.now_s < moment_s:
-            turn = len(steps)
-            launched_s.append(self.now_s)
-            steps.append(self._launch(StepWork(contexts=[context + turn for context in contexts])))
-            ends_s = before[0][2] if before and turn == 0 else steps[turn - len(before)][1]
-            self.now_s = max(self.now_s, ends_s)
-            taken_s.append(self.now_s)
-        num_tokens = max(1, len(steps) - len(before))
-        self.scheduler.draft(Foreseen(num_tokens))
-        wide = self.scheduler.schedule(launched_s[0])
+    def _go_on(self, glide: Glide, moment_s: float) -> None:
+        """Time its turns up to that moment."""
+        while self.now_s < moment_s and not glide.is_over:
+            glide.launched_s.append(self.now_s)
+            glide.steps.append(self._launch(glide.work))
+            self.now_s = max(self.now_s, glide.oldest_ends_s)
+            glide.taken_s.append(self.now_s)
+        if glide.is_over:
+            self._end_glide()
+
+    def _end_glide(self) -> None:
+        """Tell the scheduler of its turns, as of one step of several tokens a slot."""
+        glide, self._glide = self._glide, None
+        if glide is None or not glide.steps:
+            return
+        taken_s, steps = glide.taken_s, glide.steps
+        num_tokens = len(steps) - (glide.before is not None)
+        self.scheduler.draft(Foreseen(max(1, num_tokens)))
+        wide = self.scheduler.schedule(glide.launched_s[0])
         self.scheduler.draft(None)
         assert wide is not None
-        if before:
-            step, seconds, _ = before[0]
+        if glide.before is not None:
+            step, seconds, _ = self._in_flight.popleft()
             self._take_in(step, seconds, taken_s.pop(0))
-            last = self.scheduler.schedule(launched_s[-1]) if taken_s else wide
+            last = self.scheduler.schedule(glide.launched_s[-1]) if num_tokens else wide
             assert last is not None
             self._in_flight.append((last, *steps.pop()))
-        if taken_s:
-            self._take_in(wide, sum(seconds for seconds, _ in steps), self.now_s, num_tokens)
-            for one in streams:
+        if num_tokens:
+            self._take_in(wide, sum(seconds for seconds, _ in steps), taken_s[-1], num_tokens)
+            for one in glide.streams:
                 one.timing.token_times_s[-num_tokens:] = taken_s
 
 
