@@ -1,7 +1,11 @@
-"""The simulation against the real Engine on the same virtual clock, over random loads: shared prefixes, little KV,
-windows, paces. Every request has the same story, token by token, and the ledger holds."""
+"""Simulations of random loads: shared prefixes, little KV, windows, paces, routers, replicas. They are held against the
+real Engine on the same virtual clock, where every request has the same story, token by token; and against themselves,
+with every step decided by itself."""
 
 from __future__ import annotations
+
+from dataclasses import replace
+from unittest.mock import patch
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,7 +16,9 @@ from twostroke.core.step import Step
 from twostroke.cost.hardware import Ceilings
 from twostroke.cost.model_shape import KVGroupShape, ModelShape
 from twostroke.cost.step_cost import StepCost
-from twostroke.planner.simulate import Prompts, Replica, ReplicaSpec
+from twostroke.planner import simulate as simulation
+from twostroke.planner.report import SimulationReport
+from twostroke.planner.simulate import ROUTERS, Prompts, Replica, ReplicaSpec, simulate
 from twostroke.planner.trace import TraceRequest
 from twostroke.scheduling.config import SchedulerConfig
 
@@ -61,6 +67,36 @@ def test_every_request_has_the_same_story(spec: ReplicaSpec, trace: list[TraceRe
     found, expected = timings_of(replica, trace), timings_of_the_engine(spec, trace).values()
     assert sorted(map(felt, found)) == sorted(map(felt, expected))
     assert (len(found), replica.num_unfinished) == (len(trace), 0)
+
+
+def facts(report: SimulationReport) -> tuple[object, ...]:
+    served = report.served
+    return (
+        sorted(zip(served.ttft_s, served.queue_s, map(str, served.tpot_s), strict=True)),
+        sorted(served.itl_s),
+        (served.prompt_tokens, served.output_tokens, report.num_refused, report.num_steps, report.num_preemptions),
+        (report.prefix_hit_tokens, report.duration_s, report.busy_share),
+    )
+
+
+class StepByStep(Replica):
+    """The slow twin."""
+
+    def _next_glide(self) -> None:
+        return None
+
+
+@settings(max_examples=40, deadline=None)
+@given(specs(), traces(), st.integers(1, 3), st.sampled_from(ROUTERS), st.booleans())
+def test_turns_told_together_change_nothing_to_the_last_bit(
+    spec: ReplicaSpec, trace: list[TraceRequest], replicas: int, router: str, is_slow_host: bool
+) -> None:
+    if is_slow_host:
+        spec = replace(spec, host_s=3e-4, newcomer_s=7e-4, newcomer_s_per_token=1e-5)
+    quick = simulate(spec, trace, replicas=replicas, router=router)
+    with patch.object(simulation, "Replica", StepByStep):
+        slow = simulate(spec, trace, replicas=replicas, router=router)
+    assert facts(quick) == facts(slow)
 
 
 SHAPE = ModelShape(8 * 10**9, 7 * 10**9, 5 * 10**8, 15 * 10**9, 32, 128, (KVGroupShape(16, None, 65_536),))
