@@ -11,21 +11,17 @@ import random
 import torch
 
 from bench.cuda.attention_cases import Model, Pool, Result, graph_seconds, relative_error, say, try_each
-from bench.cuda.prefill_attention import check_flash, flash_variants, passing_variants, prefill_result
+from bench.cuda.prefill_attention import prefill_result
 from twostroke.backends.cuda.kernels.decode_attention import DecodeScratch, attend_decode
 from twostroke.backends.cuda.kernels.decode_cuts import DecodeConfig, SplitPlan, cut_contexts, decode_config, split_plan
+from twostroke.backends.cuda.kernels.paged import AttentionShape, PagedKV, Scoring
 
 DECODE_CONFIGS = [
-    DecodeConfig(64, 4, 5, True),
-    DecodeConfig(64, 2, 5, False),
-    DecodeConfig(32, 2, 5, False),
-    DecodeConfig(64, 4, 3, False),
-    DecodeConfig(64, 4, 5, False),
-    DecodeConfig(64, 4, 3, True),
-    DecodeConfig(128, 8, 3, True),
-    DecodeConfig(64, 4, 7, True),
-    DecodeConfig(32, 2, 7, False),
-    DecodeConfig(32, 4, 7, True),
+    DecodeConfig(64, 2, 5),
+    DecodeConfig(32, 2, 5),
+    DecodeConfig(64, 4, 3),
+    DecodeConfig(64, 4, 5),
+    DecodeConfig(32, 2, 7),
 ]
 
 
@@ -37,20 +33,17 @@ def decode_result(name: str, contexts: list[int], model: Model, pool: Pool, quic
     out = torch.empty((tokens, model.heads * model.head_dim), dtype=model.dtype, device="cuda")
     rows = torch.arange(tokens, dtype=torch.int32, device="cuda")
     positions = torch.tensor(contexts, dtype=torch.int32, device="cuda") - 1
-    scratch = DecodeScratch(tokens, model.heads, model.kv_heads, model.head_dim, "cuda", model.num_sms)
+    scratch = DecodeScratch(tokens, model.shape, "cuda", model.num_sms)
 
     def measure(config: DecodeConfig, plan: SplitPlan) -> tuple[float, float]:
-        items = scratch.new_items()  # cut once, as a step does for all its layers
-        cut_contexts(
-            positions, items,
-            kv_heads=model.kv_heads, head_dim=model.head_dim, num_sms=model.num_sms, plan=plan, config=config,
-        )  # fmt: skip
+        items = None
+        if tokens > 1:  # cut once, as a step does for all its layers
+            items = scratch.new_items()
+            cut_contexts(positions, items, plan, config, window=model.scoring.window)
 
         def launch(table: torch.Tensor) -> None:
-            attend_decode(
-                queries, pool.k, pool.v, table, rows, positions, out,
-                scale=model.head_dim**-0.5, scratch=scratch, items=items, config=config, plan=plan,
-            )  # fmt: skip
+            kv = PagedKV(pool.k, pool.v, table)
+            attend_decode(queries, kv, rows, positions, out, model.scoring, scratch, items, config=config, plan=plan)
 
         out.fill_(float("nan"))
         launch(tables[0])
@@ -67,7 +60,7 @@ def decode_result(name: str, contexts: list[int], model: Model, pool: Pool, quic
             for smallest in (32, 128) if max(contexts) * tokens <= 16384 else (128,):
                 target = max(1, per_sm * model.num_sms // model.kv_heads)
                 plan = SplitPlan(target, smallest, tokens + target)
-                label = f"{config.block}/{config.warps}w/{config.stages}s/{'keys' if config.keys_first else 'queries'}"
+                label = f"{config.block}/{config.warps}w/{config.stages}s"
                 choices[f"{label} {per_sm} an SM, from {smallest}"] = lambda c=config, p=plan: measure(c, p)
     return try_each(name, choices, sum(contexts) * model.token_bytes / 1e12, "TB/s")
 
@@ -79,24 +72,20 @@ def main() -> None:
     parser.add_argument("--kv-heads", type=int, default=8)
     parser.add_argument("--head-dim", type=int, default=128)
     parser.add_argument("--page", type=int, default=64)
+    parser.add_argument("--window", type=int, default=0, help="newest keys that a query reads; 0: all")
+    parser.add_argument("--softcap", type=float, default=0.0, help="of scores; 0: none")
     parser.add_argument("--dtype", choices=["bfloat16", "float16"], default="bfloat16")
     parser.add_argument("--pool-tokens", type=int, default=1 << 20)
     parser.add_argument("--shapes", default="", help="only shapes whose name has one of these, by commas")
     parser.add_argument("--quick", action="store_true", help="fewer decode configurations")
-    parser.add_argument(
-        "--flash", default="", help="only variants of the flash kernel that have one of these, by commas"
-    )
-    parser.add_argument("--check-flash", default="", help="check these variants, in a process that may die of it")
     options = parser.parse_args()
     properties = torch.cuda.get_device_properties(0)
     model = Model(
-        options.heads, options.kv_heads, options.head_dim, options.page,
-        getattr(torch, options.dtype), properties.multi_processor_count,
-    )  # fmt: skip
+        AttentionShape(options.heads, options.kv_heads, options.head_dim, options.page, getattr(torch, options.dtype)),
+        Scoring(options.head_dim**-0.5, options.window or None, options.softcap or None),
+        properties.multi_processor_count,
+    )
     random.seed(1)
-    if options.check_flash:
-        check_flash(model, options.check_flash.split(";"))
-        return
     say(f"{properties.name}, torch {torch.__version__}, {model}")
     pool = Pool(model, options.pool_tokens)
     mixed = [random.randint(100, 2000) for _ in range(256)]
@@ -119,8 +108,7 @@ def main() -> None:
     if "decode" in options.only:
         results += [decode_result(name, contexts, model, pool, options.quick) for name, contexts in decodes.items()]
     if "prefill" in options.only:
-        variants = passing_variants(model, flash_variants(model, options.flash.split(",")))
-        results += [prefill_result(name, *sizes, model, pool, variants) for name, sizes in prefills.items()]
+        results += [prefill_result(name, *sizes, model, pool) for name, sizes in prefills.items()]
     print(f"\n{'shape':<22} {'default':>9} {'us':>9} {'best':>9} {'us':>9}  unit     error   best by")
     for r in results:
         print(

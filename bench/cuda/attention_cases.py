@@ -10,6 +10,8 @@ from statistics import median
 
 import torch
 
+from twostroke.backends.cuda.kernels.paged import AttentionShape, Scoring
+
 COLD_BYTES = 256 << 20
 """KV that a timing walks over before it comes back to the same pages: several times the second-level cache."""
 STARTED = time.perf_counter()
@@ -17,16 +19,29 @@ STARTED = time.perf_counter()
 
 @dataclass(frozen=True)
 class Model:
-    heads: int
-    kv_heads: int
-    head_dim: int
-    page: int
-    dtype: torch.dtype
+    shape: AttentionShape
+    scoring: Scoring
     num_sms: int
 
     @property
-    def group(self) -> int:
-        return self.heads // self.kv_heads
+    def heads(self) -> int:
+        return self.shape.heads
+
+    @property
+    def kv_heads(self) -> int:
+        return self.shape.kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        return self.shape.head_dim
+
+    @property
+    def page(self) -> int:
+        return self.shape.page
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.shape.dtype
 
     @property
     def token_bytes(self) -> int:
@@ -59,13 +74,17 @@ class Pool:
 
     def reference(self, table: torch.Tensor, row: int, query: torch.Tensor, position: int) -> torch.Tensor:
         """One token's attention in float32, [heads, head_dim]."""
-        blocks = table[row, : position // self.model.page + 1].long()
+        shape, scoring = self.model.shape, self.model.scoring
+        blocks = table[row, : position // shape.page + 1].long()
+        oldest = 0 if scoring.window is None else max(0, position - scoring.window + 1)
 
         def gather(cache: torch.Tensor) -> torch.Tensor:
-            return cache[blocks].transpose(1, 2).flatten(0, 1)[: position + 1].float()
+            return cache[blocks].transpose(1, 2).flatten(0, 1)[oldest : position + 1].float()
 
-        query = query.float().view(self.model.kv_heads, self.model.group, -1)
-        scores = torch.einsum("hgd,nhd->hgn", query, gather(self.k)) * self.model.head_dim**-0.5
+        query = query.float().view(shape.kv_heads, shape.group, -1)
+        scores = torch.einsum("hgd,nhd->hgn", query, gather(self.k)) * scoring.scale
+        if scoring.softcap is not None:
+            scores = scoring.softcap * (scores / scoring.softcap).tanh()
         return torch.einsum("hgn,nhd->hgd", scores.softmax(-1), gather(self.v)).flatten(0, 1)
 
 

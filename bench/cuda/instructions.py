@@ -18,16 +18,16 @@ from tests.backends.cuda import hopper_builds
 
 from twostroke.backends.cuda.kernels import decode_attention
 from twostroke.backends.cuda.kernels.decode_cuts import DecodeConfig
+from twostroke.backends.cuda.kernels.paged import PagedKV, Scoring
 
 DISASSEMBLER = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
 HEAD_DIM, PAGE, SHOWN = 128, 64, 12
 CONFIGS = (
-    DecodeConfig(64, 2, 5, keys_first=False),
-    DecodeConfig(32, 2, 5, keys_first=False),
-    DecodeConfig(64, 4, 5, keys_first=False),
-    DecodeConfig(64, 4, 5, keys_first=True),
-    DecodeConfig(64, 1, 3, keys_first=False),
-    DecodeConfig(32, 1, 5, keys_first=False),
+    DecodeConfig(64, 2, 5),
+    DecodeConfig(32, 2, 5),
+    DecodeConfig(64, 4, 5),
+    DecodeConfig(64, 1, 3),
+    DecodeConfig(32, 1, 5),
 )
 
 
@@ -45,14 +45,13 @@ def build(group: int, kv_heads: int, config: DecodeConfig) -> bytes:
     integers = torch.zeros(4, dtype=torch.int32)
     heads = torch.empty(4, group * kv_heads, HEAD_DIM, dtype=kind)
     cache = torch.empty(3, kv_heads, PAGE, HEAD_DIM, dtype=kind)
-    scratch = decode_attention.DecodeScratch(4, group * kv_heads, kv_heads, HEAD_DIM, "cpu", 132)
+    kv = PagedKV(cache, cache, integers[:, None])
+    scratch = decode_attention.DecodeScratch(4, kv.shape_for(heads), "cpu", 132)
     hopper_builds.record(decode_attention, "_decode_kernel")
     triton.compile = keeping
     try:
-        decode_attention.attend_decode(
-            heads, cache, cache, integers[:, None], integers, integers, heads.reshape(4, -1), scale=0.1,
-            scratch=scratch, items=scratch.items, config=config,
-        )  # fmt: skip
+        rest = (heads.reshape(4, -1), Scoring(0.1), scratch, scratch.new_items())
+        decode_attention.attend_decode(heads, kv, integers, integers, *rest, config=config)
     finally:
         triton.compile, decode_attention._decode_kernel = compile_kernel, own_kernel
     return built[-1]
@@ -82,7 +81,7 @@ def main() -> None:
             loop = main_loop(build(group, kv_heads, config))
             kilobytes = config.block * 2 * HEAD_DIM * 2 / 1024
             warps = f"{config.warps} warp{'s' if config.warps > 1 else ''}"
-            kind = f"{config.block} keys, {warps}, {'keys' if config.keys_first else 'queries'} first"
+            kind = f"{config.block} keys, {warps}"
             rate = loop.total() * config.warps / kilobytes
             most = ", ".join(f"{count} {name}" for name, count in loop.most_common(SHOWN))
             print(f"{group} heads a KV head, {kind}: {rate:.1f} a kilobyte, {loop.total()} in a warp's round: {most}")

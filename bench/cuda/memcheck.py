@@ -18,13 +18,12 @@ from pathlib import Path
 TESTS = Path("tests/backends/cuda")
 KERNELS = (
     "activation", "attention", "cluster_products", "decode_attention", "dependent_launch", "embedding", "flash_prefill",
-    "gemv", "hopper_grouped", "hopper_prefill", "logprob_tensors", "moe", "moe_routing", "norms",
+    "gemv", "hopper_grouped", "logprob_tensors", "moe", "moe_routing", "norms",
     "packed_experts", "packed_products", "packed_weights", "prefill_attention", "read_memory", "rope", "sampling",
     "sampling_mask",
 )  # fmt: skip
 SHARES = {
     "flash_prefill": 2,
-    "hopper_prefill": 4,
     "moe": 2,
     "packed_experts": 3,
     "packed_products": 8,

@@ -13,14 +13,13 @@ import torch
 
 from twostroke.backends.cuda import attention, model, moe, parts, products
 from twostroke.backends.cuda.backend import CudaBackend
-from twostroke.backends.cuda.kernels import decode_attention, decode_cuts
-from twostroke.backends.cuda.kernels.decode_cuts import DecodeConfig
+from twostroke.backends.cuda.kernels import decode_attention
+from twostroke.backends.cuda.kernels.decode_cuts import CutRule, DecodeConfig
 
 ATTENTION = (
-    DecodeConfig(64, 2, 5, keys_first=False, ahead=1),
-    DecodeConfig(32, 2, 5, keys_first=False, ahead=1),
-    DecodeConfig(64, 4, 5, keys_first=True, ahead=1),
-    DecodeConfig(64, 4, 5, keys_first=False, ahead=1),
+    DecodeConfig(64, 2, 5, ahead=1),
+    DecodeConfig(32, 2, 5, ahead=1),
+    DecodeConfig(64, 4, 5, ahead=1),
 )
 PROGRAMS_PER_SM = (None, 2, 3, 6, 9, 12)
 """That few streams are cut into; None: as they are by default."""
@@ -66,19 +65,20 @@ class Variants:
     @contextmanager
     def apply(self, name: str) -> Iterator[None]:
         with ExitStack() as stack:
+
+            def change(choice: str, chosen: Any) -> None:
+                for module in (attention, decode_attention):
+                    stack.enter_context(patch.object(module, choice, chosen))
+
             for config, number in product(ATTENTION, PROGRAMS_PER_SM):
                 if name == label(config, number):
-                    for module in (decode_attention, decode_cuts):
-                        stack.enter_context(patch.object(module, "decode_config", lambda *_, chosen=config: chosen))
+                    change("decode_config", lambda *_, chosen=config: chosen)
                     if number is not None:
-                        stack.enter_context(patch.object(decode_cuts, "PROGRAMS_PER_SM", number))
-                        stack.enter_context(patch.object(decode_cuts, "ITEMS_OF_FEW", 0.0))
-                        stack.enter_context(patch.object(decode_cuts, "LONG_ITEM_TOKENS", 0))
+                        change("split_plan", CutRule(number, smallest_tokens=64).plan)
             if name in LONG_ITEMS:
                 tokens, number = LONG_ITEMS[name]
-                stack.enter_context(patch.object(decode_cuts, "LONG_ITEM_TOKENS", tokens))
-                stack.enter_context(patch.object(decode_cuts, "PROGRAMS_PER_SM_OF_LONG", number))
-                stack.enter_context(patch.object(decode_cuts, "ITEMS_OF_LONG", 0))
+                rule = CutRule(2, 64, items_per_token=1.2, long_tokens=tokens, long_items_per_sm=number)
+                change("split_plan", rule.plan)
             self.num_left_out = 0
             if name.startswith("without "):
                 for kind in name.removeprefix("without ").split(", "):
@@ -129,5 +129,5 @@ class Variants:
 
 
 def label(config: DecodeConfig, programs_per_sm: int | None) -> str:
-    shape = f"{config.block}/{config.warps}w/{config.stages}s{'/keys' if config.keys_first else ''}"
+    shape = f"{config.block}/{config.warps}w/{config.stages}s"
     return f"attention {shape}, {'own cuts' if programs_per_sm is None else f'{programs_per_sm} an SM'}"

@@ -10,8 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from twostroke.backends.cuda.kernels.flash_prefill import (
     FOLDER,
     SLICE,
@@ -20,8 +18,8 @@ from twostroke.backends.cuda.kernels.flash_prefill import (
     FlashOptions,
     source_and_constants,
 )
-from twostroke.backends.cuda.kernels.prefill_attention import combine_parts
-from twostroke.backends.cuda.kernels.scores import LOG2_E
+from twostroke.backends.cuda.kernels.paged import AttentionShape, Scoring
+from twostroke.backends.cuda.kernels.prefill_attention import join_parts
 
 COMPILER = shutil.which("g++")
 MORE_FLAGS = os.environ.get("EMULATION_FLAGS", "").split()
@@ -29,12 +27,12 @@ MORE_FLAGS = os.environ.get("EMULATION_FLAGS", "").split()
 ENTRY = """
 extern "C" int emulate(const TensorMap* maps, const int* table, const int* items, char* out, float* partials,
                        float* log_sums, int* claims, long long table_stride, int units, int heads_at_once, float scale,
-                       int programs, int seed) {
+                       float score_scale, int window, int programs, int seed) {
   chance.seed(seed);
   for (int program = 0; program < programs; program++) {
     bool ended = run_program(program, programs, [&] {
       attend(maps[0], maps[1], maps[2], table, items, out, partials, log_sums, claims, table_stride, units,
-             heads_at_once, scale);
+             heads_at_once, scale, score_scale, window);
     });
     if (!ended) return 1 + program;
   }
@@ -52,9 +50,11 @@ class Map(ctypes.Structure):
     )
 
 
-def build(folder: Path, options: FlashOptions, head_dim: int, group: int, kv_heads: int, page: int, dtype: torch.dtype):
+def build(folder: Path, options: FlashOptions, shape: AttentionShape, scoring: Scoring):
     """The kernel's library for one choice of its constants."""
-    _, _, constants = source_and_constants(options, head_dim, group, kv_heads, page, dtype)
+    _, _, constants = source_and_constants(
+        options, shape, windowed=scoring.window is not None, softcapped=scoring.softcap is not None
+    )
     places = {
         "extern __shared__ char memory[];": "char* memory = arena + STATIC_BYTES;",
         "__shared__ u64 barriers[BARRIERS];": "u64* barriers = (u64*)arena;",
@@ -88,26 +88,26 @@ def emulated(
     return ctypes.CDLL(str(library)).emulate
 
 
-def attend_emulated(emulate, case, *, scale: float, programs: int, seed: int, heads_at_once: int) -> None:
-    """As `attend_prefill_flash`, over tensors of the CPU."""
+def attend_emulated(emulate, case, scoring: Scoring, *, programs: int, seed: int, heads_at_once: int) -> None:
+    """As `flash_prefill.attend`, over tensors of the CPU."""
     tokens, heads, head_dim = case.queries.shape
-    _, kv_heads, _, _ = case.cache.k.shape
-    group = heads // kv_heads
+    shape = case.cache.kv.shape_for(case.queries)
+    group = shape.group
     tile_tokens = case.work.tile_rows // group
     rows = case.cache.k.numel() // head_dim
     stride = case.queries.stride(0)
     boxes = [(case.queries, (head_dim, heads, tokens), (1, head_dim, stride), (SLICE, group, tile_tokens))]
     boxes += [(c, (head_dim, rows, 1), (1, head_dim, 0), (SLICE, SPAN, 1)) for c in (case.cache.k, case.cache.v)]
     maps = (Map * 3)(*(Map(t.data_ptr(), size, strides, box) for t, size, strides, box in boxes))
-    units = len(case.work.items) * kv_heads
+    units = len(case.work.items) * shape.kv_heads
     scratch = case.scratch
     table_stride = ctypes.c_longlong(case.cache.table.stride(0))
     pointers = (case.cache.table, case.work.items, case.out, scratch.partials, scratch.log_sums, scratch.claims)
     stuck = emulate(
         maps, *(ctypes.c_void_p(tensor.data_ptr()) for tensor in pointers), table_stride, units,
-        heads_at_once, ctypes.c_float(scale * LOG2_E), min(programs, units), seed,
+        heads_at_once, ctypes.c_float(scoring.factor), ctypes.c_float(scoring.cap_factor or 0.0), scoring.window or 0,
+        min(programs, units), seed,
     )  # fmt: skip
     assert stuck == 0, f"program {stuck - 1} of {programs} hangs"
     assert int(scratch.claims) == 0
-    if case.work.part_items:
-        combine_parts(case.work, scratch, case.out, kv_heads, group, head_dim)
+    join_parts(case.work, scratch, case.out, shape)

@@ -26,6 +26,7 @@ from twostroke.backends.cuda.kernels import (
 )
 from twostroke.backends.cuda.kernels.gemv_config import GemvConfig
 from twostroke.backends.cuda.kernels.packed_weights import PackedMatrix
+from twostroke.backends.cuda.kernels.paged import PagedKV, Scoring
 
 SHARED_KIB = {80: 163, 90: 227}
 architecture = GPUTarget("cuda", 90, 32)
@@ -115,11 +116,9 @@ def calls() -> Iterator[tuple[str, str]]:
     for head_dim, dtype in ((128, half), (96, half), (64, torch.float32)):
         heads = torch.empty(4, 48, head_dim, dtype=dtype)[:, :32]
         cache = torch.empty(3, 8, 64, head_dim, dtype=dtype)
-        scratch = decode_attention.DecodeScratch(4, 32, 8, head_dim, "cpu", 132)
-        decode_attention.attend_decode(
-            heads, cache, cache, ints[:, None], ints, ints, torch.empty(4, 32 * head_dim, dtype=dtype), scale=0.1,
-            scratch=scratch, items=scratch.items,
-        )  # fmt: skip
+        kv, out = PagedKV(cache, cache, ints[:, None]), torch.empty(4, 32 * head_dim, dtype=dtype)
+        scratch = decode_attention.DecodeScratch(4, kv.shape_for(heads), "cpu", 132)
+        decode_attention.attend_decode(heads, kv, ints, ints, out, Scoring(0.1), scratch, scratch.new_items())
     *in_half, in_full = recorder.ptx
     yield from (("decode", ptx) for ptx in in_half)
     yield "decode in float32", in_full

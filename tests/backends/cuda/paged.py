@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from twostroke.backends.cuda.kernels.paged import PagedKV
+
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 
@@ -19,26 +21,30 @@ class PagedCache:
     table: torch.Tensor  # int32 [num_rows + 1, table_len]; the last row is padding, all scratch
     contexts: list[int]
 
+    @property
+    def kv(self):
+        return PagedKV(self.k, self.v, self.table)
+
     @classmethod
-    def random(cls, rng, contexts, kv_heads, block_size, head_dim, dtype, device, spare_pages=1):
+    def random(cls, rng, contexts, shape, device, spare_pages=1):
         """`contexts[r]` keys for row r. Positions behind a context, pages of nobody and the scratch page are NaN."""
-        pages = [-(-context // block_size) for context in contexts]
+        pages = [-(-context // shape.page) for context in contexts]
         num_blocks = sum(pages) + spare_pages
         order = rng.permutation(num_blocks)
         table = np.full((len(contexts) + 1, max(pages) + 2), num_blocks, dtype=np.int32)
-        shape = (num_blocks + 1, kv_heads, block_size, head_dim)
-        k, v = np.full(shape, np.nan, np.float32), np.full(shape, np.nan, np.float32)
+        blocks = (num_blocks + 1, shape.kv_heads, shape.page, shape.head_dim)
+        k, v = np.full(blocks, np.nan, np.float32), np.full(blocks, np.nan, np.float32)
         given = 0
         for row, (context, count) in enumerate(zip(contexts, pages, strict=True)):
             table[row, :count] = order[given : given + count]
             given += count
             for page, block in enumerate(table[row, :count]):
-                filled = min(block_size, context - page * block_size)
-                k[block, :, :filled] = rng.standard_normal((kv_heads, filled, head_dim))
-                v[block, :, :filled] = rng.standard_normal((kv_heads, filled, head_dim))
+                filled = min(shape.page, context - page * shape.page)
+                k[block, :, :filled] = rng.standard_normal((shape.kv_heads, filled, shape.head_dim))
+                v[block, :, :filled] = rng.standard_normal((shape.kv_heads, filled, shape.head_dim))
 
         def put(array):
-            return torch.from_numpy(array).to(dtype=dtype, device=device)
+            return torch.from_numpy(array).to(dtype=shape.dtype, device=device)
 
         return cls(put(k), put(v), torch.from_numpy(table).to(device), list(contexts))
 
@@ -54,27 +60,28 @@ class PagedCache:
         return gather(self.k), gather(self.v)
 
 
-def attend(query, cache, row, position, scale, window=None, softcap=None):
+def attend(query, cache, row, position, scoring):
     """One token's attention, float64 [heads, head_dim]; query is [heads, head_dim]."""
     heads = query.shape[0]
     keys, values = cache.keys_and_values(row, position + 1)
-    first = 0 if window is None else max(0, position - window + 1)
+    first = 0 if scoring.window is None else max(0, position - scoring.window + 1)
     group = heads // keys.shape[1]
     result = np.empty((heads, keys.shape[2]))
     for head in range(heads):
-        scores = keys[first:, head // group] @ query[head] * scale
-        if softcap is not None:
-            scores = softcap * np.tanh(scores / softcap)
+        scores = keys[first:, head // group] @ query[head] * scoring.scale
+        if scoring.softcap is not None:
+            scores = scoring.softcap * np.tanh(scores / scoring.softcap)
         weights = np.exp(scores - scores.max())
         result[head] = (weights / weights.sum()) @ values[first:, head // group]
     return result
 
 
-def random_queries(rng, num_tokens, heads, kv_heads, head_dim, dtype, device):
+def random_queries(rng, num_tokens, shape, device):
     """The query part of a fused qkv buffer, so that tokens lie further apart than their heads reach."""
-    fused = rng.standard_normal((num_tokens, (heads + 2 * kv_heads) * head_dim)).astype(np.float32)
-    buffer = torch.from_numpy(fused).to(dtype=dtype, device=device)
-    return buffer[:, : heads * head_dim].view(num_tokens, heads, head_dim)
+    width = shape.heads * shape.head_dim
+    fused = rng.standard_normal((num_tokens, width + 2 * shape.kv_heads * shape.head_dim)).astype(np.float32)
+    buffer = torch.from_numpy(fused).to(dtype=shape.dtype, device=device)
+    return buffer[:, :width].view(num_tokens, shape.heads, shape.head_dim)
 
 
 def assert_near(out, expected, dtype):

@@ -17,10 +17,11 @@ from triton.runtime.interpreter import InterpretedFunction
 
 from twostroke.backends.cuda import backend as backend_module
 from twostroke.backends.cuda import captured_sizes
-from twostroke.backends.cuda.attention import Attention, AttentionShape
+from twostroke.backends.cuda.attention import Attention
 from twostroke.backends.cuda.batch import CapturedShape
 from twostroke.backends.cuda.compile_ahead import compilers, rehearsal
 from twostroke.backends.cuda.graphs import GraphCache
+from twostroke.backends.cuda.kernels.paged import AttentionShape
 from twostroke.models.loading import load_checkpoint
 
 pytestmark = [

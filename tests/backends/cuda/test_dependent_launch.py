@@ -8,13 +8,13 @@ import torch
 from tests.backends.cuda.closeness import random
 from tests.backends.cuda.plain_launches import plain_launches
 
+from twostroke.backends.cuda.attention import Attention
 from twostroke.backends.cuda.kernels import gemv
 from twostroke.backends.cuda.kernels.activation import gated
-from twostroke.backends.cuda.kernels.decode_attention import DecodeScratch, attend_decode
-from twostroke.backends.cuda.kernels.decode_cuts import cut_contexts
 from twostroke.backends.cuda.kernels.embedding import FROM_ROW, Positions, gather
 from twostroke.backends.cuda.kernels.gemv_config import GemvConfig
 from twostroke.backends.cuda.kernels.norms import add_rms_norm, rms_norm, sandwich
+from twostroke.backends.cuda.kernels.paged import AttentionShape, PagedKV, Scoring
 from twostroke.backends.cuda.kernels.rope import rope_and_store
 from twostroke.backends.cuda.kernels.sampling_state import NUM_WORDS, PROMPT_LEN
 from twostroke.backends.cuda.kernels.target import target_of
@@ -45,13 +45,15 @@ class Chain:
         records = torch.zeros(rows, NUM_WORDS.value, dtype=torch.int64, device=device)
         self.positions = Positions(torch.full_like(self.ids, FROM_ROW), records, torch.zeros_like(self.ids))
         self.table = self.ids[:, None].contiguous()
-        self.scratch = DecodeScratch(rows, HEADS, KV_HEADS, HEAD_DIM, device, 4)
+        self.kv = PagedKV(*self.caches, self.table)
+        shape = AttentionShape(HEADS, KV_HEADS, HEAD_DIM, 16, kinds["dtype"])
+        self.attention = Attention(shape, device, max_decode_tokens=rows)
         self.cos_sin = random(16, HEAD_DIM, dtype=torch.float32, device=device)
 
     def run(self, layers=6):
         norm, own = {"eps": EPS}, self.norm_weight
         gather(self.embedding, self.ids, self.ids, self.ids, self.residual, positions=self.positions)
-        cut_contexts(self.positions.found, self.scratch.items, kv_heads=KV_HEADS, head_dim=HEAD_DIM, num_sms=4)
+        self.attention.cut_decodes(self.positions.found, [None])
         for _ in range(layers):
             linear_few(self.residual, self.qkv_weight, self.qkv, norm_weight=own, **norm)
             self.turn()
@@ -78,10 +80,7 @@ class Chain:
 
     def attend(self):
         heads = self.qkv.view(self.rows, -1, HEAD_DIM)[:, :HEADS]
-        attend_decode(
-            heads, *self.caches, self.table, self.ids, self.positions.found, self.mixed, scale=HEAD_DIM**-0.5,
-            scratch=self.scratch, items=self.scratch.items,
-        )  # fmt: skip
+        self.attention.decode(heads, self.kv, self.ids, self.positions.found, self.mixed, Scoring(HEAD_DIM**-0.5))
         return self.mixed
 
 

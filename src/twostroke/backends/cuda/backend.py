@@ -12,12 +12,13 @@ from functools import partial
 
 import torch
 
-from twostroke.backends.cuda.attention import Attention, AttentionShape
+from twostroke.backends.cuda.attention import Attention
 from twostroke.backends.cuda.buffers import Buffers
 from twostroke.backends.cuda.captured_sizes import MAX_CHUNKS
 from twostroke.backends.cuda.compile_ahead import CAN_REHEARSE, compilers, rehearsal
 from twostroke.backends.cuda.decode import DecodePath
 from twostroke.backends.cuda.graphs import GraphCache
+from twostroke.backends.cuda.kernels.paged import AttentionShape
 from twostroke.backends.cuda.kv_store import KVStore
 from twostroke.backends.cuda.logprobs import logprob_readers
 from twostroke.backends.cuda.model import Decoder

@@ -14,6 +14,7 @@ from twostroke.backends.cuda.attention import Attention
 from twostroke.backends.cuda.buffers import Buffers
 from twostroke.backends.cuda.kernels.embedding import Positions, gather
 from twostroke.backends.cuda.kernels.moe_combine import NextNorm
+from twostroke.backends.cuda.kernels.paged import PagedKV, Scoring
 from twostroke.backends.cuda.kernels.prefill_tiles import PrefillWork
 from twostroke.backends.cuda.kernels.rope import rope_and_store
 from twostroke.backends.cuda.kv_store import KVStore
@@ -62,8 +63,14 @@ class Decoder:
         max_context: int,
         choices: Choices,
     ) -> None:
-        self._spec, self._weights, self._kv, self._attention = spec, weights, kv, attention
-        self._buffers, self._tables, self._last_tokens, self._records = buffers, tables, last_tokens, records
+        self._spec, self._weights, self._attention = spec, weights, attention
+        self._buffers, self._last_tokens, self._records = buffers, last_tokens, records
+        self._paged = [
+            PagedKV(keys, values, tables[group])
+            for keys, values, group in zip(kv.keys, kv.values, kv.group_of, strict=True)
+        ]
+        heads = [layer.grouped for layer in spec.layers]
+        self._scorings = [Scoring(own.scale, own.window, own.softcap) for own in heads]
         self._products = Products(spec, buffers.products, choices)
         ropes = {layer.grouped.rope for layer in spec.layers}
         shapes = spec.tensor_shapes()
@@ -185,15 +192,15 @@ class Decoder:
 
     def _rotate_and_store(self, index: int, layer: LayerWeights, qkv: torch.Tensor, tokens: TokenArrays) -> None:
         """Queries are rotated to where they are read; keys and values go to the store."""
-        attention, kv = self._spec.layers[index].grouped, self._kv
+        attention, kv = self._spec.layers[index].grouped, self._paged[index]
         rope_and_store(
             qkv,
             self._rotations[attention.rope],
             tokens.positions,
             tokens.rows,
-            self._tables[kv.group_of[index]],
-            kv.keys[index],
-            kv.values[index],
+            kv.table,
+            kv.keys,
+            kv.values,
             num_heads=attention.num_heads,
             num_kv_heads=attention.num_kv_heads,
             head_dim=attention.head_dim,
@@ -212,28 +219,16 @@ class Decoder:
         prefill: PrefillWork | None,
     ) -> torch.Tensor:
         """Each phase by its own path  # [num_tokens, heads * head_dim]"""
-        own, kv = self._spec.layers[index].grouped, self._kv
-        keys, values, table = kv.keys[index], kv.values[index], self._tables[kv.group_of[index]]
+        own, kv = self._spec.layers[index].grouped, self._paged[index]
         queries = qkv.view(len(tokens), -1, own.head_dim)[:, : own.num_heads]
         out = self._buffers.attention[: len(tokens)]
-        scale, softcap, window = own.scale, own.softcap, own.window
         if decode_slots:
+            rows, positions = tokens.rows[:decode_slots], tokens.positions[:decode_slots]
             self._attention.decode(
-                queries[:decode_slots],
-                keys,
-                values,
-                table,
-                tokens.rows[:decode_slots],
-                tokens.positions[:decode_slots],
-                out[:decode_slots],
-                scale=scale,
-                window=window,
-                softcap=softcap,
+                queries[:decode_slots], kv, rows, positions, out[:decode_slots], self._scorings[index]
             )
         if prefill is not None:
-            self._attention.prefill(
-                queries, keys, values, table, prefill, out, scale=scale, window=window, softcap=softcap
-            )
+            self._attention.prefill(queries, kv, prefill, out, self._scorings[index])
         return out
 
 

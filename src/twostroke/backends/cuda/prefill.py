@@ -16,7 +16,7 @@ import torch
 from twostroke.backends.cuda.batch import Batch, CapturedShape
 from twostroke.backends.cuda.captured_sizes import CapturedSizes
 from twostroke.backends.cuda.graphs import buckets_up_to
-from twostroke.backends.cuda.kernels.prefill_tiles import ITEM_FIELDS, PrefillWork
+from twostroke.backends.cuda.kernels.prefill_tiles import ITEM_FIELDS, PrefillTiles, PrefillWork
 from twostroke.backends.cuda.logprobs import prompt_logprob_readers
 from twostroke.backends.cuda.model import Decodes, TokenArrays
 from twostroke.backends.cuda.parts import PLAIN, Parts, is_plain
@@ -101,14 +101,13 @@ class PrefillPath:
 
     def _send(self, batch: Batch, shape: CapturedShape | None) -> StagedBatch:
         attention = self._parts.attention
-        segments = (batch.segment_first, batch.segment_count, batch.segment_start, batch.segment_rows)
-        numbers = tuple(array.tolist() for array in segments)
-        if shape is None:
-            tiles = attention.tiles(*numbers)
-        else:  # a graph serves every step of its shape: its grid is fixed, and what is over does nothing
-            tile_rows = attention.tile_rows(shape.num_tokens)
-            pad_items = attention.capacity(shape.num_tokens, shape.sampled_chunks, tile_rows)
-            tiles = attention.tiles(*numbers, tile_rows=tile_rows, pad_items=pad_items)
+        tiling, pad_items = attention.tiling(int(batch.segment_count.sum())), None
+        if shape is not None:  # a graph serves every step of its shape: its grid is fixed, what is over does nothing
+            tiling = attention.tiling(shape.num_tokens)
+            pad_items = tiling.capacity(shape.num_tokens, shape.sampled_chunks)
+        tiles = PrefillTiles.build(
+            batch.segment_first, batch.segment_count, batch.segment_start, batch.segment_rows, tiling, pad_items
+        )
         arrays = (
             batch.token_ids,
             batch.rows,
@@ -125,7 +124,7 @@ class PrefillPath:
         work = PrefillWork(
             items.view(-1, ITEM_FIELDS),
             tiles.tile_rows,
-            tiles.part_items if shape is None else attention.max_part_items,
+            tiles.part_items if shape is None else tiling.most_parts,
             tiles.longest_context if shape is None else self._max_context,
         )
         tokens = TokenArrays(token_ids, rows, positions)

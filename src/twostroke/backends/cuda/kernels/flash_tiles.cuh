@@ -7,22 +7,24 @@ constexpr u32 SPANS = KEYS / SPAN;
 constexpr u32 SLICES = HEAD_DIM / 64;
 constexpr u32 TILE = 64 * WARP_GROUPS;
 constexpr u32 QUERY_SLICE = TILE * ROW_BYTES, KEY_SLICE = KEYS * ROW_BYTES;
-constexpr u32 FETCHED_QUERY_BYTES = TILE / QUERY_HEADS * QUERY_HEADS * ROW_BYTES * SLICES;
+constexpr u32 FILLED_ROWS = TILE / QUERY_HEADS * QUERY_HEADS;  // of a tile, by whole groups of heads
+constexpr u32 FETCHED_QUERY_BYTES = FILLED_ROWS * ROW_BYTES * SLICES;
 constexpr u32 BLOCK_BYTES = KEY_SLICE * SLICES;
 constexpr u32 STAGES = 2;
 constexpr u32 BATCH = 32 / SPANS;  // blocks whose pages the lanes of the producer hold
 constexpr u32 ALL = 0xFFFFFFFF;
 constexpr u32 CONSUMER_WARPS = 4 * WARP_GROUPS;
+constexpr u32 PROGRAMS_PER_SM = WARP_GROUPS == 2 ? 1 : 2;
 // Together no more than what a launch hands out: 168 or 128 a thread. A warp group waits for ever for more.
-constexpr u32 PRODUCER_REGISTERS = WARP_GROUPS == 2 ? 24 : 32;
-constexpr u32 CONSUMER_REGISTERS = WARP_GROUPS == 2 ? 240 : 160;
+constexpr u32 PRODUCER_REGISTERS = 24;
+constexpr u32 CONSUMER_REGISTERS = WARP_GROUPS == 2 ? 240 : 232;
 constexpr float LOWEST = -1.0e30f;  // the peak of a query that has seen no key yet: finite, so that nothing is NaN
 
-enum Field { ROW, FIRST_TOKEN, TOKENS, BASE, CONTEXT, PART, PARTS, FIELDS = 8 };
+enum Field { ROW, FIRST_TOKEN, TOKENS, BASE, CONTEXT, PART, PARTS, PLACE, FIELDS };
 
 // What the producer tells the others with a tile's queries; no tokens: there is no further tile.
 struct alignas(16) Work {
-  int item, kv_head, first_token, tokens, base, context, part, parts;
+  int kv_head, first_token, tokens, base, context, part, parts, place;
 };
 
 // Where things lie in shared memory.
@@ -43,16 +45,24 @@ struct Places {
 };
 constexpr u32 BARRIERS = 2 + 4 * STAGES;
 
-// The blocks of keys that a tile, or a part of it, reads: from `top` down, the diagonal first. Only the first `masked`
-// ones hold keys that not all queries may read.
+// The first key that a query at this position reads.
+__device__ __forceinline__ int oldest_key(int position, int window) {
+  return WINDOWED ? max(position - window + 1, 0) : 0;
+}
+
+// The blocks of keys that a tile, or a part of it, reads: from `top` down, the diagonal first. The first `masked` ones,
+// and with a window those from `edge` on, hold keys that not all queries may read. Tiles are cut as if there were no
+// window, so with one a part may be left without a block.
 struct Walk {
-  int top, rounds, masked;
-  __device__ Walk(int tokens, int base, int part, int parts) {
-    int blocks = (base + tokens - 1) / KEYS + 1;
-    int begin = blocks * part / parts, end = blocks * (part + 1) / parts;
+  int top, rounds, masked, edge;
+  __device__ Walk(int tokens, int base, int part, int parts, int window) {
+    int low = oldest_key(base, window) / (int)KEYS;
+    int blocks = (base + tokens - 1) / KEYS + 1 - low;
+    int begin = low + blocks * part / parts, end = low + blocks * (part + 1) / parts;
     top = end - 1;
     rounds = end - begin;
     masked = end - (base + 1) / (int)KEYS;
+    edge = end - (oldest_key(base + tokens - 1, window) + (int)KEYS - 1) / (int)KEYS;
   }
 };
 
@@ -61,7 +71,7 @@ struct Producer {
   const int *table, *items;
   int* claims;
   long long table_stride;
-  int units, heads_at_once;
+  int units, heads_at_once, window;
   u32 lane;
 
   // Units are the items of some KV heads, the heads of one item together, then those of the next heads: as many at once
@@ -94,15 +104,17 @@ struct Producer {
   __device__ __forceinline__ Walk walk_of(int fields) const {
     int tokens = __shfl_sync(ALL, fields, TOKENS), base = __shfl_sync(ALL, fields, BASE);
     int part = __shfl_sync(ALL, fields, PART), parts = max(__shfl_sync(ALL, fields, PARTS), 1);
-    return Walk(tokens, base, part, parts);
+    return Walk(tokens, base, part, parts, window);
   }
 
   // Rows of the cache, seen as [pages * kv_heads * page size, head_dim], where the spans of BATCH blocks from `block`
-  // down begin: a lane for each, from the last one down. Spans behind the context may have no page.
+  // down begin: a lane for each, from the last one down. Spans behind the context, and those that lie before a window,
+  // may have no page: the nearest that has one stands for them.
   __device__ __forceinline__ int row_of_span(int kv_head, int fields, int block) const {
+    int first = WINDOWED ? oldest_key(__shfl_sync(ALL, fields, BASE), window) / (int)SPAN : 0;
     int last = (__shfl_sync(ALL, fields, CONTEXT) - 1) / (int)SPAN;
     int table_row = __shfl_sync(ALL, fields, ROW);
-    int key = max(min((block + 1) * (int)SPANS - 1 - (int)lane, last), 0) * (int)SPAN;
+    int key = max(min((block + 1) * (int)SPANS - 1 - (int)lane, last), first) * (int)SPAN;
     int page = table[table_row * table_stride + key / PAGE];
     return (page * KV_HEADS + kv_head) * PAGE + key % PAGE;
   }
@@ -121,7 +133,6 @@ struct Producer {
 
   __device__ __forceinline__ void fetch_queries(const Places& at, Work* work, int unit, int fields, u32 tile) const {
     Work told;
-    told.item = item_of(unit);
     told.kv_head = kv_head_of(unit);
     told.first_token = __shfl_sync(ALL, fields, FIRST_TOKEN);
     told.tokens = __shfl_sync(ALL, fields, TOKENS);
@@ -129,6 +140,7 @@ struct Producer {
     told.context = __shfl_sync(ALL, fields, CONTEXT);
     told.part = __shfl_sync(ALL, fields, PART);
     told.parts = __shfl_sync(ALL, fields, PARTS);
+    told.place = __shfl_sync(ALL, fields, PLACE);
     wait_for(at.queries_free, (tile & 1) ^ 1);
     if (lane == 0) {
       *work = told;

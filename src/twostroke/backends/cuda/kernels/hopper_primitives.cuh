@@ -1,10 +1,5 @@
 // Single instructions of Hopper that C++ has no word for: barriers in shared memory, the copy engine (TMA), warp-group
-// products (wgmma) and what they are told of matrices. BFLOAT16: whether elements are bfloat16, or float16. BOUNDED: for
-// debugging, a wait is given up after some milliseconds: a wrong result instead of a hang.
-
-#ifndef BOUNDED
-#define BOUNDED 0
-#endif
+// products (wgmma) and what they are told of matrices. BFLOAT16: whether elements are bfloat16, or float16.
 
 struct alignas(64) TensorMap {
   u64 words[16];
@@ -31,22 +26,13 @@ __device__ __forceinline__ void expect_bytes(u32 barrier, u32 bytes) {
 
 // Until the phase of this parity is over; a barrier that was never used counts as past a phase of parity 1.
 __device__ __forceinline__ void wait_for(u32 barrier, u32 parity) {
-  u32 done, tries = 0;
+  u32 done;
   do {
-    if constexpr (BOUNDED) {
-      asm volatile(
-          "{ .reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-          : "=r"(done)
-          : "r"(barrier), "r"(parity)
-          : "memory");
-      if (++tries > 1u << 18) break;
-    } else {
-      asm volatile(
-          "{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-          : "=r"(done)
-          : "r"(barrier), "r"(parity)
-          : "memory");
-    }
+    asm volatile(
+        "{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+        : "=r"(done)
+        : "r"(barrier), "r"(parity)
+        : "memory");
   } while (!done);
 }
 
@@ -161,21 +147,6 @@ template <u32 LEFT, u32 COUNT>
 __device__ __forceinline__ void wait_for_products(float (&sums)[COUNT]) {
   wait_for_products<LEFT>();
   keep_behind(sums);
-}
-
-// Keeps what this sum is made of in front of the next wait: the assembler sees that a softmax does not need the product
-// it should run beside, and moves it behind the wait for it. The store is never done: the sum is not negative.
-__device__ __forceinline__ void pin(float sum, u32 address) {
-  asm volatile("{ .reg .pred p; setp.lt.f32 p, %0, 0f00000000; @p st.volatile.shared.f32 [%1], %0; }" ::"f"(sum),
-               "r"(address)
-               : "memory");
-}
-
-__device__ __forceinline__ void load_matrices(u32* words, u32 address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
-               : "r"(address)
-               : "memory");
 }
 
 __device__ __forceinline__ u32 packed(float low, float high) {

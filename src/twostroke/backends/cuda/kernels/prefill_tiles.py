@@ -10,33 +10,67 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from twostroke.backends.cuda.kernels.paged import AttentionShape
+
+Integers = Sequence[int] | npt.NDArray[np.integer]
 KEY_BLOCK = 64
-"""Keys a unit of work, when tiles are weighed against each other, and a copy of the kernels for Hopper."""
+"""Keys a unit of work, when tiles are weighed against each other."""
 SMALLEST_BLOCKS = 4
 """A tile's keys are not shared out in smaller parts than this: a part costs its start and its partial result."""
+START_BLOCKS, JOIN_BLOCKS = 2, 6
+"""What an item's start takes, and the launch that joins parts, in the time of a block."""
+MOST_WAVES = 2
+"""Of programs, that tiles are cut for."""
 ITEM_FIELDS = 8
 """Row of the block table, first token among the queries, tokens (0 in a padding item), position of the first token, end
-of the segment's context, part, parts, nothing. Whole, so that a program waits for memory once before its first page."""
+of the segment's context, part, parts, place in the scratch (of a part). Whole, so that a program waits for memory once
+before its first page."""
 
 
-def unsupported_on_hopper(
-    head_dim: int, block_size: int, dtype: torch.dtype, capability: tuple[int, int] | None
-) -> str | None:
-    """Why the kernels for Hopper do not take a model on a device, or None."""
-    if capability is None or capability[0] != 9:
-        return "asynchronous warp-group products need a Hopper device"
-    if head_dim not in (64, 128):
-        return f"head size {head_dim} is neither 64 nor 128"
-    if block_size % KEY_BLOCK:
-        return f"pages of {block_size} are no multiple of {KEY_BLOCK}"
-    if dtype not in (torch.bfloat16, torch.float16):
-        return f"{dtype} is neither bfloat16 nor float16"
-    return None
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """How high tiles are, and how many programs a device runs at once."""
 
+    tile_rows: int
+    """Query heads of a KV head, times tokens."""
+    group: int
+    kv_heads: int
+    programs: int
 
-def target_items(kv_heads: int, num_sms: int) -> int:
-    """Work items, a KV head, that fill a device: two programs an SM."""
-    return max(1, 2 * num_sms // kv_heads)
+    @property
+    def tile_tokens(self) -> int:
+        return self.tile_rows // self.group
+
+    @property
+    def most_parts(self) -> int:
+        """Items that can be parts of tiles, at most. A tile that is cut has a chunk and a half of blocks at least, so
+        that rounding gives it no more than a third of its parts."""
+        return 4 * self._items_of(MOST_WAVES) // 3
+
+    def capacity(self, num_tokens: int, num_segments: int) -> int:
+        """How many items any `num_segments` segments of `num_tokens` tokens together can become at most."""
+        return -(-num_tokens // self.tile_tokens) + num_segments + self.most_parts
+
+    def parts(self, blocks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Into how many parts each tile's blocks of keys are cut: whichever cuts end soonest."""
+        best, end = np.ones_like(blocks), self._end(blocks, np.ones_like(blocks))
+        total = int(blocks.sum())
+        for waves in range(1, MOST_WAVES + 1):
+            chunk = max(-(-total // self._items_of(waves)), SMALLEST_BLOCKS)
+            parts = np.maximum((2 * blocks + chunk) // (2 * chunk), 1)
+            if parts.max(initial=1) > 1 and (sooner := self._end(blocks, parts) + JOIN_BLOCKS) < end:
+                best, end = parts, sooner
+        return best
+
+    def _items_of(self, waves: int) -> int:
+        return max(1, waves * self.programs // self.kv_heads)
+
+    def _end(self, blocks: npt.NDArray[np.int64], parts: npt.NDArray[np.int64]) -> float:
+        """When the last program is done, about, in blocks: items run for every KV head, the longest first, as many at
+        once as there are programs, and the next ones when the longest of these is done."""
+        lengths = np.sort(np.repeat(blocks / parts, parts * self.kv_heads))[::-1]
+        waves = np.arange(0, len(lengths), self.programs)
+        return float((np.maximum.reduceat(lengths, waves) + START_BLOCKS).sum()) if len(lengths) else 0.0
 
 
 @dataclass(frozen=True)
@@ -47,56 +81,44 @@ class PrefillTiles:
     items: npt.NDArray[np.int32]  # [num_items, ITEM_FIELDS]
     tile_rows: int
     part_items: int
-    """Items that are a part of a tile; they come first, and a second launch joins them. 0 if no tile was cut."""
+    """Items that are a part of a tile: a second launch joins them. 0 if no tile was cut."""
     longest_context: int
     """Where the longest context ends; a window no shorter than this hides nothing."""
 
     @classmethod
     def build(
         cls,
-        first_tokens: Sequence[int],
-        counts: Sequence[int],
-        starts: Sequence[int],
-        rows: Sequence[int],
-        *,
-        tile_rows: int,
-        group: int,
-        kv_heads: int,
-        num_sms: int,
-        window: int | None = None,
+        first_tokens: Integers,
+        counts: Integers,
+        starts: Integers,
+        rows: Integers,
+        tiling: Tiling,
         pad_items: int | None = None,
     ) -> PrefillTiles:
         """Segment s has `counts[s]` tokens from position `starts[s]` of row `rows[s]` on, which lie among the queries
-        from `first_tokens[s]` on. `pad_items` fixes the number of items, for a captured graph; `capacity` says how
-        many are always enough."""
+        from `first_tokens[s]` on. `pad_items` fixes the number of items, for a captured graph; `Tiling.capacity` says
+        how many are always enough. Cut as if no layer had a window."""
         segments = np.array([first_tokens, counts, starts, rows], dtype=np.int64)
-        tile_tokens = tile_rows // group
+        tile_tokens = tiling.tile_tokens
         tiles_of = -(-segments[1] // tile_tokens)
         first, count, start, row = np.repeat(segments, tiles_of, axis=1)
         offset = (np.arange(len(row)) - np.repeat(np.cumsum(tiles_of) - tiles_of, tiles_of)) * tile_tokens
         tokens = np.minimum(tile_tokens, count - offset)
         position = start + offset
-        oldest = np.zeros_like(position) if window is None else np.maximum(position - window + 1, 0)
-        blocks = (position + tokens - 1) // KEY_BLOCK + 1 - oldest // KEY_BLOCK
-        chunk = max(-(-int(blocks.sum()) // target_items(kv_heads, num_sms)), SMALLEST_BLOCKS)
-        parts = np.maximum(blocks // chunk, 1)
-        # Cut tiles first, so that an item's index is also its place in the scratch; then the longest.
-        order = np.lexsort((-blocks, parts == 1))
+        blocks = (position + tokens - 1) // KEY_BLOCK + 1
+        parts = tiling.parts(blocks)
+        order = np.argsort(-blocks / parts, kind="stable")  # the longest items first
         tiles = np.stack([row, first + offset, tokens, position, start + count, parts], axis=1)[order]
         parts = parts[order]
-        items = np.zeros((max(int(parts.sum()), pad_items or 0), ITEM_FIELDS), dtype=np.int32)
         used = int(parts.sum())
         if pad_items is not None and used > pad_items:
             raise ValueError(f"{used} items of prefill attention do not fit {pad_items}.")
+        items = np.zeros((max(used, pad_items or 0), ITEM_FIELDS), dtype=np.int32)
         items[:used, [0, 1, 2, 3, 4, 6]] = np.repeat(tiles, parts, axis=0)
         items[:used, 5] = np.arange(used) - np.repeat(np.cumsum(parts) - parts, parts)
-        return cls(items, tile_rows, int(parts[parts > 1].sum()), int((start + count).max(initial=0)))
-
-    @staticmethod
-    def capacity(num_tokens: int, num_segments: int, *, tile_rows: int, group: int, kv_heads: int, num_sms: int) -> int:
-        """How many items any `num_segments` segments of `num_tokens` tokens together can become at most."""
-        tiles = -(-num_tokens // (tile_rows // group)) + num_segments
-        return tiles + target_items(kv_heads, num_sms)
+        is_part = items[:used, 6] > 1
+        items[:used, 7] = np.cumsum(is_part) - 1
+        return cls(items, tiling.tile_rows, int(is_part.sum()), int((start + count).max(initial=0)))
 
 
 @dataclass(frozen=True)
@@ -120,13 +142,21 @@ class PrefillWork:
 class PrefillScratch:
     """Where the parts of a cut tile wait to be joined; made once, shared by all layers in a row."""
 
-    def __init__(
-        self, kv_heads: int, head_dim: int, device: torch.device | str, num_sms: int, tile_rows: int = 128
-    ) -> None:
-        self.max_items = target_items(kv_heads, num_sms)
-        self.tile_rows = tile_rows
-        rows = self.max_items * kv_heads * tile_rows
+    def __init__(self, tiling: Tiling, head_dim: int, device: torch.device | str) -> None:
+        self.max_items = tiling.most_parts
+        self.tile_rows = tiling.tile_rows
+        rows = self.max_items * tiling.kv_heads * tiling.tile_rows
         self.partials = torch.empty((rows, head_dim), dtype=torch.float32, device=device)
         self.log_sums = torch.empty(rows, dtype=torch.float32, device=device)
         self.claims = torch.zeros(1, dtype=torch.int32, device=device)
         """What programs that take tiles one after another have taken; zero between launches."""
+
+    def check(self, work: PrefillWork, shape: AttentionShape) -> None:
+        """Raises where a kernel would write amiss."""
+        if shape.group > work.tile_rows:
+            raise ValueError(f"A tile of {work.tile_rows} rows cannot hold a group of {shape.group} heads.")
+        if work.part_items * work.tile_rows > self.max_items * self.tile_rows:
+            raise ValueError(
+                f"Prefill scratch for {self.max_items} parts of {self.tile_rows} rows cannot hold "
+                f"{work.part_items} of {work.tile_rows}."
+            )

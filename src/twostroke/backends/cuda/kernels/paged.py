@@ -1,0 +1,125 @@
+"""What attention's kernels are told in common: the shape of the heads, where keys and values lie, how scores are made
+of products; and what a kernel for prompts says of itself. Launches nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol
+
+import torch
+
+from twostroke.backends.cuda.kernels.target import Target
+from twostroke.backends.cuda.kernels.whole_numbers import next_power_of_2
+
+if TYPE_CHECKING:
+    from twostroke.backends.cuda.kernels.prefill_tiles import PrefillScratch, PrefillWork, Tiling
+
+LOG2_E: Final = 1.4426950408889634
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """What of a model and its KV layout the kernels depend on. A constant of those in Triton, which read its properties
+    too."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    page: int
+    """Tokens of a block of the cache."""
+    dtype: torch.dtype
+
+    @property
+    def group(self) -> int:
+        """Query heads of a KV head."""
+        return self.heads // self.kv_heads
+
+    @property
+    def elements(self) -> int:
+        """Of a group's heads."""
+        return self.group * self.head_dim
+
+    @property
+    def page_elements(self) -> int:
+        return self.kv_heads * self.page * self.head_dim
+
+    @property
+    def width(self) -> int:
+        """A head's size, padded to what Triton takes."""
+        return max(16, next_power_of_2(self.head_dim))
+
+    @property
+    def precision(self) -> str:
+        """Of products: float32 stays as exact as it is."""
+        return "ieee" if self.dtype == torch.float32 else "tf32"
+
+    @property
+    def joined_heads(self) -> int:
+        """Of a group, padded, where parts of decodes are joined."""
+        return next_power_of_2(self.group)
+
+    @property
+    def joined_items(self) -> int:
+        """Parts of decodes are joined this many at a time: 8192 numbers in registers."""
+        return max(1, min(16, 8192 // (self.joined_heads * self.width)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PagedKV:
+    """One layer's keys and values, and the pages of each row."""
+
+    keys: torch.Tensor  # [num_blocks + 1, kv_heads, page, head_dim], contiguous
+    values: torch.Tensor
+    table: torch.Tensor  # int32 [num_rows, table_len]
+
+    def shape_for(self, queries: torch.Tensor) -> AttentionShape:
+        """Raises where a kernel would read amiss."""
+        _, heads, head_dim = queries.shape
+        _, kv_heads, page, _ = self.keys.shape
+        if not (self.keys.is_contiguous() and self.values.is_contiguous() and queries.stride(1) == head_dim):
+            raise ValueError("Attention wants contiguous caches and contiguous heads of a token.")
+        return AttentionShape(heads, kv_heads, head_dim, page, queries.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """How a layer weighs the keys of a query."""
+
+    scale: float
+    window: int | None = None
+    """A query reads this many keys, its own included; None: all before it."""
+    softcap: float | None = None
+
+    @property
+    def factor(self) -> float:
+        """What a score, capped or not, is multiplied by on its way into exp2."""
+        return (self.scale if self.softcap is None else self.softcap) * LOG2_E
+
+    @property
+    def cap_factor(self) -> float | None:
+        """What a score is multiplied by on its way into the cap (`scores.py`); None: there is none."""
+        return None if self.softcap is None else 2 * LOG2_E * self.scale / self.softcap
+
+
+class PrefillKernel(Protocol):
+    """What attends the chunks of prompts. A module is one."""
+
+    NAME: str
+
+    def declines(self, shape: AttentionShape, target: Target) -> str | None:
+        """Why it does not take a model on a device, or None."""
+
+    def tiling(self, shape: AttentionShape, num_tokens: int, num_sms: int) -> Tiling:
+        """How a step of so many prompt tokens is cut into tiles."""
+
+    def attend(
+        self,
+        queries: torch.Tensor,  # [num_tokens, heads, head_dim], any token stride
+        kv: PagedKV,
+        work: PrefillWork,
+        out: torch.Tensor,  # [num_tokens, heads * head_dim], contiguous
+        scoring: Scoring,
+        scratch: PrefillScratch,
+    ) -> None:
+        """Query i of a segment stands at position `start + i` and reads every key of its row up to there that its
+        window shows, the segment's own included: they are in the cache already."""
