@@ -13,13 +13,16 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from twostroke.backends.cuda.attention import Attention
 from twostroke.backends.cuda.kernels import (
     activation,
     decode_attention,
+    decode_cuts,
     embedding,
     gemv,
     norms,
     packing,
+    prefill_attention,
     rope,
     sampling_mask,
     target,
@@ -27,6 +30,7 @@ from twostroke.backends.cuda.kernels import (
 from twostroke.backends.cuda.kernels.gemv_config import GemvConfig
 from twostroke.backends.cuda.kernels.packed_weights import PackedMatrix
 from twostroke.backends.cuda.kernels.paged import PagedKV, Scoring
+from twostroke.backends.cuda.kernels.prefill_tiles import PrefillWork
 
 SHARED_KIB = {80: 163, 90: 227}
 architecture = GPUTarget("cuda", 90, 32)
@@ -112,22 +116,43 @@ def calls() -> Iterator[tuple[str, str]]:
         )  # fmt: skip
     yield from (("rope", ptx) for ptx in recorder.ptx)
 
-    recorder = record(decode_attention, "_decode_kernel")
-    for head_dim, dtype in ((128, half), (96, half), (64, torch.float32)):
-        heads = torch.empty(4, 48, head_dim, dtype=dtype)[:, :32]
-        cache = torch.empty(3, 8, 64, head_dim, dtype=dtype)
-        kv, out = PagedKV(cache, cache, ints[:, None]), torch.empty(4, 32 * head_dim, dtype=dtype)
-        scratch = decode_attention.DecodeScratch(4, kv.shape_for(heads), "cpu", 132)
-        decode_attention.attend_decode(heads, kv, ints, ints, out, Scoring(0.1), scratch, scratch.new_items())
-    *in_half, in_full = recorder.ptx
-    yield from (("decode", ptx) for ptx in in_half)
-    yield "decode in float32", in_full
+    yield from attention_calls()
 
     recorder = record(sampling_mask, "_mask")
     sampling_mask.mask(torch.empty(4, 151936), ints, torch.zeros(4, 4748, dtype=torch.int32), block=4096)
     yield "mask", recorder.ptx[0]
     yield from gemv_calls()
     yield from packing_calls()
+
+
+def attention_calls() -> Iterator[tuple[str, str]]:
+    """Every head size, page, type and scoring, of a batch and of a token alone."""
+    decode, cut = record(decode_attention, "_decode_kernel"), record(decode_cuts, "_cut_kernel")
+    prefill, join = record(prefill_attention, "_prefill_kernel"), record(prefill_attention, "_join_kernel")
+    half, ints = torch.bfloat16, torch.zeros(4, dtype=torch.int32)
+    decode_names = []
+    for head_dim, page, dtype, scoring in (
+        (128, 64, half, Scoring(0.1)),
+        (96, 16, half, Scoring(0.1, window=100)),
+        (256, 64, half, Scoring(0.1, window=1024)),
+        (256, 64, torch.float16, Scoring(0.1, window=100, softcap=50.0)),
+        (64, 64, torch.float32, Scoring(0.1)),
+    ):
+        heads = torch.empty(4, 48, head_dim, dtype=dtype)[:, :32]
+        cache = torch.empty(3, 8, page, head_dim, dtype=dtype)
+        kv, out = PagedKV(cache, cache, ints[:, None]), torch.empty(4, 32 * head_dim, dtype=dtype)
+        attention = Attention(kv.shape_for(heads), "cpu", max_decode_tokens=4)
+        for count in (None, ints[:1]):
+            attention.cut_decodes(ints, [scoring.window], count=count)
+        for tokens in (4, 1):
+            attention.decode(heads[:tokens], kv, ints[:tokens], ints[:tokens], out[:tokens], scoring)
+            decode_names.append("decode in float32" if dtype == torch.float32 else "decode")
+        for tile_rows in (64, 128) if head_dim <= 128 else (64,):
+            work = PrefillWork(torch.zeros(1, 8, dtype=torch.int32), tile_rows, part_items=1, longest_context=2000)
+            attention.prefill(heads, kv, work, out, scoring)
+    yield from zip(decode_names, decode.ptx, strict=True)
+    for name, recorder in {"cut": cut, "plain prefill": prefill, "join": join}.items():
+        yield from ((name, ptx) for ptx in recorder.ptx)
 
 
 def packing_calls() -> Iterator[tuple[str, str]]:

@@ -144,7 +144,8 @@ def _ask_ahead(
 ):
     """Keys and values into L2, while the kernel ahead turns and stores the newest: it leaves the memory idle."""
     key = tl.arange(0, CONFIG.block)
-    for ahead in tl.static_range(CONFIG.ahead):
+    AHEAD: tl.constexpr = CONFIG.ahead
+    for ahead in tl.static_range(AHEAD):
         at = tl.minimum(begin + ahead * CONFIG.block + key, end - 1)
         if window is not None:
             at = tl.maximum(at, oldest)
