@@ -235,7 +235,7 @@ def test_gguf_gemma3_patterns(tmp_path: Path) -> None:
         ('{"architectures": []}', "architectures must be a list of one name"),
         ('{"architectures": ["A", "B"]}', "architectures must be a list of one name"),
         ('{"architectures": "LlamaForCausalLM"}', "architectures must be a list of one name"),
-        ('{"architectures": ["BertModel"]}', "'BertModel' is not supported; known are: LlamaForCausalLM"),
+        ('{"architectures": ["BertModel"]}', "'BertModel' is not supported; known are: Gemma2ForCausalLM"),
         ('{"architectures": ["LlamaForCausalLM"]}', "is missing"),
     ],
 )
@@ -271,7 +271,7 @@ def test_a_gguf_file_of_an_unknown_architecture(tmp_path: Path) -> None:
         writer.write_tensors_to_file()
         writer.close()
         with pytest.raises(
-            ModelError, match="'mamba' is not supported; known are: llama" if value else "must be a str"
+            ModelError, match="'mamba' is not supported; known are: gemma2" if value else "must be a str"
         ):
             load_checkpoint(path)
 
