@@ -2,6 +2,7 @@
 
 import ast
 import re
+import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,6 +131,14 @@ def _backend_faults(module, name):
     else:
         sound = name == "twostroke.backends.interface"
     return [] if sound else [f"{module} imports {name}: a concrete backend is reached through the registry alone"]
+
+
+def test_a_plan_loads_no_weights_and_no_numbers():
+    """What it reads of models is declarations: nothing that it imports brings numpy or the Hub's library along."""
+    modules = [name for name in MODULES if room_of(name) in {"cost", "planner", *DECLARATIONS}]
+    code = f"import sys, {', '.join(modules)}; print(sorted({{'numpy', 'huggingface_hub'}} & set(sys.modules)))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
 
 
 def test_the_package_was_found():

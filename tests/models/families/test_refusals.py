@@ -4,6 +4,8 @@ comes in, what comes out is a sound spec or a ModelError that names the setting.
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +15,10 @@ from tests.models.tiny_checkpoints import make_tiny
 from tests.models.tiny_gguf import write_gguf
 
 from twostroke.core.errors import ModelError
-from twostroke.models.families import FAMILIES, family_of_config, family_of_gguf
+from twostroke.models.families import FAMILIES, Declared, declared, family_of_config, family_of_gguf
+from twostroke.models.families.declaration import Family
 from twostroke.models.families.fields import Fields
+from twostroke.models.loading import load_checkpoint
 from twostroke.models.spec import ModelSpec
 from twostroke.models.weights.gguf import GGUFFile, open_gguf
 
@@ -65,6 +69,46 @@ def test_unknown_architectures_are_refused_with_the_known_ones() -> None:
         family_of_config("MambaForCausalLM")
     with pytest.raises(ModelError, match=r"'mamba' is not supported; known are: gemma2, gemma3, llama, .*phi3"):
         family_of_gguf("mamba")
+
+
+NOT_RUN = [family for family in FAMILIES if family.not_run is not None]
+
+
+@pytest.mark.parametrize("family", NOT_RUN, ids=lambda family: family.name)
+def test_a_family_that_is_only_planned_says_the_same_to_whoever_would_run_it(family: Family, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes |= {"sliding_window": 16}
+    config = {**sizes, "vocab_size": 99, "model_type": family.name, "architectures": [*family.hf_architectures]}
+    sentence = declared(config).not_run
+    assert sentence == f"this engine does not run {family.name} models: {family.not_run}"
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=f"^{re.escape(sentence)}; `twostroke plan` counts it by its config.json$"):
+        load_checkpoint(tmp_path)
+    for name in family.gguf_architectures:
+        with pytest.raises(ModelError, match=re.escape(sentence)):
+            family_of_gguf(name)
+
+
+def test_what_is_refused_before_a_run_is_said_of_a_plan(configs: Configs) -> None:
+    """The same reading, the same sentence; the sizes are counted all the same."""
+    config = configs["llama_llama3"]
+    assert declared(config) == Declared(read(config), None, is_assumed=False)
+    for name, value in (
+        ("mlp_bias", True),
+        ("rope_parameters", {"rope_type": "yarn", "factor": 4.0}),
+        ("quantization_config", {"quant_method": "fp8"}),
+        ("hidden_act", "relu"),
+    ):
+        spoilt = {**config, name: value}
+        with pytest.raises(ModelError) as refused:
+            read(spoilt)
+        found = declared(spoilt)
+        assert found.not_run == f"this engine does not run it: {refused.value}"
+        assert (found.spec.num_layers, found.spec.layers[0].mlp.has_bias) == (3, name == "mlp_bias")
+    inside = {"architectures": ["SeesForConditionalGeneration"], "text_config": config}
+    assert declared(inside).not_run == (
+        "this engine does not run it: the architecture 'SeesForConditionalGeneration' is not supported"
+    )
 
 
 def test_every_family_is_registered_once() -> None:

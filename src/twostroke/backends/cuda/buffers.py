@@ -45,4 +45,4 @@ class Buffers:
         blocks = ProductScratch.num_bytes(spec, num_tokens)
         blocks += MoeScratch.num_bytes(spec.moe, spec.hidden_size, num_tokens) if spec.moe else 0
         of_a_logit = 2 * (spec.hidden_size + attention_width) + 4 * spec.vocab_size
-        return 2 * num_tokens * width + blocks + num_logits * of_a_logit
+        return num_tokens * (2 * width + 4) + blocks + num_logits * of_a_logit

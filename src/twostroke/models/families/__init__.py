@@ -50,7 +50,7 @@ def _find(architecture: str, known: dict[str, Family]) -> Family:
         runnable = ", ".join(name for name, one in known.items() if one.not_run is None)
         raise ModelError(f"the architecture {shown(architecture)} is not supported; known are: {runnable}")
     if family.not_run is not None:
-        raise ModelError(f"{_not_run(family)}; `twostroke plan` counts what it would take")
+        raise ModelError(f"{_not_run(family)}; `twostroke plan` counts it by its config.json")
     return family
 
 

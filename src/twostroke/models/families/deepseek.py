@@ -25,4 +25,10 @@ V2 = Family(
     spec_from_config=_v2_from_config,
     not_run="no backend here computes its latent attention and its shared experts",
 )
-V3 = replace(V2, name="deepseek_v3", hf_architectures=("DeepseekV3ForCausalLM",), spec_from_config=_v3_from_config)
+V3 = replace(
+    V2,
+    name="deepseek_v3",
+    hf_architectures=("DeepseekV3ForCausalLM",),
+    spec_from_config=_v3_from_config,
+    gguf_architectures=("deepseek2",),  # V2's files say so, too
+)

@@ -19,6 +19,7 @@ def _from_config(config: Fields) -> ModelSpec:
 FAMILY = Family(
     name="gemma",
     hf_architectures=("GemmaForCausalLM",),
+    gguf_architectures=("gemma",),
     spec_from_config=_from_config,
     not_run="this engine has not been held against any model of it",
 )

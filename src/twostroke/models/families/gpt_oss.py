@@ -18,6 +18,7 @@ def _from_config(config: Fields) -> ModelSpec:
 FAMILY = Family(
     name="gpt_oss",
     hf_architectures=("GptOssForCausalLM",),
+    gguf_architectures=("gpt-oss",),
     spec_from_config=_from_config,
     not_run="no backend here computes attention with sinks and experts with biases",
 )

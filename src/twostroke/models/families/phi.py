@@ -20,6 +20,7 @@ def _from_config(config: Fields) -> ModelSpec:
 FAMILY = Family(
     name="phi",
     hf_architectures=("PhiForCausalLM",),
+    gguf_architectures=("phi2",),
     spec_from_config=_from_config,
     not_run="no backend here computes LayerNorms with biases and blocks side by side",
 )

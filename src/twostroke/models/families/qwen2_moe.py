@@ -17,6 +17,7 @@ def _from_config(config: Fields) -> ModelSpec:
 FAMILY = Family(
     name="qwen2_moe",
     hf_architectures=("Qwen2MoeForCausalLM",),
+    gguf_architectures=("qwen2moe",),
     spec_from_config=_from_config,
     not_run="no backend here computes experts that every token meets",
 )

@@ -16,6 +16,7 @@ def _from_config(config: Fields) -> ModelSpec:
 FAMILY = Family(
     name="smollm3",
     hf_architectures=("SmolLM3ForCausalLM",),
+    gguf_architectures=("smollm3",),
     spec_from_config=_from_config,
     not_run="every fourth of its layers has no rotary embedding, and each layer has one here",
 )

@@ -1,0 +1,70 @@
+"""What a layer may be and no backend computes: each declines it with a sentence, whoever made the spec."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from twostroke.backends import cuda
+from twostroke.backends.cpu import FACTORY as CPU
+from twostroke.backends.interface import LAYERS_DIFFER, uncomputed
+from twostroke.backends.reference import FACTORY as REFERENCE
+from twostroke.models.checkpoint import Checkpoint
+from twostroke.models.random_weights import random_tensors
+from twostroke.models.rope_spec import RopeSpec
+from twostroke.models.spec import (
+    DenseMlp,
+    GroupedAttention,
+    LatentAttention,
+    LayerSpec,
+    ModelSpec,
+    MoeSpec,
+    RecurrentMixer,
+)
+from twostroke.models.weights.tensor import WeightKind
+
+ATTENTION, MLP = GroupedAttention(4, 2, 16, RopeSpec(1e4, 16)), DenseMlp(96)
+LAYER = LayerSpec(ATTENTION, MLP)
+
+
+def checkpoint_of(*layers: LayerSpec, **ends: bool) -> Checkpoint:
+    spec = ModelSpec("made_up", 32, 64, 128, layers, 1e-5, **ends)
+    return Checkpoint("made up", Path("made_up"), spec, random_tensors(spec, WeightKind.F32))
+
+
+@pytest.mark.parametrize(
+    ("layer", "sentence"),
+    [
+        (replace(LAYER, attention=LatentAttention(4, 32, 16, 16, 16)), "it has no latent attention"),
+        (replace(LAYER, attention=RecurrentMixer(640)), "it has no layers that keep a state"),
+        (replace(LAYER, attention=replace(ATTENTION, has_sinks=True)), "it has no attention with sinks"),
+        (replace(LAYER, mlp=MoeSpec(4, 2, 32, shared=MLP)), "it has no experts that every token meets"),
+        (replace(LAYER, mlp=MoeSpec(4, 2, 32, router_bias=True)), "no router with a bias"),
+        (replace(LAYER, mlp=MoeSpec(4, 2, 32, has_bias=True)), "have a gate and no biases"),
+        (replace(LAYER, mlp=DenseMlp(96, is_gated=False)), "have a gate and no biases"),
+        (replace(LAYER, is_parallel=True), "a norm before each block"),
+        (replace(LAYER, norm_bias=True), "a norm before each block"),
+    ],
+)
+def test_every_backend_declines_what_none_computes(layer: LayerSpec, sentence: str) -> None:
+    """In any layer: the first is a plain one."""
+    checkpoint = checkpoint_of(LAYER, layer)
+    for reason in (REFERENCE.supports(checkpoint), CPU.supports(checkpoint), cuda._unsupported_shape(checkpoint)):
+        assert reason is not None and sentence in reason
+
+
+@pytest.mark.parametrize("end", ["final_norm_bias", "head_bias"])
+def test_biases_at_the_ends_are_declined(end: str) -> None:
+    assert "last norm and the output head" in str(uncomputed(checkpoint_of(LAYER, **{end: True}).spec))
+
+
+def test_layers_of_several_sizes_run_where_each_is_read_by_itself() -> None:
+    wider, windowed = replace(LAYER, mlp=DenseMlp(128)), replace(LAYER, attention=replace(ATTENTION, window=8))
+    for other in (wider, replace(LAYER, attention=GroupedAttention(8, 4, 16, RopeSpec(1e4, 16)))):
+        checkpoint = checkpoint_of(LAYER, other)
+        assert REFERENCE.supports(checkpoint) is None
+        assert CPU.supports(checkpoint) == cuda._unsupported_shape(checkpoint) == LAYERS_DIFFER
+    alike = checkpoint_of(LAYER, windowed)
+    assert REFERENCE.supports(alike) is CPU.supports(alike) is cuda._unsupported_shape(alike) is None
