@@ -172,7 +172,8 @@ class FakeBackend:
             granted_end = work.position + work.num_queries
             assert granted_end < self.max_context
             last_entry = (granted_end - 1) // self.layout.block_size
-            assert all(last_entry in table for table in row.tables), "drafts without a block"
+            for group, table in zip(self.layout.groups, row.tables, strict=True):
+                assert (0 if group.is_state else last_entry) in table, "drafts without a block"
             return row, row.position, row.position + work.num_queries
         assert work.token_ids and list(work.token_ids) == row.tokens[work.start : work.end]
         assert row.computed is None or row.computed == work.start, "a chunk that does not follow the last one"
@@ -182,7 +183,11 @@ class FakeBackend:
     def _write(self, row: FakeRow, start: int, end: int) -> None:
         """At the end, drafts that did not hold."""
         block_size = self.layout.block_size
-        for table, kv in zip(row.tables, self.kv, strict=True):
+        for group, table, kv in zip(self.layout.groups, row.tables, self.kv, strict=True):
+            if group.is_state:
+                assert start == 0 or kv.get((table[0], 0)) == row.contents[start - 1], "a state that is not its own"
+                kv[table[0], 0] = row.contents[end - 1]
+                continue
             for position in range(start, end):
                 content = row.contents[position] if position < (row.computed or 0) else RUBBISH
                 kv[table[position // block_size], position % block_size] = content
@@ -190,6 +195,8 @@ class FakeBackend:
     def _read(self, row: FakeRow, start: int) -> None:
         block_size = self.layout.block_size
         for group, table, kv in zip(self.layout.groups, row.tables, self.kv, strict=True):
+            if group.is_state:
+                continue  # it was looked at before it changed
             first = 0 if group.window is None else max(0, start - group.window + 1)
             for position in range(first, row.computed or 0):
                 found = kv.get((table[position // block_size], position % block_size))

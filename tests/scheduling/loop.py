@@ -22,9 +22,11 @@ from twostroke.scheduling.scheduler import Scheduler, SequenceAdvance
 VOCAB_SIZE = 32
 
 
-def layout(*groups: tuple[int | None, int], block_size: int = 4) -> KVLayout:
-    """Groups as (window, blocks)."""
-    return KVLayout(block_size, tuple(KVGroup((layer,), *group) for layer, group in enumerate(groups)))
+def layout(*groups: tuple[int | None, int], block_size: int = 4, states: int | None = None) -> KVLayout:
+    """Groups as (window, blocks); `states`: the slots of one more, of states."""
+    kv_groups = tuple(KVGroup((layer,), *group) for layer, group in enumerate(groups))
+    slots = () if states is None else (KVGroup((len(groups),), None, states, "state"),)
+    return KVLayout(block_size, kv_groups + slots)
 
 
 def request(

@@ -62,6 +62,21 @@ def test_no_more_than_max_running_run_and_the_first_in_line_is_not_passed() -> N
     loop.check_outputs()
 
 
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("blocks", [40, 9])
+def test_a_state_is_taken_at_admission_and_is_nobody_elses(depth: int, blocks: int) -> None:
+    """Two slots, six streams; with few blocks some are preempted, and their states are computed again."""
+    loop = Loop(layout((None, blocks), (6, 40), states=2), depth=depth, max_running=6)
+    added = [loop.add(request(str(number), range(10), max_tokens=12 + number))[0] for number in range(6)]
+    most = 0
+    while loop.unfinished:
+        loop.turn()
+        most = max(most, sum(one.state is SequenceState.RUNNING for one in added))
+    assert most == 2 and (loop.scheduler.counts().preemptions > 0) == (blocks == 9)
+    assert all(one.timing.cached_tokens == 0 for one in added), "what the state was behind a prefix is not kept"
+    loop.check_outputs()
+
+
 def test_admission_counts_what_running_prefills_still_have_to_take() -> None:
     loop = Loop(layout((None, 10)), max_tokens_per_step=6, max_chunk_tokens=3, kv_watermark=0.0)
     loop.add(request("a", range(24), max_tokens=2))

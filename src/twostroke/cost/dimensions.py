@@ -12,10 +12,8 @@ from math import ceil, prod
 
 from twostroke.core.errors import BadRequestError
 from twostroke.cost.model_shape import ExpertsShape, KVGroupShape, LatentWork, ModelShape
+from twostroke.models.families.rope import MAX_CONTEXT
 from twostroke.models.spec import Attention, GroupedAttention, LatentAttention, LayerGroup, ModelSpec, RecurrentMixer
-
-UNBOUNDED_CONTEXT = 2**30
-"""The context of a spec whose files name none."""
 
 
 class Part(Enum):
@@ -63,7 +61,7 @@ class Dimensions:
     @property
     def max_context(self) -> int | None:
         """None: its files do not say."""
-        return self.spec.max_context if self.spec.max_context < UNBOUNDED_CONTEXT else None
+        return self.spec.max_context if self.spec.max_context < MAX_CONTEXT else None
 
     @property
     def num_heads(self) -> int:

@@ -5,7 +5,7 @@ is refused here or in the family's file, never passed over."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from twostroke.core.errors import ModelError
@@ -81,40 +81,17 @@ def refuse_quantised(config: Fields) -> None:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Keys:
-    """What a format calls a decoder's dimensions."""
-
-    hidden_size: str
-    num_heads: str
-    num_kv_heads: str
-    head_dim: str
-    intermediate_size: str
-    num_layers: str
-    norm_eps: str
-    max_context: str
-
-
-_HF_KEYS = _Keys(
-    "hidden_size",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "intermediate_size",
-    "num_hidden_layers",
-    "rms_norm_eps",
-    "max_position_embeddings",
-)
-_GGUF_KEYS = _Keys(
-    "embedding_length",
-    "attention.head_count",
-    "attention.head_count_kv",
-    "attention.key_length",
-    "feed_forward_length",
-    "block_count",
-    "attention.layer_norm_rms_epsilon",
-    "context_length",
-)
+_GGUF_KEYS = {
+    "hidden_size": "embedding_length",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
+    "intermediate_size": "feed_forward_length",
+    "num_hidden_layers": "block_count",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "max_position_embeddings": "context_length",
+}
+"""What GGUF files call a decoder's dimensions, by config.json's names."""
 
 
 def spec_from_config(
@@ -138,14 +115,14 @@ def spec_from_config(
     if activation not in _ACTIVATIONS:
         config.refuse(activation_name, f"is {shown(activation)}; the supported ones are {', '.join(_ACTIVATIONS)}")
     mlp_bias = config.flag("mlp_bias", default=False)
-    dense = DenseMlp(_intermediate_size(config, _HF_KEYS), _ACTIVATIONS.get(activation, "silu"), has_bias=mlp_bias)
+    dense = DenseMlp(_intermediate_size(config), _ACTIVATIONS.get(activation, "silu"), has_bias=mlp_bias)
     attention: Attention
     if config.get("kv_lora_rank") is not None:
         attention = latent_from_config(config)
     else:
-        rope = rope_from_config(config, rotary_dim or _head_dim(config, _HF_KEYS), _max_context(config, _HF_KEYS))
-        attention = replace(_attention(config, _HF_KEYS, rope), qkv_bias=has_bias, output_bias=has_bias)
-    spec = _spec(config, _HF_KEYS, family, config.integer("vocab_size", 1, _MAX_VOCAB), attention, dense)
+        rope = rope_from_config(config, rotary_dim or _head_dim(config), _max_context(config))
+        attention = replace(_attention(config, rope), qkv_bias=has_bias, output_bias=has_bias)
+    spec = _spec(config, family, config.integer("vocab_size", 1, _MAX_VOCAB), attention, dense)
     return replace(
         with_mlps(spec, experts.mlps_from_config(config, spec.num_layers, dense)),
         tied_embeddings=config.flag("tie_word_embeddings", default=tied),
@@ -156,8 +133,9 @@ def spec_from_gguf(
     fields: Fields, tensors: Mapping[str, StoredTensor], family: str, *, handled: Sequence[str] = ()
 ) -> ModelSpec:
     """The same from a GGUF file, where the presence of a tensor says what config.json says with a flag."""
+    fields = replace(fields, names=_GGUF_KEYS)
     fields.refuse_unless({name: values for name, values in _GGUF_NEUTRAL.items() if name not in handled})
-    head_dim = _head_dim(fields, _GGUF_KEYS)
+    head_dim = _head_dim(fields)
     if fields.integer("attention.value_length", 1, _MAX_HEAD_DIM, head_dim) != head_dim:
         raise fields.error("attention.value_length", "differs from attention.key_length, which is not supported")
     rotary_dim = fields.integer("rope.dimension_count", 2, head_dim, head_dim)
@@ -166,54 +144,55 @@ def spec_from_gguf(
     if "rope.dimension_count" not in handled and rotary_dim != head_dim:
         raise fields.error("rope.dimension_count", f"is {rotary_dim} of {head_dim}: partial rotation is not supported")
     attention = replace(
-        _attention(fields, _GGUF_KEYS, rope_from_gguf(fields, tensors, rotary_dim, _max_context(fields, _GGUF_KEYS))),
+        _attention(fields, rope_from_gguf(fields, tensors, rotary_dim, _max_context(fields))),
         qkv_bias="blk.0.attn_q.bias" in tensors,
         output_bias="blk.0.attn_output.bias" in tensors,
     )
-    dense = DenseMlp(_intermediate_size(fields, _GGUF_KEYS))
-    spec = _spec(fields, _GGUF_KEYS, family, _embedding_rows(fields, tensors), attention, dense)
+    dense = DenseMlp(_intermediate_size(fields))
+    spec = _spec(fields, family, _embedding_rows(fields, tensors), attention, dense)
     return replace(spec, tied_embeddings="output.weight" not in tensors)
 
 
-def _spec(
-    fields: Fields, keys: _Keys, family: str, vocab_size: int, attention: Attention, dense: DenseMlp
-) -> ModelSpec:
+def _spec(fields: Fields, family: str, vocab_size: int, attention: Attention, dense: DenseMlp) -> ModelSpec:
     return ModelSpec(
         family=family,
         vocab_size=vocab_size,
-        hidden_size=fields.integer(keys.hidden_size, 1, _MAX_HIDDEN),
-        max_context=_max_context(fields, keys),
-        layers=(LayerSpec(attention, dense),) * fields.integer(keys.num_layers, 1, MAX_LAYERS),
-        norm_eps=fields.number(keys.norm_eps, 0.0, 1.0),
+        hidden_size=fields.integer("hidden_size", 1, _MAX_HIDDEN),
+        max_context=_max_context(fields),
+        layers=(LayerSpec(attention, dense),) * fields.integer("num_hidden_layers", 1, MAX_LAYERS),
+        norm_eps=fields.number("rms_norm_eps", 0.0, 1.0),
     )
 
 
-def _attention(fields: Fields, keys: _Keys, rope: RopeSpec) -> GroupedAttention:
-    num_heads = fields.integer(keys.num_heads, 1, _MAX_HEADS)
-    num_kv_heads = fields.integer(keys.num_kv_heads, 1, _MAX_HEADS, num_heads)
+def _attention(fields: Fields, rope: RopeSpec) -> GroupedAttention:
+    num_heads = fields.integer("num_attention_heads", 1, _MAX_HEADS)
+    num_kv_heads = fields.integer("num_key_value_heads", 1, _MAX_HEADS, num_heads)
     if num_heads % num_kv_heads:
-        raise fields.error(keys.num_kv_heads, f"is {num_kv_heads}, and the {num_heads} heads are not a multiple of it")
-    return GroupedAttention(num_heads, num_kv_heads, _head_dim(fields, keys), rope)
+        raise fields.error(
+            "num_key_value_heads", f"is {num_kv_heads}, and the {num_heads} heads are not a multiple of it"
+        )
+    return GroupedAttention(num_heads, num_kv_heads, _head_dim(fields), rope)
 
 
-def _head_dim(fields: Fields, keys: _Keys) -> int:
-    name = keys.head_dim
-    hidden_size = fields.integer(keys.hidden_size, 1, _MAX_HIDDEN)
-    num_heads = fields.integer(keys.num_heads, 1, _MAX_HEADS)
-    if fields.get(name) is None and hidden_size % num_heads:
-        raise fields.error(name, f"is missing, and hidden size {hidden_size} is no multiple of the {num_heads} heads")
-    head_dim = fields.integer(name, 2, _MAX_HEAD_DIM, hidden_size // num_heads)
+def _head_dim(fields: Fields) -> int:
+    hidden_size = fields.integer("hidden_size", 1, _MAX_HIDDEN)
+    num_heads = fields.integer("num_attention_heads", 1, _MAX_HEADS)
+    if fields.get("head_dim") is None and hidden_size % num_heads:
+        raise fields.error(
+            "head_dim", f"is missing, and hidden size {hidden_size} is no multiple of the {num_heads} heads"
+        )
+    head_dim = fields.integer("head_dim", 2, _MAX_HEAD_DIM, hidden_size // num_heads)
     if head_dim % 2:
-        raise fields.error(name, f"must be even for a rotary embedding, not {head_dim}")
+        raise fields.error("head_dim", f"must be even for a rotary embedding, not {head_dim}")
     return head_dim
 
 
-def _intermediate_size(fields: Fields, keys: _Keys) -> int:
-    return fields.integer(keys.intermediate_size, 1, experts.MAX_INTERMEDIATE)
+def _intermediate_size(fields: Fields) -> int:
+    return fields.integer("intermediate_size", 1, experts.MAX_INTERMEDIATE)
 
 
-def _max_context(fields: Fields, keys: _Keys) -> int:
-    return fields.integer(keys.max_context, 1, MAX_CONTEXT)
+def _max_context(fields: Fields) -> int:
+    return fields.integer("max_position_embeddings", 1, MAX_CONTEXT)
 
 
 def with_attention(spec: ModelSpec, **changes: Any) -> ModelSpec:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from twostroke.core.errors import ModelError
@@ -22,14 +22,16 @@ class Fields:
     values: Mapping[str, Any]
     prefix: str = ""
     """Put before every name: GGUF settings begin with the architecture, as in `llama.block_count`."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """What a setting is called here where it has another name than it is asked for by."""
     refusals: list[str] | None = None
     """Where a model is only to be counted: what no backend computes is noted here, and reading goes on."""
 
     def get(self, name: str) -> Any:
-        return self.values.get(self.prefix + name)
+        return self.values.get(self.prefix + self.names.get(name, name))
 
     def error(self, name: str, complaint: str) -> ModelError:
-        return ModelError(f"{self.source}: {self.prefix}{name} {complaint}")
+        return ModelError(f"{self.source}: {self.prefix}{self.names.get(name, name)} {complaint}")
 
     def refuse(self, name: str, complaint: str) -> None:
         """A sound setting that asks for something this code does not have."""
@@ -80,7 +82,7 @@ class Fields:
         return tuple(value)
 
     def integers(self, name: str, low: int, high: int) -> tuple[int, ...]:
-        """None where nothing is said."""
+        """None of them where nothing is said."""
         value = self.get(name) if self.get(name) is not None else []
         if not isinstance(value, list) or not all(type(entry) is int and low <= entry <= high for entry in value):
             raise self.error(name, f"must be a list of integers from {low} to {high}, not {shown(value)}")
