@@ -73,7 +73,7 @@ def test_bench_limits_prints_what_the_machine_allows(tmp_path: Path) -> None:
         (("smollm2", "--scale", "huge"), "scale must be one of full, small, not 'huge'"),
         (("smollm2", "--repetitions", "0"), "repetitions must be from 1 to 1000, not 0"),
         (("smollm2", "--json", "/no/such/folder/x.json"), "cannot be written: give a file in a folder that exists"),
-        (("smollm2", "--max-running", "0"), "max_running must be"),
+        (("smollm2", "--max-running", "0"), "--max-running must be an integer from 1 to 65536"),
         (("no-such-model",), "no-such-model"),
         (("limits", "--backend", "quantum"), "there is no backend 'quantum'"),
         (("smollm2", "--load", "random"), "config.json"),

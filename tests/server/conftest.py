@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from openai import OpenAI
 
 from tests.server.running import RunningServer, running_server
 from tests.server.scripted_model import make_scripted
@@ -33,6 +34,12 @@ def scripted_server(
     """Of a model that thinks, answers and calls tools, as its script says."""
     with running_server(tmp_path_factory.mktemp("server") / "log", *scripted_options) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def scripted(scripted_server: RunningServer) -> OpenAI:
+    """Its client."""
+    return OpenAI(base_url=scripted_server.base_url, api_key="none", max_retries=0).with_options(timeout=30)
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,7 @@ import zmq
 from twostroke.config import EngineConfig, KVConfig
 from twostroke.core.events import TokenEvent
 from twostroke.core.grammar import GrammarSpec
+from twostroke.core.request import Request
 from twostroke.core.sampling_params import SamplingParams
 from twostroke.engine.build import Assembly, build
 from twostroke.server import messages as m
@@ -97,10 +98,10 @@ def test_streams_go_on_while_anothers_grammar_is_compiled(assembly: Assembly, mo
 
     monkeypatch.setattr(grammars, "check", slow_check)
     with running_loop(assembly) as api:
-        api.send(m.Add("plain", (1, 2, 3), PLAIN))
+        api.send(m.Add(Request("plain", (1, 2, 3), PLAIN)))
         api.wait_for("plain", 1)
         for name in ("held", "left"):
-            api.send(m.Add(name, (1, 2, 3), DIGIT))
+            api.send(m.Add(Request(name, (1, 2, 3), DIGIT)))
         assert begun.wait(LIMIT_S)
         seen = len(api.outputs("plain"))
         api.wait_for("plain", seen + 20)  # the compiler has not moved
@@ -119,7 +120,7 @@ def test_streams_go_on_while_anothers_grammar_is_compiled(assembly: Assembly, mo
 def test_a_grammar_that_cannot_be_followed_is_refused_after_all(assembly: Assembly) -> None:
     """An API process that checks has refused it before; this one is told by the engine."""
     with running_loop(assembly) as api:
-        api.send(m.Add("bad", (1, 2, 3), SamplingParams(grammar=GrammarSpec("regex", "(a"))))
+        api.send(m.Add(Request("bad", (1, 2, 3), SamplingParams(grammar=GrammarSpec("regex", "(a")))))
         while not any(isinstance(message, m.Refused) for message in api.heard):
             api.listen()
         refused = next(message for message in api.heard if isinstance(message, m.Refused))

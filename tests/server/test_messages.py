@@ -10,6 +10,7 @@ import pytest
 from twostroke.config import EngineConfig, KVConfig
 from twostroke.core.errors import BadRequestError
 from twostroke.core.events import PrefillProgress, TokenEvent
+from twostroke.core.request import Request
 from twostroke.core.sampling_params import SamplingParams
 from twostroke.core.sequence import FinishReason
 from twostroke.core.step import TokenLogprobs
@@ -21,7 +22,9 @@ LOGPROBS = TokenLogprobs(3, -0.5, ((3, -0.5), (4, -1.5)))
 TIMING = SequenceTiming(arrival_s=1.0, scheduled_s=1.5, token_times_s=[2.0, 2.25], finished_s=2.25, prompt_tokens=9)
 
 
-@pytest.mark.parametrize("message", [m.Add("r", (1, 2), SAMPLING, -3, "salt"), m.Abort(("r", "s")), m.Stop()])
+@pytest.mark.parametrize(
+    "message", [m.Add(Request("r", (1, 2), SAMPLING, -3, cache_salt="salt")), m.Abort(("r", "s")), m.Stop()]
+)
 def test_to_the_engine(message: m.ToEngine) -> None:
     assert m.decode_to_engine(m.encode(message)) == message
 
@@ -75,6 +78,6 @@ def test_what_is_no_message_is_refused() -> None:
     for raw in (b"", b"\x93\x01\x02\x03", m.encode({"type": "other"}), m.encode({"type": "abort", "request_ids": "r"})):
         with pytest.raises(msgspec.DecodeError):
             m.decode_to_engine(raw)
-    unsound = {"type": "add", "request_id": "r", "prompt_token_ids": [1], "sampling": {"n": 0}}
+    unsound = {"type": "add", "request": {"request_id": "r", "prompt_token_ids": [1], "sampling": {"n": 0}}}
     with pytest.raises(BadRequestError, match="n must be"):
         m.decode_to_engine(m.encode(unsound))

@@ -10,12 +10,6 @@ from tests.server.response_cases import (
 )
 from tests.server.running import RunningServer
 
-
-@pytest.fixture(scope="module")
-def server(scripted_server: RunningServer) -> RunningServer:
-    return scripted_server
-
-
 CALL = {"type": "function_call", "call_id": "a", "name": "stop", "arguments": "{}"}
 
 
@@ -93,13 +87,13 @@ CALL = {"type": "function_call", "call_id": "a", "name": "stop", "arguments": "{
         ({"input": [{"type": "reasoning", "content": [{"type": "image"}]}]}, "input[0].content[0]"),
     ],
 )
-def test_refusals_name_the_field(server: RunningServer, fields: dict[str, object], param: str) -> None:
-    answer = server.post("/v1/responses", {"input": "Hi.", "max_output_tokens": 4, **fields})
+def test_refusals_name_the_field(scripted_server: RunningServer, fields: dict[str, object], param: str) -> None:
+    answer = scripted_server.post("/v1/responses", {"input": "Hi.", "max_output_tokens": 4, **fields})
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["param"] == param
 
 
-def test_what_says_nothing_new_is_let_be(server: RunningServer) -> None:
+def test_what_says_nothing_new_is_let_be(scripted_server: RunningServer) -> None:
     plain = {"truncation": "disabled", "top_logprobs": 0, "n": 1, "include": ["reasoning.encrypted_content"]}
-    answer = server.post("/v1/responses", {"input": "Hi.", "max_output_tokens": 2, **plain})
+    answer = scripted_server.post("/v1/responses", {"input": "Hi.", "max_output_tokens": 2, **plain})
     assert answer.status_code == 200, answer.text

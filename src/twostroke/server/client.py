@@ -10,11 +10,12 @@ from contextlib import suppress
 from enum import Enum
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import zmq
 
 from twostroke.core.errors import BackendError
+from twostroke.core.request import Request
 from twostroke.core.sampling_params import SamplingParams
 from twostroke.server import messages as m
 from twostroke.server.errors import ApiError, engine_unavailable, server_stopped
@@ -39,6 +40,14 @@ class EngineState(Enum):
     READY = "ready"
     RESTARTING = "restarting"
     STOPPED = "stopped"
+
+
+class Common(TypedDict, total=False):
+    """Of a Request, what all of a call share."""
+
+    priority: int
+    cache_salt: str
+    tenant: str
 
 
 class EngineClient:
@@ -108,15 +117,7 @@ class EngineClient:
     def num_in_flight(self) -> int:
         return self._mail.num_in_flight
 
-    def submit(
-        self,
-        prompts: Sequence[tuple[int, ...]],
-        sampling: SamplingParams,
-        *,
-        priority: int = 0,
-        cache_salt: str = "",
-        tenant: str = "",
-    ) -> Inbox:
+    def submit(self, prompts: Sequence[tuple[int, ...]], sampling: SamplingParams, **common: Unpack[Common]) -> Inbox:
         """Queue one request a prompt; what the engine refuses arrives in the inbox as an error."""
         if self._refusal is not None:
             raise self._refusal
@@ -125,7 +126,7 @@ class EngineClient:
         inbox = self._mail.open(len(prompts), sampling.n, self._close_inbox)
         request_ids = inbox.unfinished
         adds = [
-            m.encode(m.Add(request_id, prompt, sampling, priority, cache_salt, tenant, call=request_ids[0]))
+            m.encode(m.Add(Request(request_id, prompt, sampling, **common, call=request_ids[0])))
             for request_id, prompt in zip(request_ids, prompts, strict=True)
         ]
         self._mail.expect(inbox)

@@ -12,6 +12,7 @@ import threading
 import time
 from bisect import bisect_left
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 
 import msgspec
 import zmq
@@ -45,7 +46,7 @@ class EngineLoop:
         self._was_busy = True
         self._stats_due_s = 0.0
         self._compiler = ThreadPoolExecutor(1, thread_name_prefix="grammars")
-        self._compiling: dict[str, tuple[m.Add, Future[object]]] = {}
+        self._compiling: dict[str, tuple[Request, Future[object]]] = {}
         """Requests whose grammar is compiled beside the steps, in the order they came."""
         self._steps = {kind: m.StepHistogram([0] * (len(m.STEP_BUCKETS_S) + 1)) for kind in m.STEP_KINDS}
         self._engine.on_step = self._count_step
@@ -82,7 +83,7 @@ class EngineLoop:
 
     def _handle(self, message: m.ToEngine) -> None:
         if isinstance(message, m.Add):
-            self._add(message)
+            self._add(message.request)
         elif isinstance(message, m.Abort):
             for request_id in message.request_ids:
                 if (compiling := self._compiling.pop(request_id, None)) is not None:
@@ -91,41 +92,31 @@ class EngineLoop:
         else:
             self._stopped = True
 
-    def _add(self, message: m.Add) -> None:
+    def _add(self, request: Request) -> None:
         """A grammar that is not there yet is compiled first, while the others' steps go on."""
-        grammar, grammars = message.sampling.grammar, self._assembly.grammars
+        grammar, grammars = request.sampling.grammar, self._assembly.grammars
         if grammar is None or grammars is None or grammars.is_compiled(grammar):
-            self._add_to_engine(message)
+            self._add_to_engine(request)
         else:
-            self._compiling[message.request_id] = message, self._compiler.submit(grammars.check, grammar)
+            self._compiling[request.request_id] = request, self._compiler.submit(grammars.check, grammar)
 
     def _add_compiled(self) -> None:
-        for request_id, (message, compiled) in list(self._compiling.items()):
+        for request_id, (request, compiled) in list(self._compiling.items()):
             if compiled.done():
-                self._add_to_engine(message, compiled)
+                self._add_to_engine(request, compiled)
                 del self._compiling[request_id]
 
-    def _add_to_engine(self, message: m.Add, compiled: Future[object] | None = None) -> None:
+    def _add_to_engine(self, request: Request, compiled: Future[object] | None = None) -> None:
+        request_id = request.request_id
         try:
             if compiled is not None:
                 compiled.result()
-            self._engine.add(
-                Request(
-                    request_id=message.request_id,
-                    prompt_token_ids=message.prompt_token_ids,
-                    sampling=message.sampling,
-                    priority=message.priority,
-                    eos_token_ids=self._eos_ids,
-                    cache_salt=message.cache_salt,
-                    tenant=message.tenant,
-                    call=message.call,
-                )
-            )
+            self._engine.add(replace(request, eos_token_ids=self._eos_ids))
         except BadRequestError as error:
-            self._send(m.Refused(message.request_id, str(error)))
+            self._send(m.Refused(request_id, str(error)))
         except Exception as error:  # a bug, and this request's alone
-            log(f"request {message.request_id} could not be added: {type(error).__name__}: {error}")
-            self._send(m.Refused(message.request_id, "the engine could not take this request", is_bad_request=False))
+            log(f"request {request_id} could not be added: {type(error).__name__}: {error}")
+            self._send(m.Refused(request_id, "the engine could not take this request", is_bad_request=False))
 
     def _tell(self, events: list[Event]) -> None:
         outputs = [event for event in events if isinstance(event, TokenEvent)]

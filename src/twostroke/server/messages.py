@@ -10,7 +10,7 @@ import zmq
 
 from twostroke.config import EngineConfig
 from twostroke.core.events import PrefillProgress, TokenEvent
-from twostroke.core.sampling_params import SamplingParams
+from twostroke.core.request import Request
 from twostroke.core.step_record import StepTotals
 from twostroke.cost.hardware import Ceilings
 from twostroke.cost.step_cost import Coefficients
@@ -33,14 +33,8 @@ class EngineSettings(msgspec.Struct, frozen=True):
 
 
 class Add(msgspec.Struct, frozen=True, tag="add"):
-    request_id: str
-    prompt_token_ids: tuple[int, ...]
-    sampling: SamplingParams
-    priority: int = 0
-    cache_salt: str = ""
-    tenant: str = ""
-    call: str = ""
-    """What came in one API call takes turns with other calls as one."""
+    request: Request
+    """Which tokens end its answer is the engine's to say."""
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
