@@ -7,20 +7,11 @@ from pathlib import Path
 
 import pytest
 from tests.cli.test_cli import twostroke
-from tests.lab.conftest import SHAPE
 
 from twostroke.lab.company import BUSY
 from twostroke.lab.sizes import FULL
 
 SIZES = "single:prompt_len=20:out_len=4:reps=1,nano:n=3:least=5:most=20,prefill"
-
-
-@pytest.fixture(scope="module")
-def shape_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("shapes") / "tiny [red]"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(SHAPE))
-    return folder
 
 
 def test_bench_shows_figures_beside_floors_and_writes_a_record(shape_folder: Path, tmp_path: Path) -> None:

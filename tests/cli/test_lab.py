@@ -9,18 +9,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 from tests.cli.test_cli import twostroke
-from tests.lab.conftest import SHAPE
 
 from twostroke.cli import lab as lab_command
 from twostroke.lab.experiments import EXPERIMENTS
-
-
-@pytest.fixture(scope="module")
-def shape_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("shapes") / "tiny"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(SHAPE))
-    return folder
 
 
 def test_lab_writes_a_page_its_numbers_and_its_plots(shape_folder: Path, tmp_path: Path) -> None:

@@ -76,6 +76,15 @@ def test_headers_that_do_not_come_end_the_wait(strict: RunningServer, said: str)
         assert HEADER_TIMEOUT_S * 0.9 < time.monotonic() - began_s < HEADER_TIMEOUT_S + 5
 
 
+def check_trickle_is_cut(connection: socket.socket, piece: bytes) -> None:
+    began_s = time.monotonic()
+    with contextlib.suppress(ConnectionError):
+        while time.monotonic() - began_s < 10:
+            connection.sendall(piece)
+            time.sleep(0.1)
+    assert time.monotonic() - began_s < HEADER_TIMEOUT_S + 5
+
+
 def test_a_trickle_of_headers_does_not_buy_time(strict: RunningServer) -> None:
     """On a connection that was used before, too."""
     with connect(strict) as connection:
@@ -83,24 +92,14 @@ def test_a_trickle_of_headers_does_not_buy_time(strict: RunningServer) -> None:
             ask_version(connection)
             time.sleep(1.2 * HEADER_TIMEOUT_S)  # idle, it is kept
         connection.sendall(b"GET /version HTTP/1.1\r\n")
-        began_s = time.monotonic()
-        with contextlib.suppress(ConnectionError):
-            while time.monotonic() - began_s < 10:
-                connection.sendall(b"X-A: b\r\n")
-                time.sleep(0.1)
-        assert time.monotonic() - began_s < HEADER_TIMEOUT_S + 5
+        check_trickle_is_cut(connection, b"X-A: b\r\n")
 
 
 def test_a_trickle_of_a_body_after_its_answer_is_cut(strict: RunningServer) -> None:
     with connect(strict) as connection:
         connection.sendall(b"POST /nowhere HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\n")
         assert b"404" in connection.recv(4096)
-        began_s = time.monotonic()
-        with contextlib.suppress(ConnectionError):
-            while time.monotonic() - began_s < 10:
-                connection.sendall(b"x")
-                time.sleep(0.1)
-        assert time.monotonic() - began_s < HEADER_TIMEOUT_S + 5
+        check_trickle_is_cut(connection, b"x")
 
 
 def test_one_connection_too_many_is_turned_away(strict: RunningServer) -> None:

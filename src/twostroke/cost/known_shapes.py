@@ -13,7 +13,7 @@ from typing import Any
 class KnownShape:
     config: Mapping[str, Any]
     weights: str = "bf16"
-    """What its makers publish the weights in: a name of `planner.quantisation`."""
+    """What its makers publish the weights in: a name of WEIGHT_FORMATS."""
 
 
 def find_known_shape(name: str) -> KnownShape | None:
