@@ -66,7 +66,7 @@ class DecodePlanner:
 
 
 def finish_reason(sequence: Sequence, token_id: int, num_tokens: int) -> FinishReason | None:
-    """Whether a token ends the answer, if it makes the sequence so many tokens long."""
+    """Whether a token ends the answer, if the sequence then has `num_tokens` tokens."""
     min_tokens = sequence.prompt_len + sequence.request.sampling.min_tokens
     if token_id in sequence.stop_ids and num_tokens >= min_tokens:
         return FinishReason.STOP

@@ -282,7 +282,8 @@ class Scheduler:
         return SequenceAdvance(sequence, sampled, result.prompt_logprobs.get(seq_id, ()), computed, finished)
 
     def _take_in(self, sequence: Sequence, num_tokens: int, sampled: tuple[SampledToken, ...]) -> bool:
-        """So many positions more are computed, and these tokens follow; True when the last of them ends the answer."""
+        """`num_tokens` more positions are computed, and these tokens follow; True when the last of them ends the
+        answer."""
         sequence.tokens += [token.token_id for token in sampled]
         sequence.timing.token_times_s += [self._now_s] * len(sampled)
         # Else it was preempted meanwhile: its KV is lost, its tokens are not.

@@ -75,7 +75,7 @@ class Attention:
         attend_decode(queries, kv, rows, positions, out, scoring, self._decode_scratch, items)
 
     def tiling(self, num_tokens: int) -> Tiling:
-        """How a step of so many prompt tokens is cut into tiles."""
+        """How a step of `num_tokens` prompt tokens is cut into tiles."""
         return self._prefill_kernel.tiling(self.shape, num_tokens, self.num_sms)
 
     def prefill(

@@ -90,7 +90,7 @@ def split_plan(num_tokens: int, kv_heads: int, num_sms: int) -> SplitPlan:
 
 
 def most_items(kv_heads: int, num_sms: int, programs_per_sm: int) -> int:
-    """Work items, a KV head, of so many programs an SM."""
+    """Work items of a KV head, where an SM has `programs_per_sm` programs."""
     return max(1, programs_per_sm * num_sms // kv_heads)
 
 

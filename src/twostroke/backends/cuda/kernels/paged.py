@@ -110,7 +110,7 @@ class PrefillKernel(Protocol):
         """Why it does not take a model on a device, or None."""
 
     def tiling(self, shape: AttentionShape, num_tokens: int, num_sms: int) -> Tiling:
-        """How a step of so many prompt tokens is cut into tiles."""
+        """How a step of `num_tokens` prompt tokens is cut into tiles."""
 
     def attend(
         self,

@@ -128,7 +128,7 @@ class PrefillWork:
     items: torch.Tensor  # int32 [num_items, ITEM_FIELDS]
     tile_rows: int
     part_items: int
-    """At most so many items are parts of a tile; 0 saves the second launch."""
+    """Items that are parts of a tile, at most; 0 saves the second launch."""
     longest_context: int
     """No context ends behind this."""
 
