@@ -58,7 +58,9 @@ def test_an_explanation_says_why_the_engines_costs_are_not_gone_by() -> None:
     stats = Stats(*(0,) * 7, blocks=(), steps={}, step_cost_doubt="the fitted costs were off by 40% on average")
     doubted = explain(timing, FACTS, stats)
     assert not doubted.is_fitted and doubted.doubt == "the fitted costs were off by 40% on average"
-    known = explain(timing, FACTS, Stats(*(0,) * 7, blocks=(), steps={}, step_cost=(FACTS.ceilings, Coefficients())))
+    known = explain(
+        timing, FACTS, Stats(*(0,) * 7, blocks=(), steps={}, step_cost=(FACTS.engine.ceilings, Coefficients()))
+    )
     assert known.is_fitted and known.doubt is None
 
 
