@@ -25,6 +25,7 @@ from bench.peers.install import ensure_installed
 from twostroke import backends
 from twostroke.backends.host.batch import Batch
 from twostroke.backends.host.host_backend import HostBackend
+from twostroke.backends.interface import BackendSettings
 from twostroke.core.kv_layout import KVGroup, KVLayout
 from twostroke.core.request import Request
 from twostroke.core.step import BlockGrant, PrefillChunk, RowJoin, Step
@@ -102,7 +103,7 @@ def own_logits(backend_name: str, checkpoint: Checkpoint, tokens: list[list[int]
     blocks = -(-longest // block_size)
     groups = checkpoint.spec.kv_groups()
     layout = KVLayout(block_size, tuple(KVGroup(group.layers, group.window, blocks) for group in groups))
-    backend = factory.create(checkpoint, layout, max_context=longest, max_tokens_per_step=longest, threads=1)
+    backend = factory.create(checkpoint, layout, BackendSettings(max_context=longest, max_tokens_per_step=longest))
     assert isinstance(backend, HostBackend)
     found = []
     try:

@@ -21,6 +21,7 @@ from twostroke.backends.cpu.backend import CpuBackend
 from twostroke.backends.cpu.kernels import operation
 from twostroke.backends.cpu.program import Tape
 from twostroke.backends.host.batch import Batch
+from twostroke.backends.interface import BackendSettings
 from twostroke.core.kv_layout import KVGroup, KVLayout
 from twostroke.core.request import Request
 from twostroke.core.step import BlockGrant, DecodeSlot, PrefillChunk, RowJoin, Step
@@ -70,9 +71,7 @@ def prepare(
     backend = FACTORY.create(
         checkpoint,
         layout,
-        max_context=max(lengths),
-        max_tokens_per_step=tokens,
-        threads=threads,
+        BackendSettings(max_context=max(lengths), max_tokens_per_step=tokens, threads=threads),
         isa_name=isa,
     )
     order = np.random.default_rng(0).permutation(sum(blocks))

@@ -1,22 +1,17 @@
 """What the ceilings allow each workload, against arithmetic done by hand on a model of round numbers."""
 
+from dataclasses import replace
+
 import pytest
 
 from bench.peers.floors import best_values
 from bench.peers.workloads import FULL, Workload
+from tests.cost.shapes import ROUND
 from twostroke.cost.hardware import Ceilings
-from twostroke.cost.model_shape import KVGroupShape, ModelShape
+from twostroke.cost.model_shape import KVGroupShape
 
-NO_KV = ModelShape(
-    num_parameters=1100,
-    layer_matmul_parameters=1000,
-    head_matmul_parameters=100,
-    weight_bytes_per_step=500,
-    num_heads=1,
-    head_dim=1,
-    kv_groups=(KVGroupShape(num_layers=0, window=None, bytes_per_token=0),),
-)
-WITH_KV = ModelShape(1100, 1000, 100, 500, 2, 4, (KVGroupShape(num_layers=3, window=None, bytes_per_token=10),))
+NO_KV = replace(ROUND, head_matmul_parameters=100, weight_bytes_per_step=500, kv_groups=(KVGroupShape(0, None, 0),))
+WITH_KV = replace(NO_KV, kv_groups=(KVGroupShape(num_layers=3, window=None, bytes_per_token=10),))
 
 
 def ceilings(read, multiply_adds):

@@ -4,6 +4,7 @@ from array import array
 from dataclasses import replace
 
 import pytest
+from tests.cost.shapes import SMOLLM2
 
 from twostroke.core.step import DecodeSlot, Drafts, Step
 from twostroke.cost.floor import (
@@ -20,17 +21,6 @@ from twostroke.cost.floor import (
 from twostroke.cost.hardware import Ceilings
 from twostroke.cost.model_shape import DecodeWeights, KVGroupShape, ModelShape, WeightCopies
 
-# One layer: q and o 576 x 576, k and v 192 x 576, gate, up and down 1536 x 576 = 3,538,944; thirty of them.
-# The table: 49,152 x 576. Norms: 61 x 576.
-SMOLLM2 = ModelShape(
-    num_parameters=134_515_008,
-    layer_matmul_parameters=106_168_320,
-    head_matmul_parameters=28_311_552,
-    weight_bytes_per_step=96_576_768,
-    num_heads=9,
-    head_dim=64,
-    kv_groups=(KVGroupShape(num_layers=30, window=None, bytes_per_token=23_040),),  # 30 x 2 x 3 x 64 x 2 bytes
-)
 CEILINGS = Ceilings(read_bytes_per_s=40e9, multiply_adds_per_s=400e9, source="a round machine")
 
 

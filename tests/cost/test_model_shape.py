@@ -1,8 +1,10 @@
+from dataclasses import replace
 from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.cost.shapes import ROUND
 
 from twostroke.cost.model_shape import DecodeWeights, ExpertsShape, KVGroupShape, ModelShape, WeightCopies
 
@@ -29,15 +31,8 @@ def test_positions_read_stop_at_the_window(window, context_len, positions):
 
 
 def test_groups_add_up():
-    shape = ModelShape(
-        num_parameters=0,
-        layer_matmul_parameters=0,
-        head_matmul_parameters=0,
-        weight_bytes_per_step=0,
-        num_heads=4,
-        head_dim=8,
-        kv_groups=(KVGroupShape(2, None, 100), KVGroupShape(3, 4, 1000)),
-    )
+    groups = (KVGroupShape(2, None, 100), KVGroupShape(3, 4, 1000))
+    shape = replace(ROUND, num_heads=4, head_dim=8, kv_groups=groups)
     assert shape.kv_bytes_per_token == 1100
     assert shape.kv_bytes_read(10) == 10 * 100 + 4 * 1000
     # Queries 0 to 5: 1+2+3+4+5+6 pairs in each full layer, 1+2+3+4+4+4 in each windowed one.

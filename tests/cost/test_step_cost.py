@@ -5,6 +5,7 @@ from array import array
 from dataclasses import asdict, replace
 
 import pytest
+from tests.cost.shapes import SMOLLM2
 
 from twostroke.cost.floor import StepWork, decode_floor_s, prefill_floor_s
 from twostroke.cost.hardware import Ceilings
@@ -12,15 +13,7 @@ from twostroke.cost.model_shape import DecodeWeights, KVGroupShape, ModelShape, 
 from twostroke.cost.step_cost import PARTS, Coefficients, StepCost
 
 CEILINGS = Ceilings(read_bytes_per_s=50e9, multiply_adds_per_s=250e9, source="a test")
-SHAPE = ModelShape(
-    num_parameters=134_515_008,
-    layer_matmul_parameters=106_168_320,
-    head_matmul_parameters=28_311_552,
-    weight_bytes_per_step=142_900_000,
-    num_heads=9,
-    head_dim=64,
-    kv_groups=(KVGroupShape(30, None, 23_040),),
-)
+SHAPE = replace(SMOLLM2, weight_bytes_per_step=142_900_000)
 FLOORS = Coefficients(0.0, 0.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0, 1.0)
 
 

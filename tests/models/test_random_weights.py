@@ -14,6 +14,7 @@ from tests.models.tiny_checkpoints import dense_variants, make_tiny, variants
 from bench.tokens_alike import read_prompt
 from twostroke import LLM, SamplingParams
 from twostroke.backends.cpu import FACTORY as CPU
+from twostroke.backends.interface import BackendSettings
 from twostroke.backends.reference import FACTORY as REFERENCE
 from twostroke.core.errors import BadRequestError, ModelError
 from twostroke.models import random_weights
@@ -41,7 +42,7 @@ def test_every_family_runs_where_it_is_supported(variant: str, tmp_path: Path) -
     found = []
     for factory in supporting:
         layout = layout_for(checkpoint.spec, len(TOKENS), 16)
-        backend = factory.create(checkpoint, layout, max_context=64, max_tokens_per_step=64, threads=1)
+        backend = factory.create(checkpoint, layout, BackendSettings(max_context=64, max_tokens_per_step=64))
         found.append(logits_by_prefill(backend, TOKENS, [len(TOKENS)]))
         backend.close()
     assert np.isfinite(found[0]).all() and found[-1].std() > 0.05

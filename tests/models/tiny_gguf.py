@@ -43,7 +43,7 @@ def write_gguf(
     name = gguf.MODEL_ARCH_NAMES[architecture]
     writer = gguf.GGUFWriter(path, name)
     for key, value in {**_keys(config), **overrides}.items():
-        _add_key(writer, f"{name}.{key}", value)
+        add_key(writer, f"{name}.{key}", value)
     names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
     for stored_name, tensor in _gguf_parts(model.state_dict()):
         if stored_name == "lm_head.weight" and config.tie_word_embeddings:
@@ -109,7 +109,7 @@ def _keys(config: Any) -> dict[str, Any]:
     return keys
 
 
-def _add_key(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+def add_key(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
     if isinstance(value, bool):
         writer.add_bool(key, value)
     elif isinstance(value, int):

@@ -16,7 +16,7 @@ from twostroke.text.tool_parsers.call_grammar import answer_grammar, calls_gramm
 from twostroke.text.tool_parsers.custom_input import CustomInput
 from twostroke.text.tool_parsers.formats import ToolFormat
 
-from .test_tool_parsers import written
+from .test_tool_parsers import takes_tokens, written
 
 CLOSED: dict[str, Any] = {
     "type": "object",
@@ -34,15 +34,7 @@ Takes = Callable[[GrammarSpec, str], bool]
 def takes(smollm2_tokenizer: Tokenizer) -> Takes:
     compiler = GrammarCompiler(Vocabulary.of(smollm2_tokenizer))
 
-    def takes_text(spec: GrammarSpec, text: str) -> bool:
-        matcher = compiler.matcher(spec)
-        for token_id in [*smollm2_tokenizer.encode(text), 2]:
-            if not matcher.allowed()[token_id // 8] >> token_id % 8 & 1:
-                return False
-            matcher.advance(token_id)
-        return True
-
-    return takes_text
+    return lambda spec, text: takes_tokens(compiler.matcher(spec), [*smollm2_tokenizer.encode(text), 2])
 
 
 def raw(tool_format: ToolFormat, text: str) -> str:

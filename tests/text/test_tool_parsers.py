@@ -10,6 +10,7 @@ from typing import cast
 import pytest
 
 from twostroke.core.errors import BadRequestError
+from twostroke.core.grammar import TokenMatcher
 from twostroke.text.grammar import GrammarCompiler, Vocabulary
 from twostroke.text.tokenizer import Tokenizer
 from twostroke.text.tool_parsers import FORMATS, HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS, choose
@@ -21,6 +22,14 @@ ARGUMENTS = [
     "{}",
     '{ "deep" : {"er": {"est": -1.5e3}} }',
 ]
+
+
+def takes_tokens(matcher: TokenMatcher, token_ids: list[int]) -> bool:
+    for token_id in token_ids:
+        if not matcher.allowed()[token_id // 8] >> token_id % 8 & 1:
+            return False
+        matcher.advance(token_id)
+    return True
 
 
 def written(tool_format: ToolFormat, calls: list[tuple[str, str]]) -> str:
@@ -193,12 +202,7 @@ def test_a_grammar_takes_what_its_parser_reads(
     compiler = GrammarCompiler(Vocabulary.of(smollm2_tokenizer))
 
     def takes(text: str) -> bool:
-        matcher = compiler.matcher(spec)
-        for token_id in [*smollm2_tokenizer.encode(text), 2]:
-            if not matcher.allowed()[token_id // 8] >> token_id % 8 & 1:
-                return False
-            matcher.advance(token_id)
-        return True
+        return takes_tokens(compiler.matcher(spec), [*smollm2_tokenizer.encode(text), 2])
 
     calls = [("first", '{"a": 1}'), ("second", '{"x": "y"}')]
     marker = "[TOOL_CALLS]" if tool_format is MISTRAL else ""

@@ -90,6 +90,19 @@ class MaskingBackend(Protocol):
         """Told once, before the first step."""
 
 
+@dataclass(frozen=True, slots=True)
+class BackendSettings:
+    """What a backend is created with, beside the model and the layout of its KV."""
+
+    max_context: int
+    max_tokens_per_step: int
+    threads: int = 1
+    max_running: int = 64
+    formats: Formats | None = None
+    """What `BackendFactory.formats` gave, with copies for decode where `decode_weights` offered them; None: what the
+    backend chooses of itself."""
+
+
 class BackendFactory(Protocol):
     """What a backend's folder registers: cheap questions first, then `create`."""
 
@@ -126,19 +139,8 @@ class BackendFactory(Protocol):
     def ceilings(self, checkpoint: Checkpoint, threads: int, formats: Formats) -> Ceilings:
         """What this machine allows, measured (or remembered from when it was), in this model's arithmetic."""
 
-    def create(
-        self,
-        checkpoint: Checkpoint,
-        layout: KVLayout,
-        *,
-        max_context: int,
-        max_tokens_per_step: int,
-        threads: int,
-        max_running: int = 64,
-        formats: Formats | None = None,
-    ) -> Backend:
-        """`formats`: what `formats` gave, with copies for decode where `decode_weights` offered them; None: what this
-        backend chooses of itself."""
+    def create(self, checkpoint: Checkpoint, layout: KVLayout, settings: BackendSettings) -> Backend:
+        """A backend that runs this model; what it has no use for in `settings` it leaves alone."""
 
 
 TuningProgress = Callable[[int, int, str], None]

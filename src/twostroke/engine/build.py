@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from twostroke import __version__, backends, machine
-from twostroke.backends.interface import BackendFactory, MaskingBackend
+from twostroke.backends.interface import BackendFactory, BackendSettings, MaskingBackend
 from twostroke.cache import cache_folder
 from twostroke.config import KV_MEMORY_OPTION, EngineConfig, ResolvedConfig, resolve
 from twostroke.core.errors import BackendError, BadRequestError
@@ -210,11 +210,13 @@ def assemble(checkpoint: Checkpoint, tokenizer: Tokenizer | None, config: Engine
         backend = factory.create(
             checkpoint,
             resolved.layout,
-            max_context=resolved.max_context,
-            max_tokens_per_step=resolved.sizes.max_tokens_per_step,
-            max_running=resolved.sizes.max_running,
-            threads=resolved.threads,
-            formats=prepared.formats,
+            BackendSettings(
+                max_context=resolved.max_context,
+                max_tokens_per_step=resolved.sizes.max_tokens_per_step,
+                threads=resolved.threads,
+                max_running=resolved.sizes.max_running,
+                formats=prepared.formats,
+            ),
         )
     except (MemoryError, OSError) as error:
         reason = getattr(error, "strerror", None) or str(error) or "not enough memory"

@@ -16,6 +16,7 @@ from twostroke.backends.cpu import FACTORY
 from twostroke.backends.cpu.backend import CpuBackend
 from twostroke.backends.cpu.isa import ISA_VARIABLE
 from twostroke.backends.host.batch import Batch
+from twostroke.backends.interface import BackendSettings
 from twostroke.core.errors import BackendError
 from twostroke.core.formats import STORED, Formats, FormatWish
 from twostroke.core.request import Request
@@ -44,9 +45,8 @@ def create(
     layout = layout_for(checkpoint.spec, NUM_TOKENS, block_size, num_sequences=4)
     formats = FACTORY.formats(checkpoint, FormatWish(kv=kv))
     assert isinstance(formats, Formats), formats
-    return FACTORY.create(
-        checkpoint, layout, max_context=128, max_tokens_per_step=max_tokens, threads=threads, formats=formats
-    )
+    settings = BackendSettings(max_context=128, max_tokens_per_step=max_tokens, threads=threads, formats=formats)
+    return FACTORY.create(checkpoint, layout, settings)
 
 
 def random_tokens(seed: int, count: int = NUM_TOKENS) -> list[int]:
@@ -59,13 +59,19 @@ def grant(driver: Driver, block_ids: range) -> None:
     driver.backend.rows.update(Step(0, grants=grants))
 
 
-def test_a_sequence_has_the_same_bits_in_any_company(checkpoint: Checkpoint) -> None:
-    backend = create(checkpoint)
-    tokens = [random_tokens(seed) for seed in range(3)]
+def company(backend: CpuBackend, tokens: list[list[int]]) -> tuple[list[np.ndarray], list[Driver]]:
+    """The logits of each alone, and drivers of all of them together, with blocks of their own."""
     alone = [logits_by_prefill(backend, ids, [NUM_TOKENS]) for ids in tokens]
     drivers = [Driver(backend, ids, seq_id) for seq_id, ids in enumerate(tokens)]
     for seq_id, driver in enumerate(drivers):
         grant(driver, range(6 * seq_id, 6 * seq_id + 5))
+    return alone, drivers
+
+
+def test_a_sequence_has_the_same_bits_in_any_company(checkpoint: Checkpoint) -> None:
+    backend = create(checkpoint)
+    tokens = [random_tokens(seed) for seed in range(3)]
+    alone, drivers = company(backend, tokens)
     drivers[0].prefill(40)
     drivers[1].prefill(33)
     step = Step(
@@ -108,10 +114,7 @@ def test_logits_of_some_rows_of_a_mixed_step(checkpoint: Checkpoint) -> None:
     """A decode, a chunk that samples, one that wants all its logits and one that wants none, in one step."""
     backend = create(checkpoint)
     tokens = [random_tokens(seed) for seed in range(4)]
-    alone = [logits_by_prefill(backend, ids, [NUM_TOKENS]) for ids in tokens]
-    drivers = [Driver(backend, ids, seq_id) for seq_id, ids in enumerate(tokens)]
-    for seq_id, driver in enumerate(drivers):
-        grant(driver, range(6 * seq_id, 6 * seq_id + 5))
+    alone, drivers = company(backend, tokens)
     drivers[0].prefill(40)
     drivers[2].prefill(7)
     step = Step(

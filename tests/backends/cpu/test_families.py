@@ -5,6 +5,7 @@ is the rare key that rounds the other way."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from tests.models.tiny_checkpoints import ORIGINAL_CONTEXT, VOCAB_SIZE, dense_va
 
 from twostroke.backends.cpu import FACTORY
 from twostroke.backends.host.batch import Batch
+from twostroke.backends.interface import BackendSettings
 from twostroke.backends.reference import FACTORY as REFERENCE
 from twostroke.backends.reference.kv_store import KVStore
 from twostroke.core.formats import Formats, FormatWish
@@ -25,6 +27,7 @@ from twostroke.models.loading import load_checkpoint
 
 BLOCK_SIZE = 16
 TOKENS = [int(token) for token in np.random.default_rng(7).integers(6, VOCAB_SIZE, 53)]
+SETTINGS = BackendSettings(max_context=ORIGINAL_CONTEXT, max_tokens_per_step=64, threads=2)
 PIECES = [[53], [5, 16, 1, 23, 8], [20, 11], [1]]
 
 
@@ -41,7 +44,7 @@ def half_precision_kv(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def reference_logits(checkpoint: Checkpoint) -> np.ndarray:
     layout = layout_for(checkpoint.spec, len(TOKENS), BLOCK_SIZE)
-    backend = REFERENCE.create(checkpoint, layout, max_context=ORIGINAL_CONTEXT, max_tokens_per_step=64, threads=1)
+    backend = REFERENCE.create(checkpoint, layout, SETTINGS)
     try:
         return logits_by_prefill(backend, TOKENS, [len(TOKENS)])
     finally:
@@ -66,10 +69,7 @@ def cpu_logits(
     backend = FACTORY.create(
         checkpoint,
         layout,
-        max_context=ORIGINAL_CONTEXT,
-        max_tokens_per_step=64,
-        threads=threads,
-        formats=resolved(checkpoint, FormatWish(weights, kv=kv), isa_name),
+        replace(SETTINGS, threads=threads, formats=resolved(checkpoint, FormatWish(weights, kv=kv), isa_name)),
         isa_name=isa_name,
     )
     try:
@@ -101,14 +101,8 @@ def test_a_row_whose_logits_are_wanted_alone_has_the_same_bits(variant: str, kin
     folder, _ = make_tiny(variant, tmp_path)
     checkpoint = load_checkpoint(folder)
     layout = layout_for(checkpoint.spec, len(TOKENS), BLOCK_SIZE)
-    backend = FACTORY.create(
-        checkpoint,
-        layout,
-        max_context=ORIGINAL_CONTEXT,
-        max_tokens_per_step=64,
-        threads=2,
-        formats=resolved(checkpoint, FormatWish(kv=kind)),
-    )
+    formats = resolved(checkpoint, FormatWish(kv=kind))
+    backend = FACTORY.create(checkpoint, layout, replace(SETTINGS, formats=formats))
     whole = logits_by_prefill(backend, TOKENS, [len(TOKENS)])
     for first in (47, 0):
         driver = Driver(backend, TOKENS)

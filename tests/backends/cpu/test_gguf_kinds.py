@@ -13,7 +13,7 @@ from tests.models.kind_files import VOCAB_SIZE, tiny_model, write_of_kinds
 from twostroke import machine
 from twostroke.backends.cpu import FACTORY
 from twostroke.backends.cpu.weights import Weights
-from twostroke.backends.interface import BackendFactory
+from twostroke.backends.interface import BackendFactory, BackendSettings
 from twostroke.backends.reference import FACTORY as REFERENCE
 from twostroke.core.formats import STORED, Formats
 from twostroke.engine.shape import shape_of
@@ -37,7 +37,7 @@ def file_of(kinds: list[WeightKind], folder: Path, layers: int = 1) -> Checkpoin
 
 def logits_of(factory: BackendFactory, checkpoint: Checkpoint) -> np.ndarray:
     layout = layout_for(checkpoint.spec, len(TOKENS), 16)
-    backend = factory.create(checkpoint, layout, max_context=64, max_tokens_per_step=64, threads=2)
+    backend = factory.create(checkpoint, layout, BackendSettings(max_context=64, max_tokens_per_step=64, threads=2))
     try:
         return logits_by_prefill(backend, TOKENS, [35])
     finally:

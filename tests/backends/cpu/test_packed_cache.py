@@ -18,6 +18,7 @@ from tests.models.tiny_checkpoints import make_tiny
 
 from twostroke.backends.cpu import FACTORY, packed_cache
 from twostroke.backends.cpu.weights import Weights
+from twostroke.backends.interface import BackendSettings
 from twostroke.config import EngineConfig
 from twostroke.core.formats import STORED, Formats, FormatWish
 from twostroke.core.sampling_params import SamplingParams
@@ -75,7 +76,9 @@ def logits(checkpoint: Checkpoint) -> np.ndarray:
     layout = layout_for(checkpoint.spec, len(TOKENS), 16)
     formats = FACTORY.formats(checkpoint, FormatWish("q8_0"))
     assert isinstance(formats, Formats)
-    backend = FACTORY.create(checkpoint, layout, max_context=64, max_tokens_per_step=64, threads=2, formats=formats)
+    backend = FACTORY.create(
+        checkpoint, layout, BackendSettings(max_context=64, max_tokens_per_step=64, threads=2, formats=formats)
+    )
     try:
         return logits_by_prefill(backend, TOKENS, [30])
     finally:

@@ -5,6 +5,7 @@ float32. Weights are used as they are stored; what differs is activations in 8 b
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from tests.backends.driver import Driver, layout_for, logits_by_prefill
 
 from twostroke.backends.cpu import FACTORY
 from twostroke.backends.cpu.backend import CpuBackend
+from twostroke.backends.interface import BackendSettings
 from twostroke.backends.reference import FACTORY as REFERENCE
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.loading import load_checkpoint
@@ -29,6 +31,7 @@ cold, and the engine needed less than half of the fuel. Only then did it make se
 had to be carried: beside a cotton mill, in a ship, and in the end on rails. An invention is seldom a single idea. It \
 is a chain of repairs, each made by someone who looked at a working machine and asked where the waste was."""
 MAX_CONTEXT = 512
+SETTINGS = BackendSettings(max_context=MAX_CONTEXT, max_tokens_per_step=256)
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +47,7 @@ def tokens(checkpoint: Checkpoint) -> list[int]:
 @pytest.fixture(scope="module")
 def backend(checkpoint: Checkpoint) -> Iterator[CpuBackend]:
     layout = layout_for(checkpoint.spec, MAX_CONTEXT, 16, num_sequences=2)
-    made = FACTORY.create(checkpoint, layout, max_context=MAX_CONTEXT, max_tokens_per_step=256, threads=2)
+    made = FACTORY.create(checkpoint, layout, replace(SETTINGS, threads=2))
     yield made
     made.close()
 
@@ -63,7 +66,7 @@ def perplexity(logits: np.ndarray, tokens: list[int]) -> float:
 
 def test_against_the_reference(checkpoint: Checkpoint, tokens: list[int], logits: np.ndarray) -> None:
     layout = layout_for(checkpoint.spec, MAX_CONTEXT, 16)
-    reference = REFERENCE.create(checkpoint, layout, max_context=MAX_CONTEXT, max_tokens_per_step=256, threads=1)
+    reference = REFERENCE.create(checkpoint, layout, SETTINGS)
     expected = logits_by_prefill(reference, tokens, [len(tokens)])
     reference.close()
     assert len(tokens) > 200
@@ -84,7 +87,7 @@ def test_the_pieces_of_a_prompt_do_not_change_a_bit(backend: CpuBackend, tokens:
 
 def test_neither_does_the_number_of_threads(checkpoint: Checkpoint, tokens: list[int], logits: np.ndarray) -> None:
     layout = layout_for(checkpoint.spec, MAX_CONTEXT, 16)
-    single = FACTORY.create(checkpoint, layout, max_context=MAX_CONTEXT, max_tokens_per_step=256, threads=1)
+    single = FACTORY.create(checkpoint, layout, SETTINGS)
     driver = Driver(single, tokens)
     assert np.array_equal(driver.prefill(60), logits[:60])
     assert np.array_equal(driver.decode(), logits[60:61])

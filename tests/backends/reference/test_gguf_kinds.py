@@ -11,6 +11,7 @@ from tests.backends.driver import layout_for, logits_by_prefill
 from tests.models.kind_files import VOCAB_SIZE, tiny_model, write_of_kinds
 from tests.models.tiny_checkpoints import transformers_logits
 
+from twostroke.backends.interface import BackendSettings
 from twostroke.backends.reference import FACTORY
 from twostroke.models.loading import load_checkpoint
 from twostroke.models.weights.tensor import WeightKind
@@ -25,7 +26,7 @@ def test_a_file_of_each_kind(kind: WeightKind, tmp_path: Path) -> None:
     checkpoint = load_checkpoint(path)
     assert checkpoint.tensors["layers.0.experts.3.down"].kind is checkpoint.tensors["layers.0.q"].kind is kind
     layout = layout_for(checkpoint.spec, len(TOKENS), 16)
-    backend = FACTORY.create(checkpoint, layout, max_context=32, max_tokens_per_step=32, threads=1)
+    backend = FACTORY.create(checkpoint, layout, BackendSettings(max_context=32, max_tokens_per_step=32))
     try:
         logits = logits_by_prefill(backend, TOKENS, [7])
     finally:

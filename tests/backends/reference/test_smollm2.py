@@ -13,6 +13,7 @@ import torch
 import transformers
 from tests.backends.driver import layout_for
 
+from twostroke.backends.interface import BackendSettings
 from twostroke.backends.reference import FACTORY
 from twostroke.core.request import Request
 from twostroke.core.sampling_params import SamplingParams
@@ -111,7 +112,7 @@ def reference_greedy(checkpoint: Checkpoint, prompts: list[list[int]], count: in
     """All prompts in one step, then one decode slot each a step, in interleaved blocks."""
     most = max(map(len, prompts)) + count
     layout = layout_for(checkpoint.spec, most, BLOCK_SIZE, num_sequences=len(prompts))
-    backend = FACTORY.create(checkpoint, layout, max_context=most, max_tokens_per_step=512, threads=2)
+    backend = FACTORY.create(checkpoint, layout, BackendSettings(max_context=most, max_tokens_per_step=512, threads=2))
     greedy = SamplingParams(temperature=0.0)
     per_sequence = layout.blocks_for(most)
     joins, grants, chunks = [], [], []

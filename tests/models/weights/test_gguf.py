@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.models.tiny_gguf import add_key
 
 from twostroke.core.errors import ModelError
 from twostroke.models.weights import gguf as own
@@ -107,12 +108,7 @@ def test_whatever_the_writer_writes_is_read_back(
     writer = gguf.GGUFWriter(path, "llama")
     written = {f"test.{key}": value for key, value in values.items() if value != ""}  # the writer drops empty strings
     for key, value in written.items():
-        if isinstance(value, str):
-            writer.add_string(key, value)
-        elif isinstance(value, bool):
-            writer.add_bool(key, value)
-        else:
-            writer.add_array(key, value)
+        add_key(writer, key, value)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()

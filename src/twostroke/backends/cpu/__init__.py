@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from twostroke.backends.interface import LAYERS_DIFFER, uncomputed
+from twostroke.backends.interface import LAYERS_DIFFER, BackendSettings, uncomputed
 from twostroke.core.errors import BackendError
 from twostroke.core.formats import ANY_FORMATS, STORED, Formats, FormatWish
 from twostroke.core.kv_layout import KVLayout
@@ -98,30 +98,21 @@ class CpuFactory:
         )
 
     def create(
-        self,
-        checkpoint: Checkpoint,
-        layout: KVLayout,
-        *,
-        max_context: int,
-        max_tokens_per_step: int,
-        threads: int,
-        max_running: int = 64,
-        formats: Formats | None = None,
-        isa_name: str | None = None,
+        self, checkpoint: Checkpoint, layout: KVLayout, settings: BackendSettings, isa_name: str | None = None
     ) -> CpuBackend:
         from twostroke.backends.cpu import isa
         from twostroke.backends.cpu.backend import CpuBackend
 
-        own = formats or self.formats(checkpoint, isa_name=isa_name)
+        own = settings.formats or self.formats(checkpoint, isa_name=isa_name)
         assert isinstance(own, Formats)
         return CpuBackend(
             checkpoint,
             layout,
             isa.choose(isa_name),
             formats=own,
-            max_context=max_context,
-            max_tokens_per_step=max_tokens_per_step,
-            threads=max(1, threads),
+            max_context=settings.max_context,
+            max_tokens_per_step=settings.max_tokens_per_step,
+            threads=max(1, settings.threads),
         )
 
 

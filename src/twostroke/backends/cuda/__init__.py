@@ -9,7 +9,7 @@ from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from twostroke.backends.interface import LAYERS_DIFFER, uncomputed
+from twostroke.backends.interface import LAYERS_DIFFER, BackendSettings, uncomputed
 from twostroke.core.errors import BackendError, install_hint
 from twostroke.core.formats import ANY_FORMATS, STORED, Formats, FormatWish
 from twostroke.core.kv_layout import KVLayout
@@ -119,17 +119,7 @@ class CudaFactory:
 
         return tune(checkpoint.spec, DTYPES[formats.arithmetic], seconds, progress)
 
-    def create(
-        self,
-        checkpoint: Checkpoint,
-        layout: KVLayout,
-        *,
-        max_context: int,
-        max_tokens_per_step: int,
-        threads: int,
-        max_running: int = 64,
-        formats: Formats | None = None,
-    ) -> CudaBackend:
+    def create(self, checkpoint: Checkpoint, layout: KVLayout, settings: BackendSettings) -> CudaBackend:
         import torch
 
         from twostroke.backends.cuda.backend import CudaBackend
@@ -137,7 +127,7 @@ class CudaFactory:
 
         if layout.block_size & (layout.block_size - 1):
             raise BackendError(f"the cuda backend needs KV blocks of a power of two tokens, not {layout.block_size}")
-        own = formats or self.formats(checkpoint)
+        own = settings.formats or self.formats(checkpoint)
         assert isinstance(own, Formats)
         try:
             return CudaBackend(
@@ -145,9 +135,9 @@ class CudaFactory:
                 layout,
                 device=torch.device("cuda"),
                 formats=own,
-                max_context=max_context,
-                max_tokens_per_step=max_tokens_per_step,
-                max_running=max_running,
+                max_context=settings.max_context,
+                max_tokens_per_step=settings.max_tokens_per_step,
+                max_running=settings.max_running,
                 progress=_progress_line(),
             )
         except torch.cuda.OutOfMemoryError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from twostroke.backends.interface import uncomputed
+from twostroke.backends.interface import BackendSettings, uncomputed
 from twostroke.core.formats import ANY_FORMATS, STORED, Formats, FormatWish
 from twostroke.core.kv_layout import KVLayout
 from twostroke.core.step_sizes import StepSizes
@@ -56,22 +56,12 @@ class ReferenceFactory:
 
         return measure()
 
-    def create(
-        self,
-        checkpoint: Checkpoint,
-        layout: KVLayout,
-        *,
-        max_context: int,
-        max_tokens_per_step: int,
-        threads: int,
-        max_running: int = 64,
-        formats: Formats | None = None,
-    ) -> ReferenceBackend:
+    def create(self, checkpoint: Checkpoint, layout: KVLayout, settings: BackendSettings) -> ReferenceBackend:
         """Sizes and threads are hints that this backend has no use for: numpy allocates as it goes and its matrix
         products choose their own threads."""
         from twostroke.backends.reference.backend import ReferenceBackend
 
-        return ReferenceBackend(checkpoint, layout, max_context)
+        return ReferenceBackend(checkpoint, layout, settings.max_context)
 
 
 FACTORY = ReferenceFactory()

@@ -18,34 +18,27 @@ def unbiases_itself(emitter: Emitter) -> bool:
 
 def dot_small(emitter: Emitter, accumulator: Value, weights: Value, activations: Value) -> Value:
     """Weights of 0 to 127.  # weights [64] u8, activations: four s8 in an i32, accumulator [16] i32"""
-    match emitter.isa.name:
-        case "avx512-vnni":
-            return _vnni(emitter, accumulator, weights, activations)
-        case "avx2-vnni":
-            return _narrow_vnni(emitter, accumulator, weights, activations)
-        case "avx2":
-            return _avx2(emitter, accumulator, weights, activations, signed=False)
-        case "neon-dotprod":
-            return _neon(emitter, accumulator, weights, activations)
-    return _generic(emitter, accumulator, weights, activations, signed=False)
+    return _dot(emitter, accumulator, weights, activations, signed=False)
 
 
 def dot_biased(emitter: Emitter, accumulator: Value, weights: Value, activations: Value) -> Value:
     """Weights stored as q + 128; see `unbiases_itself`."""
+    if unbiases_itself(emitter):
+        weights = emitter.build.xor(weights, ir.Constant(I8X64, [-128] * 64))
+    return _dot(emitter, accumulator, weights, activations, signed=True)
+
+
+def _dot(emitter: Emitter, accumulator: Value, weights: Value, activations: Value, *, signed: bool) -> Value:
     match emitter.isa.name:
         case "avx512-vnni":
             return _vnni(emitter, accumulator, weights, activations)
         case "avx2-vnni":
             return _narrow_vnni(emitter, accumulator, weights, activations)
         case "avx2":
-            return _avx2(emitter, accumulator, _unbias(emitter, weights), activations, signed=True)
+            return _avx2(emitter, accumulator, weights, activations, signed=signed)
         case "neon-dotprod":
-            return _neon(emitter, accumulator, _unbias(emitter, weights), activations)
-    return _generic(emitter, accumulator, _unbias(emitter, weights), activations, signed=True)
-
-
-def _unbias(emitter: Emitter, weights: Value) -> Value:
-    return emitter.build.xor(weights, ir.Constant(I8X64, [-128] * 64))
+            return _neon(emitter, accumulator, weights, activations)
+    return _generic(emitter, accumulator, weights, activations, signed=signed)
 
 
 def _vnni(emitter: Emitter, accumulator: Value, weights: Value, activations: Value) -> Value:
