@@ -33,8 +33,7 @@ def compile_tile(tile: HopperTile, gated: bool) -> None:
     constants = {
         "num_outputs": num_outputs, "num_inputs": num_inputs, "EXPERTS": 128, "top_k": 8, "DEPTH": DEPTH,
         "GATED": "silu" if gated else None, "ROWS": tile.rows, "OUTPUTS": tile.outputs, "STAGES": tile.stages,
-        "WEIGHTS_FIRST": tile.weights_first, "PIECES": tile.pieces, "WARPS": tile.num_warps,
-        "GUESSES": tile.guesses, "PDL": True,
+        "PIECES": tile.pieces, "WARPS": tile.num_warps, "PDL": True,
     }  # fmt: skip
     if gated or not tile.rows_in_bulk:
         constants["x_rows"] = None

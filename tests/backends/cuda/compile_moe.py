@@ -33,7 +33,7 @@ TYPES = {
     **dict.fromkeys(("arrivals", "counts", "starts", "sorted_pairs", "rows"), "*i32"),
 }
 SHAPE = {"hidden": 2048, "intermediate": 768, "experts": 128, "top_k": 8, "EXPERTS_PADDED": 128, "PDL": True}
-NOTHING_ODD = {"GELU": False, "NORMALISE": True, "HAS_RESIDUAL": True, "PRECISION": "tf32"}
+NOTHING_ODD = {"KIND": "silu", "NORMALISE": True, "HAS_RESIDUAL": True, "PRECISION": "tf32"}
 
 
 def compile_kernel(
@@ -130,8 +130,8 @@ def compile_grouped(
     num_stages = tile.stages_within(SHARED_BYTES[capability], gated=gated, element_size=2)
     compile_kernel(
         name, moe_grouped._grouped_kernel, {"num_warps": tile.num_warps, "num_stages": num_stages}, types, capability,
-        num_outputs=num_outputs, num_inputs=num_inputs, GATED=gated, ROWS=tile.rows, OUTPUTS=tile.outputs,
-        DEPTH=tile.depth, WEIGHTS_FIRST=tile.weights_first, PDL=capability == HOPPER, **absent,
+        num_outputs=num_outputs, num_inputs=num_inputs, GATED="silu" if gated else None, ROWS=tile.rows,
+        OUTPUTS=tile.outputs, DEPTH=tile.depth, WEIGHTS_FIRST=tile.weights_first, PDL=capability == HOPPER, **absent,
     )  # fmt: skip
 
 

@@ -26,10 +26,10 @@ from twostroke.backends.cuda.kernels.target import Target
 SCRIPT = Path(__file__).with_name("compile_hopper_grouped.py")
 HIDDEN, INTERMEDIATE, EXPERTS = 2048, 768, 128
 OTHERS = [
-    (HopperTile(16, 64, 6, programs_per_sm=2, guesses=True), True),
-    (HopperTile(128, 64, 3, weights_first=False, programs_per_sm=2), True),
-    (HopperTile(16, 128, 4, rows_in_bulk=True, guesses=True), False),
-    (HopperTile(128, 128, 3, weights_first=False, rows_in_bulk=True, programs_per_sm=2, pieces=2), False),
+    (HopperTile(64, 64, 6, num_warps=4), True),
+    (HopperTile(128, 64, 3), True),
+    (HopperTile(64, 128, 4, num_warps=4, rows_in_bulk=True), False),
+    (HopperTile(128, 128, 3), False),
 ]
 CHOSEN = [
     (tile, gated)
@@ -44,7 +44,7 @@ TILES = [*CHOSEN, *OTHERS]
 @pytest.mark.parametrize("experts", [8, 60, EXPERTS])
 @pytest.mark.parametrize(
     ("hidden", "intermediate", "fitting"),
-    [(2048, 768, 4), (4096, 14336, 4), (256, 128, 4), (2048, 1408, 4), (2880, 2880, None), (1000, 72, 0)],
+    [(2048, 768, 1), (4096, 14336, 1), (256, 128, None), (2048, 1408, 1), (2880, 2880, None), (1000, 72, 0)],
 )
 def test_every_tile_there_can_be_is_known(
     experts: int, hidden: int, intermediate: int, fitting: int | None, gated: bool, monkeypatch: pytest.MonkeyPatch
@@ -63,8 +63,8 @@ def test_every_tile_there_can_be_is_known(
 
 
 def test_what_it_does_not_take_is_left_to_others():
-    assert choose_hopper_tile(100, 8, 100, 128, gated=True) is None
-    assert choose_hopper_tile(100, 8, 128, 100, gated=False) is None
+    assert choose_hopper_tile(1000, 8, 100, 128, gated=True) is None
+    assert choose_hopper_tile(1000, 8, 128, 100, gated=False) is None
     assert "too many" in str(HopperTile(128, 256, 6).unfit(2048, 2048, gated=False))
     assert "rounds" in str(HopperTile(16, 64, 5).unfit(256, 64, gated=True))
 
@@ -109,8 +109,8 @@ def test_products_of_any_routing(tile: HopperTile, gated: bool, dtype: torch.dty
     rows = tile.rows
     for counts in (
         [1] * experts,
-        [rows] * experts,  # every guess is right
-        [0] * (experts - 1) + [5],  # every guess is wrong
+        [rows] * experts,
+        [0] * (experts - 1) + [5],
         [0] * 3 + [rows + 1, 2 * rows, 3] + [1] * (experts - 6),
         torch.randint(0, 2 * rows, (experts,)).tolist(),
     ):

@@ -316,8 +316,8 @@ def test_every_kernel_a_step_may_need_is_compiled_at_start(device: str, monkeypa
     launched = set()
     launch = moe_grouped.grouped_matmul
 
-    def record(*arguments: Any, tile: Any, gated: bool, **options: Any) -> None:
-        launched.add((tile, gated))
+    def record(*arguments: Any, tile: Any, gated: str | None, **options: Any) -> None:
+        launched.add((tile, gated is not None))
         launch(*arguments, tile=tile, gated=gated, **options)
 
     monkeypatch.setattr(moe_grouped, "grouped_matmul", record)

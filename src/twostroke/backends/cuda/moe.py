@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 
 from twostroke.backends.cuda.kernels import moe_combine, moe_decode, moe_grouped, moe_routing
+from twostroke.backends.cuda.kernels.activation import Activation
 from twostroke.backends.cuda.kernels.grouped_tiles import HopperTile
 from twostroke.backends.cuda.kernels.moe_combine import NextNorm
 from twostroke.backends.cuda.kernels.moe_decode import DOWN_TILE, GATE_UP_TILE, GemvTile
@@ -103,7 +104,7 @@ class MoeBlock:
         self,
         moe: MoeSpec,
         weights: MoeWeights,
-        activation: Literal["silu", "gelu_tanh"] = "silu",
+        activation: Activation = "silu",
     ) -> None:
         self._moe = moe
         self._weights = weights
@@ -173,8 +174,8 @@ class MoeBlock:
         logits = scratch.logits[: x.shape[0]]
         moe_routing.router_logits(x, weights.router, logits)
         activations = scratch.activations[: x.shape[0] * top_k]
-        gelu, tile = self._activation == "gelu_tanh", tiles.few_gate_up
-        moe_decode.few_tokens_gate_up(x, logits, weights.gate_up.weight, activations, top_k=top_k, gelu=gelu, tile=tile)
+        kind, tile = self._activation, tiles.few_gate_up
+        moe_decode.few_tokens_gate_up(x, logits, weights.gate_up.weight, activations, top_k=top_k, kind=kind, tile=tile)
         moe_decode.few_tokens_down(
             activations,
             logits,
@@ -210,10 +211,10 @@ class MoeBlock:
             tile = choose_experts_tile(num_pairs, len(weights), packed.data.shape[-2], gated=gated)
         if tile is None:
             tile = moe_grouped.tile_for(num_pairs, weights, gated=gated)
+        kind = self._activation if gated else None
         if isinstance(tile, PackedTile):
             assert packed is not None
-            kind, num_sms = self._activation if gated else None, target_of(inputs.device).num_sms
+            num_sms = target_of(inputs.device).num_sms
             packed_experts_product(inputs, packed, results, *order, top_k=top_k, tile=tile, num_sms=num_sms, gated=kind)
             return
-        gelu = self._activation == "gelu_tanh"
-        moe_grouped.grouped_matmul(inputs, weights, results, *order, top_k=top_k, gated=gated, tile=tile, gelu=gelu)
+        moe_grouped.grouped_matmul(inputs, weights, results, *order, top_k=top_k, tile=tile, gated=kind)

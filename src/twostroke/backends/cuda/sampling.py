@@ -14,7 +14,7 @@ import triton
 from twostroke.backends.cuda.grammar_rows import Masks
 from twostroke.backends.cuda.kernels import sampling as kernels
 from twostroke.backends.cuda.kernels.sampling_edits import edit
-from twostroke.backends.cuda.kernels.sampling_filters import FilterScratch, filter_rows
+from twostroke.backends.cuda.kernels.sampling_filters import FilterScratch, Summaries, filter_rows
 from twostroke.backends.cuda.kernels.sampling_mask import mask
 from twostroke.backends.cuda.kernels.sampling_search import SearchShape
 from twostroke.backends.cuda.kernels.sampling_state import COUNTS, LISTS, place_records
@@ -67,7 +67,7 @@ class SamplingRows:
         self._num_blocks = triton.cdiv(vocab_size, block)
         self.records = torch.zeros(max_rows + 1, RECORD_WORDS, dtype=torch.int64, device=self._device)
         """A row's words, as `kernels/sampling_state.py` has them."""
-        self._summaries = kernels.Summaries.allocate(self._max_batch, self._num_blocks, self._device)
+        self._summaries = Summaries.allocate(self._max_batch, self._num_blocks, self._device)
         self._filter_scratch: FilterScratch | None = None
         self._edited: torch.Tensor | None = None  # [max_batch, vocab]
         self._uploads = UploadRing(torch.int64, self._device)
@@ -192,8 +192,7 @@ class SamplingRows:
             column=self._column,
         )
         if filters is not None:
-            summaries = (self._summaries.best, self._summaries.total)
-            filter_rows(logits, edited, *shared, *summaries, filters, block=self._block)
+            filter_rows(logits, edited, *shared, self._summaries, filters, block=self._block)
         kernels.choose(
             *(logits, edited, *shared, self._summaries, filters, last_tokens, tokens_out),
             draws=features.draws,

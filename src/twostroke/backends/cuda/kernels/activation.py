@@ -9,9 +9,9 @@ from typing import Final, Literal
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from twostroke.backends.cuda.kernels.target import dependent
+from twostroke.backends.cuda.kernels.turns import start_next_and_wait
 from twostroke.backends.cuda.kernels.whole_numbers import cdiv
 
 Activation = Literal["silu", "gelu_tanh"]
@@ -63,9 +63,7 @@ def _gated(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
+    start_next_and_wait(PDL)
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = columns < INTERMEDIATE

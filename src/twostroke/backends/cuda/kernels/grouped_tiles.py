@@ -11,9 +11,7 @@ from typing import Final
 DEPTH: Final = 64
 """Inputs a round: 128 bytes of each row, the widest that the copy engine spreads over shared memory's banks."""
 SHARED_BYTES: Final = 226 * 1024
-"""What the programs of an SM may have between them."""
-PROGRAM_BYTES: Final = 1024
-"""Of these, what the device itself takes for each of them."""
+"""What a program may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,16 +21,11 @@ class HopperTile:
     rows: int
     outputs: int
     stages: int
-    num_warps: int = 4
-    weights_first: bool = True
-    """Multiply weights by rows: few rows then leave nothing of the matrix instruction unused."""
+    num_warps: int = 8
     rows_in_bulk: bool = False
     """Rows that lie in order come by TMA, too: all of a tile's, whether the expert has them or not."""
-    programs_per_sm: int = 1
     pieces: int = 1
     """Results are stored in so many, each on its way through shared memory, which is the ring's otherwise."""
-    guesses: bool = False
-    """Under a dependent launch, a program fetches weights ahead of the wait as if every expert had one tile of rows."""
 
     def shared_bytes(self, *, gated: bool) -> int:
         ring = self.stages * DEPTH * 2 * (self.rows + self.outputs * (2 if gated else 1))
@@ -44,25 +37,16 @@ class HopperTile:
             return f"{num_inputs} inputs and {num_outputs} outputs are no multiples of {DEPTH} and {self.outputs}"
         if not 2 <= self.stages <= num_inputs // DEPTH:
             return f"{self.stages} stages are fewer than 2 or more than the {num_inputs // DEPTH} rounds"
-        if (self.shared_bytes(gated=gated) + PROGRAM_BYTES) * self.programs_per_sm > SHARED_BYTES + PROGRAM_BYTES:
+        if self.shared_bytes(gated=gated) > SHARED_BYTES:
             return f"its {self.shared_bytes(gated=gated)} bytes of shared memory are too many"
         return None
 
 
-# By the most rows an expert may have on average. None: the plain kernel reads weights as fast.
-GATE_UP_TILES: Final[dict[float, HopperTile | None]] = {
-    10: None,
-    24: HopperTile(32, 64, 11, guesses=True),
-    40: HopperTile(64, 64, 9, guesses=True),
-    96: HopperTile(128, 128, 4, num_warps=8),
-    math.inf: HopperTile(128, 128, 4, num_warps=8, weights_first=False),
-}
+# By the most rows an expert may have on average. None: the plain kernel is as fast.
+GATE_UP_TILES: Final[dict[float, HopperTile | None]] = {40: None, math.inf: HopperTile(128, 128, 4)}
 DOWN_TILES: Final[dict[float, HopperTile | None]] = {
-    10: None,
-    24: HopperTile(32, 128, 10, guesses=True),
-    40: HopperTile(64, 128, 8, guesses=True),
-    96: HopperTile(128, 256, 4, num_warps=8, rows_in_bulk=True, pieces=2),
-    math.inf: HopperTile(128, 256, 4, num_warps=8, weights_first=False, rows_in_bulk=True, pieces=2),
+    40: None,
+    math.inf: HopperTile(128, 256, 4, rows_in_bulk=True, pieces=2),
 }
 
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from twostroke.backends.cuda.kernels.target import dependent
+from twostroke.backends.cuda.kernels.turns import start_next_and_wait
 from twostroke.backends.cuda.kernels.whole_numbers import cdiv, next_power_of_2
 
 
@@ -37,9 +37,7 @@ def _combine_kernel(
     # Weights never change, so they may be on their way before the kernel ahead has ended.
     if norm_weight is not None:
         scale = tl.load(norm_weight + outputs, mask=mask, other=0.0).to(tl.float32)
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
+    start_next_and_wait(PDL)
     sums = tl.zeros([BLOCK], tl.float32)
     for slot in tl.static_range(top_k):
         row = tl.load(rows + token * top_k + slot).to(tl.int64)

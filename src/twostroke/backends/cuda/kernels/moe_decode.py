@@ -12,10 +12,11 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from twostroke.backends.cuda.kernels.activation import Activation, activate
 from twostroke.backends.cuda.kernels.moe_routing import ranks_of_experts
 from twostroke.backends.cuda.kernels.target import dependent
+from twostroke.backends.cuda.kernels.turns import wait_and_start_next
 from twostroke.backends.cuda.kernels.whole_numbers import cdiv, next_power_of_2
 
 
@@ -33,19 +34,9 @@ DOWN_TILE = GemvTile(outputs=4, depth=1024)
 
 
 @triton.jit
-def gated(gate, up, GELU: tl.constexpr):
-    """The activation of one projection times the other, in float32."""
-    if GELU:  # in the tanh approximation; 0.5 * (1 + tanh(z)) is the sigmoid of 2 * z
-        activated = gate * tl.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
-    else:
-        activated = gate * tl.sigmoid(gate)
-    return activated * up
-
-
-@triton.jit
 def _gate_up_kernel(
     x, logits, gate_up, activations, hidden: tl.constexpr, intermediate: tl.constexpr, experts: tl.constexpr,
-    top_k: tl.constexpr, GELU: tl.constexpr, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr,
+    top_k: tl.constexpr, KIND: tl.constexpr, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr,
     EXPERTS_PADDED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A program: a pair (token, slot) and a block of its expert's intermediate values."""
@@ -54,10 +45,8 @@ def _gate_up_kernel(
     outputs = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     ids = tl.arange(0, EXPERTS_PADDED)
     depth = tl.arange(0, DEPTH)
-    if PDL:
-        # The trigger comes after the wait: whatever starts then may read the logits, as `_down_kernel` does.
-        gdc_wait()
-        gdc_launch_dependents()
+    # The trigger comes after the wait: whatever starts then may read the logits, as `_down_kernel` does.
+    wait_and_start_next(PDL)
     values = tl.load(logits + token * experts + ids, mask=ids < experts, other=float("-inf"))
     ranks = ranks_of_experts(values, ids)
     expert = tl.sum(tl.where(ranks == pair % top_k, ids, 0), 0)
@@ -74,7 +63,7 @@ def _gate_up_kernel(
         inputs = tl.load(x + token.to(tl.int64) * hidden + start + depth, mask=is_depth, other=0.0).to(tl.float32)
         gate_sums += gate_weights.to(tl.float32) * inputs[None, :]
         up_sums += up_weights.to(tl.float32) * inputs[None, :]
-    result = gated(tl.sum(gate_sums, 1), tl.sum(up_sums, 1), GELU)
+    result = activate(tl.sum(gate_sums, 1), tl.sum(up_sums, 1), KIND)
     mask = outputs < intermediate
     tl.store(activations + pair * intermediate + outputs, result.to(activations.dtype.element_ty), mask=mask)
 
@@ -103,9 +92,7 @@ def _down_kernel(
     expert = tl.sum(tl.where(ranks == 0, ids, 0), 0)
     rows = down + expert.to(tl.int64) * (hidden * intermediate) + offsets
     weights = tl.load(rows, mask=is_output & (depth < intermediate)[None, :], other=0.0)
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
+    wait_and_start_next(PDL)
     sums = tl.zeros([OUTPUTS, DEPTH], tl.float32)
     for slot in tl.static_range(top_k):
         if slot > 0:
@@ -134,7 +121,7 @@ def few_tokens_gate_up(
     activations: torch.Tensor,
     *,
     top_k: int,
-    gelu: bool = False,
+    kind: Activation = "silu",
     tile: GemvTile = GATE_UP_TILE,
 ) -> None:
     """x [num_tokens, hidden], logits float32 [num_tokens, experts], gate_up [experts, 2 * intermediate, hidden]
@@ -142,7 +129,7 @@ def few_tokens_gate_up(
     num_tokens, hidden = x.shape
     experts, intermediate = gate_up.shape[0], gate_up.shape[1] // 2
     dependent(_gate_up_kernel, (cdiv(intermediate, tile.outputs), num_tokens * top_k), x.device)(
-        x, logits, gate_up, activations, hidden, intermediate, experts, top_k, GELU=gelu, OUTPUTS=tile.outputs,
+        x, logits, gate_up, activations, hidden, intermediate, experts, top_k, KIND=kind, OUTPUTS=tile.outputs,
         DEPTH=min(tile.depth, next_power_of_2(hidden)), EXPERTS_PADDED=next_power_of_2(experts),
         num_warps=tile.num_warps,
     )  # fmt: skip

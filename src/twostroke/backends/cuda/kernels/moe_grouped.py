@@ -1,7 +1,7 @@
 """Matrix products of rows sorted by expert (see `moe_routing.py`), each tile of rows with its own expert's weights. The
 grid is the most tiles there can be; programs beyond those there are end at once, so nothing waits for the host."""
 
-# ruff: noqa: N803, SIM108  (compile-time constants are in capitals; Triton wants its branches in full)
+# ruff: noqa: N803  (compile-time constants are in capitals; Triton wants its branches in full)
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from twostroke.backends.cuda.kernels.activation import Activation
+from twostroke.backends.cuda.kernels.activation import Activation, activate
 from twostroke.backends.cuda.kernels.gluon_layouts import ELEMENT_TYPES
 from twostroke.backends.cuda.kernels.grouped_tiles import (
     DOWN_TILES,
@@ -25,7 +25,6 @@ from twostroke.backends.cuda.kernels.grouped_tiles import (
     choose_hopper_tile,
 )
 from twostroke.backends.cuda.kernels.hopper_grouped import hopper_grouped_matmul
-from twostroke.backends.cuda.kernels.moe_decode import gated
 from twostroke.backends.cuda.kernels.moe_routing import dot, dot_precision
 from twostroke.backends.cuda.kernels.target import dependent, target_of
 from twostroke.backends.cuda.kernels.whole_numbers import cdiv, next_power_of_2
@@ -72,7 +71,7 @@ _DOWN_TILES = {
 
 @cache
 def choose_tile(num_rows: int, num_experts: int, *, gated: bool, most_rows: int = 128) -> GroupedTile:
-    """By how many rows an expert gets on average. `bench/cuda/moe.py` found these best on an H200 at 8 rows and fewer,
+    """By how many rows an expert gets on average. Found best on an H200 at 8 rows and fewer,
     at 16, 128 and 512; where one gives way to the next, and the tiles of 64 rows, are set between those figures."""
     tiles = _GATE_UP_TILES if gated else _DOWN_TILES
     small_enough = [(rows, tile) for rows, tile in tiles.items() if tile.rows <= most_rows]
@@ -154,14 +153,14 @@ def _place(program, starts, experts: tl.constexpr, blocks: tl.constexpr, ROWS: t
 def _grouped_kernel(
     inputs, input_blocks, weights, weight_blocks, results, sorted_pairs, starts,
     num_outputs: tl.constexpr, num_inputs: tl.constexpr, experts: tl.constexpr, top_k: tl.constexpr,
-    GATED: tl.constexpr, GELU: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr,
+    GATED: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr,
     EXPERTS_PADDED: tl.constexpr, WEIGHTS_FIRST: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """GATED: inputs are the tokens' own, gate and up become one result. Else inputs are rows in order."""
     blocks: tl.constexpr = (num_outputs + OUTPUTS - 1) // OUTPUTS
-    matrix_rows: tl.constexpr = 2 * num_outputs if GATED else num_outputs
+    matrix_rows: tl.constexpr = num_outputs if GATED is None else 2 * num_outputs
     program = tl.program_id(0)
-    if PDL and GATED:
+    if PDL and GATED is not None:
         # The trigger comes after the wait: what starts then may read `starts`, as this very kernel does below.
         gdc_wait()
         gdc_launch_dependents()
@@ -171,14 +170,14 @@ def _grouped_kernel(
     readable = tl.where(outputs < num_outputs, outputs, 0)
     first_weight = tl.minimum(expert, experts - 1) * matrix_rows
     own_weights = weights + first_weight.to(tl.int64) * num_inputs
-    if PDL and not GATED:
+    if PDL and GATED is None:
         gdc_wait()
         gdc_launch_dependents()
     if expert >= experts:
         return
     rows = first + tl.arange(0, ROWS)
     is_row = rows < end
-    if GATED:
+    if GATED is not None:
         sources = tl.load(sorted_pairs + rows, mask=is_row, other=0) // top_k
     else:
         sources = tl.where(is_row, rows, 0)
@@ -197,11 +196,11 @@ def _grouped_kernel(
         row_block = _block(input_blocks, first, input_rows, start, num_inputs, DEPTH)
         block_weights = _block(weight_blocks, first_weight, weight_rows, start, num_inputs, DEPTH)
         sums = _multiply(row_block, block_weights, sums, WEIGHTS_FIRST, PRECISION)
-        if GATED:
+        if GATED is not None:
             block_weights = _block(weight_blocks, first_weight + num_outputs, up_rows, start, num_inputs, DEPTH)
             up_sums = _multiply(row_block, block_weights, up_sums, WEIGHTS_FIRST, PRECISION)
-    if GATED:
-        sums = gated(sums, up_sums, GELU)
+    if GATED is not None:
+        sums = activate(sums, up_sums, GATED)
     if WEIGHTS_FIRST:
         sums = tl.trans(sums)
     targets = results + rows[:, None].to(tl.int64) * num_outputs + outputs[None, :]
@@ -223,34 +222,32 @@ def grouped_matmul(
     starts: torch.Tensor,
     *,
     top_k: int,
-    gated: bool,
     tile: GroupedTile | HopperTile,
-    gelu: bool = False,
+    gated: Activation | None = None,
 ) -> None:
     """Gated: inputs [num_tokens, hidden], weights [experts, 2 * intermediate, hidden] (gate, then up) -> results
     [num_pairs, intermediate], sorted. Else: inputs [num_pairs, intermediate], sorted, weights
     [experts, hidden, intermediate] -> results [num_pairs, hidden], sorted. The second must directly follow
     the first, which lets it start no sooner than `starts` is written."""
     if isinstance(tile, HopperTile):
-        activation: Activation | None = None if not gated else "gelu_tanh" if gelu else "silu"
-        hopper_grouped_matmul(inputs, weights, results, sorted_pairs, starts, top_k=top_k, gated=activation, tile=tile)
+        hopper_grouped_matmul(inputs, weights, results, sorted_pairs, starts, top_k=top_k, tile=tile, gated=gated)
         return
     experts, matrix_rows, num_inputs = weights.shape
-    num_outputs = matrix_rows // 2 if gated else matrix_rows
+    num_outputs = matrix_rows if gated is None else matrix_rows // 2
     num_pairs = sorted_pairs.shape[0]
     tile = replace(tile, depth=min(tile.depth, max(16, next_power_of_2(num_inputs))))
     shared_bytes, num_stages = target_of(inputs.device).shared_bytes, tile.num_stages
     if shared_bytes is not None:
-        num_stages = tile.stages_within(shared_bytes, gated=gated, element_size=inputs.element_size())
+        num_stages = tile.stages_within(shared_bytes, gated=gated is not None, element_size=inputs.element_size())
     input_blocks = weight_blocks = None
     if tile.bulk and can_copy_in_bulk(weights):
         weight_blocks = TensorDescriptor.from_tensor(weights.view(-1, num_inputs), [tile.outputs, tile.depth])
-        if not gated:
+        if gated is None:
             input_blocks = TensorDescriptor.from_tensor(inputs, [tile.rows, tile.depth])
     blocks = cdiv(num_outputs, tile.outputs)
     dependent(_grouped_kernel, (blocks * most_tiles(num_pairs, experts, tile.rows),), inputs.device)(
         inputs, input_blocks, weights, weight_blocks, results, sorted_pairs, starts, num_outputs, num_inputs, experts,
-        top_k, GATED=gated, GELU=gelu, ROWS=tile.rows, OUTPUTS=tile.outputs, DEPTH=tile.depth,
+        top_k, GATED=gated, ROWS=tile.rows, OUTPUTS=tile.outputs, DEPTH=tile.depth,
         EXPERTS_PADDED=next_power_of_2(experts), WEIGHTS_FIRST=tile.weights_first,
         PRECISION=dot_precision(inputs.dtype), num_warps=tile.num_warps, num_stages=num_stages,
     )  # fmt: skip

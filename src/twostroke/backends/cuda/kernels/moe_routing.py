@@ -17,6 +17,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from twostroke.backends.cuda.kernels.prefetch import prefetch_to_l2
 from twostroke.backends.cuda.kernels.target import dependent, target_of
+from twostroke.backends.cuda.kernels.turns import start_next_and_wait
 from twostroke.backends.cuda.kernels.whole_numbers import cdiv, next_power_of_2
 
 
@@ -119,9 +120,7 @@ def _few_logits_kernel(
     is_expert = (ids < experts)[:, None]
     # The router's weights are nobody's result: their first block is on its way while the kernel before still runs.
     weights = tl.load(rows, mask=is_expert & (depth < hidden)[None, :], other=0.0)
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
+    start_next_and_wait(PDL)
     sums = tl.zeros([BLOCK_EXPERTS, BLOCK_DEPTH], tl.float32)
     for start in tl.static_range(0, hidden, BLOCK_DEPTH):
         values = tl.load(x + token.to(tl.int64) * hidden + start + depth, mask=start + depth < hidden, other=0.0)
@@ -266,9 +265,7 @@ def _sort_kernel(
     block = tl.program_id(0)
     ids = tl.arange(0, PADDED)
     within = tl.arange(0, TOKENS)
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
+    start_next_and_wait(PDL)
     # An expert's tokens lie side by side: most of a thread's work stays within it.
     found = tl.load(places + block * (PADDED * TOKENS) + ids[:, None] * TOKENS + within[None, :]).to(tl.int32)
     all_pairs = tl.zeros([BLOCKS, PADDED], tl.int32)

@@ -8,9 +8,9 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from twostroke.backends.cuda.kernels.target import dependent
+from twostroke.backends.cuda.kernels.turns import start_next_and_wait
 from twostroke.backends.cuda.kernels.whole_numbers import next_power_of_2
 
 
@@ -113,9 +113,7 @@ def _norm(
         scale = tl.load(weight + columns, mask=mask, other=0.0).to(tl.float32)
     if post_weight is not None:
         post_scale = tl.load(post_weight + columns, mask=mask, other=0.0).to(tl.float32)
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
+    start_next_and_wait(PDL)
     row = tl.load(x + token * x_stride + columns, mask=mask, other=0.0).to(tl.float32)
     for part in tl.static_range(1, PARTS):
         row += tl.load(x + part * part_stride + token * x_stride + columns, mask=mask, other=0.0).to(tl.float32)

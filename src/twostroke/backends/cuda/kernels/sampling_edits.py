@@ -11,7 +11,6 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from twostroke.backends.cuda.kernels.sampling_state import (
     COUNTS,
@@ -23,12 +22,14 @@ from twostroke.backends.cuda.kernels.sampling_state import (
     NUM_BIASES,
     NUM_OUTPUT,
     NUM_STOPS,
-    NUM_WORDS,
     PRESENCE,
     REPETITION,
+    float_word,
     is_edited,
+    record_of,
 )
 from twostroke.backends.cuda.kernels.target import dependent
+from twostroke.backends.cuda.kernels.turns import wait_and_start_next
 from twostroke.backends.cuda.kernels.whole_numbers import cdiv
 
 
@@ -36,10 +37,10 @@ from twostroke.backends.cuda.kernels.whole_numbers import cdiv
 def _penalise(scores, counts, record):
     """In float64, rounded once to float32 and kept finite, as the host does. One division for a whole block: a last
     digit of float64 is lost, which float32 does not show."""
-    repetition = tl.load(record + REPETITION).to(tl.float64, bitcast=True)
+    repetition = float_word(record, REPETITION)
     inverse = 1.0 / repetition
-    presence = tl.load(record + PRESENCE).to(tl.float64, bitcast=True)
-    frequency = tl.load(record + FREQUENCY).to(tl.float64, bitcast=True)
+    presence = float_word(record, PRESENCE)
+    frequency = float_word(record, FREQUENCY)
     values = scores.to(tl.float64)
     values = values * tl.where(values > 0, inverse, repetition)
     times = (counts >> 1).to(tl.float64)
@@ -49,22 +50,12 @@ def _penalise(scores, counts, record):
 
 @triton.jit
 def _edit(
-    logits,
-    edited,
-    rows,
-    state,
-    stride,
-    vocab,
-    BLOCK: tl.constexpr,
-    LIST_PART: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
+    logits, edited, rows, state, stride, vocab, BLOCK: tl.constexpr, LIST_PART: tl.constexpr, PDL: tl.constexpr
+):  # fmt: skip
+    wait_and_start_next(PDL)
     first = tl.program_id(0) * BLOCK
     entry = tl.program_id(1)
-    record = state + tl.load(rows + entry).to(tl.int64) * NUM_WORDS
+    record = record_of(rows, state, entry)
     if is_edited(record):
         ids = first + tl.arange(0, BLOCK)
         inside = ids < vocab
@@ -103,28 +94,12 @@ def _edit(
                 is_here = (stops >= first) & (stops < first + BLOCK)
                 values = tl.load(target + stops, mask=is_here, other=0.0)
                 tl.store(target + stops, tl.where(values == values, NEGATIVE_INFINITY, values), mask=is_here)
-
                 start += LIST_PART
 
 
-def edit(
-    logits: torch.Tensor,
-    edited: torch.Tensor,
-    rows: torch.Tensor,
-    state: torch.Tensor,
-    *,
-    block: int,
-) -> None:
+def edit(logits: torch.Tensor, edited: torch.Tensor, rows: torch.Tensor, state: torch.Tensor, *, block: int) -> None:
     """Write the scores of the rows that have edits to `edited`, float32 [batch, vocab]."""
     batch, vocab = logits.shape
     dependent(_edit, (cdiv(vocab, block), batch), logits.device)(
-        logits,
-        edited,
-        rows,
-        state,
-        logits.stride(0),
-        vocab,
-        BLOCK=block,
-        LIST_PART=256,
-        num_warps=8,
+        logits, edited, rows, state, logits.stride(0), vocab, BLOCK=block, LIST_PART=256, num_warps=8
     )

@@ -14,25 +14,43 @@ from typing import NamedTuple
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from twostroke.backends.cuda.kernels.sampling_state import (
     FLOAT32_MAX,
     MIN_P,
     NEGATIVE_INFINITY,
-    NUM_WORDS,
     SCALE,
     TOP_K,
     TOP_P,
+    float_word,
+    record_of,
+    scores_of,
     source_of,
 )
 from twostroke.backends.cuda.kernels.target import dependent
+from twostroke.backends.cuda.kernels.turns import wait_and_start_next
 from twostroke.backends.cuda.kernels.whole_numbers import next_power_of_2
 
 ID_BITS = tl.constexpr(22)
 """A vocabulary may have so many ids."""
 NUM_MARKS = tl.constexpr(16)
 """Into how many parts a pass of narrowing cuts the bracket."""
+
+
+class Summaries(NamedTuple):
+    """What the survey of a batch finds, [batch, num_blocks] each."""
+
+    best: torch.Tensor
+    """float32: the block's best score; NaN where one is not finite."""
+    best_id: torch.Tensor
+    """int32: the lowest id that has it."""
+    total: torch.Tensor
+    """float32: the sum of exp((score - best) / temperature)."""
+
+    @classmethod
+    def allocate(cls, batch: int, num_blocks: int, device: torch.device) -> Summaries:
+        types = (torch.float32, torch.int32, torch.float32)
+        return cls(*(torch.empty(batch, num_blocks, dtype=dtype, device=device) for dtype in types))
 
 
 class FilterScratch(NamedTuple):
@@ -63,17 +81,28 @@ class FilterScratch(NamedTuple):
         cls, batch: int, num_blocks: int, num_columns: int, list_size: int, device: torch.device
     ) -> FilterScratch:
         marks = int(NUM_MARKS.value)
+
+        def floats(*shape: int) -> torch.Tensor:
+            return torch.empty(shape, dtype=torch.float32, device=device)
+
         return cls(
-            torch.empty(batch, num_columns, dtype=torch.float32, device=device),
-            torch.empty(batch, dtype=torch.float32, device=device),
-            torch.empty(batch, dtype=torch.float64, device=device),
-            torch.empty(batch, 2, 1 + marks, dtype=torch.float32, device=device),
-            torch.empty(batch, 2, num_blocks, marks, dtype=torch.float32, device=device),
-            torch.empty(batch, 3, dtype=torch.float32, device=device),
-            torch.empty(batch, dtype=torch.int32, device=device),
-            torch.empty(batch, list_size, dtype=torch.int32, device=device),
-            torch.empty(batch, list_size, dtype=torch.float32, device=device),
+            column_best=floats(batch, num_columns),
+            floors=floats(batch),
+            targets=torch.empty(batch, dtype=torch.float64, device=device),
+            marks=floats(batch, 2, 1 + marks),
+            amounts=floats(batch, 2, num_blocks, marks),
+            brackets=floats(batch, 3),
+            list_counts=torch.empty(batch, dtype=torch.int32, device=device),
+            list_ids=torch.empty(batch, list_size, dtype=torch.int32, device=device),
+            list_scores=floats(batch, list_size),
         )
+
+
+@triton.jit
+def of_blocks(found, entry, num_blocks, other, SUMMARIES: tl.constexpr):
+    """What was found of every block of a batch entry; `other` beyond the last."""
+    places = tl.arange(0, SUMMARIES)
+    return tl.load(found + entry * num_blocks + places, mask=places < num_blocks, other=other)
 
 
 @triton.jit
@@ -97,40 +126,24 @@ def weigh(scores, best, scale):
 
 @triton.jit
 def find_floor(
-    rows,
-    state,
-    block_best,
-    block_total,
-    column_best,
-    floors,
-    targets,
-    list_counts,
-    vocab,
-    num_blocks,
-    num_columns,
-    SUMMARIES: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    PDL: tl.constexpr,
-):
+    rows, state, summaries, filters, vocab, num_blocks, num_columns,
+    SUMMARIES: tl.constexpr, COLUMNS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     """A score that every kept token reaches, for one row; infinity for a row without filters. Two bounds beside min-p.
     The best of each of k columns are k scores: none below the least of them is in the top k. And tokens that each weigh
     less than (1 - top_p) / vocab of the whole weigh less than 1 - top_p together: the nucleus is complete without."""
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
+    wait_and_start_next(PDL)
     entry = tl.program_id(0)
-    record = state + tl.load(rows + entry).to(tl.int64) * NUM_WORDS
-    scale = tl.load(record + SCALE).to(tl.float64, bitcast=True)
-    top_p = tl.load(record + TOP_P).to(tl.float64, bitcast=True)
-    min_p = tl.load(record + MIN_P).to(tl.float64, bitcast=True)
+    record = record_of(rows, state, entry)
+    scale = float_word(record, SCALE)
+    top_p = float_word(record, TOP_P)
+    min_p = float_word(record, MIN_P)
     top_k = tl.load(record + TOP_K).to(tl.int32)
     floor = tl.full([], float("inf"), tl.float32)
     target = tl.full([], float("inf"), tl.float64)
     if (scale > 0.0) & ((top_k > 0) | (top_p > 0.0) | (min_p > 0.0)):
-        places = tl.arange(0, SUMMARIES)
-        summary = entry * num_blocks + places
-        bests = tl.load(block_best + summary, mask=places < num_blocks, other=NEGATIVE_INFINITY)
-        totals = tl.load(block_total + summary, mask=places < num_blocks, other=0.0)
+        bests = of_blocks(summaries.best, entry, num_blocks, NEGATIVE_INFINITY, SUMMARIES)
+        totals = of_blocks(summaries.total, entry, num_blocks, 0.0, SUMMARIES)
         best = tl.max(bests, axis=0)
         least = min_p
         if top_p > 0.0:
@@ -145,10 +158,7 @@ def find_floor(
         # Masked tokens are below any floor: a grammar masks most, and a list would overflow with them.
         floor = tl.where(least > 0.0, below, -FLOAT32_MAX).to(tl.float32)
         if (top_k > 0) & (top_k <= num_columns):
-            columns = tl.arange(0, COLUMNS)
-            column_bests = tl.load(
-                column_best + entry * num_columns + columns, mask=columns < num_columns, other=NEGATIVE_INFINITY
-            )
+            column_bests = of_blocks(filters.column_best, entry, num_columns, NEGATIVE_INFINITY, COLUMNS)
             codes = order_code(column_bests).to(tl.int64)
             low = tl.min(codes, axis=0)
             high = tl.max(codes, axis=0) + 1
@@ -161,26 +171,27 @@ def find_floor(
                 high = tl.where(reaches, high, middle)
                 count = tl.where(reaches, middle_count, count)
             floor = tl.maximum(floor, tl.min(tl.where(codes >= low, column_bests, float("inf")), axis=0))
-    tl.store(floors + entry, floor)
-    tl.store(targets + entry, target)
-    tl.store(list_counts + entry, 0)
+    tl.store(filters.floors + entry, floor)
+    tl.store(filters.targets + entry, target)
+    tl.store(filters.list_counts + entry, 0)
 
 
 @triton.jit
-def narrowed(entry, pass_index, marks, amounts, target, num_blocks, SUMMARIES: tl.constexpr):
+def narrowed(entry, pass_index, filters, num_blocks, SUMMARIES: tl.constexpr):
     """The part of a pass's bracket in which the weight at or above falls below the target: its lower and upper score,
     and the number of the upper one's mark."""
     numbers = tl.arange(0, NUM_MARKS)
     blocks = tl.arange(0, SUMMARIES)
     slot = (entry * 2 + pass_index).to(tl.int64)
-    scores = tl.load(marks + slot * (NUM_MARKS + 1) + 1 + numbers)
+    scores = tl.load(filters.marks + slot * (NUM_MARKS + 1) + 1 + numbers)
+    target = tl.load(filters.targets + entry)
     held = tl.load(
-        amounts + (slot * num_blocks + blocks[:, None]) * NUM_MARKS + numbers[None, :],
+        filters.amounts + (slot * num_blocks + blocks[:, None]) * NUM_MARKS + numbers[None, :],
         mask=blocks[:, None] < num_blocks,
         other=0.0,
     )
     reached = tl.sum((tl.sum(held.to(tl.float64), axis=0) >= target).to(tl.int32), axis=0)
-    lower = tl.load(marks + slot * (NUM_MARKS + 1) + reached)
+    lower = tl.load(filters.marks + slot * (NUM_MARKS + 1) + reached)
     upper = tl.min(tl.where(numbers == reached, scores, float("inf")), axis=0)
     return lower, upper, reached
 
@@ -194,115 +205,70 @@ def is_narrowed(record):
 
 @triton.jit
 def narrow(
-    logits,
-    edited,
-    rows,
-    state,
-    block_best,
-    floors,
-    targets,
-    marks,
-    amounts,
-    stride,
-    vocab,
-    num_blocks,
-    BLOCK: tl.constexpr,
-    SUMMARIES: tl.constexpr,
-    PASS: tl.constexpr,
-    EDITS: tl.constexpr,
-    PDL: tl.constexpr,
-):
+    logits, edited, rows, state, summaries, filters, stride, vocab, num_blocks,
+    BLOCK: tl.constexpr, SUMMARIES: tl.constexpr, PASS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     """Cut a row's bracket into parts of equal width, and weigh what one block holds at or above each mark. Tokens that
     min-p drops weigh nothing: if the rest does not hold top_p of the whole, all of the rest is kept."""
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
+    wait_and_start_next(PDL)
     block = tl.program_id(0)
     entry = tl.program_id(1)
-    record = state + tl.load(rows + entry).to(tl.int64) * NUM_WORDS
+    record = record_of(rows, state, entry)
     if is_narrowed(record):
-        scale = tl.load(record + SCALE).to(tl.float64, bitcast=True)
-        min_p = tl.load(record + MIN_P).to(tl.float64, bitcast=True).to(tl.float32)
-        places = tl.arange(0, SUMMARIES)
-        summary = entry * num_blocks + places
-        bests = tl.load(block_best + summary, mask=places < num_blocks, other=NEGATIVE_INFINITY)
-        best = tl.max(bests, axis=0)
-        low = tl.load(floors + entry)
+        scale = float_word(record, SCALE)
+        min_p = float_word(record, MIN_P).to(tl.float32)
+        best = tl.max(of_blocks(summaries.best, entry, num_blocks, NEGATIVE_INFINITY, SUMMARIES), axis=0)
+        low = tl.load(filters.floors + entry)
         high = best
         if PASS == 1:
-            low, high, _ = narrowed(entry, 0, marks, amounts, tl.load(targets + entry), num_blocks, SUMMARIES)
+            low, high, _ = narrowed(entry, 0, filters, num_blocks, SUMMARIES)
         slot = (entry * 2 + PASS).to(tl.int64)
-        ids = block * BLOCK + tl.arange(0, BLOCK)
-        source = source_of(logits, edited, record, entry, stride, vocab, EDITS)
-        scores = tl.load(source + ids, mask=ids < vocab, other=NEGATIVE_INFINITY)
+        _, scores = scores_of(source_of(logits, edited, record, entry, stride, vocab), block, vocab, BLOCK)
         weights = weigh(scores, best, scale)
         weights = tl.where(weights >= min_p, weights, 0.0)
         if block == 0:
-            tl.store(marks + slot * (NUM_MARKS + 1), low)
+            tl.store(filters.marks + slot * (NUM_MARKS + 1), low)
         for number in tl.static_range(NUM_MARKS):
             mark = tl.minimum(low + (high - low) * ((number + 1) / NUM_MARKS), high)
             if number == NUM_MARKS - 1:
                 mark = high
             held = tl.sum(tl.where(scores >= mark, weights, 0.0), axis=0)
-            tl.store(amounts + (slot * num_blocks + block) * NUM_MARKS + number, held)
+            tl.store(filters.amounts + (slot * num_blocks + block) * NUM_MARKS + number, held)
             if block == 0:
                 # What the readers compare with must be the very mark that was weighed.
-                tl.store(marks + slot * (NUM_MARKS + 1) + 1 + number, mark)
+                tl.store(filters.marks + slot * (NUM_MARKS + 1) + 1 + number, mark)
 
 
 @triton.jit
 def list_candidates(
-    logits,
-    edited,
-    rows,
-    state,
-    block_best,
-    floors,
-    targets,
-    marks,
-    amounts,
-    brackets,
-    list_counts,
-    list_ids,
-    list_scores,
-    stride,
-    vocab,
-    num_blocks,
-    BLOCK: tl.constexpr,
-    SUMMARIES: tl.constexpr,
-    LIST: tl.constexpr,
-    EDITS: tl.constexpr,
-    PDL: tl.constexpr,
-):
+    logits, edited, rows, state, summaries, filters, stride, vocab, num_blocks,
+    BLOCK: tl.constexpr, SUMMARIES: tl.constexpr, LIST: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     """List the tokens of one block that lie in the row's bracket. Blocks come in any order: what reads the list does
     not mind. The count goes on past what the list can hold, which tells its reader."""
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
+    wait_and_start_next(PDL)
     block = tl.program_id(0)
     entry = tl.program_id(1)
-    record = state + tl.load(rows + entry).to(tl.int64) * NUM_WORDS
-    low = tl.load(floors + entry)
+    record = record_of(rows, state, entry)
+    low = tl.load(filters.floors + entry)
     high = tl.full([], float("inf"), tl.float32)
     mark = tl.full([], NUM_MARKS, tl.int32)
     if is_narrowed(record):
-        low, high, mark = narrowed(entry, 1, marks, amounts, tl.load(targets + entry), num_blocks, SUMMARIES)
+        low, high, mark = narrowed(entry, 1, filters, num_blocks, SUMMARIES)
     if block == 0:
-        tl.store(brackets + entry * 3, low)
-        tl.store(brackets + entry * 3 + 1, high)
-        tl.store(brackets + entry * 3 + 2, mark.to(tl.float32))
-    if tl.load(block_best + entry * num_blocks + block) >= low:
-        ids = block * BLOCK + tl.arange(0, BLOCK)
-        source = source_of(logits, edited, record, entry, stride, vocab, EDITS)
-        scores = tl.load(source + ids, mask=ids < vocab, other=NEGATIVE_INFINITY)
+        tl.store(filters.brackets + entry * 3, low)
+        tl.store(filters.brackets + entry * 3 + 1, high)
+        tl.store(filters.brackets + entry * 3 + 2, mark.to(tl.float32))
+    if tl.load(summaries.best + entry * num_blocks + block) >= low:
+        ids, scores = scores_of(source_of(logits, edited, record, entry, stride, vocab), block, vocab, BLOCK)
         is_listed = (scores >= low) & (scores < high) & (ids < vocab)
         running = tl.cumsum(is_listed.to(tl.int32), axis=0)
         count = tl.max(running, axis=0)
         if count > 0:
-            slots = tl.atomic_add(list_counts + entry, count) + running - 1
+            slots = tl.atomic_add(filters.list_counts + entry, count) + running - 1
             fits = is_listed & (slots < LIST)
-            tl.store(list_ids + entry * LIST + slots, ids, mask=fits)
-            tl.store(list_scores + entry * LIST + slots, scores, mask=fits)
+            tl.store(filters.list_ids + entry * LIST + slots, ids, mask=fits)
+            tl.store(filters.list_scores + entry * LIST + slots, scores, mask=fits)
 
 
 def filter_rows(
@@ -310,37 +276,21 @@ def filter_rows(
     edited: torch.Tensor | None,
     rows: torch.Tensor,
     state: torch.Tensor,
-    block_best: torch.Tensor,
-    block_total: torch.Tensor,
-    scratch: FilterScratch,
+    summaries: Summaries,
+    filters: FilterScratch,
     *,
     block: int,
 ) -> None:
     """Bracket and list, for each row with filters, the candidates that may be at its border."""
     batch, vocab = logits.shape
-    num_blocks, num_columns = block_best.shape[1], scratch.column_best.shape[1]
-    summaries = next_power_of_2(num_blocks)
+    num_blocks, num_columns = summaries.best.shape[1], filters.column_best.shape[1]
+    width = next_power_of_2(num_blocks)
     dependent(find_floor, (batch,), rows.device)(
-        rows,
-        state,
-        block_best,
-        block_total,
-        scratch.column_best,
-        scratch.floors,
-        scratch.targets,
-        scratch.list_counts,
-        vocab,
-        num_blocks,
-        num_columns,
-        SUMMARIES=summaries,
-        COLUMNS=next_power_of_2(num_columns),
-        num_warps=4,
-    )
-    shared = (logits, edited, rows, state, block_best, *scratch[1:5])
-    sizes = (logits.stride(0), vocab, num_blocks)
-    options = {"BLOCK": block, "SUMMARIES": summaries, "EDITS": edited is not None}
+        rows, state, summaries, filters, vocab, num_blocks, num_columns,
+        SUMMARIES=width, COLUMNS=next_power_of_2(num_columns), num_warps=4,
+    )  # fmt: skip
+    arguments = (logits, edited, rows, state, summaries, filters, logits.stride(0), vocab, num_blocks, block, width)
     for index in range(2):
-        dependent(narrow, (num_blocks, batch), rows.device)(*shared, *sizes, PASS=index, num_warps=4, **options)
-    dependent(list_candidates, (num_blocks, batch), rows.device)(
-        *shared, *scratch[5:], *sizes, LIST=scratch.list_ids.shape[1], num_warps=8, **options
-    )
+        dependent(narrow, (num_blocks, batch), rows.device)(*arguments, PASS=index, num_warps=4)
+    list_size = filters.list_ids.shape[1]
+    dependent(list_candidates, (num_blocks, batch), rows.device)(*arguments, LIST=list_size, num_warps=8)

@@ -10,18 +10,16 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from twostroke.backends.cuda.kernels.sampling_state import NEGATIVE_INFINITY
 from twostroke.backends.cuda.kernels.target import dependent
+from twostroke.backends.cuda.kernels.turns import wait_and_start_next
 from twostroke.backends.cuda.kernels.whole_numbers import cdiv
 
 
 @triton.jit
 def _mask(edited, entries, words, vocab, num_words, BLOCK: tl.constexpr, PDL: tl.constexpr):
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
+    wait_and_start_next(PDL)
     number = tl.program_id(1)
     ids = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = ids < vocab

@@ -20,6 +20,8 @@ from twostroke.backends.cuda.kernels.sampling_state import (
     TOP_K,
     TOP_P,
     WEIGHT_ONE,
+    float_word,
+    scores_of,
     uniform,
 )
 
@@ -51,19 +53,9 @@ def candidates(base_ids, base_scores, is_list, start, count, CHUNK: tl.constexpr
 
 @triton.jit
 def raise_cut(
-    base_ids,
-    base_scores,
-    is_list,
-    count,
-    cut,
-    top,
-    by_weight,
-    target,
-    best,
-    scale,
-    CHUNK: tl.constexpr,
-    FAN: tl.constexpr,
-):
+    base_ids, base_scores, is_list, count, cut, top, by_weight, target, best, scale,
+    CHUNK: tl.constexpr, FAN: tl.constexpr,
+):  # fmt: skip
     """Raise a rank as far as the candidates at or above it still number `target`, or weigh that much; their weight too.
     FAN ranks are tried in each round; one candidate between two of them decides."""
     numbers = tl.arange(0, FAN)
@@ -104,19 +96,9 @@ def kept_weights(ids, scores, exists, cut, min_p, best, scale):
 
 @triton.jit
 def weigh_blocks(
-    base_ids,
-    base_scores,
-    is_list,
-    count,
-    above,
-    cut,
-    min_p,
-    best,
-    scale,
-    BLOCK: tl.constexpr,
-    SUMMARIES: tl.constexpr,
-    PART: tl.constexpr,
-):
+    base_ids, base_scores, is_list, count, above, cut, min_p, best, scale,
+    BLOCK: tl.constexpr, SUMMARIES: tl.constexpr, PART: tl.constexpr,
+):  # fmt: skip
     """The kept weight of each block of the vocabulary, int64 [SUMMARIES]."""
     blocks = tl.arange(0, SUMMARIES)
     held = tl.zeros([SUMMARIES], tl.int64)
@@ -134,46 +116,31 @@ def weigh_blocks(
 
 @triton.jit
 def draw_filtered(
-    source,
-    record,
-    entry,
-    best,
-    targets,
-    amounts,
-    brackets,
-    list_counts,
-    list_ids,
-    list_scores,
-    vocab,
-    num_blocks,
-    BLOCK: tl.constexpr,
-    SUMMARIES: tl.constexpr,
-    LIST: tl.constexpr,
-    CHUNK: tl.constexpr,
-    PART: tl.constexpr,
+    source, record, entry, best, filters, vocab, num_blocks,
+    BLOCK: tl.constexpr, SUMMARIES: tl.constexpr, LIST: tl.constexpr, CHUNK: tl.constexpr, PART: tl.constexpr,
     FAN: tl.constexpr,
-):
+):  # fmt: skip
     """One draw from what top-k, then top-p, then min-p leave of a row."""
-    scale = tl.load(record + SCALE).to(tl.float64, bitcast=True)
-    top_p = tl.load(record + TOP_P).to(tl.float64, bitcast=True)
-    min_p = tl.load(record + MIN_P).to(tl.float64, bitcast=True).to(tl.float32)
+    scale = float_word(record, SCALE)
+    top_p = float_word(record, TOP_P)
+    min_p = float_word(record, MIN_P).to(tl.float32)
     top_k = tl.load(record + TOP_K)
-    target = tl.load(targets + entry)
-    low = tl.load(brackets + entry * 3)
-    high = tl.load(brackets + entry * 3 + 1)
-    mark = tl.load(brackets + entry * 3 + 2).to(tl.int32)
+    target = tl.load(filters.targets + entry)
+    low = tl.load(filters.brackets + entry * 3)
+    high = tl.load(filters.brackets + entry * 3 + 1)
+    mark = tl.load(filters.brackets + entry * 3 + 2).to(tl.int32)
     blocks = tl.arange(0, SUMMARIES)
     above = tl.load(
-        amounts + ((entry * 2 + 1) * num_blocks + blocks) * NUM_MARKS + mark,
+        filters.amounts + ((entry * 2 + 1) * num_blocks + blocks) * NUM_MARKS + mark,
         mask=(blocks < num_blocks) & (mark < NUM_MARKS),
         other=0.0,
     )
 
-    num_listed = tl.load(list_counts + entry)
+    num_listed = tl.load(filters.list_counts + entry)
     is_list = num_listed <= LIST
     count = tl.where(is_list, num_listed, vocab)
-    base_ids = list_ids + entry * LIST
-    base_scores = tl.where(is_list, list_scores + entry * LIST, source)
+    base_ids = filters.list_ids + entry * LIST
+    base_scores = tl.where(is_list, filters.list_scores + entry * LIST, source)
     cut = rank_of(low, vocab - 1)
     top = rank_of(tl.minimum(high, best), tl.where(high <= best, vocab - 1, 0)) + 1
     # In a list the weight above the bracket is already there; in a whole row it is counted with the rest.
@@ -197,8 +164,7 @@ def draw_filtered(
     at = tl.minimum((uniform(record) * whole.to(tl.float64)).to(tl.int64), whole - 1)
     block = tl.sum((running <= at).to(tl.int32), axis=0)
     before = tl.sum(tl.where(blocks < block, held, 0), axis=0)
-    ids = block * BLOCK + tl.arange(0, BLOCK)
-    scores = tl.load(source + ids, mask=ids < vocab, other=NEGATIVE_INFINITY)
+    ids, scores = scores_of(source, block, vocab, BLOCK)
     inside = tl.cumsum(kept_weights(ids, scores, ids < vocab, cut, min_p, best, scale), axis=0)
     at_inside = tl.minimum(at - before, tl.max(inside, axis=0) - 1)
     return block * BLOCK + tl.sum((inside <= at_inside).to(tl.int32), axis=0)

@@ -66,6 +66,18 @@ def philox4x32(c0, c1, k0, k1):
 
 
 @triton.jit
+def record_of(rows, state, entry):
+    """Of the row that a batch entry is."""
+    return state + tl.load(rows + entry).to(tl.int64) * NUM_WORDS
+
+
+@triton.jit
+def float_word(record, WORD: tl.constexpr):
+    """A word that holds float64 bits."""
+    return tl.load(record + WORD).to(tl.float64, bitcast=True)
+
+
+@triton.jit
 def uniform(record):
     """A row's number in [0, 1) for its next token, float64 with 53 random bits."""
     seed = tl.load(record + SEED)
@@ -84,20 +96,32 @@ def last_position(record):
 
 
 @triton.jit
-def is_edited(record):
-    """Whether the row's scores differ from its logits at its next token."""
+def is_masked(record):
+    """Whether some of the row's scores are -inf at its next token: stop ids, or what a grammar does not allow."""
     masks_stops = tl.load(record + NUM_OUTPUT) < tl.load(record + MIN_TOKENS)
-    is_masked = masks_stops | (tl.load(record + HAS_GRAMMAR) != 0)
-    return is_masked | (tl.load(record + COUNTS) != 0) | (tl.load(record + NUM_BIASES) > 0)
+    return masks_stops | (tl.load(record + HAS_GRAMMAR) != 0)
 
 
 @triton.jit
-def source_of(logits, edited, record, entry, stride, vocab, EDITS: tl.constexpr):
-    """Where the scores of a batch entry lie: in its logits, or in the edited copy of them."""
+def is_edited(record):
+    """Whether the row's scores differ from its logits at its next token."""
+    return is_masked(record) | (tl.load(record + COUNTS) != 0) | (tl.load(record + NUM_BIASES) > 0)
+
+
+@triton.jit
+def source_of(logits, edited, record, entry, stride, vocab):
+    """Where the scores of a batch entry lie: in its logits, or in the edited copy of them, if there is one."""
     source = logits + entry.to(tl.int64) * stride
-    if EDITS:
+    if edited is not None:
         source = tl.where(is_edited(record), edited + entry.to(tl.int64) * vocab, source)
     return source
+
+
+@triton.jit
+def scores_of(source, block, vocab, BLOCK: tl.constexpr):
+    """The ids of a block of the vocabulary, and their scores."""
+    ids = block * BLOCK + tl.arange(0, BLOCK)
+    return ids, tl.load(source + ids, mask=ids < vocab, other=NEGATIVE_INFINITY)
 
 
 @triton.jit
