@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from twostroke.backends.cuda import logprob_tensors as logprobs
+from twostroke.backends.cuda.logprobs import following
 from twostroke.backends.host.sampler import token_logprobs
 from twostroke.core.step import PrefillChunk
 
@@ -52,16 +53,20 @@ def test_rows_that_are_not_finite_are_told(device):
 def test_prompt_logprobs_are_of_the_tokens_that_follow(device, next_token_id):
     chunk = PrefillChunk(0, 0, (5, 6, 7, 8), samples=False, prompt_logprobs=2, next_token_id=next_token_id)
     logits = random_logits(4)
-    ours = logprobs.prompt_logprobs(torch.tensor(logits, device=device), chunk).to_host()
+    targets = following(chunk)
+    assert targets == ([6, 7, 8] if next_token_id is None else [6, 7, 8, 9])
+    own = torch.tensor(logits[: len(targets)], device=device), torch.tensor(targets, device=device)
+    ours = logprobs.token_logprobs(*own, 2).to_host()
     if device == "cuda":
         torch.cuda.synchronize()
-    following = [6, 7, 8] if next_token_id is None else [6, 7, 8, 9]
-    rows = ours.rows([2] * len(following))
-    assert len(rows) == len(following)
+    rows = ours.rows([2] * len(targets))
+    assert len(rows) == len(targets)
     for index, row in enumerate(rows):
-        assert_alike(row, token_logprobs(logits[index], following[index], 2))
+        assert_alike(row, token_logprobs(logits[index], targets[index], 2))
 
 
 def test_a_chunk_whose_next_token_is_unknown_may_have_none(device):
     chunk = PrefillChunk(0, 0, (5,), samples=False, prompt_logprobs=2)
-    assert logprobs.prompt_logprobs(torch.tensor(random_logits(1), device=device), chunk).rows([]) == []
+    assert following(chunk) == []
+    no_logits, no_tokens = torch.tensor(random_logits(1), device=device)[:0], torch.tensor([], device=device)
+    assert logprobs.token_logprobs(no_logits, no_tokens, 2).rows([]) == []

@@ -4,19 +4,18 @@ like any other work and read on the host after. Torch operations, a few rows at 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
-from twostroke.core.step import PrefillChunk, TokenLogprobs
+from twostroke.core.step import TokenLogprobs
 
 ROWS_AT_ONCE = 32
 """Rows of float64 and of keys that are there at one time."""
 ID_BITS = 32
 
 
-@dataclass(frozen=True, slots=True)
-class LogprobTensors:
+class LogprobTensors(NamedTuple):
     """The logprobs of one token in each of several rows, and of the most likely ones, best first."""
 
     token_ids: torch.Tensor
@@ -32,26 +31,14 @@ class LogprobTensors:
 
     def to_host(self) -> LogprobTensors:
         """Queue the copy to the host; the values are there when the stream has come so far."""
-        return LogprobTensors(
-            _to_host(self.token_ids),
-            _to_host(self.logprobs),
-            _to_host(self.top_ids),
-            _to_host(self.top_logprobs),
-            _to_host(self.finite),
-        )
+        return LogprobTensors(*map(_to_host, self))
 
     def rows(self, top_counts: Sequence[int]) -> list[TokenLogprobs]:
         """As the engine knows them, with as many of the most likely tokens as each row wants. Call on the host."""
+        values = (tensor.tolist() for tensor in (self.token_ids, self.logprobs, self.top_ids, self.top_logprobs))
         return [
             TokenLogprobs(token_id, logprob, tuple(zip(top_ids[:count], top_logprobs[:count], strict=True)))
-            for token_id, logprob, top_ids, top_logprobs, count in zip(
-                self.token_ids.tolist(),
-                self.logprobs.tolist(),
-                self.top_ids.tolist(),
-                self.top_logprobs.tolist(),
-                top_counts,
-                strict=True,
-            )
+            for token_id, logprob, top_ids, top_logprobs, count in zip(*values, top_counts, strict=True)
         ]
 
 
@@ -64,17 +51,6 @@ def token_logprobs(logits: torch.Tensor, token_ids: torch.Tensor, top_count: int
         for some_logits, some_ids in zip(torch.split(logits, ROWS_AT_ONCE), torch.split(ids, ROWS_AT_ONCE), strict=True)
     ]
     return LogprobTensors(ids, *(torch.cat(part) for part in zip(*parts, strict=True)))
-
-
-def prompt_logprobs(logits: torch.Tensor, chunk: PrefillChunk) -> LogprobTensors:
-    """The logprobs of the tokens that follow the positions of a chunk, from the chunk's logits float32 [tokens, vocab].
-    The last position counts only where the token after it is known."""
-    assert chunk.prompt_logprobs is not None
-    following = [*chunk.token_ids[1:], *([] if chunk.next_token_id is None else [chunk.next_token_id])]
-    targets = torch.tensor(following, dtype=torch.int64)
-    if logits.is_cuda:
-        targets = targets.pin_memory().to(logits.device, non_blocking=True)
-    return token_logprobs(logits[: len(following)], targets, chunk.prompt_logprobs)
 
 
 def _some_logprobs(logits: torch.Tensor, ids: torch.Tensor, top_count: int) -> tuple[torch.Tensor, ...]:

@@ -37,7 +37,7 @@ def prompt_logprob_readers(
     for chunk, first in zip(step.prefills, batch.segment_first.tolist(), strict=True):
         if chunk.prompt_logprobs is None:
             continue
-        targets = torch.tensor(_following(chunk), dtype=torch.int64, device=residual.device)
+        targets = torch.tensor(following(chunk), dtype=torch.int64, device=residual.device)
         slices = []
         for start in range(0, len(targets), at_once):
             some = targets[start : start + at_once]
@@ -47,7 +47,7 @@ def prompt_logprob_readers(
     return readers
 
 
-def _following(chunk: PrefillChunk) -> list[int]:
+def following(chunk: PrefillChunk) -> list[int]:
     """The token after each position; after the last one only where it is known."""
     return [*chunk.token_ids[1:], *([] if chunk.next_token_id is None else [chunk.next_token_id])]
 

@@ -17,7 +17,7 @@ from twostroke.backends.cuda.kernels.sampling_edits import edit
 from twostroke.backends.cuda.kernels.sampling_filters import FilterScratch, Summaries, filter_rows
 from twostroke.backends.cuda.kernels.sampling_mask import mask
 from twostroke.backends.cuda.kernels.sampling_search import SearchShape
-from twostroke.backends.cuda.kernels.sampling_state import COUNTS, LISTS, place_records
+from twostroke.backends.cuda.kernels.sampling_state import COUNTS, LISTS, SampledBatch, place_records
 from twostroke.backends.cuda.sampling_records import RECORD_WORDS, RowRecord, has_edits, has_filters, record_of
 from twostroke.backends.cuda.staging import UploadRing
 from twostroke.core.step import RowJoin
@@ -179,26 +179,17 @@ class SamplingRows:
         self.prepare(features)
         filters = self._filter_scratch if features.filters else None
         edited = self._edited if features.edits else None
-        shared = (rows, self.records)
+        batch, block, draws = SampledBatch(logits, edited, rows, self.records), self._block, features.draws
         if edited is not None:
             sent = None if masks is None else self._send(masks)  # ahead of the kernels, which follow each other closely
-            edit(logits, edited, *shared, block=self._block)
+            edit(batch, block=block)
             if sent is not None:
-                mask(edited, *sent, block=self._block)
-        kernels.survey(
-            *(logits, edited, *shared, self._summaries, filters),
-            draws=features.draws,
-            block=self._block,
-            column=self._column,
-        )
+                mask(edited, *sent, block=block)
+        kernels.survey(batch, self._summaries, filters, draws=draws, block=block, column=self._column)
         if filters is not None:
-            filter_rows(logits, edited, *shared, self._summaries, filters, block=self._block)
-        kernels.choose(
-            *(logits, edited, *shared, self._summaries, filters, last_tokens, tokens_out),
-            draws=features.draws,
-            block=self._block,
-            search=self._search,
-        )
+            filter_rows(batch, self._summaries, filters, block=block)
+        found = (self._summaries, filters)
+        kernels.choose(batch, *found, last_tokens, tokens_out, draws=draws, block=block, search=self._search)
 
     def _send(self, masks: Masks) -> tuple[torch.Tensor, torch.Tensor]:
         """Entries and words, on the device."""

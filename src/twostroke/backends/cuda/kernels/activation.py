@@ -30,14 +30,7 @@ def gated(
     if num_tokens == 0:
         return
     dependent(_gated, (num_tokens, cdiv(intermediate, _BLOCK)), out.device)(
-        gate_up,
-        out,
-        gate_up.stride(0),
-        out.stride(0),
-        INTERMEDIATE=intermediate,
-        KIND=kind,
-        BLOCK=_BLOCK,
-        num_warps=4,
+        gate_up, out, gate_up.stride(0), out.stride(0), INTERMEDIATE=intermediate, KIND=kind, BLOCK=_BLOCK, num_warps=4
     )
 
 
@@ -54,15 +47,9 @@ def activate(gate, up, KIND: tl.constexpr):
 
 @triton.jit
 def _gated(
-    gate_up,
-    out,
-    gate_up_stride,
-    out_stride,
-    INTERMEDIATE: tl.constexpr,
-    KIND: tl.constexpr,
-    BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
-):
+    gate_up, out, gate_up_stride, out_stride,
+    INTERMEDIATE: tl.constexpr, KIND: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     start_next_and_wait(PDL)
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

@@ -46,19 +46,9 @@ def gather(
         return
     block = next_power_of_2(hidden)
     dependent(_gather, (num_tokens,), out.device)(
-        embedding,
-        token_ids,
-        rows,
-        last_tokens,
-        out,
-        *((None,) * 3 if positions is None else positions),
-        scale,
-        embedding.stride(0),
-        out.stride(0),
-        HIDDEN=hidden,
-        BLOCK=block,
-        num_warps=min(max(block // 512, 1), 8),
-    )
+        embedding, token_ids, rows, last_tokens, out, *((None,) * 3 if positions is None else positions), scale,
+        embedding.stride(0), out.stride(0), HIDDEN=hidden, BLOCK=block, num_warps=min(max(block // 512, 1), 8),
+    )  # fmt: skip
 
 
 @triton.jit
@@ -78,21 +68,9 @@ def _find_position(token, row, sent, records, found, PDL: tl.constexpr):
 
 @triton.jit(do_not_specialize_on_alignment=["token_ids", "rows", "sent"])
 def _gather(
-    embedding,
-    token_ids,
-    rows,
-    last_tokens,
-    out,
-    sent,
-    records,
-    found,
-    scale,
-    embedding_stride,
-    out_stride,
-    HIDDEN: tl.constexpr,
-    BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
-):
+    embedding, token_ids, rows, last_tokens, out, sent, records, found, scale, embedding_stride, out_stride,
+    HIDDEN: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     if PDL:
         if found is None:
             gdc_launch_dependents()

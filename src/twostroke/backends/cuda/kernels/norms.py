@@ -66,21 +66,10 @@ def _launch(
         return
     block = next_power_of_2(hidden)
     dependent(_norm, (num_tokens,), x.device)(
-        x,
-        post_weight,
-        residual,
-        weight,
-        out,
-        eps,
-        x.stride(-2),
-        x.stride(0),
-        0 if residual is None else residual.stride(0),
-        0 if out is None else out.stride(0),
-        HIDDEN=hidden,
-        PARTS=x.shape[0] if x.dim() == 3 else 1,
-        BLOCK=block,
-        num_warps=min(max(block // 512, 1), 16),
-    )
+        x, post_weight, residual, weight, out, eps, x.stride(-2), x.stride(0),
+        0 if residual is None else residual.stride(0), 0 if out is None else out.stride(0),
+        HIDDEN=hidden, PARTS=x.shape[0] if x.dim() == 3 else 1, BLOCK=block, num_warps=min(max(block // 512, 1), 16),
+    )  # fmt: skip
 
 
 @triton.jit
@@ -90,21 +79,9 @@ def _normalised(row, eps, HIDDEN: tl.constexpr):
 
 @triton.jit
 def _norm(
-    x,
-    post_weight,
-    residual,
-    weight,
-    out,
-    eps,
-    x_stride,
-    part_stride,
-    residual_stride,
-    out_stride,
-    HIDDEN: tl.constexpr,
-    PARTS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
-):
+    x, post_weight, residual, weight, out, eps, x_stride, part_stride, residual_stride, out_stride,
+    HIDDEN: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     mask = columns < HIDDEN

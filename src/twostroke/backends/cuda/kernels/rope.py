@@ -53,48 +53,21 @@ def rope_and_store(
     groups = cdiv(all_heads, heads_per_program)
     rest = head_dim - rope_dim
     dependent(_rope_and_store, (num_tokens * groups,), qkv.device)(
-        qkv,
-        cos_sin,
-        positions,
-        rows,
-        table,
-        k_cache,
-        v_cache,
-        q_norm,
-        k_norm,
-        eps,
-        qkv.stride(0),
-        table.stride(0),
-        k_cache.stride(0),
-        HEADS=num_heads,
-        KV_HEADS=num_kv_heads,
-        HEAD_DIM=head_dim,
-        HALF=rope_dim // 2,
-        HALF_BLOCK=next_power_of_2(rope_dim // 2),
-        REST_BLOCK=next_power_of_2(rest) if rest else 0,
-        BLOCK_SIZE=k_cache.shape[2],
-        PROGRAM_HEADS=heads_per_program,
-        GROUPS=groups,
+        qkv, cos_sin, positions, rows, table, k_cache, v_cache, q_norm, k_norm, eps, qkv.stride(0), table.stride(0),
+        k_cache.stride(0), HEADS=num_heads, KV_HEADS=num_kv_heads, HEAD_DIM=head_dim, HALF=rope_dim // 2,
+        HALF_BLOCK=next_power_of_2(rope_dim // 2), REST_BLOCK=next_power_of_2(rest) if rest else 0,
+        BLOCK_SIZE=k_cache.shape[2], PROGRAM_HEADS=heads_per_program, GROUPS=groups,
         num_warps=min(max(heads_per_program * head_dim // 512, 1), 8),
-    )
+    )  # fmt: skip
 
 
 @triton.jit
 def _store_part(
-    x,  # [heads, columns], float32
-    head,  # [heads, 1]
-    column,  # [1, columns]
-    mask,
-    qkv_row,
-    k_slot,
-    v_slot,
-    WRITE_QUERIES: tl.constexpr,
-    HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-):
-    """Each head's columns to where its kind belongs: queries back, keys and values to their slots."""
+    x, head, column, mask, qkv_row, k_slot, v_slot, WRITE_QUERIES: tl.constexpr, HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+):  # fmt: skip
+    """x float32 [heads, columns]: each head's columns to where its kind belongs, queries back, keys and values to
+    their slots."""
     x = x.to(qkv_row.dtype.element_ty)
     if WRITE_QUERIES:
         tl.store(qkv_row + head * HEAD_DIM + column, x, mask=mask & (head < HEADS))
@@ -114,30 +87,12 @@ def _norm_weight(q_norm, k_norm, column, mask, is_query, is_value):
 
 @triton.jit(do_not_specialize=["table_stride"], do_not_specialize_on_alignment=["positions", "rows"])
 def _rope_and_store(
-    qkv,
-    cos_sin,
-    positions,
-    rows,
-    table,
-    k_cache,
-    v_cache,
-    q_norm,
-    k_norm,
-    eps,
-    qkv_stride,
-    table_stride,
-    cache_stride,
-    HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    HALF: tl.constexpr,  # pairs that are turned
-    HALF_BLOCK: tl.constexpr,
-    REST_BLOCK: tl.constexpr,  # 0: all dimensions are turned
-    BLOCK_SIZE: tl.constexpr,
-    PROGRAM_HEADS: tl.constexpr,
-    GROUPS: tl.constexpr,
+    qkv, cos_sin, positions, rows, table, k_cache, v_cache, q_norm, k_norm, eps, qkv_stride, table_stride, cache_stride,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HALF: tl.constexpr, HALF_BLOCK: tl.constexpr,
+    REST_BLOCK: tl.constexpr, BLOCK_SIZE: tl.constexpr, PROGRAM_HEADS: tl.constexpr, GROUPS: tl.constexpr,
     PDL: tl.constexpr,
-):
+):  # fmt: skip
+    """HALF: pairs that are turned; REST_BLOCK: 0 where all dimensions are."""
     # A token's programs lie side by side, so that its cosines are read from memory once.
     token = tl.program_id(0) // GROUPS
     head = (tl.program_id(0) % GROUPS) * PROGRAM_HEADS + tl.arange(0, PROGRAM_HEADS)[:, None]

@@ -20,6 +20,7 @@ from twostroke.backends.cuda.kernels.sampling_state import (
     NUM_OUTPUT,
     SCALE,
     WEIGHT_ONE,
+    SampledBatch,
     float_word,
     is_masked,
     record_of,
@@ -34,19 +35,19 @@ from twostroke.backends.cuda.kernels.whole_numbers import next_power_of_2
 
 @triton.jit
 def _survey(
-    logits, edited, rows, state, summaries, filters, stride, vocab, num_blocks, num_columns,
+    batch, summaries, filters, stride, vocab, num_blocks, num_columns,
     BLOCK: tl.constexpr, COLUMN: tl.constexpr, DRAWS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Summarise one block of one row."""
     wait_and_start_next(PDL)
     block = tl.program_id(0)
     entry = tl.program_id(1)
-    record = record_of(rows, state, entry)
-    source = source_of(logits, edited, record, entry, stride, vocab)
+    record = record_of(batch, entry)
+    source = source_of(batch, record, entry, stride, vocab)
     ids, scores = scores_of(source, block, vocab, BLOCK)
     best, offset = tl.max(scores, axis=0, return_indices=True)
     is_sound = (tl.abs(scores) < float("inf")) | (ids >= vocab)
-    if edited is not None:
+    if batch.edited is not None:
         is_sound = is_sound | (is_masked(record) & (scores == NEGATIVE_INFINITY))
     all_sound = tl.min(is_sound.to(tl.int32), axis=0)
     summary = entry * num_blocks + block
@@ -90,15 +91,15 @@ def _draw(source, record, best, block_bests, block_totals, vocab, BLOCK: tl.cons
 
 @triton.jit
 def _choose(
-    logits, edited, rows, state, summaries, filters, last_tokens, tokens_out, stride, vocab, num_blocks, padding_row,
+    batch, summaries, filters, last_tokens, tokens_out, stride, vocab, num_blocks, padding_row,
     BLOCK: tl.constexpr, SUMMARIES: tl.constexpr, LIST: tl.constexpr, CHUNK: tl.constexpr, PART: tl.constexpr,
     FAN: tl.constexpr, DRAWS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Choose a row's token and advance the row; -1 and nothing advanced where a logit was not finite."""
     wait_and_start_next(PDL)
     entry = tl.program_id(0)
-    row = tl.load(rows + entry)
-    record = record_of(rows, state, entry)
+    row = tl.load(batch.rows + entry)
+    record = record_of(batch, entry)
     bests = of_blocks(summaries.best, entry, num_blocks, NEGATIVE_INFINITY, SUMMARIES)
     best_ids = of_blocks(summaries.best_id, entry, num_blocks, vocab, SUMMARIES)
     is_broken = tl.max((bests != bests).to(tl.int32), axis=0)
@@ -108,7 +109,7 @@ def _choose(
         # A row with every token masked has no weight to draw by; it keeps the lowest id.
         if (is_broken == 0) & (best > NEGATIVE_INFINITY) & (tl.load(record + SCALE) != 0):
             totals = of_blocks(summaries.total, entry, num_blocks, 0.0, SUMMARIES)
-            source = source_of(logits, edited, record, entry, stride, vocab)
+            source = source_of(batch, record, entry, stride, vocab)
             is_plain = True
             if filters is not None:
                 is_plain = tl.load(filters.floors + entry) == float("inf")
@@ -123,7 +124,7 @@ def _choose(
     if (is_broken == 0) & (row != padding_row):
         tl.store(last_tokens + row, token)
         tl.store(record + NUM_OUTPUT, tl.load(record + NUM_OUTPUT) + 1)
-        if edited is not None:
+        if batch.edited is not None:
             counts_address = tl.load(record + COUNTS)
             if counts_address != 0:
                 count = counts_address.to(tl.pointer_type(tl.int32)) + token
@@ -131,31 +132,19 @@ def _choose(
 
 
 def survey(
-    logits: torch.Tensor,
-    edited: torch.Tensor | None,
-    rows: torch.Tensor,
-    state: torch.Tensor,
-    summaries: Summaries,
-    filters: FilterScratch | None,
-    *,
-    draws: bool,
-    block: int,
-    column: int,
+    batch: SampledBatch, summaries: Summaries, filters: FilterScratch | None, *, draws: bool, block: int, column: int
 ) -> None:
     """Summarise every block of every row, and its columns where some row has filters."""
-    (batch, vocab), num_blocks = logits.shape, summaries.best.shape[1]
+    logits, num_blocks = batch.logits, summaries.best.shape[1]
     num_columns = 0 if filters is None else filters.column_best.shape[1]
-    dependent(_survey, (num_blocks, batch), logits.device)(
-        logits, edited, rows, state, summaries, filters, logits.stride(0), vocab, num_blocks, num_columns,
+    dependent(_survey, (num_blocks, len(logits)), logits.device)(
+        batch, summaries, filters, logits.stride(0), logits.shape[1], num_blocks, num_columns,
         BLOCK=block, COLUMN=column, DRAWS=draws, num_warps=4,
     )  # fmt: skip
 
 
 def choose(
-    logits: torch.Tensor,
-    edited: torch.Tensor | None,
-    rows: torch.Tensor,
-    state: torch.Tensor,
+    batch: SampledBatch,
     summaries: Summaries,
     filters: FilterScratch | None,
     last_tokens: torch.Tensor,
@@ -166,10 +155,10 @@ def choose(
     search: SearchShape,
 ) -> None:
     """Choose from what was found: tokens_out int32 [batch], last_tokens int32 [max_rows + 1] at each row."""
-    (batch, vocab), num_blocks = logits.shape, summaries.best.shape[1]
-    dependent(_choose, (batch,), rows.device)(
-        logits, edited, rows, state, summaries, filters, last_tokens, tokens_out, logits.stride(0), vocab, num_blocks,
-        state.shape[0] - 1, BLOCK=block, SUMMARIES=next_power_of_2(num_blocks),
+    logits, num_blocks = batch.logits, summaries.best.shape[1]
+    dependent(_choose, (len(logits),), logits.device)(
+        batch, summaries, filters, last_tokens, tokens_out, logits.stride(0), logits.shape[1], num_blocks,
+        len(batch.state) - 1, BLOCK=block, SUMMARIES=next_power_of_2(num_blocks),
         LIST=0 if filters is None else filters.list_ids.shape[1], CHUNK=search.chunk, PART=search.part,
         FAN=search.fan, DRAWS=draws, num_warps=8 if draws else 1,
     )  # fmt: skip

@@ -8,7 +8,6 @@ not copied. Knows one block of one row at a time."""
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 
@@ -24,6 +23,7 @@ from twostroke.backends.cuda.kernels.sampling_state import (
     NUM_STOPS,
     PRESENCE,
     REPETITION,
+    SampledBatch,
     float_word,
     is_edited,
     record_of,
@@ -49,21 +49,19 @@ def _penalise(scores, counts, record):
 
 
 @triton.jit
-def _edit(
-    logits, edited, rows, state, stride, vocab, BLOCK: tl.constexpr, LIST_PART: tl.constexpr, PDL: tl.constexpr
-):  # fmt: skip
+def _edit(batch, stride, vocab, BLOCK: tl.constexpr, LIST_PART: tl.constexpr, PDL: tl.constexpr):
     wait_and_start_next(PDL)
     first = tl.program_id(0) * BLOCK
     entry = tl.program_id(1)
-    record = record_of(rows, state, entry)
+    record = record_of(batch, entry)
     if is_edited(record):
         ids = first + tl.arange(0, BLOCK)
         inside = ids < vocab
-        scores = tl.load(logits + entry.to(tl.int64) * stride + ids, mask=inside, other=0.0)
+        scores = tl.load(batch.logits + entry.to(tl.int64) * stride + ids, mask=inside, other=0.0)
         # What is not finite stays so whatever is done to it; then -inf can only be a mask.
         scores = tl.where(tl.abs(scores) < float("inf"), scores, float("nan"))
         is_sound = scores == scores
-        target = edited + entry.to(tl.int64) * vocab
+        target = batch.edited + entry.to(tl.int64) * vocab
         lists = tl.load(record + LISTS).to(tl.pointer_type(tl.int32))
         num_biases = tl.load(record + NUM_BIASES).to(tl.int32)
         if num_biases > 0:
@@ -97,9 +95,9 @@ def _edit(
                 start += LIST_PART
 
 
-def edit(logits: torch.Tensor, edited: torch.Tensor, rows: torch.Tensor, state: torch.Tensor, *, block: int) -> None:
-    """Write the scores of the rows that have edits to `edited`, float32 [batch, vocab]."""
-    batch, vocab = logits.shape
-    dependent(_edit, (cdiv(vocab, block), batch), logits.device)(
-        logits, edited, rows, state, logits.stride(0), vocab, BLOCK=block, LIST_PART=256, num_warps=8
+def edit(batch: SampledBatch, *, block: int) -> None:
+    """Write the scores of the rows that have edits to `batch.edited`."""
+    logits = batch.logits
+    dependent(_edit, (cdiv(logits.shape[1], block), len(logits)), logits.device)(
+        batch, logits.stride(0), logits.shape[1], BLOCK=block, LIST_PART=256, num_warps=8
     )

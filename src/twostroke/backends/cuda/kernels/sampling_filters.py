@@ -22,6 +22,7 @@ from twostroke.backends.cuda.kernels.sampling_state import (
     SCALE,
     TOP_K,
     TOP_P,
+    SampledBatch,
     float_word,
     record_of,
     scores_of,
@@ -126,7 +127,7 @@ def weigh(scores, best, scale):
 
 @triton.jit
 def find_floor(
-    rows, state, summaries, filters, vocab, num_blocks, num_columns,
+    batch, summaries, filters, vocab, num_blocks, num_columns,
     SUMMARIES: tl.constexpr, COLUMNS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A score that every kept token reaches, for one row; infinity for a row without filters. Two bounds beside min-p.
@@ -134,7 +135,7 @@ def find_floor(
     less than (1 - top_p) / vocab of the whole weigh less than 1 - top_p together: the nucleus is complete without."""
     wait_and_start_next(PDL)
     entry = tl.program_id(0)
-    record = record_of(rows, state, entry)
+    record = record_of(batch, entry)
     scale = float_word(record, SCALE)
     top_p = float_word(record, TOP_P)
     min_p = float_word(record, MIN_P)
@@ -205,7 +206,7 @@ def is_narrowed(record):
 
 @triton.jit
 def narrow(
-    logits, edited, rows, state, summaries, filters, stride, vocab, num_blocks,
+    batch, summaries, filters, stride, vocab, num_blocks,
     BLOCK: tl.constexpr, SUMMARIES: tl.constexpr, PASS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Cut a row's bracket into parts of equal width, and weigh what one block holds at or above each mark. Tokens that
@@ -213,7 +214,7 @@ def narrow(
     wait_and_start_next(PDL)
     block = tl.program_id(0)
     entry = tl.program_id(1)
-    record = record_of(rows, state, entry)
+    record = record_of(batch, entry)
     if is_narrowed(record):
         scale = float_word(record, SCALE)
         min_p = float_word(record, MIN_P).to(tl.float32)
@@ -223,7 +224,7 @@ def narrow(
         if PASS == 1:
             low, high, _ = narrowed(entry, 0, filters, num_blocks, SUMMARIES)
         slot = (entry * 2 + PASS).to(tl.int64)
-        _, scores = scores_of(source_of(logits, edited, record, entry, stride, vocab), block, vocab, BLOCK)
+        _, scores = scores_of(source_of(batch, record, entry, stride, vocab), block, vocab, BLOCK)
         weights = weigh(scores, best, scale)
         weights = tl.where(weights >= min_p, weights, 0.0)
         if block == 0:
@@ -241,7 +242,7 @@ def narrow(
 
 @triton.jit
 def list_candidates(
-    logits, edited, rows, state, summaries, filters, stride, vocab, num_blocks,
+    batch, summaries, filters, stride, vocab, num_blocks,
     BLOCK: tl.constexpr, SUMMARIES: tl.constexpr, LIST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """List the tokens of one block that lie in the row's bracket. Blocks come in any order: what reads the list does
@@ -249,7 +250,7 @@ def list_candidates(
     wait_and_start_next(PDL)
     block = tl.program_id(0)
     entry = tl.program_id(1)
-    record = record_of(rows, state, entry)
+    record = record_of(batch, entry)
     low = tl.load(filters.floors + entry)
     high = tl.full([], float("inf"), tl.float32)
     mark = tl.full([], NUM_MARKS, tl.int32)
@@ -260,7 +261,7 @@ def list_candidates(
         tl.store(filters.brackets + entry * 3 + 1, high)
         tl.store(filters.brackets + entry * 3 + 2, mark.to(tl.float32))
     if tl.load(summaries.best + entry * num_blocks + block) >= low:
-        ids, scores = scores_of(source_of(logits, edited, record, entry, stride, vocab), block, vocab, BLOCK)
+        ids, scores = scores_of(source_of(batch, record, entry, stride, vocab), block, vocab, BLOCK)
         is_listed = (scores >= low) & (scores < high) & (ids < vocab)
         running = tl.cumsum(is_listed.to(tl.int32), axis=0)
         count = tl.max(running, axis=0)
@@ -271,26 +272,17 @@ def list_candidates(
             tl.store(filters.list_scores + entry * LIST + slots, scores, mask=fits)
 
 
-def filter_rows(
-    logits: torch.Tensor,
-    edited: torch.Tensor | None,
-    rows: torch.Tensor,
-    state: torch.Tensor,
-    summaries: Summaries,
-    filters: FilterScratch,
-    *,
-    block: int,
-) -> None:
+def filter_rows(batch: SampledBatch, summaries: Summaries, filters: FilterScratch, *, block: int) -> None:
     """Bracket and list, for each row with filters, the candidates that may be at its border."""
-    batch, vocab = logits.shape
+    (num_rows, vocab), device = batch.logits.shape, batch.logits.device
     num_blocks, num_columns = summaries.best.shape[1], filters.column_best.shape[1]
     width = next_power_of_2(num_blocks)
-    dependent(find_floor, (batch,), rows.device)(
-        rows, state, summaries, filters, vocab, num_blocks, num_columns,
+    dependent(find_floor, (num_rows,), device)(
+        batch, summaries, filters, vocab, num_blocks, num_columns,
         SUMMARIES=width, COLUMNS=next_power_of_2(num_columns), num_warps=4,
     )  # fmt: skip
-    arguments = (logits, edited, rows, state, summaries, filters, logits.stride(0), vocab, num_blocks, block, width)
+    arguments = (batch, summaries, filters, batch.logits.stride(0), vocab, num_blocks, block, width)
     for index in range(2):
-        dependent(narrow, (num_blocks, batch), rows.device)(*arguments, PASS=index, num_warps=4)
+        dependent(narrow, (num_blocks, num_rows), device)(*arguments, PASS=index, num_warps=4)
     list_size = filters.list_ids.shape[1]
-    dependent(list_candidates, (num_blocks, batch), rows.device)(*arguments, LIST=list_size, num_warps=8)
+    dependent(list_candidates, (num_blocks, num_rows), device)(*arguments, LIST=list_size, num_warps=8)

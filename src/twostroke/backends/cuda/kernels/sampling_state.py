@@ -8,6 +8,8 @@ backends/host/random_stream.py. Knows nothing of logits."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -52,6 +54,19 @@ LARGEST_SCALE = 3e38
 """Finite as float32, so that 0 times it is 0: the best token weighs 1 at any temperature."""
 
 
+class SampledBatch(NamedTuple):
+    """What tokens are sampled from, on the host and in kernels."""
+
+    logits: torch.Tensor
+    """float32 [batch, vocab]"""
+    edited: torch.Tensor | None
+    """float32 [at least batch, vocab]: the scores of rows that have edits; None: no row has any."""
+    rows: torch.Tensor
+    """int32 [batch]"""
+    state: torch.Tensor
+    """int64 [max_rows + 1, NUM_WORDS]: all rows' records."""
+
+
 @triton.jit
 def philox4x32(c0, c1, k0, k1):
     """The first two words of Philox 4x32-10 for the counter (c0, c1, 0, 0); all words are uint32."""
@@ -66,9 +81,9 @@ def philox4x32(c0, c1, k0, k1):
 
 
 @triton.jit
-def record_of(rows, state, entry):
+def record_of(batch, entry):
     """Of the row that a batch entry is."""
-    return state + tl.load(rows + entry).to(tl.int64) * NUM_WORDS
+    return batch.state + tl.load(batch.rows + entry).to(tl.int64) * NUM_WORDS
 
 
 @triton.jit
@@ -109,11 +124,11 @@ def is_edited(record):
 
 
 @triton.jit
-def source_of(logits, edited, record, entry, stride, vocab):
+def source_of(batch, record, entry, stride, vocab):
     """Where the scores of a batch entry lie: in its logits, or in the edited copy of them, if there is one."""
-    source = logits + entry.to(tl.int64) * stride
-    if edited is not None:
-        source = tl.where(is_edited(record), edited + entry.to(tl.int64) * vocab, source)
+    source = batch.logits + entry.to(tl.int64) * stride
+    if batch.edited is not None:
+        source = tl.where(is_edited(record), batch.edited + entry.to(tl.int64) * vocab, source)
     return source
 
 
