@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from twostroke.backends.cuda.kernels.moe_routing import RoutingScratch, RoutingTile, choose_tile, route
+from twostroke.backends.cuda.kernels.moe_routing import Order, RoutingScratch, RoutingTile, choose_tile, route
 
 STARTED_S = time.perf_counter()
 FEW_TILES = [
@@ -64,8 +64,8 @@ class Batch:
         return Batch(x, routers, top_k, scratch, shares, *order)
 
     def run(self, layer: int, tile: RoutingTile) -> None:
-        order = (self.starts, self.sorted_pairs, self.rows)
-        route(self.x, self.routers[layer], self.scratch, self.shares, *order, normalise=True, tile=tile)
+        order = Order(self.sorted_pairs, self.starts, self.top_k)
+        route(self.x, self.routers[layer], self.scratch, self.shares, order, self.rows, normalise=True, tile=tile)
 
     def found(self, work: Callable[[], None]) -> list[torch.Tensor]:
         results = [self.shares, self.starts, self.sorted_pairs, self.rows]

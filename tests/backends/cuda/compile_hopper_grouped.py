@@ -10,12 +10,14 @@ import tempfile
 from pathlib import Path
 
 import triton
+from tests.backends.cuda.test_hopper_grouped import CHOSEN
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from twostroke.backends.cuda.kernels.grouped_tiles import DEPTH, DOWN_TILES, GATE_UP_TILES, HopperTile, fitted
+from twostroke.backends.cuda.kernels.expert_tiles import HopperTile
 from twostroke.backends.cuda.kernels.hopper_grouped import _hopper_grouped_kernel as kernel
+from twostroke.backends.cuda.kernels.product import DEPTH
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 HIDDEN, INTERMEDIATE = 2048, 768
@@ -69,8 +71,5 @@ def compile_tile(tile: HopperTile, gated: bool) -> None:
 
 
 if __name__ == "__main__":
-    for gated in (True, False):
-        num_inputs, num_outputs = (HIDDEN, INTERMEDIATE) if gated else (INTERMEDIATE, HIDDEN)
-        for chosen in (GATE_UP_TILES if gated else DOWN_TILES).values():
-            if chosen is not None and (tile := fitted(chosen, num_inputs, num_outputs, gated=gated)) is not None:
-                compile_tile(tile, gated)
+    for tile, gated in CHOSEN:
+        compile_tile(tile, gated)

@@ -13,9 +13,9 @@ import torch
 import triton
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
+from twostroke.backends.cuda.kernels.grouped_tiles import HopperTile
 
 from twostroke.backends.cuda.compile_ahead import compilers, launcher, rehearsal
-from twostroke.backends.cuda.kernels.grouped_tiles import HopperTile
 from twostroke.backends.cuda.kernels.hopper_grouped import hopper_grouped_matmul
 from twostroke.backends.cuda.kernels.norms import add_rms_norm, rms_norm
 

@@ -17,13 +17,14 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from twostroke.backends.cuda.kernels import moe_combine, moe_decode, moe_grouped, moe_routing
+from twostroke.backends.cuda.kernels.expert_tiles import RULE, FewTile, GroupedTile
 
 HOPPER = 90
 SHARED_BYTES = {90: 227 * 1024, 80: 163 * 1024, 89: 99 * 1024}
 """What a program may take, by compute capability."""
 QWEN_WIDTHS, MIXTRAL_WIDTHS = (2048, 768), (4096, 14336)
 """Of the hidden states and of an expert."""
-AVERAGE_ROWS = (1, 16, 64, 128, 512)
+AVERAGE_ROWS = (1, 16, 64, 128)
 ROUTED_TOKENS = (256, 2048, 8192)
 TYPES = {
     "eps": "fp32",
@@ -33,7 +34,7 @@ TYPES = {
     **dict.fromkeys(("arrivals", "counts", "starts", "sorted_pairs", "rows"), "*i32"),
 }
 SHAPE = {"hidden": 2048, "intermediate": 768, "experts": 128, "top_k": 8, "EXPERTS_PADDED": 128, "PDL": True}
-NOTHING_ODD = {"KIND": "silu", "NORMALISE": True, "HAS_RESIDUAL": True, "PRECISION": "tf32"}
+NOTHING_ODD = {"KIND": "silu", "NORMALISE": True, "PRECISION": "tf32"}
 
 
 def compile_kernel(
@@ -80,10 +81,8 @@ def resources(cubin: bytes) -> dict[str, int]:
 
 
 def main() -> None:
-    for name, kernel, tile in (
-        ("gate_up", moe_decode._gate_up_kernel, moe_decode.GATE_UP_TILE),
-        ("down", moe_decode._down_kernel, moe_decode.DOWN_TILE),
-    ):
+    tile = FewTile()
+    for name, kernel in (("gate_up", moe_decode._gate_up_kernel), ("down", moe_decode._down_kernel)):
         compile_kernel(name, kernel, {"num_warps": tile.num_warps}, OUTPUTS=tile.outputs, DEPTH=tile.depth)
     compile_kernel("few_logits", moe_routing._few_logits_kernel, {"num_warps": 4}, BLOCK_EXPERTS=4, BLOCK_DEPTH=1024)
     for num_tokens in ROUTED_TOKENS:
@@ -91,7 +90,7 @@ def main() -> None:
     compile_kernel("combine", moe_combine._combine_kernel, {"num_warps": 8}, BLOCK=2048)
     for average in AVERAGE_ROWS:
         for gated in (True, False):
-            tile = moe_grouped.choose_tile(average * 128, 128, gated=gated)
+            tile = next(tile for rows, tile in RULE[gated].items() if average <= rows)
             name = f"{average} {'gate_up' if gated else 'down'}"
             assert tile.bulk
             compile_grouped(f"grouped in bulk {name}", tile, gated, *QWEN_WIDTHS)
@@ -118,7 +117,7 @@ def compile_routing(num_tokens: int) -> None:
 
 
 def compile_grouped(
-    name: str, tile: moe_grouped.GroupedTile, gated: bool, hidden: int, intermediate: int, capability: int = HOPPER
+    name: str, tile: GroupedTile, gated: bool, hidden: int, intermediate: int, capability: int = HOPPER
 ) -> None:
     num_outputs, num_inputs = (intermediate, hidden) if gated else (hidden, intermediate)
     types = {}

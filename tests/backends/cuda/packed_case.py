@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from twostroke.backends.cuda import native
 from twostroke.backends.cuda.kernels.activation import Activation
+from twostroke.backends.cuda.kernels.moe_routing import Order
 from twostroke.backends.cuda.kernels.packed_experts import packed_experts_product
 from twostroke.backends.cuda.kernels.packed_products import packed_product
 from twostroke.backends.cuda.kernels.packed_tiles import DENSE_ROWS, PackedTile
@@ -148,10 +149,8 @@ class Experts:
         for _ in range(times):
             guard = torch.full((num_pairs + 1, self.outputs), float("nan"), dtype=torch.bfloat16, device=self.device)
             out = guard[:num_pairs]
-            multiply(
-                inputs, self.packed, out, pairs, starts,
-                top_k=top_k, tile=tile, num_sms=num_sms, gated=self.kind,
-            )  # fmt: skip
+            order = Order(pairs, starts, top_k)
+            multiply(inputs, self.packed, out, order, tile=tile, num_sms=num_sms, gated=self.kind)
             assert_near(out, expected, torch.bfloat16)
             assert guard[num_pairs].isnan().all(), "written behind the last row"
             first = out if first is None else first

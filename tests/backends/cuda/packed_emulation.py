@@ -13,6 +13,7 @@ from tests.backends.cuda.emulation import Map, emulated
 
 from twostroke.backends.cuda.kernels import packed_experts, packed_products
 from twostroke.backends.cuda.kernels.activation import Activation
+from twostroke.backends.cuda.kernels.moe_routing import Order
 from twostroke.backends.cuda.kernels.packed_format import DEPTH
 from twostroke.backends.cuda.kernels.packed_tiles import PackedTile
 from twostroke.backends.cuda.kernels.packed_weights import PackedMatrix
@@ -74,10 +75,8 @@ def experts_emulated(
     inputs: torch.Tensor,
     weights: PackedMatrix,
     results: torch.Tensor,
-    sorted_pairs: torch.Tensor,
-    starts: torch.Tensor,
+    order: Order,
     *,
-    top_k: int,
     tile: PackedTile,
     num_sms: int,
     gated: Activation | None = None,
@@ -85,11 +84,11 @@ def experts_emulated(
 ) -> None:
     """As `packed_experts_product`."""
     experts, units, depth_rounds = weights.data.shape[:3]
-    numbers = (results.shape[1], units, depth_rounds * DEPTH, -(-units // tile.tile_units), top_k)
+    numbers = (results.shape[1], units, depth_rounds * DEPTH, -(-units // tile.tile_units), order.top_k)
     _run(
         _experts(tile, experts, gated),
         _map(inputs, len(inputs), tile),
-        (inputs, weights.data, weights.factors, results, sorted_pairs, starts),
+        (inputs, weights.data, weights.factors, results, order.sorted_pairs, order.starts),
         (*numbers, num_sms, seed),
     )
 

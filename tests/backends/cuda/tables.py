@@ -6,17 +6,31 @@ from typing import get_args
 
 import torch
 
-from twostroke.backends.cuda.kernels.product import Card, Product, Role
+from twostroke.backends.cuda.kernels.product import Card, Product, Role, Settings
 from twostroke.backends.cuda.products import card_of
-from twostroke.backends.cuda.tuned_table import Choices, Forms, Line, Table
+from twostroke.backends.cuda.tuned_table import NO_END, Choices, Forms, Line, Table, table_for
 
 H200 = Card("NVIDIA H200", 132, has_hopper_kernels=True)
 FMA = {"method": "fma", "block_n": 4, "block_k": 1024, "num_warps": 4}
 
 
 def table_of(forms: Forms) -> Table:
-    roles = get_args(Role)
-    return Table("a test", {Product(role, 64, 64, bias): forms for role in roles for bias in (False, True)})
+    """Experts are as on an H200."""
+    experts = {product: forms for product, forms in table_for(H200.name).products.items() if product.experts}
+    dense = {Product(role, 64, 64, bias): forms for role in get_args(Role) for bias in (False, True)}
+    return Table("a test", {**dense, **experts})
+
+
+def experts_by(
+    gates: Settings, downs: Settings, device: str, dtype: torch.dtype, *, kernel: str | None = None
+) -> Choices:
+    """Experts of any size and number by the grouped kernel with these settings; gates by another kernel, if named."""
+    lines = {
+        Product("gated", 64, 64, experts=1): Line(1, NO_END, kernel or "grouped_experts", gates),
+        Product("join", 64, 64, experts=1): Line(1, NO_END, "grouped_experts", downs),
+    }
+    table = Table("a test", {product: {"plain": (line,)} for product, line in lines.items()})
+    return Choices(table, card_of(torch.device(device), dtype))
 
 
 def fused_up_to(rows: int | None, device: str, dtype: torch.dtype) -> Choices | None:

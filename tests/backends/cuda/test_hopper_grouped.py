@@ -13,60 +13,23 @@ import pytest
 import torch
 from torch.nn import functional
 
-from twostroke.backends.cuda.kernels import moe_grouped
-from twostroke.backends.cuda.kernels.grouped_tiles import (
-    DOWN_TILES,
-    GATE_UP_TILES,
-    HopperTile,
-    choose_hopper_tile,
-)
+from twostroke.backends.cuda.kernels.expert_tiles import HopperTile
 from twostroke.backends.cuda.kernels.hopper_grouped import hopper_grouped_matmul
-from twostroke.backends.cuda.kernels.target import Target
+from twostroke.backends.cuda.kernels.moe_routing import Order
 
 SCRIPT = Path(__file__).with_name("compile_hopper_grouped.py")
-HIDDEN, INTERMEDIATE, EXPERTS = 2048, 768, 128
-OTHERS = [
+CHOSEN = [
+    (HopperTile(128, 128, 4), True),
+    (HopperTile(128, 256, 4, rows_in_bulk=True, pieces=2), False),
+]
+"""Those of the table."""
+TILES = [
+    *CHOSEN,
     (HopperTile(64, 64, 6, num_warps=4), True),
     (HopperTile(128, 64, 3), True),
     (HopperTile(64, 128, 4, num_warps=4, rows_in_bulk=True), False),
     (HopperTile(128, 128, 3), False),
 ]
-CHOSEN = [
-    (tile, gated)
-    for tiles, gated in ((GATE_UP_TILES, True), (DOWN_TILES, False))
-    for tile in tiles.values()
-    if tile is not None
-]
-TILES = [*CHOSEN, *OTHERS]
-
-
-@pytest.mark.parametrize("gated", [True, False])
-@pytest.mark.parametrize("experts", [8, 60, EXPERTS])
-@pytest.mark.parametrize(
-    ("hidden", "intermediate", "fitting"),
-    [(2048, 768, 1), (4096, 14336, 1), (256, 128, None), (2048, 1408, 1), (2880, 2880, None), (1000, 72, 0)],
-)
-def test_every_tile_there_can_be_is_known(
-    experts: int, hidden: int, intermediate: int, fitting: int | None, gated: bool, monkeypatch: pytest.MonkeyPatch
-):
-    """What is compiled at start is what is ever launched, and no more."""
-    monkeypatch.setattr(moe_grouped, "target_of", lambda _: Target(False, (9, 0), num_sms=132, shared_bytes=232448))
-    num_inputs, num_outputs = (hidden, intermediate) if gated else (intermediate, hidden)
-    matrix_rows = 2 * num_outputs if gated else num_outputs
-    weights = torch.empty(experts, matrix_rows, num_inputs, dtype=torch.bfloat16, device="meta")
-    counts = (*range(1, 3000, 7), *range(3000, 200_000, 997))
-    launched = {moe_grouped.tile_for(num_rows, weights, gated=gated) for num_rows in counts}
-    assert launched == set(moe_grouped.tiles_for(weights, gated=gated))
-    ours = [tile for tile in launched if isinstance(tile, HopperTile)]
-    assert all(tile.unfit(num_inputs, num_outputs, gated=gated) is None for tile in ours)
-    assert fitting is None or len(ours) == fitting
-
-
-def test_what_it_does_not_take_is_left_to_others():
-    assert choose_hopper_tile(1000, 8, 100, 128, gated=True) is None
-    assert choose_hopper_tile(1000, 8, 128, 100, gated=False) is None
-    assert "too many" in str(HopperTile(128, 256, 6).unfit(2048, 2048, gated=False))
-    assert "rounds" in str(HopperTile(16, 64, 5).unfit(256, 64, gated=True))
 
 
 @pytest.mark.slow
@@ -89,11 +52,12 @@ needs_hopper = pytest.mark.skipif(
 )
 
 
-def routing(counts: list[int], top_k: int) -> tuple[torch.Tensor, torch.Tensor]:
+def routing(counts: list[int], top_k: int) -> Order:
     """Pairs in any order, and where each expert's begin."""
     starts = torch.tensor([0, *counts], dtype=torch.int32).cumsum(0).to(torch.int32)
     num_pairs = int(starts[-1])
-    return torch.randperm(-(-num_pairs // top_k) * top_k)[:num_pairs].to(torch.int32).cuda(), starts.cuda()
+    pairs = torch.randperm(-(-num_pairs // top_k) * top_k)[:num_pairs].to(torch.int32)
+    return Order(pairs.cuda(), starts.cuda(), top_k)
 
 
 @pytest.mark.gpu
@@ -114,8 +78,8 @@ def test_products_of_any_routing(tile: HopperTile, gated: bool, dtype: torch.dty
         [0] * 3 + [rows + 1, 2 * rows, 3] + [1] * (experts - 6),
         torch.randint(0, 2 * rows, (experts,)).tolist(),
     ):
-        pairs, starts = routing(counts, top_k)
-        num_pairs = len(pairs)
+        order = routing(counts, top_k)
+        pairs, num_pairs = order.sorted_pairs, len(order.sorted_pairs)
         inputs = torch.randn(-(-num_pairs // top_k) if gated else num_pairs, num_inputs, device="cuda").to(dtype)
         sources = inputs[pairs.long() // top_k] if gated else inputs
         owner = torch.repeat_interleave(torch.arange(experts), torch.tensor(counts)).tolist()
@@ -131,7 +95,7 @@ def test_products_of_any_routing(tile: HopperTile, gated: bool, dtype: torch.dty
         first = None
         for _ in range(3):
             found = torch.full((num_pairs, num_outputs), float("nan"), device="cuda", dtype=dtype)
-            hopper_grouped_matmul(inputs, weights, found, pairs, starts, top_k=top_k, gated=activation, tile=tile)
+            hopper_grouped_matmul(inputs, weights, found, order, tile=tile, gated=activation)
             assert (found.float() - expected).norm() / expected.norm() < 5e-3
             first = found if first is None else first
             assert torch.equal(found, first)

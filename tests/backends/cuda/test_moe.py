@@ -10,13 +10,15 @@ import pytest
 import torch
 import transformers
 from tests.backends.cuda.plain_launches import plain_launches
+from tests.backends.cuda.tables import H200, experts_by
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 
-from twostroke.backends.cuda.kernels import moe_grouped
+from twostroke.backends.cuda import moe as module
+from twostroke.backends.cuda.kernels.expert_tiles import MAX_PACKED_EXPERTS, FewTile
 from twostroke.backends.cuda.kernels.moe_combine import NextNorm
-from twostroke.backends.cuda.kernels.moe_decode import GemvTile
-from twostroke.backends.cuda.kernels.moe_grouped import GroupedTile, choose_tile
-from twostroke.backends.cuda.moe import MoeBlock, MoeScratch, MoeTiles, MoeWeights
+from twostroke.backends.cuda.moe import MoeBlock, MoeScratch, MoeWeights
+from twostroke.backends.cuda.products import card_of
+from twostroke.backends.cuda.tuned_table import Choices, table_for
 from twostroke.models.spec import MoeSpec
 
 HIDDEN = 48
@@ -24,19 +26,20 @@ MOE = MoeSpec(num_experts=6, experts_per_token=3, expert_intermediate_size=40)
 MAX_TOKENS = 40
 PATHS = ["few", "grouped"]
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
-SMALL_TILES = MoeTiles(
-    few_gate_up=GemvTile(outputs=32, depth=32),
-    few_down=GemvTile(outputs=32, depth=32),
-    grouped_gate_up=GroupedTile(16, 16, 16, num_warps=4, num_stages=2),
-    grouped_down=GroupedTile(16, 32, 16, num_warps=4, num_stages=2, weights_first=True),
-)
-
-
+SMALL: dict[str, Any] = {"rows": 16, "outputs": 32, "depth": 16, "num_warps": 4, "num_stages": 2, "bulk": False}
+GATES, DOWNS = SMALL | {"outputs": 16}, SMALL | {"weights_first": True}
 WAYS_TO_READ: list[dict[str, Any]] = [
     {"bulk": True},
     {"bulk": True, "weights_first": True},
     {"weights_first": True},
 ]
+
+
+def choices(path: str, dtype: torch.dtype, device: str, gates: Any = GATES, downs: Any = DOWNS) -> Choices:
+    """Of small tiles, which the interpreter is done with sooner."""
+    if path == "few":
+        return experts_by({"outputs": 32, "depth": 32}, {}, device, dtype, kernel="few_experts")
+    return experts_by(gates, downs, device, dtype)
 
 
 def weights_of(moe: MoeSpec, dtype: torch.dtype, device: str, hidden: int = HIDDEN) -> MoeWeights:
@@ -69,11 +72,11 @@ def expected_output(moe: MoeSpec, weights: MoeWeights, x: torch.Tensor, activati
     return out
 
 
-def run(moe: MoeSpec, weights: MoeWeights, x: torch.Tensor, activation: Any = "silu", **options: Any) -> torch.Tensor:
+def run(moe: MoeSpec, weights: MoeWeights, x: torch.Tensor, by: Choices) -> torch.Tensor:
     hidden = x.shape[1]
     scratch = MoeScratch(moe, hidden, max(MAX_TOKENS, len(x)), x.dtype, x.device)
     out = torch.full_like(x, float("nan"))
-    MoeBlock(moe, weights, activation).forward(x, out, scratch, **options)
+    MoeBlock(moe, weights, by).forward(x, out, scratch)
     return out
 
 
@@ -91,14 +94,14 @@ def assert_close(ours: torch.Tensor, expected: torch.Tensor) -> None:
 )
 def test_every_path(path: str, num_tokens: int, device: str) -> None:
     weights, x = weights_of(MOE, torch.float32, device), inputs(num_tokens, torch.float32, device)
-    assert_close(run(MOE, weights, x, path=path, tiles=SMALL_TILES), expected_output(MOE, weights, x))
+    assert_close(run(MOE, weights, x, choices(path, x.dtype, device)), expected_output(MOE, weights, x))
 
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision(path: str, dtype: torch.dtype, device: str) -> None:
     weights, x = weights_of(MOE, dtype, device), inputs(7, dtype, device)
-    assert_close(run(MOE, weights, x, path=path, tiles=SMALL_TILES), expected_output(MOE, weights, x))
+    assert_close(run(MOE, weights, x, choices(path, x.dtype, device)), expected_output(MOE, weights, x))
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -115,7 +118,7 @@ def test_half_precision(path: str, dtype: torch.dtype, device: str) -> None:
 )
 def test_other_mixtures(path: str, moe: MoeSpec, device: str) -> None:
     weights, x = weights_of(moe, torch.float32, device), inputs(5, torch.float32, device)
-    assert_close(run(moe, weights, x, path=path, tiles=SMALL_TILES), expected_output(moe, weights, x))
+    assert_close(run(moe, weights, x, choices(path, x.dtype, device)), expected_output(moe, weights, x))
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -127,7 +130,7 @@ def test_all_tokens_to_the_same_experts(path: str, favourites: tuple[int, ...], 
     weights.router.fill_(-1.0)
     for rank, expert in enumerate(favourites):
         weights.router[expert] = 1.0 - 0.01 * rank
-    assert_close(run(MOE, weights, x, path=path, tiles=SMALL_TILES), expected_output(MOE, weights, x))
+    assert_close(run(MOE, weights, x, choices(path, x.dtype, device)), expected_output(MOE, weights, x))
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -146,7 +149,7 @@ def test_of_equal_experts_the_lower_are_chosen(path: str, device: str) -> None:
             for parts in chosen
         ]
     )
-    assert_close(run(MOE, weights, x, path=path, tiles=SMALL_TILES), expected)
+    assert_close(run(MOE, weights, x, choices(path, x.dtype, device)), expected)
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -155,8 +158,8 @@ def test_gelu_and_a_residual_in_place(path: Any, device: str) -> None:
     residual = inputs(60, torch.float32, device)[:6].clone()
     expected = residual + expected_output(MOE, weights, x, "gelu_tanh")
     scratch = MoeScratch(MOE, HIDDEN, MAX_TOKENS, x.dtype, device)
-    block = MoeBlock(MOE, weights, "gelu_tanh")
-    block.forward(x, residual, scratch, residual=residual, path=path, tiles=SMALL_TILES)
+    block = MoeBlock(MOE, weights, choices(path, x.dtype, device), "gelu_tanh")
+    block.forward(x, residual, scratch, residual=residual)
     assert_close(residual, expected)
 
 
@@ -168,7 +171,7 @@ def test_a_spoilt_row_spoils_no_other(path: str, device: str) -> None:
     expected = expected_output(MOE, weights, x)
     x[2] = float("nan")
     x[4, 5] = float("inf")
-    ours = run(MOE, weights, x, path=path, tiles=SMALL_TILES)
+    ours = run(MOE, weights, x, choices(path, x.dtype, device))
     healthy = [0, 1, 3, 5]
     assert_close(ours[healthy], expected[healthy])
     assert not ours[2].isfinite().any()
@@ -177,11 +180,12 @@ def test_a_spoilt_row_spoils_no_other(path: str, device: str) -> None:
 def test_scratch_serves_steps_of_all_sizes(device: str) -> None:
     """What a larger step left behind does not reach a smaller one."""
     weights = weights_of(MOE, torch.float32, device)
-    block, scratch = MoeBlock(MOE, weights), MoeScratch(MOE, HIDDEN, MAX_TOKENS, torch.float32, device)
+    scratch = MoeScratch(MOE, HIDDEN, MAX_TOKENS, torch.float32, device)
     for num_tokens in (40, 3, 20, 1, 9):
         x = inputs(num_tokens, torch.float32, device)
         out = torch.empty_like(x)
-        block.forward(x, out, scratch, tiles=SMALL_TILES)
+        by = choices("few" if num_tokens < 4 else "grouped", x.dtype, device)
+        MoeBlock(MOE, weights, by).forward(x, out, scratch)
         assert_close(out, expected_output(MOE, weights, x))
 
 
@@ -190,53 +194,27 @@ def test_the_tiles_it_chooses_itself(device: str) -> None:
     lone = MoeSpec(num_experts=1, experts_per_token=1, expert_intermediate_size=40)
     for moe, num_tokens in ((MOE, 1), (MOE, 8), (MOE, 40), (lone, 40), (lone, 70)):
         weights, x = weights_of(moe, torch.float32, device), inputs(num_tokens, torch.float32, device)
-        assert_close(run(moe, weights, x), expected_output(moe, weights, x))
+        by = Choices.on(card_of(torch.device(device), x.dtype))
+        assert_close(run(moe, weights, x, by), expected_output(moe, weights, x))
 
 
 @pytest.mark.parametrize("rows", [16, 32])
 @pytest.mark.parametrize("changes", WAYS_TO_READ, ids=" ".join)
 def test_other_ways_to_read(changes: dict[str, Any], rows: int, device: str) -> None:
     """Inputs that the depth divides and does not; outputs that cross from one expert's matrix to the next."""
-    tiles = replace(
-        SMALL_TILES,
-        grouped_gate_up=GroupedTile(rows, 32, 32, num_warps=4, num_stages=2, **changes),
-        grouped_down=GroupedTile(rows, 32, 16, num_warps=4, num_stages=2, **changes),
-    )
+    gates, downs = ({**SMALL, "rows": rows, "depth": depth, **changes} for depth in (32, 16))
     for intermediate in (40, 64):
         moe = replace(MOE, expert_intermediate_size=intermediate)
         weights, x = weights_of(moe, torch.float32, device), inputs(21, torch.float32, device)
-        assert_close(run(moe, weights, x, path="grouped", tiles=tiles), expected_output(moe, weights, x))
+        by = choices("grouped", x.dtype, device, gates, downs)
+        assert_close(run(moe, weights, x, by), expected_output(moe, weights, x))
 
 
 def test_what_cannot_be_copied_in_bulk_is_read_otherwise(device: str) -> None:
     moe = replace(MOE, expert_intermediate_size=37)
-    tiles = replace(SMALL_TILES, grouped_down=GroupedTile(16, 32, 16, num_warps=4, num_stages=2, bulk=True))
     weights, x = weights_of(moe, torch.float32, device), inputs(9, torch.float32, device)
-    assert_close(run(moe, weights, x, path="grouped", tiles=tiles), expected_output(moe, weights, x))
-
-
-@pytest.mark.parametrize("gated", [True, False])
-def test_tiles_fit_the_shared_memory_there_is(gated: bool) -> None:
-    """Of Hopper, of Ampere, and of the least of both; also in float32, where a stage is twice as large."""
-    for average in (0.1, 8, 16, 32, 128, 512, 10_000):
-        for shared_bytes, most_rows in ((227 * 1024, 128), (163 * 1024, 64), (99 * 1024, 64)):
-            tile = choose_tile(int(average * 128), 128, gated=gated, most_rows=most_rows)
-            assert tile.rows <= most_rows
-            for element_size in (2, 4):
-                num_stages = tile.stages_within(shared_bytes, gated=gated, element_size=element_size)
-                matrix_rows = tile.rows + tile.outputs * (2 if gated else 1)
-                assert 1 <= num_stages <= tile.num_stages
-                assert num_stages * matrix_rows * tile.depth * element_size < shared_bytes
-
-
-@pytest.mark.parametrize(
-    ("average", "rows", "num_stages"),
-    [(0.1, 16, (3, 3)), (8, 16, (3, 3)), (16, 32, (5, 3)), (32, 64, (5, 4)), (128, 128, (4, 4)), (512, 128, (3, 3))],
-)
-def test_larger_tiles_for_more_rows(average: float, rows: int, num_stages: tuple[int, int]) -> None:
-    tiles = [choose_tile(int(average * 128), 128, gated=gated) for gated in (True, False)]
-    assert [tile.rows for tile in tiles] == [rows, rows]
-    assert tuple(tile.num_stages for tile in tiles) == num_stages
+    by = choices("grouped", x.dtype, device, downs=SMALL | {"bulk": True})
+    assert_close(run(moe, weights, x, by), expected_output(moe, weights, x))
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -247,9 +225,8 @@ def test_the_next_norm_replaces_the_input(path: Any, device: str) -> None:
     norm_weight = inputs(1, torch.float32, device)[0]
     scratch = MoeScratch(MOE, HIDDEN, MAX_TOKENS, x.dtype, device)
     following = NextNorm(norm_weight, x, eps=1e-5)
-    MoeBlock(MOE, weights).forward(
-        x, residual, scratch, residual=residual, next_norm=following, path=path, tiles=SMALL_TILES
-    )
+    block = MoeBlock(MOE, weights, choices(path, x.dtype, device))
+    block.forward(x, residual, scratch, residual=residual, next_norm=following)
     assert_close(residual, expected)
     assert_close(x, torch.nn.functional.rms_norm(expected, (HIDDEN,), norm_weight, 1e-5))
 
@@ -263,7 +240,8 @@ def test_a_captured_chain_of_dependent_launches(path: Any, device: str) -> None:
     weights, num_tokens = weights_of(moe, torch.bfloat16, device, hidden=128), 3 if path == "few" else 70
     x, residual = (inputs(num_tokens, torch.bfloat16, device, hidden=128) for _ in range(2))
     norm_weight, out = torch.ones(128, dtype=torch.bfloat16, device=device), torch.empty_like(x)
-    scratch, block = MoeScratch(moe, 128, num_tokens, x.dtype, device), MoeBlock(moe, weights)
+    scratch = MoeScratch(moe, 128, num_tokens, x.dtype, device)
+    block = MoeBlock(moe, weights, experts_by({}, {}, device, x.dtype, kernel="few_experts" if path == "few" else None))
     normed = torch.empty_like(x)  # not while capturing: memcheck wants an allocator that cannot
 
     def layers() -> None:
@@ -271,7 +249,7 @@ def test_a_captured_chain_of_dependent_launches(path: Any, device: str) -> None:
         normed.copy_(x)
         for _ in range(2):
             following = NextNorm(norm_weight, normed, eps=1e-5)
-            block.forward(normed, out, scratch, residual=out, next_norm=following, path=path)
+            block.forward(normed, out, scratch, residual=out, next_norm=following)
 
     layers()
     torch.cuda.synchronize()
@@ -308,21 +286,36 @@ def test_against_transformers(path: str, normalise: bool, device: str) -> None:
         theirs.experts.down_proj.copy_(weights.down.weight)
         x = inputs(11, torch.float32, device)
         expected = theirs.to(device)(x[None])[0]
-    assert_close(run(moe, weights, x, path=path, tiles=SMALL_TILES), expected)
+    assert_close(run(moe, weights, x, choices(path, x.dtype, device)), expected)
 
 
 def test_every_kernel_a_step_may_need_is_compiled_at_start(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    weights = weights_of(MOE, torch.bfloat16, device)
+    """Of every kernel that rows sorted by expert are multiplied by, on any card."""
     launched = set()
-    launch = moe_grouped.grouped_matmul
 
     def record(*arguments: Any, tile: Any, gated: str | None, **options: Any) -> None:
         launched.add((tile, gated is not None))
-        launch(*arguments, tile=tile, gated=gated, **options)
 
-    monkeypatch.setattr(moe_grouped, "grouped_matmul", record)
-    scratch = MoeScratch(MOE, HIDDEN, MAX_TOKENS, torch.bfloat16, device)
-    MoeBlock(MOE, weights).prepare(scratch)
-    for matrix, gated in ((weights.gate_up.weight, True), (weights.down.weight, False)):
-        for num_rows in range(1, 8192):
-            assert (moe_grouped.tile_for(num_rows, matrix, gated=gated), gated) in launched
+    for name in ("grouped_matmul", "hopper_grouped_matmul", "packed_experts_product"):
+        monkeypatch.setattr(module, name, record)
+    for card, spec, hidden in (
+        (H200, MoeSpec(128, 8, 768), 2048),
+        (H200, MoeSpec(8, 2, 14336), 4096),
+        (H200, MoeSpec(60, 4, 1408), 2048),
+        (H200, MoeSpec(300, 4, 1000), 72),
+        (replace(H200, name="A100", has_hopper_kernels=False), MoeSpec(128, 8, 768), 2048),
+    ):
+        launched.clear()
+        weights = MoeWeights.empty(spec, hidden, torch.bfloat16, "meta")
+        for matrix in (weights.gate_up, weights.down):
+            if card.has_hopper_kernels and spec.num_experts <= MAX_PACKED_EXPERTS:
+                matrix.make_room_for_packed()
+        by = Choices(table_for("nvidia-h200"), card)
+        MoeBlock(spec, weights, by).prepare(MoeScratch(spec, hidden, 1, torch.bfloat16, "meta"))
+        for matrix in (weights.gate_up, weights.down):
+            chosen = {
+                by.of(matrix.product, num_rows, matrix.form_names).tile
+                for num_rows in (*range(1, 6000), *range(6000, 200_000, 997))
+            }
+            grouped = {tile for tile in chosen if not isinstance(tile, FewTile)}
+            assert grouped == {tile for tile, gated in launched if gated == matrix.product.is_gated}

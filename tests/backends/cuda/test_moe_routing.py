@@ -9,6 +9,7 @@ import torch
 
 from twostroke.backends.cuda.kernels.moe_grouped import most_tiles
 from twostroke.backends.cuda.kernels.moe_routing import (
+    Order,
     RoutingScratch,
     RoutingTile,
     choose_tile,
@@ -45,8 +46,8 @@ def routed(
     shares = torch.full((num_tokens, top_k), float("nan"), device=x.device)
     found = Routed(shares, integers(num_experts + 1), integers(num_tokens * top_k), integers(num_tokens, top_k))
     scratch = scratch or RoutingScratch(num_experts, num_tokens, x.device)
-    order = (found.starts, found.sorted_pairs, found.rows)
-    route(x, router, scratch, shares, *order, normalise=normalise, tile=tile)
+    order = Order(found.sorted_pairs, found.starts, top_k)
+    route(x, router, scratch, shares, order, found.rows, normalise=normalise, tile=tile)
     return found
 
 

@@ -17,7 +17,7 @@ from twostroke.backends.cuda import matrix as matrix_module
 from twostroke.backends.cuda import products
 from twostroke.backends.cuda.compile_ahead import compilers, rehearsal
 from twostroke.backends.cuda.kernels.packed_format import packed_bytes
-from twostroke.backends.cuda.kernels.packed_tiles import MAX_AVERAGE_ROWS, MAX_DENSE_ROWS
+from twostroke.backends.cuda.kernels.packed_tiles import MAX_DENSE_ROWS
 from twostroke.backends.cuda.kernels.packed_weights import PackedMatrix
 from twostroke.backends.cuda.kernels.target import target_of
 from twostroke.backends.cuda.model_matrices import ModelMatrix, sizes_of, with_copies
@@ -166,7 +166,7 @@ def test_sizes_are_those_that_are_held(variant: str, device: str, request: pytes
         assert sizes.dense.replaced_bytes == plain_head + 2 * 2 * (128 * (rows + 128) + 3 * 128 * 384)
     else:
         assert sizes.dense.num_bytes == head + 2 * attention
-        assert sizes.experts is not None and sizes.experts.max_tokens == MAX_AVERAGE_ROWS * 3 // 2
+        assert sizes.experts is not None and sizes.experts.max_tokens == 40 * 3 // 2
         assert sizes.experts.num_bytes == 2 * 3 * (packed_bytes(256, 128) + packed_bytes(128, 128))
         assert sizes.experts.replaced_bytes == 2 * 2 * 3 * 3 * 128 * 128
 

@@ -3,8 +3,6 @@ right whatever the routing, in an emulation of its own text and on the card."""
 
 from __future__ import annotations
 
-from itertools import product
-from math import sqrt
 from pathlib import Path
 
 import pytest
@@ -19,51 +17,17 @@ from tests.backends.cuda.packed_case import (
 from tests.backends.cuda.test_packed_products import assert_compiles_well, needs_nvrtc
 
 from twostroke.backends.cuda.kernels.activation import Activation
+from twostroke.backends.cuda.kernels.moe_routing import Order
 from twostroke.backends.cuda.kernels.packed_experts import packed_experts_product, source_and_constants
-from twostroke.backends.cuda.kernels.packed_tiles import (
-    DOWN_GROUPS,
-    EXPERT_ROWS,
-    GATE_GROUPS,
-    MAX_AVERAGE_ROWS,
-    SHARED_BYTES,
-    PackedTile,
-    choose_experts_tile,
-    experts_tile,
-)
+from twostroke.backends.cuda.kernels.packed_tiles import PackedTile
 
 SMS = 132
+EXPERT_ROWS = (8, 16, 24, 32, 40, 56)
 
 
-@pytest.mark.parametrize("experts, rounds", [(128, 32), (128, 12), (8, 64), (60, 22), (3, 2)])
-def test_nearly_every_expert_has_one_tile_of_rows(experts: int, rounds: int) -> None:
-    seen = set()
-    for num_rows, gated in product(range(1, MAX_AVERAGE_ROWS * experts + 1), (True, False)):
-        tile = choose_experts_tile(num_rows, experts, rounds, gated=gated)
-        assert tile is not None and tile == experts_tile(tile.rows, gated=gated)
-        average = num_rows / experts
-        assert tile.rows >= average + 1.9 * sqrt(average), "most experts of a random routing fit"
-        assert (tile.groups, tile.units) == (GATE_GROUPS if gated else DOWN_GROUPS)
-        assert tile.held_stages >= 3 and tile.shared_bytes <= SHARED_BYTES and tile.stage_bytes % 1024 == 0
-        assert tile.splits == 1 and not tile.shared
-        seen.add(tile.rows)
-    assert seen == set(EXPERT_ROWS), "what is compiled at start is what is ever launched, and no more"
-
-
-def test_what_it_does_not_take_is_left_to_others() -> None:
-    for gated in (True, False):
-        assert choose_experts_tile(MAX_AVERAGE_ROWS * 128, 128, 32, gated=gated) is not None
-        assert choose_experts_tile(MAX_AVERAGE_ROWS * 128 + 1, 128, 32, gated=gated) is None
-        assert choose_experts_tile(128, 128, 11, gated=gated) is None, "an odd number of rounds"
-
-
-@pytest.mark.parametrize(
-    "num_tokens, rows",
-    [(16, 8), (64, 8), (72, 16), (128, 16), (256, 24), (272, 32), (320, 32), (448, 40), (512, 56), (640, 56)],
-)
-def test_how_a_30b_s_experts_are_cut(num_tokens: int, rows: int) -> None:
-    """128 experts, 8 a token."""
-    assert choose_experts_tile(num_tokens * 8, 128, 32, gated=True) == PackedTile(rows, 2, 2)
-    assert choose_experts_tile(num_tokens * 8, 128, 12, gated=False) == PackedTile(rows, 4, 1)
+def experts_tile(rows: int, *, gated: bool) -> PackedTile:
+    """As the table has them."""
+    return PackedTile(rows, *((2, 2) if gated else (4, 1)))
 
 
 @needs_compiler
@@ -120,10 +84,11 @@ def test_a_replayed_product_follows_its_routing() -> None:
     inputs = torch.randn(num_pairs // 4, 1024, device="cuda").to(torch.bfloat16)
     pairs = torch.randperm(num_pairs).to(torch.int32).cuda()
     starts = torch.zeros(17, dtype=torch.int32, device="cuda")
+    order = Order(pairs, starts, top_k=4)
     out = torch.empty(num_pairs, 512, dtype=torch.bfloat16, device="cuda")
 
     def multiply() -> None:
-        packed_experts_product(inputs, case.packed, out, pairs, starts, top_k=4, tile=tile, num_sms=SMS, gated="silu")
+        packed_experts_product(inputs, case.packed, out, order, tile=tile, num_sms=SMS, gated="silu")
 
     multiply()  # of no rows: loads the kernel
     graph = torch.cuda.CUDAGraph()

@@ -27,13 +27,12 @@ from tests.models.tiny_checkpoints import make_tiny
 
 from twostroke.backends.cuda import moe, products
 from twostroke.backends.cuda.kernels.packed_format import UNIT_ROWS
-from twostroke.backends.cuda.kernels.packed_tiles import choose_experts_tile
 from twostroke.backends.cuda.kernels.product import Card, Product, Role
 from twostroke.backends.cuda.kernels.target import target_of
 from twostroke.backends.cuda.matrix import Matrix, Plain
 from twostroke.backends.cuda.moe import MoeBlock, MoeScratch, MoeWeights
 from twostroke.backends.cuda.products import Products, ProductScratch, Stream
-from twostroke.backends.cuda.tuned_table import Choices, Line
+from twostroke.backends.cuda.tuned_table import NO_END, Choices, Line, Table
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.random_weights import random_checkpoint
 from twostroke.models.spec import MoeSpec
@@ -71,9 +70,12 @@ def asked(device: str, monkeypatch: pytest.MonkeyPatch) -> Asked:
 
     monkeypatch.setattr(products, "packed_product", count_dense)
     monkeypatch.setattr(moe, "packed_experts_product", count_experts)
-    if device == "cpu":
-        monkeypatch.setattr(moe, "target_of", lambda of: replace(target_of(of), num_sms=4))
     return found
+
+
+def card(device: str) -> Card:
+    num_sms = target_of(device).num_sms if device == "cuda" else 4
+    return Card("a test's", num_sms, has_hopper_kernels=True)
 
 
 def packed_choices(device: str) -> Choices:
@@ -81,10 +83,9 @@ def packed_choices(device: str) -> Choices:
     lines = (Line(1, 128, "packed", {"groups": 2}),)
     turns = (Line(1, 128, "packed", {"groups": 2, "shared": True, "splits": 2}),)
     table = table_of({"packed": lines, "plain": ()})
-    joins = {asked: {"packed": turns} for asked in table.products if asked.adds_parts}
+    joins = {asked: {"packed": turns} for asked in table.products if asked.adds_parts and not asked.experts}
     others = {replace(asked, outputs=65): {"packed": lines} for asked in joins}  # where turns decline
-    num_sms = target_of(device).num_sms if device == "cuda" else 4
-    return Choices(table.with_others(joins).with_others(others), Card("a test's", num_sms, has_hopper_kernels=True))
+    return Choices(table.with_others(joins).with_others(others), card(device))
 
 
 @pytest.fixture
@@ -129,7 +130,7 @@ def test_a_layer_s_products(num_rows: int, tiny: Checkpoint, asked: Asked, devic
 @pytest.mark.slow
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
 def test_a_layer_s_experts(activation: Any, asked: Asked, device: str) -> None:
-    """Few tokens read the experts themselves, some dozens the copies, and more read the experts again."""
+    """Some dozens of tokens read the copies, and more read the experts themselves."""
     torch.manual_seed(0)
     hidden, spec = 256, MoeSpec(num_experts=4, experts_per_token=2, expert_intermediate_size=128)
     weights, seen = (MoeWeights.empty(spec, hidden, BF16, device) for _ in range(2))
@@ -141,14 +142,22 @@ def test_a_layer_s_experts(activation: Any, asked: Asked, device: str) -> None:
         pack(matrix.weight, matrix.packed)
         plain.weight.copy_(torch.stack(of_experts(matrix.packed, matrix.weight.shape[1])))
     scratch = MoeScratch(spec, hidden, 84, BF16, device)
-    for num_tokens, is_packed in ((2, False), (13, True), (48, True), (84, False)):
+    lines = {
+        role: {
+            "packed": (Line(1, 100, "packed_experts", {"rows": 24, "groups": groups, "units": units}),),
+            "plain": (Line(1, NO_END, "grouped_experts"),),
+        }
+        for role, groups, units in (("gated", 2, 2), ("join", 4, 1))
+    }
+    table = Table("a test", {Product(role, 64, 64, experts=4): forms for role, forms in lines.items()})
+    choices = Choices(table, card(device))
+    for num_tokens, is_packed in ((2, True), (13, True), (48, True), (84, False)):
         x = torch.randn(num_tokens, hidden, device=device).to(BF16)
-        assert is_packed == (num_tokens > 4 and choose_experts_tile(2 * num_tokens, 4, 4, gated=True) is not None)
         found, plain = (torch.full_like(x, float("nan")) for _ in range(2))
         before = asked.experts
-        MoeBlock(spec, weights, activation).forward(x, found, scratch)
+        MoeBlock(spec, weights, choices, activation).forward(x, found, scratch)
         assert asked.experts - before == (2 if is_packed else 0)
-        MoeBlock(spec, seen, activation).forward(x, plain, scratch)
+        MoeBlock(spec, seen, choices, activation).forward(x, plain, scratch)
         # Gates, expert's results and their sum, of both; the interpreter cuts bf16 off.
         assert_near(found, plain.float(), BF16, roundings=3)
 

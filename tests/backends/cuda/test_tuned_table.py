@@ -15,7 +15,7 @@ from twostroke.backends.cuda import products
 from twostroke.backends.cuda.kernels.product import Card, Product, Settings
 from twostroke.backends.cuda.kernels.product_kernels import KERNELS
 from twostroke.backends.cuda.matrix import Matrix, Plain
-from twostroke.backends.cuda.model_matrices import dense_products
+from twostroke.backends.cuda.model_matrices import products_of
 from twostroke.backends.cuda.products import Products, ProductScratch, Stream
 from twostroke.backends.cuda.tuned_table import (
     FOLDER,
@@ -63,7 +63,7 @@ def test_the_models_that_were_measured_are_in_the_table() -> None:
     choices = Choices.on(H200)
     for shape in ("llama-3.1-8b", "llama-3.2-1b", "qwen3-0.6b", "qwen3-30b-a3b"):
         spec = read_folder_spec(Path(__file__).parents[3] / "bench" / "shapes" / shape)[1]
-        found = dense_products(spec)
+        found = products_of(spec)
         assert all(map(choices.has, found))
         assert choices.note(found, shape) == f"products: {len(found)} of {len(found)} are in the table for NVIDIA H200"
 
@@ -103,7 +103,8 @@ def test_another_card_is_given_what_its_kernels_take(card: Card) -> None:
         for rows in (1, 4, 16, 100, 256, 1000, 8192):
             choice = choices.of(asked, rows, BOTH)
             assert not isinstance(choice.kernel.tile(asked, rows, card, choice.settings), str)
-            assert card.has_hopper_kernels or choice.kernel.name in ("gemv", "cublas")
+            anywhere = ("few_experts", "grouped_experts") if asked.experts else ("gemv", "cublas")
+            assert card.has_hopper_kernels or choice.kernel.name in anywhere
     assert choices.of(Product("plain", 4096, 1024), 1, BOTH).kernel.name == "gemv"
 
 

@@ -13,7 +13,7 @@ from tests.models.tiny_checkpoints import make_tiny
 
 from twostroke.backends.cuda import tuning
 from twostroke.backends.cuda.kernels.product import Product
-from twostroke.backends.cuda.model_matrices import dense_products
+from twostroke.backends.cuda.model_matrices import products_of
 from twostroke.backends.cuda.products import Products, card_of
 from twostroke.backends.cuda.tuned_table import NO_END, Choices, Line, Table, parse, table_for
 from twostroke.backends.cuda.tuning import Tuner, _extend, tune
@@ -30,7 +30,14 @@ def spec(tmp_path: Path) -> ModelSpec:
     return load_checkpoint(make_tiny("llama", tmp_path / "model")[0]).spec
 
 
-def lines_of(times_us: dict[tuple[str, int], float], spec: ModelSpec, monkeypatch: pytest.MonkeyPatch) -> Tuner:
+@pytest.fixture
+def moe_spec(tmp_path: Path) -> ModelSpec:
+    return load_checkpoint(make_tiny("qwen3_moe", tmp_path / "moe")[0]).spec
+
+
+def lines_of(
+    times_us: dict[tuple[str, int], float], spec: ModelSpec, monkeypatch: pytest.MonkeyPatch, role: str = "gated"
+) -> Tuner:
     """A tuner whose clock says what each method and number of rows takes; 100 us: all others."""
 
     def clock(case: Case, trials: Sequence[Trial], replays: int) -> list[float]:
@@ -39,8 +46,9 @@ def lines_of(times_us: dict[tuple[str, int], float], spec: ModelSpec, monkeypatc
         ]
 
     monkeypatch.setattr(tuning, "graph_us", clock)
-    product = next(product for product in dense_products(spec) if product.role == "gated")
-    pool = Pool(spec, [product], 4, F32, torch.device("cpu"))
+    products = products_of(spec)
+    product = next(product for product in reversed(products) if product.role == role)
+    pool = Pool(spec, products, 4, F32, torch.device("cpu"))
     now = Choices(table_of({"plain": (Line(1, NO_END, "cublas"),)}), pool.card)
     return Tuner(spec, product, pool, now, Choices(Table("so far", {}), pool.card))
 
@@ -84,6 +92,20 @@ def test_what_is_wrong_is_never_chosen(spec: ModelSpec, monkeypatch: pytest.Monk
     assert line.kernel == "cublas" and tuner.faults and "error" in tuner.faults[0]
 
 
+@pytest.mark.parametrize("role", ["gated", "join"])
+def test_experts_are_measured_in_their_block(role: str, moe_spec: ModelSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are tokens' experts. What few tokens have computes both products, and is an answer for the first alone."""
+    assert moe_spec.moe is not None
+    each = moe_spec.moe.experts_per_token
+    tuner = lines_of({("few_experts", each): 5.0}, moe_spec, monkeypatch, role)
+    lines = tuner.measure((each, 4 * each), AN_HOUR)["plain"]
+    assert not tuner.faults, "every candidate was computed, and right"
+    if role == "gated":
+        assert [(line.last, line.kernel) for line in lines] == [(each, "few_experts"), (NO_END, "grouped_experts")]
+    else:
+        assert [(line.last, line.kernel) for line in lines] == [(NO_END, "grouped_experts")]
+
+
 def test_lines_that_say_the_same_are_one() -> None:
     lines: list[Line] = []
     for first, last, kernel in ((1, 1, "gemv"), (2, 2, "gemv"), (3, 8, "cublas"), (9, 16, "gemv"), (25, 32, "gemv")):
@@ -96,8 +118,12 @@ def test_lines_that_say_the_same_are_one() -> None:
     ], "nothing is said of 17 to 24"
 
 
-def test_a_model_is_tuned(spec: ModelSpec, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("variant", ["spec", "moe_spec"])
+def test_a_model_is_tuned(
+    variant: str, request: pytest.FixtureRequest, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On a card by its clock, for bf16; elsewhere everything but the clock."""
+    spec: ModelSpec = request.getfixturevalue(variant)
     monkeypatch.setenv("TWOSTROKE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(tuning, "DECODE_COUNTS", (32, 1, 8))
     monkeypatch.setattr(tuning, "LONG_COUNTS", (384,) if device == "cuda" else (40,))
@@ -108,7 +134,7 @@ def test_a_model_is_tuned(spec: ModelSpec, device: str, tmp_path: Path, monkeypa
         )
     told: list[tuple[int, int]] = []
     report = tune(spec, dtype, 60.0, lambda done, total, _: told.append((done, total)), device)
-    products = dense_products(spec)
+    products = products_of(spec)
     assert told[-1] == (len(products), len(products)) and not report.faults
     kept = table_for(report.device)
     choices = Choices(kept, card_of(torch.device(device), dtype))

@@ -22,7 +22,7 @@ from twostroke.backends.cuda.kernels.paged import AttentionShape
 from twostroke.backends.cuda.kv_store import KVStore
 from twostroke.backends.cuda.logprobs import logprob_readers
 from twostroke.backends.cuda.model import Decoder
-from twostroke.backends.cuda.model_matrices import dense_products
+from twostroke.backends.cuda.model_matrices import products_of
 from twostroke.backends.cuda.parts import Parts
 from twostroke.backends.cuda.prefill import PrefillPath
 from twostroke.backends.cuda.products import card_of
@@ -110,7 +110,7 @@ class CudaBackend:
         self.notes = (
             f"weights in {times.weights_s:.1f} s{packed}, kernels and {len(graphs)} graphs in {rest_s:.1f} s{again}",
             attention.prefill_choice,
-            choices.note(dense_products(spec), checkpoint.name),
+            choices.note(products_of(spec), checkpoint.name),
             *(f"decode reads {name} unpacked: not all of its weights are finite" for name in times.left_plain),
         )
 

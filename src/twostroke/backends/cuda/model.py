@@ -85,7 +85,9 @@ class Decoder:
         """One of each kind: enough to meet every kernel of all of them, and of no other use."""
         self._windows = tuple(dict.fromkeys(layer.window for layer in spec.layers))
         self._experts = [
-            MoeBlock(own.moe, layer.mlp, own.moe.activation) if own.moe and isinstance(layer.mlp, MoeWeights) else None
+            MoeBlock(own.moe, layer.mlp, choices, own.moe.activation)
+            if own.moe and isinstance(layer.mlp, MoeWeights)
+            else None
             for own, layer in zip(spec.layers, weights.layers, strict=True)
         ]
         self._rotations = {rope: rotation(rope, max_context, weights.embedding.device) for rope in ropes}

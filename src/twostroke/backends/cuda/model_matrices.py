@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from twostroke.backends.cuda.kernels.packed_format import can_pack, packed_bytes
-from twostroke.backends.cuda.kernels.packed_tiles import MAX_AVERAGE_ROWS, MAX_DENSE_ROWS, MAX_EXPERTS
+from twostroke.backends.cuda.kernels.packed_format import packed_bytes
+from twostroke.backends.cuda.kernels.packed_tiles import MAX_DENSE_ROWS
 from twostroke.backends.cuda.kernels.product import Card, Product, Role
 from twostroke.backends.cuda.tuned_table import Choices
 from twostroke.core.formats import Formats
@@ -40,9 +40,7 @@ class ModelMatrix:
     def has_copy(self, choices: Choices) -> bool:
         """Whether decode reads a packed copy of it."""
         product = self.product
-        if product.experts:
-            return product.experts <= MAX_EXPERTS and can_pack(product.shape, is_gated=product.is_gated)
-        return choices.reads(product, "packed")
+        return choices.reads(product, "packed", (product.experts,) if product.experts else (1, 16, 64))
 
 
 def head_of(spec: ModelSpec) -> ModelMatrix:
@@ -80,9 +78,9 @@ def model_matrices(spec: ModelSpec) -> list[ModelMatrix]:
     return [*(matrix for index in range(spec.num_layers) for matrix in layer_matrices(spec, index)), head_of(spec)]
 
 
-def dense_products(spec: ModelSpec) -> list[Product]:
+def products_of(spec: ModelSpec) -> list[Product]:
     """Those that a table chooses a kernel for."""
-    return list(dict.fromkeys(matrix.product for matrix in model_matrices(spec) if not matrix.product.experts))
+    return list(dict.fromkeys(matrix.product for matrix in model_matrices(spec)))
 
 
 def with_copies(spec: ModelSpec, choices: Choices) -> list[ModelMatrix]:
@@ -119,10 +117,14 @@ def sizes_of(checkpoint: Checkpoint, choices: Choices) -> DecodeWeights | str:
     moe = spec.moe
     return DecodeWeights(
         copies if copies.num_bytes else None,
-        WeightCopies(*_bytes(checkpoint, experts), MAX_AVERAGE_ROWS * moe.num_experts // moe.experts_per_token)
+        WeightCopies(*_bytes(checkpoint, experts), _most_expert_rows(experts, choices) // moe.experts_per_token)
         if experts and moe is not None
         else None,
     )
+
+
+def _most_expert_rows(matrices: Sequence[ModelMatrix], choices: Choices) -> int:
+    return min(choices.last_rows(matrix.product, "packed") for matrix in matrices)
 
 
 def _plain_tokens(matrices: Sequence[ModelMatrix], choices: Choices) -> int:

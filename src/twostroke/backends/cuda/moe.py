@@ -1,33 +1,26 @@
-"""The mixture of experts of a layer on the device: its weights, the scratch that all layers share, and the choice
-between reading the chosen experts' weights for a few tokens and grouped matrix products for more. Nothing here waits
-for the device or allocates."""
+"""The mixture of experts of a layer on the device: its weights, the scratch that all layers share, and how its kernels
+follow each other. Which of them multiply is the table's to say. Nothing here waits for the device or allocates."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
-from twostroke.backends.cuda.kernels import moe_combine, moe_decode, moe_grouped, moe_routing
+from twostroke.backends.cuda.kernels import moe_combine, moe_decode, moe_routing
 from twostroke.backends.cuda.kernels.activation import Activation
-from twostroke.backends.cuda.kernels.grouped_tiles import HopperTile
+from twostroke.backends.cuda.kernels.expert_tiles import FewTile, GroupedTile, HopperTile
+from twostroke.backends.cuda.kernels.hopper_grouped import hopper_grouped_matmul
 from twostroke.backends.cuda.kernels.moe_combine import NextNorm
-from twostroke.backends.cuda.kernels.moe_decode import DOWN_TILE, GATE_UP_TILE, GemvTile
-from twostroke.backends.cuda.kernels.moe_grouped import GroupedTile
-from twostroke.backends.cuda.kernels.moe_routing import RoutingScratch, RoutingTile
+from twostroke.backends.cuda.kernels.moe_grouped import grouped_matmul
+from twostroke.backends.cuda.kernels.moe_routing import Order, RoutingScratch
 from twostroke.backends.cuda.kernels.norms import rms_norm
 from twostroke.backends.cuda.kernels.packed_experts import packed_experts_product
-from twostroke.backends.cuda.kernels.packed_tiles import EXPERT_ROWS, PackedTile, choose_experts_tile, experts_tile
+from twostroke.backends.cuda.kernels.packed_tiles import PackedTile
 from twostroke.backends.cuda.kernels.product import Product
-from twostroke.backends.cuda.kernels.target import target_of
 from twostroke.backends.cuda.matrix import Matrix, Plain
+from twostroke.backends.cuda.tuned_table import Choice, Choices
 from twostroke.models.spec import MoeSpec
-
-Path = Literal["few", "grouped"]
-
-FEW_TOKENS = 4
-"""Up to here tokens seldom share an expert, and sorting would save nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +64,10 @@ class MoeScratch:
         self.activations = torch.zeros(pairs, moe.expert_intermediate_size, dtype=dtype, device=device)
         # A few tokens never need these: their experts are summed where they are computed.
         self.expert_outputs = torch.zeros(pairs, hidden_size, dtype=dtype, device=device)
+        self._top_k = top_k
+
+    def order(self, num_pairs: int) -> Order:
+        return Order(self.sorted_pairs[:num_pairs], self.starts, self._top_k)
 
     @staticmethod
     def num_bytes(moe: MoeSpec, hidden_size: int, max_tokens: int) -> int:
@@ -81,34 +78,9 @@ class MoeScratch:
         return pairs * (2 * (moe.expert_intermediate_size + hidden_size) + 12) + routing
 
 
-@dataclass(frozen=True, slots=True)
-class MoeTiles:
-    """What a benchmark may choose; None: by the number of tokens."""
-
-    few_gate_up: GemvTile = GATE_UP_TILE
-    few_down: GemvTile = DOWN_TILE
-    routing: RoutingTile | None = None
-    grouped_gate_up: GroupedTile | HopperTile | PackedTile | None = None
-    grouped_down: GroupedTile | HopperTile | PackedTile | None = None
-
-
-_TILES = MoeTiles()
-
-
-def choose_path(num_tokens: int) -> Path:
-    return "few" if num_tokens <= FEW_TOKENS else "grouped"
-
-
 class MoeBlock:
-    def __init__(
-        self,
-        moe: MoeSpec,
-        weights: MoeWeights,
-        activation: Activation = "silu",
-    ) -> None:
-        self._moe = moe
-        self._weights = weights
-        self._activation = activation
+    def __init__(self, moe: MoeSpec, weights: MoeWeights, choices: Choices, activation: Activation = "silu") -> None:
+        self._moe, self._weights, self._choices, self._activation = moe, weights, choices, activation
 
     def forward(
         self,
@@ -118,103 +90,62 @@ class MoeBlock:
         *,
         residual: torch.Tensor | None = None,
         next_norm: NextNorm | None = None,
-        path: Path | None = None,
-        tiles: MoeTiles = _TILES,
     ) -> None:
         """x [num_tokens, hidden], normed -> out [num_tokens, hidden], on top of `residual` if there is one, which may
         be `out` itself; `x` may not, but `next_norm` may be written to it. All contiguous."""
-        if path is None:
-            path = choose_path(x.shape[0])
-        if path == "few":
-            self._few(x, out, scratch, residual, tiles)
+        num_tokens, moe, weights = len(x), self._moe, self._weights
+        num_pairs = num_tokens * moe.experts_per_token
+        gates = self._choice(weights.gate_up, num_pairs)
+        if isinstance(gates.tile, FewTile):
+            self._few(x, out, scratch, residual, gates.tile)
             if next_norm is not None:
                 rms_norm(out, next_norm.weight, next_norm.out, eps=next_norm.eps)
             return
-        num_tokens, num_pairs = x.shape[0], x.shape[0] * self._moe.experts_per_token
-        shares, rows = scratch.shares[:num_tokens], scratch.rows[:num_tokens]
-        moe_routing.route(
-            x,
-            self._weights.router,
-            scratch.routing,
-            shares,
-            scratch.starts,
-            scratch.sorted_pairs[:num_pairs],
-            rows,
-            normalise=self._moe.normalise_weights,
-            tile=tiles.routing,
-        )
-        expert_outputs = self._grouped(x, scratch, num_pairs, tiles)
-        moe_combine.combine(expert_outputs, rows, shares, out, residual=residual, next_norm=next_norm)
+        shares, rows, order = scratch.shares[:num_tokens], scratch.rows[:num_tokens], scratch.order(num_pairs)
+        router, normalise = weights.router, moe.normalise_weights
+        moe_routing.route(x, router, scratch.routing, shares, order, rows, normalise=normalise)
+        activations, outputs = scratch.activations[:num_pairs], scratch.expert_outputs[:num_pairs]
+        self.multiply(x, weights.gate_up, activations, order, gates)
+        self.multiply(activations, weights.down, outputs, order, self._choice(weights.down, num_pairs))
+        moe_combine.combine(outputs, rows, shares, out, residual=residual, next_norm=next_norm)
 
     def prepare(self, scratch: MoeScratch) -> None:
         """Have every kernel of the grouped products compiled, whichever sizes of step follow: on rows of nobody."""
         scratch.starts.zero_()
-        x = scratch.expert_outputs[:1]  # as wide as a token, and nobody's
-        gates, downs = self._weights.gate_up, self._weights.down
-        for tile in moe_grouped.tiles_for(gates.weight, gated=True):
-            self._grouped(x, scratch, 1, MoeTiles(grouped_gate_up=tile))
-        for tile in moe_grouped.tiles_for(downs.weight, gated=False):
-            self._grouped(x, scratch, 1, MoeTiles(grouped_down=tile))
-        if gates.packed is None and downs.packed is None:
-            return
-        for rows in EXPERT_ROWS:
-            gate_up = None if gates.packed is None else experts_tile(rows, gated=True)
-            down = None if downs.packed is None else experts_tile(rows, gated=False)
-            self._grouped(x, scratch, 1, MoeTiles(grouped_gate_up=gate_up, grouped_down=down))
+        order, x = scratch.order(1), scratch.expert_outputs[:1]  # as wide as a token, and nobody's
+        activations, weights = scratch.activations[:1], self._weights
+        for matrix, places in ((weights.gate_up, (x, activations)), (weights.down, (activations, x))):
+            for _, choice in self._choices.later_lines(matrix.product, matrix.form_names, 0):
+                if not isinstance(choice.tile, FewTile):  # whose steps are all launched at start
+                    self.multiply(places[0], matrix, places[1], order, choice)
+
+    def multiply(
+        self, inputs: torch.Tensor, matrix: Matrix, results: torch.Tensor, order: Order, choice: Choice
+    ) -> None:
+        """See `grouped_matmul`."""
+        tile, kind = choice.tile, self._activation if matrix.product.is_gated else None
+        if isinstance(tile, PackedTile):
+            packed, num_sms = matrix.packed, self._choices.card.num_sms
+            assert packed is not None
+            packed_experts_product(inputs, packed, results, order, tile=tile, num_sms=num_sms, gated=kind)
+        elif isinstance(tile, HopperTile):
+            hopper_grouped_matmul(inputs, matrix.weight, results, order, tile=tile, gated=kind)
+        else:
+            assert isinstance(tile, GroupedTile)
+            grouped_matmul(inputs, matrix.weight, results, order, tile=tile, gated=kind)
+
+    def _choice(self, matrix: Matrix, num_pairs: int) -> Choice:
+        return self._choices.of(matrix.product, num_pairs, matrix.form_names)
 
     def _few(
-        self,
-        x: torch.Tensor,
-        out: torch.Tensor,
-        scratch: MoeScratch,
-        residual: torch.Tensor | None,
-        tiles: MoeTiles,
+        self, x: torch.Tensor, out: torch.Tensor, scratch: MoeScratch, residual: torch.Tensor | None, tile: FewTile
     ) -> None:
         top_k, weights = self._moe.experts_per_token, self._weights
-        logits = scratch.logits[: x.shape[0]]
+        logits, activations = scratch.logits[: len(x)], scratch.activations[: len(x) * top_k]
         moe_routing.router_logits(x, weights.router, logits)
-        activations = scratch.activations[: x.shape[0] * top_k]
-        kind, tile = self._activation, tiles.few_gate_up
-        moe_decode.few_tokens_gate_up(x, logits, weights.gate_up.weight, activations, top_k=top_k, kind=kind, tile=tile)
+        gate_up, down, kind = weights.gate_up.weight, weights.down.weight, self._activation
+        moe_decode.few_tokens_gate_up(x, logits, gate_up, activations, top_k=top_k, kind=kind, tile=tile)
+        normalise = self._moe.normalise_weights
         moe_decode.few_tokens_down(
-            activations,
-            logits,
-            weights.down.weight,
-            out,
-            top_k=top_k,
-            normalise=self._moe.normalise_weights,
-            residual=residual,
-            tile=tiles.few_down,
+            activations, logits, down, out, top_k=top_k, normalise=normalise, residual=residual, tile=tile
         )
-
-    def _grouped(self, x: torch.Tensor, scratch: MoeScratch, num_pairs: int, tiles: MoeTiles) -> torch.Tensor:
-        """[num_pairs, hidden], sorted by expert"""
-        weights = self._weights
-        order = (scratch.sorted_pairs[:num_pairs], scratch.starts)
-        activations, outputs = scratch.activations[:num_pairs], scratch.expert_outputs[:num_pairs]
-        self._multiply(x, weights.gate_up, activations, order, tiles.grouped_gate_up)
-        self._multiply(activations, weights.down, outputs, order, tiles.grouped_down)
-        return outputs
-
-    def _multiply(
-        self,
-        inputs: torch.Tensor,
-        matrix: Matrix,
-        results: torch.Tensor,
-        order: tuple[torch.Tensor, torch.Tensor],
-        tile: GroupedTile | HopperTile | PackedTile | None,
-    ) -> None:
-        """By the packed copy of the weights, if there is one and the rows are few enough for it."""
-        num_pairs, top_k = len(order[0]), self._moe.experts_per_token
-        gated, packed, weights = matrix.product.is_gated, matrix.packed, matrix.weight
-        if tile is None and packed is not None:
-            tile = choose_experts_tile(num_pairs, len(weights), packed.data.shape[-2], gated=gated)
-        if tile is None:
-            tile = moe_grouped.tile_for(num_pairs, weights, gated=gated)
-        kind = self._activation if gated else None
-        if isinstance(tile, PackedTile):
-            assert packed is not None
-            num_sms = target_of(inputs.device).num_sms
-            packed_experts_product(inputs, packed, results, *order, top_k=top_k, tile=tile, num_sms=num_sms, gated=kind)
-            return
-        moe_grouped.grouped_matmul(inputs, weights, results, *order, top_k=top_k, tile=tile, gated=kind)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from twostroke.backends.cuda.kernels.product import Card, Kernel, Product, Settings, Tile
-from twostroke.backends.cuda.kernels.product_kernels import CUBLAS, KERNELS
+from twostroke.backends.cuda.kernels.product_kernels import ANYWHERE, GROUPED_EXPERTS, KERNELS
 from twostroke.cache import cache_folder, write_whole
 from twostroke.core.errors import BackendError
 
@@ -82,7 +82,7 @@ class Choices:
 
     def of(self, product: Product, rows: int, forms: tuple[str, ...]) -> Choice:
         """By the table's line for this product, in any of the forms that its weights are held in; where there is none,
-        or its kernel declines, by that of the nearest size that a kernel takes; else by cuBLAS."""
+        or its kernel declines, by that of the nearest size that a kernel takes; else by what computes it anywhere."""
         key = (product, rows, forms)
         if key not in self._known:
             self._known[key] = self._look_up(product, rows, forms)
@@ -105,25 +105,38 @@ class Choices:
     def later_lines(self, product: Product, forms: tuple[str, ...], beyond: int) -> list[tuple[int, Choice]]:
         """Each distinct choice for more than so many rows, with a number of rows that meets it."""
         found: dict[str, tuple[int, Choice]] = {}
-        source = next(iter(self.table.nearest(product)), product)
-        for lines in self.table.products.get(source, {}).values():
-            for line in lines:
-                rows = max(line.first, beyond + 1)
-                if rows <= line.last:
-                    choice = self.of(product, rows, forms)
-                    found.setdefault(f"{choice.kernel.name} {choice.tile}", (rows, choice))
+        for first in self._beginnings(product):
+            rows = max(first, beyond + 1)
+            choice = self.of(product, rows, forms)
+            found.setdefault(f"{choice.kernel.name} {choice.tile}", (rows, choice))
         return list(found.values())
+
+    def last_rows(self, product: Product, form: str) -> int:
+        """Up to how many rows this form may be read, were there one."""
+        ends = [first - 1 for first in self._beginnings(product)[1:]]
+        return max((rows for rows in ends if self.reads(product, form, (rows,))), default=0)
+
+    def _beginnings(self, product: Product) -> list[int]:
+        """Every number of rows from which on the choice may be another."""
+        found = set(GROUPED_EXPERTS.beginnings(product) if product.experts else [1])
+        for source in self.table.nearest(product):
+            for lines in self.table.products[source].values():
+                for line in lines:
+                    ends = (line.first, line.last + 1) if line.last < NO_END else (line.first,)
+                    found |= {_rows_of(product, source, rows) for rows in ends}
+        return sorted(found)
 
     def _look_up(self, product: Product, rows: int, forms: tuple[str, ...]) -> Choice:
         for source in self.table.nearest(product):
             for form, lines in self.table.products[source].items():
-                line = line_at(lines, rows) if form in forms else None
+                line = line_at(lines, _rows_in(source, product, rows)) if form in forms else None
                 choice = line and self._accepted(product, rows, line)
                 if choice:
                     return choice
-        tile = CUBLAS.tile(product, rows, self.card, {})
-        assert not isinstance(tile, str), tile
-        return Choice(CUBLAS, tile, {})
+        for kernel in ANYWHERE:
+            if not isinstance(tile := kernel.tile(product, rows, self.card, {}), str):
+                return Choice(kernel, tile, {})
+        raise AssertionError(f"no kernel computes {product}")
 
     def _accepted(self, product: Product, rows: int, line: Line) -> Choice | None:
         kernel = KERNELS[line.kernel]
@@ -132,6 +145,16 @@ class Choices:
         except (TypeError, KeyError):  # settings that an older version measured
             return None
         return None if isinstance(tile, str) else Choice(kernel, tile, line.settings)
+
+
+def _rows_in(source: Product, product: Product, rows: int) -> int:
+    """What so many rows of a product are in another's lines: of experts, as many a matrix."""
+    return -(-rows * source.experts // product.experts) if product.experts else rows
+
+
+def _rows_of(product: Product, source: Product, first: int) -> int:
+    """The fewest rows of a product that are at least so many in another's lines."""
+    return (first - 1) * product.experts // source.experts + 1 if product.experts else first
 
 
 def line_at(lines: tuple[Line, ...], rows: int) -> Line | None:

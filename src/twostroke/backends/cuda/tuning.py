@@ -14,10 +14,10 @@ import torch
 
 from twostroke.backends.cuda.compile_ahead import CAN_REHEARSE, compilers, rehearsal
 from twostroke.backends.cuda.kernels.product import Product
-from twostroke.backends.cuda.kernels.product_kernels import KERNELS
-from twostroke.backends.cuda.model_matrices import dense_products
+from twostroke.backends.cuda.kernels.product_kernels import kernels_for
+from twostroke.backends.cuda.model_matrices import products_of
 from twostroke.backends.cuda.tuned_table import NO_END, Choices, Forms, Line, Table, keep, text_of
-from twostroke.backends.cuda.tuning_cases import Case, Pool, Trial
+from twostroke.backends.cuda.tuning_cases import Case, ExpertsCase, Pool, Trial
 from twostroke.backends.interface import TunedChange, TuningProgress, TuningReport
 from twostroke.models.spec import ModelSpec
 
@@ -35,7 +35,7 @@ def tune(
     """For about so long; what there was no time to measure stays as it is. The result is kept in the user's cache."""
     started_s = time.perf_counter()
     # Sums come last: then it is known who behind them norms its rows.
-    products = sorted(dense_products(spec), key=lambda product: product.adds_parts)
+    products = sorted(products_of(spec), key=lambda product: product.adds_parts)
     pool = Pool(spec, products, max(LONG_COUNTS), dtype, torch.device(device))
     before, faults = Choices.on(pool.card), []
     found: dict[Product, Forms] = {}
@@ -43,15 +43,21 @@ def tune(
     for number, product in enumerate(products):
         progress(number, len(products), f"{product.role} {product.outputs} x {product.width}")
         tuner = Tuner(spec, product, pool, before, Choices(Table("so far", found), pool.card))
-        counts = DECODE_COUNTS if product.role == "head" else (*DECODE_COUNTS, *LONG_COUNTS)
-        left_s = seconds - (time.perf_counter() - started_s)
-        found[product] = tuner.measure(counts, time.perf_counter() + left_s / (len(products) - number))
+        share_s = (seconds - (time.perf_counter() - started_s)) / (len(products) - number)
+        found[product] = tuner.measure(counts_of(product, spec), time.perf_counter() + share_s)
         changes += tuner.changes
         faults += tuner.faults
     progress(len(products), len(products), "")
     kept = keep(pool.card.name, found)
     text = text_of(before.table.with_others(found))
     return TuningReport(pool.card.name, len(products), changes, faults, time.perf_counter() - started_s, kept, text)
+
+
+def counts_of(product: Product, spec: ModelSpec) -> list[int]:
+    """Numbers of rows that are measured; of experts there are several a token."""
+    each = spec.moe.experts_per_token if spec.moe is not None and product.experts else 1
+    counts = DECODE_COUNTS if product.role == "head" else (*DECODE_COUNTS, *LONG_COUNTS)
+    return [count * each for count in counts]
 
 
 class Tuner:
@@ -92,6 +98,9 @@ class Tuner:
         return {form: tuple(found) for form, found in lines.items() if found}
 
     def _case(self, rows: int) -> Case:
+        if self._product.experts:
+            known = Choices(self._before.table.with_others(self._so_far.table.products), self._pool.card)
+            return ExpertsCase(self._spec, self._product, rows, self._pool, known)
         readers = [product for product in self._so_far.table.products if product.role in ("plain", "gated")]
         fuses = all(self._so_far.of(reader, rows, ("packed", "plain")).kernel.fuses for reader in readers)
         return Case(self._spec, self._product, rows, self._pool, next_fuses=fuses and bool(readers))
@@ -99,11 +108,12 @@ class Tuner:
     def _trials(self, case: Case) -> list[Trial]:
         """What the table has now, first."""
         forms = case.matrices[0].form_names
-        kernels = [kernel for kernel in KERNELS.values() if kernel.form in forms]
+        kernels = [kernel for kernel in kernels_for(case.product) if kernel.form in forms]
         found = [
             Trial(kernel.form, kernel.name, tuple(settings.items()))
             for kernel in kernels
             for settings in kernel.candidates(case.product, case.rows, case.card)
+            if not isinstance(kernel.tile(case.product, case.rows, case.card, settings), str)
         ]
         return list(dict.fromkeys([*(self._now(case.rows, (form,)) for form in forms), *found]))
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
 from torch.nn import functional
 
+from twostroke.backends.cuda.kernels.activation import Activation
 from twostroke.backends.cuda.kernels.packed_format import can_pack
 from twostroke.backends.cuda.kernels.product import Product
 from twostroke.backends.cuda.matrix import Matrix, Plain, pack
+from twostroke.backends.cuda.model_matrices import products_of
+from twostroke.backends.cuda.moe import MoeBlock, MoeScratch, MoeWeights
 from twostroke.backends.cuda.products import Products, ProductScratch, Stream, card_of
 from twostroke.backends.cuda.tuned_table import Choices, Line, Table
 from twostroke.models.spec import ModelSpec
@@ -83,12 +87,54 @@ class Case:
         if matrix.bias is not None:
             found += matrix.bias
         if self.product.is_gated:
-            gate, up = found.chunk(2, dim=1)
-            is_silu = self.spec.layers[0].mlp.activation == "silu"
-            found = (functional.silu(gate) if is_silu else functional.gelu(gate, approximate="tanh")) * up
+            found = _activated(found, self.spec.layers[0].mlp.activation)
         if self.product.role == "sandwich":
             found = functional.rms_norm(found, found.shape[1:], eps=self.spec.norm_eps)
         return found
+
+
+class ExpertsCase(Case):
+    """A product of experts, in its block: routing, the other product by what is known of it, the sum. What reads each
+    token's own experts needs no sorting, so that only whole blocks can be compared."""
+
+    def __init__(self, spec: ModelSpec, product: Product, rows: int, pool: Pool, known: Choices) -> None:
+        assert spec.moe is not None
+        self.spec, self.product, self.rows, self._moe, self._known = spec, product, rows, spec.moe, known
+        self.matrices, self.card, self.stream = pool.matrices(product), pool.card, pool.stream
+        (other,) = (each for each in products_of(spec) if each.experts and each != product)
+        self._other = pool.matrices(other)[0]
+        self.x = pool.rows(spec.hidden_size)[: rows // spec.moe.experts_per_token]
+        self.out = pool.outputs[: self.x.numel()].view_as(self.x)
+        self._router, self._scratch = pool.experts()
+
+    def choices(self, trial: Trial) -> Choices:
+        line = trial.line(self.rows, self.rows)
+        return Choices(self._known.table.with_others({self.product: {trial.form: (line,)}}), self.card)
+
+    def run(self, choices: Choices, matrix: Matrix) -> None:
+        weights = MoeWeights(self._router, *self._pair(matrix))
+        MoeBlock(self._moe, weights, choices, self._moe.activation).forward(self.x, self.out, self._scratch)
+
+    def _pair(self, matrix: Matrix) -> tuple[Matrix, Matrix]:
+        return (matrix, self._other) if self.product.is_gated else (self._other, matrix)
+
+    def expected(self, matrix: Matrix) -> torch.Tensor:
+        gates, downs = (each.weight for each in self._pair(matrix))
+        x, moe = self.x.float(), self._moe
+        shares, chosen = torch.softmax(x @ self._router.float().t(), -1).topk(moe.experts_per_token, -1)
+        if moe.normalise_weights:
+            shares = shares / shares.sum(-1, keepdim=True)
+        found = torch.zeros_like(x)
+        for expert in range(moe.num_experts):
+            tokens, slots = (chosen == expert).nonzero(as_tuple=True)
+            inner = _activated(x[tokens] @ gates[expert].float().t(), moe.activation).to(self.x.dtype).float()
+            found.index_add_(0, tokens, shares[tokens, slots, None] * (inner @ downs[expert].float().t()))
+        return found
+
+
+def _activated(gate_up: torch.Tensor, kind: Activation) -> torch.Tensor:
+    gate, up = gate_up.chunk(2, dim=-1)
+    return (functional.silu(gate) if kind == "silu" else functional.gelu(gate, approximate="tanh")) * up
 
 
 class Pool:
@@ -102,7 +148,7 @@ class Pool:
         self.card, is_cuda = card_of(device, dtype), device.type == "cuda"
         l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size if is_cuda else 0
         self._pass_values = PASS_OF_L2 * l2_bytes // 2
-        sizes = [product.shape[0] * product.shape[1] for product in products]
+        sizes = [prod(product.shape) for product in products]
         numbers = max(self._pass_values, 2 * max(sizes))
         self._weights = torch.empty(numbers, dtype=dtype, device=self.device).normal_(0, 0.02)
         self._inputs = torch.zeros(most * max(p.width for p in products), dtype=dtype, device=self.device)
@@ -111,10 +157,21 @@ class Pool:
         heads = [product.outputs for product in products if product.role == "head"]
         self.logits = torch.zeros(max(heads, default=0) * min(most, MOST_LOGITS), device=self.device)
         self.scratch = ProductScratch(spec, most, dtype, self.device)
+        self._spec = spec
+        self._experts: tuple[torch.Tensor, MoeScratch] | None = None
         self._made: dict[Product, list[Matrix]] = {}
         self._drawn_width = 0
         # One: cuBLAS keeps a workspace for each stream that it has seen.
         self.stream = torch.cuda.Stream(device) if is_cuda else None
+
+    def experts(self) -> tuple[torch.Tensor, MoeScratch]:
+        """A router, and what a mixture leaves between its kernels."""
+        if self._experts is None:
+            moe, hidden = self._spec.moe, self._spec.hidden_size
+            assert moe is not None
+            router = torch.randn(moe.num_experts, hidden, dtype=self.dtype, device=self.device) * hidden**-0.5
+            self._experts = router, MoeScratch(moe, hidden, self._most_rows, self.dtype, self.device)
+        return self._experts
 
     def rows(self, width: int) -> torch.Tensor:
         """At random; each is its own norm, so that it does not matter who norms it."""
@@ -127,8 +184,9 @@ class Pool:
 
     def matrices(self, product: Product) -> list[Matrix]:
         if product not in self._made:
-            self._made.clear()  # one product's at a time
-            values = product.shape[0] * product.shape[1]
+            if not product.experts:
+                self._made.clear()  # one product's at a time; of experts both, which are measured together
+            values = prod(product.shape)
             copies = min(MOST_COPIES, max(2, self._pass_values // values), self._weights.numel() // values)
             weights = self._weights[: copies * values].view(copies, *product.shape)
             bias = torch.zeros(product.shape[0], dtype=self.dtype, device=self.device) if product.has_bias else None

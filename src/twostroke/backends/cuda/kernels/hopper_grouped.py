@@ -22,9 +22,11 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from twostroke.backends.cuda.kernels.activation import Activation, activate
+from twostroke.backends.cuda.kernels.expert_tiles import HopperTile
 from twostroke.backends.cuda.kernels.gluon_layouts import shared_layout
 from twostroke.backends.cuda.kernels.gluon_names import meet
-from twostroke.backends.cuda.kernels.grouped_tiles import DEPTH, HopperTile
+from twostroke.backends.cuda.kernels.moe_routing import Order
+from twostroke.backends.cuda.kernels.product import DEPTH
 from twostroke.backends.cuda.kernels.target import dependent, target_of
 
 
@@ -213,12 +215,10 @@ def hopper_grouped_matmul(
     inputs: torch.Tensor,
     weights: torch.Tensor,
     results: torch.Tensor,
-    sorted_pairs: torch.Tensor,
-    starts: torch.Tensor,
+    order: Order,
     *,
-    top_k: int,
-    gated: Activation | None,
     tile: HopperTile,
+    gated: Activation | None = None,
 ) -> None:
     """As `moe_grouped.grouped_matmul`."""
     experts, matrix_rows, num_inputs = weights.shape
@@ -234,7 +234,7 @@ def hopper_grouped_matmul(
         x_rows = TensorDescriptor(inputs, list(inputs.shape), [num_inputs, 1], [tile.rows, DEPTH], layout)
     num_sms = target_of(weights.device).num_sms
     dependent(_hopper_grouped_kernel, (num_sms,), inputs.device)(
-        inputs, x_rows, w_rows, results, sorted_pairs, starts, num_outputs, num_inputs, experts, top_k, GATED=gated,
-        ROWS=tile.rows, OUTPUTS=tile.outputs, DEPTH=DEPTH, STAGES=tile.stages, PIECES=tile.pieces,
-        WARPS=tile.num_warps, num_warps=tile.num_warps,
+        inputs, x_rows, w_rows, results, order.sorted_pairs, order.starts, num_outputs, num_inputs, experts,
+        order.top_k, GATED=gated, ROWS=tile.rows, OUTPUTS=tile.outputs, DEPTH=DEPTH, STAGES=tile.stages,
+        PIECES=tile.pieces, WARPS=tile.num_warps, num_warps=tile.num_warps,
     )  # fmt: skip

@@ -7,30 +7,20 @@ program sums all experts of its outputs, in order."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Final
 
 import torch
 import triton
 import triton.language as tl
 
 from twostroke.backends.cuda.kernels.activation import Activation, activate
+from twostroke.backends.cuda.kernels.expert_tiles import FewTile
 from twostroke.backends.cuda.kernels.moe_routing import ranks_of_experts
 from twostroke.backends.cuda.kernels.target import dependent
 from twostroke.backends.cuda.kernels.turns import wait_and_start_next
 from twostroke.backends.cuda.kernels.whole_numbers import cdiv, next_power_of_2
 
-
-@dataclass(frozen=True, slots=True)
-class GemvTile:
-    """What a program takes: so many outputs, read in pieces of so many inputs."""
-
-    outputs: int
-    depth: int
-    num_warps: int = 4
-
-
-GATE_UP_TILE = GemvTile(outputs=4, depth=1024)
-DOWN_TILE = GemvTile(outputs=4, depth=1024)
+DEFAULT: Final = FewTile()
 
 
 @triton.jit
@@ -71,8 +61,8 @@ def _gate_up_kernel(
 @triton.jit
 def _down_kernel(
     activations, logits, down, residual, out, hidden: tl.constexpr, intermediate: tl.constexpr, experts: tl.constexpr,
-    top_k: tl.constexpr, NORMALISE: tl.constexpr, HAS_RESIDUAL: tl.constexpr, OUTPUTS: tl.constexpr,
-    DEPTH: tl.constexpr, EXPERTS_PADDED: tl.constexpr, PDL: tl.constexpr,
+    top_k: tl.constexpr, NORMALISE: tl.constexpr, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr,
+    EXPERTS_PADDED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A program: a token and a block of outputs, over all the token's experts."""
     token = tl.program_id(1)
@@ -109,7 +99,7 @@ def _down_kernel(
     result = tl.sum(sums, 1)
     mask = outputs < hidden
     target = token.to(tl.int64) * hidden + outputs
-    if HAS_RESIDUAL:
+    if residual is not None:
         result += tl.load(residual + target, mask=mask, other=0.0).to(tl.float32)
     tl.store(out + target, result.to(out.dtype.element_ty), mask=mask)
 
@@ -122,7 +112,7 @@ def few_tokens_gate_up(
     *,
     top_k: int,
     kind: Activation = "silu",
-    tile: GemvTile = GATE_UP_TILE,
+    tile: FewTile = DEFAULT,
 ) -> None:
     """x [num_tokens, hidden], logits float32 [num_tokens, experts], gate_up [experts, 2 * intermediate, hidden]
     -> activations [num_tokens * top_k, intermediate], a token's slots side by side, the likeliest first."""
@@ -144,15 +134,14 @@ def few_tokens_down(
     top_k: int,
     normalise: bool,
     residual: torch.Tensor | None = None,
-    tile: GemvTile = DOWN_TILE,
+    tile: FewTile = DEFAULT,
 ) -> None:
     """activations as `few_tokens_gate_up` wrote them, down [experts, hidden, intermediate] -> out [num_tokens, hidden],
     on top of `residual` if there is one (`out` itself, perhaps). It must directly follow that kernel."""
     num_tokens, hidden = out.shape
     experts, _, intermediate = down.shape
     dependent(_down_kernel, (cdiv(hidden, tile.outputs), num_tokens), out.device)(
-        activations, logits, down, out if residual is None else residual, out, hidden, intermediate, experts, top_k,
-        NORMALISE=normalise, HAS_RESIDUAL=residual is not None, OUTPUTS=tile.outputs,
-        DEPTH=min(tile.depth, next_power_of_2(intermediate)),
+        activations, logits, down, residual, out, hidden, intermediate, experts, top_k,
+        NORMALISE=normalise, OUTPUTS=tile.outputs, DEPTH=min(tile.depth, next_power_of_2(intermediate)),
         EXPERTS_PADDED=next_power_of_2(experts), num_warps=tile.num_warps,
     )  # fmt: skip

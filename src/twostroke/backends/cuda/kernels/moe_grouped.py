@@ -6,9 +6,7 @@ grid is the most tiles there can be; programs beyond those there are end at once
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import replace
 
 import torch
 import triton
@@ -17,93 +15,10 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from twostroke.backends.cuda.kernels.activation import Activation, activate
-from twostroke.backends.cuda.kernels.gluon_layouts import ELEMENT_TYPES
-from twostroke.backends.cuda.kernels.grouped_tiles import (
-    DOWN_TILES,
-    GATE_UP_TILES,
-    HopperTile,
-    choose_hopper_tile,
-)
-from twostroke.backends.cuda.kernels.hopper_grouped import hopper_grouped_matmul
-from twostroke.backends.cuda.kernels.moe_routing import dot, dot_precision
+from twostroke.backends.cuda.kernels.expert_tiles import GroupedTile
+from twostroke.backends.cuda.kernels.moe_routing import Order, dot, dot_precision
 from twostroke.backends.cuda.kernels.target import dependent, target_of
 from twostroke.backends.cuda.kernels.whole_numbers import cdiv, next_power_of_2
-
-
-@dataclass(frozen=True, slots=True)
-class GroupedTile:
-    """What a program takes: so many rows, by so many outputs (of gate and of up, each), `depth` inputs at a time."""
-
-    rows: int
-    outputs: int
-    depth: int
-    num_warps: int
-    num_stages: int
-    weights_first: bool = False
-    """Multiply weights by rows, not rows by weights: of few rows only this fills Hopper's matrix instruction."""
-    bulk: bool = False
-    """Weights (and rows that lie in order) come by the bulk copy engine, where the device and the shape allow."""
-
-    def stages_within(self, shared_bytes: int, *, gated: bool, element_size: int) -> int:
-        """As many as the tile wants and shared memory holds, beside a little for sums over warps and barriers."""
-        stage_bytes = (self.rows + self.outputs * (2 if gated else 1)) * self.depth * element_size
-        return max(1, min(self.num_stages, (shared_bytes - _OTHER_SHARED_BYTES) // stage_bytes))
-
-
-_OTHER_SHARED_BYTES = 1024
-_NO_END = 1 << 40
-# By the most rows an expert may have on average.
-_GATE_UP_TILES = {
-    12: GroupedTile(16, 64, 128, num_warps=4, num_stages=3, weights_first=True, bulk=True),
-    24: GroupedTile(32, 128, 64, num_warps=8, num_stages=5, weights_first=True, bulk=True),
-    64: GroupedTile(64, 128, 64, num_warps=8, num_stages=5, weights_first=True, bulk=True),
-    256: GroupedTile(128, 128, 64, num_warps=8, num_stages=4, bulk=True),
-    math.inf: GroupedTile(128, 128, 64, num_warps=8, num_stages=3, bulk=True),
-}
-_DOWN_TILES = {
-    12: GroupedTile(16, 128, 128, num_warps=4, num_stages=3, weights_first=True, bulk=True),
-    24: GroupedTile(32, 128, 64, num_warps=4, num_stages=3, weights_first=True, bulk=True),
-    64: GroupedTile(64, 128, 64, num_warps=4, num_stages=4, weights_first=True, bulk=True),
-    256: GroupedTile(128, 256, 64, num_warps=8, num_stages=4, bulk=True),
-    math.inf: GroupedTile(128, 256, 64, num_warps=8, num_stages=3, bulk=True),
-}
-
-
-@cache
-def choose_tile(num_rows: int, num_experts: int, *, gated: bool, most_rows: int = 128) -> GroupedTile:
-    """By how many rows an expert gets on average. Found best on an H200 at 8 rows and fewer,
-    at 16, 128 and 512; where one gives way to the next, and the tiles of 64 rows, are set between those figures."""
-    tiles = _GATE_UP_TILES if gated else _DOWN_TILES
-    small_enough = [(rows, tile) for rows, tile in tiles.items() if tile.rows <= most_rows]
-    return next((tile for rows, tile in small_enough if num_rows <= rows * num_experts), small_enough[-1][1])
-
-
-def tile_for(num_rows: int, weights: torch.Tensor, *, gated: bool) -> GroupedTile | HopperTile:
-    """What the device's best kernel takes at a time of a product with `weights` [experts, outputs, inputs]."""
-    experts, matrix_rows, num_inputs = weights.shape
-    tile = None
-    if _are_for_hopper(weights):
-        num_outputs = matrix_rows // 2 if gated else matrix_rows
-        tile = choose_hopper_tile(num_rows, experts, num_inputs, num_outputs, gated=gated)
-    return tile or choose_tile(num_rows, experts, gated=gated, most_rows=most_tile_rows(weights.device))
-
-
-def tiles_for(weights: torch.Tensor, *, gated: bool) -> list[GroupedTile | HopperTile]:
-    """All that `tile_for` may give, whatever the number of rows: each is a kernel of its own to compile."""
-    bounds = {*(_GATE_UP_TILES if gated else _DOWN_TILES), *(GATE_UP_TILES if gated else DOWN_TILES)}
-    counts = [_NO_END if rows == math.inf else int(rows * len(weights)) for rows in sorted(bounds)]
-    return list(dict.fromkeys(tile_for(num_rows, weights, gated=gated) for num_rows in counts))
-
-
-def _are_for_hopper(weights: torch.Tensor) -> bool:
-    is_aligned = weights.data_ptr() % 16 == 0
-    return target_of(weights.device).is_hopper and weights.dtype in ELEMENT_TYPES and is_aligned
-
-
-def most_tile_rows(device: torch.device) -> int:
-    """128 where matrix instructions read shared memory; others would spill the registers that hold so many sums."""
-    target = target_of(device)
-    return 128 if target.interpreted or target.capability[0] in (9, 10) else 64
 
 
 def most_tiles(num_rows: int, num_experts: int, tile_rows: int) -> int:
@@ -218,23 +133,17 @@ def grouped_matmul(
     inputs: torch.Tensor,
     weights: torch.Tensor,
     results: torch.Tensor,
-    sorted_pairs: torch.Tensor,
-    starts: torch.Tensor,
+    order: Order,
     *,
-    top_k: int,
-    tile: GroupedTile | HopperTile,
+    tile: GroupedTile,
     gated: Activation | None = None,
 ) -> None:
     """Gated: inputs [num_tokens, hidden], weights [experts, 2 * intermediate, hidden] (gate, then up) -> results
     [num_pairs, intermediate], sorted. Else: inputs [num_pairs, intermediate], sorted, weights
-    [experts, hidden, intermediate] -> results [num_pairs, hidden], sorted. The second must directly follow
-    the first, which lets it start no sooner than `starts` is written."""
-    if isinstance(tile, HopperTile):
-        hopper_grouped_matmul(inputs, weights, results, sorted_pairs, starts, top_k=top_k, tile=tile, gated=gated)
-        return
+    [experts, hidden, intermediate] -> results [num_pairs, hidden], sorted. The second must directly follow the first,
+    which lets it start no sooner than `order.starts` is written."""
     experts, matrix_rows, num_inputs = weights.shape
     num_outputs = matrix_rows if gated is None else matrix_rows // 2
-    num_pairs = sorted_pairs.shape[0]
     tile = replace(tile, depth=min(tile.depth, max(16, next_power_of_2(num_inputs))))
     shared_bytes, num_stages = target_of(inputs.device).shared_bytes, tile.num_stages
     if shared_bytes is not None:
@@ -244,10 +153,10 @@ def grouped_matmul(
         weight_blocks = TensorDescriptor.from_tensor(weights.view(-1, num_inputs), [tile.outputs, tile.depth])
         if gated is None:
             input_blocks = TensorDescriptor.from_tensor(inputs, [tile.rows, tile.depth])
-    blocks = cdiv(num_outputs, tile.outputs)
-    dependent(_grouped_kernel, (blocks * most_tiles(num_pairs, experts, tile.rows),), inputs.device)(
-        inputs, input_blocks, weights, weight_blocks, results, sorted_pairs, starts, num_outputs, num_inputs, experts,
-        top_k, GATED=gated, ROWS=tile.rows, OUTPUTS=tile.outputs, DEPTH=tile.depth,
+    programs = cdiv(num_outputs, tile.outputs) * most_tiles(len(order.sorted_pairs), experts, tile.rows)
+    dependent(_grouped_kernel, (programs,), inputs.device)(
+        inputs, input_blocks, weights, weight_blocks, results, order.sorted_pairs, order.starts, num_outputs,
+        num_inputs, experts, order.top_k, GATED=gated, ROWS=tile.rows, OUTPUTS=tile.outputs, DEPTH=tile.depth,
         EXPERTS_PADDED=next_power_of_2(experts), WEIGHTS_FIRST=tile.weights_first,
         PRECISION=dot_precision(inputs.dtype), num_warps=tile.num_warps, num_stages=num_stages,
     )  # fmt: skip

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import NamedTuple
 
 import torch
 import triton
@@ -19,6 +20,17 @@ from twostroke.backends.cuda.kernels.prefetch import prefetch_to_l2
 from twostroke.backends.cuda.kernels.target import dependent, target_of
 from twostroke.backends.cuda.kernels.turns import start_next_and_wait
 from twostroke.backends.cuda.kernels.whole_numbers import cdiv, next_power_of_2
+
+
+class Order(NamedTuple):
+    """Rows sorted by expert: a pair is a token and one of its experts."""
+
+    sorted_pairs: torch.Tensor
+    """int32 [num_pairs]: the pair of each row."""
+    starts: torch.Tensor
+    """int32 [experts + 1]: each expert's first row."""
+    top_k: int
+    """Experts a token; pair p is of token p // top_k."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,19 +318,17 @@ def route(
     router: torch.Tensor,
     scratch: RoutingScratch,
     shares: torch.Tensor,
-    starts: torch.Tensor,
-    sorted_pairs: torch.Tensor,
+    order: Order,
     rows: torch.Tensor,
     *,
     normalise: bool,
     tile: RoutingTile | None = None,
 ) -> None:
     """x [num_tokens, hidden] and router [experts, hidden] -> shares float32 [num_tokens, top_k], the likeliest expert
-    first, starts int32 [experts + 1] (an expert's first row), sorted_pairs int32 [num_pairs] (the pair of each row) and
-    rows int32 [num_tokens, top_k] (the row of each pair)."""
+    first, the order, and rows int32 [num_tokens, top_k] (the row of each pair)."""
     tile = tile or choose_tile(len(x))
     choose_experts(x, router, scratch, shares, normalise=normalise, tile=tile)
-    sort_by_expert(scratch, starts, sorted_pairs, rows, tile=tile)
+    sort_by_expert(scratch, order, rows, tile=tile)
 
 
 def choose_experts(
@@ -352,20 +362,13 @@ def choose_experts(
     )  # fmt: skip
 
 
-def sort_by_expert(
-    scratch: RoutingScratch,
-    starts: torch.Tensor,
-    sorted_pairs: torch.Tensor,
-    rows: torch.Tensor,
-    *,
-    tile: RoutingTile,
-) -> None:
+def sort_by_expert(scratch: RoutingScratch, order: Order, rows: torch.Tensor, *, tile: RoutingTile) -> None:
     """After `choose_experts` of these very tokens with the same tile."""
-    (num_tokens, top_k), experts = rows.shape, starts.shape[0] - 1
+    (num_tokens, top_k), experts = rows.shape, order.starts.shape[0] - 1
     blocks, padded = cdiv(num_tokens, tile.tokens), _padded(experts)
     dependent(_sort_kernel, (blocks,), rows.device)(
-        scratch.places, scratch.counts, starts, sorted_pairs, rows, blocks, num_tokens * top_k, experts, top_k,
-        TOKENS=tile.tokens, PADDED=padded, BLOCKS=max(16, tile.tokens // _breadth(padded)),
+        scratch.places, scratch.counts, order.starts, order.sorted_pairs, rows, blocks, num_tokens * top_k, experts,
+        top_k, TOKENS=tile.tokens, PADDED=padded, BLOCKS=max(16, tile.tokens // _breadth(padded)),
         num_warps=min(16, (4 if tile.tokens <= 16 else 8) * _breadth(padded)),
     )  # fmt: skip
 

@@ -13,8 +13,10 @@ import torch
 
 from twostroke.backends.cuda.kernels.activation import Activation
 from twostroke.backends.cuda.kernels.cluster_products import GATES
+from twostroke.backends.cuda.kernels.expert_tiles import MAX_PACKED_EXPERTS
+from twostroke.backends.cuda.kernels.moe_routing import Order
 from twostroke.backends.cuda.kernels.packed_format import DEPTH
-from twostroke.backends.cuda.kernels.packed_tiles import MAX_EXPERTS, PackedTile
+from twostroke.backends.cuda.kernels.packed_tiles import PackedTile
 from twostroke.backends.cuda.kernels.packed_weights import PackedMatrix
 from twostroke.backends.cuda.kernels.wgmma import product_function
 from twostroke.backends.cuda.native import NativeKernel, tensor_map
@@ -27,10 +29,8 @@ def packed_experts_product(
     inputs: torch.Tensor,
     weights: PackedMatrix,
     results: torch.Tensor,
-    sorted_pairs: torch.Tensor,
-    starts: torch.Tensor,
+    order: Order,
     *,
-    top_k: int,
     tile: PackedTile,
     num_sms: int,
     gated: Activation | None = None,
@@ -38,11 +38,11 @@ def packed_experts_product(
     """As `moe_grouped.grouped_matmul`."""
     experts, units, depth_rounds = weights.data.shape[:3]
     width = depth_rounds * DEPTH
-    assert depth_rounds % tile.rounds_at_once == 0 and experts <= MAX_EXPERTS
+    assert depth_rounds % tile.rounds_at_once == 0 and experts <= MAX_PACKED_EXPERTS
     assert weights.is_gated == (gated is not None) and inputs.shape[1] == width and tile.splits == 1
     x_map = tensor_map(inputs, len(inputs), tile.rows, DEPTH)  # of rows in order
-    pointers = (inputs, weights.data, weights.factors, results, sorted_pairs, starts)
-    numbers = (results.shape[1], units, width, -(-units // tile.tile_units), top_k)
+    pointers = (inputs, weights.data, weights.factors, results, order.sorted_pairs, order.starts)
+    numbers = (results.shape[1], units, width, -(-units // tile.tile_units), order.top_k)
     _kernel(tile, experts, gated).launch(
         num_sms,
         128 * (tile.groups + 1),

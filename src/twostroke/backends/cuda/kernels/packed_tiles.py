@@ -4,7 +4,6 @@ product gets is a table's to say."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from itertools import product as all_of
 from typing import Final
 
@@ -18,17 +17,7 @@ MAX_STAGES: Final = 16
 LEAST_STAGES: Final = 3
 MAX_DENSE_ROWS: Final = 256
 DENSE_ROWS: Final = (8, 16, 32, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240, MAX_DENSE_ROWS)
-EXPERT_ROWS: Final = (8, 16, 24, 32, 40, 56)
-"""Tokens that a program multiplies with, of a dense product and of an expert: kernels are compiled for these alone."""
-MAX_AVERAGE_ROWS: Final = 40
-"""Of an expert: there packed products are a seventh faster than others where rows are spread evenly, and 3% or more
-slower where the busiest expert has five times its share. Beyond, few experts' rows fit into one tile, and gates by
-higher ones are slower than plain ones."""
-MAX_EXPERTS: Final = 256
-"""Whose rows' places find room beside the ring."""
-GATE_GROUPS: Final = (2, 2)
-DOWN_GROUPS: Final = (4, 1)
-"""Warp groups and units of each, for experts: of gates, whose rows come from anywhere, fewer warps wait less often."""
+"""Tokens that a program of a dense product multiplies with: kernels are compiled for these alone."""
 FEW_ROWS: Final = 64
 """Up to here a round is unpacked as a whole, so that a group's rounds must be an even number; more rows' sums leave no
 registers for that."""
@@ -135,18 +124,3 @@ class PackedProducts:
                 is_worth_it = busy_share(programs, card.num_sms) >= 0.6 and (splits == 1 or programs <= card.num_sms)
                 found += [settings] if is_worth_it else []
         return found
-
-
-@cache
-def choose_experts_tile(num_rows: int, experts: int, rounds: int, *, gated: bool) -> PackedTile | None:
-    """For so many rows in all: nearly every expert should have no more than one tile of them. None: so many that plain
-    matrices are as good, or a depth that does not fit."""
-    average = num_rows / experts
-    if average > MAX_AVERAGE_ROWS or rounds % 2:
-        return None
-    wanted = average + 1.9 * average**0.5
-    return experts_tile(next(size for size in EXPERT_ROWS if wanted <= size), gated=gated)
-
-
-def experts_tile(rows: int, *, gated: bool) -> PackedTile:
-    return PackedTile(rows, *(GATE_GROUPS if gated else DOWN_GROUPS))

@@ -1,11 +1,12 @@
 """The kernels that multiply, by the names that tables know them by. A new one is added here, and launched by
-`products.py`. Knows no torch."""
+`products.py`, or by `moe.py` if it takes experts. Knows no torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from twostroke.backends.cuda.kernels.cluster_tiles import ClusterProducts
+from twostroke.backends.cuda.kernels.expert_tiles import FewExperts, GroupedExperts, HopperExperts, PackedExperts
 from twostroke.backends.cuda.kernels.gemv_config import GemvProducts
 from twostroke.backends.cuda.kernels.packed_tiles import PackedProducts
 from twostroke.backends.cuda.kernels.product import Card, Kernel, Product, Settings
@@ -30,7 +31,13 @@ class CublasProducts:
         return [{}]
 
 
-CUBLAS = CublasProducts()
-KERNELS: dict[str, Kernel] = {
-    kernel.name: kernel for kernel in (PackedProducts(), GemvProducts(), ClusterProducts(), CUBLAS)
-}
+CUBLAS, GROUPED_EXPERTS = CublasProducts(), GroupedExperts()
+ANYWHERE: tuple[Kernel, ...] = (CUBLAS, GROUPED_EXPERTS)
+"""What computes a product, on any card, that no table has a line for: by a rule of its own."""
+DENSE: tuple[Kernel, ...] = (PackedProducts(), GemvProducts(), ClusterProducts(), CUBLAS)
+EXPERTS: tuple[Kernel, ...] = (PackedExperts(), FewExperts(), HopperExperts(), GROUPED_EXPERTS)
+KERNELS: dict[str, Kernel] = {kernel.name: kernel for kernel in (*DENSE, *EXPERTS)}
+
+
+def kernels_for(product: Product) -> tuple[Kernel, ...]:
+    return EXPERTS if product.experts else DENSE

@@ -1,0 +1,208 @@
+"""How the experts' products are cut by each of the kernels that compute them. Rows are pairs of a token and one of its
+experts, all of a step's. Which kernel a product gets is a table's to say; where it says nothing that a card can follow,
+`GroupedExperts` has a rule. Knows no torch: whoever plans for a card asks here too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from twostroke.backends.cuda.kernels.packed_format import can_pack
+from twostroke.backends.cuda.kernels.packed_tiles import FEW_ROWS, LEAST_STAGES, PackedTile
+from twostroke.backends.cuda.kernels.product import DEPTH, Card, Product, Settings, declines
+
+NO_EXPERTS: Final = "it takes experts' matrices"
+MAX_PACKED_EXPERTS: Final = 256
+"""Whose rows' places find room beside the packed kernel's ring."""
+SHARED_BYTES: Final = 226 * 1024
+"""What a program of the Gluon kernel may have."""
+PLAIN_TILE_ROWS: Final = 64
+"""The most where matrix instructions do not read shared memory: more sums would spill the registers that hold them."""
+
+
+@dataclass(frozen=True, slots=True)
+class FewTile:
+    """What a program takes for a few tokens: so many outputs, read in pieces of so many inputs."""
+
+    outputs: int = 4
+    depth: int = 1024
+    num_warps: int = 4
+    sums: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedTile:
+    """What a program takes: so many rows, by so many outputs (of gate and of up, each), `depth` inputs at a time."""
+
+    rows: int
+    outputs: int
+    depth: int
+    num_warps: int
+    num_stages: int
+    weights_first: bool = False
+    """Multiply weights by rows, not rows by weights: of few rows only this fills Hopper's matrix instruction."""
+    bulk: bool = True
+    """Weights (and rows that lie in order) come by the bulk copy engine, where the device and the shape allow."""
+    sums: int = 0
+
+    def stages_within(self, shared_bytes: int, *, gated: bool, element_size: int) -> int:
+        """As many as the tile wants and shared memory holds, beside a little for sums over warps and barriers."""
+        stage_bytes = (self.rows + self.outputs * (2 if gated else 1)) * self.depth * element_size
+        return max(1, min(self.num_stages, (shared_bytes - 1024) // stage_bytes))
+
+
+@dataclass(frozen=True, slots=True)
+class HopperTile:
+    """What a program takes at a time: so many rows by so many outputs (of gate and of up, each)."""
+
+    rows: int
+    outputs: int
+    stages: int
+    num_warps: int = 8
+    rows_in_bulk: bool = False
+    """Rows that lie in order come by TMA, too: all of a tile's, whether the expert has them or not."""
+    pieces: int = 1
+    """Results are stored in so many, each on its way through shared memory, which is the ring's otherwise."""
+    sums: int = 0
+
+    def shared_bytes(self, *, gated: bool) -> int:
+        ring = self.stages * DEPTH * 2 * (self.rows + self.outputs * (2 if gated else 1))
+        return ring + 2 * self.rows * self.outputs // self.pieces + 8 * self.stages
+
+    def unfit(self, num_inputs: int, num_outputs: int, *, gated: bool) -> str | None:
+        """Why it cannot compute such a product, or None."""
+        if num_inputs % DEPTH or num_outputs % self.outputs:
+            return f"{num_inputs} inputs and {num_outputs} outputs are no multiples of {DEPTH} and {self.outputs}"
+        if not 2 <= self.stages <= num_inputs // DEPTH:
+            return f"{self.stages} stages are fewer than 2 or more than the {num_inputs // DEPTH} rounds"
+        if self.shared_bytes(gated=gated) > SHARED_BYTES:
+            return f"its {self.shared_bytes(gated=gated)} bytes of shared memory are too many"
+        return None
+
+
+class FewExperts:
+    """Reads the weights of every token's own experts, and neither sorts nor shares: both products of a layer. The
+    table says so of the first."""
+
+    name, form, fuses = "few_experts", "plain", False
+
+    def tile(self, product: Product, rows: int, card: Card, settings: Settings) -> FewTile | str:
+        return FewTile(**settings) if product.experts and product.is_gated else f"{NO_EXPERTS}, gates first"
+
+    def candidates(self, product: Product, rows: int, card: Card) -> list[Settings]:
+        """While an expert seldom has two tokens."""
+        return [{}] if 2 * rows <= product.experts else []
+
+
+RULE: Final = {
+    True: {
+        12: GroupedTile(16, 64, 128, num_warps=4, num_stages=3, weights_first=True),
+        24: GroupedTile(32, 128, 64, num_warps=8, num_stages=5, weights_first=True),
+        64: GroupedTile(64, 128, 64, num_warps=8, num_stages=5, weights_first=True),
+        256: GroupedTile(128, 128, 64, num_warps=8, num_stages=4),
+    },
+    False: {
+        12: GroupedTile(16, 128, 128, num_warps=4, num_stages=3, weights_first=True),
+        24: GroupedTile(32, 128, 64, num_warps=4, num_stages=3, weights_first=True),
+        64: GroupedTile(64, 128, 64, num_warps=4, num_stages=4, weights_first=True),
+        256: GroupedTile(128, 256, 64, num_warps=8, num_stages=4),
+    },
+}
+"""For gates and for others, by the most rows an expert should have on average: what a card without a table goes by."""
+
+
+class GroupedExperts:
+    """Rows sorted by expert, in Triton: for every card and shape."""
+
+    name, form, fuses = "grouped_experts", "plain", False
+
+    def tile(self, product: Product, rows: int, card: Card, settings: Settings) -> GroupedTile | str:
+        if not product.experts:
+            return NO_EXPERTS
+        tile = GroupedTile(**settings) if settings else self._by_rule(product, rows, card)
+        if tile.rows > PLAIN_TILE_ROWS and not card.has_hopper_kernels:
+            return f"tiles of more than {PLAIN_TILE_ROWS} rows need Hopper's matrix instructions"
+        return tile
+
+    def _by_rule(self, product: Product, rows: int, card: Card) -> GroupedTile:
+        fitting = [
+            (average, tile)
+            for average, tile in RULE[product.is_gated].items()
+            if card.has_hopper_kernels or tile.rows <= PLAIN_TILE_ROWS
+        ]
+        return next((tile for average, tile in fitting if rows <= average * product.experts), fitting[-1][1])
+
+    def beginnings(self, product: Product) -> list[int]:
+        """The numbers of rows from which on the rule has another tile."""
+        return [1, *(average * product.experts + 1 for average in RULE[product.is_gated])]
+
+    def candidates(self, product: Product, rows: int, card: Card) -> list[Settings]:
+        """The rule's tile and its neighbours."""
+        tiles = list(RULE[product.is_gated].values())
+        place = tiles.index(self._by_rule(product, rows, card))
+        near = tiles[max(0, place - 1) : place + 2]
+        return [
+            {
+                "rows": tile.rows, "outputs": tile.outputs, "depth": tile.depth, "num_warps": tile.num_warps,
+                "num_stages": stages, "weights_first": tile.weights_first,
+            }
+            for tile in near
+            for stages in {tile.num_stages, 3}
+        ]  # fmt: skip
+
+
+class HopperExperts:
+    """Rows sorted by expert, in Gluon: programs walk from tile to tile."""
+
+    name, form, fuses = "gluon_experts", "plain", False
+
+    def tile(self, product: Product, rows: int, card: Card, settings: Settings) -> HopperTile | str:
+        if not product.experts:
+            return NO_EXPERTS
+        if (reason := declines(product, card)) is not None:
+            return reason
+        tile = HopperTile(**settings)
+        tile = replace(tile, stages=min(tile.stages, product.width // DEPTH))
+        return tile.unfit(product.width, product.outputs, gated=product.is_gated) or tile
+
+    def candidates(self, product: Product, rows: int, card: Card) -> list[Settings]:
+        """Where experts fill a tile's rows more or less."""
+        if rows < 32 * product.experts:
+            return []
+        widths = (64, 128) if product.is_gated else (128, 256)
+        found: list[Settings] = [
+            {"rows": high, "outputs": wide, "stages": stages, "num_warps": high // 16}
+            for high in (64, 128)
+            for wide in widths
+            for stages in (3, 4)
+        ]
+        if not product.is_gated:
+            found += [{**each, "rows_in_bulk": True, "pieces": 2} for each in found]
+        return found
+
+
+class PackedExperts:
+    """Rows sorted by expert, with weights in twelve bits, in CUDA C++."""
+
+    name, form, fuses = "packed_experts", "packed", False
+
+    def tile(self, product: Product, rows: int, card: Card, settings: Settings) -> PackedTile | str:
+        if not 0 < product.experts <= MAX_PACKED_EXPERTS:
+            return f"{NO_EXPERTS}, of {MAX_PACKED_EXPERTS} at most"
+        if not can_pack(product.shape, is_gated=product.is_gated):
+            return "its weights have no packed form"
+        tile = PackedTile(**settings)
+        if tile.rows > FEW_ROWS or tile.held_stages < LEAST_STAGES or tile.splits > 1 or tile.shared:
+            return "it does not fit on a multiprocessor"
+        return declines(product, card) or tile
+
+    def candidates(self, product: Product, rows: int, card: Card) -> list[Settings]:
+        """From the average on, until most experts' rows have room. Of gates, whose rows come from anywhere, fewer warps
+        wait less often."""
+        average = rows / product.experts
+        return [
+            {"rows": high, "groups": groups, "units": units}
+            for high in range(8, FEW_ROWS + 1, 8)
+            if average <= high <= max(32, 2.5 * average)
+            for groups, units in ((2, 2), (4, 1))
+        ]
