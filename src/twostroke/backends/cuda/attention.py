@@ -4,7 +4,6 @@ that the kernels share. Does not know layers: where keys lie and how they are sc
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Final
 
 import torch
@@ -87,8 +86,6 @@ class Attention:
         scoring: Scoring,
     ) -> None:
         """Each query of a chunk reads its row up to its own position, the chunk's own keys included."""
-        if scoring.window is not None and work.longest_context <= scoring.window:
-            scoring = replace(scoring, window=None)
         self._prefill_kernel.attend(queries, kv, work, out, scoring, self._prefill_scratch)
 
 

@@ -32,8 +32,6 @@ FOLDER: Final = files("twostroke.backends.cuda.kernels")
 HEAD_SIZES: Final = (64, 128, 256)
 SPAN: Final = 64
 """Keys that one copy fetches; a page has a whole number of them."""
-
-
 CACHED_BYTES: Final = 32 << 20
 """Keys and values that programs share by way of the second-level cache: heads are taken in turn beyond."""
 LOW_TILE, HIGH_TILE = 64, 128

@@ -83,7 +83,7 @@ class PrefillTiles:
     part_items: int
     """Items that are a part of a tile: a second launch joins them. 0 if no tile was cut."""
     longest_context: int
-    """Where the longest context ends; a window no shorter than this hides nothing."""
+    """Where the longest context ends."""
 
     @classmethod
     def build(
