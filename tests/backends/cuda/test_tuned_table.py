@@ -35,7 +35,7 @@ from twostroke.models.loading import read_folder_spec
 
 A100 = Card("NVIDIA A100-SXM4-80GB", 108, has_hopper_kernels=False)
 BOTH = ("plain", "packed")
-TABLES = sorted(str(path.name) for path in FOLDER.iterdir() if path.name.endswith(".json"))
+TABLES = sorted(path.name for path in FOLDER.iterdir() if path.name.endswith(".json") and path.name != "attention.json")
 SPEC = read_folder_spec(Path(__file__).parents[3] / "bench" / "shapes" / "llama-3.1-8b")[1]
 
 
