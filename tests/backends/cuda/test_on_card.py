@@ -99,7 +99,7 @@ def test_replayed_graphs_say_what_eager_launches_say(
 
     replayed = answers()
     num_graphs, num_made_again = len(backends[-1]._parts.graphs), backends[-1]._parts.graphs.num_made_again
-    monkeypatch.setattr(GraphCache, "prepare", lambda self, key, work: None)
+    monkeypatch.setattr(GraphCache, "prepare", lambda self, key, work, sample: None)
     monkeypatch.setattr(GraphCache, "run", lambda self, key, work: work())
     eager = answers()
     assert num_graphs > 20 and num_made_again == 0 and len(backends[-1]._parts.graphs) == 0
@@ -134,7 +134,7 @@ def test_four_answers_of_eight_follow_a_schema(
             jsonschema.validate(json.loads(written(found.tokens[asked.request_id])), SCHEMA)
         assert all(len(found.tokens[asked.request_id]) == 40 for asked in free)
     assert {name: exact.tokens[name] for name in alone.tokens} == alone.tokens
-    monkeypatch.setattr(GraphCache, "prepare", lambda self, key, work: None)
+    monkeypatch.setattr(GraphCache, "prepare", lambda self, key, work, sample: None)
     monkeypatch.setattr(GraphCache, "run", lambda self, key, work: work())
     assert answers(both, torch.bfloat16) == replayed
 
