@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -60,3 +61,4 @@ def test_a_file_is_short_and_says_what_it_is(path):
     text = path.read_text(encoding="utf-8")
     assert len(text.splitlines()) <= MAX_LINES
     assert ast.get_docstring(ast.parse(text)), "a module opens with what it knows and what it does not"
+    assert not re.search(r"\bso many\b", text, re.IGNORECASE), "a number is named, or is `this many`"

@@ -44,7 +44,7 @@ class Decodes:
     """The tokens of a step, the first, that are attended as decodes."""
 
     slots: int
-    """At most so many: what a graph has room for."""
+    """The most there may be: what a graph has room for."""
     count: torch.Tensor | None = None
     """int32 [1] on the device: how many there are; None: as many as slots."""
 

@@ -103,7 +103,7 @@ class NativeKernel:
         return compiled(self._source, self._constants, self._architecture)
 
     def load(self, shared_bytes: int = 0) -> ctypes.c_void_p:
-        """On the current device, since code belongs to one; with leave to take so much shared memory."""
+        """On the current device, since code belongs to one; it may take `shared_bytes` of shared memory."""
         driver, device = _driver(), torch.cuda.current_device()
         function = self._functions.get((device, shared_bytes))
         if function is None:

@@ -103,7 +103,7 @@ class Choices:
         return any(self.of(product, rows, (form, "plain")).kernel.form == form for rows in counts)
 
     def later_lines(self, product: Product, forms: tuple[str, ...], beyond: int) -> list[tuple[int, Choice]]:
-        """Each distinct choice for more than so many rows, with a number of rows that meets it."""
+        """Each distinct choice for more than `beyond` rows, with a number of rows that meets it."""
         found: dict[str, tuple[int, Choice]] = {}
         for first in self._beginnings(product):
             rows = max(first, beyond + 1)
@@ -148,12 +148,12 @@ class Choices:
 
 
 def _rows_in(source: Product, product: Product, rows: int) -> int:
-    """What so many rows of a product are in another's lines: of experts, as many a matrix."""
+    """What a number of rows of a product is in another's lines: of experts, as many a matrix."""
     return -(-rows * source.experts // product.experts) if product.experts else rows
 
 
 def _rows_of(product: Product, source: Product, first: int) -> int:
-    """The fewest rows of a product that are at least so many in another's lines."""
+    """The fewest rows of a product that are at least a given number in another's lines."""
     return (first - 1) * product.experts // source.experts + 1 if product.experts else first
 
 

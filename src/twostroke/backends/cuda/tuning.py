@@ -32,7 +32,8 @@ LEAST_GAIN = 0.01
 def tune(
     spec: ModelSpec, dtype: torch.dtype, seconds: float, progress: TuningProgress, device: str = "cuda"
 ) -> TuningReport:
-    """For about so long; what there was no time to measure stays as it is. The result is kept in the user's cache."""
+    """For about `seconds` seconds; what there was no time to measure stays as it is. The result is kept in the user's
+    cache."""
     started_s = time.perf_counter()
     # Sums come last: then it is known who behind them norms its rows.
     products = sorted(products_of(spec), key=lambda product: product.adds_parts)

@@ -26,7 +26,7 @@ from twostroke.models.weights.tensor import WeightKind, WeightTensor
 LOAD_THREADS = 8
 """Enough to keep a disk, the page cache and the link to the device busy at once."""
 SLICE_VALUES = 1 << 25
-"""What is converted on the host goes over in slices of so many numbers: no second copy of a large matrix in memory."""
+"""What is converted on the host goes over in slices of this many numbers: no second copy of a large matrix."""
 _STORED_AS = {WeightKind.F32: torch.float32, WeightKind.F16: torch.float16, WeightKind.BF16: torch.bfloat16}
 
 Progress = Callable[[int, int], None]
@@ -98,7 +98,7 @@ class Weights:
         return weights, loader
 
     def matrices(self, num_layers: int | None = None) -> list[Matrix]:
-        """Of so many layers, and the head."""
+        """Of `num_layers` layers, and the head."""
         return [*(matrix for layer in self.layers[:num_layers] for matrix in layer.matrices), self.head]
 
     def pack(self) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ PLAIN_TILE_ROWS: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class FewTile:
-    """What a program takes for a few tokens: so many outputs, read in pieces of so many inputs."""
+    """What a program takes for a few tokens: `outputs` outputs, read in pieces of `depth` inputs."""
 
     outputs: int = 4
     depth: int = 1024
@@ -32,7 +32,7 @@ class FewTile:
 
 @dataclass(frozen=True, slots=True)
 class GroupedTile:
-    """What a program takes: so many rows, by so many outputs (of gate and of up, each), `depth` inputs at a time."""
+    """What a program takes: `rows` by `outputs` (of gate and of up, each), `depth` inputs at a time."""
 
     rows: int
     outputs: int
@@ -53,7 +53,7 @@ class GroupedTile:
 
 @dataclass(frozen=True, slots=True)
 class HopperTile:
-    """What a program takes at a time: so many rows by so many outputs (of gate and of up, each)."""
+    """What a program takes at a time: `rows` by `outputs` (of gate and of up, each)."""
 
     rows: int
     outputs: int
@@ -62,7 +62,7 @@ class HopperTile:
     rows_in_bulk: bool = False
     """Rows that lie in order come by TMA, too: all of a tile's, whether the expert has them or not."""
     pieces: int = 1
-    """Results are stored in so many, each on its way through shared memory, which is the ring's otherwise."""
+    """Results are stored in this many pieces, each by way of shared memory, which is the ring's otherwise."""
     sums: int = 0
 
     def shared_bytes(self, *, gated: bool) -> int:

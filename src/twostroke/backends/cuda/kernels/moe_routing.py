@@ -35,7 +35,7 @@ class Order(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RoutingTile:
-    """What a program that chooses takes: so many tokens, and of the product's depth one of so many parts, `depth`
+    """What a program that chooses takes: `tokens` tokens, and one of `parts` parts of the product's depth, `depth`
     inputs at a time."""
 
     tokens: int

@@ -28,7 +28,7 @@ MOST_SUMS: Final = {2: 384, 3: 192, 4: 128}
 
 @dataclass(frozen=True, slots=True)
 class PackedTile:
-    """What a program computes at a time: all outputs of `groups` times `units` units, of so many tokens."""
+    """What a program computes at a time: all outputs of `groups` times `units` units, of `rows` tokens."""
 
     rows: int
     groups: int
@@ -54,7 +54,7 @@ class PackedTile:
 
     @property
     def rounds_at_once(self) -> int:
-        """A program's rounds are a multiple of so many; a kernel would wait for ever for one that is missing."""
+        """A program's rounds are a multiple of this; a kernel would wait for ever for one that is missing."""
         return (self.groups if self.shared else 1) * (2 if self.steps == 4 else 1)
 
     @property

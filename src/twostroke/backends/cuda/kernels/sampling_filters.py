@@ -33,7 +33,7 @@ from twostroke.backends.cuda.kernels.turns import wait_and_start_next
 from twostroke.backends.cuda.kernels.whole_numbers import next_power_of_2
 
 ID_BITS = tl.constexpr(22)
-"""A vocabulary may have so many ids."""
+"""Bits of a token id: a vocabulary may have no more ids than they count."""
 NUM_MARKS = tl.constexpr(16)
 """Into how many parts a pass of narrowing cuts the bracket."""
 
@@ -58,7 +58,7 @@ class FilterScratch(NamedTuple):
     """What the passes over filtered rows leave for each other."""
 
     column_best: torch.Tensor
-    """float32 [batch, num_columns]: the best of every so many scores."""
+    """float32 [batch, num_columns]: the best score of each column."""
     floors: torch.Tensor
     """float32 [batch]: no lower score is kept; infinity where a row has no filters."""
     targets: torch.Tensor

@@ -29,7 +29,7 @@ SAMPLE_INDEX = tl.constexpr(5)
 NUM_OUTPUT = tl.constexpr(6)
 """Tokens written so far: advanced by the kernel that chooses the token."""
 MIN_TOKENS = tl.constexpr(7)
-"""The stop ids are masked before so many; 0 when the row has none."""
+"""Until this many tokens are written the stop ids are masked; 0 when the row has none."""
 REPETITION = tl.constexpr(8)
 PRESENCE = tl.constexpr(9)
 FREQUENCY = tl.constexpr(10)
