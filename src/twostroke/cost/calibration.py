@@ -60,7 +60,7 @@ class Calibration:
     """What a request that comes to an idle engine waits for its first token beside its steps and the host between them;
     0 in files that were kept before it was measured."""
     newcomer_s_per_token: float = 0.0
-    """And for each token of its prompt."""
+    """What a newcomer costs for each token of its prompt, on top."""
 
     def __post_init__(self) -> None:
         for name in ("host_s", "error", "newcomer_s", "newcomer_s_per_token"):

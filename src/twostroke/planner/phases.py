@@ -45,7 +45,7 @@ class Phases:
     link_s_per_step: float = 0.0
     """What the devices of one replica spend on each other: of a step of any size."""
     link_s_per_token: float = 0.0
-    """And a token of it."""
+    """Seconds on the link for each token of a step."""
     stages: int = 1
     """That a step goes through, each with its part of the layers."""
     lanes: int = 1

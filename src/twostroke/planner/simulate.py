@@ -58,7 +58,7 @@ class ReplicaSpec:
     brings some, however many, for most of it is waking an idle engine. Hidden behind the step in flight, if there is
     one."""
     newcomer_s_per_token: float = 0.0
-    """And for each token of their prompts, which are checked and looked up; hidden likewise."""
+    """On top, for each token of their prompts, which are checked and looked up; hidden likewise."""
     itl_target_s: float | None = None
     run_ahead: bool = True
 
