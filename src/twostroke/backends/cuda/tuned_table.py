@@ -112,14 +112,14 @@ class Choices:
         return list(found.values())
 
     def last_rows(self, product: Product, form: str) -> int:
-        """Up to how many rows this form may be read, were there one."""
+        """The most rows at which this form is read, if the weights are held in it."""
         ends = [first - 1 for first in self._beginnings(product)[1:]]
         return max((rows for rows in ends if self.reads(product, form, (rows,))), default=0)
 
     def _beginnings(self, product: Product) -> list[int]:
-        """Every number of rows from which on the choice may be another."""
+        """Every number of rows from which on the choice may be another; what experts borrow may come of several."""
         found = set(GROUPED_EXPERTS.beginnings(product) if product.experts else [1])
-        for source in self.table.nearest(product):
+        for source in self.table.nearest(product)[: None if product.experts else 1]:
             for lines in self.table.products[source].values():
                 for line in lines:
                     ends = (line.first, line.last + 1) if line.last < NO_END else (line.first,)
