@@ -10,7 +10,6 @@ import tempfile
 from pathlib import Path
 
 import triton
-from tests.backends.cuda.test_hopper_grouped import CHOSEN
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
@@ -21,6 +20,11 @@ from twostroke.backends.cuda.kernels.product import DEPTH
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 HIDDEN, INTERMEDIATE = 2048, 768
+CHOSEN = [
+    (HopperTile(128, 128, 4), True),
+    (HopperTile(128, 256, 4, rows_in_bulk=True, pieces=2), False),
+]
+"""Those of the table: gates, and others."""
 
 
 def compile_tile(tile: HopperTile, gated: bool) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.backends.cuda.compile_hopper_grouped import CHOSEN
 from torch.nn import functional
 
 from twostroke.backends.cuda.kernels.expert_tiles import HopperTile
@@ -18,11 +19,6 @@ from twostroke.backends.cuda.kernels.hopper_grouped import hopper_grouped_matmul
 from twostroke.backends.cuda.kernels.moe_routing import Order
 
 SCRIPT = Path(__file__).with_name("compile_hopper_grouped.py")
-CHOSEN = [
-    (HopperTile(128, 128, 4), True),
-    (HopperTile(128, 256, 4, rows_in_bulk=True, pieces=2), False),
-]
-"""Those of the table."""
 TILES = [
     *CHOSEN,
     (HopperTile(64, 64, 6, num_warps=4), True),
