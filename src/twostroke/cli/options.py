@@ -30,18 +30,9 @@ OWN = EngineConfig()
 
 _TYPES: dict[str, type] = {"integer": int, "number": float, "switch": bool, "texts": list[str], "integers": list[int]}
 """Of values as they are typed; others are text."""
-_UNITS = {
-    "": 1,
-    "B": 1,
-    "KB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "TB": 10**12,
-    "KIB": 2**10,
-    "MIB": 2**20,
-    "GIB": 2**30,
-    "TIB": 2**40,
-}
+_POWERS = {"K": 1, "M": 2, "G": 3, "T": 4}
+_UNITS = {"": 1, "B": 1} | {f"{name}B": 1000**power for name, power in _POWERS.items()}
+_UNITS |= {f"{name}IB": 1024**power for name, power in _POWERS.items()}
 
 
 @dataclass(frozen=True, slots=True)
