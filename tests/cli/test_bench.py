@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.cli.in_process import typed
 from tests.cli.test_cli import twostroke
 
 from twostroke.lab.company import BUSY
@@ -71,7 +72,7 @@ def test_bench_limits_prints_what_the_machine_allows(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_wrong_is_said_before_anything_is_measured(arguments: tuple[str, ...], expected: str) -> None:
-    done = twostroke("bench", *arguments)
+    done = typed("bench", *arguments)
     assert done.returncode == 2
     assert expected in done.stderr and "Traceback" not in done.stderr
 

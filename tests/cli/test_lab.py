@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from tests.cli.in_process import typed
 from tests.cli.test_cli import twostroke
 
 from twostroke.cli import lab as lab_command
@@ -82,7 +83,7 @@ def test_lab_writes_a_page_its_numbers_and_its_plots(shape_folder: Path, tmp_pat
     ],
 )
 def test_what_is_wrong_is_said_before_anything_is_measured(arguments: tuple[str, ...], expected: str) -> None:
-    done = twostroke("lab", *arguments)
+    done = typed("lab", *arguments)
     assert done.returncode == 2
     assert expected in done.stderr and "Traceback" not in done.stderr
 
@@ -101,7 +102,7 @@ def test_what_is_wrong_is_said_before_anything_is_measured(arguments: tuple[str,
 def test_what_is_no_record_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "broken.json"
     path.write_text(text)
-    done = twostroke("lab", "--from", str(path), "-o", str(tmp_path / "page.html"))
+    done = typed("lab", "--from", str(path), "-o", str(tmp_path / "page.html"))
     assert done.returncode == 2 and "could not be drawn" in done.stderr
 
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.cli.in_process import typed
 from tests.cli.test_cli import twostroke
 from tests.models.tiny_checkpoints import make_tiny, variants
 from tests.models.tiny_gguf import write_gguf
@@ -214,7 +215,7 @@ def test_a_plot(tmp_path: Path) -> None:
     ],
 )
 def test_bad_input_is_one_sentence(arguments: tuple[str, ...], message: str) -> None:
-    done = twostroke("plan", *arguments)
+    done = typed("plan", *arguments)
     assert done.returncode == 2
     assert message in done.stderr and done.stderr.count("\n") == 1 and "Traceback" not in done.stderr
 

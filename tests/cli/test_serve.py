@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.cli.in_process import typed
 from tests.server.running import running_server
 
 COMMAND = [sys.executable, "-c", "from twostroke.cli import main; main()", "serve"]
@@ -60,7 +61,6 @@ def test_start_says_what_was_chosen_and_the_line_that_it_prints_works(smollm2_pa
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("no-such-model",), "cannot find the model"),
         (("smollm2", "--port", "70000"), "--port must be an integer from 0 to 65535"),
         (("smollm2", "--max-body", "lots"), "is not a size, as --max-body takes it"),
         (("smollm2", "--api-key-file", "/nowhere/keys"), "cannot read the API keys"),
@@ -69,6 +69,17 @@ def test_start_says_what_was_chosen_and_the_line_that_it_prints_works(smollm2_pa
         (("smollm2", "--max-tokens-per-key", "0"), "--max-tokens-per-key must be an integer of at least 1"),
         (("smollm2", "--engine-timeout", "nan"), "--engine-timeout must be a number of at least 1, not nan"),
         (("smollm2", "--drain", "nan"), "--drain must be a number of at least 0, not nan"),
+    ],
+)
+def test_an_option_that_cannot_be_is_one_sentence(smollm2_path: Path, arguments: tuple[str, ...], words: str) -> None:
+    done = typed("serve", *arguments)
+    assert done.returncode == 2 and words in done.stderr and done.stderr.count("\n") == 1, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("no-such-model",), "cannot find the model"),
         (("smollm2", "--max-context", "10000000", "--port", "0"), "this model was made for"),
         (("smollm2", "--load", "random"), "random weights have no tokenizer"),
         (("smollm2", "--host", "256.1.1.1"), "cannot listen on"),

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.cli.in_process import typed
 from tests.cli.test_cli import twostroke
 from tests.lab.conftest import SHAPE
 
@@ -61,7 +62,7 @@ def test_a_calibration_is_what_simulate_and_plan_start_from(
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf", "1e9"])
 def test_calibrate_refuses_senseless_times(seconds: str) -> None:
-    done = twostroke("calibrate", "smollm2", "--seconds", seconds)
+    done = typed("calibrate", "smollm2", "--seconds", seconds)
     assert done.returncode == 2 and "seconds must be" in done.stderr
 
 
@@ -136,6 +137,6 @@ def test_simulate_needs_no_weights_for_another_device() -> None:
     ],
 )
 def test_simulate_refuses_what_makes_no_sense(smollm2_path: Path, arguments: tuple[str, ...], sentence: str) -> None:
-    done = twostroke("simulate", str(smollm2_path), *arguments)
+    done = typed("simulate", str(smollm2_path), *arguments)
     assert done.returncode == 2, done.stdout
     assert sentence in done.stderr and "Traceback" not in done.stderr

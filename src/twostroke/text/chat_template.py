@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from twostroke.core.errors import BadRequestError, ModelError
 from twostroke.text import side_process
-from twostroke.text.side_process import Message, ProcessEndedError, end_process, exchange
+from twostroke.text.side_process import Message, ProcessEndedError, end_process, exchange, set_up_process
 
 if TYPE_CHECKING:  # the tokenizers library is not needed to start a process early
     from twostroke.text.tokenizer import Tokenizer
@@ -143,11 +143,7 @@ class ChatTemplate:
             "max_output_chars": MAX_OUTPUT_CHARS,
             "max_memory_bytes": MAX_MEMORY_BYTES,
         }
-        try:
-            exchange(process, Message(setup), START_LIMIT_S)
-        except ProcessEndedError:
-            end_process(process)
-            raise ModelError("the process for the chat template did not start") from None
+        set_up_process(process, setup, START_LIMIT_S, "the chat template")
         return process
 
 

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from twostroke.core.errors import BadRequestError, ModelError
 from twostroke.core.grammar import GrammarSpec
 from twostroke.text.grammar import Vocabulary, check_size
-from twostroke.text.side_process import Message, ProcessEndedError, end_process, exchange, start_process
+from twostroke.text.side_process import Message, ProcessEndedError, end_process, exchange, set_up_process, start_process
 from twostroke.text.tokenizer import Tokenizer
 
 COMPILE_LIMIT_S = 1.0
@@ -84,9 +84,5 @@ class GrammarCheck:
             process = start_process("twostroke.text.grammar_worker")
         except OSError as error:
             raise ModelError(f"the process for grammars could not be started: {error}") from None
-        try:
-            exchange(process, Message(setup), START_LIMIT_S)
-        except ProcessEndedError:
-            end_process(process)
-            raise ModelError("the process for grammars did not start") from None
+        set_up_process(process, setup, START_LIMIT_S, "grammars")
         return process

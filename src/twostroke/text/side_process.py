@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import IO, Any, NamedTuple
 
+from twostroke.core.errors import ModelError
+
 _KEPT_ENVIRONMENT = ("PATH", "SYSTEMROOT", "TZ", "LANG", "LC_ALL", "LC_TIME", "LD_LIBRARY_PATH")
 """What the process is told of this one's environment: nothing secret."""
 
@@ -85,6 +87,15 @@ def start_process(module: str) -> subprocess.Popen[bytes]:
         env=environment,
         start_new_session=True,  # Ctrl-C is for this process, which ends that one
     )
+
+
+def set_up_process(process: subprocess.Popen[bytes], setup: dict[str, Any], limit_s: float, purpose: str) -> None:
+    """Send its first message. A process that does not answer that is ended."""
+    try:
+        exchange(process, Message(setup), limit_s)
+    except ProcessEndedError:
+        end_process(process)
+        raise ModelError(f"the process for {purpose} did not start") from None
 
 
 def end_process(process: subprocess.Popen[bytes]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,13 @@ def create(
     return FACTORY.create(checkpoint, layout, settings)
 
 
+@pytest.fixture
+def backend(checkpoint: Checkpoint) -> Iterator[CpuBackend]:
+    made = create(checkpoint)
+    yield made
+    made.close()
+
+
 def random_tokens(seed: int, count: int = NUM_TOKENS) -> list[int]:
     return [int(token) for token in np.random.default_rng(seed).integers(3, VOCAB_SIZE, count)]
 
@@ -68,8 +76,7 @@ def company(backend: CpuBackend, tokens: list[list[int]]) -> tuple[list[np.ndarr
     return alone, drivers
 
 
-def test_a_sequence_has_the_same_bits_in_any_company(checkpoint: Checkpoint) -> None:
-    backend = create(checkpoint)
+def test_a_sequence_has_the_same_bits_in_any_company(backend: CpuBackend) -> None:
     tokens = [random_tokens(seed) for seed in range(3)]
     alone, drivers = company(backend, tokens)
     drivers[0].prefill(40)
@@ -83,7 +90,6 @@ def test_a_sequence_has_the_same_bits_in_any_company(checkpoint: Checkpoint) -> 
     assert np.array_equal(together[0], alone[0][40])
     assert np.array_equal(together[1], alone[1][33])
     assert np.array_equal(together[2:], alone[2][:29])
-    backend.close()
 
 
 def test_steps_larger_than_expected_work(checkpoint: Checkpoint) -> None:
@@ -96,8 +102,7 @@ def test_steps_larger_than_expected_work(checkpoint: Checkpoint) -> None:
     tight.close()
 
 
-def test_logits_of_the_wanted_rows_alone(checkpoint: Checkpoint) -> None:
-    backend = create(checkpoint)
+def test_logits_of_the_wanted_rows_alone(backend: CpuBackend) -> None:
     tokens = random_tokens(6)
     whole = logits_by_prefill(backend, tokens, [NUM_TOKENS])
     driver = Driver(backend, tokens)
@@ -107,12 +112,10 @@ def test_logits_of_the_wanted_rows_alone(checkpoint: Checkpoint) -> None:
         assert logits.shape == (int(samples), VOCAB_SIZE)
     assert np.array_equal(logits[0], whole[-1])
     driver.leave()
-    backend.close()
 
 
-def test_logits_of_some_rows_of_a_mixed_step(checkpoint: Checkpoint) -> None:
+def test_logits_of_some_rows_of_a_mixed_step(backend: CpuBackend) -> None:
     """A decode, a chunk that samples, one that wants all its logits and one that wants none, in one step."""
-    backend = create(checkpoint)
     tokens = [random_tokens(seed) for seed in range(4)]
     alone, drivers = company(backend, tokens)
     drivers[0].prefill(40)
@@ -128,7 +131,6 @@ def test_logits_of_some_rows_of_a_mixed_step(checkpoint: Checkpoint) -> None:
     )
     logits = backend.forward(Batch.from_step(step, backend.rows))
     assert np.array_equal(logits, np.concatenate([alone[0][40:41], alone[1][28:29], alone[2][7:20]]))
-    backend.close()
 
 
 def test_larger_blocks_change_nothing(checkpoint: Checkpoint) -> None:
@@ -140,8 +142,7 @@ def test_larger_blocks_change_nothing(checkpoint: Checkpoint) -> None:
     large.close()
 
 
-def test_a_step_runs_and_samples(checkpoint: Checkpoint) -> None:
-    backend = create(checkpoint)
+def test_a_step_runs_and_samples(backend: CpuBackend) -> None:
     tokens = random_tokens(9, 20)
     expected = logits_by_prefill(backend, tokens, [20])[-1].argmax()
     request = Request("a", tuple(tokens), SamplingParams(temperature=0.0))
@@ -155,11 +156,9 @@ def test_a_step_runs_and_samples(checkpoint: Checkpoint) -> None:
     assert first.sampled[7][0].token_id == expected
     second = backend.launch(Step(2, decodes=(DecodeSlot(7, 20),))).result()
     assert set(second.sampled) == {7}
-    backend.close()
 
 
-def test_a_bad_step_is_an_error_and_the_next_one_works(checkpoint: Checkpoint) -> None:
-    backend = create(checkpoint)
+def test_a_bad_step_is_an_error_and_the_next_one_works(backend: CpuBackend) -> None:
     tokens = random_tokens(11)
     expected = logits_by_prefill(backend, tokens, [NUM_TOKENS])
     driver = Driver(backend, tokens)
@@ -169,7 +168,6 @@ def test_a_bad_step_is_an_error_and_the_next_one_works(checkpoint: Checkpoint) -
             driver.prefill(5)
     driver.leave()
     assert np.array_equal(logits_by_prefill(backend, tokens, [NUM_TOKENS]), expected)
-    backend.close()
 
 
 def test_weights_that_are_not_finite_are_noticed(checkpoint: Checkpoint) -> None:
@@ -194,10 +192,8 @@ def test_two_backends_live_in_one_process(checkpoint: Checkpoint) -> None:
     first.close()
 
 
-def test_weights_that_are_used_as_they_are_stored_need_no_note(checkpoint: Checkpoint) -> None:
-    backend = create(checkpoint)
+def test_weights_that_are_used_as_they_are_stored_need_no_note(backend: CpuBackend) -> None:
     assert [note for note in backend.notes if "KV" not in note] == []
-    backend.close()
 
 
 def test_shapes_that_do_not_fit_are_declined(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
