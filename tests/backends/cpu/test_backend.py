@@ -67,18 +67,18 @@ def grant(driver: Driver, block_ids: range) -> None:
     driver.backend.rows.update(Step(0, grants=grants))
 
 
-def company(backend: CpuBackend, tokens: list[list[int]]) -> tuple[list[np.ndarray], list[Driver]]:
-    """The logits of each alone, and drivers of all of them together, with blocks of their own."""
+def company(backend: CpuBackend, count: int) -> tuple[list[list[int]], list[np.ndarray], list[Driver]]:
+    """Prompts, the logits of each alone, and drivers of all of them together, with blocks of their own."""
+    tokens = [random_tokens(seed) for seed in range(count)]
     alone = [logits_by_prefill(backend, ids, [NUM_TOKENS]) for ids in tokens]
     drivers = [Driver(backend, ids, seq_id) for seq_id, ids in enumerate(tokens)]
     for seq_id, driver in enumerate(drivers):
         grant(driver, range(6 * seq_id, 6 * seq_id + 5))
-    return alone, drivers
+    return tokens, alone, drivers
 
 
 def test_a_sequence_has_the_same_bits_in_any_company(backend: CpuBackend) -> None:
-    tokens = [random_tokens(seed) for seed in range(3)]
-    alone, drivers = company(backend, tokens)
+    tokens, alone, drivers = company(backend, 3)
     drivers[0].prefill(40)
     drivers[1].prefill(33)
     step = Step(
@@ -116,8 +116,7 @@ def test_logits_of_the_wanted_rows_alone(backend: CpuBackend) -> None:
 
 def test_logits_of_some_rows_of_a_mixed_step(backend: CpuBackend) -> None:
     """A decode, a chunk that samples, one that wants all its logits and one that wants none, in one step."""
-    tokens = [random_tokens(seed) for seed in range(4)]
-    alone, drivers = company(backend, tokens)
+    tokens, alone, drivers = company(backend, 4)
     drivers[0].prefill(40)
     drivers[2].prefill(7)
     step = Step(

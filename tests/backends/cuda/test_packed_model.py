@@ -74,7 +74,7 @@ def asked(device: str, monkeypatch: pytest.MonkeyPatch) -> Asked:
 
 
 def card(device: str) -> Card:
-    num_sms = target_of(device).num_sms if device == "cuda" else 4
+    num_sms = target_of(device).num_sms if device == "cuda" else 2
     return Card("a test's", num_sms, has_hopper_kernels=True)
 
 
