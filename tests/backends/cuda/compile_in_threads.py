@@ -13,10 +13,11 @@ import torch
 import triton
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
-from twostroke.backends.cuda.kernels.grouped_tiles import HopperTile
 
 from twostroke.backends.cuda.compile_ahead import compilers, launcher, rehearsal
+from twostroke.backends.cuda.kernels.expert_tiles import HopperTile
 from twostroke.backends.cuda.kernels.hopper_grouped import hopper_grouped_matmul
+from twostroke.backends.cuda.kernels.moe_routing import Order
 from twostroke.backends.cuda.kernels.norms import add_rms_norm, rms_norm
 
 COMPILED: list[tuple[str, str]] = []
@@ -59,7 +60,7 @@ def steps() -> None:
     tile = HopperTile(64, 128, 4)
     for _ in range(2):
         rms_norm(x, weight, x, eps=1e-6)
-        hopper_grouped_matmul(x, experts, out, pairs, starts, top_k=1, gated=None, tile=tile)
+        hopper_grouped_matmul(x, experts, out, Order(pairs, starts, 1), tile=tile)
         add_rms_norm(x, x, weight, x, eps=1e-6)
 
 

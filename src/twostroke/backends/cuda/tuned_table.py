@@ -74,6 +74,7 @@ class Choices:
 
     def __init__(self, table: Table, card: Card) -> None:
         self.table, self.card = table, card
+        self._nearest = cache(table.nearest)
         self._known: dict[tuple[Product, int, tuple[str, ...]], Choice] = {}
 
     @staticmethod
@@ -119,7 +120,7 @@ class Choices:
     def _beginnings(self, product: Product) -> list[int]:
         """Every number of rows from which on the choice may be another; what experts borrow may come of several."""
         found = set(GROUPED_EXPERTS.beginnings(product) if product.experts else [1])
-        for source in self.table.nearest(product)[: None if product.experts else 1]:
+        for source in self._nearest(product)[: None if product.experts else 1]:
             for lines in self.table.products[source].values():
                 for line in lines:
                     ends = (line.first, line.last + 1) if line.last < NO_END else (line.first,)
@@ -127,7 +128,7 @@ class Choices:
         return sorted(found)
 
     def _look_up(self, product: Product, rows: int, forms: tuple[str, ...]) -> Choice:
-        for source in self.table.nearest(product):
+        for source in self._nearest(product):
             for form, lines in self.table.products[source].items():
                 line = line_at(lines, _rows_in(source, product, rows)) if form in forms else None
                 choice = line and self._accepted(product, rows, line)
