@@ -14,7 +14,7 @@ from twostroke.config import EngineConfig, KVConfig
 from twostroke.core.errors import BackendError, BadRequestError
 from twostroke.core.formats import STORED
 from twostroke.engine.build import Assembly, assemble
-from twostroke.engine.formats import asked_weights, preferred
+from twostroke.engine.formats import asked_weights, choose_formats, preferred
 from twostroke.machine import Machine
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.loading import load_checkpoint
@@ -69,6 +69,8 @@ def test_quantised_weights_are_left_alone(tmp_path: Path) -> None:
     assert preferred(FACTORY.preferred_weights, whole, ROOMY) == (None, None)
     weights, reason = asked_weights("q8_0", whole)
     assert weights == STORED and "changes nothing" in str(reason)
+    with pytest.raises(BackendError, match="brings float weights to q8_0 or q4_1, not to fp8"):
+        choose_formats(EngineConfig(quantise="fp8"), whole, ROOMY, FACTORY, "asked for")
 
 
 def test_the_reference_backend_declines(floats: Checkpoint) -> None:

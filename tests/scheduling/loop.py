@@ -83,6 +83,7 @@ class Loop:
         pace: PrefillPace | None = None,
         drafts: int = 0,
         drafting: Drafting | None = None,
+        max_drafts: int | None = None,
         seed: int = 0,
         **config: object,
     ) -> None:
@@ -92,7 +93,9 @@ class Loop:
         ledger = KVLedger(kv_layout, prefix_caching=self.config.prefix_caching, digest=digest)
         if drafts and drafting is None:
             drafting = RandomDrafting(drafts, seed)
-        self.scheduler = Scheduler(self.config, kv_layout, ledger=ledger, pace=pace, drafting=drafting)
+        self.scheduler = Scheduler(
+            self.config, kv_layout, ledger=ledger, pace=pace, drafting=drafting, max_drafts=max_drafts
+        )
         self.backend = FakeBackend(
             kv_layout,
             max_context=self.config.max_context,

@@ -197,6 +197,15 @@ def test_drafts_take_what_streams_leave_of_the_budget() -> None:
     assert step.has_drafts and step.num_tokens == step.num_decode_tokens == 8
 
 
+@pytest.mark.parametrize("max_drafts", [0, 2])
+def test_no_slot_has_more_drafts_than_the_backend_takes(max_drafts: int) -> None:
+    loop = drafting_loop(most=7, max_drafts=max_drafts)
+    loop.add(request("a", range(5), max_tokens=20))
+    loop.run()
+    loop.check_outputs()
+    assert max(queries for _, queries in slots(loop)) == 1 + max_drafts
+
+
 def changed(loop: Loop, **changes: object) -> Step:
     """The oldest step in flight comes back with something else."""
     step, ticket = loop.in_flight.popleft()

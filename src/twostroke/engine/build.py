@@ -230,7 +230,7 @@ def assemble(checkpoint: Checkpoint, tokenizer: Tokenizer | None, config: Engine
     else:  # a pace needs the cost of steps from the first one on
         step_cost = StepCost(shape, NOTHING_MEASURED if itl_target_ms is None else prepared.ceilings())
     pace = None if itl_target_ms is None else PrefillPace(step_cost.seconds, itl_target_ms / 1e3)
-    scheduler = Scheduler(prepared.scheduler_config, resolved.layout, pace=pace)
+    scheduler = Scheduler(prepared.scheduler_config, resolved.layout, pace=pace, max_drafts=backend.max_drafts)
     grammars = None
     if tokenizer is not None and isinstance(backend, MaskingBackend):
         grammars = LazyGrammars(tokenizer)

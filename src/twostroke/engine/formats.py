@@ -45,6 +45,9 @@ def choose_formats(
     weights, reason = asked_weights(config.quantise, checkpoint)
     if weights is None and config.load == "file":
         weights, reason = preferred(factory.preferred_weights, checkpoint, here)
+    offered = factory.preferred_weights
+    if weights == STORED and offered and config.quantise not in ("none", *offered):
+        weights = config.quantise  # there is nothing to bring to it, and it is not to be had: the backend says so
     wish = FormatWish(weights, _open(config.dtype), _open(config.kv.kind))
     found = factory.formats(checkpoint, wish)
     if isinstance(found, str):

@@ -23,9 +23,12 @@ class Drafting(Protocol):
 
 
 class DecodePlanner:
-    def __init__(self, ledger: KVLedger, admission: Admission, drafting: Drafting | None = None) -> None:
+    def __init__(
+        self, ledger: KVLedger, admission: Admission, drafting: Drafting | None = None, max_drafts: int | None = None
+    ) -> None:
         self._ledger = ledger
         self._admission = admission
+        self._max_drafts = max_drafts
         self.drafting = drafting
 
     def fill(self, plan: StepPlan) -> None:
@@ -36,6 +39,7 @@ class DecodePlanner:
         host does not know the last token yet, only that there will be one, and how many more there may be."""
         reserve, drafting = self._ledger.reserve, self.drafting
         spare = plan.tokens_left - len(self._admission.running)  # what drafts may have: every stream's own goes first
+        slot_limit = plan.tokens_left if self._max_drafts is None else self._max_drafts
         for sequence in self._admission.running:
             if sequence.state is not SequenceState.RUNNING:
                 continue  # preempted a moment ago
@@ -45,7 +49,7 @@ class DecodePlanner:
                 continue
             if position + 1 >= sequence.max_total_tokens:
                 continue  # what is in flight may fill it
-            if drafting is not None and (most := min(spare, sequence.max_total_tokens - 2 - position)) > 0:
+            if drafting is not None and (most := min(spare, slot_limit, sequence.max_total_tokens - 2 - position)) > 0:
                 drafts = drafting.drafts(sequence, most)
                 if drafts is not None and self._add_drafts(plan, sequence, position, drafts, most):
                     spare -= drafts.most

@@ -56,13 +56,14 @@ class Scheduler:
         ledger: KVLedger | None = None,
         pace: Pace | None = None,
         drafting: Drafting | None = None,
+        max_drafts: int | None = None,
     ) -> None:
         """`pace`: how much prefill a step may hold; None: up to its token budget. `drafting`: what is drafted for
-        streams; None: nothing."""
+        streams; None: nothing. `max_drafts`: that the backend takes in a slot; None: any number."""
         self.config = config
         self.ledger = ledger or KVLedger(layout, prefix_caching=config.prefix_caching)
         self._admission = Admission(config, self.ledger)
-        self._decodes = DecodePlanner(self.ledger, self._admission, drafting)
+        self._decodes = DecodePlanner(self.ledger, self._admission, drafting, max_drafts)
         self._prefills = PrefillPlanner(config, self.ledger, self._admission, pace)
         self._launched: deque[_Launched] = deque()  # oldest first: results arrive in launch order
         self._samples: dict[str, list[Sequence]] = {}  # unfinished ones, by request

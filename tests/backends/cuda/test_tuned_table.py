@@ -59,7 +59,7 @@ def test_every_line_of_a_table_is_one_that_its_kernel_takes(name: str) -> None:
         assert all(after.first == before.last + 1 for before, after in pairwise(plain)), asked
 
 
-def test_the_models_that_were_measured_are_in_the_table() -> None:
+def test_models_of_the_bench_are_in_the_table() -> None:
     choices = Choices.on(H200)
     for shape in ("llama-3.1-8b", "llama-3.2-1b", "qwen3-0.6b", "qwen3-30b-a3b"):
         spec = read_folder_spec(Path(__file__).parents[3] / "bench" / "shapes" / shape)[1]
@@ -99,13 +99,27 @@ def test_a_form_that_is_not_held_is_not_chosen() -> None:
 )
 def test_another_card_is_given_what_its_kernels_take(card: Card) -> None:
     choices = Choices.on(card)
-    for asked in choices.table.products:
+    assert choices.table.device == card.name and not choices.table.products, "what it goes by is another's"
+    for asked in choices.table.borrowed:
         for rows in (1, 4, 16, 100, 256, 1000, 8192):
             choice = choices.of(asked, rows, BOTH)
             assert not isinstance(choice.kernel.tile(asked, rows, card, choice.settings), str)
             anywhere = ("few_experts", "grouped_experts") if asked.experts else ("gemv", "cublas")
             assert card.has_hopper_kernels or choice.kernel.name in anywhere
-    assert choices.of(Product("plain", 4096, 1024), 1, BOTH).kernel.name == "gemv"
+    asked = Product("plain", 4096, 1024)
+    assert choices.of(asked, 1, BOTH).kernel.name == "gemv"
+    assert choices.note([asked], "m") == (
+        f"products: 0 of 1 are in the table for {card.name}; `twostroke tune m` would measure the rest"
+    )
+
+
+def test_a_form_that_was_not_measured_again_keeps_its_lines() -> None:
+    gates = Product("gated", 14336, 4096)
+    only_plain = {gates: {"plain": (Line(1, NO_END, "cublas"),)}}
+    table = table_for(H200.name).with_others(only_plain)
+    assert list(table.products[gates]) == ["packed", "plain"]
+    choices = Choices(table, H200)
+    assert choices.reads(gates, "packed") and choices.of(gates, 16, ("plain",)).kernel.name == "cublas"
 
 
 def test_what_a_user_measured_goes_first_and_is_kept_with_what_was_before(
@@ -113,14 +127,14 @@ def test_what_a_user_measured_goes_first_and_is_kept_with_what_was_before(
 ) -> None:
     monkeypatch.setenv("TWOSTROKE_CACHE", str(tmp_path))
     gates, own = Product("gated", 14336, 4096), Product("gated", 5, 7)
-    forms = {"plain": (Line(1, 4, "gemv", FMA, 3.25), Line(5, NO_END, "cublas", {}))}
+    forms = {"packed": (), "plain": (Line(1, 4, "gemv", FMA, 3.25), Line(5, NO_END, "cublas", {}))}
     before = table_for("NVIDIA H200").products[gates]
     path = keep("NVIDIA H200", {own: forms})
     assert keep("NVIDIA H200", {gates: forms}) == path == user_path("NVIDIA H200")
     table = table_for("NVIDIA H200")
     assert table.products[gates] == table.products[own] == forms != before
     assert Choices(table, H200).of(gates, 4, BOTH).kernel.name == "gemv"
-    assert table_for("NVIDIA H100").products[gates] == before, "another device's"
+    assert table_for("NVIDIA H100").borrowed[gates] == before, "another device's"
     path.write_text(path.read_text().replace("gemv", "gone").replace("cublas", "cublas"))
     assert Choices(table_for("NVIDIA H200"), H200).of(own, 9, BOTH).kernel.name == "cublas", "a kernel that is no more"
     path.write_text("{")

@@ -8,7 +8,7 @@ import json
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from importlib.resources import files
 from math import log2
@@ -53,9 +53,16 @@ class Choice:
 class Table:
     device: str
     products: Mapping[Product, Forms]
+    borrowed: Mapping[Product, Forms] = field(default_factory=dict)
+    """Another device's, which a device without a table goes by until its user has it tuned."""
 
     def with_others(self, others: Mapping[Product, Forms]) -> Table:
-        return Table(self.device, {**self.products, **others})
+        """With what was found of some products: a form that was not looked at keeps its lines."""
+        return replace(self, products=_joined(self.products, others))
+
+    @property
+    def all_products(self) -> Mapping[Product, Forms]:
+        return {**self.borrowed, **self.products}
 
     def nearest(self, product: Product) -> list[Product]:
         """Itself, if it is here, then the others of its kind, those of about its size first."""
@@ -66,7 +73,16 @@ class Table:
         def kind(of: Product) -> tuple[Any, ...]:
             return of.role, of.has_bias, bool(of.experts)
 
-        return sorted((other for other in self.products if kind(other) == kind(product)), key=apart)
+        return sorted((other for other in self.all_products if kind(other) == kind(product)), key=apart)
+
+
+def _joined(before: Mapping[Product, Forms], found: Mapping[Product, Forms]) -> dict[Product, Forms]:
+    joined = dict(before)
+    for product, forms in found.items():
+        together = {**before.get(product, {}), **forms}
+        # Plain weights go last: every other form has lines only where it is faster.
+        joined[product] = {form: together[form] for form in sorted(together, key=lambda form: form == "plain")}
+    return joined
 
 
 class Choices:
@@ -74,6 +90,7 @@ class Choices:
 
     def __init__(self, table: Table, card: Card) -> None:
         self.table, self.card = table, card
+        self._lines = table.all_products
         self._nearest = cache(table.nearest)
         self._known: dict[tuple[Product, int, tuple[str, ...]], Choice] = {}
 
@@ -90,7 +107,7 @@ class Choices:
         return self._known[key]
 
     def has(self, product: Product) -> bool:
-        """Whether the product has lines of its own."""
+        """Whether this device's table has lines for the product."""
         return product in self.table.products
 
     def note(self, products: Sequence[Product], model: str) -> str:
@@ -121,7 +138,7 @@ class Choices:
         """Every number of rows from which on the choice may be another; what experts borrow may come of several."""
         found = set(GROUPED_EXPERTS.beginnings(product) if product.experts else [1])
         for source in self._nearest(product)[: None if product.experts else 1]:
-            for lines in self.table.products[source].values():
+            for lines in self._lines[source].values():
                 for line in lines:
                     ends = (line.first, line.last + 1) if line.last < NO_END else (line.first,)
                     found |= {_rows_of(product, source, rows) for rows in ends}
@@ -129,7 +146,7 @@ class Choices:
 
     def _look_up(self, product: Product, rows: int, forms: tuple[str, ...]) -> Choice:
         for source in self._nearest(product):
-            for form, lines in self.table.products[source].items():
+            for form, lines in self._lines[source].items():
                 line = line_at(lines, _rows_in(source, product, rows)) if form in forms else None
                 choice = line and self._accepted(product, rows, line)
                 if choice:
@@ -164,10 +181,12 @@ def line_at(lines: tuple[Line, ...], rows: int) -> Line | None:
 
 
 def table_for(device: str) -> Table:
-    """That of the device, else another's; what the user measured goes first."""
+    """That of the device, or else one that borrows another's; what the user measured goes first."""
     name = file_name(device)
-    packaged = FOLDER / f"{name}.json"
-    table = _packaged(name if packaged.is_file() else FALLBACK)
+    if (FOLDER / f"{name}.json").is_file():
+        table = _packaged(name)
+    else:
+        table = Table(device, {}, borrowed=_packaged(FALLBACK).products)
     own = user_path(device)
     try:
         return table.with_others(parse(own.read_text()).products) if own.is_file() else table
@@ -192,7 +211,7 @@ def keep(device: str, products: Mapping[Product, Forms]) -> Path:
     """Among what this user measured on the device before. Raises OSError."""
     path = user_path(device)
     before = parse(path.read_text()).products if path.is_file() else {}
-    write_whole(path, text_of(Table(device, {**before, **products})).encode())
+    write_whole(path, text_of(Table(device, before).with_others(products)).encode())
     return path
 
 

@@ -87,7 +87,8 @@ class Tuner:
         return self._lines(cases[0].matrices[0].form_names, sorted(counts), best)
 
     def _lines(self, forms: tuple[str, ...], counts: Sequence[int], best: dict[int, dict[Trial, float]]) -> Forms:
-        """From each number of rows that was measured down to the one before; what was not is as it was."""
+        """From each number of rows that was measured down to the one before; what was not is as it was. A form that was
+        looked at and won nothing has no line, which is told from a form that was not looked at."""
         lines: dict[str, list[Line]] = {"packed": [], "plain": []}
         for before, count in pairwise((0, *counts)):
             for trial, took_us in best.get(count, {}).items():
@@ -96,7 +97,7 @@ class Tuner:
                 for trial in {self._now(rows, forms), self._now(rows, ("plain",))}:
                     _extend(lines[trial.form], trial.line(rows, rows))
         lines["plain"][-1] = replace(lines["plain"][-1], last=NO_END)
-        return {form: tuple(found) for form, found in lines.items() if found}
+        return {form: tuple(found) for form, found in lines.items() if found or form in forms}
 
     def _case(self, rows: int) -> Case:
         if self._product.experts:
