@@ -3,7 +3,7 @@ thread, so that a busy machine does not count; the backend's own is left out.
 
     python bench/host_step.py [--sequences 1,16,64,256] [--rounds 5] [--newcomer 8192,64] [--profile]
 
-Last, what a newcomer takes until its first step is launched, of so many tokens that are cached and so many that are
+Last, what a newcomer takes until its first step is launched, by how many of its tokens are cached and how many are
 not: where nothing else runs, nobody hides it."""
 
 from __future__ import annotations

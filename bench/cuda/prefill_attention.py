@@ -144,7 +144,7 @@ def prefill_result(name: str, counts: Sequence[int], start: int, model: Model, p
 
 
 def default_choice(model: Model, num_tokens: int) -> str:
-    """The label of what a step of so many tokens runs."""
+    """The label of what a step of `num_tokens` tokens runs."""
     kernel, _ = choose_prefill(model.shape, target_of("cuda"))
     tile_rows = kernel.tiling(model.shape, num_tokens, model.num_sms).tile_rows
     if kernel is prefill_attention:

@@ -84,7 +84,7 @@ __device__ __forceinline__ void call(u32 number) {
   asm volatile("bar.arrive %0, %1;" ::"r"(number), "n"(THREADS) : "memory");
 }
 
-// A warp group keeps so many registers a thread, or takes so many once others have given theirs.
+// A warp group keeps this many registers a thread, or takes this many once others have given theirs.
 template <u32 COUNT>
 __device__ __forceinline__ void give_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
