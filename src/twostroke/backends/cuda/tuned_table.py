@@ -1,5 +1,5 @@
 """Which kernel multiplies what, and how it cuts it: a table for a device, by role, size and number of rows. A line with
-a time was measured by `twostroke tune`; one without comes from the rules that were here before. The package has one; the
+a time was measured by `twostroke tune`; one without comes from rules that were here before. The package has one; the
 user's own goes first. Knows no torch: whoever plans for a card asks here too."""
 
 from __future__ import annotations
