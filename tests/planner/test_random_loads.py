@@ -99,6 +99,18 @@ def test_turns_told_together_change_nothing_to_the_last_bit(
     assert facts(quick) == facts(slow)
 
 
+@settings(max_examples=40, deadline=None)
+@given(specs(), traces())
+def test_the_scheduler_and_its_ledger_end_as_step_by_step(spec: ReplicaSpec, trace: list[TraceRequest]) -> None:
+    quick, slow = Replica(spec), StepByStep(spec)
+    found, expected = timings_of(quick, trace), timings_of(slow, trace)
+    assert sorted(map(felt, found)) == sorted(map(felt, expected))
+    for replica in (quick, slow):
+        replica.scheduler.check()
+    assert quick.scheduler.counts() == slow.scheduler.counts()
+    assert (quick.num_steps, quick.busy_s, quick.now_s) == (slow.num_steps, slow.busy_s, slow.now_s)
+
+
 SHAPE = ModelShape(8 * 10**9, 7 * 10**9, 5 * 10**8, 15 * 10**9, 32, 128, (KVGroupShape(16, None, 65_536),))
 
 
