@@ -148,6 +148,8 @@ class Replica:
         if len(self._in_flight) < self._max_in_flight - 1 or not (streams := self.scheduler.steady_streams()):
             return None
         before = self._in_flight[0] if self._in_flight else None
+        if before is not None and before[0].prefills:  # blocks of a prompt become findable first, evictions come then
+            return None
         ledger, config = self.scheduler.ledger, self.scheduler.config
         # No answer may end in a turn. Without running ahead, the last turn takes in what it launches.
         left = min(one.max_total_tokens - one.next_position for one in streams) - (2 if before is None else 1)
@@ -155,6 +157,9 @@ class Replica:
         num_blocks = len(streams) * (num_turns // ledger.layout.block_size + 1)
         # A window gives blocks back as it moves on: of a pool that is full, others would be evicted than one by one.
         has_window = any(group.window is not None for group in ledger.layout.groups)
+        # What several streams give back stays cached, and is evicted in the order in which they gave it.
+        if has_window and config.prefix_caching and len(streams) > 1:
+            return None
         free = min(pool.num_free if has_window else pool.num_available for pool in ledger.pools)
         return Glide(streams, num_turns, before) if num_turns > 2 and num_blocks <= free else None
 
@@ -200,15 +205,14 @@ class Prompts:
         self._sampling: dict[int, SamplingParams] = {}
 
     def request(self, asked: TraceRequest) -> Request:
-        """A prefix is found by all tokens before it: one that nobody else has keeps apart what comes behind."""
+        """A prefix is found by all tokens before it: one that nobody else has keeps apart what comes behind. The last
+        token is nobody else's in any case, and so is the answer."""
         number = next(self._numbers)
-        own = asked.prompt_tokens
+        shared = min(asked.prefix_tokens, asked.prompt_tokens - 1)
         prompt: tuple[int, ...] = ()
-        if asked.prefix is not None and asked.prefix_tokens:
-            prompt = _begun_by(2 * self._prefixes.setdefault(asked.prefix, number), asked.prefix_tokens)
-            own -= asked.prefix_tokens
-        if own:
-            prompt += _begun_by(2 * number + 1, own)
+        if asked.prefix is not None and shared:
+            prompt = _begun_by(2 * self._prefixes.setdefault(asked.prefix, number), shared)
+        prompt += _begun_by(2 * number + 1, asked.prompt_tokens - len(prompt))
         sampling = self._sampling.get(asked.output_tokens)
         if sampling is None:
             sampling = SamplingParams(max_tokens=asked.output_tokens, ignore_eos=True)
