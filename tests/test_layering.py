@@ -28,7 +28,7 @@ def room(rooms="", packages=""):
     return Room(frozenset(rooms.split()), frozenset(packages.split()))
 
 
-BELOW_ENGINE = "core kv cost explain scheduling models text backends config machine cache"
+BELOW_ENGINE = "core kv cost speculation explain scheduling models text backends config machine cache"
 ROOMS = {
     "core": room(),
     "machine": room(),
@@ -43,10 +43,11 @@ ROOMS = {
     "models.spec": room("core models.rope_spec"),
     "models.rope_spec": room(),
     "models.families": room("core models.spec models.rope_spec"),
+    "speculation": room("core cost"),
     "text": room("core", "tokenizers jinja2 llguidance"),
-    "backends": room("core cost models cache machine", "numpy"),
-    "backends.cpu": room("core cost models cache machine", "numpy llvmlite"),
-    "backends.cuda": room("core cost models cache machine", "numpy torch triton"),
+    "backends": room("core cost speculation models cache machine", "numpy"),
+    "backends.cpu": room("core cost speculation models cache machine", "numpy llvmlite"),
+    "backends.cuda": room("core cost speculation models cache machine", "numpy torch triton"),
     "engine": room(BELOW_ENGINE, "rich"),
     "lab": room("core cost config machine models backends engine", "matplotlib"),
     "server": room(

@@ -102,6 +102,13 @@ class EngineConfig:
     run_ahead: bool = switch(
         True, ENGINE, "Schedule one step ahead of the results, so that neither host nor device waits for the other."
     )
+    speculate: str = text(
+        "auto",
+        ENGINE,
+        "Who guesses tokens ahead, which the model then verifies, several a step: auto (look them up in the prompt and "
+        "the answer), off, or a method by name. Answers are the same, and drafts are only computed where they pay.",
+        must_be="a method's name, auto or off",
+    )
     kv: KVConfig = field(default_factory=KVConfig)
     quantise: str | None = choice(
         None,
@@ -151,6 +158,7 @@ class EngineOptions(TypedDict, total=False):
     max_running: int | None
     itl_target_ms: float | None
     run_ahead: bool
+    speculate: str
     kv: KVConfig
     quantise: str | None
     dtype: str

@@ -19,6 +19,7 @@ from twostroke.core.step import Drafts, SampledToken, Step, StepResult, TokenLog
 from twostroke.engine.engine import Engine
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.scheduling.config import SchedulerConfig
+from twostroke.scheduling.plan import Drafting
 from twostroke.scheduling.scheduler import Scheduler
 from twostroke.text.tokenizer import Tokenizer
 
@@ -86,7 +87,7 @@ class ReadyTicket:
         return self.outcome
 
 
-class Always:
+class Always(Drafting):
     def drafts(self, sequence: Sequence, most: int) -> Drafts | None:
         return Drafts(min(7, most))
 

@@ -15,8 +15,9 @@ from twostroke.core.step import Drafts, Step
 from twostroke.kv.ledger import KVLedger
 from twostroke.kv.prefix_index import Digest
 from twostroke.scheduling.config import SchedulerConfig
-from twostroke.scheduling.decode import Drafting, TextEnds
+from twostroke.scheduling.decode import TextEnds
 from twostroke.scheduling.pace import PrefillPace
+from twostroke.scheduling.plan import Drafting
 from twostroke.scheduling.scheduler import Scheduler, SequenceAdvance
 
 VOCAB_SIZE = 32
@@ -55,7 +56,7 @@ class Record:
     finished: int = 0
 
 
-class RandomDrafting:
+class RandomDrafting(Drafting):
     """Every number of drafts: left to the backend, or guessed from the tokens that the host knows, rightly or not."""
 
     def __init__(self, most: int, seed: int) -> None:

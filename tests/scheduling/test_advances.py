@@ -11,10 +11,11 @@ from tests.scheduling.fake_backend import FakeTicket, expected_output
 from tests.scheduling.loop import VOCAB_SIZE, Loop, layout, request
 from twostroke.core.sequence import FinishReason, Sequence, SequenceState
 from twostroke.core.step import Drafts, SampledToken, Step
+from twostroke.scheduling.plan import Drafting
 from twostroke.scheduling.scheduler import TOO_MANY_TOKENS
 
 
-class Always:
+class Always(Drafting):
     """As many drafts as this wherever they fit."""
 
     def __init__(self, most: int) -> None:
@@ -24,7 +25,7 @@ class Always:
         return Drafts(min(self.most, most))
 
 
-class Guesses:
+class Guesses(Drafting):
     """The host's own, from the tokens it knows: right ones, however late they come."""
 
     def __init__(self, most: int) -> None:

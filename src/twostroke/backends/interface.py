@@ -20,6 +20,7 @@ from twostroke.cost.model_shape import DecodeWeights
 from twostroke.machine import Machine, MemorySpace
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.spec import DenseMlp, LatentAttention, LayerSpec, ModelSpec, MoeSpec, RecurrentMixer
+from twostroke.speculation.speculator import Speculator
 
 LAYERS_DIFFER = "its layers differ in more than their windows and ropes, and this backend has one size for all of them"
 
@@ -87,6 +88,14 @@ class MaskingBackend(Protocol):
     """A backend that can hold answers to a grammar. One that cannot is never sent such a request."""
 
     def use_grammars(self, grammars: Grammars) -> None:
+        """Told once, before the first step."""
+
+
+@runtime_checkable
+class SpeculatingBackend(Protocol):
+    """A backend that asks somebody for drafts while it runs a step, where every token is known."""
+
+    def use_speculator(self, speculator: Speculator) -> None:
         """Told once, before the first step."""
 
 

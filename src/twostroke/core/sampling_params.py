@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from twostroke.core.errors import BadRequestError
 from twostroke.core.grammar import GrammarSpec
 from twostroke.core.setting import Setting, check_settings, integer, number, several, shown, switch
+from twostroke.core.speculation import SpeculationParams
 
 MAX_SAMPLES = 128
 MAX_LOGPROBS = 64
@@ -72,6 +73,8 @@ class SamplingParams:
     )
     grammar: GrammarSpec | None = None
     """What the answer must look like. It ends where the grammar lets it, or at max_tokens, incomplete."""
+    speculation: SpeculationParams | None = None
+    """Who drafts for it, and how much; None: as the engine was started."""
     skip_special_tokens: bool = switch(True, LENGTH, "Leave control tokens that the model writes out of the text.")
 
     def __post_init__(self) -> None:
@@ -88,6 +91,8 @@ class SamplingParams:
             raise BadRequestError(f"min_tokens must be at most max_tokens, which is {most}, not {least}")
         if self.grammar is not None and not isinstance(self.grammar, GrammarSpec):
             raise BadRequestError(f"grammar must be a GrammarSpec, not {type(self.grammar).__name__}")
+        if self.speculation is not None and not isinstance(self.speculation, SpeculationParams):
+            raise BadRequestError(f"speculation must be SpeculationParams, not {type(self.speculation).__name__}")
         if self.grammar is not None and self.ignore_eos:
             raise BadRequestError("ignore_eos does not go with a grammar, whose answer ends where it is complete")
         self._check_lists()

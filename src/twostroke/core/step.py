@@ -6,6 +6,7 @@ state. Only what changed is sent: `joins` opens rows, `grants` extends their blo
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from operator import itemgetter
@@ -68,6 +69,38 @@ class DecodeSlot(NamedTuple):
 _drafts = itemgetter(2)
 
 
+class DraftCosts(NamedTuple):
+    """What a step is predicted to take with some drafts in it, so that whoever drafts computes those that pay."""
+
+    num_drafts: tuple[int, ...]
+    """In all its slots together, from 0 on, growing."""
+    seconds: tuple[float, ...]
+    """Of the first: its decodes without any. Of the others: what these drafts add on top, with all else that the step
+    holds."""
+
+    def with_drafts(self, count: int) -> float:
+        """Seconds, on the line between the numbers that are known; beyond the last, on the last line."""
+        known, seconds = self.num_drafts, self.seconds
+        if len(known) == 1:
+            return seconds[0]
+        place = min(max(bisect_left(known, count), 1), len(known) - 1)
+        first, last = known[place - 1], known[place]
+        share = (count - first) / (last - first)
+        return seconds[place - 1] + share * (seconds[place] - seconds[place - 1])
+
+
+NO_COSTS = DraftCosts((0,), (0.0,))
+
+
+class Drafted(NamedTuple):
+    """What became of a slot's drafts, beside the tokens that it brought."""
+
+    method: str
+    """Who made them."""
+    num_drafts: int
+    """That were computed, which may be fewer than the slot's `most`."""
+
+
 @dataclass(frozen=True, slots=True)
 class RowJoin:
     """Opens a row (or reopens it after preemption; then some output is already known)."""
@@ -98,6 +131,8 @@ class Step:
     joins: tuple[RowJoin, ...] = ()
     leaves: tuple[int, ...] = ()
     grants: tuple[BlockGrant, ...] = ()
+    draft_costs: DraftCosts = NO_COSTS
+    """For a backend that drafts for itself."""
 
     @property
     def num_prefill_tokens(self) -> int:
@@ -144,3 +179,5 @@ class StepResult:
     compute_s: float = 0.0
     others_share: float = 0.0
     """Of the cores that the backend may use, what other programs took meanwhile, as far as it knows."""
+    drafted: Mapping[int, Drafted] = field(default_factory=dict)
+    """Of each slot that drafts were computed for. Of those that held, each brought a token behind the slot's own."""

@@ -67,6 +67,11 @@ class SequenceTiming:
     """Backend seconds of the steps that held one of its chunks."""
     decode_compute_s: float = 0.0
     """Backend seconds of the steps that held its decode slot."""
+    draft_steps: int = 0
+    """Steps in which drafts were computed for it."""
+    drafts_computed: int = 0
+    drafts_held: int = 0
+    """Of those, how many the model would have chosen: tokens that came without a step of their own."""
     queue: QueueRecord = field(default_factory=QueueRecord)
     prefix: PrefixBreak | None = None
     """None: every full block was found, or nothing was looked for."""

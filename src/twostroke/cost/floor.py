@@ -4,12 +4,12 @@ the measured bandwidth. Counts only what no implementation can avoid; knows noth
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from operator import add, sub
 
-from twostroke.core.step import Step
+from twostroke.core.step import Drafted, Step
 from twostroke.cost.hardware import Ceilings
 from twostroke.cost.model_shape import ModelShape
 
@@ -74,9 +74,14 @@ class StepWork:
         return sum(num_tokens for _, num_tokens in self.chunks) + self.num_queries
 
 
-def work_of(step: Step) -> StepWork:
-    """The contexts are kept in an array: whoever logs thousands of steps keeps them small."""
-    queries = [slot.num_queries for slot in step.decodes] if step.has_drafts else ()
+def work_of(step: Step, drafted: Mapping[int, Drafted] | None = None) -> StepWork:
+    """`drafted`: of a step that came back, the drafts that were computed; None: the most that may be. The contexts are
+    kept in an array: whoever logs thousands of steps keeps them small."""
+    queries: Sequence[int] = ()
+    if step.has_drafts and drafted is None:
+        queries = [slot.num_queries for slot in step.decodes]
+    elif drafted:
+        queries = [1 + drafted[slot.seq_id].num_drafts if slot.seq_id in drafted else 1 for slot in step.decodes]
     return StepWork(
         chunks=tuple((chunk.start, len(chunk.token_ids)) for chunk in step.prefills),
         num_sampling_chunks=sum(chunk.samples for chunk in step.prefills),

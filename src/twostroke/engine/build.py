@@ -24,6 +24,7 @@ from twostroke.cost.hardware import Ceilings
 from twostroke.cost.model_shape import ModelShape
 from twostroke.cost.step_cost import StepCost
 from twostroke.engine.decode_weights import choose_decode_weights
+from twostroke.engine.drafting import speculation
 from twostroke.engine.engine import Engine
 from twostroke.engine.formats import Choice, asked_weights, choose_formats
 from twostroke.machine import MemorySpace
@@ -230,7 +231,10 @@ def assemble(checkpoint: Checkpoint, tokenizer: Tokenizer | None, config: Engine
     else:  # a pace needs the cost of steps from the first one on
         step_cost = StepCost(shape, NOTHING_MEASURED if itl_target_ms is None else prepared.ceilings())
     pace = None if itl_target_ms is None else PrefillPace(step_cost.seconds, itl_target_ms / 1e3)
-    scheduler = Scheduler(prepared.scheduler_config, resolved.layout, pace=pace, max_drafts=backend.max_drafts)
+    drafting, drafts_note = speculation(config.speculate, backend, step_cost, checkpoint.spec.vocab_size)
+    scheduler = Scheduler(
+        prepared.scheduler_config, resolved.layout, pace=pace, drafting=drafting, max_drafts=backend.max_drafts
+    )
     grammars = None
     if tokenizer is not None and isinstance(backend, MaskingBackend):
         grammars = LazyGrammars(tokenizer)
@@ -239,7 +243,7 @@ def assemble(checkpoint: Checkpoint, tokenizer: Tokenizer | None, config: Engine
     engine = Engine(
         scheduler, backend, vocab_size, tokenizer, grammars=grammars, run_ahead=config.run_ahead, step_cost=step_cost
     )
-    notes = (*prepared.reasons, *getattr(backend, "notes", ()))
+    notes = (*prepared.reasons, drafts_note, *getattr(backend, "notes", ()))
     if calibration is not None:
         notes = (*notes, f"step costs: calibrated {calibration.taken}, off by {calibration.error:.0%} on average")
     return Assembly(engine, checkpoint, tokenizer, resolved, factory, shape, notes, prepared, grammars)

@@ -145,7 +145,7 @@ class _Player:
         now_s, before_s = time.perf_counter(), self._ended_s
         self._ended_s = now_s
         host_s = None if before_s is None else max(0.0, now_s - before_s - result.compute_s)
-        self.seen.steps.append(Observation(work_of(step), result.compute_s, host_s))
+        self.seen.steps.append(Observation(work_of(step, result.drafted), result.compute_s, host_s))
 
     def _note_newcomer(self, timing: SequenceTiming) -> None:
         if timing.ttft_s is not None and not timing.preemptions:

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from twostroke.core.sequence import Sequence
 from twostroke.core.step import Drafts, Step
 from twostroke.cost.floor import StepWork
+from twostroke.scheduling.plan import Drafting
 
 
 @dataclass(frozen=True, slots=True)
-class Foreseen:
+class Foreseen(Drafting):
     """Several tokens a slot, where it is known what will be sampled: all of these drafts hold."""
 
     num_tokens: int

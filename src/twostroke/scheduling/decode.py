@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 from twostroke.core.sequence import FinishReason, Sequence, SequenceState
 from twostroke.core.step import Drafts, SampledToken
 from twostroke.kv.ledger import KVLedger
 from twostroke.scheduling.admission import Admission
-from twostroke.scheduling.plan import StepPlan
+from twostroke.scheduling.plan import Drafting, StepPlan
 
 TextEnds = Callable[[Sequence, int], bool]
 """Told the tokens of an advance of several in turn: whether the answer's text ends with this one."""
-
-
-class Drafting(Protocol):
-    """Who decides what is drafted."""
-
-    def drafts(self, sequence: Sequence, most: int) -> Drafts | None:
-        """For the next slot of this stream, `most` at most, which is one at least; None: nothing."""
 
 
 class DecodePlanner:
@@ -38,6 +30,8 @@ class DecodePlanner:
         A slot at `next_position` yields the token after it. Tokens in flight count: with a step launched ahead, the
         host does not know the last token yet, only that there will be one, and how many more there may be."""
         reserve, drafting = self._ledger.reserve, self.drafting
+        if drafting is not None:
+            drafting.begin(list(self._admission.running))
         spare = plan.tokens_left - len(self._admission.running)  # what drafts may have: every stream's own goes first
         slot_limit = plan.tokens_left if self._max_drafts is None else self._max_drafts
         for sequence in self._admission.running:

@@ -2,8 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Series
+from typing import Protocol
+
 from twostroke.core.sequence import Sequence
-from twostroke.core.step import BlockGrant, DecodeSlot, Drafts, PrefillChunk, RowJoin, Step
+from twostroke.core.step import NO_COSTS, BlockGrant, DecodeSlot, DraftCosts, Drafts, PrefillChunk, RowJoin, Step
+
+
+class Drafting(Protocol):
+    """Who decides what is drafted."""
+
+    def begin(self, running: Series[Sequence]) -> None:
+        """A step for these is to be chosen: those that read a prompt are among them."""
+        return
+
+    def drafts(self, sequence: Sequence, most: int) -> Drafts | None:
+        """For the next slot of this stream, `most` at most, which is one at least; None: nothing."""
+
+    def costs(self, decodes: Series[DecodeSlot], prefills: Series[PrefillChunk]) -> DraftCosts:
+        """What drafts cost in a step that holds these, for a backend that drafts for itself."""
+        return NO_COSTS
 
 
 class StepPlan:
@@ -56,7 +74,11 @@ class StepPlan:
         output = tuple(sequence.output_token_ids)
         self._joins.append(RowJoin(sequence.seq_id, sequence.request, sequence.sample_index, output))
 
-    def freeze(self, step_id: int, leaves: tuple[int, ...]) -> Step:
+    def freeze(self, step_id: int, leaves: tuple[int, ...], drafting: Drafting | None = None) -> Step:
+        """`drafting`: whoever gave it drafts knows what they cost."""
+        costs = NO_COSTS
+        if drafting is not None and any(slot.drafts for slot in self.decodes):
+            costs = drafting.costs(self.decodes, self._prefills)
         return Step(
             step_id,
             prefills=tuple(self._prefills),
@@ -64,4 +86,5 @@ class StepPlan:
             joins=tuple(self._joins),
             leaves=leaves,
             grants=tuple(self._grants),
+            draft_costs=costs,
         )

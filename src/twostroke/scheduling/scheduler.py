@@ -19,9 +19,9 @@ from twostroke.kv.ledger import KVLedger
 from twostroke.scheduling.admission import Admission
 from twostroke.scheduling.config import SchedulerConfig
 from twostroke.scheduling.counts import SchedulerCounts, counts_of
-from twostroke.scheduling.decode import DecodePlanner, Drafting, TextEnds, finish_reason, until_over
+from twostroke.scheduling.decode import DecodePlanner, TextEnds, finish_reason, until_over
 from twostroke.scheduling.pace import Pace
-from twostroke.scheduling.plan import StepPlan
+from twostroke.scheduling.plan import Drafting, StepPlan
 from twostroke.scheduling.prefill import PrefillPlanner
 
 NO_TOKEN = "the backend returned no token"
@@ -160,7 +160,9 @@ class Scheduler:
         self._prefills.fill(plan, now_s)
         if not len(plan):
             return None
-        step = plan.freeze(self._next_step_id, leaves=tuple(self._admission.rows_to_close))
+        step = plan.freeze(
+            self._next_step_id, leaves=tuple(self._admission.rows_to_close), drafting=self._decodes.drafting
+        )
         self._admission.rows_to_close.clear()
         self._next_step_id += 1
         self._launched.append(_Launched(step, plan.sequences))
@@ -179,6 +181,11 @@ class Scheduler:
         if result.step_id != step.step_id:
             raise ValueError(f"the result of step {result.step_id} was given for step {step.step_id}")
         sequences = launched.sequences
+        for seq_id, (_, num_drafts) in result.drafted.items():
+            timing = sequences[seq_id].timing
+            timing.draft_steps += 1
+            timing.drafts_computed += num_drafts
+            timing.drafts_held += len(result.sampled.get(seq_id, ())) - 1
         advances = self._advance_slots(step.decodes, sequences, result, text_ends)
         for chunk in step.prefills:
             advance = self._advance_chunk(sequences[chunk.seq_id], chunk, result, record)

@@ -1,8 +1,10 @@
-"""A Step rendered as arrays: born complete, dead with the step. Decode tokens come first, one a sequence; prefill
-chunks follow, so that each phase's attention reads one contiguous range of tokens."""
+"""A Step rendered as arrays: born complete, dead with the step. Decode tokens come first; prefill chunks follow, so
+that each phase's attention reads one contiguous range of tokens. A draft is a decode like others, one position on:
+attention computes it as it will if the draft holds and no draft comes with it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,12 +36,21 @@ class Batch:
         return len(self.segment_first)
 
     @staticmethod
-    def from_step(step: Step, rows: RowSet) -> Batch:
-        if not step.prefills:
+    def from_step(step: Step, rows: RowSet, drafts: Mapping[int, tuple[int, ...]] | None = None) -> Batch:
+        """`drafts`: of some slots, the tokens to compute behind their own."""
+        if not step.prefills and not drafts:
             return Batch._of_decodes(step.decodes, rows)
-        token_ids: list[int] = [rows[slot.seq_id].last_token for slot in step.decodes]
-        positions: list[int] = [rows[slot.seq_id].length - 1 for slot in step.decodes]
-        firsts, counts, starts = list(range(len(step.decodes))), [1] * len(step.decodes), list(positions)
+        seq_ids: list[int] = []
+        token_ids: list[int] = []
+        positions: list[int] = []
+        for slot in step.decodes:
+            row = rows[slot.seq_id]
+            entering = (row.last_token, *(drafts or {}).get(slot.seq_id, ()))
+            seq_ids += [slot.seq_id] * len(entering)
+            token_ids += entering
+            positions += range(row.length - 1, row.length - 1 + len(entering))
+        num_decodes = len(token_ids)
+        firsts, counts, starts = list(range(num_decodes)), [1] * num_decodes, list(positions)
         logit_rows = list(firsts)
         for chunk in step.prefills:
             first, count = len(token_ids), len(chunk.token_ids)
@@ -52,12 +63,12 @@ class Batch:
                 logit_rows.extend(range(first, first + count))
             elif chunk.samples:
                 logit_rows.append(first + count - 1)
-        seq_ids = [slot.seq_id for slot in step.decodes] + [chunk.seq_id for chunk in step.prefills]
+        seq_ids += [chunk.seq_id for chunk in step.prefills]
         per_row = [rows[seq_id].tables for seq_id in seq_ids]
         return Batch(
             token_ids=np.array(token_ids, dtype=np.int32),
             positions=np.array(positions, dtype=np.int32),
-            num_decodes=len(step.decodes),
+            num_decodes=num_decodes,
             segment_first=np.array(firsts, dtype=np.int32),
             segment_count=np.array(counts, dtype=np.int32),
             segment_start=np.array(starts, dtype=np.int32),

@@ -18,7 +18,8 @@ from twostroke.backends.host.sampler import token_logprobs
 from twostroke.backends.interface import refuse_drafts
 from twostroke.core.grammar import Grammars, GrammarStuckError
 from twostroke.core.kv_layout import KVLayout
-from twostroke.core.step import PrefillChunk, SampledToken, Step, StepResult, TokenLogprobs
+from twostroke.core.step import Drafted, PrefillChunk, SampledToken, Step, StepResult, TokenLogprobs
+from twostroke.speculation.speculator import Speculator
 
 NOT_FINITE = "the model produced logits that are not finite"
 
@@ -38,6 +39,7 @@ class Scores:
         return Scores(logits, [token if is_finite else None for token, is_finite in zip(best, finite, strict=True)])
 
 
+MAX_DRAFTS = 32
 HAND_OVER_S = 1e-3
 """The longest that a step waits for its caller to take the first tokens of the one before."""
 
@@ -60,7 +62,7 @@ class HostTicket:
 
 class HostBackend(ABC):
     name: str
-    max_drafts = 0
+    max_drafts = MAX_DRAFTS
 
     def __init__(self, layout: KVLayout, max_context: int, vocab_size: int) -> None:
         self.layout = layout
@@ -68,6 +70,8 @@ class HostBackend(ABC):
         self._launcher = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"{self.name}-launch")
         self._first_tokens_taken: threading.Event | None = None
         """Of the last step that was launched, if it ends a prompt."""
+        self.speculator: Speculator | None = None
+        """Who drafts; None: nobody."""
 
     @abstractmethod
     def forward(self, batch: Batch) -> npt.NDArray[np.float32]:
@@ -83,6 +87,9 @@ class HostBackend(ABC):
 
     def use_grammars(self, grammars: Grammars) -> None:
         self.rows.grammars = grammars
+
+    def use_speculator(self, speculator: Speculator) -> None:
+        self.speculator = speculator
 
     def launch(self, step: Step) -> HostTicket:
         refuse_drafts(self, step)
@@ -102,15 +109,19 @@ class HostBackend(ABC):
         """Run one step to its end on the calling thread."""
         started_s = time.perf_counter()
         self.rows.update(step)
+        drafts = self._draft(step)
         sampled: dict[int, tuple[SampledToken, ...]] = {}
         prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
         errors: dict[int, str] = {}
         if step.num_tokens:
-            scores = self.score(Batch.from_step(step, self.rows))
+            scores = self.score(Batch.from_step(step, self.rows, drafts))
             logits, highest, cursor = scores.logits, scores.highest, 0
             for slot in step.decodes:
-                self._sample(slot.seq_id, logits[cursor], highest[cursor], sampled, errors)
-                cursor += 1
+                guesses = drafts.get(slot.seq_id, ())
+                for place, guess in enumerate((*guesses, None), start=cursor):
+                    if not self._sample(slot.seq_id, logits[place], highest[place], sampled, errors, guess):
+                        break
+                cursor += 1 + len(guesses)
             for chunk in step.prefills:
                 if chunk.prompt_logprobs is not None:
                     end = cursor + len(chunk.token_ids)
@@ -123,8 +134,29 @@ class HostBackend(ABC):
                     cursor += 1
                 if chunk.samples and chunk.seq_id not in errors:
                     self._sample(chunk.seq_id, logits[cursor - 1], highest[cursor - 1], sampled, errors)
+        drafted = {} if self.speculator is None else self._settle(self.speculator, sampled)
         compute_s = time.perf_counter() - started_s
-        return StepResult(step.step_id, sampled, prompt_logprobs, errors, compute_s, self.others_share)
+        return StepResult(step.step_id, sampled, prompt_logprobs, errors, compute_s, self.others_share, drafted)
+
+    def _draft(self, step: Step) -> dict[int, tuple[int, ...]]:
+        """The tokens to compute behind each slot's own: the step's, or the speculator's."""
+        if self.speculator is not None:
+            self.speculator.update(step)
+        if not step.has_drafts:
+            return {}
+        found = {slot.seq_id: self.rows[slot.seq_id].drafts_left(slot.drafts) for slot in step.decodes if slot.drafts}
+        if self.speculator is not None:
+            found |= {seq_id: draft.token_ids for seq_id, draft in self.speculator.draft(step).items()}
+        return {seq_id: token_ids for seq_id, token_ids in found.items() if token_ids}
+
+    @staticmethod
+    def _settle(speculator: Speculator, sampled: dict[int, tuple[SampledToken, ...]]) -> dict[int, Drafted]:
+        drafted = {}
+        for seq_id, tokens in sampled.items():
+            told = speculator.settle(seq_id, [token.token_id for token in tokens])
+            if told is not None:
+                drafted[seq_id] = told
+        return drafted
 
     @property
     def others_share(self) -> float:
@@ -138,19 +170,23 @@ class HostBackend(ABC):
         highest: int | None,
         sampled: dict[int, tuple[SampledToken, ...]],
         errors: dict[int, str],
-    ) -> None:
+        guess: int | None = None,
+    ) -> bool:
+        """Choose the row's next token, as always; whether it is the one that was guessed, so that what was computed
+        behind the guess is what follows it."""
         row = self.rows[seq_id]
         if highest is None:
             errors[seq_id] = self.why_not_finite()
-            return  # a step may already be launched behind this one: it reads the old last token and is dropped
+            return False  # a step may already be launched behind this one: it reads the old last token and is dropped
         try:
             token = row.sampler.sample(logits, highest)
         except GrammarStuckError as error:
             errors[seq_id] = str(error)
-            return
+            return False
         row.last_token = token.token_id
         row.length += 1
-        sampled[seq_id] = (token,)
+        sampled[seq_id] = (*sampled[seq_id], token) if seq_id in sampled else (token,)
+        return token.token_id == guess and guess not in row.stop_ids
 
     def close(self) -> None:
         self._launcher.shutdown(wait=True)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from twostroke.backends.host.sampler import RowSampler
 from twostroke.core.grammar import Grammars
 from twostroke.core.kv_layout import KVLayout
-from twostroke.core.step import RowJoin, Step
+from twostroke.core.step import Drafts, RowJoin, Step
 
 NO_BLOCK = -1
 """A block table's entry that was never granted, or whose block lies behind a sliding window."""
@@ -24,6 +24,11 @@ class Row:
     last_token: int
     sampler: RowSampler
     tables: tuple[npt.NDArray[np.int32], ...]  # one a KV group, [max blocks of a sequence]
+    stop_ids: frozenset[int] = frozenset()
+
+    def drafts_left(self, drafts: Drafts) -> tuple[int, ...]:
+        """Of the host's guesses, those behind what the row knows by now."""
+        return drafts.token_ids[max(0, self.length - drafts.start) :][: drafts.most]
 
 
 class RowSet:
@@ -64,4 +69,4 @@ class RowSet:
             matcher = self.grammars.matcher(grammar)
         sampler = RowSampler(join.request, join.sample_index, join.output_token_ids, self._vocab_size, matcher)
         known = join.request.prompt_token_ids + join.output_token_ids
-        return Row(join.seq_id, len(known), known[-1], sampler, tables)
+        return Row(join.seq_id, len(known), known[-1], sampler, tables, join.request.stop_ids)

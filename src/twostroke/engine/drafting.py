@@ -1,0 +1,27 @@
+"""Speculation as an engine is built with it: who drafts, on which backend, by whose budget, and a line that says so."""
+
+from __future__ import annotations
+
+from twostroke.backends.interface import Backend, SpeculatingBackend
+from twostroke.core.errors import BadRequestError
+from twostroke.cost.step_cost import StepCost
+from twostroke.speculation.budget import DraftBudget
+from twostroke.speculation.drafter import Drafter
+from twostroke.speculation.methods import AUTO, TEXT_DRAFTERS, methods_of
+from twostroke.speculation.speculator import Speculator
+
+
+def speculation(asked: str, backend: Backend, step_cost: StepCost, vocab_size: int) -> tuple[DraftBudget | None, str]:
+    """What the scheduler asks for drafts, if anybody makes some; and what a user is told."""
+    methods = methods_of(asked)
+    if not methods:
+        return None, "speculation off: asked for"
+    if not isinstance(backend, SpeculatingBackend) or not backend.max_drafts:
+        if asked != AUTO:
+            raise BadRequestError(f"the {backend.name} backend verifies no drafts yet: leave speculate at {AUTO}")
+        return None, f"speculation off: the {backend.name} backend verifies no drafts yet"
+    drafters: list[Drafter] = [TEXT_DRAFTERS[method.name]() for method in methods]
+    backend.use_speculator(Speculator(drafters, vocab_size))
+    names = [drafter.name for drafter in drafters]
+    why = "looked up in prompt and answer, computed where they pay" if asked == AUTO else "asked for"
+    return DraftBudget(step_cost.seconds, backend.max_drafts, names), f"speculation {' and '.join(names)}: {why}"

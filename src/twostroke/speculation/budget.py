@@ -1,0 +1,81 @@
+"""How many drafts a step has room for, before anybody has made one: as many as would pay if all of them held. Asks the
+cost model that everything else is scheduled by; the choice among real drafts is made where they are known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Series
+
+from twostroke.core.sequence import Sequence
+from twostroke.core.step import NO_COSTS, DecodeSlot, DraftCosts, Drafts, PrefillChunk
+from twostroke.cost.floor import StepWork
+
+REPEATS = 16
+"""Steps in which contexts hardly grow: what drafts cost is asked once for them, unless other streams run."""
+
+
+class DraftBudget:
+    def __init__(self, step_seconds: Callable[[StepWork], float], max_drafts: int, methods: Series[str]) -> None:
+        """`methods`: who can be asked for."""
+        self._step_seconds = step_seconds
+        self._max_drafts = max_drafts
+        self._methods = frozenset(methods)
+        self._costs = NO_COSTS
+        self._a_stream = 0
+        """Drafts that each stream may have."""
+        self._num_streams = 0
+        self._age = 0
+
+    def begin(self, running: Series[Sequence]) -> None:
+        """A step for these streams is to be chosen."""
+        self._age += 1
+        if len(running) == self._num_streams and self._age < REPEATS:
+            return
+        self._num_streams, self._age = len(running), 0
+        if not running:
+            return
+        contexts = [stream.next_position + 1 for stream in running]
+        self._costs = self._curve(contexts, (), 0)
+        most, best_rate = 0, 0.0
+        for count, seconds in zip(*self._costs, strict=True):
+            if (rate := (len(contexts) + count) / seconds) > best_rate:
+                most, best_rate = count, rate
+        self._a_stream = min(self._max_drafts, -(-most // len(contexts)))
+
+    def drafts(self, stream: Sequence, most: int) -> Drafts | None:
+        asked = stream.request.sampling.speculation
+        most = min(most, self._a_stream)
+        if asked is not None:
+            if asked.is_off or (asked.method is not None and asked.method not in self._methods):
+                return None
+            most = most if asked.max_drafts is None else min(most, asked.max_drafts)
+        return Drafts(most) if most > 0 else None
+
+    def costs(self, decodes: Series[DecodeSlot], prefills: Series[PrefillChunk]) -> DraftCosts:
+        if not prefills:
+            return self._costs
+        # Beside a prompt a draft may cost more than alone: nothing is idle then.
+        chunks = tuple((chunk.start, len(chunk.token_ids)) for chunk in prefills)
+        num_sampling = sum(chunk.samples for chunk in prefills)
+        contexts = [slot.position + 1 for slot in decodes]
+        beside = self._curve(contexts, chunks, num_sampling)
+        alone_s = self._step_seconds(StepWork(contexts=contexts))
+        return DraftCosts(beside.num_drafts, tuple(alone_s + seconds - beside.seconds[0] for seconds in beside.seconds))
+
+    def _curve(self, contexts: list[int], chunks: tuple[tuple[int, int], ...], num_sampling: int) -> DraftCosts:
+        """Drafts are counted as if the streams had the same number: what they cost hardly depends on whose they are."""
+        counts, num_streams = [0], len(contexts)
+        while counts[-1] < num_streams * self._max_drafts:
+            counts.append(max(1, 2 * counts[-1]))
+        seconds = []
+        for count in counts:
+            share, rest = divmod(count, num_streams)
+            queries = [1 + share + (index < rest) for index in range(num_streams)]
+            work = StepWork(
+                chunks=chunks,
+                num_sampling_chunks=num_sampling,
+                contexts=[context + query - 1 for context, query in zip(contexts, queries, strict=True)],
+                queries=queries if count else (),
+            )
+            seconds.append(self._step_seconds(work))
+        return DraftCosts(tuple(counts), tuple(seconds))

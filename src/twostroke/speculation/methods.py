@@ -1,0 +1,49 @@
+"""How drafts are asked for by name, and who makes those that need nothing but the tokens themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from twostroke.core.errors import BadRequestError
+from twostroke.core.speculation import OFF
+from twostroke.speculation.drafter import Drafter
+from twostroke.speculation.ngram import NgramDrafter
+
+AUTO = "auto"
+TEXT_DRAFTERS: dict[str, Callable[[], Drafter]] = {"ngram": NgramDrafter}
+"""They look tokens up, and need no file."""
+MODEL_DRAFTERS: tuple[str, ...] = ()
+"""They compute, from a file that is named behind a colon."""
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    name: str
+    source: str | None = None
+    """Where its file lies, as the user gave it."""
+
+
+def methods_of(asked: str) -> tuple[Method, ...]:
+    """What `--speculate` says: `auto`, `off`, or names with a comma between them; raises BadRequestError."""
+    if asked == OFF:
+        return ()
+    if asked == AUTO:
+        return tuple(map(Method, TEXT_DRAFTERS))
+    found = []
+    for part in asked.split(","):
+        name, _, source = part.strip().partition(":")
+        if name in TEXT_DRAFTERS and not source:
+            found.append(Method(name))
+        elif name in MODEL_DRAFTERS and source:
+            found.append(Method(name, source))
+        else:
+            raise BadRequestError(f"speculate must be {known_methods()}, not {asked!r:.80}")
+    if len({method.name for method in found}) < len(found):
+        raise BadRequestError(f"speculate names a method twice: {asked!r:.80}")
+    return tuple(found)
+
+
+def known_methods() -> str:
+    named = [*TEXT_DRAFTERS, *(f"{name}:FOLDER" for name in MODEL_DRAFTERS)]
+    return f"{AUTO}, {OFF}, or {', '.join(named)} (several with commas)"

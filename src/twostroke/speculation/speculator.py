@@ -1,0 +1,182 @@
+"""The drafters of one backend at work: each stream is drafted for by those it may have, the best guess is taken, and of
+all guesses of a step those that pay are computed. One that raises, returns rubbish or is slow loses its turn, and
+in time all turns; no stream does. Lives on the thread that runs steps, where every token is known at once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from twostroke.core.request import Request
+from twostroke.core.step import DecodeSlot, Drafted, Step
+from twostroke.speculation.acceptance import Acceptance
+from twostroke.speculation.choice import drafts_that_pay
+from twostroke.speculation.drafter import NOTHING, Ask, Drafter, Proposal
+
+MAX_FAULTS = 3
+"""A drafter that raised this often in a row is asked no more."""
+SLOW_SHARE = 0.5
+"""Drafts that took longer to make than this share of a plain step were slow, unless they brought more than that."""
+MAX_SKIPPED = 256
+"""The most steps that a slow drafter sits out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What is computed behind a slot's own token."""
+
+    method: str
+    token_ids: tuple[int, ...]
+    chances: tuple[float, ...]
+
+
+@dataclass(slots=True)
+class _Turn:
+    """A drafter with what is known of it."""
+
+    drafter: Drafter
+    acceptance: Acceptance = field(default_factory=Acceptance)
+    num_faults: int = 0
+    skip: int = 0
+    """Steps that it sits out."""
+    next_skip: int = 1
+
+    @property
+    def is_out(self) -> bool:
+        return self.num_faults >= MAX_FAULTS
+
+
+class Speculator:
+    def __init__(self, drafters: Sequence[Drafter], vocab_size: int) -> None:
+        self._turns = {drafter.name: _Turn(drafter) for drafter in drafters}
+        self._vocab_size = vocab_size
+        self._methods: dict[int, tuple[str, ...]] = {}
+        """Of each row, who drafts for it."""
+        self._drafts: dict[int, Draft] = {}
+        """Of the step that is computed."""
+        self.faults: list[str] = []
+        """What went wrong, a sentence each, the latest last."""
+
+    def update(self, step: Step) -> None:
+        """Take a step's leaves and joins."""
+        for seq_id in step.leaves:
+            self._close(seq_id)
+        for join in step.joins:
+            self._close(join.seq_id)
+            self._open(join.seq_id, join.request, join.request.prompt_token_ids + join.output_token_ids)
+
+    def _open(self, seq_id: int, request: Request, token_ids: tuple[int, ...]) -> None:
+        asked = request.sampling.speculation
+        if asked is not None and asked.is_off:
+            return
+        named = None if asked is None else asked.method
+        methods = tuple(name for name in self._turns if named is None or name == named)
+        self._methods[seq_id] = methods
+        for name in methods:
+            turn = self._turns[name]
+            turn.acceptance.open(seq_id)
+            self._guarded(turn, partial(turn.drafter.open, seq_id, request, token_ids))
+
+    def _close(self, seq_id: int) -> None:
+        for name in self._methods.pop(seq_id, ()):
+            turn = self._turns[name]
+            turn.acceptance.close(seq_id)
+            self._guarded(turn, partial(turn.drafter.close, seq_id))
+
+    def _guarded(self, turn: _Turn, act: Callable[[], object]) -> object:
+        """What it returns; None where it raised."""
+        if turn.is_out:
+            return None
+        try:
+            return act()
+        except Exception as error:
+            turn.num_faults += 1
+            self.faults.append(f"the drafter {turn.drafter.name} failed: {str(error) or type(error).__name__}")
+            del self.faults[:-16]
+            return None
+
+    def draft(self, step: Step) -> Mapping[int, Draft]:
+        """Of each slot that may have some, the drafts to compute with it."""
+        slots = [slot for slot in step.decodes if slot.drafts is not None and self._methods.get(slot.seq_id)]
+        self._drafts = {}
+        if not slots:
+            return self._drafts
+        found = self._best(slots, step.draft_costs.with_drafts(0))
+        counts = drafts_that_pay([chances for _, chances in found], len(step.decodes), step.draft_costs)
+        for slot, (draft, _), count in zip(slots, found, counts, strict=True):
+            if count:
+                self._drafts[slot.seq_id] = Draft(draft.method, draft.token_ids[:count], draft.chances[:count])
+            else:
+                for name in self._methods[slot.seq_id]:
+                    self._turns[name].acceptance.rest(slot.seq_id)
+        return self._drafts
+
+    def _best(self, slots: list[DecodeSlot], plain_s: float) -> list[tuple[Draft, list[float]]]:
+        """Of each slot the guess that promises most, and the chance of each draft to hold with all before it."""
+        best: dict[int, tuple[Draft, list[float]]] = {slot.seq_id: (Draft("", (), ()), []) for slot in slots}
+        for name, turn in self._turns.items():
+            asks = [
+                Ask(slot.seq_id, slot.drafts.most)
+                for slot in slots
+                if slot.drafts is not None and name in self._methods[slot.seq_id]
+            ]
+            for ask, proposal in zip(asks, self._proposals(turn, asks, plain_s), strict=True):
+                survivals = turn.acceptance.survivals(ask.seq_id, proposal.chances)
+                if sum(survivals) > sum(best[ask.seq_id][1]):
+                    best[ask.seq_id] = (Draft(name, proposal.token_ids, proposal.chances), survivals)
+        return [best[slot.seq_id] for slot in slots]
+
+    def _proposals(self, turn: _Turn, asks: list[Ask], plain_s: float) -> list[Proposal]:
+        nothing = [NOTHING] * len(asks)
+        if not asks or turn.is_out:
+            return nothing
+        if turn.skip:
+            turn.skip -= 1
+            return nothing
+        began_s = time.perf_counter()
+        found = self._guarded(turn, partial(turn.drafter.propose, asks))
+        took_s = time.perf_counter() - began_s
+        if plain_s > 0 and took_s > SLOW_SHARE * plain_s:
+            turn.skip = turn.next_skip
+            turn.next_skip = min(2 * turn.next_skip, MAX_SKIPPED)
+        else:
+            turn.next_skip = 1
+        if not isinstance(found, list) or len(found) != len(asks):
+            if found is not None:
+                turn.num_faults += 1
+                self.faults.append(f"the drafter {turn.drafter.name} returned no proposal for each stream")
+            return nothing
+        sound = [self._sound(turn, ask, proposal) for ask, proposal in zip(asks, found, strict=True)]
+        if None not in sound:
+            turn.num_faults = 0
+        return [proposal or NOTHING for proposal in sound]
+
+    def _sound(self, turn: _Turn, ask: Ask, proposal: object) -> Proposal | None:
+        """Cut to what was asked for; None: it is rubbish."""
+        try:
+            said: Any = proposal
+            token_ids, chances = tuple(said[0][: ask.most]), tuple(said[1][: ask.most])
+            if len(token_ids) == len(chances) and all(
+                isinstance(token, int) and 0 <= token < self._vocab_size and 0.0 <= chance <= 1.0
+                for token, chance in zip(token_ids, chances, strict=True)
+            ):
+                return Proposal(token_ids, chances)
+        except (TypeError, ValueError, IndexError, KeyError):
+            pass
+        turn.num_faults += 1
+        self.faults.append(f"the drafter {turn.drafter.name} returned what are no tokens: {proposal!r:.80}")
+        return None
+
+    def settle(self, seq_id: int, token_ids: Sequence[int]) -> Drafted | None:
+        """These tokens came for a row: the drafts that held, and the slot's own behind them."""
+        draft = self._drafts.pop(seq_id, None)
+        for name in self._methods.get(seq_id, ()):
+            turn = self._turns[name]
+            self._guarded(turn, partial(turn.drafter.extend, seq_id, token_ids))
+        if draft is None:
+            return None
+        self._turns[draft.method].acceptance.learn(seq_id, draft.chances, len(token_ids) - 1)
+        return Drafted(draft.method, len(draft.token_ids))
