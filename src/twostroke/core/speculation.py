@@ -30,3 +30,6 @@ class SpeculationParams:
     @property
     def is_off(self) -> bool:
         return self.method == OFF or self.max_drafts == 0
+
+
+NO_DRAFTS = SpeculationParams(method=OFF)

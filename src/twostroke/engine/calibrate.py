@@ -17,6 +17,7 @@ from twostroke.core.errors import BackendError
 from twostroke.core.events import TokenEvent
 from twostroke.core.request import Request
 from twostroke.core.sampling_params import SamplingParams
+from twostroke.core.speculation import NO_DRAFTS
 from twostroke.core.step import Step, StepResult
 from twostroke.core.timing import SequenceTiming
 from twostroke.cost.calibration import Calibration
@@ -138,7 +139,7 @@ class _Player:
     def _add(self, prompt_len: int, out_len: int) -> None:
         self._num_requests += 1
         token_ids = tuple(self._random.randrange(self._vocab_size) for _ in range(prompt_len))
-        sampling = SamplingParams(temperature=TEMPERATURE, max_tokens=out_len, ignore_eos=True)
+        sampling = SamplingParams(temperature=TEMPERATURE, max_tokens=out_len, ignore_eos=True, speculation=NO_DRAFTS)
         self._engine.add(Request(f"calibration-{self._num_requests}", token_ids, sampling))
 
     def note(self, step: Step, result: StepResult) -> None:

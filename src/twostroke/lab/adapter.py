@@ -11,6 +11,7 @@ from twostroke.core.errors import BackendError
 from twostroke.core.events import PrefillProgress
 from twostroke.core.request import Request
 from twostroke.core.sampling_params import SamplingParams
+from twostroke.core.speculation import NO_DRAFTS
 from twostroke.core.step import Step
 from twostroke.cost.floor import StepWork, work_of
 from twostroke.engine.engine import Engine
@@ -51,7 +52,9 @@ class EngineAdapter:
 
     def add(self, token_ids: Sequence[int], out_len: int) -> str:
         self._num_requests += 1
-        sampling = SamplingParams(temperature=self._temperature, max_tokens=out_len, ignore_eos=True)
+        sampling = SamplingParams(
+            temperature=self._temperature, max_tokens=out_len, ignore_eos=True, speculation=NO_DRAFTS
+        )
         request_id = self._engine.add(Request(f"bench-{self._num_requests}", tuple(token_ids), sampling))
         self._live.add(request_id)
         return request_id
