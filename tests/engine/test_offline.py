@@ -13,6 +13,7 @@ from tests.engine.conftest import WAYS, MakeLLM
 from twostroke import SamplingParams
 from twostroke.core.errors import BadRequestError
 from twostroke.core.events import Event, TokenEvent
+from twostroke.core.speculation import NO_DRAFTS
 from twostroke.engine.offline import LLM
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
@@ -37,7 +38,7 @@ def test_two_streams_move_side_by_side(llm: LLM) -> None:
 
     def read(name: str) -> None:
         start.wait()
-        stream = llm.stream(f"{name} counts: one, two,", replace(GREEDY, max_tokens=24))
+        stream = llm.stream(f"{name} counts: one, two,", replace(GREEDY, max_tokens=24, speculation=NO_DRAFTS))
         order.extend(name for event in stream if isinstance(event, TokenEvent))
 
     threads = [threading.Thread(target=read, args=(name,)) for name in ("Ann", "Bob")]

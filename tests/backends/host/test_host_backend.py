@@ -232,9 +232,9 @@ def test_a_row_grows_by_what_it_samples_whatever_bound_its_slots_have(backend):
     assert backend.rows[2].length == 4
 
 
-def test_a_step_with_drafts_is_refused_and_changes_nothing(backend):
+def test_a_step_with_too_many_drafts_is_refused_and_changes_nothing(backend):
     backend.execute(Step(0, joins=(join(1, (2,)),)))
-    for drafts in (Drafts(2), Drafts(2, (5, 6), start=1)):
-        with pytest.raises(BackendError, match="a slot of 2 drafts, and the successor backend takes 0"):
+    for drafts in (Drafts(33), Drafts(33, (5, 6), start=1)):
+        with pytest.raises(BackendError, match="a slot of 33 drafts, and the successor backend takes 32"):
             backend.launch(Step(1, leaves=(1,), decodes=(DecodeSlot(1, 0, drafts),)))
     assert len(backend.rows) == 1 and not backend.batches
