@@ -160,9 +160,8 @@ class Scheduler:
         self._prefills.fill(plan, now_s)
         if not len(plan):
             return None
-        step = plan.freeze(
-            self._next_step_id, leaves=tuple(self._admission.rows_to_close), drafting=self._decodes.drafting
-        )
+        leaves = tuple(self._admission.rows_to_close)
+        step = plan.freeze(self._next_step_id, leaves, self._decodes.drafting)
         self._admission.rows_to_close.clear()
         self._next_step_id += 1
         self._launched.append(_Launched(step, plan.sequences))
