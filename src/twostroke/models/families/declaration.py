@@ -73,22 +73,29 @@ def _of_experts(experts: range, targets: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(expert_name(expert, target) for expert in experts for target in targets)
 
 
-HF_LAYER: dict[str, tuple[str, ...]] = {
-    "input_layernorm.weight": ("attention_norm",),
-    "self_attn.q_proj.weight": ("q",),
-    "self_attn.k_proj.weight": ("k",),
-    "self_attn.v_proj.weight": ("v",),
-    "self_attn.o_proj.weight": ("o",),
-    "self_attn.q_proj.bias": ("q_bias",),
-    "self_attn.k_proj.bias": ("k_bias",),
-    "self_attn.v_proj.bias": ("v_bias",),
-    "self_attn.o_proj.bias": ("o_bias",),
-    "self_attn.q_norm.weight": ("q_norm",),
-    "self_attn.k_norm.weight": ("k_norm",),
-    "post_attention_layernorm.weight": ("mlp_norm",),
-    "mlp.gate_proj.weight": ("gate",),
-    "mlp.up_proj.weight": ("up",),
-    "mlp.down_proj.weight": ("down",),
+_LAYER: tuple[tuple[str, str, str], ...] = (
+    # canonical, in a folder, in a GGUF file
+    ("attention_norm", "input_layernorm.weight", "attn_norm.weight"),
+    ("q", "self_attn.q_proj.weight", "attn_q.weight"),
+    ("k", "self_attn.k_proj.weight", "attn_k.weight"),
+    ("v", "self_attn.v_proj.weight", "attn_v.weight"),
+    ("o", "self_attn.o_proj.weight", "attn_output.weight"),
+    ("q_bias", "self_attn.q_proj.bias", "attn_q.bias"),
+    ("k_bias", "self_attn.k_proj.bias", "attn_k.bias"),
+    ("v_bias", "self_attn.v_proj.bias", "attn_v.bias"),
+    ("o_bias", "self_attn.o_proj.bias", "attn_output.bias"),
+    ("q_norm", "self_attn.q_norm.weight", "attn_q_norm.weight"),
+    ("k_norm", "self_attn.k_norm.weight", "attn_k_norm.weight"),
+    ("mlp_norm", "post_attention_layernorm.weight", "ffn_norm.weight"),
+    ("gate", "mlp.gate_proj.weight", "ffn_gate.weight"),
+    ("up", "mlp.up_proj.weight", "ffn_up.weight"),
+    ("down", "mlp.down_proj.weight", "ffn_down.weight"),
+)
+HF_LAYER: dict[str, tuple[str, ...]] = {stored: (canonical,) for canonical, stored, _ in _LAYER}
+GGUF_LAYER: dict[str, tuple[str, ...]] = {stored: (canonical,) for canonical, _, stored in _LAYER} | {
+    # Of Gemma's files: folders of the family that have these norms name them by themselves.
+    "post_attention_norm.weight": ("post_attention_norm",),
+    "post_ffw_norm.weight": ("post_mlp_norm",),
 }
 
 HF_NAMES = TensorNames(
@@ -102,26 +109,6 @@ HF_NAMES = TensorNames(
     # Old checkpoints carry the rotary table, which is computed here.
     ignored_suffixes=(".rotary_emb.inv_freq",),
 )
-
-GGUF_LAYER: dict[str, tuple[str, ...]] = {
-    "attn_norm.weight": ("attention_norm",),
-    "attn_q.weight": ("q",),
-    "attn_k.weight": ("k",),
-    "attn_v.weight": ("v",),
-    "attn_output.weight": ("o",),
-    "attn_q.bias": ("q_bias",),
-    "attn_k.bias": ("k_bias",),
-    "attn_v.bias": ("v_bias",),
-    "attn_output.bias": ("o_bias",),
-    "attn_q_norm.weight": ("q_norm",),
-    "attn_k_norm.weight": ("k_norm",),
-    "ffn_norm.weight": ("mlp_norm",),
-    "post_attention_norm.weight": ("post_attention_norm",),
-    "post_ffw_norm.weight": ("post_mlp_norm",),
-    "ffn_gate.weight": ("gate",),
-    "ffn_up.weight": ("up",),
-    "ffn_down.weight": ("down",),
-}
 
 GGUF_NAMES = TensorNames(
     layer_prefix="blk.{}.",
@@ -147,9 +134,9 @@ class Family:
     """As `model_type` has it in a config.json, less a "_text" at its end."""
     hf_architectures: tuple[str, ...]
     """What `architectures` says in a config.json."""
-    spec_from_config: Callable[[Fields], ModelSpec]
-    gguf_architectures: tuple[str, ...] = ()
+    gguf_architectures: tuple[str, ...]
     """What `general.architecture` says in a GGUF file; empty when another family's files hold this one's models."""
+    spec_from_config: Callable[[Fields], ModelSpec]
     spec_from_gguf: Callable[[Fields, Mapping[str, StoredTensor]], ModelSpec] = _no_gguf
     hf_names: TensorNames = HF_NAMES
     gguf_names: TensorNames = GGUF_NAMES

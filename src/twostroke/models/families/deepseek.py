@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from twostroke.models.families import decoder, experts
 from twostroke.models.families.declaration import Family
 from twostroke.models.families.fields import Fields
@@ -19,16 +17,7 @@ def _v3_from_config(config: Fields) -> ModelSpec:
     return experts.with_experts(decoder.spec_from_config(config, "deepseek_v3"), router_bias=True)
 
 
-V2 = Family(
-    name="deepseek_v2",
-    hf_architectures=("DeepseekV2ForCausalLM",),
-    spec_from_config=_v2_from_config,
-    not_run="no backend here computes its latent attention and its shared experts",
-)
-V3 = replace(
-    V2,
-    name="deepseek_v3",
-    hf_architectures=("DeepseekV3ForCausalLM",),
-    spec_from_config=_v3_from_config,
-    gguf_architectures=("deepseek2",),  # V2's files say so, too
-)
+_NOT_RUN = "no backend here computes its latent attention and its shared experts"
+V2 = Family("deepseek_v2", ("DeepseekV2ForCausalLM",), (), _v2_from_config, not_run=_NOT_RUN)
+# V2's GGUF files say "deepseek2", too.
+V3 = Family("deepseek_v3", ("DeepseekV3ForCausalLM",), ("deepseek2",), _v3_from_config, not_run=_NOT_RUN)

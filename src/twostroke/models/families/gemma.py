@@ -16,10 +16,5 @@ def _from_config(config: Fields) -> ModelSpec:
     return replace(spec, embedding_scale=math.sqrt(spec.hidden_size))
 
 
-FAMILY = Family(
-    name="gemma",
-    hf_architectures=("GemmaForCausalLM",),
-    gguf_architectures=("gemma",),
-    spec_from_config=_from_config,
-    not_run="this engine has not been held against any model of it",
-)
+_NOT_RUN = "this engine has not been held against any model of it"
+FAMILY = Family("gemma", ("GemmaForCausalLM",), ("gemma",), _from_config, not_run=_NOT_RUN)

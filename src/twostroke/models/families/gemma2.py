@@ -87,11 +87,4 @@ def _from_gguf(fields: Fields, tensors: Mapping[str, StoredTensor]) -> ModelSpec
     return decoder.with_windows(spec, window, decoder.every_nth_full(spec.num_layers, 2))
 
 
-FAMILY = Family(
-    name="gemma2",
-    hf_architectures=("Gemma2ForCausalLM",),
-    gguf_architectures=("gemma2",),
-    spec_from_config=_from_config,
-    spec_from_gguf=_from_gguf,
-    hf_names=HF_GEMMA_NAMES,
-)
+FAMILY = Family("gemma2", ("Gemma2ForCausalLM",), ("gemma2",), _from_config, _from_gguf, HF_GEMMA_NAMES)

@@ -112,24 +112,19 @@ def _pattern_from_gguf(fields: Fields, num_layers: int) -> tuple[bool, ...]:
     return decoder.every_nth_full(num_layers, fields.integer(name, 1, decoder.MAX_LAYERS, _PERIOD))
 
 
-FAMILY = Family(
-    name="gemma3",
-    hf_architectures=("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
-    gguf_architectures=("gemma3",),
-    spec_from_config=_from_config,
-    spec_from_gguf=_from_gguf,
-    hf_names=replace(
-        HF_GEMMA_NAMES,
-        ignored_prefixes=(
-            "vision_tower.",
-            "multi_modal_projector.",
-            "model.vision_tower.",
-            "model.multi_modal_projector.",
-        ),
-        renamed_prefixes={
-            "language_model.model.": "model.",
-            "language_model.lm_head.": "lm_head.",
-            "model.language_model.": "model.",
-        },
+_HF_NAMES = replace(
+    HF_GEMMA_NAMES,
+    ignored_prefixes=(
+        "vision_tower.",
+        "multi_modal_projector.",
+        "model.vision_tower.",
+        "model.multi_modal_projector.",
     ),
+    renamed_prefixes={
+        "language_model.model.": "model.",
+        "language_model.lm_head.": "lm_head.",
+        "model.language_model.": "model.",
+    },
 )
+_HF = ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration")
+FAMILY = Family("gemma3", _HF, ("gemma3",), _from_config, _from_gguf, _HF_NAMES)

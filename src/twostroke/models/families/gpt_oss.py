@@ -15,10 +15,5 @@ def _from_config(config: Fields) -> ModelSpec:
     return decoder.windowed(spec, config, decoder.every_nth_full(spec.num_layers, 2))
 
 
-FAMILY = Family(
-    name="gpt_oss",
-    hf_architectures=("GptOssForCausalLM",),
-    gguf_architectures=("gpt-oss",),
-    spec_from_config=_from_config,
-    not_run="no backend here computes attention with sinks and experts with biases",
-)
+_NOT_RUN = "no backend here computes attention with sinks and experts with biases"
+FAMILY = Family("gpt_oss", ("GptOssForCausalLM",), ("gpt-oss",), _from_config, not_run=_NOT_RUN)

@@ -28,13 +28,6 @@ def _from_gguf(fields: Fields, tensors: Mapping[str, StoredTensor]) -> ModelSpec
     return decoder.with_windows(spec, window, (True,) * spec.num_layers)
 
 
-FAMILY = Family(
-    name="llama",
-    hf_architectures=("LlamaForCausalLM",),
-    gguf_architectures=("llama",),
-    spec_from_config=_from_config,
-    spec_from_gguf=_from_gguf,
-    gguf_names=experts.with_gguf_experts(
-        replace(GGUF_NAMES, adjust=dict.fromkeys(("q", "k", "q_bias", "k_bias"), Adjustment.HALVES_FROM_PAIRS))
-    ),
-)
+_HALVES = dict.fromkeys(("q", "k", "q_bias", "k_bias"), Adjustment.HALVES_FROM_PAIRS)
+_GGUF_NAMES = experts.with_gguf_experts(replace(GGUF_NAMES, adjust=_HALVES))
+FAMILY = Family("llama", ("LlamaForCausalLM",), ("llama",), _from_config, _from_gguf, gguf_names=_GGUF_NAMES)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from twostroke.models.families import decoder, llama
+from twostroke.models.families import decoder
+from twostroke.models.families.declaration import Family
 from twostroke.models.families.fields import Fields
 from twostroke.models.spec import ModelSpec
 
@@ -14,10 +13,4 @@ def _from_config(config: Fields) -> ModelSpec:
     return decoder.windowed(decoder.spec_from_config(config, "mistral"), config)
 
 
-FAMILY = replace(
-    llama.FAMILY,
-    name="mistral",
-    hf_architectures=("MistralForCausalLM",),
-    gguf_architectures=(),
-    spec_from_config=_from_config,
-)
+FAMILY = Family("mistral", ("MistralForCausalLM",), (), _from_config)

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from twostroke.models.families import decoder, experts, llama
-from twostroke.models.families.declaration import HF_LAYER, HF_NAMES
+from twostroke.models.families import decoder, experts
+from twostroke.models.families.declaration import HF_LAYER, HF_NAMES, Family
 from twostroke.models.families.fields import Fields
 from twostroke.models.spec import ModelSpec
 
@@ -17,23 +17,17 @@ def _from_config(config: Fields) -> ModelSpec:
     return decoder.windowed(experts.required(spec, config), config)
 
 
-FAMILY = replace(
-    llama.FAMILY,
-    name="mixtral",
-    hf_architectures=("MixtralForCausalLM",),
-    gguf_architectures=(),
-    spec_from_config=_from_config,
-    hf_names=replace(
-        HF_NAMES,
-        layer={
-            **HF_LAYER,
-            "block_sparse_moe.gate.weight": ("router",),
-            "mlp.gate.weight": ("router",),  # beside stacked experts
-        },
-        experts={
-            f"block_sparse_moe.experts.{{}}.{stored}.weight": (name,)
-            for stored, name in (("w1", "gate"), ("w3", "up"), ("w2", "down"))
-        },
-        stacked_experts=experts.HF_STACKED_EXPERTS,
-    ),
+_HF_NAMES = replace(
+    HF_NAMES,
+    layer={
+        **HF_LAYER,
+        "block_sparse_moe.gate.weight": ("router",),
+        "mlp.gate.weight": ("router",),  # beside stacked experts
+    },
+    experts={
+        f"block_sparse_moe.experts.{{}}.{stored}.weight": (name,)
+        for stored, name in (("w1", "gate"), ("w3", "up"), ("w2", "down"))
+    },
+    stacked_experts=experts.HF_STACKED_EXPERTS,
 )
+FAMILY = Family("mixtral", ("MixtralForCausalLM",), (), _from_config, hf_names=_HF_NAMES)

@@ -17,10 +17,5 @@ def _from_config(config: Fields) -> ModelSpec:
     return replace(spec, layers=layers, final_norm_bias=True, head_bias=True)
 
 
-FAMILY = Family(
-    name="phi",
-    hf_architectures=("PhiForCausalLM",),
-    gguf_architectures=("phi2",),
-    spec_from_config=_from_config,
-    not_run="no backend here computes LayerNorms with biases and blocks side by side",
-)
+_NOT_RUN = "no backend here computes LayerNorms with biases and blocks side by side"
+FAMILY = Family("phi", ("PhiForCausalLM",), ("phi2",), _from_config, not_run=_NOT_RUN)

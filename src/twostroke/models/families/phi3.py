@@ -36,22 +36,8 @@ def _from_gguf(fields: Fields, tensors: Mapping[str, StoredTensor]) -> ModelSpec
     return decoder.with_windows(spec, window, (True,) * spec.num_layers)
 
 
-FAMILY = Family(
-    name="phi3",
-    hf_architectures=("Phi3ForCausalLM",),
-    gguf_architectures=("phi3",),
-    spec_from_config=_from_config,
-    spec_from_gguf=_from_gguf,
-    hf_names=replace(
-        HF_NAMES,
-        layer={
-            **HF_LAYER,
-            "self_attn.qkv_proj.weight": ("q", "k", "v"),
-            "mlp.gate_up_proj.weight": ("gate", "up"),
-        },
-    ),
-    gguf_names=replace(
-        GGUF_NAMES,
-        layer={**GGUF_LAYER, "attn_qkv.weight": ("q", "k", "v"), "ffn_up.weight": ("gate", "up")},
-    ),
-)
+_HF_FUSED = {"self_attn.qkv_proj.weight": ("q", "k", "v"), "mlp.gate_up_proj.weight": ("gate", "up")}
+_HF_NAMES = replace(HF_NAMES, layer={**HF_LAYER, **_HF_FUSED})
+_GGUF_FUSED = {"attn_qkv.weight": ("q", "k", "v"), "ffn_up.weight": ("gate", "up")}
+_GGUF_NAMES = replace(GGUF_NAMES, layer={**GGUF_LAYER, **_GGUF_FUSED})
+FAMILY = Family("phi3", ("Phi3ForCausalLM",), ("phi3",), _from_config, _from_gguf, _HF_NAMES, _GGUF_NAMES)

@@ -37,10 +37,4 @@ def _from_gguf(fields: Fields, tensors: Mapping[str, StoredTensor]) -> ModelSpec
     return refuse_window(spec, fields)
 
 
-FAMILY = Family(
-    name="qwen2",
-    hf_architectures=("Qwen2ForCausalLM",),
-    gguf_architectures=("qwen2",),
-    spec_from_config=_from_config,
-    spec_from_gguf=_from_gguf,
-)
+FAMILY = Family("qwen2", ("Qwen2ForCausalLM",), ("qwen2",), _from_config, _from_gguf)

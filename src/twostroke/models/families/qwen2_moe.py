@@ -14,10 +14,5 @@ def _from_config(config: Fields) -> ModelSpec:
     return with_upper_windows(experts.with_experts(spec, shared_gate=True), config)
 
 
-FAMILY = Family(
-    name="qwen2_moe",
-    hf_architectures=("Qwen2MoeForCausalLM",),
-    gguf_architectures=("qwen2moe",),
-    spec_from_config=_from_config,
-    not_run="no backend here computes experts that every token meets",
-)
+_NOT_RUN = "no backend here computes experts that every token meets"
+FAMILY = Family("qwen2_moe", ("Qwen2MoeForCausalLM",), ("qwen2moe",), _from_config, not_run=_NOT_RUN)

@@ -22,10 +22,4 @@ def _from_gguf(fields: Fields, tensors: Mapping[str, StoredTensor]) -> ModelSpec
     return refuse_window(decoder.with_attention(spec, qk_norm=True), fields)
 
 
-FAMILY = Family(
-    name="qwen3",
-    hf_architectures=("Qwen3ForCausalLM",),
-    gguf_architectures=("qwen3",),
-    spec_from_config=_from_config,
-    spec_from_gguf=_from_gguf,
-)
+FAMILY = Family("qwen3", ("Qwen3ForCausalLM",), ("qwen3",), _from_config, _from_gguf)

@@ -26,17 +26,12 @@ def _from_gguf(fields: Fields, tensors: Mapping[str, StoredTensor]) -> ModelSpec
     return refuse_window(spec, fields)
 
 
-FAMILY = Family(
-    name="qwen3_moe",
-    hf_architectures=("Qwen3MoeForCausalLM",),
-    gguf_architectures=("qwen3moe",),
-    spec_from_config=_from_config,
-    spec_from_gguf=_from_gguf,
-    hf_names=replace(
-        HF_NAMES,
-        layer={**HF_LAYER, "mlp.gate.weight": ("router",)},
-        experts={f"mlp.experts.{{}}.{name}_proj.weight": (name,) for name in ("gate", "up", "down")},
-        stacked_experts=experts.HF_STACKED_EXPERTS,
-    ),
-    gguf_names=experts.with_gguf_experts(GGUF_NAMES),
+_HF_NAMES = replace(
+    HF_NAMES,
+    layer={**HF_LAYER, "mlp.gate.weight": ("router",)},
+    experts={f"mlp.experts.{{}}.{name}_proj.weight": (name,) for name in ("gate", "up", "down")},
+    stacked_experts=experts.HF_STACKED_EXPERTS,
 )
+_GGUF_NAMES = experts.with_gguf_experts(GGUF_NAMES)
+_HF = ("Qwen3MoeForCausalLM",)
+FAMILY = Family("qwen3_moe", _HF, ("qwen3moe",), _from_config, _from_gguf, _HF_NAMES, _GGUF_NAMES)

@@ -13,10 +13,5 @@ def _from_config(config: Fields) -> ModelSpec:
     return decoder.windowed(spec, config, (False,) * spec.num_layers)
 
 
-FAMILY = Family(
-    name="smollm3",
-    hf_architectures=("SmolLM3ForCausalLM",),
-    gguf_architectures=("smollm3",),
-    spec_from_config=_from_config,
-    not_run="every fourth of its layers has no rotary embedding, and each layer has one here",
-)
+_NOT_RUN = "every fourth of its layers has no rotary embedding, and each layer has one here"
+FAMILY = Family("smollm3", ("SmolLM3ForCausalLM",), ("smollm3",), _from_config, not_run=_NOT_RUN)
