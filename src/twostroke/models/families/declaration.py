@@ -92,7 +92,8 @@ _LAYER: tuple[tuple[str, str, str], ...] = (
     ("down", "mlp.down_proj.weight", "ffn_down.weight"),
 )
 HF_LAYER: dict[str, tuple[str, ...]] = {stored: (canonical,) for canonical, stored, _ in _LAYER}
-GGUF_LAYER: dict[str, tuple[str, ...]] = {stored: (canonical,) for canonical, _, stored in _LAYER} | {
+GGUF_LAYER: dict[str, tuple[str, ...]] = {
+    **{stored: (canonical,) for canonical, _, stored in _LAYER},
     # Of Gemma's files: folders of the family that have these norms name them by themselves.
     "post_attention_norm.weight": ("post_attention_norm",),
     "post_ffw_norm.weight": ("post_mlp_norm",),
