@@ -122,7 +122,8 @@ class EngineConfig:
         "auto",
         DTYPE_CHOICES,
         FORMATS,
-        "What cuda computes in: bf16 or f16; auto: as the weights are stored, bf16 if neither.",
+        "What is computed in: bf16 or f16 on cuda, f32 on reference; auto: on cuda as the weights are stored, bf16 if "
+        "neither.",
         metavar="KIND",
     )
     load: str = choice(

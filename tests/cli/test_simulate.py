@@ -121,8 +121,8 @@ def test_simulate_needs_no_weights_for_another_device() -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("--rate", "0"), "the rate must be"),
-        (("--requests", "0"), "a trace has"),
+        (("--rate", "0"), "--rate must be a number above 0, not 0"),
+        (("--requests", "0"), "--requests must be an integer of at least 1, not 0"),
         (("--input", "many"), "is not a length"),
         (("--replicas", "0"), "replicas must be"),
         (("--router", "dice"), "the router must be"),

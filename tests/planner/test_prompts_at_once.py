@@ -40,7 +40,7 @@ LOADS = {
 
 def replica_of(model: str) -> ReplicaSpec:
     config = EngineConfig(max_context=16_384)
-    return on_device(model, "h200", 1, config)[0]
+    return on_device(model, "h200", 1, config).spec
 
 
 @contextmanager

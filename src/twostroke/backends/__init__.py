@@ -7,7 +7,7 @@ from importlib import import_module
 
 from twostroke.backends.interface import BackendFactory
 from twostroke.core.errors import BackendError
-from twostroke.core.formats import FormatWish
+from twostroke.core.formats import ANY_FORMATS, FormatWish
 from twostroke.models.checkpoint import Checkpoint
 
 BACKENDS: dict[str, str] = {
@@ -25,20 +25,21 @@ def load_factory(name: str) -> BackendFactory:
     return factory
 
 
-def choose(name: str, checkpoint: Checkpoint, weights: str | None = None) -> tuple[BackendFactory, str]:
-    """The factory for `name` ("auto": the first that supports the model) and the reason for the choice. `weights`: what
-    float matrices are to be brought to, if that was asked for; a backend that cannot is passed over."""
+def choose(name: str, checkpoint: Checkpoint, wish: FormatWish = ANY_FORMATS) -> tuple[BackendFactory, str]:
+    """The factory for `name` and the reason for the choice. "auto": the first that supports the model and has the
+    formats that were asked for. Whether a backend that was named has them, its own `formats` says."""
     declined: list[str] = []
     for candidate in BACKENDS if name == "auto" else (name,):
         factory = load_factory(candidate)
         reason = factory.supports(checkpoint)
-        if reason is None and weights is not None:
-            found = factory.formats(checkpoint, FormatWish(weights))
+        if reason is None and name != "auto":
+            return factory, "asked for"
+        if reason is None and wish != ANY_FORMATS:
+            found = factory.formats(checkpoint, wish)
             reason = found if isinstance(found, str) else None
         if reason is None:
-            if name != "auto":
-                return factory, "asked for"
+            asked = "" if wish == ANY_FORMATS else " in the formats asked for"
             without = "".join(f" ({sentence})" for sentence in declined)
-            return factory, f"the fastest that supports this model{without}"
+            return factory, f"the fastest that supports this model{asked}{without}"
         declined.append(f"not {candidate}: {reason}")
     raise BackendError("no backend can run this model here; " + "; ".join(declined))

@@ -7,6 +7,7 @@ import dataclasses
 import gc
 import json
 import time
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,7 +22,8 @@ from twostroke.core.errors import BadRequestError
 
 if TYPE_CHECKING:
     from twostroke.engine.build import Assembly
-    from twostroke.lab.bench import Bench
+    from twostroke.lab.bench import WorkloadResult
+    from twostroke.lab.workload import Workload
 
 CONFIG = EngineConfig(max_running=256)
 """What the widest workload has running at a time."""
@@ -34,31 +36,34 @@ ModelOrLimits = Annotated[
         help="A model as `run` takes it, or `limits`: measure what this machine allows at most, and run no model.",
     ),
 ]
+Workloads = Annotated[
+    str | None,
+    typer.Option(
+        metavar="LIST",
+        help="Which, in which order, and in other sizes: single,batch or nano:n=8,single:prompt_len=64:reps=1; "
+        "default: all.",
+    ),
+]
+Scale = Annotated[
+    str | None,
+    typer.Option(
+        metavar="full|small",
+        help="full: the sizes that other engines are measured with; small: a couple of minutes on two cores. "
+        "Default: full on cuda, small elsewhere.",
+    ),
+]
+RecordFile = Annotated[
+    Path | None,
+    typer.Option("--json", metavar="FILE", help="Where the record goes; default: a new file in this folder."),
+]
 
 
 def bench(
     model: ModelOrLimits,
-    workloads: Annotated[
-        str | None,
-        typer.Option(
-            metavar="LIST",
-            help="Which, in which order, and in other sizes: single,batch or nano:n=8,single:prompt_len=64:reps=1; "
-            "default: all.",
-        ),
-    ] = None,
-    scale: Annotated[
-        str | None,
-        typer.Option(
-            metavar="full|small",
-            help="full: the sizes that other engines are measured with; small: a couple of minutes on two cores. "
-            "Default: full on cuda, small elsewhere.",
-        ),
-    ] = None,
+    workloads: Workloads = None,
+    scale: Scale = None,
     repetitions: Annotated[int, typer.Option(help="Play each workload this often and show medians.")] = 1,
-    json_path: Annotated[
-        Path | None,
-        typer.Option("--json", metavar="FILE", help="Where the record goes; default: a new file in this folder."),
-    ] = None,
+    json_path: RecordFile = None,
     config: EngineConfig = CONFIG,
     verbose: options.Verbose = False,
 ) -> None:
@@ -85,8 +90,6 @@ def bench(
     if model == "limits":
         _limits(console, notes, config, json_path)
         return
-    from twostroke.lab.company import BUSY, Company
-    from twostroke.lab.short_prompts import short_prompt_warning
     from twostroke.lab.sizes import SCALES, check_names, choose, scale_for
 
     if scale is not None and scale not in SCALES:
@@ -95,35 +98,56 @@ def bench(
     assembly, start = _start(model, config, notes, verbose)
     try:
         scale = scale or scale_for(assembly.backend_name)
-        chosen = choose(workloads, scale)
         ceilings = assembly.ceilings()
-        bench = _bench_of(assembly)
-        start["first_token_s"] = bench.first_token_s()
-        company = Company.now()
-        results = []
-        for workload in chosen:
-            # Lines only: a bar that moves while time counts would be measured with the rest.
-            say(notes, f"{workload.NAME}: {workload.MEASURES}")
-            if (warning := short_prompt_warning(workload)) is not None:
-                say(notes, warning, "bold red")
-            result = bench.run(workload, repetitions, lambda message: say(notes, f"  {message}"))
-            results.append(result)
-            say(notes, f"  skipped; {result.skipped}" if result.skipped else f"  {units.seconds(result.duration_s)}")
-        others_share = company.others_share()
+        results, others_share = _play(assembly, choose(workloads, scale), repetitions, start, notes)
     finally:
         assembly.engine.close()
     from twostroke.cli.bench_table import print_results
     from twostroke.lab.record import bench_record
 
     print_results(console, results, start, ceilings, _heading(assembly, scale), repetitions)
-    if others_share is not None and others_share >= BUSY:
-        warning = f"This machine was busy: other processes took {others_share:.0%} of its cores' time meanwhile. "
-        warning += "The same figures are better on a quiet one."
-        say(notes, warning, "bold red")
+    _warn_of_company(others_share, notes)
     record = bench_record(
         assembly, ceilings, results, scale=scale, repetitions=repetitions, start=start, others_share=others_share
     )
     _write(notes, json_path or _default_path(f"{assembly.checkpoint.name}-{assembly.backend_name}"), record)
+
+
+def _play(
+    assembly: Assembly,
+    chosen: Sequence[Workload],
+    repetitions: int,
+    start: dict[str, float | None],
+    notes: Console,
+) -> tuple[list[WorkloadResult], float | None]:
+    """What came of each workload, and the share of the cores' time that other processes took meanwhile. The first token
+    of all is noted in `start`."""
+    from twostroke.lab.bench import Bench
+    from twostroke.lab.company import Company
+    from twostroke.lab.short_prompts import short_prompt_warning
+
+    bench = Bench(assembly.engine, assembly.checkpoint.spec.vocab_size, assembly.shape, assembly.ceilings())
+    start["first_token_s"] = bench.first_token_s()
+    company = Company.now()
+    results = []
+    for workload in chosen:
+        # Lines only: a bar that moves while time counts would be measured with the rest.
+        say(notes, f"{workload.NAME}: {workload.MEASURES}")
+        if (warning := short_prompt_warning(workload)) is not None:
+            say(notes, warning, "bold red")
+        result = bench.run(workload, repetitions, lambda message: say(notes, f"  {message}"))
+        results.append(result)
+        say(notes, f"  skipped; {result.skipped}" if result.skipped else f"  {units.seconds(result.duration_s)}")
+    return results, company.others_share()
+
+
+def _warn_of_company(others_share: float | None, notes: Console) -> None:
+    from twostroke.lab.company import BUSY
+
+    if others_share is not None and others_share >= BUSY:
+        warning = f"This machine was busy: other processes took {others_share:.0%} of its cores' time meanwhile. "
+        warning += "The same figures are better on a quiet one."
+        say(notes, warning, "bold red")
 
 
 def _start(model: str, config: EngineConfig, notes: Console, verbose: bool) -> tuple[Assembly, dict[str, float | None]]:
@@ -141,12 +165,6 @@ def _start(model: str, config: EngineConfig, notes: Console, verbose: bool) -> t
     for note in assembly.notes if verbose else ():
         say(notes, f"  {note}")
     return assembly, {"ready_s": ready_s, "first_token_s": None}
-
-
-def _bench_of(assembly: Assembly) -> Bench:
-    from twostroke.lab.bench import Bench
-
-    return Bench(assembly.engine, assembly.checkpoint.spec.vocab_size, assembly.shape, assembly.ceilings())
 
 
 def _heading(assembly: Assembly, scale: str) -> str:

@@ -32,46 +32,48 @@ NO_PACE_MS = 1e9
 LONGEST_CALIBRATION_S = 3600
 MOST_RECORD_BYTES = 64 << 20
 
+Model = Annotated[
+    str | None, typer.Argument(metavar="MODEL", help="A model as `run` takes it; not needed with --from.")
+]
+Quick = Annotated[bool, typer.Option("--quick", help="Smaller sizes and fewer repetitions: some two minutes.")]
+Only = Annotated[
+    str | None, typer.Option(metavar="LIST", help="Experiments, by name, with commas between; default: all.")
+]
+Page = Annotated[
+    Path | None,
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="FILE",
+        help="The page; default: lab-MODEL.html in this folder. The raw numbers go beside it, with the ending .json.",
+    ),
+]
+Records = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--from",
+        metavar="FILE",
+        help="Measure nothing: draw the numbers of an earlier run; several are joined, and kept beside the page.",
+    ),
+]
+CalibrationSeconds = Annotated[
+    float | None,
+    typer.Option(
+        help="How long to calibrate the cost model where `twostroke calibrate` stored nothing; 0: floors only. "
+        "Default: 10 with --quick, else 20."
+    ),
+]
+Plots = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Write each plot there, too, as an SVG file.")]
+
 
 def lab(
-    model: Annotated[
-        str | None,
-        typer.Argument(metavar="MODEL", help="A model as `run` takes it; not needed with --from."),
-    ] = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Smaller sizes and fewer repetitions: some two minutes.")
-    ] = False,
-    only: Annotated[
-        str | None, typer.Option(metavar="LIST", help="Experiments, by name, with commas between; default: all.")
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="The page; default: lab-MODEL.html in this folder. The raw "
-            "numbers go beside it, with the ending .json.",
-        ),
-    ] = None,
-    from_records: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--from",
-            metavar="FILE",
-            help="Measure nothing: draw the numbers of an earlier run; several are joined, and kept beside the page.",
-        ),
-    ] = None,
-    calibration_seconds: Annotated[
-        float | None,
-        typer.Option(
-            help="How long to calibrate the cost model where `twostroke calibrate` stored nothing; 0: floors only. "
-            "Default: 10 with --quick, else 20."
-        ),
-    ] = None,
-    plots: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Write each plot there, too, as an SVG file.")
-    ] = None,
+    model: Model = None,
+    quick: Quick = False,
+    only: Only = None,
+    output: Page = None,
+    from_records: Records = None,
+    calibration_seconds: CalibrationSeconds = None,
+    plots: Plots = None,
     config: EngineConfig = CONFIG,
     verbose: options.Verbose = False,
 ) -> None:
@@ -102,9 +104,7 @@ def lab(
     choose(only)
     if (model is None) == (not from_records):
         raise BadRequestError("give a model to measure, or --from with the record of an earlier run: one of the two")
-    page = output or Path(
-        f"lab-{plain_name(Path(model or str(from_records and from_records[0])).stem).removeprefix('lab-')}.html"
-    )
+    page = output or _default_page(model or str(from_records and from_records[0]))
     _check_places(page, plots)
     if model is None:
         record = _joined([_read(path) for path in from_records or ()])
@@ -117,6 +117,10 @@ def lab(
     _show(record, page, plots, only, notes)
     if model is not None and any(finding["skipped"] == INTERRUPTED for finding in record["findings"]):
         raise typer.Exit(130)
+
+
+def _default_page(source: str) -> Path:
+    return Path(f"lab-{plain_name(Path(source).stem).removeprefix('lab-')}.html")
 
 
 def _effort(quick: bool, calibration_s: float | None) -> Effort:

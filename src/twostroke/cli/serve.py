@@ -24,27 +24,32 @@ KEYS_VARIABLE = "TWOSTROKE_API_KEYS"
 SETTINGS = ServerSettings("MODEL")
 
 
+Names = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="What requests call the model; default: MODEL as given. May be given several times: answers say the "
+        "first, the others are taken too, and a * in them stands for any text ('claude-*')."
+    ),
+]
+KeyFile = Annotated[
+    Path | None,
+    typer.Option(help=f"API keys, one a line; or {KEYS_VARIABLE}=key1,key2. Without any, none is asked."),
+]
+Collector = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="A collector for OpenTelemetry traces over HTTP, like http://localhost:4318 (extra [otel]); default: "
+        "OTEL_EXPORTER_OTLP_ENDPOINT.",
+    ),
+]
+
+
 def serve(
     model: options.Model,
-    name: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="What requests call the model; default: MODEL as given. May be given several times: answers say the "
-            "first, the others are taken too, and a * in them stands for any text ('claude-*')."
-        ),
-    ] = None,
-    api_key_file: Annotated[
-        Path | None,
-        typer.Option(help=f"API keys, one a line; or {KEYS_VARIABLE}=key1,key2. Without any, none is asked."),
-    ] = None,
-    otlp_endpoint: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL",
-            help="A collector for OpenTelemetry traces over HTTP, like http://localhost:4318 (extra [otel]); default: "
-            "OTEL_EXPORTER_OTLP_ENDPOINT.",
-        ),
-    ] = None,
+    name: Names = None,
+    api_key_file: KeyFile = None,
+    otlp_endpoint: Collector = None,
     settings: ServerSettings = SETTINGS,
     config: EngineConfig = options.OWN,
 ) -> None:
@@ -84,16 +89,21 @@ def serve(
         traces_url=_traces_url(otlp_endpoint, console),
     )
     resolve(model, progress=console.print)  # a download's progress bar has the screen for itself
-    if settings.host not in ("127.0.0.1", "localhost", "::1") and not settings.api_keys:
-        console.print(f"warning: {settings.host} may be reached by others, and no API key is asked for")
-    for what in ("", "samples_", "tokens_"):
-        if getattr(settings.limits, f"max_{what}per_key") is not None and not settings.api_keys:
-            console.print(f"warning: --max-{what.replace('_', '-')}per-key limits nobody, as there are no API keys")
+    if not settings.api_keys:
+        _warn_of_no_keys(settings, console)
     run_server(
         EngineSettings(model, config),
         settings,
         lambda facts, address: _show(console, settings.model_name, facts, address, bool(settings.api_keys)),
     )
+
+
+def _warn_of_no_keys(settings: ServerSettings, console: Console) -> None:
+    if settings.host not in ("127.0.0.1", "localhost", "::1"):
+        console.print(f"warning: {settings.host} may be reached by others, and no API key is asked for")
+    for what in ("", "samples_", "tokens_"):
+        if getattr(settings.limits, f"max_{what}per_key") is not None:
+            console.print(f"warning: --max-{what.replace('_', '-')}per-key limits nobody, as there are no API keys")
 
 
 def _api_keys(path: Path | None) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from twostroke.cli.plan_decode import kv_needs_of, resolved_on, with_decode_weights
 from twostroke.cli.plan_model import read_model
+from twostroke.cli.simulate_table import Simulated
 from twostroke.config import EngineConfig
 from twostroke.core.errors import BadRequestError
 from twostroke.core.formats import Formats, find_kv_bits
@@ -19,10 +20,7 @@ from twostroke.planner.simulate import ReplicaSpec
 from twostroke.scheduling.config import SchedulerConfig
 
 
-def on_device(
-    model: str, name: str, tensor_parallel: int, config: EngineConfig
-) -> tuple[ReplicaSpec, str, str, str | None]:
-    """What to simulate, what to call it, where the seconds of its steps come from, and what else is to be said."""
+def on_device(model: str, name: str, tensor_parallel: int, config: EngineConfig) -> Simulated:
     planned = read_model(model)
     quantise = None if config.quantise == "none" else config.quantise
     kv = "bf16" if config.kv.kind == "auto" else config.kv.kind
@@ -46,7 +44,7 @@ def on_device(
     source = f"by {efficiency.source}; error: {efficiency.error}"
     notes = [*not_run(deployment), link_note(deployment), deployment.decode_note]
     said = "; ".join(note for note in notes if note is not None)
-    return replica_on(deployment, efficiency, config), title, source, said or None
+    return Simulated(replica_on(deployment, efficiency, config), title, source, said or None)
 
 
 def replica_on(deployment: Deployment, efficiency: Efficiency, config: EngineConfig) -> ReplicaSpec:

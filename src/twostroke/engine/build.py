@@ -26,7 +26,7 @@ from twostroke.cost.step_cost import StepCost
 from twostroke.engine.decode_weights import choose_decode_weights
 from twostroke.engine.drafting import speculation
 from twostroke.engine.engine import Engine
-from twostroke.engine.formats import Choice, asked_weights, choose_formats
+from twostroke.engine.formats import Choice, choose_formats, format_wish
 from twostroke.machine import MemorySpace
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.loading import load_checkpoint
@@ -158,7 +158,8 @@ def _build_random(model: str, config: EngineConfig) -> Assembly:
     if kind is None:
         raise BadRequestError(f"random weights are drawn in {', '.join(kinds)}, not in {config.quantise}")
     checkpoint = random_checkpoint(Path(model), kind, name=model)
-    if config.quantise is None and backends.choose(config.backend, checkpoint)[0].preferred_weights:
+    wish = format_wish(config, checkpoint)
+    if config.quantise is None and backends.choose(config.backend, checkpoint, wish)[0].preferred_weights:
         kind = RANDOM_KIND
         checkpoint = random_checkpoint(Path(model), kind, name=model)
     assembly = assemble(checkpoint, None, replace(config, quantise=None))
@@ -172,8 +173,7 @@ def _say(message: str) -> None:
 
 def choose(checkpoint: Checkpoint, config: EngineConfig, here: machine.Machine) -> Choice:
     """The backend, and the formats that it holds and computes in."""
-    weights, _ = asked_weights(config.quantise, checkpoint)
-    factory, reason = backends.choose(config.backend, checkpoint, weights)
+    factory, reason = backends.choose(config.backend, checkpoint, format_wish(config, checkpoint))
     return choose_formats(config, checkpoint, here, factory, reason)
 
 

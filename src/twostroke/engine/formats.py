@@ -38,6 +38,12 @@ class Choice:
         return shape_of(self.checkpoint, [need.bytes_per_token for need in self.kv_needs], held_bytes)
 
 
+def format_wish(config: EngineConfig, checkpoint: Checkpoint) -> FormatWish:
+    """What was asked for, before any backend has a word in it."""
+    weights, _ = asked_weights(config.quantise, checkpoint)
+    return FormatWish(weights, _open(config.dtype), _open(config.kv.kind))
+
+
 def choose_formats(
     config: EngineConfig, checkpoint: Checkpoint, here: Machine, factory: BackendFactory, backend_reason: str
 ) -> Choice:
@@ -48,8 +54,7 @@ def choose_formats(
     offered = factory.preferred_weights
     if weights == STORED and offered and config.quantise not in ("none", *offered):
         weights = config.quantise  # there is nothing to bring to it, and it is not to be had: the backend says so
-    wish = FormatWish(weights, _open(config.dtype), _open(config.kv.kind))
-    found = factory.formats(checkpoint, wish)
+    found = factory.formats(checkpoint, replace(format_wish(config, checkpoint), weights=weights))
     if isinstance(found, str):
         raise BackendError(f"the {factory.name} backend does not have what was asked for: {found}")
     formats = found if reason is None else replace(found, reasons=(reason, *found.reasons))

@@ -1,0 +1,121 @@
+"""What a simulation gave, as a table and as a record."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from twostroke.cli import units
+
+if TYPE_CHECKING:
+    from twostroke.cost.classify import WorkloadClass
+    from twostroke.planner.report import Objective, SimulationReport
+    from twostroke.planner.simulate import ReplicaSpec
+
+TIMES = {
+    "ttft_s": ("TTFT", "arrival to the first token"),
+    "queue_s": ("queue", "of it, waiting to be admitted"),
+    "itl_s": ("ITL", "from one token to the next"),
+    "tpot_s": ("TPOT", "mean over an answer's tokens after the first"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """What is simulated, and where the seconds of its steps come from."""
+
+    spec: ReplicaSpec
+    title: str
+    source: str
+    note: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """What came of it."""
+
+    report: SimulationReport
+    objective: Objective
+    simulated: Simulated
+    replicas: int
+    load: WorkloadClass | None
+    took_s: float
+
+
+def record(played: Played) -> dict[str, Any]:
+    report, objective, simulated, load = played.report, played.objective, played.simulated, played.load
+    share, per_s = report.goodput(objective)
+    return {
+        "deployment": simulated.title,
+        "replicas": played.replicas,
+        "step_seconds": simulated.source,
+        "note": simulated.note,
+        "requests": len(report.served.ttft_s),
+        "refused": report.num_refused,
+        "duration_s": report.duration_s,
+        "requests_per_s": report.requests_per_s,
+        "output_tokens_per_s": report.output_tokens_per_s,
+        "busy_share": report.busy_share,
+        "preemptions": report.num_preemptions,
+        "prefix_hit_tokens": report.prefix_hit_tokens,
+        **{name: getattr(report, name) for name in TIMES},
+        "goodput": {
+            "ttft_s": objective.ttft_s,
+            "tpot_s": objective.tpot_s,
+            "share": share,
+            "requests_per_s": per_s,
+        },
+        "load": None if load is None else _load_record(load),
+    }
+
+
+def _load_record(load: WorkloadClass) -> dict[str, Any]:
+    return {
+        "bound": load.bound,
+        "prefill_share": load.prefill_share,
+        "mean_streams": load.batch,
+        "advice": list(load.advice),
+    }
+
+
+def show(played: Played) -> None:
+    console = Console()
+    table = Table(box=None, pad_edge=False)
+    table.add_column("felt")
+    for name in ("p50", "p90", "p99"):
+        table.add_column(name, justify="right")
+    table.add_column("")
+    for name, (title, meaning) in TIMES.items():
+        values = getattr(played.report, name)
+        table.add_row(title, *(units.seconds(values.get(part)) for part in ("p50", "p90", "p99")), meaning)
+    console.print(table)
+    for line in _lines(played):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _lines(played: Played) -> list[str]:
+    report, objective, simulated, load = played.report, played.objective, played.simulated, played.load
+    served, took_s = report.served, played.took_s
+    lines = [
+        f"{len(served.ttft_s):,} requests in {units.seconds(report.duration_s)}: {report.requests_per_s:.2f} a second, "
+        f"{report.output_tokens_per_s:,.0f} output tokens/s, replicas busy {report.busy_share:.0%} of the time"
+        + (f", {report.num_preemptions:,} preemptions" if report.num_preemptions else "")
+        + (f", {report.num_refused:,} refused: too long" if report.num_refused else "")
+        + "."
+    ]
+    if objective.ttft_s is not None or objective.tpot_s is not None:
+        share, per_s = report.goodput(objective)
+        lines.append(f"Goodput: {share:.1%} met the objective, {per_s:.2f} requests/s.")
+    if load is not None:
+        lines.append(f"Bound by {'both phases' if load.bound == 'balanced' else load.bound}: {load.reason}.")
+        lines.extend(f"{'    ' if index else 'So: '}{advice}" for index, advice in enumerate(load.advice))
+    lines.append(f"{played.replicas} x {simulated.title}. Seconds of a step: {simulated.source}.")
+    if simulated.note is not None:
+        lines.append(f"Note: {simulated.note}.")
+    lines.append(
+        f"Simulated in {units.seconds(took_s)}, {len(served.ttft_s) / max(took_s, 1e-9):,.0f} requests a second."
+    )
+    return lines
