@@ -176,7 +176,7 @@ class KVGroupNeed:
     window: int | None
     bytes_per_token: int
     content: KVContent = "keys and values"
-    values: int = 0
+    values: int | None = None
     """As `KVGroup` has them."""
 
 

@@ -44,7 +44,7 @@ def test_experts_that_a_batch_reads():
     random = Random(0)
     rounds = 20_000
     touched = sum(len({expert for _ in range(6) for expert in random.sample(range(8), 2)}) for _ in range(rounds))
-    experts = ExpertsShape(num_experts=8, experts_per_token=2, weight_bytes=800)
+    experts = ExpertsShape(num_experts=8, experts_per_token=2, weight_bytes=800, matmul_parameters=400)
     assert experts.weight_bytes_read(6) / 100 == pytest.approx(touched / rounds, rel=0.01)
     assert experts.weight_bytes_read(1) == pytest.approx(200)
     assert experts.weight_bytes_read(10_000) == pytest.approx(800)
@@ -75,7 +75,7 @@ def test_steps_of_few_tokens_read_the_copies_of_dense_matrices():
 
 
 def test_steps_of_few_tokens_read_the_copies_of_their_experts():
-    experts = ExpertsShape(num_experts=8, experts_per_token=2, weight_bytes=800)
+    experts = ExpertsShape(num_experts=8, experts_per_token=2, weight_bytes=800, matmul_parameters=400)
     copies = DecodeWeights(WeightCopies(75, 100, max_tokens=4), WeightCopies(600, 800, max_tokens=10_000))
     shape = packed_shape(experts=experts, decode_weights=copies)
     assert packed_shape(experts=experts).expert_bytes_read(1) == pytest.approx(200)

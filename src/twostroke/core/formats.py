@@ -98,8 +98,8 @@ class Formats:
     kv: str
     copies: str | None = None
     """Of weights, for steps of few tokens as decode has them; None: both phases read the same."""
-    stored: str = ""
-    """What most of the file's weights are in, where there is a file."""
+    stored: str | None = None
+    """What most of the file's weights are in; None: there is no file."""
     reasons: tuple[str, ...] = field(default=(), compare=False)
 
     @classmethod
@@ -111,11 +111,11 @@ class Formats:
     @property
     def line(self) -> str:
         """All that was chosen, and why, for a user to read."""
-        weights, stored = self.weights.upper(), self.stored.upper()
-        if self.weights == STORED or weights == stored:
-            weights = f"{stored} as stored"
-        elif stored:
-            weights += f" from {stored}"
+        weights = self.weights.upper()
+        if self.stored is not None:
+            stored = self.stored.upper()
+            as_stored = self.weights == STORED or weights == stored
+            weights = f"{stored} as stored" if as_stored else f"{weights} from {stored}"
         copies = "no copies for decode" if self.copies is None else f"{self.copies} copies for decode"
         why = f": {'; '.join(self.reasons)}" if self.reasons else ""
         return f"weights {weights}, {self.arithmetic} arithmetic, KV {self.kv}, {copies}{why}"

@@ -20,8 +20,8 @@ class KVGroup:
     """A query at position q reads keys at positions above `q - window`; None: all of them."""
     num_blocks: int
     content: KVContent = "keys and values"
-    values: int = 0
-    """Numbers that one token leaves behind in one layer, or of states one sequence; 0: not told."""
+    values: int | None = None
+    """Numbers that one token leaves behind in one layer, or of states one sequence; None: not told."""
 
     @property
     def is_state(self) -> bool:

@@ -65,8 +65,8 @@ class ExpertsShape:
     num_experts: int
     experts_per_token: int
     weight_bytes: int
-    matmul_parameters: int = 0
-    """Of their matrices, all experts together; 0: not told."""
+    matmul_parameters: int
+    """Of their matrices, all experts together."""
     num_parts: int = 1
     """Groups of devices that each hold so large a part of all experts: what is counted here is one part's."""
     busy_groups: int = 1

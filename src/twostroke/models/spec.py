@@ -23,8 +23,8 @@ class GroupedAttention:
     rope: RopeSpec
     window: int | None = None
     """Sliding window: a query at q reads keys above `q - window`."""
-    scale: float = 0.0
-    """What scores are multiplied by; 0 stands for 1 / sqrt(head_dim)."""
+    own_scale: float | None = None
+    """What scores are multiplied by; None: 1 / sqrt(head_dim)."""
     softcap: float | None = None
     qkv_bias: bool = False
     output_bias: bool = False
@@ -34,9 +34,9 @@ class GroupedAttention:
     has_sinks: bool = False
     """gpt-oss: a learnt score a head, beside those of the keys."""
 
-    def __post_init__(self) -> None:
-        if self.scale == 0.0:
-            object.__setattr__(self, "scale", self.head_dim**-0.5)
+    @property
+    def scale(self) -> float:
+        return self.head_dim**-0.5 if self.own_scale is None else self.own_scale
 
     @property
     def queries_per_kv_head(self) -> int:

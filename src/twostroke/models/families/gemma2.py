@@ -73,7 +73,7 @@ def scale_from_size(spec: ModelSpec, large_layers: int) -> float:
 def _from_config(config: Fields) -> ModelSpec:
     spec = decoder.spec_from_config(config, "gemma2", handled=SOFT_CAPS, tied=True)
     softcap = soft_cap(config, "attn_logit_softcapping")
-    spec = decoder.with_attention(gemma(spec), scale=scale_from_config(config), softcap=softcap)
+    spec = decoder.with_attention(gemma(spec), own_scale=scale_from_config(config), softcap=softcap)
     spec = replace(spec, logits_softcap=soft_cap(config, "final_logit_softcapping"))
     return decoder.windowed(spec, config, decoder.every_nth_full(spec.num_layers, 2))
 
@@ -81,7 +81,7 @@ def _from_config(config: Fields) -> ModelSpec:
 def _from_gguf(fields: Fields, tensors: Mapping[str, StoredTensor]) -> ModelSpec:
     spec = gemma_from_gguf(fields, tensors, "gemma2", handled=SOFT_CAPS)
     softcap = soft_cap(fields, "attn_logit_softcapping", 50.0)
-    spec = decoder.with_attention(spec, scale=scale_from_size(spec, large_layers=46), softcap=softcap)
+    spec = decoder.with_attention(spec, own_scale=scale_from_size(spec, large_layers=46), softcap=softcap)
     spec = replace(spec, logits_softcap=soft_cap(fields, "final_logit_softcapping", 30.0))
     window = decoder.window_from(fields, "attention.sliding_window", 4096)
     return decoder.with_windows(spec, window, decoder.every_nth_full(spec.num_layers, 2))

@@ -40,7 +40,7 @@ def _from_config(config: Fields) -> ModelSpec:
     config = _text_config(config).over(_DEFAULTS)
     shared = config.without("rope_parameters", "rope_scaling", "rope_theta")  # its two ropes are read below
     spec = gemma(decoder.spec_from_config(shared, "gemma3", handled=("final_logit_softcapping",), tied=True))
-    spec = decoder.with_attention(spec, qk_norm=True, scale=scale_from_config(config))
+    spec = decoder.with_attention(spec, qk_norm=True, own_scale=scale_from_config(config))
     spec = replace(spec, logits_softcap=soft_cap(config, "final_logit_softcapping"))
     period = config.integer("sliding_window_pattern", 1, decoder.MAX_LAYERS, _PERIOD)
     sliding = decoder.sliding_layers(config, spec.num_layers, decoder.every_nth_full(spec.num_layers, period))
@@ -90,7 +90,7 @@ def _with_ropes(spec: ModelSpec, sliding: Sequence[bool], local: RopeSpec, whole
 def _from_gguf(fields: Fields, tensors: Mapping[str, StoredTensor]) -> ModelSpec:
     fields = fields.over({f"{fields.prefix}rope.freq_base": _GLOBAL_THETA})
     spec = gemma_from_gguf(fields, tensors, "gemma3", handled=("final_logit_softcapping",))
-    spec = decoder.with_attention(spec, qk_norm=True, scale=scale_from_size(spec, large_layers=62))
+    spec = decoder.with_attention(spec, qk_norm=True, own_scale=scale_from_size(spec, large_layers=62))
     spec = replace(spec, logits_softcap=soft_cap(fields, "final_logit_softcapping"))
     window = decoder.window_from(fields, "attention.sliding_window")
     if window is None:
