@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 WORKERS ?= auto
 PROMPT ?= Explain in two sentences why the sky is blue.
 
-.PHONY: run serve readme test test-slow test-clients clients-page check lint wheel clean help bench-cpu bench-gpu
+.PHONY: run serve readme test test-slow fuzz test-clients clients-page check lint wheel clean help bench-cpu bench-gpu
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/:/'
@@ -40,6 +40,11 @@ test: $(VENV)/.dev   ## install the development extras and run the tests
 
 test-slow: $(VENV)/.dev   ## the tests that take minutes
 	$(BIN)/python -m pytest -m "slow and not gpu and not clients"
+
+# Some of them: make fuzz FUZZED=tests/scheduling
+fuzz: $(VENV)/.dev   ## try every property on twenty times as many cases, others each time
+	$(BIN)/python -m pytest $(FUZZED) -m "hypothesis and not slow and not gpu and not clients" --hypothesis-profile=search \
+	  -n $(WORKERS) --dist worksteal -o timeout=3600
 
 # All of them, or some: make test-clients CLIENTS=instructor,dspy
 test-clients: $(VENV)/.dev   ## install the clients that people bring, each in an environment of its own, and try them

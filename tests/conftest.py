@@ -23,12 +23,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.properties import load_fixed_profile
 from twostroke.backends.cuda import _no_device
 from twostroke.models.resolve import resolve
 
 # Before anything imports Triton, as transformers does: its own functions are interpreted only if it hears of it then.
 if _no_device() is not None:
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+load_fixed_profile()  # before `--hypothesis-profile` is heard, and before tests are read
 
 LONG_ROOMS = ("server", "cli", "backends", "engine")
 """Their files take longest. They come first, so that no worker still has one when the others are done."""

@@ -6,8 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.properties import examples
 
 from twostroke.backends.interface import refuse_drafts
 from twostroke.core.events import Event, TokenEvent
@@ -148,7 +149,7 @@ def cases(draw: st.DrawFn) -> tuple[dict[str, object], list[str], list[int], int
     return sampling, pieces, cuts, draw(st.one_of(st.none(), st.integers(1, 20)))
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(data=st.data(), run_ahead=st.booleans())
 def test_an_answer_is_told_alike_however_its_tokens_come(
     tokenizer: Tokenizer, data: st.DataObject, run_ahead: bool

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.properties import examples
 
 from twostroke.backends.host.batch import Batch
 from twostroke.backends.host.host_backend import HostBackend, HostTicket
@@ -144,7 +145,7 @@ def test_a_failed_step_ends_its_requests_and_no_other(
     assert_nothing_left(engine, backend)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     prompts=st.lists(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=20), min_size=1, max_size=7),
     broken_forwards=st.frozensets(st.integers(1, 25), max_size=3),

@@ -7,9 +7,10 @@ from __future__ import annotations
 from dataclasses import replace
 from unittest.mock import patch
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.planner.test_simulate import felt, timings_of, timings_of_the_engine
+from tests.properties import examples
 
 from twostroke.core.kv_layout import KVGroup, KVLayout
 from twostroke.core.step import Step
@@ -60,7 +61,7 @@ def traces(draw: st.DrawFn) -> list[TraceRequest]:
     return trace
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(specs(), traces())
 def test_every_request_has_the_same_story(spec: ReplicaSpec, trace: list[TraceRequest]) -> None:
     replica = Replica(spec)
@@ -86,7 +87,7 @@ class StepByStep(Replica):
         return None
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(specs(), traces(), st.integers(1, 3), st.sampled_from(ROUTERS), st.booleans())
 def test_turns_told_together_change_nothing_to_the_last_bit(
     spec: ReplicaSpec, trace: list[TraceRequest], replicas: int, router: str, is_slow_host: bool
@@ -99,7 +100,7 @@ def test_turns_told_together_change_nothing_to_the_last_bit(
     assert facts(quick) == facts(slow)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(specs(), traces())
 def test_the_scheduler_and_its_ledger_end_as_step_by_step(spec: ReplicaSpec, trace: list[TraceRequest]) -> None:
     quick, slow = Replica(spec), StepByStep(spec)

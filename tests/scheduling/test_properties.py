@@ -4,10 +4,11 @@ ranges of what is in flight, and that no step is empty in vain."""
 
 from __future__ import annotations
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tests.properties import examples
 from tests.scheduling.loop import VOCAB_SIZE, Loop, layout, request
 from twostroke.core.errors import BadRequestError
 from twostroke.core.kv_layout import KVLayout
@@ -147,12 +148,10 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestSchedulerMachine = SchedulerMachine.TestCase
-TestSchedulerMachine.settings = settings(
-    max_examples=100, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
-)
+TestSchedulerMachine.settings = examples(100, stateful_step_count=30, allowed=tuple(HealthCheck))
 
 
-@settings(max_examples=120, deadline=None)
+@examples(120)
 @given(data=st.data(), kv_layout=layouts(), config=configs)
 def test_every_request_finishes_with_the_tokens_it_gets_alone(
     data: st.DataObject, kv_layout: KVLayout, config: dict[str, object]
@@ -172,7 +171,7 @@ def test_every_request_finishes_with_the_tokens_it_gets_alone(
     assert all(sequence.finish_reason in (FinishReason.STOP, FinishReason.LENGTH) for sequence in loop.records)
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(
     priority=st.integers(0, 4),
     aging_s=st.sampled_from([0.5, 5.0, 30.0]),
@@ -200,7 +199,7 @@ def test_none_starves_under_an_endless_stream_of_more_urgent_work(
     loop.check_output(patient)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     data=st.data(),
     num_blocks=st.integers(12, 40),

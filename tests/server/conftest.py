@@ -39,7 +39,7 @@ def scripted_server(
 @pytest.fixture(scope="session")
 def scripted(scripted_server: RunningServer) -> OpenAI:
     """Its client."""
-    return OpenAI(base_url=scripted_server.base_url, api_key="none", max_retries=0).with_options(timeout=30)
+    return OpenAI(base_url=scripted_server.base_url, api_key="none", max_retries=0).with_options(timeout=120)
 
 
 @pytest.fixture(scope="session")

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 
 COMMAND = [sys.executable, "-c", "from twostroke.cli import main; main()", "serve"]
-START_LIMIT_S = 60.0
+START_LIMIT_S = 120.0
+ANSWER_LIMIT_S = 120.0
+STOP_LIMIT_S = 60.0
+"""Many times what a quiet machine takes."""
+
+
+def cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @dataclass
@@ -30,10 +38,10 @@ class RunningServer:
         return f"{self.address}/v1"
 
     def post(self, path: str, body: object, **options: object) -> httpx.Response:
-        return httpx.post(self.address + path, json=body, timeout=60, **options)  # type: ignore[arg-type]
+        return httpx.post(self.address + path, json=body, timeout=ANSWER_LIMIT_S, **options)  # type: ignore[arg-type]
 
     def get(self, path: str, **options: object) -> httpx.Response:
-        return httpx.get(self.address + path, timeout=20, **options)  # type: ignore[arg-type]
+        return httpx.get(self.address + path, timeout=ANSWER_LIMIT_S, **options)  # type: ignore[arg-type]
 
     def log(self) -> str:
         return self.log_path.read_text()
@@ -46,6 +54,10 @@ class RunningServer:
                 return int(child)
         raise AssertionError("there is no engine process")
 
+    def cpu_s(self) -> float:
+        """What the API's process has worked so far: what others do to this machine is not in it (Linux)."""
+        return cpu_s(self.process.pid)
+
     def metric(self, name: str, *, headers: dict[str, str] | None = None, **labels: str) -> float:
         """The sum of a metric's samples that carry these labels."""
         total = 0.0
@@ -55,36 +67,43 @@ class RunningServer:
                 total += float(match[2])
         return total
 
-    def wait_until_idle(self, limit_s: float = 15.0, headers: dict[str, str] | None = None) -> None:
-        """Until the engine says that nothing runs, nothing waits and no block is held."""
+    def wait_until(self, is_so: Callable[[], bool], limit_s: float = ANSWER_LIMIT_S) -> None:
+        end_s = time.monotonic() + limit_s
+        while not is_so():
+            assert time.monotonic() < end_s, f"not so after {limit_s} s:\n{self.log()[-3000:]}"
+            time.sleep(0.02)
+
+    def wait_until_idle(self, limit_s: float = ANSWER_LIMIT_S, headers: dict[str, str] | None = None) -> None:
+        """Until the engine says that nothing runs, nothing waits and no block is held, and no request is answered but
+        the one that asks."""
         end_s = time.monotonic() + limit_s
         while time.monotonic() < end_s:
             held = self.metric("twostroke_kv_blocks", headers=headers, state="used")
             busy = [self.metric(f"twostroke_{name}", headers=headers) for name in ("running", "waiting")]
-            if held == sum(busy) == 0:
+            if held == sum(busy) == 0 and self.metric("twostroke_http_in_flight", headers=headers) == 1:
                 return
             time.sleep(0.1)
         raise AssertionError(f"still busy after {limit_s} s:\n{self.get('/metrics').text[-3000:]}")
 
 
-@contextmanager
+@contextlib.contextmanager
 def running_server(
-    log_path: Path, *arguments: str, stderr: int | None = None, address: str | None = None, **environment: str
+    log_path: Path, *arguments: str, stderr: int | None = None, **environment: str
 ) -> Iterator[RunningServer]:
-    """`stderr` is a file to write to instead of the log; then `address` says where the server will be."""
+    """`stderr` is a file to write to instead of the log (Linux: the server's port is looked up)."""
     settings = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "COLUMNS": "200", **environment}
-    port = ["--port", "0"] if address is None else ["--port", address.rpartition(":")[2]]
     with log_path.open("wb") as log:
         process = subprocess.Popen(
-            [*COMMAND, *arguments, *port], stdout=log, stderr=log if stderr is None else stderr, env=settings
+            [*COMMAND, *arguments, "--port", "0"], stdout=log, stderr=log if stderr is None else stderr, env=settings
         )
     try:
-        yield RunningServer(process, address or _announced(process, log_path), log_path)
+        address = _announced(process, log_path) if stderr is None else _listening(process)
+        yield RunningServer(process, address, log_path)
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
         try:
-            process.wait(20)
+            process.wait(STOP_LIMIT_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -92,11 +111,34 @@ def running_server(
 
 
 def _announced(process: subprocess.Popen[bytes], log_path: Path) -> str:
+    def address() -> str | None:
+        match = re.search(r"ready at (http://\S+)/v1", log_path.read_text())
+        return match and match[1]
+
+    return _soon(process, address, log_path.read_text)
+
+
+def _listening(process: subprocess.Popen[bytes]) -> str:
+    """By the one socket of the process that waits for connections."""
+
+    def address() -> str | None:
+        own = set()
+        for entry in Path(f"/proc/{process.pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # it has just been closed
+                own.add(str(entry.readlink()))
+        for fields in (line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]):
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in own:
+                return f"http://127.0.0.1:{int(fields[1].rpartition(':')[2], 16)}"
+        return None
+
+    return _soon(process, address, lambda: "(its words are lost)")
+
+
+def _soon(process: subprocess.Popen[bytes], address: Callable[[], str | None], said: Callable[[], str]) -> str:
     end_s = time.monotonic() + START_LIMIT_S
     while time.monotonic() < end_s:
-        if match := re.search(r"ready at (http://\S+)/v1", log_path.read_text()):
-            return match[1]
-        if process.poll() is not None:
-            raise AssertionError(f"the server ended:\n{log_path.read_text()}")
+        if (found := address()) is not None:
+            return found
+        assert process.poll() is None, f"the server ended:\n{said()}"
         time.sleep(0.05)
-    raise AssertionError(f"the server did not start:\n{log_path.read_text()}")
+    raise AssertionError(f"the server did not start:\n{said()}")

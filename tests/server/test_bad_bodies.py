@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 
 import httpx
@@ -76,7 +75,7 @@ def test_a_body_that_is_called_json_is_read(server: RunningServer, kind: str) ->
 def test_what_a_response_repeats_can_be_sent(server: RunningServer, name: str, value: object) -> None:
     content = json.dumps({"input": "Hi", "max_output_tokens": 1, name: value})
     headers = {"Content-Type": "application/json"}
-    response = httpx.post(f"{server.base_url}/responses", content=content, headers=headers, timeout=20)
+    response = httpx.post(f"{server.base_url}/responses", content=content, headers=headers, timeout=120)
     assert response.status_code == 400 and response.json()["error"]["param"].startswith(name), response.text
 
 
@@ -95,9 +94,9 @@ def test_what_a_response_repeats_can_be_sent(server: RunningServer, name: str, v
 def test_a_million_faults_are_one_error_and_take_no_time(
     server: RunningServer, path: str, body: dict, status: int
 ) -> None:
-    started_s = time.monotonic()
+    worked_s = server.cpu_s()
     assert server.post(path, body).status_code == status
-    assert time.monotonic() - started_s < 4
+    assert server.cpu_s() - worked_s < 4
 
 
 def test_unknown_fields_are_let_be(server: RunningServer) -> None:

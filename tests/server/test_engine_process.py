@@ -22,7 +22,7 @@ from twostroke.server import messages as m
 from twostroke.server.engine_process import EngineLoop
 from twostroke.server.heartbeat import Heart
 
-LIMIT_S = 20.0
+LIMIT_S = 120.0
 PLAIN = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
 DIGIT = SamplingParams(temperature=0.0, max_tokens=4, grammar=GrammarSpec("regex", "[0-9]"))
 

@@ -19,7 +19,7 @@ import httpx
 import pytest
 
 from tests.server.conftest import MODEL_OPTIONS
-from tests.server.running import RunningServer, running_server
+from tests.server.running import ANSWER_LIMIT_S, STOP_LIMIT_S, RunningServer, running_server
 from twostroke import LLM, SamplingParams
 
 LONG = {"prompt": "Count:", "temperature": 0, "max_tokens": 1500, "ignore_eos": True}
@@ -41,21 +41,24 @@ def answers_as_ever(server: RunningServer, offline: LLM) -> None:
     assert response.json()["choices"][0]["text"] == expected
 
 
-def begin_stream(server: RunningServer, body: dict) -> tuple[socket.socket, bytes]:
-    """A connection whose answer has begun, and the first bytes of it."""
-    payload = json.dumps({**body, "stream": True}).encode()
+def begin(server: RunningServer, body: dict) -> socket.socket:
+    """A connection that has asked, and may leave whenever it likes."""
+    payload = json.dumps(body).encode()
     host, port = server.address.removeprefix("http://").split(":")
-    connection = socket.create_connection((host, int(port)), timeout=30)
+    connection = socket.create_connection((host, int(port)), timeout=ANSWER_LIMIT_S)
     head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
     connection.sendall(f"{head}Content-Length: {len(payload)}\r\n\r\n".encode() + payload)
+    return connection
+
+
+def begin_stream(server: RunningServer, body: dict) -> tuple[socket.socket, bytes]:
+    """A connection whose answer has begun, and the first bytes of it."""
+    connection = begin(server, {**body, "stream": True})
     return connection, connection.recv(200)
 
 
 def wait_until_healthy(server: RunningServer) -> None:
-    end_s = time.monotonic() + 30
-    while server.get("/health").status_code != 200:
-        assert time.monotonic() < end_s
-        time.sleep(0.1)
+    server.wait_until(lambda: server.get("/health").status_code == 200)
 
 
 @on_linux
@@ -64,13 +67,10 @@ def test_a_killed_engine_is_an_error_to_those_in_flight_and_comes_back(fragile: 
     asking = threading.Thread(target=lambda: whole.append(fragile.post("/v1/completions", LONG)))
     asking.start()
     body = {**LONG, "stream": True, "n": 2}
-    with httpx.stream("POST", f"{fragile.base_url}/completions", json=body, timeout=60) as stream:
+    with httpx.stream("POST", f"{fragile.base_url}/completions", json=body, timeout=ANSWER_LIMIT_S) as stream:
         lines = stream.iter_lines()
         assert next(lines).startswith("data: ")
-        end_s = time.monotonic() + 10
-        while fragile.metric("twostroke_running") < 3:  # the engine has told of all its work
-            assert time.monotonic() < end_s
-            time.sleep(0.05)
+        fragile.wait_until(lambda: fragile.metric("twostroke_running") == 3)  # the engine has told of all its work
         os.kill(fragile.engine_pid(), signal.SIGKILL)
         last = [line for line in lines if line][-1]
     error = json.loads(last.removeprefix("data: "))["error"]
@@ -101,7 +101,7 @@ def test_a_frozen_engine_is_an_error_to_those_in_flight_and_is_started_again(
     with ThreadPoolExecutor(1) as threads:
         frozen = fragile.engine_pid()
         body = {**LONG, "stream": True}
-        with httpx.stream("POST", f"{fragile.base_url}/completions", json=body, timeout=60) as stream:
+        with httpx.stream("POST", f"{fragile.base_url}/completions", json=body, timeout=ANSWER_LIMIT_S) as stream:
             lines = stream.iter_lines()
             assert next(lines).startswith("data: ")
             os.kill(frozen, signal.SIGSTOP)
@@ -113,7 +113,7 @@ def test_a_frozen_engine_is_an_error_to_those_in_flight_and_is_started_again(
         answer = waiting.result()
     assert answer.status_code == 503 and answer.json()["error"]["message"] == error["message"]
     assert 1 <= int(answer.headers["retry-after"]) <= 30
-    assert ENGINE_TIMEOUT_S / 2 < time.monotonic() - began_s < 20  # not the 600 s of a request
+    assert ENGINE_TIMEOUT_S / 2 < time.monotonic() - began_s < ANSWER_LIMIT_S  # not the 600 s of a request
     for path in ("/health", "/ready"):
         state = fragile.get(path)
         assert state.status_code == 503 and state.json() == {"status": "restarting"}
@@ -141,23 +141,19 @@ def test_a_server_that_was_stopped_itself_keeps_its_engine(fragile: RunningServe
 
 
 def test_vanished_clients_free_their_blocks_at_once(fragile: RunningServer, offline: LLM) -> None:
-    connections = []
+    fragile.wait_until_idle()
+    ended = {reason: fragile.metric("twostroke_requests_total", reason=reason) for reason in ("abort", "length")}
+    connections = [begin(fragile, LONG)]  # not streaming: gone while it waits
     for _ in range(4):  # streaming: closed in the middle
         connection, first = begin_stream(fragile, LONG)
         assert b"200 OK" in first
         connections.append(connection)
-    end_s = time.monotonic() + 10
-    while fragile.metric("twostroke_kv_blocks", state="used") == 0:  # until the engine has told of its work
-        assert time.monotonic() < end_s
-        time.sleep(0.05)
+    fragile.wait_until(lambda: fragile.metric("twostroke_running") == 5)  # the engine has told of its work
     for connection in connections:
         connection.close()
-    with pytest.raises(httpx.ReadTimeout):  # not streaming: gone while it waits
-        httpx.post(f"{fragile.base_url}/completions", json=LONG, timeout=0.3)
-    started_s = time.monotonic()
     fragile.wait_until_idle()
-    assert time.monotonic() - started_s < 3  # 1500 tokens take longer
-    assert fragile.metric("twostroke_requests_total", reason="abort") >= 5
+    assert fragile.metric("twostroke_requests_total", reason="abort") == ended["abort"] + 5
+    assert fragile.metric("twostroke_requests_total", reason="length") == ended["length"], "one went on to its end"
     answers_as_ever(fragile, offline)
 
 
@@ -166,24 +162,18 @@ def test_a_client_that_vanishes_while_its_request_is_made_ready_is_dropped(
 ) -> None:
     gone_before = fragile.metric("twostroke_client_disconnects_total")
     slow = "start: " + " ".join(["x?"] * 20_000) + '\nx: "a"'  # compiled for a second, and then refused
-    with pytest.raises(httpx.ReadTimeout):
-        body = {"prompt": "Count:", "guided_grammar": slow}
-        httpx.post(f"{fragile.base_url}/completions", json=body, timeout=0.2)
-    end_s = time.monotonic() + 10
-    while fragile.metric("twostroke_client_disconnects_total") == gone_before:
-        assert time.monotonic() < end_s
-        time.sleep(0.05)
+    with begin(fragile, {"prompt": "Count:", "guided_grammar": slow}):
+        fragile.wait_until(lambda: fragile.metric("twostroke_http_in_flight") == 2)  # and the one that asks
+    fragile.wait_until(lambda: fragile.metric("twostroke_client_disconnects_total") > gone_before)
     answers_as_ever(fragile, offline)
 
 
 def test_a_client_that_does_not_read_holds_nobody_up(fragile: RunningServer, offline: LLM) -> None:
-    idle_before = fragile.metric("twostroke_http_in_flight")
     connections = [begin_stream(fragile, {**LONG, "n": 4})[0] for _ in range(2)]
     answers_as_ever(fragile, offline)
     for connection in connections:
         connection.close()
     fragile.wait_until_idle()
-    assert fragile.metric("twostroke_http_in_flight") == idle_before
 
 
 @pytest.mark.parametrize("declared", [True, False])
@@ -197,7 +187,7 @@ def test_a_body_of_100_mb_is_refused(fragile: RunningServer, offline: LLM, decla
     headers = {"Content-Type": "application/json"}
     if declared:
         headers["Content-Length"] = str(100 * len(piece))
-    response = httpx.post(f"{fragile.base_url}/completions", content=pieces(), headers=headers, timeout=60)
+    response = httpx.post(f"{fragile.base_url}/completions", content=pieces(), headers=headers, timeout=ANSWER_LIMIT_S)
     assert response.status_code == 413
     assert response.json()["error"]["code"] == "body_too_large" and "8388608" in response.json()["error"]["message"]
     answers_as_ever(fragile, offline)
@@ -207,7 +197,7 @@ def test_long_headers_and_such_without_end_are_refused(fragile: RunningServer, o
     response = fragile.get("/health", headers={"X-Long": "x" * 40_000})
     assert response.status_code == 431 and "32768" in response.json()["error"]["message"]
     host, port = fragile.address.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=10) as connection:
+    with socket.create_connection((host, int(port)), timeout=ANSWER_LIMIT_S) as connection:
         connection.sendall(b"GET /health HTTP/1.1\r\nX-Long: ")
         with contextlib.suppress(ConnectionError):
             for _ in range(1000):
@@ -223,31 +213,21 @@ def test_a_full_kv_pool_delays_and_loses_nothing(smollm2_path: Path, tmp_path: P
     greedy = SamplingParams(temperature=0.0, max_tokens=75, ignore_eos=True)
     expected = [result.text for result in offline.generate(prompts, greedy)]
     body = {"temperature": 0, "max_tokens": 75, "ignore_eos": True}
-    with running_server(tmp_path / "log", *options) as server, ThreadPoolExecutor(8) as threads:
-        answers = threads.map(lambda prompt: server.post("/v1/completions", {**body, "prompt": prompt}).json(), prompts)
-        assert [answer["choices"][0]["text"] for answer in answers] == expected
+    with running_server(tmp_path / "log", *options) as server:
+        # In one request, so that they are there together however slow this machine is.
+        answer = server.post("/v1/completions", {**body, "prompt": prompts}).json()
+        assert [choice["text"] for choice in answer["choices"]] == expected
         server.wait_until_idle()
         assert server.metric("twostroke_preemptions_total") > 0
 
 
 @on_linux
 def test_a_log_on_a_full_disk_stops_nothing(smollm2_path: Path, tmp_path: Path, offline: LLM) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"http://127.0.0.1:{probe.getsockname()[1]}"
     full = os.open("/dev/full", os.O_WRONLY)
     options = (*MODEL_OPTIONS, "--access-log")
-    with running_server(tmp_path / "log", *options, stderr=full, address=address) as server:
+    with running_server(tmp_path / "log", *options, stderr=full) as server:
         os.close(full)
-        end_s = time.monotonic() + 30
-        while True:
-            try:
-                if server.get("/health").status_code == 200:
-                    break
-            except httpx.ConnectError:
-                pass
-            assert time.monotonic() < end_s
-            time.sleep(0.1)
+        wait_until_healthy(server)
         answers_as_ever(server, offline)
 
 
@@ -258,33 +238,39 @@ def test_a_signal_lets_a_stream_finish_and_ends_the_engine_too(
     body = {"prompt": "Count:", "temperature": 0, "max_tokens": 100, "ignore_eos": True, "stream": True}
     with running_server(tmp_path / "log", *MODEL_OPTIONS, "--drain", drain_s) as server:
         engine = server.engine_pid() if sys.platform.startswith("linux") else None
-        with httpx.stream("POST", f"{server.base_url}/completions", json=body, timeout=60) as stream:
+        with (
+            contextlib.ExitStack() as held,
+            httpx.stream("POST", f"{server.base_url}/completions", json=body, timeout=ANSWER_LIMIT_S) as stream,
+        ):
             lines = stream.iter_lines()
             received = [next(lines)]
+            if engine is not None:  # it writes on once the server has heard the signal
+                os.kill(engine, signal.SIGSTOP)
+                held.callback(os.kill, engine, signal.SIGCONT)
             server.process.send_signal(sent)
+            server.wait_until(lambda: "1 requests in flight may finish" in server.log())
+            held.close()
             received += [line for line in lines if line]
         assert received[-1] == "data: [DONE]"
         text = "".join(json.loads(line[6:])["choices"][0]["text"] for line in received[:-1])
         greedy = SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True)
         assert text == offline.generate("Count:", greedy)[0].text
-        assert server.process.wait(15) == 0
-        assert "1 requests in flight may finish" in server.log()
+        assert server.process.wait(STOP_LIMIT_S) == 0
         assert engine is None or not Path(f"/proc/{engine}").exists()
 
 
 def test_while_it_drains_the_server_says_so_and_what_takes_too_long_ends_with_a_word(
     smollm2_path: Path, tmp_path: Path
 ) -> None:
-    with running_server(tmp_path / "log", *MODEL_OPTIONS, "--drain", "2") as server, ThreadPoolExecutor(1) as threads:
+    with running_server(tmp_path / "log", *MODEL_OPTIONS, "--drain", "4") as server, ThreadPoolExecutor(1) as threads:
         whole = threads.submit(server.post, "/v1/completions", {**LONG, "n": 8})
         body = {**LONG, "stream": True, "n": 8}
-        with httpx.stream("POST", f"{server.base_url}/completions", json=body, timeout=60) as stream:
+        with httpx.stream("POST", f"{server.base_url}/completions", json=body, timeout=ANSWER_LIMIT_S) as stream:
             lines = stream.iter_lines()
             assert next(lines).startswith("data: ")
             server.process.send_signal(signal.SIGTERM)
-            end_s = time.monotonic() + 1.5
             while (ready := server.get("/ready")).status_code == 200:  # the signal is on its way
-                assert time.monotonic() < end_s
+                pass
             assert ready.status_code == 503 and ready.json() == {"status": "draining"}
             assert server.get("/health").status_code == 200
             refused = server.post("/v1/completions", LONG)
@@ -295,7 +281,7 @@ def test_while_it_drains_the_server_says_so_and_what_takes_too_long_ends_with_a_
         assert error["code"] == "server_stopping" and error["type"] == "server_error"
         answer = whole.result()
         assert answer.status_code == 503 and answer.json()["error"]["code"] == "server_stopping"
-        assert server.process.wait(15) == 0
+        assert server.process.wait(STOP_LIMIT_S) == 0
 
 
 @on_linux
@@ -305,19 +291,24 @@ def test_a_second_signal_waits_for_nobody_and_says_so(smollm2_path: Path, tmp_pa
         connection, _ = begin_stream(server, {**LONG, "n": 8})
         with connection:
             server.process.send_signal(signal.SIGINT)
-            end_s = time.monotonic() + 5
-            while server.get("/ready").status_code == 200:
-                assert time.monotonic() < end_s
+            server.wait_until(lambda: server.get("/ready").status_code != 200)
             server.process.send_signal(signal.SIGINT)
             received = b""
             while data := connection.recv(1 << 16):
                 received += data
-            server.process.wait(10)
+            server.process.wait(STOP_LIMIT_S)
         last = next(line for line in reversed(received.splitlines()) if line.startswith(b"data: "))
         error = json.loads(last.removeprefix(b"data: "))["error"]
         assert error["code"] == "server_stopping" and "told to stop at once" in error["message"]
         assert "a second Ctrl-C stops at once" in server.log() and "Traceback" not in server.log()
         assert not Path(f"/proc/{engine}").exists()
+
+
+def has_ended(process: Path) -> bool:
+    try:
+        return "Z" in (process / "stat").read_text().rpartition(")")[2]
+    except (FileNotFoundError, ProcessLookupError):
+        return True
 
 
 @on_linux
@@ -326,7 +317,4 @@ def test_the_engine_ends_with_a_killed_server(smollm2_path: Path, tmp_path: Path
         engine = Path(f"/proc/{server.engine_pid()}")
         server.process.kill()
         server.process.wait()
-        end_s = time.monotonic() + 10
-        while engine.exists() and "Z" not in (engine / "stat").read_text().rpartition(")")[2]:
-            assert time.monotonic() < end_s
-            time.sleep(0.05)
+        server.wait_until(lambda: has_ended(engine))

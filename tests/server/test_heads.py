@@ -138,7 +138,7 @@ def talk(server: RunningServer, said: bytes, *, closes: bool = True) -> bytes:
     """What it answers until it closes the connection, or the answer is whole."""
     received = b""
     with connect(server.address) as connection, contextlib.suppress(ConnectionError):
-        connection.settimeout(20)
+        connection.settimeout(120)
         connection.sendall(said)
         while closes or b"}" not in received:
             piece = connection.recv(1 << 16)
@@ -164,8 +164,8 @@ def test_a_page_of_another_site_gets_no_answer(server: RunningServer) -> None:
     body = b'{"prompt": "a", "max_tokens": 1}'
     for kind, status in (("text/plain", 415), ("application/json", 200)):
         url, headers = f"{server.base_url}/completions", {"Content-Type": kind}
-        assert httpx.post(url, content=body, headers=headers, timeout=20).status_code == status
-        refused = httpx.post(url, content=body, headers={**headers, "Origin": "https://evil.example"}, timeout=20)
+        assert httpx.post(url, content=body, headers=headers, timeout=120).status_code == status
+        refused = httpx.post(url, content=body, headers={**headers, "Origin": "https://evil.example"}, timeout=120)
         assert refused.status_code == 403 and refused.json()["error"]["code"] == "origin_not_allowed"
 
 

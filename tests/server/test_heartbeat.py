@@ -67,11 +67,24 @@ def start(program: str) -> Watched:
     return Watched(process, HeartWatch(beats, TIMEOUT_S))
 
 
+def is_disturbed(everyone: dict[str, Watched]) -> bool:
+    """Whether other programs kept one from running that is well, or made one silent that beats."""
+    serves, stuck = everyone["serves"], everyone["stuck"]
+    return serves.reason is not None or serves.watch.is_doubtful or stuck.longest_silence_s >= TIMEOUT_S
+
+
 @pytest.fixture(scope="module")
 def seen() -> dict[str, Watched]:
+    for _ in range(4):  # what the watch gets wrong it gets wrong every time
+        if not is_disturbed(everyone := watched()):
+            break
+    return everyone
+
+
+def watched() -> dict[str, Watched]:
     everyone = {name: start(program) for name, program in PROGRAMS.items()}
     try:
-        end_s = time.monotonic() + 30
+        end_s = time.monotonic() + 120
         while any(each.watch._moves < 0 for each in everyone.values()):  # until all have spoken
             assert time.monotonic() < end_s
             for each in everyone.values():

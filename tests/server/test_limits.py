@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from tests.server.conftest import MODEL_OPTIONS
-from tests.server.running import RunningServer, running_server
+from tests.server.running import ANSWER_LIMIT_S, RunningServer, running_server
 
 ALICE = {"Authorization": "Bearer alice-key"}
 BOB = {"Authorization": "Bearer bob-key"}
@@ -110,7 +110,7 @@ def send_only(server: RunningServer, headers: dict) -> socket.socket:
     """A long stream that nobody reads."""
     payload = json.dumps({**LONG, "max_tokens": 7900, "stream": True}).encode()
     host, port = server.address.removeprefix("http://").split(":")
-    connection = socket.create_connection((host, int(port)), timeout=20)
+    connection = socket.create_connection((host, int(port)), timeout=ANSWER_LIMIT_S)
     lines = [f"{name}: {value}" for name, value in {**headers, "Content-Length": str(len(payload))}.items()]
     head = "\r\n".join(["POST /v1/completions HTTP/1.1", "Host: x", "Content-Type: application/json", *lines])
     connection.sendall(f"{head}\r\n\r\n".encode() + payload)
@@ -125,10 +125,7 @@ def test_a_busy_key_and_a_full_queue_get_429(limited: RunningServer) -> None:
         assert b"200 OK" in running.recv(100)
         for headers in (ALICE, BOB):
             held.enter_context(send_only(limited, headers))
-        end_s = time.monotonic() + 10
-        while limited.get("/ready").status_code == 200:
-            assert time.monotonic() < end_s
-            time.sleep(0.02)
+        limited.wait_until(lambda: limited.get("/ready").status_code != 200)
         assert limited.get("/ready").json() == {"status": "queue full"}
         busy = limited.post("/v1/completions", short, headers=ALICE)
         assert error_of(busy, 429)["code"] == "concurrency_limit" and busy.headers["retry-after"] == "1"
@@ -143,14 +140,15 @@ def test_a_busy_key_and_a_full_queue_get_429(limited: RunningServer) -> None:
 
 
 def test_grammars_that_are_checked_count_among_the_requests_of_a_key(limited: RunningServer) -> None:
-    """They are the costliest work before the queue: one after the other, up to a second each."""
+    """They are the costliest work before the queue: one after the other, up to a second each; on a machine with much
+    else to do they outlast a request's time."""
     slow = "start: " + " ".join(["x?"] * 20_000) + '\nx: "a"'
     with ThreadPoolExecutor(4) as threads:
         bodies = [{**LONG, "max_tokens": 1, "ignore_eos": False, "guided_grammar": slow + "\n" * i} for i in range(4)]
         answers = list(threads.map(lambda body: limited.post("/v1/completions", body, headers=BOB), bodies))
     codes = [answer.json().get("error", {}).get("code") for answer in answers]
     assert "concurrency_limit" in codes, codes
-    assert {answer.status_code for answer in answers} <= {200, 400, 429}
+    assert {answer.status_code for answer in answers} <= {200, 400, 429, 504}
     limited.wait_until_idle(headers=ALICE)
     assert limited.post("/v1/completions", {**LONG, "max_tokens": 1}, headers=BOB).status_code == 200
 
@@ -161,10 +159,10 @@ def test_a_request_that_takes_too_long_is_ended(limited: RunningServer) -> None:
     started_s = time.monotonic()
     with ThreadPoolExecutor(2) as threads:
         streaming = threads.submit(limited.post, "/v1/completions", {**body, "stream": True}, headers=ALICE)
-        time.sleep(0.3)
+        limited.wait_until(lambda: limited.metric("twostroke_running", headers=ALICE) == 1)
         queued = limited.post("/v1/completions", body, headers=BOB)
         streamed = streaming.result()
-    assert 4 < time.monotonic() - started_s < 25
+    assert time.monotonic() - started_s > 4
     assert streamed.status_code == 200 and '"code": "timeout"' in streamed.text.splitlines()[-2]
     assert error_of(queued, 504)["code"] == "timeout"
     limited.wait_until_idle(headers=ALICE)
@@ -173,9 +171,9 @@ def test_a_request_that_takes_too_long_is_ended(limited: RunningServer) -> None:
 def test_cors_answers_the_one_origin_that_was_named(limited: RunningServer) -> None:
     ask = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
     url = f"{limited.base_url}/completions"
-    allowed = httpx.options(url, headers={**ask, "Origin": "https://page.example"})
+    allowed = httpx.options(url, headers={**ask, "Origin": "https://page.example"}, timeout=ANSWER_LIMIT_S)
     assert allowed.headers["access-control-allow-origin"] == "https://page.example"
-    refused = httpx.options(url, headers={**ask, "Origin": "https://other.example"})
+    refused = httpx.options(url, headers={**ask, "Origin": "https://other.example"}, timeout=ANSWER_LIMIT_S)
     assert "access-control-allow-origin" not in refused.headers
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import schemathesis
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, given
 from schemathesis.checks import not_a_server_error
 from schemathesis.generation import GenerationMode
 
+from tests.properties import examples
 from tests.server.running import RunningServer
 
 ROUTES = [
@@ -46,14 +47,7 @@ def run_examples(server: RunningServer, method: str, path: str, mode: Generation
     strategy = schema[path][method].as_strategy(generation_mode=mode)
 
     @given(case=strategy)
-    @settings(
-        max_examples=number,
-        deadline=None,
-        database=None,
-        derandomize=True,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
+    @examples(number, phases=[Phase.generate], allowed=tuple(HealthCheck))
     def check(case: schemathesis.Case) -> None:
         if isinstance(case.body, dict) and mode is GenerationMode.POSITIVE:
             for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
@@ -75,6 +69,7 @@ def test_the_description_names_every_route(server: RunningServer) -> None:
     assert "422" not in chat["responses"] and "4XX" in chat["responses"]
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
 @pytest.mark.parametrize(("method", "path"), ROUTES)
 def test_no_example_gives_a_server_error(server: RunningServer, method: str, path: str, mode: GenerationMode) -> None:

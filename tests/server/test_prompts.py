@@ -4,7 +4,6 @@ counted by /tokenize is what chat reads."""
 from __future__ import annotations
 
 import json
-import os
 import socket
 import threading
 import time
@@ -16,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.server.running import RunningServer
+from tests.server.running import RunningServer, cpu_s
 from twostroke import LLM
 
 LONG = ("The quick brown fox jumps over the lazy dog, number 12345. " * 120_000)[:7_000_000]
@@ -37,11 +36,6 @@ BODIES: dict[str, tuple[str, Any]] = {
 }
 
 
-def cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 def peak_bytes(pid: int) -> int:
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
@@ -54,7 +48,7 @@ def watched(server: RunningServer) -> Iterator[list[float]]:
 
     def ask() -> None:
         with httpx.Client(timeout=120) as client:
-            while not done.wait(0.01):
+            while not done.wait(0.05):
                 began_s = time.monotonic()
                 client.get(server.address + "/health")
                 waits_s.append(time.monotonic() - began_s)
@@ -121,11 +115,11 @@ def test_a_client_that_leaves_is_not_tokenised_for(server: RunningServer) -> Non
     before = set(tokenizers_of(server))
     with socket.create_connection((host, int(port))) as client:
         client.sendall(f"{head}\r\n\r\n".encode() + body)
-        begun_by_s = time.monotonic() + 20
+        begun_by_s = time.monotonic() + 120
         while not (begun := [pid for pid in tokenizers_of(server) if pid not in before or cpu_s(pid) > 1.0]):
             assert time.monotonic() < begun_by_s
             time.sleep(0.02)
-    ended_by_s = time.monotonic() + 10
+    ended_by_s = time.monotonic() + 60
     while set(begun) & set(tokenizers_of(server)):
         assert time.monotonic() < ended_by_s, "it goes on for nobody"
         time.sleep(0.05)

@@ -24,7 +24,7 @@ def server(keyed_server: RunningServer) -> RunningServer:
 
 
 def client_of(server: RunningServer, key: str) -> OpenAI:
-    return OpenAI(base_url=server.base_url, api_key=key, max_retries=0, timeout=30)
+    return OpenAI(base_url=server.base_url, api_key=key, max_retries=0, timeout=120)
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def test_another_keys_response_is_like_none(server: RunningServer, client: OpenA
     mine, other = client.responses.create(model="scripted", input="Hi."), {"Authorization": "Bearer two"}
 
     def told(method: str, path: str, body: object = None) -> Any:
-        answer = httpx.request(method, f"{server.base_url}{path}", headers=other, json=body, timeout=20)
+        answer = httpx.request(method, f"{server.base_url}{path}", headers=other, json=body, timeout=120)
         return answer.status_code, answer.json()
 
     for method, path in (("GET", "/responses/{}"), ("DELETE", "/responses/{}"), ("GET", "/responses/{}/input_items")):
@@ -143,7 +143,7 @@ def test_what_cannot_be_sent_back_is_not_kept(server: RunningServer) -> None:
     part = '{"type": "input_text", "text": "Hi.", "note": "\\ud800"}'
     content = f'{{"input": [{{"role": "user", "content": [{part}]}}], "max_output_tokens": 1}}'
     headers = {"Authorization": "Bearer one", "Content-Type": "application/json"}
-    answer = httpx.post(f"{server.base_url}/responses", content=content, headers=headers, timeout=20)
+    answer = httpx.post(f"{server.base_url}/responses", content=content, headers=headers, timeout=120)
     assert answer.status_code == 200, answer.text
 
 

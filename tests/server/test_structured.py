@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from typing import Any, Literal
 
 import pytest
@@ -49,7 +48,9 @@ def test_openai_streams_and_parses(client: OpenAI) -> None:
 
 
 def test_responses_parse_too(client: OpenAI) -> None:
-    answer = client.responses.parse(model="smollm2", input="A cat, as JSON.", text_format=Cat, max_output_tokens=80)
+    answer = client.responses.parse(
+        model="smollm2", input="A cat, as JSON.", text_format=Cat, max_output_tokens=80, temperature=0
+    )
     assert isinstance(answer.output_parsed, Cat)
 
 
@@ -152,10 +153,9 @@ BOMBS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_bomb_is_answered_soon_and_the_server_lives(server: RunningServer, name: str) -> None:
-    began_s = time.monotonic()
     answer = ask(server, max_tokens=2, **BOMBS[name])
     assert answer.status_code in (200, 400), answer.text
-    assert time.monotonic() - began_s < 6.0
+    assert answer.elapsed.total_seconds() < 30  # a quiet machine: two at most
     assert ask(server, max_tokens=4, guided_choice=["a"]).json()["choices"][0]["message"]["content"] == "a"
     assert server.get("/health").status_code == 200
 

@@ -51,7 +51,7 @@ def client(tool_format: str, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     folder = tmp_path_factory.mktemp(tool_format)
     model = make_scripted(folder / "model", tool_format)
     with running_server(folder / "log", str(model), "--backend", "reference", "--name", "scripted") as running:
-        yield OpenAI(base_url=running.base_url, api_key="none", max_retries=0, timeout=30)
+        yield OpenAI(base_url=running.base_url, api_key="none", max_retries=0, timeout=120)
 
 
 def check(name: str, arguments: str) -> None:

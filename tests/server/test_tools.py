@@ -90,7 +90,8 @@ def test_a_named_call_is_streamed(client: OpenAI) -> None:
 
 
 def test_a_call_that_the_model_chose_to_make_is_found(server: RunningServer) -> None:
-    body = {"messages": MESSAGES, "tools": TOOLS, "max_tokens": 60, "structured_outputs": {"choice": ["Well. " + CALL]}}
+    body = {"messages": MESSAGES, "tools": TOOLS, "max_tokens": 60, "temperature": 0}
+    body["structured_outputs"] = {"choice": ["Well. " + CALL]}
     choice = server.post("/v1/chat/completions", body).json()["choices"][0]
     assert choice["message"]["content"] == "Well."
     assert choice["message"]["tool_calls"][0]["function"] == {"name": "roll_dice", "arguments": '{"sides": 6}'}
@@ -102,7 +103,9 @@ def test_a_call_that_the_model_chose_to_make_is_found(server: RunningServer) -> 
 
 def test_a_format_of_texts_beside_a_required_call(server: RunningServer) -> None:
     body = {"messages": MESSAGES, "tools": TOOLS, "tool_choice": "required", "response_format": {"type": "json_object"}}
-    choice = server.post("/v1/chat/completions", body | {"max_tokens": 80, "parallel_tool_calls": False}).json()
+    choice = server.post(
+        "/v1/chat/completions", body | {"max_tokens": 80, "temperature": 0, "parallel_tool_calls": False}
+    ).json()
     assert choice["choices"][0]["finish_reason"] == "tool_calls", choice
 
 
@@ -184,6 +187,7 @@ def test_thoughts_are_split_off_and_counted(thinker: OpenAI) -> None:
         "messages": MESSAGES,
         "tools": TOOLS,
         "max_tokens": 90,
+        "temperature": 0,
         "extra_body": {"structured_outputs": {"choice": [text]}},
     }
     answer = thinker.chat.completions.create(**options)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
+from tests.properties import examples
 from twostroke.text.detokenizer import IncrementalDetokenizer
 from twostroke.text.tokenizer import Tokenizer
 
 from .sample_strings import SAMPLES, random_strings
 
-PROPERTY = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+PROPERTY = examples(300, allowed=(HealthCheck.function_scoped_fixture,))
 CUTS = st.lists(st.integers(1, 4), min_size=1, max_size=8)
 
 

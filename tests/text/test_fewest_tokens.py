@@ -7,11 +7,12 @@ import unicodedata
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
+from tests.properties import examples
 from twostroke.text.fewest_tokens import FewestTokens
 from twostroke.text.token_bytes import BYTE_OF_CHARACTER, Spelling
 from twostroke.text.tokenizer import Tokenizer
@@ -72,7 +73,7 @@ texts = st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=3)), max_si
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(text=texts, times=st.sampled_from([1, 1, 50]))
 def test_no_text_has_fewer(name: str, text: str, times: int) -> None:
     tokenizer = TOKENIZERS[name]
@@ -92,7 +93,7 @@ def test_a_long_text_is_known_for_one(name: str) -> None:
     assert fewest.of("=the=" * 10_000, is_framed=False) > 4_000
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(text=texts)
 def test_real_vocabularies(smollm2_tokenizer: Tokenizer, llama_style: Any, gemma_style: Any, text: str) -> None:
     for tokenizer in (smollm2_tokenizer, llama_style[1], gemma_style[1]):

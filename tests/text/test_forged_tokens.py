@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
+from tests.properties import examples
 from tests.text.chat_templates import BOS, EOS, SPECIAL_TOKENS, TEMPLATES
 from tests.text.test_chat_template import with_transformers
 from twostroke.core.errors import BadRequestError
@@ -154,14 +155,14 @@ Attacks = list[tuple[tuple[Any, ...], str, int]]
 ATTACKS = st.lists(st.tuples(st.sampled_from(PLACES), FRAGMENTS, st.integers(0, 20)), min_size=1, max_size=3)
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(attacks=ATTACKS)
 def test_no_text_and_no_key_is_a_control_token(encoder: ChatEncoder, tokenizer: Tokenizer, attacks: Attacks) -> None:
     check_attacks(encoder, tokenizer, attacks)
 
 
 @pytest.mark.slow
-@settings(max_examples=1000, deadline=None)
+@examples(1000)
 @given(attacks=ATTACKS)
 def test_none_of_many_is_one(encoder: ChatEncoder, tokenizer: Tokenizer, attacks: Attacks) -> None:
     check_attacks(encoder, tokenizer, attacks)

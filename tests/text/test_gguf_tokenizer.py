@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Regex, pre_tokenizers
 
+from tests.properties import examples
 from twostroke.core.errors import ModelError
 from twostroke.text.gguf_tokenizer import merges_from_scores, read_gguf_tokenizer
 from twostroke.text.loading import load_tokenizer
@@ -248,7 +249,7 @@ JUNK = st.recursive(
 KEYS = [key for key, _, _ in BAD_FIELDS] + ["tokenizer.ggml.scores", "tokenizer.ggml.add_space_prefix"]
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(150)
 @given(st.dictionaries(st.sampled_from(KEYS), JUNK, max_size=4), st.sampled_from(["gpt2", "llama"]))
 def test_hostile_metadata_gives_a_tokenizer_or_a_model_error(junk: dict[str, Any], model: str) -> None:
     fields = tiny_byte_level("gpt-2") | {"tokenizer.ggml.model": model} | junk

@@ -6,11 +6,12 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
+from tests.properties import examples
 from twostroke.text.token_bytes import Spelling
 from twostroke.text.tokenizer import Tokenizer
 
@@ -50,7 +51,7 @@ def guarded_ids(tokenizer: Tokenizer, text: str, where: list[tuple[int, int]]) -
     return tokenizer.encode(spelt, add_special_tokens=False, parse_special=False)
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(data=st.data())
 def test_with_every_control_token_marked_it_is_the_tokenizer(tokenizers: list[Tokenizer], data: st.DataObject) -> None:
     for tokenizer in tokenizers:

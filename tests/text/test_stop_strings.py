@@ -3,9 +3,10 @@ from __future__ import annotations
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.properties import examples
 from twostroke.core.errors import BadRequestError
 from twostroke.text.stop_strings import StopStringMatcher
 
@@ -32,7 +33,7 @@ def feed(matcher: StopStringMatcher, text: str, cuts: list[int]) -> tuple[str, b
     return shown + matcher.finish(), stopped
 
 
-@settings(max_examples=600, deadline=None)
+@examples(600)
 @given(LETTERS, STOPS, st.lists(st.integers(1, 5), min_size=1, max_size=6), st.booleans())
 def test_equals_brute_force_however_the_text_is_cut(
     text: str, stops: list[str], cuts: list[int], include: bool
@@ -40,7 +41,7 @@ def test_equals_brute_force_however_the_text_is_cut(
     assert feed(StopStringMatcher(stops, include), text, cuts) == brute_force(text, stops, include)
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(LETTERS, STOPS)
 def test_holds_back_no_more_than_may_become_a_stop(text: str, stops: list[str]) -> None:
     matcher, shown = StopStringMatcher(stops), ""

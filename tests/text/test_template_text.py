@@ -9,9 +9,10 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.properties import examples
 from twostroke.text.template_environment import TemplateEnvironment
 from twostroke.text.template_text import TemplateText, joined, joined_by, own_ranges, written
 
@@ -81,7 +82,7 @@ def check_ranges(text: str) -> None:
         assert text[index : index + 1].lower() not in USERS_LETTERS + USERS_LETTERS.upper() + "é", (text, ranges)
 
 
-@settings(max_examples=400, deadline=None)
+@examples(400)
 @given(text=texts, other=texts, a=numbers, b=numbers, operation=st.sampled_from(OPERATIONS))
 def test_it_is_the_text_it_looks_like(text: str, other: str, a: int, b: int, operation: Any) -> None:
     try:

@@ -6,8 +6,9 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.properties import examples
 from transformers.generation.logits_process import (
     LogitsProcessorList,
     MinNewTokensLengthLogitsProcessor,
@@ -119,7 +120,7 @@ def test_scores_follow_the_formulas(presence, frequency, repetition, prompt, out
         assert math.isclose(grown[token_id], expected, rel_tol=1e-5, abs_tol=1e-4)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(
     seed=st.integers(0, 2**32 - 1),
     size=st.sampled_from([1, 2, 7, 100, 3000]),
@@ -150,7 +151,7 @@ def test_kept_tokens_are_those_of_a_full_sort(seed, size, levels, temperature, t
     np.testing.assert_allclose(weights, [by_id[i] for i in kept], rtol=1e-9)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(
     seed=st.integers(0, 2**32 - 1),
     size=st.sampled_from([1, 2, 511, 512, 513, 1500]),

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from tests.models.tiny_checkpoints import make_tiny
 from tests.models.tiny_gguf import write_gguf
+from tests.properties import examples
 
 from twostroke.core.errors import ModelError
 from twostroke.models.families import FAMILIES, Declared, declared, family_of_config, family_of_gguf
@@ -281,7 +282,7 @@ JSON_VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
     max_leaves=6,
 )
-FUZZ = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FUZZ = examples(150, allowed=(HealthCheck.function_scoped_fixture,))
 
 
 @FUZZ

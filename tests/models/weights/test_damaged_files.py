@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 import safetensors
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.properties import examples
 
 from twostroke.core.errors import ModelError
 from twostroke.models.weights.gguf import open_gguf
@@ -99,7 +100,7 @@ def survives(raw: bytes, path: Path, reader: Callable[[Path], Mapping[str, Weigh
 
 def quickly_and_often(drawn: dict[str, st.SearchStrategy[Any]], check: Callable[..., None]) -> tuple[Any, Any]:
     """The same test with few examples, and with many among the slow ones."""
-    quick, often = (settings(max_examples=count, deadline=None)(given(**drawn)(check)) for count in (100, 400))
+    quick, often = (examples(count)(given(**drawn)(check)) for count in (100, 400))
     return quick, pytest.mark.slow(often)
 
 

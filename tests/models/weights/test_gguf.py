@@ -10,9 +10,10 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.models.tiny_gguf import add_key
+from tests.properties import examples
 
 from twostroke.core.errors import ModelError
 from twostroke.models.weights import gguf as own
@@ -87,7 +88,7 @@ def test_every_kind_that_the_format_has_is_read_or_refused_by_name(
             opened(tmp_path, raw)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     values=st.dictionaries(
         st.text(st.characters(codec="utf-8"), min_size=1, max_size=12),
