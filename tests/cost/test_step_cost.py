@@ -66,7 +66,31 @@ def test_drafts_are_paid_as_tokens_that_share_a_context():
     drafted = cost.parts(StepWork(contexts=[700, 300], queries=[5, 1]))
     plain = cost.parts(StepWork(contexts=[700] * 5 + [300]))
     assert drafted.pop("kv") == pytest.approx(plain.pop("kv") * 1000 / 3800)
+    # Each draft meets the keys before it: of five tokens at the end of 700, the four behind the first are drafts.
+    attention_s = SHAPE.attention_multiply_adds(696, 4) / CEILINGS.multiply_adds_per_s
+    assert (drafted.pop("attention"), plain.pop("attention")) == (pytest.approx(attention_s), 0.0)
     assert drafted == plain
+
+
+def test_rows_that_cost_more_or_less_than_their_terms_say_are_known_in_time():
+    """Steps of a machine whose tiles are 1, 2, 4 and 16 rows high: whatever is left over takes tiles of its own."""
+
+    def truth(rows):
+        tiles, left = 0.0, rows
+        for height, tile_s in ((16, 9e-3), (4, 4e-3), (2, 2.5e-3), (1, 2e-3)):
+            tiles += left // height * tile_s
+            left %= height
+        return 2e-3 + tiles
+
+    def work(rows):
+        return StepWork(contexts=[600 + rows - 1], queries=[rows])
+
+    cost, generator = StepCost(SHAPE, CEILINGS), random.Random(0)
+    for _ in range(2000):
+        rows = generator.randint(1, 33)
+        cost.observe(work(rows), truth(rows) * generator.uniform(0.97, 1.1))
+    for rows in range(1, 34):
+        assert cost.seconds(work(rows)) == pytest.approx(truth(rows), rel=0.15), rows
 
 
 def test_an_empty_step_costs_nothing_and_teaches_nothing():

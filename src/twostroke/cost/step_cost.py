@@ -13,6 +13,7 @@ from twostroke.cost.floor import StepWork, contexts_bytes_read
 from twostroke.cost.hardware import Ceilings
 from twostroke.cost.model_shape import ModelShape
 from twostroke.cost.online_fit import OnlineFit
+from twostroke.cost.row_factors import RowFactors
 
 OVERHEAD_UNIT_S = 1e-3
 """Overheads are fitted in milliseconds, so that all coefficients are of a size."""
@@ -45,7 +46,7 @@ class Coefficients:
     matmul: float = 1.3
     """The rest of that arithmetic, at the measured peak."""
     attention: float = 2.0
-    """Scores and weighted values of prefill chunks, at the measured peak."""
+    """Scores and weighted values of prefill chunks, and of drafts, which meet a context that their slot has read."""
     kv: float = 1.5
     """Reading the contexts of decode slots, at the measured bandwidth."""
     sampled: float = 1.5
@@ -89,6 +90,7 @@ class StepCost:
         first = astuple(coefficients or Coefficients())
         self._seen: dict[tuple[int, int], int] = {}
         self._fit = OnlineFit([value / unit for value, unit in zip(first, _UNITS, strict=True)])
+        self._rows = RowFactors()
         self._matmul_s_per_token = shape.layer_matmul_parameters / ceilings.multiply_adds_per_s
         self._head_s_per_token = shape.head_matmul_parameters / ceilings.multiply_adds_per_s
 
@@ -98,11 +100,16 @@ class StepCost:
 
     def seconds(self, work: StepWork) -> float:
         """What a step with exactly this work should take."""
-        return math.fsum(map(mul, self._terms(work), self._fit.coefficients))
+        return self._factor(work) * math.fsum(map(mul, self._terms(work), self._fit.coefficients))
 
     def parts(self, work: StepWork) -> dict[str, float]:
         """The same, in seconds by part, named as in `Coefficients`."""
-        return dict(zip(PARTS, map(mul, self._terms(work), self._fit.coefficients), strict=True))
+        factor = self._factor(work)
+        seconds = [factor * part for part in map(mul, self._terms(work), self._fit.coefficients)]
+        return dict(zip(PARTS, seconds, strict=True))
+
+    def _factor(self, work: StepWork) -> float:
+        return 1.0 if work.chunks else self._rows.of(work.num_queries)
 
     def observe(self, work: StepWork, seconds: float) -> None:
         """Count how far off the prediction of a step was, and learn from what it took."""
@@ -112,11 +119,13 @@ class StepCost:
         if not terms[0]:
             return  # an empty step
         predicted = sum(map(mul, terms, self._fit.coefficients))
-        miss = abs(predicted - seconds)
         self.num_observed += 1
-        share = miss / seconds
+        share = abs(self._factor(work) * predicted - seconds) / seconds
         before = self.error or 0.0
         self.error = before + (share - before) / min(self.num_observed, ERROR_WINDOW)
+        if not work.chunks and predicted > 0.0:
+            self._rows.learn(work.num_queries, seconds / predicted)
+        miss = abs(predicted - seconds)
         kind = (sum(tokens for _, tokens in work.chunks).bit_length(), work.num_queries.bit_length())
         seen = self._seen[kind] = self._seen.get(kind, 0) + 1
         if seen > KNOWN_AFTER and seen % KNOWN_STRIDE:
@@ -135,6 +144,9 @@ class StepCost:
         for start, length in work.chunks:
             num_tokens += length
             attention_multiply_adds += self.shape.attention_multiply_adds(start, length)
+        for context, queries in zip(work.contexts, work.queries, strict=False):
+            if queries > 1:
+                attention_multiply_adds += self.shape.attention_multiply_adds(context - queries + 1, queries - 1)
         if not num_tokens:
             return (0.0,) * len(PARTS)
         weights_bytes = self.shape.weight_bytes_read(num_tokens)

@@ -9,9 +9,10 @@ from twostroke.core.errors import BadRequestError
 from twostroke.core.speculation import OFF
 from twostroke.speculation.drafter import Drafter
 from twostroke.speculation.ngram import NgramDrafter
+from twostroke.speculation.suffix import SuffixDrafter
 
 AUTO = "auto"
-TEXT_DRAFTERS: dict[str, Callable[[], Drafter]] = {"ngram": NgramDrafter}
+TEXT_DRAFTERS: dict[str, Callable[[], Drafter]] = {"suffix": SuffixDrafter, "ngram": NgramDrafter}
 """They look tokens up, and need no file."""
 MODEL_DRAFTERS: tuple[str, ...] = ()
 """They compute, from a file that is named behind a colon."""

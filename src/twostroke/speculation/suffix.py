@@ -1,0 +1,192 @@
+"""Suffix lookup: what followed the last tokens of a stream wherever they stood before, in the stream itself and in
+recent requests of the same tenant and salt; never in others'. Knows how likely each guess is: by how often it followed,
+and by what came of guesses behind contexts as long. Keeps a bounded number of tokens; the oldest requests go first."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Hashable, Sequence
+
+from twostroke.core.request import Request
+from twostroke.speculation.drafter import NOTHING, Ask, Proposal
+from twostroke.speculation.text_window import Text, Window
+
+MAX_TOKENS = 1 << 16
+"""That are kept in all, about 0.6 kB each."""
+FILED_A_TURN = 512
+"""A long prompt is taken in pieces, so that no step waits for it."""
+LEAST_CHANCE = 0.05
+"""Of a guess to hold with all before it: the walk ends where it would be less."""
+NOT_CLOSED = -1
+LONGEST = 32
+"""Contexts longer than this are trusted alike."""
+FIRST_TRUST = {2: 0.35, 4: 0.6, 8: 0.85, 16: 0.93, 32: 0.97}
+"""The chance that what followed a context of this many tokens once follows it again, before anything was learnt."""
+TRUST_WEIGHT = 8.0
+"""Guesses' worth of experience that this counts for."""
+TRUST_FADES = 0.99
+
+
+class Trust:
+    """How often what followed a context once follows it again, by the context's length."""
+
+    def __init__(self) -> None:
+        known = [max(length for length in FIRST_TRUST if length <= max(2, place)) for place in range(LONGEST + 1)]
+        self._tried = [TRUST_WEIGHT] * len(known)
+        self._held = [TRUST_WEIGHT * FIRST_TRUST[length] for length in known]
+
+    def after(self, length: int) -> float:
+        length = min(length, LONGEST)
+        return self._held[length] / self._tried[length]
+
+    def learn(self, length: int, held: bool) -> None:
+        length = min(length, LONGEST)
+        self._tried[length] = self._tried[length] * TRUST_FADES + 1.0
+        self._held[length] = self._held[length] * TRUST_FADES + held
+
+
+class SuffixDrafter:
+    name = "suffix"
+
+    def __init__(self, max_tokens: int = MAX_TOKENS) -> None:
+        self._max_tokens = max_tokens
+        self._windows: dict[Hashable, Window] = {}
+        self._streams: dict[int, Text] = {}
+        self._keys: dict[int, Hashable] = {}
+        """Of each stream, who it may learn from."""
+        self._closed: OrderedDict[int, tuple[Hashable, Text]] = OrderedDict()
+        """Texts of requests that ended, by number, the one that goes first at the beginning."""
+        self._waiting: deque[Text] = deque()
+        """Texts that are not filed yet, since nobody asks for their streams any more."""
+        self._guesses: dict[int, tuple[int, tuple[int, ...]]] = {}
+        """Of each stream, the length of context that its last guess was behind, and the guess."""
+        self._next_number = 0
+        self._trust = Trust()
+        self.num_tokens = 0
+        """That are kept."""
+
+    def _key(self, seq_id: int, request: Request) -> Hashable:
+        """Those with the same may learn from each other."""
+        return request.tenant, request.cache_salt
+
+    def open(self, seq_id: int, request: Request, token_ids: Sequence[int]) -> None:
+        key = self._keys[seq_id] = self._key(seq_id, request)
+        window = self._windows.setdefault(key, Window())
+        text, donor = window.open(self._next_number, token_ids)
+        self._next_number += 1
+        self._streams[seq_id] = text
+        self.num_tokens += text.size
+        if donor is not None and donor.number in self._closed:
+            self._closed.move_to_end(donor.number)  # it is in use
+
+    def extend(self, seq_id: int, token_ids: Sequence[int]) -> None:
+        self._learn(self._guesses.pop(seq_id, None), token_ids)
+        text = self._streams[seq_id]
+        text.tokens += token_ids
+        self.num_tokens += len(token_ids)
+        if text.num_waiting <= len(token_ids):  # else a long prompt comes first, piece by piece
+            text.window.file(text, len(token_ids))
+        if self.num_tokens > self._max_tokens:
+            self._make_room()
+
+    def _learn(self, guess: tuple[int, tuple[int, ...]] | None, token_ids: Sequence[int]) -> None:
+        """Whether guesses held is seen in the tokens that came, whether or not the guesses were computed."""
+        if guess is None:
+            return
+        length, guessed = guess
+        for place, (token_id, expected) in enumerate(zip(token_ids, guessed, strict=False)):
+            self._trust.learn(length + place, token_id == expected)
+            if token_id != expected:
+                return
+
+    def close(self, seq_id: int) -> None:
+        text = self._streams.pop(seq_id, None)
+        if text is None:
+            return
+        self._guesses.pop(seq_id, None)
+        key = self._keys.pop(seq_id)
+        self.num_tokens -= text.size
+        text.close()
+        self.num_tokens += text.size
+        self._closed[text.number] = key, text
+        if text.num_waiting > 0:
+            self._waiting.append(text)
+        elif text.num_filed == text.num_forgotten:
+            self._drop(text.number)  # it holds nothing that others do not
+        self._make_room()
+
+    def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
+        self._file([self._streams[seq_id] for seq_id, _ in asks])
+        return [self._proposal(seq_id, most) for seq_id, most in asks]
+
+    def _file(self, asked: list[Text]) -> None:
+        left = FILED_A_TURN
+        for text in asked:
+            if text.num_waiting > 0 and left > 0:
+                left -= text.window.file(text, left)
+        while self._waiting and left > 0:
+            text = self._waiting[0]
+            if text.number in self._closed:
+                left -= text.window.file(text, left)
+            if text.num_waiting <= 0 or text.number not in self._closed:
+                self._waiting.popleft()
+
+    def _proposal(self, seq_id: int, most: int) -> Proposal:
+        text = self._streams[seq_id]
+        length, sightings = text.window.sightings(text)
+        if not sightings:
+            self._guesses.pop(seq_id, None)
+            return NOTHING
+        paths = [seen.followed(place, most, repeats=seen is text) for seen, place in sightings]
+        found = self._walk(length, paths)
+        self._guesses[seq_id] = length, found.token_ids
+        return found
+
+    def _walk(self, length: int, paths: list[list[int]]) -> Proposal:
+        """Along the path that was taken most often, while it is likely; of those taken as often, the latest."""
+        token_ids: list[int] = []
+        chances: list[float] = []
+        survival, place = 1.0, 0
+        while tokens := [path[place] for path in paths if place < len(path)]:
+            best, total = tokens[0], len(tokens)
+            count = tokens.count(best)
+            if count < total:
+                # The latest stand first, and of several that are equal `max` takes the first.
+                best = max(tokens, key=tokens.count)
+                count = tokens.count(best)
+                paths = [path for path in paths if place < len(path) and path[place] == best]
+            # One sighting is worth what is trusted, each further one a whole one.
+            chance = (count - 1 + self._trust.after(length + place)) / total
+            survival *= chance
+            if survival < LEAST_CHANCE:
+                break
+            token_ids.append(best)
+            chances.append(chance)
+            place += 1
+        return Proposal(tuple(token_ids), tuple(chances))
+
+    def _make_room(self) -> None:
+        """Forget what is too much: of requests that ended the oldest first, then of the stream that runs longest. In
+        pieces, so that no step waits."""
+        left = 2 * FILED_A_TURN
+        while self.num_tokens > self._max_tokens and left > 0:
+            if self._closed:
+                number, (_, text) = next(iter(self._closed.items()))
+            elif self._streams:
+                number, text = NOT_CLOSED, next(iter(self._streams.values()))
+            else:
+                return
+            count = text.window.forget(text, left)
+            self.num_tokens -= count
+            left -= count + 1
+            if number != NOT_CLOSED and text.num_forgotten == text.num_filed:
+                self._drop(number)
+            elif not count:
+                return
+
+    def _drop(self, number: int) -> None:
+        key, text = self._closed.pop(number)
+        self.num_tokens -= text.size
+        text.window.drop(text)
+        if not text.window.texts:
+            del self._windows[key]
