@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from twostroke import LLM, SamplingParams
+from twostroke.backends.host.arithmetic import Array
 from twostroke.backends.reference import mlp, model
-from twostroke.backends.reference.arithmetic import Array
 from twostroke.backends.reference.weights import LayerWeights
 from twostroke.models import random_weights
 from twostroke.models.loading import read_folder_spec

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from twostroke.backends.reference.arithmetic import Array, soft_cap, softmax
+from twostroke.backends.host.arithmetic import Array, soft_cap, softmax
 from twostroke.backends.reference.kv_store import KVStore, Table
 from twostroke.models.spec import GroupedAttention
 

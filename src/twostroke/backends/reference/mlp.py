@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from twostroke.backends.reference.arithmetic import Array, linear, softmax
+from twostroke.backends.host.arithmetic import Array, linear, softmax
 from twostroke.backends.reference.weights import GatedMlp
 from twostroke.models.spec import MoeSpec
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from twostroke.backends.host.arithmetic import Array, gelu_tanh, linear, rms_norm, rotate, silu, soft_cap
 from twostroke.backends.host.batch import Batch
-from twostroke.backends.reference.arithmetic import Array, gelu_tanh, linear, rms_norm, rotate, silu, soft_cap
 from twostroke.backends.reference.decode import attend_decode
 from twostroke.backends.reference.kv_store import KVStore, Slots
 from twostroke.backends.reference.mlp import gated_mlp, mixture_of_experts

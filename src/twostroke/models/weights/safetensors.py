@@ -25,24 +25,29 @@ INDEX_FILE = "model.safetensors.index.json"
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 _KINDS = {"F32": WeightKind.F32, "F16": WeightKind.F16, "BF16": WeightKind.BF16}
+_TABLE_KINDS = {"I64": "<i8", "I32": "<i4", "BOOL": "|b1"}
+"""Whole numbers and marks: no weights, and read only for who asks for them."""
+Tables = dict[str, npt.NDArray[np.generic]]
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
     name: str
-    kind: WeightKind
+    kind: WeightKind | str
+    """Of weights, or what numpy calls the numbers of a table."""
     shape: tuple[int, ...]
     start: int  # from the start of the data
     end: int
 
 
-def open_folder(folder: Path | str) -> dict[str, WeightTensor]:
-    """The tensors of a Hugging Face folder: `model.safetensors`, or the shards that its index names."""
+def open_folder(folder: Path | str, tables: Tables | None = None) -> dict[str, WeightTensor]:
+    """The tensors of a Hugging Face folder: `model.safetensors`, or the shards that its index names. Tables of whole
+    numbers are put into `tables`, and refused without it."""
     folder = Path(folder)
     if (folder / SINGLE_FILE).is_file():
-        return open_safetensors(folder / SINGLE_FILE)
+        return open_safetensors(folder / SINGLE_FILE, tables)
     if (folder / INDEX_FILE).is_file():
-        return _open_shards(folder)
+        return _open_shards(folder, tables)
     if not folder.is_dir():
         raise ModelError(f"{folder} is not a folder")
     refuse_pickle(folder, (entry.name for entry in folder.iterdir()))
@@ -56,7 +61,7 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
     return (folder / INDEX_FILE, *sorted(folder.glob("*.safetensors")))
 
 
-def open_safetensors(path: Path | str) -> dict[str, WeightTensor]:
+def open_safetensors(path: Path | str, tables: Tables | None = None) -> dict[str, WeightTensor]:
     """The tensors of one file, in the order of their data; each a read-only view of the memory map."""
     path = Path(path)
     buffer = map_file(path)
@@ -72,15 +77,21 @@ def open_safetensors(path: Path | str) -> dict[str, WeightTensor]:
     if data_start > len(buffer):
         raise ModelError(f"{path} is truncated: its header ends at byte {data_start}, and it holds {len(buffer)} bytes")
     header = _parse_object(str(path), buffer[8:data_start])
-    entries = [_parse_entry(path, name, fields) for name, fields in header.items() if name != "__metadata__"]
+    kinds: Mapping[str, WeightKind | str] = _KINDS if tables is None else {**_KINDS, **_TABLE_KINDS}
+    entries = [_parse_entry(path, name, fields, kinds) for name, fields in header.items() if name != "__metadata__"]
     entries.sort(key=lambda entry: (entry.start, entry.end))
     _check_cover(path, entries, len(buffer) - data_start)
     whole: npt.NDArray[np.uint8] = np.frombuffer(buffer, dtype=np.uint8)
     tensors: dict[str, WeightTensor] = {}
     for entry in entries:
+        stored = whole[data_start + entry.start : data_start + entry.end]
+        if isinstance(entry.kind, str):
+            assert tables is not None
+            tables[entry.name] = np.frombuffer(stored.tobytes(), dtype=entry.kind).reshape(entry.shape)
+            continue
         rows = math.prod(entry.shape[:-1])
         row_bytes = entry.kind.row_bytes(entry.shape[-1] if entry.shape else 1)
-        data = whole[data_start + entry.start : data_start + entry.end].reshape(rows, row_bytes)
+        data = stored.reshape(rows, row_bytes)
         tensors[entry.name] = WeightTensor(entry.name, entry.kind, entry.shape, data)
     return tensors
 
@@ -114,21 +125,21 @@ def _refuse_constant(text: str) -> Any:
     raise ValueError(f"{text} is not JSON")
 
 
-def _parse_entry(path: Path, name: str, fields: object) -> _Entry:
+def _parse_entry(path: Path, name: str, fields: object, kinds: Mapping[str, WeightKind | str]) -> _Entry:
     what = f"{path}: tensor {quoted(name)}"
     if not name.isascii() and any("\ud800" <= character <= "\udfff" for character in name):
         raise ModelError(f"{what} has a name that is not valid Unicode")
     if not isinstance(fields, dict) or not {"dtype", "shape", "data_offsets"} <= fields.keys():
         raise ModelError(f"{what} must have dtype, shape and data_offsets")
     dtype, shape, offsets = fields["dtype"], fields["shape"], fields["data_offsets"]
-    kind = _KINDS.get(dtype) if isinstance(dtype, str) else None
+    kind = kinds.get(dtype) if isinstance(dtype, str) else None
     if kind is None:
-        raise ModelError(f"{what} is stored as {quoted(dtype)}, which is not read; these are: {', '.join(_KINDS)}")
+        raise ModelError(f"{what} is stored as {quoted(dtype)}, which is not read; these are: {', '.join(kinds)}")
     if not _are_sizes(shape, MAX_DIMENSIONS):
         raise ModelError(f"{what} has the shape {quoted(shape)}; up to {MAX_DIMENSIONS} whole numbers are read")
     if not _are_sizes(offsets, 2) or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise ModelError(f"{what} has the data_offsets {quoted(offsets)}; they must be its first byte and its end")
-    expected = math.prod(shape) * kind.block_bytes
+    expected = math.prod(shape) * (np.dtype(kind).itemsize if isinstance(kind, str) else kind.block_bytes)
     if offsets[1] - offsets[0] != expected:
         raise ModelError(f"{what} of shape {quoted(shape)} takes {expected} bytes, not {offsets[1] - offsets[0]}")
     return _Entry(name, kind, tuple(shape), offsets[0], offsets[1])
@@ -157,7 +168,7 @@ def _check_cover(path: Path, entries: list[_Entry], data_bytes: int) -> None:
         raise ModelError(f"{path}: {data_bytes - position} bytes at its end belong to no tensor")
 
 
-def _open_shards(folder: Path) -> dict[str, WeightTensor]:
+def _open_shards(folder: Path, tables: Tables | None) -> dict[str, WeightTensor]:
     index_path = folder / INDEX_FILE
     raw = map_file(index_path)
     if len(raw) > MAX_HEADER_BYTES:
@@ -169,10 +180,11 @@ def _open_shards(folder: Path) -> dict[str, WeightTensor]:
     tensors: dict[str, WeightTensor] = {}
     for name, shard in weight_map.items():
         if not isinstance(shard, str) or shard not in shards:
-            shards[shard] = open_safetensors(_shard_path(folder, shard))
-        if name not in shards[shard]:
+            shards[shard] = open_safetensors(_shard_path(folder, shard), tables)
+        if name in shards[shard]:
+            tensors[name] = shards[shard][name]
+        elif tables is None or name not in tables:
             raise ModelError(f"{index_path} places tensor {quoted(name)} in {quoted(shard)}, which does not hold it")
-        tensors[name] = shards[shard][name]
     return tensors
 
 
