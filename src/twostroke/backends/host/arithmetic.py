@@ -11,8 +11,10 @@ Array = npt.NDArray[np.float32]
 
 
 def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
-    """[n, inputs] times [outputs, inputs] -> [n, outputs]: weights are stored one output a row."""
-    y: Array = x @ weight.T
+    """[n, inputs] times [outputs, inputs] -> [n, outputs]: weights are stored one output a row. Each row is multiplied
+    by itself: together, BLAS would add up in an order that depends on how many there are, and a draft would not get the
+    bits that its token gets alone."""
+    y: Array = (x[:, None] @ weight.T)[:, 0]
     return y if bias is None else y + bias
 
 
