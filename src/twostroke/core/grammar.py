@@ -3,8 +3,9 @@ travel between processes; a matcher says which tokens may come next. Knows no li
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from twostroke.core.errors import BadRequestError
 
@@ -54,6 +55,17 @@ class TokenMatcher(Protocol):
 
     def advance(self, token_id: int) -> None:
         """This token came."""
+
+
+@runtime_checkable
+class ForeseeingMatcher(TokenMatcher, Protocol):
+    """One that also looks ahead. Asking it changes nothing of what it allows."""
+
+    def forced(self) -> Sequence[int]:
+        """The tokens that come next, whatever the model thinks of them; none where there is a choice."""
+
+    def num_taken(self, token_ids: Sequence[int]) -> int:
+        """Of these tokens, how many could come next, one behind the other."""
 
 
 class Grammars(Protocol):

@@ -7,6 +7,7 @@ from twostroke.core.errors import BadRequestError
 from twostroke.cost.step_cost import StepCost
 from twostroke.speculation.budget import DraftBudget
 from twostroke.speculation.drafter import Drafter
+from twostroke.speculation.grammar import GrammarDrafter
 from twostroke.speculation.methods import AUTO, TEXT_DRAFTERS, methods_of
 from twostroke.speculation.speculator import Speculator
 
@@ -20,8 +21,9 @@ def speculation(asked: str, backend: Backend, step_cost: StepCost, vocab_size: i
         if asked != AUTO:
             raise BadRequestError(f"the {backend.name} backend verifies no drafts yet: leave speculate at {AUTO}")
         return None, f"speculation off: the {backend.name} backend verifies no drafts yet"
-    drafters: list[Drafter] = [TEXT_DRAFTERS[method.name]() for method in methods]
+    drafters: list[Drafter] = [TEXT_DRAFTERS[method.name]() for method in methods if method.name != GrammarDrafter.name]
+    drafters.insert(0, GrammarDrafter())  # whoever else drafts: what a grammar forces is as good as certain
     backend.use_speculator(Speculator(drafters, vocab_size))
     names = [drafter.name for drafter in drafters]
-    why = "looked up in prompt and answer, computed where they pay" if asked == AUTO else "asked for"
+    why = "forced, or looked up in prompt and answer; computed where they pay" if asked == AUTO else "asked for"
     return DraftBudget(step_cost.seconds, backend.max_drafts, names), f"speculation {' and '.join(names)}: {why}"

@@ -8,12 +8,17 @@ from dataclasses import dataclass
 from twostroke.core.errors import BadRequestError
 from twostroke.core.speculation import OFF
 from twostroke.speculation.drafter import Drafter
+from twostroke.speculation.grammar import GrammarDrafter
 from twostroke.speculation.ngram import NgramDrafter
 from twostroke.speculation.suffix import SuffixDrafter
 
 AUTO = "auto"
-TEXT_DRAFTERS: dict[str, Callable[[], Drafter]] = {"suffix": SuffixDrafter, "ngram": NgramDrafter}
-"""They look tokens up, and need no file."""
+TEXT_DRAFTERS: dict[str, Callable[[], Drafter]] = {
+    "grammar": GrammarDrafter,
+    "suffix": SuffixDrafter,
+    "ngram": NgramDrafter,
+}
+"""They look tokens up, and need no file; they are asked in this order."""
 MODEL_DRAFTERS: tuple[str, ...] = ()
 """They compute, from a file that is named behind a colon."""
 

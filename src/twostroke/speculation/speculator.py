@@ -10,16 +10,20 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from twostroke.core.grammar import ForeseeingMatcher
 from twostroke.core.request import Request
 from twostroke.core.step import DecodeSlot, Drafted, Step
 from twostroke.speculation.acceptance import Acceptance
 from twostroke.speculation.choice import drafts_that_pay
 from twostroke.speculation.drafter import NOTHING, Ask, Drafter, Proposal
+from twostroke.speculation.grammar import GrammarDrafter, MatcherOf
 
 MAX_FAULTS = 3
 """A drafter that raised this often in a row is asked no more."""
 SLOW_SHARE = 0.5
 """Drafts that took longer to make than this share of a plain step were slow, unless they brought more than that."""
+MAX_SLOW = 16
+"""A drafter that held this many steps in a row up, beside its turns, is asked no more."""
 MAX_SKIPPED = 256
 """The most steps that a slow drafter sits out."""
 
@@ -40,6 +44,12 @@ class _Turn:
     drafter: Drafter
     acceptance: Acceptance = field(default_factory=Acceptance)
     num_faults: int = 0
+    """In a row."""
+    is_told: bool = False
+    spent_s: float = 0.0
+    """Since it was last asked for drafts."""
+    num_slow: int = 0
+    """Steps in a row in which that was too much."""
     skip: int = 0
     """Steps that it sits out."""
     next_skip: int = 1
@@ -57,8 +67,17 @@ class Speculator:
         """Of each row, who drafts for it."""
         self._drafts: dict[int, Draft] = {}
         """Of the step that is computed."""
+        self._matcher_of: MatcherOf | None = None
         self.faults: list[str] = []
-        """What went wrong, a sentence each, the latest last."""
+        """What went wrong, a sentence each, the latest last: of each drafter its first fault, and that it is asked no
+        more."""
+
+    def watch(self, matcher_of: MatcherOf) -> None:
+        """Grammars say what is forced, and what is drafted in vain."""
+        self._matcher_of = matcher_of
+        for turn in self._turns.values():
+            if isinstance(turn.drafter, GrammarDrafter):
+                turn.drafter.watch(matcher_of)
 
     def update(self, step: Step) -> None:
         """Take a step's leaves and joins."""
@@ -73,7 +92,8 @@ class Speculator:
         if asked is not None and asked.is_off:
             return
         named = None if asked is None else asked.method
-        methods = tuple(name for name in self._turns if named is None or name == named)
+        may_draft = {GrammarDrafter.name: request.sampling.grammar is not None}
+        methods = tuple(name for name in self._turns if may_draft.get(name, named is None or name == named))
         self._methods[seq_id] = methods
         for name in methods:
             turn = self._turns[name]
@@ -90,13 +110,22 @@ class Speculator:
         """What it returns; None where it raised."""
         if turn.is_out:
             return None
+        began_s = time.perf_counter()
         try:
             return act()
         except Exception as error:
-            turn.num_faults += 1
-            self.faults.append(f"the drafter {turn.drafter.name} failed: {str(error) or type(error).__name__}")
-            del self.faults[:-16]
+            self._fault(turn, f"failed: {type(error).__name__}: {_shown(error)}")
             return None
+        finally:
+            turn.spent_s += time.perf_counter() - began_s
+
+    def _fault(self, turn: _Turn, what: str) -> None:
+        turn.num_faults += 1
+        if not turn.is_told:
+            turn.is_told = True
+            self.faults.append(f"the drafter {turn.drafter.name} {what}")
+        if turn.num_faults == MAX_FAULTS:
+            self.faults.append(f"the drafter {turn.drafter.name} is asked no more")
 
     def draft(self, step: Step) -> Mapping[int, Draft]:
         """Of each slot that may have some, the drafts to compute with it."""
@@ -124,35 +153,53 @@ class Speculator:
                 if slot.drafts is not None and name in self._methods[slot.seq_id]
             ]
             for ask, proposal in zip(asks, self._proposals(turn, asks, plain_s), strict=True):
+                proposal = self._followed(ask.seq_id, proposal)
                 survivals = turn.acceptance.survivals(ask.seq_id, proposal.chances)
                 if sum(survivals) > sum(best[ask.seq_id][1]):
                     best[ask.seq_id] = (Draft(name, proposal.token_ids, proposal.chances), survivals)
         return [best[slot.seq_id] for slot in slots]
 
+    def _followed(self, seq_id: int, proposal: Proposal) -> Proposal:
+        """Without what the grammar of the answer forbids, and what stands behind it."""
+        matcher = None if self._matcher_of is None else self._matcher_of(seq_id)
+        if not proposal.token_ids or not isinstance(matcher, ForeseeingMatcher):
+            return proposal
+        count = matcher.num_taken(proposal.token_ids)
+        return Proposal(proposal.token_ids[:count], proposal.chances[:count])
+
     def _proposals(self, turn: _Turn, asks: list[Ask], plain_s: float) -> list[Proposal]:
         nothing = [NOTHING] * len(asks)
-        if not asks or turn.is_out:
+        if not asks or turn.is_out or self._is_held_up(turn, plain_s):
             return nothing
         if turn.skip:
             turn.skip -= 1
             return nothing
-        began_s = time.perf_counter()
+        num_faults, turn.spent_s = turn.num_faults, 0.0
         found = self._guarded(turn, partial(turn.drafter.propose, asks))
-        took_s = time.perf_counter() - began_s
+        took_s, turn.spent_s = turn.spent_s, 0.0
         if plain_s > 0 and took_s > SLOW_SHARE * plain_s:
             turn.skip = turn.next_skip
             turn.next_skip = min(2 * turn.next_skip, MAX_SKIPPED)
         else:
             turn.next_skip = 1
         if not isinstance(found, list) or len(found) != len(asks):
-            if found is not None:
-                turn.num_faults += 1
-                self.faults.append(f"the drafter {turn.drafter.name} returned no proposal for each stream")
+            if turn.num_faults == num_faults:  # else it raised, which is told
+                self._fault(turn, "returned no proposal for each stream")
             return nothing
         sound = [self._sound(turn, ask, proposal) for ask, proposal in zip(asks, found, strict=True)]
         if None not in sound:
             turn.num_faults = 0
         return [proposal or NOTHING for proposal in sound]
+
+    def _is_held_up(self, turn: _Turn, plain_s: float) -> bool:
+        """Whether what it does between its turns cost too much, step after step: sitting turns out would not help."""
+        is_slow = plain_s > 0 and turn.spent_s > SLOW_SHARE * plain_s
+        turn.num_slow = turn.num_slow + 1 if is_slow else 0
+        if turn.num_slow < MAX_SLOW:
+            return False
+        turn.num_faults = MAX_FAULTS - 1
+        self._fault(turn, "takes too long to hear of tokens")
+        return True
 
     def _sound(self, turn: _Turn, ask: Ask, proposal: object) -> Proposal | None:
         """Cut to what was asked for; None: it is rubbish."""
@@ -164,10 +211,9 @@ class Speculator:
                 for token, chance in zip(token_ids, chances, strict=True)
             ):
                 return Proposal(token_ids, chances)
-        except (TypeError, ValueError, IndexError, KeyError):
+        except Exception:  # whatever looking at rubbish can bring about
             pass
-        turn.num_faults += 1
-        self.faults.append(f"the drafter {turn.drafter.name} returned what are no tokens: {proposal!r:.80}")
+        self._fault(turn, f"returned what are no tokens: {_shown(proposal)}")
         return None
 
     def settle(self, seq_id: int, token_ids: Sequence[int]) -> Drafted | None:
@@ -180,3 +226,11 @@ class Speculator:
             return None
         self._turns[draft.method].acceptance.learn(seq_id, draft.chances, len(token_ids) - 1)
         return Drafted(draft.method, len(draft.token_ids))
+
+
+def _shown(value: object) -> str:
+    """Of something that may be anything, a few words."""
+    try:
+        return f"{value!s:.80}"
+    except Exception:
+        return f"a {type(value).__name__} that cannot be shown"

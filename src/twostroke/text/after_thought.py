@@ -5,9 +5,10 @@ token or cut them anyhow."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from typing import Protocol
 
-from twostroke.core.grammar import TokenMatcher
+from twostroke.core.grammar import ForeseeingMatcher, GrammarStuckError
 from twostroke.text.reasoning import CLOSING, OPENING
 
 OPENING_BYTES, CLOSING_BYTES = OPENING.encode(), CLOSING.encode()
@@ -43,7 +44,10 @@ class ThoughtMasks:
         self.spaces = bits([i for i in free if is_space(tokens[i])], len(tokens))
 
 
-class RestartableMatcher(TokenMatcher, Protocol):
+class RestartableMatcher(ForeseeingMatcher, Protocol):
+    def copy(self) -> RestartableMatcher:
+        """One that goes its own way from here."""
+
     def try_advance(self, token_id: int) -> bool:
         """Whether the grammar takes this token; where it does not, nothing has changed."""
 
@@ -90,6 +94,25 @@ class AfterThought:
             self._state = "grammar"
             self._grammar.advance(token_id)
 
+    def forced(self) -> Sequence[int]:
+        return self._grammar.forced() if self._state == "grammar" else ()
+
+    def num_taken(self, token_ids: Sequence[int]) -> int:
+        if self._state == "grammar":
+            return self._grammar.num_taken(token_ids)
+        trial = copy(self)
+        trial._grammar = self._grammar.copy()
+        for count, token_id in enumerate(token_ids):
+            if trial._state == "grammar":
+                return count + trial._grammar.num_taken(token_ids[count:])
+            try:
+                if not is_set(trial.allowed(), token_id):
+                    return count
+            except GrammarStuckError:  # told when the answer gets there
+                return count
+            trial.advance(token_id)
+        return len(token_ids)
+
     def _begin(self, token_id: int, token: bytes) -> None:
         missing = OPENING_BYTES[self._matched :]
         if not _opens(token, missing):
@@ -121,6 +144,10 @@ def bits(token_ids: Sequence[int], vocab_size: int) -> bytes:
     for token_id in token_ids:
         packed[token_id // 8] |= 1 << token_id % 8
     return bytes(packed)
+
+
+def is_set(mask: bytes, token_id: int) -> bool:
+    return token_id < 8 * len(mask) and bool(mask[token_id // 8] >> token_id % 8 & 1)
 
 
 def _goes_on(text: bytes) -> bool:

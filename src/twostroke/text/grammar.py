@@ -10,12 +10,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from twostroke.core.errors import BadRequestError, install_hint
 from twostroke.core.grammar import GrammarSpec, GrammarStuckError, TokenMatcher
-from twostroke.text.after_thought import AfterThought, ThoughtMasks, bits
+from twostroke.text.after_thought import AfterThought, ThoughtMasks, bits, is_set
 from twostroke.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -144,7 +145,8 @@ class GrammarCompiler:
     def matcher(self, spec: GrammarSpec) -> TokenMatcher:
         compiled = self._find(spec)
         with self._lock:
-            found = GrammarMatcher(compiled.start.deep_copy(), self._end_mask, partial(self._forget, spec))
+            start, forget = compiled.start.deep_copy(), partial(self._forget, spec)
+            found = GrammarMatcher(start, self._end_mask, len(self._vocabulary.tokens), forget)
             if spec.thought == "none":
                 return found
             if self._thoughts is None:
@@ -212,9 +214,12 @@ class GrammarCompiler:
 
 
 class GrammarMatcher:
-    def __init__(self, matcher: LLMatcher, end_mask: bytes, on_stuck: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, matcher: LLMatcher, end_mask: bytes, num_tokens: int, on_stuck: Callable[[], None] = lambda: None
+    ) -> None:
         self._matcher = matcher
         self._end_mask = end_mask
+        self._num_tokens = num_tokens
         self._on_stuck = on_stuck
 
     def allowed(self) -> bytes:
@@ -229,6 +234,20 @@ class GrammarMatcher:
     def advance(self, token_id: int) -> None:
         if not self._matcher.is_stopped():
             self._matcher.consume_token(token_id)  # one that it does not take shows in the next `allowed`
+
+    def forced(self) -> list[int]:
+        """Cut as the model is used to: where bytes are forced, `allowed` leaves no other token."""
+        return [] if self._matcher.is_stopped() else self._matcher.compute_ff_tokens()
+
+    def num_taken(self, token_ids: Sequence[int]) -> int:
+        if self._matcher.is_stopped():
+            return int(not self._matcher.is_error() and bool(token_ids) and is_set(self._end_mask, token_ids[0]))
+        # A model may have more ids than its tokenizer, and one of those would end the library's matcher.
+        known = takewhile(lambda token_id: token_id < self._num_tokens, token_ids)
+        return self._matcher.validate_tokens(list(known))
+
+    def copy(self) -> GrammarMatcher:
+        return GrammarMatcher(self._matcher.deep_copy(), self._end_mask, self._num_tokens, self._on_stuck)
 
     def try_advance(self, token_id: int) -> bool:
         """Whether the grammar takes this token; where it does not, nothing has changed."""

@@ -90,6 +90,7 @@ class HostBackend(ABC):
 
     def use_speculator(self, speculator: Speculator) -> None:
         self.speculator = speculator
+        speculator.watch(self.rows.matcher)
 
     def launch(self, step: Step) -> HostTicket:
         refuse_drafts(self, step)

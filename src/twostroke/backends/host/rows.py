@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twostroke.backends.host.sampler import RowSampler
-from twostroke.core.grammar import Grammars
+from twostroke.core.grammar import Grammars, TokenMatcher
 from twostroke.core.kv_layout import KVLayout
 from twostroke.core.step import Drafts, RowJoin, Step
 
@@ -44,6 +44,11 @@ class RowSet:
 
     def __getitem__(self, seq_id: int) -> Row:
         return self._rows[seq_id]
+
+    def matcher(self, seq_id: int) -> TokenMatcher | None:
+        """What watches over a row's answer; None: nothing, or there is no such row."""
+        row = self._rows.get(seq_id)
+        return None if row is None else row.sampler.matcher
 
     def __len__(self) -> int:
         return len(self._rows)

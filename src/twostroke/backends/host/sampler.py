@@ -54,7 +54,7 @@ class RowSampler:
         self._seen: SeenTokens | None = None
         if sampling.has_penalties:
             self._seen = SeenTokens(sampling, request.prompt_token_ids, output_token_ids)
-        self._matcher = matcher
+        self.matcher = matcher
         if matcher is not None:
             for token_id in output_token_ids:
                 matcher.advance(token_id)
@@ -71,23 +71,23 @@ class RowSampler:
         self._num_output += 1
         if self._seen is not None:
             self._seen.add(token_id)
-        if self._matcher is not None:
-            self._matcher.advance(token_id)
+        if self.matcher is not None:
+            self.matcher.advance(token_id)
         wanted = self._sampling.logprobs
         return SampledToken(token_id, None if wanted is None else token_logprobs(logits, token_id, wanted))
 
     def scores(self, logits: Scores) -> Scores:
         """The logits after bias, penalties and masks; the same array when none applies."""
         masks_stops = self._num_output < self._sampling.min_tokens and len(self._stop_ids) > 0
-        if not (masks_stops or len(self._bias_ids) or self._seen or self._matcher):
+        if not (masks_stops or len(self._bias_ids) or self._seen or self.matcher):
             return logits
         scores = logits.copy()
         if len(self._bias_ids):
             scores[self._bias_ids] += self._bias_values
         if self._seen is not None:
             self._seen.apply(scores)
-        if self._matcher is not None:
-            allowed = _unpacked(self._matcher.allowed(), len(scores))
+        if self.matcher is not None:
+            allowed = _unpacked(self.matcher.allowed(), len(scores))
             scores[~allowed] = -np.inf
             allowed[self._stop_ids] = False
             masks_stops = masks_stops and bool(allowed.any())  # a complete answer ends, whatever min_tokens says
