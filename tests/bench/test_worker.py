@@ -59,14 +59,14 @@ def test_a_worker_that_hangs_is_killed(worker):
     started_s = time.perf_counter()
     with pytest.raises(WorkerError, match="no answer to 'generate'"):
         worker.ask(0.3, op="generate", prompts=[[1]], max_tokens=998)
-    assert time.perf_counter() - started_s < 10.0
+    assert time.perf_counter() - started_s < 50.0  # it would hang for 60
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads the process's state from /proc")
 def test_between_turns_the_worker_is_stopped(worker):
     worker.load(Path("some.gguf"), 2, {})
     worker.pause()
-    deadline_s = time.perf_counter() + 5.0
+    deadline_s = time.perf_counter() + 60.0
     while process_state(worker._process.pid) != "T" and time.perf_counter() < deadline_s:
         time.sleep(0.01)
     assert process_state(worker._process.pid) == "T"

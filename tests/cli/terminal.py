@@ -13,7 +13,7 @@ import termios
 import time
 from types import TracebackType
 
-LIMIT_S = 60.0
+LIMIT_S = 120.0
 _CONTROL = re.compile(r"\x1b\[(\?)?(\d*)([A-Za-z])|([\r\n\b\x07])")
 
 

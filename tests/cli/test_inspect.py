@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from tests.cli.in_process import typed
 from tests.cli.test_cli import twostroke
 from tests.models.kind_files import tiny_model, write_of_kinds
 
@@ -17,13 +18,20 @@ from twostroke.models.weights.tensor import WeightKind
 
 
 def test_the_kv_that_is_promised_is_what_an_engine_takes(smollm2_path: Path) -> None:
-    found = json.loads(twostroke("inspect", str(smollm2_path), "--backend", "cpu", "--json").stdout)
-    promised_bytes = found["here"]["kv_tokens"] * found["here"]["kv_bytes_per_token"]
     checkpoint = load_checkpoint(smollm2_path, name="smollm2")
-    (group,) = (layout := prepare(checkpoint, EngineConfig(backend="cpu")).resolved.layout).groups
-    taken_bytes = group.num_blocks * layout.block_size * found["here"]["kv_bytes_per_token"]
-    assert abs(promised_bytes - taken_bytes) < 0.2 * taken_bytes  # memory comes and goes between the two
-    assert promised_bytes < 0.5 * found["here"]["free_beside_weights_bytes"]
+
+    def taken_tokens() -> int:
+        (group,) = (layout := prepare(checkpoint, EngineConfig(backend="cpu")).resolved.layout).groups
+        return group.num_blocks * layout.block_size
+
+    for _ in range(10):  # until no other program has taken or given much memory meanwhile
+        before = taken_tokens()
+        found = json.loads(typed("inspect", str(smollm2_path), "--backend", "cpu", "--json").stdout)["here"]
+        if abs(before - taken_tokens()) < 0.05 * before:
+            break
+    promised_bytes = found["kv_tokens"] * found["kv_bytes_per_token"]
+    assert abs(found["kv_tokens"] - before) < 0.2 * before
+    assert promised_bytes < 0.5 * found["free_beside_weights_bytes"]
 
 
 def test_it_says_so_in_words(smollm2_path: Path) -> None:

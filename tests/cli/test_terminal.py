@@ -138,7 +138,7 @@ def test_lines_that_are_piped_are_what_they_are(tmp_path: Path) -> None:
         env=ENVIRONMENT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=True,
     )
     assert done.stdout == "> got 'one\\\\'\n> got 'two'\n> \n"

@@ -135,7 +135,9 @@ def test_a_real_engine_is_observed_and_left_as_it_was(tmp_path: Path) -> None:
     assembly, told = tiny_engine(tmp_path), []
     try:
         engine = assembly.engine
-        rounds = list(observe_spread(engine, SHAPE["vocab_size"], 30.0, lambda done, total: told.append((done, total))))
+        rounds = list(
+            observe_spread(engine, SHAPE["vocab_size"], 300.0, lambda done, total: told.append((done, total)))
+        )
         assert len(rounds) == 2 and told[-1] == (len(told), len(told))
         works = [seen.work for seen in rounds[0].steps]
         assert any(work.chunks and len(work.contexts) for work in works)  # both phases in one step
@@ -147,7 +149,7 @@ def test_a_real_engine_is_observed_and_left_as_it_was(tmp_path: Path) -> None:
         assert {8, 12, 16, 24, 32, 48} <= set(lengths) and max(lengths) > 64
         # What a request waits beside its steps is something, and less than this machine would need to be asleep.
         beside_s = [one.beside_steps_s(0.0) for round_ in rounds for one in round_.newcomers]
-        assert 0.0 < statistics.median(beside_s) < 0.1
+        assert 0.0 < statistics.median(beside_s) < 1.0
         found = fit(assembly.shape, CEILINGS, rounds)
         assert found.newcomer_s > 0.0
         assert found.num_steps == len(rounds[0].steps) + len(rounds[1].steps)

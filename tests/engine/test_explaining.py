@@ -46,11 +46,11 @@ def greedy(max_tokens: int) -> SamplingParams:
 
 
 def test_the_last_of_a_crowd_waited_in_the_queue(llm: LLM) -> None:
-    results = llm.generate([[7, number, *range(30, 50)] for number in range(6)], greedy(24))
+    results = llm.generate([[7, number, *range(30, 50)] for number in range(12)], greedy(8))
     explanation = results[-1].explain()
     assert explanation.verdict.cause is Cause.QUEUE
     assert str(explanation).startswith("slow to start: ") and "2 of 2 running slots were taken" in str(explanation)
-    assert "--max-running 6 fits in KV" in str(explanation)
+    assert "--max-running 12 fits in KV" in str(explanation)
 
 
 def test_a_changed_token_is_found_and_costs_what_reading_costs(llm: LLM) -> None:

@@ -48,7 +48,7 @@ class Successor(HostBackend):
         return super().launch(step)
 
     def forward(self, batch: Batch) -> npt.NDArray[np.float32]:
-        assert self.may_run.wait(timeout=20)
+        assert self.may_run.wait(timeout=120)
         self.num_forwards += 1
         if self.num_forwards in self.broken_forwards:
             raise ZeroDivisionError

@@ -41,7 +41,7 @@ def in_child(ask: Callable[[], object]) -> int:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(240)
 def test_a_forked_process_is_refused_and_the_first_goes_on(make_llm: MakeLLM) -> None:
     llm = make_llm(WAYS["plain"])
     before = llm.chat(MESSAGES, GREEDY)[0]  # the template's process is there now
