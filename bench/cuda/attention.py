@@ -13,15 +13,15 @@ import torch
 from bench.cuda.attention_cases import Model, Pool, Result, graph_seconds, relative_error, say, try_each
 from bench.cuda.prefill_attention import prefill_result
 from twostroke.backends.cuda.kernels.decode_attention import DecodeScratch, attend_decode
-from twostroke.backends.cuda.kernels.decode_cuts import DecodeConfig, SplitPlan, cut_contexts, decode_config, split_plan
-from twostroke.backends.cuda.kernels.paged import AttentionShape, PagedKV, Scoring
+from twostroke.backends.cuda.kernels.decode_cuts import SplitPlan, cut_contexts, decode_config, split_plan
+from twostroke.backends.cuda.kernels.paged import AttentionShape, PagedKV, Scoring, WalkConfig
 
 DECODE_CONFIGS = [
-    DecodeConfig(64, 2, 5),
-    DecodeConfig(32, 2, 5),
-    DecodeConfig(64, 4, 3),
-    DecodeConfig(64, 4, 5),
-    DecodeConfig(32, 2, 7),
+    WalkConfig(64, 2, 5),
+    WalkConfig(32, 2, 5),
+    WalkConfig(64, 4, 3),
+    WalkConfig(64, 4, 5),
+    WalkConfig(32, 2, 7),
 ]
 
 
@@ -35,7 +35,7 @@ def decode_result(name: str, contexts: list[int], model: Model, pool: Pool, quic
     positions = torch.tensor(contexts, dtype=torch.int32, device="cuda") - 1
     scratch = DecodeScratch(tokens, model.shape, "cuda", model.num_sms)
 
-    def measure(config: DecodeConfig, plan: SplitPlan) -> tuple[float, float]:
+    def measure(config: WalkConfig, plan: SplitPlan) -> tuple[float, float]:
         items = None
         if tokens > 1:  # cut once, as a step does for all its layers
             items = scratch.new_items()

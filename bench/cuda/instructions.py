@@ -17,21 +17,20 @@ import triton
 from tests.backends.cuda import hopper_builds
 
 from twostroke.backends.cuda.kernels import decode_attention
-from twostroke.backends.cuda.kernels.decode_cuts import DecodeConfig
-from twostroke.backends.cuda.kernels.paged import PagedKV, Scoring
+from twostroke.backends.cuda.kernels.paged import PagedKV, Scoring, WalkConfig
 
 DISASSEMBLER = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
 HEAD_DIM, PAGE, SHOWN = 128, 64, 12
 CONFIGS = (
-    DecodeConfig(64, 2, 5),
-    DecodeConfig(32, 2, 5),
-    DecodeConfig(64, 4, 5),
-    DecodeConfig(64, 1, 3),
-    DecodeConfig(32, 1, 5),
+    WalkConfig(64, 2, 5),
+    WalkConfig(32, 2, 5),
+    WalkConfig(64, 4, 5),
+    WalkConfig(64, 1, 3),
+    WalkConfig(32, 1, 5),
 )
 
 
-def build(group: int, kv_heads: int, config: DecodeConfig) -> bytes:
+def build(group: int, kv_heads: int, config: WalkConfig) -> bytes:
     """The kernel's code, as its wrapper would launch it."""
     built: list[bytes] = []
     compile_kernel = triton.compile

@@ -12,7 +12,8 @@ from torch.nn import functional
 
 from twostroke.backends.cuda.kernels.activation import gated
 from twostroke.backends.cuda.kernels.embedding import FROM_ROW, gather
-from twostroke.backends.cuda.kernels.norms import add_rms_norm, rms_norm, sandwich
+from twostroke.backends.cuda.kernels.norms import add_rms_norm, rms_norm
+from twostroke.backends.cuda.kernels.paged import PagedKV
 from twostroke.backends.cuda.kernels.rope import rope_and_store
 
 EPS = 1e-6
@@ -62,9 +63,8 @@ def rope_kernel(tokens: int, heads: int, kv_heads: int, with_norm: bool, heads_p
 
     def run() -> None:
         rope_and_store(
-            qkv, cos_sin, positions, rows, table, *caches, num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim,
-            rope_dim=head_dim, q_norm=norms[0], k_norm=norms[1], eps=EPS, heads_per_program=heads_per_program,
-        )  # fmt: skip
+            qkv, cos_sin, positions, rows, PagedKV(*caches, table), *norms, eps=EPS, heads_per_program=heads_per_program
+        )
 
     def error() -> float:
         qkv.normal_()
@@ -105,7 +105,7 @@ def norm_kernels(tokens: int, hidden: int) -> Iterator[Kernel]:
 
     def sandwich_error() -> float:
         total = residual.float() + normed(x, post_weight)
-        sandwich(x, post_weight, residual, weight, out, eps=EPS)
+        add_rms_norm(x, residual, weight, out, eps=EPS, post_weight=post_weight)
         return max(relative(residual, total), relative(out, normed(residual, weight)))
 
     def plain() -> None:
@@ -115,7 +115,7 @@ def norm_kernels(tokens: int, hidden: int) -> Iterator[Kernel]:
         add_rms_norm(x, residual, weight, out, eps=EPS)
 
     def both() -> None:
-        sandwich(x, post_weight, residual, weight, out, eps=EPS)
+        add_rms_norm(x, residual, weight, out, eps=EPS, post_weight=post_weight)
 
     yield Kernel(f"rms_norm {hidden}", tokens, 2 * row_bytes, plain, plain_error)
     yield Kernel(f"add_rms_norm {hidden}", tokens, 4 * row_bytes, add, add_error)

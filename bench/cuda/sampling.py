@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from twostroke.backends.cuda.kernels.sampling_search import SearchShape
-from twostroke.backends.cuda.logprob_tensors import token_logprobs
+from twostroke.backends.cuda.logprobs import token_logprobs
 from twostroke.backends.cuda.sampling import BLOCK, SamplingRows
 from twostroke.backends.host.sampler import RowSampler, candidates
 from twostroke.core.request import Request

@@ -49,16 +49,14 @@ def watch(is_profiled: bool) -> None:
         def noting() -> None:
             started_s = time.perf_counter()
             sample()
-            if not is_rehearsal():
-                SECONDS["  samples"] += time.perf_counter() - started_s
+            SECONDS["  samples"] += time.perf_counter() - started_s
 
         started_s = time.perf_counter()
-        if is_profiled and not is_rehearsal():
+        if is_profiled:
             PROFILE.runcall(prepare, self, key, work, noting)
         else:
             prepare(self, key, work, noting)
-        if not is_rehearsal():
-            GRAPHS[key] = time.perf_counter() - started_s
+        GRAPHS[key] = time.perf_counter() - started_s
 
     GraphCache.prepare = one  # type: ignore[method-assign]
 

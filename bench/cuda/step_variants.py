@@ -14,12 +14,13 @@ import torch
 from twostroke.backends.cuda import attention, model, moe, parts, products
 from twostroke.backends.cuda.backend import CudaBackend
 from twostroke.backends.cuda.kernels import decode_attention
-from twostroke.backends.cuda.kernels.decode_cuts import CutRule, DecodeConfig
+from twostroke.backends.cuda.kernels.decode_cuts import CutRule
+from twostroke.backends.cuda.kernels.paged import WalkConfig
 
 ATTENTION = (
-    DecodeConfig(64, 2, 5, ahead=1),
-    DecodeConfig(32, 2, 5, ahead=1),
-    DecodeConfig(64, 4, 5, ahead=1),
+    WalkConfig(64, 2, 5, ahead=1),
+    WalkConfig(32, 2, 5, ahead=1),
+    WalkConfig(64, 4, 5, ahead=1),
 )
 PROGRAMS_PER_SM = (None, 2, 3, 6, 9, 12)
 """That few streams are cut into; None: as they are by default."""
@@ -128,6 +129,6 @@ class Variants:
         stack.enter_context(patch.object(owner, name, some))
 
 
-def label(config: DecodeConfig, programs_per_sm: int | None) -> str:
+def label(config: WalkConfig, programs_per_sm: int | None) -> str:
     shape = f"{config.block}/{config.warps}w/{config.stages}s"
     return f"attention {shape}, {'own cuts' if programs_per_sm is None else f'{programs_per_sm} an SM'}"

@@ -94,7 +94,7 @@ def test_experts_and_the_head_of_a_30b_have_copies_and_its_small_matrices_none()
     assert copies.experts == WeightCopies(48 * 128 * (expert * 3 // 2 + 4 * rows), 48 * 128 * expert * 2, 40 * 128 // 8)
     head = (151_936 * (2048 * 3 // 2 + 4), 151_936 * 2048 * 2)
     # Up to eight tokens take kernels that read layers as they are: all of it but experts is, anyway, but for the head.
-    assert copies.dense == WeightCopies(*head, 256, 8, *head)
+    assert copies.dense == WeightCopies(*head, 240, 8, *head)
     assert shape.expected_dense_reads(1) == shape.expected_dense_reads(9)
     # One token meets 8 of 128 experts.
     assert shape.expert_bytes_read(1) == pytest.approx(copies.experts.num_bytes / 16)

@@ -12,6 +12,8 @@ STORED = "stored"
 PACKED = "packed"
 """Of copies for decode: twelve bits a weight."""
 ARITHMETICS = ("f32", "f16", "bf16", "fp8", "int8", "fp4")
+GPU_FLOATS = ("bf16", "f16")
+"""What this engine computes in on a GPU, and keeps weights and KV in there."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,11 @@ format, and a reader should know which of them is arithmetic alone."""
 
 from __future__ import annotations
 
+from twostroke.core.formats import GPU_FLOATS
 from twostroke.planner.deployment import Deployment
 
-GPU_WEIGHTS = ("bf16", "f16", "f32")
-"""What this engine multiplies by on a GPU, where it holds all weights in 16 bits."""
-GPU_KV = ("bf16", "f16")
+GPU_WEIGHTS = (*GPU_FLOATS, "f32")
+"""What may be planned as held: weights in 32 bits are brought to 16 as they are loaded."""
 
 
 def not_run(deployment: Deployment) -> tuple[str, ...]:
@@ -21,7 +21,7 @@ def not_run(deployment: Deployment) -> tuple[str, ...]:
     kept, kv = "GGUF" if deployment.own_shape is not None else deployment.formats.weights, deployment.formats.kv
     if kept not in GPU_WEIGHTS:
         reasons.append(f"on a GPU this engine holds weights in 16 bits: {kept} is planned, not run")
-    if kv not in GPU_KV:
+    if kv not in GPU_FLOATS:
         reasons.append(f"on a GPU this engine keeps KV in 16 bits: {kv} is planned, not run")
     if deployment.devices_per_copy > 1:
         reasons.append(f"this engine runs a model on one device: {deployment.devices_per_copy} are planned, not run")

@@ -18,6 +18,7 @@ from triton.compiler import ASTSource
 
 from twostroke.backends.cuda.kernels import moe_combine, moe_decode, moe_grouped, moe_routing
 from twostroke.backends.cuda.kernels.expert_tiles import RULE, FewTile, GroupedTile
+from twostroke.backends.cuda.kernels.target import Target
 
 HOPPER = 90
 SHARED_BYTES = {90: 227 * 1024, 80: 163 * 1024, 89: 99 * 1024}
@@ -84,7 +85,7 @@ def main() -> None:
     tile = FewTile()
     for name, kernel in (("gate_up", moe_decode._gate_up_kernel), ("down", moe_decode._down_kernel)):
         compile_kernel(name, kernel, {"num_warps": tile.num_warps}, OUTPUTS=tile.outputs, DEPTH=tile.depth)
-    compile_kernel("few_logits", moe_routing._few_logits_kernel, {"num_warps": 4}, BLOCK_EXPERTS=4, BLOCK_DEPTH=1024)
+    compile_kernel("few_logits", moe_decode._few_logits_kernel, {"num_warps": 4}, BLOCK_EXPERTS=4, BLOCK_DEPTH=1024)
     for num_tokens in ROUTED_TOKENS:
         compile_routing(num_tokens)
     compile_kernel("combine", moe_combine._combine_kernel, {"num_warps": 8}, BLOCK=2048)
@@ -126,7 +127,8 @@ def compile_grouped(
         if not gated:
             types["input_blocks"] = f"tensordesc<bf16[{tile.rows},{tile.depth}]>"
     absent = dict.fromkeys({"input_blocks", "weight_blocks"} - types.keys())
-    num_stages = tile.stages_within(SHARED_BYTES[capability], gated=gated, element_size=2)
+    target = Target(False, divmod(capability, 10), 132, SHARED_BYTES[capability])
+    num_stages = target.stages(tile.num_stages, tile.stage_bytes(gated=gated, element_size=2))
     compile_kernel(
         name, moe_grouped._grouped_kernel, {"num_warps": tile.num_warps, "num_stages": num_stages}, types, capability,
         num_outputs=num_outputs, num_inputs=num_inputs, GATED="silu" if gated else None, ROWS=tile.rows,

@@ -6,20 +6,14 @@ import ctypes
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from twostroke.backends.cuda.kernels.flash_prefill import (
-    FOLDER,
-    SLICE,
-    SOURCES,
-    SPAN,
-    FlashOptions,
-    source_and_constants,
-)
+from twostroke.backends.cuda.kernels.flash_prefill import SLICE, SPAN, FlashOptions, kernel_for
 from twostroke.backends.cuda.kernels.paged import AttentionShape, Scoring
-from twostroke.backends.cuda.kernels.prefill_attention import join_parts
+from twostroke.backends.cuda.kernels.prefill_attention import join_tiles
+from twostroke.backends.cuda.native import FOLDER, NativeKernel
 
 COMPILER = shutil.which("g++")
 MORE_FLAGS = os.environ.get("EMULATION_FLAGS", "").split()
@@ -52,22 +46,20 @@ class Map(ctypes.Structure):
 
 def build(folder: Path, options: FlashOptions, shape: AttentionShape, scoring: Scoring):
     """The kernel's library for one choice of its constants."""
-    _, _, constants = source_and_constants(
-        options, shape, windowed=scoring.window is not None, softcapped=scoring.softcap is not None
-    )
+    kernel = kernel_for(options, shape, windowed=scoring.window is not None, softcapped=scoring.softcap is not None)
     places = {
         "extern __shared__ char memory[];": "char* memory = arena + STATIC_BYTES;",
         "__shared__ u64 barriers[BARRIERS];": "u64* barriers = (u64*)arena;",
         "__shared__ Work work;": "Work& work = *(Work*)(arena + STATIC_BYTES / 2);",
     }
-    return emulated(folder, SOURCES, places, constants, ENTRY)
+    return emulated(folder, kernel, places, kernel.constants, ENTRY)
 
 
 def emulated(
-    folder: Path, sources: Sequence[str], places: Mapping[str, str], constants: Mapping[str, int], entry: str
+    folder: Path, kernel: NativeKernel, places: Mapping[str, str], constants: Mapping[str, int], entry: str
 ) -> Any:
     """A library's function `emulate`. `places`: where in the arena the kernel's variables in shared memory are."""
-    text = "\n".join(FOLDER.joinpath(name).read_text() for name in sources[1:])  # all but the primitives
+    _, text = kernel.source.split(FOLDER.joinpath("hopper_primitives.cuh").read_text())
     for shared, place in places.items():
         assert shared in text
         text = text.replace(shared, place)
@@ -110,4 +102,4 @@ def attend_emulated(emulate, case, scoring: Scoring, *, programs: int, seed: int
     )  # fmt: skip
     assert stuck == 0, f"program {stuck - 1} of {programs} hangs"
     assert int(scratch.claims) == 0
-    join_parts(case.work, scratch, case.out, shape)
+    join_tiles(case.work, scratch, case.out, shape)

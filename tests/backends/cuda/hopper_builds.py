@@ -24,11 +24,11 @@ from twostroke.backends.cuda.kernels import (
     packing,
     prefill_attention,
     rope,
-    sampling_mask,
+    sampling_edits,
     target,
 )
 from twostroke.backends.cuda.kernels.gemv_config import GemvConfig
-from twostroke.backends.cuda.kernels.packed_weights import PackedMatrix
+from twostroke.backends.cuda.kernels.packing import PackedMatrix
 from twostroke.backends.cuda.kernels.paged import PagedKV, Scoring
 from twostroke.backends.cuda.kernels.prefill_tiles import PrefillWork
 
@@ -99,8 +99,8 @@ def calls() -> Iterator[tuple[str, str]]:
     recorder = record(norms, "_norm")
     norms.rms_norm(x, weight, x, eps=1e-6)
     norms.add_rms_norm(x, x, weight, x, eps=1e-6)
-    norms.sandwich(x, weight, x, weight, x, eps=1e-6)
-    norms.sandwich(x, weight, x, None, None, eps=1e-6)
+    norms.add_rms_norm(x, x, weight, x, eps=1e-6, post_weight=weight)
+    norms.add_rms_norm(x, x, None, None, eps=1e-6, post_weight=weight)
     yield from (("norm", ptx) for ptx in recorder.ptx)
 
     recorder = record(activation, "_gated")
@@ -111,15 +111,15 @@ def calls() -> Iterator[tuple[str, str]]:
     for head_dim, rope_dim, norm in ((128, 128, None), (128, 128, weight), (96, 72, weight)):
         cache = torch.empty(3, 8, 64, head_dim, dtype=half)
         rope.rope_and_store(
-            torch.empty(4, 48 * head_dim, dtype=half), torch.empty(64, rope_dim), ints, ints, ints[:, None], cache,
-            cache, num_heads=32, num_kv_heads=8, head_dim=head_dim, rope_dim=rope_dim, q_norm=norm, k_norm=norm,
+            torch.empty(4, 48 * head_dim, dtype=half), torch.empty(64, rope_dim), ints, ints,
+            PagedKV(cache, cache, ints[:, None]), norm, norm,
         )  # fmt: skip
     yield from (("rope", ptx) for ptx in recorder.ptx)
 
     yield from attention_calls()
 
-    recorder = record(sampling_mask, "_mask")
-    sampling_mask.mask(torch.empty(4, 151936), ints, torch.zeros(4, 4748, dtype=torch.int32), block=4096)
+    recorder = record(sampling_edits, "_mask")
+    sampling_edits.mask(torch.empty(4, 151936), ints, torch.zeros(4, 4748, dtype=torch.int32), block=4096)
     yield "mask", recorder.ptx[0]
     yield from gemv_calls()
     yield from packing_calls()
@@ -170,7 +170,7 @@ def gemv_calls() -> Iterator[tuple[str, str]]:
     recorders = {"fma": record(gemv, "_fma_rows"), "dot": record(gemv, "_dot_rows")}
     fma = GemvConfig("fma", 4, 512, 4, prefetch_tiles=2, early_trigger=False)
     dot = GemvConfig("dot", 16, 64, 4)
-    for rows, config in ((1, fma), (4, fma), (4, dot), (16, dot)):
+    for rows, config in ((1, fma), (4, fma), (4, dot), (8, dot)):
         x, y = torch.empty(rows, hidden, dtype=half), torch.empty(rows, 512, dtype=half)
         gemv.linear_few(x, weight, y, residual=y, bias=norm_weight, config=config)
         gate = torch.empty(rows, 256, dtype=half)

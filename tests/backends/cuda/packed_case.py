@@ -17,17 +17,15 @@ from torch.nn import functional
 from twostroke.backends.cuda import native
 from twostroke.backends.cuda.kernels.activation import Activation
 from twostroke.backends.cuda.kernels.moe_routing import Order
-from twostroke.backends.cuda.kernels.packed_experts import packed_experts_product
-from twostroke.backends.cuda.kernels.packed_products import packed_product
+from twostroke.backends.cuda.kernels.packed_products import packed_experts_product, packed_product
 from twostroke.backends.cuda.kernels.packed_tiles import DENSE_ROWS, PackedTile
-from twostroke.backends.cuda.kernels.packed_weights import PackedMatrix
+from twostroke.backends.cuda.kernels.packing import PackedMatrix
 
 TOLERANCE = {torch.bfloat16: 4e-3, torch.float32: 1e-4}
 """Of the norm: what rounding results leaves, or what the order of a sum does."""
 HAS_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 needs_hopper = pytest.mark.skipif(not HAS_HOPPER, reason="needs a Hopper device")
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
-Source = tuple[str, str, dict[str, int]]
 SMS = 132
 REPEATS = 1 if "PYTORCH_NO_CUDA_MEMORY_CACHING" in os.environ else 10
 """Launches of a kind that must give the same bits. Memcheck, which wants an allocation a tensor, looks at each."""
@@ -170,10 +168,10 @@ def counts_of_rows(rows: int, experts: int) -> list[list[int]]:
     ]
 
 
-def compile_all(sources: Iterable[Source]) -> None:
+def compile_all(kernels: Iterable[native.NativeKernel]) -> None:
     """NVRTC compiles beside itself; a test would wait for one after another."""
     with ThreadPoolExecutor(12) as threads:
-        list(threads.map(lambda source: native.compiled(source[0], source[2], "sm_90a"), sources))
+        list(threads.map(lambda kernel: kernel.compile(), kernels))
 
 
 def held_rows(rows: int) -> int:

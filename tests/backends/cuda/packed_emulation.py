@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from tests.backends.cuda.emulation import Map, emulated
 
-from twostroke.backends.cuda.kernels import packed_experts, packed_products
 from twostroke.backends.cuda.kernels.activation import Activation
 from twostroke.backends.cuda.kernels.moe_routing import Order
 from twostroke.backends.cuda.kernels.packed_format import DEPTH
+from twostroke.backends.cuda.kernels.packed_products import experts_kernel, product_kernel
 from twostroke.backends.cuda.kernels.packed_tiles import PackedTile
-from twostroke.backends.cuda.kernels.packed_weights import PackedMatrix
-from twostroke.backends.cuda.native import rows_to_read
+from twostroke.backends.cuda.kernels.packing import PackedMatrix
+from twostroke.backends.cuda.native import NativeKernel, rows_to_read
 
 RUN = """
   chance.seed(seed);
@@ -104,21 +104,20 @@ def _run(emulate: Any, map_: Map, tensors: tuple[torch.Tensor, ...], numbers: tu
 
 @cache
 def _product(tile: PackedTile, gated: Activation | None, is_float32: bool) -> Any:
-    _, _, constants = packed_products.source_and_constants(tile, gated, is_float32)
     places = RING | {"__shared__ u64 barriers[2 * STAGES];": "u64* barriers = (u64*)arena;"}
-    return _built(packed_products.SOURCES, places, constants, PRODUCT)
+    return _built(product_kernel(tile, gated, is_float32), places, PRODUCT)
 
 
 @cache
 def _experts(tile: PackedTile, experts: int, gated: Activation | None) -> Any:
-    _, _, constants = packed_experts.source_and_constants(tile, experts, gated)
     places = RING | {
         "__shared__ u64 barriers[3 * STAGES];": "u64* barriers = (u64*)arena;",
         "__shared__ int own_starts[EXPERTS + 1];": "int* own_starts = (int*)(arena + STATIC_BYTES / 2);",
     }
-    return _built(packed_experts.SOURCES, places, constants, EXPERTS)
+    return _built(experts_kernel(tile, experts, gated), places, EXPERTS)
 
 
-def _built(sources: tuple[str, ...], places: dict[str, str], constants: dict[str, int], entry: str) -> Any:
+def _built(kernel: NativeKernel, places: dict[str, str], entry: str) -> Any:
+    constants = {**kernel.constants, "WARP_GROUPS": kernel.constants["GROUPS"]}
     with TemporaryDirectory() as folder:  # what is loaded needs its file no more
-        return emulated(Path(folder), sources, places, constants | {"WARP_GROUPS": constants["GROUPS"]}, entry)
+        return emulated(Path(folder), kernel, places, constants, entry)

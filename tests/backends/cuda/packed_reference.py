@@ -8,7 +8,7 @@ from typing import Final
 import torch
 
 from twostroke.backends.cuda.kernels.packed_format import DEPTH, ROUND_BYTES, UNIT_ROWS
-from twostroke.backends.cuda.kernels.packed_weights import EXPONENT_CODES, LEAST_EXPONENT, PackedMatrix, is_packable
+from twostroke.backends.cuda.kernels.packing import EXPONENT_CODES, LEAST_EXPONENT, PackedMatrix, is_packable
 
 _BIAS: Final = 127
 _SLICE_WEIGHTS: Final = 1 << 24

@@ -7,8 +7,11 @@ from typing import get_args
 import torch
 
 from twostroke.backends.cuda.kernels.product import Card, Product, Role, Settings
+from twostroke.backends.cuda.matrix import Matrix, Plain
+from twostroke.backends.cuda.moe import MoeWeights
 from twostroke.backends.cuda.products import card_of
-from twostroke.backends.cuda.tuned_table import NO_END, Choices, Forms, Line, Table, table_for
+from twostroke.backends.cuda.tuned_table import NO_END, Choices, Forms, Table, TableLine, table_for
+from twostroke.models.spec import MoeSpec
 
 H200 = Card("NVIDIA H200", 132, has_hopper_kernels=True)
 FMA = {"method": "fma", "block_n": 4, "block_k": 1024, "num_warps": 4}
@@ -26,16 +29,29 @@ def experts_by(
 ) -> Choices:
     """Experts of any size and number by the grouped kernel with these settings; gates by another kernel, if named."""
     lines = {
-        Product("gated", 64, 64, experts=1): Line(1, NO_END, kernel or "grouped_experts", gates),
-        Product("join", 64, 64, experts=1): Line(1, NO_END, "grouped_experts", downs),
+        Product("gated", 64, 64, experts=1): TableLine(1, NO_END, kernel or "grouped_experts", gates),
+        Product("join", 64, 64, experts=1): TableLine(1, NO_END, "grouped_experts", downs),
     }
     table = Table("a test", {product: {"plain": (line,)} for product, line in lines.items()})
     return Choices(table, card_of(torch.device(device), dtype))
+
+
+def empty_experts(moe: MoeSpec, hidden: int, dtype: torch.dtype, device: str) -> MoeWeights:
+    """To be filled: of `gate_up`, expert e's rows are its gate, then its up."""
+    experts, width = moe.num_experts, moe.expert_intermediate_size
+    matrices = [
+        Matrix(name, product, {"plain": Plain(torch.empty(product.shape, dtype=dtype, device=device))})
+        for name, product in (
+            ("gate_up", Product("gated", width, hidden, experts=experts)),
+            ("down", Product("join", hidden, width, experts=experts)),
+        )
+    ]
+    return MoeWeights(torch.empty(experts, hidden, dtype=dtype, device=device), *matrices)
 
 
 def fused_up_to(rows: int | None, device: str, dtype: torch.dtype) -> Choices | None:
     """The fused kernels for so many rows and cuBLAS for more; None: as the tables say."""
     if rows is None:
         return None
-    lines = (Line(1, rows, "gemv", FMA),) if rows else ()
+    lines = (TableLine(1, rows, "gemv", FMA),) if rows else ()
     return Choices(table_of({"plain": lines}), card_of(torch.device(device), dtype))

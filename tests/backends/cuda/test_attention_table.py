@@ -3,16 +3,16 @@
 import pytest
 
 from twostroke.backends.cuda import attention_table
-from twostroke.backends.cuda.attention_table import choice
-from twostroke.backends.cuda.kernels.decode_cuts import CutRule, DecodeConfig
+from twostroke.backends.cuda.attention_table import settings_for
+from twostroke.backends.cuda.kernels.decode_cuts import CutRule
 from twostroke.backends.cuda.kernels.flash_prefill import FlashOptions
-from twostroke.backends.cuda.kernels.prefill_attention import PrefillConfig
+from twostroke.backends.cuda.kernels.paged import WalkConfig
 
 KERNELS = {
-    "decode": DecodeConfig,
+    "decode": WalkConfig,
     "decode cuts": CutRule,
     "flash prefill": lambda **settings: FlashOptions(128, **settings),
-    "plain prefill": PrefillConfig,
+    "plain prefill": WalkConfig,
 }
 
 
@@ -31,10 +31,10 @@ def test_the_first_row_whose_ranges_hold_the_facts(monkeypatch):
         {"when": {}, "use": {"block": 3}},
     ]
     monkeypatch.setattr(attention_table, "_rows", lambda: {"decode": rows, "narrow": rows[:1]})
-    assert choice("decode", head_dim=256, tokens=4, shared_bytes=200) == {"block": 1}
-    assert choice("decode", head_dim=128, tokens=4, shared_bytes=200) == {"block": 2}
-    assert choice("decode", head_dim=128, tokens=4) == {"block": 2}, "who tells no limit has none"
-    assert choice("decode", head_dim=128, tokens=4, shared_bytes=99) == {"block": 3}
-    assert choice("decode", head_dim=128, tokens=9, shared_bytes=200) == {"block": 3}
+    assert settings_for("decode", head_dim=256, tokens=4, shared_bytes=200) == {"block": 1}
+    assert settings_for("decode", head_dim=128, tokens=4, shared_bytes=200) == {"block": 2}
+    assert settings_for("decode", head_dim=128, tokens=4) == {"block": 2}, "who tells no limit has none"
+    assert settings_for("decode", head_dim=128, tokens=4, shared_bytes=99) == {"block": 3}
+    assert settings_for("decode", head_dim=128, tokens=9, shared_bytes=200) == {"block": 3}
     with pytest.raises(KeyError, match="no row"):
-        choice("narrow", head_dim=64)
+        settings_for("narrow", head_dim=64)

@@ -11,8 +11,8 @@ from tests.backends.cuda.tables import H200
 from torch.nn import functional
 
 from twostroke.backends.cuda import native
-from twostroke.backends.cuda.kernels.cluster_products import cluster_product, source_and_constants
-from twostroke.backends.cuda.kernels.cluster_tiles import SHARED_BYTES, ClusterProducts, ClusterTile
+from twostroke.backends.cuda.kernels.cluster_products import cluster_product, kernel_for
+from twostroke.backends.cuda.kernels.cluster_tiles import CLUSTER_SHARED_BYTES, ClusterProducts, ClusterTile
 from twostroke.backends.cuda.kernels.product import DEPTH, MAX_PART_ROWS, Card, Product, Role
 from twostroke.backends.cuda.matrix import Matrix, Plain
 from twostroke.backends.cuda.products import Products, ProductScratch
@@ -36,7 +36,7 @@ def test_every_candidate_fits_the_chip_and_the_scratch(role: Role, num_sms: int)
             tile = KERNEL.tile(asked, rows, card, settings)
             assert isinstance(tile, ClusterTile)
             num_found += 1
-            assert tile.stages >= 3 and tile.shared_bytes <= SHARED_BYTES
+            assert tile.stages >= 3 and tile.shared_bytes <= CLUSTER_SHARED_BYTES
             assert tile.outputs % (16 if role == "gated" else 8) == 0
             piece = tile.outputs // tile.pieces
             assert piece * tile.pieces == tile.outputs and piece % 8 == 0 and piece <= 256  # what an instruction has
@@ -87,7 +87,8 @@ def test_start_up_meets_every_kernel_of_long_products(monkeypatch: pytest.Monkey
 def test_the_instruction_names_every_sum(outputs: int, pieces: int):
     tile = ClusterTile(outputs, 1, 3)
     assert tile.pieces == pieces
-    source, name, constants = source_and_constants(tile, 192, None, torch.float16, False)
+    kernel = kernel_for(tile, 192, None, torch.float16, False)
+    source, name, constants = kernel.source, kernel.name, kernel.constants
     width = outputs // pieces
     assert f"m64n{width}k16.f32.f16.f16" in source and f"void {name}(" not in source[: source.index("constexpr")]
     instruction = source[: source.index("constexpr")]
@@ -112,18 +113,18 @@ def test_it_compiles_without_a_card_and_once(tmp_path, monkeypatch):
         (ClusterTile(64, 1, 1), None),
     )
     for tile, gated in tiles:
-        source, _, constants = source_and_constants(tile, tile.rows, gated, torch.bfloat16, tile.is_split)
-        code = native.compiled(source, constants, "sm_90a")
+        kernel = kernel_for(tile, tile.rows, gated, torch.bfloat16, tile.is_split)
+        code = kernel.compile()
         (kept,) = [path for path in (tmp_path / "cuda").iterdir() if read_entry(path) == code]
         write_entry(kept, b"kept")
-        assert native.compiled(source, constants, "sm_90a") == code, "this process has it already"
+        assert kernel.compile() == code, "this process has it already"
         native._builds.clear()
-        assert native.compiled(source, constants, "sm_90a") == b"kept"
+        assert kernel.compile() == b"kept"
         kept.write_bytes(kept.read_bytes()[:-1])  # a machine that stopped too soon
         native._builds.clear()
-        assert native.compiled(source, constants, "sm_90a") == code
+        assert kernel.compile() == code
     with pytest.raises(native.NativeError, match="does not compile"):
-        native.compiled("nonsense", {}, "sm_90a")
+        native.compiled("nonsense", {})
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device")

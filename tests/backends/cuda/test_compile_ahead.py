@@ -59,7 +59,7 @@ def test_every_kernel_can_be_rehearsed():
 def test_other_kernels_are_compiled_once_and_errors_are_the_launch_s(monkeypatch):
     asked = []
 
-    def compiled(source, constants, architecture):
+    def compiled(source, constants):
         asked.append((source, threading.current_thread().name))
         if source == "mistake":
             raise native.NativeError("A CUDA kernel does not compile: mistake")
@@ -68,7 +68,7 @@ def test_other_kernels_are_compiled_once_and_errors_are_the_launch_s(monkeypatch
     monkeypatch.setattr(native, "compiled", compiled)
     monkeypatch.setattr(native, "_driver", lambda: None)  # a kernel is compiled before it is loaded
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    right, wrong = (native.NativeKernel(source, "name", {}, "sm_90a") for source in ("right", "mistake"))
+    right, wrong = (native.NativeKernel("name", source, {}) for source in ("right", "mistake"))
     with compilers() as threads:
         with rehearsal(threads):
             for kernel in (right, wrong, right, wrong):

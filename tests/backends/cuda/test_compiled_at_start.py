@@ -123,7 +123,7 @@ def test_steps_launch_nothing_that_start_up_did_not(
     checkpoint = load_checkpoint(make_tiny(variant, tmp_path, **{"num_hidden_layers": 2, **changes})[0])
     backend = SIZES.on_device(checkpoint, "cpu", few_rows=few_rows)
     with compilers() as threads, rehearsal(threads):
-        backend.prepare()
+        backend.prepare(rehearses=True)
     assert not launched
     backend.prepare()
     assert len(kinds_of_graphs) == (3 if variant == "llama" else 0)

@@ -11,18 +11,17 @@ from twostroke.backends.cuda.kernels import decode_cuts
 from twostroke.backends.cuda.kernels.decode_attention import DecodeScratch, attend_decode
 from twostroke.backends.cuda.kernels.decode_cuts import (
     MOST_PROGRAMS_PER_SM,
-    DecodeConfig,
     SplitPlan,
     cut_contexts,
     decode_config,
     most_items,
     split_plan,
 )
-from twostroke.backends.cuda.kernels.paged import AttentionShape, Scoring
+from twostroke.backends.cuda.kernels.paged import AttentionShape, Scoring, WalkConfig
 from twostroke.backends.cuda.kernels.target import Target
 
-SMALL = DecodeConfig(block=16, warps=4, stages=3)
-WIDE = DecodeConfig(block=32, warps=4, stages=3, ahead=1)
+SMALL = WalkConfig(block=16, warps=4, stages=3)
+WIDE = WalkConfig(block=32, warps=4, stages=3, ahead=1)
 
 
 def check(

@@ -13,7 +13,7 @@ from twostroke.backends.cuda.kernels import gemv
 from twostroke.backends.cuda.kernels.activation import gated
 from twostroke.backends.cuda.kernels.embedding import FROM_ROW, Positions, gather
 from twostroke.backends.cuda.kernels.gemv_config import GemvConfig
-from twostroke.backends.cuda.kernels.norms import add_rms_norm, rms_norm, sandwich
+from twostroke.backends.cuda.kernels.norms import add_rms_norm, rms_norm
 from twostroke.backends.cuda.kernels.paged import AttentionShape, PagedKV, Scoring
 from twostroke.backends.cuda.kernels.rope import rope_and_store
 from twostroke.backends.cuda.kernels.sampling_state import NUM_WORDS, PROMPT_LEN
@@ -60,7 +60,7 @@ class Chain:
             linear_few(self.attend(), self.o_weight, self.residual, residual=self.residual)
             linear_few(self.residual, self.gate_up_weight, self.between, norm_weight=own, gated="silu", **norm)
             linear_few(self.between, self.down_weight, self.x)
-            sandwich(self.x, own, self.residual, own, self.x, **norm)
+            add_rms_norm(self.x, self.residual, own, self.x, **norm, post_weight=own)
             linear_few(self.x, self.gate_up_weight, self.gate_up)
             gated(self.gate_up, self.between, kind="gelu_tanh")
             linear_few(self.between, self.down_weight, self.x)
@@ -73,10 +73,7 @@ class Chain:
         self.positions.records[:, PROMPT_LEN.value] = 1 + first + self.ids
 
     def turn(self):
-        rope_and_store(
-            self.qkv, self.cos_sin, self.positions.found, self.ids, self.table, *self.caches, num_heads=HEADS,
-            num_kv_heads=KV_HEADS, head_dim=HEAD_DIM, rope_dim=HEAD_DIM,
-        )  # fmt: skip
+        rope_and_store(self.qkv, self.cos_sin, self.positions.found, self.ids, self.kv)
 
     def attend(self):
         heads = self.qkv.view(self.rows, -1, HEAD_DIM)[:, :HEADS]

@@ -18,9 +18,10 @@ from twostroke.backends.cuda.kernels.expert_tiles import (
     HopperTile,
     PackedExperts,
 )
-from twostroke.backends.cuda.kernels.packed_tiles import SHARED_BYTES, PackedTile
+from twostroke.backends.cuda.kernels.packed_tiles import PACKED_SHARED_BYTES, PackedTile
 from twostroke.backends.cuda.kernels.product import Product
 from twostroke.backends.cuda.kernels.product_kernels import EXPERTS, kernels_for
+from twostroke.backends.cuda.kernels.target import Target
 from twostroke.backends.cuda.tuned_table import Choices, Table, table_for
 
 A100 = replace(H200, name="NVIDIA A100", num_sms=108, has_hopper_kernels=False)
@@ -50,7 +51,7 @@ def test_nearly_every_expert_has_one_tile_of_rows(products: tuple[Product, Produ
             tile, average = ON_H200.of(product, num_rows, BOTH).tile, num_rows / experts
             assert isinstance(tile, PackedTile)
             assert tile.rows >= average + 1.9 * sqrt(average) - 1e-9, "most experts of a random routing fit"
-            assert tile.held_stages >= 3 and tile.shared_bytes <= SHARED_BYTES and tile.stage_bytes % 1024 == 0
+            assert tile.held_stages >= 3 and tile.shared_bytes <= PACKED_SHARED_BYTES and tile.stage_bytes % 1024 == 0
         assert isinstance(ON_H200.of(product, 40 * experts + 1, BOTH).tile, HopperTile)
 
 
@@ -85,7 +86,8 @@ def test_the_rule_takes_larger_tiles_for_more_rows_and_fits(product: Product, ca
         assert isinstance(tile, GroupedTile)
         seen.append(tile.rows)
         for shared_bytes, element_size in ((227 << 10, 2), (163 << 10, 2), (99 << 10, 4)):
-            num_stages = tile.stages_within(shared_bytes, gated=product.is_gated, element_size=element_size)
+            stage_bytes = tile.stage_bytes(gated=product.is_gated, element_size=element_size)
+            num_stages = Target(False, (9, 0), 132, shared_bytes).stages(tile.num_stages, stage_bytes)
             matrix_rows = tile.rows + tile.outputs * (2 if product.is_gated else 1)
             assert 1 <= num_stages <= tile.num_stages
             assert num_stages * matrix_rows * tile.depth * element_size < shared_bytes

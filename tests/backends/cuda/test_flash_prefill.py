@@ -20,8 +20,8 @@ from twostroke.backends.cuda.kernels.flash_prefill import (
     attend,
     declines,
     heads_at_once,
+    kernel_for,
     options_for,
-    source_and_constants,
     tiling,
 )
 from twostroke.backends.cuda.kernels.paged import AttentionShape, Scoring
@@ -101,9 +101,9 @@ def test_it_compiles_to_products_that_nothing_holds_up(options, head_dim, window
         pytest.skip(f"no NVRTC: {error}")
     monkeypatch.setenv("TWOSTROKE_CACHE", str(tmp_path))
     shape = AttentionShape(32, 8, head_dim, 64, BF16)
-    source, _, constants = source_and_constants(options, shape, windowed=windowed, softcapped=softcapped)
+    kernel = kernel_for(options, shape, windowed=windowed, softcapped=softcapped)
     code = tmp_path / "kernel.cubin"
-    code.write_bytes(native.compiled(source, constants, "sm_90a"))
+    code.write_bytes(kernel.compile())
     disassembler = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
     text = subprocess.run([disassembler, code], check=True, capture_output=True, text=True).stdout
     scores, values = head_dim // 16, options.keys // 16

@@ -4,7 +4,6 @@ from itertools import pairwise
 import pytest
 import torch
 
-from twostroke.backends.cuda.compile_ahead import compilers, rehearsal
 from twostroke.backends.cuda.graphs import GraphCache, buckets_up_to
 
 
@@ -27,13 +26,6 @@ def test_on_a_host_the_work_is_simply_done():
         graphs.run("key", lambda number=number: done.append(number))
     assert done == [0, 1, 2]
     assert len(graphs) == 0 and "key" not in graphs
-
-
-def test_a_rehearsal_runs_the_sample_and_captures_nothing(device):
-    graphs, done = GraphCache(torch.device(device)), []
-    with compilers() as threads, rehearsal(threads):
-        graphs.prepare("key", lambda: done.append("worked"), lambda: done.append("sampled"))
-    assert done == ["sampled"] and "key" not in graphs
 
 
 @pytest.mark.gpu

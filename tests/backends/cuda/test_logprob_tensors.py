@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from twostroke.backends.cuda import logprob_tensors as logprobs
+from twostroke.backends.cuda import logprobs
 from twostroke.backends.cuda.logprobs import following
 from twostroke.backends.host.sampler import token_logprobs
 from twostroke.core.step import PrefillChunk

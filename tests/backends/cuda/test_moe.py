@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 from tests.backends.cuda.plain_launches import plain_launches
-from tests.backends.cuda.tables import H200, experts_by
+from tests.backends.cuda.tables import H200, empty_experts, experts_by
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 
 from twostroke.backends.cuda import moe as module
@@ -44,7 +44,7 @@ def choices(path: str, dtype: torch.dtype, device: str, gates: Any = GATES, down
 
 def weights_of(moe: MoeSpec, dtype: torch.dtype, device: str, hidden: int = HIDDEN) -> MoeWeights:
     generator = torch.Generator().manual_seed(1)
-    weights = MoeWeights.empty(moe, hidden, dtype, device)
+    weights = empty_experts(moe, hidden, dtype, device)
     for tensor in (weights.router, weights.gate_up.weight, weights.down.weight):
         tensor.copy_(torch.randn(tensor.shape, generator=generator) / tensor.shape[-1] ** 0.5)
     return weights
@@ -306,7 +306,7 @@ def test_every_kernel_a_step_may_need_is_compiled_at_start(device: str, monkeypa
         (replace(H200, name="A100", has_hopper_kernels=False), MoeSpec(128, 8, 768), 2048),
     ):
         launched.clear()
-        weights = MoeWeights.empty(spec, hidden, torch.bfloat16, "meta")
+        weights = empty_experts(spec, hidden, torch.bfloat16, "meta")
         for matrix in (weights.gate_up, weights.down):
             if card.has_hopper_kernels and spec.num_experts <= MAX_PACKED_EXPERTS:
                 matrix.make_room_for_packed()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from twostroke.backends.cuda.kernels.moe_decode import router_logits
 from twostroke.backends.cuda.kernels.moe_grouped import most_tiles
 from twostroke.backends.cuda.kernels.moe_routing import (
     Order,
@@ -14,7 +15,6 @@ from twostroke.backends.cuda.kernels.moe_routing import (
     RoutingTile,
     choose_tile,
     route,
-    router_logits,
 )
 
 EXPERTS, TOP_K, HIDDEN = 10, 3, 40

@@ -64,7 +64,7 @@ def here(monkeypatch):
 def test_code_is_loaded_once_on_each_device_that_runs_it(here, monkeypatch):
     driver = Driver()
     monkeypatch.setattr(native, "_driver", lambda: driver)
-    kernel = native.NativeKernel("source", "name", {}, "sm_90a")
+    kernel = native.NativeKernel("name", "source", {})
     for here.device in (0, 1, 0, 1):
         kernel.launch(1, 32, [ctypes.c_int(1)], shared_bytes=1 << 17)
     assert driver.loaded == [0, 1] and driver.allowed == [(0, 1 << 17), (1, 1 << 17)]
@@ -74,7 +74,7 @@ def test_code_is_loaded_once_on_each_device_that_runs_it(here, monkeypatch):
 def test_what_the_driver_refuses_is_a_sentence(here, monkeypatch):
     monkeypatch.setattr(native, "_driver", lambda: Driver(fault=200))
     with pytest.raises(native.NativeError, match="could not load a kernel: error 200, device kernel image is invalid"):
-        native.NativeKernel("source", "name", {}, "sm_90a").load()
+        native.NativeKernel("name", "source", {}).load()
 
 
 def test_structures_are_laid_out_as_cuda_s():
@@ -116,7 +116,7 @@ def add(number):
 
 def test_what_threads_ask_for_at_once_is_compiled_once(counted):
     with ThreadPoolExecutor(8) as threads:
-        found = list(threads.map(lambda n: native.compiled(add(n % 3), {}, "sm_90a"), range(24)))
+        found = list(threads.map(lambda n: native.compiled(add(n % 3), {}), range(24)))
     assert len(counted) == 3 and len(set(found)) == 3
     assert all(found[n] == found[n % 3] for n in range(24))
 
@@ -124,19 +124,19 @@ def test_what_threads_ask_for_at_once_is_compiled_once(counted):
 def test_nothing_is_compiled_again_where_the_cache_cannot_be_written(counted, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("no folder")
     monkeypatch.setenv("TWOSTROKE_CACHE", str(tmp_path / "file"))
-    assert native.compiled(add(1), {}, "sm_90a") == native.compiled(add(1), {}, "sm_90a")
+    assert native.compiled(add(1), {}) == native.compiled(add(1), {})
     assert len(counted) == 1
 
 
 def test_what_another_process_compiled_is_read(counted, monkeypatch):
-    code = native.compiled(add(1), {}, "sm_90a")
+    code = native.compiled(add(1), {})
     monkeypatch.setattr(native, "_builds", {})
-    assert native.compiled(add(1), {}, "sm_90a") == code
+    assert native.compiled(add(1), {}) == code
     assert len(counted) == 1
 
 
 def test_an_error_shows_wherever_the_kernel_is_needed(counted):
-    kernel = native.NativeKernel("mistake", "name", {}, "sm_90a")
+    kernel = native.NativeKernel("name", "mistake", {})
     with ThreadPoolExecutor(2) as threads:
         tried = [threads.submit(kernel.compile) for _ in range(2)]
     for future in tried:

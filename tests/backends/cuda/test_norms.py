@@ -4,7 +4,7 @@ from tests.backends.cuda.closeness import DTYPES, assert_close, poisoned, random
 from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from twostroke.backends.cuda.kernels.norms import add_rms_norm, rms_norm, sandwich
+from twostroke.backends.cuda.kernels.norms import add_rms_norm, rms_norm
 
 EPS = 1e-5
 SHAPES = [(1, 64), (3, 100), (2, 576)]
@@ -81,7 +81,7 @@ def test_sandwich_is_two_of_gemmas_norms_around_the_residual(tensors):
     x, residual, weight, post_weight = tensors
     total = residual.float() + gemma_norm(x, post_weight)
     out = torch.full_like(x, float("nan"))
-    sandwich(x, post_weight, residual, weight, out, eps=EPS)
+    add_rms_norm(x, residual, weight, out, eps=EPS, post_weight=post_weight)
     assert_close(residual, total)
     assert_close(out, gemma_norm(residual, weight))
 
@@ -89,7 +89,7 @@ def test_sandwich_is_two_of_gemmas_norms_around_the_residual(tensors):
 def test_sandwich_without_a_norm_to_follow(tensors):
     x, residual, _, post_weight = tensors
     total = residual.float() + gemma_norm(x, post_weight)
-    sandwich(x, post_weight, residual, None, None, eps=EPS)
+    add_rms_norm(x, residual, None, None, eps=EPS, post_weight=post_weight)
     assert_close(residual, total)
 
 

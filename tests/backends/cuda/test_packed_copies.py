@@ -15,14 +15,13 @@ from tests.models.tiny_checkpoints import make_tiny
 
 from twostroke.backends.cuda import matrix as matrix_module
 from twostroke.backends.cuda import products
-from twostroke.backends.cuda.compile_ahead import compilers, rehearsal
 from twostroke.backends.cuda.kernels.packed_format import packed_bytes
 from twostroke.backends.cuda.kernels.packed_tiles import MAX_DENSE_ROWS
-from twostroke.backends.cuda.kernels.packed_weights import PackedMatrix
+from twostroke.backends.cuda.kernels.packing import PackedMatrix
 from twostroke.backends.cuda.kernels.target import target_of
 from twostroke.backends.cuda.model_matrices import ModelMatrix, sizes_of, with_copies
 from twostroke.backends.cuda.products import decode_weights
-from twostroke.backends.cuda.tuned_table import Choices, Line
+from twostroke.backends.cuda.tuned_table import Choices, TableLine
 from twostroke.backends.cuda.weights import Weights
 from twostroke.core.formats import Formats
 from twostroke.cost.model_shape import DecodeWeights
@@ -33,7 +32,7 @@ from twostroke.models.weights.tensor import WeightKind
 
 BF16 = torch.bfloat16
 SHAPES = Path(__file__).parents[3] / "bench" / "shapes"
-ALL_PACKED = Choices(table_of({"packed": (Line(1, 256, "packed", {"groups": 2}),)}), H200)
+ALL_PACKED = Choices(table_of({"packed": (TableLine(1, 256, "packed", {"groups": 2}),)}), H200)
 """Whatever can be packed is read so, so that tiny models have copies."""
 WIDE = {"hidden_size": 128, "intermediate_size": 384, "num_attention_heads": 4, "num_hidden_layers": 2}
 
@@ -198,12 +197,11 @@ def test_a_backend_holds_copies_only_when_asked(llama: Checkpoint, device: str) 
     backend.close()
 
 
-def test_a_rehearsal_packs_nothing(llama: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rehearsal_packs_one_layer(llama: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     weights = placed(llama, "cpu")
     rehearsed: list[torch.Tensor] = []
     monkeypatch.setattr(matrix_module, "pack_by_kernel", lambda weight, place: rehearsed.append(weight))
-    with compilers() as threads, rehearsal(threads):
-        assert weights.pack() == ()
+    weights.rehearse_packing()
     expected = [*weights.layers[0].matrices, weights.head]
     assert [weight.data_ptr() for weight in rehearsed] == [matrix.weight.data_ptr() for matrix in expected]
 

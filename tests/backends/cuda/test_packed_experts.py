@@ -18,7 +18,7 @@ from tests.backends.cuda.test_packed_products import assert_compiles_well, needs
 
 from twostroke.backends.cuda.kernels.activation import Activation
 from twostroke.backends.cuda.kernels.moe_routing import Order
-from twostroke.backends.cuda.kernels.packed_experts import packed_experts_product, source_and_constants
+from twostroke.backends.cuda.kernels.packed_products import experts_kernel, packed_experts_product
 from twostroke.backends.cuda.kernels.packed_tiles import PackedTile
 
 SMS = 132
@@ -58,7 +58,7 @@ def test_it_compiles_to_products_that_nothing_holds_up(
 ) -> None:
     monkeypatch.setenv("TWOSTROKE_CACHE", str(tmp_path))
     tile = experts_tile(rows, gated=gated)
-    assert_compiles_well(source_and_constants(tile, 128, "silu" if gated else None), tile, tmp_path)
+    assert_compiles_well(experts_kernel(tile, 128, "silu" if gated else None), tile, tmp_path)
 
 
 @pytest.mark.gpu

@@ -22,7 +22,7 @@ from tests.backends.cuda.packed_case import (
     weights_at_random,
 )
 from tests.backends.cuda.packed_reference import pack, unpacked
-from tests.backends.cuda.tables import table_of
+from tests.backends.cuda.tables import empty_experts, table_of
 from tests.models.tiny_checkpoints import make_tiny
 
 from twostroke.backends.cuda import moe, products
@@ -30,9 +30,9 @@ from twostroke.backends.cuda.kernels.packed_format import UNIT_ROWS
 from twostroke.backends.cuda.kernels.product import Card, Product, Role
 from twostroke.backends.cuda.kernels.target import target_of
 from twostroke.backends.cuda.matrix import Matrix, Plain
-from twostroke.backends.cuda.moe import MoeBlock, MoeScratch, MoeWeights
+from twostroke.backends.cuda.moe import MoeBlock, MoeScratch
 from twostroke.backends.cuda.products import Products, ProductScratch, Stream
-from twostroke.backends.cuda.tuned_table import NO_END, Choices, Line, Table
+from twostroke.backends.cuda.tuned_table import NO_END, Choices, Table, TableLine
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.random_weights import random_checkpoint
 from twostroke.models.spec import MoeSpec
@@ -80,8 +80,8 @@ def card(device: str) -> Card:
 
 def packed_choices(device: str) -> Choices:
     """Packed copies are read wherever they can be, whatever their size."""
-    lines = (Line(1, 128, "packed", {"groups": 2}),)
-    turns = (Line(1, 128, "packed", {"groups": 2, "shared": True, "splits": 2}),)
+    lines = (TableLine(1, 128, "packed", {"groups": 2}),)
+    turns = (TableLine(1, 128, "packed", {"groups": 2, "shared": True, "splits": 2}),)
     table = table_of({"packed": lines, "plain": ()})
     joins = {asked: {"packed": turns} for asked in table.products if asked.adds_parts and not asked.experts}
     others = {replace(asked, outputs=65): {"packed": lines} for asked in joins}  # where turns decline
@@ -133,7 +133,7 @@ def test_a_layer_s_experts(activation: Any, asked: Asked, device: str) -> None:
     """Some dozens of tokens read the copies, and more read the experts themselves."""
     torch.manual_seed(0)
     hidden, spec = 256, MoeSpec(num_experts=4, experts_per_token=2, expert_intermediate_size=128)
-    weights, seen = (MoeWeights.empty(spec, hidden, BF16, device) for _ in range(2))
+    weights, seen = (empty_experts(spec, hidden, BF16, device) for _ in range(2))
     seen.router.copy_(weights.router.copy_(weights_at_random(*weights.router.shape, device=device)))
     for matrix, plain in ((weights.gate_up, seen.gate_up), (weights.down, seen.down)):
         matrix.weight.copy_(weights_at_random(*matrix.weight.shape, device=device))
@@ -144,8 +144,8 @@ def test_a_layer_s_experts(activation: Any, asked: Asked, device: str) -> None:
     scratch = MoeScratch(spec, hidden, 84, BF16, device)
     lines = {
         role: {
-            "packed": (Line(1, 100, "packed_experts", {"rows": 24, "groups": groups, "units": units}),),
-            "plain": (Line(1, NO_END, "grouped_experts"),),
+            "packed": (TableLine(1, 100, "packed_experts", {"rows": 24, "groups": groups, "units": units}),),
+            "plain": (TableLine(1, NO_END, "grouped_experts"),),
         }
         for role, groups, units in (("gated", 2, 2), ("join", 4, 1))
     }

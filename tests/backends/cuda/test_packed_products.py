@@ -24,9 +24,9 @@ from tests.backends.cuda.tables import H200
 
 from twostroke.backends.cuda import native
 from twostroke.backends.cuda.kernels.activation import Activation
-from twostroke.backends.cuda.kernels.packed_products import packed_product, source_and_constants
-from twostroke.backends.cuda.kernels.packed_tiles import DENSE_ROWS, FEW_ROWS, MANY_SUMS, PackedTile
-from twostroke.backends.cuda.kernels.packed_weights import PackedMatrix
+from twostroke.backends.cuda.kernels.packed_products import packed_product, product_kernel
+from twostroke.backends.cuda.kernels.packed_tiles import DENSE_ROWS, MANY_SUMS, WHOLE_ROUND_ROWS, PackedTile
+from twostroke.backends.cuda.kernels.packing import PackedMatrix
 from twostroke.backends.cuda.tuned_table import Choices
 
 BF16, F32 = torch.bfloat16, torch.float32
@@ -105,9 +105,9 @@ def variants() -> set[tuple[PackedTile, Activation | None, bool]]:
     return found
 
 
-def assert_compiles_well(source: tuple[str, str, dict[str, int]], tile: PackedTile, folder: Path) -> None:
+def assert_compiles_well(kernel: native.NativeKernel, tile: PackedTile, folder: Path) -> None:
     code = folder / "kernel.cubin"
-    code.write_bytes(native.compiled(source[0], source[2], "sm_90a"))
+    code.write_bytes(kernel.compile())
     disassembler = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
     text = subprocess.run([disassembler, code], check=True, capture_output=True, text=True).stdout
     # Four instructions a round and unit, of two rounds where they are unpacked as a whole.
@@ -131,7 +131,7 @@ def test_it_compiles_to_products_that_nothing_holds_up(
     tile: PackedTile, gated: Activation | None, is_float32: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TWOSTROKE_CACHE", str(tmp_path))
-    assert_compiles_well(source_and_constants(tile, gated, is_float32), tile, tmp_path)
+    assert_compiles_well(product_kernel(tile, gated, is_float32), tile, tmp_path)
 
 
 @pytest.mark.slow
@@ -140,7 +140,7 @@ def test_every_kernel_that_the_table_asks_for_compiles(tmp_path: Path, monkeypat
     monkeypatch.setenv("TWOSTROKE_CACHE", str(tmp_path))
     assert len(variants()) > 40
     for tile, gated, is_float32 in variants():
-        assert_compiles_well(source_and_constants(tile, gated, is_float32), tile, tmp_path)
+        assert_compiles_well(product_kernel(tile, gated, is_float32), tile, tmp_path)
 
 
 def on_card(rows: int) -> list[tuple[PackedTile, Activation | None, torch.dtype]]:
@@ -153,11 +153,11 @@ def on_card(rows: int) -> list[tuple[PackedTile, Activation | None, torch.dtype]
 
 @pytest.mark.gpu
 @needs_hopper
-@pytest.mark.parametrize("rows", [1, 7, 17, 33, *(rows - 3 for rows in DENSE_ROWS if rows > FEW_ROWS), 256])
+@pytest.mark.parametrize("rows", [1, 7, 17, 33, *(rows - 3 for rows in DENSE_ROWS if rows > WHOLE_ROUND_ROWS), 256])
 def test_products_on_a_card(rows: int) -> None:
     torch.manual_seed(rows)
     kernels = on_card(rows)
-    compile_all(source_and_constants(tile, kind, dtype == F32) for tile, kind, dtype in kernels)
+    compile_all(product_kernel(tile, kind, dtype == F32) for tile, kind, dtype in kernels)
     for outputs, width in ((4096, 4096), (1000, 512), (72, 2048)):
         cases = {kind: Dense(outputs, width, "cuda", kind) for kind in {kind for _, kind, _ in kernels}}
         for tile, kind, dtype in kernels:

@@ -11,11 +11,11 @@ from tests.backends.cuda.tables import H200
 from twostroke.backends.cuda.kernels.packed_format import DEPTH, UNIT_ROWS
 from twostroke.backends.cuda.kernels.packed_tiles import (
     DENSE_ROWS,
-    FEW_ROWS,
     MAX_DENSE_ROWS,
     MAX_STAGES,
     MOST_SUMS,
-    SHARED_BYTES,
+    PACKED_SHARED_BYTES,
+    WHOLE_ROUND_ROWS,
     PackedProducts,
     PackedTile,
 )
@@ -36,12 +36,12 @@ def test_every_candidate_fits_the_chip_and_covers_the_product(role: Role, num_sm
             assert isinstance(tile, PackedTile)
             num_found += 1
             assert rows <= tile.rows == held_rows(rows) <= max(8, 2 * rows - 2)
-            assert 3 <= tile.held_stages <= MAX_STAGES and tile.shared_bytes <= SHARED_BYTES
+            assert 3 <= tile.held_stages <= MAX_STAGES and tile.shared_bytes <= PACKED_SHARED_BYTES
             assert tile.stage_bytes % 1024 == 0  # where the copy engine's swizzle begins
             assert tile.units * tile.rows <= MOST_SUMS[tile.groups]  # of two threads
             assert tile.splits == 1 or (role == "join" and tile.splits * rows <= MAX_PART_ROWS)
             rounds_of_group, left = divmod(width // DEPTH // tile.splits, tile.groups if tile.shared else 1)
-            assert left == 0 and (rounds_of_group % 2 == 0 or tile.rows > FEW_ROWS)
+            assert left == 0 and (rounds_of_group % 2 == 0 or tile.rows > WHOLE_ROUND_ROWS)
             if tile.shared:
                 assert role != "gated" and tile.programs(asked) <= num_sms
                 # A group comes back to the same stages, and frees one when it has begun to multiply from the next.

@@ -11,8 +11,7 @@ from tests.backends.cuda.packed_reference import pack, unpacked
 
 from bench.packed_range import pack as numpy_pack
 from twostroke.backends.cuda.kernels.packed_format import DEPTH, ROUND_BYTES, UNIT_ROWS, can_pack, packed_bytes
-from twostroke.backends.cuda.kernels.packed_weights import LEAST_EXPONENT, PackedMatrix, is_packable
-from twostroke.backends.cuda.kernels.packing import pack_by_kernel
+from twostroke.backends.cuda.kernels.packing import LEAST_EXPONENT, PackedMatrix, is_packable, pack_by_kernel
 
 
 def packed(weight: torch.Tensor, *, is_gated: bool = False) -> PackedMatrix:

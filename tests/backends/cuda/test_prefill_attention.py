@@ -5,10 +5,10 @@ import pytest
 import torch
 from tests.backends.cuda.prefill_case import PrefillCase
 
-from twostroke.backends.cuda.kernels.paged import AttentionShape, Scoring
-from twostroke.backends.cuda.kernels.prefill_attention import PrefillConfig, attend
+from twostroke.backends.cuda.kernels.paged import AttentionShape, Scoring, WalkConfig
+from twostroke.backends.cuda.kernels.prefill_attention import attend
 
-SMALL = PrefillConfig(block=16, warps=4, stages=2)
+SMALL = WalkConfig(block=16, warps=4, stages=2)
 
 
 def check(
@@ -35,7 +35,7 @@ def test_head_sizes(device, head_dim):
 @pytest.mark.parametrize("page", [16, 64])
 @pytest.mark.parametrize("block", [16, 32])
 def test_page_sizes(device, page, block):
-    check(device, [1, 33, 16], [40, 0, 64], page=page, config=PrefillConfig(block, warps=4, stages=2))
+    check(device, [1, 33, 16], [40, 0, 64], page=page, config=WalkConfig(block, warps=4, stages=2))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

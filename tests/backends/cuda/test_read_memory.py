@@ -17,7 +17,7 @@ from twostroke.backends.cuda.kernels.read_memory import (
     read,
     read_configs,
 )
-from twostroke.backends.cuda.kernels.target import target_of
+from twostroke.backends.cuda.kernels.target import Target, target_of
 
 
 @pytest.mark.parametrize("config", READ_CONFIGS, ids=str)
@@ -45,8 +45,8 @@ def test_only_devices_with_the_engine_copy_in_bulk(monkeypatch: pytest.MonkeyPat
 
 
 def test_stages_are_as_many_as_shared_memory_holds() -> None:
-    config = ReadConfig(rows=128, programs_per_sm=2, num_stages=7, bulk=True)
-    assert [config.stages_within(kib << 10) for kib in (227, 113, 99, 16)] == [7, 7, 6, 1]
+    targets = [Target(False, (9, 0), 132, kib << 10) for kib in (227, 113, 99, 16)]
+    assert [target.stages(7, 16 << 10) for target in targets] == [7, 7, 6, 1]
 
 
 @pytest.mark.slow

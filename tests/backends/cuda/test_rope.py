@@ -3,6 +3,7 @@ import torch
 from tests.backends.cuda.closeness import DTYPES, assert_close, random
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
+from twostroke.backends.cuda.kernels.paged import PagedKV
 from twostroke.backends.cuda.kernels.rope import rope_and_store
 
 EPS = 1e-6
@@ -47,9 +48,8 @@ def check(device, dtype, heads, kv_heads, head_dim, rope_dim, normed=False, head
     q, k, v = expected(qkv, cos_sin, positions, heads, kv_heads, head_dim, rope_dim, *norms)
     before = qkv.clone()
     rope_and_store(
-        qkv, cos_sin, positions, rows, table, *caches, num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim,
-        rope_dim=rope_dim, q_norm=norms[0], k_norm=norms[1], eps=EPS, heads_per_program=heads_per_program,
-    )  # fmt: skip
+        qkv, cos_sin, positions, rows, PagedKV(*caches, table), *norms, eps=EPS, heads_per_program=heads_per_program
+    )
     assert_close(qkv[:, : heads * head_dim], q.flatten(1))
     assert torch.equal(qkv[:, heads * head_dim :], before[:, heads * head_dim :])
     for cache, values in zip(caches, (k, v), strict=True):
@@ -89,9 +89,6 @@ def test_caches_that_share_an_allocation(device):
     table = torch.tensor([[1]], dtype=torch.int32, device=device)
     zero = torch.zeros(1, dtype=torch.int32, device=device)
     qkv = random(1, 96, dtype=torch.float32, device=device)
-    rope_and_store(
-        qkv, angles(32, device), zero, zero, table, both[:, 0], both[:, 1], num_heads=1, num_kv_heads=1, head_dim=32,
-        rope_dim=32,
-    )  # fmt: skip
+    rope_and_store(qkv, angles(32, device), zero, zero, PagedKV(both[:, 0], both[:, 1], table))
     assert torch.equal(both[1, 0, 0, 0], qkv[0, 32:64]) and torch.equal(both[1, 1, 0, 0], qkv[0, 64:])
     assert both.count_nonzero() == 64

@@ -11,7 +11,7 @@ import torch
 from tests.backends.cuda.test_sampling import BLOCK, FILTERS, PENALTIES, SMALL, VOCAB, stream
 
 from twostroke.backends.cuda.grammar_rows import GrammarRows, Masks
-from twostroke.backends.cuda.kernels.sampling_mask import mask
+from twostroke.backends.cuda.kernels.sampling_edits import mask
 from twostroke.backends.cuda.sampling import SamplingRows
 from twostroke.backends.host.sampler import RowSampler
 from twostroke.core.grammar import GrammarSpec

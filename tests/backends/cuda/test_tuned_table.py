@@ -21,8 +21,8 @@ from twostroke.backends.cuda.tuned_table import (
     FOLDER,
     NO_END,
     Choices,
-    Line,
     Table,
+    TableLine,
     keep,
     line_at,
     parse,
@@ -69,8 +69,8 @@ def test_models_of_the_bench_are_in_the_table() -> None:
 
 
 def test_what_is_not_in_it_goes_by_the_nearest_size_that_a_kernel_takes() -> None:
-    def lines(name: str) -> tuple[Line, ...]:
-        return (Line(1, 8, name, FMA if name == "gemv" else {}),)
+    def lines(name: str) -> tuple[TableLine, ...]:
+        return (TableLine(1, 8, name, FMA if name == "gemv" else {}),)
 
     near, far = Product("plain", 4096, 4096), Product("plain", 512, 512)
     choices = Choices(Table("a test", {near: {"plain": lines("gemv")}, far: {"plain": lines("cublas")}}), H200)
@@ -115,7 +115,7 @@ def test_another_card_is_given_what_its_kernels_take(card: Card) -> None:
 
 def test_a_form_that_was_not_measured_again_keeps_its_lines() -> None:
     gates = Product("gated", 14336, 4096)
-    only_plain = {gates: {"plain": (Line(1, NO_END, "cublas"),)}}
+    only_plain = {gates: {"plain": (TableLine(1, NO_END, "cublas"),)}}
     table = table_for(H200.name).with_others(only_plain)
     assert list(table.products[gates]) == ["packed", "plain"]
     choices = Choices(table, H200)
@@ -127,7 +127,7 @@ def test_what_a_user_measured_goes_first_and_is_kept_with_what_was_before(
 ) -> None:
     monkeypatch.setenv("TWOSTROKE_CACHE", str(tmp_path))
     gates, own = Product("gated", 14336, 4096), Product("gated", 5, 7)
-    forms = {"packed": (), "plain": (Line(1, 4, "gemv", FMA, 3.25), Line(5, NO_END, "cublas", {}))}
+    forms = {"packed": (), "plain": (TableLine(1, 4, "gemv", FMA, 3.25), TableLine(5, NO_END, "cublas", {}))}
     before = table_for("NVIDIA H200").products[gates]
     path = keep("NVIDIA H200", {own: forms})
     assert keep("NVIDIA H200", {gates: forms}) == path == user_path("NVIDIA H200")
@@ -143,12 +143,12 @@ def test_what_a_user_measured_goes_first_and_is_kept_with_what_was_before(
 
 
 def test_settings_of_another_version_are_declined() -> None:
-    table = table_of({"plain": (Line(1, 8, "gemv", {"method": "fma", "block": 3}),)})
+    table = table_of({"plain": (TableLine(1, 8, "gemv", {"method": "fma", "block": 3}),)})
     assert Choices(table, H200).of(Product("plain", 64, 64), 1, BOTH).kernel.name == "cublas"
 
 
 def test_a_line_is_found_by_its_rows() -> None:
-    lines = (Line(1, 4, "gemv"), Line(9, 9, "cluster"), Line(10, NO_END, "cublas"))
+    lines = (TableLine(1, 4, "gemv"), TableLine(9, 9, "cluster"), TableLine(10, NO_END, "cublas"))
     found = {rows: line.kernel if (line := line_at(lines, rows)) else None for rows in (1, 4, 5, 8, 9, 10, 10**6)}
     assert found == {1: "gemv", 4: "gemv", 5: None, 8: None, 9: "cluster", 10: "cublas", 10**6: "cublas"}
 
@@ -189,7 +189,7 @@ def test_a_new_form_and_its_kernel_need_a_class_each_and_a_line(monkeypatch: pyt
     numbers = torch.randint(-7, 8, (16, 32), dtype=torch.int8)
     matrix = Matrix("qkv", asked, {"plain": Plain(numbers.float() * 0.5), "halved": Halved(numbers, 0.5)})
     assert matrix.num_bytes == 16 * 32 * 4 + 16 * 32 + 4
-    choices = Choices(table_of({"halved": (Line(1, 8, "halved"),), "plain": ()}), H200)
+    choices = Choices(table_of({"halved": (TableLine(1, 8, "halved"),), "plain": ()}), H200)
     ours = Products(SPEC, ProductScratch(SPEC, 8, torch.float32, torch.device("cpu")), choices)
     norm = torch.ones(32)
     for rows, kernel in ((3, "halved"), (5, "cublas")):

@@ -15,7 +15,7 @@ from twostroke.backends.cuda import tuning
 from twostroke.backends.cuda.kernels.product import Product
 from twostroke.backends.cuda.model_matrices import products_of
 from twostroke.backends.cuda.products import Products, card_of
-from twostroke.backends.cuda.tuned_table import NO_END, Choices, Line, Table, parse, table_for
+from twostroke.backends.cuda.tuned_table import NO_END, Choices, Table, TableLine, parse, table_for
 from twostroke.backends.cuda.tuning import Tuner, _extend, tune
 from twostroke.backends.cuda.tuning_cases import Case, Pool, Trial
 from twostroke.models.loading import load_checkpoint
@@ -49,7 +49,7 @@ def lines_of(
     products = products_of(spec)
     product = next(product for product in reversed(products) if product.role == role)
     pool = Pool(spec, products, 4, F32, torch.device("cpu"))
-    now = Choices(table_of({"plain": (Line(1, NO_END, "cublas"),)}), pool.card)
+    now = Choices(table_of({"plain": (TableLine(1, NO_END, "cublas"),)}), pool.card)
     return Tuner(spec, product, pool, now, Choices(Table("so far", {}), pool.card))
 
 
@@ -107,9 +107,9 @@ def test_experts_are_measured_in_their_block(role: str, moe_spec: ModelSpec, mon
 
 
 def test_lines_that_say_the_same_are_one() -> None:
-    lines: list[Line] = []
+    lines: list[TableLine] = []
     for first, last, kernel in ((1, 1, "gemv"), (2, 2, "gemv"), (3, 8, "cublas"), (9, 16, "gemv"), (25, 32, "gemv")):
-        _extend(lines, Line(first, last, kernel, {}, float(last)))
+        _extend(lines, TableLine(first, last, kernel, {}, float(last)))
     assert [(line.first, line.last, line.kernel, line.measured_us) for line in lines] == [
         (1, 2, "gemv", 2.0),
         (3, 8, "cublas", 8.0),

@@ -13,11 +13,19 @@ from tests.models.tiny_checkpoints import make_tiny
 
 from twostroke.backends.cuda import weights as weights_module
 from twostroke.backends.cuda.moe import MoeWeights
-from twostroke.backends.cuda.weights import DenseWeights, Weights, held_bytes
+from twostroke.backends.cuda.weights import DenseWeights, Progress, Weights, held_bytes
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.loading import load_checkpoint
 from twostroke.models.random_weights import random_checkpoint
 from twostroke.models.weights.tensor import WeightKind
+
+
+def loaded(
+    checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, progress: Progress | None = None
+) -> Weights:
+    weights, loader = Weights.placed(checkpoint, device, dtype)
+    loader.fill(progress)
+    return weights
 
 
 def stored(checkpoint: Checkpoint, *names: str) -> torch.Tensor:
@@ -36,7 +44,7 @@ def llama_bias(tmp_path: Path) -> Checkpoint:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_matrices_that_read_the_same_input_are_one(llama_bias: Checkpoint, device: str, dtype: torch.dtype) -> None:
-    weights = Weights.from_checkpoint(llama_bias, torch.device(device), dtype)
+    weights = loaded(llama_bias, torch.device(device), dtype)
     assert len(weights.layers) == llama_bias.spec.num_layers
     for index, layer in enumerate(weights.layers):
         at = f"layers.{index}."
@@ -62,14 +70,14 @@ def test_files_that_are_mapped_to_be_read_raise_no_warning(llama_bias: Checkpoin
     before = torch.is_warn_always_enabled()
     torch.set_warn_always(True)
     try:
-        Weights.from_checkpoint(llama_bias, torch.device(device), torch.float32)
+        loaded(llama_bias, torch.device(device), torch.float32)
     finally:
         torch.set_warn_always(before)
 
 
 def test_what_a_family_has_beside(tmp_path: Path, device: str) -> None:
     checkpoint = load_checkpoint(make_tiny("gemma3", tmp_path)[0])
-    weights = Weights.from_checkpoint(checkpoint, torch.device(device), torch.float32)
+    weights = loaded(checkpoint, torch.device(device), torch.float32)
     assert checkpoint.spec.tied_embeddings and weights.head.weight is weights.embedding
     layer = weights.layers[1]
     for name in ("q_norm", "k_norm", "post_attention_norm", "post_mlp_norm"):
@@ -79,7 +87,7 @@ def test_what_a_family_has_beside(tmp_path: Path, device: str) -> None:
 
 def test_every_expert_lies_in_its_place(tmp_path: Path, device: str) -> None:
     checkpoint = load_checkpoint(make_tiny("mixtral", tmp_path)[0])
-    weights = Weights.from_checkpoint(checkpoint, torch.device(device), torch.float32)
+    weights = loaded(checkpoint, torch.device(device), torch.float32)
     moe = checkpoint.spec.moe
     assert moe is not None
     for index, layer in enumerate(weights.layers):
@@ -95,7 +103,7 @@ def test_every_expert_lies_in_its_place(tmp_path: Path, device: str) -> None:
 def test_experts_of_gguf_kinds_come_out_as_their_numbers(kind: WeightKind, tmp_path: Path, device: str) -> None:
     model = tiny_model(experts=True)
     checkpoint = load_checkpoint(write_of_kinds(model, tmp_path / "model.gguf", lambda _: kind))
-    mlp = Weights.from_checkpoint(checkpoint, torch.device(device), torch.float32).layers[0].mlp
+    mlp = loaded(checkpoint, torch.device(device), torch.float32).layers[0].mlp
     assert isinstance(mlp, MoeWeights)
     assert_same(mlp.gate_up.weight, model.state_dict()["model.layers.0.mlp.experts.gate_up_proj"])
     assert_same(mlp.down.weight, model.state_dict()["model.layers.0.mlp.experts.down_proj"])
@@ -113,7 +121,7 @@ def test_stored_kinds_come_out_as_their_numbers(
     tensors = {name: tensor.rows(0, tensor.shape[0]) for name, tensor in drawn.tensors.items() if len(tensor.shape) > 1}
     checkpoint = replace(drawn, tensors={**drawn.tensors, **tensors})
     assert checkpoint.tensors["layers.0.q"].kind is kind
-    weights = Weights.from_checkpoint(checkpoint, torch.device(device), torch.float32)
+    weights = loaded(checkpoint, torch.device(device), torch.float32)
     assert_same(weights.layers[0].qkv.weight, stored(checkpoint, "layers.0.q", "layers.0.k", "layers.0.v"))
     assert_same(weights.head.weight, stored(checkpoint, "output"))
 
@@ -121,9 +129,7 @@ def test_stored_kinds_come_out_as_their_numbers(
 def test_random_weights_are_drawn_on_the_device_alike_every_time(tmp_path: Path, device: str) -> None:
     folder, _ = make_tiny("qwen3_moe", tmp_path)
     one, same, other = (
-        Weights.from_checkpoint(
-            random_checkpoint(folder, WeightKind.BF16, seed=seed), torch.device(device), torch.float32
-        )
+        loaded(random_checkpoint(folder, WeightKind.BF16, seed=seed), torch.device(device), torch.float32)
         for seed in (1, 1, 2)
     )
     assert torch.equal(one.embedding, same.embedding) and not torch.equal(one.embedding, other.embedding)
@@ -138,9 +144,7 @@ def test_random_weights_are_drawn_on_the_device_alike_every_time(tmp_path: Path,
 
 def test_progress_ends_with_all_of_it(llama_bias: Checkpoint, device: str) -> None:
     told: list[tuple[int, int]] = []
-    weights = Weights.from_checkpoint(
-        llama_bias, torch.device(device), torch.bfloat16, lambda done, total: told.append((done, total))
-    )
+    weights = loaded(llama_bias, torch.device(device), torch.bfloat16, lambda done, total: told.append((done, total)))
     assert weights.embedding.dtype == torch.bfloat16
     assert told == sorted(told) and len(told) == len(llama_bias.tensors)
     assert told[-1] == (held_bytes(llama_bias), held_bytes(llama_bias))

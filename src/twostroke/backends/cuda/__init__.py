@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from twostroke.backends.interface import LAYERS_DIFFER, BackendSettings, uncomputed
 from twostroke.core.errors import BackendError, install_hint
-from twostroke.core.formats import ANY_FORMATS, STORED, Formats, FormatWish
+from twostroke.core.formats import ANY_FORMATS, GPU_FLOATS, STORED, Formats, FormatWish
 from twostroke.core.kv_layout import KVLayout
 from twostroke.core.step_sizes import StepSizes
 from twostroke.cost.devices import Device
@@ -32,7 +32,6 @@ GRAPH_BYTES = 1 << 30
 LEAST_CAPABILITY = (8, 0)
 """The first with bf16 matrix units and asynchronous copies."""
 MAX_HEAD_DIM = 256
-ARITHMETICS = ("bf16", "f16")
 _ELEMENT_BYTES = 2
 
 
@@ -58,9 +57,9 @@ class CudaFactory:
         if wish.weights not in (None, STORED):
             return "it computes in 16-bit floats: it quantises nothing on load"
         arithmetic = wish.arithmetic or _stored_dtype(checkpoint)
-        if arithmetic not in ARITHMETICS:
+        if arithmetic not in GPU_FLOATS:
             return f"it computes in bf16 or f16, not in {arithmetic}"
-        if wish.kv not in (None, *ARITHMETICS):
+        if wish.kv not in (None, *GPU_FLOATS):
             return f"it keeps KV in what it computes in, bf16 or f16, not in {wish.kv}"
         if wish.kv not in (None, arithmetic):
             return f"it keeps KV in what it computes in, {arithmetic}: {wish.kv} needs --dtype {wish.kv}"
@@ -78,16 +77,17 @@ class CudaFactory:
     def memory(self, checkpoint: Checkpoint, here: Machine, formats: Formats) -> MemorySpace:
         import torch
 
-        from twostroke.backends.cuda.buffers import Buffers
+        from twostroke.backends.cuda.buffers import Buffers, tensor_bytes
         from twostroke.backends.cuda.captured_sizes import MAX_CHUNKS
-        from twostroke.backends.cuda.sampling import SamplingRows
+        from twostroke.backends.cuda.sampling import SamplingFeatures, SamplingRows
         from twostroke.backends.cuda.weights import held_bytes
 
         free, total = torch.cuda.mem_get_info()
         spec, max_sampled = checkpoint.spec, self.suits.max_running + MAX_CHUNKS
-        beside = held_bytes(checkpoint) + GRAPH_BYTES
-        beside += Buffers.num_bytes(spec, self.suits.max_tokens_per_step, max_sampled)
-        beside += SamplingRows.num_bytes(max_sampled, spec.vocab_size)
+        buffers = Buffers(spec, self.suits.max_tokens_per_step, max_sampled, torch.device("meta"), torch.bfloat16)
+        sampling = SamplingRows(max_sampled, spec.vocab_size, "meta")
+        sampling.prepare(SamplingFeatures(draws=True, filters=True, edits=True))
+        beside = held_bytes(checkpoint) + GRAPH_BYTES + tensor_bytes(buffers) + tensor_bytes(sampling)
         return MemorySpace(torch.cuda.get_device_name(), total, max(0, free - beside), KV_SHARE_OF_DEVICE)
 
     def decode_weights(self, checkpoint: Checkpoint, formats: Formats, on: Device | None = None) -> DecodeWeights | str:

@@ -11,7 +11,7 @@ from typing import Any
 FILE = files("twostroke.backends.cuda") / "tuned" / "attention.json"
 
 
-def choice(kernel: str, **facts: int) -> dict[str, Any]:
+def settings_for(kernel: str, **facts: int) -> dict[str, Any]:
     """The settings of the first row of a kernel whose every range holds the fact of its name. A fact that is not told,
     as an interpreter's shared memory, is in any range. The last row of each kernel is for all else: the plain rule."""
     for row in _rows()[kernel]:

@@ -4,7 +4,6 @@ reads them when they have arrived."""
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ import torch
 from twostroke.backends.cuda.attention import Attention
 from twostroke.backends.cuda.buffers import Buffers
 from twostroke.backends.cuda.captured_sizes import MAX_CHUNKS
-from twostroke.backends.cuda.compile_ahead import CAN_REHEARSE, compilers, rehearsal
+from twostroke.backends.cuda.compile_ahead import compiled_ahead
 from twostroke.backends.cuda.decode import DecodePath
 from twostroke.backends.cuda.graphs import GraphCache
 from twostroke.backends.cuda.kernels.paged import AttentionShape
@@ -48,10 +47,8 @@ DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
 @dataclass(frozen=True, slots=True)
 class _Loading:
     weights_s: float
-    packing_s: float
-    """Of them."""
-    left_plain: tuple[str, ...]
-    """Matrices that could not be packed."""
+    packing_s: float  # of them
+    left_plain: tuple[str, ...]  # matrices that could not be packed
 
 
 class CudaBackend:
@@ -88,11 +85,7 @@ class CudaBackend:
         self._device = device
         self._parts = Parts(
             rows=rows,
-            decoder=Decoder(
-                *(spec, weights, kv, attention, buffers, rows.tables, rows.last_tokens, sampling.records),
-                max_context,
-                choices,
-            ),
+            decoder=Decoder(spec, weights, kv, attention, buffers, rows, max_context, choices),
             buffers=buffers,
             attention=attention,
             graphs=GraphCache(device),
@@ -102,7 +95,7 @@ class CudaBackend:
         self._decodes = DecodePath(self._parts, max_rows)
         self._prefills = PrefillPath(self._parts, max_rows, max_context)
         self._results = Results(max_rows, device)
-        times = self._get_ready(partial(loader.fill, progress), weights.pack)
+        times = self._get_ready(partial(loader.fill, progress), weights)
         rest_s = time.perf_counter() - started_s - times.weights_s
         graphs = self._parts.graphs
         again = f", {graphs.num_made_again} of them made again" if graphs.num_made_again else ""
@@ -114,30 +107,30 @@ class CudaBackend:
             *(f"decode reads {name} unpacked: not all of its weights are finite" for name in times.left_plain),
         )
 
-    def _get_ready(self, load_weights: Callable[[], None], pack_weights: Callable[[], tuple[str, ...]]) -> _Loading:
+    def _get_ready(self, load_weights: Callable[[], None], weights: Weights) -> _Loading:
         """Kernels are compiled while weights load."""
-        with contextlib.ExitStack() as compiling:
-            if self._device.type == "cuda" and CAN_REHEARSE:
-                threads = compiling.enter_context(compilers())
-                with rehearsal(threads):
-                    pack_weights()
-                    self.prepare()
+
+        def rehearse() -> None:
+            weights.rehearse_packing()
+            self.prepare(rehearses=True)
+
+        with compiled_ahead(rehearse, wanted=self._device.type == "cuda"):
             started_s = time.perf_counter()
             load_weights()
             loaded_s = time.perf_counter()
-            left_plain = pack_weights()
+            left_plain = weights.pack()
             packed_s = time.perf_counter()
             if self._device.type == "cuda":
                 self.prepare()
         return _Loading(packed_s - started_s, packed_s - loaded_s, left_plain)
 
-    def prepare(self) -> None:
+    def prepare(self, *, rehearses: bool = False) -> None:
         """Launch every kernel that a step may need, on nobody's rows, and capture the steps that recur: no request
-        waits for a compiler."""
+        waits for a compiler. A rehearsal captures nothing."""
         self._parts.rows.prepare()
         self._parts.decoder.prepare()
-        self._prefills.prepare()
-        self._decodes.prepare()
+        self._prefills.prepare(rehearses=rehearses)
+        self._decodes.prepare(rehearses=rehearses)
         self._decodes.prepare_sampling()
 
     def use_grammars(self, grammars: Grammars) -> None:

@@ -10,9 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from twostroke.backends.cuda.kernels.embedding import FROM_ROW
-from twostroke.core.step import Step
+from twostroke.core.step import PrefillChunk, Step
 
 Integers = npt.NDArray[np.int32]
+NOBODY = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +23,7 @@ class CapturedShape:
     num_tokens: int
     decode_slots: int
     """The first of the tokens may be decodes, this many at most; the device is told how many with every step."""
-    sampled_chunks: int
-    """Chunks that may yield a token."""
+    sampled_chunks: int  # chunks that may yield a token
 
     @property
     def num_sampled(self) -> int:
@@ -35,16 +35,14 @@ class Batch:
     token_ids: Integers  # [num_tokens]; FROM_ROW for decodes, whose token only the device knows
     rows: Integers  # [num_tokens]
     positions: Integers  # [num_tokens]; FROM_ROW for decodes, whose row knows its length
-    num_decodes: int
-    """Tokens that come first and are attended as decodes."""
+    num_decodes: int  # tokens that come first and are attended as decodes
     segment_first: Integers  # [num_segments] index of a chunk's first token
     segment_count: Integers  # [num_segments] its tokens
     segment_start: Integers  # [num_segments] the position of its first token
     segment_rows: Integers  # [num_segments]
     sampled_tokens: Integers  # the tokens whose logits are sampled, decodes first, then padding
     sampled_rows: Integers  # their rows
-    num_sampled: int
-    """How many of them are not padding."""
+    num_sampled: int  # how many of them are not padding
 
     @property
     def num_tokens(self) -> int:
@@ -95,19 +93,6 @@ class Batch:
     @staticmethod
     def of_nobody(shape: CapturedShape, padding_row: int, max_context: int) -> Batch:
         """What graphs are captured with, and kernels compiled: the padding row's, in chunks as long as they may be."""
-        num_tokens = shape.num_tokens
-        rows = np.full(num_tokens, padding_row, dtype=np.int32)
-        firsts = np.arange(0, num_tokens, max_context, dtype=np.int32)
-        return Batch(
-            token_ids=np.zeros(num_tokens, dtype=np.int32),
-            rows=rows,
-            positions=np.arange(num_tokens, dtype=np.int32) % max_context,
-            num_decodes=0,
-            segment_first=firsts,
-            segment_count=np.minimum(num_tokens - firsts, max_context),
-            segment_start=np.zeros(len(firsts), dtype=np.int32),
-            segment_rows=rows[: len(firsts)],
-            sampled_tokens=np.zeros(shape.num_sampled, dtype=np.int32),
-            sampled_rows=np.full(shape.num_sampled, padding_row, dtype=np.int32),
-            num_sampled=0,
-        )
+        counts = (min(max_context, shape.num_tokens - first) for first in range(0, shape.num_tokens, max_context))
+        chunks = tuple(PrefillChunk(NOBODY, 0, (0,) * count, samples=False) for count in counts)
+        return Batch.from_step(Step(0, prefills=chunks), {NOBODY: padding_row}, padding_row, shape)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from twostroke.backends.cuda.kernels.product import padded_rows
@@ -37,12 +39,13 @@ class Buffers:
         for inputs in (self.normed, self.attention, self.activated):
             inputs[num_rows : padded_rows(num_rows)].zero_()
 
-    @staticmethod
-    def num_bytes(spec: ModelSpec, num_tokens: int, num_logits: int) -> int:
-        """In 16-bit types."""
-        attention_width = spec.layers[0].grouped.query_width
-        width = 2 * spec.hidden_size + 2 * attention_width + spec.layers[0].grouped.kv_values + spec.dense_width
-        blocks = ProductScratch.num_bytes(spec, num_tokens)
-        blocks += MoeScratch.num_bytes(spec.moe, spec.hidden_size, num_tokens) if spec.moe else 0
-        of_a_logit = 2 * (spec.hidden_size + attention_width) + 4 * spec.vocab_size
-        return num_tokens * (2 * width + 4) + blocks + num_logits * of_a_logit
+
+def tensor_bytes(value: Any) -> int:
+    """Of all tensors that an object of ours holds, and the objects in it. On torch's device `meta` one is made that
+    takes nothing, and tells what another would."""
+    if isinstance(value, torch.Tensor):
+        return value.nbytes
+    if isinstance(value, tuple):
+        return sum(map(tensor_bytes, value))
+    is_ours = type(value).__module__.startswith("twostroke.") and hasattr(value, "__dict__")
+    return sum(map(tensor_bytes, vars(value).values())) if is_ours else 0

@@ -6,14 +6,13 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Literal
 
 import torch
 
-from twostroke.backends.cuda.compile_ahead import CAN_REHEARSE, compilers, rehearsal
+from twostroke.backends.cuda.compile_ahead import compiled_ahead
 from twostroke.backends.cuda.kernels.read_memory import ROW_BYTES, WIDTH, ReadConfig, num_programs, read, read_configs
 
 MEMORY_BYTES = 2 << 30
@@ -31,13 +30,10 @@ LAUNCHES = 200
 @dataclass(frozen=True, slots=True)
 class DeviceRates:
     device: str
-    copy_bytes_per_s: float
-    """Bytes read plus bytes written by a copy."""
-    reads: Mapping[str, float]
-    """Bytes a second of a kernel that only reads, by the way it reads."""
+    copy_bytes_per_s: float  # bytes read plus bytes written by a copy
+    reads: Mapping[str, float]  # bytes a second of a kernel that only reads, by the way it reads
     multiply_adds_per_s: float
-    launch_s: float
-    """Host seconds that launching one kernel takes."""
+    launch_s: float  # host seconds that launching one kernel takes
 
     @property
     def read_bytes_per_s(self) -> float:
@@ -103,12 +99,7 @@ def copy_rate(memory: torch.Tensor) -> float:
 def read_rates(memory: torch.Tensor, configs: Sequence[ReadConfig]) -> dict[ReadConfig, float]:
     """Of each, on its own: of all, the fastest is the ceiling. Their kernels are compiled beside each other."""
     passes = {config: _one_pass(memory, config) for config in configs}
-    with ExitStack() as compiling:
-        if CAN_REHEARSE:
-            threads = compiling.enter_context(compilers())
-            with rehearsal(threads):
-                for one_pass in passes.values():
-                    one_pass()
+    with compiled_ahead(lambda: [one_pass() for one_pass in passes.values()]):
         return {config: memory.nbytes / _median_s(one_pass) for config, one_pass in passes.items()}
 
 

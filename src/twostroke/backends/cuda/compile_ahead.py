@@ -92,6 +92,19 @@ def rehearsal(compilers: _Threads) -> Iterator[None]:
         _compilers.reset(before)
 
 
+@contextmanager
+def compiled_ahead(rehearse: Callable[[], object], *, wanted: bool = True) -> Iterator[None]:
+    """What `rehearse` would launch is compiled beside each other, and launches within find it. Where it is not wanted,
+    or this Triton cannot, they compile for themselves."""
+    if not (wanted and CAN_REHEARSE):
+        yield
+        return
+    with compilers() as threads:
+        with rehearsal(threads):
+            rehearse()
+        yield
+
+
 def is_rehearsal() -> bool:
     return _compilers.get() is not None
 

@@ -13,12 +13,12 @@ import torch
 from twostroke.backends.cuda.graphs import buckets_up_to
 from twostroke.backends.cuda.kernels.embedding import FROM_ROW
 from twostroke.backends.cuda.model import Decodes, TokenArrays
-from twostroke.backends.cuda.parts import PLAIN, Parts, is_plain
+from twostroke.backends.cuda.parts import PLAIN, Parts
 from twostroke.backends.cuda.results import sampling_ids
 from twostroke.backends.cuda.sampling import SamplingFeatures
 from twostroke.core.step import Step
 
-FEW_ROWS = 64
+LIGHT_ROWS = 64
 """Up to here a step reads weights and keys, and what it multiplies takes little power."""
 
 
@@ -36,7 +36,7 @@ class DecodePath:
         bucket = self._buckets[bisect_left(self._buckets, len(rows))]
         self._send(bucket, rows)
         features = parts.rows.sampling.features(rows)
-        if is_plain(features):
+        if features.is_plain:
             parts.graphs.run(("decode", bucket), lambda: self._run(bucket, PLAIN))
         else:
             parts.graphs.run(("logits", bucket), lambda: self._run(bucket, None))
@@ -44,13 +44,17 @@ class DecodePath:
             parts.sample(parts.staging.views((bucket,))[0][: len(rows)], features, masks)
         return rows
 
-    def prepare(self) -> None:
-        """Capture every batch size, the largest first: what it allocates serves the others too."""
+    def prepare(self, *, rehearses: bool) -> None:
+        """Capture every batch size, the largest first: what it allocates serves the others too. A rehearsal only meets
+        the kernels."""
         for bucket in reversed(self._buckets):
             self._send(bucket, [])
             work = partial(self._run, bucket, PLAIN)
             sample = partial(work, layers=self._parts.decoder.distinct_layers)
-            self._parts.graphs.prepare(("decode", bucket), work, sample)
+            if rehearses:
+                sample()
+            else:
+                self._parts.graphs.prepare(("decode", bucket), work, sample)
 
     def prepare_sampling(self) -> None:
         """Have the kernels of every kind of sampling compiled, on the padding row, which keeps no state."""
@@ -77,7 +81,7 @@ class DecodePath:
         layers = parts.decoder.all_layers if layers is None else layers
         (rows,) = parts.staging.views((bucket,))
         tokens = TokenArrays(self._token_ids[:bucket], rows, self._positions[:bucket])
-        if bucket > FEW_ROWS:
+        if bucket > LIGHT_ROWS:
             parts.buffers.clear_padding(bucket)
         residual = parts.decoder.forward(tokens, Decodes(bucket), None, layers=layers)
         parts.decoder.logits(residual)

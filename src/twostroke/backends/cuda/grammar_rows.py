@@ -35,15 +35,11 @@ class Masks:
 @dataclass(slots=True)
 class _GrammarRow:
     matcher: TokenMatcher
-    num_output: int
-    """Tokens that the matcher has seen."""
+    num_output: int  # tokens that the matcher has seen
     min_tokens: int
-    all_but_stops: Bits | None
-    """A bit a token; None without min_tokens."""
-    awaited: Ticket | None = None
-    """The launched step that samples the row's next token."""
-    stuck: str | None = None
-    """Why the matcher cannot go on: the answer ends there."""
+    all_but_stops: Bits | None  # a bit a token; None without min_tokens
+    awaited: Ticket | None = None  # the launched step that samples the row's next token
+    stuck: str | None = None  # why the matcher cannot go on: the answer ends there
 
     def catch_up(self, seq_id: int) -> None:
         """Wait for the token that is being sampled, if there is one."""

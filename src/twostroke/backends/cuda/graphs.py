@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 
-from twostroke.backends.cuda.compile_ahead import is_rehearsal
-
 
 class GraphCache:
     """Graphs by key. On a device without graphs (tests on a CPU) the functions are simply run."""
@@ -52,10 +50,8 @@ class GraphCache:
     def prepare(self, key: Hashable, work: Callable[[], None], sample: Callable[[], None]) -> None:
         """Capture `work` before it is needed. `sample`, a part of it that meets every kernel, is run before that, so it
         must be harmless: what is met for the first time, a kernel to be loaded or a library's heuristics, may spoil a
-        capture. A rehearsal needs no more than the sample."""
-        if is_rehearsal():
-            sample()
-        elif self._device.type == "cuda" and key not in self._graphs:
+        capture."""
+        if self._device.type == "cuda" and key not in self._graphs:
             sample()
             try:
                 self._graphs[key] = self._capture(work)

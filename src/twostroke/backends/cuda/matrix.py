@@ -9,9 +9,7 @@ from typing import Protocol
 
 import torch
 
-from twostroke.backends.cuda.compile_ahead import is_rehearsal
-from twostroke.backends.cuda.kernels.packed_weights import PackedMatrix
-from twostroke.backends.cuda.kernels.packing import pack_by_kernel
+from twostroke.backends.cuda.kernels.packing import PackedMatrix, pack_by_kernel
 from twostroke.backends.cuda.kernels.product import Product
 
 
@@ -38,8 +36,7 @@ class Matrix:
 
     name: str
     product: Product
-    forms: dict[str, Form]
-    """By the names that kernels ask for."""
+    forms: dict[str, Form]  # by the names that kernels ask for
     bias: torch.Tensor | None = None
     form_names: tuple[str, ...] = field(init=False)
 
@@ -72,13 +69,19 @@ class Matrix:
         self.form_names = tuple(self.forms)
 
 
-def pack(matrices: Iterable[Matrix]) -> tuple[str, ...]:
-    """Fill the packed forms that there is room for. Returns the matrices that stay plain, since their weights are not
-    all finite: those forms are dropped."""
+def fill_packed(matrices: Iterable[Matrix]) -> list[tuple[Matrix, PackedMatrix]]:
+    """Launch what fills the packed forms that there is room for."""
     packed = [(matrix, form) for matrix in matrices if (form := matrix.packed) is not None]
     for matrix, form in packed:
         pack_by_kernel(matrix.weight, form)
-    if is_rehearsal() or not packed:
+    return packed
+
+
+def pack(matrices: Iterable[Matrix]) -> tuple[str, ...]:
+    """Fill the packed forms. Returns the matrices that stay plain, since their weights are not all finite: those forms
+    are dropped."""
+    packed = fill_packed(matrices)
+    if not packed:
         return ()
     # A row whose largest exponent is infinity's has an infinite factor. All are asked about at once: asking is waiting.
     are_finite = torch.stack([form.factors.isfinite().all() for _, form in packed]).tolist()

@@ -20,6 +20,7 @@ from twostroke.backends.cuda.kernels.rope import rope_and_store
 from twostroke.backends.cuda.kv_store import KVStore
 from twostroke.backends.cuda.moe import MoeBlock, MoeWeights
 from twostroke.backends.cuda.products import Products, Stream
+from twostroke.backends.cuda.rows import DeviceRows
 from twostroke.backends.cuda.tuned_table import Choices
 from twostroke.backends.cuda.weights import LayerWeights, Weights
 from twostroke.models.rope_spec import RopeSpec
@@ -32,8 +33,7 @@ class TokenArrays:
 
     token_ids: torch.Tensor
     rows: torch.Tensor
-    positions: torch.Tensor
-    """FROM_ROW, as are token ids, where a row alone knows."""
+    positions: torch.Tensor  # FROM_ROW, as are token ids, where a row alone knows
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -43,10 +43,8 @@ class TokenArrays:
 class Decodes:
     """The tokens of a step, the first, that are attended as decodes."""
 
-    slots: int
-    """The most there may be: what a graph has room for."""
-    count: torch.Tensor | None = None
-    """int32 [1] on the device: how many there are; None: as many as slots."""
+    slots: int  # the most there may be: what a graph has room for
+    count: torch.Tensor | None = None  # int32 [1] on the device: how many there are; None: as many as slots
 
 
 class Decoder:
@@ -57,16 +55,14 @@ class Decoder:
         kv: KVStore,
         attention: Attention,
         buffers: Buffers,
-        tables: torch.Tensor,
-        last_tokens: torch.Tensor,
-        records: torch.Tensor,
+        rows: DeviceRows,
         max_context: int,
         choices: Choices,
     ) -> None:
         self._spec, self._weights, self._attention = spec, weights, attention
-        self._buffers, self._last_tokens, self._records = buffers, last_tokens, records
+        self._buffers, self._rows = buffers, rows
         self._paged = [
-            PagedKV(keys, values, tables[group])
+            PagedKV(keys, values, rows.tables[group])
             for keys, values, group in zip(kv.keys, kv.values, kv.group_of, strict=True)
         ]
         heads = [layer.grouped for layer in spec.layers]
@@ -133,9 +129,9 @@ class Decoder:
         scale = self._spec.embedding_scale
         positions = None
         if decodes.slots:  # which know where they stand by their rows
-            positions = Positions(tokens.positions, self._records, self._buffers.positions[: len(tokens)])
+            positions = Positions(tokens.positions, self._rows.sampling.records, self._buffers.positions[: len(tokens)])
             tokens = TokenArrays(tokens.token_ids, tokens.rows, positions.found)
-        ids = (tokens.token_ids, tokens.rows, self._last_tokens)
+        ids = (tokens.token_ids, tokens.rows, self._rows.last_tokens)
         gather(weights.embedding, *ids, stream.residual, scale=scale, positions=positions)
         if decodes.slots:
             self._attention.cut_decodes(tokens.positions[: decodes.slots], self._windows, count=decodes.count)
@@ -194,23 +190,9 @@ class Decoder:
 
     def _rotate_and_store(self, index: int, layer: LayerWeights, qkv: torch.Tensor, tokens: TokenArrays) -> None:
         """Queries are rotated to where they are read; keys and values go to the store."""
-        attention, kv = self._spec.layers[index].grouped, self._paged[index]
-        rope_and_store(
-            qkv,
-            self._rotations[attention.rope],
-            tokens.positions,
-            tokens.rows,
-            kv.table,
-            kv.keys,
-            kv.values,
-            num_heads=attention.num_heads,
-            num_kv_heads=attention.num_kv_heads,
-            head_dim=attention.head_dim,
-            rope_dim=attention.rope.dim,
-            q_norm=layer.q_norm,
-            k_norm=layer.k_norm,
-            eps=self._spec.norm_eps,
-        )
+        cos_sin, norms = self._rotations[self._spec.layers[index].grouped.rope], (layer.q_norm, layer.k_norm)
+        kv, eps = self._paged[index], self._spec.norm_eps
+        rope_and_store(qkv, cos_sin, tokens.positions, tokens.rows, kv, *norms, eps=eps)
 
     def _attend(
         self,

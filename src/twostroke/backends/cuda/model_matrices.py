@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 
+from twostroke.backends.cuda.kernels.gemv_config import GEMV_ROWS
 from twostroke.backends.cuda.kernels.packed_format import packed_bytes
-from twostroke.backends.cuda.kernels.packed_tiles import MAX_DENSE_ROWS
 from twostroke.backends.cuda.kernels.product import Card, Product, Role
 from twostroke.backends.cuda.tuned_table import Choices
 from twostroke.core.formats import Formats
@@ -18,18 +18,14 @@ from twostroke.models.spec import DenseMlp, ModelSpec, expert_name, layer_name
 
 NEEDS_BF16 = "packed weights are bf16 in fewer bits, and this computes in f16"
 NEEDS_HOPPER = "products with packed weights need a Hopper GPU (compute capability 9.0)"
-FEW_ROWS = 8
-"""As many as the fused kernels, which read plain weights, ever take."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelMatrix:
-    kind: str
-    """Which of its layer's it is, or `head`."""
+    kind: str  # which of its layer's it is, or `head`
     name: str
     product: Product
-    tensors: tuple[str, ...]
-    """Joined by rows."""
+    tensors: tuple[str, ...]  # joined by rows
     biases: tuple[str, ...] = ()
 
     @property
@@ -109,7 +105,7 @@ def sizes_of(checkpoint: Checkpoint, choices: Choices) -> DecodeWeights | str:
     copies = WeightCopies(
         dense_bytes + head_bytes,
         replaced_bytes + head_replaced_bytes,
-        MAX_DENSE_ROWS,
+        max(_last_rows([*layers, *head], choices), default=0),
         plain_tokens=_plain_tokens(layers, choices),
         head_bytes=head_bytes,
         head_replaced_bytes=head_replaced_bytes,
@@ -117,22 +113,23 @@ def sizes_of(checkpoint: Checkpoint, choices: Choices) -> DecodeWeights | str:
     moe = spec.moe
     return DecodeWeights(
         copies if copies.num_bytes else None,
-        WeightCopies(*_bytes(checkpoint, experts), _most_expert_rows(experts, choices) // moe.experts_per_token)
+        WeightCopies(*_bytes(checkpoint, experts), min(_last_rows(experts, choices)) // moe.experts_per_token)
         if experts and moe is not None
         else None,
     )
 
 
-def _most_expert_rows(matrices: Sequence[ModelMatrix], choices: Choices) -> int:
-    return min(choices.last_rows(matrix.product, "packed") for matrix in matrices)
+def _last_rows(matrices: Sequence[ModelMatrix], choices: Choices) -> list[int]:
+    """Up to how many rows each reads its copy."""
+    return [choices.last_rows(product, "packed") for product in {matrix.product for matrix in matrices}]
 
 
 def _plain_tokens(matrices: Sequence[ModelMatrix], choices: Choices) -> int:
-    """Up to how many tokens no product of a layer reads a copy."""
-    counts = range(1, FEW_ROWS + 1)
+    """Up to how many tokens no product of a layer reads a copy: those that the fused kernels take, at most."""
+    counts = range(1, GEMV_ROWS + 1)
     products = {matrix.product for matrix in matrices}
     read = [rows for rows in counts for product in products if choices.reads(product, "packed", (rows,))]
-    return min(read, default=FEW_ROWS + 1) - 1
+    return min(read, default=GEMV_ROWS + 1) - 1
 
 
 def _bytes(checkpoint: Checkpoint, matrices: Sequence[ModelMatrix]) -> tuple[int, int]:

@@ -15,11 +15,10 @@ from twostroke.backends.cuda.kernels.moe_combine import NextNorm
 from twostroke.backends.cuda.kernels.moe_grouped import grouped_matmul
 from twostroke.backends.cuda.kernels.moe_routing import Order, RoutingScratch
 from twostroke.backends.cuda.kernels.norms import rms_norm
-from twostroke.backends.cuda.kernels.packed_experts import packed_experts_product
+from twostroke.backends.cuda.kernels.packed_products import packed_experts_product
 from twostroke.backends.cuda.kernels.packed_tiles import PackedTile
-from twostroke.backends.cuda.kernels.product import Product
-from twostroke.backends.cuda.matrix import Matrix, Plain
-from twostroke.backends.cuda.tuned_table import Choice, Choices
+from twostroke.backends.cuda.matrix import Matrix
+from twostroke.backends.cuda.tuned_table import Choices, KernelChoice
 from twostroke.models.spec import MoeSpec
 
 
@@ -28,20 +27,6 @@ class MoeWeights:
     router: torch.Tensor  # [experts, hidden]
     gate_up: Matrix  # [experts, 2 * intermediate, hidden]: gate, then up
     down: Matrix  # [experts, hidden, intermediate]
-
-    @staticmethod
-    def empty(moe: MoeSpec, hidden_size: int, dtype: torch.dtype, device: torch.device | str) -> MoeWeights:
-        """To be filled: of `gate_up`, expert e's rows are its gate, then its up."""
-        experts, intermediate = moe.num_experts, moe.expert_intermediate_size
-
-        def empty(name: str, product: Product) -> Matrix:
-            return Matrix(name, product, {"plain": Plain(torch.empty(product.shape, dtype=dtype, device=device))})
-
-        return MoeWeights(
-            router=torch.empty(experts, hidden_size, dtype=dtype, device=device),
-            gate_up=empty("gate_up", Product("gated", intermediate, hidden_size, experts=experts)),
-            down=empty("down", Product("join", hidden_size, intermediate, experts=experts)),
-        )
 
 
 class MoeScratch:
@@ -68,14 +53,6 @@ class MoeScratch:
 
     def order(self, num_pairs: int) -> Order:
         return Order(self.sorted_pairs[:num_pairs], self.starts, self._top_k)
-
-    @staticmethod
-    def num_bytes(moe: MoeSpec, hidden_size: int, max_tokens: int) -> int:
-        """In 16-bit types."""
-        pairs = max_tokens * moe.experts_per_token
-        experts = moe.num_experts
-        routing = 4 * (max_tokens * experts + experts + 1) + RoutingScratch.num_bytes(experts, max_tokens)
-        return pairs * (2 * (moe.expert_intermediate_size + hidden_size) + 12) + routing
 
 
 class MoeBlock:
@@ -120,7 +97,7 @@ class MoeBlock:
                     self.multiply(places[0], matrix, places[1], order, choice)
 
     def multiply(
-        self, inputs: torch.Tensor, matrix: Matrix, results: torch.Tensor, order: Order, choice: Choice
+        self, inputs: torch.Tensor, matrix: Matrix, results: torch.Tensor, order: Order, choice: KernelChoice
     ) -> None:
         """See `grouped_matmul`."""
         tile, kind = choice.tile, self._activation if matrix.product.is_gated else None
@@ -134,7 +111,7 @@ class MoeBlock:
             assert isinstance(tile, GroupedTile)
             grouped_matmul(inputs, matrix.weight, results, order, tile=tile, gated=kind)
 
-    def _choice(self, matrix: Matrix, num_pairs: int) -> Choice:
+    def _choice(self, matrix: Matrix, num_pairs: int) -> KernelChoice:
         return self._choices.of(matrix.product, num_pairs, matrix.form_names)
 
     def _few(
@@ -142,7 +119,7 @@ class MoeBlock:
     ) -> None:
         top_k, weights = self._moe.experts_per_token, self._weights
         logits, activations = scratch.logits[: len(x)], scratch.activations[: len(x) * top_k]
-        moe_routing.router_logits(x, weights.router, logits)
+        moe_decode.router_logits(x, weights.router, logits)
         gate_up, down, kind = weights.gate_up.weight, weights.down.weight, self._activation
         moe_decode.few_tokens_gate_up(x, logits, gate_up, activations, top_k=top_k, kind=kind, tile=tile)
         normalise = self._moe.normalise_weights

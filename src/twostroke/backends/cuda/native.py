@@ -7,6 +7,7 @@ import ctypes
 import hashlib
 from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
+from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Lock
@@ -23,6 +24,8 @@ CLUSTER_DIMENSION, DEPENDENT_LAUNCH = 4, 6
 MAX_DYNAMIC_SHARED = 8
 SWIZZLED_128_BYTES, PROMOTED_256_BYTES = 3, 3
 ELEMENT_KINDS = {torch.float16: 6, torch.bfloat16: 9}
+ARCHITECTURE = "sm_90a"
+FOLDER = files("twostroke.backends.cuda.kernels")
 PREAMBLE = "typedef unsigned int u32;\ntypedef unsigned long long u64;\n"
 
 
@@ -95,12 +98,18 @@ class NativeKernel:
     """One function of a source, compiled for one choice of its constants. Compiled and loaded when a device first runs
     it; compiled before that where there was a rehearsal."""
 
-    def __init__(self, source: str, name: str, constants: Mapping[str, int], architecture: str) -> None:
-        self._source, self._name, self._constants, self._architecture = source, name, constants, architecture
+    def __init__(self, name: str, source: str, constants: Mapping[str, int]) -> None:
+        self.name, self.source, self.constants = name, source, constants
         self._functions: dict[tuple[int, int], ctypes.c_void_p] = {}
 
+    @staticmethod
+    def of(name: str, sources: Sequence[str], products: Sequence[str], constants: Mapping[str, int]) -> NativeKernel:
+        """From the files `sources`, behind the `products` that they call (`wgmma.py`)."""
+        texts = (FOLDER.joinpath(file).read_text() for file in sources)
+        return NativeKernel(name, "\n".join([*products, *texts]), constants)
+
     def compile(self) -> bytes:
-        return compiled(self._source, self._constants, self._architecture)
+        return compiled(self.source, self.constants)
 
     def load(self, shared_bytes: int = 0) -> ctypes.c_void_p:
         """On the current device, since code belongs to one; it may take `shared_bytes` of shared memory."""
@@ -111,8 +120,8 @@ class NativeKernel:
             code = self.compile()
             _enter_context(device)
             _check(driver.cuModuleLoadData(ctypes.byref(module), code), "load a kernel")
-            found = driver.cuModuleGetFunction(ctypes.byref(function), module, self._name.encode())
-            _check(found, f"find the kernel {self._name}")
+            found = driver.cuModuleGetFunction(ctypes.byref(function), module, self.name.encode())
+            _check(found, f"find the kernel {self.name}")
             allowed = driver.cuFuncSetAttribute(function, MAX_DYNAMIC_SHARED, shared_bytes)
             _check(allowed, f"give a kernel {shared_bytes} bytes of shared memory")
             self._functions[device, shared_bytes] = function
@@ -146,9 +155,9 @@ def _attributes(cluster: int, dependent: bool) -> ctypes.Array[_Attribute]:
     )
 
 
-def compiled(source: str, constants: Mapping[str, int], architecture: str) -> bytes:
+def compiled(source: str, constants: Mapping[str, int]) -> bytes:
     """The code for a device, from disk where this has been compiled before. Threads may ask at once."""
-    options = [f"--gpu-architecture={architecture}", "--std=c++17", *(f"-D{k}={v}" for k, v in constants.items())]
+    options = [f"--gpu-architecture={ARCHITECTURE}", "--std=c++17", *(f"-D{k}={v}" for k, v in constants.items())]
     compiler = _nvrtc()
     version = (ctypes.c_int(), ctypes.c_int())
     compiler.nvrtcVersion(ctypes.byref(version[0]), ctypes.byref(version[1]))
@@ -214,7 +223,7 @@ def why_not() -> str | None:
     """Why kernels in CUDA C++ cannot be had on this Hopper device, or None: one that does nothing is compiled and
     loaded, since a library may lack its parts, and a driver may be older than the compiler."""
     try:
-        NativeKernel('extern "C" __global__ void nothing() {}', "nothing", {}, "sm_90a").load()
+        NativeKernel("nothing", 'extern "C" __global__ void nothing() {}', {}).load()
     except OSError as error:
         return f"CUDA's compiler (NVRTC) or driver cannot be loaded: {error}"
     except NativeError as error:

@@ -27,14 +27,9 @@ class Parts:
     attention: Attention
     graphs: GraphCache
     staging: Staging
-    tokens: torch.Tensor
-    """int32 [max rows]: what the step sampled."""
+    tokens: torch.Tensor  # int32 [max rows]: what the step sampled
 
     def sample(self, rows: torch.Tensor, features: SamplingFeatures, masks: Masks | None = None) -> None:
         """From the logits buffer to `tokens` and the rows' last tokens."""
         logits, tokens = self.buffers.logits[: len(rows)], self.tokens[: len(rows)]
         self.rows.sampling.sample(logits, rows, self.rows.last_tokens, tokens, features, masks)
-
-
-def is_plain(features: SamplingFeatures) -> bool:
-    return not (features.filters or features.edits)

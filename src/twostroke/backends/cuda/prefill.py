@@ -19,7 +19,7 @@ from twostroke.backends.cuda.graphs import buckets_up_to
 from twostroke.backends.cuda.kernels.prefill_tiles import ITEM_FIELDS, PrefillTiles, PrefillWork
 from twostroke.backends.cuda.logprobs import prompt_logprob_readers
 from twostroke.backends.cuda.model import Decodes, TokenArrays
-from twostroke.backends.cuda.parts import PLAIN, Parts, is_plain
+from twostroke.backends.cuda.parts import PLAIN, Parts
 from twostroke.backends.cuda.results import PromptLogprobReader, sampling_ids
 from twostroke.core.step import Step
 
@@ -30,8 +30,7 @@ class StagedBatch:
 
     tokens: TokenArrays
     decode_slots: int
-    num_decodes: torch.Tensor | None
-    """int32 [1]: how many of the slots, the first, are decodes; None: all."""
+    num_decodes: torch.Tensor | None  # int32 [1]: how many of the slots, the first, are decodes; None: all
     work: PrefillWork
     sampled_tokens: torch.Tensor
     sampled_rows: torch.Tensor
@@ -50,7 +49,10 @@ class PrefillPath:
         """Start the step; tokens as with `DecodePath.launch`. Prompt logprobs can be read when the step is done."""
         parts = self._parts
         wants_prompts = any(chunk.prompt_logprobs is not None for chunk in step.prefills)
-        shape = None if wants_prompts else self._captured_shape(step)
+        shape = None
+        if not wants_prompts:
+            num_tokens = len(step.decodes) + step.num_prefill_tokens
+            shape = self._sizes.least(num_tokens, len(step.decodes), len(step.prefills))
         padded = self._padded_shape(step) if shape is None else shape
         batch = Batch.from_step(step, parts.rows.index_of, parts.rows.padding_row, padded)
         staged = self._send(batch, shape)
@@ -69,8 +71,9 @@ class PrefillPath:
             self._sample(step, staged.sampled_rows[: len(rows)], rows)
         return rows, prompt_logprobs
 
-    def prepare(self) -> None:
-        """Capture the steps that recur, the largest first, and have every kernel of the general path compiled."""
+    def prepare(self, *, rehearses: bool) -> None:
+        """Capture the steps that recur, the largest first, and have every kernel of the general path compiled. A
+        rehearsal only meets the kernels."""
         parts, padding_row, kinds = self._parts, self._parts.rows.padding_row, self._parts.decoder.distinct_layers
         longest_prompt = min(self._max_tokens, self._max_context)  # too long for a graph, perhaps, and not for a step
         sizes = {longest_prompt, *(max(1, self._max_tokens >> shift) for shift in range(4))}
@@ -80,13 +83,10 @@ class PrefillPath:
             self._forward(staged, staged.sampled_tokens, kinds)
         for shape in self._sizes.at_start():
             staged = self._send(Batch.of_nobody(shape, padding_row, self._max_context), shape)
-            parts.graphs.prepare(shape, partial(self._run, staged), partial(self._run, staged, kinds))
-
-    def _captured_shape(self, step: Step) -> CapturedShape | None:
-        """The least shape that a graph was made for and the step fits in; None: it is too large."""
-        num_decodes, num_chunks = len(step.decodes), len(step.prefills)
-        num_tokens = num_decodes + step.num_prefill_tokens
-        return self._sizes.least(num_tokens, num_decodes, num_chunks)
+            if rehearses:
+                self._run(staged, kinds)
+            else:
+                parts.graphs.prepare(shape, partial(self._run, staged), partial(self._run, staged, kinds))
 
     def _padded_shape(self, step: Step) -> CapturedShape:
         """Of a step that no graph is made for: as it is, but that behind the last attention it goes on, if anything is
@@ -149,7 +149,7 @@ class PrefillPath:
     def _sample(self, step: Step, sampled_rows: torch.Tensor, rows: list[int]) -> None:
         parts = self._parts
         features, masks = parts.rows.sampling.features(rows), None
-        if is_plain(features):
+        if features.is_plain:
             features = PLAIN
         else:
             masks = parts.rows.grammars.masks(sampling_ids(step))  # the device is at work while this waits

@@ -13,7 +13,7 @@ from twostroke.backends.cuda.kernels.activation import Activation, gated
 from twostroke.backends.cuda.kernels.cluster_products import cluster_product
 from twostroke.backends.cuda.kernels.gemv import linear_few
 from twostroke.backends.cuda.kernels.gemv_config import GemvConfig
-from twostroke.backends.cuda.kernels.norms import add_rms_norm, rms_norm, sandwich
+from twostroke.backends.cuda.kernels.norms import add_rms_norm, rms_norm
 from twostroke.backends.cuda.kernels.packed_products import packed_product
 from twostroke.backends.cuda.kernels.product import MAX_PART_ROWS, Card
 from twostroke.backends.cuda.kernels.product_kernels import CUBLAS
@@ -21,7 +21,7 @@ from twostroke.backends.cuda.kernels.target import target_of
 from twostroke.backends.cuda.matrix import Matrix
 from twostroke.backends.cuda.model_matrices import offered_on
 from twostroke.backends.cuda.native import why_not
-from twostroke.backends.cuda.tuned_table import Choice, Choices
+from twostroke.backends.cuda.tuned_table import Choices, KernelChoice
 from twostroke.core.formats import Formats
 from twostroke.cost.model_shape import DecodeWeights
 from twostroke.models.checkpoint import Checkpoint
@@ -55,10 +55,6 @@ class ProductScratch:
         self.gate_up = torch.zeros(num_tokens, 2 * spec.dense_width, dtype=dtype, device=device)
         self.sums = torch.zeros(MAX_PART_ROWS * spec.hidden_size, dtype=torch.float32, device=device)
 
-    @staticmethod
-    def num_bytes(spec: ModelSpec, num_tokens: int) -> int:
-        return 2 * num_tokens * (spec.hidden_size + 2 * spec.dense_width) + 4 * MAX_PART_ROWS * spec.hidden_size
-
 
 @dataclass(slots=True, eq=False)
 class Stream:
@@ -77,8 +73,7 @@ class Call:
     x: torch.Tensor  # [num_rows, width]
     matrix: Matrix
     out: torch.Tensor  # [num_rows, outputs], or [parts, num_rows, outputs] in float32
-    tile: Any
-    """The kernel's own."""
+    tile: Any  # the kernel's own
     scratch: ProductScratch
     num_sms: int
     gated: Activation | None
@@ -139,10 +134,7 @@ class Products:
             found = self._scratch.sums[: parts * found.numel()].view(parts, *found.shape)
         self._launch(choice, x, matrix, found, None)
         out = None if next_norm is None else stream.room
-        if post_norm is None:
-            add_rms_norm(found, residual, next_norm, out, eps=self._eps)
-        else:
-            sandwich(found, post_norm, residual, next_norm, out, eps=self._eps)
+        add_rms_norm(found, residual, next_norm, out, eps=self._eps, post_weight=post_norm)
         stream.normed_by = next_norm
 
     def long_rows(self, matrix: Matrix) -> list[int]:
@@ -150,16 +142,11 @@ class Products:
         lines = self._choices.later_lines(matrix.product, matrix.form_names, LONG_ROWS)
         return [rows for rows, _ in lines]
 
-    def _choice(self, matrix: Matrix, num_rows: int) -> Choice:
+    def _choice(self, matrix: Matrix, num_rows: int) -> KernelChoice:
         return self._choices.of(matrix.product, num_rows, matrix.form_names)
 
     def _launch(
-        self,
-        choice: Choice,
-        x: torch.Tensor,
-        matrix: Matrix,
-        out: torch.Tensor,
-        gated: Activation | None,
+        self, choice: KernelChoice, x: torch.Tensor, matrix: Matrix, out: torch.Tensor, gated: Activation | None
     ) -> None:
         num_sms = self._choices.card.num_sms
         LAUNCHES[choice.kernel.name](Call(x, matrix, out, choice.tile, self._scratch, num_sms, gated))
@@ -182,14 +169,12 @@ def _by_cublas(call: Call) -> None:
 
 
 def _by_clusters(call: Call) -> None:
-    options = {"tile": call.tile, "num_sms": call.num_sms, "gated": call.gated}
-    cluster_product(call.x, call.matrix.weight, call.out, **options)
+    cluster_product(call.x, call.matrix.weight, call.out, tile=call.tile, num_sms=call.num_sms, gated=call.gated)
 
 
 def _from_packed(call: Call) -> None:
     assert call.matrix.packed is not None
-    options = {"tile": call.tile, "num_sms": call.num_sms, "gated": call.gated}
-    packed_product(call.x, call.matrix.packed, call.out, **options)
+    packed_product(call.x, call.matrix.packed, call.out, tile=call.tile, num_sms=call.num_sms, gated=call.gated)
 
 
 LAUNCHES: dict[str, Callable[[Call], None]] = {

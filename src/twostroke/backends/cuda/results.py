@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
 
 import torch
 
@@ -14,6 +17,7 @@ from twostroke.core.step import SampledToken, Step, StepResult, TokenLogprobs
 LogprobReader = Callable[[], TokenLogprobs]
 PromptLogprobReader = Callable[[], tuple[TokenLogprobs, ...] | None]
 """None: some of the prompt's logits are not finite."""
+NONE: Mapping[int, Any] = MappingProxyType({})
 
 
 class Arrival:
@@ -58,29 +62,25 @@ class Results:
         step: Step,
         arrival: Arrival,
         tokens: torch.Tensor,
-        logprobs: Mapping[int, LogprobReader] | None = None,
-        prompt_logprobs: Mapping[int, PromptLogprobReader] | None = None,
-        errors: Mapping[int, str] | None = None,
+        logprobs: Mapping[int, LogprobReader] = NONE,
+        prompt_logprobs: Mapping[int, PromptLogprobReader] = NONE,
+        errors: Mapping[int, str] = NONE,
     ) -> CudaTicket:
         """`tokens` on the device, one for each decode slot and each chunk that samples, in that order. A sequence in
         `errors` gets none."""
         arrival.finish(tokens)
-        return CudaTicket(step, arrival, self._free, logprobs or {}, prompt_logprobs or {}, errors or {})
+        return CudaTicket(step, arrival, self._free, logprobs, prompt_logprobs, errors)
 
 
+@dataclass(slots=True, eq=False)
 class CudaTicket:
-    def __init__(
-        self,
-        step: Step,
-        arrival: Arrival,
-        free: list[Arrival],
-        logprobs: Mapping[int, LogprobReader],
-        prompt_logprobs: Mapping[int, PromptLogprobReader],
-        errors: Mapping[int, str],
-    ) -> None:
-        self._step, self._arrival, self._free = step, arrival, free
-        self._logprobs, self._prompt_logprobs, self._errors = logprobs, prompt_logprobs, errors
-        self._result: StepResult | None = None
+    _step: Step
+    _arrival: Arrival
+    _free: list[Arrival]
+    _logprobs: Mapping[int, LogprobReader]
+    _prompt_logprobs: Mapping[int, PromptLogprobReader]
+    _errors: Mapping[int, str]
+    _result: StepResult | None = None
 
     @property
     def ready(self) -> bool:

@@ -13,9 +13,8 @@ import triton
 
 from twostroke.backends.cuda.grammar_rows import Masks
 from twostroke.backends.cuda.kernels import sampling as kernels
-from twostroke.backends.cuda.kernels.sampling_edits import edit
+from twostroke.backends.cuda.kernels.sampling_edits import edit, mask
 from twostroke.backends.cuda.kernels.sampling_filters import FilterScratch, Summaries, filter_rows
-from twostroke.backends.cuda.kernels.sampling_mask import mask
 from twostroke.backends.cuda.kernels.sampling_search import SearchShape
 from twostroke.backends.cuda.kernels.sampling_state import COUNTS, LISTS, SampledBatch, place_records
 from twostroke.backends.cuda.sampling_records import RECORD_WORDS, RowRecord, has_edits, has_filters, record_of
@@ -36,12 +35,13 @@ DRAWS, FILTERS, EDITS = 1, 2, 4
 class SamplingFeatures:
     """Which kernels a batch needs: part of what names a captured graph."""
 
-    draws: bool = False
-    """Some row is not greedy."""
-    filters: bool = False
-    """Some row has top-k, top-p or min-p."""
-    edits: bool = False
-    """Some row has penalties, a logit bias, min_tokens or a grammar."""
+    draws: bool = False  # some row is not greedy
+    filters: bool = False  # some row has top-k, top-p or min-p
+    edits: bool = False  # some row has penalties, a logit bias, min_tokens or a grammar
+
+    @property
+    def is_plain(self) -> bool:
+        return not (self.filters or self.edits)
 
 
 class SamplingRows:
@@ -78,11 +78,6 @@ class SamplingRows:
         # What the records of open rows point at. It never moves, so captured graphs stay true; memory that is given
         # back is reused in the stream's order, behind the steps that were launched before.
         self._held: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
-
-    @staticmethod
-    def num_bytes(max_batch: int, vocab_size: int) -> int:
-        """Nearly: of what grows with the batch, edited scores and the lists and columns of filtered rows."""
-        return max_batch * (4 * vocab_size + 8 * LIST_SIZE + 4 * triton.cdiv(vocab_size, COLUMN))
 
     def open(self, row: int, join: RowJoin) -> None:
         """Begin a row, or go on with one that has written `join.output_token_ids`; `flush` tells the device."""

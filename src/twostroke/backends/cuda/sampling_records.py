@@ -25,14 +25,10 @@ EMPTY = np.empty(0, dtype=np.int64)
 class RowRecord:
     """One row's upload. The two addresses in its words are filled in by whoever knows them."""
 
-    words: npt.NDArray[np.int64]
-    """[RECORD_WORDS]"""
-    lists: npt.NDArray[np.int64]
-    """Bias ids, bias values and stop ids, two 32-bit words in each."""
-    seen_ids: npt.NDArray[np.int64]
-    """The prompt, where the repetition penalty looks at it."""
-    output_ids: npt.NDArray[np.int64]
-    """What the row has written, where penalties count it."""
+    words: npt.NDArray[np.int64]  # [RECORD_WORDS]
+    lists: npt.NDArray[np.int64]  # bias ids, bias values and stop ids, two 32-bit words in each
+    seen_ids: npt.NDArray[np.int64]  # the prompt, where the repetition penalty looks at it
+    output_ids: npt.NDArray[np.int64]  # what the row has written, where penalties count it
     has_penalties: bool
 
 

@@ -27,23 +27,22 @@ FALLBACK = "nvidia-h200"
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class TableLine:
     """What a product of `first` to `last` rows is computed by."""
 
     first: int
     last: int
     kernel: str
     settings: Settings = field(default_factory=dict)
-    measured_us: float | None = None
-    """At `last` rows; None: it was not measured by itself."""
+    measured_us: float | None = None  # at `last` rows; None: it was not measured by itself
 
 
-Forms = Mapping[str, tuple[Line, ...]]
+Forms = Mapping[str, tuple[TableLine, ...]]
 """By how the weights are held, the best first: a form has no line where one ahead of it is faster."""
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class KernelChoice:
     kernel: Kernel
     tile: Tile
     settings: Settings
@@ -92,13 +91,13 @@ class Choices:
         self.table, self.card = table, card
         self._lines = table.all_products
         self._nearest = cache(table.nearest)
-        self._known: dict[tuple[Product, int, tuple[str, ...]], Choice] = {}
+        self._known: dict[tuple[Product, int, tuple[str, ...]], KernelChoice] = {}
 
     @staticmethod
     def on(card: Card) -> Choices:
         return Choices(table_for(card.name), card)
 
-    def of(self, product: Product, rows: int, forms: tuple[str, ...]) -> Choice:
+    def of(self, product: Product, rows: int, forms: tuple[str, ...]) -> KernelChoice:
         """By the table's line for this product, in any of the forms that its weights are held in; where there is none,
         or its kernel declines, by that of the nearest size that a kernel takes; else by what computes it anywhere."""
         key = (product, rows, forms)
@@ -120,9 +119,9 @@ class Choices:
         """Whether the product would read this form, were there one, of some number of rows that decode has."""
         return any(self.of(product, rows, (form, "plain")).kernel.form == form for rows in counts)
 
-    def later_lines(self, product: Product, forms: tuple[str, ...], beyond: int) -> list[tuple[int, Choice]]:
+    def later_lines(self, product: Product, forms: tuple[str, ...], beyond: int) -> list[tuple[int, KernelChoice]]:
         """Each distinct choice for more than `beyond` rows, with a number of rows that meets it."""
-        found: dict[str, tuple[int, Choice]] = {}
+        found: dict[str, tuple[int, KernelChoice]] = {}
         for first in self._beginnings(product):
             rows = max(first, beyond + 1)
             choice = self.of(product, rows, forms)
@@ -144,7 +143,7 @@ class Choices:
                     found |= {_rows_of(product, source, rows) for rows in ends}
         return sorted(found)
 
-    def _look_up(self, product: Product, rows: int, forms: tuple[str, ...]) -> Choice:
+    def _look_up(self, product: Product, rows: int, forms: tuple[str, ...]) -> KernelChoice:
         for source in self._nearest(product):
             for form, lines in self._lines[source].items():
                 line = line_at(lines, _rows_in(source, product, rows)) if form in forms else None
@@ -153,16 +152,16 @@ class Choices:
                     return choice
         for kernel in ANYWHERE:
             if not isinstance(tile := kernel.tile(product, rows, self.card, {}), str):
-                return Choice(kernel, tile, {})
+                return KernelChoice(kernel, tile, {})
         raise AssertionError(f"no kernel computes {product}")
 
-    def _accepted(self, product: Product, rows: int, line: Line) -> Choice | None:
+    def _accepted(self, product: Product, rows: int, line: TableLine) -> KernelChoice | None:
         kernel = KERNELS[line.kernel]
         try:
             tile = kernel.tile(product, rows, self.card, line.settings)
         except (TypeError, KeyError):  # settings that an older version measured
             return None
-        return None if isinstance(tile, str) else Choice(kernel, tile, line.settings)
+        return None if isinstance(tile, str) else KernelChoice(kernel, tile, line.settings)
 
 
 def _rows_in(source: Product, product: Product, rows: int) -> int:
@@ -175,7 +174,7 @@ def _rows_of(product: Product, source: Product, first: int) -> int:
     return (first - 1) * product.experts // source.experts + 1 if product.experts else first
 
 
-def line_at(lines: tuple[Line, ...], rows: int) -> Line | None:
+def line_at(lines: tuple[TableLine, ...], rows: int) -> TableLine | None:
     index = bisect_right(lines, rows, key=lambda line: line.first) - 1
     return lines[index] if index >= 0 and rows <= lines[index].last else None
 
@@ -224,9 +223,9 @@ def parse(text: str) -> Table:
     return Table(found["device"], products)
 
 
-def _lines(lines: list[list[Any]]) -> tuple[Line, ...]:
+def _lines(lines: list[list[Any]]) -> tuple[TableLine, ...]:
     """Without those of kernels that there are no longer."""
-    found = (Line(first, last or NO_END, *rest) for first, last, *rest in lines)
+    found = (TableLine(first, last or NO_END, *rest) for first, last, *rest in lines)
     return tuple(line for line in found if line.kernel in KERNELS)
 
 
@@ -244,6 +243,6 @@ def text_of(table: Table) -> str:
     return f'{{"device": {json.dumps(table.device)}, "products": [\n{body}\n]}}\n'
 
 
-def _listed(line: Line) -> list[Any]:
+def _listed(line: TableLine) -> list[Any]:
     measured = [] if line.measured_us is None else [round(line.measured_us, 2)]
     return [line.first, None if line.last == NO_END else line.last, line.kernel, line.settings, *measured]

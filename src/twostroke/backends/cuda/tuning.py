@@ -5,18 +5,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from itertools import pairwise
 from statistics import median
 
 import torch
 
-from twostroke.backends.cuda.compile_ahead import CAN_REHEARSE, compilers, rehearsal
+from twostroke.backends.cuda.compile_ahead import compiled_ahead
 from twostroke.backends.cuda.kernels.product import Product
 from twostroke.backends.cuda.kernels.product_kernels import kernels_for
 from twostroke.backends.cuda.model_matrices import products_of
-from twostroke.backends.cuda.tuned_table import NO_END, Choices, Forms, Line, Table, keep, text_of
+from twostroke.backends.cuda.tuned_table import NO_END, Choices, Forms, Table, TableLine, keep, text_of
 from twostroke.backends.cuda.tuning_cases import Case, ExpertsCase, Pool, Trial
 from twostroke.backends.interface import TunedChange, TuningProgress, TuningReport
 from twostroke.models.spec import ModelSpec
@@ -73,13 +72,13 @@ class Tuner:
         """`until_s`: when to stop, by the clock of `time.perf_counter`; one number of rows is measured in any case."""
         cases = [self._case(rows) for rows in counts]
         best: dict[int, dict[Trial, float]] = {}
-        with ExitStack() as compiling:
-            if CAN_REHEARSE and self._pool.stream is not None:
-                threads = compiling.enter_context(compilers())
-                with rehearsal(threads):
-                    for case in cases:
-                        for trial in self._trials(case):
-                            case.run(case.choices(trial), case.matrices[0])
+
+        def rehearse() -> None:
+            for case in cases:
+                for trial in self._trials(case):
+                    case.run(case.choices(trial), case.matrices[0])
+
+        with compiled_ahead(rehearse, wanted=self._pool.stream is not None):
             for case in cases:
                 if best and time.perf_counter() > until_s:
                     break
@@ -89,7 +88,7 @@ class Tuner:
     def _lines(self, forms: tuple[str, ...], counts: Sequence[int], best: dict[int, dict[Trial, float]]) -> Forms:
         """From each number of rows that was measured down to the one before; what was not is as it was. A form that was
         looked at and won nothing has no line, which is told from a form that was not looked at."""
-        lines: dict[str, list[Line]] = {"packed": [], "plain": []}
+        lines: dict[str, list[TableLine]] = {"packed": [], "plain": []}
         for before, count in pairwise((0, *counts)):
             for trial, took_us in best.get(count, {}).items():
                 _extend(lines[trial.form], trial.line(before + 1, count, took_us))
@@ -151,7 +150,7 @@ class Tuner:
         return {best: times[best], plain: times[plain]}
 
 
-def _extend(lines: list[Line], line: Line) -> None:
+def _extend(lines: list[TableLine], line: TableLine) -> None:
     """Lines beside each other that say the same are one."""
     last = lines[-1] if lines else None
     if last and last.last == line.first - 1 and (last.kernel, last.settings) == (line.kernel, line.settings):

@@ -18,7 +18,7 @@ from twostroke.backends.cuda.matrix import Matrix, Plain, pack
 from twostroke.backends.cuda.model_matrices import products_of
 from twostroke.backends.cuda.moe import MoeBlock, MoeScratch, MoeWeights
 from twostroke.backends.cuda.products import Products, ProductScratch, Stream, card_of
-from twostroke.backends.cuda.tuned_table import Choices, Line, Table
+from twostroke.backends.cuda.tuned_table import Choices, Table, TableLine
 from twostroke.models.spec import ModelSpec
 
 MOST_LOGITS = 256
@@ -37,8 +37,8 @@ class Trial:
     kernel: str
     settings: tuple[tuple[str, Any], ...]
 
-    def line(self, first: int, last: int, measured_us: float | None = None) -> Line:
-        return Line(first, last, self.kernel, dict(self.settings), measured_us)
+    def line(self, first: int, last: int, measured_us: float | None = None) -> TableLine:
+        return TableLine(first, last, self.kernel, dict(self.settings), measured_us)
 
     def __str__(self) -> str:
         return " ".join([self.kernel, *(f"{name}={value}" for name, value in self.settings)])

@@ -13,8 +13,7 @@ from zlib import crc32
 import numpy as np
 import torch
 
-from twostroke.backends.cuda.compile_ahead import is_rehearsal
-from twostroke.backends.cuda.matrix import Matrix, Plain, pack
+from twostroke.backends.cuda.matrix import Matrix, Plain, fill_packed, pack
 from twostroke.backends.cuda.model_matrices import head_of, layer_matrices, with_copies
 from twostroke.backends.cuda.moe import MoeWeights
 from twostroke.backends.cuda.tuned_table import Choices
@@ -66,14 +65,6 @@ class Weights:
     head: Matrix  # [vocab, hidden]; plainly the embedding itself where the two are tied
 
     @staticmethod
-    def from_checkpoint(
-        checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, progress: Progress | None = None
-    ) -> Weights:
-        weights, loader = Weights.placed(checkpoint, device, dtype)
-        loader.fill(progress)
-        return weights
-
-    @staticmethod
     def placed(
         checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, copies: Choices | None = None
     ) -> tuple[Weights, WeightLoader]:
@@ -102,9 +93,12 @@ class Weights:
         return [*(matrix for layer in self.layers[:num_layers] for matrix in layer.matrices), self.head]
 
     def pack(self) -> tuple[str, ...]:
-        """Make the copies for decode, if there is room for any. Returns the matrices that had to stay as they are. A
-        rehearsal goes through one layer: all launch the same."""
-        return pack(self.matrices(1 if is_rehearsal() else None))
+        """Make the copies for decode, if there is room for any. Returns the matrices that had to stay as they are."""
+        return pack(self.matrices())
+
+    def rehearse_packing(self) -> None:
+        """One layer's: all launch the same."""
+        fill_packed(self.matrices(num_layers=1))
 
 
 def held_bytes(checkpoint: Checkpoint) -> int:

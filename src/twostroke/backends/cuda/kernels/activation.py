@@ -1,5 +1,3 @@
-# ruff: noqa: N803  (constant parameters of kernels are written in capitals)
-# mypy: disable-error-code="no-untyped-def, untyped-decorator"
 """The gate of an MLP: activation(gate) * up, the two halves of one fused product. Mathematics in float32."""
 
 from __future__ import annotations
@@ -15,6 +13,8 @@ from twostroke.backends.cuda.kernels.turns import start_next_and_wait
 from twostroke.backends.cuda.kernels.whole_numbers import cdiv
 
 Activation = Literal["silu", "gelu_tanh"]
+GATES: Final[dict[Activation | None, int]] = {None: 0, "silu": 1, "gelu_tanh": 2}
+"""As kernels in CUDA C++ number them."""
 
 _BLOCK: Final = 1024
 

@@ -6,20 +6,17 @@ from __future__ import annotations
 
 import ctypes
 from functools import cache
-from importlib.resources import files
 from typing import Final
 
 import torch
 
-from twostroke.backends.cuda.kernels.activation import Activation
+from twostroke.backends.cuda.kernels.activation import GATES, Activation
 from twostroke.backends.cuda.kernels.cluster_tiles import ClusterTile
 from twostroke.backends.cuda.kernels.product import DEPTH
 from twostroke.backends.cuda.kernels.wgmma import product_function
 from twostroke.backends.cuda.native import NativeKernel, rows_to_read, tensor_map
 
 SOURCES: Final = ("hopper_primitives.cuh", "gates.cuh", "cluster_products.cu")
-FOLDER: Final = files("twostroke.backends.cuda.kernels")
-GATES: Final[dict[Activation | None, int]] = {None: 0, "silu": 1, "gelu_tanh": 2}
 BAND_ROWS: Final = 2048
 """Rows whose tiles are walked together: their inputs stay in L2 while a layer's weights pass by."""
 
@@ -46,7 +43,7 @@ def cluster_product(
     copied = tile.copied_rows(num_rows)
     x_map = tensor_map(x, rows_to_read(x, (row_tiles - 1) * tile.rows + copied), copied // sharers, DEPTH)
     w_map = tensor_map(weight, len(weight), columns, DEPTH)
-    kernel = _kernel(tile, copied, gated, x.dtype, is_float32)
+    kernel = kernel_for(tile, copied, gated, x.dtype, is_float32)
     numbers = (num_rows, outputs, width // DEPTH // splits, row_tiles, out_blocks, tiles)
     # A program whose depth is split has one tile, and gives its ring up for the sums.
     clusters = tiles if tile.is_split else min(tiles, num_sms // tile.cluster)
@@ -61,16 +58,9 @@ def cluster_product(
 
 
 @cache
-def _kernel(
+def kernel_for(
     tile: ClusterTile, copied: int, gated: Activation | None, dtype: torch.dtype, is_float32: bool
 ) -> NativeKernel:
-    return NativeKernel(*source_and_constants(tile, copied, gated, dtype, is_float32), architecture="sm_90a")
-
-
-def source_and_constants(
-    tile: ClusterTile, copied: int, gated: Activation | None, dtype: torch.dtype, is_float32: bool
-) -> tuple[str, str, dict[str, int]]:
-    """What is compiled, its function, and the constants that it is compiled for."""
     constants = {
         "ROW_BLOCKS": tile.row_blocks,
         "GROUPS": tile.groups,
@@ -86,5 +76,4 @@ def source_and_constants(
         "BFLOAT16": int(dtype == torch.bfloat16),
     }
     multiply = product_function("multiply", tile.outputs // tile.pieces, dtype)
-    texts = (FOLDER.joinpath(name).read_text() for name in SOURCES)
-    return "\n".join([multiply, *texts]), "product", constants
+    return NativeKernel.of("product", SOURCES, [multiply], constants)

@@ -17,7 +17,7 @@ from twostroke.backends.cuda.kernels.product import (
     settings_of,
 )
 
-SHARED_BYTES: Final = 226 * 1024
+CLUSTER_SHARED_BYTES: Final = 226 * 1024
 """What a program on a Hopper chip may have, less its barriers."""
 ALIGNMENT: Final = 1024
 LEAST_STAGES: Final = 3
@@ -36,15 +36,11 @@ class ClusterTile:
     """How a product is cut: a program computes `outputs` outputs (with a gate: half of them gates) of `rows` rows."""
 
     outputs: int
-    row_blocks: int
-    """Blocks of 64 rows a warp group."""
-    groups: int
-    """Warp groups."""
-    cluster: int = 2
-    """Programs that fetch rows for one another, or divide the depth between them and add up."""
+    row_blocks: int  # blocks of 64 rows a warp group
+    groups: int  # warp groups
+    cluster: int = 2  # programs that fetch rows for one another, or divide the depth between them and add up
     is_split: bool = False
-    parts: int = 1
-    """Clusters that divide a split depth: the reader adds up what they leave."""
+    parts: int = 1  # clusters that divide a split depth: the reader adds up what they leave
 
     @property
     def sums(self) -> int:
@@ -64,7 +60,7 @@ class ClusterTile:
 
     @property
     def stages(self) -> int:
-        return (SHARED_BYTES - ALIGNMENT) // self.stage_bytes
+        return (CLUSTER_SHARED_BYTES - ALIGNMENT) // self.stage_bytes
 
     @property
     def shared_bytes(self) -> int:
@@ -93,7 +89,11 @@ class ClusterTile:
     def fault(self, product: Product, rows: int) -> str | None:
         if self.outputs % (8 * self.pieces) or self.outputs % (16 if product.is_gated else 8):
             return "its outputs are not instructions of eights"
-        if self.stages < LEAST_STAGES or self.shared_bytes > SHARED_BYTES or self.row_blocks * self.outputs > MOST_SUMS:
+        if (
+            self.stages < LEAST_STAGES
+            or self.shared_bytes > CLUSTER_SHARED_BYTES
+            or self.row_blocks * self.outputs > MOST_SUMS
+        ):
             return "it does not fit on a multiprocessor"
         if self.is_split and not product.adds_parts:
             return "nobody adds up its parts"

@@ -1,20 +1,17 @@
 """Decode attention over the paged cache: one query token a sequence, all query heads of a KV head in one program, a
 batch's keys in work items (`decode_cuts.py`). Does not know layers, steps or who wrote the keys."""
 
-# ruff: noqa: N803, N806
-# mypy: disable-error-code="untyped-decorator,no-untyped-def,no-untyped-call"
-
 from __future__ import annotations
 
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.language.extra.cuda import gdc_wait
 
+from twostroke.backends.cuda.kernels.attention_math import capped, join_parts, load_keys_and_values
 from twostroke.backends.cuda.kernels.decode_cuts import (
     ITEM_FIELDS,
     MOST_PROGRAMS_PER_SM,
-    DecodeConfig,
     SplitPlan,
     decode_config,
     key_blocks,
@@ -22,10 +19,9 @@ from twostroke.backends.cuda.kernels.decode_cuts import (
     split_plan,
     splits_of,
 )
-from twostroke.backends.cuda.kernels.paged import AttentionShape, PagedKV, Scoring
-from twostroke.backends.cuda.kernels.prefetch import prefetch_to_l2
-from twostroke.backends.cuda.kernels.scores import capped
+from twostroke.backends.cuda.kernels.paged import AttentionShape, PagedKV, Scoring, WalkConfig
 from twostroke.backends.cuda.kernels.target import dependent
+from twostroke.backends.cuda.kernels.turns import prefetch_to_l2, wait_and_start_next
 
 ROWS = tl.constexpr(16)
 """Query heads of a program: a group is padded to what a tensor-core product takes at least."""
@@ -51,26 +47,9 @@ class DecodeScratch:
 
 @triton.jit(do_not_specialize=["window", "table_stride"])
 def _decode_kernel(
-    queries,
-    k_cache,
-    v_cache,
-    table,
-    rows,
-    positions,
-    items,
-    out,
-    partials,
-    log_sums,
-    arrivals,
-    factor,
-    cap_factor,
-    window,
-    query_stride,
-    table_stride,
-    SHAPE: tl.constexpr,
-    CONFIG: tl.constexpr,
-    PDL: tl.constexpr,
-):
+    queries, k_cache, v_cache, table, rows, positions, items, out, partials, log_sums, arrivals, factor, cap_factor,
+    window, query_stride, table_stride, SHAPE: tl.constexpr, CONFIG: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     """`items` None: one token, cut here. `window` and `cap_factor` None: there is none."""
     kv_head = tl.program_id(0)
     item = tl.program_id(1)
@@ -90,8 +69,7 @@ def _decode_kernel(
     table_row = table + tl.load(rows + token).to(tl.int64) * table_stride
     if PDL:
         _ask_ahead(k_cache, v_cache, table_row, kv_head, begin, end, oldest, window, SHAPE, CONFIG)
-        gdc_wait()
-        gdc_launch_dependents()
+    wait_and_start_next(PDL)
 
     head = tl.arange(0, ROWS)
     dim = tl.arange(0, SHAPE.width)
@@ -157,20 +135,9 @@ def _ask_ahead(
 
 @triton.jit
 def _attend_keys(
-    query,
-    k_cache,
-    v_cache,
-    table_row,
-    kv_head,
-    begin,
-    end,
-    oldest,
-    factor,
-    cap_factor,
-    window,
-    SHAPE: tl.constexpr,
-    CONFIG: tl.constexpr,
-):
+    query, k_cache, v_cache, table_row, kv_head, begin, end, oldest, factor, cap_factor, window,
+    SHAPE: tl.constexpr, CONFIG: tl.constexpr,
+):  # fmt: skip
     """Online softmax over the keys `begin..end`: the mean of their values, and the logarithm of the sum of weights."""
     WIDTH: tl.constexpr = SHAPE.width
     dim = tl.arange(0, WIDTH)
@@ -197,13 +164,7 @@ def _attend_keys(
             page = tl.load(table_row + (start + own) // SHAPE.page).to(tl.int64)
             first = 0
             offsets = page * SHAPE.page_elements + (start + own) % SHAPE.page * SHAPE.head_dim
-        if SHAPE.head_dim == SHAPE.width:
-            keys = tl.load(k_head + first + offsets[:, None])  # [block, width]
-            values = tl.load(v_head + first + offsets[:, None])
-        else:
-            held = (dim < SHAPE.head_dim)[None, :]
-            keys = tl.load(k_head + first + offsets[:, None], mask=held, other=0.0)
-            values = tl.load(v_head + first + offsets[:, None], mask=held, other=0.0)
+        keys, values = load_keys_and_values(k_head + first, v_head + first, offsets[:, None], SHAPE)
         scores = capped(tl.dot(query, tl.trans(keys), input_precision=SHAPE.precision), cap_factor)  # [ROWS, block]
         scores = tl.where(readable[None, :], scores, float("-inf"))
         new_peak = tl.maximum(peak, tl.max(scores, 1))
@@ -247,12 +208,7 @@ def _join(partials, log_sums, out_token, first_slot, splits, SHAPE: tl.constexpr
             other=0.0,
             cache_modifier=".cg",
         )
-        new_peak = tl.maximum(peak, tl.max(log_sum, 0))
-        decay = tl.exp2(peak - new_peak)
-        weights = tl.exp2(log_sum - new_peak[None, :])
-        value_sum = value_sum * decay[:, None] + tl.sum(part * weights[:, :, None], 0)
-        total = total * decay + tl.sum(weights, 0)
-        peak = new_peak
+        peak, total, value_sum = join_parts(peak, total, value_sum, log_sum, part)
     tl.store(out_token + own, (value_sum / total[:, None]).to(out_token.dtype.element_ty), mask=head_held)
 
 
@@ -266,7 +222,7 @@ def attend_decode(
     scratch: DecodeScratch,
     items: torch.Tensor | None,
     *,
-    config: DecodeConfig | None = None,
+    config: WalkConfig | None = None,
     plan: SplitPlan | None = None,
 ) -> None:
     """Token t reads the keys at positions `max(0, p - window + 1)..p` of row `rows[t]`, p being `positions[t]`.
@@ -286,23 +242,7 @@ def attend_decode(
     if (items is None) != (num_tokens == 1):
         raise ValueError("Decode attention wants the cuts of a batch, and none of a token alone.")
     dependent(_decode_kernel, (shape.kv_heads, plan.max_items), queries.device)(
-        queries,
-        kv.keys,
-        kv.values,
-        kv.table,
-        rows,
-        positions,
-        items,
-        out,
-        scratch.partials,
-        scratch.log_sums,
-        scratch.arrivals,
-        scoring.factor,
-        scoring.cap_factor,
-        scoring.window,
-        queries.stride(0),
-        kv.table.stride(0),
-        SHAPE=shape,
-        CONFIG=config,
-        num_warps=config.warps,
-    )
+        queries, kv.keys, kv.values, kv.table, rows, positions, items, out, scratch.partials, scratch.log_sums,
+        scratch.arrivals, scoring.factor, scoring.cap_factor, scoring.window, queries.stride(0), kv.table.stride(0),
+        SHAPE=shape, CONFIG=config, num_warps=config.warps,
+    )  # fmt: skip

@@ -1,9 +1,6 @@
 """How the keys of a whole batch of decodes are cut into work items of about one size: on the device, so that one
 captured graph serves every context, and once a step for all layers. Knows positions and windows; attends nothing."""
 
-# ruff: noqa: N803
-# mypy: disable-error-code="untyped-decorator,no-untyped-def,no-untyped-call"
-
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -15,7 +12,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_wait
 
-from twostroke.backends.cuda.attention_table import choice
+from twostroke.backends.cuda.attention_table import settings_for
+from twostroke.backends.cuda.kernels.paged import WalkConfig
 from twostroke.backends.cuda.kernels.target import dependent, target_of
 
 MOST_PROGRAMS_PER_SM = 12
@@ -28,28 +26,12 @@ WRITTEN_AT_ONCE = tl.constexpr(32)
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeConfig:
-    """How one program walks its keys."""
-
-    block: int
-    """Keys a round. Rounds of 64 take the fewest instructions; a single sequence is cut finer than that."""
-    warps: int
-    stages: int
-    """Triton's number: 3, 5 and 7 keep about 1, 2 and 3 rounds of loads in flight behind the block table."""
-    ahead: int = 0
-    """Rounds of keys and values asked into L2 while the kernel ahead still runs."""
-
-
-@dataclass(frozen=True, slots=True)
 class SplitPlan:
     """How far a batch's keys are cut; host-known numbers only, the cuts themselves are made on the device."""
 
-    target_items: int
-    """Work items, a KV head, that a batch is cut into when its sequences alone are fewer."""
-    smallest_tokens: int
-    """No item is cut shorter than this."""
-    max_items: int
-    """Never more items than this, whatever the contexts: the height of the grid."""
+    target_items: int  # work items, a KV head, that a batch is cut into when its sequences alone are fewer
+    smallest_tokens: int  # no item is cut shorter than this
+    max_items: int  # never more items than this, whatever the contexts: the height of the grid
     fine_items: int = 0
     """What it is cut into instead where items would have `long_tokens` or more on average; 0: nothing else."""
     long_tokens: int = 0
@@ -67,10 +49,8 @@ class CutRule:
 
     items_per_sm: int
     smallest_tokens: int
-    items_per_token: float = 0.0
-    """A batch is cut into this many items or `items_per_sm`, whichever is more."""
-    long_tokens: int = 0
-    """Of an item on average, from where on the next two are the rule; 0: never."""
+    items_per_token: float = 0.0  # a batch is cut into this many items or `items_per_sm`, whichever is more
+    long_tokens: int = 0  # of an item on average, from where on the next two are the rule; 0: never
     long_items_per_sm: int = 0
     long_items_per_token: int = 0
 
@@ -86,7 +66,7 @@ class CutRule:
 @cache
 def split_plan(num_tokens: int, kv_heads: int, num_sms: int) -> SplitPlan:
     facts = {"tokens": num_tokens, "programs_per_sm": num_tokens * kv_heads // num_sms}
-    return CutRule(**choice("decode cuts", **facts)).plan(num_tokens, kv_heads, num_sms)
+    return CutRule(**settings_for("decode cuts", **facts)).plan(num_tokens, kv_heads, num_sms)
 
 
 def most_items(kv_heads: int, num_sms: int, programs_per_sm: int) -> int:
@@ -95,11 +75,11 @@ def most_items(kv_heads: int, num_sms: int, programs_per_sm: int) -> int:
 
 
 @cache
-def decode_config(head_dim: int, num_tokens: int, device: torch.device) -> DecodeConfig:
+def decode_config(head_dim: int, num_tokens: int, device: torch.device) -> WalkConfig:
     """`bench/cuda/attention.py` measures the alternatives, `bench/cuda/marginal.py` some of them inside a step."""
     shared_bytes = target_of(device).shared_bytes
     room = {} if shared_bytes is None else {"shared_bytes": shared_bytes}
-    return DecodeConfig(**choice("decode", head_dim=head_dim, tokens=num_tokens, **room))
+    return WalkConfig(**settings_for("decode", head_dim=head_dim, tokens=num_tokens, **room))
 
 
 @triton.jit
@@ -119,19 +99,9 @@ def splits_of(blocks, chunk):
 
 @triton.jit(do_not_specialize=["window", "num_tokens", "target_items", "fine_items", "long_blocks", "smallest_blocks"])
 def _cut_kernel(
-    positions,
-    count,
-    items,
-    window,
-    num_tokens,
-    target_items,
-    fine_items,
-    long_blocks,
-    smallest_blocks,
-    BLOCK: tl.constexpr,
-    WIDTH: tl.constexpr,
-    PDL: tl.constexpr,
-):
+    positions, count, items, window, num_tokens, target_items, fine_items, long_blocks, smallest_blocks,
+    BLOCK: tl.constexpr, WIDTH: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     """As many programs as there is room for items. The first write those of a token each, side by side; the last, where
     no item is, that it is nobody's. Longest first: a device that starts with them ends with the short ones, evenly."""
     program = tl.program_id(0)
@@ -169,7 +139,7 @@ def cut_contexts(
     positions: torch.Tensor,  # int32 [num_tokens]
     items: torch.Tensor,  # int32 [max_items, ITEM_FIELDS], written
     plan: SplitPlan,
-    config: DecodeConfig,
+    config: WalkConfig,
     *,
     window: int | None = None,
     count: torch.Tensor | None = None,
@@ -178,16 +148,9 @@ def cut_contexts(
     the positions, the first, have any; None: all."""
     num_tokens = len(positions)
     dependent(_cut_kernel, (plan.max_items,), positions.device)(
-        positions,
-        count,
-        items,
-        window,
-        num_tokens,
-        *plan.in_blocks(config.block),
-        BLOCK=config.block,
-        WIDTH=plan_width(num_tokens),
-        num_warps=1 if num_tokens <= 32 else 4,
-    )
+        positions, count, items, window, num_tokens, *plan.in_blocks(config.block),
+        BLOCK=config.block, WIDTH=plan_width(num_tokens), num_warps=1 if num_tokens <= 32 else 4,
+    )  # fmt: skip
 
 
 def plan_width(num_tokens: int) -> int:

@@ -1,5 +1,3 @@
-# ruff: noqa: N803  (constant parameters of kernels are written in capitals)
-# mypy: disable-error-code="no-untyped-def, untyped-decorator"
 """The embedding gather. It knows that a token may still be unknown to the host, and so may where it stands: sampled by
 the step before, it lies in the device's rows. It knows nothing of steps or sequences."""
 

@@ -8,14 +8,13 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from twostroke.backends.cuda.kernels.packed_format import can_pack
-from twostroke.backends.cuda.kernels.packed_tiles import FEW_ROWS, LEAST_STAGES, PackedTile
-from twostroke.backends.cuda.kernels.product import DEPTH, Card, Product, Settings, declines
+from twostroke.backends.cuda.kernels.packed_tiles import LEAST_STAGES, WHOLE_ROUND_ROWS, PackedTile
+from twostroke.backends.cuda.kernels.product import DEPTH, Card, Product, Settings, declines, settings_of
 
 NO_EXPERTS: Final = "it takes experts' matrices"
 MAX_PACKED_EXPERTS: Final = 256
 """Whose rows' places find room beside the packed kernel's ring."""
-SHARED_BYTES: Final = 226 * 1024
-"""What a program of the Gluon kernel may have."""
+GLUON_SHARED_BYTES: Final = 226 * 1024
 PLAIN_TILE_ROWS: Final = 64
 """The most where matrix instructions do not read shared memory: more sums would spill the registers that hold them."""
 
@@ -45,10 +44,8 @@ class GroupedTile:
     """Weights (and rows that lie in order) come by the bulk copy engine, where the device and the shape allow."""
     sums: int = 0
 
-    def stages_within(self, shared_bytes: int, *, gated: bool, element_size: int) -> int:
-        """As many as the tile wants and shared memory holds, beside a little for sums over warps and barriers."""
-        stage_bytes = (self.rows + self.outputs * (2 if gated else 1)) * self.depth * element_size
-        return max(1, min(self.num_stages, (shared_bytes - 1024) // stage_bytes))
+    def stage_bytes(self, *, gated: bool, element_size: int) -> int:
+        return (self.rows + self.outputs * (2 if gated else 1)) * self.depth * element_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +72,7 @@ class HopperTile:
             return f"{num_inputs} inputs and {num_outputs} outputs are no multiples of {DEPTH} and {self.outputs}"
         if not 2 <= self.stages <= num_inputs // DEPTH:
             return f"{self.stages} stages are fewer than 2 or more than the {num_inputs // DEPTH} rounds"
-        if self.shared_bytes(gated=gated) > SHARED_BYTES:
+        if self.shared_bytes(gated=gated) > GLUON_SHARED_BYTES:
             return f"its {self.shared_bytes(gated=gated)} bytes of shared memory are too many"
         return None
 
@@ -141,14 +138,7 @@ class GroupedExperts:
         tiles = list(RULE[product.is_gated].values())
         place = tiles.index(self._by_rule(product, rows, card))
         near = tiles[max(0, place - 1) : place + 2]
-        return [
-            {
-                "rows": tile.rows, "outputs": tile.outputs, "depth": tile.depth, "num_warps": tile.num_warps,
-                "num_stages": stages, "weights_first": tile.weights_first,
-            }
-            for tile in near
-            for stages in {tile.num_stages, 3}
-        ]  # fmt: skip
+        return [settings_of(replace(tile, num_stages=stages)) for tile in near for stages in {tile.num_stages, 3}]
 
 
 class HopperExperts:
@@ -192,7 +182,7 @@ class PackedExperts:
         if not can_pack(product.shape, is_gated=product.is_gated):
             return "its weights have no packed form"
         tile = PackedTile(**settings)
-        if tile.rows > FEW_ROWS or tile.held_stages < LEAST_STAGES or tile.splits > 1 or tile.shared:
+        if tile.rows > WHOLE_ROUND_ROWS or tile.held_stages < LEAST_STAGES or tile.splits > 1 or tile.shared:
             return "it does not fit on a multiprocessor"
         return declines(product, card) or tile
 
@@ -202,7 +192,7 @@ class PackedExperts:
         average = rows / product.experts
         return [
             {"rows": high, "groups": groups, "units": units}
-            for high in range(8, FEW_ROWS + 1, 8)
+            for high in range(8, WHOLE_ROUND_ROWS + 1, 8)
             if average <= high <= max(32, 2.5 * average)
             for groups, units in ((2, 2), (4, 1))
         ]

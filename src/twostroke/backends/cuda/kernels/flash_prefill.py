@@ -7,15 +7,14 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from typing import Final
 
 import torch
 
-from twostroke.backends.cuda.attention_table import choice
+from twostroke.backends.cuda.attention_table import settings_for
 from twostroke.backends.cuda.kernels.paged import AttentionShape, PagedKV, Scoring
-from twostroke.backends.cuda.kernels.prefill_attention import join_parts
-from twostroke.backends.cuda.kernels.prefill_tiles import PrefillScratch, PrefillWork, Tiling
+from twostroke.backends.cuda.kernels.prefill_attention import join_tiles
+from twostroke.backends.cuda.kernels.prefill_tiles import HIGH_TILE, LOW_TILE, PrefillScratch, PrefillWork, Tiling
 from twostroke.backends.cuda.kernels.target import Target, target_of
 from twostroke.backends.cuda.kernels.wgmma import ELEMENTS, product_function
 from twostroke.backends.cuda.native import NativeKernel, TensorMap, box_map, why_not
@@ -26,16 +25,11 @@ SLICE: Final = 64
 STAGES: Final = 2
 ALIGNMENT: Final = 1024
 SOURCES: Final = ("hopper_primitives.cuh", "flash_tiles.cuh", "flash_prefill.cu")
-FOLDER: Final = files("twostroke.backends.cuda.kernels")
-
-
 HEAD_SIZES: Final = (64, 128, 256)
 SPAN: Final = 64
 """Keys that one copy fetches; a page has a whole number of them."""
 CACHED_BYTES: Final = 32 << 20
 """Keys and values that programs share by way of the second-level cache: heads are taken in turn beyond."""
-LOW_TILE, HIGH_TILE = 64, 128
-"""Rows: a warp group for each 64. A program with two has a multiprocessor to itself, two programs with one share it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +37,7 @@ class FlashOptions:
     """How the kernel is built: the choice is the table's, and the result does not depend on it but for rounding."""
 
     tile_rows: int
-    keys: int
-    """Keys of a block."""
+    keys: int  # keys of a block
 
     @property
     def programs_per_sm(self) -> int:
@@ -82,26 +75,20 @@ def tiling(shape: AttentionShape, num_tokens: int, num_sms: int) -> Tiling:
 @cache
 def options_for(shape: AttentionShape, tile_rows: int, window: int | None) -> FlashOptions:
     facts = {"head_dim": shape.head_dim, "tile_rows": tile_rows, "window": window or 0}
-    return FlashOptions(tile_rows, **choice("flash prefill", **facts))
+    return FlashOptions(tile_rows, **settings_for("flash prefill", **facts))
 
 
 def attend(
-    queries: torch.Tensor,  # [num_tokens, heads, head_dim], any token stride
-    kv: PagedKV,
-    work: PrefillWork,
-    out: torch.Tensor,  # [num_tokens, heads * head_dim], contiguous
-    scoring: Scoring,
-    scratch: PrefillScratch,
-    *,
-    options: FlashOptions | None = None,
-) -> None:
+    queries: torch.Tensor, kv: PagedKV, work: PrefillWork, out: torch.Tensor, scoring: Scoring, scratch: PrefillScratch,
+    *, options: FlashOptions | None = None,
+) -> None:  # fmt: skip
     """See `PrefillKernel`."""
     shape, window = kv.shape_for(queries), scoring.window
     scratch.check(work, shape)
     options = options or options_for(shape, work.tile_rows, window)
     units = len(work.items) * shape.kv_heads
     pointers = (kv.table, work.items, out, scratch.partials, scratch.log_sums, scratch.claims)
-    _kernel(options, shape, windowed=window is not None, softcapped=scoring.softcap is not None).launch(
+    kernel_for(options, shape, windowed=window is not None, softcapped=scoring.softcap is not None).launch(
         min(units, options.programs_per_sm * target_of(queries.device).num_sms),
         options.threads,
         [
@@ -118,7 +105,7 @@ def attend(
         ],
         shared_bytes=options.shared_bytes(shape.head_dim),
     )
-    join_parts(work, scratch, out, shape)
+    join_tiles(work, scratch, out, shape)
 
 
 def heads_at_once(shape: AttentionShape, context: int, window: int | None) -> int:
@@ -144,15 +131,7 @@ def _query_map(queries: torch.Tensor, group: int, tile_tokens: int) -> TensorMap
 
 
 @cache
-def _kernel(options: FlashOptions, shape: AttentionShape, *, windowed: bool, softcapped: bool) -> NativeKernel:
-    source, name, constants = source_and_constants(options, shape, windowed=windowed, softcapped=softcapped)
-    return NativeKernel(source, name, constants, architecture="sm_90a")
-
-
-def source_and_constants(
-    options: FlashOptions, shape: AttentionShape, *, windowed: bool, softcapped: bool
-) -> tuple[str, str, dict[str, int]]:
-    """What is compiled, its function, and the constants that it is compiled for."""
+def kernel_for(options: FlashOptions, shape: AttentionShape, *, windowed: bool, softcapped: bool) -> NativeKernel:
     constants = {
         "HEAD_DIM": shape.head_dim,
         "QUERY_HEADS": shape.group,
@@ -168,5 +147,4 @@ def source_and_constants(
     multiply_values = product_function(
         "multiply_values", shape.head_dim, shape.dtype, from_registers=True, columns_contiguous=True
     )
-    texts = (FOLDER.joinpath(name).read_text() for name in SOURCES)
-    return "\n".join([multiply_keys, multiply_values, *texts]), "attend", constants
+    return NativeKernel.of("attend", SOURCES, [multiply_keys, multiply_values], constants)

@@ -1,5 +1,4 @@
-# ruff: noqa: N803, RUF005  (constant parameters are written in capitals; kernels cannot unpack a tuple)
-# mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment, var-annotated"
+# mypy: disable-error-code="assignment, var-annotated"
 """Matrix products for a few rows, which are as fast as weights can be read: the norm before, and the bias, gate or
 residual after, ride along. Under a dependent launch a program has its first weights on their way before it waits for
 the kernel ahead: weights never change. How a product is cut is a table's to say."""
@@ -12,9 +11,12 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from twostroke.backends.cuda.kernels.activation import Activation, activate
-from twostroke.backends.cuda.kernels.gemv_config import FMA_ROWS, MAX_ROWS, GemvConfig, fit
+from twostroke.backends.cuda.kernels.gemv_config import GEMV_ROWS, GemvConfig, fit
 from twostroke.backends.cuda.kernels.target import dependent, target_of
 from twostroke.backends.cuda.kernels.whole_numbers import cdiv, next_power_of_2
+
+ROWS = tl.constexpr(GEMV_ROWS)
+"""Of a product by tensor cores."""
 
 
 def linear_few(
@@ -29,53 +31,35 @@ def linear_few(
     gated: Activation | None = None,
     config: GemvConfig,
 ) -> None:
-    """out = norm(x) @ weight.T + bias, gated, plus residual; what is None is left out. For 1 to MAX_ROWS rows."""
+    """out = norm(x) @ weight.T + bias, gated, plus residual; what is None is left out. For 1 to GEMV_ROWS rows."""
     num_rows, width = x.shape
     outputs = out.shape[1]
-    assert 1 <= num_rows <= MAX_ROWS and weight.is_contiguous()
+    assert 1 <= num_rows <= GEMV_ROWS and weight.is_contiguous()
     config = fit(config, width, weight.element_size())
     constants: dict[str, object] = {
-        "WIDTH": width,
-        "GATED": gated,
-        "BLOCK_N": config.block_n,
-        "BLOCK_K": config.block_k,
+        "WIDTH": width, "GATED": gated, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k,
         "EARLY_TRIGGER": config.early_trigger,
-    }
+    }  # fmt: skip
     if config.method == "fma":
-        assert num_rows <= FMA_ROWS
-        kernel = _fma_rows
-        constants |= {
-            "ROWS": next_power_of_2(num_rows),
-            "TILES": cdiv(width, config.block_k),
-            "PREFETCH_TILES": config.prefetch_tiles,
-        }
+        kernel, rows = _fma_rows, next_power_of_2(num_rows)
+        constants |= {"TILES": cdiv(width, config.block_k), "PREFETCH_TILES": config.prefetch_tiles, "ROWS": rows}
     else:
+        # A row's products with the norm's weights may leave float16's range before they are scaled.
+        scale_first = norm_weight is not None and x.dtype == torch.float16
+        # The interpreter's dot would take bfloat16 for integers.
+        widen = target_of(x.device).interpreted
         kernel = _dot_rows
         constants |= {
-            "ROWS": 8 if num_rows <= 8 else 16,
             "WARPS": config.num_warps,
             "STAGES": config.num_stages,
-            # A row's products with the norm's weights may leave float16's range before they are scaled.
-            "SCALE_FIRST": norm_weight is not None and x.dtype == torch.float16,
-            # The interpreter's dot would take bfloat16 for integers.
-            "WIDEN": target_of(x.device).interpreted,
+            "SCALE_FIRST": scale_first,
+            "WIDEN": widen,
         }
+    residual_stride = 0 if residual is None else residual.stride(0)
     dependent(kernel, (cdiv(outputs, config.block_n),), x.device)(
-        x,
-        norm_weight,
-        weight,
-        bias,
-        residual,
-        out,
-        eps,
-        num_rows,
-        outputs,
-        x.stride(0),
-        0 if residual is None else residual.stride(0),
-        out.stride(0),
-        **constants,
-        num_warps=config.num_warps,
-    )
+        x, norm_weight, weight, bias, residual, out, eps, num_rows, outputs, x.stride(0), residual_stride,
+        out.stride(0), **constants, num_warps=config.num_warps,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -91,10 +75,30 @@ def _to_add(tensor, stride, n, num_rows, outputs, BLOCK_N: tl.constexpr, ROWS: t
 
 
 @triton.jit
-def _store_rows(y, out, out_stride, n, num_rows, outputs, ROWS: tl.constexpr):
+def _finish(
+    y, up, factor, bias_part, residual_part, bias, out, out_stride, n, num_rows, outputs,
+    GATED: tl.constexpr, BLOCK_N: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """What follows the sums, [BLOCK_N, ROWS]: the norm's factor, if any, the bias, the gate and the residual."""
+    if factor is not None:
+        y *= factor
+    y += bias_part
+    if GATED is not None:
+        if factor is not None:
+            up *= factor
+        up += _to_add(bias, 0, n + outputs, num_rows, 2 * outputs, BLOCK_N, ROWS)
+        y = activate(y, up, GATED)
     row = tl.arange(0, ROWS)[None, :].to(tl.int64)
     mask = (row < num_rows) & (n[:, None] < outputs)
-    tl.store(out + row * out_stride + n[:, None], y.to(out.dtype.element_ty), mask=mask)
+    tl.store(out + row * out_stride + n[:, None], (y + residual_part).to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _wait(PDL: tl.constexpr, EARLY_TRIGGER: tl.constexpr):
+    if PDL:
+        if EARLY_TRIGGER:
+            gdc_launch_dependents()
+        gdc_wait()
 
 
 @triton.jit
@@ -105,6 +109,18 @@ def _tile(pointers, k, START: tl.constexpr, WIDTH: tl.constexpr, BLOCK_K: tl.con
     else:
         tile = tl.load(pointers + START, mask=k + START < WIDTH, other=0.0)
     return tile
+
+
+@triton.jit
+def _weights(
+    ahead, pointers, k, TILE: tl.constexpr, PREFETCH_TILES: tl.constexpr, WIDTH: tl.constexpr, BLOCK_K: tl.constexpr
+):
+    """A tile that is on its way already, or is fetched now."""
+    if TILE < PREFETCH_TILES:
+        found = ahead[TILE]
+    else:
+        found = _tile(pointers, k[None, :], TILE * BLOCK_K, WIDTH, BLOCK_K)
+    return found.to(tl.float32)
 
 
 @triton.jit
@@ -127,28 +143,11 @@ def _partial_sums(products, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
 
 @triton.jit(do_not_specialize=["num_rows", "outputs"])
 def _fma_rows(
-    x,
-    norm_weight,
-    weight,
-    bias,
-    residual,
-    out,
-    eps,
-    num_rows,
-    outputs,
-    x_stride,
-    residual_stride,
-    out_stride,
-    WIDTH: tl.constexpr,
-    GATED: tl.constexpr,
-    ROWS: tl.constexpr,  # num_rows or more, a power of two
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    TILES: tl.constexpr,
-    PREFETCH_TILES: tl.constexpr,
-    PDL: tl.constexpr,
-    EARLY_TRIGGER: tl.constexpr,
-):
+    x, norm_weight, weight, bias, residual, out, eps, num_rows, outputs, x_stride, residual_stride, out_stride,
+    WIDTH: tl.constexpr, GATED: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, TILES: tl.constexpr,
+    PREFETCH_TILES: tl.constexpr, ROWS: tl.constexpr, PDL: tl.constexpr, EARLY_TRIGGER: tl.constexpr,
+):  # fmt: skip
+    """ROWS: num_rows or more, a power of two."""
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     # Programs past the end read the last output's weights again: no mask, and no store.
@@ -162,10 +161,7 @@ def _fma_rows(
         if GATED is not None:
             up_ahead = up_ahead + (_tile(w_pointers + up_offset, k[None, :], tile * BLOCK_K, WIDTH, BLOCK_K),)
     bias_part = _to_add(bias, 0, n, num_rows, outputs, BLOCK_N, ROWS)
-    if PDL:
-        if EARLY_TRIGGER:
-            gdc_launch_dependents()
-        gdc_wait()
+    _wait(PDL, EARLY_TRIGGER)
     residual_part = _to_add(residual, residual_stride, n, num_rows, outputs, BLOCK_N, ROWS)
 
     sums = ()
@@ -176,15 +172,9 @@ def _fma_rows(
         up_sums = up_sums + (tl.zeros([BLOCK_N, BLOCK_K // 8], tl.float32),)
         squares = squares + (tl.zeros([BLOCK_K], tl.float32),)
     for tile in tl.static_range(TILES):
-        if tile < PREFETCH_TILES:
-            w = w_ahead[tile].to(tl.float32)
-        else:
-            w = _tile(w_pointers, k[None, :], tile * BLOCK_K, WIDTH, BLOCK_K).to(tl.float32)
+        w = _weights(w_ahead, w_pointers, k, tile, PREFETCH_TILES, WIDTH, BLOCK_K)
         if GATED is not None:
-            if tile < PREFETCH_TILES:
-                up_w = up_ahead[tile].to(tl.float32)
-            else:
-                up_w = _tile(w_pointers + up_offset, k[None, :], tile * BLOCK_K, WIDTH, BLOCK_K).to(tl.float32)
+            up_w = _weights(up_ahead, w_pointers + up_offset, k, tile, PREFETCH_TILES, WIDTH, BLOCK_K)
         if norm_weight is not None:
             scale = _tile(norm_weight + k, k, tile * BLOCK_K, WIDTH, BLOCK_K).to(tl.float32)
         new_sums = ()
@@ -210,18 +200,14 @@ def _fma_rows(
 
     levels: tl.constexpr = (ROWS > 1) + (ROWS > 2) + (ROWS > 4)
     y = tl.reshape(tl.sum(_stack(sums, ROWS, levels), 1), [BLOCK_N, ROWS])
+    factor = None
     if norm_weight is not None:
         total = tl.reshape(tl.sum(_stack(squares, ROWS, levels), 0, keep_dims=True), [1, ROWS])
         factor = tl.rsqrt(total / WIDTH + eps)
-        y *= factor
-    y += bias_part
+    up = None
     if GATED is not None:
         up = tl.reshape(tl.sum(_stack(up_sums, ROWS, levels), 1), [BLOCK_N, ROWS])
-        if norm_weight is not None:
-            up *= factor
-        up += _to_add(bias, 0, n + outputs, num_rows, 2 * outputs, BLOCK_N, ROWS)
-        y = activate(y, up, GATED)
-    _store_rows(y + residual_part, out, out_stride, n, num_rows, outputs, ROWS)
+    _finish(y, up, factor, bias_part, residual_part, bias, out, out_stride, n, num_rows, outputs, GATED, BLOCK_N, ROWS)
 
 
 @triton.jit
@@ -239,30 +225,11 @@ def _dot(w, value, sums, WIDEN: tl.constexpr):
 
 @triton.jit(do_not_specialize=["num_rows", "outputs"])
 def _dot_rows(
-    x,
-    norm_weight,
-    weight,
-    bias,
-    residual,
-    out,
-    eps,
-    num_rows,
-    outputs,
-    x_stride,
-    residual_stride,
-    out_stride,
-    WIDTH: tl.constexpr,
-    GATED: tl.constexpr,
-    ROWS: tl.constexpr,  # 8 or 16
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    WARPS: tl.constexpr,
-    STAGES: tl.constexpr,
-    SCALE_FIRST: tl.constexpr,
-    WIDEN: tl.constexpr,
-    PDL: tl.constexpr,
+    x, norm_weight, weight, bias, residual, out, eps, num_rows, outputs, x_stride, residual_stride, out_stride,
+    WIDTH: tl.constexpr, GATED: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, WARPS: tl.constexpr,
+    STAGES: tl.constexpr, SCALE_FIRST: tl.constexpr, WIDEN: tl.constexpr, PDL: tl.constexpr,
     EARLY_TRIGGER: tl.constexpr,
-):
+):  # fmt: skip
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     row = tl.arange(0, ROWS)
     # The product is batched, an input range a warp: so even 16 outputs keep several warps busy, and the warps' sums
@@ -273,10 +240,7 @@ def _dot_rows(
     weight_rows = weight + tl.minimum(n, outputs - 1).to(tl.int64)[:, None] * WIDTH
     up_offset = outputs.to(tl.int64) * WIDTH
     bias_part = _to_add(bias, 0, n, num_rows, outputs, BLOCK_N, ROWS)
-    if PDL:
-        if EARLY_TRIGGER:
-            gdc_launch_dependents()
-        gdc_wait()
+    _wait(PDL, EARLY_TRIGGER)
     residual_part = _to_add(residual, residual_stride, n, num_rows, outputs, BLOCK_N, ROWS)
 
     w_pointers = weight_rows[None, :, :] + k[:, None, :]  # [warps, BLOCK_N, inputs]
@@ -311,16 +275,12 @@ def _dot_rows(
     if PDL and not EARLY_TRIGGER:
         gdc_launch_dependents()
 
-    y = tl.sum(sums, 0)
+    factor = None
     if norm_weight is not None and not SCALE_FIRST:
         total = tl.sum(tl.reshape(squares, [step // 8, ROWS]), 0)
         factor = tl.rsqrt(total / WIDTH + eps)[None, :]
-        y *= factor
-    y += bias_part
+    up = None
     if GATED is not None:
         up = tl.sum(up_sums, 0)
-        if norm_weight is not None and not SCALE_FIRST:
-            up *= factor
-        up += _to_add(bias, 0, n + outputs, num_rows, 2 * outputs, BLOCK_N, ROWS)
-        y = activate(y, up, GATED)
-    _store_rows(y + residual_part, out, out_stride, n, num_rows, outputs, ROWS)
+    y = tl.sum(sums, 0)
+    _finish(y, up, factor, bias_part, residual_part, bias, out, out_stride, n, num_rows, outputs, GATED, BLOCK_N, ROWS)

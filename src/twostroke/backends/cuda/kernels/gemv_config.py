@@ -10,9 +10,8 @@ from typing import Final, Literal
 
 from twostroke.backends.cuda.kernels.product import Card, Product, Settings, settings_of
 
-MAX_ROWS: Final = 16
-FMA_ROWS: Final = 8
-"""Rows beyond which a thread's accumulators would not fit in its registers."""
+GEMV_ROWS: Final = 8
+"""Beyond, a thread's accumulators would not fit in its registers (fma), and other kernels are faster (dot)."""
 
 Method = Literal["fma", "dot"]
 
@@ -21,35 +20,27 @@ Method = Literal["fma", "dot"]
 class GemvConfig:
     method: Method
     """fma: every thread multiplies and adds in float32; its cost grows with the rows. dot: tensor cores, with the
-    weights' rows as the tall side and the batch padded to 8 or 16; its cost does not."""
-    block_n: int
-    """Outputs a program computes."""
-    block_k: int
-    """Inputs taken at a time: by the whole program (fma), or by each warp of it (dot)."""
+    weights' rows as the tall side and the batch padded to 8; its cost does not."""
+    block_n: int  # outputs a program computes
+    block_k: int  # inputs taken at a time: by the whole program (fma), or by each warp of it (dot)
     num_warps: int
-    num_stages: int = 4
-    """Tiles of weights kept on their way in shared memory (dot)."""
+    num_stages: int = 4  # tiles of weights kept on their way in shared memory (dot)
     prefetch_tiles: int = 1
     """Tiles of weights that a program of a dependent launch holds in registers before it waits (fma)."""
     early_trigger: bool = True
     """Whether the next kernel may start at once, to fetch weights meanwhile, or when this one has read its own."""
-
-    @property
-    def sums(self) -> int:
-        return 0
+    sums: int = 0
 
 
 class GemvProducts:
     name, form, fuses = "gemv", "plain", True
 
     def tile(self, product: Product, rows: int, card: Card, settings: Settings) -> GemvConfig | str:
-        config = GemvConfig(**settings)
-        most = FMA_ROWS if config.method == "fma" else MAX_ROWS
-        if rows > most:
-            return f"it takes {most} rows at most"
+        if rows > GEMV_ROWS:
+            return f"it takes {GEMV_ROWS} rows at most"
         if product.role == "sandwich":
             return "it adds to the residual what has no norm of its own"
-        return "it takes one matrix" if product.experts else config
+        return "it takes one matrix" if product.experts else GemvConfig(**settings)
 
     def candidates(self, product: Product, rows: int, card: Card) -> list[Settings]:
         """Threads' own sums for a few rows, tensor cores for some more; the next kernel starts early or late."""
@@ -58,7 +49,7 @@ class GemvProducts:
             blocks = ((2, 1024, 4), (4, 1024, 4), (4, 2048, 8), (8, 1024, 4))[0 if rows <= 2 else 2 :]
             ahead = (1, 3) if rows == 1 else (1,)
             found += [GemvConfig("fma", *block, prefetch_tiles=tiles) for block, tiles in all_of(blocks, ahead)]
-        if 1 < rows <= FMA_ROWS:
+        if 1 < rows <= GEMV_ROWS:
             found += [GemvConfig("dot", *block) for block in ((16, 64, 4), (16, 128, 4), (32, 64, 4))]
         both = [replace(config, early_trigger=is_early) for config in found for is_early in (True, False)]
         return [

@@ -2,10 +2,10 @@
 Weights come by TMA into a ring of buffers that runs on from tile to tile: one tile's results are stored while the next
 one's weights arrive. Rows are as `moe_routing.py` sorts them; `moe_grouped.py` takes every other device and shape."""
 
-# ruff: noqa: N803, N806  (Gluon wants its branches in full)
-# mypy: disable-error-code="untyped-decorator,no-untyped-def,no-untyped-call,no-redef"
-
 from __future__ import annotations
+
+from functools import cache
+from typing import Final
 
 import torch
 from triton.experimental import gluon
@@ -19,15 +19,23 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from twostroke.backends.cuda.kernels.activation import Activation, activate
 from twostroke.backends.cuda.kernels.expert_tiles import HopperTile
-from twostroke.backends.cuda.kernels.gluon_layouts import shared_layout
-from twostroke.backends.cuda.kernels.gluon_names import meet
 from twostroke.backends.cuda.kernels.moe_routing import Order
 from twostroke.backends.cuda.kernels.product import DEPTH
 from twostroke.backends.cuda.kernels.target import dependent, target_of
+from twostroke.backends.cuda.kernels.turns import wait_and_start_next
+
+ELEMENT_TYPES: Final = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
+meet = gl.thread_barrier if hasattr(gl, "thread_barrier") else gl.barrier
+"""Every warp of a program waits for the others: `thread_barrier` in Triton 3.6, `barrier` since."""
+
+
+@cache
+def shared_layout(rows: int, columns: int, dtype: torch.dtype) -> gl.NVMMASharedLayout:
+    """Of a block that a bulk copy brings. Kept: Gluon takes longer to think of it than a kernel to be launched."""
+    return gl.NVMMASharedLayout.get_default_for([rows, columns], ELEMENT_TYPES[dtype])
 
 
 @gluon.jit
@@ -63,6 +71,20 @@ def _sources(sorted_pairs, first, end, row, num_inputs: gl.constexpr, top_k: gl.
     if GATHERED:
         source = gl.load(sorted_pairs + source, mask=source < end, other=0) // top_k
     return source.to(gl.int64) * num_inputs
+
+
+@gluon.jit
+def _settle(
+    starts, sorted_pairs, expert, begin, end, own, copy_row,
+    num_outputs: gl.constexpr, num_inputs: gl.constexpr, EXPERTS: gl.constexpr, top_k: gl.constexpr,
+    ROWS: gl.constexpr, OUTPUTS: gl.constexpr, HALVES: gl.constexpr,
+):  # fmt: skip
+    """`_walk`, and of the tile: its first row, its block of outputs, its weights' first row, where its rows begin."""
+    expert, begin, end, own = _walk(starts, expert, begin, end, own, EXPERTS, ROWS, num_outputs // OUTPUTS)
+    first, block = _cut(begin, end, own, ROWS)
+    first_weight = expert * (num_outputs * HALVES) + block * OUTPUTS
+    sources = _sources(sorted_pairs, first, end, copy_row, num_inputs, top_k, HALVES == 2)
+    return expert, begin, end, own, first, block, first_weight, sources
 
 
 @gluon.jit
@@ -109,6 +131,25 @@ def _store(found, results, first, end, first_output, num_outputs: gl.constexpr, 
 
 
 @gluon.jit
+def _finish(
+    sums, results, first, end, first_output, num_outputs: gl.constexpr, GATED: gl.constexpr, PIECES: gl.constexpr,
+    WARPS: gl.constexpr,
+):  # fmt: skip
+    if GATED is not None:
+        gates, ups = _halves(sums)
+        found = activate(gates, ups, GATED)
+    else:
+        found = sums
+    gl.static_assert(PIECES <= 2)
+    if PIECES == 2:
+        lower, upper = _halves(found)
+        _store(lower, results, first, end, first_output, num_outputs, WARPS)
+        _store(upper, results, first, end, first_output + found.shape[1] // 2, num_outputs, WARPS)
+    else:
+        _store(found, results, first, end, first_output, num_outputs, WARPS)
+
+
+@gluon.jit
 def _hopper_grouped_kernel(
     inputs, x_rows, w_rows, results, sorted_pairs, starts,
     num_outputs: gl.constexpr, num_inputs: gl.constexpr, EXPERTS: gl.constexpr, top_k: gl.constexpr,
@@ -116,12 +157,9 @@ def _hopper_grouped_kernel(
     PIECES: gl.constexpr, WARPS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """GATED: inputs are the tokens' own, gate and up become one result. Else inputs are rows in order."""
-    BLOCKS: gl.constexpr = num_outputs // OUTPUTS
     ROUNDS: gl.constexpr = num_inputs // DEPTH
     HALVES: gl.constexpr = 1 if GATED is None else 2
-    MATRIX_ROWS: gl.constexpr = num_outputs * HALVES
     WIDTH: gl.constexpr = OUTPUTS * HALVES
-    GATHERED: gl.constexpr = GATED is not None
     program = gl.program_id(0)
     programs = gl.num_programs(0)
     rows = gl.allocate_shared_memory(w_rows.dtype, [STAGES, ROWS, DEPTH], w_rows.layout)
@@ -135,19 +173,15 @@ def _hopper_grouped_kernel(
         mbarrier.init(ready.index(stage), count=1 + ARRIVALS)
     fence_async_shared()
 
-    if PDL:
-        # The trigger comes after the wait: the plain kernel, which may follow, reads `starts` before its own.
-        gdc_wait()
-        gdc_launch_dependents()
-    expert, begin, end, own = _walk(
-        starts, gl.to_tensor(0), gl.load(starts), gl.load(starts + 1), program, EXPERTS, ROWS, BLOCKS
-    )  # fmt: skip
-    first, block = _cut(begin, end, own, ROWS)
-    first_weight = expert * MATRIX_ROWS + block * OUTPUTS
+    # The trigger comes after the wait: the plain kernel, which may follow, reads `starts` before its own.
+    wait_and_start_next(PDL)
     COPY: gl.constexpr = gl.BlockedLayout([1, 8], [32 // (DEPTH // 8), DEPTH // 8], [WARPS, 1], [1, 0])
     copy_row = gl.arange(0, ROWS, layout=gl.SliceLayout(1, COPY))
     depth = gl.arange(0, DEPTH, layout=gl.SliceLayout(0, COPY))
-    sources = _sources(sorted_pairs, first, end, copy_row, num_inputs, top_k, GATHERED)
+    expert, begin, end, own, first, block, first_weight, sources = _settle(
+        starts, sorted_pairs, gl.to_tensor(0), gl.load(starts), gl.load(starts + 1), program, copy_row, num_outputs,
+        num_inputs, EXPERTS, top_k, ROWS, OUTPUTS, HALVES,
+    )  # fmt: skip
 
     if expert < EXPERTS:
         for stage in gl.static_range(STAGES - 1):
@@ -178,12 +212,10 @@ def _hopper_grouped_kernel(
             # Every warp is done with the buffers of the round before, so they can be filled again.
             meet()
             if fetched == ROUNDS:
-                expert, begin, end, own = _walk(
-                    starts, expert, begin, end, own + programs, EXPERTS, ROWS, BLOCKS
+                expert, begin, end, own, first, block, first_weight, sources = _settle(
+                    starts, sorted_pairs, expert, begin, end, own + programs, copy_row, num_outputs, num_inputs,
+                    EXPERTS, top_k, ROWS, OUTPUTS, HALVES,
                 )  # fmt: skip
-                first, block = _cut(begin, end, own, ROWS)
-                first_weight = expert * MATRIX_ROWS + block * OUTPUTS
-                sources = _sources(sorted_pairs, first, end, copy_row, num_inputs, top_k, GATHERED)
                 fetched = 0
             if expert < EXPERTS:
                 _fetch(
@@ -197,18 +229,7 @@ def _hopper_grouped_kernel(
                 stage = 0
                 phase ^= 1
         sums = warpgroup_mma_wait(0, deps=[sums])
-        if GATED is not None:
-            gates, ups = _halves(sums)
-            found = activate(gates, ups, GATED)
-        else:
-            found = sums
-        gl.static_assert(PIECES <= 2)
-        if PIECES == 2:
-            lower, upper = _halves(found)
-            _store(lower, results, own_first, own_end, first_output, num_outputs, WARPS)
-            _store(upper, results, own_first, own_end, first_output + OUTPUTS // 2, num_outputs, WARPS)
-        else:
-            _store(found, results, own_first, own_end, first_output, num_outputs, WARPS)
+        _finish(sums, results, own_first, own_end, first_output, num_outputs, GATED, PIECES, WARPS)
 
 
 def hopper_grouped_matmul(

@@ -1,8 +1,5 @@
 """The sum of every token's experts, with the residual stream and the norm that follow it. Knows no expert's weights."""
 
-# ruff: noqa: N803  (compile-time constants are in capitals)
-# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
-
 from __future__ import annotations
 
 from dataclasses import dataclass

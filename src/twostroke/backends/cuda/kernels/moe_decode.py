@@ -1,13 +1,8 @@
-"""A mixture of experts for a few tokens: two kernels that read the chosen experts' weights and no others. Each program
-works out the routing from the router's logits itself, which costs less than a kernel in between. Deterministic: a
-program sums all experts of its outputs, in order."""
-
-# ruff: noqa: N803  (compile-time constants are in capitals)
-# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
+"""A mixture of experts for a few tokens: the router's logits, and two kernels that read the chosen experts' weights and
+no others. Each of their programs works out the routing itself, which costs less than a kernel in between.
+Deterministic: a program sums all experts of its outputs, in order."""
 
 from __future__ import annotations
-
-from typing import Final
 
 import torch
 import triton
@@ -15,12 +10,42 @@ import triton.language as tl
 
 from twostroke.backends.cuda.kernels.activation import Activation, activate
 from twostroke.backends.cuda.kernels.expert_tiles import FewTile
-from twostroke.backends.cuda.kernels.moe_routing import ranks_of_experts
 from twostroke.backends.cuda.kernels.target import dependent
-from twostroke.backends.cuda.kernels.turns import wait_and_start_next
+from twostroke.backends.cuda.kernels.turns import start_next_and_wait, wait_and_start_next
 from twostroke.backends.cuda.kernels.whole_numbers import cdiv, next_power_of_2
 
-DEFAULT: Final = FewTile()
+
+@triton.jit
+def ranks_of_experts(logits, ids):
+    """[experts] -> the place of each expert when the likeliest comes first and of equals the lower. Counted
+    rather than sorted: a place is the number of experts before it. What is not a number comes last, so that a spoilt
+    row still goes to experts that exist."""
+    logits = tl.where(logits == logits, logits, float("-inf"))
+    others, own = logits[:, None], logits[None, :]  # summed over the slower axis: mostly within a thread
+    before = (others > own) | ((others == own) & (ids[:, None] < ids[None, :]))
+    return tl.sum(before.to(tl.int32), 0)
+
+
+@triton.jit
+def _few_logits_kernel(
+    x, router, logits, hidden: tl.constexpr, experts: tl.constexpr,
+    BLOCK_EXPERTS: tl.constexpr, BLOCK_DEPTH: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0)
+    ids = tl.program_id(1) * BLOCK_EXPERTS + tl.arange(0, BLOCK_EXPERTS)
+    depth = tl.arange(0, BLOCK_DEPTH)
+    rows = router + ids[:, None] * hidden + depth[None, :]
+    is_expert = (ids < experts)[:, None]
+    # The router's weights are nobody's result: their first block is on its way while the kernel before still runs.
+    weights = tl.load(rows, mask=is_expert & (depth < hidden)[None, :], other=0.0)
+    start_next_and_wait(PDL)
+    sums = tl.zeros([BLOCK_EXPERTS, BLOCK_DEPTH], tl.float32)
+    for start in tl.static_range(0, hidden, BLOCK_DEPTH):
+        values = tl.load(x + token.to(tl.int64) * hidden + start + depth, mask=start + depth < hidden, other=0.0)
+        if start > 0:
+            weights = tl.load(rows + start, mask=is_expert & (start + depth < hidden)[None, :], other=0.0)
+        sums += weights.to(tl.float32) * values.to(tl.float32)[None, :]
+    tl.store(logits + token * experts + ids, tl.sum(sums, 1), mask=ids < experts)
 
 
 @triton.jit
@@ -104,6 +129,17 @@ def _down_kernel(
     tl.store(out + target, result.to(out.dtype.element_ty), mask=mask)
 
 
+def router_logits(x: torch.Tensor, router: torch.Tensor, logits: torch.Tensor) -> None:
+    """x [num_tokens, hidden] times router [experts, hidden] -> logits float32 [num_tokens, experts]. For few tokens:
+    each reads the whole router."""
+    num_tokens, hidden = x.shape
+    experts = router.shape[0]
+    dependent(_few_logits_kernel, (num_tokens, cdiv(experts, 4)), x.device)(
+        x, router, logits, hidden, experts, BLOCK_EXPERTS=4, BLOCK_DEPTH=min(1024, next_power_of_2(hidden)),
+        num_warps=4,
+    )  # fmt: skip
+
+
 def few_tokens_gate_up(
     x: torch.Tensor,
     logits: torch.Tensor,
@@ -112,7 +148,7 @@ def few_tokens_gate_up(
     *,
     top_k: int,
     kind: Activation = "silu",
-    tile: FewTile = DEFAULT,
+    tile: FewTile,
 ) -> None:
     """x [num_tokens, hidden], logits float32 [num_tokens, experts], gate_up [experts, 2 * intermediate, hidden]
     -> activations [num_tokens * top_k, intermediate], a token's slots side by side, the likeliest first."""
@@ -134,7 +170,7 @@ def few_tokens_down(
     top_k: int,
     normalise: bool,
     residual: torch.Tensor | None = None,
-    tile: FewTile = DEFAULT,
+    tile: FewTile,
 ) -> None:
     """activations as `few_tokens_gate_up` wrote them, down [experts, hidden, intermediate] -> out [num_tokens, hidden],
     on top of `residual` if there is one (`out` itself, perhaps). It must directly follow that kernel."""

@@ -1,9 +1,6 @@
 """Matrix products of rows sorted by expert (see `moe_routing.py`), each tile of rows with its own expert's weights. The
 grid is the most tiles there can be; programs beyond those there are end at once, so nothing waits for the host."""
 
-# ruff: noqa: N803  (compile-time constants are in capitals; Triton wants its branches in full)
-# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
-
 from __future__ import annotations
 
 from dataclasses import replace
@@ -11,13 +8,13 @@ from dataclasses import replace
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from twostroke.backends.cuda.kernels.activation import Activation, activate
 from twostroke.backends.cuda.kernels.expert_tiles import GroupedTile
 from twostroke.backends.cuda.kernels.moe_routing import Order, dot, dot_precision
 from twostroke.backends.cuda.kernels.target import dependent, target_of
+from twostroke.backends.cuda.kernels.turns import wait_and_start_next
 from twostroke.backends.cuda.kernels.whole_numbers import cdiv, next_power_of_2
 
 
@@ -30,7 +27,7 @@ def most_tiles(num_rows: int, num_experts: int, tile_rows: int) -> int:
 def _multiply(rows, weights, sums, WEIGHTS_FIRST: tl.constexpr, PRECISION: tl.constexpr):
     if WEIGHTS_FIRST:
         return dot(weights, tl.trans(rows), sums, PRECISION)
-    else:  # noqa: RET505  (without it Triton compiles both)
+    else:  # without it Triton compiles both
         return dot(rows, tl.trans(weights), sums, PRECISION)
 
 
@@ -75,19 +72,15 @@ def _grouped_kernel(
     blocks: tl.constexpr = (num_outputs + OUTPUTS - 1) // OUTPUTS
     matrix_rows: tl.constexpr = num_outputs if GATED is None else 2 * num_outputs
     program = tl.program_id(0)
-    if PDL and GATED is not None:
-        # The trigger comes after the wait: what starts then may read `starts`, as this very kernel does below.
-        gdc_wait()
-        gdc_launch_dependents()
+    # The trigger comes after the wait: what starts then may read `starts`, as this very kernel does below.
+    wait_and_start_next(PDL and GATED is not None)
     expert, first, end, block = _place(program, starts, experts, blocks, ROWS, EXPERTS_PADDED)
     outputs = block * OUTPUTS + tl.arange(0, OUTPUTS)
     # Rows and outputs beyond the end read the first one again: no mask in the loop, and they are not stored.
     readable = tl.where(outputs < num_outputs, outputs, 0)
     first_weight = tl.minimum(expert, experts - 1) * matrix_rows
     own_weights = weights + first_weight.to(tl.int64) * num_inputs
-    if PDL and GATED is None:
-        gdc_wait()
-        gdc_launch_dependents()
+    wait_and_start_next(PDL and GATED is None)
     if expert >= experts:
         return
     rows = first + tl.arange(0, ROWS)
@@ -145,9 +138,8 @@ def grouped_matmul(
     experts, matrix_rows, num_inputs = weights.shape
     num_outputs = matrix_rows if gated is None else matrix_rows // 2
     tile = replace(tile, depth=min(tile.depth, max(16, next_power_of_2(num_inputs))))
-    shared_bytes, num_stages = target_of(inputs.device).shared_bytes, tile.num_stages
-    if shared_bytes is not None:
-        num_stages = tile.stages_within(shared_bytes, gated=gated is not None, element_size=inputs.element_size())
+    stage_bytes = tile.stage_bytes(gated=gated is not None, element_size=inputs.element_size())
+    num_stages = target_of(inputs.device).stages(tile.num_stages, stage_bytes)
     input_blocks = weight_blocks = None
     if tile.bulk and can_copy_in_bulk(weights):
         weight_blocks = TensorDescriptor.from_tensor(weights.view(-1, num_inputs), [tile.outputs, tile.depth])

@@ -2,9 +2,6 @@
 counts by blocks of tokens, the next gives rows. The order is stable, by expert, then by token, whichever program comes
 first, so the same tokens always give the same order. Knows no expert's weights."""
 
-# ruff: noqa: N803  (compile-time constants are in capitals)
-# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
-
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
@@ -16,21 +13,17 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from twostroke.backends.cuda.kernels.prefetch import prefetch_to_l2
 from twostroke.backends.cuda.kernels.target import dependent, target_of
-from twostroke.backends.cuda.kernels.turns import start_next_and_wait
+from twostroke.backends.cuda.kernels.turns import prefetch_to_l2, start_next_and_wait
 from twostroke.backends.cuda.kernels.whole_numbers import cdiv, next_power_of_2
 
 
 class Order(NamedTuple):
     """Rows sorted by expert: a pair is a token and one of its experts."""
 
-    sorted_pairs: torch.Tensor
-    """int32 [num_pairs]: the pair of each row."""
-    starts: torch.Tensor
-    """int32 [experts + 1]: each expert's first row."""
-    top_k: int
-    """Experts a token; pair p is of token p // top_k."""
+    sorted_pairs: torch.Tensor  # int32 [num_pairs]: the pair of each row
+    starts: torch.Tensor  # int32 [experts + 1]: each expert's first row
+    top_k: int  # experts a token; pair p is of token p // top_k
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,16 +67,12 @@ class RoutingScratch:
     sums of a product cut into parts."""
 
     def __init__(self, num_experts: int, max_tokens: int, device: torch.device | str) -> None:
-        padded, tokens = _padded(num_experts), _whole_blocks(max_tokens)
+        padded, tokens = _padded(num_experts), cdiv(max_tokens, _MOST_TOKENS) * _MOST_TOKENS
+        rows_of_sums = min(_PROGRAMS * _MOST_TOKENS, _MOST_PARTS * tokens)
         self.places = torch.zeros(tokens, padded, dtype=torch.int8, device=device)
         self.counts = torch.zeros(tokens // 16, padded, dtype=torch.int32, device=device)
-        self.sums = torch.zeros(_rows_of_sums(tokens), padded, dtype=torch.float32, device=device)
+        self.sums = torch.zeros(rows_of_sums, padded, dtype=torch.float32, device=device)
         self.arrivals = torch.zeros(_PROGRAMS, dtype=torch.int32, device=device)
-
-    @staticmethod
-    def num_bytes(num_experts: int, max_tokens: int) -> int:
-        tokens = _whole_blocks(max_tokens)
-        return _padded(num_experts) * (tokens + tokens // 16 * 4 + _rows_of_sums(tokens) * 4) + 4 * _PROGRAMS
 
 
 def _padded(num_experts: int) -> int:
@@ -94,52 +83,11 @@ def _breadth(padded: int) -> int:
     return max(1, padded // 128)
 
 
-def _whole_blocks(num_tokens: int) -> int:
-    return cdiv(num_tokens, _MOST_TOKENS) * _MOST_TOKENS
-
-
-def _rows_of_sums(num_tokens: int) -> int:
-    return min(_PROGRAMS * _MOST_TOKENS, _MOST_PARTS * num_tokens)
-
-
-@triton.jit
-def ranks_of_experts(logits, ids):
-    """[experts] -> the place of each expert when the likeliest comes first and of equals the lower. Counted
-    rather than sorted: a place is the number of experts before it. What is not a number comes last, so that a spoilt
-    row still goes to experts that exist."""
-    logits = tl.where(logits == logits, logits, float("-inf"))
-    others, own = logits[:, None], logits[None, :]  # summed over the slower axis: mostly within a thread
-    before = (others > own) | ((others == own) & (ids[:, None] < ids[None, :]))
-    return tl.sum(before.to(tl.int32), 0)
-
-
 @triton.jit
 def dot(left, right, sums, PRECISION: tl.constexpr):
     if PRECISION == "ieee":
         left, right = left.to(tl.float32), right.to(tl.float32)
     return tl.dot(left, right, sums, input_precision=PRECISION)
-
-
-@triton.jit
-def _few_logits_kernel(
-    x, router, logits, hidden: tl.constexpr, experts: tl.constexpr,
-    BLOCK_EXPERTS: tl.constexpr, BLOCK_DEPTH: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    token = tl.program_id(0)
-    ids = tl.program_id(1) * BLOCK_EXPERTS + tl.arange(0, BLOCK_EXPERTS)
-    depth = tl.arange(0, BLOCK_DEPTH)
-    rows = router + ids[:, None] * hidden + depth[None, :]
-    is_expert = (ids < experts)[:, None]
-    # The router's weights are nobody's result: their first block is on its way while the kernel before still runs.
-    weights = tl.load(rows, mask=is_expert & (depth < hidden)[None, :], other=0.0)
-    start_next_and_wait(PDL)
-    sums = tl.zeros([BLOCK_EXPERTS, BLOCK_DEPTH], tl.float32)
-    for start in tl.static_range(0, hidden, BLOCK_DEPTH):
-        values = tl.load(x + token.to(tl.int64) * hidden + start + depth, mask=start + depth < hidden, other=0.0)
-        if start > 0:
-            weights = tl.load(rows + start, mask=is_expert & (start + depth < hidden)[None, :], other=0.0)
-        sums += weights.to(tl.float32) * values.to(tl.float32)[None, :]
-    tl.store(logits + token * experts + ids, tl.sum(sums, 1), mask=ids < experts)
 
 
 @triton.jit
@@ -302,17 +250,6 @@ def _sort_kernel(
     tl.store(sorted_pairs + row, pair, mask=is_own)
 
 
-def router_logits(x: torch.Tensor, router: torch.Tensor, logits: torch.Tensor) -> None:
-    """x [num_tokens, hidden] times router [experts, hidden] -> logits float32 [num_tokens, experts]. For few tokens:
-    each reads the whole router."""
-    num_tokens, hidden = x.shape
-    experts = router.shape[0]
-    dependent(_few_logits_kernel, (num_tokens, cdiv(experts, 4)), x.device)(
-        x, router, logits, hidden, experts, BLOCK_EXPERTS=4, BLOCK_DEPTH=min(1024, next_power_of_2(hidden)),
-        num_warps=4,
-    )  # fmt: skip
-
-
 def route(
     x: torch.Tensor,
     router: torch.Tensor,
@@ -350,10 +287,7 @@ def choose_experts(
     padded = _padded(experts)
     tile = tile.for_experts(padded)
     depth = min(tile.depth, max(16, next_power_of_2(hidden)))
-    shared_bytes, num_stages = target_of(x.device).shared_bytes, tile.num_stages
-    if shared_bytes is not None:
-        stage_bytes = (tile.tokens + padded) * depth * x.element_size()
-        num_stages = max(1, min(num_stages, (shared_bytes - 1024) // stage_bytes))
+    num_stages = target_of(x.device).stages(tile.num_stages, (tile.tokens + padded) * depth * x.element_size())
     dependent(_choose_kernel, (tile.parts, blocks), x.device)(
         x, router, scratch.sums, scratch.arrivals, shares, scratch.places, scratch.counts, num_tokens, top_k, hidden,
         experts, top_k, NORMALISE=normalise, TOKENS=tile.tokens, PADDED=padded, PLACES=next_power_of_2(top_k),

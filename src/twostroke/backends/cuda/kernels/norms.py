@@ -1,5 +1,3 @@
-# ruff: noqa: N803  (constant parameters of kernels are written in capitals)
-# mypy: disable-error-code="no-untyped-def, untyped-decorator"
 """RMS norms of whole rows, alone or fused with the residual stream. Weights are what the row is multiplied by: where a
 family stores them less one, whoever loads them adds it. Mathematics in float32; the residual stays in its own type."""
 
@@ -22,44 +20,20 @@ def rms_norm(
     eps: float,
 ) -> None:
     """out = norm(x) * weight."""
-    _launch(x, None, None, weight, out, eps)
+    add_rms_norm(x, None, weight, out, eps=eps)
 
 
 def add_rms_norm(
     x: torch.Tensor,  # [num_tokens, hidden], or [parts, num_tokens, hidden]: a product cut along its depth
-    residual: torch.Tensor,  # [num_tokens, hidden], updated
+    residual: torch.Tensor | None,  # [num_tokens, hidden], updated
     weight: torch.Tensor | None,  # [hidden]
     out: torch.Tensor | None,  # [num_tokens, hidden]; may be x
     *,
     eps: float,
+    post_weight: torch.Tensor | None = None,  # [hidden]
 ) -> None:
     """residual += x, the sum of its parts; out = norm(residual) * weight. Without a weight and an out only the first
-    half is done."""
-    _launch(x, None, residual, weight, out, eps)
-
-
-def sandwich(
-    x: torch.Tensor,  # [num_tokens, hidden]
-    post_weight: torch.Tensor,  # [hidden]
-    residual: torch.Tensor,  # [num_tokens, hidden], updated
-    weight: torch.Tensor | None,  # [hidden]
-    out: torch.Tensor | None,  # [num_tokens, hidden]; may be x
-    *,
-    eps: float,
-) -> None:
-    """residual += norm(x) * post_weight; out = norm(residual) * weight: a block's output is normed before it joins the
-    residual, and the next block's input norm follows. Without a weight and an out only the first half is done."""
-    _launch(x, post_weight, residual, weight, out, eps)
-
-
-def _launch(
-    x: torch.Tensor,
-    post_weight: torch.Tensor | None,
-    residual: torch.Tensor | None,
-    weight: torch.Tensor | None,
-    out: torch.Tensor | None,
-    eps: float,
-) -> None:
+    half is done. With a `post_weight` norm(x) * post_weight joins the residual in place of x."""
     assert (weight is None) == (out is None)
     num_tokens, hidden = x.shape[-2:]
     if num_tokens == 0:

@@ -1,4 +1,4 @@
-// Products with weights of twelve bits (packed_weights.py says how they lie): a round's weights come to shared memory as
+// Products with weights of twelve bits (packing.py says how they lie): a round's weights come to shared memory as
 // they are, each thread makes bfloat16 of those it multiplies, and tensor cores take them from its registers. Common to
 // dense products and experts'. Behind hopper_primitives.cuh and `multiply`, a wgmma instruction that takes 64 rows of
 // weights from registers and ROWS tokens from shared memory (wgmma.py).

@@ -1,25 +1,26 @@
-"""Matrix products with packed weights for Hopper, in CUDA C++ (`packed_products.cu`): up to 256 rows, bound by reading
-weights, of which there is a quarter less to read. Knows the launch; `packed_tiles.py` how it is cut."""
+"""Matrix products with packed weights for Hopper, in CUDA C++, bound by reading weights, of which there is a quarter
+less to read: dense ones of up to 256 rows (`packed_products.cu`), and those of experts with up to 64 rows each
+(`packed_experts.cu`). Knows the launches; `packed_tiles.py` and `expert_tiles.py` know how products are cut."""
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from functools import cache
-from importlib.resources import files
 from typing import Final
 
 import torch
 
-from twostroke.backends.cuda.kernels.activation import Activation
-from twostroke.backends.cuda.kernels.cluster_products import GATES
+from twostroke.backends.cuda.kernels.activation import GATES, Activation
+from twostroke.backends.cuda.kernels.expert_tiles import MAX_PACKED_EXPERTS
+from twostroke.backends.cuda.kernels.moe_routing import Order
 from twostroke.backends.cuda.kernels.packed_format import DEPTH
 from twostroke.backends.cuda.kernels.packed_tiles import PackedTile
-from twostroke.backends.cuda.kernels.packed_weights import PackedMatrix
+from twostroke.backends.cuda.kernels.packing import PackedMatrix
 from twostroke.backends.cuda.kernels.wgmma import product_function
-from twostroke.backends.cuda.native import NativeKernel, rows_to_read, tensor_map
+from twostroke.backends.cuda.native import NativeKernel, TensorMap, rows_to_read, tensor_map
 
-SOURCES: Final = ("hopper_primitives.cuh", "gates.cuh", "packed.cuh", "packed_products.cu")
-FOLDER: Final = files("twostroke.backends.cuda.kernels")
+SOURCES: Final = ("hopper_primitives.cuh", "gates.cuh", "packed.cuh")
 
 
 def packed_product(
@@ -43,31 +44,58 @@ def packed_product(
     tiles = out_tiles * tile.splits
     assert not tile.shared or tiles <= num_sms
     x_map = tensor_map(x, rows_to_read(x, tile.rows), tile.rows, DEPTH)
-    pointers = (weight.data, weight.factors, out)
     numbers = (num_rows, outputs, units, depth_rounds, rounds, out_tiles, tiles)
-    _kernel(tile, gated, is_float32).launch(
-        min(tiles, num_sms),
-        128 * (tile.groups + 1),
-        [x_map, *(ctypes.c_void_p(each.data_ptr()) for each in pointers), *map(ctypes.c_int, numbers)],
-        shared_bytes=tile.shared_bytes,
-        dependent=True,
-    )
+    kernel = product_kernel(tile, gated, is_float32)
+    _launch(kernel, min(tiles, num_sms), tile, x_map, (weight.data, weight.factors, out), numbers)
+
+
+def packed_experts_product(
+    inputs: torch.Tensor,
+    weights: PackedMatrix,
+    results: torch.Tensor,
+    order: Order,
+    *,
+    tile: PackedTile,
+    num_sms: int,
+    gated: Activation | None = None,
+) -> None:
+    """As `moe_grouped.grouped_matmul`."""
+    experts, units, depth_rounds = weights.data.shape[:3]
+    width = depth_rounds * DEPTH
+    assert depth_rounds % tile.rounds_at_once == 0 and experts <= MAX_PACKED_EXPERTS
+    assert weights.is_gated == (gated is not None) and inputs.shape[1] == width and tile.splits == 1
+    x_map = tensor_map(inputs, len(inputs), tile.rows, DEPTH)  # of rows in order
+    tensors = (inputs, weights.data, weights.factors, results, order.sorted_pairs, order.starts)
+    numbers = (results.shape[1], units, width, -(-units // tile.tile_units), order.top_k)
+    _launch(experts_kernel(tile, experts, gated), num_sms, tile, x_map, tensors, numbers)
+
+
+def _launch(
+    kernel: NativeKernel,
+    programs: int,
+    tile: PackedTile,
+    x_map: TensorMap,
+    tensors: Sequence[torch.Tensor],
+    numbers: Sequence[int],
+) -> None:
+    arguments = [x_map, *(ctypes.c_void_p(each.data_ptr()) for each in tensors), *map(ctypes.c_int, numbers)]
+    threads = 128 * (tile.groups + 1)
+    kernel.launch(programs, threads, arguments, shared_bytes=tile.shared_bytes, dependent=True)
 
 
 @cache
-def _kernel(tile: PackedTile, gated: Activation | None, is_float32: bool) -> NativeKernel:
-    return NativeKernel(*source_and_constants(tile, gated, is_float32), architecture="sm_90a")
+def product_kernel(tile: PackedTile, gated: Activation | None, is_float32: bool) -> NativeKernel:
+    return _kernel("product", "packed_products.cu", tile, gated, {"FLOAT32": int(is_float32)})
 
 
-def source_and_constants(
-    tile: PackedTile, gated: Activation | None, is_float32: bool
-) -> tuple[str, str, dict[str, int]]:
-    """What is compiled, its function, and the constants that it is compiled for."""
-    constants = tile.constants() | {
-        "GATED": GATES[gated],
-        "FLOAT32": int(is_float32),
-        "BFLOAT16": 1,
-    }
+@cache
+def experts_kernel(tile: PackedTile, experts: int, gated: Activation | None) -> NativeKernel:
+    return _kernel("experts_product", "packed_experts.cu", tile, gated, {"EXPERTS": experts})
+
+
+def _kernel(
+    name: str, file: str, tile: PackedTile, gated: Activation | None, more_constants: dict[str, int]
+) -> NativeKernel:
+    constants = tile.constants() | {"GATED": GATES[gated], "BFLOAT16": 1} | more_constants
     multiply = product_function("multiply", tile.rows, torch.bfloat16, from_registers=True)
-    texts = (FOLDER.joinpath(name).read_text() for name in SOURCES)
-    return "\n".join([multiply, *texts]), "product", constants
+    return NativeKernel.of(name, (*SOURCES, file), [multiply], constants)

@@ -10,7 +10,7 @@ from typing import Final
 from twostroke.backends.cuda.kernels.packed_format import DEPTH, ROUND_BYTES, can_pack, units_of
 from twostroke.backends.cuda.kernels.product import MAX_PART_ROWS, Card, Product, Settings, busy_share, declines
 
-SHARED_BYTES: Final = 225 * 1024
+PACKED_SHARED_BYTES: Final = 225 * 1024
 """What a program on a Hopper chip may have, less room for barriers."""
 ALIGNMENT: Final = 1024
 MAX_STAGES: Final = 16
@@ -18,7 +18,7 @@ LEAST_STAGES: Final = 3
 MAX_DENSE_ROWS: Final = 256
 DENSE_ROWS: Final = (8, 16, 32, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240, MAX_DENSE_ROWS)
 """Tokens that a program of a dense product multiplies with: kernels are compiled for these alone."""
-FEW_ROWS: Final = 64
+WHOLE_ROUND_ROWS: Final = 64
 """Up to here a round is unpacked as a whole, so that a group's rounds must be an even number; more rows' sums leave no
 registers for that."""
 MANY_SUMS: Final = 320
@@ -34,8 +34,7 @@ class PackedTile:
     groups: int
     units: int = 1
     stages: int = MAX_STAGES
-    splits: int = 1
-    """Parts of the depth, whose sums the product's reader adds up."""
+    splits: int = 1  # parts of the depth, whose sums the product's reader adds up
     shared: bool = False
     """Groups have the same units and take turns in their rounds, where there are too few units for all programs."""
 
@@ -50,7 +49,7 @@ class PackedTile:
     @property
     def steps(self) -> int:
         """Quarters of a round that are unpacked and multiplied together: the more sums there are, the fewer."""
-        return 4 if self.rows <= FEW_ROWS else 2 if self.rows * self.units <= MANY_SUMS else 1
+        return 4 if self.rows <= WHOLE_ROUND_ROWS else 2 if self.rows * self.units <= MANY_SUMS else 1
 
     @property
     def rounds_at_once(self) -> int:
@@ -65,7 +64,7 @@ class PackedTile:
     def held_stages(self) -> int:
         """Of groups that take turns each has stages of its own: a barrier tells a lap from the one before it, and no
         more, so whoever waits there must have met it in every lap."""
-        stages = min(self.stages, (SHARED_BYTES - ALIGNMENT) // self.stage_bytes)
+        stages = min(self.stages, (PACKED_SHARED_BYTES - ALIGNMENT) // self.stage_bytes)
         return stages - stages % self.groups if self.shared else stages
 
     @property

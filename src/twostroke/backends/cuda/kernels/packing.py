@@ -1,10 +1,10 @@
-# ruff: noqa: N803  (constant parameters of kernels are written in capitals)
-# mypy: disable-error-code="no-untyped-def, untyped-decorator"
-"""Packs weights on the device in one pass over them, with no room beside, at the speed of memory. Knows the format byte
-by byte."""
+"""Weights of bfloat16 in twelve bits, for decode, which does little but read them. Sign and mantissa are kept, an
+exponent becomes four bits below the largest of its row. Knows the format byte by byte: what a weight becomes, where it
+lies, and how a device packs it in one pass over the weights, with no room beside, at the speed of memory."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -12,14 +12,48 @@ import triton
 import triton.language as tl
 
 from twostroke.backends.cuda.compile_ahead import launcher
-from twostroke.backends.cuda.kernels.packed_format import DEPTH, ROUND_BYTES, UNIT_ROWS
-from twostroke.backends.cuda.kernels.packed_weights import EXPONENT_CODES, LEAST_EXPONENT, PackedMatrix, is_packable
+from twostroke.backends.cuda.kernels.packed_format import DEPTH, ROUND_BYTES, UNIT_ROWS, can_pack, units_of
 
+EXPONENT_CODES: Final = 15
+"""Exponents of a row that are kept, from its largest down. What is smaller is rounded to the grid of the last one, as
+subnormal numbers are: by at most 2**-22 of the row's largest weight, which the sums it is added to round off anyway."""
+LEAST_EXPONENT: Final = 32
+"""A row of still smaller numbers (2**-95) is kept as if its largest were so large."""
 ROWS_AT_ONCE: Final = 4
 INPUTS_AT_ONCE: Final = 1024
 WARP_BYTES: Final = ROUND_BYTES // 4
 NUMBER_BYTES: Final = 1024
 """Of a warp's bytes, those of codes' lower bytes; their upper halves of bytes follow."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedMatrix:
+    """One matrix, or one of each expert. A product with what `data` holds is multiplied by `factors`, row by row."""
+
+    data: torch.Tensor  # uint8 [..., units, depth // DEPTH, ROUND_BYTES]
+    factors: torch.Tensor  # float32 [..., units * UNIT_ROWS], powers of two
+    is_gated: bool  # rows are those of a gate and of an up matrix, in turns of eight
+
+    @staticmethod
+    def empty(shape: tuple[int, ...], device: torch.device | str, *, is_gated: bool = False) -> PackedMatrix:
+        """To be filled by `packing.py`; `shape` is the matrix's, [..., rows, depth]."""
+        *experts, rows, depth = shape
+        units = units_of(rows)
+        return PackedMatrix(
+            torch.empty(*experts, units, depth // DEPTH, ROUND_BYTES, dtype=torch.uint8, device=device),
+            torch.empty(*experts, units * UNIT_ROWS, dtype=torch.float32, device=device),
+            is_gated,
+        )
+
+    @property
+    def num_bytes(self) -> int:
+        return self.data.nbytes + self.factors.nbytes
+
+
+def is_packable(weight: torch.Tensor, *, is_gated: bool) -> bool:
+    """By its form. Of a matrix that can be packed, weights that are not finite cannot: their row's factor is
+    infinite, and what was packed of it is of no use."""
+    return weight.dtype == torch.bfloat16 and can_pack(tuple(weight.shape), is_gated=is_gated)
 
 
 def pack_by_kernel(weight: torch.Tensor, place: PackedMatrix) -> None:
@@ -29,33 +63,13 @@ def pack_by_kernel(weight: torch.Tensor, place: PackedMatrix) -> None:
     bits, factors = weight.view(torch.int16), place.factors.view(torch.int32)
     packed_rows = factors.shape[-1]
     launcher(_row_factors, (factors.numel() // ROWS_AT_ONCE,))(
-        bits,
-        factors,
-        rows,
-        packed_rows,
-        depth,
-        GATED=place.is_gated,
-        LEAST=LEAST_EXPONENT,
-        ROWS=ROWS_AT_ONCE,
-        INPUTS=INPUTS_AT_ONCE,
-        num_warps=4,
-    )
+        bits, factors, rows, packed_rows, depth, GATED=place.is_gated, LEAST=LEAST_EXPONENT, ROWS=ROWS_AT_ONCE,
+        INPUTS=INPUTS_AT_ONCE, num_warps=4,
+    )  # fmt: skip
     launcher(_codes, (place.data.numel() // ROUND_BYTES,))(
-        bits,
-        factors,
-        place.data,
-        rows,
-        packed_rows,
-        depth,
-        GATED=place.is_gated,
-        CODES=EXPONENT_CODES,
-        UNIT=UNIT_ROWS,
-        DEPTH=DEPTH,
-        WARP=WARP_BYTES,
-        NUMBERS=NUMBER_BYTES,
-        EXPONENTS=WARP_BYTES - NUMBER_BYTES,
-        num_warps=4,
-    )
+        bits, factors, place.data, rows, packed_rows, depth, GATED=place.is_gated, CODES=EXPONENT_CODES, UNIT=UNIT_ROWS,
+        DEPTH=DEPTH, WARP=WARP_BYTES, NUMBERS=NUMBER_BYTES, EXPONENTS=WARP_BYTES - NUMBER_BYTES, num_warps=4,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -66,17 +80,11 @@ def _source_row(row, rows, GATED: tl.constexpr):
 
 @triton.jit(do_not_specialize=["rows"])
 def _row_factors(
-    weights,  # int16, bits of bf16 [matrices, rows, depth]
-    factors,  # int32, bits of float32 [matrices, packed_rows]
-    rows,
-    packed_rows,
-    depth,
-    GATED: tl.constexpr,
-    LEAST: tl.constexpr,
-    ROWS: tl.constexpr,
-    INPUTS: tl.constexpr,
-):
-    """Two to the power of each row's largest exponent: bf16 and float32 have the same exponents."""
+    weights, factors, rows, packed_rows, depth,
+    GATED: tl.constexpr, LEAST: tl.constexpr, ROWS: tl.constexpr, INPUTS: tl.constexpr,
+):  # fmt: skip
+    """weights: int16, bits of bf16 [matrices, rows, depth]; factors: int32, bits of float32 [matrices, packed_rows].
+    Two to the power of each row's largest exponent: bf16 and float32 have the same exponents."""
     places = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     matrix, row = places // packed_rows, places % packed_rows
     start = (matrix.to(tl.int64) * rows + _source_row(row, rows, GATED)) * depth
@@ -91,21 +99,11 @@ def _row_factors(
 
 @triton.jit(do_not_specialize=["rows"])
 def _codes(
-    weights,
-    factors,
-    data,  # uint8 [matrices, units, depth // DEPTH, 4 * WARP]
-    rows,
-    packed_rows,
-    depth,
-    GATED: tl.constexpr,
-    CODES: tl.constexpr,
-    UNIT: tl.constexpr,
-    DEPTH: tl.constexpr,
-    WARP: tl.constexpr,
-    NUMBERS: tl.constexpr,
-    EXPONENTS: tl.constexpr,
-):
-    """One round of one unit, byte by byte: each looks for its weights, which lie near each other."""
+    weights, factors, data, rows, packed_rows, depth, GATED: tl.constexpr, CODES: tl.constexpr, UNIT: tl.constexpr,
+    DEPTH: tl.constexpr, WARP: tl.constexpr, NUMBERS: tl.constexpr, EXPONENTS: tl.constexpr,
+):  # fmt: skip
+    """data: uint8 [matrices, units, depth // DEPTH, 4 * WARP].
+    One round of one unit, byte by byte: each looks for its weights, which lie near each other."""
     round_id = tl.program_id(0)
     rounds = depth // DEPTH
     first_place = round_id // rounds * UNIT

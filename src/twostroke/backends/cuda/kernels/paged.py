@@ -25,8 +25,7 @@ class AttentionShape:
     heads: int
     kv_heads: int
     head_dim: int
-    page: int
-    """Tokens of a block of the cache."""
+    page: int  # tokens of a block of the cache
     dtype: torch.dtype
 
     @property
@@ -82,12 +81,23 @@ class PagedKV:
 
 
 @dataclass(frozen=True, slots=True)
+class WalkConfig:
+    """How one program walks its keys. A constant of kernels in Triton; `bench/cuda/attention.py` measures others."""
+
+    block: int
+    """Keys a round. Of decode, 64 take the fewest instructions; a single sequence is cut finer than that."""
+    warps: int
+    stages: int
+    """Triton's number. Of decode, 3, 5 and 7 keep about 1, 2 and 3 rounds of loads in flight behind the block table."""
+    ahead: int = 0  # rounds of keys and values that decode asks into L2 while the kernel ahead still runs
+
+
+@dataclass(frozen=True, slots=True)
 class Scoring:
     """How a layer weighs the keys of a query."""
 
     scale: float
-    window: int | None = None
-    """A query reads this many keys, its own included; None: all before it."""
+    window: int | None = None  # a query reads this many keys, its own included; None: all before it
     softcap: float | None = None
 
     @property
@@ -97,7 +107,7 @@ class Scoring:
 
     @property
     def cap_factor(self) -> float | None:
-        """What a score is multiplied by on its way into the cap (`scores.py`); None: there is none."""
+        """What a score is multiplied by on its way into the cap (`attention_math.py`); None: there is none."""
         return None if self.softcap is None else 2 * LOG2_E * self.scale / self.softcap
 
 

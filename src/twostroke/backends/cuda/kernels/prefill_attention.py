@@ -2,22 +2,24 @@
 prefixes of any length, causal, with sliding window and soft cap. A tile holds all query heads of a KV head for a few
 tokens, so keys are read once a group; where tiles are few, several programs share the keys of one."""
 
-# ruff: noqa: N803, N806
-# mypy: disable-error-code="untyped-decorator,no-untyped-def,no-untyped-call"
-
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 
-from twostroke.backends.cuda.attention_table import choice
+from twostroke.backends.cuda.attention_table import settings_for
 from twostroke.backends.cuda.compile_ahead import launcher
-from twostroke.backends.cuda.kernels.paged import AttentionShape, PagedKV, Scoring
-from twostroke.backends.cuda.kernels.prefill_tiles import ITEM_FIELDS, PrefillScratch, PrefillWork, Tiling
-from twostroke.backends.cuda.kernels.scores import capped
+from twostroke.backends.cuda.kernels.attention_math import capped, join_parts, load_keys_and_values
+from twostroke.backends.cuda.kernels.paged import AttentionShape, PagedKV, Scoring, WalkConfig
+from twostroke.backends.cuda.kernels.prefill_tiles import (
+    HIGH_TILE,
+    ITEM_FIELDS,
+    LOW_TILE,
+    PrefillScratch,
+    PrefillWork,
+    Tiling,
+)
 from twostroke.backends.cuda.kernels.target import Target
 
 NAME = "plain Triton"
@@ -26,16 +28,6 @@ LOWEST = tl.constexpr(-1.0e30)
 FIELDS = tl.constexpr(ITEM_FIELDS)
 JOINED_ROWS = tl.constexpr(8)
 JOINED_PARTS = tl.constexpr(8)
-LOW_TILE, HIGH_TILE = 64, 128
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillConfig:
-    """How one program walks its keys; the height of its tile comes with the work. A constant of the kernel."""
-
-    block: int
-    warps: int
-    stages: int
 
 
 def declines(shape: AttentionShape, target: Target) -> str | None:
@@ -49,36 +41,18 @@ def tiling(shape: AttentionShape, num_tokens: int, num_sms: int) -> Tiling:
     return Tiling(LOW_TILE if is_low else HIGH_TILE, shape.group, shape.kv_heads, 2 * num_sms)
 
 
-def prefill_config(tile_rows: int, head_dim: int) -> PrefillConfig:
+def prefill_config(tile_rows: int, head_dim: int) -> WalkConfig:
     """`bench/cuda/attention.py` measures the alternatives."""
-    return PrefillConfig(**choice("plain prefill", head_dim=head_dim, tile_rows=tile_rows))
+    return WalkConfig(**settings_for("plain prefill", head_dim=head_dim, tile_rows=tile_rows))
 
 
 @triton.jit
 def _walk(
-    peak,
-    total,
-    value_sum,
-    query,
-    position,
-    k_head,
-    v_head,
-    table_row,
-    begin,
-    end,
-    oldest,
-    last,
-    factor,
-    cap_factor,
-    window,
-    SHAPE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    STAGES: tl.constexpr,
-    MASKED: tl.constexpr,
-):
+    peak, total, value_sum, query, position, k_head, v_head, table_row, begin, end, oldest, last, factor, cap_factor,
+    window, SHAPE: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
     """Online softmax over the key blocks `begin..end`; only masked blocks look at positions."""
     key = tl.arange(0, BLOCK)
-    dim_held = (tl.arange(0, SHAPE.width) < SHAPE.head_dim)[None, :]
     for block in tl.range(begin, end, num_stages=STAGES):
         at = block * BLOCK + key
         own = at
@@ -91,12 +65,7 @@ def _walk(
         else:
             page = tl.load(table_row + own // SHAPE.page).to(tl.int64)
         offsets = (page * SHAPE.page_elements + own % SHAPE.page * SHAPE.head_dim)[:, None]
-        if SHAPE.head_dim == SHAPE.width:
-            keys = tl.load(k_head + offsets)  # [BLOCK, width]
-            values = tl.load(v_head + offsets)
-        else:
-            keys = tl.load(k_head + offsets, mask=dim_held, other=0.0)
-            values = tl.load(v_head + offsets, mask=dim_held, other=0.0)
+        keys, values = load_keys_and_values(k_head, v_head, offsets, SHAPE)
         scores = tl.dot(query, tl.trans(keys), input_precision=SHAPE.precision)  # [tile rows, BLOCK]
         scores = capped(scores, cap_factor) * factor
         if MASKED:
@@ -116,23 +85,9 @@ def _walk(
 
 @triton.jit(do_not_specialize=["window", "table_stride"])
 def _prefill_kernel(
-    queries,
-    k_cache,
-    v_cache,
-    table,
-    items,
-    out,
-    partials,
-    log_sums,
-    factor,
-    cap_factor,
-    window,
-    query_stride,
-    table_stride,
-    SHAPE: tl.constexpr,
-    CONFIG: tl.constexpr,
-    TILE: tl.constexpr,
-):
+    queries, k_cache, v_cache, table, items, out, partials, log_sums, factor, cap_factor, window, query_stride,
+    table_stride, SHAPE: tl.constexpr, CONFIG: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
     """`window` and `cap_factor` None: there is none."""
     kv_head = tl.program_id(0)
     item = tl.program_id(1)
@@ -225,12 +180,7 @@ def _join_kernel(partials, log_sums, items, out, SHAPE: tl.constexpr, TILE: tl.c
                 mask=slot_held[:, :, None] & dim_held[None, None, :],
                 other=0.0,
             )
-            new_peak = tl.maximum(peak, tl.max(log_sum, 0))
-            decay = tl.exp2(peak - new_peak)
-            weights = tl.exp2(log_sum - new_peak[None, :])
-            value_sum = value_sum * decay[:, None] + tl.sum(mean * weights[:, :, None], 0)
-            total = total * decay + tl.sum(weights, 0)
-            peak = new_peak
+            peak, total, value_sum = join_parts(peak, total, value_sum, log_sum, mean)
         at = (first_token + row // SHAPE.group).to(tl.int64) * SHAPE.kv_heads + kv_head
         own_rows = (at * SHAPE.group + row % SHAPE.group)[:, None] * SHAPE.head_dim
         result = value_sum / tl.where(total == 0.0, 1.0, total)[:, None]
@@ -238,7 +188,7 @@ def _join_kernel(partials, log_sums, items, out, SHAPE: tl.constexpr, TILE: tl.c
         tl.store(out + own_rows + dim[None, :], result.to(out.dtype.element_ty), mask=held)
 
 
-def join_parts(work: PrefillWork, scratch: PrefillScratch, out: torch.Tensor, shape: AttentionShape) -> None:
+def join_tiles(work: PrefillWork, scratch: PrefillScratch, out: torch.Tensor, shape: AttentionShape) -> None:
     """The second launch, after any kernel that left parts of tiles in the scratch."""
     if work.part_items:
         launcher(_join_kernel, (len(work.items), shape.kv_heads))(
@@ -247,36 +197,16 @@ def join_parts(work: PrefillWork, scratch: PrefillScratch, out: torch.Tensor, sh
 
 
 def attend(
-    queries: torch.Tensor,  # [num_tokens, heads, head_dim], any token stride
-    kv: PagedKV,
-    work: PrefillWork,
-    out: torch.Tensor,  # [num_tokens, heads * head_dim], contiguous
-    scoring: Scoring,
-    scratch: PrefillScratch,
-    *,
-    config: PrefillConfig | None = None,
-) -> None:
+    queries: torch.Tensor, kv: PagedKV, work: PrefillWork, out: torch.Tensor, scoring: Scoring, scratch: PrefillScratch,
+    *, config: WalkConfig | None = None,
+) -> None:  # fmt: skip
     """See `PrefillKernel`."""
     shape = kv.shape_for(queries)
     scratch.check(work, shape)
     config = config or prefill_config(work.tile_rows, shape.head_dim)
     launcher(_prefill_kernel, (shape.kv_heads, len(work.items)))(
-        queries,
-        kv.keys,
-        kv.values,
-        kv.table,
-        work.items,
-        out,
-        scratch.partials,
-        scratch.log_sums,
-        scoring.factor,
-        scoring.cap_factor,
-        scoring.window,
-        queries.stride(0),
-        kv.table.stride(0),
-        SHAPE=shape,
-        CONFIG=config,
-        TILE=work.tile_rows,
-        num_warps=config.warps,
-    )
-    join_parts(work, scratch, out, shape)
+        queries, kv.keys, kv.values, kv.table, work.items, out, scratch.partials, scratch.log_sums, scoring.factor,
+        scoring.cap_factor, scoring.window, queries.stride(0), kv.table.stride(0), SHAPE=shape, CONFIG=config,
+        TILE=work.tile_rows, num_warps=config.warps,
+    )  # fmt: skip
+    join_tiles(work, scratch, out, shape)

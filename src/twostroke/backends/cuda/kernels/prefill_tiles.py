@@ -19,6 +19,8 @@ SMALLEST_BLOCKS = 4
 """A tile's keys are not shared out in smaller parts than this: a part costs its start and its partial result."""
 START_BLOCKS, JOIN_BLOCKS = 2, 6
 """What an item's start takes, and the launch that joins parts, in the time of a block."""
+LOW_TILE, HIGH_TILE = 64, 128
+"""Rows of a tile. A high one has a multiprocessor to itself, two low ones share it."""
 MOST_WAVES = 2
 """Of programs, that tiles are cut for."""
 ITEM_FIELDS = 8
@@ -31,8 +33,7 @@ before its first page."""
 class Tiling:
     """How high tiles are, and how many programs a device runs at once."""
 
-    tile_rows: int
-    """Query heads of a KV head, times tokens."""
+    tile_rows: int  # query heads of a KV head, times tokens
     group: int
     kv_heads: int
     programs: int
@@ -82,8 +83,7 @@ class PrefillTiles:
     tile_rows: int
     part_items: int
     """Items that are a part of a tile: a second launch joins them. 0 if no tile was cut."""
-    longest_context: int
-    """Where the longest context ends."""
+    longest_context: int  # where the longest context ends
 
     @classmethod
     def build(
@@ -127,10 +127,8 @@ class PrefillWork:
 
     items: torch.Tensor  # int32 [num_items, ITEM_FIELDS]
     tile_rows: int
-    part_items: int
-    """Items that are parts of a tile, at most; 0 saves the second launch."""
-    longest_context: int
-    """No context ends behind this."""
+    part_items: int  # items that are parts of a tile, at most; 0 saves the second launch
+    longest_context: int  # no context ends behind this
 
     @classmethod
     def of(cls, tiles: PrefillTiles, device: torch.device | str) -> PrefillWork:

@@ -20,12 +20,10 @@ MAX_PART_ROWS: Final = 8 * 256
 @dataclass(frozen=True, slots=True)
 class Product:
     role: Role
-    outputs: int
-    """Of each half, where the role is gated."""
+    outputs: int  # of each half, where the role is gated
     width: int
     has_bias: bool = False
-    experts: int = 0
-    """Matrices of this size, of which each token meets a few; 0: one matrix, for all tokens."""
+    experts: int = 0  # matrices of this size, of which each token meets a few; 0: one matrix, for all tokens
 
     @property
     def is_gated(self) -> bool:
@@ -66,8 +64,7 @@ class Kernel(Protocol):
 
     name: str
     form: str
-    fuses: bool
-    """Whether the norm ahead, a bias and the residual behind ride along."""
+    fuses: bool  # whether the norm ahead, a bias and the residual behind ride along
 
     def tile(self, product: Product, rows: int, card: Card, settings: Settings) -> Tile | str:
         """The tile, or why this kernel declines."""

@@ -1,5 +1,3 @@
-# ruff: noqa: N803  (constant parameters of kernels are written in capitals)
-# mypy: disable-error-code="no-untyped-def, untyped-decorator"
 """Reading memory and doing next to nothing with it: each program adds up a stretch of its own. Only measures: no kernel
 that reads weights or KV can be faster."""
 
@@ -19,7 +17,6 @@ from twostroke.backends.cuda.kernels.target import target_of
 WIDTH: Final = 32
 """Numbers in a row: 128 bytes, the widest that the bulk copy engine moves as one, so a block of rows has no gaps."""
 ROW_BYTES: Final = WIDTH * 4
-_OTHER_SHARED_BYTES: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +28,12 @@ class ReadConfig:
     """As many run at a time as fit; the rest take the places of those that end first, which evens SMs out."""
     num_stages: int
     """Blocks under way, with the one that is being added; 1: straight into registers, past shared memory."""
-    bulk: bool
-    """By the bulk copy engine: only where the device has one."""
+    bulk: bool  # by the bulk copy engine: only where the device has one
     num_warps: int = 4
 
     def __str__(self) -> str:
         way = "bulk copies" if self.bulk else "loads"
         return f"{way}, {self.num_stages} x {self.rows * ROW_BYTES >> 10} KiB, {self.programs_per_sm} programs an SM"
-
-    def stages_within(self, shared_bytes: int) -> int:
-        """As many as wanted that shared memory holds, beside a little for barriers and the sum over warps."""
-        return max(1, min(self.num_stages, (shared_bytes - _OTHER_SHARED_BYTES) // (self.rows * ROW_BYTES)))
 
 
 # What measuring tries: two by the bulk copy engine (one kernel), and two that any device can do.
@@ -70,8 +62,7 @@ def read(
 ) -> None:
     """Every number is read once; each program writes the sum of its stretch (of large numbers what 32 bits hold), so
     that no load can be left out."""
-    shared_bytes = target_of(memory.device).shared_bytes
-    num_stages = config.num_stages if shared_bytes is None else config.stages_within(shared_bytes)
+    num_stages = target_of(memory.device).stages(config.num_stages, config.rows * ROW_BYTES)
     launcher(_read, (len(sums),))(
         memory,
         TensorDescriptor.from_tensor(memory, [config.rows, WIDTH]) if config.bulk else None,

@@ -1,5 +1,3 @@
-# ruff: noqa: N803  (constant parameters of kernels are written in capitals)
-# mypy: disable-error-code="no-untyped-def, untyped-decorator"
 """What stands between the qkv product and attention: the norms of queries and keys where a family has them, the rotary
 embedding, and the write of keys and values to the paged cache. One pass, mathematics in float32."""
 
@@ -12,6 +10,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from twostroke.backends.cuda.kernels.paged import PagedKV
 from twostroke.backends.cuda.kernels.target import dependent
 from twostroke.backends.cuda.kernels.whole_numbers import cdiv, next_power_of_2
 
@@ -25,27 +24,22 @@ def rope_and_store(
     cos_sin: torch.Tensor,  # float32 [max_context, rope_dim]: cosines of the pairs, then sines
     positions: torch.Tensor,  # int32 [num_tokens]
     rows: torch.Tensor,  # int32 [num_tokens]
-    table: torch.Tensor,  # int32 [num_rows, table_len]: a row's blocks
-    k_cache: torch.Tensor,  # [num_blocks, num_kv_heads, block_size, head_dim]
-    v_cache: torch.Tensor,  # the same
-    *,
-    num_heads: int,
-    num_kv_heads: int,
-    head_dim: int,
-    rope_dim: int,
+    kv: PagedKV,
     q_norm: torch.Tensor | None = None,  # [head_dim]
     k_norm: torch.Tensor | None = None,  # [head_dim]
+    *,
     eps: float = 0.0,
     heads_per_program: int | None = None,
 ) -> None:
-    """Turn queries in place; turn keys and write them and the values to block table[row, position // block_size], slot
-    position % block_size. Dimension i is paired with i + rope_dim / 2; those from rope_dim on are not turned."""
+    """Turn queries in place; turn keys and write them and the values to page table[row, position // page], slot
+    position % page. Dimension i is paired with i + rope_dim / 2; those from rope_dim on are not turned."""
     assert (q_norm is None) == (k_norm is None)
-    assert k_cache.stride() == v_cache.stride()
-    num_tokens = positions.shape[0]
+    assert kv.keys.stride() == kv.values.stride()
+    num_tokens, rope_dim = len(positions), cos_sin.shape[1]
+    _, num_kv_heads, page, head_dim = kv.keys.shape
+    all_heads = qkv.shape[1] // head_dim
     if num_tokens == 0:
         return
-    all_heads = num_heads + 2 * num_kv_heads
     if heads_per_program is None:
         elements = 512 if num_tokens <= FEW_TOKENS else 2048
         heads_per_program = max(elements // next_power_of_2(head_dim), 1)
@@ -53,10 +47,11 @@ def rope_and_store(
     groups = cdiv(all_heads, heads_per_program)
     rest = head_dim - rope_dim
     dependent(_rope_and_store, (num_tokens * groups,), qkv.device)(
-        qkv, cos_sin, positions, rows, table, k_cache, v_cache, q_norm, k_norm, eps, qkv.stride(0), table.stride(0),
-        k_cache.stride(0), HEADS=num_heads, KV_HEADS=num_kv_heads, HEAD_DIM=head_dim, HALF=rope_dim // 2,
+        qkv, cos_sin, positions, rows, kv.table, kv.keys, kv.values, q_norm, k_norm, eps, qkv.stride(0),
+        kv.table.stride(0), kv.keys.stride(0), HEADS=all_heads - 2 * num_kv_heads, KV_HEADS=num_kv_heads,
+        HEAD_DIM=head_dim, HALF=rope_dim // 2,
         HALF_BLOCK=next_power_of_2(rope_dim // 2), REST_BLOCK=next_power_of_2(rest) if rest else 0,
-        BLOCK_SIZE=k_cache.shape[2], PROGRAM_HEADS=heads_per_program, GROUPS=groups,
+        BLOCK_SIZE=page, PROGRAM_HEADS=heads_per_program, GROUPS=groups,
         num_warps=min(max(heads_per_program * head_dim // 512, 1), 8),
     )  # fmt: skip
 

@@ -1,5 +1,3 @@
-# ruff: noqa: N803  (constant parameters of kernels are written in capitals)
-# mypy: disable-error-code="no-untyped-def,misc"
 """Writing single entries of the block tables."""
 
 from __future__ import annotations

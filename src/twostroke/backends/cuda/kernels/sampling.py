@@ -2,32 +2,16 @@
 Greedy takes the best score, lowest id first; a draw inverts the cumulative distribution in id order. Which row it is in
 the batch, and what else the batch holds, changes nothing: blocks lie at fixed places."""
 
-# Kernels are Triton: arguments have no types, constants are in capitals, and a constant `if` stands alone.
-# mypy: disable-error-code="no-untyped-def,untyped-decorator"
-# ruff: noqa: N803, SIM102
-
 from __future__ import annotations
 
 import torch
 import triton
 import triton.language as tl
 
+from twostroke.backends.cuda.kernels import sampling_state as state
 from twostroke.backends.cuda.kernels.sampling_filters import FilterScratch, Summaries, of_blocks
 from twostroke.backends.cuda.kernels.sampling_search import SearchShape, draw_filtered
-from twostroke.backends.cuda.kernels.sampling_state import (
-    COUNTS,
-    NEGATIVE_INFINITY,
-    NUM_OUTPUT,
-    SCALE,
-    WEIGHT_ONE,
-    SampledBatch,
-    float_word,
-    is_masked,
-    record_of,
-    scores_of,
-    source_of,
-    uniform,
-)
+from twostroke.backends.cuda.kernels.sampling_state import SampledBatch
 from twostroke.backends.cuda.kernels.target import dependent
 from twostroke.backends.cuda.kernels.turns import wait_and_start_next
 from twostroke.backends.cuda.kernels.whole_numbers import next_power_of_2
@@ -42,21 +26,21 @@ def _survey(
     wait_and_start_next(PDL)
     block = tl.program_id(0)
     entry = tl.program_id(1)
-    record = record_of(batch, entry)
-    source = source_of(batch, record, entry, stride, vocab)
-    ids, scores = scores_of(source, block, vocab, BLOCK)
+    record = state.record_of(batch, entry)
+    source = state.source_of(batch, record, entry, stride, vocab)
+    ids, scores = state.scores_of(source, block, vocab, BLOCK)
     best, offset = tl.max(scores, axis=0, return_indices=True)
     is_sound = (tl.abs(scores) < float("inf")) | (ids >= vocab)
     if batch.edited is not None:
-        is_sound = is_sound | (is_masked(record) & (scores == NEGATIVE_INFINITY))
+        is_sound = is_sound | (state.is_masked(record) & (scores == state.NEGATIVE_INFINITY))
     all_sound = tl.min(is_sound.to(tl.int32), axis=0)
     summary = entry * num_blocks + block
     tl.store(summaries.best + summary, tl.where(all_sound == 1, best, float("nan")))
     tl.store(summaries.best_id + summary, block * BLOCK + offset)
     if DRAWS:
-        scale = float_word(record, SCALE).to(tl.float32)
+        scale = state.float_word(record, state.SCALE).to(tl.float32)
         scale = tl.where(scale > 0.0, scale, 1.0)  # a greedy row's total is read by nobody
-        reference = tl.where(best == NEGATIVE_INFINITY, 0.0, best)
+        reference = tl.where(best == state.NEGATIVE_INFINITY, 0.0, best)
         tl.store(summaries.total + summary, tl.sum(tl.exp2((scores - reference) * scale), axis=0))
     if filters is not None:
         bests = tl.max(tl.reshape(scores, [BLOCK // COLUMN, COLUMN]), axis=1)
@@ -67,24 +51,24 @@ def _survey(
 @triton.jit
 def _draw(source, record, best, block_bests, block_totals, vocab, BLOCK: tl.constexpr):
     """Invert the row's cumulative distribution: find the block by the blocks' totals, then the token inside it."""
-    scale = float_word(record, SCALE)
+    scale = state.float_word(record, state.SCALE)
     shares = tl.exp2((block_bests.to(tl.float64) - best.to(tl.float64)) * scale)
     running = tl.cumsum(block_totals.to(tl.float64) * shares, axis=0)
     total = tl.max(running, axis=0)
-    target = uniform(record) * total
+    target = state.uniform(record) * total
     # The last block of any weight, where rounding lets no running total exceed the target.
     block = tl.minimum(tl.sum((running <= target).to(tl.int32), 0), tl.sum((running < total).to(tl.int32), 0))
     places = tl.arange(0, running.shape[0])
     before = tl.max(tl.where(places < block, running, 0.0), axis=0)
     is_block = places == block
     share = tl.sum(tl.where(is_block, shares, 0.0), axis=0)
-    block_best = tl.max(tl.where(is_block, block_bests, NEGATIVE_INFINITY), axis=0)
+    block_best = tl.max(tl.where(is_block, block_bests, state.NEGATIVE_INFINITY), axis=0)
 
-    _, scores = scores_of(source, block, vocab, BLOCK)
+    _, scores = state.scores_of(source, block, vocab, BLOCK)
     weights = tl.exp2((scores.to(tl.float64) - block_best.to(tl.float64)) * scale)
-    running_weight = tl.cumsum((weights * WEIGHT_ONE + 0.5).to(tl.int64), axis=0)
+    running_weight = tl.cumsum((weights * state.WEIGHT_ONE + 0.5).to(tl.int64), axis=0)
     whole = tl.max(running_weight, axis=0)
-    inside_target = ((target - before) / share * WEIGHT_ONE).to(tl.int64)
+    inside_target = ((target - before) / share * state.WEIGHT_ONE).to(tl.int64)
     inside = tl.sum((running_weight <= tl.minimum(inside_target, whole - 1)).to(tl.int32), axis=0)
     return block * BLOCK + inside
 
@@ -99,17 +83,17 @@ def _choose(
     wait_and_start_next(PDL)
     entry = tl.program_id(0)
     row = tl.load(batch.rows + entry)
-    record = record_of(batch, entry)
-    bests = of_blocks(summaries.best, entry, num_blocks, NEGATIVE_INFINITY, SUMMARIES)
+    record = state.record_of(batch, entry)
+    bests = of_blocks(summaries.best, entry, num_blocks, state.NEGATIVE_INFINITY, SUMMARIES)
     best_ids = of_blocks(summaries.best_id, entry, num_blocks, vocab, SUMMARIES)
     is_broken = tl.max((bests != bests).to(tl.int32), axis=0)
     best = tl.max(bests, axis=0)
     token = tl.min(tl.where(bests == best, best_ids, vocab), axis=0)
     if DRAWS:
         # A row with every token masked has no weight to draw by; it keeps the lowest id.
-        if (is_broken == 0) & (best > NEGATIVE_INFINITY) & (tl.load(record + SCALE) != 0):
+        if (is_broken == 0) & (best > state.NEGATIVE_INFINITY) & (tl.load(record + state.SCALE) != 0):
             totals = of_blocks(summaries.total, entry, num_blocks, 0.0, SUMMARIES)
-            source = source_of(batch, record, entry, stride, vocab)
+            source = state.source_of(batch, record, entry, stride, vocab)
             is_plain = True
             if filters is not None:
                 is_plain = tl.load(filters.floors + entry) == float("inf")
@@ -123,9 +107,9 @@ def _choose(
     tl.store(tokens_out + entry, tl.where(is_broken == 1, -1, token))
     if (is_broken == 0) & (row != padding_row):
         tl.store(last_tokens + row, token)
-        tl.store(record + NUM_OUTPUT, tl.load(record + NUM_OUTPUT) + 1)
+        tl.store(record + state.NUM_OUTPUT, tl.load(record + state.NUM_OUTPUT) + 1)
         if batch.edited is not None:
-            counts_address = tl.load(record + COUNTS)
+            counts_address = tl.load(record + state.COUNTS)
             if counts_address != 0:
                 count = counts_address.to(tl.pointer_type(tl.int32)) + token
                 tl.store(count, tl.load(count) + 2)

@@ -3,10 +3,6 @@ nothing is kept; without top-k, the scores above it narrowed in two passes to th
 lies inside is listed, for sampling_search.py to find the exact border. Tokens rank by score, and among equals by id, so
 a border is one rank, equal scores or not."""
 
-# Kernels are Triton: arguments have no types, and constants are in capitals.
-# mypy: disable-error-code="no-untyped-def,untyped-decorator"
-# ruff: noqa: N803
-
 from __future__ import annotations
 
 from typing import NamedTuple
@@ -15,19 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
-from twostroke.backends.cuda.kernels.sampling_state import (
-    FLOAT32_MAX,
-    MIN_P,
-    NEGATIVE_INFINITY,
-    SCALE,
-    TOP_K,
-    TOP_P,
-    SampledBatch,
-    float_word,
-    record_of,
-    scores_of,
-    source_of,
-)
+from twostroke.backends.cuda.kernels import sampling_state as state
+from twostroke.backends.cuda.kernels.sampling_state import SampledBatch
 from twostroke.backends.cuda.kernels.target import dependent
 from twostroke.backends.cuda.kernels.turns import wait_and_start_next
 from twostroke.backends.cuda.kernels.whole_numbers import next_power_of_2
@@ -41,12 +26,9 @@ NUM_MARKS = tl.constexpr(16)
 class Summaries(NamedTuple):
     """What the survey of a batch finds, [batch, num_blocks] each."""
 
-    best: torch.Tensor
-    """float32: the block's best score; NaN where one is not finite."""
-    best_id: torch.Tensor
-    """int32: the lowest id that has it."""
-    total: torch.Tensor
-    """float32: the sum of exp((score - best) / temperature)."""
+    best: torch.Tensor  # float32: the block's best score; NaN where one is not finite
+    best_id: torch.Tensor  # int32: the lowest id that has it
+    total: torch.Tensor  # float32: the sum of exp((score - best) / temperature)
 
     @classmethod
     def allocate(cls, batch: int, num_blocks: int, device: torch.device) -> Summaries:
@@ -57,25 +39,18 @@ class Summaries(NamedTuple):
 class FilterScratch(NamedTuple):
     """What the passes over filtered rows leave for each other."""
 
-    column_best: torch.Tensor
-    """float32 [batch, num_columns]: the best score of each column."""
-    floors: torch.Tensor
-    """float32 [batch]: no lower score is kept; infinity where a row has no filters."""
-    targets: torch.Tensor
-    """float64 [batch]: the weight that top-p asks of a whole row; infinity without top-p."""
+    column_best: torch.Tensor  # float32 [batch, num_columns]: the best score of each column
+    floors: torch.Tensor  # float32 [batch]: no lower score is kept; infinity where a row has no filters
+    targets: torch.Tensor  # float64 [batch]: the weight that top-p asks of a whole row; infinity without top-p
     marks: torch.Tensor
     """float32 [batch, 2, 1 + NUM_MARKS]: the scores that cut a bracket, its lowest first, for each narrowing."""
-    amounts: torch.Tensor
-    """float32 [batch, 2, num_blocks, NUM_MARKS]: a block's weight at or above each mark."""
+    amounts: torch.Tensor  # float32 [batch, 2, num_blocks, NUM_MARKS]: a block's weight at or above each mark
     brackets: torch.Tensor
     """float32 [batch, 3]: the lowest score that can be at the border, the highest (exclusive), and the mark it is at.
     What one kernel decides the next ones read: decided twice, a sum in another order might decide otherwise."""
-    list_counts: torch.Tensor
-    """int32 [batch]: candidates found; more than a list holds where it overflowed."""
-    list_ids: torch.Tensor
-    """int32 [batch, list_size]"""
-    list_scores: torch.Tensor
-    """float32 [batch, list_size]"""
+    list_counts: torch.Tensor  # int32 [batch]: candidates found; more than a list holds where it overflowed
+    list_ids: torch.Tensor  # int32 [batch, list_size]
+    list_scores: torch.Tensor  # float32 [batch, list_size]
 
     @classmethod
     def allocate(
@@ -135,15 +110,15 @@ def find_floor(
     less than (1 - top_p) / vocab of the whole weigh less than 1 - top_p together: the nucleus is complete without."""
     wait_and_start_next(PDL)
     entry = tl.program_id(0)
-    record = record_of(batch, entry)
-    scale = float_word(record, SCALE)
-    top_p = float_word(record, TOP_P)
-    min_p = float_word(record, MIN_P)
-    top_k = tl.load(record + TOP_K).to(tl.int32)
+    record = state.record_of(batch, entry)
+    scale = state.float_word(record, state.SCALE)
+    top_p = state.float_word(record, state.TOP_P)
+    min_p = state.float_word(record, state.MIN_P)
+    top_k = tl.load(record + state.TOP_K).to(tl.int32)
     floor = tl.full([], float("inf"), tl.float32)
     target = tl.full([], float("inf"), tl.float64)
     if (scale > 0.0) & ((top_k > 0) | (top_p > 0.0) | (min_p > 0.0)):
-        bests = of_blocks(summaries.best, entry, num_blocks, NEGATIVE_INFINITY, SUMMARIES)
+        bests = of_blocks(summaries.best, entry, num_blocks, state.NEGATIVE_INFINITY, SUMMARIES)
         totals = of_blocks(summaries.total, entry, num_blocks, 0.0, SUMMARIES)
         best = tl.max(bests, axis=0)
         least = min_p
@@ -155,11 +130,11 @@ def find_floor(
             least = tl.where(top_k > 0, 0.0, tl.maximum(min_p, (1.0 - top_p) * total / vocab))
         # A little below, so that rounding drops nothing that is kept.
         below = best.to(tl.float64) + tl.log2(tl.maximum(least * 0.999, 1e-300)) / scale
-        below = tl.maximum(below - tl.abs(below) * 1e-6, -FLOAT32_MAX)
+        below = tl.maximum(below - tl.abs(below) * 1e-6, -state.FLOAT32_MAX)
         # Masked tokens are below any floor: a grammar masks most, and a list would overflow with them.
-        floor = tl.where(least > 0.0, below, -FLOAT32_MAX).to(tl.float32)
+        floor = tl.where(least > 0.0, below, -state.FLOAT32_MAX).to(tl.float32)
         if (top_k > 0) & (top_k <= num_columns):
-            column_bests = of_blocks(filters.column_best, entry, num_columns, NEGATIVE_INFINITY, COLUMNS)
+            column_bests = of_blocks(filters.column_best, entry, num_columns, state.NEGATIVE_INFINITY, COLUMNS)
             codes = order_code(column_bests).to(tl.int64)
             low = tl.min(codes, axis=0)
             high = tl.max(codes, axis=0) + 1
@@ -200,8 +175,8 @@ def narrowed(entry, pass_index, filters, num_blocks, SUMMARIES: tl.constexpr):
 @triton.jit
 def is_narrowed(record):
     """Whether the row is one that `narrow` looks at: top-p of the whole row, or min-p, or both."""
-    is_cut = (tl.load(record + TOP_P) != 0) | (tl.load(record + MIN_P) != 0)
-    return (tl.load(record + SCALE) != 0) & is_cut & (tl.load(record + TOP_K) == 0)
+    is_cut = (tl.load(record + state.TOP_P) != 0) | (tl.load(record + state.MIN_P) != 0)
+    return (tl.load(record + state.SCALE) != 0) & is_cut & (tl.load(record + state.TOP_K) == 0)
 
 
 @triton.jit
@@ -214,17 +189,17 @@ def narrow(
     wait_and_start_next(PDL)
     block = tl.program_id(0)
     entry = tl.program_id(1)
-    record = record_of(batch, entry)
+    record = state.record_of(batch, entry)
     if is_narrowed(record):
-        scale = float_word(record, SCALE)
-        min_p = float_word(record, MIN_P).to(tl.float32)
-        best = tl.max(of_blocks(summaries.best, entry, num_blocks, NEGATIVE_INFINITY, SUMMARIES), axis=0)
+        scale = state.float_word(record, state.SCALE)
+        min_p = state.float_word(record, state.MIN_P).to(tl.float32)
+        best = tl.max(of_blocks(summaries.best, entry, num_blocks, state.NEGATIVE_INFINITY, SUMMARIES), axis=0)
         low = tl.load(filters.floors + entry)
         high = best
         if PASS == 1:
             low, high, _ = narrowed(entry, 0, filters, num_blocks, SUMMARIES)
         slot = (entry * 2 + PASS).to(tl.int64)
-        _, scores = scores_of(source_of(batch, record, entry, stride, vocab), block, vocab, BLOCK)
+        _, scores = state.scores_of(state.source_of(batch, record, entry, stride, vocab), block, vocab, BLOCK)
         weights = weigh(scores, best, scale)
         weights = tl.where(weights >= min_p, weights, 0.0)
         if block == 0:
@@ -250,7 +225,7 @@ def list_candidates(
     wait_and_start_next(PDL)
     block = tl.program_id(0)
     entry = tl.program_id(1)
-    record = record_of(batch, entry)
+    record = state.record_of(batch, entry)
     low = tl.load(filters.floors + entry)
     high = tl.full([], float("inf"), tl.float32)
     mark = tl.full([], NUM_MARKS, tl.int32)
@@ -261,7 +236,7 @@ def list_candidates(
         tl.store(filters.brackets + entry * 3 + 1, high)
         tl.store(filters.brackets + entry * 3 + 2, mark.to(tl.float32))
     if tl.load(summaries.best + entry * num_blocks + block) >= low:
-        ids, scores = scores_of(source_of(batch, record, entry, stride, vocab), block, vocab, BLOCK)
+        ids, scores = state.scores_of(state.source_of(batch, record, entry, stride, vocab), block, vocab, BLOCK)
         is_listed = (scores >= low) & (scores < high) & (ids < vocab)
         running = tl.cumsum(is_listed.to(tl.int32), axis=0)
         count = tl.max(running, axis=0)

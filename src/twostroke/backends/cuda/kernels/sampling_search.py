@@ -1,10 +1,6 @@
 """The exact border of a filtered row, and the draw from what it keeps, by one program. Reads the list that
 sampling_filters.py made; or the whole row where that list overflowed, which is rare, slower, and as exact."""
 
-# Kernels are Triton: arguments have no types, and constants are in capitals.
-# mypy: disable-error-code="no-untyped-def,untyped-decorator"
-# ruff: noqa: N803
-
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -12,18 +8,8 @@ from dataclasses import dataclass
 import triton
 import triton.language as tl
 
+from twostroke.backends.cuda.kernels import sampling_state as state
 from twostroke.backends.cuda.kernels.sampling_filters import NUM_MARKS, rank_of, weigh
-from twostroke.backends.cuda.kernels.sampling_state import (
-    MIN_P,
-    NEGATIVE_INFINITY,
-    SCALE,
-    TOP_K,
-    TOP_P,
-    WEIGHT_ONE,
-    float_word,
-    scores_of,
-    uniform,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +23,8 @@ class SearchShape:
 
 @triton.jit
 def whole_weights(scores, best, scale):
-    """Weights as whole numbers, WEIGHT_ONE for the best."""
-    return (weigh(scores, best, scale) * WEIGHT_ONE).to(tl.int64)
+    """Weights as whole numbers, state.WEIGHT_ONE for the best."""
+    return (weigh(scores, best, scale) * state.WEIGHT_ONE).to(tl.int64)
 
 
 @triton.jit
@@ -47,7 +33,7 @@ def candidates(base_ids, base_scores, is_list, start, count, CHUNK: tl.constexpr
     places = start + tl.arange(0, CHUNK)
     exists = places < count
     ids = tl.where(is_list, tl.load(base_ids + places, mask=exists & is_list, other=0), places)
-    scores = tl.load(base_scores + places, mask=exists, other=NEGATIVE_INFINITY)
+    scores = tl.load(base_scores + places, mask=exists, other=state.NEGATIVE_INFINITY)
     return ids, scores, exists
 
 
@@ -91,7 +77,7 @@ def raise_cut(
 def kept_weights(ids, scores, exists, cut, min_p, best, scale):
     weights = weigh(scores, best, scale)
     is_kept = exists & (rank_of(scores, ids) >= cut) & (weights >= min_p)
-    return tl.where(is_kept, (weights * WEIGHT_ONE).to(tl.int64), 0)
+    return tl.where(is_kept, (weights * state.WEIGHT_ONE).to(tl.int64), 0)
 
 
 @triton.jit
@@ -103,7 +89,7 @@ def weigh_blocks(
     blocks = tl.arange(0, SUMMARIES)
     held = tl.zeros([SUMMARIES], tl.int64)
     if is_list:
-        held = (above.to(tl.float64) * WEIGHT_ONE).to(tl.int64)
+        held = (above.to(tl.float64) * state.WEIGHT_ONE).to(tl.int64)
     start = 0
     while start < count:
         ids, scores, exists = candidates(base_ids, base_scores, is_list, start, count, PART)
@@ -121,10 +107,10 @@ def draw_filtered(
     FAN: tl.constexpr,
 ):  # fmt: skip
     """One draw from what top-k, then top-p, then min-p leave of a row."""
-    scale = float_word(record, SCALE)
-    top_p = float_word(record, TOP_P)
-    min_p = float_word(record, MIN_P).to(tl.float32)
-    top_k = tl.load(record + TOP_K)
+    scale = state.float_word(record, state.SCALE)
+    top_p = state.float_word(record, state.TOP_P)
+    min_p = state.float_word(record, state.MIN_P).to(tl.float32)
+    top_k = tl.load(record + state.TOP_K)
     target = tl.load(filters.targets + entry)
     low = tl.load(filters.brackets + entry * 3)
     high = tl.load(filters.brackets + entry * 3 + 1)
@@ -145,7 +131,7 @@ def draw_filtered(
     top = rank_of(tl.minimum(high, best), tl.where(high <= best, vocab - 1, 0)) + 1
     # In a list the weight above the bracket is already there; in a whole row it is counted with the rest.
     target -= tl.where(is_list, tl.sum(above.to(tl.float64), axis=0), 0.0)
-    target *= WEIGHT_ONE
+    target *= state.WEIGHT_ONE
     by_weight = top_k == 0
     unfinished = (top_k > 0) | (top_p > 0.0)
     while unfinished:  # top-k, then top-p of what it leaves
@@ -161,10 +147,10 @@ def draw_filtered(
     held = weigh_blocks(base_ids, base_scores, is_list, count, above, cut, min_p, best, scale, BLOCK, SUMMARIES, PART)
     running = tl.cumsum(held, axis=0)
     whole = tl.max(running, axis=0)
-    at = tl.minimum((uniform(record) * whole.to(tl.float64)).to(tl.int64), whole - 1)
+    at = tl.minimum((state.uniform(record) * whole.to(tl.float64)).to(tl.int64), whole - 1)
     block = tl.sum((running <= at).to(tl.int32), axis=0)
     before = tl.sum(tl.where(blocks < block, held, 0), axis=0)
-    ids, scores = scores_of(source, block, vocab, BLOCK)
+    ids, scores = state.scores_of(source, block, vocab, BLOCK)
     inside = tl.cumsum(kept_weights(ids, scores, ids < vocab, cut, min_p, best, scale), axis=0)
     at_inside = tl.minimum(at - before, tl.max(inside, axis=0) - 1)
     return block * BLOCK + tl.sum((inside <= at_inside).to(tl.int32), axis=0)

@@ -2,10 +2,6 @@
 it. Numbers are float64 bits in their word. Also the row's random number, the same bits as
 backends/host/random_stream.py. Knows nothing of logits."""
 
-# Kernels are Triton: arguments have no types, and constants are in capitals.
-# mypy: disable-error-code="no-untyped-def,untyped-decorator"
-# ruff: noqa: N803
-
 from __future__ import annotations
 
 from typing import NamedTuple
@@ -57,14 +53,11 @@ LARGEST_SCALE = 3e38
 class SampledBatch(NamedTuple):
     """What tokens are sampled from, on the host and in kernels."""
 
-    logits: torch.Tensor
-    """float32 [batch, vocab]"""
+    logits: torch.Tensor  # float32 [batch, vocab]
     edited: torch.Tensor | None
     """float32 [at least batch, vocab]: the scores of rows that have edits; None: no row has any."""
-    rows: torch.Tensor
-    """int32 [batch]"""
-    state: torch.Tensor
-    """int64 [max_rows + 1, NUM_WORDS]: all rows' records."""
+    rows: torch.Tensor  # int32 [batch]
+    state: torch.Tensor  # int64 [max_rows + 1, NUM_WORDS]: all rows' records
 
 
 @triton.jit

@@ -19,12 +19,16 @@ class Target:
 
     interpreted: bool
     """Kernels run in Triton's interpreter, on the host: slow, and blind to what only hardware has."""
-    capability: tuple[int, int]
-    """CUDA's compute capability; (0, 0) on the host."""
-    num_sms: int
-    """Streaming multiprocessors: how many programs run at once, at least."""
+    capability: tuple[int, int]  # CUDA's compute capability; (0, 0) on the host
+    num_sms: int  # streaming multiprocessors: how many programs run at once, at least
     shared_bytes: int | None = None
     """Shared memory that one program may take; None on the host, which has no such limit."""
+
+    def stages(self, wanted: int, stage_bytes: int) -> int:
+        """As many of a ring's stages as shared memory holds, beside a little for sums over warps and barriers."""
+        if self.shared_bytes is None:
+            return wanted
+        return max(1, min(wanted, (self.shared_bytes - 1024) // stage_bytes))
 
     @property
     def has_pdl(self) -> bool:

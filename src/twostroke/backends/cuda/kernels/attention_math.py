@@ -1,0 +1,42 @@
+"""What attention's kernels in Triton have in common: a soft cap, keys and values as they are loaded, and the joining of
+parts of a softmax."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def capped(scores, cap_factor):
+    """tanh(x) = 1 - 2 / (exp2(2 log2(e) x) + 1), which is right at both infinities, of scores times a factor in which
+    2 log2(e) is; the scores themselves where the factor is None."""
+    if cap_factor is None:
+        return scores
+    else:
+        return 1.0 - 2.0 / (tl.exp2(scores * cap_factor) + 1.0)
+
+
+@triton.jit
+def load_keys_and_values(k_head, v_head, offsets, SHAPE: tl.constexpr):
+    """[block, width] each; a head that is padded ends in zeros."""
+    if SHAPE.head_dim == SHAPE.width:
+        keys = tl.load(k_head + offsets)
+        values = tl.load(v_head + offsets)
+    else:
+        held = (tl.arange(0, SHAPE.width) < SHAPE.head_dim)[None, :]
+        keys = tl.load(k_head + offsets, mask=held, other=0.0)
+        values = tl.load(v_head + offsets, mask=held, other=0.0)
+    return keys, values
+
+
+@triton.jit
+def join_parts(peak, total, value_sum, log_sum, means):
+    """Some parts' means [parts, rows, width] and logarithms of their sums of weights [parts, rows], onto what was
+    joined before."""
+    new_peak = tl.maximum(peak, tl.max(log_sum, 0))
+    decay = tl.exp2(peak - new_peak)
+    weights = tl.exp2(log_sum - new_peak[None, :])
+    value_sum = value_sum * decay[:, None] + tl.sum(means * weights[:, :, None], 0)
+    total = total * decay + tl.sum(weights, 0)
+    return new_peak, total, value_sum
