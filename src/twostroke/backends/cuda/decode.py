@@ -78,7 +78,6 @@ class DecodePath:
         """The step whose rows lie in the staging buffer; without features, up to its logits. `layers`: only these;
         None: all."""
         parts = self._parts
-        layers = parts.decoder.all_layers if layers is None else layers
         (rows,) = parts.staging.views((bucket,))
         tokens = TokenArrays(self._token_ids[:bucket], rows, self._positions[:bucket])
         if bucket > LIGHT_ROWS:

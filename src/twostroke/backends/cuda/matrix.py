@@ -4,7 +4,7 @@ and whatever comes. A form is a dataclass that knows its bytes; a kernel says wh
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -38,10 +38,10 @@ class Matrix:
     product: Product
     forms: dict[str, Form]  # by the names that kernels ask for
     bias: torch.Tensor | None = None
-    form_names: tuple[str, ...] = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.form_names = tuple(self.forms)
+    @property
+    def form_names(self) -> tuple[str, ...]:
+        return tuple(self.forms)
 
     @property
     def weight(self) -> torch.Tensor:
@@ -62,11 +62,6 @@ class Matrix:
     def make_room_for_packed(self) -> None:
         shape, device = tuple(self.weight.shape), self.weight.device
         self.forms["packed"] = PackedMatrix.empty(shape, device, is_gated=self.product.is_gated)
-        self.form_names = tuple(self.forms)
-
-    def drop(self, form: str) -> None:
-        del self.forms[form]
-        self.form_names = tuple(self.forms)
 
 
 def fill_packed(matrices: Iterable[Matrix]) -> list[tuple[Matrix, PackedMatrix]]:
@@ -87,5 +82,5 @@ def pack(matrices: Iterable[Matrix]) -> tuple[str, ...]:
     are_finite = torch.stack([form.factors.isfinite().all() for _, form in packed]).tolist()
     left_plain = [matrix for (matrix, _), is_finite in zip(packed, are_finite, strict=True) if not is_finite]
     for matrix in left_plain:
-        matrix.drop("packed")
+        del matrix.forms["packed"]
     return tuple(matrix.name for matrix in left_plain)

@@ -76,7 +76,6 @@ class Decoder:
             in_layers -= in_experts * (moe.num_experts - moe.experts_per_token) // moe.num_experts
         self.multiply_adds_per_token = in_layers
         kinds = {layer: index for index, layer in reversed(list(enumerate(spec.layers)))}
-        self.all_layers = range(spec.num_layers)
         self.distinct_layers = sorted({*kinds.values(), spec.num_layers - 1})  # behind the last there is no norm
         """One of each kind: enough to meet every kernel of all of them, and of no other use."""
         self._windows = tuple(dict.fromkeys(layer.window for layer in spec.layers))
@@ -119,12 +118,12 @@ class Decoder:
         decodes: Decodes,
         prefill: PrefillWork | None,
         *,
-        layers: Sequence[int],
+        layers: Sequence[int] | None = None,
         wanted: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Compute every token and write its keys and values, in these layers: all, or `distinct_layers` for a run that
-        need only meet every kernel. Returns the residual stream # [num_tokens, hidden], or of the tokens `wanted` alone
-        (int32 indices): the last layer then goes on with those, once all keys are written."""
+        """Compute every token and write its keys and values, in these layers: all (None), or `distinct_layers` for a
+        run that need only meet every kernel. Returns the residual stream # [num_tokens, hidden], or of the tokens
+        `wanted` alone (int32 indices): the last layer then goes on with those, once all keys are written."""
         weights, stream = self._weights, self._stream(len(tokens))
         scale = self._spec.embedding_scale
         positions = None
@@ -135,7 +134,7 @@ class Decoder:
         gather(weights.embedding, *ids, stream.residual, scale=scale, positions=positions)
         if decodes.slots:
             self._attention.cut_decodes(tokens.positions[: decodes.slots], self._windows, count=decodes.count)
-        for index in layers:
+        for index in range(self._spec.num_layers) if layers is None else layers:
             layer = weights.layers[index]
             qkv = self._buffers.qkv[: len(tokens)]
             self._products.multiply(stream, layer.attention_norm, layer.qkv, qkv)

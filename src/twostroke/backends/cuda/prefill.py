@@ -137,7 +137,6 @@ class PrefillPath:
     ) -> torch.Tensor:
         """`layers`: only these; None: all."""
         parts, decodes = self._parts, Decodes(staged.decode_slots, staged.num_decodes)
-        layers = parts.decoder.all_layers if layers is None else layers
         return parts.decoder.forward(staged.tokens, decodes, staged.work, layers=layers, wanted=wanted)
 
     def _run(self, staged: StagedBatch, layers: Sequence[int] | None = None) -> None:
