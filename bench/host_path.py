@@ -61,9 +61,9 @@ class Probe:
             (engine.scheduler, "schedule", "schedule"),
             (engine.scheduler, "apply", "apply"),
             (backend.rows, "update", "rows"),  # type: ignore[attr-defined]
-            (backend._kv, "slots", "slots"),  # type: ignore[attr-defined]
-            (backend, "_embed", "embed"),
-            (backend, "_step_record", "record"),
+            (backend.model.kv, "slots", "slots"),  # type: ignore[attr-defined]
+            (backend.model, "_embed", "embed"),
+            (backend.model, "_step_record", "record"),
             (backend._pool, "_run_step", "native"),  # type: ignore[attr-defined]
             (backend, "_sample", "sample"),
         ):

@@ -177,6 +177,7 @@ class KVGroupNeed:
     bytes_per_token: int
     content: KVContent = "keys and values"
     values: int | None = None
+    model: int = 0
     """As `KVGroup` has them."""
 
 
@@ -330,6 +331,7 @@ def _layout(sizes: StepSizes, groups: tuple[KVGroupNeed, ...], budget: int, max_
                 int(sequences * tokens) // (1 if group.content == "state" else size),
                 group.content,
                 group.values,
+                group.model,
             )
             for tokens, group in zip(one, groups, strict=True)
         ),

@@ -3,7 +3,7 @@ Sequence. It declares what it supports, or declines with a reason. Chooses no wo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -20,6 +20,7 @@ from twostroke.cost.model_shape import DecodeWeights
 from twostroke.machine import Machine, MemorySpace
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.spec import DenseMlp, LatentAttention, LayerSpec, ModelSpec, MoeSpec, RecurrentMixer
+from twostroke.speculation.drafter import Drafter
 from twostroke.speculation.speculator import Speculator
 
 LAYERS_DIFFER = "its layers differ in more than their windows and ropes, and this backend has one size for all of them"
@@ -100,6 +101,33 @@ class SpeculatingBackend(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Companion:
+    """A model, or a part of one, that drafts for the model that answers, on the same backend."""
+
+    method: str
+    """Its drafter's name, of `speculation.methods.MODEL_DRAFTERS`."""
+    checkpoint: Checkpoint
+    formats: Formats
+    number: int
+    """Its groups in the layout of KV are those of this `KVGroup.model`, from 1 on."""
+    taps: tuple[int, ...] = ()
+    """Layers of the model that answers after which its drafter reads the residual stream of every row."""
+
+
+def all_taps(companions: tuple[Companion, ...]) -> tuple[int, ...]:
+    """The layers that any of them reads, in order."""
+    return tuple(sorted({layer for companion in companions for layer in companion.taps}))
+
+
+@runtime_checkable
+class CompanionBackend(Protocol):
+    """A backend that may be created with companions."""
+
+    companion_drafters: Sequence[Drafter]
+    """One for each companion that it was created with, in their order."""
+
+
+@dataclass(frozen=True, slots=True)
 class BackendSettings:
     """What a backend is created with, beside the model and the layout of its KV."""
 
@@ -110,6 +138,8 @@ class BackendSettings:
     formats: Formats | None = None
     """What `BackendFactory.formats` gave, with copies for decode where `decode_weights` offered them; None: what the
     backend chooses of itself."""
+    companions: tuple[Companion, ...] = ()
+    """Given to a backend whose factory is a CompanionFactory alone."""
 
 
 class BackendFactory(Protocol):
@@ -150,6 +180,15 @@ class BackendFactory(Protocol):
 
     def create(self, checkpoint: Checkpoint, layout: KVLayout, settings: BackendSettings) -> Backend:
         """A backend that runs this model; what it has no use for in `settings` it leaves alone."""
+
+
+@runtime_checkable
+class CompanionFactory(Protocol):
+    """A backend that runs models which draft, beside the one that answers. It offers the drafters that it made of them
+    as `CompanionBackend`."""
+
+    def companion_bytes(self, checkpoint: Checkpoint, formats: Formats) -> int:
+        """Memory that such a model's weights take."""
 
 
 TuningProgress = Callable[[int, int, str], None]

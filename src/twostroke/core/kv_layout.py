@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 KVContent = Literal["keys and values", "latent", "state"]
@@ -22,6 +22,8 @@ class KVGroup:
     content: KVContent = "keys and values"
     values: int | None = None
     """Numbers that one token leaves behind in one layer, or of states one sequence; None: not told."""
+    model: int = 0
+    """Whose layers they are: 0 of the model that answers, from 1 on of those that draft for it."""
 
     @property
     def is_state(self) -> bool:
@@ -33,6 +35,14 @@ class KVLayout:
     block_size: int
     """Tokens in a block."""
     groups: tuple[KVGroup, ...]
+
+    def of_model(self, number: int) -> KVLayout:
+        """The groups of one model alone: a backend's store of its KV."""
+        return replace(self, groups=tuple(group for group in self.groups if group.model == number))
+
+    def places_of(self, number: int) -> tuple[int, ...]:
+        """Where those groups are among all."""
+        return tuple(place for place, group in enumerate(self.groups) if group.model == number)
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)

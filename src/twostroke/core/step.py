@@ -181,3 +181,5 @@ class StepResult:
     """Of the cores that the backend may use, what other programs took meanwhile, as far as it knows."""
     drafted: Mapping[int, Drafted] = field(default_factory=dict)
     """Of each slot that drafts were computed for. Of those that held, each brought a token behind the slot's own."""
+    drafting_s: float = 0.0
+    """Of `compute_s`, what making drafts took: looking them up, or computing them and what they are made from."""

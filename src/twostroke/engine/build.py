@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from twostroke import __version__, backends, machine
-from twostroke.backends.interface import BackendFactory, BackendSettings, MaskingBackend
+from twostroke.backends.interface import BackendFactory, BackendSettings, Companion, MaskingBackend
 from twostroke.cache import cache_folder
 from twostroke.config import KV_MEMORY_OPTION, EngineConfig, ResolvedConfig, resolve
 from twostroke.core.errors import BackendError, BadRequestError
@@ -23,6 +23,7 @@ from twostroke.cost.calibration import (
 from twostroke.cost.hardware import Ceilings
 from twostroke.cost.model_shape import ModelShape
 from twostroke.cost.step_cost import StepCost
+from twostroke.engine.companions import beside, plan_companion, refuse_other_tokens
 from twostroke.engine.decode_weights import choose_decode_weights
 from twostroke.engine.drafting import speculation
 from twostroke.engine.engine import Engine
@@ -35,6 +36,7 @@ from twostroke.models.weights.tensor import WeightKind
 from twostroke.scheduling.config import SchedulerConfig
 from twostroke.scheduling.pace import PrefillPace
 from twostroke.scheduling.scheduler import Scheduler
+from twostroke.speculation.methods import methods_with_files
 from twostroke.text.grammar import LazyGrammars
 from twostroke.text.loading import load_tokenizer
 from twostroke.text.tokenizer import Tokenizer
@@ -64,6 +66,7 @@ class Preparation:
     device: str
     """What computes, by name."""
     reasons: tuple[str, ...]
+    companions: tuple[Companion, ...] = ()
 
     @property
     def scheduler_config(self) -> SchedulerConfig:
@@ -133,14 +136,14 @@ def build(model: str, config: EngineConfig, *, text: bool = True) -> Assembly:
     """`text` False: token ids in and out, and no tokenizer is loaded."""
     if config.load == "random":
         return _build_random(model, config)
-    checkpoint = load_checkpoint(resolve_model(model, progress=_say), name=model)
+    checkpoint = _load(model)
     tokenizer = load_tokenizer(checkpoint.path, checkpoint.gguf_metadata) if text else None
     return assemble(checkpoint, tokenizer, config)
 
 
 def prepare_model(model: str, config: EngineConfig) -> Preparation:
     """What `build` would decide about a model, without its weights: they stay on disk."""
-    return prepare(load_checkpoint(resolve_model(model, progress=_say), name=model), config)
+    return prepare(_load(model), config)
 
 
 def read_tokenizer(model: str) -> Tokenizer:
@@ -180,7 +183,13 @@ def choose(checkpoint: Checkpoint, config: EngineConfig, here: machine.Machine) 
 def prepare(checkpoint: Checkpoint, config: EngineConfig) -> Preparation:
     here = machine.detect()
     choice = choose(checkpoint, config, here)
-    factory, needs, memory = choice.factory, choice.kv_needs, choice.memory
+    factory = choice.factory
+    plans = tuple(
+        plan_companion(name, _load(source), number, config, factory, here)
+        for number, (name, source) in enumerate(methods_with_files(config.speculate), start=1)
+    )
+    needs = sum((plan.kv_needs for plan in plans), choice.kv_needs)
+    memory = beside(choice.memory, plans)
 
     def resolve_within(space: MemorySpace) -> ResolvedConfig:
         spec = checkpoint.spec
@@ -200,12 +209,23 @@ def prepare(checkpoint: Checkpoint, config: EngineConfig) -> Preparation:
             f"backend {factory.name}: {choice.backend_reason}",
             f"formats: {formats.line}",
             *holding.resolved.reasons,
+            *(plan.line(holding.resolved) for plan in plans),
         ),
+        companions=tuple(plan.companion for plan in plans),
     )
+
+
+def _load(model: str) -> Checkpoint:
+    """Its weights stay on disk until they are looked at."""
+    return load_checkpoint(resolve_model(model, progress=_say), name=model)
 
 
 def assemble(checkpoint: Checkpoint, tokenizer: Tokenizer | None, config: EngineConfig) -> Assembly:
     prepared = prepare(checkpoint, config)
+    for companion in prepared.companions:
+        own = companion.checkpoint
+        other = None if tokenizer is None else load_tokenizer(own.path, own.gguf_metadata)
+        refuse_other_tokens(checkpoint, own, tokenizer, other)
     checkpoint, factory, resolved, shape = prepared.checkpoint, prepared.factory, prepared.resolved, prepared.shape
     try:
         backend = factory.create(
@@ -217,6 +237,7 @@ def assemble(checkpoint: Checkpoint, tokenizer: Tokenizer | None, config: Engine
                 threads=resolved.threads,
                 max_running=resolved.sizes.max_running,
                 formats=prepared.formats,
+                companions=prepared.companions,
             ),
         )
     except (MemoryError, OSError) as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from twostroke.backends.interface import Backend, SpeculatingBackend
+from twostroke.backends.interface import Backend, CompanionBackend, SpeculatingBackend
 from twostroke.core.errors import BadRequestError
 from twostroke.cost.step_cost import StepCost
 from twostroke.speculation.budget import DraftBudget
@@ -21,7 +21,12 @@ def speculation(asked: str, backend: Backend, step_cost: StepCost, vocab_size: i
         if asked != AUTO:
             raise BadRequestError(f"the {backend.name} backend verifies no drafts yet: leave speculate at {AUTO}")
         return None, f"speculation off: the {backend.name} backend verifies no drafts yet"
-    drafters: list[Drafter] = [TEXT_DRAFTERS[method.name]() for method in methods if method.name != GrammarDrafter.name]
+    computing = iter(backend.companion_drafters if isinstance(backend, CompanionBackend) else ())
+    drafters: list[Drafter] = [
+        next(computing) if method.source is not None else TEXT_DRAFTERS[method.name]()
+        for method in methods
+        if method.name != GrammarDrafter.name
+    ]
     drafters.insert(0, GrammarDrafter())  # whoever else drafts: what a grammar forces is as good as certain
     backend.use_speculator(Speculator(drafters, vocab_size))
     names = [drafter.name for drafter in drafters]

@@ -209,7 +209,7 @@ class Engine:
         logprobs are wanted the head runs for every position: that is no step like others."""
         for step, result in self._unlearned:
             if self.step_cost is not None and not any(chunk.prompt_logprobs is not None for chunk in step.prefills):
-                self.step_cost.observe(work_of(step, result.drafted), result.compute_s)
+                self.step_cost.observe(work_of(step, result.drafted), result.compute_s - result.drafting_s)
         self._unlearned.clear()
 
     def close(self) -> None:

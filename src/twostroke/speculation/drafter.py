@@ -4,9 +4,10 @@ the row's end; in between it proposes. It may be wrong, slow or broken: nothing 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from twostroke.core.request import Request
+from twostroke.core.step import Step
 
 
 class Ask(NamedTuple):
@@ -41,3 +42,18 @@ class Drafter(Protocol):
 
     def close(self, seq_id: int) -> None:
         """The row is gone; its tokens may teach others of the same tenant and salt."""
+
+
+@runtime_checkable
+class ComputingDrafter(Drafter, Protocol):
+    """One that computes, with KV of its own beside the model's, and so is told what the model computes."""
+
+    def begin(self, step: Step) -> None:
+        """A step begins: its rows are open and its blocks granted, of all rows, also of those it does not draft for."""
+
+    def follow(self, done: Any) -> None:
+        """The step was computed, and the tokens that came were told (`extend`). `done` is the backend's record of the
+        pass (`backends/host/companions.py`)."""
+
+    def seconds(self, num_streams: int, num_drafts: int) -> float:
+        """What `propose` is expected to take for these streams, of that many drafts each; 0: nothing is known yet."""

@@ -19,7 +19,7 @@ TEXT_DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "ngram": NgramDrafter,
 }
 """They look tokens up, and need no file; they are asked in this order."""
-MODEL_DRAFTERS: tuple[str, ...] = ()
+MODEL_DRAFTERS: tuple[str, ...] = ("draft",)
 """They compute, from a file that is named behind a colon."""
 
 
@@ -48,6 +48,11 @@ def methods_of(asked: str) -> tuple[Method, ...]:
     if len({method.name for method in found}) < len(found):
         raise BadRequestError(f"speculate names a method twice: {asked!r:.80}")
     return tuple(found)
+
+
+def methods_with_files(asked: str) -> list[tuple[str, str]]:
+    """Of what `--speculate` says, those that compute: each by name, with where its file lies."""
+    return [(method.name, method.source) for method in methods_of(asked) if method.source is not None]
 
 
 def known_methods() -> str:

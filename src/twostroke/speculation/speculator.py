@@ -15,7 +15,7 @@ from twostroke.core.request import Request
 from twostroke.core.step import DecodeSlot, Drafted, Step
 from twostroke.speculation.acceptance import Acceptance
 from twostroke.speculation.choice import drafts_that_pay
-from twostroke.speculation.drafter import NOTHING, Ask, Drafter, Proposal
+from twostroke.speculation.drafter import NOTHING, Ask, ComputingDrafter, Drafter, Proposal
 from twostroke.speculation.grammar import GrammarDrafter, MatcherOf
 
 MAX_FAULTS = 3
@@ -62,6 +62,9 @@ class _Turn:
 class Speculator:
     def __init__(self, drafters: Sequence[Drafter], vocab_size: int) -> None:
         self._turns = {drafter.name: _Turn(drafter) for drafter in drafters}
+        self._computing = [
+            (turn, turn.drafter) for turn in self._turns.values() if isinstance(turn.drafter, ComputingDrafter)
+        ]
         self._vocab_size = vocab_size
         self._methods: dict[int, tuple[str, ...]] = {}
         """Of each row, who drafts for it."""
@@ -86,6 +89,13 @@ class Speculator:
         for join in step.joins:
             self._close(join.seq_id)
             self._open(join.seq_id, join.request, join.request.prompt_token_ids + join.output_token_ids)
+        for turn, drafter in self._computing:
+            self._guarded(turn, partial(drafter.begin, step))
+
+    def follow(self, done: object) -> None:
+        """Tell those that compute of a pass of the model."""
+        for turn, drafter in self._computing:
+            self._guarded(turn, partial(drafter.follow, done))
 
     def _open(self, seq_id: int, request: Request, token_ids: tuple[int, ...]) -> None:
         asked = request.sampling.speculation

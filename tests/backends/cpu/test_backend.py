@@ -229,7 +229,7 @@ def test_kv_bytes(checkpoint: Checkpoint) -> None:
         assert FACTORY.kv_bytes_per_token(checkpoint, (0, 1), formats) == expected
         backend = create(checkpoint, kv=kind)
         (group,) = backend.layout.groups
-        held = sum(place.memory.nbytes for place in backend._kv.places.values())
+        held = sum(place.memory.nbytes for place in backend.model.kv.places.values())
         assert held * 2 == expected * group.num_blocks * backend.layout.block_size * spec.num_layers
         backend.close()
 

@@ -38,10 +38,10 @@ def _answer_without_missing_pages(checkpoint: Checkpoint) -> None:
     with LLM.from_assembly(assemble(checkpoint, None, CONFIG)) as llm:
         backend = llm.engine.backend
         assert isinstance(backend, CpuBackend)
-        for layer in backend._weights.layers:
+        for layer in backend.model.weights.layers:
             for projection in (layer.attention_in, layer.attention_out, layer.mlp_in, layer.mlp_out):
                 assert all(pages_given(part.matrix.data).all() for part in projection.parts)
-        layers = [place.memory for place in backend._kv.places.values()]
+        layers = [place.memory for place in backend.model.kv.places.values()]
         before = [pages_given(memory) for memory in layers]
         result = llm.generate(PROMPT, SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True))[0]
         assert len(result.token_ids) == 20

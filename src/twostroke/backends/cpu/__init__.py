@@ -79,7 +79,10 @@ class CpuFactory:
         return held_bytes(checkpoint, name, formats.weights)
 
     def memory(self, checkpoint: Checkpoint, here: Machine, formats: Formats) -> MemorySpace:
-        return host_memory(here, sum(self.held_bytes(checkpoint, name, formats) for name in checkpoint.tensors))
+        return host_memory(here, self.companion_bytes(checkpoint, formats))
+
+    def companion_bytes(self, checkpoint: Checkpoint, formats: Formats) -> int:
+        return sum(self.held_bytes(checkpoint, name, formats) for name in checkpoint.tensors)
 
     def decode_weights(self, checkpoint: Checkpoint, formats: Formats, on: Device | None = None) -> None:
         """Both phases read the same."""
@@ -113,6 +116,7 @@ class CpuFactory:
             max_context=settings.max_context,
             max_tokens_per_step=settings.max_tokens_per_step,
             threads=max(1, settings.threads),
+            companions=settings.companions,
         )
 
 

@@ -108,9 +108,11 @@ class Program:
         max_logits: int,
         threads: int = 1,
         own_copies: bool = False,
+        taps: tuple[int, ...] = (),
     ) -> None:
         """With `own_copies`, each thread prepares the inputs of matrix products for itself:
-        more work in all, and less waiting. It pays for a single row."""
+        more work in all, and less waiting. It pays for a single row. `taps`: after these layers, every row's residual
+        is copied to a buffer of its own; if the last is among them, all rows go on to its end."""
         self._spec, self._kv, self._rotations = spec, kv, rotations
         self.max_tokens, self.max_logits, self._threads = max_tokens, max_logits, threads
         self._narrows, self._activation = max_tokens > 1, spec.layers[0].mlp.activation
@@ -130,10 +132,18 @@ class Program:
         self._rows = Rows(self.hidden, StepField.NUM_TOKENS, StepField.NUM_QUERY_BLOCKS, StepField.QUERY_BLOCKS)
         narrow_rows = max_logits + MOST_LACKING_ROWS if self._narrows else 0
         self._narrow_hidden = float_zeros(narrow_rows, spec.hidden_size)
+        self.taps = tuple(float_zeros(rows, spec.hidden_size) for _ in taps)  # [max_tokens, hidden] each
+        self._narrows_late = self._narrows and spec.num_layers - 1 in taps
         self.tape = Tape(code)
         for index, layer in enumerate(weights.layers):
             self._add_attention(index, layer)
             self._add_mlp(layer)
+            if index in taps:
+                self._add_copy(self.taps[taps.index(index)])
+        if self._narrows_late:
+            self._narrow(Wait.ALWAYS)
+        self.last_hidden = self._rows.hidden
+        """After the last layer, of the rows whose logits are wanted."""
         self._add_head(weights)
         self.entries = self.tape.entries()
 
@@ -164,7 +174,7 @@ class Program:
         }
         self.tape.add("rope_and_store", rope)
         is_last = index == spec.num_layers - 1
-        narrowing = self._narrow() if is_last and self._narrows else {}
+        narrowing = self._narrow() if is_last and self._narrows and not self._narrows_late else {}
         attention: dict[IntEnum, int] = {
             AttentionField.QUERIES: address_of(self._projected),
             AttentionField.STRIDE: stride,
@@ -184,14 +194,18 @@ class Program:
         self._add_row_operation("prepare", fields, self._mixed, layer.attention_out)
         self._add_to_residual(layer.attention_out, self._mixed, layer.post_attention_norm)
 
-    def _narrow(self) -> dict[IntEnum, int]:
+    def _add_copy(self, target: Floats) -> None:
+        fields = self._norm_fields(self._rows.hidden, None) | {OperandField.FLOATS: address_of(target)}
+        self.tape.add("prepare", fields, wait=Wait.ALWAYS)
+
+    def _narrow(self, wait: Wait = Wait.NEVER) -> dict[IntEnum, int]:
         """From here on only the rows whose logits are wanted: their residual moves together. Returns what tells the
         operation that brings attention's output along to gather its rows."""
         narrow = Rows(self._narrow_hidden, StepField.NUM_LOGITS, StepField.NUM_LOGIT_BLOCKS, StepField.LOGIT_BLOCKS)
         gather: dict[IntEnum, int] = {NormField.GATHER: 1}
         self._rows, source = narrow, self._rows.hidden
         fields = self._norm_fields(source, None) | gather | {OperandField.FLOATS: address_of(narrow.hidden)}
-        self.tape.add("prepare", fields, wait=Wait.NEVER)  # attention neither reads nor writes it
+        self.tape.add("prepare", fields, wait=wait)  # attention neither reads nor writes it: no need to wait
         return gather
 
     def _add_mlp(self, layer: LayerWeights) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +25,7 @@ class Batch:
     segment_first: Int32Array  # [num_segments] index of a segment's first token
     segment_count: Int32Array  # [num_segments] its tokens
     segment_start: Int32Array  # [num_segments] the position of its first token
-    tables: tuple[Int32Array, ...]  # a KV group each, [num_segments, max blocks]
+    tables: tuple[Int32Array, ...]  # a KV group of the model each, [num_segments, max blocks]
     logit_rows: Int32Array  # [num_logits] tokens whose logits are wanted, in token order
 
     @property
@@ -72,7 +73,7 @@ class Batch:
             segment_first=np.array(firsts, dtype=np.int32),
             segment_count=np.array(counts, dtype=np.int32),
             segment_start=np.array(starts, dtype=np.int32),
-            tables=_stacked(per_row),
+            tables=_stacked(per_row, rows.num_groups),
             logit_rows=np.array(logit_rows, dtype=np.int32),
         )
 
@@ -89,12 +90,12 @@ class Batch:
             segment_first=numbers,
             segment_count=np.ones(len(slots), dtype=np.int32),
             segment_start=positions,
-            tables=_stacked([row.tables for row in found]),
+            tables=_stacked([row.tables for row in found], rows.num_groups),
             logit_rows=numbers,
         )
 
 
-def _stacked(per_row: list[tuple[Int32Array, ...]]) -> tuple[Int32Array, ...]:
-    """For each group [rows, max blocks], a copy."""
-    count = len(per_row)
-    return tuple(np.concatenate(group).reshape(count, -1) for group in zip(*per_row, strict=True))
+def _stacked(per_row: list[tuple[Int32Array, ...]], num_groups: int) -> tuple[Int32Array, ...]:
+    """For each of the first groups [rows, max blocks], a copy."""
+    count, by_group = len(per_row), zip(*per_row, strict=True)
+    return tuple(np.concatenate(group).reshape(count, -1) for group in islice(by_group, num_groups))

@@ -7,36 +7,25 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from twostroke.backends.host.batch import Batch
+from twostroke.backends.host.companions import TargetPass
+from twostroke.backends.host.draft_model import DraftModel
+from twostroke.backends.host.draft_rows import DraftRows
 from twostroke.backends.host.rows import RowSet
 from twostroke.backends.host.sampler import token_logprobs
-from twostroke.backends.interface import refuse_drafts
+from twostroke.backends.host.scores import HostModel, Scores
+from twostroke.backends.interface import Companion, refuse_drafts
 from twostroke.core.grammar import Grammars, GrammarStuckError
 from twostroke.core.kv_layout import KVLayout
 from twostroke.core.step import Drafted, PrefillChunk, SampledToken, Step, StepResult, TokenLogprobs
+from twostroke.speculation.drafter import Drafter
 from twostroke.speculation.speculator import Speculator
 
 NOT_FINITE = "the model produced logits that are not finite"
-
-
-@dataclass(frozen=True, slots=True)
-class Scores:
-    """What a forward pass gives: valid until the next one."""
-
-    logits: npt.NDArray[np.float32]  # [num_logits, vocab]
-    highest: list[int | None]
-    """The token of each row's highest logit, the first of equal ones; None: the row's logits are not all finite."""
-
-    @staticmethod
-    def of(logits: npt.NDArray[np.float32]) -> Scores:
-        finite: list[bool] = np.all(np.isfinite(logits), axis=1).tolist()
-        best = logits.argmax(axis=1).tolist()
-        return Scores(logits, [token if is_finite else None for token, is_finite in zip(best, finite, strict=True)])
 
 
 MAX_DRAFTS = 32
@@ -72,6 +61,8 @@ class HostBackend(ABC):
         """Of the last step that was launched, if it ends a prompt."""
         self.speculator: Speculator | None = None
         """Who drafts; None: nobody."""
+        self.companion_drafters: list[Drafter] = []
+        self._max_context, self._vocab_size = max_context, vocab_size
 
     @abstractmethod
     def forward(self, batch: Batch) -> npt.NDArray[np.float32]:
@@ -87,6 +78,18 @@ class HostBackend(ABC):
 
     def use_grammars(self, grammars: Grammars) -> None:
         self.rows.grammars = grammars
+
+    def add_companion(self, companion: Companion, model: HostModel, max_tokens_per_step: int) -> None:
+        """A model that drafts, whose KV lies in its own groups of the layout."""
+        assert companion.method == DraftModel.name
+        drafter = DraftModel(
+            model,
+            DraftRows(self.rows, self.layout, companion.number),
+            vocab_size=self._vocab_size,
+            max_context=self._max_context,
+            max_tokens=max_tokens_per_step,
+        )
+        self.companion_drafters.append(drafter)
 
     def use_speculator(self, speculator: Speculator) -> None:
         self.speculator = speculator
@@ -110,12 +113,15 @@ class HostBackend(ABC):
         """Run one step to its end on the calling thread."""
         started_s = time.perf_counter()
         self.rows.update(step)
+        updated_s = time.perf_counter()
         drafts = self._draft(step)
+        drafting_s = time.perf_counter() - updated_s
         sampled: dict[int, tuple[SampledToken, ...]] = {}
         prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
         errors: dict[int, str] = {}
         if step.num_tokens:
-            scores = self.score(Batch.from_step(step, self.rows, drafts))
+            batch = Batch.from_step(step, self.rows, drafts)
+            scores = self.score(batch)
             logits, highest, cursor = scores.logits, scores.highest, 0
             for slot in step.decodes:
                 guesses = drafts.get(slot.seq_id, ())
@@ -136,8 +142,14 @@ class HostBackend(ABC):
                 if chunk.samples and chunk.seq_id not in errors:
                     self._sample(chunk.seq_id, logits[cursor - 1], highest[cursor - 1], sampled, errors)
         drafted = {} if self.speculator is None else self._settle(self.speculator, sampled)
+        if self.companion_drafters and self.speculator is not None and step.num_tokens:
+            computed_s = time.perf_counter()
+            self.speculator.follow(TargetPass(step, batch, drafts, scores))
+            drafting_s += time.perf_counter() - computed_s
         compute_s = time.perf_counter() - started_s
-        return StepResult(step.step_id, sampled, prompt_logprobs, errors, compute_s, self.others_share, drafted)
+        return StepResult(
+            step.step_id, sampled, prompt_logprobs, errors, compute_s, self.others_share, drafted, drafting_s
+        )
 
     def _draft(self, step: Step) -> dict[int, tuple[int, ...]]:
         """The tokens to compute behind each slot's own: the step's, or the speculator's."""

@@ -36,6 +36,8 @@ class RowSet:
 
     def __init__(self, layout: KVLayout, max_context: int, vocab_size: int) -> None:
         self._layout = layout
+        self.num_groups = len(layout.places_of(0))
+        """Of the model that answers: the first of all."""
         self._table_len = layout.blocks_for(max_context)
         self._vocab_size = vocab_size
         self._rows: dict[int, Row] = {}

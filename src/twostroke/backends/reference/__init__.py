@@ -48,6 +48,9 @@ class ReferenceFactory:
     def memory(self, checkpoint: Checkpoint, here: Machine, formats: Formats) -> MemorySpace:
         return host_memory(here, checkpoint.held_bytes())
 
+    def companion_bytes(self, checkpoint: Checkpoint, formats: Formats) -> int:
+        return checkpoint.held_bytes()
+
     def decode_weights(self, checkpoint: Checkpoint, formats: Formats, on: Device | None = None) -> None:
         """Both phases read the same."""
 
@@ -61,7 +64,7 @@ class ReferenceFactory:
         products choose their own threads."""
         from twostroke.backends.reference.backend import ReferenceBackend
 
-        return ReferenceBackend(checkpoint, layout, settings.max_context)
+        return ReferenceBackend(checkpoint, layout, settings)
 
 
 FACTORY = ReferenceFactory()

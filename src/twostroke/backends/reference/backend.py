@@ -1,29 +1,56 @@
-"""The reference model as a Backend: it holds the weights and the KV store, and hands both to `forward`.
+"""The reference models as a Backend: each holds weights and a KV store, and hands both to the forward pass.
 Threads, rows and sampling are those of every host backend (`backends/host`)."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
 from twostroke.backends.host.batch import Batch
 from twostroke.backends.host.host_backend import HostBackend
+from twostroke.backends.host.scores import Scores
+from twostroke.backends.interface import BackendSettings, all_taps
 from twostroke.backends.reference.kv_store import KVStore
-from twostroke.backends.reference.model import forward
+from twostroke.backends.reference.model import logits, residuals
 from twostroke.backends.reference.weights import Weights
 from twostroke.core.kv_layout import KVLayout
 from twostroke.models.checkpoint import Checkpoint
 
 
-class ReferenceBackend(HostBackend):
-    name = "reference"
-
-    def __init__(self, checkpoint: Checkpoint, layout: KVLayout, max_context: int) -> None:
-        super().__init__(layout, max_context, checkpoint.spec.vocab_size)
-        self._spec = checkpoint.spec
+class ReferenceModel:
+    def __init__(self, checkpoint: Checkpoint, layout: KVLayout, max_context: int, taps: tuple[int, ...] = ()) -> None:
+        """`layout`: of its own groups alone. `taps`: layers after which every row's residual is kept."""
+        self.spec = checkpoint.spec
         self._max_context = max_context
+        self._taps = taps
         self._weights = Weights.from_checkpoint(checkpoint)
         self._kv = KVStore(layout, checkpoint.spec)
 
+    def score(self, batch: Batch) -> Scores:
+        stream = residuals(self.spec, self._weights, batch, self._kv, self._max_context)
+        kept = {
+            layer: hidden for layer, hidden in enumerate(stream) if layer in (*self._taps, self.spec.num_layers - 1)
+        }
+        last = kept[self.spec.num_layers - 1][batch.logit_rows]
+        scores = Scores.of(logits(self.spec, self._weights, last))
+        return replace(scores, taps=tuple(kept[layer] for layer in self._taps), last_hidden=last)
+
+
+class ReferenceBackend(HostBackend):
+    name = "reference"
+
+    def __init__(self, checkpoint: Checkpoint, layout: KVLayout, settings: BackendSettings) -> None:
+        super().__init__(layout, settings.max_context, checkpoint.spec.vocab_size)
+        taps = all_taps(settings.companions)
+        self.model = ReferenceModel(checkpoint, layout.of_model(0), settings.max_context, taps)
+        for companion in settings.companions:
+            own = ReferenceModel(companion.checkpoint, layout.of_model(companion.number), settings.max_context)
+            self.add_companion(companion, own, settings.max_tokens_per_step)
+
     def forward(self, batch: Batch) -> npt.NDArray[np.float32]:
-        return forward(self._spec, self._weights, batch, self._kv, self._max_context)
+        return self.score(batch).logits
+
+    def score(self, batch: Batch) -> Scores:
+        return self.model.score(batch)

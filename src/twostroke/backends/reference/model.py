@@ -6,6 +6,7 @@ attention is called once per phase on its own range (decode tokens come first)."
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,17 +30,22 @@ class StepPlan:
     rotations: dict[RopeSpec, tuple[Array, Array]]  # cos and sin, each [num_tokens, rope dim / 2]
 
 
-def forward(spec: ModelSpec, weights: Weights, batch: Batch, kv: KVStore, max_context: int) -> Array:
-    """Compute every token of the batch, write its keys and values, and return the logits asked for
-    # [len(batch.logit_rows), vocab]"""
+def residuals(spec: ModelSpec, weights: Weights, batch: Batch, kv: KVStore, max_context: int) -> Iterator[Array]:
+    """Compute every token of the batch and write its keys and values; after each layer, give the residual stream
+    # [num_tokens, hidden]"""
     plan = StepPlan(kv.slots(batch), _rotations(spec, batch, max_context))
     hidden = weights.embedding[batch.token_ids] * np.float32(spec.embedding_scale)  # [num_tokens, hidden]
     for layer, layer_weights in enumerate(weights.layers):
         hidden = hidden + _attention_block(spec, layer, layer_weights, hidden, batch, kv, plan)
         hidden = hidden + _mlp_block(spec, spec.layers[layer], layer_weights, hidden)
-    # Logits are wide (a number for each token of the vocabulary): only the rows that are wanted are computed.
-    last = rms_norm(hidden[batch.logit_rows], weights.final_norm, spec.norm_eps)
-    return soft_cap(linear(last, weights.output), spec.logits_softcap)
+        yield hidden
+
+
+def logits(spec: ModelSpec, weights: Weights, last: Array) -> Array:
+    """Of rows of the last layer's residual stream. Logits are wide (a number for each token of the vocabulary): they
+    are computed only of the rows that are wanted  # [rows, vocab]"""
+    normed = rms_norm(last, weights.final_norm, spec.norm_eps)
+    return soft_cap(linear(normed, weights.output), spec.logits_softcap)
 
 
 def _rotations(spec: ModelSpec, batch: Batch, max_context: int) -> dict[RopeSpec, tuple[Array, Array]]:

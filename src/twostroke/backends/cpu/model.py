@@ -1,0 +1,211 @@
+"""One model in native code: packed weights, KV store, compiled code, and the programs that join them. A backend has one
+that answers, and may have others that draft; they share its threads, and run one after the other."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from twostroke.backends.cpu import packed_cache
+from twostroke.backends.cpu.arguments import FEW_ROWS, NOT_FINITE, KVGroupField, StepField
+from twostroke.backends.cpu.attention_work import AttentionWork, attends_by_rows
+from twostroke.backends.cpu.compile import load_or_compile
+from twostroke.backends.cpu.isa import InstructionSet
+from twostroke.backends.cpu.kv_kind import KVKind
+from twostroke.backends.cpu.kv_store import KVStore
+from twostroke.backends.cpu.memory import address_of
+from twostroke.backends.cpu.program import Program
+from twostroke.backends.cpu.rotation import RotationTable
+from twostroke.backends.cpu.shape import KernelShape
+from twostroke.backends.cpu.thread_count import ThreadCount
+from twostroke.backends.cpu.threads import ThreadPool
+from twostroke.backends.cpu.weights import Weights, tile_kinds
+from twostroke.backends.host.batch import Batch
+from twostroke.backends.host.host_backend import NOT_FINITE as LOGITS_NOT_FINITE
+from twostroke.backends.host.scores import Scores
+from twostroke.core.formats import Formats
+from twostroke.core.kv_layout import KVLayout
+from twostroke.models.checkpoint import Checkpoint
+from twostroke.models.weights.quantisation import dequantise
+
+_KEPT_FIELDS = (StepField.POSITIONS, StepField.LOGIT_ROWS, StepField.QUERY_BLOCKS, StepField.LOGIT_BLOCKS)
+
+
+def kernel_shape(checkpoint: Checkpoint, block_size: int, formats: Formats) -> KernelShape:
+    layer = checkpoint.spec.layers[0]  # for all of them: a checkpoint whose layers differ was declined
+    return KernelShape(
+        head_dim=layer.grouped.head_dim,
+        queries_per_kv_head=layer.grouped.queries_per_kv_head,
+        block_size=block_size,
+        activation=layer.mlp.activation,
+        soft_capped=layer.grouped.softcap is not None,
+        tile_kinds=tile_kinds(checkpoint, formats.weights),
+        kv_kind=KVKind(formats.kv),
+    )
+
+
+def _shown_name(path: Path) -> str:
+    """A model's file or folder without the folders it lies in; of one that the Hub's cache keeps, the repository."""
+    repository = path.parent.parent.name
+    return repository.removeprefix("models--").replace("--", "/") if path.parent.name == "snapshots" else path.name
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSettings:
+    """What all models of a backend are made with."""
+
+    isa: InstructionSet
+    max_context: int
+    max_tokens_per_step: int
+    threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """The threads that models of one backend run on, and how many of them a step takes."""
+
+    pool: ThreadPool
+    count: ThreadCount
+
+
+class CpuModel:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        layout: KVLayout,
+        formats: Formats,
+        settings: ModelSettings,
+        launcher: Executor,
+        taps: tuple[int, ...] = (),
+    ) -> None:
+        """`layout`: of its own groups alone. `taps`: after these layers every row's residual is kept. `launcher` has
+        the KV's memory given meanwhile."""
+        self._settings, self._taps, isa = settings, taps, settings.isa
+        self.spec, self._file_name = checkpoint.spec, _shown_name(checkpoint.path)
+        self._shape = kernel_shape(checkpoint, layout.block_size, formats)
+        attention = self.spec.layers[0].grouped
+        self.kv = KVStore(layout, attention.num_kv_heads, self._shape)
+        touched = launcher.submit(self.kv.touch)  # beside the rest, which takes longer and mostly one core
+        self.code = load_or_compile(self._shape.key, isa, self._module_text)
+        self.weights = Weights.from_checkpoint(checkpoint, settings.threads, formats.weights)
+        ropes = {layer.grouped.rope for layer in self.spec.layers}
+        self._rotations = {rope: RotationTable(rope, settings.max_context) for rope in ropes}
+        self._attention = AttentionWork(self._shape, attention.num_kv_heads, isa.accumulators, settings.threads)
+        self._single_row = self._make_program(1, 1, own_copies=True)
+        self._program = self._make_program(settings.max_tokens_per_step, 1)
+        depth = max(self.spec.hidden_size, self.spec.dense_width, attention.query_width)
+        self.scratch_bytes = self._shape.scratch_bytes(isa.accumulators, depth)
+        """What each thread that runs it needs."""
+        self.workers: Workers | None = None
+        """Told before the first batch, when the needs of all models are known."""
+        touched.result()
+
+    def _module_text(self) -> str:
+        from twostroke.backends.cpu.kernels.build import module_text
+
+        return module_text(self._shape, self._settings.isa)
+
+    def _make_program(self, max_tokens: int, max_logits: int, own_copies: bool = False) -> Program:
+        return Program(
+            self.spec,
+            self.weights,
+            self.kv,
+            self._rotations,
+            self.code,
+            max_tokens=max_tokens,
+            max_logits=max_logits,
+            threads=self._settings.threads,
+            own_copies=own_copies,
+            taps=self._taps,
+        )
+
+    def program_for(self, batch: Batch) -> Program:
+        num_tokens, num_logits = batch.num_tokens, len(batch.logit_rows)
+        if num_tokens == 1:
+            return self._single_row
+        now = self._program
+        if num_tokens > now.max_tokens or num_logits > now.max_logits:
+            # Logits are wide: room for twice as many as were ever asked for, never for more than tokens.
+            tokens = max(num_tokens, now.max_tokens)
+            logits = now.max_logits if num_logits <= now.max_logits else min(2 * num_logits, tokens)
+            self._program = self._make_program(tokens, logits)
+        return self._program
+
+    def score(self, batch: Batch) -> Scores:
+        program = self.run(batch)
+        num_tokens, num_logits = batch.num_tokens, len(batch.logit_rows)
+        highest = [None if token == NOT_FINITE else token for token in program.highest[:num_logits].tolist()]
+        return Scores(
+            program.logits[:num_logits, : self.spec.vocab_size],
+            highest,
+            tuple(tap[:num_tokens] for tap in program.taps),
+            program.last_hidden[:num_logits],
+        )
+
+    def why_not_finite(self) -> str:
+        """Weights that were kept are suspected first: packing them anew takes a moment, and heals them. Files are named
+        without their folders: a server's clients read this too."""
+        what, kept, source = LOGITS_NOT_FINITE, self.weights.kept_at, self._file_name
+        if kept is None:
+            return f"{what}: {source} may be damaged (`twostroke pull` verifies what it fetched)"
+        packed_cache.discard(kept)
+        return (
+            f"{what}: the packed weights kept as {kept.parent.name}/{kept.name} in the cache folder may be damaged; "
+            f"they were removed, and the next start packs them anew from {source}"
+        )
+
+    def run(self, batch: Batch, times: npt.NDArray[np.int64] | None = None) -> Program:
+        """The program that computed the batch; what it found lies in its buffers until the next step."""
+        assert self.workers is not None
+        num_tokens, workers = batch.num_tokens, self.workers
+        program = self.program_for(batch)
+        for rotation in self._rotations.values():
+            rotation.reach(int(batch.positions.max()))
+        slots = self.kv.slots(batch)
+        program.hidden[:num_tokens] = self._embed(batch.token_ids)
+        step, kept = self._step_record(batch, slots)
+        is_short = num_tokens < FEW_ROWS
+        threads = workers.count.for_step(is_short) if times is None else None
+        started_s = time.perf_counter()
+        workers.pool.run(program.entries, step, times, threads=threads)
+        workers.count.took(time.perf_counter() - started_s, is_short)
+        del kept  # the record pointed into it until here
+        return program
+
+    def _embed(self, token_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+        """[num_tokens, hidden]"""
+        if token_ids.min() < 0:
+            raise IndexError("a step holds a negative token id")
+        table = self.weights.embedding
+        rows = dequantise(table.kind, table.data[token_ids])
+        if self.spec.embedding_scale != 1.0:
+            rows *= np.float32(self.spec.embedding_scale)
+        return rows
+
+    def _step_record(
+        self, batch: Batch, slots: list[npt.NDArray[np.int32]]
+    ) -> tuple[npt.NDArray[np.int64], list[npt.NDArray[np.int32]]]:
+        """The record that the tape reads, and the arrays it points into."""
+        num_logits, work = len(batch.logit_rows), self._attention
+        blocks = work.blocks(batch)
+        logit_blocks = blocks if num_logits == batch.num_tokens else work.logit_blocks(batch)
+        kept = [np.ascontiguousarray(array) for array in (batch.positions, batch.logit_rows, blocks, logit_blocks)]
+        record = [0] * int(StepField.KV_GROUPS)
+        record[StepField.NUM_TOKENS], record[StepField.NUM_LOGITS] = batch.num_tokens, num_logits
+        record[StepField.NUM_QUERY_BLOCKS], record[StepField.NUM_LOGIT_BLOCKS] = len(blocks), len(logit_blocks)
+        for field, array in zip(_KEPT_FIELDS, kept, strict=True):
+            record[field] = address_of(array)
+        record[StepField.ATTENDS_BY_ROWS] = int(attends_by_rows(batch))
+        record[StepField.SPAN_RESULTS] = address_of(work.span_results)
+        record[StepField.SPAN_COUNTS] = address_of(work.span_counts)
+        assert len(KVGroupField) == 3
+        for group_slots, table in zip(slots, batch.tables, strict=True):
+            rows = np.ascontiguousarray(table)
+            record += (address_of(group_slots), address_of(rows), rows.shape[1])
+            kept += (group_slots, rows)
+        return np.array(record, dtype=np.int64), kept
