@@ -52,6 +52,8 @@ def print_phases(
     chunks = timing.prefill_chunks
     details = [f"{timing.cached_tokens} more tokens cached"] if timing.cached_tokens else []
     details += [f"queue {units.seconds(queue)}", f"{chunks} prefill chunk" + "s" * (chunks != 1)]
+    if timing.draft_steps:
+        details.append(speculation_line(timing))
     if timing.preemptions:
         details.append(f"{timing.preemptions} preemptions, {timing.recomputed_tokens} tokens computed again")
     if (share := _others_share(timing)) >= WORTH_A_WORD:
@@ -82,17 +84,27 @@ def _print_table(console: Console, rows: list[tuple[str, ...]]) -> None:
         console.print(line, highlight=False)
 
 
+def speculation_line(timing: SequenceTiming) -> str:
+    """`3.1 tokens a step (42 of 60 drafts held), 310 ms gained`."""
+    gain_s = timing.speculation_gain_s
+    return (
+        f"{timing.tokens_per_step or 1.0:.1f} tokens a step ({timing.drafts_held} of {timing.drafts_computed} drafts "
+        f"held), {units.seconds(abs(gain_s))} {'gained' if gain_s >= 0.0 else 'lost'}"
+    )
+
+
 def turn_line(timing: SequenceTiming) -> str:
     """One turn of a conversation in one line, the prefix-cache hit first."""
     computed = timing.prompt_tokens - timing.cached_tokens
     share = _others_share(timing)
+    drafts = f" · {speculation_line(timing)}" if timing.draft_steps else ""
     others = f" · other programs took {share:.0%} of the cores" if share >= WORTH_A_WORD else ""
     return (
         f"read {computed} of {timing.prompt_tokens} tokens ({timing.cached_tokens} cached)"
         f" in {units.seconds(timing.prefill_s)}"
         f" · wrote {len(timing.token_times_s)} in {units.seconds(timing.decode_s)}"
         f" ({units.rate(len(timing.token_times_s) - 1, timing.decode_s)})"
-        f"{others}"
+        f"{drafts}{others}"
     )
 
 

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from twostroke.cli import server_client, units
 from twostroke.core.errors import BackendError
+from twostroke.core.step_record import StepTotals
 
 SHOWN_REQUESTS = 12
 TIME_CELLS = 7
@@ -78,15 +79,27 @@ def _rates(engine: dict[str, Any], earlier: dict[str, Any], elapsed_s: float) ->
     totals, before = engine["totals"], earlier["totals"]
     if totals is None:
         return "rates     no step yet"
-    before = before or [0] * len(totals)
-    steps, compute_s, prefill_tokens, decode_slots = (totals[place] - before[place] for place in range(4))
-    if steps <= 0 or elapsed_s <= 0.0:
-        return f"rates     idle · {totals[2]:,} tokens read and {totals[3]:,} written since it started"
+    before = before or StepTotals()
+    now = StepTotals(*totals)
+    since = now.since(StepTotals(*before))
+    if since.steps <= 0 or elapsed_s <= 0.0:
+        idle = f"idle · {now.prefill_tokens:,} tokens read and {now.decode_tokens:,} written since it started"
+        return f"rates     {idle}{_drafts(now)}"
+    read, written = since.prefill_tokens / elapsed_s, since.decode_tokens / elapsed_s
     return (
-        f"rates     read {prefill_tokens / elapsed_s:,.0f} tok/s · write {decode_slots / elapsed_s:,.0f} tok/s"
-        f" · busy {min(1.0, compute_s / elapsed_s):.0%}\n"
-        f"steps     {steps} of {units.seconds(compute_s / steps)}, {decode_slots / steps:.1f} streams each"
+        f"rates     read {read:,.0f} tok/s · write {written:,.0f} tok/s"
+        f" · busy {min(1.0, since.compute_s / elapsed_s):.0%}\n"
+        f"steps     {since.steps} of {units.seconds(since.compute_s / since.steps)}"
+        f", {since.decode_slots / since.steps:.1f} streams each{_drafts(since)}"
     )
+
+
+def _drafts(totals: StepTotals) -> str:
+    if not totals.drafts_computed or not totals.decode_slots:
+        return ""
+    a_step = totals.decode_tokens / totals.decode_slots
+    held = totals.drafts_held / totals.drafts_computed
+    return f"\ndrafts    {totals.drafts_computed:,} computed, {held:.0%} held, {a_step:.2f} tokens a stream and step"
 
 
 def _requests(requests: list[dict[str, Any]]) -> Group:

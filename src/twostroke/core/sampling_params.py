@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from twostroke.core.errors import BadRequestError
 from twostroke.core.grammar import GrammarSpec
 from twostroke.core.setting import Setting, check_settings, integer, number, several, shown, switch
-from twostroke.core.speculation import SpeculationParams
+from twostroke.core.speculation import SpeculationParams, as_speculation
 
 MAX_SAMPLES = 128
 MAX_LOGPROBS = 64
@@ -74,7 +74,7 @@ class SamplingParams:
     grammar: GrammarSpec | None = None
     """What the answer must look like. It ends where the grammar lets it, or at max_tokens, incomplete."""
     speculation: SpeculationParams | None = None
-    """Who drafts for it, and how much; None: as the engine was started."""
+    """Who drafts for it, and how much; None: as the engine was started. A method's name or a mapping will do."""
     skip_special_tokens: bool = switch(True, LENGTH, "Leave control tokens that the model writes out of the text.")
 
     def __post_init__(self) -> None:
@@ -85,14 +85,13 @@ class SamplingParams:
             raise BadRequestError(f"logit_bias must map token ids to numbers, not {shown(self.logit_bias)}")
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         object.__setattr__(self, "logit_bias", dict(self.logit_bias))
+        object.__setattr__(self, "speculation", as_speculation(self.speculation))
         check_settings(self)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             most, least = shown(self.max_tokens), shown(self.min_tokens)
             raise BadRequestError(f"min_tokens must be at most max_tokens, which is {most}, not {least}")
         if self.grammar is not None and not isinstance(self.grammar, GrammarSpec):
             raise BadRequestError(f"grammar must be a GrammarSpec, not {type(self.grammar).__name__}")
-        if self.speculation is not None and not isinstance(self.speculation, SpeculationParams):
-            raise BadRequestError(f"speculation must be SpeculationParams, not {type(self.speculation).__name__}")
         if self.grammar is not None and self.ignore_eos:
             raise BadRequestError("ignore_eos does not go with a grammar, whose answer ends where it is complete")
         self._check_lists()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from twostroke.core.errors import BadRequestError
 from twostroke.core.setting import is_integer, shown
 
 OFF = "off"
+AUTO = "auto"
 MAX_DRAFTS = 64
 
 
@@ -33,3 +35,31 @@ class SpeculationParams:
 
 
 NO_DRAFTS = SpeculationParams(method=OFF)
+
+
+def as_speculation(value: object) -> SpeculationParams | None:
+    """From what users write: a method's name, or a mapping of the fields."""
+    if value is None or isinstance(value, SpeculationParams):
+        return value
+    if isinstance(value, str):
+        return None if value == AUTO else SpeculationParams(method=value)
+    if isinstance(value, Mapping):
+        if unknown := [name for name in value if name not in ("method", "max_drafts")]:
+            raise BadRequestError(f"speculation has method and max_drafts, and no {shown(unknown[0]):.60}")
+        method = value.get("method")
+        return SpeculationParams(None if method == AUTO else method, value.get("max_drafts"))
+    raise BadRequestError(
+        f"speculation must be a method's name, {OFF!r}, or method and max_drafts, not {shown(value):.60}"
+    )
+
+
+def check_speculation(asked: SpeculationParams | None, methods: Collection[str]) -> None:
+    """`methods`: those that the engine was started with; raises BadRequestError for another."""
+    method = None if asked is None else asked.method
+    if method is None or method == OFF or method in methods:
+        return
+    had = f"of {', '.join(methods)}" if methods else "none, as this engine drafts nothing"
+    raise BadRequestError(
+        f"speculation's method {shown(method):.60} is not one that this engine was started with ({had}); {OFF!r} is "
+        "always one"
+    )

@@ -19,6 +19,9 @@ class StepTotals(NamedTuple):
     decode_only_s: float = 0.0
     others_s: float = 0.0
     """Of `compute_s`, as much as other programs took of the cores meanwhile."""
+    drafts_computed: int = 0
+    drafts_held: int = 0
+    """Tokens beyond one a decode slot."""
 
     def since(self, earlier: StepTotals) -> StepTotals:
         return StepTotals(*(mine - theirs for mine, theirs in zip(self, earlier, strict=True)))  # type: ignore[arg-type]
@@ -32,6 +35,10 @@ class StepTotals(NamedTuple):
     def others_share(self) -> float:
         """Of the cores' time in these steps."""
         return self.others_s / self.compute_s if self.compute_s > 0.0 else 0.0
+
+    @property
+    def decode_tokens(self) -> int:
+        return self.decode_slots + self.drafts_held
 
     @property
     def mixed_s(self) -> float:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import sub
 from typing import NamedTuple
 
 from twostroke.core.step_record import ChunkRecord, StepRecord
@@ -72,6 +74,11 @@ class SequenceTiming:
     drafts_computed: int = 0
     drafts_held: int = 0
     """Of those, how many the model would have chosen: tokens that came without a step of their own."""
+    speculation_gain_s: float = 0.0
+    """Against the same tokens one by one, as predicted; below 0: drafts, its own or its neighbours', cost more than
+    they brought."""
+    wants_no_drafts: bool = False
+    """The request said so."""
     queue: QueueRecord = field(default_factory=QueueRecord)
     prefix: PrefixBreak | None = None
     """None: every full block was found, or nothing was looked for."""
@@ -119,5 +126,22 @@ class SequenceTiming:
 
     @property
     def itl_s(self) -> list[float]:
-        """The gaps between one token and the next."""
-        return [b - a for a, b in zip(self.token_times_s, self.token_times_s[1:], strict=False)]
+        """The gaps between one advance and the next: tokens of one step come at one moment, and no gap is between
+        them."""
+        return gaps_of(self.token_times_s)
+
+    @property
+    def decode_steps(self) -> int:
+        """Steps that brought it tokens after the first one."""
+        return len(self.itl_s)
+
+    @property
+    def tokens_per_step(self) -> float | None:
+        """After the first token; 1 where no draft held."""
+        steps = self.decode_steps
+        return (len(self.token_times_s) - 1) / steps if steps else None
+
+
+def gaps_of(times_s: Sequence[float]) -> list[float]:
+    gaps_s = list(map(sub, times_s[1:], times_s))
+    return [gap_s for gap_s in gaps_s if gap_s] if 0.0 in gaps_s else gaps_s

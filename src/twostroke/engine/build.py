@@ -262,7 +262,14 @@ def assemble(checkpoint: Checkpoint, tokenizer: Tokenizer | None, config: Engine
         backend.use_grammars(grammars)
     vocab_size = checkpoint.spec.vocab_size
     engine = Engine(
-        scheduler, backend, vocab_size, tokenizer, grammars=grammars, run_ahead=config.run_ahead, step_cost=step_cost
+        scheduler,
+        backend,
+        vocab_size,
+        tokenizer,
+        grammars=grammars,
+        run_ahead=config.run_ahead,
+        step_cost=step_cost,
+        draft_methods=() if drafting is None else drafting.methods,
     )
     notes = (*prepared.reasons, drafts_note, *getattr(backend, "notes", ()))
     if calibration is not None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from twostroke.backends.interface import Backend, CompanionBackend, SpeculatingBackend
 from twostroke.core.errors import BadRequestError
+from twostroke.core.speculation import AUTO
 from twostroke.cost.step_cost import StepCost
 from twostroke.speculation.budget import DraftBudget
 from twostroke.speculation.drafter import Drafter
 from twostroke.speculation.grammar import GrammarDrafter
-from twostroke.speculation.methods import AUTO, TEXT_DRAFTERS, methods_of
+from twostroke.speculation.methods import TEXT_DRAFTERS, methods_of
 from twostroke.speculation.speculator import Speculator
 
 

@@ -8,7 +8,7 @@ import random
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from twostroke.backends.interface import Backend, Ticket
@@ -18,6 +18,7 @@ from twostroke.core.grammar import Grammars
 from twostroke.core.request import Request
 from twostroke.core.request_check import check_request
 from twostroke.core.sequence import FinishReason, Sequence
+from twostroke.core.speculation import check_speculation
 from twostroke.core.step import Step, StepResult
 from twostroke.cost.floor import work_of
 from twostroke.cost.step_cost import StepCost
@@ -51,12 +52,15 @@ class Engine:
         grammars: Grammars | None = None,
         run_ahead: bool = True,
         step_cost: StepCost | None = None,
+        draft_methods: Collection[str] = (),
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.scheduler = scheduler
         self.backend = backend
         self.step_cost = step_cost
         """Learns from every step what the next should take; None: nobody asks."""
+        self.draft_methods = draft_methods
+        """Who drafts, by name."""
         self._process = os.getpid()
         self._vocab_size = vocab_size
         self._tokenizer = tokenizer
@@ -101,6 +105,7 @@ class Engine:
         if request.request_id in self._live:
             raise BadRequestError(f"request id {request.request_id!r} is already in use")
         check_request(request, self._vocab_size)
+        check_speculation(request.sampling.speculation, self.draft_methods)
         if request.sampling.stop and self._tokenizer is None:
             raise BadRequestError("stop strings need a tokenizer, and this engine has none: use stop_token_ids")
         compiled = None if request.sampling.grammar is None else self._check_grammar(request)
@@ -190,7 +195,7 @@ class Engine:
     def _settle(self, step: Step, ticket: Ticket, outcome: StepResult | Exception, launched_s: float) -> None:
         now_s = self._clock()
         if isinstance(outcome, StepResult):
-            record = self.step_log.add(step, launched_s, now_s, outcome.compute_s, outcome.others_share)
+            record = self.step_log.add(step, launched_s, now_s, outcome)
             text_ends = self._text_ends if self._streams else None
             advances = self.scheduler.apply(step, outcome, now_s, record, text_ends)
             if self.step_cost is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from twostroke.core.formats import FormatWish
+from twostroke.core.speculation import OFF
 from twostroke.cost.step_cost import StepCost
 from twostroke.engine.formats import kv_needs
 from twostroke.explain.explanation import Explainer
@@ -32,8 +33,18 @@ def engine_facts(assembly: Assembly) -> EngineFacts:
         num_blocks=tuple(group.num_blocks for group in resolved.layout.groups),
         kv_bytes=resolved.kv_bytes,
         itl_target_s=None if target_ms is None else target_ms / 1e3,
+        draft_methods=tuple(assembly.engine.draft_methods),
+        drafts_nothing=_why_no_drafts(assembly),
         int8_kv_share=_int8_kv_share(assembly),
     )
+
+
+def _why_no_drafts(assembly: Assembly) -> str | None:
+    if assembly.engine.draft_methods:
+        return None
+    if assembly.resolved.config.speculate == OFF:
+        return "the engine was started with --speculate off"
+    return f"the {assembly.backend_name} backend verifies no drafts yet"
 
 
 def _int8_kv_share(assembly: Assembly) -> float | None:

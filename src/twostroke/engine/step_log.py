@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections import deque
 from operator import attrgetter, itemgetter, sub
 
-from twostroke.core.step import Step
+from twostroke.core.step import Step, StepResult
 from twostroke.core.step_record import StepRecord, StepTotals
 from twostroke.core.timing import SequenceTiming
 
@@ -25,9 +25,7 @@ class StepLog:
     def last(self) -> StepRecord | None:
         return self.records[-1] if self.records else None
 
-    def add(
-        self, step: Step, launched_s: float, done_s: float, compute_s: float, others_share: float = 0.0
-    ) -> StepRecord:
+    def add(self, step: Step, launched_s: float, done_s: float, result: StepResult) -> StepRecord:
         before = self.last
         began_s = launched_s if before is None else max(launched_s, before.done_s)
         totals = StepTotals() if before is None else before.totals
@@ -38,6 +36,11 @@ class StepLog:
         for chunk in prefills:
             prefill_tokens += len(chunk.token_ids)
         is_decode_only = not prefills
+        compute_s = result.compute_s
+        computed = held = 0
+        for seq_id, drafted in result.drafted.items():
+            computed += drafted.num_drafts
+            held += max(0, len(result.sampled.get(seq_id, ())) - 1)
         record = StepRecord(
             began_s,
             done_s,
@@ -54,7 +57,9 @@ class StepLog:
                 totals.context_tokens + context_tokens,
                 totals.decode_only_steps + is_decode_only,
                 totals.decode_only_s + (compute_s if is_decode_only else 0.0),
-                totals.others_s + others_share * compute_s,
+                totals.others_s + result.others_share * compute_s,
+                totals.drafts_computed + computed,
+                totals.drafts_held + held,
             ),
         )
         self.records.append(record)

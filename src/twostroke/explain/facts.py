@@ -23,6 +23,10 @@ class EngineFacts:
     kv_bytes: int
     itl_target_s: float | None = None
     """What bounds the prefill beside running streams; None: the step's token budget alone."""
+    draft_methods: tuple[str, ...] = ()
+    """Who drafts, by name."""
+    drafts_nothing: str | None = None
+    """Where nobody does, why."""
     int8_kv_share: float | None = None
     """The size of a token's KV in int8, as a share of what it takes now; None: not smaller, or not to be had."""
 

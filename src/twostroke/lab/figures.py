@@ -44,7 +44,7 @@ def percentile(values: Iterable[float], fraction: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """From one token of a stream to the next."""
+    """From one token of a stream to the next; several that one step brought come at one moment."""
 
     seconds: float
     floor_s: float
@@ -80,6 +80,7 @@ class Floors:
             Gap(late_s - early_s, self._clock_s[late] - self._clock_s[early], late)
             for stream in streams
             for (early_s, late_s), (early, late) in zip(pairwise(stream.times_s), pairwise(stream.steps), strict=True)
+            if late != early
         ]
 
 

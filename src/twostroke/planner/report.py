@@ -6,9 +6,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from operator import sub
 
-from twostroke.core.timing import SequenceTiming
+from twostroke.core.timing import SequenceTiming, gaps_of
 
 PERCENTILES = {"p50": 0.50, "p90": 0.90, "p99": 0.99}
 
@@ -44,8 +43,7 @@ class Served:
             self.ttft_s.append(ttft_s)
             self.queue_s.append(queue_s)
             self.tpot_s.append(timing.tpot_s)
-            times_s = timing.token_times_s
-            self.itl_s.fromlist(list(map(sub, times_s[1:], times_s)))
+            self.itl_s.fromlist(gaps_of(timing.token_times_s))
             self.prompt_tokens += timing.prompt_tokens
             self.output_tokens += len(timing.token_times_s)
 

@@ -20,6 +20,7 @@ from twostroke.scheduling.admission import Admission
 from twostroke.scheduling.config import SchedulerConfig
 from twostroke.scheduling.counts import SchedulerCounts, counts_of
 from twostroke.scheduling.decode import DecodePlanner, TextEnds, finish_reason, until_over
+from twostroke.scheduling.drafted import note_drafts
 from twostroke.scheduling.pace import Pace
 from twostroke.scheduling.plan import Drafting, StepPlan
 from twostroke.scheduling.prefill import PrefillPlanner
@@ -78,9 +79,14 @@ class Scheduler:
         if request.request_id in self._samples:
             raise BadRequestError(f"the request id {request.request_id!r} is in use by a request that is not finished")
         max_total_tokens = self._admission.total_tokens(request)
+        asked = request.sampling.speculation
         samples = []
         for sample_index in range(request.sampling.n):
-            timing = SequenceTiming(arrival_s=request.arrival_s, prompt_tokens=len(request.prompt_token_ids))
+            timing = SequenceTiming(
+                arrival_s=request.arrival_s,
+                prompt_tokens=len(request.prompt_token_ids),
+                wants_no_drafts=asked is not None and asked.is_off,
+            )
             samples.append(Sequence(self._next_seq_id, request, sample_index, max_total_tokens, timing=timing))
             self._next_seq_id += 1
         self._samples[request.request_id] = list(samples)
@@ -180,11 +186,7 @@ class Scheduler:
         if result.step_id != step.step_id:
             raise ValueError(f"the result of step {result.step_id} was given for step {step.step_id}")
         sequences = launched.sequences
-        for seq_id, (_, num_drafts) in result.drafted.items():
-            timing = sequences[seq_id].timing
-            timing.draft_steps += 1
-            timing.drafts_computed += num_drafts
-            timing.drafts_held += len(result.sampled.get(seq_id, ())) - 1
+        note_drafts(step, result, sequences)
         advances = self._advance_slots(step.decodes, sequences, result, text_ends)
         for chunk in step.prefills:
             advance = self._advance_chunk(sequences[chunk.seq_id], chunk, result, record)

@@ -52,6 +52,7 @@ async def create_message(body: MessagesBody, request: Request) -> Response:
         top_p=body.top_p,
         top_k=body.top_k,
         stop=body.stop_sequences,
+        speculation=body.speculation,
     )
     with named_as({"stop": "stop_sequences"}):
         sampling = chat_sampling(chat, service.settings.limits)

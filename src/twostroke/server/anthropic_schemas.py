@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
-from twostroke.server.schemas import MAX_COUNT, Body, Count, Few, Many, Table, Text
+from twostroke.server.schemas import MAX_COUNT, Body, Count, Few, Many, Speculating, Table, Text
 
 
 class Block(Body):
@@ -75,3 +75,4 @@ class MessagesBody(CountBody):
     top_k: int | None = Field(None, ge=0, le=MAX_COUNT, description="0: off.")
     stop_sequences: Many[Text] | None = None
     metadata: Table[Any] | None = None
+    speculation: Speculating = Field(None, description="auto, off, a method's name, or method and max_drafts.")

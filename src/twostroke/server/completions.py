@@ -23,7 +23,7 @@ from twostroke.server.logprobs import LEAST_LOGPROB, CompletionLogprobsWriter, j
 from twostroke.server.messages import Ready
 from twostroke.server.openapi import JSON_OR_EVENTS
 from twostroke.server.prompts import PromptEncoder, Room
-from twostroke.server.sampling import check_lengths, completion_sampling
+from twostroke.server.sampling import check_served, completion_sampling
 from twostroke.server.schemas import CompletionBody
 from twostroke.server.service import Service, service_of
 from twostroke.server.settings import Limits
@@ -50,7 +50,7 @@ async def completions(body: CompletionBody, request: Request) -> Response:
     encoder, grammar = service.encoder(), requested_grammar(body)
     async with service.admission.place(request, len(prompts)) as place:
         ids = await _token_ids(encoder, prompts, facts, body.suffix or "", infill)
-        check_lengths(ids, sampling, facts, "prompt")
+        check_served(ids, sampling, facts, "prompt")
         sampling = await service.constrained(sampling, grammar)
         echoes = None
         if body.echo:

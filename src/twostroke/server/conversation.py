@@ -11,7 +11,7 @@ from twostroke.core.sampling_params import SamplingParams
 from twostroke.server.messages import Ready
 from twostroke.server.parsing import AnswerParser
 from twostroke.server.prompts import Room
-from twostroke.server.sampling import check_lengths
+from twostroke.server.sampling import check_served
 from twostroke.server.service import Service
 from twostroke.server.structured import Named
 from twostroke.server.tools import ToolRequest, told_of_tools
@@ -70,7 +70,7 @@ async def prepare(
     prompt = tuple(await chat_tokens(service, messages, tools, options, Room(facts.max_context, param)))
     if limit is None:
         sampling = fitted(sampling, prompt, facts)
-    check_lengths([prompt], sampling, facts, param, limit or "max_tokens")
+    check_served([prompt], sampling, facts, param, limit or "max_tokens")
     thought = _thought(service, prompt)
     before = thought or "none"
     if held_to is not None and held_to is grammar and CLOSING in held_to[1].text:

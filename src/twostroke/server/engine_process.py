@@ -49,6 +49,7 @@ class EngineLoop:
         self._compiling: dict[str, tuple[Request, Future[object]]] = {}
         """Requests whose grammar is compiled beside the steps, in the order they came."""
         self._steps = {kind: m.StepHistogram([0] * (len(m.STEP_BUCKETS_S) + 1)) for kind in m.STEP_KINDS}
+        self._drafts: dict[str, m.DraftCounts] = {}
         self._engine.on_step = self._count_step
         self._engine.on_launch = self._announce
         self._heart = heart
@@ -133,6 +134,10 @@ class EngineLoop:
         histogram = self._steps[kind]
         histogram.counts[bisect_left(m.STEP_BUCKETS_S, result.compute_s)] += 1
         histogram.total_s += result.compute_s
+        for seq_id, (method, num_drafts) in result.drafted.items():
+            if method not in self._drafts:
+                self._drafts[method] = m.DraftCounts.empty()
+            self._drafts[method].add(num_drafts, len(result.sampled.get(seq_id, ())))
 
     def _send_stats(self) -> None:
         """When they are due, and at once when work begins or ends."""
@@ -154,6 +159,7 @@ class EngineLoop:
                 prefix_lookup_tokens=counts.prefix_lookup_tokens,
                 blocks=tuple((group.free, group.cached, group.used) for group in counts.blocks),
                 steps=self._steps,
+                drafts=self._drafts,
                 totals=None if last is None else last.totals,
                 step_cost=None if cost is None else (cost.ceilings, cost.coefficients),
                 step_cost_doubt=doubt_of(self._engine.step_cost),

@@ -19,6 +19,8 @@ from twostroke.explain.facts import EngineFacts
 FittedCost = tuple[Ceilings, Coefficients]
 
 STEP_KINDS = ("prefill", "decode", "mixed")
+DRAFT_POSITIONS = 16
+"""Drafts are counted by position up to this one; those behind count with it."""
 STEP_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 
 
@@ -100,6 +102,33 @@ class StepHistogram(msgspec.Struct, array_like=True):
     total_s: float = 0.0
 
 
+class DraftCounts(msgspec.Struct, array_like=True):
+    """Of one method since the engine started."""
+
+    computed: list[int]
+    """By position behind a slot's own token; the last is of all from there on."""
+    held: list[int]
+    lengths: list[int]
+    """Slots with drafts by the tokens that they brought, from 1 on; the last is of all from there on."""
+    tokens: int = 0
+    """That these slots brought."""
+
+    @classmethod
+    def empty(cls) -> DraftCounts:
+        return cls([0] * DRAFT_POSITIONS, [0] * DRAFT_POSITIONS, [0] * (DRAFT_POSITIONS + 1))
+
+    def add(self, num_drafts: int, num_tokens: int) -> None:
+        """A slot had these drafts, and brought these tokens."""
+        if not num_tokens:
+            return  # it failed: nothing is known of its drafts
+        for position in range(num_drafts):
+            self.computed[min(position, DRAFT_POSITIONS - 1)] += 1
+        for position in range(num_tokens - 1):
+            self.held[min(position, DRAFT_POSITIONS - 1)] += 1
+        self.lengths[min(num_tokens - 1, DRAFT_POSITIONS)] += 1
+        self.tokens += num_tokens
+
+
 class Stats(msgspec.Struct, frozen=True, tag="stats"):
     """Where the engine stands. Sent every half second while it works, and as a sign of life while it does not."""
 
@@ -114,6 +143,8 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
     """One a KV group: free, cached, used."""
     steps: dict[str, StepHistogram]
     """By kind, of STEP_KINDS."""
+    drafts: dict[str, DraftCounts] = {}
+    """By method."""
     totals: StepTotals | None = None
     """Sums over the engine's steps."""
     step_cost: FittedCost | None = None

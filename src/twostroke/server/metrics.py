@@ -19,7 +19,7 @@ from prometheus_client.utils import floatToGoString
 
 from twostroke.core.events import TokenEvent
 from twostroke.core.sequence import FinishReason
-from twostroke.server.messages import STEP_BUCKETS_S, Stats, StepHistogram
+from twostroke.server.messages import DRAFT_POSITIONS, STEP_BUCKETS_S, Stats, StepHistogram
 from twostroke.server.restarts import Restarts
 
 BUCKETS_S = (*(digit * 10.0**power for power in range(-3, 2) for digit in (1, 2, 5)), 100.0)
@@ -55,6 +55,8 @@ class Metrics:
         self._tpot = self._histogram("tpot", "Mean time per output token after the first")
         self.itl = StepHistogram([0] * (len(BUCKETS_S) + 1))
         """Counted here rather than by the library: these are as many as there are tokens."""
+        self.gained_s = 0.0
+        """By drafts, of samples that ended."""
         self._total = self._histogram("request", "Arrival at the engine to the end")
         self.loop_lag = self._histogram("loop_lag", "How late the API process's event loop came round", LAG_BUCKETS_S)
         self.loop_work = self._histogram("loop_work", "Of that, what its own thread worked in one go", LAG_BUCKETS_S)
@@ -77,6 +79,7 @@ class Metrics:
             self._prompt_tokens.inc(timing.prompt_tokens)
             self._cached_tokens.inc(timing.cached_tokens)
         self._output_tokens.inc(len(timing.token_times_s))
+        self.gained_s += timing.speculation_gain_s
         total_s = None if timing.finished_s is None else timing.finished_s - timing.arrival_s
         if timing.finished_s is not None and timing.scheduled_s is not None:
             self.mean_sample_s += 0.05 * (timing.finished_s - timing.scheduled_s - self.mean_sample_s)
@@ -118,13 +121,19 @@ class _EngineCollector(Collector):
             restarts.add_metric([reason], number)
         yield restarts
         yield GaugeMetricFamily("twostroke_http_in_flight", "HTTP requests being answered", metrics.http_in_flight)
-        itl = HistogramMetricFamily("twostroke_itl_seconds", "Between one token and the next")
-        itl.add_metric([], _cumulative(BUCKETS_S, metrics.itl), metrics.itl.total_s)
+        itl = HistogramMetricFamily("twostroke_itl_seconds", "Between one advance of a stream and the next")
+        itl.add_metric([], _cumulative(BUCKETS_S, metrics.itl.counts), metrics.itl.total_s)
         yield itl
+        yield GaugeMetricFamily(
+            "twostroke_speculation_gained_seconds",
+            "Decode seconds that drafts saved samples that ended, as predicted",
+            metrics.gained_s,
+        )
         if (stats := metrics.engine) is not None:
             yield from _queues(stats)
             yield from _kv(stats)
             yield _steps(stats)
+            yield from _drafts(stats)
             if stats.step_cost_error is not None:
                 yield GaugeMetricFamily(
                     "twostroke_step_cost_error_ratio",
@@ -164,10 +173,32 @@ def _kv(stats: Stats) -> Iterator[Metric]:
 def _steps(stats: Stats) -> Metric:
     family = HistogramMetricFamily("twostroke_step_seconds", "Backend seconds of a step, by kind", labels=["kind"])
     for kind, histogram in stats.steps.items():
-        family.add_metric([kind], _cumulative(STEP_BUCKETS_S, histogram), histogram.total_s)
+        family.add_metric([kind], _cumulative(STEP_BUCKETS_S, histogram.counts), histogram.total_s)
     return family
 
 
-def _cumulative(bounds_s: Sequence[float], histogram: StepHistogram) -> list[tuple[str, float]]:
-    names = (*map(floatToGoString, bounds_s), "+Inf")
-    return list(zip(names, accumulate(histogram.counts), strict=True))
+def _drafts(stats: Stats) -> Iterator[Metric]:
+    labels = ["method", "position"]
+    computed = CounterMetricFamily(
+        "twostroke_drafts_computed", "Drafts computed, by method and position", labels=labels
+    )
+    held = CounterMetricFamily("twostroke_drafts_held", "Of those, tokens that the model chose", labels=labels)
+    lengths = HistogramMetricFamily(
+        "twostroke_accepted_length", "Tokens that a slot with drafts brought, its own among them", labels=["method"]
+    )
+    for method, counts in stats.drafts.items():
+        for position, (tried, kept) in enumerate(zip(counts.computed, counts.held, strict=True), start=1):
+            if tried:
+                name = f"{position}" if position < DRAFT_POSITIONS else f"{position}+"
+                computed.add_metric([method, name], tried)
+                held.add_metric([method, name], kept)
+        bounds = range(1, DRAFT_POSITIONS + 1)
+        lengths.add_metric([method], _cumulative(bounds, counts.lengths), counts.tokens)
+    yield computed
+    yield held
+    yield lengths
+
+
+def _cumulative(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
+    names = (*map(floatToGoString, bounds), "+Inf")
+    return list(zip(names, accumulate(counts), strict=True))

@@ -37,7 +37,7 @@ from twostroke.server.parsing import AnswerParser
 from twostroke.server.prompts import Room
 from twostroke.server.replies import ChatLogprob, encode
 from twostroke.server.response_items import Change, OutputItems
-from twostroke.server.sampling import chat_sampling, check_lengths
+from twostroke.server.sampling import chat_sampling, check_served
 from twostroke.server.schemas import ChatBody
 from twostroke.server.service import Service, service_of
 from twostroke.server.streaming import JSON_LINES, respond
@@ -116,7 +116,7 @@ async def _raw(
     facts = service.facts()
     prompt = tuple(await service.encoder().text(text, room=Room(facts.max_context, "prompt")))
     sampling = fitted(sampling, prompt, facts)
-    check_lengths([prompt], sampling, facts, "prompt")
+    check_served([prompt], sampling, facts, "prompt")
     return prompt, await service.constrained(sampling, grammar)
 
 

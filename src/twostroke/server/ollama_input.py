@@ -19,7 +19,7 @@ LATEST = ":latest"
 EFFORTS = ("low", "medium", "high")
 DEFAULT_TEMPERATURE, DEFAULT_TOP_K, DEFAULT_TOP_P = 0.8, 40, 0.9
 """Ollama's own, which its clients count on."""
-OPTION_FIELDS = {"stop": "options.stop", "max_tokens": "options.num_predict"}
+OPTION_FIELDS = {"stop": "options.stop", "max_tokens": "options.num_predict", "speculation": "options.speculation"}
 """From chat's names to Ollama's."""
 _NEUTRAL = {"mirostat": 0, "tfs_z": 1, "typical_p": 1}
 _AT_ONCE = (0, "0", "0s", "0m", "0h")
@@ -131,6 +131,7 @@ def as_chat(body: AnswerBody, facts: Ready, tools: list[dict[str, Any]] | None =
         logprobs=body.logprobs or body.top_logprobs is not None,
         top_logprobs=body.top_logprobs,
         tools=tools,
+        speculation=options.speculation,
     )
 
 

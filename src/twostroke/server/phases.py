@@ -23,6 +23,20 @@ class PrefillTiming(msgspec.Struct, frozen=True):
     """The least this machine could have taken, alone."""
 
 
+class SpeculationTiming(msgspec.Struct, frozen=True):
+    """What drafts did for one answer."""
+
+    steps: int
+    """In which some were computed for it."""
+    drafts_computed: int
+    drafts_held: int
+    """Of those, tokens that came without a step of their own."""
+    tokens_per_step: float | None
+    """Of all its tokens after the first."""
+    gain_s: float
+    """Against the predicted time of the same tokens one by one."""
+
+
 class DecodeTiming(msgspec.Struct, frozen=True):
     tokens: int
     seconds: float | None
@@ -30,6 +44,8 @@ class DecodeTiming(msgspec.Struct, frozen=True):
     itl_p99_s: float | None
     tokens_per_s: float | None
     floor_s: float
+    speculation: SpeculationTiming | None = None
+    """None: no draft was computed."""
 
 
 class Timing(msgspec.Struct, frozen=True):
@@ -74,6 +90,7 @@ def timing_report(timing: SequenceTiming, facts: Ready, explanation: Explanation
         itl_p99_s=_rounded(gaps_s[int(0.99 * len(gaps_s))]) if gaps_s else None,
         tokens_per_s=_rate(written - 1, timing.decode_s),
         floor_s=round(floors.decode_s, 6),
+        speculation=_speculation(timing),
     )
     total_s = None if timing.finished_s is None else timing.finished_s - timing.arrival_s
     return Timing(
@@ -85,6 +102,19 @@ def timing_report(timing: SequenceTiming, facts: Ready, explanation: Explanation
         preemptions=timing.preemptions,
         verdict=verdict.sentence,
         cause=verdict.cause.value,
+    )
+
+
+def _speculation(timing: SequenceTiming) -> SpeculationTiming | None:
+    if not timing.draft_steps:
+        return None
+    a_step = timing.tokens_per_step
+    return SpeculationTiming(
+        steps=timing.draft_steps,
+        drafts_computed=timing.drafts_computed,
+        drafts_held=timing.drafts_held,
+        tokens_per_step=None if a_step is None else round(a_step, 3),
+        gain_s=round(timing.speculation_gain_s, 6),
     )
 
 

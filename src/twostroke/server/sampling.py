@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 from twostroke.core.errors import BadRequestError
 from twostroke.core.sampling_params import SamplingParams
+from twostroke.core.speculation import SpeculationParams, as_speculation, check_speculation
 from twostroke.server.errors import ApiError, bad_request
 from twostroke.server.messages import Ready
-from twostroke.server.schemas import ChatBody, CompletionBody, DrawingBody, ResponsesBody
+from twostroke.server.schemas import ChatBody, CompletionBody, DrawingBody, ResponsesBody, Speculation
 from twostroke.server.settings import Limits
 
 LOGPROBS = "message.output_text.logprobs"
@@ -84,23 +85,32 @@ def _sampling(
             include_stop_string=bool(body.include_stop_str_in_output),
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
+            speculation=_speculation(body.speculation),
         )
     except BadRequestError as error:
         raise as_api_error(error) from None
 
 
+def _speculation(asked: str | Speculation | None) -> SpeculationParams | None:
+    return as_speculation(asked.model_dump() if isinstance(asked, Speculation) else asked)
+
+
 def as_api_error(error: BadRequestError) -> ApiError:
     """The engine's sentences begin with the field where one is at fault."""
-    first = str(error).split(" ", 1)[0].partition("[")[0]
+    first = str(error).split(" ", 1)[0].partition("[")[0].removesuffix("'s")
     names = ResponsesBody.model_fields.keys() | ChatBody.model_fields.keys() | CompletionBody.model_fields.keys()
     return bad_request(str(error), first if first in names else None)
 
 
-def check_lengths(
+def check_served(
     prompts: Sequence[Sequence[int]], sampling: SamplingParams, facts: Ready, param: str, limit: str = "max_tokens"
 ) -> None:
     """What the engine would refuse, refused before it is sent there. `param` is the field that the prompts came in,
     `limit` the one that says how long an answer may be."""
+    try:
+        check_speculation(sampling.speculation, facts.engine.draft_methods)
+    except BadRequestError as error:
+        raise as_api_error(error) from None
     for prompt in prompts:
         if not prompt:
             raise bad_request(f"{param} is empty: at least one token is needed", param)

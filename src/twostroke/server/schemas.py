@@ -9,6 +9,7 @@ import msgspec
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StrictBool
 
 from twostroke.core.sampling_params import MAX_LOGPROBS, MAX_SAMPLES
+from twostroke.core.speculation import MAX_DRAFTS
 
 MAX_TOKEN_ID = 2**31 - 1
 MAX_COUNT = 2**31 - 1
@@ -80,6 +81,18 @@ class StructuredOutputs(Body):
     grammar: Text | None = Field(None, description="In Lark.")
 
 
+class Speculation(Body):
+    """Ours alone, so a field that is not known is a mistake."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    method: Text | None = Field(None, max_length=64, description="auto, off, or one that the server was started with.")
+    max_drafts: int | None = Field(None, ge=0, le=MAX_DRAFTS, description="The most drafts a step; 0: none.")
+
+
+Speculating = Annotated[Text, Field(max_length=64)] | Speculation | None
+
+
 class DrawingBody(Body):
     """What all three share: how tokens are drawn, and how the answer is sent."""
 
@@ -102,6 +115,7 @@ class DrawingBody(Body):
     stream_options: StreamOptions | None = None
     priority: int | None = Field(None, ge=-1000, le=1000, description="Lower runs first.")
     cache_salt: Salt | None = Field(None, description="Only requests of the same salt share cached prefixes.")
+    speculation: Speculating = Field(None, description="auto, off, a method's name, or method and max_drafts.")
 
 
 class SamplingBody(DrawingBody):

@@ -19,7 +19,7 @@ class DraftBudget:
         """`methods`: who can be asked for."""
         self._step_seconds = step_seconds
         self._max_drafts = max_drafts
-        self._methods = frozenset(methods)
+        self.methods = tuple(methods)
         self._costs = NO_COSTS
         self._a_stream = 0
         """Drafts that each stream may have."""
@@ -46,7 +46,7 @@ class DraftBudget:
         asked = stream.request.sampling.speculation
         most = min(most, self._a_stream)
         if asked is not None:
-            if asked.is_off or (asked.method is not None and asked.method not in self._methods):
+            if asked.is_off or (asked.method is not None and asked.method not in self.methods):
                 return None
             most = most if asked.max_drafts is None else min(most, asked.max_drafts)
         return Drafts(most) if most > 0 else None

@@ -6,13 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from twostroke.core.errors import BadRequestError
-from twostroke.core.speculation import OFF
+from twostroke.core.speculation import AUTO, OFF
 from twostroke.speculation.drafter import Drafter
 from twostroke.speculation.grammar import GrammarDrafter
 from twostroke.speculation.ngram import NgramDrafter
 from twostroke.speculation.suffix import SuffixDrafter
 
-AUTO = "auto"
 TEXT_DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "grammar": GrammarDrafter,
     "suffix": SuffixDrafter,

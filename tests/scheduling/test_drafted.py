@@ -1,0 +1,61 @@
+"""What drafts did for each stream of a step, on numbers that can be checked by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.scheduling.loop import request
+from twostroke.core.sequence import Sequence
+from twostroke.core.step import DecodeSlot, DraftCosts, Drafted, Drafts, PrefillChunk, SampledToken, Step, StepResult
+from twostroke.scheduling.drafted import note_drafts
+
+COSTS = DraftCosts((0, 1, 2, 4), (1.0, 1.1, 1.2, 1.4))
+TOKENS = tuple(map(SampledToken, (5, 6, 7, 8)))
+
+
+def streams(count: int) -> dict[int, Sequence]:
+    return {number: Sequence(number, request(f"r{number}", range(4)), 0, 100) for number in range(count)}
+
+
+def step(num_slots: int, *, costs: DraftCosts = COSTS, chunk: bool = False) -> Step:
+    prefills = (PrefillChunk(9, 0, (1, 2), samples=False),) if chunk else ()
+    return Step(0, prefills, tuple(DecodeSlot(number, 9, Drafts(4)) for number in range(num_slots)), draft_costs=costs)
+
+
+def test_a_held_draft_spares_a_step_and_all_pay_for_them() -> None:
+    """Four drafts: the step took 2.8 s, of which the drafts were predicted to be 0.4 / 1.4; a plain one takes 2 s."""
+    found = streams(2)
+    result = StepResult(0, {0: TOKENS, 1: TOKENS[:1]}, compute_s=2.9, drafted={0: Drafted("ngram", 4)}, drafting_s=0.1)
+    note_drafts(step(2), result, found)
+    first, second = found[0].timing, found[1].timing
+    assert (first.draft_steps, first.drafts_computed, first.drafts_held) == (1, 4, 3)
+    assert (second.draft_steps, second.drafts_computed, second.drafts_held) == (0, 0, 0)
+    assert first.speculation_gain_s == pytest.approx(3 * 2.0 - 0.8 - 0.1)
+    assert second.speculation_gain_s == pytest.approx(-0.8 - 0.1)
+
+
+def test_beside_a_prompt_predictions_are_taken_as_they_are() -> None:
+    found = streams(1)
+    result = StepResult(0, {0: TOKENS[:2]}, compute_s=50.0, drafted={0: Drafted("ngram", 1)})
+    note_drafts(step(1, chunk=True), result, found)
+    assert found[0].timing.speculation_gain_s == pytest.approx(1.0 - 0.1)
+
+
+def test_looking_for_drafts_in_vain_is_a_loss() -> None:
+    found = streams(1)
+    note_drafts(step(1), StepResult(0, {0: TOKENS[:1]}, compute_s=1.0, drafting_s=0.25), found)
+    assert found[0].timing.speculation_gain_s == pytest.approx(-0.25) and not found[0].timing.draft_steps
+
+
+def test_where_nobody_knows_what_a_step_costs_nothing_is_claimed() -> None:
+    found = streams(1)
+    result = StepResult(0, {0: TOKENS}, compute_s=1.0, drafted={0: Drafted("ngram", 3)})
+    note_drafts(step(1, costs=DraftCosts((0,), (0.0,))), result, found)
+    timing = found[0].timing
+    assert (timing.drafts_computed, timing.drafts_held, timing.speculation_gain_s) == (3, 3, 0.0)
+
+
+def test_a_slot_that_failed_held_nothing() -> None:
+    found = streams(1)
+    note_drafts(step(1), StepResult(0, {}, compute_s=1.0, drafted={0: Drafted("ngram", 2)}), found)
+    assert (found[0].timing.drafts_computed, found[0].timing.drafts_held) == (2, 0)
