@@ -129,6 +129,8 @@ def test_a_run_of_tokens_is_the_sum_of_its_tokens():
     for first, count in ((1, 0), (1, 3), (3, 9), (40, 7)):
         each = sum(decode_floor_s(shape, context, ceilings) for context in range(first, first + count))
         assert decode_run_floor_s(shape, first, count, ceilings) == pytest.approx(each)
+    whole = decode_run_floor_s(shape, 40, 8, ceilings)
+    assert decode_run_floor_s(shape, 40, 8, ceilings, num_steps=2) == pytest.approx(whole / 4)  # two steps read twice
 
 
 # SmolLM2 in bf16, with copies of its down matrices, 30 x 576 x 1536 weights, in 12 bits and a factor a row.

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from twostroke.backends.interface import Backend, Ticket
+from twostroke.backends.interface import Backend, SpeculatingBackend, Ticket
 from twostroke.config import EngineConfig, KVConfig
 from twostroke.core.events import TokenEvent
 from twostroke.core.request import Request
@@ -23,6 +23,9 @@ from twostroke.engine.build import build
 from twostroke.engine.engine import Engine
 from twostroke.engine.explaining import engine_facts
 from twostroke.explain.explanation import Explainer, Explanation
+from twostroke.speculation.budget import DraftBudget
+from twostroke.speculation.drafter import Drafter
+from twostroke.speculation.speculator import Speculator
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -76,8 +79,10 @@ class Paced:
         self._cost = cost
 
     def launch(self, step: Step) -> Ticket:
-        seconds = self._cost.seconds(work_of(step)) / (1.0 - self.others_share)
-        return _PacedTicket(self, self._backend.launch(step), seconds)
+        return _PacedTicket(self, step, self._backend.launch(step))
+
+    def seconds(self, step: Step, result: StepResult) -> float:
+        return self._cost.seconds(work_of(step, result.drafted)) / (1.0 - self.others_share)
 
     def close(self) -> None:
         self._backend.close()
@@ -86,19 +91,27 @@ class Paced:
 class _PacedTicket:
     ready = True
 
-    def __init__(self, paced: Paced, ticket: Ticket, seconds: float) -> None:
-        self._paced, self._ticket, self._seconds = paced, ticket, seconds
+    def __init__(self, paced: Paced, step: Step, ticket: Ticket) -> None:
+        self._paced, self._step, self._ticket = paced, step, ticket
 
     def result(self) -> StepResult:
         result = self._ticket.result()
-        self._paced.now_s += self._seconds
-        return replace(result, compute_s=self._seconds, others_share=self._paced.others_share)
+        seconds = self._paced.seconds(self._step, result)
+        self._paced.now_s += seconds
+        return replace(result, compute_s=seconds, others_share=self._paced.others_share, drafting_s=0.0)
 
 
 class Stage:
     def __init__(
-        self, folder: Path, *, num_blocks: int = 1024, max_running: int = 16, max_tokens_per_step: int = 256
+        self,
+        folder: Path,
+        *,
+        num_blocks: int = 1024,
+        max_running: int = 16,
+        max_tokens_per_step: int = 256,
+        drafter: Drafter | None = None,
     ) -> None:
+        """`drafter`: who drafts, within a budget of the known cost; None: nobody."""
         config = EngineConfig(
             backend="reference",
             load="random",
@@ -106,6 +119,7 @@ class Stage:
             max_running=max_running,
             max_tokens_per_step=max_tokens_per_step,
             kv=KVConfig(memory_bytes=num_blocks * BLOCK_BYTES),
+            speculate="off",
         )
         assembly = build(str(folder), config, text=False)
         self.cost = StepCost(assembly.shape, CEILINGS)
@@ -114,7 +128,12 @@ class Stage:
         self.engine = Engine(
             assembly.engine.scheduler, self.paced, vocab_size, run_ahead=False, clock=lambda: self.paced.now_s
         )
-        self.facts = replace(engine_facts(assembly), ceilings=CEILINGS)
+        self.facts = replace(engine_facts(assembly), ceilings=CEILINGS, drafts_nothing=None)
+        if drafter is not None:
+            backend = assembly.engine.backend
+            assert isinstance(backend, SpeculatingBackend)
+            backend.use_speculator(Speculator([drafter], vocab_size))
+            self.engine.scheduler.draft(DraftBudget(self.cost.seconds, backend.max_drafts, [drafter.name]))
         self.host_s = 0.0
         """What the caller takes between two steps, while the backend has nothing to do."""
         self._explainer = Explainer(lambda: self.facts, lambda: self.cost)

@@ -41,13 +41,17 @@ def decode_floor_s(shape: ModelShape, context_len: int, ceilings: Ceilings) -> f
     return (weights + shape.kv_bytes_read(context_len)) / ceilings.read_bytes_per_s
 
 
-def decode_run_floor_s(shape: ModelShape, first_context: int, num_tokens: int, ceilings: Ceilings) -> float:
-    """The same for `num_tokens` in a row, the first of them at a context of `first_context`."""
+def decode_run_floor_s(
+    shape: ModelShape, first_context: int, num_tokens: int, ceilings: Ceilings, num_steps: int | None = None
+) -> float:
+    """The same for `num_tokens` in a row, the first of them at a context of `first_context`. `num_steps`: in which they
+    were written, where drafts held; the contexts of steps are spread evenly over the answer."""
     kv_bytes = sum(
         group.query_key_pairs(first_context - 1, num_tokens) * group.bytes_per_token for group in shape.kv_groups
     )
     weights = shape.weight_bytes_read(1)
-    return (num_tokens * weights + kv_bytes) / ceilings.read_bytes_per_s
+    run_s = (num_tokens * weights + kv_bytes) / ceilings.read_bytes_per_s
+    return run_s if num_steps is None or not num_tokens else run_s * num_steps / num_tokens
 
 
 @dataclass(frozen=True, slots=True)

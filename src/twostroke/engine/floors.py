@@ -16,7 +16,7 @@ class PhaseFloors:
     prefill_s: float
     """To read the tokens that were not cached, on an idle machine."""
     decode_s: float
-    """To write every token after the first, alone, at its own context length."""
+    """To write every token after the first, alone, at its own context length, in as many steps as it took."""
 
 
 def phase_floors(shape: ModelShape, ceilings: Ceilings, timing: SequenceTiming) -> PhaseFloors:
@@ -24,5 +24,5 @@ def phase_floors(shape: ModelShape, ceilings: Ceilings, timing: SequenceTiming) 
     num_decoded = max(0, len(timing.token_times_s) - 1)
     return PhaseFloors(
         prefill_s=prefill_floor_s(shape, timing.cached_tokens, computed, ceilings),
-        decode_s=decode_run_floor_s(shape, timing.prompt_tokens + 1, num_decoded, ceilings),
+        decode_s=decode_run_floor_s(shape, timing.prompt_tokens + 1, num_decoded, ceilings, timing.decode_steps),
     )

@@ -158,12 +158,20 @@ def stream_account(timing: SequenceTiming, facts: EngineFacts, yardstick: Yardst
         host_s=whole_s - away_s - compute_s,
         others_s=decodes_s * alone_share * steps.others_share,
         alone_s=decodes_s * alone_share * (1.0 - steps.others_share),
-        floor_s=decode_run_floor_s(facts.shape, timing.prompt_tokens + 1, num_tokens, facts.ceilings),
+        floor_s=stream_floor_s(timing, facts),
         mean_batch=mean_batch,
         mean_context=context,
         step_s=step_s,
         steps=steps,
         context_share=max(0.0, 1.0 - yardstick.ratio(StepWork(contexts=[1]), to=alone)),
+    )
+
+
+def stream_floor_s(timing: SequenceTiming, facts: EngineFacts) -> float:
+    """Of all tokens after the first, in as many steps as they took."""
+    num_tokens = len(timing.token_times_s) - 1
+    return decode_run_floor_s(
+        facts.shape, timing.prompt_tokens + 1, num_tokens, facts.ceilings, num_steps=timing.decode_steps
     )
 
 

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from twostroke.core.timing import SequenceTiming
-from twostroke.cost.floor import decode_run_floor_s
-from twostroke.explain import changes, wording
-from twostroke.explain.account import StartAccount, StreamAccount, start_account, stream_account
+from twostroke.explain import changes, speculation, wording
+from twostroke.explain.account import StartAccount, StreamAccount, start_account, stream_account, stream_floor_s
 from twostroke.explain.changes import Change
 from twostroke.explain.facts import EngineFacts, Yardstick
 from twostroke.explain.timeline import prefill_chunks
@@ -87,7 +86,7 @@ def verdict(timing: SequenceTiming, facts: EngineFacts, yardstick: Yardstick) ->
     slow_to, finding = max(found, key=lambda pair: pair[1].lost_s)
     if finding.lost_s < HELD_UP * total_s:
         slow_to, finding = max(found, key=lambda pair: pair[1].seconds)
-        if finding.cause is Cause.DECODE_COMPUTE or (finding.cause is Cause.PREFILL_COMPUTE and not finding.change):
+        if finding.cause in (Cause.DECODE_COMPUTE, Cause.PREFILL_COMPUTE) and not finding.change:
             share = start.others_share if stream is None else stream.steps.others_share
             sentence = _unhindered(timing, start_finding, stream_finding, finding, share)
             return Verdict(sentence, finding.cause, None, start_finding, stream_finding)
@@ -122,18 +121,17 @@ def _unhindered(
         return f"{text}; {share:.0%} of it went into reading {wording.count(computed, 'token')}"
     num_tokens = len(timing.token_times_s)
     each = wording.seconds(timing.tpot_s or 0.0)
-    return f"{text}; {share:.0%} of it went into writing {wording.count(num_tokens, 'token')}, {each} each"
+    text += f"; {share:.0%} of it went into writing {wording.count(num_tokens, 'token')}, {each} each"
+    drafts = speculation.outcome(timing, longer.seconds)
+    return text if drafts is None else f"{text}; {drafts}"
 
 
 def _plain_stream(timing: SequenceTiming, facts: EngineFacts) -> Finding | None:
     """Where no steps were recorded, the times alone; None: there was one token, or none."""
     if timing.tpot_s is None or timing.decode_s is None:
         return None
-    num_tokens = len(timing.token_times_s) - 1
-    floor_s = decode_run_floor_s(facts.shape, timing.prompt_tokens + 1, num_tokens, facts.ceilings)
-    return Finding(
-        Cause.DECODE_COMPUTE, timing.decode_s, 0.0, floor_s, f"{wording.seconds(timing.tpot_s)} a token", None
-    )
+    floor_s, a_token = stream_floor_s(timing, facts), f"{wording.seconds(timing.tpot_s)} a token"
+    return Finding(Cause.DECODE_COMPUTE, timing.decode_s, 0.0, floor_s, a_token, None)
 
 
 # Before the first token
@@ -246,7 +244,7 @@ def find_stream(timing: SequenceTiming, facts: EngineFacts, yardstick: Yardstick
         cause, what, change = explain()
     else:
         lost_s = 0.0
-        cause, what, change = _writing(timing, facts, account)
+        cause, what, change = _writing(timing, facts, account, yardstick)
     if account.floor_s > 0.0:
         what += f"; in all {wording.times(account.whole_s / account.floor_s)} the floor"
     return Finding(cause, account.whole_s, lost_s, account.floor_s, what, change)
@@ -297,7 +295,9 @@ def _others_after_it(account: StreamAccount) -> tuple[Cause, str, Change | None]
     return Cause.OTHER_PROGRAMS, what, change
 
 
-def _writing(timing: SequenceTiming, facts: EngineFacts, account: StreamAccount) -> tuple[Cause, str, Change | None]:
+def _writing(
+    timing: SequenceTiming, facts: EngineFacts, account: StreamAccount, yardstick: Yardstick
+) -> tuple[Cause, str, Change | None]:
     token_s = account.whole_s / account.num_tokens
     context_s = account.alone_s * account.context_share
     if context_s >= MATTERS * account.whole_s:
@@ -306,6 +306,13 @@ def _writing(timing: SequenceTiming, facts: EngineFacts, account: StreamAccount)
             f"about {wording.count(account.mean_context, 'token')}"
         )
         return Cause.CONTEXT_LENGTH, what, changes.smaller_kv(account, facts)
-    weights = facts.shape.weight_bytes_read(1)
-    what = f"{wording.seconds(token_s)} a token, each of which reads {wording.size(weights)} of weights"
-    return Cause.DECODE_COMPUTE, what, None
+    weights = wording.size(facts.shape.weight_bytes_read(1))
+    if speculation.helped_little(timing):
+        held = f"{timing.drafts_held:,} of {timing.drafts_computed:,} drafts held"
+        what = f"{timing.tokens_per_step:.1f} tokens a step were accepted ({held}), {wording.seconds(token_s)} a token"
+        return Cause.DECODE_COMPUTE, what, speculation.better_drafter(timing, account, yardstick)
+    what = f"{wording.seconds(token_s)} a token, each of which reads {weights} of weights"
+    if timing.drafts_held:
+        what = f"{wording.seconds(token_s)} a token; each step reads {weights} of weights"
+    said = speculation.outcome(timing, account.whole_s) or speculation.why_none(timing, facts)
+    return Cause.DECODE_COMPUTE, what if said is None else f"{what}; {said}", None
