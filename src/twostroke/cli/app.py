@@ -22,6 +22,7 @@ COMMANDS = {
     "lab": "Run the field's experiments here, and write a report.",
     "calibrate": "Learn what a step costs here, for better predictions.",
     "tune": "Find the fastest kernels for a model on this GPU.",
+    "train-drafter": "Train a head that drafts for a model, on its own answers.",
     "plan": "Plan hardware: what fits, how fast, at what price.",
     "simulate": "Play a trace through the scheduler: what users would feel.",
 }
@@ -58,5 +59,6 @@ def root(
 
 typed = sys.argv[1:2]
 for name in typed if typed and typed[0] in COMMANDS else COMMANDS:
-    command = expanded(getattr(import_module(f"twostroke.cli.{name}"), name))
+    module = name.replace("-", "_")
+    command = expanded(getattr(import_module(f"twostroke.cli.{module}"), module))
     app.command(short_help=COMMANDS[name], cls=PanelCommand)(command)

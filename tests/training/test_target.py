@@ -1,0 +1,31 @@
+"""The torch decoder that training reads hidden states from, against transformers: scores and what enters each layer."""
+
+import numpy as np
+import pytest
+import torch
+
+from tests.models.tiny_checkpoints import dense_variants, make_tiny, transformers_logits
+from twostroke.core.errors import ModelError
+from twostroke.models.loading import load_checkpoint
+from twostroke.training.target import Target
+
+CPU = torch.device("cpu")
+TOKENS = [int(token) for token in np.random.default_rng(1).integers(3, 256, 40)]
+
+
+@pytest.mark.parametrize("variant", [one for one in dense_variants() if one != "gemma3_vision"])
+def test_scores_and_hidden_states_are_those_of_transformers(tmp_path, variant):
+    folder, model = make_tiny(variant, tmp_path / "tiny")
+    checkpoint = load_checkpoint(folder)
+    reading = Target(checkpoint, CPU, len(TOKENS)).read(torch.tensor(TOKENS), (0, 1, 2))
+    np.testing.assert_allclose(reading.logits.numpy(), transformers_logits(model, TOKENS), atol=2e-3)
+    with torch.no_grad():
+        states = model(input_ids=torch.tensor([TOKENS]), use_cache=False, output_hidden_states=True).hidden_states
+    expected = torch.cat([states[layer][0] for layer in range(3)], dim=-1)
+    np.testing.assert_allclose(reading.taps.numpy(), expected.numpy(), atol=1e-3)
+
+
+def test_experts_are_declined(tmp_path):
+    folder, _ = make_tiny("qwen3_moe", tmp_path / "tiny")
+    with pytest.raises(ModelError, match="no drafter can be trained for tiny: it has experts"):
+        Target(load_checkpoint(folder), CPU, 64)

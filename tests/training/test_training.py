@@ -1,0 +1,156 @@
+"""A head learns a tiny model's answers, and what it learnt is what the published files say; a training that was stopped
+ends with the same files; what cannot be gone on with is refused."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+from tests.training.tiny_model import PROMPTS, make_model
+from twostroke.config import EngineConfig, KVConfig
+from twostroke.core.errors import BadRequestError
+from twostroke.engine.build import build
+from twostroke.models.heads.eagle3 import load_eagle3
+from twostroke.models.loading import load_checkpoint
+from twostroke.training.answers import Text, draft_vocabulary
+from twostroke.training.head import Head, fresh_weights, head_spec
+from twostroke.training.loop import Training, TrainingSettings
+from twostroke.training.report import held_by_head, held_by_text
+from twostroke.training.target import Target
+from twostroke.training.train import Job, Watcher, chosen_device, train_drafter
+
+CONFIG = EngineConfig(backend="reference", max_context=128, kv=KVConfig(memory_bytes=4_000_000), speculate="off")
+SETTINGS = TrainingSettings(num_steps=6, learning_rate=3e-3, num_drafts=3, texts_a_step=2, max_tokens=80, seed=1)
+CONVERSATIONS = [[{"role": "user", "content": prompt}] for prompt in PROMPTS]
+SILENT = Watcher(lambda done, total: None, lambda report: None, lambda sentence: None)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return make_model(tmp_path_factory.mktemp("training") / "tiny")
+
+
+def job(folder, **changes):
+    settings = replace(SETTINGS, **changes)
+    return Job(folder, settings, 24, held_out=0.25, draft_vocab_size=200, device="cpu", save_every=2)
+
+
+def trained(model, folder, watcher=SILENT, **changes):
+    return train_drafter(build(str(model), CONFIG), CONVERSATIONS, job(folder, **changes), watcher)
+
+
+def test_a_head_learns_a_tiny_text(model):
+    """Greedy answers of the model itself; then drafts hold where an untrained head's do not."""
+    checkpoint = load_checkpoint(model)
+    target = Target(checkpoint, torch.device("cpu"), 128)
+    texts = []
+    for prompt in ((84, 72, 69), (65, 66, 67, 68)):
+        ids = list(prompt)
+        for _ in range(24):
+            ids.append(int(target.read(torch.tensor(ids), (1,)).logits[-1].argmax()))
+        texts.append(Text(prompt, tuple(ids[len(prompt) :])))
+    target_ids = torch.from_numpy(draft_vocabulary(texts, 64, 256))
+    spec = head_spec(checkpoint.spec, (1, 2, 3), 64)
+    head = Head(spec, fresh_weights(spec, target, target_ids, 0), target.embedding, target_ids)
+    untrained = held_by_head(head, target, texts, 3, 80).accepted_length
+    Training(replace(SETTINGS, num_steps=80), target, head, texts).run(lambda report: None)
+    learnt = held_by_head(head, target, texts, 3, 80)
+    assert untrained < 1.5
+    assert learnt.accepted_length > 2.5
+    assert learnt.num_tokens == sum(len(text.answer) - 1 for text in texts)
+
+
+def test_the_published_files_hold_what_was_learnt(model, tmp_path):
+    report = trained(model, tmp_path / "head")
+    assert [one.method for one in report][:2] == ["eagle3", "ngram"]
+    assert all(1.0 <= one.accepted_length <= 4.0 for one in report)
+    checkpoint = load_checkpoint(model)
+    head = load_eagle3(tmp_path / "head", checkpoint.spec)
+    assert head.spec.taps == (1, 2, 3) and head.spec.draft_vocab_size == 200
+    config = json.loads((tmp_path / "head" / "config.json").read_text())
+    assert config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [0, 1, 2]
+    state = load_file(tmp_path / "head" / "training.safetensors")
+    stored = head.tensors["gate"].to_float32()
+    np.testing.assert_allclose(stored, state["gate/weight"], rtol=2**-8)
+    assert json.loads((tmp_path / "head" / "report.json").read_text())[0]["method"] == "eagle3"
+
+
+class StoppedError(Exception):
+    pass
+
+
+def test_a_training_that_was_stopped_ends_with_the_same_files(model, tmp_path):
+    trained(model, tmp_path / "whole")
+
+    def stop(report):
+        if report.step == 3:  # one step behind the state that is on disk
+            raise StoppedError
+
+    with pytest.raises(StoppedError):
+        trained(model, tmp_path / "stopped", replace(SILENT, trained=stop))
+    said = []
+    trained(model, tmp_path / "stopped", replace(SILENT, said=said.append))
+    assert "going on from step 2" in said
+    for name in ("model.safetensors", "config.json", "answers.jsonl"):
+        assert (tmp_path / "stopped" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_answers_are_made_once(model, tmp_path):
+    """Those that are on disk are taken as they are, and a line that was cut short is made anew."""
+    folder, told = tmp_path / "head", []
+    trained(model, folder, num_steps=2)
+    lines = (folder / "answers.jsonl").read_text().splitlines()
+    assert len(lines) == len(PROMPTS)
+    (folder / "answers.jsonl").write_text("\n".join([*lines[:3], lines[3][:20]]))
+    trained(model, folder, replace(SILENT, answered=lambda done, total: told.append(total)), num_steps=2)
+    assert told == [1]
+    assert [json.loads(line) for line in (folder / "answers.jsonl").read_text().splitlines()] == [
+        json.loads(line) for line in lines
+    ]
+
+
+def test_a_folder_of_another_training_is_refused(model, tmp_path):
+    trained(model, tmp_path / "head", num_steps=2)
+    with pytest.raises(BadRequestError, match=r"holds a training with another num steps \(2, not 6\)"):
+        trained(model, tmp_path / "head")
+    (tmp_path / "head" / "training.json").write_text("{")
+    with pytest.raises(BadRequestError, match="is damaged"):
+        trained(model, tmp_path / "head", num_steps=2)
+
+
+def test_a_state_that_is_none_is_refused(model, tmp_path):
+    trained(model, tmp_path / "head", num_steps=2)
+    (tmp_path / "head" / "model.safetensors").replace(tmp_path / "head" / "training.safetensors")
+    with pytest.raises(BadRequestError, match="is no state of this training"):
+        trained(model, tmp_path / "head", num_steps=2)
+
+
+def test_prompts_without_room_for_an_answer_are_refused(model, tmp_path):
+    with pytest.raises(BadRequestError, match="answers leave no room for prompts"):
+        trained(model, tmp_path / "head", max_tokens=20)
+    with pytest.raises(BadRequestError, match="0 prompts were answered, and two are needed"):
+        trained(model, tmp_path / "head2", max_tokens=26)
+
+
+def test_a_device_that_is_none_is_refused():
+    assert chosen_device("cpu").type == "cpu"
+    for name in ("tpu?", "meta"):
+        with pytest.raises(BadRequestError, match="must be auto, cpu or cuda"):
+            chosen_device(name)
+
+
+def test_a_vocabulary_is_what_answers_have_most():
+    texts = [Text((9, 9, 8), (5, 5, 5, 3, 3, 7)), Text((6,), (5, 3))]
+    assert draft_vocabulary(texts, 2, 16).tolist() == [3, 5]
+    assert draft_vocabulary(texts, 4, 16).tolist() == [3, 5, 7, 9]
+    assert draft_vocabulary(texts, 7, 16).tolist() == [0, 3, 5, 6, 7, 8, 9]
+
+
+def test_what_is_looked_up_holds_where_a_text_repeats():
+    repeats = Text((1, 2, 3), tuple([10, 11, 12, 13, 14, 15, 16, 17] * 6))
+    found = {one.method: one for one in held_by_text([repeats], 4, 200)}
+    assert found["ngram"].accepted_length > 2.5
+    assert found["ngram"].num_tokens == 47
