@@ -95,7 +95,9 @@ class Speculator:
     def follow(self, done: object) -> None:
         """Tell those that compute of a pass of the model."""
         for turn, drafter in self._computing:
+            spent_s = turn.spent_s
             self._guarded(turn, partial(drafter.follow, done))
+            turn.spent_s = spent_s  # a prompt that is read along takes as long as it takes
 
     def _open(self, seq_id: int, request: Request, token_ids: tuple[int, ...]) -> None:
         asked = request.sampling.speculation
