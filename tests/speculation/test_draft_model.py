@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from twostroke import LLM, SamplingParams
 from twostroke.backends.host.batch import Batch
 from twostroke.backends.host.scores import Scores
 from twostroke.config import EngineConfig, KVConfig
+from twostroke.core.events import TokenEvent
 from twostroke.core.sequence import Sequence
 from twostroke.core.speculation import NO_DRAFTS, SpeculationParams
 from twostroke.core.step import Drafts
@@ -187,9 +189,8 @@ def test_a_guess_that_was_wrong_leaves_nothing_behind(make_llm: MakeLLM, monkeyp
         assert [first for _, first in firsts] == [likeliest[known - len(PROMPTS[2])] for known, _ in firsts]
 
 
-def test_what_is_found_again_is_not_computed_again(make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    llm = make_llm("llama", "llama", turns=ALWAYS)
-    (drafter,) = llm.engine.backend.companion_drafters  # type: ignore[attr-defined]
+def count_tokens(drafter: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Of each pass that the drafter makes from now on, the tokens."""
     score, sizes = drafter._model.score, []
 
     def counted(batch: Batch) -> Scores:
@@ -198,7 +199,13 @@ def test_what_is_found_again_is_not_computed_again(make_llm: MakeLLM, monkeypatc
         return found
 
     monkeypatch.setattr(drafter._model, "score", counted)
-    totals = []
+    return sizes
+
+
+def test_what_is_found_again_is_not_computed_again(make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = make_llm("llama", "llama", turns=ALWAYS)
+    (drafter,) = llm.engine.backend.companion_drafters  # type: ignore[attr-defined]
+    sizes, totals = count_tokens(drafter, monkeypatch), []
     for _ in range(2):
         sizes.clear()
         llm.generate([PROMPTS[0]], GREEDY)
@@ -251,3 +258,41 @@ def test_a_stream_beyond_the_drafters_context_gets_no_drafts(
     assert answers(results) == answers(make_llm("llama", None).generate(PROMPTS, GREEDY))
     computed, _ = shares(llm, results)
     assert computed and results[0].samples[0].timing.drafts_computed == 0
+
+
+def test_nobodys_first_token_waits_for_the_drafter(make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reads a prompt's last chunk when the next step begins; of an answer of one token, never."""
+    llm = make_llm("llama", "llama", replace(CONFIG, run_ahead=False))
+    (drafter,) = llm.engine.backend.companion_drafters  # type: ignore[attr-defined]
+    sizes = count_tokens(drafter, monkeypatch)
+    stream = llm.stream(PROMPTS[0], replace(GREEDY, max_tokens=3))
+    next(event for event in stream if isinstance(event, TokenEvent))
+    assert sizes == []
+    assert len([event for event in stream if isinstance(event, TokenEvent)]) == 2
+    assert sizes[0] == len(PROMPTS[0])
+    sizes.clear()
+    for prompt in PROMPTS[1:]:
+        llm.generate([prompt], replace(GREEDY, max_tokens=1))
+    assert sizes == []
+
+
+def test_a_drafter_that_fails_takes_nothing_with_it(make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = make_llm("llama", None).generate(PROMPTS, GREEDY)
+    llm = make_llm("llama", "small", replace(CONFIG, max_context=144))
+    (drafter,) = llm.engine.backend.companion_drafters  # type: ignore[attr-defined]
+    score, num_calls = drafter._model.score, 0
+
+    def failing(batch: Batch) -> Scores:
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls % 3 == 0:
+            raise MemoryError("no room for the draft")
+        scores: Scores = score(batch)
+        return replace(scores, highest=[None] * len(scores.highest)) if num_calls % 3 == 1 else scores
+
+    monkeypatch.setattr(drafter._model, "score", failing)
+    for _ in range(2):
+        assert answers(llm.generate(PROMPTS, GREEDY)) == answers(plain)
+    faults = llm.engine.backend.speculator.faults  # type: ignore[attr-defined]
+    assert faults[0].startswith("the drafter draft failed: ") and faults[-1] == "the drafter draft is asked no more"
+    llm.engine.scheduler.check()

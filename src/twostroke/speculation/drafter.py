@@ -52,8 +52,8 @@ class ComputingDrafter(Drafter, Protocol):
         """A step begins: its rows are open and its blocks granted, of all rows, also of those it does not draft for."""
 
     def follow(self, done: Any) -> None:
-        """The step was computed, and the tokens that came were told (`extend`). `done` is the backend's record of the
-        pass (`backends/host/companions.py`)."""
+        """A step was computed, and the tokens that came were told (`extend`); the next one is about to begin, and rows
+        that left with it are closed. `done` is the backend's record of the pass (`backends/host/companions.py`)."""
 
     def seconds(self, num_streams: int, num_drafts: int) -> float:
         """What `propose` is expected to take for these streams, of that many drafts each; 0: nothing is known yet."""

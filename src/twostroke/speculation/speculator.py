@@ -82,18 +82,20 @@ class Speculator:
             if isinstance(turn.drafter, GrammarDrafter):
                 turn.drafter.watch(matcher_of)
 
-    def update(self, step: Step) -> None:
-        """Take a step's leaves and joins."""
+    def update(self, step: Step, done: object = None) -> None:
+        """Take a step's leaves and joins; in between, tell those that compute of the last pass of the model, `done`.
+        Only now: nobody's tokens wait for what drafts are made from, and for rows that left nothing is made."""
         for seq_id in step.leaves:
             self._close(seq_id)
+        if done is not None:
+            self._follow(done)
         for join in step.joins:
             self._close(join.seq_id)
             self._open(join.seq_id, join.request, join.request.prompt_token_ids + join.output_token_ids)
         for turn, drafter in self._computing:
             self._guarded(turn, partial(drafter.begin, step))
 
-    def follow(self, done: object) -> None:
-        """Tell those that compute of a pass of the model."""
+    def _follow(self, done: object) -> None:
         for turn, drafter in self._computing:
             spent_s = turn.spent_s
             self._guarded(turn, partial(drafter.follow, done))

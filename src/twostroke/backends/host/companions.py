@@ -13,8 +13,9 @@ from twostroke.core.step import Step
 
 @dataclass(frozen=True, slots=True)
 class TargetPass:
-    """One step that was computed and sampled: every drafter knows the tokens that came by now. Rows of the batch: of
-    each slot the row's last token and its drafts, in the step's order, then each chunk's tokens."""
+    """One step that was computed and sampled: every drafter knows the tokens that came by now. Some of its rows may
+    have left since. Rows of the batch: of each slot the row's last token and its drafts, in the step's order, then each
+    chunk's tokens."""
 
     step: Step
     batch: Batch

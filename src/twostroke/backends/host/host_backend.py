@@ -62,6 +62,8 @@ class HostBackend(ABC):
         self.speculator: Speculator | None = None
         """Who drafts; None: nobody."""
         self.companion_drafters: list[Drafter] = []
+        self._last_pass: TargetPass | None = None
+        """What they have not been told yet."""
         self._max_context, self._vocab_size = max_context, vocab_size
 
     @abstractmethod
@@ -142,10 +144,8 @@ class HostBackend(ABC):
                 if chunk.samples and chunk.seq_id not in errors:
                     self._sample(chunk.seq_id, logits[cursor - 1], highest[cursor - 1], sampled, errors)
         drafted = {} if self.speculator is None else self._settle(self.speculator, sampled)
-        if self.companion_drafters and self.speculator is not None and step.num_tokens:
-            computed_s = time.perf_counter()
-            self.speculator.follow(TargetPass(step, batch, drafts, scores))
-            drafting_s += time.perf_counter() - computed_s
+        if self.companion_drafters and step.num_tokens:
+            self._last_pass = TargetPass(step, batch, drafts, scores)
         compute_s = time.perf_counter() - started_s
         return StepResult(
             step.step_id, sampled, prompt_logprobs, errors, compute_s, self.others_share, drafted, drafting_s
@@ -154,7 +154,8 @@ class HostBackend(ABC):
     def _draft(self, step: Step) -> dict[int, tuple[int, ...]]:
         """The tokens to compute behind each slot's own: the step's, or the speculator's."""
         if self.speculator is not None:
-            self.speculator.update(step)
+            done, self._last_pass = self._last_pass, None
+            self.speculator.update(step, done)
         if not step.has_drafts:
             return {}
         found = {slot.seq_id: self.rows[slot.seq_id].drafts_left(slot.drafts) for slot in step.decodes if slot.drafts}
