@@ -296,3 +296,17 @@ def test_a_drafter_that_fails_takes_nothing_with_it(make_llm: MakeLLM, monkeypat
     faults = llm.engine.backend.speculator.faults  # type: ignore[attr-defined]
     assert faults[0].startswith("the drafter draft failed: ") and faults[-1] == "the drafter draft is asked no more"
     llm.engine.scheduler.check()
+
+
+@pytest.mark.slow
+def test_smollm2_drafts_for_itself(smollm2_path: Path) -> None:
+    """Real weights, quantised, and a real tokenizer: no draft fails."""
+    prompts = ["The two phases of a request are", "def fibonacci(n):\n    ", "Once upon a time " * 60]
+    config = replace(CONFIG, backend="cpu", max_context=512, max_tokens_per_step=128, quantise=None, kv=KVConfig())
+    with LLM(str(smollm2_path), replace(config, speculate="off")) as llm:
+        plain = llm.generate(prompts, GREEDY)
+    with LLM(str(smollm2_path), replace(config, speculate=f"draft:{smollm2_path}")) as llm:
+        llm.engine.scheduler.draft(Room(ALWAYS))
+        results = llm.generate(prompts, GREEDY)
+        assert all_held(llm, results, at_least=60)
+        assert answers(results) == answers(plain)
