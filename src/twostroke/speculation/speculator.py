@@ -219,7 +219,7 @@ class Speculator:
         """Cut to what was asked for; None: it is rubbish."""
         try:
             said: Any = proposal
-            token_ids, chances = tuple(said[0][: ask.most]), tuple(said[1][: ask.most])
+            token_ids, chances = tuple(said[0][: ask.most]), tuple(map(float, said[1][: ask.most]))
             if len(token_ids) == len(chances) and all(
                 isinstance(token, int) and 0 <= token < self._vocab_size and 0.0 <= chance <= 1.0
                 for token, chance in zip(token_ids, chances, strict=True)
