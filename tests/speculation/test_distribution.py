@@ -22,7 +22,7 @@ from twostroke.core.kv_layout import KVGroup, KVLayout
 from twostroke.core.request import Request
 from twostroke.core.sampling_params import SamplingParams
 from twostroke.core.step import BlockGrant, DecodeSlot, Drafts, PrefillChunk, RowJoin, Step
-from twostroke.speculation.drafter import Ask, Drafter, Proposal
+from twostroke.speculation.drafter import Drafter, Proposal
 from twostroke.speculation.methods import TEXT_DRAFTERS
 from twostroke.speculation.speculator import Speculator
 

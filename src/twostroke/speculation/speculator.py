@@ -238,7 +238,10 @@ class Speculator:
             self._guarded(turn, partial(turn.drafter.extend, seq_id, token_ids))
         if draft is None:
             return None
-        self._turns[draft.method].acceptance.learn(seq_id, draft.chances, len(token_ids) - 1)
+        num_held = len(token_ids) - 1
+        if draft.token_ids[num_held : num_held + 1] == tuple(token_ids[-1:]):
+            num_held += 1  # it ended the answer: nothing behind it was looked at
+        self._turns[draft.method].acceptance.learn(seq_id, draft.chances, num_held)
         return Drafted(draft.method, len(draft.token_ids))
 
 
