@@ -140,3 +140,17 @@ def test_simulate_refuses_what_makes_no_sense(smollm2_path: Path, arguments: tup
     done = typed("simulate", str(smollm2_path), *arguments)
     assert done.returncode == 2, done.stdout
     assert sentence in done.stderr and "Traceback" not in done.stderr
+
+
+def test_drafts_that_are_supposed_to_hold() -> None:
+    """The same load with drafts: fewer milliseconds a token, and a note that says what was supposed."""
+    asked = ("simulate", "Llama-3.1-8B", "--on", "h200", "--requests", "20", "--output", "50", "--json")
+    plain, drafted, by_length = (
+        json.loads(typed(*asked, *more).stdout)
+        for more in ((), ("--accept", "0.7", "--drafts", "4"), ("--accepted-length", "2.7731"))
+    )
+    assert drafted["tpot_s"]["p50"] < 0.7 * plain["tpot_s"]["p50"]
+    assert drafted["tpot_s"] == pytest.approx(by_length["tpot_s"], rel=0.02)
+    assert "up to 4 drafts" in drafted["note"] and "2.77 tokens a step" in drafted["note"]
+    for wrong in (("--drafts", "4"), ("--accept", "0.5", "--accepted-length", "2"), ("--accept", "1.5")):
+        assert typed(*asked, *wrong).returncode == 2

@@ -13,9 +13,9 @@ from tests.explain.stage import Ask, Stage, prompt
 from twostroke.core.events import TokenEvent
 from twostroke.core.request import Request
 from twostroke.core.sampling_params import SamplingParams
+from twostroke.core.speculation import expected_tokens
 from twostroke.core.timing import SequenceTiming
 from twostroke.cost.floor import StepWork
-from twostroke.explain.speculation import expected_tokens
 from twostroke.explain.verdict import Cause
 from twostroke.speculation import speculator
 from twostroke.speculation.drafter import Ask as DraftAsk

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from twostroke.cli import options
 from twostroke.cli.plan_wish import DeploymentWish, LoadWish, Wish
+from twostroke.cli.speculation_wish import SpeculationWish
 from twostroke.core.errors import BadRequestError
 
 if TYPE_CHECKING:
@@ -42,13 +43,14 @@ Plot = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="Draw the least TPOT of all devices, the chosen one marked (extra [lab])."),
 ]
-ANYWHERE, ANYBODY = DeploymentWish(), LoadWish()
+ANYWHERE, ANYBODY, NO_DRAFTS = DeploymentWish(), LoadWish(), SpeculationWish()
 
 
 def plan(
     model: Model,
     asked: DeploymentWish = ANYWHERE,
     load: LoadWish = ANYBODY,
+    drafts: SpeculationWish = NO_DRAFTS,
     decode_weights: Annotated[str, options.engine_option("decode_weights")] = "auto",
     search: Search = False,
     from_server: FromServer = None,
@@ -80,6 +82,7 @@ def plan(
     twostroke plan gpt-oss-120b --search --users 200 --slo-ttft-ms 1000 --slo-tpot-ms 40
     twostroke plan smollm2 --on this --from-server http://localhost:8000
     twostroke plan Llama-3.1-70B --on h200 --plot decode.png
+    twostroke plan Llama-3.1-8B --on h200 --users 16 --accept 0.7 --drafts 4
     """
     from twostroke.cli.plan_model import read_model
     from twostroke.config import EngineConfig
@@ -90,7 +93,8 @@ def plan(
         check_plot_file(plot)
     config = EngineConfig(decode_weights=decode_weights)  # type: ignore[arg-type]  # it says itself what it may be
     load.lengths()  # checked before anything is read
-    wish = Wish(read_model(model), asked, config)
+    speculating = drafts.speculating()
+    wish = Wish(read_model(model), asked, config, speculating)
     if search:
         if asked.is_cut or from_server is not None or matrices or plot is not None:
             raise BadRequestError(

@@ -136,8 +136,9 @@ def _seconds_table(console: Console, result: Estimate) -> None:
 
     alone, computed = result.alone, result.lengths.input_tokens - result.lengths.cached_tokens
     read = units.size(result.deployment.lane_shape(alone=True).weight_bytes_read(1))
+    unit = "token" if result.deployment.speculating is None else "step"
     add("alone: TTFT", alone.ttft, f"{computed:,} tokens read, no queue; {result.prefill.side}-bound")
-    add("alone: TPOT", alone.tpot, f"{read} of weights and the context, a token; {result.decode_alone.side}-bound")
+    add("alone: TPOT", alone.tpot, f"{read} of weights and the context, a {unit}; {result.decode_alone.side}-bound")
     add("alone: answer", alone.request, f"all {result.lengths.output_tokens:,} tokens")
     least = units.seconds(alone.minimum_decode_s)
     table.add_row("least TPOT", least, "-", Text("the weights alone: no stream is ever faster", "dim"))

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from twostroke.planner.deployment import Deployment
     from twostroke.planner.efficiency import Efficiency
     from twostroke.planner.search import ServiceLevel
+    from twostroke.planner.speculating import Speculating
 
 DEPLOYMENT, LOAD, SEARCH = "Deployment", "Load", "With --search"
 """The panels of `plan`'s help."""
@@ -131,6 +132,7 @@ class Wish:
     asked: DeploymentWish
     config: EngineConfig
     """Of the engine that is planned."""
+    speculating: Speculating | None = None
 
     @property
     def kind(self) -> str:
@@ -143,7 +145,8 @@ class Wish:
             from twostroke.cli.plan_here import here
 
             devices = asked.tensor_parallel * asked.pipeline_parallel * asked.expert_parallel
-            return here(self.planned, asked.quantise, asked.kv, devices, self.config)
+            deployment, fitted = here(self.planned, asked.quantise, asked.kv, devices, self.config)
+            return replace(deployment, speculating=self.speculating), fitted
         from twostroke.cost.devices import find_device
 
         deployment = self.at(find_device(name), self.kind)
@@ -170,6 +173,7 @@ class Wish:
             pipeline_parallel=asked.pipeline_parallel,
             expert_parallel=asked.expert_parallel,
             own_shape=None if asked.quantise else self.planned.file_shape(find_kv_bits(asked.kv)),
+            speculating=self.speculating,
         )
         arithmetic = "bf16" if asked.quantise else self.planned.arithmetic
         return with_decode_weights(deployment, self.planned, arithmetic, self.config)

@@ -12,11 +12,13 @@ import typer
 
 from twostroke.cli import options
 from twostroke.cli.simulate_wish import ReplicasWish, TraceWish, requests_of
+from twostroke.cli.speculation_wish import SpeculationWish
 from twostroke.config import EngineConfig
 from twostroke.core.errors import BadRequestError, ModelError
 
 if TYPE_CHECKING:
     from twostroke.cli.simulate_table import Simulated
+    from twostroke.planner.speculating import Speculating
 
 Model = Annotated[
     str,
@@ -33,13 +35,14 @@ TraceFile = Annotated[
         "begin alike, prefix (a name) and prefix_tokens."
     ),
 ]
-ONE_REPLICA, SOME_TRACE = ReplicasWish(), TraceWish()
+ONE_REPLICA, SOME_TRACE, NO_DRAFTS = ReplicasWish(), TraceWish(), SpeculationWish()
 
 
 def simulate(
     model: Model,
     replicas: ReplicasWish = ONE_REPLICA,
     drawn: TraceWish = SOME_TRACE,
+    drafts: SpeculationWish = NO_DRAFTS,
     trace: TraceFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a record instead of a table.")] = False,
     config: EngineConfig = options.OWN,
@@ -53,6 +56,7 @@ def simulate(
     \b
     twostroke simulate smollm2 --rate 4 --input 100-500 --output 20-100 --slo-ttft-ms 500
     twostroke simulate Llama-3.1-70B --on h200 --tensor-parallel 2 --replicas 4 --rate 10 --input 200-2000
+    twostroke simulate Llama-3.1-8B --on h200 --rate 10 --accept 0.7 --drafts 4
     """
     from twostroke.cli import simulate_table
     from twostroke.planner.simulate import classify_trace
@@ -60,7 +64,7 @@ def simulate(
 
     objective = replicas.objective()
     asked = drawn.requests() if trace is None else requests_of(trace)
-    simulated = _simulated(model, replicas, config)
+    simulated = _simulated(model, replicas, config, drafts.speculating())
     started_s = time.perf_counter()
     report = play(simulated.spec, asked, replicas=replicas.count, router=replicas.router)
     took_s = time.perf_counter() - started_s
@@ -72,20 +76,20 @@ def simulate(
         simulate_table.show(played)
 
 
-def _simulated(model: str, replicas: ReplicasWish, config: EngineConfig) -> Simulated:
+def _simulated(model: str, replicas: ReplicasWish, config: EngineConfig, speculating: Speculating | None) -> Simulated:
     if replicas.on == "this":
         if replicas.tensor_parallel != 1:
             raise BadRequestError("--tensor-parallel goes with --on DEVICE: this engine runs a replica on one device")
-        return here(model, config)
+        return here(model, config, speculating)
     from twostroke.cli.simulate_device import on_device
 
     for name in ("backend", "threads", "dtype"):
         if getattr(config, name) != getattr(options.OWN, name):
             raise BadRequestError(f"--{name} goes with --on this: {replicas.on} is simulated by its data sheet alone")
-    return on_device(model, replicas.on, replicas.tensor_parallel, config)
+    return on_device(model, replicas.on, replicas.tensor_parallel, config, speculating)
 
 
-def here(model: str, config: EngineConfig) -> Simulated:
+def here(model: str, config: EngineConfig, speculating: Speculating | None = None) -> Simulated:
     """The engine that this machine would run, at its calibrated cost."""
     from twostroke.cli.simulate_table import Simulated
     from twostroke.cost.known_shapes import find_known_shape
@@ -117,5 +121,7 @@ def here(model: str, config: EngineConfig) -> Simulated:
         newcomer_s=0.0 if calibration is None else calibration.newcomer_s,
         newcomer_s_per_token=0.0 if calibration is None else calibration.newcomer_s_per_token,
         itl_target_s=None if itl_target_ms is None else itl_target_ms / 1e3,
+        speculating=speculating,
     )
-    return Simulated(spec, f"{model} on {prepared.factory.name} ({prepared.device})", source)
+    note = None if speculating is None else speculating.note
+    return Simulated(spec, f"{model} on {prepared.factory.name} ({prepared.device})", source, note)

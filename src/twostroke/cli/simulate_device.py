@@ -17,10 +17,13 @@ from twostroke.planner.estimate import expected_of, phases_of
 from twostroke.planner.links import link_note
 from twostroke.planner.not_run import not_run
 from twostroke.planner.simulate import ReplicaSpec
+from twostroke.planner.speculating import Speculating
 from twostroke.scheduling.config import SchedulerConfig
 
 
-def on_device(model: str, name: str, tensor_parallel: int, config: EngineConfig) -> Simulated:
+def on_device(
+    model: str, name: str, tensor_parallel: int, config: EngineConfig, speculating: Speculating | None = None
+) -> Simulated:
     planned = read_model(model)
     quantise = None if config.quantise == "none" else config.quantise
     kv = "bf16" if config.kv.kind == "auto" else config.kv.kind
@@ -31,6 +34,7 @@ def on_device(model: str, name: str, tensor_parallel: int, config: EngineConfig)
         formats=Formats.of(quantise or planned.weights, kv),
         tensor_parallel=tensor_parallel,
         own_shape=None if quantise else planned.file_shape(find_kv_bits(kv)),
+        speculating=speculating,
     )
     hardware = f"{tensor_parallel} x {deployment.device.name}" if tensor_parallel > 1 else deployment.device.name
     if deployment.kv_space_bytes <= 0:
@@ -42,7 +46,8 @@ def on_device(model: str, name: str, tensor_parallel: int, config: EngineConfig)
     copies = ", with copies in 12 bits for decode," if deployment.shape.decode_weights is not None else ""
     title = f"{planned.name} in {deployment.formats.weights}{copies} on {hardware}"
     source = f"by {efficiency.source}; error: {efficiency.error}"
-    notes = [*not_run(deployment), link_note(deployment), deployment.decode_note]
+    drafts_note = None if speculating is None else speculating.note
+    notes = [*not_run(deployment), link_note(deployment), deployment.decode_note, drafts_note]
     said = "; ".join(note for note in notes if note is not None)
     return Simulated(replica_on(deployment, efficiency, config), title, source, said or None)
 
@@ -67,4 +72,5 @@ def replica_on(deployment: Deployment, efficiency: Efficiency, config: EngineCon
         ),
         resolved.layout,
         itl_target_s=None if itl_target_ms is None else itl_target_ms / 1e3,
+        speculating=deployment.speculating,
     )

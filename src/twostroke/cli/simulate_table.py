@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 TIMES = {
     "ttft_s": ("TTFT", "arrival to the first token"),
     "queue_s": ("queue", "of it, waiting to be admitted"),
-    "itl_s": ("ITL", "from one token to the next"),
+    "itl_s": ("ITL", "from one step's tokens to the next"),
     "tpot_s": ("TPOT", "mean over an answer's tokens after the first"),
 }
 

@@ -53,6 +53,11 @@ def as_speculation(value: object) -> SpeculationParams | None:
     )
 
 
+def expected_tokens(chance: float, num_drafts: int) -> float:
+    """That a step brings a stream, if each draft holds with this chance where those before it do."""
+    return sum(chance**place for place in range(num_drafts + 1))
+
+
 def check_speculation(asked: SpeculationParams | None, methods: Collection[str]) -> None:
     """`methods`: those that the engine was started with; raises BadRequestError for another."""
     method = None if asked is None else asked.method

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from twostroke.core.speculation import expected_tokens
 from twostroke.core.timing import SequenceTiming
 from twostroke.cost.floor import StepWork
 from twostroke.explain import wording
@@ -17,11 +18,6 @@ ENOUGH_DRAFTS = 16
 """Below that nothing is known of how drafts fare with such a text."""
 TRAINED_CHANCE, TRAINED_DRAFTS = 0.7, 4
 """What heads that were trained on such texts are published with: a draft holds 7 times in 10."""
-
-
-def expected_tokens(chance: float, num_drafts: int) -> float:
-    """That a step brings, if each draft holds with this chance where those before it do."""
-    return sum(chance**place for place in range(num_drafts + 1))
 
 
 def outcome(timing: SequenceTiming, whole_s: float) -> str | None:

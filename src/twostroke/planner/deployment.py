@@ -12,6 +12,7 @@ from twostroke.cost.devices import Device
 from twostroke.cost.dimensions import Dimensions
 from twostroke.cost.hardware import Ceilings
 from twostroke.cost.model_shape import DecodeWeights, ModelShape
+from twostroke.planner.speculating import Speculating
 
 KV_SHARE = 0.95
 """Of the memory beside weights and buffers, as the engine takes it on a GPU."""
@@ -48,6 +49,8 @@ class Deployment:
     several it does not run, and none are counted."""
     decode_note: str | None = None
     """Why it would hold none, where they were to be thought of."""
+    speculating: Speculating | None = None
+    """How often drafts are supposed to hold; None: nobody drafts."""
 
     def __post_init__(self) -> None:
         for name in ("tensor_parallel", "pipeline_parallel", "expert_parallel", "replicas"):

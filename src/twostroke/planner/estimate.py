@@ -58,7 +58,8 @@ class Alone:
     tpot: Seconds
     request: Seconds
     minimum_decode_s: float
-    """One token, all weights that it meets read once, no context yet: no single stream is ever faster."""
+    """One token, all weights that it meets read once, no context yet: no single stream is ever faster. Where drafts are
+    supposed to hold, as many tokens as all of them bring share one reading."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +121,7 @@ def phases_of(deployment: Deployment, efficiency: Efficiency | None = None, *, a
         stages=deployment.pipeline_parallel,
         lanes=deployment.lanes,
         unevenness=deployment.layers_a_stage * deployment.pipeline_parallel / deployment.dimensions.num_layers,
+        speculating=deployment.speculating,
     )
 
 
@@ -155,7 +157,7 @@ def estimate(
             deployment.ceilings,
             [lengths],
             a_lane,
-            step_seconds=real.step_s,
+            step_seconds=real.token_s,
             kv_space_bytes=deployment.kv_space_bytes // deployment.lanes,
         )
         middle = lengths.input_tokens + lengths.output_tokens // 2
@@ -220,6 +222,8 @@ def _alone(lengths: RequestLengths, floor: Phases, real: Phases) -> Alone:
         return Seconds(found[0], found[1])
 
     minimum_s = floor.shape.weight_bytes_read(1) / floor.ceilings.read_bytes_per_s
+    if (speculating := floor.speculating) is not None:
+        minimum_s /= speculating.tokens(speculating.drafts)
     return Alone(both("ttft"), both("tpot"), both("request"), minimum_s)
 
 
@@ -251,6 +255,8 @@ def _notes(deployment: Deployment, lengths: RequestLengths) -> list[str]:
         notes.append(f"{deployment.device.name} has no {wanted} arithmetic: weights are multiplied in bf16")
     if deployment.decode_note is not None:
         notes.append(deployment.decode_note)
+    if deployment.speculating is not None:
+        notes.append(deployment.speculating.note)
     if deployment.kv_copies > 1:
         notes.append(
             f"{deployment.tensor_parallel} devices share {dimensions.num_kv_heads} KV head(s): each position lies in "

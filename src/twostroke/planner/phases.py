@@ -10,6 +10,7 @@ from twostroke.cost.hardware import Ceilings
 from twostroke.cost.model_shape import ModelShape
 from twostroke.cost.roofline import decode_work
 from twostroke.planner.efficiency import Efficiency
+from twostroke.planner.speculating import Speculating
 
 CHUNK_TOKENS = 8192
 """A longer prompt is read in several steps, as the engine reads it on a GPU."""
@@ -52,11 +53,17 @@ class Phases:
     """Steps that go on at the same time, each for its part of the users."""
     unevenness: float = 1.0
     """How many times the mean the slowest stage takes: where all stages are busy, the others wait for it."""
+    speculating: Speculating | None = None
+    """Of the drafts that it allows, as many are computed as pay."""
 
     def step_s(self, work: StepWork) -> float:
         """From the first stage to the last."""
         shared = self.link_s_per_step + work.num_tokens * self.link_s_per_token
         return self.efficiency.step_seconds(self.shape, work, self.ceilings) + shared
+
+    def token_s(self, work: StepWork) -> float:
+        """The same; of a step that only writes, for each token that it brings a stream."""
+        return self.step_s(work) if self.speculating is None else self.speculating.a_token(self.step_s)(work)
 
     def _chunks_s(self, start: int, num_tokens: int) -> list[float]:
         end = start + num_tokens
@@ -78,10 +85,22 @@ class Phases:
 
     def tpot_s(self, input_tokens: int, output_tokens: int, batch: int) -> float:
         """The mean over an answer's tokens after the first, in a batch of streams that are as far as it is."""
+        return self._decode(input_tokens, output_tokens, batch)[0]
+
+    def _decode(self, input_tokens: int, output_tokens: int, batch: int) -> tuple[float, float]:
+        """The mean seconds of a token, and of a step."""
         first, last = input_tokens + 1, input_tokens + max(2, output_tokens) - 1
         offsets = [(last - first) * index // (2 * CONTEXT_PAIRS - 1) for index in range(CONTEXT_PAIRS)]
         contexts = [context for offset in offsets for context in (first + offset, last - offset)]
-        return sum(self.step_s(decode_work(batch, context)) for context in contexts) / len(contexts)
+        tokens_s, steps_s = zip(*(self._decode_at(context, batch) for context in contexts), strict=True)
+        return sum(tokens_s) / len(contexts), sum(steps_s) / len(contexts)
+
+    def _decode_at(self, context: int, batch: int) -> tuple[float, float]:
+        if self.speculating is None:
+            step_s = self.step_s(decode_work(batch, context))
+            return step_s, step_s
+        count, step_s = self.speculating.best(self.step_s, [context] * batch)
+        return step_s / self.speculating.tokens(count), step_s
 
     def loaded(self, input_tokens: int, output_tokens: int, cached_tokens: int, users: int) -> Loaded:
         """While one stream writes its answer, every other user's prompt is read once: in the time of `output` steps of
@@ -95,9 +114,9 @@ class Phases:
         read = self.ttft_alone_s if users == 1 else self.prefill_s
         passing_s = read(cached_tokens, input_tokens - cached_tokens)
         prefill_s = slowest * sum(self._chunks_s(cached_tokens, input_tokens - cached_tokens))
-        step_s = slowest * self.tpot_s(input_tokens, output_tokens, a_lane)
-        steps = max(1, output_tokens - 1)
-        round_s = steps * step_s + a_lane * prefill_s
+        token_s, step_s = (slowest * seconds for seconds in self._decode(input_tokens, output_tokens, a_lane))
+        tokens = max(1, output_tokens - 1)
+        round_s = tokens * token_s + a_lane * prefill_s
         share = a_lane * prefill_s / round_s
         waiting_s = 0.0 if users == 1 else share * prefill_s / self.stages / (2 * (1 - share))
         others_s = (a_lane - 1) * prefill_s
@@ -107,7 +126,7 @@ class Phases:
             prefill_s=prefill_s,
             decode_step_s=step_s,
             ttft_s=passing_s + min(waiting_s, (users - 1) * prefill_s / self.lanes),
-            tpot_s=step_s + others_s / steps,
+            tpot_s=token_s + others_s / tokens,
             requests_per_s=requests_per_s,
             output_tokens_per_s=requests_per_s * output_tokens,
             total_tokens_per_s=requests_per_s * (input_tokens + output_tokens),

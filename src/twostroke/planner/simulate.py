@@ -27,6 +27,7 @@ from twostroke.kv.ledger import KVLedger
 from twostroke.kv.prefix_index import quick_digest
 from twostroke.planner.glide import Foreseen, Glide
 from twostroke.planner.report import Served, SimulationReport
+from twostroke.planner.speculating import Speculating, SupposedDrafting
 from twostroke.planner.trace import TraceRequest
 from twostroke.scheduling.config import SchedulerConfig
 from twostroke.scheduling.pace import PrefillPace
@@ -61,6 +62,8 @@ class ReplicaSpec:
     """On top, for each token of their prompts, which are checked and looked up; hidden likewise."""
     itl_target_s: float | None = None
     run_ahead: bool = True
+    speculating: Speculating | None = None
+    """How often drafts are supposed to hold; None: nobody drafts."""
 
 
 class Replica:
@@ -70,7 +73,10 @@ class Replica:
         pace = None if spec.itl_target_s is None else PrefillPace(spec.step_seconds, spec.itl_target_s)
         caching = spec.scheduler.prefix_caching
         ledger = KVLedger(spec.layout, prefix_caching=caching, digest=quick_digest, explains=False)
-        self.scheduler = Scheduler(spec.scheduler, spec.layout, ledger=ledger, pace=pace)
+        drafting = None
+        if spec.speculating is not None:
+            drafting = SupposedDrafting(spec.speculating, spec.step_seconds)
+        self.scheduler = Scheduler(spec.scheduler, spec.layout, ledger=ledger, pace=pace, drafting=drafting)
         self._spec = spec
         self._max_in_flight = 2 if spec.run_ahead else 1
         self._in_flight: deque[tuple[Step, float, float]] = deque()  # with its seconds, and when it ends
@@ -134,6 +140,8 @@ class Replica:
 
     def _take_in(self, step: Step, seconds: float, now_s: float, num_tokens: int = 1) -> list[SequenceAdvance]:
         sampled = dict.fromkeys([slot[0] for slot in step.decodes], SAMPLED * num_tokens)
+        if self._spec.speculating is not None:
+            sampled |= held_tokens(self._spec.speculating, step)
         for chunk in step.prefills:
             if chunk.samples:
                 sampled[chunk.seq_id] = SAMPLED
@@ -145,6 +153,8 @@ class Replica:
     def _next_glide(self) -> Glide | None:
         """None: fewer turns than it is worth it for, or too few blocks: each that is needed must be there beforehand,
         so that it does not matter who takes his first."""
+        if self._spec.speculating is not None:  # how many tokens a turn brings is drawn for each
+            return None
         if len(self._in_flight) < self._max_in_flight - 1 or not (streams := self.scheduler.steady_streams()):
             return None
         before = self._in_flight[0] if self._in_flight else None
@@ -194,6 +204,15 @@ class Replica:
             self._take_in(wide, sum(seconds for seconds, _ in steps), taken_s[-1], num_tokens)
             for one in glide.streams:
                 one.timing.token_times_s[-num_tokens:] = taken_s
+
+
+def held_tokens(speculating: Speculating, step: Step) -> dict[int, tuple[SampledToken, ...]]:
+    """What its slots with drafts bring."""
+    return {
+        slot.seq_id: SAMPLED * (1 + speculating.held(slot.seq_id, step.step_id, slot.drafts.most))
+        for slot in step.decodes
+        if slot.drafts is not None
+    }
 
 
 class Prompts:
@@ -296,13 +315,13 @@ def classify_trace(spec: ReplicaSpec, trace: Series[TraceRequest], report: Simul
         )
         for asked in served[:: -(-len(served) // CLASSIFIED_REQUESTS)]
     ]
-    num_decoded = report.served.output_tokens - len(report.served.ttft_s)
+    num_slots = len(report.served.itl_s)  # a gap is what a slot brings
     groups = zip(spec.layout.groups, spec.shape.kv_groups, strict=True)
     return classify(
         spec.shape,
         spec.ceilings,
         sample,
-        max(1, round(num_decoded / report.num_steps)),
-        step_seconds=spec.step_seconds,
+        max(1, round(num_slots / report.num_steps)),
+        step_seconds=spec.step_seconds if spec.speculating is None else spec.speculating.a_token(spec.step_seconds),
         kv_space_bytes=sum(spec.layout.positions(group) * each.bytes_per_token for group, each in groups),
     )
