@@ -59,7 +59,7 @@ def test_every_command_that_builds_an_engine_has_them_all(name: str) -> None:
 
 
 def test_run_draws_tokens_in_every_way_and_chat_in_all_that_suit_one_answer() -> None:
-    not_typed = {"logit_bias", "grammar"}  # a mapping and a grammar are no words of a command line
+    not_typed = {"logit_bias", "grammar", "speculation"}  # a mapping and a grammar are no words of a command line
     own = {choice.path[0]: choice.name for choice in choices_of(SamplingParams())}
     assert set(own) == {one.name for one in fields(SamplingParams)} - not_typed
     assert set(own.values()) <= set(signature(command("run")).parameters)

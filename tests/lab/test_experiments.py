@@ -154,7 +154,7 @@ def test_whole_numbers_between() -> None:
 
 def test_experiments_are_chosen_by_name_in_the_reports_order() -> None:
     assert [experiment.name for experiment in choose("roofline, prefill-length")] == ["prefill-length", "roofline"]
-    assert len(choose(None)) == len(EXPERIMENTS) == 10
+    assert len(choose(None)) == len(EXPERIMENTS) == 11
     with pytest.raises(BadRequestError, match="the experiments are: prefill-length"):
         choose("prefil")
 

@@ -14,6 +14,7 @@ from twostroke.lab.experiments import (
     prefix_cache,
     roofline,
     saturation,
+    speculation,
 )
 from twostroke.lab.experiments.experiment import Experiment
 
@@ -28,6 +29,7 @@ _MODULES = (
     prefix_cache,
     chunk_size,
     saturation,
+    speculation,
 )
 EXPERIMENTS: dict[str, Experiment] = {module.EXPERIMENT.name: module.EXPERIMENT for module in _MODULES}
 
