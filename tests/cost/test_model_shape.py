@@ -70,7 +70,7 @@ def test_steps_of_few_tokens_read_the_copies_of_dense_matrices():
     assert shape.weight_bytes_read(129) == shape.dense_bytes_read(129) == 1000
     assert shape.weight_bytes == 1000 + 7 + 600, "both are held"
     assert shape.expected_dense_reads(128) == (600, 200) and shape.expected_dense_reads(129) == (0, 1000)
-    assert packed_shape().expected_dense_reads(1) == (0, 1000) and packed_shape().expert_copies_read(1) == 0
+    assert packed_shape().expected_dense_reads(1) == (0, 1000)
     assert packed_shape().weight_bytes_read(1) == 1000
 
 
@@ -85,9 +85,7 @@ def test_steps_of_few_tokens_read_the_copies_of_their_experts():
     assert shape.weight_bytes_read(10_000) == pytest.approx(1000 + 600)
     assert shape.weight_bytes_read(10_001) == pytest.approx(1000 + 800)
     assert shape.weight_bytes == 1000 + 800 + 675
-    # One token meets two of eight experts, and reads nothing of them but copies.
-    assert shape.expert_copies_read(1) == pytest.approx(150) == shape.expert_bytes_read(1)
-    assert shape.expert_copies_read(10_001) == 0
+    assert shape.expected_bytes_read(1) == shape.weight_bytes_read(1), "one token reads nothing of experts but copies"
 
 
 def test_copies_of_what_is_stored_in_less_spare_nothing():
@@ -102,3 +100,8 @@ def test_the_fewest_tokens_may_read_layers_as_they_are_and_the_head_s_copy():
     shape = packed_shape(decode_weights=DecodeWeights(copies, None))
     assert shape.expected_dense_reads(2) == (75, 200 + 700) and shape.expected_dense_reads(3) == (600, 200)
     assert shape.dense_bytes_read(1) == shape.dense_bytes_read(3) == 800
+    assert (shape.expected_bytes_read(2), shape.expected_bytes_read(3), shape.expected_bytes_read(129)) == (
+        975,
+        800,
+        1000,
+    )

@@ -61,6 +61,14 @@ def test_steps_of_few_tokens_are_paid_by_what_they_read():
         assert cost.parts(work) == plain.parts(work)
 
 
+def test_a_short_chunk_behind_a_long_prefix_is_paid_by_what_it_reads():
+    cost = StepCost(SHAPE, CEILINGS, FLOORS)
+    short, long = (cost.parts(StepWork(chunks=((2000, tokens),)))["attention"] for tokens in (2, 500))
+    assert short == pytest.approx(SHAPE.kv_bytes_read(2000) / CEILINGS.read_bytes_per_s)
+    assert short > SHAPE.attention_multiply_adds(2000, 2) / CEILINGS.multiply_adds_per_s
+    assert long == pytest.approx(SHAPE.attention_multiply_adds(2000, 500) / CEILINGS.multiply_adds_per_s)
+
+
 def test_drafts_are_paid_as_tokens_that_share_a_context():
     cost = StepCost(SHAPE, CEILINGS, FLOORS)
     drafted = cost.parts(StepWork(contexts=[700, 300], queries=[5, 1]))

@@ -71,6 +71,7 @@ def replica_on(deployment: Deployment, efficiency: Efficiency, config: EngineCon
             prefix_caching=config.kv.prefix_caching,
         ),
         resolved.layout,
+        newcomer_s=efficiency.newcomer_seconds(0),
         itl_target_s=None if itl_target_ms is None else itl_target_ms / 1e3,
         speculating=deployment.speculating,
     )

@@ -15,7 +15,7 @@ from twostroke.cost.hardware import Ceilings
 from twostroke.cost.model_shape import ModelShape
 from twostroke.cost.step_cost import Coefficients, StepCost
 
-FORMAT = 1
+FORMAT = 2
 """Goes up when terms change their meaning."""
 MOST_LOOKED_AT = 300
 

@@ -106,10 +106,6 @@ class WeightCopies:
         """What a step of `num_tokens` tokens need not read."""
         return max(0, self.replaced_bytes - self.num_bytes) if num_tokens <= self.max_tokens else 0
 
-    def bytes_read(self, num_tokens: int) -> int:
-        """What it reads instead."""
-        return self.replaced_bytes - self.saved_bytes(num_tokens) if num_tokens <= self.max_tokens else 0
-
     def expected_reads(self, num_tokens: int) -> tuple[int, int]:
         """What a step really reads of copies, and of the matrices themselves."""
         if num_tokens <= self.plain_tokens:
@@ -184,6 +180,10 @@ class ModelShape:
         copies = self.decode_weights.experts if self.decode_weights else None
         return read * (1 - copies.saved_bytes(num_tokens) / self.experts.weight_bytes) if copies else read
 
+    def expected_bytes_read(self, num_tokens: int) -> float:
+        """What a step really reads of all weights: no less than `weight_bytes_read`, which is a bound."""
+        return sum(self.expected_dense_reads(num_tokens)) + self.expert_bytes_read(num_tokens)
+
     def expected_dense_reads(self, num_tokens: int) -> tuple[int, int]:
         """Of all but experts, what a step really reads of copies, and of the weights themselves: together no less than
         `dense_bytes_read`, which is a bound."""
@@ -192,13 +192,6 @@ class ModelShape:
             return 0, self.weight_bytes_per_step
         copied, plain = copies.expected_reads(num_tokens)
         return copied, self.weight_bytes_per_step - copies.replaced_bytes + plain
-
-    def expert_copies_read(self, num_tokens: int) -> float:
-        """Of `expert_bytes_read`: every expert has its share of the copies."""
-        copies = self.decode_weights.experts if self.decode_weights else None
-        if self.experts is None or copies is None:
-            return 0
-        return self.experts.weight_bytes_read(num_tokens) * copies.bytes_read(num_tokens) / self.experts.weight_bytes
 
     @property
     def kv_bytes_per_token(self) -> int:

@@ -5,8 +5,8 @@ predictions. Knows shapes and rates; knows nothing of backends."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import astuple, dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from operator import mul
 
 from twostroke.cost.floor import StepWork, contexts_bytes_read
@@ -46,7 +46,8 @@ class Coefficients:
     matmul: float = 1.3
     """The rest of that arithmetic, at the measured peak."""
     attention: float = 2.0
-    """Scores and weighted values of prefill chunks, and of drafts, which meet a context that their slot has read."""
+    """Scores and weighted values of prefill chunks, at the measured peak, and of drafts, which meet a context that their
+    slot has read; of a chunk that is so short that reading the KV before it takes longer, that."""
     kv: float = 1.5
     """Reading the contexts of decode slots, at the measured bandwidth."""
     sampled: float = 1.5
@@ -66,9 +67,61 @@ class Coefficients:
             raise ValueError(f"coefficients are {', '.join(names)}, not {', '.join(sorted(map(str, values)))}")
         return cls(**values)  # type: ignore[arg-type]  # __post_init__ looks at each
 
+    @property
+    def factors(self) -> tuple[float, ...]:
+        """What each of `StepTerms` is multiplied by."""
+        return tuple(getattr(self, name) / unit for name, unit in _UNITS.items())
+
 
 PARTS = tuple(field.name for field in fields(Coefficients))
-_UNITS = tuple(OVERHEAD_UNIT_S if name.endswith("_s") else 1.0 for name in PARTS)
+_UNITS = {name: OVERHEAD_UNIT_S if name.endswith("_s") else 1.0 for name in PARTS}
+
+
+class StepTerms:
+    """A step taken apart: the unit of overheads, then the floor of each part, in the order of `Coefficients`."""
+
+    def __init__(self, shape: ModelShape, ceilings: Ceilings) -> None:
+        self._shape = shape
+        self._read_bytes_per_s = ceilings.read_bytes_per_s
+        self._multiply_adds_per_s = ceilings.multiply_adds_per_s
+        self._matmul_s_per_token = shape.layer_matmul_parameters / ceilings.multiply_adds_per_s
+        self._head_s_per_token = shape.head_matmul_parameters / ceilings.multiply_adds_per_s
+
+    def seconds(self, work: StepWork, factors: Sequence[float]) -> float:
+        return math.fsum(map(mul, self.of(work), factors))
+
+    def of(self, work: StepWork) -> tuple[float, ...]:
+        num_queries = num_tokens = work.num_queries
+        attention_s = 0.0
+        for start, length in work.chunks:
+            num_tokens += length
+            attention_s += self._attention_s(start, length)
+        for context, queries in zip(work.contexts, work.queries, strict=False):
+            if queries > 1:
+                attention_s += self._multiply_adds_s(context - queries + 1, queries - 1)
+        if not num_tokens:
+            return (0.0,) * len(PARTS)
+        weights_s = self._shape.expected_bytes_read(num_tokens) / self._read_bytes_per_s
+        matmul_s = self._matmul_s_per_token * num_tokens
+        return (
+            OVERHEAD_UNIT_S,
+            OVERHEAD_UNIT_S if work.chunks else 0.0,
+            weights_s if num_tokens == 1 else 0.0,
+            weights_s if num_tokens > 1 else 0.0,
+            matmul_s if matmul_s < weights_s else weights_s,
+            matmul_s - weights_s if matmul_s > weights_s else 0.0,
+            attention_s,
+            contexts_bytes_read(self._shape, work.contexts) / self._read_bytes_per_s,
+            self._head_s_per_token * (num_queries + work.num_sampling_chunks),
+        )
+
+    def _attention_s(self, start: int, length: int) -> float:
+        """Of a chunk."""
+        seconds = self._multiply_adds_s(start, length)
+        return max(seconds, self._shape.kv_bytes_read(start) / self._read_bytes_per_s) if start else seconds
+
+    def _multiply_adds_s(self, start: int, length: int) -> float:
+        return self._shape.attention_multiply_adds(start, length) / self._multiply_adds_per_s
 
 
 class StepCost:
@@ -87,25 +140,23 @@ class StepCost:
         self.num_observed = 0
         self.error: float | None = None
         """Running mean of |predicted - measured| / measured, each predicted before it was measured."""
-        first = astuple(coefficients or Coefficients())
         self._seen: dict[tuple[int, int], int] = {}
-        self._fit = OnlineFit([value / unit for value, unit in zip(first, _UNITS, strict=True)])
+        self._fit = OnlineFit(list((coefficients or Coefficients()).factors))
         self._rows = RowFactors()
-        self._matmul_s_per_token = shape.layer_matmul_parameters / ceilings.multiply_adds_per_s
-        self._head_s_per_token = shape.head_matmul_parameters / ceilings.multiply_adds_per_s
+        self._terms = StepTerms(shape, ceilings)
 
     @property
     def coefficients(self) -> Coefficients:
-        return Coefficients(*map(mul, self._fit.coefficients, _UNITS))
+        return Coefficients(*map(mul, self._fit.coefficients, _UNITS.values()))
 
     def seconds(self, work: StepWork) -> float:
         """What a step with exactly this work should take."""
-        return self._factor(work) * math.fsum(map(mul, self._terms(work), self._fit.coefficients))
+        return self._factor(work) * self._terms.seconds(work, self._fit.coefficients)
 
     def parts(self, work: StepWork) -> dict[str, float]:
         """The same, in seconds by part, named as in `Coefficients`."""
         factor = self._factor(work)
-        seconds = [factor * part for part in map(mul, self._terms(work), self._fit.coefficients)]
+        seconds = [factor * part for part in map(mul, self._terms.of(work), self._fit.coefficients)]
         return dict(zip(PARTS, seconds, strict=True))
 
     def _factor(self, work: StepWork) -> float:
@@ -115,7 +166,7 @@ class StepCost:
         """Count how far off the prediction of a step was, and learn from what it took."""
         if not 0.0 < seconds < math.inf:
             return
-        terms = self._terms(work)
+        terms = self._terms.of(work)
         if not terms[0]:
             return  # an empty step
         predicted = sum(map(mul, terms, self._fit.coefficients))
@@ -136,30 +187,3 @@ class StepCost:
         if surprise > 1.0 and self.num_observed > TRUSTED_AFTER:
             scale *= math.sqrt(surprise)
         self._fit.observe(kind, [term / scale for term in terms], seconds / scale)
-
-    def _terms(self, work: StepWork) -> tuple[float, ...]:
-        """Seconds, in the order of `Coefficients`: the unit of overheads, then floors."""
-        num_queries = num_tokens = work.num_queries
-        attention_multiply_adds = 0
-        for start, length in work.chunks:
-            num_tokens += length
-            attention_multiply_adds += self.shape.attention_multiply_adds(start, length)
-        for context, queries in zip(work.contexts, work.queries, strict=False):
-            if queries > 1:
-                attention_multiply_adds += self.shape.attention_multiply_adds(context - queries + 1, queries - 1)
-        if not num_tokens:
-            return (0.0,) * len(PARTS)
-        weights_bytes = self.shape.weight_bytes_read(num_tokens)
-        weights_s = weights_bytes / self.ceilings.read_bytes_per_s
-        matmul_s = self._matmul_s_per_token * num_tokens
-        return (
-            OVERHEAD_UNIT_S,
-            OVERHEAD_UNIT_S if work.chunks else 0.0,
-            weights_s if num_tokens == 1 else 0.0,
-            weights_s if num_tokens > 1 else 0.0,
-            matmul_s if matmul_s < weights_s else weights_s,
-            matmul_s - weights_s if matmul_s > weights_s else 0.0,
-            attention_multiply_adds / self.ceilings.multiply_adds_per_s,
-            contexts_bytes_read(self.shape, work.contexts) / self.ceilings.read_bytes_per_s,
-            self._head_s_per_token * (num_queries + work.num_sampling_chunks),
-        )

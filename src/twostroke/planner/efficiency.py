@@ -5,11 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Protocol
 
-from twostroke.cost.floor import StepWork, contexts_bytes_read, step_floor_s
+from twostroke.cost.floor import StepWork, step_floor_s
 from twostroke.cost.hardware import Ceilings
 from twostroke.cost.model_shape import ModelShape
+from twostroke.cost.step_cost import Coefficients, StepTerms
 
 
 class Efficiency(Protocol):
@@ -27,8 +29,17 @@ class Efficiency(Protocol):
         """What a prompt takes beside its steps where nobody else is served, if that was measured; else 0."""
 
 
+class _Steps:
+    """Of an efficiency that knows steps alone: nobody measured what a prompt takes beside them."""
+
+    __slots__ = ()
+
+    def newcomer_seconds(self, prompt_tokens: int) -> float:
+        return 0.0
+
+
 @dataclass(frozen=True, slots=True)
-class Floor:
+class Floor(_Steps):
     """All of every limit: what physics allows, which nobody reaches."""
 
     source: str = "1.0: the floor itself"
@@ -37,72 +48,72 @@ class Floor:
     def step_seconds(self, shape: ModelShape, work: StepWork, ceilings: Ceilings) -> float:
         return step_floor_s(shape, work, ceilings)
 
-    def newcomer_seconds(self, prompt_tokens: int) -> float:
-        return 0.0
-
 
 @dataclass(frozen=True, slots=True)
-class TermEfficiency:
-    """The share of the data sheet's peak, or of its bandwidth, that each kind of work reaches, and what a layer costs
-    beside its matrices. Terms add up: kernels run one after another, each bound by its own limit."""
+class Recorded:
+    """The cost model with coefficients from records of several models on one device, over its data sheet. They are kept
+    so that they carry over to other models: overheads by the layer, and the experts' products apart."""
 
     source: str
     error: str
-    matmul: float
-    """Of the peak, in matrix products of many rows."""
-    expert_matmul: float
-    """The same in experts, whose rows come in small groups."""
-    prefill_attention: float
-    """Of the peak, in the attention of a chunk."""
-    single_weight_reads: float
-    """Of the bandwidth, where a product of one row is bound by its weights."""
-    weight_reads: float
-    """The same of several rows."""
-    packed_reads: float
-    """The same of copies in 12 bits, whatever the rows: unpacking them takes its time too."""
-    kv_reads: float
-    """Of the bandwidth, in decode's attention."""
     layer_s: float
-    """Norms, rotation and the waits between kernels: a layer, whatever its size."""
+    """Norms, rotation and the waits between kernels: of a layer, whatever its size."""
     expert_layer_s: float
-    """Choosing experts and gathering their rows: a layer that has them, on top."""
-    chunk_layer_s: float
-    """The least that a layer takes in a step with a chunk, whose kernels the host launches one by one."""
+    """Choosing experts and gathering their rows: of a layer that has them, on top."""
+    newcomer_s: float
+    """What a prompt takes beside its steps where nobody else is served."""
+    weights_alone: float
+    """This and all that follow: seconds for each second of the part's floor, as `Coefficients` has them."""
+    weights: float
+    matmul: float
+    expert_matmul: float
+    """In place of `matmul` for experts, whose rows come in small groups."""
+    attention: float
+    kv: float
+    sampled: float
+
+    def coefficients(self, shape: ModelShape) -> Coefficients:
+        return _coefficients(self, *_layers_and_experts(shape))
 
     def step_seconds(self, shape: ModelShape, work: StepWork, ceilings: Ceilings) -> float:
-        count = work.num_tokens
-        if count == 0:
-            return 0.0
-        peak, bandwidth = ceilings.multiply_adds_per_s, ceilings.read_bytes_per_s
-        num_layers = sum(group.num_layers for group in shape.kv_groups)
-        expert_parameters = shape.experts.active_parameters if shape.experts else 0
-        num_sampled = work.num_queries + work.num_sampling_chunks
-        dense = (shape.layer_matmul_parameters - expert_parameters) * count
-        dense += shape.head_matmul_parameters * num_sampled
-        weight_rate = bandwidth * (self.single_weight_reads if count == 1 else self.weight_reads)
-        copy_rate = bandwidth * self.packed_reads
-        copied, plain = shape.expected_dense_reads(count)
-        seconds = max(dense / (peak * self.matmul), copied / copy_rate + plain / weight_rate)
-        if shape.experts is not None:
-            of_copies = shape.expert_copies_read(count)
-            read_s = of_copies / copy_rate + (shape.expert_bytes_read(count) - of_copies) / weight_rate
-            seconds += max(expert_parameters * count / (peak * self.expert_matmul), read_s)
-            seconds += num_layers * self.expert_layer_s
-        for start, num_tokens in work.chunks:
-            seconds += max(
-                shape.attention_multiply_adds(start, num_tokens) / (peak * self.prefill_attention),
-                (shape.kv_bytes_read(start) if start else 0) / (bandwidth * self.kv_reads),
-            )
-        read = contexts_bytes_read(shape, work.contexts)
-        seconds += read / (bandwidth * self.kv_reads) + num_layers * self.layer_s
-        return max(seconds, num_layers * self.chunk_layer_s) if work.chunks else seconds
+        return StepTerms(shape, ceilings).seconds(work, _factors(self, *_layers_and_experts(shape)))
 
     def newcomer_seconds(self, prompt_tokens: int) -> float:
-        return 0.0
+        return self.newcomer_s
+
+
+def _layers_and_experts(shape: ModelShape) -> tuple[int, float | None]:
+    """How many layers a model has and, where it has experts, their share of the layers' multiply-adds."""
+    num_layers = sum(group.num_layers for group in shape.kv_groups)
+    in_experts = None if shape.experts is None else shape.experts.active_parameters / shape.layer_matmul_parameters
+    return num_layers, in_experts
+
+
+@lru_cache(maxsize=64)
+def _factors(recorded: Recorded, num_layers: int, in_experts: float | None) -> tuple[float, ...]:
+    """A search or a simulation asks for many thousands of steps."""
+    return _coefficients(recorded, num_layers, in_experts).factors
+
+
+def _coefficients(recorded: Recorded, num_layers: int, in_experts: float | None) -> Coefficients:
+    expert_layer_s = 0.0 if in_experts is None else recorded.expert_layer_s
+    share = in_experts or 0.0
+    return Coefficients(
+        step_s=num_layers * (recorded.layer_s + expert_layer_s),
+        prefill_s=0.0,
+        weights_alone=recorded.weights_alone,
+        weights=recorded.weights,
+        # So that a step bound by arithmetic costs its arithmetic alone, and no more for being cut in two.
+        matmul_in_shadow=max(0.0, recorded.matmul - recorded.weights),
+        matmul=(1.0 - share) * recorded.matmul + share * recorded.expert_matmul,
+        attention=recorded.attention,
+        kv=recorded.kv,
+        sampled=recorded.sampled,
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class FloorShares:
+class FloorShares(_Steps):
     """One share of the floor for each phase: what a running server, or a guess, can tell."""
 
     source: str
@@ -116,9 +127,6 @@ class FloorShares:
         return (
             step_floor_s(shape, prefill, ceilings) / self.prefill + step_floor_s(shape, decode, ceilings) / self.decode
         )
-
-    def newcomer_seconds(self, prompt_tokens: int) -> float:
-        return 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,24 +146,24 @@ class Fitted:
         return self.newcomer(prompt_tokens)
 
 
-H200_RECORDS = TermEfficiency(
+H200_RECORDS = Recorded(
     source="one H200 running Llama-3.1-8B, Qwen3-0.6B and Qwen3-30B-A3B in bf16, with and without copies in 12 bits "
     "for decode (bench/results/cuda-bench.txt, cuda-step-profile.txt; attention and experts: cuda-attention.txt, "
     "cuda-moe.txt)",
-    error="7.5% on average over 26 figures measured there (decode step 7.5%, TTFT 9.5%, TPOT 5.7%, tokens/s 5.2%), "
-    "the worst 31%; 12% to 18% on a model that was left out of the fit",
-    matmul=0.66,
-    expert_matmul=0.49,
-    prefill_attention=0.642,
-    single_weight_reads=0.888,
-    weight_reads=0.834,
-    packed_reads=0.769,
-    kv_reads=0.706,
+    error="6.4% on average over 26 figures measured there (decode step 8.2%, TTFT 2.5%, TPOT 5.3%, tokens/s 0.3%), "
+    "the worst 31%; 8% to 19% on a model that was left out of the fit",
     layer_s=14.7e-6,
     expert_layer_s=14.4e-6,
-    chunk_layer_s=167e-6,
+    newcomer_s=3.64e-3,
+    weights_alone=1.158,
+    weights=1.195,
+    matmul=1.35,
+    expert_matmul=2.04,
+    attention=1.558,
+    kv=1.407,
+    sampled=1.333,
 )
-"""Shares of the data sheet's numbers. `python -m bench.plan_error` fits it anew and prints each error."""
+"""Over the data sheet's numbers. `python -m bench.plan_error` fits it anew and prints each error."""
 
 
 CPU_RECORDS = FloorShares(
@@ -174,7 +182,7 @@ LARGEST_MEASURED = 31 * 10**9
 
 def expected(
     device_name: str, *, cuts: Sequence[str] = (), arithmetic: str = "bf16", num_parameters: int = 0
-) -> TermEfficiency:
+) -> Recorded:
     """The records' shares, and a word on how far they are from what is planned. `cuts`: kinds of parallelism."""
     apart = []
     if num_parameters > LARGEST_MEASURED:
