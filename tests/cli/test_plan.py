@@ -11,6 +11,8 @@ from tests.cli.test_cli import twostroke
 from tests.models.tiny_checkpoints import make_tiny, variants
 from tests.models.tiny_gguf import write_gguf
 
+from twostroke.backends.cpu import ceilings
+from twostroke.backends.cpu.ceilings import MachineRates
 from twostroke.cli.plan_model import read_model
 from twostroke.config import EngineConfig
 from twostroke.core.errors import ModelError
@@ -49,14 +51,14 @@ def test_a_plan_says_everything_with_its_source() -> None:
 
 
 def test_what_does_not_fit_says_what_would() -> None:
-    done = twostroke("plan", "Llama-3.1-70B", "--on", "h100")
+    done = typed("plan", "Llama-3.1-70B", "--on", "h100")
     assert done.returncode == 0
     assert "NO: 141.1 GB of weights in 85.9 GB; it takes --tensor-parallel 2" in done.stdout
     assert "41.5 ms" in done.stdout and "USD a million" not in done.stdout
 
 
 def test_copies_for_decode_are_told_apart_from_weights() -> None:
-    done = twostroke("plan", "Llama-3.1-8B", "--on", "h200", "--users", "64", "--matrices", COLUMNS="200")
+    done = typed("plan", "Llama-3.1-8B", "--on", "h200", "--users", "64", "--matrices", COLUMNS="200")
     for text in (
         "yes: 16.1 GB of weights and 11.3 GB of copies in 150.8 GB, 114.4 GB for KV",
         "15.0 GB of the weights are held twice: in 16 bits for long prompts, and 11.3 GB more in 12 bits for decode",
@@ -66,7 +68,7 @@ def test_copies_for_decode_are_told_apart_from_weights() -> None:
     ):
         assert text in done.stdout, text
     packed, plain = (
-        json.loads(twostroke("plan", "Llama-3.1-8B", "--on", "h200", "--json", "--decode-weights", form).stdout)
+        json.loads(typed("plan", "Llama-3.1-8B", "--on", "h200", "--json", "--decode-weights", form).stdout)
         for form in ("auto", "plain")
     )
     assert packed["memory"]["decode_copies_bytes"] == packed["decode_weights"]["dense"]["num_bytes"] > 11e9
@@ -74,12 +76,12 @@ def test_copies_for_decode_are_told_apart_from_weights() -> None:
     assert plain["notes"] == ["decode weights plain (asked for)"]
     assert plain["memory"]["weight_bytes"] == packed["memory"]["weight_bytes"]
     assert packed["alone"]["tpot"]["floor_s"] < 0.77 * plain["alone"]["tpot"]["floor_s"]
-    done = twostroke("plan", "Llama-3.1-8B", "--search", "--users", "9", "--on", "h200", "--quantise", "bf16")
+    done = typed("plan", "Llama-3.1-8B", "--search", "--users", "9", "--on", "h200", "--quantise", "bf16")
     assert "bf16, 12 bits" in done.stdout
 
 
 def test_json_is_json() -> None:
-    done = twostroke("plan", "gpt-oss-120b", "--on", "h200", "--count", "4", "--tensor-parallel", "2", "--json")
+    done = typed("plan", "gpt-oss-120b", "--on", "h200", "--count", "4", "--tensor-parallel", "2", "--json")
     record = json.loads(done.stdout)
     assert (record["devices"], record["replicas"], record["weights"]) == (4, 2, "mxfp4")
     assert record["active_parameters"] == pytest.approx(5.13e9, rel=0.01)
@@ -88,13 +90,13 @@ def test_json_is_json() -> None:
     alone, used = record["alone"], record["efficiency"]
     assert used["prefill_share"] == pytest.approx(alone["ttft"]["floor_s"] / alone["ttft"]["expected_s"])
     assert used["decode_share"] == pytest.approx(alone["tpot"]["floor_s"] / alone["tpot"]["expected_s"])
-    done = twostroke("plan", "Llama-3.1-70B", "--on", "h100", "--json")
+    done = typed("plan", "Llama-3.1-70B", "--on", "h100", "--json")
     assert json.loads(done.stdout)["in_company"] is None
 
 
 def test_search_is_cheapest_first() -> None:
     arguments = ("--search", "--users", "100", "--slo-ttft-ms", "2000", "--slo-tpot-ms", "50")
-    done = twostroke("plan", "Llama-3.1-70B", *arguments, "--json")
+    done = typed("plan", "Llama-3.1-70B", *arguments, "--json")
     record = json.loads(done.stdout)
     prices = [one["usd_per_hour"] for one in record["found"]]
     assert prices == sorted(prices) and len(prices) > 3
@@ -108,29 +110,29 @@ def test_search_is_cheapest_first() -> None:
             assert one["not_run"][0].startswith(f"this engine does not run on {one['device']}: it has backends for")
         stated = one["efficiency"]["error"]
         assert "larger than any measured" in stated and (one["device"] == "H200" or f"no {one['device']} was" in stated)
-    done = twostroke("plan", "Llama-3.1-70B", *arguments, "--on", "h200", "--on", "b200")
+    done = typed("plan", "Llama-3.1-70B", *arguments, "--on", "h200", "--on", "b200")
     assert "USD/M out" in done.stdout and "RTX" not in done.stdout
     assert "error of the first  unknown: 71B parameters" in done.stdout
     # The cheapest is a cut, or a format, or a card that this engine never ran: it says so, and names what it has run.
     assert "first has not run" in done.stdout and "cheapest that has" in done.stdout
-    done = twostroke("plan", "Llama-3.1-70B", *arguments, "--on", "h200", "--efficiency", "0.4")
+    done = typed("plan", "Llama-3.1-70B", *arguments, "--on", "h200", "--efficiency", "0.4")
     assert "as given with --efficiency" in done.stdout and "not measured" in done.stdout
     assert "bench/results" not in done.stdout
-    done = twostroke("plan", "Llama-3.1-8B", "--search", "--rate", "2", "--output", "50", "--on", "h200")
+    done = typed("plan", "Llama-3.1-8B", "--search", "--rate", "2", "--output", "50", "--on", "h200")
     assert done.returncode == 0 and "the first one simulated" in done.stdout and "p99" in done.stdout
-    done = twostroke("plan", "Llama-3.1-8B", "--search", "--rate", "2", "--output", "50", "--on", "h200", "--json")
+    done = typed("plan", "Llama-3.1-8B", "--search", "--rate", "2", "--output", "50", "--on", "h200", "--json")
     record = json.loads(done.stdout)
     tail, mean_s = record["first_simulated"], record["found"][0]["ttft_s"]
     assert tail["met_share"] == 1.0 and tail["requests_per_s"] == 2 / record["found"][0]["replicas"]
     assert tail["ttft_s"]["p99"] >= tail["ttft_s"]["p50"] > 0.2 * mean_s
     # What the means allow and the simulation does not gets more copies, or is not said to meet the level.
     level = ("--slo-ttft-ms", "47", "--quantise", "bf16", "--on", "h200", "--output", "50", "--json")
-    done = twostroke("plan", "Llama-3.1-8B", "--search", "--rate", "6", *level)
+    done = typed("plan", "Llama-3.1-8B", "--search", "--rate", "6", *level)
     record = json.loads(done.stdout)
     tail = record["first_simulated"]
     assert record["meets_the_level"] == (tail["met_share"] >= 0.9) == (done.returncode == 0)
     assert record["found"][0]["tensor_parallel"] > 1 or record["found"][0]["replicas"] > 1
-    done = twostroke("plan", "Llama-3.1-70B", "--search", "--rate", "1", "--slo-tpot-ms", "0.001", "--on", "h200")
+    done = typed("plan", "Llama-3.1-70B", "--search", "--rate", "1", "--slo-tpot-ms", "0.001", "--on", "h200")
     assert done.returncode == 1 and "nothing meets it, of 30 that were tried; nearest are:" in done.stdout
     shown = [line for line in done.stdout.splitlines() if line.startswith("  ")]
     assert len(shown) == 3 and all("too slow for one user" in line for line in shown)
@@ -139,16 +141,20 @@ def test_search_is_cheapest_first() -> None:
 
 def test_the_machine_under_us(smollm2_path: Path, tmp_path: Path) -> None:
     sizes = ("--input", "200", "--output", "50")
-    done = twostroke("plan", str(smollm2_path), "--on", "this", *sizes, TWOSTROKE_CACHE=str(tmp_path))
+    done = typed("plan", str(smollm2_path), "--on", "this", *sizes, TWOSTROKE_CACHE=str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert "as this engine holds them" in done.stdout and "measured on this machine" in done.stdout
     assert "bench/results/cpu-" in done.stdout
 
 
-def test_a_model_that_is_not_here_on_the_machine_under_us(smollm2_path: Path, tmp_path: Path) -> None:
-    """From its sizes and this machine's ceilings, and what another model taught of the machine."""
+def test_a_model_that_is_not_here_on_the_machine_under_us(
+    smollm2_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From its sizes and the machine's ceilings, and what another model taught of the machine. The ceilings are given:
+    a busy moment would change one of them and not the other."""
+    monkeypatch.setattr(ceilings, "machine_rates", lambda isa, n: MachineRates(20e9, 400e9, 100e9, isa.name, n))
     folder, sizes = {"TWOSTROKE_CACHE": str(tmp_path)}, ("--on", "this", "--input", "200", "--output", "50")
-    done = twostroke("plan", "Llama-3.2-1B", *sizes, "--json", **folder)
+    done = typed("plan", "Llama-3.2-1B", *sizes, "--json", **folder)
     record = json.loads(done.stdout)
     assert done.returncode == 0 and "unknown: Llama-3.2-1B was never run here" in record["efficiency"]["error"]
     # 1.24B parameters in Q8_0, whose blocks of 32 take 34 bytes.
@@ -161,15 +167,15 @@ def test_a_model_that_is_not_here_on_the_machine_under_us(smollm2_path: Path, tm
         found = Calibration(prepared.ceilings(), Coefficients(weights_alone=1.5), 0.0, 0.125, 9, "yesterday")
         prepared.keep_calibration(found)
         assert prepared.calibration() == prepared.calibration_of_another() != found
-    taught = json.loads(twostroke("plan", "Llama-3.2-1B", *sizes, "--json", **folder).stdout)
+    taught = json.loads(typed("plan", "Llama-3.2-1B", *sizes, "--json", **folder).stdout)
     assert "calibrate on this machine with" in taught["efficiency"]["source"]
     assert "unknown: Llama-3.2-1B was not measured here; of" in taught["efficiency"]["error"]
     assert "12.5% of a step" in taught["efficiency"]["error"]
     weights_s = 1.5 * record["alone"]["minimum_decode_s"]
     assert taught["alone"]["tpot"]["expected_s"] == pytest.approx(weights_s, rel=0.2)
-    done = twostroke("plan", "Llama-3.1-405B", *sizes, **folder)
+    done = typed("plan", "Llama-3.1-405B", *sizes, **folder)
     assert done.returncode == 0 and "NO: " in done.stdout
-    done = twostroke("plan", "DeepSeek-V3", *sizes, **folder)
+    done = typed("plan", "DeepSeek-V3", *sizes, **folder)
     assert (
         done.returncode == 2 and "does not run deepseek_v3 models: no backend here computes its latent" in done.stderr
     )
@@ -177,7 +183,7 @@ def test_a_model_that_is_not_here_on_the_machine_under_us(smollm2_path: Path, tm
 
 def test_a_plot(tmp_path: Path) -> None:
     path = tmp_path / "plot.svg"
-    done = twostroke("plan", "Llama-3.1-8B", "--on", "h200", "--plot", str(path))
+    done = typed("plan", "Llama-3.1-8B", "--on", "h200", "--plot", str(path))
     assert done.returncode == 0 and f"plot: {path}" in done.stderr
     assert "</svg>" in path.read_text()
 
@@ -221,7 +227,7 @@ def test_bad_input_is_one_sentence(arguments: tuple[str, ...], message: str) -> 
 
 
 def test_an_unknown_hub_id_says_what_was_tried() -> None:
-    done = twostroke("plan", "nobody/nothing-at-all", HF_HUB_OFFLINE="1")
+    done = typed("plan", "nobody/nothing-at-all", HF_HUB_OFFLINE="1")
     assert done.returncode == 2 and "the Hub gave nothing" in done.stderr
 
 

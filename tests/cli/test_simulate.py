@@ -50,12 +50,12 @@ def test_a_calibration_is_what_simulate_and_plan_start_from(
     write_calibration(prepared.calibration_path, found)
     spec = here(str(smollm2_path), EngineConfig(backend="cpu")).spec
     assert (spec.host_s, spec.newcomer_s, spec.newcomer_s_per_token) == (0.0, 40.0, 0.25)
-    simulated = twostroke(
+    simulated = typed(
         "simulate", str(smollm2_path), "--requests", "3", "--backend", "cpu", TWOSTROKE_CACHE=str(tmp_path)
     )
     assert simulated.returncode == 0, simulated.stderr
     assert "calibrated yesterday, steps off by 12.5%" in simulated.stdout
-    planned = twostroke("plan", str(smollm2_path), "--on", "this", TWOSTROKE_CACHE=str(tmp_path))
+    planned = typed("plan", str(smollm2_path), "--on", "this", TWOSTROKE_CACHE=str(tmp_path))
     assert planned.returncode == 0, planned.stderr
     assert "twostroke calibrate on this machine, yesterday" in planned.stdout and "12.5%" in planned.stdout
 
@@ -68,7 +68,7 @@ def test_calibrate_refuses_senseless_times(seconds: str) -> None:
 
 def test_simulate_tells_what_users_would_feel(smollm2_path: Path) -> None:
     sizes = ("--rate", "5", "--requests", "200", "--input", "20-200", "--output", "10-40", "--replicas", "2")
-    done = twostroke(
+    done = typed(
         "simulate", str(smollm2_path), *sizes, "--slo-ttft-ms", "500", "--slo-tpot-ms", "50", "--backend", "cpu"
     )
     assert done.returncode == 0, done.stderr
@@ -83,7 +83,7 @@ def test_simulate_reads_a_trace_and_writes_json(smollm2_path: Path, tmp_path: Pa
     ]
     trace = tmp_path / "trace.jsonl"
     trace.write_text("\n".join(json.dumps(line) for line in lines))
-    done = twostroke("simulate", str(smollm2_path), "--trace", str(trace), "--json", "--backend", "cpu")
+    done = typed("simulate", str(smollm2_path), "--trace", str(trace), "--json", "--backend", "cpu")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert (found["requests"], found["refused"]) == (20, 0)
@@ -94,27 +94,27 @@ def test_simulate_reads_a_trace_and_writes_json(smollm2_path: Path, tmp_path: Pa
 
 def test_simulate_needs_no_weights_for_another_device() -> None:
     sizes = ("--rate", "10", "--requests", "100", "--input", "200-2000", "--output", "20-100", "--json")
-    done = twostroke("simulate", "Llama-3.1-70B", "--on", "h200", "--tensor-parallel", "2", *sizes)
+    done = typed("simulate", "Llama-3.1-70B", "--on", "h200", "--tensor-parallel", "2", *sizes)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["requests"] == 100 and "2 x H200" in found["deployment"] and "H200" in found["step_seconds"]
     # A prompt of 200 tokens at least, and 141 GB of weights at 9.6 TB/s at best.
     assert found["itl_s"]["p50"] > 141e9 / 9.6e12
-    alone = twostroke("simulate", "Llama-3.1-70B", "--on", "l4")
+    alone = typed("simulate", "Llama-3.1-70B", "--on", "l4")
     assert alone.returncode == 2 and "do not fit on L4" in alone.stderr
     assert "71B parameters are larger than any measured" in found["step_seconds"]
     assert found["note"] == "this engine runs a model on one device: 2 are planned, not run"
     assert found["load"]["bound"] in ("prefill", "decode", "balanced") and found["load"]["advice"]
-    here = twostroke("simulate", "llama-3.3-70b")
+    here = typed("simulate", "llama-3.3-70b")
     assert here.returncode == 2 and "--on DEVICE (h200, ...) simulates it" in here.stderr
     decode = [
-        json.loads(twostroke("simulate", "Llama-3.1-8B", "--on", "h200", "--decode-weights", form, *sizes).stdout)
+        json.loads(typed("simulate", "Llama-3.1-8B", "--on", "h200", "--decode-weights", form, *sizes).stdout)
         for form in ("packed", "plain")
     ]
     assert ["copies in 12 bits for decode" in one["deployment"] for one in decode] == [True, False]
     assert decode[0]["itl_s"]["p50"] < 0.95 * decode[1]["itl_s"]["p50"]
     assert [one["note"] for one in decode] == [None, "decode weights plain (asked for)"]
-    wide = twostroke("simulate", "Llama-3.1-70B", "--on", "h200", "--tensor-parallel", "16", "--requests", "5")
+    wide = typed("simulate", "Llama-3.1-70B", "--on", "h200", "--tensor-parallel", "16", "--requests", "5")
     assert "; 16 devices share a copy over the link that joins devices within one machine" in wide.stdout
 
 

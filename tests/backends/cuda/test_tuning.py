@@ -125,8 +125,8 @@ def test_a_model_is_tuned(
     """On a card by its clock, for bf16; elsewhere everything but the clock."""
     spec: ModelSpec = request.getfixturevalue(variant)
     monkeypatch.setenv("TWOSTROKE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(tuning, "DECODE_COUNTS", (32, 1, 8))
-    monkeypatch.setattr(tuning, "LONG_COUNTS", (384,) if device == "cuda" else (40,))
+    monkeypatch.setattr(tuning, "DECODE_COUNTS", (32, 1, 8) if device == "cuda" else (4, 1))
+    monkeypatch.setattr(tuning, "LONG_COUNTS", (384,) if device == "cuda" else (20,))
     dtype = torch.bfloat16 if device == "cuda" else F32
     if device == "cpu":
         monkeypatch.setattr(
