@@ -148,10 +148,10 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestSchedulerMachine = SchedulerMachine.TestCase
-TestSchedulerMachine.settings = examples(100, stateful_step_count=30, allowed=tuple(HealthCheck))
+TestSchedulerMachine.settings = examples(60, stateful_step_count=30, allowed=tuple(HealthCheck))
 
 
-@examples(120)
+@examples(60)
 @given(data=st.data(), kv_layout=layouts(), config=configs)
 def test_every_request_finishes_with_the_tokens_it_gets_alone(
     data: st.DataObject, kv_layout: KVLayout, config: dict[str, object]

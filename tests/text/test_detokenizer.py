@@ -14,7 +14,7 @@ from twostroke.text.tokenizer import Tokenizer
 
 from .sample_strings import SAMPLES, random_strings
 
-PROPERTY = examples(300, allowed=(HealthCheck.function_scoped_fixture,))
+PROPERTY = examples(150, allowed=(HealthCheck.function_scoped_fixture,))
 CUTS = st.lists(st.integers(1, 4), min_size=1, max_size=8)
 
 

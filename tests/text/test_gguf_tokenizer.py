@@ -35,6 +35,7 @@ def test_smollm2_ids_equal_a_plain_bpe_on_1500_strings(
         assert smollm2_tokenizer.encode(text) == oracle.encode(text), repr(text)
 
 
+@pytest.mark.slow
 def test_smollm2_ids_equal_transformers(smollm2_tokenizer: Tokenizer, smollm2_path: Path) -> None:
     """transformers reads the same file but does not cut digits off; with SmolLM2's vocabulary, whose tokens hold one
     digit at most, that only shows where a digit stands beside other signs, so the digits of the strings are dropped."""

@@ -33,7 +33,7 @@ def feed(matcher: StopStringMatcher, text: str, cuts: list[int]) -> tuple[str, b
     return shown + matcher.finish(), stopped
 
 
-@examples(600)
+@examples(300)
 @given(LETTERS, STOPS, st.lists(st.integers(1, 5), min_size=1, max_size=6), st.booleans())
 def test_equals_brute_force_however_the_text_is_cut(
     text: str, stops: list[str], cuts: list[int], include: bool
@@ -41,7 +41,7 @@ def test_equals_brute_force_however_the_text_is_cut(
     assert feed(StopStringMatcher(stops, include), text, cuts) == brute_force(text, stops, include)
 
 
-@examples(300)
+@examples(150)
 @given(LETTERS, STOPS)
 def test_holds_back_no_more_than_may_become_a_stop(text: str, stops: list[str]) -> None:
     matcher, shown = StopStringMatcher(stops), ""

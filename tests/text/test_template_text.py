@@ -82,7 +82,7 @@ def check_ranges(text: str) -> None:
         assert text[index : index + 1].lower() not in USERS_LETTERS + USERS_LETTERS.upper() + "é", (text, ranges)
 
 
-@examples(400)
+@examples(200)
 @given(text=texts, other=texts, a=numbers, b=numbers, operation=st.sampled_from(OPERATIONS))
 def test_it_is_the_text_it_looks_like(text: str, other: str, a: int, b: int, operation: Any) -> None:
     try:

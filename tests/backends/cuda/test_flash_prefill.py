@@ -48,7 +48,7 @@ WIDE, NARROW, LOW = FlashOptions(128, 192), FlashOptions(128, 64), FlashOptions(
     "options, shape, window, softcap",
     [
         (WIDE, AttentionShape(4, 1, 128, 64, BF16), None, None),
-        (WIDE, AttentionShape(6, 2, 128, 128, FP16), None, None),
+        pytest.param(WIDE, AttentionShape(6, 2, 128, 128, FP16), None, None, marks=pytest.mark.slow),
         pytest.param(LOW, AttentionShape(2, 2, 64, 64, BF16), None, None, marks=pytest.mark.slow),
         pytest.param(NARROW, AttentionShape(2, 1, 256, 64, BF16), None, None, marks=pytest.mark.slow),
         (NARROW, AttentionShape(4, 2, 256, 64, BF16), 300, None),
