@@ -44,6 +44,12 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     return tiny("llama", tmp_path_factory.mktemp("llama"), num_hidden_layers=2)
 
 
+@pytest.fixture(scope="module")
+def one_layer(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    """For what happens before the first layer and behind the last."""
+    return tiny("llama", tmp_path_factory.mktemp("one_layer"), num_hidden_layers=1)
+
+
 @pytest.mark.parametrize(
     ("variant", "changes"),
     [
@@ -79,9 +85,9 @@ def test_two_rows_take_the_fused_kernels(llama: Checkpoint, device: str) -> None
     assert ours == theirs
 
 
-def test_a_slots_position_only_bounds_its_rows(llama: Checkpoint, device: str) -> None:
+def test_a_slots_position_only_bounds_its_rows(one_layer: Checkpoint, device: str) -> None:
     """As with drafts in flight that will not all hold: a row knows where it stands. Drafts themselves are refused."""
-    backend, answers = QUICK.on_device(llama, device), []
+    backend, answers = QUICK.on_device(one_layer, device), []
     launch, requests = backend.launch, mixed_requests((2, 16), (3, 2, 2))
     for more in (0, 5):
 
@@ -90,7 +96,7 @@ def test_a_slots_position_only_bounds_its_rows(llama: Checkpoint, device: str) -
             return launch(replace(step, decodes=tuple(raised)))
 
         backend.launch = launch_raised  # type: ignore[method-assign]
-        answers.append(play(QUICK.engine(llama, backend), requests))
+        answers.append(play(QUICK.engine(one_layer, backend), requests))
     assert answers[0] == answers[1]
     with pytest.raises(BackendError, match="a slot of 3 drafts, and the cuda backend takes 0"):
         launch(Step(99, decodes=(DecodeSlot(99, 5, Drafts(3)),)))
@@ -127,7 +133,7 @@ def test_steps_padded_to_a_captured_shape_change_no_token(
 
 
 def test_steps_without_a_graph_sample_as_many_tokens_as_decode_graphs_have(
-    llama: Checkpoint, device: str, monkeypatch: pytest.MonkeyPatch
+    one_layer: Checkpoint, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Behind the last attention they launch what was launched at start, and padding changes no token. A chunk inside a
     prompt wants no logits at all."""
@@ -136,7 +142,7 @@ def test_steps_without_a_graph_sample_as_many_tokens_as_decode_graphs_have(
     sizes = Sizes(step_tokens=24, max_rows=7, max_context=48)
     requests = mixed_requests((30, 4, 3, 5, 2, 6), (9, 8, 7, 6, 5, 4, 3), ignore_eos=True)
     requests = with_sampling(requests, *({"temperature": 0.7 * (index % 2)} for index in range(len(requests))))
-    backend = sizes.on_device(llama, device, few_rows=2)
+    backend = sizes.on_device(one_layer, device, few_rows=2)
     path, decoder = backend._prefills, backend._parts.decoder
     launch, forward, logits = path.launch, decoder.forward, decoder.logits
     counts: list[int] = []
@@ -160,8 +166,8 @@ def test_steps_without_a_graph_sample_as_many_tokens_as_decode_graphs_have(
     monkeypatch.setattr(path, "launch", record_launch)
     monkeypatch.setattr(decoder, "forward", record_forward)
     monkeypatch.setattr(decoder, "logits", record_logits)
-    ours = play(sizes.engine(llama, backend), requests)
-    assert ours == play(sizes.engine(llama, sizes.on_reference(llama)), requests)
+    ours = play(sizes.engine(one_layer, backend), requests)
+    assert ours == play(sizes.engine(one_layer, sizes.on_reference(one_layer)), requests)
     least = {1: 1, 2: 2, 3: 3, 4: 4, 5: 6, 6: 6, 7: 7}
     assert set(buckets_up_to(sizes.max_rows)) == set(least.values())
     assert [0, 0] in steps and [2, 2, 2] in steps and [5, 6, 6] in steps
@@ -219,12 +225,12 @@ def assert_logprobs_alike(ours: list[TokenLogprobs], theirs: list[TokenLogprobs]
 
 
 def test_sampled_tokens_and_logprobs_are_the_references(
-    llama: Checkpoint, device: str, shapes_run: list[CapturedShape]
+    one_layer: Checkpoint, device: str, shapes_run: list[CapturedShape]
 ) -> None:
     """The same random numbers on both, whatever company a row is in, and in padded steps too."""
     requests = with_sampling(mixed_requests((3, 19, 1), (4, 3, 5, 6)), *SAMPLINGS)
     requests.append(request("prompt", range(30, 50), max_tokens=2, prompt_logprobs=3, logprobs=1))
-    ours, theirs = play_both(llama, requests, device, QUICK)
+    ours, theirs = play_both(one_layer, requests, device, QUICK)
     assert (ours.tokens, ours.ends) == (theirs.tokens, theirs.ends)
     for name in ("r0", "r3", "prompt"):
         assert_logprobs_alike(ours.logprobs[name], theirs.logprobs[name])
