@@ -20,9 +20,6 @@ from twostroke.machine import available_threads
 MAX_THREADS = 8
 """Triton holds Python's lock for about a sixth of the time that it compiles: more threads would wait for it."""
 
-CAN_REHEARSE = hasattr(triton, "AsyncCompileMode") and hasattr(triton, "FutureKernel")
-"""Whether this Triton compiles ahead; without it a start compiles kernel by kernel."""
-
 _compilers: ContextVar[_Threads | None] = ContextVar("compilers of a rehearsal", default=None)
 
 
@@ -94,9 +91,9 @@ def rehearsal(compilers: _Threads) -> Iterator[None]:
 
 @contextmanager
 def compiled_ahead(rehearse: Callable[[], object], *, wanted: bool = True) -> Iterator[None]:
-    """What `rehearse` would launch is compiled beside each other, and launches within find it. Where it is not wanted,
-    or this Triton cannot, they compile for themselves."""
-    if not (wanted and CAN_REHEARSE):
+    """What `rehearse` would launch is compiled beside each other, and launches within find it. Where that is unwanted,
+    they compile for themselves."""
+    if not wanted:
         yield
         return
     with compilers() as threads:

@@ -7,15 +7,7 @@ from dataclasses import dataclass
 from itertools import product as all_of
 from typing import Final
 
-from twostroke.backends.cuda.kernels.product import (
-    DEPTH,
-    MAX_PART_ROWS,
-    Card,
-    Product,
-    Settings,
-    declines,
-    settings_of,
-)
+from twostroke.backends.cuda.kernels.product import DEPTH, MAX_PART_ROWS, Card, Product, Settings, declines, settings_of
 
 CLUSTER_SHARED_BYTES: Final = 226 * 1024
 """What a program on a Hopper chip may have, less its barriers."""

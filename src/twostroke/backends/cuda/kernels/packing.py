@@ -36,7 +36,7 @@ class PackedMatrix:
 
     @staticmethod
     def empty(shape: tuple[int, ...], device: torch.device | str, *, is_gated: bool = False) -> PackedMatrix:
-        """To be filled by `packing.py`; `shape` is the matrix's, [..., rows, depth]."""
+        """To be filled by `pack_by_kernel`; `shape` is the matrix's, [..., rows, depth]."""
         *experts, rows, depth = shape
         units = units_of(rows)
         return PackedMatrix(
