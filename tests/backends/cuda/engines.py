@@ -38,8 +38,7 @@ class Sizes:
     max_rows: int = 6
     max_context: int = 64
     block_size: int = 16
-    num_blocks: int = 40
-    """Of each KV group."""
+    num_blocks: int = 40  # of each KV group
 
     def layout(self, checkpoint: Checkpoint) -> KVLayout:
         found = checkpoint.spec.kv_groups()
