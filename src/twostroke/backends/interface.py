@@ -19,6 +19,8 @@ from twostroke.cost.hardware import Ceilings
 from twostroke.cost.model_shape import DecodeWeights
 from twostroke.machine import Machine, MemorySpace
 from twostroke.models.checkpoint import Checkpoint
+from twostroke.models.heads.eagle3 import Eagle3Head
+from twostroke.models.heads.medusa import MedusaHeads
 from twostroke.models.spec import DenseMlp, LatentAttention, LayerSpec, ModelSpec, MoeSpec, RecurrentMixer
 from twostroke.speculation.drafter import Drafter
 from twostroke.speculation.speculator import Speculator
@@ -112,6 +114,8 @@ class Companion:
     """Its groups in the layout of KV are those of this `KVGroup.model`, from 1 on."""
     taps: tuple[int, ...] = ()
     """Layers of the model that answers after which its drafter reads the residual stream of every row."""
+    head: Eagle3Head | MedusaHeads | None = None
+    """What it is, if it is no whole model; `checkpoint` then has its sizes."""
 
 
 def all_taps(companions: tuple[Companion, ...]) -> tuple[int, ...]:

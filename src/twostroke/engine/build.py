@@ -23,14 +23,16 @@ from twostroke.cost.calibration import (
 from twostroke.cost.hardware import Ceilings
 from twostroke.cost.model_shape import ModelShape
 from twostroke.cost.step_cost import StepCost
-from twostroke.engine.companions import beside, plan_companion, refuse_other_tokens
+from twostroke.engine.companions import beside, plan_companion, plan_head, refuse_other_tokens
 from twostroke.engine.decode_weights import choose_decode_weights
 from twostroke.engine.drafting import speculation
 from twostroke.engine.engine import Engine
 from twostroke.engine.formats import Choice, choose_formats, format_wish
 from twostroke.machine import MemorySpace
 from twostroke.models.checkpoint import Checkpoint
-from twostroke.models.loading import load_checkpoint
+from twostroke.models.heads import HEADS, load_head
+from twostroke.models.heads.mtp import MTP, why_no_mtp
+from twostroke.models.loading import load_checkpoint, read_config
 from twostroke.models.resolve import resolve as resolve_model
 from twostroke.models.weights.tensor import WeightKind
 from twostroke.scheduling.config import SchedulerConfig
@@ -184,8 +186,13 @@ def prepare(checkpoint: Checkpoint, config: EngineConfig) -> Preparation:
     here = machine.detect()
     choice = choose(checkpoint, config, here)
     factory = choice.factory
+    if MTP in config.speculate.split(","):
+        settings = checkpoint.gguf_metadata or read_config(checkpoint.path)
+        raise BadRequestError(why_no_mtp(checkpoint.name, settings))
     plans = tuple(
-        plan_companion(name, _load(source), number, config, factory, here)
+        plan_head(load_head(name, source, checkpoint.spec), number, factory)
+        if name in HEADS
+        else plan_companion(name, _load(source), number, config, factory, here)
         for number, (name, source) in enumerate(methods_with_files(config.speculate), start=1)
     )
     needs = sum((plan.kv_needs for plan in plans), choice.kv_needs)
@@ -223,6 +230,8 @@ def _load(model: str) -> Checkpoint:
 def assemble(checkpoint: Checkpoint, tokenizer: Tokenizer | None, config: EngineConfig) -> Assembly:
     prepared = prepare(checkpoint, config)
     for companion in prepared.companions:
+        if companion.head is not None:
+            continue  # it has the target's tokens, by their ids
         own = companion.checkpoint
         other = None if tokenizer is None else load_tokenizer(own.path, own.gguf_metadata)
         refuse_other_tokens(checkpoint, own, tokenizer, other)

@@ -5,17 +5,25 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
 
 from twostroke.backends.interface import BackendFactory, Companion, CompanionFactory
 from twostroke.config import EngineConfig, KVGroupNeed, ResolvedConfig
 from twostroke.core.errors import BackendError, BadRequestError
+from twostroke.core.formats import Formats
 from twostroke.core.kv_layout import KVContent
 from twostroke.core.units import size
 from twostroke.engine.formats import choose_formats
 from twostroke.machine import Machine, MemorySpace
 from twostroke.models.checkpoint import Checkpoint
+from twostroke.models.families.rope import MAX_CONTEXT
+from twostroke.models.heads.eagle3 import Eagle3Head
+from twostroke.models.heads.medusa import MedusaHeads
+from twostroke.models.spec import LayerSpec, ModelSpec
 from twostroke.text.tokenizer import Tokenizer
 
+_FLOAT32_BYTES = 4
 _PADDING = re.compile(rb"\[PAD\d+\]")
 """What files name entries that only fill a table up: they are no tokens."""
 
@@ -35,6 +43,9 @@ class CompanionPlan:
             own.positions(group) * need.bytes_per_token for group, need in zip(own.groups, needs, strict=True)
         )
         name = self.companion.checkpoint.name
+        if self.companion.head is not None:
+            taken = f"{size(self.weight_bytes)} of weights and {size(kv_bytes)} of the KV"
+            return f"{self.companion.method} head {name}: {taken}, in float32"
         return (
             f"{self.companion.method} model {name}: {size(self.weight_bytes)} of weights and {size(kv_bytes)} of the "
             f"KV; {self.companion.formats.line}"
@@ -53,6 +64,27 @@ def plan_companion(
     formats = choose_formats(config, checkpoint, here, factory, "").formats
     companion = Companion(method, checkpoint, formats, number)
     return CompanionPlan(companion, companion_needs(factory, companion), factory.companion_bytes(checkpoint, formats))
+
+
+def plan_head(head: Eagle3Head | MedusaHeads, number: int, factory: BackendFactory) -> CompanionPlan:
+    """Raises BackendError where the backend cannot run it beside the model."""
+    path = Path(head.source)
+    method = "eagle3" if isinstance(head, Eagle3Head) else "medusa"
+    if not isinstance(factory, CompanionFactory):
+        raise BackendError(f"the {factory.name} backend runs no heads yet: {path.name} cannot draft there")
+    layers: tuple[LayerSpec, ...] = ()
+    taps: tuple[int, ...] = ()
+    needs: tuple[KVGroupNeed, ...] = ()
+    if isinstance(head, Eagle3Head):
+        own = head.spec.layer.grouped
+        layers, taps = (head.spec.layer,), tuple(tap - 1 for tap in head.spec.taps if tap > 0)
+        kv_bytes = own.kv_values * _FLOAT32_BYTES
+        needs = (KVGroupNeed((0,), None, kv_bytes, "keys and values", own.kv_values, number),)
+    spec = ModelSpec(method, head.spec.draft_vocab_size, head.spec.hidden_size, MAX_CONTEXT, layers, 0.0)
+    checkpoint = Checkpoint(path.resolve().name, path, spec, head.tensors)
+    weight_bytes = sum(prod(tensor.shape) for tensor in head.tensors.values()) * _FLOAT32_BYTES
+    companion = Companion(method, checkpoint, Formats("f32", "f32", "f32"), number, taps, head)
+    return CompanionPlan(companion, needs, weight_bytes)
 
 
 def companion_needs(factory: BackendFactory, companion: Companion) -> tuple[KVGroupNeed, ...]:

@@ -18,7 +18,7 @@ TEXT_DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "ngram": NgramDrafter,
 }
 """They look tokens up, and need no file; they are asked in this order."""
-MODEL_DRAFTERS: tuple[str, ...] = ("draft",)
+MODEL_DRAFTERS: tuple[str, ...] = ("draft", "eagle3", "medusa")
 """They compute, from a file that is named behind a colon."""
 
 

@@ -53,6 +53,8 @@ class _Turn:
     skip: int = 0
     """Steps that it sits out."""
     next_skip: int = 1
+    is_doubted: bool = False
+    """Whether it was said that it hardly ever guesses right."""
 
     @property
     def is_out(self) -> bool:
@@ -100,6 +102,10 @@ class Speculator:
             spent_s = turn.spent_s
             self._guarded(turn, partial(drafter.follow, done))
             turn.spent_s = spent_s  # a prompt that is read along takes as long as it takes
+            doubt = getattr(drafter, "doubt", None)
+            if doubt is not None and not turn.is_doubted:
+                turn.is_doubted = True
+                self.faults.append(doubt)
 
     def _open(self, seq_id: int, request: Request, token_ids: tuple[int, ...]) -> None:
         asked = request.sampling.speculation

@@ -49,6 +49,9 @@ class CpuBackend(HostBackend):
         """What a user should know of how weights are held, a sentence each."""
         models = [self.model]
         for companion in companions:
+            if companion.head is not None:
+                self.add_head(companion, checkpoint, taps)
+                continue
             own = layout.of_model(companion.number)
             models.append(CpuModel(companion.checkpoint, own, companion.formats, settings, self._launcher))
             self.add_companion(companion, models[-1], max_tokens_per_step)

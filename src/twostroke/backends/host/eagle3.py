@@ -1,7 +1,7 @@
 """The arithmetic of an EAGLE-3 head in numpy, float32: what faster code is held against.
 
-A head keeps its keys and values where the target does: slot p, in the same blocks, is made from token p and the
-target's hidden state at p - 1. So slot 0 is empty, and a prefix that is found again brings the head's slots along."""
+Slot p of its keys and values is made from token p and the target's hidden state at p - 1, so slot 0 says nothing. What
+a slot holds depends on nothing else: one that another stream wrote for the same text serves as well."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twostroke.backends.host.arithmetic import Array, gelu_tanh, linear, rms_norm, rotate, silu, softmax
-from twostroke.models.heads.eagle3 import Eagle3Head
+from twostroke.models.heads.eagle3 import Eagle3Head, Eagle3Spec
 
 Ints = npt.NDArray[np.int32]
 Embed = Callable[[Ints], Array]
@@ -30,18 +30,16 @@ class Eagle3Network:
         max_context: int,
         embed: Embed,
         output: Callable[[], Array],
-        window: int | None = None,
     ) -> None:
-        """`window`: behind it the target's blocks are another sequence's."""
-        spec = self.spec = head.spec
+        spec = head.spec
+        self.spec: Eagle3Spec = spec
         weights = {name: tensor.to_float32() for name, tensor in head.tensors.items()}
         self._embed: Embed = weights["embedding"].__getitem__ if "embedding" in weights else embed
         self._output = weights["output"] if "output" in weights else output()
         self._weights = weights
         attention = self._attention = spec.layer.grouped
         self._activate = silu if spec.layer.mlp.activation == "silu" else gelu_tanh
-        windows = [one for one in (attention.window, window) if one is not None]
-        self._window = min(windows) if windows else None
+        self._window = attention.window
         self._frequencies = np.array(attention.rope.inverse_frequencies(max_context))
         self._block_size = block_size
         shape = (num_blocks * block_size, attention.num_kv_heads, attention.head_dim)
@@ -65,14 +63,14 @@ class Eagle3Network:
         token_ids, positions [n]; hidden [n, hidden]; tables [n, blocks]."""
         self._store(self._inputs(token_ids, hidden)[0], positions, tables)
 
-    def step(self, token_ids: Ints, hidden: Array, positions: Ints, tables: Ints) -> tuple[Array, Array]:
+    def step(self, token_ids: Ints, hidden: Array, positions: Ints, tables: Ints, firsts: Ints) -> tuple[Array, Array]:
         """The same, and what follows: the hidden state that stands for the target's at p, and the scores of the
-        head's tokens at p + 1  # [n, hidden], [n, draft vocab]"""
+        head's tokens at p + 1  # [n, hidden], [n, draft vocab]. firsts [n]: slots before these are not looked at."""
         spec, weights, attention = self.spec, self._weights, self._attention
         inputs, residual = self._inputs(token_ids, hidden)
         self._store(inputs, positions, tables)
         queries = self._heads(inputs, "q", positions)
-        mixed = np.stack([self._attend(*one) for one in zip(queries, positions, tables, strict=True)])
+        mixed = np.stack([self._attend(*one) for one in zip(queries, positions, tables, firsts, strict=True)])
         hidden = residual + linear(
             mixed.reshape(len(mixed), attention.query_width), weights["o"], weights.get("o_bias")
         )
@@ -112,11 +110,12 @@ class Eagle3Network:
         values = linear(inputs, weights["v"], weights.get("v_bias"))
         self._values[slots] = values.reshape(len(values), -1, self._attention.head_dim)
 
-    def _attend(self, query: Array, position: int, table: Ints) -> Array:
+    def _attend(self, query: Array, position: int, table: Ints, first: int) -> Array:
         """query [heads, head_dim] of one token -> [kv_heads, queries, head_dim]"""
         attention, size = self._attention, self._block_size
-        first = FIRST_SLOT if self._window is None else max(FIRST_SLOT, int(position) - self._window + 1)
-        places = np.arange(first, int(position) + 1)
+        if self._window is not None:
+            first = max(first, position - self._window + 1)
+        places = np.arange(min(first, position), position + 1)  # it sees itself always
         slots = table[places // size].astype(np.intp) * size + places % size
         grouped = query.reshape(attention.num_kv_heads, attention.queries_per_kv_head, attention.head_dim)
         scores = grouped @ self._keys[slots].transpose(1, 2, 0) * np.float32(attention.scale)

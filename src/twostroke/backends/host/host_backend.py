@@ -15,6 +15,7 @@ from twostroke.backends.host.batch import Batch
 from twostroke.backends.host.companions import TargetPass
 from twostroke.backends.host.draft_model import DraftModel
 from twostroke.backends.host.draft_rows import DraftRows
+from twostroke.backends.host.heads import head_drafter
 from twostroke.backends.host.rows import RowSet
 from twostroke.backends.host.sampler import token_logprobs
 from twostroke.backends.host.scores import HostModel, Scores
@@ -22,6 +23,7 @@ from twostroke.backends.interface import Companion, refuse_drafts
 from twostroke.core.grammar import Grammars, GrammarStuckError
 from twostroke.core.kv_layout import KVLayout
 from twostroke.core.step import Drafted, PrefillChunk, SampledToken, Step, StepResult, TokenLogprobs
+from twostroke.models.checkpoint import Checkpoint
 from twostroke.speculation.drafter import Drafter
 from twostroke.speculation.speculator import Speculator
 
@@ -80,6 +82,10 @@ class HostBackend(ABC):
 
     def use_grammars(self, grammars: Grammars) -> None:
         self.rows.grammars = grammars
+
+    def add_head(self, companion: Companion, target: Checkpoint, taps: tuple[int, ...]) -> None:
+        """A head that drafts; `taps`: the layers whose residuals a pass keeps, in order."""
+        self.companion_drafters.append(head_drafter(companion, target, taps, self.rows, self.layout, self._max_context))
 
     def add_companion(self, companion: Companion, model: HostModel, max_tokens_per_step: int) -> None:
         """A model that drafts, whose KV lies in its own groups of the layout."""

@@ -46,6 +46,9 @@ class ReferenceBackend(HostBackend):
         taps = all_taps(settings.companions)
         self.model = ReferenceModel(checkpoint, layout.of_model(0), settings.max_context, taps)
         for companion in settings.companions:
+            if companion.head is not None:
+                self.add_head(companion, checkpoint, taps)
+                continue
             own = ReferenceModel(companion.checkpoint, layout.of_model(companion.number), settings.max_context)
             self.add_companion(companion, own, settings.max_tokens_per_step)
 

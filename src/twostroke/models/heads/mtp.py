@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+MTP = "mtp"
+"""What it would be asked for by."""
 _CONFIG_NAMES = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers", "mtp_num_layers")
 _GGUF_SUFFIX = ".nextn_predict_layers"
 
