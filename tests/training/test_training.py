@@ -65,7 +65,7 @@ def test_a_head_learns_a_tiny_text(model):
 
 def test_the_published_files_hold_what_was_learnt(model, tmp_path):
     report = trained(model, tmp_path / "head")
-    assert [one.method for one in report][:2] == ["eagle3", "ngram"]
+    assert {"eagle3", "ngram", "suffix"} == {one.method for one in report}
     assert all(1.0 <= one.accepted_length <= 4.0 for one in report)
     checkpoint = load_checkpoint(model)
     head = load_eagle3(tmp_path / "head", checkpoint.spec)

@@ -56,7 +56,7 @@ def test_slots_and_a_chain_agree_with_the_published_order(tmp_path, kind, flags,
     state, position = ours[-2:-1], positions[-1:]
     for _ in range(CHAIN):
         expected, scores = published(embed[torch.tensor(np.array(read), dtype=torch.long)], torch.stack(states))
-        state, found = network.step(np.array(read[-1:], dtype=np.int32), state, position, blocks)
+        state, found = network.step(np.array(read[-1:], dtype=np.int32), state, position, blocks, np.ones(1, np.int32))
         np.testing.assert_allclose(found[0], scores[-1].numpy(), atol=2e-4)
         np.testing.assert_allclose(state[0], expected[-1].numpy(), atol=2e-4)
         states.append(expected[-1])
@@ -79,7 +79,7 @@ def test_a_prefix_that_is_left_out_changes_the_guess(tmp_path):
         hidden = np.ones((written, HIDDEN_SIZE), np.float32)
         network.write(positions, hidden, positions, np.repeat(blocks, written, axis=0))
         nine = np.array([9], np.int32)
-        found.append(network.step(nine, hidden[:1], nine, blocks)[1])
+        found.append(network.step(nine, hidden[:1], nine, blocks, np.ones(1, np.int32))[1])
     assert np.abs(found[0] - found[1]).max() > 1e-3
 
 

@@ -1,0 +1,235 @@
+"""Heads draft: answers are those without them; and what a head proposes inside an engine, in every way that a stream
+can take, is what the published order of its arithmetic gives for the whole text from the beginning."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tests.models.heads.published import PublishedHead, medusa_tensors
+from tests.models.tiny_checkpoints import make_tiny
+from twostroke import LLM, SamplingParams
+from twostroke.backends.host.head_drafter import LEAST_SURVIVAL, TRIALS, Trust
+from twostroke.config import EngineConfig, KVConfig
+from twostroke.core.errors import BadRequestError, ModelError
+from twostroke.core.sequence import Sequence as Stream
+from twostroke.core.speculation import NO_DRAFTS
+from twostroke.core.step import Drafts
+from twostroke.engine.build import assemble
+from twostroke.engine.offline import GenerationResult
+from twostroke.models.loading import load_checkpoint
+from twostroke.scheduling.plan import Drafting
+from twostroke.speculation.drafter import Ask, Proposal
+
+BACKENDS = ("reference", "cpu")
+MODELS = ("llama", "mistral")
+"""The second has windows of 16 tokens."""
+CONFIG = EngineConfig(threads=1, max_context=160, quantise="none", kv=KVConfig(memory_bytes=4 << 20))
+WAYS = {
+    "plain": CONFIG,
+    "chunked": replace(CONFIG, max_tokens_per_step=24),
+    "step by step": replace(CONFIG, run_ahead=False),
+    "little KV": replace(CONFIG, max_context=96),
+}
+LITTLE_KV_BYTES = {"llama": 150_000, "mistral": 300_000}
+"""Two of the longer prompts and their answers do not fit side by side."""
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+SEEDED = SamplingParams(temperature=0.8, top_p=0.9, seed=11, max_tokens=24, ignore_eos=True, repetition_penalty=1.1)
+SAMPLING = [GREEDY, replace(SEEDED, n=2), replace(SEEDED, logprobs=2, seed=3)]
+PROMPTS = [
+    [3 + (17 * place) % 240 for place in range(50)],
+    [5, 9, 5, 9, 5],
+    [3 + (31 * place) % 250 for place in range(37)],
+]
+
+
+@dataclass
+class Room(Drafting):
+    """Room for this many drafts in turn, whether they pay or not."""
+
+    turns: tuple[int, ...] = (3, 0, 4, 1, 0, 0, 2)
+
+    def __post_init__(self) -> None:
+        self._turns = cycle(self.turns)
+
+    def drafts(self, sequence: Stream, most: int) -> Drafts | None:
+        asked = sequence.request.sampling.speculation
+        most = min(most, next(self._turns))
+        return Drafts(most) if most > 0 and (asked is None or not asked.is_off) else None
+
+
+@dataclass
+class Made:
+    """A target as transformers runs it, with heads for it."""
+
+    name: str
+    folder: Path
+    model: Any
+    head: PublishedHead
+    heads: dict[str, str]
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    folder, model = make_tiny(request.param, tmp_path_factory.mktemp("target"), num_hidden_layers=4)
+    torch.manual_seed(5)
+    head = PublishedHead(norm_before_residual=True)
+    with torch.no_grad():
+        head.lm_head.weight *= 4  # guesses that are sure of themselves: a chain goes on
+    eagle3, medusa = tmp_path_factory.mktemp("eagle3"), tmp_path_factory.mktemp("medusa")
+    head.save(eagle3)
+    (medusa / "config.json").write_text(json.dumps({"medusa_num_heads": 3, "medusa_num_layers": 1}))
+    save_file(medusa_tensors(3, 1, False), medusa / "medusa_lm_head.safetensors")
+    return Made(request.param, folder, model, head, {"eagle3": f"eagle3:{eagle3}", "medusa": f"medusa:{medusa}"})
+
+
+MakeLLM = Callable[..., LLM]
+
+
+@pytest.fixture(params=BACKENDS)
+def make_llm(request: pytest.FixtureRequest, made: Made) -> Iterator[MakeLLM]:
+    opened: list[LLM] = []
+
+    def make(speculate: str, way: EngineConfig = CONFIG) -> LLM:
+        kind = {"quantise": None} if request.param == "reference" else {}
+        if way is WAYS["little KV"]:
+            way = replace(way, kv=KVConfig(memory_bytes=LITTLE_KV_BYTES[made.name]))
+        config = replace(way, backend=request.param, speculate=speculate, **kind)
+        llm = LLM.from_assembly(assemble(load_checkpoint(made.folder), None, config))
+        opened.append(llm)
+        if speculate != "off":
+            llm.engine.scheduler.draft(Room())
+        return llm
+
+    yield make
+    for llm in opened:
+        llm.close()
+
+
+def tokens(results: list[GenerationResult]) -> list[list[list[int]]]:
+    return [[sample.token_ids for sample in result.samples] for result in results]
+
+
+@pytest.mark.parametrize("way", list(WAYS))
+@pytest.mark.parametrize("method", ["eagle3", "medusa"])
+def test_answers_are_those_without_a_head(made: Made, make_llm: MakeLLM, method: str, way: str) -> None:
+    plain = make_llm("off", WAYS[way]).generate(PROMPTS, SAMPLING)
+    llm = make_llm(made.heads[method], WAYS[way])
+    for _ in range(2):  # the second time prompts are found again
+        drafted = llm.generate(PROMPTS, SAMPLING)
+        assert tokens(drafted) == tokens(plain)
+        assert llm.engine.backend.speculator.faults == []  # type: ignore[attr-defined]
+        assert sum(sample.timing.drafts_computed for one in drafted for sample in one.samples) >= 20
+        llm.engine.scheduler.check()
+
+
+@dataclass
+class Listener:
+    """Between a speculator and a head: what was known of a stream, and what was proposed."""
+
+    drafter: Any
+
+    def __post_init__(self) -> None:
+        self.heard: list[tuple[tuple[int, ...], int, Proposal]] = []
+        self._propose = self.drafter.propose
+        self.drafter.propose = self.propose
+
+    def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
+        found: list[Proposal] = self._propose(asks)
+        for (seq_id, most), proposal in zip(asks, found, strict=True):
+            first = self.drafter._followed[seq_id].first
+            known = tuple(self.drafter._rows[seq_id].tokens)
+            self.heard.append((known, most if first == 1 else 0, proposal))
+        return found
+
+
+def published_chain(made: Made, known: tuple[int, ...], most: int) -> list[int]:
+    """What the head guesses behind these tokens: hidden states by transformers, the whole text at once."""
+    with torch.no_grad():
+        read = made.model(input_ids=torch.tensor([known[:-1]]), use_cache=False, output_hidden_states=True)
+        joined = made.head.join(torch.cat([read.hidden_states[tap][0] for tap in (1, 2, 3)], dim=-1))
+        embedding = made.model.get_input_embeddings().weight
+        states, entered, guesses, survival = list(joined), list(known[1:]), [], 1.0
+        while len(guesses) < most and survival >= LEAST_SURVIVAL:
+            hidden, scores = made.head(embedding[torch.tensor(entered)], torch.stack(states))
+            best = int(scores[-1].argmax())
+            survival *= float(scores[-1].softmax(dim=-1)[best])
+            states.append(hidden[-1])
+            entered.append(int(made.head.target_ids[best]))
+            guesses.append(entered[-1])
+    return guesses
+
+
+@pytest.mark.parametrize("way", ["plain", "chunked", "little KV"])
+def test_what_is_proposed_is_what_the_whole_text_gives(made: Made, make_llm: MakeLLM, way: str) -> None:
+    llm = make_llm(made.heads["eagle3"], WAYS[way])
+    listener = Listener(llm.engine.backend.companion_drafters[0])  # type: ignore[attr-defined]
+    sampling = [replace(GREEDY, max_tokens=12)] * len(PROMPTS)
+    for _ in range(2):
+        results = llm.generate(PROMPTS, sampling)
+    assert results[0].samples[0].timing.cached_tokens >= 32
+    heard = [one for one in listener.heard if one[1]]
+    assert len(heard) == len(listener.heard) >= 30  # nobody's slots were lost
+    right = [list(proposal.token_ids) == published_chain(made, known, most) for known, most, proposal in heard]
+    # Native code rounds otherwise: a guess between two that are nearly equal may differ, and the chain behind it.
+    assert np.mean(right) == 1.0 if llm.assembly.backend_name == "reference" else np.mean(right) >= 0.9
+    assert max(len(proposal.token_ids) for _, _, proposal in heard) >= 2
+
+
+def test_a_stream_whose_slots_were_never_written_is_drafted_for(made: Made, make_llm: MakeLLM) -> None:
+    """Its prompt was read for a request without drafts: the head begins behind it."""
+    llm = make_llm(made.heads["eagle3"])
+    llm.generate(PROMPTS[:1], replace(GREEDY, max_tokens=2, speculation=NO_DRAFTS))
+    listener = Listener(llm.engine.backend.companion_drafters[0])  # type: ignore[attr-defined]
+    plain = make_llm("off").generate(PROMPTS[:1], GREEDY)
+    drafted = llm.generate(PROMPTS[:1], GREEDY)
+    assert tokens(drafted) == tokens(plain)
+    assert drafted[0].samples[0].timing.cached_tokens == 48
+    assert any(proposal.token_ids for _, _, proposal in listener.heard)
+    assert all(most == 0 for _, most, _ in listener.heard)
+    assert llm.engine.backend.speculator.faults == []  # type: ignore[attr-defined]
+
+
+def test_a_head_of_another_model_is_refused(made: Made, make_llm: MakeLLM, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="belongs to another model: its vocabulary is 512"):
+        make_llm(f"eagle3:{made.head.save(tmp_path / 'foreign', vocab_size=512)}")
+    with pytest.raises(ModelError, match="there is no EAGLE-3 head at"):
+        make_llm(f"eagle3:{tmp_path / 'nowhere'}")
+    with pytest.raises(BadRequestError, match="has no MTP blocks"):
+        make_llm("mtp")
+
+
+def test_a_head_that_is_never_right_is_doubted(made: Made, make_llm: MakeLLM) -> None:
+    """By its first guesses, whether they were computed or not; once."""
+    llm = make_llm(made.heads["eagle3"])
+    backend: Any = llm.engine.backend
+    trust: Trust = backend.companion_drafters[0]._trust
+    trust.num_tried, trust.num_right = TRIALS - 5, 0
+    llm.generate(PROMPTS, replace(GREEDY, max_tokens=40))
+    assert trust.num_tried > TRIALS
+    faults = [fault for fault in backend.speculator.faults if "made for another model" in fault]
+    assert len(faults) == (trust.num_right < 0.02 * trust.num_tried) == 1
+
+
+def test_trust_counts_first_guesses() -> None:
+    trust = Trust()
+    trust.guessed(1, 7)
+    trust.came(1, [7, 8])
+    trust.came(1, [7])  # nothing was guessed
+    trust.guessed(1, 7)
+    trust.came(1, [9])
+    assert (trust.num_tried, trust.num_right) == (2, 1)
+    assert trust.doubt("h") is None
+    trust.num_tried, trust.num_right = TRIALS, TRIALS // 40
+    assert trust.doubt("h") is None
+    trust.num_right = TRIALS // 100
+    assert "h hardly ever guesses right (4 of 400 first drafts)" in str(trust.doubt("h"))
