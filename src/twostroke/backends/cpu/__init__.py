@@ -30,7 +30,7 @@ class CpuFactory:
     def supports(self, checkpoint: Checkpoint) -> str | None:
         from twostroke.backends.cpu import isa
 
-        reason = isa.unsupported_platform() or _unsupported_shape(checkpoint)
+        reason = isa.unsupported_platform() or unsupported_shape(checkpoint)
         if reason is not None:
             return reason
         try:
@@ -120,7 +120,7 @@ class CpuFactory:
         )
 
 
-def _unsupported_shape(checkpoint: Checkpoint) -> str | None:
+def unsupported_shape(checkpoint: Checkpoint) -> str | None:
     spec = checkpoint.spec
     if (reason := uncomputed(spec)) is not None:
         return reason

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twostroke.backends.cpu.arguments import TimeField
+from twostroke.backends.cpu.head import HeadNetwork, native_head
 from twostroke.backends.cpu.isa import InstructionSet
 from twostroke.backends.cpu.model import CpuModel, ModelSettings, Workers
 from twostroke.backends.cpu.program import Tape
@@ -50,7 +51,9 @@ class CpuBackend(HostBackend):
         models = [self.model]
         for companion in companions:
             if companion.head is not None:
-                self.add_head(companion, checkpoint, taps)
+                native = native_head(companion, checkpoint, layout, formats.kv, settings, self._launcher)
+                self.add_head(companion, checkpoint, taps, None if native is None else HeadNetwork(native))
+                models += [] if native is None else [native]
                 continue
             own = layout.of_model(companion.number)
             models.append(CpuModel(companion.checkpoint, own, companion.formats, settings, self._launcher))

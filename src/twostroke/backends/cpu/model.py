@@ -74,6 +74,8 @@ class Workers:
 
 
 class CpuModel:
+    program_type = Program
+
     def __init__(
         self,
         checkpoint: Checkpoint,
@@ -98,12 +100,16 @@ class CpuModel:
         self._attention = AttentionWork(self._shape, attention.num_kv_heads, isa.accumulators, settings.threads)
         self._single_row = self._make_program(1, 1, own_copies=True)
         self._program = self._make_program(settings.max_tokens_per_step, 1)
-        depth = max(self.spec.hidden_size, self.spec.dense_width, attention.query_width)
+        depth = max(self._widest_hidden, self.spec.dense_width, attention.query_width)
         self.scratch_bytes = self._shape.scratch_bytes(isa.accumulators, depth)
         """What each thread that runs it needs."""
         self.workers: Workers | None = None
         """Told before the first batch, when the needs of all models are known."""
         touched.result()
+
+    @property
+    def _widest_hidden(self) -> int:
+        return self.spec.hidden_size
 
     def _module_text(self) -> str:
         from twostroke.backends.cpu.kernels.build import module_text
@@ -111,7 +117,7 @@ class CpuModel:
         return module_text(self._shape, self._settings.isa)
 
     def _make_program(self, max_tokens: int, max_logits: int, own_copies: bool = False) -> Program:
-        return Program(
+        return self.program_type(
             self.spec,
             self.weights,
             self.kv,
@@ -161,21 +167,27 @@ class CpuModel:
 
     def run(self, batch: Batch, times: npt.NDArray[np.int64] | None = None) -> Program:
         """The program that computed the batch; what it found lies in its buffers until the next step."""
+        program = self.program_for(batch)
+        program.hidden[: batch.num_tokens] = self._embed(batch.token_ids)
+        self._run_entries(batch, program.entries, times)
+        return program
+
+    def _run_entries(
+        self, batch: Batch, entries: npt.NDArray[np.int64], times: npt.NDArray[np.int64] | None = None
+    ) -> None:
+        """Some of a program's tapes, over rows that it was given."""
         assert self.workers is not None
         num_tokens, workers = batch.num_tokens, self.workers
-        program = self.program_for(batch)
         for rotation in self._rotations.values():
             rotation.reach(int(batch.positions.max()))
         slots = self.kv.slots(batch)
-        program.hidden[:num_tokens] = self._embed(batch.token_ids)
         step, kept = self._step_record(batch, slots)
         is_short = num_tokens < FEW_ROWS
         threads = workers.count.for_step(is_short) if times is None else None
         started_s = time.perf_counter()
-        workers.pool.run(program.entries, step, times, threads=threads)
+        workers.pool.run(entries, step, times, threads=threads)
         workers.count.took(time.perf_counter() - started_s, is_short)
         del kept  # the record pointed into it until here
-        return program
 
     def _embed(self, token_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
         """[num_tokens, hidden]"""

@@ -147,18 +147,21 @@ class Program:
         self._add_head(weights)
         self.entries = self.tape.entries()
 
-    def _add_attention(self, index: int, layer: LayerWeights) -> None:
-        spec, own, place = self._spec, self._spec.layers[index].grouped, self._kv.places[index]
-        q_column, k_column, v_column = layer.attention_in.columns
-        stride = layer.attention_in.width
-        group = int(StepField.KV_GROUPS) + len(KVGroupField) * place.group
+    def _add_attention_in(self, layer: LayerWeights) -> None:
+        """Queries, keys and values of all rows."""
         self._add_norm(self._normed, layer.attention_norm, layer.attention_in)
         self._add_projection(layer.attention_in, self._normed, self._projected)
+
+    def _add_keys_and_values(self, index: int, layer: LayerWeights) -> None:
+        """Up to where they are stored, and queries are rotated."""
+        spec, own, place = self._spec, self._spec.layers[index].grouped, self._kv.places[index]
+        q_column, k_column, v_column = layer.attention_in.columns
+        self._add_attention_in(layer)
         rotation = self._rotations[own.rope]
         assert q_column == 0
         rope: dict[IntEnum, int] = {
             RopeField.INPUT: address_of(self._projected),
-            RopeField.STRIDE: stride,
+            RopeField.STRIDE: layer.attention_in.width,
             RopeField.NUM_HEADS: own.num_heads,
             RopeField.NUM_KV_HEADS: own.num_kv_heads,
             RopeField.K_OFFSET: k_column,
@@ -170,17 +173,21 @@ class Program:
             RopeField.SINES: address_of(rotation.sines),
             RopeField.HALF: rotation.half,
             RopeField.STORE: address_of(place.memory),
-            RopeField.GROUP: group,
+            RopeField.GROUP: _group_field(place.group),
         }
         self.tape.add("rope_and_store", rope)
+
+    def _add_attention(self, index: int, layer: LayerWeights) -> None:
+        spec, own, place = self._spec, self._spec.layers[index].grouped, self._kv.places[index]
+        self._add_keys_and_values(index, layer)
         is_last = index == spec.num_layers - 1
         narrowing = self._narrow() if is_last and self._narrows and not self._narrows_late else {}
         attention: dict[IntEnum, int] = {
             AttentionField.QUERIES: address_of(self._projected),
-            AttentionField.STRIDE: stride,
+            AttentionField.STRIDE: layer.attention_in.width,
             AttentionField.NUM_KV_HEADS: own.num_kv_heads,
             AttentionField.STORE: address_of(place.memory),
-            AttentionField.GROUP: group,
+            AttentionField.GROUP: _group_field(place.group),
             AttentionField.WINDOW: own.window or NO_WINDOW,
             AttentionField.SCALE: float_bits(own.scale),
             AttentionField.CAP: float_bits(own.softcap or 1.0),
@@ -323,6 +330,11 @@ class Program:
         fields = self._norm_fields(self._block_output, norm)
         fields |= {NormField.ADD_TO: address_of(self._rows.hidden)}
         self.tape.add("norm_add", fields, wait=self._wait_for_rows())
+
+
+def _group_field(group: int) -> int:
+    """Where the step record has a KV group's fields."""
+    return int(StepField.KV_GROUPS) + len(KVGroupField) * group
 
 
 def _forms_read(projection: Projection) -> dict[str, bool]:

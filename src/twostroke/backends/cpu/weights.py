@@ -65,6 +65,8 @@ class Weights:
     final_norm: Floats
     head: Projection
     notes: tuple[str, ...]
+    join: Projection | None = None
+    """Of a head: what joins the hidden states that it reads."""
     kept_at: Path | None = None
     """The entry of the cache of packed weights that they were mapped from; None: they were packed now."""
 
@@ -120,7 +122,8 @@ class _Layout:
         final_norm = self._vector("final_norm")
         assert final_norm is not None
         notes = tuple(f"{count} tensors {change}" for change, count in sorted(self._changed.items()))
-        return Weights(self._tensors["embedding"], layers, final_norm, head, notes)
+        join = self._projection(["fc"]) if "fc" in self._tensors else None
+        return Weights(self._tensors["embedding"], layers, final_norm, head, notes, join)
 
     def fill(self, threads: int) -> None:
         def fill_one(item: tuple[PackedMatrix, list[str]]) -> None:

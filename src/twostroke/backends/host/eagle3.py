@@ -21,6 +21,8 @@ FIRST_SLOT = 1
 class Eagle3Network:
     """`embed` gives rows of the target's embedding, and `output` its output matrix, for a head that shares them."""
 
+    reads_all = False
+
     def __init__(
         self,
         head: Eagle3Head,

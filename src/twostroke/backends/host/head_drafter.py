@@ -37,6 +37,8 @@ class Network(Protocol):
     """An EAGLE-3 head's arithmetic, as `backends/host/eagle3.py` has it."""
 
     spec: Eagle3Spec
+    reads_all: bool
+    """Whether a step looks at every slot from the first: a stream without some of them is not drafted for."""
 
     def join(self, taps: Array) -> Array: ...
 
@@ -216,7 +218,8 @@ class Eagle3Drafter:
         chains: dict[int, _Chain] = {}
         for seq_id, most in asks:
             row, known = self._rows[seq_id], self._followed[seq_id]
-            if known.joined is not None and row.lag == 1:
+            is_whole = known.first == FIRST_SLOT or not self._network.reads_all
+            if known.joined is not None and row.lag == 1 and is_whole:
                 chains[seq_id] = _Chain(row, most, known.joined, row.tokens[-1], known.first)
         while going := [chain for chain in chains.values() if chain.goes_on]:
             self._advance(going)

@@ -9,7 +9,7 @@ from twostroke.backends.host.arithmetic import Array
 from twostroke.backends.host.companions import TargetPass
 from twostroke.backends.host.draft_rows import DraftRows
 from twostroke.backends.host.eagle3 import Eagle3Network, Ints
-from twostroke.backends.host.head_drafter import Eagle3Drafter, MedusaDrafter
+from twostroke.backends.host.head_drafter import Eagle3Drafter, MedusaDrafter, Network
 from twostroke.backends.host.medusa import MedusaNetwork
 from twostroke.backends.host.rows import RowSet
 from twostroke.backends.interface import Companion
@@ -26,8 +26,9 @@ def head_drafter(
     rows: RowSet,
     layout: KVLayout,
     max_context: int,
+    network: Network | None = None,
 ) -> Eagle3Drafter | MedusaDrafter:
-    """`taps`: the layers whose residuals a pass keeps, in order."""
+    """`taps`: the layers whose residuals a pass keeps, in order; `network`: what computes, if not numpy."""
     head, spec = companion.head, target.spec
     assert head is not None
     if isinstance(head, MedusaHeads):
@@ -59,16 +60,16 @@ def head_drafter(
         return np.concatenate(parts, axis=1)
 
     num_blocks = layout.of_model(companion.number).groups[0].num_blocks
-    network = Eagle3Network(
-        head,
-        num_blocks=num_blocks,
-        block_size=layout.block_size,
-        max_context=max_context,
-        embed=embed,
-        output=output,
-    )
     return Eagle3Drafter(
-        network,
+        network
+        or Eagle3Network(
+            head,
+            num_blocks=num_blocks,
+            block_size=layout.block_size,
+            max_context=max_context,
+            embed=embed,
+            output=output,
+        ),
         DraftRows(rows, layout, companion.number),
         source=head.source,
         target_ids=head.target_ids,

@@ -15,6 +15,7 @@ from twostroke.backends.host.batch import Batch
 from twostroke.backends.host.companions import TargetPass
 from twostroke.backends.host.draft_model import DraftModel
 from twostroke.backends.host.draft_rows import DraftRows
+from twostroke.backends.host.head_drafter import Network
 from twostroke.backends.host.heads import head_drafter
 from twostroke.backends.host.rows import RowSet
 from twostroke.backends.host.sampler import token_logprobs
@@ -83,9 +84,13 @@ class HostBackend(ABC):
     def use_grammars(self, grammars: Grammars) -> None:
         self.rows.grammars = grammars
 
-    def add_head(self, companion: Companion, target: Checkpoint, taps: tuple[int, ...]) -> None:
-        """A head that drafts; `taps`: the layers whose residuals a pass keeps, in order."""
-        self.companion_drafters.append(head_drafter(companion, target, taps, self.rows, self.layout, self._max_context))
+    def add_head(
+        self, companion: Companion, target: Checkpoint, taps: tuple[int, ...], network: Network | None = None
+    ) -> None:
+        """A head that drafts; `taps`: the layers whose residuals a pass keeps, in order; `network`: a backend's own
+        arithmetic for it, in place of numpy's."""
+        drafter = head_drafter(companion, target, taps, self.rows, self.layout, self._max_context, network)
+        self.companion_drafters.append(drafter)
 
     def add_companion(self, companion: Companion, model: HostModel, max_tokens_per_step: int) -> None:
         """A model that drafts, whose KV lies in its own groups of the layout."""
