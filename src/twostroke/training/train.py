@@ -107,7 +107,7 @@ def _new_head(target: Target, taught: Sequence[Text], job: Job) -> Head:
 
 
 def _divided(texts: Sequence[Text], share: float) -> tuple[list[Text], list[Text]]:
-    """Those to learn from, and every so many held out: the same ones in every run."""
+    """Those to learn from, and some held out, spread evenly: the same ones in every run."""
     if len(texts) < 2:
         raise BadRequestError(f"{len(texts)} prompts were answered, and two are needed at least")
     count = min(len(texts) - 1, max(1, round(share * len(texts))))

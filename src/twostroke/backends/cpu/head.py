@@ -131,8 +131,6 @@ class CpuHead(CpuModel):
 class HeadNetwork:
     """What `backends/host/eagle3.py` computes, by native code."""
 
-    reads_all = True
-
     def __init__(self, model: CpuHead) -> None:
         self._model, self._norms = model, model.norms
         self.spec: Eagle3Spec = model.head.spec
@@ -152,6 +150,10 @@ class HeadNetwork:
 
         batch = _batch(nowhere, nowhere, nowhere[:, None], nowhere[:0])
         return self._model.run_tape(batch, "join", fill).joined[:count, : spec.hidden_size].copy()
+
+    def blank(self, blocks: Ints) -> bool:
+        self._model.kv.places[0].memory[blocks] = 0
+        return True
 
     def write(self, token_ids: Ints, hidden: Array, positions: Ints, tables: Ints) -> None:
         inputs, _ = self._inputs(token_ids, hidden)

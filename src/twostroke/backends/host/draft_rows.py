@@ -108,6 +108,11 @@ class DraftRows:
             is_written &= self._is_written[place][table[:num_blocks]]
         return num_blocks if is_written.all() else int(is_written.argmin())
 
+    def unwritten(self, row: DraftRow, end: int) -> Int32Array:
+        """Of a drafter with one group, the blocks below a position that hold nothing of it."""
+        table = row.tables[0][: -(-end // self._block_size)]
+        return table[(table >= 0) & ~self._is_written[self._places[0]][table]]
+
     def computed(self, row: DraftRow, end: int) -> None:
         """KV of known tokens was written at the positions below `end`."""
         first, last = row.computed // self._block_size, end // self._block_size

@@ -21,8 +21,6 @@ FIRST_SLOT = 1
 class Eagle3Network:
     """`embed` gives rows of the target's embedding, and `output` its output matrix, for a head that shares them."""
 
-    reads_all = False
-
     def __init__(
         self,
         head: Eagle3Head,
@@ -59,6 +57,9 @@ class Eagle3Network:
                 [rms_norm(part, norm, spec.norm_eps) for part, norm in zip(parts, norms, strict=True)], 1
             )
         return linear(taps, weights["fc"])
+
+    def blank(self, blocks: Ints) -> bool:
+        return False  # a step is told where to begin
 
     def write(self, token_ids: Ints, hidden: Array, positions: Ints, tables: Ints) -> None:
         """Fill slots, and guess nothing: token p with the joined hidden state of p - 1 goes to slot p.

@@ -37,10 +37,11 @@ class Network(Protocol):
     """An EAGLE-3 head's arithmetic, as `backends/host/eagle3.py` has it."""
 
     spec: Eagle3Spec
-    reads_all: bool
-    """Whether a step looks at every slot from the first: a stream without some of them is not drafted for."""
 
     def join(self, taps: Array) -> Array: ...
+
+    def blank(self, blocks: Ints) -> bool:
+        """Have the slots of these blocks say nothing, where a step looks at all of a stream's; False: it need not."""
 
     def write(self, token_ids: Ints, hidden: Array, positions: Ints, tables: Ints) -> None: ...
 
@@ -206,9 +207,10 @@ class Eagle3Drafter:
         known = self._followed[seq_id]
         last, known.joined = known.joined, joined[-1]
         if row.computed != start or (last is None and start % self._block_size):
-            # Slots before this were never written, by a request that nobody drafted for or while nobody asked. They are
-            # not looked at, nor is this one, which lacks what lies before it.
-            known.first, row.computed, last = start + 1, start, joined[0]
+            # Slots before this were never written, by a request that nobody drafted for or while nobody asked. They say
+            # nothing, nor does this one, which lacks what lies before it.
+            is_blank = self._network.blank(self._rows.unwritten(row, start))
+            known.first, row.computed, last = FIRST_SLOT if is_blank else start + 1, start, joined[0]
         elif last is None:
             last = joined[0] if start == 0 else self._block_ends[row.tables[0][start // self._block_size - 1]]
         return np.concatenate([last[None], joined[:-1]])
@@ -218,8 +220,7 @@ class Eagle3Drafter:
         chains: dict[int, _Chain] = {}
         for seq_id, most in asks:
             row, known = self._rows[seq_id], self._followed[seq_id]
-            is_whole = known.first == FIRST_SLOT or not self._network.reads_all
-            if known.joined is not None and row.lag == 1 and is_whole:
+            if known.joined is not None and row.lag == 1:
                 chains[seq_id] = _Chain(row, most, known.joined, row.tokens[-1], known.first)
         while going := [chain for chain in chains.values() if chain.goes_on]:
             self._advance(going)
