@@ -130,9 +130,8 @@ def play_with(
 def test_what_is_forced_is_drafted_and_holds(checkpoint: Checkpoint, tokenizer: Tokenizer, method: str | None) -> None:
     """Whichever method a request names: what a grammar forces costs nothing."""
     asked = None if method is None else SpeculationParams(method=method)
-    requests = held_requests(tokenizer, 24, asked)
-    plain = play_with(None, checkpoint, tokenizer, requests)
-    told = play_with([GrammarDrafter(), NgramDrafter()], checkpoint, tokenizer, requests)
+    plain = play_with(None, checkpoint, tokenizer, held_requests(tokenizer, 24))
+    told = play_with([GrammarDrafter(), NgramDrafter()], checkpoint, tokenizer, held_requests(tokenizer, 24, asked))
     assert told.samples == plain.samples
     assert all(count == held for count, held in told.held["grammar"])
     assert sum(held for _, held in told.held["grammar"]) > 40

@@ -208,11 +208,11 @@ class Slow(Raises):
 
     clock: Clock = field(default_factory=Clock)
     takes_s: float = 0.6
+    others_take_s: float = 0.0
 
     def _call(self, method: str) -> None:
         self.calls[method] = self.calls.get(method, 0) + 1
-        if method == self.method:
-            self.clock.now_s += self.takes_s
+        self.clock.now_s += self.takes_s if method == self.method else self.others_take_s
 
 
 @pytest.mark.parametrize(("takes_s", "is_slow"), [(0.4, False), (0.6, True)])
@@ -221,7 +221,7 @@ def test_one_that_is_slow_to_propose_sits_turns_out(
 ) -> None:
     clock = Clock()
     monkeypatch.setattr(speculator, "time", clock)
-    slow = Slow(scene.plain.answers(), 0.0, clock=clock, takes_s=takes_s)
+    slow = Slow(scene.plain.answers(), 0.0, clock=clock, takes_s=takes_s, others_take_s=0.05)
     told, faults = scene.play(slow, room=Costed())
     assert not faults
     assert told.num_steps > 40

@@ -24,10 +24,14 @@ NUM_TOKENS = CONTEXTS[-1] + 1 + MAX_DRAFTS
 TOKENS = [int(token) for token in np.random.default_rng(7).integers(0, VOCAB_SIZE, NUM_TOKENS)]
 CASES = [
     ("cpu", "llama", WeightKind.F32, "f16"),
-    ("cpu", "llama", WeightKind.Q8_0, "bf16"),
+    ("cpu", "window", WeightKind.Q8_0, "bf16"),
     ("cpu", "llama", WeightKind.Q4_1, "int8"),
-    ("cpu", "window", WeightKind.BF16, "f16"),
-    ("cpu", "window", WeightKind.Q4_1, "bf16"),
+    *(
+        pytest.param("cpu", shape, kind, kv, marks=pytest.mark.slow)  # each compiles for seconds where it is new
+        for shape in ("llama", "window")
+        for kind in (WeightKind.F32, WeightKind.BF16, WeightKind.F16, WeightKind.Q8_0, WeightKind.Q4_0, WeightKind.Q4_1)
+        for kv in ("f16", "bf16", "int8")
+    ),
     ("reference", "llama", WeightKind.F32, None),
     ("reference", "window", WeightKind.Q8_0, None),
     ("reference", "moe", WeightKind.F32, None),

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer as Backend
 
 from twostroke.backends.cpu import FACTORY as CPU
 from twostroke.backends.host.host_backend import MAX_DRAFTS, HostBackend
-from twostroke.backends.interface import BackendSettings
+from twostroke.backends.interface import BackendSettings, Companion
 from twostroke.backends.reference import FACTORY as REFERENCE
 from twostroke.core.formats import Formats, FormatWish
 from twostroke.core.kv_layout import KVGroup, KVLayout
@@ -113,9 +113,14 @@ class Sizes:
     prefix_caching: bool = True
     threads: int = 1
 
-    def layout(self, checkpoint: Checkpoint) -> KVLayout:
-        found = checkpoint.spec.kv_groups()
-        return KVLayout(BLOCK_SIZE, tuple(KVGroup(group.layers, group.window, self.num_blocks) for group in found))
+    def layout(self, *checkpoints: Checkpoint) -> KVLayout:
+        """Of a model, and of those that draft for it, which keep all that they read."""
+        groups = [
+            KVGroup(group.layers, None if number else group.window, self.num_blocks, model=number)
+            for number, checkpoint in enumerate(checkpoints)
+            for group in checkpoint.spec.kv_groups()
+        ]
+        return KVLayout(BLOCK_SIZE, tuple(groups))
 
     def scheduler_config(self) -> SchedulerConfig:
         return SchedulerConfig(
@@ -127,13 +132,26 @@ class Sizes:
 
 
 def make_backend(
-    name: str, checkpoint: Checkpoint, sizes: Sizes, kv: str | None = None, layout: KVLayout | None = None
+    name: str,
+    checkpoint: Checkpoint,
+    sizes: Sizes,
+    kv: str | None = None,
+    layout: KVLayout | None = None,
+    draft_model: Checkpoint | None = None,
 ) -> HostBackend:
     factory = FACTORIES[name]
     formats = factory.formats(checkpoint, FormatWish(kv=kv))
     assert isinstance(formats, Formats), formats
-    settings = BackendSettings(sizes.max_context, sizes.step_tokens, sizes.threads, sizes.max_running, formats)
-    backend = factory.create(checkpoint, layout or sizes.layout(checkpoint), settings)
+    companions: tuple[Companion, ...] = ()
+    if draft_model is not None:
+        own = factory.formats(draft_model)
+        assert isinstance(own, Formats), own
+        companions = (Companion("draft", draft_model, own, 1),)
+    settings = BackendSettings(
+        sizes.max_context, sizes.step_tokens, sizes.threads, sizes.max_running, formats, companions
+    )
+    layout = layout or sizes.layout(checkpoint, *(companion.checkpoint for companion in companions))
+    backend = factory.create(checkpoint, layout, settings)
     assert isinstance(backend, HostBackend)
     return backend
 
@@ -165,16 +183,23 @@ def make_engine(
     drafters: list[Drafter] | None = None,
     kv: str | None = None,
     room: Drafting | None = None,
+    draft_model: Checkpoint | None = None,
 ) -> Engine:
-    """`drafters` None: one token a step."""
-    backend = make_backend(name, checkpoint, sizes, kv)
+    """`drafters` None: one token a step. `draft_model` drafts before them."""
+    backend = make_backend(name, checkpoint, sizes, kv, draft_model=draft_model)
     grammars = GrammarCompiler(Vocabulary.of(tokenizer))
     backend.use_grammars(grammars)
     drafting: Drafting | None = None
     if drafters is not None:
-        backend.use_speculator(Speculator(drafters, VOCAB_SIZE))
+        backend.use_speculator(Speculator([*backend.companion_drafters, *drafters], VOCAB_SIZE))
         drafting = room or Room()
-    scheduler = Scheduler(
-        sizes.scheduler_config(), sizes.layout(checkpoint), drafting=drafting, max_drafts=backend.max_drafts
+    scheduler = Scheduler(sizes.scheduler_config(), backend.layout, drafting=drafting, max_drafts=backend.max_drafts)
+    return Engine(
+        scheduler,
+        backend,
+        VOCAB_SIZE,
+        tokenizer,
+        grammars=grammars,
+        run_ahead=sizes.run_ahead,
+        draft_methods=[drafter.name for drafter in drafters or ()],
     )
-    return Engine(scheduler, backend, VOCAB_SIZE, tokenizer, grammars=grammars, run_ahead=sizes.run_ahead)

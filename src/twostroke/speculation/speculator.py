@@ -47,7 +47,7 @@ class _Turn:
     """In a row."""
     is_told: bool = False
     spent_s: float = 0.0
-    """Since it was last asked for drafts."""
+    """Since the last step that had room for drafts, beside passes of a model that drafts."""
     num_slow: int = 0
     """Steps in a row in which that was too much."""
     skip: int = 0
@@ -194,7 +194,7 @@ class Speculator:
         if turn.skip:
             turn.skip -= 1
             return nothing
-        num_faults, turn.spent_s = turn.num_faults, 0.0
+        num_faults = turn.num_faults
         found = self._guarded(turn, partial(turn.drafter.propose, asks))
         took_s, turn.spent_s = turn.spent_s, 0.0
         if plain_s > 0 and took_s > SLOW_SHARE * plain_s:
@@ -214,6 +214,7 @@ class Speculator:
     def _is_held_up(self, turn: _Turn, plain_s: float) -> bool:
         """Whether what it does between its turns cost too much, step after step: sitting turns out would not help."""
         is_slow = plain_s > 0 and turn.spent_s > SLOW_SHARE * plain_s
+        turn.spent_s = 0.0
         turn.num_slow = turn.num_slow + 1 if is_slow else 0
         if turn.num_slow < MAX_SLOW:
             return False

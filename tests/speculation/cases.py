@@ -1,0 +1,94 @@
+"""Random requests as tests of identity play them: one token a step, and with drafts, in several ways."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from tests.speculation.oracle import Oracle
+from tests.speculation.random_requests import Sample, Told, play, random_requests, with_stops
+from tests.speculation.tiny import Sizes, make_engine, make_tokenizer
+from twostroke.core.request import Request
+from twostroke.models.checkpoint import Checkpoint
+from twostroke.models.weights.tensor import WeightKind
+from twostroke.speculation.drafter import Drafter
+from twostroke.speculation.methods import TEXT_DRAFTERS
+
+WAYS = {
+    "ample": Sizes(step_tokens=256, num_blocks=200, prefix_caching=False),
+    "cached": Sizes(step_tokens=256, num_blocks=200),
+    "chunked": Sizes(step_tokens=24),
+    "step by step": Sizes(run_ahead=False),
+    "tight": Sizes(num_blocks=11, step_tokens=64),
+}
+"""Tight: a few streams fill it, and some give way."""
+KINDS = {"cpu": WeightKind.Q8_0, "reference": WeightKind.F32}
+ABORTS = {"r3": 5, "r11": 1, "r17": 9, "r23": 14, "r31": 3}
+
+
+@dataclass
+class Case:
+    """Requests, and what they are told one token a step."""
+
+    backend: str
+    checkpoint: Checkpoint
+    count: int
+
+    @cached_property
+    def requests(self) -> list[Request]:
+        tokenizer = make_tokenizer()
+        free = random_requests(self.count, tokenizer)
+        return with_stops(free, self.play(WAYS["ample"], None, free))
+
+    @cached_property
+    def plain(self) -> Told:
+        return self.play(WAYS["ample"], None, self.requests)
+
+    def play(
+        self,
+        sizes: Sizes,
+        drafters: list[Drafter] | None,
+        requests: list[Request] | None = None,
+        *,
+        aborts: bool = False,
+        with_model: bool = False,
+    ) -> Told:
+        """`with_model`: the model drafts for itself, too, its likeliest token at a time."""
+        draft_model = self.checkpoint if with_model else None
+        engine = make_engine(self.backend, self.checkpoint, make_tokenizer(), sizes, drafters, draft_model=draft_model)
+        return play(engine, requests or self.requests, ABORTS if aborts else None)
+
+
+MakeCase = Callable[[str, int], Case]
+
+
+def drafters_of(name: str, case: Case, chance: float = 0.9) -> list[Drafter]:
+    """Those that need no file by name; `oracle`; or `all` of them. `draft` comes with its model."""
+    if name == "draft":
+        return []
+    oracle = Oracle(case.plain.answers(), chance)
+    if name == "oracle":
+        return [oracle]
+    if name == "all":
+        return [*(make() for make in TEXT_DRAFTERS.values()), oracle]
+    return [TEXT_DRAFTERS[name]()]
+
+
+def without_bits(sample: Sample) -> Sample:
+    return replace(sample, logprobs=[], prompt_logprobs=[])
+
+
+def check(told: Told, plain: Told, *, exact: bool = True) -> None:
+    """Those that were aborted have the beginning of what they would have had."""
+    assert set(told.samples) == set(plain.samples)
+    for key, expected in plain.samples.items():
+        got = told.samples[key]
+        if got.end is not None and got.end[0] == "abort":
+            count = len(got.token_ids)
+            assert got.token_ids == expected.token_ids[:count]
+            assert not exact or got.logprobs == expected.logprobs[: len(got.logprobs)]
+        elif exact:
+            assert got == expected, key
+        else:
+            assert without_bits(got) == without_bits(expected), key
