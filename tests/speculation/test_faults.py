@@ -101,9 +101,12 @@ def test_one_that_raises(scene: Scene, method: str, first: int) -> None:
         assert broken.calls["propose"] == first + MAX_FAULTS
 
 
-def test_one_that_raises_once_goes_on(scene: Scene) -> None:
+def test_one_that_raises_once_goes_on(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    logged: list[str] = []
+    monkeypatch.setattr(speculator.logger, "warning", logged.append)
     told, faults = scene.play(Raises(scene.plain.answers(), method="propose", first=3, once=True))
     assert faults == ["the drafter broken failed: RuntimeError: call 4"]
+    assert logged == faults
     assert len(told.held["broken"]) > MAX_FAULTS
 
 

@@ -4,6 +4,7 @@ in time all turns; no stream does. Lives on the thread that runs steps, where ev
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,8 @@ from twostroke.speculation.acceptance import Acceptance
 from twostroke.speculation.choice import drafts_that_pay
 from twostroke.speculation.drafter import NOTHING, Ask, ComputingDrafter, Drafter, Proposal
 from twostroke.speculation.grammar import GrammarDrafter, MatcherOf
+
+logger = logging.getLogger("twostroke.speculation")
 
 MAX_FAULTS = 3
 """A drafter that raised this often in a row is asked no more."""
@@ -143,9 +146,13 @@ class Speculator:
         turn.num_faults += 1
         if not turn.is_told:
             turn.is_told = True
-            self.faults.append(f"the drafter {turn.drafter.name} {what}")
+            self._tell(f"the drafter {turn.drafter.name} {what}")
         if turn.num_faults == MAX_FAULTS:
-            self.faults.append(f"the drafter {turn.drafter.name} is asked no more")
+            self._tell(f"the drafter {turn.drafter.name} is asked no more")
+
+    def _tell(self, fault: str) -> None:
+        self.faults.append(fault)
+        logger.warning(fault)
 
     def draft(self, step: Step) -> Mapping[int, Draft]:
         """Of each slot that may have some, the drafts to compute with it."""
