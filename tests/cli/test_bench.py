@@ -58,6 +58,7 @@ def test_bench_limits_prints_what_the_machine_allows(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
+        (("smollm2", "--speculate", "ngram"), "lab MODEL --only speculation"),
         (
             ("smollm2", "--workloads", "singel"),
             "the workloads are: single, prefill, batch, prefix, noisy, online, nano",

@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from twostroke.cli.phase_table import COLUMNS, print_phases
+from twostroke.cli.phase_table import COLUMNS, print_phases, turn_line
 from twostroke.core.timing import SequenceTiming
 from twostroke.cost.hardware import Ceilings
 from twostroke.engine.floors import PhaseFloors
@@ -50,3 +50,14 @@ def test_a_narrow_terminal_gets_sentences(width: int) -> None:
         "prefill (read): 129976 tokens in 1234.47 s (105 tok/s), TTFT 1234.57 s, floor 987.65 s, 80% of floor" in text
     )
     assert "decode (write): 8000 tokens in 799.10 s (10 tok/s), TPOT 99.9 ms, floor 123.46 s, 15% of floor" in text
+
+
+def test_drafts_have_their_words_and_only_where_there_were_some() -> None:
+    times_s = [1.0, 1.1, 1.1, 1.1, 1.2, 1.3, 1.3]
+    drafted = SequenceTiming(0.0, 0.5, times_s, 1.3, 10, draft_steps=2, drafts_computed=8, drafts_held=3)
+    drafted.speculation_gain_s = 0.25
+    said = "2.0 tokens a step (3 of 8 drafts held), 250 ms gained"
+    assert said in printed(drafted, 200) and said in turn_line(drafted)
+    drafted.speculation_gain_s = -0.05
+    assert "50.0 ms lost" in printed(drafted, 200)
+    assert "drafts" not in printed(LONG, 200) and "drafts" not in turn_line(LONG)

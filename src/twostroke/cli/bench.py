@@ -19,6 +19,7 @@ from twostroke.cli import options, units
 from twostroke.cli.notes import check_place, plain_name, say, write
 from twostroke.config import EngineConfig
 from twostroke.core.errors import BadRequestError
+from twostroke.core.speculation import AUTO, OFF
 
 if TYPE_CHECKING:
     from twostroke.engine.build import Assembly
@@ -79,12 +80,17 @@ def bench(
     online   requests arrive at random, as at a server: TTFT and ITL under load
     nano     256 requests of mixed lengths at once (nano-vLLM's benchmark): tokens/s
 
-    Prompts are random and seeded, temperature 0.6, end tokens ignored, output lengths exact; prefixes are forgotten in
-    between. The table goes to standard output, a JSON record with machine, versions and command to a file.
+    Prompts are random and seeded, temperature 0.6, end tokens ignored, output lengths exact, no drafts; prefixes are
+    forgotten in between. The table goes to standard output, a JSON record with machine, versions and command to a file.
     """
     console, notes = Console(), Console(stderr=True)
     if not 1 <= repetitions <= MAX_REPETITIONS:
         raise BadRequestError(f"repetitions must be from 1 to {MAX_REPETITIONS}, not {repetitions}")
+    if config.speculate not in (AUTO, OFF):
+        raise BadRequestError(
+            "bench asks for no drafts, so that its figures compare; `twostroke lab MODEL --only speculation` measures "
+            "what they bring"
+        )
     if json_path is not None:
         check_place(json_path)
     if model == "limits":

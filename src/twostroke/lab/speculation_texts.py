@@ -15,6 +15,7 @@ from twostroke.lab import wording
 EDIT, PROSE, RANDOM = "edit of code", "prose", "random text"
 NEW_NAMES = ("spell", "told", "phrase", "words", "spoken", "written", "shown", "named")
 RANDOM_TOKENS = 64
+BEGUN_LINES = 8
 QUESTION = """A letter to a friend who has never seen the sea.
 
 Dear Anna,
@@ -52,7 +53,9 @@ def texts_of(assembly: Assembly, random_prompt: Callable[[int], list[int]]) -> l
     def edit(number: int) -> list[int]:
         name = NEW_NAMES[number % len(NEW_NAMES)]
         code = Path(wording.__file__).read_text(encoding="utf-8")
-        asked = f"```python\n{code}```\n\nThe same file, with `duration` renamed to `{name}`:\n\n```python\n"
+        # The answer is begun, as a small model would not know that it is to copy.
+        begun = "".join(code.splitlines(keepends=True)[:BEGUN_LINES]).replace("duration", name)
+        asked = f"```python\n{code}```\n\nThe same file, with `duration` renamed to `{name}`:\n\n```python\n{begun}"
         return list(tokenizer.encode(asked))
 
     def prose(number: int) -> list[int]:
