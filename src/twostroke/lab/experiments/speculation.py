@@ -24,6 +24,7 @@ from twostroke.lab.wording import duration, ratio
 QUICK_DRAFTS, DRAFTS = (1, 4, 16), (1, 2, 4, 8, 16, 32)
 QUICK_BATCHES, BATCHES = (1, 4, 16), (1, 2, 4, 8, 16, 32)
 QUICK_TOKENS, TOKENS = 48, 128
+QUICK_ROUNDS = 2
 LOOKS = {EDIT: (Tone.DECODE, False), PROSE: (Tone.DECODE, True), RANDOM: (Tone.PLAIN, False)}
 
 
@@ -70,13 +71,14 @@ def measure(apparatus: Apparatus, say: Say) -> Finding:
     if not texts or not most:
         raise CannotMeasureError("no prompt fits here, or there is no time for one")
     found: Found = {}
-    for number in range(ROUNDS):
+    rounds = QUICK_ROUNDS if quick else ROUNDS
+    for number in range(rounds):
         for text in texts:
-            say(f"{text.name}, round {number + 1} of {ROUNDS}")
+            say(f"{text.name}, round {number + 1} of {rounds}")
             for count in (0, *most):
                 _play(apparatus, found.setdefault((text.name, count, 1), Runs()), text, count, 1, num_tokens)
         for batch in _batches(apparatus, texts[0], num_tokens):
-            say(f"{batch} streams, round {number + 1} of {ROUNDS}")
+            say(f"{batch} streams, round {number + 1} of {rounds}")
             for count in (0, most[-1]):
                 _play(
                     apparatus,
@@ -139,6 +141,7 @@ def _play(apparatus: Apparatus, runs: Runs, text: Text, max_drafts: int, batch: 
 
 def _finding(apparatus: Apparatus, found: Found, names: list[str], most: list[int], num_tokens: int) -> Finding:
     prediction, widest = apparatus.prediction, most[-1]
+    rounds = len(found[names[0], 0, 1].token_s)
     batches = sorted(batch for name, count, batch in found if name == names[0] and count == widest)
     runs = [*found.values()]
     compared = Compared(prediction, [one.step_s for one in runs], [one.works for one in runs])
@@ -153,7 +156,7 @@ def _finding(apparatus: Apparatus, found: Found, names: list[str], most: list[in
         sentence=f"{' '.join(told)}{company} No token changes.{compared.clause}",
         method=(
             f"{num_tokens} tokens an answer, greedy but for the random text, which is drawn at temperature 1; at most "
-            f"as many drafts a step as the axis says, of which the engine computes those that pay; {ROUNDS} rounds, "
+            f"as many drafts a step as the axis says, of which the engine computes those that pay; {rounds} rounds, "
             "each with a salt of its own, so that no round finds what another wrote. Points are medians, bars the "
             "least and the most. The prediction is of the steps that were made, with the drafts that they held."
         ),
