@@ -64,6 +64,7 @@ def test_the_workflow_runs_make_check_on_every_version_that_is_supported() -> No
     assert any(step.get("run", "").startswith("make wheel") for step in jobs["wheel"]["steps"])
     classifiers = tomllib.loads(text_of("pyproject.toml"))["project"]["classifiers"]
     assert jobs["check"]["strategy"]["matrix"]["python"] == [line.rpartition(" ")[2] for line in classifiers]
+    assert jobs["image"]["strategy"]["matrix"]["file"] == [path.name for path in DOCKERFILES]
 
 
 def test_issue_forms_have_what_their_host_asks_for() -> None:

@@ -28,9 +28,13 @@ DECODE_CONFIGS = [
 def decode_result(name: str, contexts: list[int], model: Model, pool: Pool, quick: bool) -> Result:
     tokens = len(contexts)
     tables = pool.tables(contexts)
-    queries = torch.randn((tokens, model.heads + 2 * model.kv_heads, model.head_dim), dtype=model.dtype, device="cuda")
-    queries = queries[:, : model.heads]
-    out = torch.empty((tokens, model.heads * model.head_dim), dtype=model.dtype, device="cuda")
+    queries = torch.randn(
+        (tokens, model.shape.heads + 2 * model.shape.kv_heads, model.shape.head_dim),
+        dtype=model.shape.dtype,
+        device="cuda",
+    )
+    queries = queries[:, : model.shape.heads]
+    out = torch.empty((tokens, model.shape.heads * model.shape.head_dim), dtype=model.shape.dtype, device="cuda")
     rows = torch.arange(tokens, dtype=torch.int32, device="cuda")
     positions = torch.tensor(contexts, dtype=torch.int32, device="cuda") - 1
     scratch = DecodeScratch(tokens, model.shape, "cuda", model.num_sms)
@@ -52,13 +56,13 @@ def decode_result(name: str, contexts: list[int], model: Model, pool: Pool, quic
         cycle = [tables[i % len(tables)] for i in range(max(16, len(tables)))]
         return error, graph_seconds([lambda table=table: launch(table) for table in cycle])
 
-    default_config = decode_config(model.head_dim, tokens, positions.device)
-    default_plan = split_plan(tokens, model.kv_heads, model.num_sms)
+    default_config = decode_config(model.shape.head_dim, tokens, positions.device)
+    default_plan = split_plan(tokens, model.shape.kv_heads, model.num_sms)
     choices = {"default": lambda: measure(default_config, default_plan)}
     for config in DECODE_CONFIGS[: 2 if quick else None]:
         for per_sm in (1, 2) if quick else (1, 2, 4):
             for smallest in (32, 128) if max(contexts) * tokens <= 16384 else (128,):
-                target = max(1, per_sm * model.num_sms // model.kv_heads)
+                target = max(1, per_sm * model.num_sms // model.shape.kv_heads)
                 plan = SplitPlan(target, smallest, tokens + target)
                 label = f"{config.block}/{config.warps}w/{config.stages}s"
                 choices[f"{label} {per_sm} an SM, from {smallest}"] = lambda c=config, p=plan: measure(c, p)

@@ -24,28 +24,8 @@ class Model:
     num_sms: int
 
     @property
-    def heads(self) -> int:
-        return self.shape.heads
-
-    @property
-    def kv_heads(self) -> int:
-        return self.shape.kv_heads
-
-    @property
-    def head_dim(self) -> int:
-        return self.shape.head_dim
-
-    @property
-    def page(self) -> int:
-        return self.shape.page
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.shape.dtype
-
-    @property
     def token_bytes(self) -> int:
-        return 2 * self.kv_heads * self.head_dim * 2
+        return 2 * self.shape.kv_heads * self.shape.head_dim * 2
 
 
 class Pool:
@@ -53,14 +33,14 @@ class Pool:
 
     def __init__(self, model: Model, num_tokens: int) -> None:
         self.model = model
-        self.num_blocks = num_tokens // model.page
-        shape = (self.num_blocks + 1, model.kv_heads, model.page, model.head_dim)
-        self.k = torch.randn(shape, dtype=model.dtype, device="cuda")
-        self.v = torch.randn(shape, dtype=model.dtype, device="cuda")
+        self.num_blocks = num_tokens // model.shape.page
+        shape = (self.num_blocks + 1, model.shape.kv_heads, model.shape.page, model.shape.head_dim)
+        self.k = torch.randn(shape, dtype=model.shape.dtype, device="cuda")
+        self.v = torch.randn(shape, dtype=model.shape.dtype, device="cuda")
 
     def tables(self, contexts: Sequence[int]) -> list[torch.Tensor]:
         """As many tables as it takes to walk COLD_BYTES, or as fit."""
-        pages = [-(-context // self.model.page) for context in contexts]
+        pages = [-(-context // self.model.shape.page) for context in contexts]
         wanted = -(-COLD_BYTES // (sum(contexts) * self.model.token_bytes))
         order = torch.randperm(self.num_blocks, dtype=torch.int32)
         tables, given = [], 0

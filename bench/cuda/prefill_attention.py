@@ -38,8 +38,8 @@ def flash_variants(model: Model) -> list[FlashOptions]:
     return [
         options
         for options in FLASH_OPTIONS
-        if options.programs_per_sm * (options.shared_bytes(model.head_dim) + 1024) <= SM_SHARED_BYTES
-        and (model.head_dim <= 128 or options.tile_rows == flash_prefill.HIGH_TILE)
+        if options.programs_per_sm * (options.shared_bytes(model.shape.head_dim) + 1024) <= SM_SHARED_BYTES
+        and (model.shape.head_dim <= 128 or options.tile_rows == flash_prefill.HIGH_TILE)
     ]
 
 
@@ -52,21 +52,27 @@ class Step:
         self.firsts = [0, *accumulate(counts)][:-1]
         tokens = sum(counts)
         fused = torch.randn(
-            (tokens, model.heads + 2 * model.kv_heads, model.head_dim), dtype=model.dtype, device="cuda"
+            (tokens, model.shape.heads + 2 * model.shape.kv_heads, model.shape.head_dim),
+            dtype=model.shape.dtype,
+            device="cuda",
         )
-        self.queries = fused[:, : model.heads]
-        self.out = torch.empty((tokens, model.heads * model.head_dim), dtype=model.dtype, device="cuda")
-        self.scratch = PrefillScratch(self.tiling(128, programs_per_sm=2), model.head_dim, "cuda")
+        self.queries = fused[:, : model.shape.heads]
+        self.out = torch.empty(
+            (tokens, model.shape.heads * model.shape.head_dim), dtype=model.shape.dtype, device="cuda"
+        )
+        self.scratch = PrefillScratch(self.tiling(128, programs_per_sm=2), model.shape.head_dim, "cuda")
 
     def tiling(self, tile_rows: int, programs_per_sm: int) -> Tiling:
-        return Tiling(tile_rows, self.model.shape.group, self.model.kv_heads, programs_per_sm * self.model.num_sms)
+        return Tiling(
+            tile_rows, self.model.shape.group, self.model.shape.kv_heads, programs_per_sm * self.model.num_sms
+        )
 
     @property
     def floating_operations(self) -> int:
         """Two products of two operations each over every pair of a query and a key that it reads."""
         window = self.model.scoring.window or 1 << 30
         positions = [start + i for n, start in zip(self.counts, self.starts, strict=True) for i in range(n)]
-        return 4 * self.model.heads * self.model.head_dim * sum(min(at + 1, window) for at in positions)
+        return 4 * self.model.shape.heads * self.model.shape.head_dim * sum(min(at + 1, window) for at in positions)
 
     def launches(self, tiling: Tiling, attend: Callable[..., None], **options: object) -> list[Callable[[], None]]:
         tiles = PrefillTiles.build(self.firsts, self.counts, self.starts, range(len(self.counts)), tiling)
@@ -109,14 +115,18 @@ class Step:
     def measure_cudnn(self) -> tuple[float, float]:
         """Over contiguous keys, and fresh prompts of one length only."""
         model, count = self.model, self.counts[0]
-        blocks = self.tables[0][: len(self.counts), : count // model.page].long()
+        blocks = self.tables[0][: len(self.counts), : count // model.shape.page].long()
 
         def gather(cache: torch.Tensor) -> torch.Tensor:
             pages = cache[blocks].transpose(1, 2)  # [segments, kv_heads, pages, page, head_dim]
-            return pages.reshape(len(self.counts), model.kv_heads, count, model.head_dim).contiguous()
+            return pages.reshape(len(self.counts), model.shape.kv_heads, count, model.shape.head_dim).contiguous()
 
         k, v = gather(self.pool.k), gather(self.pool.v)
-        q = self.queries.reshape(len(self.counts), count, model.heads, model.head_dim).transpose(1, 2).contiguous()
+        q = (
+            self.queries.reshape(len(self.counts), count, model.shape.heads, model.shape.head_dim)
+            .transpose(1, 2)
+            .contiguous()
+        )
 
         def launch() -> torch.Tensor:
             with sdpa_kernel([SDPBackend.CUDNN_ATTENTION]):
@@ -133,7 +143,7 @@ def prefill_result(name: str, counts: Sequence[int], start: int, model: Model, p
         tiling = step.tiling(options.tile_rows, options.programs_per_sm)
         choose = partial(step.measure, tiling, flash_prefill.attend, options=options)
         choices[f"{flash_prefill.NAME}, tile {options.tile_rows}, {options.keys} keys"] = choose
-    for tile_rows in (64, 128) if model.head_dim <= 128 else (64,):
+    for tile_rows in (64, 128) if model.shape.head_dim <= 128 else (64,):
         tiling = step.tiling(tile_rows, programs_per_sm=2)
         choices[f"{prefill_attention.NAME}, tile {tile_rows}"] = partial(step.measure, tiling, prefill_attention.attend)
     if start == 0 and len(set(counts)) == 1 and replace(model.scoring, scale=1.0) == Scoring(1.0):

@@ -26,9 +26,9 @@ class PlannedModel:
     dimensions: Dimensions
     weights: str
     """What it is kept in unless asked otherwise: a name of WEIGHT_FORMATS."""
-    checkpoint: Checkpoint | None = None
+    checkpoint: Checkpoint | None
     """Where its files are here and can be run."""
-    config: Mapping[str, Any] | None = None
+    config: Mapping[str, Any] | None
     """Where there is one."""
 
     @property
@@ -57,7 +57,7 @@ def read_model(name: str) -> PlannedModel:
         return _from_config(name, path / "config.json")
     known = None if path.exists() else find_known_shape(name)
     if known is not None:
-        return PlannedModel(name, dimensions_from_config(known.config), known.weights, config=known.config)
+        return PlannedModel(name, dimensions_from_config(known.config), known.weights, None, known.config)
     if path.exists() or name in KNOWN_MODELS:
         return _from_file(name)
     return _from_hub(name)
@@ -92,7 +92,7 @@ def _from_file(name: str) -> PlannedModel:
     from twostroke.models.resolve import resolve
 
     checkpoint = load_checkpoint(resolve(name), name=name)
-    return PlannedModel(name, Dimensions(checkpoint.spec), "bf16", checkpoint)
+    return PlannedModel(name, Dimensions(checkpoint.spec), "bf16", checkpoint, None)
 
 
 def _from_hub(name: str) -> PlannedModel:
@@ -112,7 +112,7 @@ def _from_hub(name: str) -> PlannedModel:
     if not (folder / "config.json").is_file():
         raise ModelError(f"cannot plan {name!r}: the repository has no config.json; {known}")
     config = read_config(folder)
-    return PlannedModel(name, dimensions_from_config(config), _weights(config), config=config)
+    return PlannedModel(name, dimensions_from_config(config), _weights(config), None, config)
 
 
 def weightless(planned: PlannedModel) -> Checkpoint:

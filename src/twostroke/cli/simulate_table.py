@@ -30,7 +30,7 @@ class Simulated:
     spec: ReplicaSpec
     title: str
     source: str
-    note: str | None = None
+    note: str | None
 
 
 @dataclass(frozen=True, slots=True)

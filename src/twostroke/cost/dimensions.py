@@ -47,14 +47,6 @@ class Dimensions:
     """Whether the family is unknown and was counted as a Llama-like decoder."""
 
     @property
-    def family(self) -> str:
-        return self.spec.family
-
-    @property
-    def hidden_size(self) -> int:
-        return self.spec.hidden_size
-
-    @property
     def num_layers(self) -> int:
         return self.spec.num_layers
 
@@ -100,7 +92,7 @@ class Dimensions:
 
     @cached_property
     def matrices(self) -> tuple[Matrix, ...]:
-        head = Matrix("head", self.spec.vocab_size, self.hidden_size, 1, Part.HEAD)
+        head = Matrix("head", self.spec.vocab_size, self.spec.hidden_size, 1, Part.HEAD)
         found = [(name, shape, count, part) for (name, shape, part), count in self._tensors.items() if len(shape) == 2]
         return (*(Matrix(name, shape[0], shape[1], count, part) for name, shape, count, part in found), head)
 
@@ -119,7 +111,7 @@ class Dimensions:
 
     @property
     def num_parameters(self) -> int:
-        embedding = 0 if self.spec.tied_embeddings else self.spec.vocab_size * self.hidden_size
+        embedding = 0 if self.spec.tied_embeddings else self.spec.vocab_size * self.spec.hidden_size
         vectors = self.vector_parameters + self._vectors_of(Part.EXPERT)
         return sum(matrix.parameters for matrix in self.matrices) + vectors + embedding
 
@@ -150,7 +142,7 @@ class Dimensions:
             in_layers += in_experts // self.num_experts * self.experts_per_token
         groups, (num_heads, head_dim) = self.spec.kv_groups(), heads_of(self.spec)
         kv_bytes = [_bytes(len(group.layers) * group.values, kv_bits) for group in groups]
-        untied = 0 if self.spec.tied_embeddings else self.spec.vocab_size * self.hidden_size
+        untied = 0 if self.spec.tied_embeddings else self.spec.vocab_size * self.spec.hidden_size
         return ModelShape(
             num_parameters=self.num_parameters,
             layer_matmul_parameters=in_layers,

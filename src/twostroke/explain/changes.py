@@ -19,6 +19,7 @@ SMOOTH = 2.5
 LEAST_BUDGET = 64
 """Tokens of a step: below that, prompts hardly move."""
 FEWER_TOKENS = 100
+"""What a change of the prompt is told for: nobody cuts single tokens."""
 
 
 @dataclass(frozen=True, slots=True)

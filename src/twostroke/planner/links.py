@@ -38,7 +38,7 @@ def link_s_per_token(deployment: Deployment) -> float:
     elsewhere = (groups - 1) * (1 - (1 - 1 / groups) ** dimensions.experts_per_token)
     exchanges = 2 * _expert_layers(deployment) * elsewhere / devices
     moved = sums + hand_overs + exchanges  # in vectors of the hidden size
-    return moved * ACTIVATION_BYTES * dimensions.hidden_size / device.link_bytes_per_s
+    return moved * ACTIVATION_BYTES * dimensions.spec.hidden_size / device.link_bytes_per_s
 
 
 def link_note(deployment: Deployment) -> str | None:

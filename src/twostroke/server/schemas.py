@@ -147,16 +147,21 @@ class ChatMessage(Body):
     content: Text | Few[ContentPart] | None = None
 
 
-class ChatBody(SamplingBody):
+class ToolsBody(Body):
+    """What changes the prompt that messages become."""
+
+    tools: Few[Table[Any]] | None = None
+    tool_choice: Text | Table[Any] | None = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: Table[Any] | None = Field(None, description="Variables for the model's chat template.")
+
+
+class ChatBody(ToolsBody, SamplingBody):
     messages: Few[ChatMessage] = Field(min_length=1)
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
     logprobs: StrictBool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_CHAT_LOGPROBS)
-    tools: Few[Table[Any]] | None = None
-    tool_choice: Text | Table[Any] | None = None
-    parallel_tool_calls: bool | None = None
-    chat_template_kwargs: Table[Any] | None = Field(None, description="Variables for the model's chat template.")
     functions: Any = Field(None, description="Refused: use `tools`.")
     function_call: Any = Field(None, description="Refused: use `tool_choice`.")
     audio: Any = Field(None, description="Refused.")
@@ -216,16 +221,12 @@ class ResponsesBody(DrawingBody):
     guided_grammar: Any = None
 
 
-class TokenizeBody(Body):
+class TokenizeBody(ToolsBody):
     """Either `prompt` or `messages`, and with these whatever chat takes that changes the prompt."""
 
     model: Text | None = Field(None, max_length=512)
     prompt: Text | None = None
     messages: Few[ChatMessage] | None = None
-    tools: Few[Table[Any]] | None = None
-    tool_choice: Text | Table[Any] | None = None
-    parallel_tool_calls: bool | None = None
-    chat_template_kwargs: Table[Any] | None = Field(None, description="Variables for the model's chat template.")
     add_generation_prompt: bool = Field(True, description="Of a chat: the beginning of the answer, too.")
     add_special_tokens: bool = Field(True, description="Of a prompt: with what the tokenizer puts around it.")
     return_token_strs: bool | None = Field(None, description="The tokens as texts, too.")

@@ -67,17 +67,8 @@ class ChatTemplate:
         tokens = tokenizer.bos_token, tokenizer.eos_token
         return ChatTemplate(tokenizer.chat_template, *tokens, started, tokenizer.special_tokens)
 
-    def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        /,
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        **extra: Any,
-    ) -> str:
-        """`extra` reaches the template as variables of its own (`enable_thinking`, ...)."""
-        return self.render_tracked(messages, tools=tools, add_generation_prompt=add_generation_prompt, **extra).text
+    def render(self, messages: Sequence[Mapping[str, Any]], /, **options: Any) -> str:
+        return self.render_tracked(messages, **options).text
 
     def render_tracked(
         self,
@@ -88,7 +79,8 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         **extra: Any,
     ) -> Rendering:
-        """The same, and which of the control tokens in it are the template's."""
+        """The text, and which of the control tokens in it are the template's. `extra` reaches the template as variables
+        of its own (`enable_thinking`, ...)."""
         variables = {
             "documents": None,
             **extra,

@@ -7,7 +7,7 @@ from functools import partial
 
 from twostroke.cost.floor import StepWork
 from twostroke.lab.apparatus import Apparatus, CannotMeasureError, Measured
-from twostroke.lab.chart import Axis, Mark, Panel, Series, Tone
+from twostroke.lab.chart import Axis, Chart, Mark, Panel, Series, Tone
 from twostroke.lab.experiments.experiment import MILLISECONDS, Compared, Experiment, Say, chart, lines, measured
 from twostroke.lab.finding import Finding
 from twostroke.lab.prediction import prefill_steps
@@ -93,48 +93,52 @@ def _gaps(stream: Stream, first_step: int, last_step: int) -> list[float]:
     return [times[i] - times[i - 1] for i in range(1, len(times)) if first_step <= steps[i] <= last_step]
 
 
-def _finding(
-    apparatus: Apparatus, long_prompt: int, before: Measured, itl: dict[int, Measured], ttft: dict[int, Measured]
-) -> Finding:
-    prediction, sizes = apparatus.prediction, list(itl)
+def _reading(apparatus: Apparatus, long_prompt: int, chunk: int) -> list[StepWork]:
     contexts = [STREAM_PROMPT + STEPS_BEFORE] * STREAMS
+    return prefill_steps(long_prompt, _chunk_beside(apparatus, chunk), contexts=contexts)
+
+
+def _chart(
+    apparatus: Apparatus, long_prompt: int, before: Measured, itl: dict[int, Measured], ttft: dict[int, Measured]
+) -> Chart:
+    prediction, sizes = apparatus.prediction, list(itl)
 
     def reading(chunk: int) -> list[StepWork]:
-        return prefill_steps(long_prompt, _chunk_beside(apparatus, chunk), contexts=contexts)
+        return _reading(apparatus, long_prompt, chunk)
 
     def middle(chunk: int) -> list[StepWork]:
         steps = reading(chunk)
         return [steps[len(steps) // 2 if len(steps) > 2 else 0]]
 
-    small, large = sizes[0], sizes[-1]
     chunks = Axis("largest chunk of the newcomer's prompt (tokens)", log=True, ticks=tuple(map(float, sizes)))
     before_ms = before.median * MILLISECONDS
-    quiet = Series(Tone.PLAIN, Mark.LIMIT, (small, large), (before_ms, before_ms), "ITL before\nit came")
-    works = [*map(reading, sizes)]
-    seconds = [ttft[chunk].median for chunk in sizes]
-    plot = chart(
+    quiet = Series(Tone.PLAIN, Mark.LIMIT, (sizes[0], sizes[-1]), (before_ms, before_ms), "ITL before\nit came")
+    gaps = measured(Tone.DECODE, sizes, itl.values(), "ITL while\nit is read")
+    starts = measured(Tone.PREFILL, sizes, ttft.values(), "TTFT")
+    return chart(
         prediction,
         Panel(
             chunks,
             Axis("neighbours' ITL (ms)", log=True),
-            (
-                measured(Tone.DECODE, sizes, itl.values(), "ITL while\nit is read"),
-                *lines(prediction, Tone.DECODE, sizes, middle),
-                quiet,
-            ),
+            (gaps, *lines(prediction, Tone.DECODE, sizes, middle), quiet),
         ),
         Panel(
             chunks,
             Axis("newcomer's TTFT (ms)", log=True),
-            (
-                measured(Tone.PREFILL, sizes, ttft.values(), "TTFT"),
-                *lines(prediction, Tone.PREFILL, sizes, reading),
-            ),
+            (starts, *lines(prediction, Tone.PREFILL, sizes, reading)),
         ),
     )
-    compared = Compared(prediction, seconds, works)
+
+
+def _finding(
+    apparatus: Apparatus, long_prompt: int, before: Measured, itl: dict[int, Measured], ttft: dict[int, Measured]
+) -> Finding:
+    sizes = list(itl)
+    small, large = sizes[0], sizes[-1]
+    works = [_reading(apparatus, long_prompt, chunk) for chunk in sizes]
+    compared = Compared(apparatus.prediction, [ttft[chunk].median for chunk in sizes], works)
     return Finding(
-        chart=plot,
+        chart=_chart(apparatus, long_prompt, before, itl, ttft),
         sentence=(
             f"While a prompt of {count(long_prompt)} tokens is read in chunks of {large}, its {STREAMS} neighbours "
             f"wait {duration(itl[large].median)} for a token, {duration(itl[large].most)} at worst; in chunks of "

@@ -91,6 +91,11 @@ _LAYER: tuple[tuple[str, str, str], ...] = (
     ("up", "mlp.up_proj.weight", "ffn_up.weight"),
     ("down", "mlp.down_proj.weight", "ffn_down.weight"),
 )
+_WHOLE: tuple[tuple[str, str, str], ...] = (
+    ("embedding", "model.embed_tokens.weight", "token_embd.weight"),
+    ("final_norm", "model.norm.weight", "output_norm.weight"),
+    ("output", "lm_head.weight", "output.weight"),
+)
 HF_LAYER: dict[str, tuple[str, ...]] = {stored: (canonical,) for canonical, stored, _ in _LAYER}
 GGUF_LAYER: dict[str, tuple[str, ...]] = {
     **{stored: (canonical,) for canonical, _, stored in _LAYER},
@@ -101,11 +106,7 @@ GGUF_LAYER: dict[str, tuple[str, ...]] = {
 
 HF_NAMES = TensorNames(
     layer_prefix="model.layers.{}.",
-    whole={
-        "model.embed_tokens.weight": ("embedding",),
-        "model.norm.weight": ("final_norm",),
-        "lm_head.weight": ("output",),
-    },
+    whole={stored: (canonical,) for canonical, stored, _ in _WHOLE},
     layer=HF_LAYER,
     # Old checkpoints carry the rotary table, which is computed here.
     ignored_suffixes=(".rotary_emb.inv_freq",),
@@ -113,11 +114,7 @@ HF_NAMES = TensorNames(
 
 GGUF_NAMES = TensorNames(
     layer_prefix="blk.{}.",
-    whole={
-        "token_embd.weight": ("embedding",),
-        "output_norm.weight": ("final_norm",),
-        "output.weight": ("output",),
-    },
+    whole={stored: (canonical,) for canonical, _, stored in _WHOLE},
     layer=GGUF_LAYER,
     # Rotary divisors become part of the spec (see `rope.py`), and are no weights.
     ignored_prefixes=("rope_freqs.", "rope_factors_long.", "rope_factors_short."),
