@@ -59,3 +59,11 @@ def test_a_slot_that_failed_held_nothing() -> None:
     found = streams(1)
     note_drafts(step(1), StepResult(0, {}, compute_s=1.0, drafted={0: Drafted("ngram", 2)}), found)
     assert (found[0].timing.drafts_computed, found[0].timing.drafts_held) == (2, 0)
+
+
+def test_a_step_that_wanted_no_drafts_costs_nothing_unless_somebody_worked_for_later_ones() -> None:
+    found, plain = streams(1), Step(0, decodes=(DecodeSlot(0, 9),))
+    note_drafts(plain, StepResult(0, {0: TOKENS[:1]}, compute_s=1.0, drafting_s=1e-5), found)
+    assert found[0].timing.speculation_gain_s == 0.0
+    note_drafts(plain, StepResult(0, {0: TOKENS[:1]}, compute_s=1.0, drafting_s=0.5), found)
+    assert found[0].timing.speculation_gain_s == pytest.approx(-0.5)

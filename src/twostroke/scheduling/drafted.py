@@ -8,11 +8,14 @@ from collections.abc import Mapping
 from twostroke.core.sequence import Sequence
 from twostroke.core.step import Step, StepResult
 
+NEGLIGIBLE_S = 1e-4
+"""What finding out takes that nobody wants drafts: in most steps, and not worth a look at every stream."""
+
 
 def note_drafts(step: Step, result: StepResult, sequences: Mapping[int, Sequence]) -> None:
     """Every stream of the step waits for all of its drafts, so each has its share in what they cost, whose they may
     be. A draft that held spares its own stream a plain step."""
-    if not result.drafted and not result.drafting_s:
+    if not result.drafted and not step.has_drafts and result.drafting_s < NEGLIGIBLE_S:
         return
     plain_s, drafts_s = _seconds(step, result)
     for slot in step.decodes:
