@@ -227,7 +227,7 @@ def test_bad_input_is_one_sentence(arguments: tuple[str, ...], message: str) -> 
 
 
 def test_an_unknown_hub_id_says_what_was_tried() -> None:
-    done = typed("plan", "nobody/nothing-at-all", HF_HUB_OFFLINE="1")
+    done = twostroke("plan", "nobody/nothing-at-all", HF_HUB_OFFLINE="1")
     assert done.returncode == 2 and "the Hub gave nothing" in done.stderr
 
 

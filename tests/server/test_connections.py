@@ -155,7 +155,15 @@ def resident_mb(server: RunningServer) -> float:
 def test_a_client_that_never_reads_is_cut_off_and_holds_nobody_up(strict: RunningServer, offline: LLM) -> None:
     strict.wait_until_idle()
     before_mb, cut = resident_mb(strict), strict.metric("twostroke_requests_total", reason="abort")
-    body = {"prompt": "Count:", "max_tokens": 1800, "ignore_eos": True, "stream": True, "logprobs": 5, "n": 8}
+    body = {
+        "prompt": "Count:",
+        "max_tokens": 1800,
+        "speculation": "off",
+        "ignore_eos": True,
+        "stream": True,
+        "logprobs": 5,
+        "n": 8,
+    }
     with connect(strict, receive_bytes=4096) as connection:
         connection.sendall(post(body))
         time.sleep(0.5)
@@ -235,7 +243,16 @@ def test_a_client_that_has_left_is_told_from_one_that_has_said_all(strict: Runni
     aborted = strict.metric("twostroke_requests_total", reason="abort")
     with connect(strict) as connection:
         connection.sendall(
-            post({"prompt": "Count:", "max_tokens": 1900, "ignore_eos": True, "stream": is_streamed, "n": 4})
+            post(
+                {
+                    "prompt": "Count:",
+                    "max_tokens": 1900,
+                    "speculation": "off",
+                    "ignore_eos": True,
+                    "stream": is_streamed,
+                    "n": 4,
+                }
+            )
         )
         while strict.metric("twostroke_running") < 4:
             time.sleep(0.02)

@@ -23,7 +23,7 @@ from twostroke.server.engine_process import EngineLoop
 from twostroke.server.heartbeat import Heart
 
 LIMIT_S = 120.0
-PLAIN = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
+PLAIN = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True, speculation="off")
 DIGIT = SamplingParams(temperature=0.0, max_tokens=4, grammar=GrammarSpec("regex", "[0-9]"))
 
 

@@ -22,7 +22,7 @@ from tests.server.conftest import MODEL_OPTIONS
 from tests.server.running import ANSWER_LIMIT_S, STOP_LIMIT_S, RunningServer, running_server
 from twostroke import LLM, SamplingParams
 
-LONG = {"prompt": "Count:", "temperature": 0, "max_tokens": 1500, "ignore_eos": True}
+LONG = {"prompt": "Count:", "temperature": 0, "max_tokens": 1500, "ignore_eos": True, "speculation": "off"}
 ENGINE_TIMEOUT_S = 3
 on_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 
@@ -235,7 +235,7 @@ def test_a_log_on_a_full_disk_stops_nothing(smollm2_path: Path, tmp_path: Path, 
 def test_a_signal_lets_a_stream_finish_and_ends_the_engine_too(
     smollm2_path: Path, tmp_path: Path, offline: LLM, sent: signal.Signals, drain_s: str
 ) -> None:
-    body = {"prompt": "Count:", "temperature": 0, "max_tokens": 100, "ignore_eos": True, "stream": True}
+    body = {**LONG, "max_tokens": 100, "stream": True}
     with running_server(tmp_path / "log", *MODEL_OPTIONS, "--drain", drain_s) as server:
         engine = server.engine_pid() if sys.platform.startswith("linux") else None
         with (

@@ -127,7 +127,7 @@ def test_errors_are_of_the_classes_that_clients_know(keyed_server: RunningServer
     with pytest.raises(anthropic.AuthenticationError) as refused:
         ask(clients[0], "Hi.")
     assert refused.value.type == "authentication_error"
-    long: Any = {"prompt": "Hi.", "ignore_eos": True, "stream": True, "max_tokens": 8000}
+    long: Any = {"prompt": "Hi.", "ignore_eos": True, "stream": True, "max_tokens": 8000, "speculation": "off"}
     address, headers = f"{keyed_server.address}/v1/completions", {"x-api-key": "one"}
     with httpx.stream("POST", address, json=long, headers=headers, timeout=60) as running:
         lines = running.iter_lines()
@@ -165,9 +165,9 @@ def test_a_stream_that_breaks_says_why(keyed_server: RunningServer) -> None:
     schema = {"type": "array", "items": {"const": 1}, "minItems": 2000}
     body: Any = {"format": {"type": "json_schema", "schema": schema}}
     with anthropic_client.messages.stream(
-        model="scripted", max_tokens=8000, messages=SEA, output_config=body
+        model="scripted", max_tokens=8000, messages=SEA, output_config=body, extra_body={"speculation": "off"}
     ) as stream:
-        lines = ollama_client.chat("scripted", SEA, format=schema, stream=True)
+        lines = ollama_client.chat("scripted", SEA, format=schema, stream=True, options={"speculation": "off"})
         for _ in range(5):
             assert next(stream) and next(lines)
         os.kill(keyed_server.engine_pid(), signal.SIGKILL)

@@ -19,7 +19,7 @@ from tests.server.running import ANSWER_LIMIT_S, RunningServer, running_server
 ALICE = {"Authorization": "Bearer alice-key"}
 BOB = {"Authorization": "Bearer bob-key"}
 CAROL = {"X-API-Key": "carol-key"}
-LONG = {"prompt": "Count:", "temperature": 0, "max_tokens": 400, "ignore_eos": True}
+LONG = {"prompt": "Count:", "temperature": 0, "max_tokens": 400, "ignore_eos": True, "speculation": "off"}
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ def test_a_thought_and_an_answer(scripted: OpenAI, question: str) -> None:
     assert shown(whole.output) == [("reasoning", THOUGHT), ("message", TEXT)]
     assert whole.status == "completed" and whole.output_text == TEXT
     assert 2 <= whole.usage.output_tokens_details.reasoning_tokens < whole.usage.output_tokens - 3
-    events, final = streamed(scripted, input=question)
+    events, final = streamed(scripted, input=question, extra_body={"speculation": "off"})
     check_events(events, final)
     assert shown(final.output) == shown(whole.output)
     assert final.usage.output_tokens_details == whole.usage.output_tokens_details

@@ -88,7 +88,12 @@ def test_hundreds_of_prompts_of_one_key_do_not_keep_another_waiting(shared: Runn
         return shared.metric("twostroke_requests_total", headers=BOB)
 
     def flood(number: int) -> socket.socket:
-        body = {**GREEDY, "prompt": [f"{number} {i}" for i in range(NUM_PROMPTS)], "max_tokens": 1000}
+        body = {
+            **GREEDY,
+            "prompt": [f"{number} {i}" for i in range(NUM_PROMPTS)],
+            "max_tokens": 1000,
+            "speculation": "off",
+        }
         payload = json.dumps(body).encode()
         host, port = shared.address.removeprefix("http://").split(":")
         connection = socket.create_connection((host, int(port)), timeout=ANSWER_LIMIT_S)
