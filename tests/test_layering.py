@@ -43,7 +43,7 @@ ROOMS = {
     "models.spec": room("core models.rope_spec"),
     "models.rope_spec": room(),
     "models.families": room("core models.spec models.rope_spec"),
-    "speculation": room("core cost"),
+    "speculation": room("core cost", "numpy"),
     "text": room("core", "tokenizers jinja2 llguidance"),
     "backends": room("core cost speculation models cache machine", "numpy"),
     "backends.cpu": room("core cost speculation models cache machine", "numpy llvmlite"),

@@ -17,7 +17,7 @@ from twostroke.core.speculation import expected_tokens
 from twostroke.core.timing import SequenceTiming
 from twostroke.cost.floor import StepWork
 from twostroke.explain.verdict import Cause
-from twostroke.speculation import speculator
+from twostroke.speculation import speculator, turn
 from twostroke.speculation.drafter import Ask as DraftAsk
 from twostroke.speculation.drafter import Proposal
 
@@ -55,6 +55,7 @@ class Knowing:
 def no_drafter_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock is virtual, and a busy machine must not take a drafter's turn."""
     monkeypatch.setattr(speculator, "SLOW_SHARE", 1e9)
+    monkeypatch.setattr(turn, "CHEAP_SHARE", 1e9)
 
 
 def tokens_of(stage: Stage, sampling: SamplingParams | None = None) -> tuple[list[int], SequenceTiming]:

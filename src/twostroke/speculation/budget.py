@@ -10,8 +10,14 @@ from twostroke.core.sequence import Sequence
 from twostroke.core.step import NO_COSTS, DecodeSlot, DraftCosts, Drafts, PrefillChunk
 from twostroke.cost.floor import StepWork
 
-REPEATS = 16
+REPEATS = 32
 """Steps in which contexts hardly grow: what drafts cost is asked once for them, unless other streams run."""
+LEAST_PROMISE = 1.1
+"""Drafts that all hold must bring this many times the tokens a second, or nobody is asked for any: not all do, and
+asking costs something."""
+EACH_UP_TO, IN_FOURS_UP_TO = 16, 64
+"""What drafts cost is asked for each number of them, then for every fourth, then for each power of two: matrix products
+come in tiles, so a few more may cost less than a few."""
 
 
 class DraftBudget:
@@ -34,17 +40,22 @@ class DraftBudget:
         self._num_streams, self._age = len(running), 0
         if not running:
             return
-        contexts = [stream.next_position + 1 for stream in running]
+        # A stream that still reads decodes soon: while none does, they all count.
+        decoding = [stream for stream in running if stream.next_position >= stream.prefill_len] or running
+        contexts = [stream.next_position + 1 for stream in decoding]
         self._costs = self._curve(contexts, (), 0)
-        most, best_rate = 0, 0.0
+        most, best_rate = 0, LEAST_PROMISE * len(contexts) / self._costs.seconds[0] if self._costs.seconds[0] else 0.0
         for count, seconds in zip(*self._costs, strict=True):
             if (rate := (len(contexts) + count) / seconds) > best_rate:
                 most, best_rate = count, rate
         self._a_stream = min(self._max_drafts, -(-most // len(contexts)))
 
     def drafts(self, stream: Sequence, most: int) -> Drafts | None:
+        """Near the end of an answer, half of what is left of it at most: steps launched ahead need room too."""
+        if not self._a_stream:
+            return None
         asked = stream.request.sampling.speculation
-        most = min(most, self._a_stream)
+        most = min(most, self._a_stream, (stream.max_total_tokens - stream.next_position) // 2 - 1)
         if asked is not None:
             if asked.is_off or (asked.method is not None and asked.method not in self.methods):
                 return None
@@ -64,9 +75,8 @@ class DraftBudget:
 
     def _curve(self, contexts: list[int], chunks: tuple[tuple[int, int], ...], num_sampling: int) -> DraftCosts:
         """Drafts are counted as if the streams had the same number: what they cost hardly depends on whose they are."""
-        counts, num_streams = [0], len(contexts)
-        while counts[-1] < num_streams * self._max_drafts:
-            counts.append(max(1, 2 * counts[-1]))
+        num_streams = len(contexts)
+        counts = _counts(num_streams * self._max_drafts)
         seconds = []
         for count in counts:
             share, rest = divmod(count, num_streams)
@@ -79,3 +89,10 @@ class DraftBudget:
             )
             seconds.append(self._step_seconds(work))
         return DraftCosts(tuple(counts), tuple(seconds))
+
+
+def _counts(most: int) -> list[int]:
+    counts = [*range(min(most, EACH_UP_TO) + 1), *range(EACH_UP_TO + 4, min(most, IN_FOURS_UP_TO) + 1, 4)]
+    while counts[-1] < most:
+        counts.append(min(most, max(2 * counts[-1], IN_FOURS_UP_TO)))
+    return counts

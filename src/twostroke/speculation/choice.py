@@ -15,20 +15,37 @@ def drafts_that_pay(survivals: Sequence[Sequence[float]], num_slots: int, costs:
     """Of each stream's drafts, how many to compute. `survivals`: of each draft, the chance that it holds with all
     before it; it never grows along a stream, so the best drafts of all streams are always beginnings of each. Where
     nothing is known of the costs, all of them."""
-    plain_s = costs.with_drafts(0)
-    if plain_s <= 0.0:
+    if costs.with_drafts(0) <= 0.0:
         return [len(chances) for chances in survivals]
-    ranked = sorted(
-        ((chance, stream) for stream, chances in enumerate(survivals) for chance in chances),
-        key=lambda draft: -draft[0],
-    )
-    best, best_rate = 0, LEAST_GAIN * num_slots / plain_s
-    expected = float(num_slots)
-    for count, (chance, _) in enumerate(ranked, start=1):
-        expected += chance
-        if (rate := expected / costs.with_drafts(count)) > best_rate:
-            best, best_rate = count, rate
+    ranked = _ranked(survivals)
     counts = [0] * len(survivals)
-    for _, stream in ranked[:best]:
+    for _, stream in ranked[: _best(ranked, num_slots, costs, 0.0)[0]]:
         counts[stream] += 1
     return counts
+
+
+def best_rate(
+    survivals: Sequence[Sequence[float]], num_slots: int, costs: DraftCosts, drafting_s: float = 0.0
+) -> float:
+    """The expected tokens a second of those that pay, if making them takes `drafting_s` too."""
+    return _best(_ranked(survivals), num_slots, costs, drafting_s)[1]
+
+
+def _ranked(survivals: Sequence[Sequence[float]]) -> list[tuple[float, int]]:
+    """Of all drafts the chance and the stream, the likeliest first."""
+    drafts = [(-chance, stream) for stream, chances in enumerate(survivals) for chance in chances]
+    drafts.sort()
+    return drafts
+
+
+def _best(ranked: list[tuple[float, int]], num_slots: int, costs: DraftCosts, drafting_s: float) -> tuple[int, float]:
+    """How many of the likeliest drafts, and the rate that they promise."""
+    best, expected = 0, float(num_slots)
+    rate = expected / (costs.with_drafts(0) + drafting_s)
+    least = LEAST_GAIN * rate
+    for count, (minus_chance, _) in enumerate(ranked, start=1):
+        expected -= minus_chance
+        promised = expected / (costs.with_drafts(count) + drafting_s)
+        if promised > least:
+            best, rate, least = count, promised, promised
+    return best, rate

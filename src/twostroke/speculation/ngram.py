@@ -11,6 +11,7 @@ from twostroke.speculation.suffix import SuffixDrafter
 
 class NgramDrafter(SuffixDrafter):
     name = "ngram"
+    covers = ()
 
     def _key(self, seq_id: int, request: Request) -> Hashable:
         return seq_id

@@ -7,28 +7,27 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from twostroke.core.grammar import ForeseeingMatcher
 from twostroke.core.request import Request
-from twostroke.core.step import DecodeSlot, Drafted, Step
-from twostroke.speculation.acceptance import Acceptance
+from twostroke.core.step import DecodeSlot, DraftCosts, Drafted, Step
 from twostroke.speculation.choice import drafts_that_pay
 from twostroke.speculation.drafter import NOTHING, Ask, ComputingDrafter, Drafter, Proposal
 from twostroke.speculation.grammar import GrammarDrafter, MatcherOf
+from twostroke.speculation.turn import MAX_FAULTS, Turn
 
 logger = logging.getLogger("twostroke.speculation")
 
-MAX_FAULTS = 3
-"""A drafter that raised this often in a row is asked no more."""
 SLOW_SHARE = 0.5
-"""Drafts that took longer to make than this share of a plain step were slow, unless they brought more than that."""
+"""Of a plain step: a drafter that takes more between its turns holds everybody up."""
 MAX_SLOW = 16
-"""A drafter that held this many steps in a row up, beside its turns, is asked no more."""
-MAX_SKIPPED = 256
-"""The most steps that a slow drafter sits out."""
+"""A drafter that did so this many steps in a row is asked no more."""
+MAX_REST = 7
+"""The most steps in which nobody is asked for a stream whose guesses were not worth computing: asking takes some of the
+time that a small model's step has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,40 +40,29 @@ class Draft:
 
 
 @dataclass(slots=True)
-class _Turn:
-    """A drafter with what is known of it."""
+class _Rest:
+    """Steps in which nobody is asked for a stream."""
 
-    drafter: Drafter
-    acceptance: Acceptance = field(default_factory=Acceptance)
-    num_faults: int = 0
-    """In a row."""
-    is_told: bool = False
-    spent_s: float = 0.0
-    """Since the last step that had room for drafts, beside passes of a model that drafts."""
-    num_slow: int = 0
-    """Steps in a row in which that was too much."""
-    skip: int = 0
-    """Steps that it sits out."""
-    next_skip: int = 1
-    is_doubted: bool = False
-    """Whether it was said that it hardly ever guesses right."""
-
-    @property
-    def is_out(self) -> bool:
-        return self.num_faults >= MAX_FAULTS
+    left: int = 0
+    next: int = 0
 
 
 class Speculator:
     def __init__(self, drafters: Sequence[Drafter], vocab_size: int) -> None:
-        self._turns = {drafter.name: _Turn(drafter) for drafter in drafters}
+        self._turns = {drafter.name: Turn(drafter) for drafter in drafters}
         self._computing = [
             (turn, turn.drafter) for turn in self._turns.values() if isinstance(turn.drafter, ComputingDrafter)
         ]
+        self._covered = {name for drafter in drafters for name in getattr(drafter, "covers", ())}
+        """Those who find nothing that another does not: they are asked where a request names them."""
         self._vocab_size = vocab_size
         self._methods: dict[int, tuple[str, ...]] = {}
         """Of each row, who drafts for it."""
+        self._rests: dict[int, _Rest] = {}
         self._drafts: dict[int, Draft] = {}
         """Of the step that is computed."""
+        self._proposed: dict[int, list[tuple[Turn, Proposal]]] = {}
+        """All that was guessed for it."""
         self._matcher_of: MatcherOf | None = None
         self.faults: list[str] = []
         """What went wrong, a sentence each, the latest last: of each drafter its first fault, and that it is asked no
@@ -90,6 +78,7 @@ class Speculator:
     def update(self, step: Step, done: object = None) -> None:
         """Take a step's leaves and joins; in between, tell those that compute of the last pass of the model, `done`.
         Only now: nobody's tokens wait for what drafts are made from, and for rows that left nothing is made."""
+        self._drafts, self._proposed = {}, {}  # of a step that raised, something may be left
         for seq_id in step.leaves:
             self._close(seq_id)
         if done is not None:
@@ -116,20 +105,32 @@ class Speculator:
             return
         named = None if asked is None else asked.method
         may_draft = {GrammarDrafter.name: request.sampling.grammar is not None}
-        methods = tuple(name for name in self._turns if may_draft.get(name, named is None or name == named))
+        wanted = self._turns.keys() - self._covered if named is None else {named}
+        methods = tuple(name for name in self._turns if may_draft.get(name, name in wanted))
         self._methods[seq_id] = methods
+        self._rests[seq_id] = _Rest()
         for name in methods:
-            turn = self._turns[name]
-            turn.acceptance.open(seq_id)
-            self._guarded(turn, partial(turn.drafter.open, seq_id, request, token_ids))
+            self._turns[name].acceptance.open(seq_id)
+            self._inform(seq_id, name, lambda drafter: drafter.open(seq_id, request, token_ids))
 
     def _close(self, seq_id: int) -> None:
+        self._rests.pop(seq_id, None)
         for name in self._methods.pop(seq_id, ()):
             turn = self._turns[name]
             turn.acceptance.close(seq_id)
             self._guarded(turn, partial(turn.drafter.close, seq_id))
 
-    def _guarded(self, turn: _Turn, act: Callable[[], object]) -> object:
+    def _inform(self, seq_id: int, name: str, what: Callable[[Drafter], None]) -> None:
+        """A drafter that fails here knows no more where the stream stands: it drafts for others alone."""
+        turn = self._turns[name]
+        num_faults = turn.num_faults
+        self._guarded(turn, lambda: what(turn.drafter))
+        if turn.num_faults > num_faults:
+            self._methods[seq_id] = tuple(other for other in self._methods[seq_id] if other != name)
+            turn.acceptance.close(seq_id)
+            self._guarded(turn, partial(turn.drafter.close, seq_id))
+
+    def _guarded(self, turn: Turn, act: Callable[[], object]) -> object:
         """What it returns; None where it raised."""
         if turn.is_out:
             return None
@@ -142,7 +143,7 @@ class Speculator:
         finally:
             turn.spent_s += time.perf_counter() - began_s
 
-    def _fault(self, turn: _Turn, what: str) -> None:
+    def _fault(self, turn: Turn, what: str) -> None:
         turn.num_faults += 1
         if not turn.is_told:
             turn.is_told = True
@@ -156,31 +157,47 @@ class Speculator:
 
     def draft(self, step: Step) -> Mapping[int, Draft]:
         """Of each slot that may have some, the drafts to compute with it."""
-        slots = [slot for slot in step.decodes if slot.drafts is not None and self._methods.get(slot.seq_id)]
-        self._drafts = {}
+        slots = [slot for slot in step.decodes if slot.drafts is not None and self._is_awake(slot.seq_id)]
         if not slots:
-            return self._drafts
-        found = self._best(slots, step.draft_costs.with_drafts(0))
+            return {}
+        found = self._best(slots, len(step.decodes), step.draft_costs)
         counts = drafts_that_pay([chances for _, chances in found], len(step.decodes), step.draft_costs)
         for slot, (draft, _), count in zip(slots, found, counts, strict=True):
+            rest = self._rests[slot.seq_id]
             if count:
                 self._drafts[slot.seq_id] = Draft(draft.method, draft.token_ids[:count], draft.chances[:count])
-            else:
-                for name in self._methods[slot.seq_id]:
-                    self._turns[name].acceptance.rest(slot.seq_id)
+                rest.next = 0
+            elif all(self._turns[name].is_cheap for name in self._methods[slot.seq_id]):  # others sit out by themselves
+                rest.left, rest.next = rest.next, min(MAX_REST, 2 * rest.next + 1)
         return self._drafts
 
-    def _best(self, slots: list[DecodeSlot], plain_s: float) -> list[tuple[Draft, list[float]]]:
+    def _is_awake(self, seq_id: int) -> bool:
+        methods = self._methods.get(seq_id)
+        if not methods:
+            return False
+        rest = self._rests[seq_id]
+        if not rest.left or GrammarDrafter.name in methods:  # what a grammar forces is not to be missed
+            return True
+        rest.left -= 1
+        return False
+
+    def _best(self, slots: list[DecodeSlot], num_slots: int, costs: DraftCosts) -> list[tuple[Draft, list[float]]]:
         """Of each slot the guess that promises most, and the chance of each draft to hold with all before it."""
         best: dict[int, tuple[Draft, list[float]]] = {slot.seq_id: (Draft("", (), ()), []) for slot in slots}
         for name, turn in self._turns.items():
-            asks = [
+            wanted = [
                 Ask(slot.seq_id, slot.drafts.most)
                 for slot in slots
                 if slot.drafts is not None and name in self._methods[slot.seq_id]
             ]
-            for ask, proposal in zip(asks, self._proposals(turn, asks, plain_s), strict=True):
-                proposal = self._followed(ask.seq_id, proposal)
+            if not wanted or turn.is_out or self._is_held_up(turn, costs.with_drafts(0)):
+                continue
+            asks = turn.worthwhile(wanted, [best[ask.seq_id][1] for ask in wanted], num_slots, costs)
+            for ask, found in zip(asks, self._proposals(turn, asks), strict=True):
+                proposal = self._followed(ask.seq_id, found)
+                if not proposal.token_ids:
+                    continue
+                self._proposed.setdefault(ask.seq_id, []).append((turn, proposal))
                 survivals = turn.acceptance.survivals(ask.seq_id, proposal.chances)
                 if sum(survivals) > sum(best[ask.seq_id][1]):
                     best[ask.seq_id] = (Draft(name, proposal.token_ids, proposal.chances), survivals)
@@ -194,31 +211,26 @@ class Speculator:
         count = matcher.num_taken(proposal.token_ids)
         return Proposal(proposal.token_ids[:count], proposal.chances[:count])
 
-    def _proposals(self, turn: _Turn, asks: list[Ask], plain_s: float) -> list[Proposal]:
+    def _proposals(self, turn: Turn, asks: list[Ask]) -> list[Proposal]:
         nothing = [NOTHING] * len(asks)
-        if not asks or turn.is_out or self._is_held_up(turn, plain_s):
-            return nothing
-        if turn.skip:
-            turn.skip -= 1
+        if not asks:
             return nothing
         num_faults = turn.num_faults
         found = self._guarded(turn, partial(turn.drafter.propose, asks))
         took_s, turn.spent_s = turn.spent_s, 0.0
-        if plain_s > 0 and took_s > SLOW_SHARE * plain_s:
-            turn.skip = turn.next_skip
-            turn.next_skip = min(2 * turn.next_skip, MAX_SKIPPED)
-        else:
-            turn.next_skip = 1
         if not isinstance(found, list) or len(found) != len(asks):
+            turn.time.observe(max(ask.most for ask in asks), took_s)
             if turn.num_faults == num_faults:  # else it raised, which is told
                 self._fault(turn, "returned no proposal for each stream")
             return nothing
         sound = [self._sound(turn, ask, proposal) for ask, proposal in zip(asks, found, strict=True)]
         if None not in sound:
             turn.num_faults = 0
-        return [proposal or NOTHING for proposal in sound]
+        kept = [proposal or NOTHING for proposal in sound]
+        turn.time.observe(max(1, *(len(proposal.token_ids) for proposal in kept)), took_s)
+        return kept
 
-    def _is_held_up(self, turn: _Turn, plain_s: float) -> bool:
+    def _is_held_up(self, turn: Turn, plain_s: float) -> bool:
         """Whether what it does between its turns cost too much, step after step: sitting turns out would not help."""
         is_slow = plain_s > 0 and turn.spent_s > SLOW_SHARE * plain_s
         turn.spent_s = 0.0
@@ -229,7 +241,7 @@ class Speculator:
         self._fault(turn, "takes too long to hear of tokens")
         return True
 
-    def _sound(self, turn: _Turn, ask: Ask, proposal: object) -> Proposal | None:
+    def _sound(self, turn: Turn, ask: Ask, proposal: object) -> Proposal | None:
         """Cut to what was asked for; None: it is rubbish."""
         try:
             said: Any = proposal
@@ -247,16 +259,11 @@ class Speculator:
     def settle(self, seq_id: int, token_ids: Sequence[int]) -> Drafted | None:
         """These tokens came for a row: the drafts that held, and the slot's own behind them."""
         draft = self._drafts.pop(seq_id, None)
+        for turn, proposal in self._proposed.pop(seq_id, ()):
+            turn.learn(seq_id, proposal, token_ids)
         for name in self._methods.get(seq_id, ()):
-            turn = self._turns[name]
-            self._guarded(turn, partial(turn.drafter.extend, seq_id, token_ids))
-        if draft is None:
-            return None
-        num_held = len(token_ids) - 1
-        if draft.token_ids[num_held : num_held + 1] == tuple(token_ids[-1:]):
-            num_held += 1  # it ended the answer: nothing behind it was looked at
-        self._turns[draft.method].acceptance.learn(seq_id, draft.chances, num_held)
-        return Drafted(draft.method, len(draft.token_ids))
+            self._inform(seq_id, name, lambda drafter: drafter.extend(seq_id, token_ids))
+        return None if draft is None else Drafted(draft.method, len(draft.token_ids))
 
 
 def _shown(value: object) -> str:

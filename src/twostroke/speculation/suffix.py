@@ -9,17 +9,15 @@ from collections.abc import Hashable, Sequence
 
 from twostroke.core.request import Request
 from twostroke.speculation.drafter import NOTHING, Ask, Proposal
-from twostroke.speculation.text_window import Text, Window
+from twostroke.speculation.text_window import LONGEST, Text, Window
 
 MAX_TOKENS = 1 << 16
 """That are kept in all, about 0.6 kB each."""
 FILED_A_TURN = 512
 """A long prompt is taken in pieces, so that no step waits for it."""
+FORGOTTEN_AT_ONCE = 64
 LEAST_CHANCE = 0.05
 """Of a guess to hold with all before it: the walk ends where it would be less."""
-NOT_CLOSED = -1
-LONGEST = 32
-"""Contexts longer than this are trusted alike."""
 FIRST_TRUST = {2: 0.35, 4: 0.6, 8: 0.85, 16: 0.93, 32: 0.97}
 """The chance that what followed a context of this many tokens once follows it again, before anything was learnt."""
 TRUST_WEIGHT = 8.0
@@ -47,6 +45,8 @@ class Trust:
 
 class SuffixDrafter:
     name = "suffix"
+    covers: tuple[str, ...] = ("ngram",)
+    """It looks wherever that one does: asking both takes time and finds nothing more."""
 
     def __init__(self, max_tokens: int = MAX_TOKENS) -> None:
         self._max_tokens = max_tokens
@@ -72,22 +72,21 @@ class SuffixDrafter:
     def open(self, seq_id: int, request: Request, token_ids: Sequence[int]) -> None:
         key = self._keys[seq_id] = self._key(seq_id, request)
         window = self._windows.setdefault(key, Window())
-        text, donor = window.open(self._next_number, token_ids)
+        text = self._streams[seq_id] = window.open(self._next_number, token_ids)
         self._next_number += 1
-        self._streams[seq_id] = text
-        self.num_tokens += text.size
-        if donor is not None and donor.number in self._closed:
-            self._closed.move_to_end(donor.number)  # it is in use
+        self._count(text)
+        while (donor := text.donor) is not None and donor in self._closed:  # they are in use
+            self._closed.move_to_end(donor)
+            text = self._closed[donor][1]
+
+    def _count(self, text: Text) -> None:
+        size = text.size
+        self.num_tokens += size - text.counted
+        text.counted = size
 
     def extend(self, seq_id: int, token_ids: Sequence[int]) -> None:
         self._learn(self._guesses.pop(seq_id, None), token_ids)
-        text = self._streams[seq_id]
-        text.tokens += token_ids
-        self.num_tokens += len(token_ids)
-        if text.num_waiting <= len(token_ids):  # else a long prompt comes first, piece by piece
-            text.window.file(text, len(token_ids))
-        if self.num_tokens > self._max_tokens:
-            self._make_room()
+        self._streams[seq_id].tokens += token_ids  # they are filed when somebody asks
 
     def _learn(self, guess: tuple[int, tuple[int, ...]] | None, token_ids: Sequence[int]) -> None:
         """Whether guesses held is seen in the tokens that came, whether or not the guesses were computed."""
@@ -105,9 +104,8 @@ class SuffixDrafter:
             return
         self._guesses.pop(seq_id, None)
         key = self._keys.pop(seq_id)
-        self.num_tokens -= text.size
         text.close()
-        self.num_tokens += text.size
+        self._count(text)
         self._closed[text.number] = key, text
         if text.num_waiting > 0:
             self._waiting.append(text)
@@ -117,6 +115,7 @@ class SuffixDrafter:
 
     def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
         self._file([self._streams[seq_id] for seq_id, _ in asks])
+        self._make_room()
         return [self._proposal(seq_id, most) for seq_id, most in asks]
 
     def _file(self, asked: list[Text]) -> None:
@@ -124,6 +123,7 @@ class SuffixDrafter:
         for text in asked:
             if text.num_waiting > 0 and left > 0:
                 left -= text.window.file(text, left)
+                self._count(text)
         while self._waiting and left > 0:
             text = self._waiting[0]
             if text.number in self._closed:
@@ -171,22 +171,20 @@ class SuffixDrafter:
         left = 2 * FILED_A_TURN
         while self.num_tokens > self._max_tokens and left > 0:
             if self._closed:
-                number, (_, text) = next(iter(self._closed.items()))
-            elif self._streams:
-                number, text = NOT_CLOSED, next(iter(self._streams.values()))
+                text = next(iter(self._closed.values()))[1]
             else:
-                return
-            count = text.window.forget(text, left)
-            self.num_tokens -= count
+                text = max(self._streams.values(), key=lambda stream: stream.counted)
+            count = text.window.forget(text, min(left, max(self.num_tokens - self._max_tokens, FORGOTTEN_AT_ONCE)))
             left -= count + 1
-            if number != NOT_CLOSED and text.num_forgotten == text.num_filed:
-                self._drop(number)
+            self._count(text)
+            if text.is_closed and text.num_forgotten == text.num_filed:
+                self._drop(text.number)
             elif not count:
                 return
 
     def _drop(self, number: int) -> None:
         key, text = self._closed.pop(number)
-        self.num_tokens -= text.size
+        self.num_tokens -= text.counted
         text.window.drop(text)
         if not text.window.texts:
             del self._windows[key]

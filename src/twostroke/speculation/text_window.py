@@ -17,10 +17,11 @@ LENGTHS = (2, 4, 8, 16)
 """Tokens that a place is filed under; each key is made of two of the length before."""
 MAX_SIGHTINGS = 8
 """Of one kind, the latest places that are looked at."""
+LONGEST = 32
 MAX_COMPARED = 8
 """Of the texts of a window, the latest that a new one is compared with."""
 FEW = 24
-"""Up to so many tokens are filed one by one, more of them as arrays."""
+"""Up to this many tokens are filed one by one, more of them as arrays."""
 NOWHERE = -1
 _BASE = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
@@ -35,11 +36,28 @@ _OFFSET = (1 << _OFFSET_BITS) - 1
 class Text:
     """The tokens of one request, as far as they are known, from `base` on."""
 
-    __slots__ = ("base", "first", "floor", "known", "number", "previous", "tokens", "window")
+    __slots__ = (
+        "base",
+        "counted",
+        "donor",
+        "first",
+        "floor",
+        "is_closed",
+        "known",
+        "number",
+        "previous",
+        "tokens",
+        "window",
+    )
 
     def __init__(self, window: Window, number: int, tokens: list[int], base: int, first: int, known: bytes) -> None:
         """`first`: where filing begins; those before are context, and filed with another text."""
         self.window, self.number, self.tokens, self.base, self.known = window, number, tokens, base, known
+        self.donor: int | None = None
+        """The number of the text that it begins like."""
+        self.counted = 0
+        """The size that its owner knows of."""
+        self.is_closed = False
         self.first = first
         self.floor = first
         """Of those that were filed, the first that was not forgotten."""
@@ -61,8 +79,10 @@ class Text:
 
     @property
     def size(self) -> int:
-        """Tokens that it takes the memory of: those before `base` are only kept to be compared."""
-        return len(self.tokens) + len(self.known) // _COMPARED_BYTES - self.num_forgotten
+        """Tokens that it takes the memory of. Those of a stream are kept anyway, and those before `base` only to be
+        compared."""
+        filed = len(self.tokens) - self.first if self.is_closed else self.num_filed
+        return filed - self.num_forgotten + len(self.known) // _COMPARED_BYTES
 
     def followed(self, place: int, most: int, *, repeats: bool) -> list[int]:
         """What stands from a place on. Of the stream that asks (`repeats`), a repetition goes on behind its end."""
@@ -73,6 +93,7 @@ class Text:
 
     def close(self) -> None:
         """Nothing will come behind it."""
+        self.is_closed = True
         self.known += array("i", self.tokens[len(self.known) // 4 - self.base :]).tobytes()
 
 
@@ -93,9 +114,9 @@ class Window:
         """Places that are filed, in all lengths: what grows with memory."""
         return sum(map(len, self._latest))
 
-    def open(self, number: int, token_ids: Sequence[int]) -> tuple[Text, Text | None]:
-        """A text begins. What it begins with may be filed already, as the turns of a conversation are: with the other
-        text that is returned."""
+    def open(self, number: int, token_ids: Sequence[int]) -> Text:
+        """A text begins. What it begins with may be filed already with another text, its donor, as the turns of a
+        conversation are."""
         known = array("i", token_ids).tobytes()
         shared, donor = 0, None
         for other in islice(reversed(self.texts.values()), MAX_COMPARED):
@@ -106,8 +127,9 @@ class Window:
         first = max(0, shared - 1)
         base = max(0, first - LENGTHS[-1] + 1)
         text = Text(self, number, list(token_ids[base:]), base, first - base, known)
+        text.donor = None if donor is None else donor.number
         self.texts[number] = text
-        return text, donor
+        return text
 
     def file(self, text: Text, most: int) -> int:
         """File the next places of a text; how many were."""
@@ -159,8 +181,8 @@ class Window:
         del self.texts[text.number]
 
     def sightings(self, text: Text) -> tuple[int, list[Sighting]]:
-        """How many of the last tokens stood somewhere before, of the lengths that are filed, and the latest places
-        where they did."""
+        """The latest places where the last tokens stood before, as many of them as are filed together; and how many
+        stood at the very latest, up to LONGEST."""
         tokens = text.tokens
         keys = keys_at(tokens, len(tokens))
         for index in range(len(keys) - 1, -1, -1):
@@ -179,8 +201,19 @@ class Window:
                     found.append(Sighting(seen, offset + 1))
                 place = seen.previous[index][offset - seen.first]
             if found:
-                return length, found
+                return _alike(tokens, *found[0]), found
         return 0, []
+
+
+def _alike(tokens: list[int], seen: Text, follows: int) -> int:
+    """How many of the last tokens stand before that place too."""
+    pairs = zip(reversed(tokens[-LONGEST:]), reversed(seen.tokens[max(0, follows - LONGEST) : follows]), strict=False)
+    count = 0
+    for one, other in pairs:
+        if one != other:
+            break
+        count += 1
+    return count
 
 
 def keys_at(tokens: list[int], end: int) -> list[int]:

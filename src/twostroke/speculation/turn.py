@@ -1,0 +1,107 @@
+"""One drafter with what is known of it: how often it is right, how long it takes, whether it is to be asked. One that
+takes real time is asked for as many tokens as pay with that time counted, and where none do it sits out, longer each
+time, until a short trial."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from twostroke.core.step import DraftCosts
+from twostroke.speculation.acceptance import FIRST_RATE, Acceptance
+from twostroke.speculation.choice import LEAST_GAIN, best_rate
+from twostroke.speculation.draft_time import DraftTime
+from twostroke.speculation.drafter import Ask, Drafter, Proposal
+
+MAX_FAULTS = 3
+"""A drafter that raised this often in a row is asked no more."""
+CHEAP_SHARE = 0.02
+"""Of a plain step: a drafter that takes less is asked without a thought."""
+TRIAL_TOKENS = 2
+"""That one is asked for whose time nobody knows, or which has sat out."""
+TRIAL_SHARE = 0.01
+"""Of all time, the most that trials may take."""
+MAX_SKIPPED = 256
+"""The most steps that a slow drafter sits out, unless a trial takes so long that they must be more."""
+
+
+class Turn:
+    def __init__(self, drafter: Drafter) -> None:
+        self.drafter = drafter
+        self.acceptance = Acceptance(getattr(drafter, "first_rate", FIRST_RATE))
+        self.time = DraftTime()
+        self.num_faults = 0
+        """In a row."""
+        self.is_told = False
+        """Whether its first fault was told."""
+        self.spent_s = 0.0
+        """Since the last step that had room for drafts, beside passes of a model that drafts."""
+        self.is_doubted = False
+        """Whether it was said that it hardly ever guesses right."""
+        self.num_slow = 0
+        """Steps in a row in which that was too much."""
+        self.is_cheap = True
+        """Whether it was asked without a thought."""
+        self._skip = 0
+        """Steps that it sits out."""
+        self._next_skip = 1
+
+    @property
+    def is_out(self) -> bool:
+        return self.num_faults >= MAX_FAULTS
+
+    def seconds(self, num_streams: int, num_tokens: int) -> float:
+        """What it should take: as measured, or by its own word."""
+        if self.time.is_known:
+            return self.time.seconds(num_tokens)
+        said = getattr(self.drafter, "seconds", None)
+        return 0.0 if said is None else float(said(num_streams, num_tokens))
+
+    def worthwhile(
+        self, asks: Sequence[Ask], found: Sequence[Sequence[float]], num_slots: int, costs: DraftCosts
+    ) -> list[Ask]:
+        """Of these, what it is to be asked for: all, fewer tokens of each, or nothing. `found`: of each, the chances of
+        the best drafts that others made."""
+        if not asks or self.is_out:
+            return []
+        plain_s, longest = costs.with_drafts(0), max(ask.most for ask in asks)
+        least_s = self.seconds(len(asks), 1)
+        self.is_cheap = plain_s <= 0.0 or (self.time.is_known and least_s <= CHEAP_SHARE * plain_s)
+        if self.is_cheap:
+            return list(asks)
+        if not self.time.is_known and not least_s:
+            return _cut(asks, TRIAL_TOKENS)
+        if self._skip:
+            self._skip -= 1
+            return [] if self._skip else _cut(asks, TRIAL_TOKENS)
+        best, rate = 0, LEAST_GAIN * best_rate(found, num_slots, costs)
+        for count in _counts(longest):
+            promised = best_rate(self._promised(asks, found, count), num_slots, costs, self.seconds(len(asks), count))
+            if promised > rate:
+                best, rate = count, promised
+        if best:
+            self._next_skip = 1
+            return _cut(asks, best)
+        trial_steps = int(self.seconds(len(asks), TRIAL_TOKENS) / (TRIAL_SHARE * plain_s))
+        self._skip = 1 + max(self._next_skip, trial_steps)
+        self._next_skip = min(2 * self._next_skip, MAX_SKIPPED)
+        return []
+
+    def learn(self, seq_id: int, proposal: Proposal, came: Sequence[int]) -> None:
+        """What came tells of all that was guessed, computed or not: one that failed needs no drafts to return."""
+        self.acceptance.learn(seq_id, *proposal, came)
+        if proposal.token_ids[:1] == tuple(came[:1]):
+            self._next_skip = 1  # if it sits out, the next trial comes soon
+
+    def _promised(self, asks: Sequence[Ask], found: Sequence[Sequence[float]], count: int) -> list[Sequence[float]]:
+        """Of each stream the better of what is there and what this drafter usually brings."""
+        usual = [self.acceptance.usual_survivals(ask.seq_id, min(count, ask.most)) for ask in asks]
+        return [max(pair, key=sum) for pair in zip(found, usual, strict=True)]
+
+
+def _cut(asks: Sequence[Ask], most: int) -> list[Ask]:
+    return [Ask(ask.seq_id, min(most, ask.most)) for ask in asks]
+
+
+def _counts(longest: int) -> list[int]:
+    """Numbers of tokens that are worth comparing."""
+    return [count for count in (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24) if count < longest] + [longest]

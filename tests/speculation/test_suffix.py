@@ -1,0 +1,201 @@
+"""The drafters that look tokens up: what they guess, whom they learn from, what they keep."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from twostroke.core.request import Request
+from twostroke.speculation.drafter import NOTHING, Ask
+from twostroke.speculation.ngram import NgramDrafter
+from twostroke.speculation.suffix import LEAST_CHANCE, SuffixDrafter, Trust
+
+PATH = list(range(50, 90))
+
+
+def opened(drafter, seq_id, tokens, tenant="", salt=""):
+    drafter.open(seq_id, Request(str(seq_id), tuple(tokens), tenant=tenant, cache_salt=salt), tuple(tokens))
+    return seq_id
+
+
+def guess(drafter, seq_id, most=8):
+    return drafter.propose([Ask(seq_id, most)])[0]
+
+
+@pytest.mark.parametrize("drafter", [SuffixDrafter(), NgramDrafter()], ids=["suffix", "ngram"])
+def test_an_edit_is_drafted_from_the_text_that_is_edited(drafter):
+    opened(drafter, 0, [*PATH, 1])
+    assert guess(drafter, 0) == NOTHING
+    drafter.extend(0, PATH[:6])
+    first = guess(drafter, 0)
+    assert first.token_ids == tuple(PATH[6:14])
+    drafter.extend(0, PATH[6:21])
+    longer = guess(drafter, 0)
+    assert longer.token_ids == tuple(PATH[21:29])
+    assert longer.chances[0] > first.chances[0], "a longer context is worth more"
+
+
+def test_a_repetition_goes_on_behind_the_end():
+    drafter = SuffixDrafter()
+    opened(drafter, 0, [9, 1, 2, 3, 1, 2, 3, 1, 2])
+    assert guess(drafter, 0, 7).token_ids == (3, 1, 2, 3, 1, 2, 3)
+
+
+def test_the_path_taken_most_often_is_followed_and_its_share_is_the_chance():
+    drafter = SuffixDrafter()
+    for number, follower in enumerate([7, 8, 7, 7, 8]):
+        opened(drafter, number, [20 + number, 1, 2, 3, 4, follower, 30 + number])
+        guess(drafter, number)
+    opened(drafter, 9, [1, 2, 3, 4])
+    found = guess(drafter, 9)
+    assert found.token_ids[0] == 7
+    trusted = Trust().after(4)
+    assert found.chances[0] == pytest.approx((3 - 1 + trusted) / 5)
+    assert found.token_ids[1] == 33, "of equally many the latest"
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "learns"),
+    [
+        ({}, {}, True),
+        ({"tenant": "a"}, {"tenant": "a"}, True),
+        ({"tenant": "a", "salt": "s"}, {"tenant": "a", "salt": "s"}, True),
+        ({"tenant": "a"}, {"tenant": "b"}, False),
+        ({"salt": "s"}, {"salt": "t"}, False),
+        ({"salt": "s"}, {}, False),
+        ({"tenant": "s"}, {"salt": "s"}, False),
+        ({"tenant": "a", "salt": "s"}, {"tenant": "b", "salt": "s"}, False),
+    ],
+)
+@pytest.mark.parametrize("ends", [True, False])
+def test_requests_learn_from_those_of_their_tenant_and_salt_alone(one, other, learns, ends):
+    drafter = SuffixDrafter()
+    opened(drafter, 0, PATH, **one)
+    guess(drafter, 0)
+    if ends:
+        drafter.close(0)
+    opened(drafter, 1, [1, *PATH[:6]], **other)
+    assert (guess(drafter, 1).token_ids == tuple(PATH[6:14])) is learns
+    drafter.extend(1, PATH[6:10])
+    assert (guess(drafter, 1) != NOTHING) is learns
+
+
+def test_ngram_learns_from_nobody():
+    drafter = NgramDrafter()
+    opened(drafter, 0, PATH)
+    guess(drafter, 0)
+    opened(drafter, 1, [1, *PATH[:6]])
+    assert guess(drafter, 1) == NOTHING
+    drafter.close(0)
+    drafter.close(1)
+    assert drafter.num_tokens == 0
+    assert not drafter._windows
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32), st.integers(200, 3000))
+def test_no_more_is_kept_than_allowed_and_the_oldest_go_first(seed, max_tokens):
+    """Long and short requests of three tenants, some of which begin alike. In pieces: while one that takes many tokens
+    is taken in, there may be more for a moment."""
+    draw, drafter = random.Random(seed), SuffixDrafter(max_tokens)
+    beginning = [draw.randrange(500) for _ in range(100)]
+    for number in range(30):
+        tokens = (beginning if draw.random() < 0.5 else []) + [draw.randrange(500) for _ in range(draw.randint(1, 200))]
+        opened(drafter, number, tokens, tenant=str(number % 3))
+        for _ in range(draw.randint(0, 4)):
+            guess(drafter, number)
+            drafter.extend(number, [draw.randrange(500)])
+        drafter.close(number)
+        drafter.close(number)
+        assert drafter.num_tokens <= max_tokens
+        assert list(drafter._closed) == [] or max(drafter._closed) <= number
+    texts = [text for window in drafter._windows.values() for text in window.texts.values()]
+    assert sum(text.size for text in texts) == sum(text.counted for text in texts) == drafter.num_tokens
+    assert sum(map(len, drafter._windows.values())) <= 4 * drafter.num_tokens
+
+
+def test_a_request_that_nothing_shares_with_goes_before_one_in_use():
+    drafter = SuffixDrafter(max_tokens=400)
+    shared = list(range(100))
+    opened(drafter, 0, shared)
+    guess(drafter, 0)
+    drafter.close(0)
+    for number in range(1, 12):
+        opened(drafter, 2 * number, [1000 * number + place for place in range(100)])
+        guess(drafter, 2 * number)
+        drafter.close(2 * number)
+        opened(drafter, 2 * number + 1, [*shared, 5000 + number])
+        drafter.close(2 * number + 1)
+    opened(drafter, 99, [7, *shared[:20]])
+    assert guess(drafter, 99).token_ids == tuple(shared[20:28])
+
+
+def test_one_stream_longer_than_what_is_kept_forgets_its_beginning():
+    drafter = SuffixDrafter(max_tokens=300)
+    opened(drafter, 0, [*PATH, 1])
+    guess(drafter, 0)
+    for place in range(600):
+        drafter.extend(0, [1000 + place])
+    assert drafter.num_tokens <= 300
+    drafter.extend(0, [1500, 1501, 1502])
+    assert guess(drafter, 0).token_ids[:2] == (1503, 1504)
+    drafter.extend(0, PATH[:5])
+    assert guess(drafter, 0) == NOTHING
+    drafter.close(0)
+    assert drafter.num_tokens <= 300
+
+
+def test_a_long_prompt_is_taken_in_pieces():
+    """No turn files more than its share, and the prompt of a request that ended before is taken in by later turns."""
+    drafter = SuffixDrafter()
+    draw = random.Random(0)
+    prompt = [draw.randrange(40_000) for _ in range(3000)]
+    opened(drafter, 0, prompt)
+    window = drafter._streams[0].window
+    before = len(window)
+    assert before == 0, "opening a row files nothing"
+    while drafter._streams[0].num_waiting:
+        guess(drafter, 0)
+        assert 0 < len(window) - before <= 4 * 512
+        before = len(window)
+    opened(drafter, 1, [1, *reversed(prompt)])
+    drafter.close(1)
+    opened(drafter, 2, [2, *prompt[100:90:-1]])
+    for _ in range(10):
+        found = guess(drafter, 2)
+    assert found.token_ids == tuple(prompt[90:82:-1])
+
+
+def test_trust_follows_what_happens():
+    """Guesses behind short contexts that never hold are soon said to be unlikely; those that hold, likely."""
+    drafter = SuffixDrafter()
+    opened(drafter, 0, [1, 2, 3])
+    for _ in range(60):
+        drafter.extend(0, [1, 2])
+        found = guess(drafter, 0)
+        drafter.extend(0, [5])  # in a loop of its own
+    assert found.chances[0] > 0.9
+    doubtful = SuffixDrafter()
+    for number in range(60):
+        opened(doubtful, number, [1000 + number, 1, 2, 2000 + number])
+        guess(doubtful, number)
+        doubtful.extend(number, [3000 + number, 1, 2])
+        chances = guess(doubtful, number).chances
+        doubtful.extend(number, [4000 + number])
+    assert not chances or chances[0] < 0.2
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=60), st.integers(1, 32))
+def test_guesses_are_sound(tokens, most):
+    drafter = SuffixDrafter()
+    opened(drafter, 0, tokens)
+    found = guess(drafter, 0, most)
+    assert len(found.token_ids) == len(found.chances) <= most
+    assert all(token in tokens for token in found.token_ids)
+    survival = 1.0
+    for chance in found.chances:
+        assert 0.0 < chance <= 1.0
+        survival *= chance
+    assert survival >= LEAST_CHANCE * 0.999
