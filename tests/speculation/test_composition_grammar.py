@@ -21,6 +21,7 @@ from twostroke.speculation.drafter import Drafter, Proposal
 from twostroke.speculation.grammar import GrammarDrafter
 from twostroke.speculation.ngram import NgramDrafter
 from twostroke.text.grammar import GrammarCompiler, Vocabulary
+from twostroke.text.grammar_matcher import MAX_FORCED, GrammarMatcher
 from twostroke.text.tokenizer import Tokenizer
 
 NUM_WALKS = 12
@@ -98,6 +99,22 @@ def test_looking_ahead(compiler: GrammarCompiler, tokenizer: Tokenizer, spec: Gr
             looks.advance(token_id)
             plain.advance(token_id)
     assert num_forced > 0 or spec.kind == "lark"
+
+
+def test_a_long_text_is_looked_for_once(compiler: GrammarCompiler) -> None:
+    """Else each of its tokens would cost as much as all that follow it."""
+    text = "hello world " * 200
+    matcher = compiler.matcher(GrammarSpec("choice", f'["{text}"]'))
+    assert isinstance(matcher, GrammarMatcher)
+    written = list[int]()
+    for _ in text:
+        forced = matcher.forced()
+        assert forced == [*text.encode()][len(written) :][:MAX_FORCED]
+        written.append(forced[0])
+        matcher.advance(forced[0])
+        assert len(matcher._ahead) == len(text) - len(written), "what is left was not looked for again"
+    assert bytes(written).decode() == text
+    assert matcher.forced() == []
 
 
 def held_requests(tokenizer: Tokenizer, count: int, speculation: SpeculationParams | None = None) -> list[Request]:

@@ -119,21 +119,12 @@ class Unshowable:
 
 
 @dataclass
-class Rubbish:
+class Rubbish(Oracle):
     """Says the same to every question."""
 
-    make: Callable[[int], Any]
     name: str = "broken"
+    make: Callable[[int], Any] = field(kw_only=True)
     num_asked: int = 0
-
-    def open(self, seq_id: int, request: Request, token_ids: Sequence[int]) -> None:
-        return
-
-    def extend(self, seq_id: int, token_ids: Sequence[int]) -> None:
-        return
-
-    def close(self, seq_id: int) -> None:
-        return
 
     def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
         self.num_asked += 1
@@ -173,7 +164,7 @@ RUBBISH: dict[str, Callable[[int], Any]] = {
 
 @pytest.mark.parametrize("what", RUBBISH)
 def test_one_that_returns_rubbish(scene: Scene, what: str) -> None:
-    broken = Rubbish(RUBBISH[what])
+    broken = Rubbish({}, make=RUBBISH[what])
     told, faults = scene.play(broken, Oracle(scene.plain.answers()))
     assert faults[0].startswith("the drafter broken returned ")
     assert faults[1:] == ["the drafter broken is asked no more"]
@@ -183,7 +174,7 @@ def test_one_that_returns_rubbish(scene: Scene, what: str) -> None:
 
 
 def test_more_than_was_asked_for_is_cut_and_other_numbers_are_taken(scene: Scene) -> None:
-    told, faults = scene.play(Rubbish(each(([5] * 1000, [Decimal("0.5")] * 1000))))
+    told, faults = scene.play(Rubbish({}, make=each(([5] * 1000, [Decimal("0.5")] * 1000))))
     assert not faults
     assert max(count for count, _ in told.held["broken"]) <= 32
 

@@ -43,6 +43,6 @@ def test_on_the_reference(make_case: MakeCase, way: str) -> None:
 def test_all_ways(make_case: MakeCase, backend: str, way: str, name: str, chance: float) -> None:
     if name in (*TEXT_DRAFTERS, "draft") and chance:
         pytest.skip("it has no chance to set")
-    case = make_case(backend, 400)
+    case = make_case(backend, 200)
     told = case.play(WAYS[way], drafters_of(name, case, chance), with_model=name in ("draft", "all"))
     check(told, case.plain, exact=backend == "cpu" or way == "ample")

@@ -11,8 +11,9 @@ import pytest
 from twostroke.core.errors import BadRequestError
 from twostroke.core.grammar import GrammarSpec
 from twostroke.text import grammar, grammar_check
-from twostroke.text.grammar import GrammarCompiler, GrammarMatcher, LazyGrammars, Vocabulary
+from twostroke.text.grammar import GrammarCompiler, LazyGrammars, Vocabulary
 from twostroke.text.grammar_check import GrammarCheck
+from twostroke.text.grammar_matcher import GrammarMatcher
 from twostroke.text.tokenizer import Tokenizer
 
 TEXT = GrammarSpec("json_schema", '{"type": "string"}')

@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from twostroke.core.errors import BadRequestError, install_hint
-from twostroke.core.grammar import GrammarSpec, GrammarStuckError, TokenMatcher
-from twostroke.text.after_thought import AfterThought, ThoughtMasks, bits, is_set
+from twostroke.core.grammar import GrammarSpec, TokenMatcher
+from twostroke.text.after_thought import AfterThought, ThoughtMasks, bits
+from twostroke.text.grammar_matcher import GrammarMatcher, first_line
 from twostroke.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -178,9 +178,9 @@ class GrammarCompiler:
             start = self._library.LLMatcher(self._tokenizer, self._source(spec), log_level=0, limits=self._limits)
             start.compute_bitmask()  # some limits are only met here
         except Exception as error:  # whatever a stranger's grammar can bring about in the library
-            raise BadRequestError(f"it cannot be followed: {_first_line(str(error))}") from None
+            raise BadRequestError(f"it cannot be followed: {first_line(str(error))}") from None
         if start.is_error():
-            raise BadRequestError(f"it cannot be followed: {_first_line(start.get_error())}")
+            raise BadRequestError(f"it cannot be followed: {first_line(start.get_error())}")
         return CompiledGrammar(start)
 
     def try_out(self, spec: GrammarSpec) -> None:
@@ -199,7 +199,7 @@ class GrammarCompiler:
                 lowest = allowed & -allowed
                 matcher.consume_token((lowest if takes_first else allowed).bit_length() - 1)
             if matcher.is_error():
-                raise BadRequestError(f"it cannot be followed: {_first_line(matcher.get_error())}")
+                raise BadRequestError(f"it cannot be followed: {first_line(matcher.get_error())}")
 
     def _source(self, spec: GrammarSpec) -> str:
         matcher = self._library.LLMatcher
@@ -211,51 +211,6 @@ class GrammarCompiler:
             choices = json.loads(spec.text)
             return matcher.grammar_from_lark("start: " + " | ".join(lark_text(choice) for choice in choices))
         return matcher.grammar_from_json_schema(spec.text, overrides={"whitespace_pattern": WHITESPACE})
-
-
-class GrammarMatcher:
-    def __init__(
-        self, matcher: LLMatcher, end_mask: bytes, num_tokens: int, on_stuck: Callable[[], None] = lambda: None
-    ) -> None:
-        self._matcher = matcher
-        self._end_mask = end_mask
-        self._num_tokens = num_tokens
-        self._on_stuck = on_stuck
-
-    def allowed(self) -> bytes:
-        if self._matcher.is_stopped() and not self._matcher.is_error():
-            return self._end_mask
-        mask = self._matcher.compute_bitmask()
-        if self._matcher.is_error():
-            self._on_stuck()
-            raise GrammarStuckError(_first_line(self._matcher.get_error()))
-        return mask
-
-    def advance(self, token_id: int) -> None:
-        if not self._matcher.is_stopped():
-            self._matcher.consume_token(token_id)  # one that it does not take shows in the next `allowed`
-
-    def forced(self) -> list[int]:
-        """Cut as the model is used to: where bytes are forced, `allowed` leaves no other token."""
-        return [] if self._matcher.is_stopped() else self._matcher.compute_ff_tokens()
-
-    def num_taken(self, token_ids: Sequence[int]) -> int:
-        if self._matcher.is_stopped():
-            return int(not self._matcher.is_error() and bool(token_ids) and is_set(self._end_mask, token_ids[0]))
-        # A model may have more ids than its tokenizer, and one of those would end the library's matcher.
-        known = takewhile(lambda token_id: token_id < self._num_tokens, token_ids)
-        return self._matcher.validate_tokens(list(known))
-
-    def copy(self) -> GrammarMatcher:
-        return GrammarMatcher(self._matcher.deep_copy(), self._end_mask, self._num_tokens, self._on_stuck)
-
-    def try_advance(self, token_id: int) -> bool:
-        """Whether the grammar takes this token; where it does not, nothing has changed."""
-        return not self._matcher.is_stopped() and self._matcher.try_consume_tokens([token_id]) == 1
-
-    def reset(self) -> None:
-        """Back to the beginning of the answer."""
-        self._matcher.reset()
 
 
 class LazyGrammars:
@@ -334,17 +289,3 @@ def _depth(value: object) -> int:
                 inner.extend(entry)
         level = inner
     return depth
-
-
-def _first_line(message: str) -> str:
-    """The library's messages go on to draw where in the grammar; the first lines say what."""
-    for mark in ("<non-verbose/>", "<state>"):
-        message = message.partition(mark)[0]
-    lines = [line.strip() for line in message.splitlines() if line.strip()]
-    reason = " ".join(lines[:4])[:300].strip() or "the library does not say why"
-    meaning = next((words for code, words in _MEANINGS.items() if code in reason), None)
-    return reason if meaning is None else f"{meaning} ({reason})"
-
-
-_MEANINGS = {"NoExtensionBias": "no text can match it", "ff_tokens": "what it prescribes never ends"}
-"""What some of the library's codes say."""
