@@ -97,7 +97,7 @@ class Speculator:
             doubt = getattr(drafter, "doubt", None)
             if doubt is not None and not turn.is_doubted:
                 turn.is_doubted = True
-                self.faults.append(doubt)
+                self._tell(doubt)
 
     def _open(self, seq_id: int, request: Request, token_ids: tuple[int, ...]) -> None:
         asked = request.sampling.speculation
