@@ -29,7 +29,8 @@ ENGINE_FLAGS = {choice.flag for choice in choices_of(EngineConfig())}
 
 
 def command(name: str) -> Any:
-    return expanded(getattr(import_module(f"twostroke.cli.{name}"), name))
+    module = name.replace("-", "_")
+    return expanded(getattr(import_module(f"twostroke.cli.{module}"), module))
 
 
 def help_of(name: str) -> str:
