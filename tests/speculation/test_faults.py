@@ -209,17 +209,23 @@ class Slow(Raises):
         self.clock.now_s += self.takes_s if method == self.method else self.others_take_s
 
 
-@pytest.mark.parametrize(("takes_s", "is_slow"), [(0.4, False), (0.6, True)])
-def test_one_that_is_slow_to_propose_sits_turns_out(
-    scene: Scene, takes_s: float, is_slow: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("takes_s", "chance", "sits_out"), [(0.001, 0.0, False), (0.4, 0.0, True), (0.6, 0.0, True), (0.6, 1.0, False)]
+)
+def test_one_that_takes_more_time_than_its_drafts_bring_sits_turns_out(
+    scene: Scene, takes_s: float, chance: float, sits_out: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
     monkeypatch.setattr(speculator, "time", clock)
-    slow = Slow(scene.plain.answers(), 0.0, clock=clock, takes_s=takes_s, others_take_s=0.05)
+    monkeypatch.setattr(speculator, "MAX_REST", 0)
+    slow = Slow(scene.plain.answers(), chance, clock=clock, takes_s=takes_s, others_take_s=0.001)
     told, faults = scene.play(slow, room=Costed())
     assert not faults
-    assert told.num_steps > 40
-    assert (slow.calls["propose"] < 8) is is_slow
+    if sits_out:
+        assert told.num_steps > 40
+        assert slow.calls["propose"] < 8
+    else:
+        assert slow.calls["propose"] > told.num_steps / 3
 
 
 @pytest.mark.parametrize(("takes_s", "is_slow"), [(0.01, False), (0.6, True)])

@@ -336,7 +336,7 @@ def test_a_row_that_returns_begins_anew():
 
 
 def test_one_that_finds_nothing_more_is_asked_where_it_is_named():
-    """`suffix` looks wherever `ngram` does: an engine has both; a request that names nobody asks the first alone."""
+    """`suffix` looks wherever `ngram` does: of an engine that has both, the first alone is asked by default."""
     for named, asked in ((None, "suffix"), ("suffix", "suffix"), ("ngram", "ngram")):
         speculator = begun(SuffixDrafter(), NgramDrafter(), speculation=SpeculationParams(named))
         for token in (5, 6, 7, 5, 6):
