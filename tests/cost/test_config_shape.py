@@ -215,7 +215,7 @@ def test_the_head_keeps_eight_bits_at_least() -> None:
 def test_an_unknown_family_is_counted_as_llama_and_says_so() -> None:
     llama = known("Llama-3.1-8B")
     other = dimensions_from_config(llama | {"model_type": "brand_new"})
-    assert other.is_assumed and other.family == "brand_new"
+    assert other.is_assumed and other.spec.family == "brand_new"
     assert other.not_run == "this engine knows no 'brand_new' models: it is counted as a Llama-like decoder"
     assert replace(other.spec, family="llama") == dimensions_from_config(llama).spec
 

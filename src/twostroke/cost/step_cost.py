@@ -46,8 +46,8 @@ class Coefficients:
     matmul: float = 1.3
     """The rest of that arithmetic, at the measured peak."""
     attention: float = 2.0
-    """Scores and weighted values of prefill chunks, at the measured peak, and of drafts, whose slot has read their
-    context already. Where a chunk is so short that reading the KV before it takes longer, that."""
+    """Scores and weighted values of prefill chunks, and of drafts, which meet a context that their slot has read. Of a
+    chunk so short that reading the KV before it takes longer, that."""
     kv: float = 1.5
     """Reading the contexts of decode slots, at the measured bandwidth."""
     sampled: float = 1.5
