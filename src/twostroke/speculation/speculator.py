@@ -167,7 +167,7 @@ class Speculator:
             if count:
                 self._drafts[slot.seq_id] = Draft(draft.method, draft.token_ids[:count], draft.chances[:count])
                 rest.next = 0
-            elif all(self._turns[name].is_cheap for name in self._methods[slot.seq_id]):  # others sit out by themselves
+            elif all(self._turns[name].may_rest for name in self._methods[slot.seq_id]):
                 rest.left, rest.next = rest.next, min(MAX_REST, 2 * rest.next + 1)
         return self._drafts
 

@@ -10,7 +10,7 @@ from twostroke.core.step import DraftCosts
 from twostroke.speculation.acceptance import FIRST_RATE, Acceptance
 from twostroke.speculation.choice import LEAST_GAIN, best_rate
 from twostroke.speculation.draft_time import DraftTime
-from twostroke.speculation.drafter import Ask, Drafter, Proposal
+from twostroke.speculation.drafter import Ask, ComputingDrafter, Drafter, Proposal
 
 MAX_FAULTS = 3
 """A drafter that raised this often in a row is asked no more."""
@@ -41,6 +41,8 @@ class Turn:
         """Steps in a row in which that was too much."""
         self.is_cheap = True
         """Whether it was asked without a thought."""
+        self.computes = isinstance(drafter, ComputingDrafter)
+        """Then it must be asked to keep up with a stream."""
         self._skip = 0
         """Steps that it sits out."""
         self._next_skip = 1
@@ -48,6 +50,11 @@ class Turn:
     @property
     def is_out(self) -> bool:
         return self.num_faults >= MAX_FAULTS
+
+    @property
+    def may_rest(self) -> bool:
+        """Whether a stream that it found nothing for may go without it: others sit out by themselves."""
+        return self.is_cheap and not self.computes
 
     def seconds(self, num_streams: int, num_tokens: int) -> float:
         """What it should take: as measured, or by its own word."""
