@@ -63,8 +63,8 @@ def train_drafter(
 ) -> None:
     """Train an EAGLE-3 head that drafts for a model, on the model's own answers. On a GPU this takes minutes.
 
-    The same command again goes on where it was stopped. The folder can be used with --speculate eagle3:FOLDER, and is
-    in the published format, which other engines load.
+    The same command again goes on where it was stopped. The folder is in EAGLE's published
+    layout, and can be used with --speculate eagle3:FOLDER.
 
     Example: twostroke train-drafter smollm2 --out smollm2-eagle3
     """
