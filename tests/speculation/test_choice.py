@@ -1,7 +1,6 @@
 """The drafts that are computed against every other choice, and the room for them."""
 
 import itertools
-import math
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +10,7 @@ from twostroke.core.request import Request
 from twostroke.core.sampling_params import SamplingParams
 from twostroke.core.sequence import Sequence
 from twostroke.core.speculation import NO_DRAFTS, SpeculationParams
-from twostroke.core.step import DecodeSlot, DraftCosts, PrefillChunk
+from twostroke.core.step import DraftCosts
 from twostroke.speculation.budget import DraftBudget
 from twostroke.speculation.choice import LEAST_GAIN, best_rate, drafts_that_pay
 
@@ -112,23 +111,11 @@ def test_the_end_of_an_answer_leaves_room_to_launch_ahead():
         assert not taken or sequence.next_position + 1 + taken + 1 < sequence.max_total_tokens
 
 
-def test_beside_a_prompt_drafts_cost_what_they_add_there():
-    budget = DraftBudget(lambda work: max(1.0, work.num_tokens / 64), 8, ["suffix"])
-    running = [stream(0)]
-    budget.begin(running)
-    slots = [DecodeSlot(0, 100)]
-    alone = budget.costs(slots, [])
-    assert set(alone.seconds) == {1.0}
-    beside = budget.costs(slots, [PrefillChunk(1, 0, tuple(range(64)), True)])
-    assert beside.with_drafts(0) == 1.0
-    assert math.isclose(beside.with_drafts(8) - beside.with_drafts(0), 8 / 64)
-
-
 @given(st.integers(1, 200), st.integers(1, 32))
 def test_the_curve_holds_every_number_that_may_be_asked_for(num_streams, max_drafts):
     budget = DraftBudget(linear(1.0, 0.01), max_drafts, ["suffix"])
     budget.begin([stream(number) for number in range(num_streams)])
-    counts, seconds = budget.costs([], [])
+    counts, seconds = budget.costs()
     most = num_streams * max_drafts
     assert counts[0] == 0 and counts[-1] == most
     assert list(counts) == sorted(set(counts))

@@ -16,7 +16,7 @@ from tests.speculation.random_requests import Told, play, random_requests
 from tests.speculation.tiny import VOCAB_SIZE, Room, Sizes, make_checkpoint, make_engine, make_tokenizer
 from twostroke.backends.host.host_backend import HostBackend
 from twostroke.core.request import Request
-from twostroke.core.step import DecodeSlot, DraftCosts, PrefillChunk
+from twostroke.core.step import DraftCosts
 from twostroke.engine.engine import Engine
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.speculation import speculator
@@ -192,7 +192,7 @@ class Clock:
 class Costed(Room):
     """A plain step takes a second, and drafts nothing more."""
 
-    def costs(self, decodes: Sequence[DecodeSlot], prefills: Sequence[PrefillChunk]) -> DraftCosts:
+    def costs(self) -> DraftCosts:
         return DraftCosts((0, 1000), (1.0, 1.0))
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from twostroke.core.request import Request
 from twostroke.speculation.drafter import NOTHING, Ask
 from twostroke.speculation.ngram import NgramDrafter
-from twostroke.speculation.suffix import LEAST_CHANCE, SuffixDrafter, Trust
+from twostroke.speculation.suffix import FORGOTTEN_AT_ONCE, LEAST_CHANCE, SuffixDrafter, Trust
 
 PATH = list(range(50, 90))
 
@@ -199,3 +199,42 @@ def test_guesses_are_sound(tokens, most):
         assert 0.0 < chance <= 1.0
         survival *= chance
     assert survival >= LEAST_CHANCE * 0.999
+
+
+def test_texts_that_nobody_ever_asks_for_are_not_kept_for_ever():
+    for drafter in (SuffixDrafter(max_tokens=1000), NgramDrafter()):
+        for number in range(200):
+            drafter.open(number, Request(str(number), tuple(range(number, number + 50))), range(number, number + 50))
+            drafter.close(number)
+        assert drafter.num_tokens <= 1000 + 2 * FORGOTTEN_AT_ONCE
+        assert len(drafter._waiting) <= len(drafter._closed) <= 1000 // 50 + 2
+
+
+def test_what_ended_is_forgotten_when_that_is_asked_for_and_what_runs_is_not():
+    drafter = SuffixDrafter()
+    for number, text in enumerate((tuple(range(100, 140)), tuple(range(40)))):
+        drafter.open(number, Request(str(number), text), text)
+    drafter.propose([Ask(0, 4), Ask(1, 4)])
+    drafter.close(0)
+    drafter.forget()
+    drafter.open(2, Request("2", (5, 6, 7, 8)), (5, 6, 7, 8))
+    drafter.open(3, Request("3", (105, 106, 107, 108)), (105, 106, 107, 108))
+    found, lost = drafter.propose([Ask(2, 3), Ask(3, 3)])
+    assert found.token_ids == (9, 10, 11) and lost == NOTHING
+    drafter.close(3)
+    drafter.close(1)
+    drafter.close(2)
+    drafter.forget()
+    assert drafter.num_tokens == 0 and not drafter._windows
+    drafter.open(3, Request("3", (5, 6, 7, 8)), (5, 6, 7, 8))
+    assert drafter.propose([Ask(3, 3)]) == [NOTHING]
+
+
+def test_without_sharing_each_request_learns_from_itself_alone():
+    drafter, text = SuffixDrafter(shares=False), tuple(range(40))
+    drafter.open(0, Request("0", text), text)
+    drafter.propose([Ask(0, 4)])
+    drafter.close(0)
+    drafter.open(1, Request("1", (5, 6, 7, 8)), (5, 6, 7, 8))
+    assert drafter.propose([Ask(1, 3)]) == [NOTHING]
+    assert drafter.num_tokens <= 4

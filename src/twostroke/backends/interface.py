@@ -101,6 +101,9 @@ class SpeculatingBackend(Protocol):
     def use_speculator(self, speculator: Speculator) -> None:
         """Told once, before the first step."""
 
+    def forget_texts(self) -> None:
+        """Drop what drafts are made from of requests that ended, before the next step."""
+
 
 @dataclass(frozen=True, slots=True)
 class Companion:

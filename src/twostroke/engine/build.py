@@ -261,7 +261,9 @@ def assemble(checkpoint: Checkpoint, tokenizer: Tokenizer | None, config: Engine
     else:  # a pace needs the cost of steps from the first one on
         step_cost = StepCost(shape, NOTHING_MEASURED if itl_target_ms is None else prepared.ceilings())
     pace = None if itl_target_ms is None else PrefillPace(step_cost.seconds, itl_target_ms / 1e3)
-    drafting, drafts_note = speculation(config.speculate, backend, step_cost, checkpoint.spec.vocab_size)
+    drafting, drafts_note = speculation(
+        config.speculate, backend, step_cost, checkpoint.spec.vocab_size, shares=config.kv.prefix_caching
+    )
     scheduler = Scheduler(
         prepared.scheduler_config, resolved.layout, pace=pace, drafting=drafting, max_drafts=backend.max_drafts
     )

@@ -11,10 +11,14 @@ from twostroke.speculation.drafter import Drafter
 from twostroke.speculation.grammar import GrammarDrafter
 from twostroke.speculation.methods import TEXT_DRAFTERS, methods_of
 from twostroke.speculation.speculator import Speculator
+from twostroke.speculation.suffix import SuffixDrafter
 
 
-def speculation(asked: str, backend: Backend, step_cost: StepCost, vocab_size: int) -> tuple[DraftBudget | None, str]:
-    """What the scheduler asks for drafts, if anybody makes some; and what a user is told."""
+def speculation(
+    asked: str, backend: Backend, step_cost: StepCost, vocab_size: int, *, shares: bool
+) -> tuple[DraftBudget | None, str]:
+    """What the scheduler asks for drafts, if anybody makes some; and what a user is told. `shares`: requests of a
+    tenant and salt may learn from each other, as they share prefixes."""
     methods = methods_of(asked)
     if not methods:
         return None, "speculation off: asked for"
@@ -24,7 +28,7 @@ def speculation(asked: str, backend: Backend, step_cost: StepCost, vocab_size: i
         return None, f"speculation off: the {backend.name} backend verifies no drafts yet"
     computing = iter(backend.companion_drafters if isinstance(backend, CompanionBackend) else ())
     drafters: list[Drafter] = [
-        next(computing) if method.source is not None else TEXT_DRAFTERS[method.name]()
+        next(computing) if method.source is not None else _text_drafter(method.name, shares)
         for method in methods
         if method.name != GrammarDrafter.name
     ]
@@ -33,3 +37,7 @@ def speculation(asked: str, backend: Backend, step_cost: StepCost, vocab_size: i
     names = [drafter.name for drafter in drafters]
     why = "forced, or looked up in prompt and answer; computed where they pay" if asked == AUTO else "asked for"
     return DraftBudget(step_cost.seconds, backend.max_drafts, names), f"speculation {' and '.join(names)}: {why}"
+
+
+def _text_drafter(name: str, shares: bool) -> Drafter:
+    return SuffixDrafter(shares=shares) if name == SuffixDrafter.name else TEXT_DRAFTERS[name]()

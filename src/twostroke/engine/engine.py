@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
-from twostroke.backends.interface import Backend, Ticket
+from twostroke.backends.interface import Backend, SpeculatingBackend, Ticket
 from twostroke.core.errors import BackendError, BadRequestError
 from twostroke.core.events import Event, PrefillProgress, TokenEvent
 from twostroke.core.grammar import Grammars
@@ -148,10 +148,12 @@ class Engine:
                 self._pending.append(self._finished(event, sequence))
 
     def clear_prefixes(self) -> None:
-        """Forget cached prefixes, so that the next prompt is read in full: for measuring, and for privacy. What running
-        requests hold stays theirs, and findable."""
+        """Forget cached prefixes, so that the next prompt is read in full, and texts that drafts are made from: for
+        measuring, and for privacy. What running requests hold stays theirs, and findable."""
         with uninterrupted():
             self.scheduler.clear_prefixes()
+            if isinstance(self.backend, SpeculatingBackend):
+                self.backend.forget_texts()
 
     def step(self) -> list[Event]:
         """Launch what can be launched, wait for the oldest step in flight, and return what happened. An interrupt while

@@ -87,6 +87,11 @@ class Admission:
         """Whether every running slot is."""
         return len(self.running) >= self._config.running_limit
 
+    @property
+    def may_admit(self) -> bool:
+        """Whether somebody waits, as far as is known for nothing but a step: not for a slot, blocks or a sibling."""
+        return len(self.waiting) > 0 and not self.is_taken and self.waits.last_reason in (Wait.STEP, Wait.PROMPTS)
+
     # Waiting to running
 
     def next(self, plan: StepPlan) -> Candidate | None:

@@ -31,7 +31,12 @@ class DecodePlanner:
         host does not know the last token yet, only that there will be one, and how many more there may be."""
         reserve, drafting = self._ledger.reserve, self.drafting
         if drafting is not None:
-            drafting.begin(list(self._admission.running))
+            streams = list(self._admission.running)
+            # Drafts never take room or time from a prompt: while one is read, or may be, there are none.
+            if self._admission.may_admit or any(one.next_position < one.prefill_len for one in streams):
+                drafting = None
+            else:
+                drafting.begin(streams)
         spare = plan.tokens_left - len(self._admission.running)  # what drafts may have: every stream's own goes first
         slot_limit = plan.tokens_left if self._max_drafts is None else self._max_drafts
         for sequence in self._admission.running:

@@ -13,14 +13,14 @@ class Drafting(Protocol):
     """Who decides what is drafted."""
 
     def begin(self, running: Series[Sequence]) -> None:
-        """A step for these is to be chosen: those that read a prompt are among them."""
+        """A step for these is to be chosen, and nobody reads a prompt beside them."""
         return
 
     def drafts(self, sequence: Sequence, most: int) -> Drafts | None:
         """For the next slot of this stream, `most` at most, which is one at least; None: nothing."""
 
-    def costs(self, decodes: Series[DecodeSlot], prefills: Series[PrefillChunk]) -> DraftCosts:
-        """What drafts cost in a step that holds these, for a backend that drafts for itself."""
+    def costs(self) -> DraftCosts:
+        """What drafts cost in that step, for a backend that drafts for itself."""
         return NO_COSTS
 
 
@@ -78,7 +78,7 @@ class StepPlan:
         """`drafting`: whoever gave it drafts knows what they cost."""
         costs = NO_COSTS
         if drafting is not None and any(slot.drafts for slot in self.decodes):
-            costs = drafting.costs(self.decodes, self._prefills)
+            costs = drafting.costs()
         return Step(
             step_id,
             prefills=tuple(self._prefills),

@@ -265,6 +265,8 @@ class Scheduler:
         if len(sampled) > slot.num_queries:
             return self._advance_to_error(sequence, TOO_MANY_TOKENS)
         kept, is_over = until_over(sequence, sampled, text_ends)
+        if slot.drafts is not None:
+            sequence.timing.drafts_held -= len(sampled) - len(kept)  # held, and behind the end
         finished = self._take_in(sequence, len(kept), kept)
         if not is_over and (error is not None or not sampled):
             finished = self.finish(sequence, FinishReason.ERROR, error or NO_TOKEN)

@@ -22,6 +22,8 @@ class WaitClock:
         self.now_s = 0.0
         self.reason = Wait.STEP
         """Since `now_s`."""
+        self.last_reason = Wait.STEP
+        """Until then."""
         self._seconds = [0.0] * len(Wait)
         self._marks: dict[int, list[float]] = {}  # by sequence id, of those that wait for the first time
 
@@ -29,7 +31,7 @@ class WaitClock:
         """A step is being chosen: until now it was the last one's reason; the planners will set the next."""
         self._seconds[self.reason] += now_s - self.now_s
         self.now_s = now_s
-        self.reason = Wait.STEP
+        self.last_reason, self.reason = self.reason, Wait.STEP
 
     def begin(self, sequence: Sequence) -> None:
         mark = list(self._seconds)

@@ -85,6 +85,12 @@ class Acceptance:
         positions = self._positions
         return positions[:count] + positions[-1:] * (count - NUM_POSITIONS)
 
+    def missed(self, seq_id: int) -> None:
+        """Nothing was guessed: of what it is usually good for, that is a draft that did not hold."""
+        for experience in (self._positions[0], self._all):
+            experience.add(1.0, 0.0, 0.0, SHARED_FADES)
+        self._streams[seq_id].add(1.0, 0.0, 0.0, FADES)
+
     def learn(self, seq_id: int, token_ids: Sequence[int], chances: Sequence[float], came: Sequence[int]) -> None:
         """These were drafted and those came in their place. Whether drafts were computed does not matter; of those
         behind the first that did not hold, and of those behind the tokens that came, nothing is known."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Series
 
 from twostroke.core.sequence import Sequence
-from twostroke.core.step import NO_COSTS, DecodeSlot, DraftCosts, Drafts, PrefillChunk
+from twostroke.core.step import NO_COSTS, DraftCosts, Drafts
 from twostroke.cost.floor import StepWork
 
 REPEATS = 32
@@ -40,10 +40,8 @@ class DraftBudget:
         self._num_streams, self._age = len(running), 0
         if not running:
             return
-        # A stream that still reads decodes soon: while none does, they all count.
-        decoding = [stream for stream in running if stream.next_position >= stream.prefill_len] or running
-        contexts = [stream.next_position + 1 for stream in decoding]
-        self._costs = self._curve(contexts, (), 0)
+        contexts = [stream.next_position + 1 for stream in running]
+        self._costs = self._curve(contexts)
         most, best_rate = 0, LEAST_PROMISE * len(contexts) / self._costs.seconds[0] if self._costs.seconds[0] else 0.0
         for count, seconds in zip(*self._costs, strict=True):
             if (rate := (len(contexts) + count) / seconds) > best_rate:
@@ -62,18 +60,10 @@ class DraftBudget:
             most = most if asked.max_drafts is None else min(most, asked.max_drafts)
         return Drafts(most) if most > 0 else None
 
-    def costs(self, decodes: Series[DecodeSlot], prefills: Series[PrefillChunk]) -> DraftCosts:
-        if not prefills:
-            return self._costs
-        # Beside a prompt a draft may cost more than alone: nothing is idle then.
-        chunks = tuple((chunk.start, len(chunk.token_ids)) for chunk in prefills)
-        num_sampling = sum(chunk.samples for chunk in prefills)
-        contexts = [slot.position + 1 for slot in decodes]
-        beside = self._curve(contexts, chunks, num_sampling)
-        alone_s = self._step_seconds(StepWork(contexts=contexts))
-        return DraftCosts(beside.num_drafts, tuple(alone_s + seconds - beside.seconds[0] for seconds in beside.seconds))
+    def costs(self) -> DraftCosts:
+        return self._costs
 
-    def _curve(self, contexts: list[int], chunks: tuple[tuple[int, int], ...], num_sampling: int) -> DraftCosts:
+    def _curve(self, contexts: list[int]) -> DraftCosts:
         """Drafts are counted as if the streams had the same number: what they cost hardly depends on whose they are."""
         num_streams = len(contexts)
         counts = _counts(num_streams * self._max_drafts)
@@ -82,8 +72,6 @@ class DraftBudget:
             share, rest = divmod(count, num_streams)
             queries = [1 + share + (index < rest) for index in range(num_streams)]
             work = StepWork(
-                chunks=chunks,
-                num_sampling_chunks=num_sampling,
                 contexts=[context + query - 1 for context, query in zip(contexts, queries, strict=True)],
                 queries=queries if count else (),
             )

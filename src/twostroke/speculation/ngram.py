@@ -3,9 +3,6 @@ is the guess. Suffix lookup of one text alone: nothing is kept of a request that
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-
-from twostroke.core.request import Request
 from twostroke.speculation.suffix import SuffixDrafter
 
 
@@ -13,11 +10,5 @@ class NgramDrafter(SuffixDrafter):
     name = "ngram"
     covers = ()
 
-    def _key(self, seq_id: int, request: Request) -> Hashable:
-        return seq_id
-
-    def close(self, seq_id: int) -> None:
-        text = self._streams.get(seq_id)
-        super().close(seq_id)
-        if text is not None and text.number in self._closed:
-            self._drop(text.number)
+    def __init__(self) -> None:
+        super().__init__(shares=False)

@@ -79,6 +79,8 @@ class Speculator:
         """Take a step's leaves and joins; in between, tell those that compute of the last pass of the model, `done`.
         Only now: nobody's tokens wait for what drafts are made from, and for rows that left nothing is made."""
         self._drafts, self._proposed = {}, {}  # of a step that raised, something may be left
+        for turn in self._turns.values():
+            turn.num_steps += 1
         for seq_id in step.leaves:
             self._close(seq_id)
         if done is not None:
@@ -88,6 +90,13 @@ class Speculator:
             self._open(join.seq_id, join.request, join.request.prompt_token_ids + join.output_token_ids)
         for turn, drafter in self._computing:
             self._guarded(turn, partial(drafter.begin, step))
+
+    def forget(self) -> None:
+        """Drop what is known of requests that ended, for privacy."""
+        for turn in self._turns.values():
+            forget = getattr(turn.drafter, "forget", None)
+            if forget is not None:
+                self._guarded(turn, forget)
 
     def _follow(self, done: object) -> None:
         for turn, drafter in self._computing:
@@ -196,6 +205,7 @@ class Speculator:
             for ask, found in zip(asks, self._proposals(turn, asks), strict=True):
                 proposal = self._followed(ask.seq_id, found)
                 if not proposal.token_ids:
+                    turn.acceptance.missed(ask.seq_id)
                     continue
                 self._proposed.setdefault(ask.seq_id, []).append((turn, proposal))
                 survivals = turn.acceptance.survivals(ask.seq_id, proposal.chances)
@@ -208,7 +218,10 @@ class Speculator:
         matcher = None if self._matcher_of is None else self._matcher_of(seq_id)
         if not proposal.token_ids or not isinstance(matcher, ForeseeingMatcher):
             return proposal
-        count = matcher.num_taken(proposal.token_ids)
+        try:
+            count = matcher.num_taken(proposal.token_ids)
+        except Exception:  # of the library's: no request ends because of a guess
+            return NOTHING
         return Proposal(proposal.token_ids[:count], proposal.chances[:count])
 
     def _proposals(self, turn: Turn, asks: list[Ask]) -> list[Proposal]:
@@ -232,8 +245,8 @@ class Speculator:
 
     def _is_held_up(self, turn: Turn, plain_s: float) -> bool:
         """Whether what it does between its turns cost too much, step after step: sitting turns out would not help."""
-        is_slow = plain_s > 0 and turn.spent_s > SLOW_SHARE * plain_s
-        turn.spent_s = 0.0
+        is_slow = plain_s > 0 and turn.spent_s > SLOW_SHARE * plain_s * max(1, turn.num_steps)
+        turn.spent_s, turn.num_steps = 0.0, 0
         turn.num_slow = turn.num_slow + 1 if is_slow else 0
         if turn.num_slow < MAX_SLOW:
             return False

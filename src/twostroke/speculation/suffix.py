@@ -4,7 +4,7 @@ and by what came of guesses behind contexts as long. Keeps a bounded number of t
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 
 from twostroke.core.request import Request
@@ -48,16 +48,18 @@ class SuffixDrafter:
     covers: tuple[str, ...] = ("ngram",)
     """It looks wherever that one does: asking both takes time and finds nothing more."""
 
-    def __init__(self, max_tokens: int = MAX_TOKENS) -> None:
+    def __init__(self, max_tokens: int = MAX_TOKENS, *, shares: bool = True) -> None:
+        """`shares`: requests of a tenant and salt learn from each other; else each from itself alone."""
         self._max_tokens = max_tokens
+        self._shares = shares
         self._windows: dict[Hashable, Window] = {}
         self._streams: dict[int, Text] = {}
         self._keys: dict[int, Hashable] = {}
         """Of each stream, who it may learn from."""
         self._closed: OrderedDict[int, tuple[Hashable, Text]] = OrderedDict()
         """Texts of requests that ended, by number, the one that goes first at the beginning."""
-        self._waiting: deque[Text] = deque()
-        """Texts that are not filed yet, since nobody asks for their streams any more."""
+        self._waiting: dict[int, Text] = {}
+        """By number, texts that are not filed yet, since nobody asks for their streams any more."""
         self._guesses: dict[int, tuple[int, tuple[int, ...]]] = {}
         """Of each stream, the length of context that its last guess was behind, and the guess."""
         self._next_number = 0
@@ -67,7 +69,7 @@ class SuffixDrafter:
 
     def _key(self, seq_id: int, request: Request) -> Hashable:
         """Those with the same may learn from each other."""
-        return request.tenant, request.cache_salt
+        return (request.tenant, request.cache_salt) if self._shares else seq_id
 
     def open(self, seq_id: int, request: Request, token_ids: Sequence[int]) -> None:
         key = self._keys[seq_id] = self._key(seq_id, request)
@@ -107,8 +109,10 @@ class SuffixDrafter:
         text.close()
         self._count(text)
         self._closed[text.number] = key, text
-        if text.num_waiting > 0:
-            self._waiting.append(text)
+        if not self._shares:
+            self._drop(text.number)
+        elif text.num_waiting > 0:
+            self._waiting[text.number] = text
         elif text.num_filed == text.num_forgotten:
             self._drop(text.number)  # it holds nothing that others do not
         self._make_room()
@@ -125,11 +129,10 @@ class SuffixDrafter:
                 left -= text.window.file(text, left)
                 self._count(text)
         while self._waiting and left > 0:
-            text = self._waiting[0]
-            if text.number in self._closed:
-                left -= text.window.file(text, left)
-            if text.num_waiting <= 0 or text.number not in self._closed:
-                self._waiting.popleft()
+            text = next(iter(self._waiting.values()))
+            left -= text.window.file(text, left)
+            if text.num_waiting <= 0:
+                del self._waiting[text.number]
 
     def _proposal(self, seq_id: int, most: int) -> Proposal:
         text = self._streams[seq_id]
@@ -165,6 +168,12 @@ class SuffixDrafter:
             place += 1
         return Proposal(tuple(token_ids), tuple(chances))
 
+    def forget(self) -> None:
+        """Drop the texts of all requests that ended."""
+        for number, (_, text) in list(self._closed.items()):
+            text.window.forget(text, text.num_filed)
+            self._drop(number)
+
     def _make_room(self) -> None:
         """Forget what is too much: of requests that ended the oldest first, then of the stream that runs longest. In
         pieces, so that no step waits."""
@@ -184,6 +193,7 @@ class SuffixDrafter:
 
     def _drop(self, number: int) -> None:
         key, text = self._closed.pop(number)
+        self._waiting.pop(number, None)
         self.num_tokens -= text.counted
         text.window.drop(text)
         if not text.window.texts:

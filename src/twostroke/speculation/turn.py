@@ -35,6 +35,8 @@ class Turn:
         """Whether its first fault was told."""
         self.spent_s = 0.0
         """Since the last step that had room for drafts, beside passes of a model that drafts."""
+        self.num_steps = 0
+        """Since then."""
         self.is_doubted = False
         """Whether it was said that it hardly ever guesses right."""
         self.num_slow = 0
@@ -70,7 +72,7 @@ class Turn:
         the best drafts that others made."""
         if not asks or self.is_out:
             return []
-        plain_s, longest = costs.with_drafts(0), max(ask.most for ask in asks)
+        plain_s = costs.with_drafts(0)
         least_s = self.seconds(len(asks), 1)
         self.is_cheap = plain_s <= 0.0 or (self.time.is_known and least_s <= CHEAP_SHARE * plain_s)
         if self.is_cheap:
@@ -80,12 +82,7 @@ class Turn:
         if self._skip:
             self._skip -= 1
             return [] if self._skip else _cut(asks, TRIAL_TOKENS)
-        best, rate = 0, LEAST_GAIN * best_rate(found, num_slots, costs)
-        for count in _counts(longest):
-            promised = best_rate(self._promised(asks, found, count), num_slots, costs, self.seconds(len(asks), count))
-            if promised > rate:
-                best, rate = count, promised
-        if best:
+        if best := self._best_count(asks, LEAST_GAIN * best_rate(found, num_slots, costs), num_slots, costs):
             self._next_skip = 1
             return _cut(asks, best)
         trial_steps = int(self.seconds(len(asks), TRIAL_TOKENS) / (TRIAL_SHARE * plain_s))
@@ -99,16 +96,20 @@ class Turn:
         if proposal.token_ids[:1] == tuple(came[:1]):
             self._next_skip = 1  # if it sits out, the next trial comes soon
 
-    def _promised(self, asks: Sequence[Ask], found: Sequence[Sequence[float]], count: int) -> list[Sequence[float]]:
-        """Of each stream the better of what is there and what this drafter usually brings."""
-        usual = [self.acceptance.usual_survivals(ask.seq_id, min(count, ask.most)) for ask in asks]
-        return [max(pair, key=sum) for pair in zip(found, usual, strict=True)]
+    def _best_count(self, asks: Sequence[Ask], rate: float, num_slots: int, costs: DraftCosts) -> int:
+        """The number of tokens for each stream that promises most, by what it usually brings and with its own time
+        counted; 0: none promises more than `rate`. Deciding must cost little beside asking, so streams are added up."""
+        usual = [self.acceptance.usual_survivals(ask.seq_id, ask.most) for ask in asks]
+        best, expected, num_drafts = 0, float(num_slots), 0
+        for count in range(1, max(map(len, usual)) + 1):
+            chances = [survivals[count - 1] for survivals in usual if len(survivals) >= count]
+            expected += sum(chances)
+            num_drafts += len(chances)
+            promised = expected / (costs.with_drafts(num_drafts) + self.seconds(len(asks), count))
+            if promised > rate:
+                best, rate = count, promised
+        return best
 
 
 def _cut(asks: Sequence[Ask], most: int) -> list[Ask]:
     return [Ask(ask.seq_id, min(most, ask.most)) for ask in asks]
-
-
-def _counts(longest: int) -> list[int]:
-    """Numbers of tokens that are worth comparing."""
-    return [count for count in (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24) if count < longest] + [longest]

@@ -25,6 +25,8 @@ class DraftRow:
     tables: tuple[Int32Array, ...]  # one a KV group of the drafter, [max blocks of a sequence]
     computed: int = 0
     """Positions below it have KV of the known tokens."""
+    whole_from: int = 0
+    """Positions below it may have none: a block that holds one of them is not whole."""
     guesses: list[int] = field(default_factory=list)
     """Tokens whose KV was written behind them, from position `computed` on."""
 
@@ -115,7 +117,8 @@ class DraftRows:
 
     def computed(self, row: DraftRow, end: int) -> None:
         """KV of known tokens was written at the positions below `end`."""
-        first, last = row.computed // self._block_size, end // self._block_size
+        first = max(row.computed // self._block_size, -(-row.whole_from // self._block_size))
+        last = end // self._block_size
         row.computed = end
         for place, table in zip(self._places, row.tables, strict=True):
             self._is_written[place][table[first:last]] = True

@@ -211,6 +211,7 @@ class Eagle3Drafter:
             # nothing, nor does this one, which lacks what lies before it.
             is_blank = self._network.blank(self._rows.unwritten(row, start))
             known.first, row.computed, last = FIRST_SLOT if is_blank else start + 1, start, joined[0]
+            row.whole_from = 0 if is_blank else start + 1
         elif last is None:
             last = joined[0] if start == 0 else self._block_ends[row.tables[0][start // self._block_size - 1]]
         return np.concatenate([last[None], joined[:-1]])

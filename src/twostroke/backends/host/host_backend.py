@@ -108,6 +108,10 @@ class HostBackend(ABC):
         self.speculator = speculator
         speculator.watch(self.rows.matcher)
 
+    def forget_texts(self) -> None:
+        if self.speculator is not None:
+            self._launcher.submit(self.speculator.forget)
+
     def launch(self, step: Step) -> HostTicket:
         refuse_drafts(self, step)
         taken = threading.Event() if any(chunk.samples for chunk in step.prefills) else None
