@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from twostroke.core.step import DraftCosts
 
-LEAST_GAIN = 1.02
+LEAST_GAIN = 1.05
 """A step with drafts must promise this many times the tokens a second of one without: a prediction may be off."""
 
 
