@@ -46,7 +46,7 @@ def test_a_plan_has_the_shape_that_the_backend_would_have(
     prepared, planned = prepared_on(device, model, monkeypatch), planned_on(str(SHAPES / model), device)
     engine, plan = prepared.shape, planned.shape
     assert plan.decode_weights == engine.decode_weights
-    has_copies = {"llama-3.1-8b": True, "qwen3-30b-a3b": device == "h200", "qwen3-0.6b": False}[model]
+    has_copies = {"llama-3.1-8b": True, "qwen3-30b-a3b": device == "h200", "qwen3-0.6b": True}[model]
     assert (plan.decode_weights is not None) == has_copies
     # Vectors are drawn in 32 bits, and planned in 16: nothing else is apart.
     assert planned.kv_space_bytes == pytest.approx(prepared.resolved.kv_bytes, rel=2e-4)

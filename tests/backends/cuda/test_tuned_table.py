@@ -91,7 +91,7 @@ def test_a_form_that_is_not_held_is_not_chosen() -> None:
     assert (
         choices.of(gates, 16, BOTH).kernel.form == "packed" and choices.of(gates, 16, ("plain",)).kernel.form == "plain"
     )
-    assert choices.reads(gates, "packed") and not choices.reads(Product("plain", 4096, 1024), "packed")
+    assert choices.reads(gates, "packed") and not choices.reads(Product("gated", 1536, 576), "packed")
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,9 @@ DECODE_COUNTS = (16, 1, 64, 128, 256, 8, 32, 192, 2, 4, 96, 160, 224)
 LONG_COUNTS = (512, 2048, 1024, 8192, 768, 384, 1280, 1536, 640, 896, 1152, 1792, 4096)
 """Rows that are measured, what matters most first; a number between two is treated as the larger."""
 FEW_REPLAYS, REPLAYS, FINALISTS = 3, 9, 3
-LEAST_GAIN = 0.01
-"""What is faster by less is as good: the table stays as it is."""
+LEAST_GAIN = 0.03
+"""What is faster by less is as good: the table stays as it is. A product that gained 1.8% alone made a whole step of the
+0.6B 3% slower: what overlaps between two products of a layer is not seen here."""
 
 
 def tune(
