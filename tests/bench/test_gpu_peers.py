@@ -104,3 +104,5 @@ def test_the_table_has_medians_and_leads() -> None:
     head, rule, *rows = table({"twostroke": ours, "vllm": theirs})
     assert head == "| workload | figure | twostroke | vllm | twostroke / vllm |" and rule.count("---") == 5
     assert rows == ["| single | tpot_ms | 3 | 6 | 2.000 |", "| nano | out_tok_s | 90 | 60 | 1.500 |"]
+    head, _, row = table({"twostroke": ours[1:], "before": ours[:1]})[:3]
+    assert head.endswith("| twostroke / before |") and row == "| single | tpot_ms | 4 | 2 | 0.500 |"

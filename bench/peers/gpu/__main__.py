@@ -18,8 +18,8 @@ from bench.peers.gpu.workloads import WORKLOADS
 
 ROOT = Path(__file__).resolve().parents[3]
 SHAPES = ROOT / "bench" / "shapes"
-BASE = "vllm"
-"""The engine that ratios are taken to."""
+BASES = ("vllm", "before")
+"""The engines that ratios are taken to: the first that ran."""
 HIGHER_IS_BETTER = ("tok_s",)
 
 Figures = dict[str, dict[str, float]]
@@ -34,6 +34,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--turns", type=int, default=2, help="how often each engine is started (default: %(default)s)")
     parser.add_argument("--weights", type=Path, help="where the checkpoint is kept (default: bench/.models/MODEL)")
     parser.add_argument("--vllm-path", type=Path, help="a folder of packages that holds vLLM")
+    parser.add_argument("--before", type=Path, help="the src folder of another version, which the engine `before` runs")
     parser.add_argument("--json", type=Path, help="write every figure of every turn to this file")
     options = parser.parse_args()
     for given, known in ((options.engines, ENGINES), (options.workloads, WORKLOADS)):
@@ -42,11 +43,14 @@ def parse() -> argparse.Namespace:
             parser.error(f"there is no {', '.join(unknown)}; there are: {', '.join(known)}")
     if options.turns < 1:
         parser.error("turns must be at least 1")
+    if "before" in options.engines.split(",") and options.before is None:
+        parser.error("the engine `before` needs --before SRC")
     return options
 
 
-def run_engine(engine: str, folder: Path, workloads: str, vllm_path: Path | None) -> Figures:
-    paths = [str(vllm_path)] if vllm_path and engine == BASE else []
+def run_engine(engine: str, folder: Path, workloads: str, own_path: Path | None) -> Figures:
+    """`own_path`: where its packages lie, if they are not the ones around."""
+    paths = [str(own_path)] if own_path else []
     paths += [str(ROOT / "src"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     command = [sys.executable, "-m", "bench.peers.gpu.drive", engine, str(folder), workloads]
@@ -80,14 +84,15 @@ def lead(name: str, value: float, base: float) -> float:
 def table(found: dict[str, list[Figures]]) -> list[str]:
     """A row a figure: each engine's median, and how far the others are ahead of the base."""
     columns = {engine: medians(turns) for engine, turns in found.items()}
-    others = [engine for engine in columns if engine != BASE]
-    leads = others if BASE in columns else []
-    lines = ["| workload | figure | " + " | ".join([*columns, *(f"{engine} / {BASE}" for engine in leads)]) + " |"]
+    base_engine = next((engine for engine in BASES if engine in columns), "")
+    leads = [engine for engine in columns if engine != base_engine] if base_engine else []
+    names = [*columns, *(f"{engine} / {base_engine}" for engine in leads)]
+    lines = ["| workload | figure | " + " | ".join(names) + " |"]
     lines.append("|---" * (2 + len(columns) + len(leads)) + "|")
     for workload, name in dict.fromkeys(key for column in columns.values() for key in column):
         values = {engine: column.get((workload, name)) for engine, column in columns.items()}
         cells = ["" if value is None else f"{value:,.6g}" for value in values.values()]
-        base = values.get(BASE)
+        base = values.get(base_engine)
         for engine in leads:
             value = values[engine]
             cells.append("" if value is None or not base else f"{lead(name, value, base):.3f}")
@@ -107,9 +112,10 @@ def main() -> int:
     subprocess.run(writer, check=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": paths})
     engines = options.engines.split(",")
     found: dict[str, list[Figures]] = {engine: [] for engine in engines}
+    own_paths = {"vllm": options.vllm_path, "before": options.before}
     for _ in range(options.turns):
         for engine in engines:
-            found[engine].append(run_engine(engine, folder, options.workloads, options.vllm_path))
+            found[engine].append(run_engine(engine, folder, options.workloads, own_paths.get(engine)))
     print("\n".join(table(found)))
     if options.json:
         record: dict[str, Any] = {"model": shape.name, "turns": options.turns, "engines": found}

@@ -104,10 +104,11 @@ def open_twostroke(folder: Path, max_context: int, closing: ExitStack, **changes
 ENGINES: dict[str, Callable[[Path, int, ExitStack], AbandonableEngine]] = {
     "twostroke": open_twostroke,
     "twostroke-16bit": partial(open_twostroke, decode_weights="plain"),
+    "before": open_twostroke,
     "vllm": lambda folder, max_context, closing: VLLM(folder, max_context),
 }
 """`twostroke` as it comes: on a Hopper card decode reads copies of the weights in 12 bits. `twostroke-16bit` reads the
-weights as they are, as vLLM does."""
+weights as they are, as vLLM does. `before` is another version of it, found earlier on the path."""
 
 
 def play(name: str, engine: AbandonableEngine, vocab_size: int) -> dict[str, Any]:
