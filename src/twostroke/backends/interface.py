@@ -16,7 +16,8 @@ from twostroke.core.step import Step, StepResult
 from twostroke.core.step_sizes import StepSizes
 from twostroke.cost.devices import Device
 from twostroke.cost.hardware import Ceilings
-from twostroke.cost.model_shape import DecodeWeights
+from twostroke.cost.model_shape import DecodeWeights, ModelShape
+from twostroke.cost.step_cost import Coefficients
 from twostroke.machine import Machine, MemorySpace
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.heads.eagle3 import Eagle3Head
@@ -196,6 +197,13 @@ class CompanionFactory(Protocol):
 
     def companion_bytes(self, checkpoint: Checkpoint, formats: Formats) -> int:
         """Memory that such a model's weights take."""
+
+
+@runtime_checkable
+class CostedFactory(Protocol):
+    """A backend whose steps were measured before, so that an engine's first predictions are good ones."""
+
+    def first_coefficients(self, shape: ModelShape) -> Coefficients: ...
 
 
 TuningProgress = Callable[[int, int, str], None]

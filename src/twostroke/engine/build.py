@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from twostroke import __version__, backends, machine
-from twostroke.backends.interface import BackendFactory, BackendSettings, Companion, MaskingBackend
+from twostroke.backends.interface import BackendFactory, BackendSettings, Companion, CostedFactory, MaskingBackend
 from twostroke.cache import cache_folder
 from twostroke.config import KV_MEMORY_OPTION, EngineConfig, ResolvedConfig, resolve
 from twostroke.core.errors import BackendError, BadRequestError
@@ -259,7 +259,8 @@ def assemble(checkpoint: Checkpoint, tokenizer: Tokenizer | None, config: Engine
     if calibration is not None:
         step_cost = calibration.step_cost(shape)
     else:  # a pace needs the cost of steps from the first one on
-        step_cost = StepCost(shape, NOTHING_MEASURED if itl_target_ms is None else prepared.ceilings())
+        first = factory.first_coefficients(shape) if isinstance(factory, CostedFactory) else None
+        step_cost = StepCost(shape, NOTHING_MEASURED if itl_target_ms is None else prepared.ceilings(), first)
     pace = None if itl_target_ms is None else PrefillPace(step_cost.seconds, itl_target_ms / 1e3)
     drafting, drafts_note = speculation(
         config.speculate, backend, step_cost, checkpoint.spec.vocab_size, shares=config.kv.prefix_caching

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -16,7 +17,8 @@ from twostroke.core.kv_layout import KVLayout
 from twostroke.core.step_sizes import StepSizes
 from twostroke.cost.devices import Device
 from twostroke.cost.hardware import Ceilings
-from twostroke.cost.model_shape import DecodeWeights
+from twostroke.cost.model_shape import DecodeWeights, ModelShape
+from twostroke.cost.step_cost import Coefficients
 from twostroke.machine import Machine, MemorySpace
 from twostroke.models.checkpoint import Checkpoint
 
@@ -32,6 +34,20 @@ GRAPH_BYTES = 1 << 30
 LEAST_CAPABILITY = (8, 0)
 """The first with bf16 matrix units and asynchronous copies."""
 MAX_HEAD_DIM = 256
+LAYER_S, EXPERTS_S = 15e-6, 15e-6
+"""Of a layer, whatever its size: norms, rotation and the waits between kernels; and on top, to choose experts."""
+FIRST_COEFFICIENTS = Coefficients(
+    step_s=0.0,
+    prefill_s=0.0,
+    weights_alone=1.1,
+    weights=1.1,
+    matmul_in_shadow=0.0,
+    matmul=1.12,
+    attention=1.35,
+    kv=1.3,
+    sampled=1.05,
+)
+"""What steps took on an H200 for each second that its measured rates allow; other cards teach the engine as it runs."""
 _ELEMENT_BYTES = 2
 
 
@@ -106,6 +122,10 @@ class CudaFactory:
 
         rates = machine_rates()
         return Ceilings(rates.memory_bytes_per_s, rates.multiply_adds_per_s, f"measured on this {rates.device}: bf16")
+
+    def first_coefficients(self, shape: ModelShape) -> Coefficients:
+        layer_s = LAYER_S if shape.experts is None else LAYER_S + EXPERTS_S
+        return replace(FIRST_COEFFICIENTS, step_s=layer_s * sum(group.num_layers for group in shape.kv_groups))
 
     def measured_limits(self) -> dict[str, float | str]:
         """What else `twostroke bench limits` shows."""
