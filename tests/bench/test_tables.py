@@ -161,3 +161,24 @@ def test_the_page_of_the_card_has_both_runs() -> None:
         assert numbers(row["vLLM 0.26"]) == [round(one["out_tok_s"]) for one in theirs["nano"]]
         ratio = sum(numbers(row["Twostroke"])) / len(figures) / (sum(numbers(row["vLLM 0.26"])) / len(theirs["nano"]))
         assert numbers(row["ratio of the means"]) == [pytest.approx(ratio, abs=0.006)]
+
+
+SAME_WEIGHTS = {"Gemma-3-12B": "gemma-3-12b", "Qwen2.5-7B": "qwen2.5-7b"}
+FIGURES = {"output, tok/s": "out_tok_s", "TTFT p50, ms": "ttft_p50_ms", "TTFT p99, ms": "ttft_p99_ms"} | {
+    "ITL p99, ms": "itl_p99_ms"
+}
+
+
+def test_the_page_of_the_card_compares_over_the_same_weights_as_recorded() -> None:
+    record = text_of("bench/results/cuda-same-weights.txt")
+    table = table_with(text_of("docs/performance-gpu.md"), "Gemma-3-12B few: output, tok/s")
+    assert len(table) == 28
+    for row, cells in table.items():
+        model, workload, label = re.match(r"(\S+) (\w+): (.+)", row).groups()  # type: ignore[union-attr]
+        part = record.split(f"\n{SAME_WEIGHTS[model]}\n")[1].split("\n\n")[0]
+        line = re.search(rf"^\| {workload} \| {FIGURES[label]} \| (.+) \|$", part, re.MULTILINE)
+        assert line is not None, row
+        recorded = numbers(line[1])
+        for cell, value in zip(cells.values(), recorded, strict=True):
+            assert numbers(cell) == [as_shown(value, cell.removesuffix(" x"))], row
+    assert all(numbers(cells["ahead"])[0] > 1.0 for cells in table.values())
