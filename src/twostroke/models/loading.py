@@ -126,14 +126,12 @@ def _targets(
 
 
 def _unstacked(source: str, tensor: WeightTensor, num_experts: int) -> WeightTensor:
-    """[experts, rows, inputs] as [experts * rows, inputs], which its bytes are already."""
     if len(tensor.shape) != 3 or tensor.shape[0] != num_experts:
         raise ModelError(
             f"{source}: {shown(tensor.name)} has shape {tensor.shape}, and the model asks for "
             f"a matrix for each of {num_experts} experts"
         )
-    shape = (tensor.shape[0] * tensor.shape[1], tensor.shape[2])
-    return WeightTensor(tensor.name, tensor.kind, shape, tensor.data)
+    return tensor.flat()
 
 
 def _split(

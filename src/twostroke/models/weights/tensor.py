@@ -40,6 +40,11 @@ class WeightKind(Enum):
     TQ2_0 = (256, 66, "tq2_0")
     MXFP4 = (32, 17)
     NVFP4 = (64, 36)
+    FP8 = (1, 1)  # from here on: numbers alone, with scales apart (`stored_forms.py`)
+    INT8 = (1, 1, "int8")
+    INT4 = (2, 1)
+    MXFP4_PARTS = (2, 1, "mxfp4")
+    NVFP4_PARTS = (2, 1, "nvfp4")
 
     @property
     def block_values(self) -> int:
@@ -51,7 +56,12 @@ class WeightKind(Enum):
 
     @property
     def is_quantised(self) -> bool:
-        return self.block_values > 1
+        return self.bits_per_weight < 16
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether scales are stored apart: such tensors are a `ScaledTensor`."""
+        return self in _WITH_PARTS
 
     def row_bytes(self, num_values: int) -> int:
         return num_values // self.block_values * self.block_bytes
@@ -59,6 +69,15 @@ class WeightKind(Enum):
     @property
     def bits_per_weight(self) -> float:
         return 8 * self.block_bytes / self.block_values
+
+
+_WITH_PARTS = {
+    WeightKind.FP8,
+    WeightKind.INT8,
+    WeightKind.INT4,
+    WeightKind.MXFP4_PARTS,
+    WeightKind.NVFP4_PARTS,
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,6 +92,14 @@ class WeightTensor:
     @property
     def nbytes(self) -> int:
         return self.data.nbytes
+
+    def glance(self, num_bytes: int) -> bytes:
+        """A few bytes of both ends: what a file that was changed is known by, as far as a glance goes."""
+        return self.data[0, :num_bytes].tobytes() + self.data[-1, -num_bytes:].tobytes()
+
+    def flat(self) -> WeightTensor:
+        """[experts, rows, inputs] as [experts * rows, inputs], which its bytes are already."""
+        return WeightTensor(self.name, self.kind, (self.shape[0] * self.shape[1], self.shape[2]), self.data)
 
     def rows(self, start: int, stop: int) -> WeightTensor:
         """A view of some rows of a matrix: how fused projections are split."""

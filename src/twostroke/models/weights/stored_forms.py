@@ -1,0 +1,222 @@
+"""Weights whose numbers and scales are stored apart, as quantised folders have them: the parts, and what they mean.
+Every method's files come to these few forms. How a file names and packs its parts is in `quantised/`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import Enum
+
+import numpy as np
+import numpy.typing as npt
+
+from twostroke.models.weights.small_floats import E4M3_VALUES, E8M0_VALUES, FP4_VALUES, bfloat16_values
+from twostroke.models.weights.tensor import WeightKind, WeightTensor
+
+Bytes = npt.NDArray[np.uint8]
+Float32 = npt.NDArray[np.float32]
+
+SLAB_VALUES = 1 << 20
+"""Values made at a time: temporaries are small beside the result."""
+_MIDDLES = {WeightKind.INT8: 128, WeightKind.INT4: 8}
+"""The code that stands for zero where there are no zero points."""
+
+
+class ScaleKind(Enum):
+    """What `Parts.scales` holds, by the name that safetensors has for it. Numpy has no bfloat16 and no floats of 8 bits:
+    those are arrays of uint16 and uint8."""
+
+    F32 = "F32"
+    F16 = "F16"
+    BF16 = "BF16"
+    E4M3 = "F8_E4M3"
+    E8M0 = "F8_E8M0"
+
+
+@dataclass(frozen=True, slots=True)
+class Activations:
+    """What the file's makers meant the inputs of a matrix to be rounded to. A backend may compute in more."""
+
+    kind: str
+    """fp8, int8 or fp4."""
+    strategy: str
+    """What shares a scale: tensor, token or group."""
+    is_dynamic: bool
+    group_size: int | None = None
+    scale: float | None = None
+    """Of a whole tensor, where it was measured beforehand: a value is a code times it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Parts:
+    """A matrix, or some rows of one: value = (level(code) - level(zero)) * scale, each scale for `rows_per_scale` rows
+    and `group_size` inputs. The last block of either may be cut short."""
+
+    kind: WeightKind
+    """FP8, INT8, INT4, MXFP4_PARTS or NVFP4_PARTS."""
+    shape: tuple[int, int]
+    codes: Bytes  # [rows, bytes a row]: of four bits two a byte, the first below; integers are stored without a sign
+    scales: npt.NDArray[np.generic]  # [ceil(rows / rows_per_scale), groups], of scale_kind
+    scale_kind: ScaleKind
+    rows_per_scale: int
+    group_size: int
+    zeros: Bytes | None = None  # [rows, groups]: the code that stands for zero; None: the middle one
+    group_of_input: npt.NDArray[np.int32] | None = None  # [inputs]; None: groups follow one another
+    global_scale: np.float32 | None = None
+    """All scales are multiplied by it."""
+    divides: bool = False
+    """They are divided by it instead."""
+
+    def scale_values(self) -> Float32:
+        """As `scales` is shaped, the global one counted in."""
+        match self.scale_kind:
+            case ScaleKind.E4M3:
+                values = E4M3_VALUES[self.scales.astype(np.uint8)]
+            case ScaleKind.E8M0:
+                values = E8M0_VALUES[self.scales.astype(np.uint8)]
+            case ScaleKind.BF16:
+                values = bfloat16_values(self.scales)
+            case _:
+                values = self.scales.astype(np.float32)
+        if self.global_scale is None:
+            return values
+        with np.errstate(all="ignore"):
+            result: Float32 = values / self.global_scale if self.divides else values * self.global_scale
+        return result
+
+    def input_groups(self) -> npt.NDArray[np.int32]:
+        """[inputs] the group of each."""
+        if self.group_of_input is not None:
+            return self.group_of_input
+        return (np.arange(self.shape[1]) // self.group_size).astype(np.int32)
+
+    def integers(self) -> npt.NDArray[np.int16]:
+        """[rows, inputs] of INT8 and INT4: less their zero points."""
+        codes = unpack_nibbles(self.codes) if self.kind is WeightKind.INT4 else self.codes
+        numbers = codes.astype(np.int16)
+        if self.zeros is None:
+            numbers -= _MIDDLES[self.kind]
+        elif self.zeros.shape[1] == 1:
+            numbers -= self.zeros
+        else:
+            numbers -= self.zeros[:, self.input_groups()]
+        return numbers
+
+    def levels(self) -> Float32:
+        """[rows, inputs] the numbers before they are scaled."""
+        match self.kind:
+            case WeightKind.FP8:
+                return E4M3_VALUES[self.codes]
+            case WeightKind.INT8 | WeightKind.INT4:
+                return self.integers().astype(np.float32)
+            case _:
+                return FP4_VALUES[unpack_nibbles(self.codes)]
+
+    def rows(self, start: int, stop: int) -> Parts:
+        """Some rows. A cut within a block of rows gives each row its own scales."""
+        of = self
+        if start % of.rows_per_scale or (stop % of.rows_per_scale and stop != of.shape[0]):
+            of = replace(of, scales=np.repeat(of.scales, of.rows_per_scale, axis=0)[: of.shape[0]], rows_per_scale=1)
+        first, last = start // of.rows_per_scale, -(-stop // of.rows_per_scale)
+        return replace(
+            of,
+            shape=(stop - start, of.shape[1]),
+            codes=of.codes[start:stop],
+            scales=of.scales[first:last],
+            zeros=None if of.zeros is None else of.zeros[start:stop],
+        )
+
+    def to_float32(self) -> Float32:
+        """[rows, inputs], each product rounded once."""
+        result = np.empty(self.shape, dtype=np.float32)
+        step = max(1, SLAB_VALUES // max(1, self.shape[1]))
+        step = max(step // self.rows_per_scale, 1) * self.rows_per_scale
+        with np.errstate(all="ignore"):  # a corrupt scale gives nan or inf, and is found by its user
+            for start in range(0, self.shape[0], step):
+                part = self.rows(start, min(start + step, self.shape[0]))
+                np.multiply(part.levels(), part.spread_scales(), out=result[start : start + step])
+        return result
+
+    def spread_scales(self) -> Float32:
+        """[rows, inputs], or [rows, 1] where all inputs share one."""
+        by_row = np.repeat(self.scale_values(), self.rows_per_scale, axis=0)[: self.shape[0]]
+        return by_row if by_row.shape[1] == 1 else by_row[:, self.input_groups()]
+
+
+class ScaledTensor(WeightTensor):
+    """A tensor of a folder that stores scales apart. Its parts are read when they are asked for, and not kept: some
+    files have to be turned round for it. `shape` has an axis more, in front, where a tensor stacks experts."""
+
+    __slots__ = ("_read", "_start", "activations", "stored_bytes")
+    activations: Activations | None
+    stored_bytes: int
+    """Scales and all."""
+    _read: Callable[[int, int], Parts]
+    _start: int
+
+    def __init__(
+        self,
+        name: str,
+        kind: WeightKind,
+        shape: tuple[int, ...],
+        stored_bytes: int,
+        read: Callable[[int, int], Parts],
+        activations: Activations | None = None,
+        start: int = 0,
+    ) -> None:
+        """`read(start, stop)` gives rows of the whole matrix, of which this tensor may be a piece."""
+        fields = {"name": name, "kind": kind, "shape": shape, "stored_bytes": stored_bytes, "_read": read}
+        for field, value in (fields | {"activations": activations, "_start": start}).items():
+            object.__setattr__(self, field, value)
+
+    @property
+    def num_rows(self) -> int:
+        """Of all experts, where they are stacked."""
+        return int(np.prod(self.shape[:-1]))
+
+    def parts(self) -> Parts:
+        return self._read(self._start, self._start + self.num_rows)
+
+    @property
+    def data(self) -> Bytes:
+        return self.parts().codes
+
+    @property
+    def nbytes(self) -> int:
+        return self.stored_bytes
+
+    def glance(self, num_bytes: int) -> bytes:
+        last = self._start + self.num_rows
+        first_row, last_row = self._read(self._start, self._start + 1), self._read(last - 1, last)
+        ends = first_row.codes[0, :num_bytes], last_row.codes[-1, -num_bytes:]
+        return b"".join(part.tobytes() for part in (*ends, first_row.scales, last_row.scales))
+
+    def rows(self, start: int, stop: int) -> ScaledTensor:
+        share = self.stored_bytes * (stop - start) // max(1, self.num_rows)
+        return ScaledTensor(
+            self.name, self.kind, (stop - start, self.shape[-1]), share, self._read, self.activations,
+            self._start + start,
+        )  # fmt: skip
+
+    def flat(self) -> ScaledTensor:
+        return self.rows(0, self.num_rows)
+
+    def take_rows(self, order: npt.NDArray[np.intp]) -> WeightTensor:
+        raise NotImplementedError("no folder that is quantised orders rows otherwise than they are multiplied")
+
+    def to_float32(self) -> Float32:
+        return self.parts().to_float32().reshape(self.shape)
+
+
+def unpack_nibbles(packed: Bytes) -> Bytes:
+    """[rows, bytes] to [rows, 2 * bytes]: of each byte the low nibble, then the high one."""
+    result = np.empty((*packed.shape, 2), dtype=np.uint8)
+    np.bitwise_and(packed, 15, out=result[..., 0])
+    np.right_shift(packed, 4, out=result[..., 1])
+    return result.reshape(*packed.shape[:-1], -1)
+
+
+def pack_nibbles(codes: Bytes) -> Bytes:
+    """The way back."""
+    packed: Bytes = codes[..., 0::2] | (codes[..., 1::2] << np.uint8(4))
+    return packed
