@@ -6,7 +6,7 @@ import pytest
 
 from twostroke.core.errors import BadRequestError
 from twostroke.core.formats import KV_BITS, PACKED, STORED, WEIGHT_FORMATS, Formats, find_weight_format
-from twostroke.models.weights.tensor import WeightKind
+from twostroke.models.weights.tensor import BLOCK_KINDS, WeightKind
 
 
 @pytest.mark.parametrize("weights", ["fp8", "int4", "nvfp4", "mxfp4", "q4_k", "iq4_xs", "bf16"])
@@ -30,7 +30,7 @@ def test_reasons_are_no_part_of_what_is_held() -> None:
     assert Formats.of("fp8") == Formats("fp8", "fp8", "bf16", reasons=("asked for",))
 
 
-@pytest.mark.parametrize("kind", [kind for kind in WeightKind if kind.name.lower() in WEIGHT_FORMATS])
+@pytest.mark.parametrize("kind", [kind for kind in BLOCK_KINDS if kind.name.lower() in WEIGHT_FORMATS])
 def test_bits_are_those_of_the_blocks_in_files(kind: WeightKind) -> None:
     assert find_weight_format(kind.name).weight_bits == kind.bits_per_weight
 

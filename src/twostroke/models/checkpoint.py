@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from twostroke.core.formats import STORED
+from twostroke.models.quantised.scheme import Quantisation
 from twostroke.models.spec import ModelSpec
+from twostroke.models.weights.quantised_folder import KVScales
 from twostroke.models.weights.tensor import WeightKind, WeightTensor
 
 
@@ -32,6 +34,10 @@ class Checkpoint:
     """Canonical names, exactly those of `spec.tensor_shapes()`."""
     gguf_metadata: Mapping[str, Any] | None = None
     """The GGUF key-values, tokenizer fields among them; None for a Hugging Face folder (`path` holds its files)."""
+    quantisation: Quantisation | None = None
+    """What a folder's config says of its quantised weights; None: it says nothing of any."""
+    kv_scales: KVScales | None = None
+    """What a quantised folder has for KV in 8 bits."""
 
     @property
     def weight_bytes(self) -> int:
@@ -51,9 +57,11 @@ class Checkpoint:
         return max(held_bytes, key=lambda kind: held_bytes[kind])
 
     def held_tensor_bytes(self, name: str, weights: str = STORED) -> int:
-        shape = self.tensors[name].shape
-        rows = shape[0] if len(shape) == 2 else 1
-        return rows * self.held_kind(name, weights).row_bytes(shape[-1])
+        tensor, kind = self.tensors[name], self.held_kind(name, weights)
+        if kind is tensor.kind:
+            return tensor.nbytes
+        rows = tensor.shape[0] if len(tensor.shape) == 2 else 1
+        return rows * kind.row_bytes(tensor.shape[-1])
 
     @property
     def has_float_matrices(self) -> bool:

@@ -13,15 +13,19 @@ import numpy as np
 
 from twostroke.core.errors import ModelError
 from twostroke.models.checkpoint import Checkpoint, FileTensors
-from twostroke.models.families import family_of_config, family_of_gguf
+from twostroke.models.families import family_of_config, family_of_gguf, text_half
 from twostroke.models.families.declaration import Adjustment, Family, TensorNames
 from twostroke.models.families.fields import Fields, shown
+from twostroke.models.quantised.methods import BESIDE_CONFIG, read_method, read_quantisation
+from twostroke.models.quantised.scheme import Quantisation, Role
 from twostroke.models.spec import ModelSpec, layer_name
 from twostroke.models.weights.gguf import open_gguf
-from twostroke.models.weights.safetensors import open_folder, weight_files
+from twostroke.models.weights.quantised_folder import Folder, KVScales
+from twostroke.models.weights.safetensors import open_folder, read_folder, weight_files
 from twostroke.models.weights.tensor import WeightTensor, from_float32
 
 _MAX_CONFIG_BYTES = 16 * 2**20
+_ROLES = {"output": Role.HEAD, "embedding": Role.EMBEDDING, "router": Role.ROUTER}
 _SHOWN_NAMES = 4
 
 
@@ -48,8 +52,42 @@ def _load_gguf(path: Path, name: str) -> Checkpoint:
 
 def _load_folder(path: Path, name: str) -> Checkpoint:
     family, spec = read_folder_spec(path)
-    tensors = canonical_tensors(str(path), open_folder(path), family.hf_names, spec)
-    return Checkpoint(name, path, spec, FileTensors(tensors, (path / "config.json", *weight_files(path))))
+    quantisation, kv_scales = folder_quantisation(path), None
+    if quantisation is None:
+        stored = open_folder(path)
+    else:
+        stored, kv_scales = _quantised_tensors(path, quantisation, family.hf_names, spec)
+    tensors = canonical_tensors(str(path), stored, family.hf_names, spec)
+    files = FileTensors(tensors, (path / "config.json", *weight_files(path)))
+    return Checkpoint(name, path, spec, files, quantisation=quantisation, kv_scales=kv_scales)
+
+
+def folder_quantisation(folder: Path) -> Quantisation | None:
+    """What config.json says of quantised weights, or the file that some tools write beside it."""
+    found = read_quantisation(Fields("config.json", text_half(read_config(folder))))
+    if found is not None:
+        return found
+    for file, section, method in BESIDE_CONFIG:
+        if (folder / file).is_file():
+            values = read_json(folder / file)
+            return read_method(Fields(file, values.get(section, {}) if section else values), method)
+    return None
+
+
+def _quantised_tensors(
+    path: Path, quantisation: Quantisation, names: TensorNames, spec: ModelSpec
+) -> tuple[dict[str, WeightTensor], KVScales | None]:
+    shapes, in_layer = spec.tensor_shapes(), names.in_layer(spec.moe.num_experts if spec.moe is not None else 0)
+
+    def role_of(stored_name: str) -> Role | None:
+        targets, is_stacked = _targets(names.plain(stored_name), names, in_layer)
+        if targets is None or (targets[0] in shapes and len(shapes[targets[0]]) != 2):
+            return None
+        if is_stacked:
+            return Role.EXPERTS
+        return _ROLES.get(targets[0].rpartition(".")[2], Role.LINEAR)
+
+    return Folder(str(path), read_folder(path), quantisation, role_of, names.plain, names.is_ignored).tensors()
 
 
 def read_folder_spec(folder: Path) -> tuple[Family, ModelSpec]:
@@ -63,7 +101,11 @@ def read_folder_spec(folder: Path) -> tuple[Family, ModelSpec]:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    file = folder / "config.json"
+    return read_json(folder / "config.json")
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """An object of settings."""
     try:
         if file.stat().st_size > _MAX_CONFIG_BYTES:
             raise ModelError(f"{file} is larger than a model's config can be")

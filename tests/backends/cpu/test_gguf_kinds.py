@@ -19,10 +19,10 @@ from twostroke.core.formats import STORED, Formats
 from twostroke.engine.shape import shape_of
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.loading import load_checkpoint
-from twostroke.models.weights.tensor import WeightKind
+from twostroke.models.weights.tensor import BLOCK_KINDS, WeightKind
 
 TOKENS = [int(token) for token in np.random.default_rng(3).integers(0, VOCAB_SIZE, 40)]
-QUANTISED = [kind for kind in WeightKind if kind.is_quantised]
+QUANTISED = [kind for kind in BLOCK_KINDS if kind.is_quantised]
 SMALL_MODELS = (WeightKind.Q5_0, WeightKind.Q5_1, WeightKind.IQ4_NL, WeightKind.IQ4_XS)
 """What llama.cpp writes in the place of K kinds where a row is no multiple of 256, and the kind most like it."""
 

@@ -9,11 +9,11 @@ from tests.backends.cpu.unpacking import unpack
 
 from twostroke.backends.cpu.memory import Arena
 from twostroke.backends.cpu.packing import pack, packed_bytes, repacking_note, tile_kind
-from twostroke.models.weights.tensor import WeightKind, WeightTensor
+from twostroke.models.weights.tensor import BLOCK_KINDS, WeightKind, WeightTensor
 
 ROUNDED = (WeightKind.Q4_K, WeightKind.Q5_K, WeightKind.Q6_K, WeightKind.IQ4_XS, WeightKind.IQ3_XXS, WeightKind.IQ3_S)
 ROUNDED += (WeightKind.IQ2_XXS, WeightKind.IQ2_XS, WeightKind.IQ2_S, WeightKind.IQ1_S, WeightKind.IQ1_M)
-EXACT = tuple(kind for kind in WeightKind if kind not in ROUNDED)
+EXACT = tuple(kind for kind in BLOCK_KINDS if kind not in ROUNDED)
 
 
 def packed_values(tensors: list[WeightTensor]) -> np.ndarray:

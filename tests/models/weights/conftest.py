@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from twostroke.models.weights.tensor import WeightKind
+from twostroke.models.weights.tensor import BLOCK_KINDS
 
 
 @pytest.fixture(scope="session")
@@ -36,7 +36,7 @@ def small_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     writer.add_array("test.floats", [0.5, -1.5])
     writer.add_array("test.bools", [True, False, True])
     rng = np.random.default_rng(0)
-    for kind in WeightKind:
+    for kind in BLOCK_KINDS:
         qtype = gguf.GGMLQuantizationType[kind.name]
         data = rng.integers(0, 256, (3, 2 * kind.block_bytes), dtype=np.uint8)
         writer.add_tensor(f"matrix.{kind.name}", data, raw_dtype=qtype)

@@ -73,7 +73,7 @@ def declared(config: Mapping[str, Any]) -> Declared:
     """The same reading as before a run, of the text half; but what no backend computes is said, and not refused."""
     if not isinstance(config, Mapping):
         raise ModelError("config.json must hold an object")
-    text = _text_half(config)
+    text = text_half(config)
     name = Fields("config.json", text).text("model_type", _name_of(text)).removesuffix("_text")
     family = _BY_NAME.get(name)
     refusals: list[str] = []
@@ -90,11 +90,12 @@ def declared(config: Mapping[str, Any]) -> Declared:
     return Declared(spec, f"this engine does not run it: {refusals[0]}" if refusals else None, is_assumed=False)
 
 
-def _text_half(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def text_half(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Of a model that does more than text."""
     text = config.get("text_config")
     if not isinstance(text, Mapping):
         return config
-    outer = ("tie_word_embeddings", "quantization_config")
+    outer = ("tie_word_embeddings", "quantization_config", "compression_config")
     return {key: config[key] for key in outer if config.get(key) is not None} | dict(text)
 
 

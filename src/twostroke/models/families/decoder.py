@@ -64,21 +64,15 @@ _GGUF_NEUTRAL: dict[str, Sequence[Any]] = {
 
 
 def refuse_quantised(config: Fields) -> None:
-    """Weights that were quantised by another tool: its method says how, and none of them is implemented."""
-    value = config.get("quantization_config")
-    if value is None:
-        return
-    method = value.get("quant_method") if isinstance(value, Mapping) else None
-    if not isinstance(method, str):
-        config.refuse("quantization_config", "names no quant_method, and quantised folders are not supported")
-        return
-    bits = value.get("bits", value.get("weight_bits"))
-    width = f" with {bits} bits" if isinstance(bits, int) else ""
-    config.refuse(
-        "quantization_config",
-        f"asks for weights quantised by {shown(method)}{width}, which is not supported: take the model's plain "
-        "weights, or a GGUF file of it",
-    )
+    """Weights that are quantised in a way that is not understood."""
+    from twostroke.models.quantised.methods import read_quantisation  # which reads with this package's fields
+
+    try:
+        read_quantisation(config)
+    except ModelError as error:
+        if config.refusals is None:
+            raise
+        config.refusals.append(str(error))
 
 
 _GGUF_KEYS = {

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from twostroke.core.errors import ModelError
 from twostroke.models.weights.mapped_file import map_file, quoted
-from twostroke.models.weights.tensor import WeightKind, WeightTensor
+from twostroke.models.weights.tensor import BLOCK_KINDS, WeightKind, WeightTensor
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -270,7 +270,7 @@ class _Header:
         kind = _KINDS.get(kind_code)
         if kind is None:
             named = _UNREAD_KINDS.get(kind_code, f"number {kind_code}")
-            readable = ", ".join(kind.name for kind in WeightKind)
+            readable = ", ".join(kind.name for kind in BLOCK_KINDS)
             raise ModelError(f"{self.path}: {what} is stored as kind {named}, which is not read; these are: {readable}")
         if shape[-1] % kind.block_values:
             raise ModelError(

@@ -28,13 +28,36 @@ _KINDS = {"F32": WeightKind.F32, "F16": WeightKind.F16, "BF16": WeightKind.BF16}
 _TABLE_KINDS = {"I64": "<i8", "I32": "<i4", "BOOL": "|b1"}
 """Whole numbers and marks: no weights, and read only for who asks for them."""
 Tables = dict[str, npt.NDArray[np.generic]]
+_ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "BOOL": 1}
+_ITEM_BYTES |= {"I8": 1, "U8": 1, "F8_E4M3": 1, "F8_E8M0": 1}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RawTensor:
+    """A tensor just as a file has it."""
+
+    name: str
+    dtype: str
+    """As the format names it."""
+    shape: tuple[int, ...]
+    data: npt.NDArray[np.uint8]  # all its bytes, a read-only view of the memory map
+
+    def as_weights(self) -> WeightTensor:
+        """Of the float kinds."""
+        kind = _KINDS[self.dtype]
+        row_bytes = kind.row_bytes(self.shape[-1] if self.shape else 1)
+        data = self.data.reshape(math.prod(self.shape[:-1]), row_bytes)
+        return WeightTensor(self.name, kind, self.shape, data)
+
+    @property
+    def is_float(self) -> bool:
+        return self.dtype in _KINDS
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
     name: str
-    kind: WeightKind | str
-    """Of weights, or what numpy calls the numbers of a table."""
+    dtype: str
     shape: tuple[int, ...]
     start: int  # from the start of the data
     end: int
@@ -43,11 +66,16 @@ class _Entry:
 def open_folder(folder: Path | str, tables: Tables | None = None) -> dict[str, WeightTensor]:
     """The tensors of a Hugging Face folder: `model.safetensors`, or the shards that its index names. Tables of whole
     numbers are put into `tables`, and refused without it."""
+    return _weights_of(read_folder(folder, _read_with(tables)), tables)
+
+
+def read_folder(folder: Path | str, dtypes: Iterable[str] = tuple(_ITEM_BYTES)) -> dict[str, RawTensor]:
+    """The same tensors as they lie there."""
     folder = Path(folder)
     if (folder / SINGLE_FILE).is_file():
-        return open_safetensors(folder / SINGLE_FILE, tables)
+        return read_safetensors(folder / SINGLE_FILE, dtypes)
     if (folder / INDEX_FILE).is_file():
-        return _open_shards(folder, tables)
+        return _read_shards(folder, dtypes)
     if not folder.is_dir():
         raise ModelError(f"{folder} is not a folder")
     refuse_pickle(folder, (entry.name for entry in folder.iterdir()))
@@ -63,6 +91,26 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
 
 def open_safetensors(path: Path | str, tables: Tables | None = None) -> dict[str, WeightTensor]:
     """The tensors of one file, in the order of their data; each a read-only view of the memory map."""
+    return _weights_of(read_safetensors(path, _read_with(tables)), tables)
+
+
+def _read_with(tables: Tables | None) -> tuple[str, ...]:
+    return tuple(_KINDS) if tables is None else (*_KINDS, *_TABLE_KINDS)
+
+
+def _weights_of(raw: Mapping[str, RawTensor], tables: Tables | None) -> dict[str, WeightTensor]:
+    tensors: dict[str, WeightTensor] = {}
+    for name, tensor in raw.items():
+        if tensor.is_float:
+            tensors[name] = tensor.as_weights()
+        else:
+            assert tables is not None
+            values = np.frombuffer(tensor.data.tobytes(), dtype=_TABLE_KINDS[tensor.dtype])
+            tables[name] = values.reshape(tensor.shape)
+    return tensors
+
+
+def read_safetensors(path: Path | str, dtypes: Iterable[str] = tuple(_ITEM_BYTES)) -> dict[str, RawTensor]:
     path = Path(path)
     buffer = map_file(path)
     if len(buffer) < 8:
@@ -77,23 +125,17 @@ def open_safetensors(path: Path | str, tables: Tables | None = None) -> dict[str
     if data_start > len(buffer):
         raise ModelError(f"{path} is truncated: its header ends at byte {data_start}, and it holds {len(buffer)} bytes")
     header = _parse_object(str(path), buffer[8:data_start])
-    kinds: Mapping[str, WeightKind | str] = _KINDS if tables is None else {**_KINDS, **_TABLE_KINDS}
-    entries = [_parse_entry(path, name, fields, kinds) for name, fields in header.items() if name != "__metadata__"]
+    known = tuple(dtypes)
+    entries = [_parse_entry(path, name, fields, known) for name, fields in header.items() if name != "__metadata__"]
     entries.sort(key=lambda entry: (entry.start, entry.end))
     _check_cover(path, entries, len(buffer) - data_start)
     whole: npt.NDArray[np.uint8] = np.frombuffer(buffer, dtype=np.uint8)
-    tensors: dict[str, WeightTensor] = {}
-    for entry in entries:
-        stored = whole[data_start + entry.start : data_start + entry.end]
-        if isinstance(entry.kind, str):
-            assert tables is not None
-            tables[entry.name] = np.frombuffer(stored.tobytes(), dtype=entry.kind).reshape(entry.shape)
-            continue
-        rows = math.prod(entry.shape[:-1])
-        row_bytes = entry.kind.row_bytes(entry.shape[-1] if entry.shape else 1)
-        data = stored.reshape(rows, row_bytes)
-        tensors[entry.name] = WeightTensor(entry.name, entry.kind, entry.shape, data)
-    return tensors
+    return {
+        entry.name: RawTensor(
+            entry.name, entry.dtype, entry.shape, whole[data_start + entry.start : data_start + entry.end]
+        )
+        for entry in entries
+    }
 
 
 def _parse_object(source: str, raw: bytes) -> dict[str, Any]:
@@ -125,24 +167,23 @@ def _refuse_constant(text: str) -> Any:
     raise ValueError(f"{text} is not JSON")
 
 
-def _parse_entry(path: Path, name: str, fields: object, kinds: Mapping[str, WeightKind | str]) -> _Entry:
+def _parse_entry(path: Path, name: str, fields: object, dtypes: tuple[str, ...]) -> _Entry:
     what = f"{path}: tensor {quoted(name)}"
     if not name.isascii() and any("\ud800" <= character <= "\udfff" for character in name):
         raise ModelError(f"{what} has a name that is not valid Unicode")
     if not isinstance(fields, dict) or not {"dtype", "shape", "data_offsets"} <= fields.keys():
         raise ModelError(f"{what} must have dtype, shape and data_offsets")
     dtype, shape, offsets = fields["dtype"], fields["shape"], fields["data_offsets"]
-    kind = kinds.get(dtype) if isinstance(dtype, str) else None
-    if kind is None:
-        raise ModelError(f"{what} is stored as {quoted(dtype)}, which is not read; these are: {', '.join(kinds)}")
+    if not isinstance(dtype, str) or dtype not in dtypes:
+        raise ModelError(f"{what} is stored as {quoted(dtype)}, which is not read; these are: {', '.join(dtypes)}")
     if not _are_sizes(shape, MAX_DIMENSIONS):
         raise ModelError(f"{what} has the shape {quoted(shape)}; up to {MAX_DIMENSIONS} whole numbers are read")
     if not _are_sizes(offsets, 2) or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise ModelError(f"{what} has the data_offsets {quoted(offsets)}; they must be its first byte and its end")
-    expected = math.prod(shape) * (np.dtype(kind).itemsize if isinstance(kind, str) else kind.block_bytes)
+    expected = math.prod(shape) * _ITEM_BYTES[dtype]
     if offsets[1] - offsets[0] != expected:
         raise ModelError(f"{what} of shape {quoted(shape)} takes {expected} bytes, not {offsets[1] - offsets[0]}")
-    return _Entry(name, kind, tuple(shape), offsets[0], offsets[1])
+    return _Entry(name, dtype, tuple(shape), offsets[0], offsets[1])
 
 
 def _are_sizes(value: object, most: int) -> bool:
@@ -168,7 +209,7 @@ def _check_cover(path: Path, entries: list[_Entry], data_bytes: int) -> None:
         raise ModelError(f"{path}: {data_bytes - position} bytes at its end belong to no tensor")
 
 
-def _open_shards(folder: Path, tables: Tables | None) -> dict[str, WeightTensor]:
+def _read_shards(folder: Path, dtypes: Iterable[str]) -> dict[str, RawTensor]:
     index_path = folder / INDEX_FILE
     raw = map_file(index_path)
     if len(raw) > MAX_HEADER_BYTES:
@@ -176,15 +217,14 @@ def _open_shards(folder: Path, tables: Tables | None) -> dict[str, WeightTensor]
     weight_map = _parse_object(str(index_path), raw[:]).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelError(f"{index_path} has no weight_map of tensor names to files")
-    shards: dict[str, Mapping[str, WeightTensor]] = {}
-    tensors: dict[str, WeightTensor] = {}
+    shards: dict[str, Mapping[str, RawTensor]] = {}
+    tensors: dict[str, RawTensor] = {}
     for name, shard in weight_map.items():
         if not isinstance(shard, str) or shard not in shards:
-            shards[shard] = open_safetensors(_shard_path(folder, shard), tables)
-        if name in shards[shard]:
-            tensors[name] = shards[shard][name]
-        elif tables is None or name not in tables:
+            shards[shard] = read_safetensors(_shard_path(folder, shard), dtypes)
+        if name not in shards[shard]:
             raise ModelError(f"{index_path} places tensor {quoted(name)} in {quoted(shard)}, which does not hold it")
+        tensors[name] = shards[shard][name]
     return tensors
 
 

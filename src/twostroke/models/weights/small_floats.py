@@ -29,15 +29,14 @@ def _e8m0() -> Float32:
 
 E4M3_VALUES = _e4m3()  # [256]
 E8M0_VALUES = _e8m0()  # [256]
-FP4_VALUES = np.array(
-    [0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], dtype=np.float32
-)  # [16]
+FP4_VALUES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], dtype=np.float32)  # [16]
 _E4M3_POSITIVE = E4M3_VALUES[:127]
 
 
 def bfloat16_values(bits: npt.NDArray[Any]) -> Float32:
     """Of 16 bits each, the upper half of a float32."""
-    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    values: Float32 = (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return values
 
 
 def to_e4m3(values: Float32) -> npt.NDArray[np.uint8]:

@@ -10,6 +10,7 @@ from enum import Enum
 import numpy as np
 import numpy.typing as npt
 
+from twostroke.models.quantised.scheme import Activations
 from twostroke.models.weights.small_floats import E4M3_VALUES, E8M0_VALUES, FP4_VALUES, bfloat16_values
 from twostroke.models.weights.tensor import WeightKind, WeightTensor
 
@@ -23,28 +24,14 @@ _MIDDLES = {WeightKind.INT8: 128, WeightKind.INT4: 8}
 
 
 class ScaleKind(Enum):
-    """What `Parts.scales` holds, by the name that safetensors has for it. Numpy has no bfloat16 and no floats of 8 bits:
-    those are arrays of uint16 and uint8."""
+    """What `Parts.scales` holds, by the name that safetensors has for it. Numpy has no bfloat16 and no floats of 8
+    bits: those are arrays of uint16 and uint8."""
 
     F32 = "F32"
     F16 = "F16"
     BF16 = "BF16"
     E4M3 = "F8_E4M3"
     E8M0 = "F8_E8M0"
-
-
-@dataclass(frozen=True, slots=True)
-class Activations:
-    """What the file's makers meant the inputs of a matrix to be rounded to. A backend may compute in more."""
-
-    kind: str
-    """fp8, int8 or fp4."""
-    strategy: str
-    """What shares a scale: tensor, token or group."""
-    is_dynamic: bool
-    group_size: int | None = None
-    scale: float | None = None
-    """Of a whole tensor, where it was measured beforehand: a value is a code times it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,16 +101,19 @@ class Parts:
 
     def rows(self, start: int, stop: int) -> Parts:
         """Some rows. A cut within a block of rows gives each row its own scales."""
-        of = self
-        if start % of.rows_per_scale or (stop % of.rows_per_scale and stop != of.shape[0]):
-            of = replace(of, scales=np.repeat(of.scales, of.rows_per_scale, axis=0)[: of.shape[0]], rows_per_scale=1)
-        first, last = start // of.rows_per_scale, -(-stop // of.rows_per_scale)
+        each = self.rows_per_scale
+        first, last = start // each, -(-stop // each)
+        scales = self.scales[first:last]
+        if start % each or (stop % each and stop != self.shape[0]):
+            scales = np.repeat(scales, each, axis=0)[start - first * each : stop - first * each]
+            each = 1
         return replace(
-            of,
-            shape=(stop - start, of.shape[1]),
-            codes=of.codes[start:stop],
-            scales=of.scales[first:last],
-            zeros=None if of.zeros is None else of.zeros[start:stop],
+            self,
+            shape=(stop - start, self.shape[1]),
+            codes=self.codes[start:stop],
+            scales=scales,
+            rows_per_scale=each,
+            zeros=None if self.zeros is None else self.zeros[start:stop],
         )
 
     def to_float32(self) -> Float32:
@@ -144,30 +134,37 @@ class Parts:
 
 
 class ScaledTensor(WeightTensor):
-    """A tensor of a folder that stores scales apart. Its parts are read when they are asked for, and not kept: some
+    """A tensor of a folder that stores scales apart. Its codes are read when they are asked for, and not kept: some
     files have to be turned round for it. `shape` has an axis more, in front, where a tensor stacks experts."""
 
-    __slots__ = ("_read", "_start", "activations", "stored_bytes")
+    __slots__ = ("_codes_of", "_frame", "_start", "activations", "stored_bytes")
     activations: Activations | None
     stored_bytes: int
     """Scales and all."""
-    _read: Callable[[int, int], Parts]
+    _frame: Parts
+    _codes_of: Callable[[int, int], Bytes]
     _start: int
 
     def __init__(
         self,
         name: str,
-        kind: WeightKind,
         shape: tuple[int, ...],
         stored_bytes: int,
-        read: Callable[[int, int], Parts],
+        frame: Parts,
+        codes_of: Callable[[int, int], Bytes],
         activations: Activations | None = None,
         start: int = 0,
     ) -> None:
-        """`read(start, stop)` gives rows of the whole matrix, of which this tensor may be a piece."""
-        fields = {"name": name, "kind": kind, "shape": shape, "stored_bytes": stored_bytes, "_read": read}
-        for field, value in (fields | {"activations": activations, "_start": start}).items():
+        """`frame` is the whole matrix, of which this tensor may be a piece, with rows of codes that are empty;
+        `codes_of(start, stop)` gives the codes of some of its rows."""
+        fields = {"name": name, "kind": frame.kind, "shape": shape, "stored_bytes": stored_bytes, "_frame": frame}
+        for field, value in (fields | {"_codes_of": codes_of, "activations": activations, "_start": start}).items():
             object.__setattr__(self, field, value)
+
+    @property
+    def outline(self) -> Parts:
+        """The parts without codes: what can be known without reading them."""
+        return self._frame.rows(self._start, self._start + self.num_rows)
 
     @property
     def num_rows(self) -> int:
@@ -175,7 +172,7 @@ class ScaledTensor(WeightTensor):
         return int(np.prod(self.shape[:-1]))
 
     def parts(self) -> Parts:
-        return self._read(self._start, self._start + self.num_rows)
+        return replace(self.outline, codes=self._codes_of(self._start, self._start + self.num_rows))
 
     @property
     def data(self) -> Bytes:
@@ -186,17 +183,14 @@ class ScaledTensor(WeightTensor):
         return self.stored_bytes
 
     def glance(self, num_bytes: int) -> bytes:
-        last = self._start + self.num_rows
-        first_row, last_row = self._read(self._start, self._start + 1), self._read(last - 1, last)
-        ends = first_row.codes[0, :num_bytes], last_row.codes[-1, -num_bytes:]
-        return b"".join(part.tobytes() for part in (*ends, first_row.scales, last_row.scales))
+        first, last = self.rows(0, 1).parts(), self.rows(self.num_rows - 1, self.num_rows).parts()
+        ends = (first.codes[0, :num_bytes], last.codes[-1, -num_bytes:], first.scales, last.scales)
+        return b"".join(part.tobytes() for part in ends)
 
     def rows(self, start: int, stop: int) -> ScaledTensor:
         share = self.stored_bytes * (stop - start) // max(1, self.num_rows)
-        return ScaledTensor(
-            self.name, self.kind, (stop - start, self.shape[-1]), share, self._read, self.activations,
-            self._start + start,
-        )  # fmt: skip
+        shape, first = (stop - start, self.shape[-1]), self._start + start
+        return ScaledTensor(self.name, shape, share, self._frame, self._codes_of, self.activations, first)
 
     def flat(self) -> ScaledTensor:
         return self.rows(0, self.num_rows)

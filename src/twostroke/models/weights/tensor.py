@@ -78,6 +78,8 @@ _WITH_PARTS = {
     WeightKind.MXFP4_PARTS,
     WeightKind.NVFP4_PARTS,
 }
+BLOCK_KINDS = tuple(kind for kind in WeightKind if kind not in _WITH_PARTS)
+"""Kinds whose rows hold all that they need, as GGUF has them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
