@@ -44,12 +44,8 @@ def read(fields: Fields) -> Quantisation:
     settings.refuse_others(fields, _READ, _OF_NO_MATTER)
     entries = settings.words(fields, "exclude_modules") + settings.words(fields, "ignore")
     ignore = settings.checked(fields, "exclude_modules", NameList(entries, Matching.SEGMENTS))
-    algorithm = fields.text("quant_algo")
-    rules: tuple[Rule, ...]
-    if algorithm == "MIXED_PRECISION":
-        rules = _mixed(fields)
-    else:
-        rules = (Rule(None, _scheme(fields, "quant_algo")),)
+    is_mixed = fields.text("quant_algo") == "MIXED_PRECISION"
+    rules = _mixed(fields) if is_mixed else (Rule(None, _scheme(fields, "quant_algo")),)
     open_roles = frozenset({Role.ROUTER, Role.HEAD})
     return Quantisation("modelopt", fields.source, rules, ignore, open_roles, kv=_kv(fields))
 

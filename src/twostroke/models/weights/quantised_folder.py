@@ -142,9 +142,7 @@ class Folder:
         match = _LAYER.search(name)
         what = f"{self.source}: {quoted(name)}"
         if match is None or not tensor.is_float or not 0 < prod(tensor.shape) <= 2**16:
-            raise ModelError(
-                f"{what} of {tensor.dtype} and shape {tensor.shape} is no scale of a layer's keys or values"
-            )
+            raise ModelError(f"{what}, {tensor.dtype} of shape {tensor.shape}, is no scale of a layer's keys or values")
         values = tensor.as_weights().to_float32().reshape(-1)
         if not np.isfinite(values).all() or (values <= 0).any():
             raise ModelError(f"{what} must be positive")

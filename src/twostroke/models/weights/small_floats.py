@@ -18,13 +18,14 @@ def _e4m3() -> Float32:
     exponents, mantissas = codes >> 3 & 15, codes & 7
     magnitudes = np.where(exponents == 0, mantissas * 2.0**-9, (8 + mantissas) * np.exp2(exponents - 10.0))
     magnitudes[(codes & 127) == 127] = np.nan
-    return np.where(codes & 128, -magnitudes, magnitudes).astype(np.float32)
+    values: Float32 = np.where(codes & 128, -magnitudes, magnitudes).astype(np.float32)
+    return values
 
 
 def _e8m0() -> Float32:
-    values = np.exp2(np.arange(256) - 127.0)
-    values[255] = np.nan
-    return values.astype(np.float32)
+    values: Float32 = np.full(256, np.nan, dtype=np.float32)
+    values[:255] = np.exp2(np.arange(255) - 127.0)
+    return values
 
 
 E4M3_VALUES = _e4m3()  # [256]

@@ -75,24 +75,19 @@ class Stored:
     def nbytes(self) -> int:
         return sum(part.data.nbytes for part in self.parts.values())
 
-    def activations(self, scale_part: str) -> Activations | None:
+    def activations(self) -> Activations | None:
         meant = self.scheme.activations
         if meant is None or meant.is_dynamic or meant.strategy != "tensor":
             return meant
-        found = self.scalar(scale_part, is_needed=False)
+        part = "activation_scale" if "activation_scale" in self.parts else "input_scale"
+        found = self.scalar(part, is_needed=False)
         return meant if found is None else replace(meant, scale=float(found))
 
-    def tensor(
-        self,
-        frame: Parts,
-        codes_of: Callable[[int, int], Bytes],
-        experts: int | None = None,
-        scale: str = "input_scale",
-    ) -> ScaledTensor:
-        """`experts`: that the matrix stacks; `scale`: the part that has its inputs' scale."""
+    def tensor(self, frame: Parts, codes_of: Callable[[int, int], Bytes], experts: int | None = None) -> ScaledTensor:
+        """`experts`: that the matrix stacks."""
         rows, inputs = frame.shape
         shape = (rows, inputs) if experts is None else (experts, rows // experts, inputs)
-        return ScaledTensor(self.name, shape, self.nbytes, frame, codes_of, self.activations(scale))
+        return ScaledTensor(self.name, shape, self.nbytes, frame, codes_of, self.activations())
 
 
 @dataclass(frozen=True)
