@@ -42,7 +42,8 @@ ROOMS = {
     # Declarations alone: whoever plans reads them, and loads nothing.
     "models.spec": room("core models.rope_spec"),
     "models.rope_spec": room(),
-    "models.families": room("core models.spec models.rope_spec"),
+    "models.families": room("core models.spec models.rope_spec models.quantised"),
+    "models.quantised": room("core models.families"),
     "speculation": room("core cost", "numpy"),
     "text": room("core", "tokenizers jinja2 llguidance"),
     "backends": room("core cost speculation models cache machine", "numpy"),
@@ -58,7 +59,7 @@ ROOMS = {
     "training": room("core models speculation engine", "numpy torch"),
     "cli": room(f"{BELOW_ENGINE} engine lab server planner training", "typer rich"),
 }
-DECLARATIONS = {"models.spec", "models.rope_spec", "models.families"}
+DECLARATIONS = {"models.spec", "models.rope_spec", "models.families", "models.quantised"}
 UNSAFE = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 SHARED_BACKEND_PARTS = ("twostroke.backends.interface", "twostroke.backends.host")
 # Whoever chooses or loads a concrete part; inside the engine that is build.py alone.

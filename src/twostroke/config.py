@@ -115,8 +115,8 @@ class EngineConfig:
         None,
         QUANTISE_CHOICES,
         FORMATS,
-        "What float weights are brought to on load: q8_0, q4_1 or none; default: as suits the backend, on cpu q8_0, "
-        "or q4_1 if memory is short. Weights stored quantised stay as they are.",
+        "What float weights are brought to on load: q8_0, q4_1, int4, fp8 or none; default: as suits the backend, on "
+        "cpu q8_0, or q4_1 if memory is short. Weights stored quantised stay as they are.",
         metavar="KIND",
     )
     dtype: str = choice(

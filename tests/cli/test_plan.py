@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from tests.cli.in_process import typed
 from tests.cli.test_cli import twostroke
+from tests.models.quantised.folders import make_quantised
 from tests.models.tiny_checkpoints import make_tiny, variants
 from tests.models.tiny_gguf import write_gguf
 
@@ -256,6 +257,17 @@ def test_quantised_folders_say_so_themselves(tmp_path: Path) -> None:
     for method, weights in (("fp8", "fp8"), ("mxfp4", "mxfp4"), ("awq", "int4"), ("gptq", "int4")):
         (folder / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": method}}))
         assert read_model(str(folder)).weights == weights
+
+
+@pytest.mark.parametrize(
+    ("form", "weights"), [("ct_int4", "int4"), ("ct_int8", "int8"), ("ct_nvfp4", "nvfp4"), ("modelopt_fp8", "fp8")]
+)
+def test_quantised_folders_are_planned_in_their_own_bits(form: str, weights: str, tmp_path: Path) -> None:
+    folder, _ = make_quantised(form, tmp_path)
+    planned = read_model(str(folder))
+    assert planned.weights == weights and planned.checkpoint is not None
+    shape = planned.file_shape(16.0)
+    assert shape is not None and shape.weight_bytes == planned.checkpoint.weight_bytes
 
 
 @pytest.mark.parametrize("variant", variants())

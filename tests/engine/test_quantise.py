@@ -52,7 +52,9 @@ def test_short_memory_takes_q4_1(floats: Checkpoint) -> None:
     assert reason is not None and "60% of the free memory" in reason
 
 
-@pytest.mark.parametrize(("asked", "held"), [("q8_0", "q8_0"), ("q4_1", "q4_1"), ("none", STORED)])
+@pytest.mark.parametrize(
+    ("asked", "held"), [("q8_0", "q8_0"), ("q4_1", "q4_1"), ("int4", "int4"), ("fp8", "fp8"), ("none", STORED)]
+)
 def test_what_is_asked_for_is_done(floats: Checkpoint, asked: str, held: str) -> None:
     assembly = build(floats, quantise=asked)
     assert assembly.formats.weights == held
@@ -69,8 +71,8 @@ def test_quantised_weights_are_left_alone(tmp_path: Path) -> None:
     assert preferred(FACTORY.preferred_weights, whole, ROOMY) == (None, None)
     weights, reason = asked_weights("q8_0", whole)
     assert weights == STORED and "changes nothing" in str(reason)
-    with pytest.raises(BackendError, match="brings float weights to q8_0 or q4_1, not to fp8"):
-        choose_formats(EngineConfig(quantise="fp8"), whole, ROOMY, FACTORY, "asked for")
+    with pytest.raises(BackendError, match="brings float weights to q8_0, q4_1, int4, fp8, not to nvfp4"):
+        choose_formats(EngineConfig(quantise="nvfp4"), whole, ROOMY, FACTORY, "asked for")
 
 
 def test_the_reference_backend_declines(floats: Checkpoint) -> None:
@@ -80,13 +82,13 @@ def test_the_reference_backend_declines(floats: Checkpoint) -> None:
     assert build(floats, backend="reference", quantise="none").formats.weights == STORED
 
 
-@pytest.mark.parametrize("weights", ["fp8", "int4", "q4_k", "nvfp4"])
+@pytest.mark.parametrize("weights", ["int8", "q4_k", "nvfp4"])
 def test_a_format_that_no_backend_has_is_declined_by_each_with_a_sentence(floats: Checkpoint, weights: str) -> None:
     with pytest.raises(BackendError) as raised:
         build(floats, quantise=weights)
     sentences = str(raised.value)
     assert sentences.startswith("no backend can run this model here; not cuda: ")
-    assert f"not cpu: it brings float weights to q8_0 or q4_1, not to {weights}" in sentences
+    assert f"not cpu: it brings float weights to q8_0, q4_1, int4, fp8, not to {weights}" in sentences
     assert "not reference: it multiplies by the weights as they are stored" in sentences
 
 

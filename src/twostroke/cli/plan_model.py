@@ -38,8 +38,8 @@ class PlannedModel:
         return "f16" if str(config.get("torch_dtype") or config.get("dtype")) == "float16" else None
 
     def file_shape(self, kv_bits: float) -> ModelShape | None:
-        """In the very bits of its GGUF file."""
-        if self.checkpoint is None or self.checkpoint.path.suffix != ".gguf":
+        """In the very bits of its file, where its weights are stored quantised."""
+        if self.checkpoint is None or (self.checkpoint.path.suffix != ".gguf" and self.checkpoint.quantisation is None):
             return None
         from twostroke.engine.shape import shape_of
 
@@ -73,11 +73,19 @@ def _from_config(name: str, path: Path) -> PlannedModel:
             checkpoint = load_checkpoint(path.parent, name=name)
         except ModelError:
             checkpoint = None  # it can be planned, if not run: a family or a quantisation that no backend here has
-    return PlannedModel(name, dimensions_from_config(config), _weights(config), checkpoint, config)
+    return PlannedModel(name, dimensions_from_config(config), _weights(config, path.parent), checkpoint, config)
 
 
-def _weights(config: Mapping[str, Any]) -> str:
-    """What the files hold, by the config's own word."""
+def _weights(config: Mapping[str, Any], folder: Path) -> str:
+    """What the files hold, by the folder's own word."""
+    from twostroke.models.loading import folder_quantisation
+
+    try:
+        found = folder_quantisation(folder)
+    except ModelError:
+        found = None  # it cannot be run; the method's name says enough to count by
+    if found is not None:
+        return found.format
     quantised = config.get("quantization_config")
     method = quantised.get("quant_method") if isinstance(quantised, Mapping) else None
     if method in ("fp8", "mxfp4"):
@@ -112,7 +120,7 @@ def _from_hub(name: str) -> PlannedModel:
     if not (folder / "config.json").is_file():
         raise ModelError(f"cannot plan {name!r}: the repository has no config.json; {known}")
     config = read_config(folder)
-    return PlannedModel(name, dimensions_from_config(config), _weights(config), None, config)
+    return PlannedModel(name, dimensions_from_config(config), _weights(config, folder), None, config)
 
 
 def weightless(planned: PlannedModel) -> Checkpoint:

@@ -6,10 +6,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
-from twostroke.core.formats import STORED
+from twostroke.core.formats import STORED, WEIGHT_FORMATS
 from twostroke.models.quantised.scheme import Quantisation
 from twostroke.models.spec import ModelSpec
 from twostroke.models.weights.quantised_folder import KVScales
@@ -50,17 +51,19 @@ class Checkpoint:
         return sum(self.held_tensor_bytes(name, weights) for name in self.tensors)
 
     def main_kind(self, weights: str = STORED) -> WeightKind:
-        """That most bytes are held in."""
-        held_bytes: Counter[WeightKind] = Counter()
-        for name in self.tensors:
-            held_bytes[self.held_kind(name, weights)] += self.held_tensor_bytes(name, weights)
-        return max(held_bytes, key=lambda kind: held_bytes[kind])
+        """That most weights are held in."""
+        counts: Counter[WeightKind] = Counter()
+        for name, tensor in self.tensors.items():
+            counts[self.held_kind(name, weights)] += prod(tensor.shape)
+        return max(counts, key=lambda kind: counts[kind])
 
     def held_tensor_bytes(self, name: str, weights: str = STORED) -> int:
         tensor, kind = self.tensors[name], self.held_kind(name, weights)
         if kind is tensor.kind:
             return tensor.nbytes
         rows = tensor.shape[0] if len(tensor.shape) == 2 else 1
+        if kind.has_parts:
+            return int(rows * tensor.shape[-1] * WEIGHT_FORMATS[weights].weight_bits / 8)
         return rows * kind.row_bytes(tensor.shape[-1])
 
     @property

@@ -97,7 +97,7 @@ def test_what_is_refused_before_a_run_is_said_of_a_plan(configs: Configs) -> Non
     for name, value in (
         ("mlp_bias", True),
         ("rope_parameters", {"rope_type": "yarn", "factor": 4.0}),
-        ("quantization_config", {"quant_method": "fp8"}),
+        ("quantization_config", {"quant_method": "bitnet"}),
         ("hidden_act", "relu"),
     ):
         spoilt = {**config, name: value}
@@ -322,10 +322,13 @@ def test_any_gguf_metadata_is_a_sound_spec_or_a_model_error(files: dict[str, GGU
 @pytest.mark.parametrize(
     ("setting", "sentence"),
     [
-        ({"quant_method": "gptq", "bits": 4}, "weights quantised by 'gptq' with 4 bits, which is not supported"),
-        ({"quant_method": "fp8"}, "weights quantised by 'fp8', which is not supported: take the model's plain weights"),
-        ({"load_in_8bit": True}, "names no quant_method"),
-        ("gptq", "names no quant_method"),
+        (
+            {"quant_method": "bitnet"},
+            "quant_method is 'bitnet', which is not supported: take the model's plain weights",
+        ),
+        ({"quant_method": "gptq", "bits": 3}, "bits is 3, which is not read; 4 and 8 are"),
+        ({"load_in_8bit": True}, "quant_method is missing"),
+        ("gptq", "must be an object, not 'gptq'"),
     ],
 )
 @pytest.mark.parametrize("variant", ["llama_llama3", "gemma3"])

@@ -252,17 +252,18 @@ FORMATS: dict[str, Format] = {
         "FP8",
     ),
     "ct_nvfp4": Format(
-        pack_nvfp4(), compressed("nvfp4-pack-quantized", arguments(4, "float", "tensor_group", group_size=16)),
+        pack_nvfp4(),
+        compressed("nvfp4-pack-quantized", arguments(4, "float", "tensor_group", group_size=16)),
         "NVFP4_PARTS",
-    ),  # fmt: skip
+    ),
     "ct_mxfp4": Format(
         pack_mxfp4, compressed("mxfp4-pack-quantized", arguments(4, "float", "group", group_size=32)), "MXFP4_PARTS"
     ),
     "fp8_tensor": Format(pack_fp8(), FP8, "FP8"),
-    "fp8_static": Format(pack_fp8(static=True), FP8 | {"activation_scheme": "static", "ignored_layers": ["lm_head"]}, "FP8"),
-    "fp8_block": Format(
-        pack_fp8("block", scale_name="weight_scale_inv"), FP8 | {"weight_block_size": [32, 32]}, "FP8"
+    "fp8_static": Format(
+        pack_fp8(static=True), FP8 | {"activation_scheme": "static", "ignored_layers": ["lm_head"]}, "FP8"
     ),
+    "fp8_block": Format(pack_fp8("block", scale_name="weight_scale_inv"), FP8 | {"weight_block_size": [32, 32]}, "FP8"),
     "fp8_ragged_block": Format(
         pack_fp8("block", block=(48, 40), scale_name="weight_scale_inv"), FP8 | {"weight_block_size": [48, 40]}, "FP8"
     ),
@@ -274,16 +275,18 @@ FORMATS: dict[str, Format] = {
     "gptq_v2": Format(
         pack_gptq(symmetric=False, less_one=False), GPTQ | {"sym": False, "checkpoint_format": "gptq_v2"}, "INT4"
     ),
-    "gptq_file": Format(pack_gptq(), {k: v for k, v in GPTQ.items() if k != "quant_method"}, "INT4", "quantize_config.json"),
+    "gptq_file": Format(
+        pack_gptq(), {k: v for k, v in GPTQ.items() if k != "quant_method"}, "INT4", "quantize_config.json"
+    ),
     "awq": Format(pack_awq, AWQ, "INT4"),
     "modelopt_nvfp4": Format(pack_nvfp4(modelopt=True), MODELOPT | {"quant_algo": "NVFP4"}, "NVFP4_PARTS"),
     "modelopt_fp8": Format(
         pack_fp8(static=True),
-        {"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": None, "exclude_modules": ["lm_head", "*mlp.gate"]}},
+        {"quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head", "*mlp.gate"]}},
         "FP8",
         "hf_quant_config.json",
     ),
-}  # fmt: skip
+}
 
 
 def is_packed(name: str, tensor: torch.Tensor) -> bool:

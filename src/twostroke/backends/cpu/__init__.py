@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from twostroke.backends.cpu.backend import CpuBackend
 
 
+_BROUGHT_TO = ("int4", "fp8")
+"""What else float weights may be brought to: packed as Q4_0 and Q8_0, whose tiles read them."""
+
+
 class CpuFactory:
     name = "cpu"
     preferred_weights = ("q8_0", "q4_1")
@@ -48,9 +52,9 @@ class CpuFactory:
         from twostroke.backends.cpu.kv_kind import KVKind, fastest
         from twostroke.backends.cpu.weights import tile_kinds
 
-        weights = wish.weights or STORED
-        if weights not in (STORED, *self.preferred_weights):
-            return f"it brings float weights to {' or '.join(self.preferred_weights)}, not to {weights}"
+        weights, offered = wish.weights or STORED, (*self.preferred_weights, *_BROUGHT_TO)
+        if weights not in (STORED, *offered):
+            return f"it brings float weights to {', '.join(offered)}, not to {weights}"
         if wish.arithmetic is not None:
             return f"its arithmetic follows the weights' kind: it has no {wish.arithmetic} to choose"
         kinds = [kind.value for kind in KVKind]

@@ -179,7 +179,7 @@ def _entries(folder: Path) -> Iterator[tuple[int, int, Path]]:
 def _builder_identity() -> bytes:
     """What decides the bytes beside the files: the sources that read, quantise and pack them."""
     own, models = Path(__file__).parent, Path(checkpoint_module.__file__).parent
-    packing = ("packing.py", "row_numbers.py", "tile_kinds.py", "weights.py", "memory.py")
+    packing = ("packing.py", "parts_packing.py", "row_numbers.py", "tile_kinds.py", "weights.py", "memory.py")
     sources = [*(own / name for name in packing), *models.rglob("*.py")]
     digest = hashlib.sha256()
     for path in sorted(sources):

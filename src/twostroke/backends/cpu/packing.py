@@ -6,15 +6,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from twostroke.backends.cpu.arguments import PANEL_OUTPUTS, TILE_OUTPUTS
-from twostroke.backends.cpu.memory import Arena, Bytes, padded
+from twostroke.backends.cpu.memory import Arena, Bytes, Scalar, padded
+from twostroke.backends.cpu.parts_packing import block_kind, parts_note, repacked
 from twostroke.backends.cpu.row_numbers import RowNumbers, q4_k_as_q4_1, row_numbers
 from twostroke.backends.cpu.tile_kinds import STEPS, TileKind, TileLayout
 from twostroke.models.weights.quantisation import dequantise, quantise
+from twostroke.models.weights.quantise_parts import quantise_parts
+from twostroke.models.weights.stored_forms import ScaledTensor
 from twostroke.models.weights.tensor import WeightKind, WeightTensor
 
 _OTHER_TILES = {
@@ -30,6 +34,8 @@ _OTHER_TILES = {
 _ROUNDED = {WeightKind.Q4_K, WeightKind.Q5_K, WeightKind.Q6_K, WeightKind.IQ4_XS, WeightKind.IQ3_XXS, WeightKind.IQ3_S}
 _ROUNDED |= {WeightKind.IQ2_XXS, WeightKind.IQ2_XS, WeightKind.IQ2_S, WeightKind.IQ1_S, WeightKind.IQ1_M}
 """Kinds whose scales are products, and kept as one f16: off by 2^-11 of itself at most."""
+_ON_LOAD = {WeightKind.INT4: WeightKind.Q4_0, WeightKind.FP8: WeightKind.Q8_0}
+"""What floats may be brought to that has no tile of its own, and the block that is packed of it."""
 _SLAB_BYTES = 1 << 18
 """Packed at a time: source and destination stay in the cache over the few passes each needs."""
 
@@ -38,11 +44,28 @@ def tile_kind(kind: WeightKind) -> TileKind:
     return _OTHER_TILES.get(kind) or TileKind[kind.name]
 
 
+def tensor_note(tensor: WeightTensor, quantise_to: WeightKind | None) -> str | None:
+    """What a user should know of how a tensor is held; None when it is used as it is stored, to the bit and in as few
+    bits."""
+    held = held_block(tensor, quantise_to)
+    if isinstance(tensor, ScaledTensor):
+        return parts_note(tensor, _tile_bits(tile_kind(held)))
+    if quantise_to is None or tensor.kind is held:
+        change = repacking_note(tensor.kind)
+        return None if change is None else f"{tensor.kind.name} {change}"
+    packed = f", packed as {held.name}" if held is not quantise_to else ""
+    return f"{tensor.kind.name} quantised to {quantise_to.name}{packed}"
+
+
+def _tile_bits(tile: TileKind) -> float:
+    return 8 * tile.tile_bytes(256) / (256 * TILE_OUTPUTS)
+
+
 def repacking_note(kind: WeightKind) -> str | None:
     """What a user should know of weights of this kind; None when they are used as they are stored, to the bit and in as
     few bits."""
     tile = tile_kind(kind)
-    held, stored = 8 * tile.tile_bytes(256) / (256 * TILE_OUTPUTS), kind.bits_per_weight
+    held, stored = _tile_bits(tile), kind.bits_per_weight
     if held == stored and kind not in _ROUNDED:
         return None
     size = f"{held:.5g} bits a weight instead of {stored:.5g}, " if held != stored else ""
@@ -80,34 +103,68 @@ def fill(matrix: PackedMatrix, tensors: Sequence[WeightTensor], quantise_to: Wei
     for tensor in tensors:
         tiles = -(-tensor.shape[0] // TILE_OUTPUTS)
         target = None if tensor.kind.is_quantised else quantise_to
-        _pack_rows(tensor.kind, target or tensor.kind, tensor.data, matrix.data[first : first + tiles])
+        _pack_rows(tensor, target, matrix.data[first : first + tiles])
         first += tiles
 
 
 def pack(tensors: Sequence[WeightTensor], arena: Arena, quantise_to: WeightKind | None = None) -> PackedMatrix:
     """`place` and `fill` in one."""
-    kind = quantise_to if quantise_to is not None and not tensors[0].kind.is_quantised else tensors[0].kind
-    matrix = place(tile_kind(kind), sum(tensor.shape[0] for tensor in tensors), tensors[0].shape[1], arena)
+    kind = tile_kind(held_block(tensors[0], quantise_to))
+    matrix = place(kind, sum(tensor.shape[0] for tensor in tensors), tensors[0].shape[1], arena)
     fill(matrix, tensors, quantise_to)
     return matrix
 
 
-def _pack_rows(stored: WeightKind, held: WeightKind, rows: Bytes, tiles: npt.NDArray[np.uint8]) -> None:
-    """rows [outputs, bytes a row] to tiles [tiles, bytes a tile], slab by slab."""
+def _pack_rows(tensor: WeightTensor, quantise_to: WeightKind | None, tiles: npt.NDArray[np.uint8]) -> None:
+    """To tiles [tiles, bytes a tile], slab by slab."""
+    held = held_block(tensor, quantise_to)
     slab = max(1, _SLAB_BYTES // max(1, tiles[0].nbytes))
     for first in range(0, len(tiles), slab):
         target = tiles[first : first + slab]
-        source = rows[first * TILE_OUTPUTS : (first + len(target)) * TILE_OUTPUTS]
-        missing = len(target) * TILE_OUTPUTS - len(source)
-        if missing:
-            source = np.concatenate([source, np.zeros((missing, rows.shape[1]), dtype=np.uint8)])
-        if held is not stored:
-            source = quantise(held, dequantise(stored, source))
-        _pack_slab(held, np.ascontiguousarray(source), target)
+        start, stop = first * TILE_OUTPUTS, (first + len(target)) * TILE_OUTPUTS
+        source = _held_rows(tensor.rows(start, min(stop, tensor.shape[0])), quantise_to)
+        _pack_slab(held, _with_rows(source, len(target) * TILE_OUTPUTS), target)
 
 
-def _pack_slab(held: WeightKind, source: Bytes, target: npt.NDArray[np.uint8]) -> None:
+def held_block(tensor: WeightTensor, quantise_to: WeightKind | None) -> WeightKind:
+    """The kind of block that a tensor's rows are packed from; `quantise_to`: what floats are brought to."""
+    if isinstance(tensor, ScaledTensor):
+        return block_kind(tensor.outline)
+    if quantise_to is None or tensor.kind.is_quantised:
+        return tensor.kind
+    return _ON_LOAD.get(quantise_to, quantise_to)
+
+
+def _held_rows(tensor: WeightTensor, quantise_to: WeightKind | None) -> Bytes | RowNumbers:
+    if isinstance(tensor, ScaledTensor):
+        return repacked(tensor.parts())
+    if quantise_to in _ON_LOAD:
+        return repacked(quantise_parts(quantise_to, tensor.to_float32()))
+    if quantise_to is None or quantise_to is tensor.kind:
+        return tensor.data
+    return quantise(quantise_to, dequantise(tensor.kind, tensor.data))
+
+
+def _with_rows(source: Bytes | RowNumbers, count: int) -> Bytes | RowNumbers:
+    """Filled up with rows of zeros."""
+    if isinstance(source, RowNumbers):
+        scales: Any = source.scales
+        return RowNumbers(_filled(source.numbers, count), _filled(scales, count))
+    return _filled(source, count)
+
+
+def _filled(rows: npt.NDArray[Scalar], count: int) -> npt.NDArray[Scalar]:
+    missing = count - len(rows)
+    if missing:
+        rows = np.concatenate([rows, np.zeros((missing, *rows.shape[1:]), dtype=rows.dtype)])
+    return np.ascontiguousarray(rows)
+
+
+def _pack_slab(held: WeightKind, source: Bytes | RowNumbers, target: npt.NDArray[np.uint8]) -> None:
     kind = tile_kind(held)
+    if isinstance(source, RowNumbers):
+        _pack_numbers(source, kind.layout, target)
+        return
     if kind.is_quantised and kind not in (TileKind.Q4_1, TileKind.Q4_0, TileKind.Q8_0):
         _pack_numbers(row_numbers(held, kind.layout, source), kind.layout, target)
         return

@@ -12,12 +12,12 @@ import numpy as np
 from twostroke.backends.cpu import packed_cache
 from twostroke.backends.cpu.arguments import PANEL_OUTPUTS
 from twostroke.backends.cpu.memory import LINE_BYTES, Arena, Floats, float_zeros, padded
-from twostroke.backends.cpu.packing import PackedMatrix, fill, packed_bytes, place, repacking_note, tile_kind
+from twostroke.backends.cpu.packing import PackedMatrix, fill, held_block, packed_bytes, place, tensor_note, tile_kind
 from twostroke.backends.cpu.tile_kinds import TileKind
 from twostroke.core.formats import STORED
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.spec import layer_name
-from twostroke.models.weights.tensor import WeightTensor
+from twostroke.models.weights.tensor import WeightKind, WeightTensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,14 +96,18 @@ class Weights:
 def tile_kinds(checkpoint: Checkpoint, weights: str = STORED) -> tuple[TileKind, ...]:
     """The kinds of tile that a model needs, in a fixed order. `weights`, here and below: as in Formats."""
     matrices = (name for name in checkpoint.tensors if checkpoint.is_multiplied(name))
-    found = {tile_kind(checkpoint.held_kind(name, weights)) for name in matrices}
+    found = {tile_kind(_held_block(checkpoint, name, weights)) for name in matrices}
     return tuple(kind for kind in TileKind if kind in found)
 
 
 def held_bytes(checkpoint: Checkpoint, name: str, weights: str = STORED) -> int:
     """What a matrix takes of an arena, joined to others or not."""
     outputs, depth = checkpoint.tensors[name].shape
-    return padded(packed_bytes(tile_kind(checkpoint.held_kind(name, weights)), outputs, depth), LINE_BYTES)
+    return padded(packed_bytes(tile_kind(_held_block(checkpoint, name, weights)), outputs, depth), LINE_BYTES)
+
+
+def _held_block(checkpoint: Checkpoint, name: str, weights: str) -> WeightKind:
+    return held_block(checkpoint.tensors[name], checkpoint.held_kind(name, weights))
 
 
 class _Layout:
@@ -128,15 +132,12 @@ class _Layout:
     def fill(self, threads: int) -> None:
         def fill_one(item: tuple[PackedMatrix, list[str]]) -> None:
             matrix, names = item
-            quantised = {self._held[name] for name in names if self._is_quantised_now(name)}
-            fill(matrix, [self._tensors[name] for name in names], quantised.pop() if quantised else None)
+            held = {self._held[name] for name in names if not self._tensors[name].kind.is_quantised}
+            fill(matrix, [self._tensors[name] for name in names], held.pop() if held else None)
 
         largest_first = sorted(self._to_fill, key=lambda item: -item[0].data.nbytes)
         with ThreadPoolExecutor(threads, thread_name_prefix="pack") as pool:
             list(pool.map(fill_one, largest_first))  # numpy lets go of Python's lock for what takes long here
-
-    def _is_quantised_now(self, name: str) -> bool:
-        return self._held[name] is not self._tensors[name].kind
 
     def _layer(self, index: int) -> LayerWeights:
         def name(part: str) -> str:
@@ -186,18 +187,15 @@ class _Layout:
         return Projection(tuple(parts), tuple(columns), column)
 
     def _kind(self, name: str) -> TileKind:
-        return tile_kind(self._held[name])
+        return tile_kind(held_block(self._tensors[name], self._held[name]))
 
     def _has_whole_panels(self, name: str) -> bool:
         return self._tensors[name].shape[0] % PANEL_OUTPUTS == 0
 
     def _count_change(self, name: str) -> None:
         """For the notes: what is held otherwise than it is stored."""
-        stored = self._tensors[name].kind
-        if self._is_quantised_now(name):
-            self._changed[f"{stored.name} quantised to {self._held[name].name}"] += 1
-        elif change := repacking_note(stored):
-            self._changed[f"{stored.name} {change}"] += 1
+        if change := tensor_note(self._tensors[name], self._held[name]):
+            self._changed[change] += 1
 
     def _bias(self, names: list[str], width: int) -> Floats | None:
         vectors = [self._vector(f"{name}_bias") for name in names]

@@ -110,6 +110,8 @@ class Folder:
             scheme, expected = self.quantisation.scheme_of((module, self.plain_name(module)), role)
         except UnreadablePatternError as error:
             raise ModelError(f"{by} holds a pattern that {error}") from None
+        if is_quantised and role is Role.EMBEDDING:
+            raise ModelError(f"{self.source}: {quoted(owner)} is a quantised embedding, which is not read")
         if is_quantised and expected is Expected.NO:
             raise ModelError(f"{self.source}: {quoted(owner)} is stored quantised, and {by} says that it is not")
         if not is_quantised and expected is Expected.YES:
