@@ -24,9 +24,8 @@ from twostroke.backends.cpu.arguments import (
 )
 from twostroke.backends.cpu.attention_work import AttentionWork
 from twostroke.backends.cpu.ceilings import machine_rates
-from twostroke.backends.cpu.compile import load_or_compile
+from twostroke.backends.cpu.code import code_for
 from twostroke.backends.cpu.isa import InstructionSet
-from twostroke.backends.cpu.kernels.build import module_text
 from twostroke.backends.cpu.kv_kind import KVKind, fastest
 from twostroke.backends.cpu.kv_store import KVStore
 from twostroke.backends.cpu.memory import address_of, float_zeros
@@ -73,7 +72,7 @@ class Bench:
     def __init__(self, kind: str, isa: InstructionSet, threads: int, layers: int, workload: Workload) -> None:
         self.workload, self.layers, self.threads = workload, layers, threads
         self.shape = shape_for(kind, isa)
-        self.code = load_or_compile(self.shape.key, isa, lambda: module_text(self.shape, isa))
+        self.code = code_for(self.shape, isa)
         context = workload.start + workload.tokens
         blocks = -(-context // BLOCK_SIZE)
         tables = np.random.default_rng(0).permutation(blocks * workload.sequences).astype(np.int32)

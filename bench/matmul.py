@@ -14,8 +14,8 @@ import numpy as np
 
 from twostroke.backends.cpu import isa as instruction_sets
 from twostroke.backends.cpu.arguments import MOST_LACKING_ROWS, GatedField, MatmulField, NormField, StepField
-from twostroke.backends.cpu.compile import NativeCode, load_or_compile
-from twostroke.backends.cpu.kernels.build import module_text
+from twostroke.backends.cpu.code import code_for
+from twostroke.backends.cpu.compile import NativeCode
 from twostroke.backends.cpu.kernels.matmul import gated_name, matmul_name
 from twostroke.backends.cpu.memory import Arena, address_of, float_zeros
 from twostroke.backends.cpu.operand import Operand
@@ -53,7 +53,7 @@ def main() -> None:
     parser.add_argument("--peaks", type=float, default=0.0, help="share of groups with a value that stands out")
     options = parser.parse_args()
     isa = instruction_sets.choose(None)
-    code = load_or_compile(SHAPE.key, isa, lambda: module_text(SHAPE, isa))
+    code = code_for(SHAPE, isa)
     print(f"{isa.name}, one thread, Gmac/s, {options.peaks:.0%} of groups with a peak")
     print(f"{'rows':>5}" + "".join(f"{product.label:>20}" for product in PRODUCTS))
     for rows in (int(count) for count in options.rows.split(",")):
@@ -74,7 +74,7 @@ def rate(code: NativeCode, product: Product, rows: int, peaks: float, seconds: f
         NormField.ROWS: StepField.NUM_TOKENS,
     }
     if product.gated:
-        name = gated_name(matrix.kind, SHAPE.activation)
+        name = gated_name(matrix.kind)
         fields: dict[IntEnum, int] = {
             GatedField.WEIGHTS: address_of(matrix.data),
             GatedField.UP_BYTES: matrix.data[: matrix.num_tiles // 2].nbytes,

@@ -8,7 +8,7 @@ from enum import IntEnum
 
 import numpy as np
 import pytest
-from tests.backends.cpu.native import code_for, run
+from tests.backends.cpu.native import native_code, run
 
 from twostroke.backends.cpu import isa as instruction_sets
 from twostroke.backends.cpu.arguments import (
@@ -188,7 +188,7 @@ class Attention:
             AttentionField.BLOCKS: StepField.QUERY_BLOCKS,
         }
         fields = rope if operation == "rope_and_store" else attention
-        run(code_for(self.isa, case.shape), [(operation, fields)], step, threads)
+        run(native_code(case.shape, self.isa), [(operation, fields)], step, threads)
         return output.reshape(batch.num_tokens, case.num_heads, case.head_dim)
 
 

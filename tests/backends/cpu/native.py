@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from enum import IntEnum
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -12,8 +13,8 @@ import pytest
 from _pytest.mark import ParameterSet
 
 from twostroke.backends.cpu import isa as instruction_sets
-from twostroke.backends.cpu.compile import NativeCode, load_or_compile
-from twostroke.backends.cpu.isa import InstructionSet
+from twostroke.backends.cpu.code import code_for
+from twostroke.backends.cpu.compile import NativeCode
 from twostroke.backends.cpu.program import Tape
 from twostroke.backends.cpu.shape import KernelShape
 from twostroke.backends.cpu.threads import ThreadPool
@@ -23,23 +24,22 @@ FLOATS = (TileKind.F32, TileKind.F16, TileKind.BF16)
 EVERYWHERE = (TileKind.Q4_1, TileKind.Q4_0, TileKind.Q5_K, TileKind.Q6_K, TileKind.Q8_0, TileKind.IQ4_NL, *FLOATS)
 """Tiles that differ between instruction sets: each of them is compiled for each."""
 OFTEN = (TileKind.Q5_0, TileKind.Q3_K, TileKind.Q2_K, TileKind.IQ2_S, TileKind.MXFP4)
-"""Tiles that differ from those in how they are laid out: quick tests compile them for the fastest set."""
-SELDOM = tuple(kind for kind in TileKind if kind not in EVERYWHERE + OFTEN)
-"""Tiles that differ from those in their numbers alone."""
+"""Tiles that differ from those in how they are laid out: quick tests compile them for the fastest set. The others
+differ in their numbers alone."""
 SHAPE = KernelShape(
     head_dim=16,
     queries_per_kv_head=2,
     block_size=16,
     activation="gelu_tanh",
     soft_capped=False,
-    tile_kinds=EVERYWHERE,
+    tile_kinds=(),
 )
 SCRATCH_BYTES = 1 << 18
 
 
 def shape_with(kind: TileKind) -> KernelShape:
-    """SHAPE, or the same with other tiles."""
-    return replace(SHAPE, tile_kinds=next(kinds for kinds in (EVERYWHERE, OFTEN, SELDOM) if kind in kinds))
+    """SHAPE with tiles of one kind, which are compiled apart from the rest."""
+    return replace(SHAPE, tile_kinds=(kind,))
 
 
 def tile_cases() -> list[ParameterSet]:
@@ -63,13 +63,8 @@ def instruction_set_names() -> list[str]:
     return [isa.name for isa in found]
 
 
-def code_for(isa: InstructionSet, shape: KernelShape = SHAPE) -> NativeCode:
-    def module_text() -> str:
-        from twostroke.backends.cpu.kernels.build import module_text
-
-        return module_text(shape, isa)
-
-    return load_or_compile(shape.key, isa, module_text)
+native_code = cache(code_for)
+"""Loaded once, where a test runs many operations."""
 
 
 def run(

@@ -14,9 +14,10 @@ import pytest
 from tests.backends.cpu.native import SHAPE
 
 from twostroke.backends.cpu import isa as instruction_sets
+from twostroke.backends.cpu.code import code_for
 from twostroke.backends.cpu.compile import NativeCode, compile_object, load_or_compile
 from twostroke.backends.cpu.isa import AVX2_VNNI, GENERIC_ARM, NEON_DOTPROD, InstructionSet
-from twostroke.backends.cpu.kernels.build import module_text
+from twostroke.backends.cpu.kernels.build import attention_text, products_text, rows_text, threads_text
 from twostroke.backends.cpu.tile_kinds import TileKind
 from twostroke.cache import read_entry
 
@@ -31,7 +32,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def compile_as(text: str, label: str = "test") -> NativeCode:
-    return load_or_compile(label, instruction_sets.choose(), lambda: text)
+    return load_or_compile({label: lambda: text}, instruction_sets.choose())
 
 
 def number(code: NativeCode) -> int:
@@ -49,9 +50,31 @@ def test_a_second_process_finds_the_code(cache: Path) -> None:
 def test_another_label_or_instruction_set_is_another_entry(cache: Path) -> None:
     compile_as(SEVEN)
     assert number(compile_as(EIGHT, "other")) == 8
-    generic = load_or_compile("test", instruction_sets.choose("generic"), lambda: EIGHT)
+    generic = load_or_compile({"test": lambda: EIGHT}, instruction_sets.choose("generic"))
     assert number(generic) == 8
     assert len(list((cache / "kernels").iterdir())) == 3
+
+
+def test_parts_call_each_other_and_each_is_kept_by_itself(cache: Path) -> None:
+    caller = "declare i64 @number()\ndefine i64 @twice() { %n = call i64 @number()\n%t = add i64 %n, %n\nret i64 %t }"
+    isa = instruction_sets.choose()
+    code = load_or_compile({"caller": lambda: caller, "seven": lambda: SEVEN}, isa)
+    assert int(ctypes.CFUNCTYPE(ctypes.c_int64)(code.address("twice"))()) == 14
+    other = load_or_compile({"caller": lambda: "not looked at", "eight": lambda: EIGHT}, isa)
+    assert int(ctypes.CFUNCTYPE(ctypes.c_int64)(other.address("twice"))()) == 16
+    assert not other.from_cache and len(list((cache / "kernels").iterdir())) == 3
+    assert load_or_compile({label: lambda: "not looked at" for label in ("caller", "eight")}, isa).from_cache
+
+
+def test_models_share_what_they_have_in_common(cache: Path) -> None:
+    """Another activation and other heads: the same products."""
+    isa = instruction_sets.choose()
+    code_for(replace(SHAPE, tile_kinds=(TileKind.F16,)), isa)
+    assert len(list((cache / "kernels").iterdir())) == 4
+    code_for(replace(SHAPE, tile_kinds=(TileKind.F16,), activation="silu"), isa)
+    assert len(list((cache / "kernels").iterdir())) == 5
+    code_for(replace(SHAPE, tile_kinds=(TileKind.F16, TileKind.F32), head_dim=32), isa)
+    assert len(list((cache / "kernels").iterdir())) == 7
 
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "empty", "foreign", "headless"])
@@ -83,8 +106,8 @@ def test_a_cache_that_cannot_be_written_is_done_without(cache: Path) -> None:
 def test_generators_are_imported_on_a_miss_only(cache: Path) -> None:
     """They are slow to import, and a second process has no need of them."""
     program = (
-        "import sys; from dataclasses import replace; from tests.backends.cpu.native import SHAPE, code_for;"
-        "from twostroke.backends.cpu.isa import choose; code_for(choose(), replace(SHAPE, tile_kinds=()));"
+        "import sys; from tests.backends.cpu.native import SHAPE; from twostroke.backends.cpu.code import code_for;"
+        "from twostroke.backends.cpu.isa import choose; code_for(SHAPE, choose());"
         "print('twostroke.backends.cpu.kernels.emitter' in sys.modules)"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -112,22 +135,20 @@ def test_an_unknown_function_is_an_error(cache: Path) -> None:
 )
 def test_arm_code_is_emitted(isa: InstructionSet, kinds: tuple[TileKind, ...]) -> None:
     """It cannot run here; that it verifies and becomes an object for ARM can be shown."""
-    shape = replace(SHAPE, tile_kinds=kinds)
-    code = compile_object(module_text(shape, isa), isa, triple="aarch64-unknown-linux-gnu")
-    assert code[:4] == b"\x7fELF"
-    assert int.from_bytes(code[18:20], "little") == 183  # the ELF number of AArch64
-    instructions = np.frombuffer(code[: len(code) // 4 * 4], dtype="<u4")
-    has_sdot = bool(((instructions & 0xFFE0FC00) == 0x4E809400).any())
-    assert has_sdot == (isa is NEON_DOTPROD)
+    others = [attention_text(SHAPE, isa), rows_text(SHAPE.activation, isa), threads_text(isa)]
+    for index, text in enumerate([products_text(kind, isa) for kind in kinds] + others):
+        code = compile_object(text, isa, triple="aarch64-unknown-linux-gnu")
+        assert code[:4] == b"\x7fELF"
+        assert int.from_bytes(code[18:20], "little") == 183  # the ELF number of AArch64
+        instructions = np.frombuffer(code[: len(code) // 4 * 4], dtype="<u4")
+        has_sdot = bool(((instructions & 0xFFE0FC00) == 0x4E809400).any())
+        assert has_sdot == (isa is NEON_DOTPROD and index < len(kinds))
 
 
-@pytest.mark.parametrize(
-    "kinds", [(TileKind.Q8_0,), pytest.param((TileKind.Q4_1, TileKind.Q8_0), marks=pytest.mark.slow)]
-)
-def test_avx2_with_vnni_is_emitted(kinds: tuple[TileKind, ...]) -> None:
+@pytest.mark.parametrize("kind", [TileKind.Q8_0, pytest.param(TileKind.Q4_1, marks=pytest.mark.slow)])
+def test_avx2_with_vnni_is_emitted(kind: TileKind) -> None:
     """Few machines that run the tests have it; its dot product must be there, on 256 bits and in the short encoding."""
-    shape = replace(SHAPE, tile_kinds=kinds)
-    code = compile_object(module_text(shape, AVX2_VNNI), AVX2_VNNI, triple="x86_64-unknown-linux-gnu")
+    code = compile_object(products_text(kind, AVX2_VNNI), AVX2_VNNI, triple="x86_64-unknown-linux-gnu")
     first, second, third, opcode = (np.frombuffer(code, dtype=np.uint8)[at : len(code) - 3 + at] for at in range(4))
     # VEX.256.66.0F38.W0 50: three bytes of prefix, then the opcode.
     in_map = (first == 0xC4) & (second & 0x1F == 2)

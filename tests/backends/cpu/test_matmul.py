@@ -7,7 +7,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from tests.backends.cpu.native import EVERYWHERE, SHAPE, code_for, instruction_set_names, run, shape_with, tile_cases
+from tests.backends.cpu.native import EVERYWHERE, SHAPE, instruction_set_names, native_code, run, shape_with, tile_cases
 from tests.backends.cpu.random_weights import random_tensor
 from tests.backends.cpu.unpacking import from_bf16, middles, to_bf16, unpack
 
@@ -112,7 +112,7 @@ def product(
     }
     every = operand.fields(floats=True, quantised=True, halves=True)
     operations = [("prepare", prepare_fields(inputs) | every), (matmul_name(kind), multiply | every)]
-    run(code_for(instruction_sets.choose(isa_name), shape_with(kind)), operations, {0: rows}, threads)
+    run(native_code(shape_with(kind), instruction_sets.choose(isa_name)), operations, {0: rows}, threads)
 
     assert np.abs(operand.restored() - inputs).max() <= operand.scales.max() * 0.501
     expected = multiplied(inputs, operand, matrix, unpacked(kind, outputs, depth))[:, :outputs]
@@ -168,9 +168,9 @@ def gated(isa_name: str, kind: TileKind, inputs: np.ndarray, threads: int = 1) -
     }
     every = operand.fields(floats=True, quantised=True, halves=True)
     multiply |= every | target.target_fields(floats=True, quantised=True, halves=True)
-    name = gated_name(kind, SHAPE.activation)
+    name = gated_name(kind)
     operations = [("prepare", prepare_fields(inputs) | every), (name, multiply)]
-    run(code_for(instruction_sets.choose(isa_name), shape_with(kind)), operations, {0: len(inputs)}, threads)
+    run(native_code(shape_with(kind), instruction_sets.choose(isa_name)), operations, {0: len(inputs)}, threads)
     gate, up = np.split(multiplied(inputs, operand, matrix, unpacked(kind, 96, depth, count=2)), 2, axis=1)
     assert SHAPE.activation == "gelu_tanh"
     return target, gate / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3))) * up

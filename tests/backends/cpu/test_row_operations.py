@@ -7,7 +7,7 @@ from enum import IntEnum
 
 import numpy as np
 import pytest
-from tests.backends.cpu.native import SHAPE, code_for, instruction_set_names, run
+from tests.backends.cpu.native import SHAPE, instruction_set_names, native_code, run
 from tests.backends.cpu.unpacking import to_bf16
 
 from twostroke.backends.cpu import isa as instruction_sets
@@ -53,7 +53,9 @@ def normed(inputs: np.ndarray, weight: np.ndarray) -> np.ndarray:
 
 
 def execute(isa_name: str, name: str, fields: dict[IntEnum, int], step: dict[int, int] | None = None) -> None:
-    run(code_for(instruction_sets.choose(isa_name)), [(name, fields)], step or {StepField.NUM_TOKENS: ROWS}, 2)
+    run(
+        native_code(SHAPE, instruction_sets.choose(isa_name)), [(name, fields)], step or {StepField.NUM_TOKENS: ROWS}, 2
+    )
 
 
 def test_norm(isa_name: str) -> None:

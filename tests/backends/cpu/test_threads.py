@@ -14,7 +14,7 @@ from enum import IntEnum
 
 import numpy as np
 import pytest
-from tests.backends.cpu.native import code_for
+from tests.backends.cpu.native import SHAPE, native_code
 
 from twostroke.backends.cpu import isa as instruction_sets
 from twostroke.backends.cpu.arguments import (
@@ -44,7 +44,7 @@ class Chain:
     """Each entry reads what the one before it wrote, all rows of it: a barrier that leaks shows in the end."""
 
     def __init__(self, threads: int, length: int, rows: int | None = None, wait: Wait = Wait.ALWAYS) -> None:
-        code = code_for(instruction_sets.choose())
+        code = native_code(SHAPE, instruction_sets.choose())
         self.rows = threads if rows is None else rows
         self.values, self.weight = float_zeros(self.rows, WIDTH), float_zeros(WIDTH)
         self.values[:] = 1.0

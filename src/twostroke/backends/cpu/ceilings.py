@@ -77,7 +77,7 @@ def _age_s(path: Path) -> float:
 
 
 def measure(isa: InstructionSet, threads: int, read_bytes: int = _READ_BYTES) -> MachineRates:
-    code = load_or_compile("ceilings", isa, lambda: _module_text(isa))
+    code = load_or_compile({"ceilings": lambda: _module_text(isa)}, isa)
     share = read_bytes // threads // 4096 * 4096
     memory = Arena(threads * share).take(threads * share)
     memory.fill(1)  # untouched pages would all be the same page of zeros

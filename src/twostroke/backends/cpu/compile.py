@@ -4,7 +4,7 @@ truncated or corrupt is compiled again, and a folder that cannot be written only
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -16,12 +16,13 @@ from twostroke.cache import cache_folder, read_entry, write_entry
 
 
 class NativeCode:
-    """Functions of one object file; alive as long as this object is."""
+    """Functions of some object files, which may call each other; alive as long as this object is."""
 
-    def __init__(self, object_code: bytes, isa: InstructionSet, *, from_cache: bool) -> None:
+    def __init__(self, objects: Sequence[bytes], isa: InstructionSet, *, from_cache: bool) -> None:
         self.from_cache = from_cache
         self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _target_machine(isa))
-        self._engine.add_object_file(llvm.ObjectFileRef.from_data(object_code))
+        for code in objects:
+            self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
         self._engine.finalize_object()
 
     def address(self, name: str) -> int:
@@ -31,16 +32,19 @@ class NativeCode:
         return found
 
 
-def load_or_compile(label: str, isa: InstructionSet, module_text: Callable[[], str]) -> NativeCode:
-    """`label` names what the code is specialised for; `module_text` is called on a miss only, and may then import
-    the generators."""
-    path = _entry_path(label, isa)
-    stored = read_entry(path)
-    if stored is not None:
-        return NativeCode(stored, isa, from_cache=True)
-    code = compile_object(module_text(), isa)
-    write_entry(path, code)
-    return NativeCode(code, isa, from_cache=False)
+def load_or_compile(parts: Mapping[str, Callable[[], str]], isa: InstructionSet) -> NativeCode:
+    """Modules by labels, which name what each is specialised for. A module's text is asked for on a miss only, and may
+    then import the generators."""
+    objects, missed = [], 0
+    for label, module_text in parts.items():
+        path = _entry_path(label, isa)
+        code = read_entry(path)
+        if code is None:
+            missed += 1
+            code = compile_object(module_text(), isa)
+            write_entry(path, code)
+        objects.append(code)
+    return NativeCode(objects, isa, from_cache=not missed)
 
 
 def compile_object(module_text: str, isa: InstructionSet, triple: str | None = None) -> bytes:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from twostroke.backends.cpu import packed_cache
 from twostroke.backends.cpu.arguments import FEW_ROWS, NOT_FINITE, KVGroupField, StepField
 from twostroke.backends.cpu.attention_work import AttentionWork, attends_by_rows
-from twostroke.backends.cpu.compile import load_or_compile
+from twostroke.backends.cpu.code import code_for
 from twostroke.backends.cpu.isa import InstructionSet
 from twostroke.backends.cpu.kv_kind import KVKind
 from twostroke.backends.cpu.kv_store import KVStore
@@ -93,7 +93,7 @@ class CpuModel:
         attention = self.spec.layers[0].grouped
         self.kv = KVStore(layout, attention.num_kv_heads, self._shape)
         touched = launcher.submit(self.kv.touch)  # beside the rest, which takes longer and mostly one core
-        self.code = load_or_compile(self._shape.key, isa, self._module_text)
+        self.code = code_for(self._shape, isa)
         self.weights = Weights.from_checkpoint(checkpoint, settings.threads, formats.weights)
         ropes = {layer.grouped.rope for layer in self.spec.layers}
         self._rotations = {rope: RotationTable(rope, settings.max_context) for rope in ropes}
@@ -110,11 +110,6 @@ class CpuModel:
     @property
     def _widest_hidden(self) -> int:
         return self.spec.hidden_size
-
-    def _module_text(self) -> str:
-        from twostroke.backends.cpu.kernels.build import module_text
-
-        return module_text(self._shape, self._settings.isa)
 
     def _make_program(self, max_tokens: int, max_logits: int, own_copies: bool = False) -> Program:
         return self.program_type(

@@ -237,7 +237,7 @@ class Program:
         }
         fields |= self._normed.fields(floats=True, quantised=True, halves=True)
         fields |= self._gated.target_fields(**_forms_read(layer.mlp_out))
-        name = f"matmul_gated_{self._activation}_{matrix.kind.name.lower()}"
+        name = f"matmul_gated_{matrix.kind.name.lower()}"
         self.tape.add(name, fields, wait=self._wait_for_rows(), matrix=matrix, pieces=self._pieces(matrix))
 
     def _add_activation(self, layer: LayerWeights) -> None:

@@ -30,11 +30,11 @@ class KernelShape:
     kv_kind: KVKind = KVKind.F16
 
     @property
-    def key(self) -> str:
-        kinds = "+".join(kind.name for kind in self.tile_kinds)
+    def attention_key(self) -> str:
+        """What code that attends is specialised for."""
         cap = "capped" if self.soft_capped else "plain"
         sizes = f"{self.head_dim}x{self.queries_per_kv_head}x{self.block_size}"
-        return f"{sizes}-{self.kv_kind.value}-{self.activation}-{cap}-{kinds}"
+        return f"{sizes}-{self.kv_kind.value}-{cap}"
 
     @property
     def block_bytes(self) -> int:

@@ -1,4 +1,4 @@
-"""All kernels of a model shape as one LLVM module."""
+"""The kernels as LLVM modules, one for each part of a model's code (`code.py`)."""
 
 from __future__ import annotations
 
@@ -15,23 +15,41 @@ from twostroke.backends.cpu.kernels.rope_kv import emit_rope_and_store
 from twostroke.backends.cpu.kernels.threads import emit_threads
 from twostroke.backends.cpu.kernels.tile_calls import emit_tiles
 from twostroke.backends.cpu.shape import KernelShape
+from twostroke.backends.cpu.tile_kinds import TileKind
 
 
-def module_text(shape: KernelShape, isa: InstructionSet) -> str:
-    module = ir.Module("twostroke_cpu")
-    emitter = Emitter(module, isa)
-    emit_join(emitter, shape.activation)
-    for kind in shape.tile_kinds:
-        emit_tiles(emitter, kind)
-        emit_matmul(emitter, kind)
-        emit_gated_matmul(emitter, kind, shape.activation)
+def attention_text(shape: KernelShape, isa: InstructionSet) -> str:
+    emitter = _emitter(isa)
+    emit_rope_and_store(emitter, shape)
+    emit_attention(emitter, shape)
+    return str(emitter.module)
+
+
+def products_text(kind: TileKind, isa: InstructionSet) -> str:
+    emitter = _emitter(isa)
+    emit_tiles(emitter, kind)
+    emit_matmul(emitter, kind)
+    emit_gated_matmul(emitter, kind)
+    return str(emitter.module)
+
+
+def rows_text(activation: str, isa: InstructionSet) -> str:
+    emitter = _emitter(isa)
+    emit_join(emitter, activation)
     emit_norm(emitter)
     emit_norm_add(emitter)
     emit_prepare(emitter)
-    emit_gated_activation(emitter, shape.activation)
+    emit_gated_activation(emitter, activation)
     emit_soft_cap(emitter)
     emit_highest(emitter)
-    emit_rope_and_store(emitter, shape)
-    emit_attention(emitter, shape)
+    return str(emitter.module)
+
+
+def threads_text(isa: InstructionSet) -> str:
+    emitter = _emitter(isa)
     emit_threads(emitter)
-    return str(module)
+    return str(emitter.module)
+
+
+def _emitter(isa: InstructionSet) -> Emitter:
+    return Emitter(ir.Module("twostroke_cpu"), isa)

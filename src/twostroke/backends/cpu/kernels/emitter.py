@@ -87,7 +87,7 @@ class Emitter:
         return self.build.call(self.module.get_global(name), arguments)
 
     def external(self, name: str, result: Any, kinds: Sequence[Any], arguments: Sequence[Value]) -> Value:
-        """A call of an LLVM intrinsic or of a function of the C library."""
+        """A call of an LLVM intrinsic, or of a function of another module or of the C library."""
         found = self.module.globals.get(name)
         if found is None:
             found = ir.Function(self.module, ir.FunctionType(result, kinds), name)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from twostroke.backends.cpu.arguments import FEW_ROWS, TILE_OUTPUTS, GatedField, MatmulField
 from twostroke.backends.cpu.kernels.activation import ACTIVATIONS
-from twostroke.backends.cpu.kernels.emitter import F32, I1, I64, POINTER, Emitter, Value
+from twostroke.backends.cpu.kernels.emitter import F32, I1, I64, POINTER, VOID, Emitter, Value
 from twostroke.backends.cpu.kernels.operation import OperandWriter, Operation, operation, rows_stay
 from twostroke.backends.cpu.kernels.tile_calls import TileCalls, TileOutput, tallest_tile, tile_columns
 from twostroke.backends.cpu.tile_kinds import TileKind
@@ -18,14 +18,25 @@ JOINED_ROWS = 16
 TILE_SCRATCH_BYTES = JOINED_ROWS * 4 * TILE_OUTPUTS * 4
 """What their results take, before they are joined."""
 _JOIN = "join_gated"
+_JOIN_PARAMETERS = (
+    ("target", POINTER),
+    ("part", I64),
+    ("thread", I64),
+    ("stay", I1),
+    ("results", POINTER),
+    ("row", I64),
+    ("count", I64),
+    ("group", I64),
+    ("width", I64),
+)
 
 
 def matmul_name(kind: TileKind) -> str:
     return f"matmul_{kind.name.lower()}"
 
 
-def gated_name(kind: TileKind, activation: str) -> str:
-    return f"matmul_gated_{activation}_{kind.name.lower()}"
+def gated_name(kind: TileKind) -> str:
+    return f"matmul_gated_{kind.name.lower()}"
 
 
 def emit_matmul(e: Emitter, kind: TileKind) -> None:
@@ -34,19 +45,18 @@ def emit_matmul(e: Emitter, kind: TileKind) -> None:
         _few_or_many(e, kind, rows, _Product(op, kind).emit)
 
 
-def emit_gated_matmul(e: Emitter, kind: TileKind, activation: str) -> None:
-    """target[row] = activation(gate(input[row])) * up(input[row])"""
-    with operation(e, gated_name(kind, activation)) as op:
+def emit_gated_matmul(e: Emitter, kind: TileKind) -> None:
+    """target[row] = activation(gate(input[row])) * up(input[row]), with the activation of `emit_join`"""
+    with operation(e, gated_name(kind)) as op:
         rows = op.rows_in(GatedField.ROWS)
         _few_or_many(e, kind, rows, _GatedProduct(op, kind).emit)
 
 
 def emit_join(e: Emitter, activation: str) -> None:
-    """Rows of one group: activation(gate) * up, from what tiles left in scratch into the target."""
+    """Rows of one group: activation(gate) * up, from what tiles left in scratch into the target. Products of every
+    kind call it, from other modules: they are the same for every activation."""
     function = ACTIVATIONS[activation]
-    pointers = (("target", POINTER), ("part", I64), ("thread", I64), ("stay", I1), ("results", POINTER))
-    numbers = (("row", I64), ("count", I64), ("group", I64), ("width", I64))
-    with e.function(_JOIN, (*pointers, *numbers), apart=True) as values:
+    with e.function(_JOIN, _JOIN_PARAMETERS) as values:
         target, part, thread, stay, results, row, count, group, width = values
         op = Operation(e, [target, None, part, None, thread, None, None], stay)
         with e.loop(0, count) as index:
@@ -155,10 +165,9 @@ class _GatedProduct:
                 after = e.smaller(e.add(first, JOINED_ROWS), stop)
                 self._tiles.over_rows(first, after, rows, multiply, opened=opened)
                 target, width = self._target, e.mul(self._num_tiles, TILE_OUTPUTS)
+                place = [target.arguments, target.part, target.thread, target.stay, self._op.scratch]
                 rows_written = [first, e.sub(after, first), panel, width]
-                e.call(
-                    _JOIN, [target.arguments, target.part, target.thread, target.stay, self._op.scratch, *rows_written]
-                )
+                e.external(_JOIN, VOID, [kind for _, kind in _JOIN_PARAMETERS], [*place, *rows_written])
 
         _over_plane(self._op, e.div(self._num_tiles, 2), tallest_tile(e, opened=opened), rows, sweep)
 

@@ -1,0 +1,38 @@
+"""The native code of a model shape, in parts that are compiled and kept each by itself: attention, products with one
+kind of tiles, what goes row by row, and the threads. Models share the parts that they have in common, so a second one
+with weights of the same kinds compiles its attention alone."""
+
+from __future__ import annotations
+
+from functools import partial
+from types import ModuleType
+
+from twostroke.backends.cpu.compile import NativeCode, load_or_compile
+from twostroke.backends.cpu.isa import InstructionSet
+from twostroke.backends.cpu.shape import KernelShape
+from twostroke.backends.cpu.tile_kinds import TileKind
+
+
+def code_for(shape: KernelShape, isa: InstructionSet) -> NativeCode:
+    def attention() -> str:
+        return str(_generators().attention_text(shape, isa))
+
+    def products(kind: TileKind) -> str:
+        return str(_generators().products_text(kind, isa))
+
+    def rows() -> str:
+        return str(_generators().rows_text(shape.activation, isa))
+
+    def threads() -> str:
+        return str(_generators().threads_text(isa))
+
+    parts = {f"attention-{shape.attention_key}": attention, f"rows-{shape.activation}": rows, "threads": threads}
+    parts |= {f"products-{kind.name}": partial(products, kind) for kind in shape.tile_kinds}
+    return load_or_compile(parts, isa)
+
+
+def _generators() -> ModuleType:
+    """Slow to import, and needed on a miss only."""
+    from twostroke.backends.cpu.kernels import build
+
+    return build
