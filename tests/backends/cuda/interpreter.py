@@ -4,6 +4,7 @@ here that is done once. What a kernel computes is untouched."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import triton
@@ -29,6 +30,7 @@ def adapt() -> None:
     if triton.__version__.startswith(KNOWN_RELEASE):
         _work_shapes_out_once()
         _name_types_when_asked()
+        _compute_no_checks_that_nobody_reads()
 
 
 def _patch_the_language_once() -> None:
@@ -62,6 +64,14 @@ def _look_types_up_once() -> None:
         return known[name]
 
     interpreter._get_np_dtype = numpy_type
+
+
+def _compute_no_checks_that_nobody_reads() -> None:
+    """Whether a sum of whole numbers overflows is worked out in eight more operations, and asserted only where the
+    interpreter debugs."""
+    builder = interpreter.interpreter_builder
+    if not builder.options.debug:
+        builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
 
 
 def _work_shapes_out_once() -> None:
