@@ -25,8 +25,8 @@ LONG_COUNTS = (512, 2048, 1024, 8192, 768, 384, 1280, 1536, 640, 896, 1152, 1792
 """Rows that are measured, what matters most first; a number between two is treated as the larger."""
 FEW_REPLAYS, REPLAYS, FINALISTS = 3, 9, 3
 LEAST_GAIN = 0.03
-"""What is faster by less is as good: the table stays as it is. A product that gained 1.8% alone made a whole step of the
-0.6B 3% slower: what overlaps between two products of a layer is not seen here."""
+"""What is faster by less is as good: the table stays as it is. A product that gained 1.8% alone made a whole step 3%
+slower: what overlaps between two products of a layer is not seen here."""
 
 
 def tune(
