@@ -86,6 +86,17 @@ class Decoder:
             for own, layer in zip(spec.layers, weights.layers, strict=True)
         ]
         self._rotations = {rope: rotation(rope, max_context, weights.embedding.device) for rope in ropes}
+        self._taps: dict[int, torch.Tensor] = {}  # [max tokens, hidden] each
+
+    def keep(self, layers: Sequence[int]) -> None:
+        """From now on every pass keeps the residual stream after these layers (`taps`)."""
+        if any(not 0 <= layer < self._spec.num_layers - 1 for layer in layers):
+            raise ValueError(f"Layers {tuple(layers)} cannot be tapped: there are {self._spec.num_layers - 1}.")
+        self._taps = {layer: torch.zeros_like(self._buffers.residual) for layer in layers}
+
+    def taps(self, num_tokens: int) -> tuple[torch.Tensor, ...]:
+        """What the last pass kept of its tokens, by layer  # [num_tokens, hidden] each"""
+        return tuple(tap[:num_tokens] for tap in self._taps.values())
 
     def prepare(self) -> None:
         """Have kernels compiled which no set of steps is sure to meet all of: the decodes' cuts, the long products' and
@@ -146,6 +157,8 @@ class Decoder:
             if is_last and wanted is not None:
                 mixed, stream = self._select(mixed, stream.residual, wanted)
             self._finish(index, layer, mixed, stream)
+            if index in self._taps:
+                self._taps[index][: len(tokens)].copy_(stream.residual)
         return stream.residual
 
     def logits(self, residual: torch.Tensor) -> torch.Tensor:
