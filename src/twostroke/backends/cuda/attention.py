@@ -27,13 +27,16 @@ class Attention:
     """Both phases over the paged cache. Nothing here waits for the device or allocates once it is made, so every call
     may be captured in a graph; calls that run at once must not share one."""
 
-    def __init__(self, shape: AttentionShape, device: torch.device | str, max_decode_tokens: int) -> None:
+    def __init__(
+        self, shape: AttentionShape, device: torch.device | str, max_decode_tokens: int, max_queries: int = 1
+    ) -> None:
+        """`max_queries`: of all decodes of a step together, where they have several each; `shape.queries` of one."""
         self.shape = shape
         self.device = torch.device(device)
         target = target_of(self.device)
         self.num_sms = target.num_sms if self.device.type == "cuda" else INTERPRETED_SMS
         self._prefill_kernel, self.prefill_choice = choose_prefill(shape, target)
-        self._decode_scratch = DecodeScratch(max_decode_tokens, shape, self.device, self.num_sms)
+        self._decode_scratch = DecodeScratch(max_decode_tokens, shape, self.device, self.num_sms, max_queries)
         self._decode_items: dict[int | None, torch.Tensor] = {}
         """By window: the cuts of the step's contexts."""
         self._prefill_scratch = PrefillScratch(self.tiling(ANY_STEP), shape.head_dim, self.device)
@@ -46,11 +49,17 @@ class Attention:
             self.cut_decodes(positions[:number], windows)
 
     def cut_decodes(
-        self, positions: torch.Tensor, windows: Iterable[int | None], *, count: torch.Tensor | None = None
+        self,
+        positions: torch.Tensor,
+        windows: Iterable[int | None],
+        *,
+        count: torch.Tensor | None = None,
+        width: int = 1,
     ) -> None:
         """Share out the keys of a step's decodes, before the first layer of each window attends. `count` (int32 [1]):
-        how many of the positions, the first, are decodes; the others are passed over. A decode alone needs no cuts."""
-        shape, number = self.shape, len(positions)
+        how many of them, the first, are decodes; the others are passed over. `width`: queries of a decode, a position
+        each. A decode alone needs no cuts."""
+        shape, number = self.shape, len(positions) // width
         if number == 1:
             return
         plan = split_plan(number, shape.kv_heads, self.num_sms)
@@ -58,7 +67,8 @@ class Attention:
         for window in windows:
             if window not in self._decode_items:
                 self._decode_items[window] = self._decode_scratch.new_items()
-            cut_contexts(positions, self._decode_items[window], plan, config, window=window, count=count)
+            items = self._decode_items[window]
+            cut_contexts(positions, items, plan, config, window=window, count=count, queries=width)
 
     def decode(
         self,
@@ -68,10 +78,11 @@ class Attention:
         positions: torch.Tensor,  # int32 [num_tokens]
         out: torch.Tensor,  # [num_tokens, heads * head_dim]
         scoring: Scoring,
+        width: int = 1,
     ) -> None:
-        """Each token reads its row up to its own position. Its contexts were cut by `cut_decodes`."""
-        items = None if len(queries) == 1 else self._decode_items[scoring.window]
-        attend_decode(queries, kv, rows, positions, out, scoring, self._decode_scratch, items)
+        """Each token reads its row up to its own position. Its contexts were cut by `cut_decodes`, with this width."""
+        items = None if len(queries) == width else self._decode_items[scoring.window]
+        attend_decode(queries, kv, rows, positions, out, scoring, self._decode_scratch, items, width=width)
 
     def tiling(self, num_tokens: int) -> Tiling:
         """How a step of `num_tokens` prompt tokens is cut into tiles."""

@@ -45,6 +45,7 @@ class Decodes:
 
     slots: int  # the most there may be: what a graph has room for
     count: torch.Tensor | None = None  # int32 [1] on the device: how many there are; None: as many as slots
+    width: int = 1  # tokens of a sequence, side by side: its last, and drafts behind it
 
 
 class Decoder:
@@ -144,7 +145,8 @@ class Decoder:
         ids = (tokens.token_ids, tokens.rows, self._rows.last_tokens)
         gather(weights.embedding, *ids, stream.residual, scale=scale, positions=positions)
         if decodes.slots:
-            self._attention.cut_decodes(tokens.positions[: decodes.slots], self._windows, count=decodes.count)
+            places = tokens.positions[: decodes.slots]
+            self._attention.cut_decodes(places, self._windows, count=decodes.count, width=decodes.width)
         for index in range(self._spec.num_layers) if layers is None else layers:
             layer = weights.layers[index]
             qkv = self._buffers.qkv[: len(tokens)]
@@ -153,7 +155,7 @@ class Decoder:
             self._rotate_and_store(index, layer, qkv, tokens)
             if is_last and wanted is not None and len(wanted) == 0:
                 return stream.residual[:0]  # a chunk inside a prompt: its keys are all that is wanted of it
-            mixed = self._attend(index, qkv, tokens, decodes.slots, prefill)
+            mixed = self._attend(index, qkv, tokens, decodes, prefill)
             if is_last and wanted is not None:
                 mixed, stream = self._select(mixed, stream.residual, wanted)
             self._finish(index, layer, mixed, stream)
@@ -211,17 +213,17 @@ class Decoder:
         index: int,
         qkv: torch.Tensor,
         tokens: TokenArrays,
-        decode_slots: int,
+        decodes: Decodes,
         prefill: PrefillWork | None,
     ) -> torch.Tensor:
         """Each phase by its own path  # [num_tokens, heads * head_dim]"""
         own, kv = self._spec.layers[index].grouped, self._paged[index]
         queries = qkv.view(len(tokens), -1, own.head_dim)[:, : own.num_heads]
         out = self._buffers.attention[: len(tokens)]
-        if decode_slots:
-            rows, positions = tokens.rows[:decode_slots], tokens.positions[:decode_slots]
+        if slots := decodes.slots:
+            rows, positions = tokens.rows[:slots], tokens.positions[:slots]
             self._attention.decode(
-                queries[:decode_slots], kv, rows, positions, out[:decode_slots], self._scorings[index]
+                queries[:slots], kv, rows, positions, out[:slots], self._scorings[index], decodes.width
             )
         if prefill is not None:
             self._attention.prefill(queries, kv, prefill, out, self._scorings[index])

@@ -83,12 +83,32 @@ def decode_config(head_dim: int, num_tokens: int, device: torch.device) -> WalkC
 
 
 @triton.jit
-def key_blocks(position, window, BLOCK: tl.constexpr):
-    """The first block of keys that a query reads, and how many."""
+def key_blocks(position, last, window, BLOCK: tl.constexpr):
+    """The first block of keys that queries from `position` to `last` read, and how many."""
     first = position * 0
     if window is not None:
         first = tl.maximum(position - window + 1, 0) // BLOCK
-    return first, position // BLOCK + 1 - first
+    return first, last // BLOCK + 1 - first
+
+
+@triton.jit
+def _load_held(numbers, held):
+    """Zero where nothing is held; None: all is."""
+    if held is None:
+        return tl.load(numbers)
+    else:
+        return tl.load(numbers, mask=held, other=0)
+
+
+@triton.jit
+def query_span(positions, token, held, QUERIES: tl.constexpr):
+    """Where the first and the last of a sequence's queries stand. Those that are not used stand at 0. `held`: of
+    several sequences, which there are."""
+    first = _load_held(positions + token * QUERIES, held)
+    last = first
+    for number in tl.static_range(1, QUERIES):
+        last = tl.maximum(last, _load_held(positions + token * QUERIES + number, held))
+    return first, last
 
 
 @triton.jit
@@ -100,7 +120,7 @@ def splits_of(blocks, chunk):
 @triton.jit(do_not_specialize=["window", "num_tokens", "target_items", "fine_items", "long_blocks", "smallest_blocks"])
 def _cut_kernel(
     positions, count, items, window, num_tokens, target_items, fine_items, long_blocks, smallest_blocks,
-    BLOCK: tl.constexpr, WIDTH: tl.constexpr, PDL: tl.constexpr,
+    BLOCK: tl.constexpr, WIDTH: tl.constexpr, QUERIES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """As many programs as there is room for items. The first write those of a token each, side by side; the last, where
     no item is, that it is nobody's. Longest first: a device that starts with them ends with the short ones, evenly."""
@@ -112,7 +132,8 @@ def _cut_kernel(
         num_tokens = tl.load(count)
     index = tl.arange(0, WIDTH)
     held = index < num_tokens
-    _, blocks = key_blocks(tl.load(positions + index, mask=held, other=0), window, BLOCK)
+    first_query, last_query = query_span(positions, index, held, QUERIES)
+    _, blocks = key_blocks(first_query, last_query, window, BLOCK)
     total = tl.sum(tl.where(held, blocks, 0), 0)
     is_long = (fine_items > 0) & (total // tl.maximum(target_items, num_tokens) >= long_blocks)
     chunk = tl.maximum(tl.cdiv(total, tl.where(is_long, fine_items, target_items)), smallest_blocks)
@@ -136,20 +157,21 @@ def _cut_kernel(
 
 
 def cut_contexts(
-    positions: torch.Tensor,  # int32 [num_tokens]
+    positions: torch.Tensor,  # int32 [num_tokens * queries]
     items: torch.Tensor,  # int32 [max_items, ITEM_FIELDS], written
     plan: SplitPlan,
     config: WalkConfig,
     *,
     window: int | None = None,
     count: torch.Tensor | None = None,
+    queries: int = 1,
 ) -> None:
     """Cut a batch's keys into work items: once a step, for all layers of that window. `count` (int32 [1]): how many of
-    the positions, the first, have any; None: all."""
-    num_tokens = len(positions)
+    the tokens, the first, have any; None: all. `queries`: of each token, at places side by side."""
+    num_tokens = len(positions) // queries
     dependent(_cut_kernel, (plan.max_items,), positions.device)(
         positions, count, items, window, num_tokens, *plan.in_blocks(config.block),
-        BLOCK=config.block, WIDTH=plan_width(num_tokens), num_warps=1 if num_tokens <= 32 else 4,
+        BLOCK=config.block, WIDTH=plan_width(num_tokens), QUERIES=queries, num_warps=1 if num_tokens <= 32 else 4,
     )  # fmt: skip
 
 

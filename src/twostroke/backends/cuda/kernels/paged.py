@@ -27,6 +27,8 @@ class AttentionShape:
     head_dim: int
     page: int  # tokens of a block of the cache
     dtype: torch.dtype
+    queries: int = 1
+    """Tokens of a sequence that decode attends in one walk over its keys: its last, and drafts behind that."""
 
     @property
     def group(self) -> int:
@@ -53,9 +55,19 @@ class AttentionShape:
         return "ieee" if self.dtype == torch.float32 else "tf32"
 
     @property
+    def walkers(self) -> int:
+        """Heads of a group, of all queries of a sequence, that walk over the keys of decode together."""
+        return self.queries * self.group
+
+    @property
+    def walker_rows(self) -> int:
+        """The same, padded to what a tensor-core product takes at least."""
+        return max(16, next_power_of_2(self.walkers))
+
+    @property
     def joined_heads(self) -> int:
-        """Of a group, padded, where parts of decodes are joined."""
-        return next_power_of_2(self.group)
+        """The same, padded, where parts of decodes are joined."""
+        return next_power_of_2(self.walkers)
 
     @property
     def joined_items(self) -> int:
@@ -71,13 +83,13 @@ class PagedKV:
     values: torch.Tensor
     table: torch.Tensor  # int32 [num_rows, table_len]
 
-    def shape_for(self, queries: torch.Tensor) -> AttentionShape:
+    def shape_for(self, queries: torch.Tensor, width: int = 1) -> AttentionShape:
         """Raises where a kernel would read amiss."""
         _, heads, head_dim = queries.shape
         _, kv_heads, page, _ = self.keys.shape
         if not (self.keys.is_contiguous() and self.values.is_contiguous() and queries.stride(1) == head_dim):
             raise ValueError("Attention wants contiguous caches and contiguous heads of a token.")
-        return AttentionShape(heads, kv_heads, head_dim, page, queries.dtype)
+        return AttentionShape(heads, kv_heads, head_dim, page, queries.dtype, width)
 
 
 @dataclass(frozen=True, slots=True)
