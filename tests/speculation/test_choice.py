@@ -10,9 +10,9 @@ from twostroke.core.request import Request
 from twostroke.core.sampling_params import SamplingParams
 from twostroke.core.sequence import Sequence
 from twostroke.core.speculation import NO_DRAFTS, SpeculationParams
-from twostroke.core.step import DraftCosts
+from twostroke.core.step import NO_COSTS, DraftCosts
 from twostroke.speculation.budget import DraftBudget
-from twostroke.speculation.choice import LEAST_GAIN, best_rate, drafts_that_pay
+from twostroke.speculation.choice import LEAST_GAIN, best_rate, drafts_of_one_width, drafts_that_pay
 
 CHANCES = st.lists(st.lists(st.floats(0.0, 1.0), max_size=4), min_size=1, max_size=3)
 
@@ -120,3 +120,13 @@ def test_the_curve_holds_every_number_that_may_be_asked_for(num_streams, max_dra
     assert counts[0] == 0 and counts[-1] == most
     assert list(counts) == sorted(set(counts))
     assert seconds[-1] == pytest.approx(1.0 + 0.01 * (num_streams + most))
+
+
+def test_of_one_width_all_slots_pay_for_the_widest() -> None:
+    """One stream of four has good drafts: with four of them the step is best, though the others gain nothing by it."""
+    costs = DraftCosts((0, 4, 16, 28), (1.0, 1.02, 1.1, 2.0))
+    sure, nothing = [0.9] * 7, [0.05]
+    assert drafts_of_one_width([sure, nothing, nothing, nothing], 4, costs, [1, 4, 7]) == [4, 1, 1, 1]
+    assert drafts_of_one_width([nothing] * 4, 4, costs, [1, 4, 7]) == [0] * 4
+    assert drafts_of_one_width([sure], 1, NO_COSTS, [1, 4, 7]) == [7], "nothing is known of the costs"
+    assert drafts_of_one_width([sure], 1, costs, []) == [0]

@@ -148,6 +148,8 @@ class BackendSettings:
     backend chooses of itself."""
     companions: tuple[Companion, ...] = ()
     """Given to a backend whose factory is a CompanionFactory alone."""
+    drafts: bool = True
+    """Whether anybody may draft: else nothing need be made ready for it."""
 
 
 class BackendFactory(Protocol):

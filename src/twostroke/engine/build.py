@@ -38,7 +38,7 @@ from twostroke.models.weights.tensor import WeightKind
 from twostroke.scheduling.config import SchedulerConfig
 from twostroke.scheduling.pace import PrefillPace
 from twostroke.scheduling.scheduler import Scheduler
-from twostroke.speculation.methods import methods_with_files
+from twostroke.speculation.methods import methods_of, methods_with_files
 from twostroke.text.grammar import LazyGrammars
 from twostroke.text.loading import load_tokenizer
 from twostroke.text.tokenizer import Tokenizer
@@ -247,6 +247,7 @@ def assemble(checkpoint: Checkpoint, tokenizer: Tokenizer | None, config: Engine
                 max_running=resolved.sizes.max_running,
                 formats=prepared.formats,
                 companions=prepared.companions,
+                drafts=bool(methods_of(config.speculate)),
             ),
         )
     except (MemoryError, OSError) as error:

@@ -24,6 +24,22 @@ def drafts_that_pay(survivals: Sequence[Sequence[float]], num_slots: int, costs:
     return counts
 
 
+def drafts_of_one_width(
+    survivals: Sequence[Sequence[float]], num_slots: int, costs: DraftCosts, most: Sequence[int]
+) -> list[int]:
+    """The same where every slot of a step takes as much time as the one with the most drafts, and that has one of the
+    numbers `most`."""
+    if not most:
+        return [0] * len(survivals)
+    plain_s = costs.with_drafts(0)
+    best, rate = max(most) if plain_s <= 0.0 else 0, LEAST_GAIN * num_slots / plain_s if plain_s > 0.0 else 0.0
+    for count in most if plain_s > 0.0 else ():
+        expected = num_slots + sum(sum(chances[:count]) for chances in survivals)
+        if (promised := expected / costs.with_drafts(num_slots * count)) > rate:
+            best, rate = count, promised
+    return [min(len(chances), best) for chances in survivals]
+
+
 def best_rate(
     survivals: Sequence[Sequence[float]], num_slots: int, costs: DraftCosts, drafting_s: float = 0.0
 ) -> float:

@@ -17,7 +17,7 @@ from twostroke.core.step import DecodeSlot, DraftCosts, Drafted, Step
 from twostroke.speculation.choice import drafts_that_pay
 from twostroke.speculation.drafter import NOTHING, Ask, ComputingDrafter, Drafter, Proposal
 from twostroke.speculation.grammar import GrammarDrafter, MatcherOf
-from twostroke.speculation.turn import MAX_FAULTS, Turn
+from twostroke.speculation.turn import MAX_FAULTS, NONE_AHEAD, Turn
 
 logger = logging.getLogger("twostroke.speculation")
 
@@ -28,6 +28,10 @@ MAX_SLOW = 16
 MAX_REST = 7
 """The most steps in which nobody is asked for a stream whose guesses were not worth computing: asking takes some of the
 time that a small model's step has."""
+
+
+DraftsThatPay = Callable[[Sequence[Sequence[float]], int, DraftCosts], list[int]]
+"""As `drafts_that_pay`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,16 +168,21 @@ class Speculator:
         self.faults.append(fault)
         logger.warning(fault)
 
-    def draft(self, step: Step) -> Mapping[int, Draft]:
-        """Of each slot that may have some, the drafts to compute with it."""
+    def draft(
+        self, step: Step, ahead: Mapping[int, int] = NONE_AHEAD, pays: DraftsThatPay = drafts_that_pay
+    ) -> Mapping[int, Draft]:
+        """Of each slot that may have some, the drafts to compute with it. `ahead`: of rows whose last tokens are still
+        in flight, how many those are at most; the first guesses are for their places, and are no drafts unless fewer
+        come. `pays`: how many of each slot's."""
         slots = [slot for slot in step.decodes if slot.drafts is not None and self._is_awake(slot.seq_id)]
         if not slots:
             return {}
-        found = self._best(slots, len(step.decodes), step.draft_costs)
-        counts = drafts_that_pay([chances for _, chances in found], len(step.decodes), step.draft_costs)
+        found = self._best(slots, len(step.decodes), step.draft_costs, ahead)
+        counts = pays([chances for _, chances in found], len(step.decodes), step.draft_costs)
         for slot, (draft, _), count in zip(slots, found, counts, strict=True):
             rest = self._rests[slot.seq_id]
             if count:
+                count += ahead.get(slot.seq_id, 0)
                 self._drafts[slot.seq_id] = Draft(draft.method, draft.token_ids[:count], draft.chances[:count])
                 rest.next = 0
             elif all(self._turns[name].may_rest for name in self._methods[slot.seq_id]):
@@ -190,25 +199,27 @@ class Speculator:
         rest.left -= 1
         return False
 
-    def _best(self, slots: list[DecodeSlot], num_slots: int, costs: DraftCosts) -> list[tuple[Draft, list[float]]]:
+    def _best(
+        self, slots: list[DecodeSlot], num_slots: int, costs: DraftCosts, ahead: Mapping[int, int]
+    ) -> list[tuple[Draft, list[float]]]:
         """Of each slot the guess that promises most, and the chance of each draft to hold with all before it."""
         best: dict[int, tuple[Draft, list[float]]] = {slot.seq_id: (Draft("", (), ()), []) for slot in slots}
         for name, turn in self._turns.items():
             wanted = [
-                Ask(slot.seq_id, slot.drafts.most)
+                Ask(slot.seq_id, slot.drafts.most + ahead.get(slot.seq_id, 0))
                 for slot in slots
                 if slot.drafts is not None and name in self._methods[slot.seq_id]
             ]
             if not wanted or turn.is_out or self._is_held_up(turn, costs.with_drafts(0)):
                 continue
-            asks = turn.worthwhile(wanted, [best[ask.seq_id][1] for ask in wanted], num_slots, costs)
+            asks = turn.worthwhile(wanted, [best[ask.seq_id][1] for ask in wanted], num_slots, costs, ahead)
             for ask, found in zip(asks, self._proposals(turn, asks), strict=True):
                 proposal = self._followed(ask.seq_id, found)
                 if not proposal.token_ids:
                     turn.acceptance.missed(ask.seq_id)
                     continue
                 self._proposed.setdefault(ask.seq_id, []).append((turn, proposal))
-                survivals = turn.acceptance.survivals(ask.seq_id, proposal.chances)
+                survivals = turn.acceptance.survivals(ask.seq_id, proposal.chances)[ahead.get(ask.seq_id, 0) :]
                 if sum(survivals) > sum(best[ask.seq_id][1]):
                     best[ask.seq_id] = (Draft(name, proposal.token_ids, proposal.chances), survivals)
         return [best[slot.seq_id] for slot in slots]

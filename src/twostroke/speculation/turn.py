@@ -4,7 +4,8 @@ time, until a short trial."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from twostroke.core.step import DraftCosts
 from twostroke.speculation.acceptance import FIRST_RATE, Acceptance
@@ -16,6 +17,7 @@ MAX_FAULTS = 3
 """A drafter that raised this often in a row is asked no more."""
 CHEAP_SHARE = 0.02
 """Of a plain step: a drafter that takes less is asked without a thought."""
+NONE_AHEAD: Mapping[int, int] = MappingProxyType({})
 TRIAL_TOKENS = 2
 """That one is asked for whose time nobody knows, or which has sat out."""
 TRIAL_SHARE = 0.01
@@ -66,10 +68,15 @@ class Turn:
         return 0.0 if said is None else float(said(num_streams, num_tokens))
 
     def worthwhile(
-        self, asks: Sequence[Ask], found: Sequence[Sequence[float]], num_slots: int, costs: DraftCosts
+        self,
+        asks: Sequence[Ask],
+        found: Sequence[Sequence[float]],
+        num_slots: int,
+        costs: DraftCosts,
+        ahead: Mapping[int, int] = NONE_AHEAD,
     ) -> list[Ask]:
         """Of these, what it is to be asked for: all, fewer tokens of each, or nothing. `found`: of each, the chances of
-        the best drafts that others made."""
+        the best drafts that others made. `ahead`: of a stream's tokens, how many, the first, are no drafts."""
         if not asks or self.is_out:
             return []
         plain_s = costs.with_drafts(0)
@@ -78,13 +85,14 @@ class Turn:
         if self.is_cheap:
             return list(asks)
         if not self.time.is_known and not least_s:
-            return _cut(asks, TRIAL_TOKENS)
+            return _cut(asks, TRIAL_TOKENS, ahead)
         if self._skip:
             self._skip -= 1
-            return [] if self._skip else _cut(asks, TRIAL_TOKENS)
-        if best := self._best_count(asks, LEAST_GAIN * best_rate(found, num_slots, costs), num_slots, costs):
+            return [] if self._skip else _cut(asks, TRIAL_TOKENS, ahead)
+        least = LEAST_GAIN * best_rate(found, num_slots, costs)
+        if best := self._best_count(asks, least, num_slots, costs, ahead):
             self._next_skip = 1
-            return _cut(asks, best)
+            return _cut(asks, best, ahead)
         trial_steps = int(self.seconds(len(asks), TRIAL_TOKENS) / (TRIAL_SHARE * plain_s))
         self._skip = 1 + max(self._next_skip, trial_steps)
         self._next_skip = min(2 * self._next_skip, MAX_SKIPPED)
@@ -96,10 +104,12 @@ class Turn:
         if proposal.token_ids[:1] == tuple(came[:1]):
             self._next_skip = 1  # if it sits out, the next trial comes soon
 
-    def _best_count(self, asks: Sequence[Ask], rate: float, num_slots: int, costs: DraftCosts) -> int:
+    def _best_count(
+        self, asks: Sequence[Ask], rate: float, num_slots: int, costs: DraftCosts, ahead: Mapping[int, int]
+    ) -> int:
         """The number of tokens for each stream that promises most, by what it usually brings and with its own time
         counted; 0: none promises more than `rate`. Deciding must cost little beside asking, so streams are added up."""
-        usual = [self.acceptance.usual_survivals(ask.seq_id, ask.most) for ask in asks]
+        usual = [self.acceptance.usual_survivals(ask.seq_id, ask.most)[ahead.get(ask.seq_id, 0) :] for ask in asks]
         best, expected, num_drafts = 0, float(num_slots), 0
         for count in range(1, max(map(len, usual)) + 1):
             chances = [survivals[count - 1] for survivals in usual if len(survivals) >= count]
@@ -111,5 +121,5 @@ class Turn:
         return best
 
 
-def _cut(asks: Sequence[Ask], most: int) -> list[Ask]:
-    return [Ask(ask.seq_id, min(most, ask.most)) for ask in asks]
+def _cut(asks: Sequence[Ask], most: int, ahead: Mapping[int, int]) -> list[Ask]:
+    return [Ask(ask.seq_id, min(ahead.get(ask.seq_id, 0) + most, ask.most)) for ask in asks]

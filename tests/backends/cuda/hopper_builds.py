@@ -18,6 +18,7 @@ from twostroke.backends.cuda.kernels import (
     activation,
     decode_attention,
     decode_cuts,
+    drafts,
     embedding,
     gemv,
     norms,
@@ -63,6 +64,10 @@ class Recorder:
         signature, constants, attributes = {}, {}, {}
         for index, parameter in enumerate(kernel.params):
             value = arguments[parameter.name]
+            if isinstance(value, tuple):  # of tensors, all of them aligned
+                signature[parameter.name] = type(value)(*(POINTERS[tensor.dtype] for tensor in value))
+                attributes |= {(index, place): [["tt.divisibility", 16]] for place in range(len(value))}
+                continue
             if isinstance(value, torch.Tensor):
                 signature[parameter.name] = POINTERS[value.dtype]
                 is_aligned = not parameter.do_not_specialize_on_alignment
@@ -121,6 +126,7 @@ def calls() -> Iterator[tuple[str, str]]:
     recorder = record(sampling_edits, "_mask")
     sampling_edits.mask(torch.empty(4, 151936), ints, torch.zeros(4, 4748, dtype=torch.int32), block=4096)
     yield "mask", recorder.ptx[0]
+    yield from draft_calls()
     yield from gemv_calls()
     yield from packing_calls()
 
@@ -141,11 +147,20 @@ def attention_calls() -> Iterator[tuple[str, str]]:
         heads = torch.empty(4, 48, head_dim, dtype=dtype)[:, :32]
         cache = torch.empty(3, 8, page, head_dim, dtype=dtype)
         kv, out = PagedKV(cache, cache, ints[:, None]), torch.empty(4, 32 * head_dim, dtype=dtype)
-        attention = Attention(kv.shape_for(heads), "cpu", max_decode_tokens=4)
-        for count in (None, ints[:1]):
-            attention.cut_decodes(ints, [scoring.window], count=count)
+        attention = Attention(kv.shape_for(heads, 8), "cpu", max_decode_tokens=4, max_queries=32)
+        for count, width in ((None, 1), (ints[:1], 1), (None, 2)):
+            attention.cut_decodes(ints, [scoring.window], count=count, width=width)
         for tokens in (4, 1):
             attention.decode(heads[:tokens], kv, ints[:tokens], ints[:tokens], out[:tokens], scoring)
+            decode_names.append("decode in float32" if dtype == torch.float32 else "decode")
+        for width, streams in ((5, 1), (5, 4), (8, 4)):
+            tokens = width * streams
+            places, many = (
+                torch.zeros(tokens, dtype=torch.int32),
+                torch.empty(tokens, 48, head_dim, dtype=dtype)[:, :32],
+            )
+            rows_out = torch.empty(tokens, 32 * head_dim, dtype=dtype)
+            attention.decode(many, kv, places, places, rows_out, scoring, width)
             decode_names.append("decode in float32" if dtype == torch.float32 else "decode")
         for tile_rows in (64, 128) if head_dim <= 128 else (64,):
             work = PrefillWork(torch.zeros(1, 8, dtype=torch.int32), tile_rows, part_items=1, longest_context=2000)
@@ -153,6 +168,23 @@ def attention_calls() -> Iterator[tuple[str, str]]:
     yield from zip(decode_names, decode.ptx, strict=True)
     for name, recorder in {"cut": cut, "plain prefill": prefill, "join": join}.items():
         yield from ((name, ptx) for ptx in recorder.ptx)
+
+
+def draft_calls() -> Iterator[tuple[str, str]]:
+    """Both ends of a step that verifies drafts."""
+    begin, accept = record(drafts, "_begin"), record(drafts, "_accept")
+    rows, lines = (
+        torch.zeros(20, dtype=torch.int32),
+        drafts.Lines(
+            torch.zeros(4, 17, dtype=torch.int64),
+            torch.zeros(4, dtype=torch.int32),
+            torch.zeros(4, 7, dtype=torch.int32),
+        ),
+    )
+    drafts.begin_drafts(rows, rows.view(2, 10), lines, torch.zeros(20, 17, dtype=torch.int64), rows, width=5)
+    for forced in (None, rows):
+        drafts.accept_drafts(rows, rows, lines, rows, rows, rows, width=5, forced=forced)
+    yield from (("drafts", ptx) for ptx in (*begin.ptx, *accept.ptx))
 
 
 def packing_calls() -> Iterator[tuple[str, str]]:

@@ -86,7 +86,7 @@ def test_two_rows_take_the_fused_kernels(llama: Checkpoint, device: str) -> None
 
 
 def test_a_slots_position_only_bounds_its_rows(one_layer: Checkpoint, device: str) -> None:
-    """As with drafts in flight that will not all hold: a row knows where it stands. Drafts themselves are refused."""
+    """As with drafts in flight that will not all hold: a row knows where it stands. Too many drafts are refused."""
     backend, answers = QUICK.on_device(one_layer, device), []
     launch, requests = backend.launch, mixed_requests((2, 16), (3, 2, 2))
     for more in (0, 5):
@@ -98,8 +98,8 @@ def test_a_slots_position_only_bounds_its_rows(one_layer: Checkpoint, device: st
         backend.launch = launch_raised  # type: ignore[method-assign]
         answers.append(play(QUICK.engine(one_layer, backend), requests))
     assert answers[0] == answers[1]
-    with pytest.raises(BackendError, match="a slot of 3 drafts, and the cuda backend takes 0"):
-        launch(Step(99, decodes=(DecodeSlot(99, 5, Drafts(3)),)))
+    with pytest.raises(BackendError, match="a slot of 8 drafts, and the cuda backend takes 7"):
+        launch(Step(99, decodes=(DecodeSlot(99, 5, Drafts(8)),)))
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ def check(
     device, contexts, used, width, *, heads=4, kv_heads=2, head_dim=64, page=16, config=SMALL, dtype=torch.float32,
     window=None, softcap=None, plan=None, padding=0, seed=0,
 ):  # fmt: skip
-    """`contexts`: keys of each sequence, those of its queries among them; `used`: how many of `width` queries it has."""
+    """`contexts`: keys of each sequence, its queries' among them; `used`: how many of `width` queries it has."""
     rng = np.random.default_rng(seed)
     shape, scoring = AttentionShape(heads, kv_heads, head_dim, page, dtype), Scoring(head_dim**-0.5, window, softcap)
     cache = PagedCache.random(rng, contexts, shape, device)

@@ -143,6 +143,7 @@ class CudaFactory:
         import torch
 
         from twostroke.backends.cuda.backend import CudaBackend
+        from twostroke.backends.cuda.drafting import MAX_DRAFTS
         from twostroke.backends.cuda.weights import held_bytes
 
         if layout.block_size & (layout.block_size - 1):
@@ -158,6 +159,7 @@ class CudaFactory:
                 max_context=settings.max_context,
                 max_tokens_per_step=settings.max_tokens_per_step,
                 max_running=settings.max_running,
+                max_drafts=MAX_DRAFTS if settings.drafts else 0,
                 progress=_progress_line(),
             )
         except torch.cuda.OutOfMemoryError as error:

@@ -5,7 +5,7 @@ reads them when they have arrived."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,7 +16,9 @@ from twostroke.backends.cuda.buffers import Buffers
 from twostroke.backends.cuda.captured_sizes import MAX_CHUNKS
 from twostroke.backends.cuda.compile_ahead import compiled_ahead
 from twostroke.backends.cuda.decode import DecodePath
+from twostroke.backends.cuda.drafting import MAX_DRAFTS, DeviceDrafter
 from twostroke.backends.cuda.graphs import GraphCache
+from twostroke.backends.cuda.guessing import Guesser
 from twostroke.backends.cuda.kernels.paged import AttentionShape
 from twostroke.backends.cuda.kv_store import KVStore
 from twostroke.backends.cuda.logprobs import logprob_readers
@@ -25,11 +27,12 @@ from twostroke.backends.cuda.model_matrices import products_of
 from twostroke.backends.cuda.parts import Parts
 from twostroke.backends.cuda.prefill import PrefillPath
 from twostroke.backends.cuda.products import card_of
-from twostroke.backends.cuda.results import CudaTicket, PromptLogprobReader, Results, sampling_ids
+from twostroke.backends.cuda.results import Advances, CudaTicket, PromptLogprobReader, Results, sampling_ids
 from twostroke.backends.cuda.rows import DeviceRows
 from twostroke.backends.cuda.sampling import SamplingRows
 from twostroke.backends.cuda.staging import Staging
 from twostroke.backends.cuda.tuned_table import Choices
+from twostroke.backends.cuda.verify import Guess, VerifyPath, most_queries
 from twostroke.backends.cuda.weights import Progress, Weights
 from twostroke.backends.interface import refuse_drafts
 from twostroke.core.formats import Formats
@@ -37,6 +40,7 @@ from twostroke.core.grammar import Grammars
 from twostroke.core.kv_layout import KVLayout
 from twostroke.core.step import Step
 from twostroke.models.checkpoint import Checkpoint
+from twostroke.speculation.speculator import Speculator
 
 STAGED_PER_TOKEN = 8
 """Integers of a step's arrays a token, at most: three of its own, its share of segments and of attention's tiles."""
@@ -51,9 +55,11 @@ class _Loading:
     left_plain: tuple[str, ...]  # matrices that could not be packed
 
 
+DrafterOf = Callable[[Parts], DeviceDrafter]
+
+
 class CudaBackend:
     name = "cuda"
-    max_drafts = 0
 
     def __init__(
         self,
@@ -67,20 +73,25 @@ class CudaBackend:
         max_running: int,
         choices: Choices | None = None,
         progress: Progress | None = None,
+        max_drafts: int = MAX_DRAFTS,
+        drafter: DrafterOf | None = None,
+        forced: Sequence[int] | None = None,
     ) -> None:
-        """`choices`: which kernels multiply what; None: what tables say of this device."""
+        """`choices`: which kernels multiply what; None: what tables say of this device. `max_drafts`: of a slot; 0:
+        nothing is made ready for drafts. `drafter`: who makes some on the device. `forced`: see `VerifyPath`."""
         spec, dtype, has_copies = checkpoint.spec, DTYPES[formats.arithmetic], formats.copies is not None
         started_s = time.perf_counter()
         choices = Choices.on(card_of(device, dtype)) if choices is None else choices
         weights, loader = Weights.placed(checkpoint, device, dtype, choices if has_copies else None)
         max_rows = min(max_running, max_tokens_per_step)
-        max_sampled = max_rows + MAX_CHUNKS  # a captured step has room for padding
+        max_queries = most_queries(max_rows, max_tokens_per_step) if max_drafts else 0
+        max_sampled = max(max_rows + MAX_CHUNKS, max_queries)  # a captured step has room for padding
         sampling = SamplingRows(max_rows, spec.vocab_size, device, max_batch=max_sampled)
         rows = DeviceRows(layout, max_rows, max_context, sampling, device)
         buffers = Buffers(spec, max_tokens_per_step, max_sampled, device, dtype)
         heads = spec.layers[0].grouped  # for all layers: a checkpoint whose layers differ was declined
-        shape = AttentionShape(heads.num_heads, heads.num_kv_heads, heads.head_dim, layout.block_size, dtype)
-        attention = Attention(shape, device, max_rows)
+        sizes = (heads.num_heads, heads.num_kv_heads, heads.head_dim, layout.block_size, dtype, 1 + max_drafts)
+        attention = Attention(AttentionShape(*sizes), device, max_rows, max_queries)
         kv = KVStore(spec, layout, device, DTYPES[formats.kv])
         self._device = device
         self._parts = Parts(
@@ -92,9 +103,15 @@ class CudaBackend:
             staging=Staging(STAGED_PER_TOKEN * (max_tokens_per_step + 4096), device),
             tokens=torch.zeros(max_sampled, dtype=torch.int32, device=device),
         )
+        self.max_drafts = max_drafts
+        self._drafter = None if drafter is None else drafter(self._parts)
+        if self._drafter is not None:
+            self._parts.decoder.keep(self._drafter.taps)
         self._decodes = DecodePath(self._parts, max_rows)
+        self._verifies = VerifyPath(self._parts, max_rows, self._drafter, forced) if max_drafts else None
         self._prefills = PrefillPath(self._parts, max_rows, max_context)
-        self._results = Results(max_rows, device)
+        self._guesser = Guesser()
+        self._results = Results(max(max_rows, max_queries), device)
         times = self._get_ready(partial(loader.fill, progress), weights)
         rest_s = time.perf_counter() - started_s - times.weights_s
         graphs = self._parts.graphs
@@ -132,34 +149,58 @@ class CudaBackend:
         self._prefills.prepare(rehearses=rehearses)
         self._decodes.prepare(rehearses=rehearses)
         self._decodes.prepare_sampling()
+        if self._verifies is not None:
+            self._verifies.prepare(rehearses=rehearses)
+            self._verifies.prepare_sampling()
 
     def use_grammars(self, grammars: Grammars) -> None:
         self._parts.rows.grammars.use(grammars)
 
+    def use_speculator(self, speculator: Speculator) -> None:
+        self._guesser.speculator = speculator
+
+    def forget_texts(self) -> None:
+        if self._guesser.speculator is not None:
+            self._guesser.speculator.forget()
+
     def launch(self, step: Step) -> CudaTicket:
         refuse_drafts(self, step)
         try:
+            self._guesser.update(step)
             return self._start(step)
         except Exception:
             self._parts.rows.take_back(step.joins)  # a step that did not start has opened no rows: none will be closed
+            self._guesser.take_back(step.joins)
             raise
 
     def _start(self, step: Step) -> CudaTicket:
         parts = self._parts
         parts.rows.update(step)
+        guesses = self._guesses(step)
         arrival = self._results.start()
         rows: list[int] = []
+        width = 1
         prompt_logprobs: dict[int, PromptLogprobReader] = {}
         if step.prefills:
             rows, prompt_logprobs = self._prefills.launch(step)
+        elif guesses and self._verifies is not None:
+            rows, width = self._verifies.launch(step, guesses)
         elif step.decodes:
             rows = self._decodes.launch(step)
-        logprobs = logprob_readers(step, rows, parts)
+        logprobs = logprob_readers(step, rows, parts, width)
         grammars, sampled = parts.rows.grammars, sampling_ids(step)
-        tokens, stuck = parts.tokens[: len(rows)], grammars.stuck(sampled)
-        ticket = self._results.collect(step, arrival, tokens, logprobs, prompt_logprobs, stuck)
+        tokens, stuck = parts.tokens[: len(rows) * width], grammars.stuck(sampled)
+        drafted = self._guesser.launched(step, guesses)
+        advances = Advances(width, drafted, partial(self._guesser.settle, step, guesses))
+        ticket = self._results.collect(step, arrival, tokens, logprobs, prompt_logprobs, stuck, advances)
         grammars.expect(sampled, ticket)
         return ticket
+
+    def _guesses(self, step: Step) -> list[Guess]:
+        """Of each slot, what is verified with it; empty: the step has no drafts."""
+        if self._verifies is None or step.prefills or not step.has_drafts:
+            return []
+        return self._guesser.guesses(step, self._verifies.widths(len(step.decodes)))
 
     def close(self) -> None:
         self._parts.rows.grammars.shut_down()

@@ -20,13 +20,13 @@ ROWS_AT_ONCE = 32
 ID_BITS = 32
 
 
-def logprob_readers(step: Step, rows: list[int], parts: Parts) -> dict[int, LogprobReader]:
-    """By sequence, for the tokens just sampled from the logits buffer."""
+def logprob_readers(step: Step, rows: list[int], parts: Parts, width: int = 1) -> dict[int, LogprobReader]:
+    """By sequence, for the tokens just sampled from the logits buffer; of several a row, `width`, the first."""
     wanted = {place: parts.rows.sampling.logprobs_wanted(row) for place, row in enumerate(rows)}
     asked = {place: count for place, count in wanted.items() if count is not None}
     if not asked:
         return {}
-    places = torch.tensor(list(asked), device=parts.tokens.device)
+    places = torch.tensor([place * width for place in asked], device=parts.tokens.device)
     tensors = token_logprobs(parts.buffers.logits[places], parts.tokens[places], max(asked.values())).to_host()
     seq_ids = sampling_ids(step)
     counts = list(asked.values())

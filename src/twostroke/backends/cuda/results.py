@@ -6,18 +6,33 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from twostroke.backends.cuda.drafting import NOTHING
 from twostroke.backends.host.host_backend import NOT_FINITE
-from twostroke.core.step import SampledToken, Step, StepResult, TokenLogprobs
+from twostroke.core.step import Drafted, SampledToken, Step, StepResult, TokenLogprobs
 
 LogprobReader = Callable[[], TokenLogprobs]
 PromptLogprobReader = Callable[[], tuple[TokenLogprobs, ...] | None]
 """None: some of the prompt's logits are not finite."""
 NONE: Mapping[int, Any] = MappingProxyType({})
+
+
+class Advances(NamedTuple):
+    """How the tokens of a step lie, and what was drafted."""
+
+    width: int = 1
+    """Of each sequence: what came, then NOTHING."""
+    drafted: Mapping[int, Drafted] = NONE
+    on_read: Callable[[StepResult], None] | None = None
+    """Told once, when the tokens are known."""
+
+
+ONE_EACH = Advances()
 
 
 class Arrival:
@@ -65,11 +80,12 @@ class Results:
         logprobs: Mapping[int, LogprobReader] = NONE,
         prompt_logprobs: Mapping[int, PromptLogprobReader] = NONE,
         errors: Mapping[int, str] = NONE,
+        advances: Advances = ONE_EACH,
     ) -> CudaTicket:
-        """`tokens` on the device, one for each decode slot and each chunk that samples, in that order. A sequence in
-        `errors` gets none."""
+        """`tokens` on the device, `advances.width` for each decode slot and each chunk that samples, in that order. A
+        sequence in `errors` gets none."""
         arrival.finish(tokens)
-        return CudaTicket(step, arrival, self._free, logprobs, prompt_logprobs, errors)
+        return CudaTicket(step, arrival, self._free, logprobs, prompt_logprobs, errors, advances)
 
 
 @dataclass(slots=True, eq=False)
@@ -80,6 +96,7 @@ class CudaTicket:
     _logprobs: Mapping[int, LogprobReader]
     _prompt_logprobs: Mapping[int, PromptLogprobReader]
     _errors: Mapping[int, str]
+    _advances: Advances
     _result: StepResult | None = None
 
     @property
@@ -93,23 +110,23 @@ class CudaTicket:
                 self._arrival.arrived.synchronize()
             self._result = self._read()
             self._free.append(self._arrival)
+            if self._advances.on_read is not None:
+                self._advances.on_read(self._result)
         return self._result
 
     def _read(self) -> StepResult:
         step = self._step
         sampling = sampling_ids(step)
-        tokens = self._arrival.tokens[: len(sampling)].tolist()
+        width = self._advances.width
+        tokens = self._arrival.tokens[: len(sampling) * width].tolist()
         sampled: dict[int, tuple[SampledToken, ...]] = {}
         errors = dict(self._errors)
-        for seq_id, token in zip(sampling, tokens, strict=True):
-            if token < 0:
+        for place, seq_id in enumerate(sampling):
+            came = self._came(seq_id, tokens[place * width : (place + 1) * width])
+            if came and seq_id not in errors:
+                sampled[seq_id] = came
+            if len(came) < width and tokens[place * width + len(came)] != NOTHING:
                 errors[seq_id] = NOT_FINITE
-            elif seq_id in errors:
-                continue
-            elif seq_id in self._logprobs:
-                sampled[seq_id] = (SampledToken(token, self._logprobs[seq_id]()),)
-            else:
-                sampled[seq_id] = (SampledToken(token),)
         prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
         for seq_id, read in self._prompt_logprobs.items():
             items = read()
@@ -117,7 +134,14 @@ class CudaTicket:
                 errors[seq_id] = NOT_FINITE
             else:
                 prompt_logprobs[seq_id] = items
-        return StepResult(step.step_id, sampled, prompt_logprobs, errors, self._arrival.seconds())
+        seconds, drafted = self._arrival.seconds(), self._advances.drafted
+        return StepResult(step.step_id, sampled, prompt_logprobs, errors, seconds, drafted=drafted)
+
+    def _came(self, seq_id: int, tokens: list[int]) -> tuple[SampledToken, ...]:
+        """Those before the first that is none."""
+        if seq_id in self._logprobs:  # nothing is drafted for it
+            return () if tokens[0] < 0 else (SampledToken(tokens[0], self._logprobs[seq_id]()),)
+        return tuple(SampledToken(token) for token in takewhile(lambda token: token >= 0, tokens))
 
 
 def sampling_ids(step: Step) -> list[int]:

@@ -67,6 +67,9 @@ class SamplingRows:
         self._num_blocks = triton.cdiv(vocab_size, block)
         self.records = torch.zeros(max_rows + 1, RECORD_WORDS, dtype=torch.int64, device=self._device)
         """A row's words, as `kernels/sampling_state.py` has them."""
+        self.spread = torch.zeros(self._max_batch, RECORD_WORDS, dtype=torch.int64, device=self._device)
+        """A record for each entry of a batch that verifies drafts, written at its beginning."""
+        self._entries = torch.arange(self._max_batch, dtype=torch.int32, device=self._device)
         self._summaries = Summaries.allocate(self._max_batch, self._num_blocks, self._device)
         self._filter_scratch: FilterScratch | None = None
         self._edited: torch.Tensor | None = None  # [max_batch, vocab]
@@ -169,15 +172,43 @@ class SamplingRows:
         tokens_out int32 [batch] (-1 where logits are not finite) and, at each row, last_tokens int32 [max_rows + 1].
         The logits stay as they are. `masks`: of the entries whose rows have a grammar; sent now, so no part of a
         captured graph."""
+        self.prepare(features)
+        batch = SampledBatch(logits, self._edited if features.edits else None, rows, self.records)
+        self._choose(batch, last_tokens, tokens_out, features, masks)
+
+    def draw(
+        self,
+        logits: torch.Tensor,
+        drafted: torch.Tensor,
+        draws_out: torch.Tensor,
+        features: SamplingFeatures,
+        masks: Masks | None = None,
+        *,
+        width: int,
+    ) -> None:
+        """Choose a token for each entry, `width` of them a row, by the records of `spread`, and advance none: draws_out
+        int32 [batch]. `drafted` int32 [batch]: the token that each entry stands behind."""
+        self.prepare(features)
+        edited, rows = self._edited if features.edits else None, self._entries[: len(logits)]
+        batch = SampledBatch(logits, edited, rows, self.spread, drafted)
+        self._choose(batch, None, draws_out, features, masks, width)
+
+    def _choose(
+        self,
+        batch: SampledBatch,
+        last_tokens: torch.Tensor | None,
+        tokens_out: torch.Tensor,
+        features: SamplingFeatures,
+        masks: Masks | None,
+        width: int = 1,
+    ) -> None:
+        logits, edited, block, draws = batch.logits, batch.edited, self._block, features.draws
         if len(logits) > self._max_batch or logits.stride(1) != 1 or logits.dtype != torch.float32:
             raise ValueError(f"logits must be float32 rows, at most {self._max_batch}: {logits.dtype} {logits.shape}")
-        self.prepare(features)
         filters = self._filter_scratch if features.filters else None
-        edited = self._edited if features.edits else None
-        batch, block, draws = SampledBatch(logits, edited, rows, self.records), self._block, features.draws
         if edited is not None:
             sent = None if masks is None else self._send(masks)  # ahead of the kernels, which follow each other closely
-            edit(batch, block=block)
+            edit(batch, block=block, width=width)
             if sent is not None:
                 mask(edited, *sent, block=block)
         kernels.survey(batch, self._summaries, filters, draws=draws, block=block, column=self._column)

@@ -1,6 +1,6 @@
-"""Decode attention over the paged cache: one query token a sequence, or a few at places side by side, all their heads of
-a KV head in one program, a batch's keys in work items (`decode_cuts.py`). A token below is a sequence's, with all its
-queries. Does not know layers, steps or who wrote the keys."""
+"""Decode attention over the paged cache: one query token a sequence, or a few at places side by side, all their heads
+of a KV head in one program, a batch's keys in work items (`decode_cuts.py`). A token below is a sequence's, with all
+its queries. Does not know layers, steps or who wrote the keys."""
 
 from __future__ import annotations
 
@@ -272,7 +272,11 @@ def _join(partials, log_sums, out_token, first_slot, splits, SHAPE: tl.constexpr
             cache_modifier=".cg",
         )
         peak, total, value_sum = join_parts(peak, total, value_sum, log_sum, part)
-    tl.store(out_token + _place_in_out(walker, dim, SHAPE), (value_sum / total[:, None]).to(out_token.dtype.element_ty), mask=head_held)
+    tl.store(
+        out_token + _place_in_out(walker, dim, SHAPE),
+        (value_sum / total[:, None]).to(out_token.dtype.element_ty),
+        mask=head_held,
+    )
 
 
 def attend_decode(

@@ -77,9 +77,9 @@ def _draw(source, record, best, block_bests, block_totals, vocab, BLOCK: tl.cons
 def _choose(
     batch, summaries, filters, last_tokens, tokens_out, stride, vocab, num_blocks, padding_row,
     BLOCK: tl.constexpr, SUMMARIES: tl.constexpr, LIST: tl.constexpr, CHUNK: tl.constexpr, PART: tl.constexpr,
-    FAN: tl.constexpr, DRAWS: tl.constexpr, PDL: tl.constexpr,
+    FAN: tl.constexpr, DRAWS: tl.constexpr, ADVANCES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Choose a row's token and advance the row; -1 and nothing advanced where a logit was not finite."""
+    """Choose a row's token and advance the row, where rows do; -1 and nothing advanced where a logit was not finite."""
     wait_and_start_next(PDL)
     entry = tl.program_id(0)
     row = tl.load(batch.rows + entry)
@@ -105,14 +105,15 @@ def _choose(
             if is_plain:
                 token = _draw(source, record, best, bests, totals, vocab, BLOCK)
     tl.store(tokens_out + entry, tl.where(is_broken == 1, -1, token))
-    if (is_broken == 0) & (row != padding_row):
-        tl.store(last_tokens + row, token)
-        tl.store(record + state.NUM_OUTPUT, tl.load(record + state.NUM_OUTPUT) + 1)
-        if batch.edited is not None:
-            counts_address = tl.load(record + state.COUNTS)
-            if counts_address != 0:
-                count = counts_address.to(tl.pointer_type(tl.int32)) + token
-                tl.store(count, tl.load(count) + 2)
+    if ADVANCES:
+        if (is_broken == 0) & (row != padding_row):
+            tl.store(last_tokens + row, token)
+            tl.store(record + state.NUM_OUTPUT, tl.load(record + state.NUM_OUTPUT) + 1)
+            if batch.edited is not None:
+                counts_address = tl.load(record + state.COUNTS)
+                if counts_address != 0:
+                    count = counts_address.to(tl.pointer_type(tl.int32)) + token
+                    tl.store(count, tl.load(count) + 2)
 
 
 def survey(
@@ -131,18 +132,19 @@ def choose(
     batch: SampledBatch,
     summaries: Summaries,
     filters: FilterScratch | None,
-    last_tokens: torch.Tensor,
+    last_tokens: torch.Tensor | None,
     tokens_out: torch.Tensor,
     *,
     draws: bool,
     block: int,
     search: SearchShape,
 ) -> None:
-    """Choose from what was found: tokens_out int32 [batch], last_tokens int32 [max_rows + 1] at each row."""
+    """Choose from what was found: tokens_out int32 [batch], last_tokens int32 [max_rows + 1] at each row; None: no row
+    advances."""
     logits, num_blocks = batch.logits, summaries.best.shape[1]
     dependent(_choose, (len(logits),), logits.device)(
         batch, summaries, filters, last_tokens, tokens_out, logits.stride(0), logits.shape[1], num_blocks,
         len(batch.state) - 1, BLOCK=block, SUMMARIES=next_power_of_2(num_blocks),
         LIST=0 if filters is None else filters.list_ids.shape[1], CHUNK=search.chunk, PART=search.part,
-        FAN=search.fan, DRAWS=draws, num_warps=8 if draws else 1,
+        FAN=search.fan, DRAWS=draws, ADVANCES=last_tokens is not None, num_warps=8 if draws else 1,
     )  # fmt: skip

@@ -31,7 +31,17 @@ def _penalise(scores, counts, record):
 
 
 @triton.jit
-def _edit(batch, stride, vocab, BLOCK: tl.constexpr, LIST_PART: tl.constexpr, PDL: tl.constexpr):
+def _with_drafts(counts, ids, drafted, entry, WIDTH: tl.constexpr):
+    """What a row will have written if the drafts ahead of one of its entries hold."""
+    number = entry % WIDTH
+    for ahead in tl.static_range(1, WIDTH):
+        token = tl.load(drafted + entry - number + ahead, mask=ahead <= number, other=-1)
+        counts += tl.where(ids == token, 2, 0)
+    return counts
+
+
+@triton.jit
+def _edit(batch, stride, vocab, BLOCK: tl.constexpr, LIST_PART: tl.constexpr, WIDTH: tl.constexpr, PDL: tl.constexpr):
     wait_and_start_next(PDL)
     first = tl.program_id(0) * BLOCK
     entry = tl.program_id(1)
@@ -62,6 +72,8 @@ def _edit(batch, stride, vocab, BLOCK: tl.constexpr, LIST_PART: tl.constexpr, PD
         counts_address = tl.load(record + state.COUNTS)
         if counts_address != 0:
             counts = tl.load(counts_address.to(tl.pointer_type(tl.int32)) + ids, mask=inside, other=0)
+            if WIDTH > 1:
+                counts = _with_drafts(counts, ids, batch.drafted, entry, WIDTH)
             scores = tl.where((counts > 0) & is_sound, _penalise(scores, counts, record), scores)
         tl.store(target + ids, scores, mask=inside)
         if tl.load(record + state.NUM_OUTPUT) < tl.load(record + state.MIN_TOKENS):
@@ -77,11 +89,11 @@ def _edit(batch, stride, vocab, BLOCK: tl.constexpr, LIST_PART: tl.constexpr, PD
                 start += LIST_PART
 
 
-def edit(batch: SampledBatch, *, block: int) -> None:
-    """Write the scores of the rows that have edits to `batch.edited`."""
+def edit(batch: SampledBatch, *, block: int, width: int = 1) -> None:
+    """Write the scores of the rows that have edits to `batch.edited`. `width`: entries of a row, if it has several."""
     logits = batch.logits
     dependent(_edit, (cdiv(logits.shape[1], block), len(logits)), logits.device)(
-        batch, logits.stride(0), logits.shape[1], BLOCK=block, LIST_PART=256, num_warps=8
+        batch, logits.stride(0), logits.shape[1], BLOCK=block, LIST_PART=256, WIDTH=width, num_warps=8
     )
 
 

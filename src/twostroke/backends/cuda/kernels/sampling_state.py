@@ -58,6 +58,9 @@ class SampledBatch(NamedTuple):
     """float32 [at least batch, vocab]: the scores of rows that have edits; None: no row has any."""
     rows: torch.Tensor  # int32 [batch]
     state: torch.Tensor  # int64 [max_rows + 1, NUM_WORDS]: all rows' records
+    drafted: torch.Tensor | None = None
+    """int32 [batch]: of entries that verify drafts, several a row side by side, the token that each one's stands
+    behind; None: an entry is a row."""
 
 
 @triton.jit

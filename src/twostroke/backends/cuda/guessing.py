@@ -1,0 +1,103 @@
+"""Drafts that the host makes for a device that runs ahead of it. The host guesses from the last token that it knows,
+and so also what steps in flight are about to say; the device takes the guesses behind its own last token. Lives on the
+thread that launches steps; knows no tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from twostroke.backends.cuda.results import sampling_ids
+from twostroke.backends.cuda.verify import MAX_GUESSES, NO_GUESS, Guess
+from twostroke.core.sampling_params import SamplingParams
+from twostroke.core.step import DecodeSlot, Drafted, RowJoin, Step, StepResult
+from twostroke.speculation.choice import drafts_of_one_width
+from twostroke.speculation.speculator import Speculator
+
+
+@dataclass(slots=True)
+class _Stream:
+    length: int  # tokens that the host knows
+    may_draft: bool
+    in_flight: int = 0  # the most tokens that launched steps may bring
+
+
+class Guesser:
+    def __init__(self) -> None:
+        self.speculator: Speculator | None = None
+        self._streams: dict[int, _Stream] = {}
+        self._drafted: dict[int, Drafted] = {}
+        """Of the step that is being launched."""
+
+    def update(self, step: Step) -> None:
+        """A step begins: take its leaves and joins."""
+        self._drafted = {}
+        for seq_id in step.leaves:
+            self._streams.pop(seq_id, None)
+        for join in step.joins:
+            known = len(join.request.prompt_token_ids) + len(join.output_token_ids)
+            self._streams[join.seq_id] = _Stream(known, can_draft(join.request.sampling))
+        if self.speculator is not None:
+            self.speculator.update(step)
+
+    def take_back(self, joins: tuple[RowJoin, ...]) -> None:
+        """The step was not launched: it has opened nothing."""
+        self.update(Step(0, leaves=tuple(join.seq_id for join in joins)))
+
+    def guesses(self, step: Step, widths: Sequence[int]) -> list[Guess]:
+        """One for each slot of a step without chunks; empty: nothing is guessed. `widths`: queries a slot that such a
+        step may have, growing."""
+        if not widths:
+            return []
+        found = [self._told(slot, widths[-1] - 1) for slot in step.decodes]
+        if self.speculator is not None:
+            self._speculate(self.speculator, step, widths, found)
+        return found if any(guess.num_drafts for guess in found) else []
+
+    def _told(self, slot: DecodeSlot, most: int) -> Guess:
+        """What the step itself guesses."""
+        drafts, stream = slot.drafts, self._streams[slot.seq_id]
+        if drafts is None or not drafts.token_ids or not stream.may_draft:
+            return NO_GUESS
+        known = max(0, stream.length - drafts.start)
+        token_ids = drafts.token_ids[known : known + MAX_GUESSES]
+        return Guess(min(drafts.most, most, len(token_ids)), drafts.start + known, token_ids)
+
+    def _speculate(self, speculator: Speculator, step: Step, widths: Sequence[int], found: list[Guess]) -> None:
+        slots = tuple(
+            slot if self._streams[slot.seq_id].may_draft else slot._replace(drafts=None) for slot in step.decodes
+        )
+        ahead = {slot.seq_id: self._streams[slot.seq_id].in_flight for slot in slots}
+        pays = partial(drafts_of_one_width, most=[width - 1 for width in widths])
+        drafts = speculator.draft(replace(step, decodes=slots), ahead, pays)
+        for place, slot in enumerate(slots):
+            if (draft := drafts.get(slot.seq_id)) is not None:
+                in_time = len(draft.token_ids[:MAX_GUESSES]) - ahead[slot.seq_id]
+                if in_time > 0:
+                    found[place] = Guess(in_time, self._streams[slot.seq_id].length, draft.token_ids[:MAX_GUESSES])
+                    self._drafted[slot.seq_id] = Drafted(draft.method, in_time)
+
+    def launched(self, step: Step, guesses: Sequence[Guess]) -> Mapping[int, Drafted]:
+        """What is in flight now; of the slots that have drafts, whose they are."""
+        for place, seq_id in enumerate(sampling_ids(step)):
+            count = guesses[place].num_drafts if guesses else 0
+            self._streams[seq_id].in_flight += 1 + count
+        return self._drafted
+
+    def settle(self, step: Step, guesses: Sequence[Guess], result: StepResult) -> None:
+        """These tokens came."""
+        for place, seq_id in enumerate(sampling_ids(step)):
+            stream = self._streams.get(seq_id)
+            if stream is None:
+                continue  # it left meanwhile
+            stream.in_flight -= 1 + (guesses[place].num_drafts if guesses else 0)
+            token_ids = [token.token_id for token in result.sampled.get(seq_id, ())]
+            stream.length += len(token_ids)
+            if token_ids and self.speculator is not None:
+                self.speculator.settle(seq_id, token_ids)
+
+
+def can_draft(sampling: SamplingParams) -> bool:
+    """A grammar's masks are made on the host, and of one token at a time; so are logprobs."""
+    return sampling.grammar is None and sampling.logprobs is None
