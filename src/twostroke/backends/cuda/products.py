@@ -106,6 +106,14 @@ class Products:
         else:
             self._launch(choice, self.normed(stream, norm), matrix, out, kind)
 
+    def apply(self, x: torch.Tensor, matrix: Matrix, out: torch.Tensor) -> None:
+        """out [num_rows, outputs] = x @ matrix.T, plus its bias: of rows that are as they should be."""
+        choice = self._choice(matrix, len(out))
+        if isinstance(choice.tile, GemvConfig):
+            linear_few(x, matrix.weight, out, bias=matrix.bias, config=choice.tile)
+        else:
+            self._launch(choice, x, matrix, out, None)
+
     def join(
         self,
         x: torch.Tensor,

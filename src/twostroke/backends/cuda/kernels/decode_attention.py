@@ -63,7 +63,8 @@ class DecodeScratch:
 @triton.jit(do_not_specialize=["window", "table_stride"])
 def _decode_kernel(
     queries, k_cache, v_cache, table, rows, positions, items, out, partials, log_sums, arrivals, factor, cap_factor,
-    window, query_stride, table_stride, SHAPE: tl.constexpr, CONFIG: tl.constexpr, PDL: tl.constexpr,
+    window, query_stride, table_stride, FIRST: tl.constexpr, SHAPE: tl.constexpr, CONFIG: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """`items` None: one token, cut here. `window` and `cap_factor` None: there is none."""
     kv_head = tl.program_id(0)
@@ -80,7 +81,7 @@ def _decode_kernel(
     end = tl.minimum((first_block + blocks * (split + 1) // splits) * CONFIG.block, last + 1)
     oldest = 0
     if window is not None:
-        oldest = tl.maximum(position - window + 1, 0)
+        oldest = tl.maximum(position - window + 1, tl.minimum(position, FIRST))
     table_row = table + tl.load(rows + token * SHAPE.queries).to(tl.int64) * table_stride
     if PDL:
         _ask_ahead(k_cache, v_cache, table_row, kv_head, begin, end, oldest, window, SHAPE, CONFIG)
@@ -317,5 +318,6 @@ def attend_decode(
     dependent(_decode_kernel, (shape.kv_heads, plan.max_items), queries.device)(
         queries, kv.keys, kv.values, kv.table, rows, positions, items, out, scratch.partials, scratch.log_sums,
         scratch.arrivals, scoring.factor, scoring.cap_factor, scoring.window, queries.stride(0), kv.table.stride(0),
-        SHAPE=shape, CONFIG=config, num_warps=max(config.warps, min(shape.walker_rows // 16, MAX_WARPS)),
+        FIRST=scoring.first, SHAPE=shape, CONFIG=config,
+        num_warps=max(config.warps, min(shape.walker_rows // 16, MAX_WARPS)),
     )  # fmt: skip

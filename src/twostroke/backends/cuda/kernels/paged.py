@@ -111,6 +111,7 @@ class Scoring:
     scale: float
     window: int | None = None  # a query reads this many keys, its own included; None: all before it
     softcap: float | None = None
+    first: int = 0  # decodes with a window read no key before this position, but for their own
 
     @property
     def factor(self) -> float:

@@ -1,0 +1,171 @@
+"""An EAGLE-3 head on the device: it reads along with the model, token by token, and chains guesses from there, all in
+the graphs of the steps themselves. `backends/host/eagle3.py` has the same in numpy. Knows no policy: how many drafts
+are made, it is told."""
+
+from __future__ import annotations
+
+import torch
+import triton
+
+from twostroke.backends.cuda.eagle3_weights import Eagle3Buffers, Eagle3Weights, layer_spec
+from twostroke.backends.cuda.kernels.decode_attention import DecodeScratch, attend_decode
+from twostroke.backends.cuda.kernels.decode_cuts import cut_contexts, decode_config, plan_width, split_plan
+from twostroke.backends.cuda.kernels.head_states import (
+    KEPT,
+    InputNorms,
+    StateStore,
+    begin_chain,
+    go_on,
+    keep_states,
+    name_drafts,
+    read_inputs,
+)
+from twostroke.backends.cuda.kernels.norms import rms_norm
+from twostroke.backends.cuda.kernels.paged import AttentionShape, PagedKV, Scoring
+from twostroke.backends.cuda.kernels.rope import rope_and_store
+from twostroke.backends.cuda.kernels.sampling import survey
+from twostroke.backends.cuda.kernels.sampling_filters import Summaries
+from twostroke.backends.cuda.kernels.sampling_state import SampledBatch
+from twostroke.backends.cuda.model import TokenArrays, rotation
+from twostroke.backends.cuda.products import Products, Stream
+from twostroke.backends.cuda.rows import DeviceRows
+from twostroke.backends.cuda.sampling import BLOCK, COLUMN
+from twostroke.backends.cuda.tuned_table import Choices
+from twostroke.backends.host.eagle3 import FIRST_SLOT
+from twostroke.core.kv_layout import KVLayout
+from twostroke.models.heads.eagle3 import Eagle3Spec
+
+ANY_WINDOW = 1 << 30
+"""Longer than any context."""
+
+
+class Eagle3Drafter:
+    """Slot p of its keys and values is made from token p and the model's hidden states at p - 1. Every row is read
+    along, whether it is drafted for or not: slots are never missing, of prefixes neither."""
+
+    def __init__(
+        self,
+        spec: Eagle3Spec,
+        weights: Eagle3Weights,
+        buffers: Eagle3Buffers,
+        rows: DeviceRows,
+        layout: KVLayout,
+        model: int,
+        *,
+        max_context: int,
+        num_sms: int,
+        choices: Choices,
+    ) -> None:
+        """`model`: whose groups of the layout are the head's."""
+        self._spec, self._weights, self._buffers, self._rows = spec, weights, buffers, rows
+        place = layout.places_of(model)[0]
+        num_blocks, attention = layout.groups[place].num_blocks + 1, spec.layer.grouped  # the last takes padding's
+        like = buffers.joined
+        shape = (num_blocks, attention.num_kv_heads, layout.block_size, attention.head_dim)
+        self._paged = PagedKV(like.new_zeros(shape), like.new_zeros(shape), rows.tables[place])
+        self._states = StateStore(
+            like.new_zeros(len(rows.last_tokens), KEPT, spec.hidden_size),
+            like.new_zeros(num_blocks, spec.hidden_size),
+            rows.tables[place],
+        )
+        self._page = layout.block_size
+        self._norms = InputNorms(weights.embedding, weights.embedding_norm, weights.hidden_norm)
+        self._products = Products(layer_spec(spec, max_context), buffers.products, choices)
+        self._cos_sin = rotation(attention.rope, max_context, like.device)
+        self._is_windowed = attention.window is not None
+        self._scoring = Scoring(attention.scale, attention.window or ANY_WINDOW, first=FIRST_SLOT)
+        max_rows = len(buffers.residual)
+        heads = AttentionShape(
+            attention.num_heads, attention.num_kv_heads, attention.head_dim, layout.block_size, like.dtype
+        )
+        self._scratch = DecodeScratch(max_rows, heads, like.device, num_sms)
+        self._items = self._scratch.new_items()
+        self._summaries = Summaries.allocate(max_rows, triton.cdiv(spec.draft_vocab_size, BLOCK), like.device)
+
+    def prepare(self) -> None:
+        """Have kernels compiled that captured steps need not meet: the cuts, and those of long products."""
+        buffers, weights, most = self._buffers, self._weights, len(self._buffers.residual)
+        positions = buffers.positions[0]
+        for number in {plan_width(number): number for number in range(2, most + 1)}.values():
+            self._cut(positions[:number])
+        for matrix, inputs, out in (
+            (weights.fc, None, buffers.joined),
+            (weights.kv, buffers.inputs, buffers.kv),
+        ):
+            for count in (count for count in self._products.long_rows(matrix) if count <= len(out)):
+                read = out.new_zeros(count, matrix.product.width) if inputs is None else inputs[:count]
+                self._products.apply(read, matrix, out[:count])
+
+    def follow(self, tokens: TokenArrays, taps: torch.Tensor) -> None:
+        """Fill the slots of all tokens of a pass. taps [num_tokens, taps * target hidden], overwritten. Those of drafts
+        that will not hold are filled, too; what comes in their place is written over them."""
+        weights, buffers, count = self._weights, self._buffers, len(tokens)
+        joined, inputs, kv = buffers.joined[:count], buffers.inputs[:count], buffers.kv[:count]
+        self._products.apply(self._normed_taps(taps), weights.fc, joined)
+        eps, rows, positions = self._spec.norm_eps, tokens.rows, tokens.positions
+        read_inputs(
+            self._norms, self._states, tokens.token_ids, rows, positions, joined, inputs, page=self._page, eps=eps
+        )
+        self._products.apply(inputs, weights.kv, kv)
+        norms = weights.q_norm, weights.k_norm
+        rope_and_store(kv, self._cos_sin, positions, rows, self._paged, *norms, eps=eps)
+        keep_states(self._states, rows, positions, joined, page=self._page)
+
+    def _normed_taps(self, taps: torch.Tensor) -> torch.Tensor:
+        weights, eps, width = self._weights, self._spec.norm_eps, self._spec.target_hidden_size
+        if weights.input_norm is not None:
+            rms_norm(taps, weights.input_norm, taps, eps=eps)
+        for index, norm in enumerate(weights.fc_norms):
+            own = taps[:, index * width : (index + 1) * width]
+            rms_norm(own, norm, own, eps=eps)
+        return taps
+
+    def draft(self, entered: torch.Tensor, width: int, drafts: torch.Tensor) -> None:
+        """Before a pass that verifies them: `width` - 1 drafts behind each row's last token, the likeliest one after
+        another. entered int32 [num_streams * width]: a row for its own token and for each draft, the padding row for
+        those it is not to have; drafts int32 [max rows + 1, ...], written."""
+        spec, buffers, records = self._spec, self._buffers, self._rows.sampling.records
+        count, eps, is_normed = len(entered) // width, spec.norm_eps, spec.norm_before_residual
+        inputs, residual, state = buffers.inputs[:count], buffers.residual[:count], buffers.residual[:count]
+        for step in range(width - 1):
+            rows, positions = buffers.rows[step, :count], buffers.positions[step, :count]
+            if step == 0:
+                begin_chain(
+                    self._norms, self._states, records, self._rows.last_tokens, entered, buffers.rows,
+                    buffers.positions, inputs, residual, steps=width - 1, normed_residual=is_normed, eps=eps,
+                )  # fmt: skip
+            else:
+                go_on(self._norms, drafts, rows, state, inputs, residual, step=step, normed_residual=is_normed, eps=eps)
+            if step == 0 or self._is_windowed:  # contexts that only grow keep their cuts
+                self._cut(positions)
+            state = self._guess(inputs, residual, rows, positions)
+            batch = SampledBatch(buffers.logits[:count], None, rows, records)
+            survey(batch, self._summaries, None, draws=False, block=BLOCK, column=COLUMN)
+            name_drafts(self._summaries, self._weights.target_ids, rows, drafts, step=step)
+
+    def _cut(self, positions: torch.Tensor) -> None:
+        """As `Attention.cut_decodes`."""
+        number, head_dim = len(positions), self._spec.layer.grouped.head_dim
+        if number > 1:
+            plan = split_plan(number, self._spec.layer.grouped.num_kv_heads, self._scratch.num_sms)
+            config = decode_config(head_dim, number, positions.device)
+            cut_contexts(positions, self._items, plan, config, window=self._scoring.window)
+
+    def _guess(
+        self, inputs: torch.Tensor, residual: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor
+    ) -> torch.Tensor:
+        """One step of the chain, up to its scores. Returns the state that stands for the model's at these positions."""
+        weights, buffers, products, count = self._weights, self._buffers, self._products, len(rows)
+        own, eps = self._spec.layer.grouped, self._spec.norm_eps
+        qkv, mixed = buffers.qkv[:count], buffers.attention[:count]
+        products.apply(inputs, weights.qkv, qkv)
+        rope_and_store(qkv, self._cos_sin, positions, rows, self._paged, weights.q_norm, weights.k_norm, eps=eps)
+        queries = qkv.view(count, -1, own.head_dim)[:, : own.num_heads]
+        items = self._items if count > 1 else None
+        attend_decode(queries, self._paged, rows, positions, mixed, self._scoring, self._scratch, items)
+        stream = Stream(residual, buffers.normed[:count])
+        products.join(mixed, weights.o, stream, None, weights.mlp_norm)
+        products.multiply(stream, weights.mlp_norm, weights.gate_up, buffers.activated[:count])
+        products.join(buffers.activated[:count], weights.down, stream, None, weights.final_norm)
+        products.multiply(stream, weights.final_norm, weights.output, buffers.logits[:count])
+        return products.normed(stream, weights.final_norm) if self._spec.norm_output else residual
