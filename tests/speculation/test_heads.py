@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from tests.models.heads.published import PublishedHead, medusa_tensors
 from tests.models.tiny_checkpoints import make_tiny
 from twostroke import LLM, SamplingParams
-from twostroke.backends.host.head_drafter import LEAST_SURVIVAL, TRIALS, Trust
+from twostroke.backends.host.head_drafter import LEAST_SURVIVAL
 from twostroke.config import EngineConfig, KVConfig
 from twostroke.core.errors import BadRequestError, ModelError
 from twostroke.core.sequence import Sequence as Stream
@@ -29,6 +29,7 @@ from twostroke.engine.offline import GenerationResult
 from twostroke.models.loading import load_checkpoint
 from twostroke.scheduling.plan import Drafting
 from twostroke.speculation.drafter import Ask, Proposal
+from twostroke.speculation.trust import TRIALS, Trust
 
 BACKENDS = ("reference", "cpu")
 MODELS = ("llama", "mistral")

@@ -104,8 +104,9 @@ class Eagle3Drafter:
         self._products.apply(self._normed_taps(taps), weights.fc, joined)
         eps, rows, positions = self._spec.norm_eps, tokens.rows, tokens.positions
         read_inputs(
-            self._norms, self._states, tokens.token_ids, rows, positions, joined, inputs, page=self._page, eps=eps
-        )
+            self._norms, self._states, tokens.token_ids, rows, positions, self._rows.last_tokens, joined, inputs,
+            page=self._page, eps=eps,
+        )  # fmt: skip
         self._products.apply(inputs, weights.kv, kv)
         norms = weights.q_norm, weights.k_norm
         rope_and_store(kv, self._cos_sin, positions, rows, self._paged, *norms, eps=eps)

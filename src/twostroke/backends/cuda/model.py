@@ -4,7 +4,7 @@ number back, so that all can be captured in a graph."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -48,6 +48,10 @@ class Decodes:
     width: int = 1  # tokens of a sequence, side by side: its last, and drafts behind it
 
 
+Follow = Callable[[TokenArrays, torch.Tensor], None]
+"""Told of a pass: its tokens, with resolved positions, and what was tapped of them  # [num_tokens, taps * hidden]"""
+
+
 class Decoder:
     def __init__(
         self,
@@ -87,17 +91,19 @@ class Decoder:
             for own, layer in zip(spec.layers, weights.layers, strict=True)
         ]
         self._rotations = {rope: rotation(rope, max_context, weights.embedding.device) for rope in ropes}
-        self._taps: dict[int, torch.Tensor] = {}  # [max tokens, hidden] each
+        self._follow: Follow | None = None
+        self._taps: dict[int, torch.Tensor] = {}  # [max tokens, hidden] each, side by side
+        self._side_by_side = buffers.residual
 
-    def keep(self, layers: Sequence[int]) -> None:
-        """From now on every pass keeps the residual stream after these layers (`taps`)."""
-        if any(not 0 <= layer < self._spec.num_layers - 1 for layer in layers):
-            raise ValueError(f"Layers {tuple(layers)} cannot be tapped: there are {self._spec.num_layers - 1}.")
-        self._taps = {layer: torch.zeros_like(self._buffers.residual) for layer in layers}
-
-    def taps(self, num_tokens: int) -> tuple[torch.Tensor, ...]:
-        """What the last pass kept of its tokens, by layer  # [num_tokens, hidden] each"""
-        return tuple(tap[:num_tokens] for tap in self._taps.values())
+    def keep(self, layers: Sequence[int], follow: Follow) -> None:
+        """From now on every pass tells `follow` of its tokens, before any is sampled, and of the residual stream behind
+        these layers, side by side; -1: what enters the first."""
+        last, hidden = self._spec.num_layers - 1, self._spec.hidden_size
+        if any(not -1 <= layer <= last for layer in layers):
+            raise ValueError(f"Layers {tuple(layers)} cannot be tapped: the last is {last}.")
+        self._follow = follow
+        self._side_by_side = self._buffers.residual.new_zeros(len(self._buffers.residual), len(layers) * hidden)
+        self._taps = dict(zip(layers, self._side_by_side.split(hidden, dim=1), strict=True))
 
     def prepare(self) -> None:
         """Have kernels compiled which no set of steps is sure to meet all of: the decodes' cuts, the long products' and
@@ -147,21 +153,42 @@ class Decoder:
         if decodes.slots:
             places = tokens.positions[: decodes.slots]
             self._attention.cut_decodes(places, self._windows, count=decodes.count, width=decodes.width)
+        self._tap(-1, stream)
+        residual = self._through_layers(tokens, stream, decodes, prefill, layers, wanted)
+        if self._follow is not None:
+            self._follow(tokens, self._side_by_side[: len(tokens)])
+        return residual
+
+    def _through_layers(
+        self,
+        tokens: TokenArrays,
+        stream: Stream,
+        decodes: Decodes,
+        prefill: PrefillWork | None,
+        layers: Sequence[int] | None,
+        wanted: torch.Tensor | None,
+    ) -> torch.Tensor:
+        weights, last = self._weights, self._spec.num_layers - 1
+        selected = None if last in self._taps else wanted  # what is tapped is tapped of every token
         for index in range(self._spec.num_layers) if layers is None else layers:
             layer = weights.layers[index]
             qkv = self._buffers.qkv[: len(tokens)]
             self._products.multiply(stream, layer.attention_norm, layer.qkv, qkv)
-            is_last = index == len(weights.layers) - 1
             self._rotate_and_store(index, layer, qkv, tokens)
-            if is_last and wanted is not None and len(wanted) == 0:
+            if index == last and selected is not None and len(selected) == 0:
                 return stream.residual[:0]  # a chunk inside a prompt: its keys are all that is wanted of it
             mixed = self._attend(index, qkv, tokens, decodes, prefill)
-            if is_last and wanted is not None:
-                mixed, stream = self._select(mixed, stream.residual, wanted)
+            if index == last and selected is not None:
+                mixed, stream = self._select(mixed, stream.residual, selected)
             self._finish(index, layer, mixed, stream)
-            if index in self._taps:
-                self._taps[index][: len(tokens)].copy_(stream.residual)
-        return stream.residual
+            self._tap(index, stream)
+        if selected is not None or wanted is None:
+            return stream.residual
+        return torch.index_select(stream.residual, 0, wanted, out=self._buffers.selected[: len(wanted)])
+
+    def _tap(self, layer: int, stream: Stream) -> None:
+        if layer in self._taps:
+            self._taps[layer][: len(stream.residual)].copy_(stream.residual)
 
     def logits(self, residual: torch.Tensor) -> torch.Tensor:
         """[rows, vocab] float32"""

@@ -20,6 +20,7 @@ from twostroke.core.request import Request
 from twostroke.core.step import Step
 from twostroke.models.heads.eagle3 import Eagle3Spec
 from twostroke.speculation.drafter import NOTHING, Ask, Proposal
+from twostroke.speculation.trust import Trust
 
 UNASKED_STEPS = 64
 """After this many steps in which nobody asked for drafts, streams are followed no longer; they are again when somebody
@@ -28,9 +29,6 @@ LEAST_SURVIVAL = 0.1
 """A chain whose guesses hold together less likely than this goes on no more."""
 MAX_CHAIN = 8
 FADES = 0.9
-TRIALS = 400
-"""First guesses after which a head is judged."""
-LEAST_RIGHT = 0.02
 
 
 class Network(Protocol):
@@ -48,33 +46,6 @@ class Network(Protocol):
     def step(
         self, token_ids: Ints, hidden: Array, positions: Ints, tables: Ints, firsts: Ints
     ) -> tuple[Array, Array]: ...
-
-
-@dataclass(slots=True)
-class Trust:
-    """How often a first guess was right, whether it was computed or not."""
-
-    num_tried: int = 0
-    num_right: int = 0
-    guesses: dict[int, int] = field(default_factory=dict)
-    """Of some streams, what was guessed to come next."""
-
-    def guessed(self, seq_id: int, token_id: int) -> None:
-        self.guesses[seq_id] = token_id
-
-    def came(self, seq_id: int, token_ids: Sequence[int]) -> None:
-        guess = self.guesses.pop(seq_id, None)
-        if guess is not None and token_ids:
-            self.num_tried += 1
-            self.num_right += guess == token_ids[0]
-
-    def doubt(self, source: str) -> str | None:
-        if self.num_tried < TRIALS or self.num_right >= LEAST_RIGHT * self.num_tried:
-            return None
-        return (
-            f"{source} hardly ever guesses right ({self.num_right} of {self.num_tried} first drafts): it was most "
-            "likely made for another model"
-        )
 
 
 @dataclass(slots=True)

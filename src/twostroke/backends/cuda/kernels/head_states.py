@@ -58,7 +58,7 @@ def _write_inputs(state, token_id, norms, target, eps, embedding_stride, HIDDEN:
 
 @triton.jit(do_not_specialize=["table_stride"], do_not_specialize_on_alignment=["token_ids", "rows", "positions"])
 def _read_inputs(
-    norms, states, token_ids, rows, positions, joined, inputs, eps, embedding_stride, table_stride,
+    norms, states, token_ids, rows, positions, last_tokens, joined, inputs, eps, embedding_stride, table_stride,
     PAGE: tl.constexpr, HIDDEN: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     start_next_and_wait(PDL)
@@ -76,6 +76,8 @@ def _read_inputs(
     state = tl.load(source + columns, mask=columns < HIDDEN, other=0.0).to(tl.float32)
     state = tl.where(position > 0, state, 0.0)  # nothing stands before the first token, and nobody reads its slot
     token_id = tl.load(token_ids + token)
+    if token_id < 0:
+        token_id = tl.load(last_tokens + row)
     target = inputs + token.to(tl.int64) * (2 * HIDDEN)
     _write_inputs(state, token_id, norms, target, eps, embedding_stride, HIDDEN, BLOCK)
 
@@ -83,9 +85,10 @@ def _read_inputs(
 def read_inputs(
     norms: InputNorms,
     states: StateStore,
-    token_ids: torch.Tensor,  # int32 [num_tokens]
+    token_ids: torch.Tensor,  # int32 [num_tokens]; FROM_ROW: the row's last
     rows: torch.Tensor,  # int32 [num_tokens]; a row's tokens side by side, in order
     positions: torch.Tensor,  # int32 [num_tokens]
+    last_tokens: torch.Tensor,  # int32 [max rows + 1]
     joined: torch.Tensor,  # [num_tokens, hidden]: the state of each token
     inputs: torch.Tensor,  # [num_tokens, 2 * hidden], written
     *,
@@ -98,7 +101,7 @@ def read_inputs(
         return
     block = next_power_of_2(hidden)
     dependent(_read_inputs, (num_tokens,), joined.device)(
-        norms, states, token_ids, rows, positions, joined, inputs, eps, norms.embedding.stride(0),
+        norms, states, token_ids, rows, positions, last_tokens, joined, inputs, eps, norms.embedding.stride(0),
         states.table.stride(0), PAGE=page, HIDDEN=hidden, BLOCK=block, num_warps=min(max(block // 512, 1), 8),
     )  # fmt: skip
 

@@ -1,0 +1,75 @@
+"""How many drafts a device is to make for itself. The host never sees such drafts, only how many of them held: so it
+asks for as many as usually pay, by what each stream's held before, with the time counted that making them takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from twostroke.core.request import Request
+from twostroke.core.step import DecodeSlot, DraftCosts
+from twostroke.speculation.drafter import NOTHING, Ask, Proposal
+from twostroke.speculation.trust import Trust
+from twostroke.speculation.turn import Turn
+
+NO_TOKEN = -1
+
+
+class UnseenDrafts:
+    """Of one drafter on a device. Told of rows as drafters are; lives on the thread that launches steps."""
+
+    def __init__(self, name: str, source: str, seconds: Callable[[int, int], float]) -> None:
+        """`seconds`: what drafts take, by the number of streams and of drafts each; 0: nobody knows."""
+        self.name, self._source, self.seconds = name, source, seconds
+        self._turn = Turn(self)
+        self._streams: set[int] = set()
+        self._trust = Trust()
+
+    def open(self, seq_id: int, request: Request, token_ids: Sequence[int]) -> None:
+        asked = request.sampling.speculation
+        if asked is None or (not asked.is_off and asked.method in (None, self.name)):
+            self._streams.add(seq_id)
+            self._turn.acceptance.open(seq_id)
+
+    def close(self, seq_id: int) -> None:
+        self._streams.discard(seq_id)
+        self._turn.acceptance.close(seq_id)
+
+    def extend(self, seq_id: int, token_ids: Sequence[int]) -> None:
+        """The device knows them."""
+
+    def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
+        """Nothing that could be said here."""
+        return [NOTHING] * len(asks)
+
+    def counts(
+        self, slots: Sequence[DecodeSlot], num_slots: int, costs: DraftCosts, numbers: Sequence[int]
+    ) -> dict[int, int]:
+        """Of these slots, how many drafts to make and to verify: one of `numbers`, which grow, or the slot's own limit
+        below that. `num_slots`: of the whole step."""
+        asks = [
+            Ask(slot.seq_id, min(slot.drafts.most, numbers[-1]))
+            for slot in slots
+            if slot.drafts is not None and slot.seq_id in self._streams
+        ]
+        asks = self._turn.worthwhile(asks, [()] * len(asks), num_slots, costs)
+        if not asks:
+            return {}
+        # The time of a step is that of its widest slot, and there are few widths: up to the next, drafts are free.
+        best = max(ask.most for ask in asks)
+        room = next(number for number in numbers if number >= best)
+        wanted = {slot.seq_id: slot.drafts.most for slot in slots if slot.drafts is not None}
+        return {ask.seq_id: min(room, wanted[ask.seq_id]) for ask in asks}
+
+    def learn(self, seq_id: int, num_drafts: int, came: Sequence[int]) -> None:
+        """So many drafts were verified, and these tokens came: those that held, and one behind them."""
+        if not came or not num_drafts:
+            return
+        num_held = min(len(came) - 1, num_drafts)
+        guesses = (*came[:num_held], NO_TOKEN)[:num_drafts]
+        self._turn.learn(seq_id, Proposal(guesses, (1.0,) * len(guesses)), came)
+        self._trust.guessed(seq_id, guesses[0])
+        self._trust.came(seq_id, came)
+
+    @property
+    def doubt(self) -> str | None:
+        return self._trust.doubt(self._source)
