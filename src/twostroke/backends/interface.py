@@ -208,6 +208,24 @@ class CostedFactory(Protocol):
     def first_coefficients(self, shape: ModelShape) -> Coefficients: ...
 
 
+@dataclass(frozen=True, slots=True)
+class HeadNeeds:
+    """What a head takes on a backend."""
+
+    formats: Formats
+    weight_bytes: int
+    """And of room for what it computes."""
+    kv_bytes_per_token: int
+
+
+@runtime_checkable
+class HeadFactory(Protocol):
+    """A backend that holds heads in a form of its own; others have them in float32."""
+
+    def head_needs(self, head: Eagle3Head | MedusaHeads, formats: Formats) -> HeadNeeds | str:
+        """Beside a model in these formats; or one sentence on why it cannot run this head."""
+
+
 TuningProgress = Callable[[int, int, str], None]
 """Products done, products in all, the one that is measured."""
 

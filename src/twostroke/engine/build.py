@@ -190,7 +190,7 @@ def prepare(checkpoint: Checkpoint, config: EngineConfig) -> Preparation:
         settings = checkpoint.gguf_metadata or read_config(checkpoint.path)
         raise BadRequestError(why_no_mtp(checkpoint.name, settings))
     plans = tuple(
-        plan_head(load_head(name, source, checkpoint.spec), number, factory)
+        plan_head(load_head(name, source, checkpoint.spec), number, factory, choice.formats)
         if name in HEADS
         else plan_companion(name, _load(source), number, config, factory, here)
         for number, (name, source) in enumerate(methods_with_files(config.speculate), start=1)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 
-from twostroke.backends.interface import BackendFactory, Companion, CompanionFactory
+from twostroke.backends.interface import BackendFactory, Companion, CompanionFactory, HeadFactory, HeadNeeds
 from twostroke.config import EngineConfig, KVGroupNeed, ResolvedConfig
 from twostroke.core.errors import BackendError, BadRequestError
 from twostroke.core.formats import Formats
@@ -24,6 +24,7 @@ from twostroke.models.spec import LayerSpec, ModelSpec
 from twostroke.text.tokenizer import Tokenizer
 
 _FLOAT32_BYTES = 4
+FLOAT32 = Formats("f32", "f32", "f32")
 _PADDING = re.compile(rb"\[PAD\d+\]")
 """What files name entries that only fill a table up: they are no tokens."""
 
@@ -45,7 +46,8 @@ class CompanionPlan:
         name = self.companion.checkpoint.name
         if self.companion.head is not None:
             taken = f"{size(self.weight_bytes)} of weights and {size(kv_bytes)} of the KV"
-            return f"{self.companion.method} head {name}: {taken}, in float32"
+            kind = self.companion.formats.arithmetic.replace("f32", "float32")
+            return f"{self.companion.method} head {name}: {taken}, in {kind}"
         return (
             f"{self.companion.method} model {name}: {size(self.weight_bytes)} of weights and {size(kv_bytes)} of the "
             f"KV; {self.companion.formats.line}"
@@ -66,25 +68,37 @@ def plan_companion(
     return CompanionPlan(companion, companion_needs(factory, companion), factory.companion_bytes(checkpoint, formats))
 
 
-def plan_head(head: Eagle3Head | MedusaHeads, number: int, factory: BackendFactory) -> CompanionPlan:
-    """Raises BackendError where the backend cannot run it beside the model."""
+def plan_head(
+    head: Eagle3Head | MedusaHeads, number: int, factory: BackendFactory, formats: Formats = FLOAT32
+) -> CompanionPlan:
+    """`formats`: of the model that it drafts for. Raises BackendError where the backend cannot run it beside that."""
     path = Path(head.source)
     method = "eagle3" if isinstance(head, Eagle3Head) else "medusa"
-    if not isinstance(factory, CompanionFactory):
-        raise BackendError(f"the {factory.name} backend runs no heads yet: {path.name} cannot draft there")
+    found = _head_needs(head, factory, formats)
+    if isinstance(found, str):
+        raise BackendError(f"{found}: {path.name} cannot draft there")
     layers: tuple[LayerSpec, ...] = ()
     taps: tuple[int, ...] = ()
     needs: tuple[KVGroupNeed, ...] = ()
     if isinstance(head, Eagle3Head):
         own = head.spec.layer.grouped
         layers, taps = (head.spec.layer,), tuple(tap - 1 for tap in head.spec.taps if tap > 0)
-        kv_bytes = own.kv_values * _FLOAT32_BYTES
-        needs = (KVGroupNeed((0,), None, kv_bytes, "keys and values", own.kv_values, number),)
+        needs = (KVGroupNeed((0,), None, found.kv_bytes_per_token, "keys and values", own.kv_values, number),)
     spec = ModelSpec(method, head.spec.draft_vocab_size, head.spec.hidden_size, MAX_CONTEXT, layers, 0.0)
     checkpoint = Checkpoint(path.resolve().name, path, spec, head.tensors)
-    weight_bytes = sum(prod(tensor.shape) for tensor in head.tensors.values()) * _FLOAT32_BYTES
-    companion = Companion(method, checkpoint, Formats("f32", "f32", "f32"), number, taps, head)
-    return CompanionPlan(companion, needs, weight_bytes)
+    companion = Companion(method, checkpoint, found.formats, number, taps, head)
+    return CompanionPlan(companion, needs, found.weight_bytes)
+
+
+def _head_needs(head: Eagle3Head | MedusaHeads, factory: BackendFactory, formats: Formats) -> HeadNeeds | str:
+    if isinstance(factory, HeadFactory):
+        found = factory.head_needs(head, formats)
+        return f"the {factory.name} backend cannot run it: {found}" if isinstance(found, str) else found
+    if not isinstance(factory, CompanionFactory):
+        return f"the {factory.name} backend runs no heads yet"
+    kv_values = head.spec.layer.grouped.kv_values if isinstance(head, Eagle3Head) else 0
+    num_values = sum(prod(tensor.shape) for tensor in head.tensors.values())
+    return HeadNeeds(FLOAT32, num_values * _FLOAT32_BYTES, kv_values * _FLOAT32_BYTES)
 
 
 def companion_needs(factory: BackendFactory, companion: Companion) -> tuple[KVGroupNeed, ...]:

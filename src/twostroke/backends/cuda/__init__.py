@@ -10,7 +10,7 @@ from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from twostroke.backends.interface import LAYERS_DIFFER, BackendSettings, uncomputed
+from twostroke.backends.interface import LAYERS_DIFFER, BackendSettings, HeadNeeds, uncomputed
 from twostroke.core.errors import BackendError, install_hint
 from twostroke.core.formats import ANY_FORMATS, GPU_FLOATS, STORED, Formats, FormatWish
 from twostroke.core.kv_layout import KVLayout
@@ -21,6 +21,9 @@ from twostroke.cost.model_shape import DecodeWeights, ModelShape
 from twostroke.cost.step_cost import Coefficients
 from twostroke.machine import Machine, MemorySpace
 from twostroke.models.checkpoint import Checkpoint
+from twostroke.models.heads.eagle3 import Eagle3Head
+from twostroke.models.heads.medusa import MedusaHeads
+from twostroke.models.spec import ModelSpec
 
 if TYPE_CHECKING:
     from twostroke.backends.cuda.backend import CudaBackend
@@ -85,6 +88,19 @@ class CudaFactory:
 
     def kv_bytes_per_token(self, checkpoint: Checkpoint, layers: tuple[int, ...], formats: Formats) -> int:
         return sum(checkpoint.spec.layers[layer].grouped.kv_values for layer in layers) * _ELEMENT_BYTES
+
+    def head_needs(self, head: Eagle3Head | MedusaHeads, formats: Formats) -> HeadNeeds | str:
+        if not isinstance(head, Eagle3Head):
+            return "it drafts by EAGLE-3 heads, and by no others yet"
+        spec = ModelSpec("eagle3", head.spec.draft_vocab_size, head.spec.hidden_size, 1, (head.spec.layer,), 0.0)
+        if (reason := _unsupported_layers(spec)) is not None:
+            return reason
+        import torch
+
+        from twostroke.backends.cuda.eagle3_weights import head_needs
+        from twostroke.backends.cuda.products import card_of
+
+        return head_needs(head, formats, self.suits, card_of(torch.device("cuda"), torch.bfloat16))
 
     def held_bytes(self, checkpoint: Checkpoint, name: str, formats: Formats) -> int:
         """Of GGUF weights, which are held in 16 bits, as few as are stored: `model_matrices.py` counts so, too."""
@@ -198,7 +214,10 @@ def _no_device() -> str | None:
 
 
 def _unsupported_shape(checkpoint: Checkpoint) -> str | None:
-    spec = checkpoint.spec
+    return _unsupported_layers(checkpoint.spec)
+
+
+def _unsupported_layers(spec: ModelSpec) -> str | None:
     if (reason := uncomputed(spec)) is not None:
         return reason
     if spec.common_layer is None:

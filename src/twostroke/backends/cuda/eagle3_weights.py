@@ -3,21 +3,28 @@ target's own. Knows how much that takes before any of it is there."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 
 import numpy as np
 import torch
 
-from twostroke.backends.cuda.kernels.packed_format import packed_bytes
-from twostroke.backends.cuda.kernels.product import Product
+from twostroke.backends.cuda.buffers import tensor_bytes
+from twostroke.backends.cuda.drafting import MAX_DRAFTS
+from twostroke.backends.cuda.kernels.head_states import KEPT
+from twostroke.backends.cuda.kernels.product import Card, Product
 from twostroke.backends.cuda.matrix import Matrix, Plain
 from twostroke.backends.cuda.model_matrices import ModelMatrix
 from twostroke.backends.cuda.products import ProductScratch
 from twostroke.backends.cuda.tuned_table import Choices
 from twostroke.backends.cuda.weights import WeightLoader, Weights
-from twostroke.backends.interface import Companion
+from twostroke.backends.interface import Companion, HeadNeeds
+from twostroke.core.formats import Formats
+from twostroke.core.step_sizes import StepSizes
 from twostroke.models.heads.eagle3 import Eagle3Head, Eagle3Spec
 from twostroke.models.spec import DenseMlp, ModelSpec
+
+_VALUE_BYTES = 2
 
 
 def layer_spec(spec: Eagle3Spec, max_context: int) -> ModelSpec:
@@ -142,10 +149,24 @@ class Eagle3Buffers:
         self.products = ProductScratch(model, num_rows, dtype, device)
 
 
-def weight_bytes(head: Eagle3Head, copies: Choices | None) -> int:
-    """Of the weights in 16 bits, and of the copies that decode would read by these choices."""
-    held = 2 * sum(int(np.prod(tensor.shape)) for tensor in head.tensors.values())
-    if copies is None:
-        return held
-    own = (matrix for matrix in head_matrices(head.spec) if all(name in head.tensors for name in matrix.tensors))
-    return held + sum(packed_bytes(*matrix.product.shape) for matrix in own if matrix.has_copy(copies))
+def head_needs(head: Eagle3Head, formats: Formats, sizes: StepSizes, card: Card) -> HeadNeeds:
+    """In 16 bits, as the model is. `sizes`: of steps, at most."""
+    spec, copies = head.spec, Choices.on(card) if formats.arithmetic == "bf16" and card.has_hopper_kernels else None
+    buffers = Eagle3Buffers(
+        spec,
+        num_tokens=sizes.max_tokens_per_step,
+        num_rows=sizes.max_running,
+        num_drafts=MAX_DRAFTS,
+        device=torch.device("meta"),
+        dtype=torch.bfloat16,
+    )
+    held = sum(prod(tensor.shape) for tensor in head.tensors.values())
+    taps = sizes.max_tokens_per_step * len(spec.taps) * spec.target_hidden_size
+    kept = (sizes.max_running + 1) * KEPT * spec.hidden_size
+    num_bytes = _VALUE_BYTES * (held + taps + kept) + tensor_bytes(buffers)
+    if copies is not None:
+        own = [matrix for matrix in head_matrices(spec) if all(name in head.tensors for name in matrix.tensors)]
+        num_bytes += sum(matrix.packed_bytes for matrix in own if matrix.has_copy(copies))
+    kv_bytes = _VALUE_BYTES * spec.layer.grouped.kv_values
+    page_end_bytes = -(-_VALUE_BYTES * spec.hidden_size // sizes.block_size)  # of each block one state is kept
+    return HeadNeeds(replace(formats, copies=None, reasons=()), num_bytes, kv_bytes + page_end_bytes)
