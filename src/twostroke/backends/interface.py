@@ -25,6 +25,7 @@ from twostroke.models.heads.medusa import MedusaHeads
 from twostroke.models.spec import DenseMlp, LatentAttention, LayerSpec, ModelSpec, MoeSpec, RecurrentMixer
 from twostroke.speculation.drafter import Drafter
 from twostroke.speculation.speculator import Speculator
+from twostroke.speculation.unseen import UnseenDrafts
 
 LAYERS_DIFFER = "its layers differ in more than their windows and ropes, and this backend has one size for all of them"
 
@@ -133,6 +134,13 @@ class CompanionBackend(Protocol):
 
     companion_drafters: Sequence[Drafter]
     """One for each companion that it was created with, in their order."""
+
+
+@runtime_checkable
+class UnseenBackend(Protocol):
+    """A backend that may have a drafter on the device, whose drafts the host does not see."""
+
+    unseen: UnseenDrafts | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from twostroke.backends.interface import Backend, CompanionBackend, SpeculatingBackend
+from twostroke.backends.interface import Backend, CompanionBackend, SpeculatingBackend, UnseenBackend
 from twostroke.core.errors import BadRequestError
 from twostroke.core.speculation import AUTO
 from twostroke.cost.step_cost import StepCost
@@ -27,14 +27,16 @@ def speculation(
             raise BadRequestError(f"the {backend.name} backend verifies no drafts yet: leave speculate at {AUTO}")
         return None, f"speculation off: the {backend.name} backend verifies no drafts yet"
     computing = iter(backend.companion_drafters if isinstance(backend, CompanionBackend) else ())
+    unseen = backend.unseen if isinstance(backend, UnseenBackend) else None
+    on_device = [] if unseen is None else [unseen.name]
     drafters: list[Drafter] = [
         next(computing) if method.source is not None else _text_drafter(method.name, shares)
         for method in methods
-        if method.name != GrammarDrafter.name
+        if method.name not in (GrammarDrafter.name, *on_device)
     ]
     drafters.insert(0, GrammarDrafter())  # whoever else drafts: what a grammar forces is as good as certain
     backend.use_speculator(Speculator(drafters, vocab_size))
-    names = [drafter.name for drafter in drafters]
+    names = [*(drafter.name for drafter in drafters), *on_device]
     why = "forced, or looked up in prompt and answer; computed where they pay" if asked == AUTO else "asked for"
     return DraftBudget(step_cost.seconds, backend.max_drafts, names), f"speculation {' and '.join(names)}: {why}"
 

@@ -3,6 +3,7 @@ asks for as many as usually pay, by what each stream's held before, with the tim
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 
 from twostroke.core.request import Request
@@ -11,6 +12,7 @@ from twostroke.speculation.drafter import NOTHING, Ask, Proposal
 from twostroke.speculation.trust import Trust
 from twostroke.speculation.turn import Turn
 
+logger = logging.getLogger("twostroke.speculation")
 NO_TOKEN = -1
 
 
@@ -23,6 +25,8 @@ class UnseenDrafts:
         self._turn = Turn(self)
         self._streams: set[int] = set()
         self._trust = Trust()
+        self.doubt: str | None = None
+        """What was said of drafts that never hold."""
 
     def open(self, seq_id: int, request: Request, token_ids: Sequence[int]) -> None:
         asked = request.sampling.speculation
@@ -69,7 +73,6 @@ class UnseenDrafts:
         self._turn.learn(seq_id, Proposal(guesses, (1.0,) * len(guesses)), came)
         self._trust.guessed(seq_id, guesses[0])
         self._trust.came(seq_id, came)
-
-    @property
-    def doubt(self) -> str | None:
-        return self._trust.doubt(self._source)
+        if self.doubt is None and (doubt := self._trust.doubt(self._source)) is not None:
+            self.doubt = doubt
+            logger.warning(doubt)

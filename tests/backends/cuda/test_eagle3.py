@@ -15,6 +15,7 @@ from tests.models.heads.test_head_files import target
 
 from twostroke.backends.cuda.eagle3 import Eagle3Drafter
 from twostroke.backends.cuda.eagle3_weights import Eagle3Buffers, Eagle3Weights
+from twostroke.backends.cuda.graphs import GraphCache
 from twostroke.backends.cuda.kernels.product import Product
 from twostroke.backends.cuda.kernels.sampling_state import NUM_OUTPUT, PROMPT_LEN
 from twostroke.backends.cuda.matrix import Matrix, Plain
@@ -115,15 +116,25 @@ def make_pair(folder: Path, device: str, few_rows: int, kind: str = "llama", emb
     whole = Weights(shared, (), shared[0], Matrix("head", Product("head", *shared.shape), {"plain": Plain(shared)}))
     companion = plan_head(head, 1, REFERENCE).companion
     weights, loader = Eagle3Weights.placed(companion, whole, place, torch.float32, None)
-    loader.fill(None)
     choices = fused_up_to(few_rows, device, torch.float32)
     assert choices is not None
     buffers = Eagle3Buffers(
         head.spec, num_tokens=64, num_rows=MAX_ROWS, num_drafts=MAX_DRAFTS, device=place, dtype=torch.float32
     )
     drafter = Eagle3Drafter(
-        head.spec, weights, buffers, rows, layout, 1, max_context=MAX_CONTEXT, num_sms=4, choices=choices
+        head,
+        weights,
+        loader,
+        buffers,
+        rows,
+        layout,
+        1,
+        max_context=MAX_CONTEXT,
+        num_sms=4,
+        choices=choices,
+        graphs=GraphCache(place),
     )
+    assert drafter.load() == ()
     drafts = torch.zeros(MAX_ROWS + 1, 7, dtype=torch.int32, device=place)
     return Pair(head, network, drafter, rows, drafts, tables, device)
 

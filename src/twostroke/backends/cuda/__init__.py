@@ -158,20 +158,31 @@ class CudaFactory:
     def create(self, checkpoint: Checkpoint, layout: KVLayout, settings: BackendSettings) -> CudaBackend:
         import torch
 
-        from twostroke.backends.cuda.backend import CudaBackend
+        from twostroke.backends.cuda.backend import DTYPES, CudaBackend
         from twostroke.backends.cuda.drafting import MAX_DRAFTS
+        from twostroke.backends.cuda.head_loading import head_of
+        from twostroke.backends.cuda.products import card_of
+        from twostroke.backends.cuda.tuned_table import Choices
         from twostroke.backends.cuda.weights import held_bytes
 
         if layout.block_size & (layout.block_size - 1):
             raise BackendError(f"the cuda backend needs KV blocks of a power of two tokens, not {layout.block_size}")
         own = settings.formats or self.formats(checkpoint)
         assert isinstance(own, Formats)
+        device = torch.device("cuda")
+        choices = Choices.on(card_of(device, DTYPES[own.arithmetic]))
+        heads = [
+            head_of(one, layout, max_context=settings.max_context, choices=choices, has_copies=own.copies is not None)
+            for one in settings.companions
+        ]
         try:
             return CudaBackend(
                 checkpoint,
                 layout,
-                device=torch.device("cuda"),
+                device=device,
                 formats=own,
+                choices=choices,
+                drafter=heads[0] if heads else None,
                 max_context=settings.max_context,
                 max_tokens_per_step=settings.max_tokens_per_step,
                 max_running=settings.max_running,

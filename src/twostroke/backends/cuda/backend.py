@@ -41,6 +41,7 @@ from twostroke.core.kv_layout import KVLayout
 from twostroke.core.step import Step
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.speculation.speculator import Speculator
+from twostroke.speculation.unseen import UnseenDrafts
 
 STAGED_PER_TOKEN = 8
 """Integers of a step's arrays a token, at most: three of its own, its share of segments and of attention's tiles."""
@@ -60,6 +61,8 @@ DrafterOf = Callable[[Parts], DeviceDrafter]
 
 class CudaBackend:
     name = "cuda"
+    unseen: UnseenDrafts | None = None
+    """Of whoever drafts on the device."""
 
     def __init__(
         self,
@@ -92,7 +95,7 @@ class CudaBackend:
         heads = spec.layers[0].grouped  # for all layers: a checkpoint whose layers differ was declined
         sizes = (heads.num_heads, heads.num_kv_heads, heads.head_dim, layout.block_size, dtype, 1 + max_drafts)
         attention = Attention(AttentionShape(*sizes), device, max_rows, max_queries)
-        kv = KVStore(spec, layout, device, DTYPES[formats.kv])
+        kv = KVStore(spec, layout.of_model(0), device, DTYPES[formats.kv])
         self._device = device
         self._parts = Parts(
             rows=rows,
@@ -106,11 +109,14 @@ class CudaBackend:
         self.max_drafts = max_drafts
         self._drafter = None if drafter is None else drafter(self._parts)
         if self._drafter is not None:
-            self._parts.decoder.keep(self._drafter.taps)
+            self._parts.decoder.keep(self._drafter.taps, self._drafter.follow)
         self._decodes = DecodePath(self._parts, max_rows)
         self._verifies = VerifyPath(self._parts, max_rows, self._drafter, forced) if max_drafts else None
         self._prefills = PrefillPath(self._parts, max_rows, max_context)
         self._guesser = Guesser()
+        if self._drafter is not None:
+            self.unseen = UnseenDrafts(self._drafter.name, self._drafter.source, self._drafter.seconds)
+            self._guesser.unseen = self.unseen
         self._results = Results(max(max_rows, max_queries), device)
         times = self._get_ready(partial(loader.fill, progress), weights)
         rest_s = time.perf_counter() - started_s - times.weights_s
@@ -136,6 +142,8 @@ class CudaBackend:
             load_weights()
             loaded_s = time.perf_counter()
             left_plain = weights.pack()
+            if self._drafter is not None:
+                left_plain = (*left_plain, *self._drafter.load())
             packed_s = time.perf_counter()
             if self._device.type == "cuda":
                 self.prepare()
@@ -152,6 +160,8 @@ class CudaBackend:
         if self._verifies is not None:
             self._verifies.prepare(rehearses=rehearses)
             self._verifies.prepare_sampling()
+        if self._drafter is not None:
+            self._drafter.prepare(rehearses=rehearses)
 
     def use_grammars(self, grammars: Grammars) -> None:
         self._parts.rows.grammars.use(grammars)

@@ -4,10 +4,14 @@ are made, it is told."""
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import triton
 
+from twostroke.backends.cuda.draft_clock import DraftClock
 from twostroke.backends.cuda.eagle3_weights import Eagle3Buffers, Eagle3Weights, layer_spec
+from twostroke.backends.cuda.graphs import GraphCache
 from twostroke.backends.cuda.kernels.decode_attention import DecodeScratch, attend_decode
 from twostroke.backends.cuda.kernels.decode_cuts import cut_contexts, decode_config, plan_width, split_plan
 from twostroke.backends.cuda.kernels.head_states import (
@@ -26,27 +30,34 @@ from twostroke.backends.cuda.kernels.rope import rope_and_store
 from twostroke.backends.cuda.kernels.sampling import survey
 from twostroke.backends.cuda.kernels.sampling_filters import Summaries
 from twostroke.backends.cuda.kernels.sampling_state import SampledBatch
+from twostroke.backends.cuda.matrix import pack
 from twostroke.backends.cuda.model import TokenArrays, rotation
 from twostroke.backends.cuda.products import Products, Stream
 from twostroke.backends.cuda.rows import DeviceRows
 from twostroke.backends.cuda.sampling import BLOCK, COLUMN
 from twostroke.backends.cuda.tuned_table import Choices
+from twostroke.backends.cuda.weights import WeightLoader
 from twostroke.backends.host.eagle3 import FIRST_SLOT
 from twostroke.core.kv_layout import KVLayout
-from twostroke.models.heads.eagle3 import Eagle3Spec
+from twostroke.models.heads.eagle3 import Eagle3Head
 
+TIMED_STREAMS, TIMED_WIDTH = (1, 8, 32, 128, 512), 3
+"""What drafts take is measured at start: of so many streams, two drafts each."""
 ANY_WINDOW = 1 << 30
 """Longer than any context."""
 
 
 class Eagle3Drafter:
-    """Slot p of its keys and values is made from token p and the model's hidden states at p - 1. Every row is read
-    along, whether it is drafted for or not: slots are never missing, of prefixes neither."""
+    """A `DeviceDrafter`. Slot p of its keys and values is made from token p and the model's hidden states at p - 1.
+    Every row is read along, whether it is drafted for or not: slots are never missing, of prefixes neither."""
+
+    name = "eagle3"
 
     def __init__(
         self,
-        spec: Eagle3Spec,
+        head: Eagle3Head,
         weights: Eagle3Weights,
+        loader: WeightLoader,
         buffers: Eagle3Buffers,
         rows: DeviceRows,
         layout: KVLayout,
@@ -55,9 +66,13 @@ class Eagle3Drafter:
         max_context: int,
         num_sms: int,
         choices: Choices,
+        graphs: GraphCache,
     ) -> None:
         """`model`: whose groups of the layout are the head's."""
+        spec = head.spec
+        self.source, self.taps = head.source, tuple(tap - 1 for tap in spec.taps)
         self._spec, self._weights, self._buffers, self._rows = spec, weights, buffers, rows
+        self._loader, self._clock = loader, DraftClock(graphs)
         place = layout.places_of(model)[0]
         num_blocks, attention = layout.groups[place].num_blocks + 1, spec.layer.grouped  # the last takes padding's
         like = buffers.joined
@@ -82,19 +97,26 @@ class Eagle3Drafter:
         self._items = self._scratch.new_items()
         self._summaries = Summaries.allocate(max_rows, triton.cdiv(spec.draft_vocab_size, BLOCK), like.device)
 
-    def prepare(self) -> None:
-        """Have kernels compiled that captured steps need not meet: the cuts, and those of long products."""
+    def load(self) -> tuple[str, ...]:
+        self._loader.fill(None)
+        return pack(self._weights.own)
+
+    def seconds(self, num_streams: int, num_drafts: int) -> float:
+        return num_drafts * self._clock.a_draft_s(num_streams)
+
+    def prepare(self, *, rehearses: bool) -> None:
         buffers, weights, most = self._buffers, self._weights, len(self._buffers.residual)
-        positions = buffers.positions[0]
         for number in {plan_width(number): number for number in range(2, most + 1)}.values():
-            self._cut(positions[:number])
-        for matrix, inputs, out in (
-            (weights.fc, None, buffers.joined),
-            (weights.kv, buffers.inputs, buffers.kv),
-        ):
+            self._cut(buffers.positions[0, :number])
+        for matrix, out in ((weights.fc, buffers.joined), (weights.kv, buffers.kv)):
             for count in (count for count in self._products.long_rows(matrix) if count <= len(out)):
-                read = out.new_zeros(count, matrix.product.width) if inputs is None else inputs[:count]
-                self._products.apply(read, matrix, out[:count])
+                self._products.apply(out.new_zeros(count, matrix.product.width), matrix, out[:count])
+        if not rehearses:
+            nobodys = torch.full((most * TIMED_WIDTH,), self._rows.padding_row, dtype=torch.int32, device=out.device)
+            drafts = torch.zeros(most + 1, TIMED_WIDTH, dtype=torch.int32, device=out.device)
+            for count in dict.fromkeys(min(count, most) for count in TIMED_STREAMS):
+                work = partial(self.draft, nobodys[: count * TIMED_WIDTH], TIMED_WIDTH, drafts)
+                self._clock.time(count, TIMED_WIDTH - 1, work)
 
     def follow(self, tokens: TokenArrays, taps: torch.Tensor) -> None:
         """Fill the slots of all tokens of a pass. taps [num_tokens, taps * target hidden], overwritten. Those of drafts
@@ -121,28 +143,29 @@ class Eagle3Drafter:
             rms_norm(own, norm, own, eps=eps)
         return taps
 
-    def draft(self, entered: torch.Tensor, width: int, drafts: torch.Tensor) -> None:
-        """Before a pass that verifies them: `width` - 1 drafts behind each row's last token, the likeliest one after
-        another. entered int32 [num_streams * width]: a row for its own token and for each draft, the padding row for
-        those it is not to have; drafts int32 [max rows + 1, ...], written."""
+    def draft(self, rows: torch.Tensor, width: int, drafts: torch.Tensor) -> None:
+        """The likeliest token after another."""
         spec, buffers, records = self._spec, self._buffers, self._rows.sampling.records
-        count, eps, is_normed = len(entered) // width, spec.norm_eps, spec.norm_before_residual
+        count, eps, is_normed = len(rows) // width, spec.norm_eps, spec.norm_before_residual
         inputs, residual, state = buffers.inputs[:count], buffers.residual[:count], buffers.residual[:count]
         for step in range(width - 1):
-            rows, positions = buffers.rows[step, :count], buffers.positions[step, :count]
+            own_rows, positions = buffers.rows[step, :count], buffers.positions[step, :count]
             if step == 0:
                 begin_chain(
-                    self._norms, self._states, records, self._rows.last_tokens, entered, buffers.rows,
+                    self._norms, self._states, records, self._rows.last_tokens, rows, buffers.rows,
                     buffers.positions, inputs, residual, steps=width - 1, normed_residual=is_normed, eps=eps,
                 )  # fmt: skip
             else:
-                go_on(self._norms, drafts, rows, state, inputs, residual, step=step, normed_residual=is_normed, eps=eps)
+                go_on(
+                    self._norms, drafts, own_rows, state, inputs, residual, step=step, normed_residual=is_normed,
+                    eps=eps,
+                )  # fmt: skip
             if step == 0 or self._is_windowed:  # contexts that only grow keep their cuts
                 self._cut(positions)
-            state = self._guess(inputs, residual, rows, positions)
-            batch = SampledBatch(buffers.logits[:count], None, rows, records)
+            state = self._guess(inputs, residual, own_rows, positions)
+            batch = SampledBatch(buffers.logits[:count], None, own_rows, records)
             survey(batch, self._summaries, None, draws=False, block=BLOCK, column=COLUMN)
-            name_drafts(self._summaries, self._weights.target_ids, rows, drafts, step=step)
+            name_drafts(self._summaries, self._weights.target_ids, own_rows, drafts, step=step)
 
     def _cut(self, positions: torch.Tensor) -> None:
         """As `Attention.cut_decodes`."""

@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from twostroke.backends.cuda.results import sampling_ids
-from twostroke.backends.cuda.verify import MAX_GUESSES, NO_GUESS, Guess
+from twostroke.backends.cuda.verify import MAX_GUESSES, NO_GUESS, UNPLACED, Guess
 from twostroke.core.sampling_params import SamplingParams
 from twostroke.core.step import DecodeSlot, Drafted, RowJoin, Step, StepResult
 from twostroke.speculation.choice import drafts_of_one_width
 from twostroke.speculation.speculator import Speculator
+from twostroke.speculation.unseen import UnseenDrafts
 
 
 @dataclass(slots=True)
@@ -26,6 +27,8 @@ class _Stream:
 class Guesser:
     def __init__(self) -> None:
         self.speculator: Speculator | None = None
+        self.unseen: UnseenDrafts | None = None
+        """Of whoever drafts on the device."""
         self._streams: dict[int, _Stream] = {}
         self._drafted: dict[int, Drafted] = {}
         """Of the step that is being launched."""
@@ -35,9 +38,13 @@ class Guesser:
         self._drafted = {}
         for seq_id in step.leaves:
             self._streams.pop(seq_id, None)
+            if self.unseen is not None:
+                self.unseen.close(seq_id)
         for join in step.joins:
             known = len(join.request.prompt_token_ids) + len(join.output_token_ids)
             self._streams[join.seq_id] = _Stream(known, can_draft(join.request.sampling))
+            if self.unseen is not None:
+                self.unseen.open(join.seq_id, join.request, ())
         if self.speculator is not None:
             self.speculator.update(step)
 
@@ -53,6 +60,8 @@ class Guesser:
         found = [self._told(slot, widths[-1] - 1) for slot in step.decodes]
         if self.speculator is not None:
             self._speculate(self.speculator, step, widths, found)
+        if self.unseen is not None:
+            self._ask_device(self.unseen, step, widths, found)
         return found if any(guess.num_drafts for guess in found) else []
 
     def _told(self, slot: DecodeSlot, most: int) -> Guess:
@@ -78,6 +87,19 @@ class Guesser:
                     found[place] = Guess(in_time, self._streams[slot.seq_id].length, draft.token_ids[:MAX_GUESSES])
                     self._drafted[slot.seq_id] = Drafted(draft.method, in_time)
 
+    def _ask_device(self, unseen: UnseenDrafts, step: Step, widths: Sequence[int], found: list[Guess]) -> None:
+        """For slots that nobody found anything for: looking up is as good as free."""
+        slots = [
+            slot
+            for slot, guess in zip(step.decodes, found, strict=True)
+            if not guess.num_drafts and self._streams[slot.seq_id].may_draft
+        ]
+        counts = unseen.counts(slots, len(step.decodes), step.draft_costs, [width - 1 for width in widths])
+        for place, slot in enumerate(step.decodes):
+            if count := counts.get(slot.seq_id, 0):
+                found[place] = Guess(count)
+                self._drafted[slot.seq_id] = Drafted(unseen.name, count)
+
     def launched(self, step: Step, guesses: Sequence[Guess]) -> Mapping[int, Drafted]:
         """What is in flight now; of the slots that have drafts, whose they are."""
         for place, seq_id in enumerate(sampling_ids(step)):
@@ -96,6 +118,8 @@ class Guesser:
             stream.length += len(token_ids)
             if token_ids and self.speculator is not None:
                 self.speculator.settle(seq_id, token_ids)
+            if self.unseen is not None and guesses and guesses[place].start == UNPLACED:
+                self.unseen.learn(seq_id, guesses[place].num_drafts, token_ids)
 
 
 def can_draft(sampling: SamplingParams) -> bool:

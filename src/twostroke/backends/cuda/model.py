@@ -64,7 +64,7 @@ class Decoder:
         max_context: int,
         choices: Choices,
     ) -> None:
-        self._spec, self._weights, self._attention = spec, weights, attention
+        self._spec, self.weights, self._attention = spec, weights, attention
         self._buffers, self._rows = buffers, rows
         self._paged = [
             PagedKV(keys, values, rows.tables[group])
@@ -109,7 +109,7 @@ class Decoder:
         """Have kernels compiled which no set of steps is sure to meet all of: the decodes' cuts, the long products' and
         the experts', which layers share."""
         self._attention.prepare(self._windows)
-        layer, buffers, products = self._weights.layers[0], self._buffers, self._products
+        layer, buffers, products = self.weights.layers[0], self._buffers, self._products
         most = len(buffers.residual)
         for rows in (rows for rows in products.long_rows(layer.qkv) if rows <= most):
             products.multiply(self._stream(rows), layer.attention_norm, layer.qkv, buffers.qkv[:rows])
@@ -142,7 +142,7 @@ class Decoder:
         """Compute every token and write its keys and values, in these layers: all (None), or `distinct_layers` for a
         run that need only meet every kernel. Returns the residual stream # [num_tokens, hidden], or of the tokens
         `wanted` alone (int32 indices): the last layer then goes on with those, once all keys are written."""
-        weights, stream = self._weights, self._stream(len(tokens))
+        weights, stream = self.weights, self._stream(len(tokens))
         scale = self._spec.embedding_scale
         positions = None
         if decodes.slots:  # which know where they stand by their rows
@@ -168,7 +168,7 @@ class Decoder:
         layers: Sequence[int] | None,
         wanted: torch.Tensor | None,
     ) -> torch.Tensor:
-        weights, last = self._weights, self._spec.num_layers - 1
+        weights, last = self.weights, self._spec.num_layers - 1
         selected = None if last in self._taps else wanted  # what is tapped is tapped of every token
         for index in range(self._spec.num_layers) if layers is None else layers:
             layer = weights.layers[index]
@@ -192,7 +192,7 @@ class Decoder:
 
     def logits(self, residual: torch.Tensor) -> torch.Tensor:
         """[rows, vocab] float32"""
-        spec, weights, count = self._spec, self._weights, len(residual)
+        spec, weights, count = self._spec, self.weights, len(residual)
         logits, stream = self._buffers.logits[:count], Stream(residual, self._buffers.normed[:count])
         self._products.multiply(stream, weights.final_norm, weights.head, logits)
         if spec.logits_softcap is not None:
@@ -208,7 +208,7 @@ class Decoder:
 
     def _finish(self, index: int, layer: LayerWeights, mixed: torch.Tensor, stream: Stream) -> None:
         """A layer after its attention; the stream may leave normed for the next."""
-        mlp, layers, products, num_rows = layer.mlp, self._weights.layers, self._products, len(mixed)
+        mlp, layers, products, num_rows = layer.mlp, self.weights.layers, self._products, len(mixed)
         products.join(mixed, layer.o, stream, layer.post_attention_norm, layer.mlp_norm)
         behind = layers[index + 1] if index + 1 < len(layers) else None
         next_norm = None if behind is None else behind.attention_norm

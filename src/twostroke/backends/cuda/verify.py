@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from twostroke.backends.cuda.decode import LIGHT_ROWS
-from twostroke.backends.cuda.drafting import MAX_DRAFTS, NO_DRAFT, DeviceDrafter, Verified
+from twostroke.backends.cuda.drafting import MAX_DRAFTS, NO_DRAFT, DeviceDrafter
 from twostroke.backends.cuda.grammar_rows import Masks
 from twostroke.backends.cuda.graphs import buckets_up_to
 from twostroke.backends.cuda.kernels.drafts import Lines, accept_drafts, begin_drafts
@@ -61,7 +61,7 @@ class VerifyPath:
         self._parts, self._drafter = parts, drafter
         self._most = most
         self._buckets = buckets_up_to(max_rows)
-        self._widths = WIDTHS if drafter is None else (1, *WIDTHS)
+        self._widths = WIDTHS
         self.drafts = torch.full((max_rows + 1, MAX_DRAFTS), NO_DRAFT, dtype=torch.int32, device=device)
         """Of each row, for its next step; negative: none from there on."""
         self._lines = Lines(parts.rows.sampling.records, parts.rows.last_tokens, self.drafts)
@@ -152,6 +152,8 @@ class VerifyPath:
         """Up to the logits. `layers`: only these; None: all."""
         parts, count = self._parts, bucket * width
         rows, places, told = self._views(bucket, width)
+        if self._drafter is not None:
+            self._drafter.draft(rows, width, self.drafts)
         begin_drafts(rows, told, self._lines, parts.rows.sampling.spread, self._entered[:count], width=width)
         if count > LIGHT_ROWS:
             parts.buffers.clear_padding(count)
@@ -170,15 +172,3 @@ class VerifyPath:
         tokens, counts, streams = parts.tokens[:count], self._counts[:bucket], self._streams[:bucket]
         draws = self._draws[:count]
         accept_drafts(rows, draws, self._lines, tokens, counts, streams, width=width, forced=self._forced)
-        if self._drafter is not None:
-            verified = Verified(
-                width=width,
-                rows=streams,
-                entered=rows,
-                positions=parts.buffers.positions[:count],
-                tokens=tokens.view(bucket, width),
-                counts=counts,
-                drafts=self.drafts,
-                taps=parts.decoder.taps(count),
-            )
-            self._drafter.follow(verified)

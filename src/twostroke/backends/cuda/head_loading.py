@@ -1,0 +1,52 @@
+"""A head as the cuda backend is given it: made of the parts that the backend has by then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from twostroke.backends.cuda.drafting import MAX_DRAFTS
+from twostroke.backends.cuda.eagle3 import Eagle3Drafter
+from twostroke.backends.cuda.eagle3_weights import Eagle3Buffers, Eagle3Weights
+from twostroke.backends.cuda.parts import Parts
+from twostroke.backends.cuda.tuned_table import Choices
+from twostroke.backends.interface import Companion
+from twostroke.core.kv_layout import KVLayout
+from twostroke.models.heads.eagle3 import Eagle3Head
+
+
+def head_of(
+    companion: Companion, layout: KVLayout, *, max_context: int, choices: Choices, has_copies: bool
+) -> Callable[[Parts], Eagle3Drafter]:
+    """`choices`: which kernels multiply what; `has_copies`: whether it has copies for decode where they say so."""
+    head = companion.head
+    assert isinstance(head, Eagle3Head)
+
+    def make(parts: Parts) -> Eagle3Drafter:
+        like = parts.buffers.residual
+        target = parts.decoder.weights
+        weights, loader = Eagle3Weights.placed(
+            companion, target, like.device, like.dtype, choices if has_copies else None
+        )
+        buffers = Eagle3Buffers(
+            head.spec,
+            num_tokens=len(like),
+            num_rows=parts.rows.padding_row,
+            num_drafts=MAX_DRAFTS,
+            device=like.device,
+            dtype=like.dtype,
+        )
+        return Eagle3Drafter(
+            head,
+            weights,
+            loader,
+            buffers,
+            parts.rows,
+            layout,
+            companion.number,
+            max_context=max_context,
+            num_sms=parts.attention.num_sms,
+            choices=choices,
+            graphs=parts.graphs,
+        )
+
+    return make
