@@ -4,7 +4,7 @@ stream can take, is what the published order of its arithmetic gives for the who
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import cycle
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.backends.cuda.counting import counted, counting_head, counting_model
 from tests.backends.cuda.engines import Sizes, play, request
 from tests.backends.cuda.tables import fused_up_to
 from tests.models.heads.published import PublishedHead
@@ -28,7 +29,7 @@ from twostroke.core.kv_layout import KVGroup, KVLayout
 from twostroke.core.request import Request
 from twostroke.core.sequence import Sequence as Stream
 from twostroke.core.speculation import NO_DRAFTS
-from twostroke.core.step import Drafts
+from twostroke.core.step import Drafts, Step, StepResult
 from twostroke.engine.companions import plan_head
 from twostroke.engine.engine import Engine
 from twostroke.models.checkpoint import Checkpoint
@@ -41,7 +42,11 @@ from twostroke.scheduling.scheduler import Scheduler
 F32 = Formats("f32", "f32", "f32")
 SIZES = Sizes(step_tokens=64, max_rows=3, max_context=96)
 TAPS = (1, 2, 3)
-PROMPTS = [[3 + (17 * place) % 240 for place in range(35)], [5, 9, 5, 9, 5], [3 + (31 * place) % 250 for place in range(18)]]
+PROMPTS = [
+    [3 + (17 * place) % 240 for place in range(35)],
+    [5, 9, 5, 9, 5],
+    [3 + (31 * place) % 250 for place in range(18)],
+]
 WAYS = {
     "plain": SIZES,
     "chunked": replace(SIZES, step_tokens=16),
@@ -72,10 +77,6 @@ class Made:
     model: Any
     head: PublishedHead
     companion: Companion
-
-    def layout(self, sizes: Sizes) -> KVLayout:
-        groups = sizes.layout(self.checkpoint).groups
-        return KVLayout(sizes.block_size, (*groups, KVGroup((0,), None, sizes.num_blocks, model=1)))
 
     def chain(self, known: Sequence[int], count: int) -> list[int]:
         """What the head guesses behind these tokens: hidden states by transformers, the whole text at once."""
@@ -137,24 +138,30 @@ class Helped:
             drafts[row, : len(right)] = torch.tensor(right, dtype=torch.int32)
 
 
-def run(
-    made: Made, sizes: Sizes, requests: Sequence[Request], device: str, answers: list[list[int]] | None
-) -> tuple[dict[str, list[int]], Helped | None, Engine]:
-    """`answers` None: without drafts."""
+def engine_of(
+    checkpoint: Checkpoint,
+    companion: Companion,
+    sizes: Sizes,
+    device: str,
+    watch: Callable[[Eagle3Drafter, Parts], None] | None = None,
+    *,
+    drafts: bool = True,
+) -> Engine:
+    """`watch` is shown the head when it is made."""
     choices = fused_up_to(0, device, torch.float32)
     assert choices is not None
-    layout, helped = made.layout(sizes), []
+    groups = sizes.layout(checkpoint).groups
+    layout = KVLayout(sizes.block_size, (*groups, KVGroup((0,), None, sizes.num_blocks, model=1)))
+    make_head = head_of(companion, layout, max_context=sizes.max_context, choices=choices, has_copies=False)
 
     def drafter(parts: Parts) -> Eagle3Drafter:
-        make_head = head_of(
-            made.companion, layout, max_context=sizes.max_context, choices=choices, has_copies=False
-        )
         head = make_head(parts)
-        helped.append(Helped(head, parts, answers or []))
+        if watch is not None:
+            watch(head, parts)
         return head
 
     backend = CudaBackend(
-        made.checkpoint,
+        checkpoint,
         layout,
         device=torch.device(device),
         formats=F32,
@@ -162,43 +169,69 @@ def run(
         max_tokens_per_step=sizes.step_tokens,
         max_running=sizes.max_rows,
         choices=choices,
-        drafter=None if answers is None else drafter,
+        drafter=drafter if drafts else None,
     )
     config = SchedulerConfig(
         max_context=sizes.max_context, max_tokens_per_step=sizes.step_tokens, max_running=sizes.max_rows
     )
-    drafting = None if answers is None else Room()
-    scheduler = Scheduler(config, layout, drafting=drafting, max_drafts=backend.max_drafts)
-    engine = Engine(scheduler, backend, made.checkpoint.spec.vocab_size)
-    told = play(engine, requests)
-    return told.tokens, helped[0] if helped else None, engine
+    scheduler = Scheduler(config, layout, drafting=Room() if drafts else None, max_drafts=backend.max_drafts)
+    return Engine(scheduler, backend, checkpoint.spec.vocab_size)
 
 
 def requests_of(**sampling: Any) -> list[Request]:
     return [request(f"r{index}", prompt, max_tokens=12, **sampling) for index, prompt in enumerate(PROMPTS)]
 
 
-def held_and_made(helped: Helped, made: Made) -> None:
-    """Every draft is the one of the whole text."""
-    for known, length, drafts in helped.made:
-        assert drafts == made.chain(known[:length], len(drafts))
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("way", list(WAYS))
 def test_answers_are_those_without_and_drafts_those_of_the_whole_text(made: Made, way: str, device: str) -> None:
     """Drafts hold or not, prompts come in chunks, prefixes are found again, streams give way."""
     if device == "cuda":
         pytest.skip("what is drafted in a graph cannot be looked at")
     requests = requests_of()
-    plain, _, engine = run(made, SIZES, requests, device, None)
+    engine = engine_of(made.checkpoint, made.companion, SIZES, device, drafts=False)
+    plain = play(engine, requests).tokens
     engine.close()
     answers = [[*prompt, *tokens] for prompt, tokens in zip(PROMPTS, plain.values(), strict=True)]
-    told, helped, engine = run(made, WAYS[way], requests, device, answers)
-    assert told == plain and helped is not None
-    again = play(engine, [replace(one, request_id=f"{one.request_id} again") for one in requests])
-    assert list(again.tokens.values()) == list(plain.values())
+    helped: list[Helped] = []
+    engine = engine_of(
+        made.checkpoint,
+        made.companion,
+        WAYS[way],
+        device,
+        lambda head, parts: helped.append(Helped(head, parts, answers)),
+    )
+    for time in ("first", "again"):
+        told = play(engine, [replace(one, request_id=f"{one.request_id} {time}") for one in requests]).tokens
+        assert list(told.values()) == list(plain.values())
     engine.close()
-    assert len(helped.made) >= 12
-    for known, length, drafts in helped.made:
+    assert len(helped[0].made) >= 20
+    for known, length, drafts in helped[0].made:
         assert drafts == made.chain(known[:length], len(drafts)), length
-    print(len(helped.made), [(length, len(drafts)) for _, length, drafts in helped.made])
+
+
+def test_drafts_that_hold_are_counted_and_answers_stay(device: str) -> None:
+    """Also on a card, in graphs: a model that counts, and a head that knows the next token, if its vocabulary does."""
+    sizes = replace(SIZES, step_tokens=12, num_blocks=5)
+    engine = engine_of(counting_model(), counting_head(), sizes, device)
+    prompts = [list(range(20)), [3, 9]]
+    requests = [request(f"r{index}", prompt, max_tokens=14) for index, prompt in enumerate(prompts)]
+    requests.append(request("off", [8, 8, 8], max_tokens=3, speculation=NO_DRAFTS))
+    held = []
+    apply = engine.scheduler.apply
+
+    def watch(step: Step, result: StepResult, *rest: Any, **named: Any) -> Any:
+        held.extend((drafted, result.sampled[seq_id]) for seq_id, drafted in result.drafted.items())
+        return apply(step, result, *rest, **named)
+
+    engine.scheduler.apply = watch  # type: ignore[method-assign]
+    told = play(engine, requests)
+    engine.close()
+    assert told.tokens == {
+        one.request_id: counted(list(one.prompt_token_ids), one.sampling.max_tokens or 0) for one in requests
+    }
+    assert len(held) >= 6 and {drafted.method for drafted, _ in held} == {"eagle3"}
+    for drafted, came in held:
+        assert 1 <= drafted.num_drafts <= 4
+        assert len(came) == 1 + bool(came[0].token_id % 5), "the first draft holds where the head knows the token"
+    assert engine.backend.unseen.doubt is None  # type: ignore[attr-defined]
