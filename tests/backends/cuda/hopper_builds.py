@@ -21,6 +21,7 @@ from twostroke.backends.cuda.kernels import (
     drafts,
     embedding,
     gemv,
+    head_states,
     norms,
     packing,
     prefill_attention,
@@ -32,6 +33,7 @@ from twostroke.backends.cuda.kernels.gemv_config import GemvConfig
 from twostroke.backends.cuda.kernels.packing import PackedMatrix
 from twostroke.backends.cuda.kernels.paged import PagedKV, Scoring
 from twostroke.backends.cuda.kernels.prefill_tiles import PrefillWork
+from twostroke.backends.cuda.kernels.sampling_filters import Summaries
 
 SHARED_KIB = {80: 163, 90: 227}
 architecture = GPUTarget("cuda", 90, 32)
@@ -127,6 +129,7 @@ def calls() -> Iterator[tuple[str, str]]:
     sampling_edits.mask(torch.empty(4, 151936), ints, torch.zeros(4, 4748, dtype=torch.int32), block=4096)
     yield "mask", recorder.ptx[0]
     yield from draft_calls()
+    yield from head_calls()
     yield from gemv_calls()
     yield from packing_calls()
 
@@ -140,7 +143,7 @@ def attention_calls() -> Iterator[tuple[str, str]]:
     for head_dim, page, dtype, scoring in (
         (128, 64, half, Scoring(0.1)),
         (96, 16, half, Scoring(0.1, window=100)),
-        (256, 64, half, Scoring(0.1, window=1024)),
+        (256, 64, half, Scoring(0.1, window=1024, first=1)),
         (256, 64, torch.float16, Scoring(0.1, window=100, softcap=50.0)),
         (64, 64, torch.float32, Scoring(0.1)),
     ):
@@ -185,6 +188,28 @@ def draft_calls() -> Iterator[tuple[str, str]]:
     for forced in (None, rows):
         drafts.accept_drafts(rows, rows, lines, rows, rows, rows, width=5, forced=forced)
     yield from (("drafts", ptx) for ptx in (*begin.ptx, *accept.ptx))
+
+
+def head_calls() -> Iterator[tuple[str, str]]:
+    """What an EAGLE-3 head reads and keeps."""
+    names = ("_read_inputs", "_keep_states", "_begin_chain", "_go_on", "_name_drafts")
+    recorders = {name: record(head_states, name) for name in names}
+    hidden, ints = 4096, torch.zeros(4, dtype=torch.int32)
+    x, weight, inputs = (torch.empty(size, dtype=torch.bfloat16) for size in ((4, hidden), (hidden,), (4, 2 * hidden)))
+    inputs_norms = head_states.InputNorms(torch.empty(8, hidden, dtype=torch.bfloat16), weight, weight)
+    kept = torch.empty(5, head_states.KEPT, hidden, dtype=torch.bfloat16)
+    states = head_states.StateStore(kept, x, torch.zeros(5, 3, dtype=torch.int32))
+    head_states.read_inputs(inputs_norms, states, ints, ints, ints, ints, x, inputs, page=64, eps=1e-5)
+    head_states.keep_states(states, ints, ints, x, page=64)
+    steps = torch.zeros(7, 4, dtype=torch.int32)
+    words, rows, best = torch.zeros(5, 17, dtype=torch.int64), torch.zeros(20, dtype=torch.int32), torch.empty(4, 8)
+    for is_normed in (False, True):
+        flags: Any = {"normed_residual": is_normed, "eps": 1e-5}
+        head_states.begin_chain(inputs_norms, states, words, ints, rows, steps, steps, inputs, x, steps=4, **flags)
+        head_states.go_on(inputs_norms, steps, ints, x, inputs, x, step=2, **flags)
+    head_states.name_drafts(Summaries(best, best.to(torch.int32), best), ints, ints, steps, step=1)
+    for name, recorder in recorders.items():
+        yield from (("drafts" if name == "_name_drafts" else "head", ptx) for ptx in recorder.ptx)
 
 
 def packing_calls() -> Iterator[tuple[str, str]]:

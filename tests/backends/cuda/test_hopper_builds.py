@@ -21,7 +21,7 @@ def test_every_kernel_compiles(tmp_path, capability):
     assert done.returncode == 0, done.stderr[-2000:]
     builds = json.loads(done.stdout)
     alone = {"row factors", "codes", "plain prefill", "join"}  # at a start, or of prompts: in no chain
-    chain = {"gather", "norm", "gated", "rope", "decode", "decode in float32", "mask", "drafts", "fma", "dot"}
+    chain = {"gather", "norm", "gated", "rope", "decode", "decode in float32", "mask", "drafts", "head", "fma", "dot"}
     assert {build["kernel"] for build in builds} == chain | alone | {"cut"}
     assert all(build["wide_loads"] for build in builds if build["kernel"] == "row factors")
     for build in builds:
