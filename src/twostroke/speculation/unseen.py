@@ -65,7 +65,7 @@ class UnseenDrafts:
         return {ask.seq_id: min(room, wanted[ask.seq_id]) for ask in asks}
 
     def learn(self, seq_id: int, num_drafts: int, came: Sequence[int]) -> None:
-        """So many drafts were verified, and these tokens came: those that held, and one behind them."""
+        """This many drafts were verified, and these tokens came: those that held, and one behind them."""
         if not came or not num_drafts:
             return
         num_held = min(len(came) - 1, num_drafts)

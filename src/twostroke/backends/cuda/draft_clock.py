@@ -20,7 +20,7 @@ class DraftClock:
         self._known: dict[int, float] = {}
 
     def time(self, num_streams: int, num_drafts: int, work: Callable[[], None]) -> None:
-        """`work` makes so many drafts of each stream; it must be harmless."""
+        """`work` makes this many drafts of each stream; it must be harmless."""
         key = ("drafts alone", num_streams)
         self._graphs.prepare(key, work, work)
         if not torch.cuda.is_available():

@@ -47,4 +47,4 @@ class DeviceDrafter(Protocol):
         then the padding row; drafts int32 [max rows + 1, MAX_DRAFTS], written at the row."""
 
     def seconds(self, num_streams: int, num_drafts: int) -> float:
-        """What that takes, for so many streams and drafts of each; 0: nobody knows."""
+        """What that takes, for this many streams and drafts of each; 0: nobody knows."""

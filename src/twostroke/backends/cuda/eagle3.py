@@ -42,7 +42,7 @@ from twostroke.core.kv_layout import KVLayout
 from twostroke.models.heads.eagle3 import Eagle3Head
 
 TIMED_STREAMS, TIMED_WIDTH = (1, 8, 32, 128, 512), 3
-"""What drafts take is measured at start: of so many streams, two drafts each."""
+"""What drafts take is measured at start: of this many streams, two drafts each."""
 ANY_WINDOW = 1 << 30
 """Longer than any context."""
 
