@@ -169,20 +169,18 @@ class CudaFactory:
             raise BackendError(f"the cuda backend needs KV blocks of a power of two tokens, not {layout.block_size}")
         own = settings.formats or self.formats(checkpoint)
         assert isinstance(own, Formats)
-        device = torch.device("cuda")
-        choices = Choices.on(card_of(device, DTYPES[own.arithmetic]))
-        heads = [
-            head_of(one, layout, max_context=settings.max_context, choices=choices, has_copies=own.copies is not None)
-            for one in settings.companions
-        ]
+        device, drafter = torch.device("cuda"), None
+        for one in settings.companions:  # one head at most: methods are named once
+            choices = Choices.on(card_of(device, DTYPES[own.arithmetic]))
+            context, has_copies = settings.max_context, own.copies is not None
+            drafter = head_of(one, layout, max_context=context, choices=choices, has_copies=has_copies)
         try:
             return CudaBackend(
                 checkpoint,
                 layout,
                 device=device,
                 formats=own,
-                choices=choices,
-                drafter=heads[0] if heads else None,
+                drafter=drafter,
                 max_context=settings.max_context,
                 max_tokens_per_step=settings.max_tokens_per_step,
                 max_running=settings.max_running,
