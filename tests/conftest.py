@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import os
 import signal
 import sys
@@ -50,6 +51,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return next((i for i, folder in enumerate(folders) if item.path.is_relative_to(folder)), len(folders))
 
     items.sort(key=place)
+
+
+def pytest_collection_finish() -> None:
+    """The collector need not walk torch, transformers and all tests again and again: they stay."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)
