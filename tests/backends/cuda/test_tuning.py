@@ -22,17 +22,19 @@ from twostroke.models.loading import load_checkpoint
 from twostroke.models.spec import ModelSpec
 
 F32 = torch.float32
+SMALL = {"hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 96}
+"""Every candidate of every product is computed, in the interpreter mostly."""
 AN_HOUR = time.perf_counter() + 3600
 
 
 @pytest.fixture
 def spec(tmp_path: Path) -> ModelSpec:
-    return load_checkpoint(make_tiny("llama", tmp_path / "model")[0]).spec
+    return load_checkpoint(make_tiny("llama", tmp_path / "model", **SMALL)[0]).spec
 
 
 @pytest.fixture
 def moe_spec(tmp_path: Path) -> ModelSpec:
-    return load_checkpoint(make_tiny("qwen3_moe", tmp_path / "moe")[0]).spec
+    return load_checkpoint(make_tiny("qwen3_moe", tmp_path / "moe", **SMALL)[0]).spec
 
 
 def lines_of(
