@@ -5,6 +5,9 @@ BIN    := $(VENV)/bin
 WORKERS ?= auto
 PROMPT ?= Explain in two sentences why the sky is blue.
 
+# Tests start hundreds of processes: each would compile what it imports anew where nothing may be kept.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: run serve readme test test-slow fuzz test-clients clients-page check lint wheel clean help bench-cpu bench-gpu
 
 help:            ## list the targets
@@ -22,8 +25,9 @@ $(VENV)/.server: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[server]'
 	@touch $@ $(VENV)/.core
 
+# Twenty thousand modules, of which the tests import a few thousand: each is compiled when it is first imported.
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install --no-compile --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@ $(VENV)/.core $(VENV)/.server
 
 run: $(VENV)/.core   ## install the core, fetch the default model, answer a prompt, show the two phases
@@ -35,8 +39,7 @@ serve: $(VENV)/.server   ## install the server, fetch the default model, serve i
 	$(BIN)/twostroke serve smollm2 $(SERVE_OPTIONS)
 
 test: $(VENV)/.dev   ## install the development extras and run the tests
-	@# Tests start hundreds of processes: each would compile the package anew where nothing may be kept.
-	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -m "not slow and not gpu and not clients" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -m "not slow and not gpu and not clients" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-slow: $(VENV)/.dev   ## the tests that take minutes
 	$(BIN)/python -m pytest -m "slow and not gpu and not clients"
