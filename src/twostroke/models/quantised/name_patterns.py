@@ -13,11 +13,14 @@ from typing import Any
 _MAX_PATTERN_CHARACTERS = 1000
 _MAX_STATES = 1000
 """A count such as {1,1000} makes copies, and counts within counts make many."""
-_MAX_STEPS = 20_000_000
+_MAX_STEPS = 50_000_000
 """Of one pattern over all names: some seconds."""
-_PLAIN_LOOPS = 3
-"""With so many loops side by side, none in another, Python's own matcher is quick: names are short."""
+_PLAIN_LOOPS, _PLAIN_CHOICES = 3, 1000
+"""With no more loops, each over single characters, and no more ways through branches and optional parts, Python's own
+matcher is quick: names are short."""
 _MAX_NAME_CHARACTERS = 512
+
+_CHARACTERS = (sre.LITERAL, sre.NOT_LITERAL, sre.ANY, sre.IN)
 
 Test = Callable[[str], bool]
 
@@ -64,7 +67,7 @@ class NamePattern:
         except RecursionError:
             raise UnreadablePatternError("is nested too deeply") from None
         builder.states.append(_State(moves=[start]))
-        is_plain = may_be_plain and builder.loops <= _PLAIN_LOOPS and not builder.has_nested_loops
+        is_plain = may_be_plain and builder.loops <= _PLAIN_LOOPS and builder.choices <= _PLAIN_CHOICES
         return cls(text, tuple(builder.states), re.compile(text) if is_plain else None)
 
     def matches(self, name: str) -> bool:
@@ -110,8 +113,7 @@ class _Builder:
 
     states: list[_State]
     loops: int = 0
-    has_nested_loops: bool = False
-    _depth: int = 0
+    choices: int = 1
 
     def add(self, state: _State) -> int:
         if len(self.states) >= _MAX_STATES:
@@ -125,9 +127,10 @@ class _Builder:
         return after
 
     def part(self, operation: Any, argument: Any, after: int) -> int:
-        if operation in (sre.LITERAL, sre.NOT_LITERAL, sre.ANY, sre.IN):
+        if operation in _CHARACTERS:
             return self.add(_State(test=_test_of(operation, argument), after=after))
         if operation is sre.BRANCH:
+            self.choices *= len(argument[1])
             return self.add(_State(moves=[self.sequence(branch, after) for branch in argument[1]]))
         if operation is sre.SUBPATTERN:
             _, add_flags, del_flags, inner = argument
@@ -144,14 +147,11 @@ class _Builder:
         raise UnreadablePatternError(f"has a part of the kind {str(operation).lower()}, which is not matched here")
 
     def repeat(self, least: int, most: Any, inner: Any, after: int) -> int:
-        self.loops += 1
-        self.has_nested_loops |= self._depth > 0
-        self._depth += 1
-        end = self._repeated(least, most, inner, after)
-        self._depth -= 1
-        return end
-
-    def _repeated(self, least: int, most: Any, inner: Any, after: int) -> int:
+        if least == 0 and most == 1:
+            self.choices *= 2
+        elif least != most:
+            is_simple = len(inner) == 1 and inner[0][0] in _CHARACTERS
+            self.loops += 1 if is_simple else _PLAIN_LOOPS + 1
         if most is sre.MAXREPEAT:
             loop = self.add(_State())
             self.states[loop].moves = [self.sequence(inner, loop), after]
