@@ -23,16 +23,9 @@ from twostroke.models.families.fields import Fields
 from twostroke.models.loading import load_checkpoint
 from twostroke.models.quantised.methods import read_quantisation
 
-SPOILT = (
-    "ct_int4_asym",
-    "ct_int4_order",
-    "ct_int8_asym",
-    "ct_nvfp4",
-    "ct_mxfp4",
-    "fp8_ragged_block",
-    "gptq_order",
-    "awq",
-)
+SPOILT = ("ct_int4_asym", "ct_int4_order", "ct_int8_asym", "ct_nvfp4", "fp8_ragged_block", "gptq_order", "awq")
+WORDS = ("int", "float", "group", "channel", "block", "Linear", "re:(a*)*b", "re:(", "re:.*", "*", "gptq")
+SHAPES = ((), (0,), (1,), (3, 5), (2, 2, 2), (64, 64))
 JSON = st.recursive(
     st.one_of(
         st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.floats(), st.text(max_size=8),
