@@ -1,0 +1,89 @@
+"""What each form of weights costs in quality: perplexity of a text, and how often the likeliest token stays that of
+float32, on the reference (the form alone) and on the CPU (with its 8-bit activations); and the error of a product with
+random weights against float64.
+
+    PYTHONPATH=src python bench/form_quality.py TEXT_FILE [--model smollm2] [--tokens 1200] [--forms q8_0,fp8,int4,q4_1]
+
+A model that is stored quantised is first brought to float32: its own weights are what every form is held against."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from twostroke import LLM
+from twostroke.config import EngineConfig
+from twostroke.engine.build import assemble
+from twostroke.models.checkpoint import Checkpoint
+from twostroke.models.loading import load_checkpoint
+from twostroke.models.resolve import resolve
+from twostroke.models.weights.quantisation import dequantise, quantise
+from twostroke.models.weights.quantise_parts import quantise_parts
+from twostroke.models.weights.tensor import WeightKind, from_float32
+from twostroke.text.loading import load_tokenizer
+from twostroke.text.tokenizer import Tokenizer
+
+sys.path.insert(0, str(Path(__file__).parent))
+from kv_quality import Scores, report, score
+
+Float32 = npt.NDArray[np.float32]
+ROWS, OUTPUTS, INPUTS = 64, 1024, 1024
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("text", type=Path)
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--tokens", type=int, default=1200)
+    parser.add_argument("--forms", default="q8_0,fp8,int4,q4_1")
+    options = parser.parse_args()
+    forms = options.forms.split(",")
+    products(forms)
+    text, stored = options.text.read_text(encoding="utf-8"), load_checkpoint(resolve(options.model))
+    tokenizer = load_tokenizer(stored.path, stored.gguf_metadata)
+    floats = replace(stored, tensors={n: from_float32(n, t.to_float32()) for n, t in stored.tensors.items()})
+    first = scored(floats, tokenizer, "reference", None, text, options.tokens)
+    report("float", "reference", first, first)
+    for form in forms:
+        held = replace(floats, tensors={name: brought(floats, name, form) for name in floats.tensors})
+        report(form, "reference", scored(held, tokenizer, "reference", None, text, options.tokens), first)
+        report(form, "cpu", scored(floats, tokenizer, "cpu", form, text, options.tokens), first)
+
+
+def brought(floats: Checkpoint, name: str, form: str):  # type: ignore[no-untyped-def]
+    """A tensor in float32, as the form has it; an embedding stays as it is where it is looked up."""
+    tensor, kind = floats.tensors[name], floats.held_kind(name, form)
+    return tensor if kind is tensor.kind else from_float32(name, rounded(kind, tensor.to_float32()))
+
+
+def rounded(kind: WeightKind, values: Float32) -> Float32:
+    return quantise_parts(kind, values).to_float32() if kind.has_parts else dequantise(kind, quantise(kind, values))
+
+
+def scored(
+    checkpoint: Checkpoint, tokenizer: Tokenizer, backend: str, form: str | None, text: str, tokens: int
+) -> Scores:
+    config = EngineConfig(backend=backend, quantise=form, max_context=tokens + 16)
+    with LLM.from_assembly(assemble(checkpoint, tokenizer, config)) as llm:
+        return score(llm, text, tokens)
+
+
+def products(forms: list[str]) -> None:
+    """A product's error by the form of its weights alone, computed in float64: of root mean squares."""
+    rng = np.random.default_rng(0)
+    weights = rng.standard_normal((OUTPUTS, INPUTS)).astype(np.float32)
+    inputs = rng.standard_normal((ROWS, INPUTS))
+    exact = inputs @ weights.astype(np.float64).T
+    for form in forms:
+        error = inputs @ rounded(WeightKind[form.upper()], weights).astype(np.float64).T - exact
+        share = np.sqrt((error**2).mean() / (exact**2).mean())
+        print(f"{form:5} product of {ROWS} x {INPUTS} x {OUTPUTS}: error {share:.3%}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
