@@ -107,6 +107,7 @@ inline void let_next_kernel_start() {}
 inline void wait_for_kernel_ahead() {}
 inline void clear_sixteen(u32 address) { memset(arena + address, 0, 16); }
 inline uint4 load_sixteen(u32 address) { uint4 found; memcpy(&found, arena + address, 16); return found; }
+inline u32 load_word(u32 address) { u32 found; memcpy(&found, arena + address, 4); return found; }
 inline void store_four(u32 address, float first, float second, float third, float fourth) {
   float four[4] = {first, second, third, fourth};
   memcpy(arena + address, four, 16);
@@ -199,6 +200,14 @@ inline u32 rounded(float value) {
   unsigned short bits;
   memcpy(&bits, &half, 2);
   return bits;
+}
+inline u32 multiply_add_pairs(u32 first, u32 second, u32 added) {
+  u32 both = 0;
+  for (u32 at = 0; at < 32; at += 16) {
+    double product = (double)number(first >> at) * number(second >> at);
+    both |= rounded((float)(product + number(added >> at))) << at;
+  }
+  return both;
 }
 inline u32 packed(float low, float high) { return rounded(low) | rounded(high) << 16; }
 inline float power_of_two(float exponent) { return exp2f(exponent); }

@@ -14,7 +14,7 @@ from tests.backends.cuda.emulation import Map, emulated
 from twostroke.backends.cuda.kernels.activation import Activation
 from twostroke.backends.cuda.kernels.moe_routing import Order
 from twostroke.backends.cuda.kernels.packed_format import DEPTH
-from twostroke.backends.cuda.kernels.packed_products import experts_kernel, product_kernel
+from twostroke.backends.cuda.kernels.packed_products import CodedMatrix, experts_kernel, product_kernel
 from twostroke.backends.cuda.kernels.packed_tiles import PackedTile
 from twostroke.backends.cuda.kernels.packing import PackedMatrix
 from twostroke.backends.cuda.native import NativeKernel, rows_to_read
@@ -29,12 +29,13 @@ RUN = """
 }
 """
 PRODUCT = """
-extern "C" int emulate(const TensorMap* map, const char* weights, const float* factors, char* out, int num_rows,
+extern "C" int emulate(const TensorMap* maps, const char* weights, const float* factors, char* out, int num_rows,
                        int outputs, int units, int depth_rounds, int rounds, int out_tiles, int tiles, int programs,
                        int seed) {
 """ + RUN.replace(
     "CALL",
-    "product(*map, weights, factors, out, num_rows, outputs, units, depth_rounds, rounds, out_tiles, tiles);",
+    "product(maps[0], maps[1], weights, factors, out, num_rows, outputs, units, depth_rounds, rounds, out_tiles, "
+    "tiles);",
 )
 EXPERTS = """
 extern "C" int emulate(const TensorMap* map, const char* inputs, const char* weights, const float* factors, char* out,
@@ -50,7 +51,7 @@ RING = {"extern __shared__ char shared[];": "char* shared = arena + STATIC_BYTES
 
 def product_emulated(
     x: torch.Tensor,
-    weight: PackedMatrix,
+    weight: CodedMatrix,
     out: torch.Tensor,
     *,
     tile: PackedTile,
@@ -59,13 +60,16 @@ def product_emulated(
     seed: int = 0,
 ) -> None:
     """As `packed_product`, over tensors of the CPU."""
-    units, depth_rounds = weight.data.shape[-3:-1]
-    out_tiles = -(-units // tile.tile_units)
+    out_tiles = -(-weight.units // tile.tile_units)
     tiles = out_tiles * tile.splits
-    numbers = (len(x), out.shape[-1], units, depth_rounds, depth_rounds // tile.splits, out_tiles, tiles)
+    numbers = (len(x), out.shape[-1], weight.units, weight.rounds, weight.rounds // tile.splits, out_tiles, tiles)
+    maps = [_map(x, rows_to_read(x, tile.rows), tile.rows)] * 2
+    if weight.data.dim() == 2:
+        pairs = weight.data.view(torch.bfloat16)
+        maps[1] = _map(pairs, len(pairs), 32 if weight.is_gated else 64)
     _run(
         _product(tile, gated, out.dtype == torch.float32),
-        _map(x, rows_to_read(x, tile.rows), tile),
+        maps,
         (weight.data, weight.factors, out),
         (*numbers, min(tiles, num_sms), seed),
     )
@@ -87,18 +91,19 @@ def experts_emulated(
     numbers = (results.shape[1], units, depth_rounds * DEPTH, -(-units // tile.tile_units), order.top_k)
     _run(
         _experts(tile, experts, gated),
-        _map(inputs, len(inputs), tile),
+        [_map(inputs, len(inputs), tile.rows)],
         (inputs, weights.data, weights.factors, results, order.sorted_pairs, order.starts),
         (*numbers, num_sms, seed),
     )
 
 
-def _map(x: torch.Tensor, rows: int, tile: PackedTile) -> Map:
-    return Map(x.data_ptr(), (x.shape[1], rows, 1), (1, x.stride(0), 0), (DEPTH, tile.rows, 1))
+def _map(x: torch.Tensor, rows: int, box_rows: int) -> Map:
+    return Map(x.data_ptr(), (x.shape[1], rows, 1), (1, x.stride(0), 0), (DEPTH, box_rows, 1))
 
 
-def _run(emulate: Any, map_: Map, tensors: tuple[torch.Tensor, ...], numbers: tuple[int, ...]) -> None:
-    stuck = emulate(ctypes.byref(map_), *(ctypes.c_void_p(each.data_ptr()) for each in tensors), *numbers)
+def _run(emulate: Any, maps: list[Map], tensors: tuple[torch.Tensor | None, ...], numbers: tuple[int, ...]) -> None:
+    places = (None if each is None else each.data_ptr() for each in tensors)
+    stuck = emulate((Map * len(maps))(*maps), *map(ctypes.c_void_p, places), *numbers)
     assert stuck == 0, f"program {stuck - 1} hangs"
 
 

@@ -111,6 +111,19 @@ __device__ __forceinline__ uint4 load_sixteen(u32 address) {
   return found;
 }
 
+__device__ __forceinline__ u32 load_word(u32 address) {
+  u32 found;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(found) : "r"(address) : "memory");
+  return found;
+}
+
+// Of two bfloat16 each; what is subnormal counts.
+__device__ __forceinline__ u32 multiply_add_pairs(u32 first, u32 second, u32 added) {
+  u32 found;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(found) : "r"(first), "r"(second), "r"(added));
+  return found;
+}
+
 __device__ __forceinline__ void store_four(u32 address, float first, float second, float third, float fourth) {
   asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(first), "f"(second), "f"(third),
                "f"(fourth)

@@ -1,4 +1,4 @@
-// out = x @ weight^T with weights of twelve bits, perhaps gated. A producer thread keeps a ring of copies full, and has
+// out = x @ weight^T with weights of few bits, perhaps gated. A producer thread keeps a ring of copies full, and has
 // it full of weights before the kernel ahead has ended; warp groups multiply from it. Several programs may divide the
 // depth: each leaves its sums to the reader. FLOAT32: whether sums are stored as they are. Behind packed.cuh.
 
@@ -46,18 +46,24 @@ struct Tile {
 };
 
 struct Producer {
-  const TensorMap* x_map;
-  const char* weights;
+  const TensorMap *x_map, *w_map;  // that of weights which lie by rows
+  const char* weights;             // or which lie in units
   u32 ring, ready, empty;
-  int units, depth_rounds, rounds, out_tiles, tiles;
+  int outputs, units, depth_rounds, rounds, out_tiles, tiles;
 
   __device__ __forceinline__ void fetch_weights(const Tile& tile, int j, u32 stage) {
-    u32 to = ring + stage * STAGE_BYTES + ROWS * ROW_BYTES, arrived = ready + stage * 8;
+    u32 to = ring + stage * STAGE_BYTES + TOKEN_BYTES, arrived = ready + stage * 8;
     int held = min((int)TILE_UNITS, units - tile.first_unit);
-    expect_bytes(arrived, ROWS * ROW_BYTES + held * UNIT_BYTES);
-    for (int unit = 0; unit < held; unit++) {
-      u64 round = (u64)(tile.first_unit + unit) * depth_rounds + tile.first_round + j;
-      fetch_bytes(weights + round * UNIT_BYTES, UNIT_BYTES, to + unit * UNIT_BYTES, arrived);
+    expect_bytes(arrived, TOKEN_BYTES + held * UNIT_BYTES);
+    for (int unit = 0; unit < held; unit++, to += UNIT_BYTES) {
+      if constexpr (CODE == 8) {
+        int pair = (tile.first_round + j) * DEPTH / 2, row = (tile.first_unit + unit) * (GATED ? 32 : 64);
+        fetch(w_map, pair, row, to, arrived);
+        if constexpr (GATED) fetch(w_map, pair, outputs + row, to + UNIT_BYTES / 2, arrived);
+      } else {
+        u64 round = (u64)(tile.first_unit + unit) * depth_rounds + tile.first_round + j;
+        fetch_bytes(weights + round * UNIT_BYTES, UNIT_BYTES, to, arrived);
+      }
     }
   }
 
@@ -74,7 +80,10 @@ struct Producer {
           wait_for(empty + place.stage * 8, place.parity);
           fetch_weights(tile, j, place.stage);
         }
-        fetch(x_map, (tile.first_round + j) * DEPTH, 0, ring + place.stage * STAGE_BYTES, ready + place.stage * 8);
+        for (u32 slice = 0; slice < DEPTH / 64; slice++) {
+          u32 to = ring + place.stage * STAGE_BYTES + slice * SLICE_BYTES;
+          fetch(x_map, (tile.first_round + j) * DEPTH + slice * 64, 0, to, ready + place.stage * 8);
+        }
         place.advance();
       }
     }
@@ -82,8 +91,9 @@ struct Producer {
 };
 
 extern "C" __global__ void __launch_bounds__(128 * (GROUPS + 1), 1)
-    product(const __grid_constant__ TensorMap x_map, const char* weights, const float* factors, char* out, int num_rows,
-            int outputs, int units, int depth_rounds, int rounds, int out_tiles, int tiles) {
+    product(const __grid_constant__ TensorMap x_map, const __grid_constant__ TensorMap w_map, const char* weights,
+            const float* factors, char* out, int num_rows, int outputs, int units, int depth_rounds, int rounds,
+            int out_tiles, int tiles) {
   extern __shared__ char shared[];
   __shared__ u64 barriers[2 * STAGES];
   u32 ring = (shared_address(shared) + 1023) / 1024 * 1024;
@@ -98,7 +108,8 @@ extern "C" __global__ void __launch_bounds__(128 * (GROUPS + 1), 1)
   __syncthreads();
   if (threadIdx.x < 128) {
     give_registers<PRODUCER_REGISTERS>();
-    Producer producer{&x_map, weights, ring, ready, empty, units, depth_rounds, rounds, out_tiles, tiles};
+    Producer producer{&x_map, &w_map, weights,      ring,   ready,     empty, outputs,
+                      units,  depth_rounds, rounds, out_tiles, tiles};
     if (threadIdx.x == 0) producer.run();
     return;
   }

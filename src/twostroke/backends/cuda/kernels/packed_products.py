@@ -1,5 +1,5 @@
-"""Matrix products with packed weights for Hopper, in CUDA C++, bound by reading weights, of which there is a quarter
-less to read: dense ones of up to 256 rows (`packed_products.cu`), and those of experts with up to 64 rows each
+"""Matrix products with weights of few bits for Hopper, in CUDA C++, bound by reading weights, of which there is less to
+read: dense ones of up to 256 rows (`packed_products.cu`), and those of experts with up to 64 rows each, in twelve bits
 (`packed_experts.cu`). Knows the launches; `packed_tiles.py` and `expert_tiles.py` know how products are cut."""
 
 from __future__ import annotations
@@ -7,25 +7,44 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from functools import cache
-from typing import Final
+from typing import Final, Protocol
 
 import torch
 
 from twostroke.backends.cuda.kernels.activation import GATES, Activation
 from twostroke.backends.cuda.kernels.expert_tiles import MAX_PACKED_EXPERTS
 from twostroke.backends.cuda.kernels.moe_routing import Order
-from twostroke.backends.cuda.kernels.packed_format import DEPTH
+from twostroke.backends.cuda.kernels.packed_format import DEPTH, Code
 from twostroke.backends.cuda.kernels.packed_tiles import PackedTile
 from twostroke.backends.cuda.kernels.packing import PackedMatrix
 from twostroke.backends.cuda.kernels.wgmma import product_function
 from twostroke.backends.cuda.native import NativeKernel, TensorMap, rows_to_read, tensor_map
 
-SOURCES: Final = ("hopper_primitives.cuh", "gates.cuh", "packed.cuh")
+SOURCES: Final = ("hopper_primitives.cuh", "gates.cuh", "codes.cuh", "packed.cuh")
+
+
+class CodedMatrix(Protocol):
+    """Weights as one of these products takes them."""
+
+    @property
+    def data(self) -> torch.Tensor: ...
+    @property
+    def factors(self) -> torch.Tensor | None:
+        """float32, of every row of its units"""
+
+    @property
+    def is_gated(self) -> bool: ...
+    @property
+    def code(self) -> Code: ...
+    @property
+    def units(self) -> int: ...
+    @property
+    def rounds(self) -> int: ...
 
 
 def packed_product(
     x: torch.Tensor,  # bfloat16 [num_rows, width], rows contiguous
-    weight: PackedMatrix,
+    weight: CodedMatrix,
     out: torch.Tensor,  # [num_rows, outputs], or [splits, num_rows, outputs] float32 to be added up; contiguous
     *,
     tile: PackedTile,
@@ -34,19 +53,25 @@ def packed_product(
 ) -> None:
     """out = x @ weight.T, gated if asked."""
     num_rows, width = x.shape
-    outputs, is_float32 = out.shape[-1], out.dtype == torch.float32
-    units, depth_rounds = weight.data.shape[-3:-1]
-    rounds = depth_rounds // tile.splits
-    assert num_rows <= tile.rows and rounds * tile.splits * DEPTH == width and out.is_contiguous()
-    assert rounds % tile.rounds_at_once == 0 and not (gated and is_float32)
+    outputs, is_float32, code = out.shape[-1], out.dtype == torch.float32, weight.code
+    rounds = weight.rounds // tile.splits
+    assert num_rows <= tile.rows and code == tile.code and code.rounds(width) == weight.rounds and out.is_contiguous()
+    assert rounds * tile.splits == weight.rounds and rounds % tile.rounds_at_once == 0 and not (gated and is_float32)
     assert weight.is_gated == (gated is not None) and (tile.splits == 1) == (out.dim() == 2)
-    out_tiles = -(-units // tile.tile_units)
+    out_tiles = -(-weight.units // tile.tile_units)
     tiles = out_tiles * tile.splits
     assert not tile.shared or tiles <= num_sms
     x_map = tensor_map(x, rows_to_read(x, tile.rows), tile.rows, DEPTH)
-    numbers = (num_rows, outputs, units, depth_rounds, rounds, out_tiles, tiles)
+    w_map = x_map if weight.factors is None or weight.data.dim() != 2 else weights_map(weight)
+    numbers = (num_rows, outputs, weight.units, weight.rounds, rounds, out_tiles, tiles)
     kernel = product_kernel(tile, gated, is_float32)
-    _launch(kernel, min(tiles, num_sms), tile, x_map, (weight.data, weight.factors, out), numbers)
+    _launch(kernel, min(tiles, num_sms), tile, (x_map, w_map), (weight.data, weight.factors, out), numbers)
+
+
+def weights_map(weight: CodedMatrix) -> TensorMap:
+    """Of float8 by rows: pairs of bytes, as the copy engine has 64 of them in a row of shared memory."""
+    pairs = weight.data.view(torch.bfloat16)
+    return tensor_map(pairs, len(pairs), 32 if weight.is_gated else 64, DEPTH)
 
 
 def packed_experts_product(
@@ -67,18 +92,19 @@ def packed_experts_product(
     x_map = tensor_map(inputs, len(inputs), tile.rows, DEPTH)  # of rows in order
     tensors = (inputs, weights.data, weights.factors, results, order.sorted_pairs, order.starts)
     numbers = (results.shape[1], units, width, -(-units // tile.tile_units), order.top_k)
-    _launch(experts_kernel(tile, experts, gated), num_sms, tile, x_map, tensors, numbers)
+    _launch(experts_kernel(tile, experts, gated), num_sms, tile, (x_map,), tensors, numbers)
 
 
 def _launch(
     kernel: NativeKernel,
     programs: int,
     tile: PackedTile,
-    x_map: TensorMap,
-    tensors: Sequence[torch.Tensor],
+    maps: Sequence[TensorMap],
+    tensors: Sequence[torch.Tensor | None],
     numbers: Sequence[int],
 ) -> None:
-    arguments = [x_map, *(ctypes.c_void_p(each.data_ptr()) for each in tensors), *map(ctypes.c_int, numbers)]
+    places = (None if each is None else each.data_ptr() for each in tensors)
+    arguments = [*maps, *map(ctypes.c_void_p, places), *map(ctypes.c_int, numbers)]
     threads = 128 * (tile.groups + 1)
     kernel.launch(programs, threads, arguments, shared_bytes=tile.shared_bytes, dependent=True)
 

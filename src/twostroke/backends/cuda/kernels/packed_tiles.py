@@ -1,4 +1,4 @@
-"""How products with packed weights are cut: what a tile takes of the chip, and which are worth measuring. Which one a
+"""How products with weights of few bits are cut: what a tile takes of the chip, and which are worth measuring. Which one a
 product gets is a table's to say."""
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import product as all_of
 from typing import Final
 
-from twostroke.backends.cuda.kernels.packed_format import DEPTH, ROUND_BYTES, can_pack, units_of
+from twostroke.backends.cuda.kernels.packed_format import TWELVE, Code, can_pack, units_of
 from twostroke.backends.cuda.kernels.product import MAX_PART_ROWS, Card, Product, Settings, busy_share, declines
 
 PACKED_SHARED_BYTES: Final = 225 * 1024
@@ -37,6 +37,7 @@ class PackedTile:
     splits: int = 1  # parts of the depth, whose sums the product's reader adds up
     shared: bool = False
     """Groups have the same units and take turns in their rounds, where there are too few units for all programs."""
+    code: Code = TWELVE
 
     @property
     def sums(self) -> int:
@@ -54,11 +55,12 @@ class PackedTile:
     @property
     def rounds_at_once(self) -> int:
         """A program's rounds are a multiple of this; a kernel would wait for ever for one that is missing."""
-        return (self.groups if self.shared else 1) * (2 if self.steps == 4 else 1)
+        return (self.groups if self.shared else 1) * (2 if self.steps * 16 == self.code.depth else 1)
 
     @property
     def stage_bytes(self) -> int:
-        return self.rows * DEPTH * 2 + self.tile_units * ROUND_BYTES
+        own = self.rows * self.code.depth * 2 + self.tile_units * self.code.unit_bytes
+        return -(-own // ALIGNMENT) * ALIGNMENT
 
     @property
     def held_stages(self) -> int:
@@ -79,6 +81,7 @@ class PackedTile:
             "SHARED": int(self.shared),
             "STAGES": self.held_stages,
             "STEPS": self.steps,
+            **self.code.constants(),
         }
 
     def programs(self, product: Product) -> int:
@@ -89,7 +92,7 @@ class PackedTile:
             LEAST_STAGES, 2 * self.groups * self.shared
         ):
             return "it does not fit on a multiprocessor"
-        if product.width // DEPTH % (self.splits * self.rounds_at_once):
+        if self.code.rounds(product.width) % (self.splits * self.rounds_at_once):
             return "its rounds are uneven"
         if self.splits > 1 and (not product.adds_parts or self.splits * rows > MAX_PART_ROWS):
             return "nobody adds up its parts, or they are too many"
@@ -102,24 +105,54 @@ class PackedTile:
 
 
 class PackedProducts:
-    name, form, fuses = "packed", "packed", False
+    """Of one code."""
+
+    fuses = False
+
+    def __init__(self, code: Code = TWELVE) -> None:
+        self.name = self.form = code.name
+        self._code = code
 
     def tile(self, product: Product, rows: int, card: Card, settings: Settings) -> PackedTile | str:
         if rows > MAX_DENSE_ROWS or product.experts:
             return f"it takes {MAX_DENSE_ROWS} rows at most, of one matrix"
-        if not can_pack(product.shape, is_gated=product.is_gated):
+        if self._code is TWELVE and not can_pack(product.shape, is_gated=product.is_gated):
             return "its weights have no packed form"
-        tile = PackedTile(next(size for size in DENSE_ROWS if rows <= size), **settings)
-        return declines(product, card) or tile.fault(product, rows, card.num_sms) or tile
+        if (reason := declines(product, card)) is not None:
+            return reason
+        if not settings and self._code is not TWELVE:
+            return self._by_rule(product, rows, card)
+        tile = self._cut(rows, settings)
+        return tile.fault(product, rows, card.num_sms) or tile
 
     def candidates(self, product: Product, rows: int, card: Card) -> list[Settings]:
         """Those that keep most multiprocessors busy."""
         found = []
+        for settings, tile in self._accepted(product, rows, card):
+            programs = tile.programs(product)
+            is_worth_it = busy_share(programs, card.num_sms) >= 0.6 and (
+                tile.splits == 1 or programs <= card.num_sms
+            )
+            found += [settings] if is_worth_it else []
+        return found
+
+    def _accepted(self, product: Product, rows: int, card: Card) -> list[tuple[Settings, PackedTile]]:
+        found = []
         for groups, units, splits, shared in all_of((2, 4), (1, 2), (1, 2, 4, 8), (False, True)):
             settings = {"groups": groups, "units": units, "splits": splits, "shared": shared}
             tile = self.tile(product, rows, card, settings)
-            if isinstance(tile, PackedTile):
-                programs = tile.programs(product)
-                is_worth_it = busy_share(programs, card.num_sms) >= 0.6 and (splits == 1 or programs <= card.num_sms)
-                found += [settings] if is_worth_it else []
+            found += [(settings, tile)] if isinstance(tile, PackedTile) else []
         return found
+
+    def _by_rule(self, product: Product, rows: int, card: Card) -> PackedTile | str:
+        """Where no table has a line: what keeps most multiprocessors busy, in as few parts as that takes."""
+
+        def merit(tile: PackedTile) -> tuple[float, ...]:
+            share = busy_share(tile.programs(product), card.num_sms)
+            return round(share, 1), -tile.splits, -tile.groups, -tile.units
+
+        tiles = [tile for _, tile in self._accepted(product, rows, card)]
+        return max(tiles, key=merit) if tiles else "no tile of it fits"
+
+    def _cut(self, rows: int, settings: Settings) -> PackedTile:
+        return PackedTile(next(size for size in DENSE_ROWS if rows <= size), **settings, code=self._code)

@@ -12,7 +12,15 @@ import triton
 import triton.language as tl
 
 from twostroke.backends.cuda.compile_ahead import launcher
-from twostroke.backends.cuda.kernels.packed_format import DEPTH, ROUND_BYTES, UNIT_ROWS, can_pack, units_of
+from twostroke.backends.cuda.kernels.packed_format import (
+    DEPTH,
+    ROUND_BYTES,
+    TWELVE,
+    UNIT_ROWS,
+    Code,
+    can_pack,
+    units_of,
+)
 
 EXPONENT_CODES: Final = 15
 """Exponents of a row that are kept, from its largest down. What is smaller is rounded to the grid of the last one, as
@@ -44,6 +52,18 @@ class PackedMatrix:
             torch.empty(*experts, units * UNIT_ROWS, dtype=torch.float32, device=device),
             is_gated,
         )
+
+    @property
+    def code(self) -> Code:
+        return TWELVE
+
+    @property
+    def units(self) -> int:
+        return self.data.shape[-3]
+
+    @property
+    def rounds(self) -> int:
+        return self.data.shape[-2]
 
     @property
     def num_bytes(self) -> int:
