@@ -19,7 +19,9 @@ from twostroke.backends.cuda.kernels import (
     decode_attention,
     decode_cuts,
     drafts,
+    eight_bits,
     embedding,
+    four_bits,
     gemv,
     head_states,
     norms,
@@ -30,6 +32,7 @@ from twostroke.backends.cuda.kernels import (
     target,
 )
 from twostroke.backends.cuda.kernels.gemv_config import GemvConfig
+from twostroke.backends.cuda.kernels.packed_format import FOUR_BITS
 from twostroke.backends.cuda.kernels.packing import PackedMatrix
 from twostroke.backends.cuda.kernels.paged import PagedKV, Scoring
 from twostroke.backends.cuda.kernels.prefill_tiles import PrefillWork
@@ -45,6 +48,7 @@ POINTERS = {
     torch.int64: "*i64",
     torch.int16: "*i16",
     torch.uint8: "*u8",
+    torch.float8_e4m3fn: "*fp8e4nv",
 }
 
 
@@ -132,6 +136,7 @@ def calls() -> Iterator[tuple[str, str]]:
     yield from head_calls()
     yield from gemv_calls()
     yield from packing_calls()
+    yield from low_bit_calls()
 
 
 def attention_calls() -> Iterator[tuple[str, str]]:
@@ -219,6 +224,20 @@ def packing_calls() -> Iterator[tuple[str, str]]:
         packing.pack_by_kernel(weight, PackedMatrix.empty(tuple(weight.shape), "cpu", is_gated=is_gated))
     for name, recorder in recorders.items():
         yield from ((name, ptx) for ptx in recorder.ptx)
+
+
+def low_bit_calls() -> Iterator[tuple[str, str]]:
+    recorder = record(four_bits, "_dequantise")
+    for code in FOUR_BITS:
+        weight = four_bits.FourBitMatrix.empty((80, 256), code, "cpu", is_gated=code.has_offsets)
+        four_bits.dequantise_into(weight, torch.empty(80, 256, dtype=torch.bfloat16))
+    yield from (("dequantise", ptx) for ptx in recorder.ptx)
+    if architecture.arch < 89:
+        return
+    recorder = record(eight_bits, "_quantise_rows")
+    x = torch.empty(4, 14336, dtype=torch.bfloat16)
+    eight_bits.quantise_rows(x, torch.empty(4, 14336, dtype=torch.uint8), torch.empty(4))
+    yield "quantise rows", recorder.ptx[0]
 
 
 def gemv_calls() -> Iterator[tuple[str, str]]:

@@ -12,8 +12,10 @@ from tests.models.kind_files import tiny_model, write_of_kinds
 from tests.models.tiny_checkpoints import make_tiny
 
 from twostroke.backends.cuda import weights as weights_module
+from twostroke.backends.cuda.model_matrices import held_weight_bytes
 from twostroke.backends.cuda.moe import MoeWeights
-from twostroke.backends.cuda.weights import DenseWeights, Progress, Weights, held_bytes
+from twostroke.backends.cuda.weights import DenseWeights, Progress, Weights
+from twostroke.core.formats import Formats
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.loading import load_checkpoint
 from twostroke.models.random_weights import random_checkpoint
@@ -147,4 +149,5 @@ def test_progress_ends_with_all_of_it(llama_bias: Checkpoint, device: str) -> No
     weights = loaded(llama_bias, torch.device(device), torch.bfloat16, lambda done, total: told.append((done, total)))
     assert weights.embedding.dtype == torch.bfloat16
     assert told == sorted(told) and len(told) == len(llama_bias.tensors)
-    assert told[-1] == (held_bytes(llama_bias), held_bytes(llama_bias))
+    held_bytes = held_weight_bytes(llama_bias, Formats("bf16", "bf16", "bf16"))
+    assert told[-1] == (held_bytes, held_bytes)

@@ -10,6 +10,7 @@ from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from twostroke.backends.cuda.model_matrices import QUANTISED_TO, held_weight_bytes, low_bit_code, read_bytes
 from twostroke.backends.interface import LAYERS_DIFFER, BackendSettings, HeadNeeds, uncomputed
 from twostroke.core.errors import BackendError, install_hint
 from twostroke.core.formats import ANY_FORMATS, GPU_FLOATS, STORED, Formats, FormatWish
@@ -74,7 +75,7 @@ class CudaFactory:
 
     def formats(self, checkpoint: Checkpoint, wish: FormatWish = ANY_FORMATS) -> Formats | str:
         if wish.weights not in (None, STORED):
-            return "it computes in 16-bit floats: it quantises nothing on load"
+            return self._quantised(checkpoint, wish)
         arithmetic = wish.arithmetic or _stored_dtype(checkpoint)
         if arithmetic not in GPU_FLOATS:
             return f"it computes in bf16 or f16, not in {arithmetic}"
@@ -85,6 +86,19 @@ class CudaFactory:
         why = "asked for" if wish.arithmetic else "as the weights are stored, bf16 where that is no 16-bit float"
         stored = checkpoint.main_kind().name
         return Formats(arithmetic, arithmetic, arithmetic, stored=stored, reasons=(f"{arithmetic} {why}",))
+
+    def _quantised(self, checkpoint: Checkpoint, wish: FormatWish) -> Formats | str:
+        """Float matrices of layers are brought to few bits as they are loaded."""
+        if wish.weights not in QUANTISED_TO:
+            return f"it brings weights to {' or '.join(QUANTISED_TO)} as it loads them, not to {wish.weights}"
+        if checkpoint.spec.moe is not None:
+            return f"it has no experts in {wish.weights}"
+        if wish.arithmetic not in (None, "bf16") or wish.kv not in (None, "bf16"):
+            return f"with weights in {wish.weights} it computes and keeps KV in bf16"
+        arithmetic = "fp8" if wish.weights == "fp8" else "bf16"
+        why = "prompts are multiplied in float8, few rows in bf16" if arithmetic == "fp8" else "multiplied in bf16"
+        stored = checkpoint.main_kind().name
+        return Formats(wish.weights, arithmetic, "bf16", stored=stored, reasons=(why,))
 
     def kv_bytes_per_token(self, checkpoint: Checkpoint, layers: tuple[int, ...], formats: Formats) -> int:
         return sum(checkpoint.spec.layers[layer].grouped.kv_values for layer in layers) * _ELEMENT_BYTES
@@ -103,8 +117,7 @@ class CudaFactory:
         return head_needs(head, formats, self.suits, card_of(torch.device("cuda"), torch.bfloat16))
 
     def held_bytes(self, checkpoint: Checkpoint, name: str, formats: Formats) -> int:
-        """Of GGUF weights, which are held in 16 bits, as few as are stored: `model_matrices.py` counts so, too."""
-        return checkpoint.held_tensor_bytes(name)
+        return read_bytes(checkpoint, name, formats)
 
     def memory(self, checkpoint: Checkpoint, here: Machine, formats: Formats) -> MemorySpace:
         import torch
@@ -112,14 +125,15 @@ class CudaFactory:
         from twostroke.backends.cuda.buffers import Buffers, tensor_bytes
         from twostroke.backends.cuda.captured_sizes import MAX_CHUNKS
         from twostroke.backends.cuda.sampling import SamplingFeatures, SamplingRows
-        from twostroke.backends.cuda.weights import held_bytes
 
         free, total = torch.cuda.mem_get_info()
         spec, max_sampled = checkpoint.spec, self.suits.max_running + MAX_CHUNKS
-        buffers = Buffers(spec, self.suits.max_tokens_per_step, max_sampled, torch.device("meta"), torch.bfloat16)
+        nowhere, code = torch.device("meta"), low_bit_code(formats)
+        buffers = Buffers(spec, self.suits.max_tokens_per_step, max_sampled, nowhere, torch.bfloat16, code)
         sampling = SamplingRows(max_sampled, spec.vocab_size, "meta")
         sampling.prepare(SamplingFeatures(draws=True, filters=True, edits=True))
-        beside = held_bytes(checkpoint) + GRAPH_BYTES + tensor_bytes(buffers) + tensor_bytes(sampling)
+        weight_bytes = held_weight_bytes(checkpoint, formats)
+        beside = weight_bytes + GRAPH_BYTES + tensor_bytes(buffers) + tensor_bytes(sampling)
         return MemorySpace(torch.cuda.get_device_name(), total, max(0, free - beside), KV_SHARE_OF_DEVICE)
 
     def decode_weights(self, checkpoint: Checkpoint, formats: Formats, on: Device | None = None) -> DecodeWeights | str:
@@ -163,7 +177,6 @@ class CudaFactory:
         from twostroke.backends.cuda.head_loading import head_of
         from twostroke.backends.cuda.products import card_of
         from twostroke.backends.cuda.tuned_table import Choices
-        from twostroke.backends.cuda.weights import held_bytes
 
         if layout.block_size & (layout.block_size - 1):
             raise BackendError(f"the cuda backend needs KV blocks of a power of two tokens, not {layout.block_size}")
@@ -195,8 +208,8 @@ class CudaFactory:
                 packed = f" and packed copies of them {offered.num_bytes / 1e9:.1f} GB"
                 spare = ", spare the copies with --decode-weights plain"
             raise BackendError(
-                f"{torch.cuda.get_device_name()} ran out of memory: the weights take {held_bytes(checkpoint) / 1e9:.1f}"
-                f" GB{packed} of its {total / 1e9:.1f}, {free / 1e9:.1f} GB were left; give KV less with --kv-memory"
+                f"{torch.cuda.get_device_name()} ran out of memory: the weights take "
+                f"{held_weight_bytes(checkpoint, own) / 1e9:.1f} GB{packed} of its {total / 1e9:.1f}, {free / 1e9:.1f} GB were left; give KV less with --kv-memory"
                 f"{spare}, or bound the step with --max-tokens-per-step"
             ) from error
 

@@ -23,7 +23,7 @@ from twostroke.backends.cuda.kernels.paged import AttentionShape
 from twostroke.backends.cuda.kv_store import KVStore
 from twostroke.backends.cuda.logprobs import logprob_readers
 from twostroke.backends.cuda.model import Decoder
-from twostroke.backends.cuda.model_matrices import products_of
+from twostroke.backends.cuda.model_matrices import low_bit_code, products_of
 from twostroke.backends.cuda.parts import Parts
 from twostroke.backends.cuda.prefill import PrefillPath
 from twostroke.backends.cuda.products import card_of
@@ -45,8 +45,9 @@ from twostroke.speculation.unseen import UnseenDrafts
 
 STAGED_PER_TOKEN = 8
 """Integers of a step's arrays a token, at most: three of its own, its share of segments and of attention's tiles."""
-DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
-"""Of `Formats.arithmetic`. In float32 kernels are held against plain code; the factory offers none of it."""
+DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32, "fp8": torch.bfloat16}
+"""Of `Formats.arithmetic`: what stands between products. In float32 kernels are held against plain code; the factory
+offers none of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +86,14 @@ class CudaBackend:
         spec, dtype, has_copies = checkpoint.spec, DTYPES[formats.arithmetic], formats.copies is not None
         started_s = time.perf_counter()
         choices = Choices.on(card_of(device, dtype)) if choices is None else choices
-        weights, loader = Weights.placed(checkpoint, device, dtype, choices if has_copies else None)
+        code = low_bit_code(formats)
+        weights, loader = Weights.placed(checkpoint, device, dtype, choices if has_copies else None, code)
         max_rows = min(max_running, max_tokens_per_step)
         max_queries = most_queries(max_rows, max_tokens_per_step) if max_drafts else 0
         max_sampled = max(max_rows + MAX_CHUNKS, max_queries)  # a captured step has room for padding
         sampling = SamplingRows(max_rows, spec.vocab_size, device, max_batch=max_sampled)
         rows = DeviceRows(layout, max_rows, max_context, sampling, device)
-        buffers = Buffers(spec, max_tokens_per_step, max_sampled, device, dtype)
+        buffers = Buffers(spec, max_tokens_per_step, max_sampled, device, dtype, code)
         heads = spec.layers[0].grouped  # for all layers: a checkpoint whose layers differ was declined
         sizes = (heads.num_heads, heads.num_kv_heads, heads.head_dim, layout.block_size, dtype, 1 + max_drafts)
         attention = Attention(AttentionShape(*sizes), device, max_rows, max_queries)

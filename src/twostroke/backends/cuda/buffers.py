@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from twostroke.backends.cuda.kernels.packed_format import Code
 from twostroke.backends.cuda.kernels.product import padded_rows
 from twostroke.backends.cuda.moe import MoeScratch
 from twostroke.backends.cuda.products import ProductScratch
@@ -15,7 +16,17 @@ from twostroke.models.spec import ModelSpec
 class Buffers:
     """Activations of the largest step, made once."""
 
-    def __init__(self, spec: ModelSpec, num_tokens: int, num_logits: int, device: torch.device, dtype: torch.dtype):
+    def __init__(
+        self,
+        spec: ModelSpec,
+        num_tokens: int,
+        num_logits: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        code: Code | None = None,
+    ) -> None:
+        """`code`: of layers' matrices, where they are held in few bits."""
+
         def empty(width: int) -> torch.Tensor:
             return torch.zeros(num_tokens, width, dtype=dtype, device=device)
 
@@ -27,7 +38,7 @@ class Buffers:
         self.qkv = empty(attention_width + attention.kv_values)
         self.attention = empty(attention_width)
         self.activated = empty(spec.dense_width)
-        self.products = ProductScratch(spec, num_tokens, dtype, device)
+        self.products = ProductScratch(spec, num_tokens, dtype, device, code)
         self.experts = MoeScratch(spec.moe, spec.hidden_size, num_tokens, dtype, device) if spec.moe else None
         self.selected = torch.zeros(num_logits, spec.hidden_size, dtype=dtype, device=device)
         self.selected_attention = torch.zeros(num_logits, attention_width, dtype=dtype, device=device)

@@ -1,5 +1,5 @@
 """A weight on the device, in every form that it is held in: as it is computed with, packed in twelve bits for decode,
-and whatever comes. A form is a dataclass that knows its bytes; a kernel says which one it reads."""
+or in eight or four bits alone. A form is a dataclass that knows its bytes; a kernel says which one it reads."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from typing import Protocol
 
 import torch
 
+from twostroke.backends.cuda.kernels.eight_bits import EightBitMatrix
+from twostroke.backends.cuda.kernels.four_bits import FourBitMatrix
+from twostroke.backends.cuda.kernels.packed_format import FP8, Code
 from twostroke.backends.cuda.kernels.packing import PackedMatrix, pack_by_kernel
 from twostroke.backends.cuda.kernels.product import Product
 
@@ -27,6 +30,16 @@ class Plain:
     @property
     def num_bytes(self) -> int:
         return self.weight.nbytes
+
+
+LowBitMatrix = EightBitMatrix | FourBitMatrix
+
+
+def empty_low_bit(product: Product, code: Code, device: torch.device) -> LowBitMatrix:
+    """Room for a matrix in a code of few bits, to be filled."""
+    if code is FP8:
+        return EightBitMatrix.empty(product.shape, device, is_gated=product.is_gated)
+    return FourBitMatrix.empty(product.shape, code, device, is_gated=product.is_gated)
 
 
 @dataclass(slots=True, eq=False)
@@ -53,6 +66,13 @@ class Matrix:
     def packed(self) -> PackedMatrix | None:
         form = self.forms.get("packed")
         assert form is None or isinstance(form, PackedMatrix)
+        return form
+
+    @property
+    def low_bit(self) -> LowBitMatrix:
+        """Of a matrix that is held in few bits alone."""
+        (form,) = self.forms.values()
+        assert isinstance(form, LowBitMatrix)
         return form
 
     @property

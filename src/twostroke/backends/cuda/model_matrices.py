@@ -1,5 +1,5 @@
-"""The matrices of a model: which tensors each is made of, and which have a copy in twelve bits for decode. Knows shapes
-and tables, no torch and no device at hand: a plan asks for a card elsewhere."""
+"""The matrices of a model: which tensors each is made of, which are held in few bits, and which have a copy in twelve
+bits for decode. Knows shapes and tables, no torch and no device at hand: a plan asks for a card elsewhere."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import prod
 
 from twostroke.backends.cuda.kernels.gemv_config import GEMV_ROWS
-from twostroke.backends.cuda.kernels.packed_format import packed_bytes
+from twostroke.backends.cuda.kernels.packed_format import FP8, INT4, Code, packed_bytes
 from twostroke.backends.cuda.kernels.product import Card, Product, Role
 from twostroke.backends.cuda.tuned_table import Choices
 from twostroke.core.formats import Formats
@@ -17,6 +17,8 @@ from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.spec import DenseMlp, ModelSpec, expert_name, layer_name
 
 NEEDS_BF16 = "packed weights are bf16 in fewer bits, and this computes in f16"
+QUANTISED_TO = {"fp8": FP8, "int4": INT4}
+"""What layers' matrices are held in, by the name of `Formats.weights`."""
 NEEDS_HOPPER = "products with packed weights need a Hopper GPU (compute capability 9.0)"
 
 
@@ -74,27 +76,54 @@ def model_matrices(spec: ModelSpec) -> list[ModelMatrix]:
     return [*(matrix for index in range(spec.num_layers) for matrix in layer_matrices(spec, index)), head_of(spec)]
 
 
+def low_bit_code(formats: Formats) -> Code | None:
+    """What layers' matrices are held in; None: the type that is computed in. Head and embedding always are."""
+    return QUANTISED_TO.get(formats.weights)
+
+
+def held_weight_bytes(checkpoint: Checkpoint, formats: Formats) -> int:
+    """What all weights take on a device, without copies."""
+    code, spec = low_bit_code(formats), checkpoint.spec
+    total = 2 * sum(prod(shape) for shape in spec.tensor_shapes().values())
+    if code is not None:
+        shapes = [matrix.product.shape for matrix in model_matrices(spec) if matrix.kind != "head"]
+        total += sum(code.num_bytes(shape) - 2 * prod(shape) for shape in shapes)
+    return total
+
+
+def read_bytes(checkpoint: Checkpoint, name: str, formats: Formats) -> int:
+    """What a step reads of a tensor. Of GGUF weights, which are held in 16 bits, as few as are stored: `sizes_of` counts
+    so, too."""
+    code, shape = low_bit_code(formats), checkpoint.tensors[name].shape
+    is_kept = len(shape) == 1 or name in ("embedding", "output") or name.endswith(".router")
+    return checkpoint.held_tensor_bytes(name) if code is None or is_kept else code.num_bytes(shape)
+
+
 def products_of(spec: ModelSpec) -> list[Product]:
     """Those that a table chooses a kernel for."""
     return list(dict.fromkeys(matrix.product for matrix in model_matrices(spec)))
 
 
-def with_copies(spec: ModelSpec, choices: Choices) -> list[ModelMatrix]:
-    """A head has one only where layers have."""
+def with_copies(spec: ModelSpec, choices: Choices, *, is_low_bit: bool = False) -> list[ModelMatrix]:
+    """A head has one only where layers have, or where they are held in fewer bits anyway (`is_low_bit`)."""
+    if is_low_bit:
+        head = head_of(spec)
+        return [head] if head.has_copy(choices) else []
     found = [matrix for matrix in model_matrices(spec) if matrix.has_copy(choices)]
     return [] if [matrix.kind for matrix in found] == ["head"] else found
 
 
 def offered_on(checkpoint: Checkpoint, formats: Formats, card: Card) -> DecodeWeights | str:
     """What copies for decode take on a card and spare its steps; or why there can be none."""
-    if formats.weights != "bf16":
+    is_low_bit = low_bit_code(formats) is not None
+    if formats.weights != "bf16" and not is_low_bit:
         return NEEDS_BF16
-    return sizes_of(checkpoint, Choices.on(card)) if card.has_hopper_kernels else NEEDS_HOPPER
+    return sizes_of(checkpoint, Choices.on(card), is_low_bit=is_low_bit) if card.has_hopper_kernels else NEEDS_HOPPER
 
 
-def sizes_of(checkpoint: Checkpoint, choices: Choices) -> DecodeWeights | str:
+def sizes_of(checkpoint: Checkpoint, choices: Choices, *, is_low_bit: bool = False) -> DecodeWeights | str:
     spec = checkpoint.spec
-    matrices = with_copies(spec, choices)
+    matrices = with_copies(spec, choices, is_low_bit=is_low_bit)
     if not matrices:
         return "no matrix of this model has a size and shape that products with packed weights take"
     experts = [matrix for matrix in matrices if matrix.product.experts]

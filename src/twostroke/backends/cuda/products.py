@@ -5,21 +5,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
 
 from twostroke.backends.cuda.kernels.activation import Activation, gated
 from twostroke.backends.cuda.kernels.cluster_products import cluster_product
+from twostroke.backends.cuda.kernels.eight_bits import E4M3, EightBitMatrix, quantise_rows
+from twostroke.backends.cuda.kernels.four_bits import FourBitMatrix, dequantise_into
 from twostroke.backends.cuda.kernels.gemv import linear_few
 from twostroke.backends.cuda.kernels.gemv_config import GemvConfig
 from twostroke.backends.cuda.kernels.norms import add_rms_norm, rms_norm
+from twostroke.backends.cuda.kernels.packed_format import FP8, LOW_BIT_CODES, LOW_BIT_DEPTH, Code
 from twostroke.backends.cuda.kernels.packed_products import packed_product
 from twostroke.backends.cuda.kernels.product import MAX_PART_ROWS, Card
 from twostroke.backends.cuda.kernels.product_kernels import CUBLAS
 from twostroke.backends.cuda.kernels.target import target_of
 from twostroke.backends.cuda.matrix import Matrix
-from twostroke.backends.cuda.model_matrices import offered_on
+from twostroke.backends.cuda.model_matrices import layer_matrices, offered_on
 from twostroke.backends.cuda.native import why_not
 from twostroke.backends.cuda.tuned_table import Choices, KernelChoice
 from twostroke.core.formats import Formats
@@ -35,7 +39,7 @@ def card_of(device: torch.device, dtype: torch.dtype) -> Card:
     target = target_of(device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     is_able = target.is_hopper and dtype in (torch.bfloat16, torch.float16) and why_not() is None
-    return Card(name, target.num_sms, is_able)
+    return Card(name, target.num_sms, is_able, target.has_float8)
 
 
 def decode_weights(checkpoint: Checkpoint, formats: Formats) -> DecodeWeights | str:
@@ -48,12 +52,21 @@ def decode_weights(checkpoint: Checkpoint, formats: Formats) -> DecodeWeights | 
 
 
 class ProductScratch:
-    """Room for what a product leaves for the kernel behind it; layers run one after another and share it."""
+    """Room for what a product leaves for the kernel behind it, and for what weights and rows are brought to for it;
+    layers run one after another and share it."""
 
-    def __init__(self, spec: ModelSpec, num_tokens: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, spec: ModelSpec, num_tokens: int, dtype: torch.dtype, device: torch.device, code: Code | None = None
+    ) -> None:
+        """`code`: of layers' matrices; None: they are in the type that is computed in."""
         self.found = torch.zeros(num_tokens, spec.hidden_size, dtype=dtype, device=device)
         self.gate_up = torch.zeros(num_tokens, 2 * spec.dense_width, dtype=dtype, device=device)
         self.sums = torch.zeros(MAX_PART_ROWS * spec.hidden_size, dtype=torch.float32, device=device)
+        shapes = [matrix.product.shape for matrix in layer_matrices(spec, 0)] if code is not None else [(0, 0)]
+        self.unpacked = torch.zeros(max(prod(shape) for shape in shapes), dtype=dtype, device=device)
+        width = max(FP8.rounds(shape[-1]) for shape in shapes) * LOW_BIT_DEPTH if code is FP8 else 0
+        self.eights = torch.zeros(num_tokens * width, dtype=torch.uint8, device=device)
+        self.eight_scales = torch.zeros(num_tokens if width else 0, dtype=torch.float32, device=device)
 
 
 @dataclass(slots=True, eq=False)
@@ -161,7 +174,12 @@ class Products:
 
 
 def _by_cublas(call: Call) -> None:
-    x, out, weight, bias = call.x, call.out, call.matrix.weight.t(), call.matrix.bias
+    _multiply_plain(call, call.matrix.weight)
+
+
+def _multiply_plain(call: Call, weight: torch.Tensor) -> None:
+    """weight: [outputs, width] in the type that is computed in"""
+    x, out, bias, weight = call.x, call.out, call.matrix.bias, weight.t()
     if call.gated is not None:
         gate_up = call.scratch.gate_up[: len(x)]
         torch.mm(x, weight, out=gate_up)
@@ -185,9 +203,48 @@ def _from_packed(call: Call) -> None:
     packed_product(call.x, call.matrix.packed, call.out, tile=call.tile, num_sms=call.num_sms, gated=call.gated)
 
 
+def _from_low_bit(call: Call) -> None:
+    packed_product(call.x, call.matrix.low_bit, call.out, tile=call.tile, num_sms=call.num_sms, gated=call.gated)
+    if (bias := call.matrix.bias) is not None:
+        (call.out if call.out.dim() == 2 else call.out[0]).add_(bias)
+
+
+def _by_unpacking(call: Call) -> None:
+    weight, shape = call.matrix.low_bit, call.matrix.product.shape
+    unpacked = call.scratch.unpacked[: prod(shape)].view(shape)
+    if isinstance(weight, FourBitMatrix):
+        dequantise_into(weight, unpacked)
+    else:
+        unpacked.copy_(weight.dequantised())
+    _multiply_plain(call, unpacked)
+
+
+def _by_scaling(call: Call) -> None:
+    weight, x, scratch, out = call.matrix.low_bit, call.x, call.scratch, call.out
+    assert isinstance(weight, EightBitMatrix)
+    width = weight.data.shape[1]
+    eights, scales = scratch.eights[: len(x) * width].view(-1, width), scratch.eight_scales[: len(x)]
+    quantise_rows(x, eights, scales)
+    found = out if call.gated is None else scratch.gate_up[: len(x)]
+    left, right = eights.view(E4M3), weight.data.view(E4M3).t()
+    if x.is_cuda:  # sums in float32: of those that tensor cores keep, in fewer bits, none is of many inputs
+        torch._scaled_mm(
+            left, right, scales[:, None], weight.scales[None, :], out_dtype=found.dtype, use_fast_accum=False, out=found
+        )
+    else:
+        found.copy_(left.float() @ right.float() * scales[:, None] * weight.scales)
+    if (bias := call.matrix.bias) is not None:
+        found.add_(bias)
+    if call.gated is not None:
+        gated(found, out, kind=call.gated)
+
+
 LAUNCHES: dict[str, Callable[[Call], None]] = {
     "cublas": _by_cublas,
     "cluster": _by_clusters,
     "packed": _from_packed,
+    "scaled": _by_scaling,
+    **{code.name: _from_low_bit for code in LOW_BIT_CODES},
+    **{f"{code.name}_unpacked": _by_unpacking for code in LOW_BIT_CODES},
 }
 """By the kernels' names; those that fuse are called where they do."""

@@ -150,7 +150,7 @@ class Choices:
                 choice = line and self._accepted(product, rows, line)
                 if choice:
                     return choice
-        for kernel in ANYWHERE:
+        for kernel in (kernel for kernel in ANYWHERE if kernel.form in forms):
             if not isinstance(tile := kernel.tile(product, rows, self.card, {}), str):
                 return KernelChoice(kernel, tile, {})
         raise AssertionError(f"no kernel computes {product}")

@@ -1,5 +1,6 @@
-"""A checkpoint's tensors on the device, in the type that is computed in: matrices that read the same input are one.
-Files are read by several threads straight into their place; random weights are drawn on the device."""
+"""A checkpoint's tensors on the device, in the type that is computed in or in few bits: matrices that read the same
+input are one. Files are read by several threads straight into their place; random weights are drawn on the device; what
+is held in few bits is quantised there."""
 
 from __future__ import annotations
 
@@ -7,14 +8,16 @@ import ctypes
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from math import prod
+from threading import Lock
 from zlib import crc32
 
 import numpy as np
 import torch
 
-from twostroke.backends.cuda.matrix import Matrix, Plain, fill_packed, pack
-from twostroke.backends.cuda.model_matrices import head_of, layer_matrices, with_copies
+from twostroke.backends.cuda.kernels.packed_format import Code
+from twostroke.backends.cuda.kernels.product import Product
+from twostroke.backends.cuda.matrix import Form, LowBitMatrix, Matrix, Plain, empty_low_bit, fill_packed, pack
+from twostroke.backends.cuda.model_matrices import ModelMatrix, head_of, layer_matrices, with_copies
 from twostroke.backends.cuda.moe import MoeWeights
 from twostroke.backends.cuda.tuned_table import Choices
 from twostroke.models.checkpoint import Checkpoint
@@ -66,11 +69,15 @@ class Weights:
 
     @staticmethod
     def placed(
-        checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, copies: Choices | None = None
+        checkpoint: Checkpoint,
+        device: torch.device,
+        dtype: torch.dtype,
+        copies: Choices | None = None,
+        code: Code | None = None,
     ) -> tuple[Weights, WeightLoader]:
         """Room for the weights, and who fills it; for the copies too that products would read by these choices, if
-        any are given, which `pack` fills."""
-        loader = WeightLoader(checkpoint, device, dtype)
+        any are given, which `pack` fills. `code`: what layers' matrices are held in, if not in `dtype`."""
+        loader = WeightLoader(checkpoint, device, dtype, code)
         spec = checkpoint.spec
         layers = tuple(_layer(loader, spec, index) for index in range(spec.num_layers))
         embedding = loader.place(("embedding",))
@@ -82,7 +89,7 @@ class Weights:
             Matrix("head", head_of(spec).product, {"plain": Plain(head)}),
         )
         if copies is not None and dtype == torch.bfloat16:
-            names = {matrix.name for matrix in with_copies(spec, copies)}
+            names = {matrix.name for matrix in with_copies(spec, copies, is_low_bit=code is not None)}
             for matrix in weights.matrices():
                 if matrix.name in names:
                     matrix.make_room_for_packed()
@@ -101,20 +108,14 @@ class Weights:
         fill_packed(self.matrices(num_layers=1))
 
 
-def held_bytes(checkpoint: Checkpoint) -> int:
-    """What the weights take on the device."""
-    return 2 * sum(prod(shape) for shape in checkpoint.spec.tensor_shapes().values())
-
-
 def _layer(loader: WeightLoader, spec: ModelSpec, index: int) -> LayerWeights:
     def place(*names: str) -> torch.Tensor:
         return loader.place(tuple(layer_name(index, name) for name in names))
 
     matrices = {}
     for matrix in layer_matrices(spec, index):
-        weight = loader.place(matrix.tensors, matrix.product.shape)
         bias = loader.place(matrix.biases) if matrix.biases else None
-        matrices[matrix.kind] = Matrix(matrix.name, matrix.product, {"plain": Plain(weight)}, bias)
+        matrices[matrix.kind] = Matrix(matrix.name, matrix.product, loader.forms(matrix), bias)
     gate_up, down = matrices["gate_up"], matrices["down"]
     own, attention = spec.layers[index], spec.layers[index].grouped
     return LayerWeights(
@@ -130,6 +131,44 @@ def _layer(loader: WeightLoader, spec: ModelSpec, index: int) -> LayerWeights:
     )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _PlainPlace:
+    tensor: WeightTensor
+    place: torch.Tensor
+
+    @property
+    def num_bytes(self) -> int:
+        return self.place.nbytes
+
+    def fill(self) -> None:
+        _fill(self.tensor, self.place)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _LowBitPlace:
+    """Tensors, joined by rows, that are quantised as one matrix."""
+
+    tensors: Sequence[WeightTensor]
+    product: Product
+    place: LowBitMatrix
+    dtype: torch.dtype
+    turn: Lock
+    """One at a time: each needs room for all of its weights in the type that they come in."""
+
+    @property
+    def num_bytes(self) -> int:
+        return self.place.num_bytes
+
+    def fill(self) -> None:
+        with self.turn:
+            weight = torch.empty(self.product.shape, dtype=self.dtype, device=self.place.data.device)
+            start = 0
+            for tensor in self.tensors:
+                _fill(tensor, weight[start : start + tensor.shape[0]])
+                start += tensor.shape[0]
+            self.place.quantise(weight)
+
+
 @dataclass(slots=True)
 class WeightLoader:
     """Gives every tensor its place first, then fills the places, several at a time."""
@@ -137,7 +176,9 @@ class WeightLoader:
     checkpoint: Checkpoint
     device: torch.device
     dtype: torch.dtype
-    _places: list[tuple[WeightTensor, torch.Tensor]] = field(default_factory=list)
+    code: Code | None = None
+    _places: list[_PlainPlace | _LowBitPlace] = field(default_factory=list)
+    _turn: Lock = field(default_factory=Lock)
 
     def place(self, names: Sequence[str], shape: tuple[int, ...] | None = None) -> torch.Tensor:
         """Room for tensors joined by rows, in the shape of all of them."""
@@ -146,20 +187,31 @@ class WeightLoader:
         joined = torch.empty((rows, *tensors[0].shape[1:]), dtype=self.dtype, device=self.device)
         start = 0
         for tensor in tensors:
-            self._places.append((tensor, joined[start : start + tensor.shape[0]]))
+            self._places.append(_PlainPlace(tensor, joined[start : start + tensor.shape[0]]))
             start += tensor.shape[0]
         return joined if shape is None else joined.view(shape)
 
+    def forms(self, matrix: ModelMatrix) -> dict[str, Form]:
+        """Room for one of a layer's matrices, as it is held."""
+        if self.code is None:
+            return {"plain": Plain(self.place(matrix.tensors, matrix.product.shape))}
+        tensors = [self.checkpoint.tensors[name] for name in matrix.tensors]
+        room = empty_low_bit(matrix.product, self.code, self.device)
+        self._places.append(_LowBitPlace(tensors, matrix.product, room, self.dtype, self._turn))
+        return {self.code.name: room}
+
     def fill(self, progress: Progress | None) -> None:
-        total = sum(place.nbytes for _, place in self._places)
+        total = sum(place.num_bytes for place in self._places)
         done = 0
         with ThreadPoolExecutor(LOAD_THREADS, thread_name_prefix="load") as threads:
-            for place in threads.map(lambda pair: _fill(*pair), self._places):
-                done += place.nbytes
+            for place, _ in zip(self._places, threads.map(lambda place: place.fill(), self._places), strict=True):
+                done += place.num_bytes
                 if progress is not None:
                     progress(done, total)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+            if self.code is not None:
+                torch.cuda.empty_cache()  # what matrices came in
 
 
 def _fill(tensor: WeightTensor, place: torch.Tensor) -> torch.Tensor:

@@ -70,6 +70,11 @@ class PackedTile:
         return stages - stages % self.groups if self.shared else stages
 
     @property
+    def least_stages(self) -> int:
+        """Rounds of codes of eight bits and fewer are twice as deep: two of them are four of twelve bits."""
+        return LEAST_STAGES if self.code is TWELVE else 2
+
+    @property
     def shared_bytes(self) -> int:
         return self.held_stages * self.stage_bytes + ALIGNMENT
 
@@ -88,9 +93,9 @@ class PackedTile:
         return -(-units_of(product.shape[-2]) // self.tile_units) * self.splits
 
     def fault(self, product: Product, rows: int, num_sms: int) -> str | None:
-        if self.units * self.rows > MOST_SUMS[self.groups] or self.held_stages < max(
-            LEAST_STAGES, 2 * self.groups * self.shared
-        ):
+        sums = self.units * self.rows
+        most_sums = MOST_SUMS[self.groups] if self.code is TWELVE else min(MOST_SUMS[self.groups], MANY_SUMS)
+        if sums > most_sums or self.held_stages < max(self.least_stages, 2 * self.groups * self.shared):
             return "it does not fit on a multiprocessor"
         if self.code.rounds(product.width) % (self.splits * self.rounds_at_once):
             return "its rounds are uneven"
@@ -109,16 +114,17 @@ class PackedProducts:
 
     fuses = False
 
-    def __init__(self, code: Code = TWELVE) -> None:
+    def __init__(self, code: Code = TWELVE, most_by_rule: int = MAX_DENSE_ROWS) -> None:
+        """`most_by_rule`: rows that it takes where no table has a line."""
         self.name = self.form = code.name
-        self._code = code
+        self._code, self._most_by_rule = code, most_by_rule
 
     def tile(self, product: Product, rows: int, card: Card, settings: Settings) -> PackedTile | str:
         if rows > MAX_DENSE_ROWS or product.experts:
             return f"it takes {MAX_DENSE_ROWS} rows at most, of one matrix"
         if self._code is TWELVE and not can_pack(product.shape, is_gated=product.is_gated):
             return "its weights have no packed form"
-        if (reason := declines(product, card)) is not None:
+        if (reason := declines(product, card, adds_bias=self._code is not TWELVE)) is not None:
             return reason
         if not settings and self._code is not TWELVE:
             return self._by_rule(product, rows, card)
@@ -146,6 +152,8 @@ class PackedProducts:
 
     def _by_rule(self, product: Product, rows: int, card: Card) -> PackedTile | str:
         """Where no table has a line: what keeps most multiprocessors busy, in as few parts as that takes."""
+        if rows > self._most_by_rule:
+            return f"of more than {self._most_by_rule} rows others are faster"
 
         def merit(tile: PackedTile) -> tuple[float, ...]:
             share = busy_share(tile.programs(product), card.num_sms)

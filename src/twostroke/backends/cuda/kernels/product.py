@@ -49,6 +49,8 @@ class Card:
     num_sms: int
     has_hopper_kernels: bool
     """Whether it runs Hopper's kernels: its chip, the type that is computed in, and a compiler at hand."""
+    has_float8: bool = False
+    """Whether its tensor cores multiply float8."""
 
 
 class Tile(Protocol):
@@ -73,11 +75,11 @@ class Kernel(Protocol):
         """What is worth measuring."""
 
 
-def declines(product: Product, card: Card) -> str | None:
+def declines(product: Product, card: Card, *, adds_bias: bool = False) -> str | None:
     """What all of Hopper's kernels have in common."""
     if not card.has_hopper_kernels:
         return "it needs a Hopper GPU, a 16-bit type and CUDA's compiler"
-    if product.has_bias:
+    if product.has_bias and not adds_bias:
         return "it adds no bias"
     if product.width % DEPTH or product.outputs % 8:
         return f"it takes outputs in eights and inputs in multiples of {DEPTH}"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from twostroke.backends.cuda.kernels.cluster_tiles import ClusterProducts
 from twostroke.backends.cuda.kernels.expert_tiles import FewExperts, GroupedExperts, HopperExperts, PackedExperts
 from twostroke.backends.cuda.kernels.gemv_config import GemvProducts
+from twostroke.backends.cuda.kernels.packed_format import FOUR_BITS, FP8, LOW_BIT_CODES, Code
 from twostroke.backends.cuda.kernels.packed_tiles import PackedProducts
 from twostroke.backends.cuda.kernels.product import Card, Kernel, Product, Settings
 
@@ -31,10 +32,46 @@ class CublasProducts:
         return [{}]
 
 
+class ScaledProducts:
+    """Float8 by float8, on tensor cores, by the library: rows are brought to float8 first, each with a scale."""
+
+    name, form, fuses = "scaled", FP8.name, False
+
+    def tile(self, product: Product, rows: int, card: Card, settings: Settings) -> CublasTile | str:
+        if not card.has_float8:
+            return "it needs tensor cores that multiply float8"
+        if product.experts or product.shape[-2] % 16:
+            return "it takes one matrix, with outputs in sixteens"
+        return CublasTile()
+
+    def candidates(self, product: Product, rows: int, card: Card) -> list[Settings]:
+        return [{}]
+
+
+class UnpackedProducts:
+    """Weights of one code, brought to the type that is computed in, in a scratch matrix, and multiplied by cuBLAS."""
+
+    fuses = False
+
+    def __init__(self, code: Code) -> None:
+        self.name, self.form = f"{code.name}_unpacked", code.name
+
+    def tile(self, product: Product, rows: int, card: Card, settings: Settings) -> CublasTile | str:
+        return "it takes one matrix" if product.experts else CublasTile()
+
+    def candidates(self, product: Product, rows: int, card: Card) -> list[Settings]:
+        return [{}]
+
+
+FLOAT8_BY_RULE = 64
+"""Rows up to which float8 weights are brought to bfloat16 where no table says otherwise."""
 CUBLAS, GROUPED_EXPERTS = CublasProducts(), GroupedExperts()
-ANYWHERE: tuple[Kernel, ...] = (CUBLAS, GROUPED_EXPERTS)
-"""What computes a product, on any card, that no table has a line for: by a rule of its own."""
-DENSE: tuple[Kernel, ...] = (PackedProducts(), GemvProducts(), ClusterProducts(), CUBLAS)
+FEW_LOW_BIT = (PackedProducts(FP8, FLOAT8_BY_RULE), *(PackedProducts(code) for code in FOUR_BITS))
+LOW_BIT: tuple[Kernel, ...] = (*FEW_LOW_BIT, ScaledProducts(), *(UnpackedProducts(code) for code in LOW_BIT_CODES))
+ANYWHERE: tuple[Kernel, ...] = (*LOW_BIT, CUBLAS, GROUPED_EXPERTS)
+"""What computes a product, of weights in its form, that no table has a line for: the first that takes it, by a rule of
+its own. The last of each form takes it on any card."""
+DENSE: tuple[Kernel, ...] = (PackedProducts(), GemvProducts(), ClusterProducts(), CUBLAS, *LOW_BIT)
 EXPERTS: tuple[Kernel, ...] = (PackedExperts(), FewExperts(), HopperExperts(), GROUPED_EXPERTS)
 KERNELS: dict[str, Kernel] = {kernel.name: kernel for kernel in (*DENSE, *EXPERTS)}
 

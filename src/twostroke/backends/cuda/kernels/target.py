@@ -45,6 +45,11 @@ class Target:
         """Whether the warp-group matrix instructions of sm_90 are there; later chips have others instead."""
         return not self.interpreted and self.capability[0] == 9
 
+    @property
+    def has_float8(self) -> bool:
+        """Whether tensor cores multiply float8."""
+        return not self.interpreted and self.capability >= (8, 9)
+
 
 def target_of(device: torch.device | str) -> Target:
     """The target behind a torch device, the current one where it names none; the host has the interpreter only."""
