@@ -45,6 +45,8 @@ from twostroke.text.tokenizer import Tokenizer
 
 RANDOM_KIND = WeightKind.Q4_1
 """What random weights are drawn in for a backend that quantises, unless asked otherwise; others get BF16."""
+BROUGHT_TO = ("fp8", "int4")
+"""Kinds that random weights are brought to as a file's would be, from BF16: their scales are no part of a row."""
 
 
 NOTHING_MEASURED = Ceilings(20e9, 200e9, "assumed: nothing was measured yet")
@@ -160,15 +162,21 @@ def _build_random(model: str, config: EngineConfig) -> Assembly:
 
     kinds = {"none": WeightKind.BF16} | {kind.name.lower(): kind for kind in KINDS}
     kind = kinds.get(config.quantise or "none")
+    if kind is None and config.quantise in BROUGHT_TO:
+        return _noted(assemble(random_checkpoint(Path(model), WeightKind.BF16, name=model), None, config), "BF16")
     if kind is None:
-        raise BadRequestError(f"random weights are drawn in {', '.join(kinds)}, not in {config.quantise}")
+        drawn = ", ".join([*kinds, *BROUGHT_TO])
+        raise BadRequestError(f"random weights are drawn in {drawn}, not in {config.quantise}")
     checkpoint = random_checkpoint(Path(model), kind, name=model)
     wish = format_wish(config, checkpoint)
     if config.quantise is None and backends.choose(config.backend, checkpoint, wish)[0].preferred_weights:
         kind = RANDOM_KIND
         checkpoint = random_checkpoint(Path(model), kind, name=model)
-    assembly = assemble(checkpoint, None, replace(config, quantise=None))
-    return replace(assembly, notes=(f"random weights: asked for, {kind.name}", *assembly.notes))
+    return _noted(assemble(checkpoint, None, replace(config, quantise=None)), kind.name)
+
+
+def _noted(assembly: Assembly, drawn_in: str) -> Assembly:
+    return replace(assembly, notes=(f"random weights: asked for, {drawn_in}", *assembly.notes))
 
 
 def _say(message: str) -> None:

@@ -23,7 +23,7 @@ from twostroke.backends.cuda.kernels.product import MAX_PART_ROWS, Card
 from twostroke.backends.cuda.kernels.product_kernels import CUBLAS
 from twostroke.backends.cuda.kernels.target import target_of
 from twostroke.backends.cuda.matrix import Matrix
-from twostroke.backends.cuda.model_matrices import layer_matrices, offered_on
+from twostroke.backends.cuda.model_matrices import layer_matrices, low_bit_code, offered_on
 from twostroke.backends.cuda.native import why_not
 from twostroke.backends.cuda.tuned_table import Choices, KernelChoice
 from twostroke.core.formats import Formats
@@ -45,7 +45,8 @@ def card_of(device: torch.device, dtype: torch.dtype) -> Card:
 def decode_weights(checkpoint: Checkpoint, formats: Formats) -> DecodeWeights | str:
     """What copies for decode take on the current device and spare its steps; or why there can be none."""
     card = card_of(torch.device("cuda"), torch.bfloat16)
-    reason = why_not() if target_of("cuda").is_hopper and formats.weights == "bf16" else None
+    is_asked = formats.weights == "bf16" or low_bit_code(formats) is not None
+    reason = why_not() if target_of("cuda").is_hopper and is_asked else None
     if reason is not None:
         return f"products with packed weights have to be compiled, and {reason}"
     return offered_on(checkpoint, formats, card)
