@@ -1,12 +1,14 @@
 """Triton's interpreter, as the tests need it: with NumPy 2.4, and in half the time. For every launch and every value it
 does work whose result is always the same (patches the language, builds a table of types, spells out a type's name);
-here that is done once. What a kernel computes is untouched."""
+here that is done once. What a kernel computes is untouched, but float8, which is rounded as on a card."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 
+import numpy as np
+import torch
 import triton
 import triton.language as tl
 from triton.runtime import interpreter
@@ -24,6 +26,7 @@ def adapt() -> None:
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
     interpreter._patch_lang_tensor = patch_tensor_for_numpy_2_4
+    _round_float8()
     if all(hasattr(interpreter, name) for name in ("_LangPatchScope", "_patch_lang", "_get_np_dtype")):
         _patch_the_language_once()
         _look_types_up_once()
@@ -31,6 +34,19 @@ def adapt() -> None:
         _work_shapes_out_once()
         _name_types_when_asked()
         _compute_no_checks_that_nobody_reads()
+
+
+def _round_float8() -> None:
+    """To the nearest, where the interpreter cuts off."""
+    convert = interpreter._convert_float
+
+    def convert_rounded(data, kind, target, mode):
+        if kind == tl.float32 and target == tl.float8e4nv:
+            values = torch.from_numpy(np.ascontiguousarray(data).view(np.float32))
+            return values.to(torch.float8_e4m3fn).view(torch.uint8).numpy()
+        return convert(data, kind, target, mode)
+
+    interpreter._convert_float = convert_rounded
 
 
 def _patch_the_language_once() -> None:
