@@ -110,12 +110,18 @@ def test_it_declines_shapes_that_its_kernels_do_not_have(
 
 
 @pytest.mark.usefixtures("asked_anew")
-def test_it_quantises_nothing(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_quantises_to_what_it_has_kernels_for(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda name: Driver(1))
-    for weights in ("q8_0", "fp8", "int4", "q4_k"):
+    for weights in ("q8_0", "q4_k", "nvfp4"):
         declined = FACTORY.formats(checkpoint, FormatWish(weights))
-        assert declined == "it computes in 16-bit floats: it quantises nothing on load"
+        assert declined == f"it brings weights to fp8 or int4 as it loads them, not to {weights}"
     assert FACTORY.preferred_weights == ()
+    for weights, arithmetic in (("fp8", "fp8"), ("int4", "bf16")):
+        found = FACTORY.formats(checkpoint, FormatWish(weights))
+        assert isinstance(found, Formats)
+        assert (found.weights, found.arithmetic, found.kv) == (weights, arithmetic, "bf16")
+        for other in (FormatWish(weights, arithmetic="f16"), FormatWish(weights, kv="f16")):
+            assert FACTORY.formats(checkpoint, other) == f"with weights in {weights} it computes and keeps KV in bf16"
     assert isinstance(FACTORY.formats(checkpoint, FormatWish(STORED)), Formats)
 
 

@@ -13,7 +13,7 @@ from tests.models.tiny_checkpoints import make_tiny
 
 from twostroke.backends.cuda import tuning
 from twostroke.backends.cuda.kernels.product import Product
-from twostroke.backends.cuda.model_matrices import products_of
+from twostroke.backends.cuda.model_matrices import QUANTISED_TO, products_of
 from twostroke.backends.cuda.products import Products, card_of
 from twostroke.backends.cuda.tuned_table import NO_END, Choices, Table, TableLine, parse, table_for
 from twostroke.backends.cuda.tuning import Tuner, _extend, tune
@@ -149,3 +149,24 @@ def test_a_model_is_tuned(
             line_of = kept.products[product]["plain"]
             assert line_of[0].measured_us and choices.of(product, rows, ("plain",)).kernel.form == "plain"
     assert Product("plain", 1, 1) not in kept.products
+
+
+@pytest.mark.parametrize("name", ["fp8", "int4"])
+def test_weights_of_few_bits_are_tuned_as_they_are_held(
+    name: str, spec: ModelSpec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The head stays plain; a layer's matrices get lines of their form, and those of other forms stay."""
+    monkeypatch.setenv("TWOSTROKE_CACHE", str(tmp_path))
+    monkeypatch.setattr(tuning, "graph_us", lambda case, trials, replays: [10.0 + len(str(one)) for one in trials])
+    monkeypatch.setattr(tuning, "DECODE_COUNTS", (1, 4))
+    monkeypatch.setattr(tuning, "LONG_COUNTS", (16,))
+    code = QUANTISED_TO[name]
+    report = tune(spec, torch.bfloat16, 60.0, lambda *progress: None, device="cpu", code=code)
+    assert not report.faults, report.faults
+    found = parse(report.kept.read_text()).products
+    for product in products_of(spec):
+        assert set(found[product]) == ({"plain"} if product.role == "head" else {code.name})
+        lines = next(iter(found[product].values()))
+        assert (lines[0].first, lines[-1].last) == (1, NO_END)
+        if product.role != "head":
+            assert {line.kernel for line in lines} == {f"{code.name}_unpacked"}, "a host has no other"

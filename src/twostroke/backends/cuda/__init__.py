@@ -167,7 +167,8 @@ class CudaFactory:
         from twostroke.backends.cuda.backend import DTYPES
         from twostroke.backends.cuda.tuning import tune
 
-        return tune(checkpoint.spec, DTYPES[formats.arithmetic], seconds, progress)
+        code = low_bit_code(formats)
+        return tune(checkpoint.spec, DTYPES[formats.arithmetic], seconds, progress, code=code)
 
     def create(self, checkpoint: Checkpoint, layout: KVLayout, settings: BackendSettings) -> CudaBackend:
         import torch

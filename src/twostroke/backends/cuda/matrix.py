@@ -75,6 +75,10 @@ class Matrix:
         assert isinstance(form, LowBitMatrix)
         return form
 
+    def as_floats(self) -> torch.Tensor:
+        """float32 [..., outputs, inputs], as they are held"""
+        return self.weight.float() if "plain" in self.forms else self.low_bit.dequantised()
+
     @property
     def num_bytes(self) -> int:
         return sum(form.num_bytes for form in self.forms.values())

@@ -12,6 +12,7 @@ from statistics import median
 import torch
 
 from twostroke.backends.cuda.compile_ahead import compiled_ahead
+from twostroke.backends.cuda.kernels.packed_format import Code
 from twostroke.backends.cuda.kernels.product import Product
 from twostroke.backends.cuda.kernels.product_kernels import kernels_for
 from twostroke.backends.cuda.model_matrices import products_of
@@ -30,14 +31,19 @@ slower: what overlaps between two products of a layer is not seen here."""
 
 
 def tune(
-    spec: ModelSpec, dtype: torch.dtype, seconds: float, progress: TuningProgress, device: str = "cuda"
+    spec: ModelSpec,
+    dtype: torch.dtype,
+    seconds: float,
+    progress: TuningProgress,
+    device: str = "cuda",
+    code: Code | None = None,
 ) -> TuningReport:
     """For about `seconds` seconds; what there was no time to measure stays as it is. The result is kept in the user's
-    cache."""
+    cache. `code`: what layers' matrices are held in, where that is few bits."""
     started_s = time.perf_counter()
     # Sums come last: then it is known who behind them norms its rows.
     products = sorted(products_of(spec), key=lambda product: product.adds_parts)
-    pool = Pool(spec, products, max(LONG_COUNTS), dtype, torch.device(device))
+    pool = Pool(spec, products, max(LONG_COUNTS), dtype, torch.device(device), code)
     before, faults = Choices.on(pool.card), []
     found: dict[Product, Forms] = {}
     changes: list[TunedChange] = []
@@ -59,6 +65,10 @@ def counts_of(product: Product, spec: ModelSpec) -> list[int]:
     each = spec.moe.experts_per_token if spec.moe is not None and product.experts else 1
     counts = DECODE_COUNTS if product.role == "head" else (*DECODE_COUNTS, *LONG_COUNTS)
     return [count * each for count in counts]
+
+
+OTHERS_FIRST = ("packed",)
+"""Forms that stand ahead of the others in a table: they have lines only where they are faster."""
 
 
 class Tuner:
@@ -89,14 +99,14 @@ class Tuner:
     def _lines(self, forms: tuple[str, ...], counts: Sequence[int], best: dict[int, dict[Trial, float]]) -> Forms:
         """From each number of rows that was measured down to the one before; what was not is as it was. A form that was
         looked at and won nothing has no line, which is told from a form that was not looked at."""
-        lines: dict[str, list[TableLine]] = {"packed": [], "plain": []}
+        base, lines = base_of(forms), dict[str, list[TableLine]]({form: [] for form in (*OTHERS_FIRST, *forms)})
         for before, count in pairwise((0, *counts)):
             for trial, took_us in best.get(count, {}).items():
                 _extend(lines[trial.form], trial.line(before + 1, count, took_us))
             for rows in range(before + 1, count + 1) if count not in best else ():
-                for trial in {self._now(rows, forms), self._now(rows, ("plain",))}:
+                for trial in {self._now(rows, forms), self._now(rows, (base,))}:
                     _extend(lines[trial.form], trial.line(rows, rows))
-        lines["plain"][-1] = replace(lines["plain"][-1], last=NO_END)
+        lines[base][-1] = replace(lines[base][-1], last=NO_END)
         return {form: tuple(found) for form, found in lines.items() if found or form in forms}
 
     def _case(self, rows: int) -> Case:
@@ -104,7 +114,8 @@ class Tuner:
             known = Choices(self._before.table.with_others(self._so_far.table.products), self._pool.card)
             return ExpertsCase(self._spec, self._product, rows, self._pool, known)
         readers = [product for product in self._so_far.table.products if product.role in ("plain", "gated")]
-        fuses = all(self._so_far.of(reader, rows, ("packed", "plain")).kernel.fuses for reader in readers)
+        forms = self._pool.layer_forms
+        fuses = all(self._so_far.of(reader, rows, forms).kernel.fuses for reader in readers)
         return Case(self._spec, self._product, rows, self._pool, next_fuses=fuses and bool(readers))
 
     def _trials(self, case: Case) -> list[Trial]:
@@ -124,7 +135,8 @@ class Tuner:
         return Trial(choice.kernel.form, choice.kernel.name, tuple(choice.settings.items()))
 
     def _best(self, case: Case) -> dict[Trial, float]:
-        """The fastest of plain weights, and of another form where that is faster still, with what they take."""
+        """The fastest of the form that serves all numbers of rows, and of another where that is faster still, with what
+        they take."""
         matrix, forms = case.matrices[0], case.matrices[0].form_names
         expected, now, tried = case.expected(matrix), self._now(case.rows, forms), dict[Trial, float]()
         for trial in self._trials(case):
@@ -144,11 +156,16 @@ class Tuner:
             return times[trial] / (1 + LEAST_GAIN if trial == now else 1)
 
         best = min(times, key=as_compared)
-        plain = min((trial for trial in times if trial.form == "plain"), key=as_compared)
+        base = min((trial for trial in times if trial.form == base_of(forms)), key=as_compared)
         if best != now and now in times:
             names = f"{case.product.role} {case.product.outputs} x {case.product.width}", case.rows
             self.changes.append(TunedChange(*names, str(now), times[now], str(best), times[best]))
-        return {best: times[best], plain: times[plain]}
+        return {best: times[best], base: times[base]}
+
+
+def base_of(forms: tuple[str, ...]) -> str:
+    """The form that takes any number of rows: a copy for decode does not."""
+    return "plain" if "plain" in forms else forms[0]
 
 
 def _extend(lines: list[TableLine], line: TableLine) -> None:

@@ -1,0 +1,100 @@
+"""Models whose matrices are brought to eight or four bits as they are loaded: they say what the reference backend says
+of the same weights, brought back to floats; and their bytes are counted as they are held."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from tests.backends.cuda.engines import Sizes, mixed_requests, play
+from tests.backends.cuda.tables import H200
+from tests.models.tiny_checkpoints import make_tiny
+
+from twostroke.backends.cuda import FACTORY
+from twostroke.backends.cuda.buffers import tensor_bytes
+from twostroke.backends.cuda.matrix import empty_low_bit
+from twostroke.backends.cuda.model_matrices import (
+    QUANTISED_TO,
+    held_weight_bytes,
+    layer_matrices,
+    model_matrices,
+    offered_on,
+    read_bytes,
+)
+from twostroke.backends.cuda.weights import Weights
+from twostroke.core.formats import Formats, FormatWish
+from twostroke.cost.model_shape import DecodeWeights
+from twostroke.models.checkpoint import Checkpoint
+from twostroke.models.loading import load_checkpoint
+from twostroke.models.weights.tensor import from_float32
+
+FORMATS = {"fp8": Formats("fp8", "fp8", "bf16"), "int4": Formats("int4", "bf16", "bf16")}
+
+
+def brought_back(checkpoint: Checkpoint, weights: str) -> Checkpoint:
+    """Layers' matrices quantised and dequantised, as floats, for who knows nothing of it."""
+    tensors = dict(checkpoint.tensors)
+    for index in range(checkpoint.spec.num_layers):
+        for matrix in layer_matrices(checkpoint.spec, index):
+            parts = [torch.from_numpy(checkpoint.tensors[name].to_float32().copy()) for name in matrix.tensors]
+            form = empty_low_bit(matrix.product, QUANTISED_TO[weights], torch.device("cpu"))
+            form.quantise(torch.cat(parts))
+            found = form.dequantised().split([len(part) for part in parts])
+            for name, values in zip(matrix.tensors, found, strict=True):
+                tensors[name] = from_float32(name, values.numpy())
+    return replace(checkpoint, tensors=tensors)
+
+
+@pytest.mark.parametrize("variant", ["llama", "llama_bias", "gemma2"])
+@pytest.mark.parametrize("weights", ["fp8", "int4"])
+def test_a_model_says_what_the_reference_says_of_its_weights(
+    variant: str, weights: str, tmp_path: Path, device: str
+) -> None:
+    """In float32, where greedy tokens are equal to the letter: with biases, and with norms behind blocks."""
+    checkpoint = load_checkpoint(make_tiny(variant, tmp_path)[0])
+    seen, sizes = brought_back(checkpoint, weights), Sizes()
+    requests = mixed_requests([5, 17, 40], [6, 5, 4, 3], ignore_eos=True, logprobs=2)
+    ours = sizes.on_device(checkpoint, device, torch.float32, weights=weights)
+    found = play(sizes.engine(checkpoint, ours), requests)
+    expected = play(sizes.engine(seen, sizes.on_reference(seen)), requests)
+    assert found.tokens == expected.tokens
+    plain = play(sizes.engine(checkpoint, sizes.on_reference(checkpoint)), requests)
+    first, same, other = (answers.logprobs["r0"][0].logprob for answers in (found, expected, plain))
+    assert abs(first - same) < 1e-4 < abs(first - other), "fewer bits are not the same weights"
+
+
+@pytest.mark.parametrize("weights", ["fp8", "int4"])
+def test_bytes_are_counted_as_they_are_held(weights: str, tmp_path: Path) -> None:
+    checkpoint = load_checkpoint(make_tiny("llama_bias", tmp_path)[0])
+    formats, code = FORMATS[weights], QUANTISED_TO[weights]
+    held, _ = Weights.placed(checkpoint, torch.device("meta"), torch.bfloat16, code=code)
+    matrices = sum(matrix.num_bytes for matrix in held.matrices() if matrix.name != "head")
+    shapes = checkpoint.spec.tensor_shapes()
+    in_matrices = {name for matrix in model_matrices(checkpoint.spec) for name in matrix.tensors if matrix.kind != "head"}
+    others = sum(2 * torch.Size(shape).numel() for name, shape in shapes.items() if name not in in_matrices)
+    assert held_weight_bytes(checkpoint, formats) == matrices + others
+    assert tensor_bytes(held.embedding) > 0
+    for name in checkpoint.tensors:
+        told = FACTORY.held_bytes(checkpoint, name, formats)
+        assert told == read_bytes(checkpoint, name, formats)
+        is_matrix = name in in_matrices
+        assert told == (code.num_bytes(shapes[name]) if is_matrix else checkpoint.held_tensor_bytes(name))
+        assert told == FACTORY.held_bytes(checkpoint, name, Formats("bf16", "bf16", "bf16")) or is_matrix
+
+
+def test_the_head_alone_has_a_copy_for_decode(tmp_path: Path) -> None:
+    """Layers are in fewer bits than twelve."""
+    made = make_tiny("llama", tmp_path, hidden_size=4096, intermediate_size=256, num_hidden_layers=1)[0]
+    checkpoint = load_checkpoint(made)
+    large = replace(checkpoint, spec=replace(checkpoint.spec, vocab_size=128256))
+    for formats in FORMATS.values():
+        offered = offered_on(large, formats, H200)
+        assert isinstance(offered, DecodeWeights) and offered.experts is None and offered.dense is not None
+        assert offered.dense.num_bytes == offered.dense.head_bytes > 0
+
+
+def test_experts_are_declined(tmp_path: Path) -> None:
+    checkpoint = load_checkpoint(make_tiny("qwen3_moe", tmp_path)[0])
+    assert FACTORY.formats(checkpoint, FormatWish("fp8")) == "it has no experts in fp8"
