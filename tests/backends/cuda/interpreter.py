@@ -1,6 +1,7 @@
 """Triton's interpreter, as the tests need it: with NumPy 2.4, and in half the time. For every launch and every value it
 does work whose result is always the same (patches the language, builds a table of types, spells out a type's name);
-here that is done once. What a kernel computes is untouched, but float8, which is rounded as on a card."""
+here that is done once. What a kernel computes is untouched, but that float32 is
+rounded to fewer bits as on a card."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ def adapt() -> None:
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
     interpreter._patch_lang_tensor = patch_tensor_for_numpy_2_4
-    _round_float8()
+    _round_to_nearest()
     if all(hasattr(interpreter, name) for name in ("_LangPatchScope", "_patch_lang", "_get_np_dtype")):
         _patch_the_language_once()
         _look_types_up_once()
@@ -36,15 +37,17 @@ def adapt() -> None:
         _compute_no_checks_that_nobody_reads()
 
 
-def _round_float8() -> None:
-    """To the nearest, where the interpreter cuts off."""
+def _round_to_nearest() -> None:
+    """Where the interpreter cuts off."""
     convert = interpreter._convert_float
+    types = {tl.bfloat16: (torch.bfloat16, torch.uint16), tl.float8e4nv: (torch.float8_e4m3fn, torch.uint8)}
 
     def convert_rounded(data, kind, target, mode):
-        if kind == tl.float32 and target == tl.float8e4nv:
-            values = torch.from_numpy(np.ascontiguousarray(data).view(np.float32))
-            return values.to(torch.float8_e4m3fn).view(torch.uint8).numpy()
-        return convert(data, kind, target, mode)
+        if kind != tl.float32 or target not in types:
+            return convert(data, kind, target, mode)
+        rounded, held = types[target]
+        values = torch.from_numpy(np.ascontiguousarray(data).view(np.float32).reshape(np.shape(data)))
+        return values.to(rounded).view(held).numpy()
 
     interpreter._convert_float = convert_rounded
 
