@@ -115,9 +115,18 @@ class EngineConfig:
         None,
         QUANTISE_CHOICES,
         FORMATS,
-        "What float weights are brought to on load: q8_0, q4_1, int4, fp8 or none; default: as suits the backend, on "
-        "cpu q8_0, or q4_1 if memory is short. Weights stored quantised stay as they are.",
+        "What float weights are brought to on load: q8_0, q4_1, int4 or fp8 on cpu, fp8 or int4 on cuda, or none; "
+        "default: as suits the backend, on cpu q8_0, on cuda none, or fewer bits if memory is short. Weights stored "
+        "quantised stay as they are.",
         metavar="KIND",
+    )
+    memory_gb: float | None = number(
+        None,
+        0.0,
+        None,
+        FORMATS,
+        "Weights, KV and all else may take this many GB of the memory that they live in; default: all that is free.",
+        is_above_low=True,
     )
     dtype: str = choice(
         "auto",

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 FALLBACK_MEMORY_BYTES = 4 << 30
@@ -33,6 +33,13 @@ class MemorySpace:
     free_beside_weights_bytes: int
     kv_share: float
     """How much of that KV may take unless asked otherwise."""
+
+    def within(self, limit_bytes: float | None) -> MemorySpace:
+        """The same with no more memory than this."""
+        if limit_bytes is None or limit_bytes >= self.total_bytes:
+            return self
+        left = max(0, int(self.free_beside_weights_bytes - (self.total_bytes - limit_bytes)))
+        return replace(self, total_bytes=int(limit_bytes), free_beside_weights_bytes=left)
 
 
 def host_memory(machine: Machine, weight_bytes: int) -> MemorySpace:

@@ -168,6 +168,10 @@ class BackendFactory(Protocol):
     """What it would rather bring float matrices to than hold them as they are stored: the best first, and last what
     takes least."""
 
+    smaller_weights: tuple[str, ...]
+    """What it can bring float matrices to where, as they are stored, they leave KV too little memory: the largest
+    first."""
+
     suits: StepSizes
     """What it runs best with."""
 

@@ -14,6 +14,10 @@ from twostroke.engine.shape import shape_of
 from twostroke.machine import Machine, MemorySpace
 from twostroke.models.checkpoint import Checkpoint
 
+GB = 1e9
+LEAST_KV_TOKENS = 32768
+"""KV for this many tokens, or for a context that was asked for and is longer, must be left beside weights: less serves
+a few short conversations."""
 SHARE_OF_MEMORY = 0.6
 """Of what is free: weights beyond it leave too little for KV and the rest of the machine."""
 
@@ -58,7 +62,60 @@ def choose_formats(
     if isinstance(found, str):
         raise BackendError(f"the {factory.name} backend does not have what was asked for: {found}")
     formats = found if reason is None else replace(found, reasons=(reason, *found.reasons))
-    return Choice(checkpoint, factory, backend_reason, formats, factory.memory(checkpoint, here, formats))
+    choice = _choice(config, checkpoint, here, factory, backend_reason, formats)
+    return choice if config.quantise is not None else that_fits(choice, config, here)
+
+
+def _choice(
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    here: Machine,
+    factory: BackendFactory,
+    backend_reason: str,
+    formats: Formats,
+) -> Choice:
+    limit_bytes = None if config.memory_gb is None else config.memory_gb * GB
+    memory = factory.memory(checkpoint, here, formats).within(limit_bytes)
+    return Choice(checkpoint, factory, backend_reason, formats, memory)
+
+
+def that_fits(choice: Choice, config: EngineConfig, here: Machine) -> Choice:
+    """In fewer bits, where float weights leave KV too little memory as they are: the first that leaves enough, or the
+    smallest that there is."""
+    factory, checkpoint = choice.factory, choice.checkpoint
+    if not checkpoint.has_float_matrices or _has_room(choice, config):
+        return choice
+    wish, found = format_wish(config, checkpoint), choice
+    for weights in factory.smaller_weights:
+        formats = factory.formats(checkpoint, replace(wish, weights=weights))
+        if isinstance(formats, str):
+            continue
+        reasons = (_too_large(choice, config, weights), *formats.reasons)
+        formats = replace(formats, reasons=reasons)
+        found = _choice(config, checkpoint, here, factory, choice.backend_reason, formats)
+        if _has_room(found, config):
+            break
+    return found
+
+
+def _kv_wanted(choice: Choice, config: EngineConfig) -> int:
+    """Bytes of KV that must be left beside weights."""
+    if config.kv.memory_bytes is not None:
+        return config.kv.memory_bytes
+    longest = config.max_context or 0
+    tokens = max(longest, min(LEAST_KV_TOKENS, choice.checkpoint.spec.max_context * 4))
+    return tokens * sum(need.bytes_per_token for need in choice.kv_needs)
+
+
+def _has_room(choice: Choice, config: EngineConfig) -> bool:
+    memory = choice.memory
+    return int(memory.free_beside_weights_bytes * memory.kv_share) >= _kv_wanted(choice, config)
+
+
+def _too_large(choice: Choice, config: EngineConfig, weights: str) -> str:
+    memory, held_gb = choice.memory, choice.shape.weight_bytes / GB
+    sizes = f"{memory.total_bytes / GB:.0f} GB beside {_kv_wanted(choice, config) / GB:.1f} GB of KV"
+    return f"{held_gb:.1f} GB in {choice.formats.weights} do not fit {sizes}: {weights} (--quantise none keeps them)"
 
 
 def kv_needs(factory: BackendFactory, checkpoint: Checkpoint, formats: Formats) -> tuple[KVGroupNeed, ...]:

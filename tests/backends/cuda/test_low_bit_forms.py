@@ -44,9 +44,7 @@ def test_float8_is_found_as_it_was_put(shape: tuple[int, int], is_gated: bool, d
 @pytest.mark.parametrize("is_gated", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("code", FOUR_BITS, ids=lambda code: code.name)
-def test_four_bits_are_found_as_they_were_put(
-    code: Code, shape: tuple[int, int], is_gated: bool, device: str
-) -> None:
+def test_four_bits_are_found_as_they_were_put(code: Code, shape: tuple[int, int], is_gated: bool, device: str) -> None:
     torch.manual_seed(1)
     numbers = torch.randint(0, 16, shape, dtype=torch.uint8, device=device)
     groups = -(-shape[1] // code.group)

@@ -72,7 +72,9 @@ def test_bytes_are_counted_as_they_are_held(weights: str, tmp_path: Path) -> Non
     held, _ = Weights.placed(checkpoint, torch.device("meta"), torch.bfloat16, code=code)
     matrices = sum(matrix.num_bytes for matrix in held.matrices() if matrix.name != "head")
     shapes = checkpoint.spec.tensor_shapes()
-    in_matrices = {name for matrix in model_matrices(checkpoint.spec) for name in matrix.tensors if matrix.kind != "head"}
+    in_matrices = {
+        name for matrix in model_matrices(checkpoint.spec) for name in matrix.tensors if matrix.kind != "head"
+    }
     others = sum(2 * torch.Size(shape).numel() for name, shape in shapes.items() if name not in in_matrices)
     assert held_weight_bytes(checkpoint, formats) == matrices + others
     assert tensor_bytes(held.embedding) > 0

@@ -26,6 +26,7 @@ _BROUGHT_TO = ("int4", "fp8")
 class CpuFactory:
     name = "cpu"
     preferred_weights = ("q8_0", "q4_1")
+    smaller_weights: tuple[str, ...] = ()
     """Decode is as fast as weights are read, and prefill multiplies 8-bit integers several times faster than floats.
     Q8_0 keeps SmolLM2's perplexity within 1% of its float weights', Q4_1 costs more of it."""
 

@@ -58,6 +58,7 @@ _ELEMENT_BYTES = 2
 class CudaFactory:
     name = "cuda"
     preferred_weights = ()
+    smaller_weights = tuple(QUANTISED_TO)
     suits = StepSizes(block_size=64, max_tokens_per_step=8192, max_running=512, itl_target_ms=35.0)
 
     def supports(self, checkpoint: Checkpoint) -> str | None:
@@ -210,8 +211,8 @@ class CudaFactory:
                 spare = ", spare the copies with --decode-weights plain"
             raise BackendError(
                 f"{torch.cuda.get_device_name()} ran out of memory: the weights take "
-                f"{held_weight_bytes(checkpoint, own) / 1e9:.1f} GB{packed} of its {total / 1e9:.1f}, {free / 1e9:.1f} GB were left; give KV less with --kv-memory"
-                f"{spare}, or bound the step with --max-tokens-per-step"
+                f"{held_weight_bytes(checkpoint, own) / 1e9:.1f} GB{packed} of its {total / 1e9:.1f}, {free / 1e9:.1f} GB "
+                f"were left; give KV less with --kv-memory{spare}, or bound the step with --max-tokens-per-step"
             ) from error
 
 

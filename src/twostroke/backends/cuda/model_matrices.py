@@ -92,8 +92,8 @@ def held_weight_bytes(checkpoint: Checkpoint, formats: Formats) -> int:
 
 
 def read_bytes(checkpoint: Checkpoint, name: str, formats: Formats) -> int:
-    """What a step reads of a tensor. Of GGUF weights, which are held in 16 bits, as few as are stored: `sizes_of` counts
-    so, too."""
+    """What a step reads of a tensor. Of GGUF weights, which are held in 16 bits, as few as are stored: so `sizes_of`
+    counts, too."""
     code, shape = low_bit_code(formats), checkpoint.tensors[name].shape
     is_kept = len(shape) == 1 or name in ("embedding", "output") or name.endswith(".router")
     return checkpoint.held_tensor_bytes(name) if code is None or is_kept else code.num_bytes(shape)

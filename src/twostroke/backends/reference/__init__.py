@@ -23,6 +23,7 @@ _FLOAT32_BYTES = 4
 class ReferenceFactory:
     name = "reference"
     preferred_weights = ()
+    smaller_weights: tuple[str, ...] = ()
 
     suits = StepSizes(block_size=16, max_tokens_per_step=512, max_running=64)
 

@@ -74,7 +74,9 @@ class FourBitMatrix:
         plus its offset; without offsets, of its number less eight."""
         assert (offsets is not None) == self.code.has_offsets
         held, rounds = self.code.scales, self.rounds
-        filled = functional.pad(numbers, (0, rounds * LOW_BIT_DEPTH - self.width), value=0 if offsets is not None else ZERO)
+        filled = functional.pad(
+            numbers, (0, rounds * LOW_BIT_DEPTH - self.width), value=0 if offsets is not None else ZERO
+        )
         by_place = to_units(filled, is_gated=self.is_gated)
         # warp, row's half, row; round, half of the round, step, input's half, pair, input
         by_place = by_place.view(self.units, 4, 2, 8, rounds, 2, 4, 2, 4, 2).permute(0, 4, 1, 5, 3, 8, 6, 9, 7, 2)

@@ -1,5 +1,5 @@
-"""Weights of few bits by their sizes alone: how each code lies, what a matrix must be like to be held in it, and what it
-takes then. Knows no torch: whoever plans for a card asks here too."""
+"""Weights of few bits by their sizes alone: how each code lies, what a matrix must be like to be held in it, and what
+it takes then. Knows no torch: whoever plans for a card asks here too."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""How products with weights of few bits are cut: what a tile takes of the chip, and which are worth measuring. Which one a
-product gets is a table's to say."""
+"""How products with weights of few bits are cut: what a tile takes of the chip, and which are worth measuring. Which
+one a product gets is a table's to say."""
 
 from __future__ import annotations
 
@@ -136,9 +136,7 @@ class PackedProducts:
         found = []
         for settings, tile in self._accepted(product, rows, card):
             programs = tile.programs(product)
-            is_worth_it = busy_share(programs, card.num_sms) >= 0.6 and (
-                tile.splits == 1 or programs <= card.num_sms
-            )
+            is_worth_it = busy_share(programs, card.num_sms) >= 0.6 and (tile.splits == 1 or programs <= card.num_sms)
             found += [settings] if is_worth_it else []
         return found
 

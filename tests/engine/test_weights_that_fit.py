@@ -1,0 +1,92 @@
+"""Which weights a card with little memory gets: as they are stored while KV has room beside them, then in fewer bits,
+with the sizes that were compared told."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tests.models.tiny_checkpoints import make_tiny
+
+from twostroke.backends.cuda import FACTORY
+from twostroke.backends.cuda.model_matrices import held_weight_bytes
+from twostroke.config import EngineConfig, KVConfig
+from twostroke.core.formats import Formats
+from twostroke.engine.formats import Choice, choose_formats
+from twostroke.machine import Machine, MemorySpace
+from twostroke.models.checkpoint import Checkpoint
+from twostroke.models.random_weights import random_checkpoint
+from twostroke.models.weights.tensor import WeightKind
+
+HERE = Machine(threads=2, total_memory_bytes=1 << 34, available_memory_bytes=1 << 34)
+TOTAL_BYTES = 141 * 10**9
+KV_BYTES = 4 * 10**9
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    """A model of eight billion weights, none of which is ever drawn."""
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1}
+    folder = make_tiny("llama", tmp_path_factory.mktemp("large"), **sizes)[0]
+    config = folder / "config.json"
+    text = config.read_text()
+    for name, value in (
+        ("hidden_size", 4096), ("intermediate_size", 14336), ("num_hidden_layers", 32), ("num_attention_heads", 32),
+        ("num_key_value_heads", 8), ("head_dim", 128), ("vocab_size", 128256), ("max_position_embeddings", 131072),
+    ):  # fmt: skip
+        text = _with(text, name, value)
+    config.write_text(text)
+    return random_checkpoint(folder, WeightKind.BF16)
+
+
+def _with(text: str, name: str, value: int) -> str:
+    return json.dumps({**json.loads(text), name: value})
+
+
+@pytest.fixture
+def _on_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which need not be there: all of its memory is free."""
+
+    def memory(self: object, checkpoint: Checkpoint, here: Machine, formats: Formats) -> MemorySpace:
+        return MemorySpace("a card", TOTAL_BYTES, TOTAL_BYTES - held_weight_bytes(checkpoint, formats), 0.95)
+
+    monkeypatch.setattr(type(FACTORY), "memory", memory)
+
+
+def chosen(checkpoint: Checkpoint, memory_gb: float | None, **options: str) -> Choice:
+    config = EngineConfig(backend="cuda", memory_gb=memory_gb, kv=KVConfig(memory_bytes=KV_BYTES), **options)
+    return choose_formats(config, checkpoint, HERE, FACTORY, "asked for")
+
+
+@pytest.mark.usefixtures("_on_a_card")
+@pytest.mark.parametrize(
+    ("memory_gb", "weights"), [(None, "bf16"), (24, "bf16"), (16, "fp8"), (10, "int4"), (5, "int4")]
+)
+def test_the_largest_that_leaves_room_for_kv(large: Checkpoint, memory_gb: float | None, weights: str) -> None:
+    choice = chosen(large, memory_gb)
+    assert choice.formats.weights == weights
+    assert choice.memory.total_bytes == (TOTAL_BYTES if memory_gb is None else memory_gb * 10**9)
+    is_smaller = weights != "bf16"
+    reason = f"16.1 GB in bf16 do not fit {memory_gb} GB beside 4.0 GB of KV: {weights} (--quantise none keeps them)"
+    assert (reason in choice.formats.line) == is_smaller
+
+
+@pytest.mark.usefixtures("_on_a_card")
+def test_what_is_asked_for_goes_before_what_fits(large: Checkpoint) -> None:
+    assert chosen(large, 16, quantise="none").formats.weights == "bf16"
+    assert chosen(large, None, quantise="int4").formats.weights == "int4"
+    assert "quantise int4 as asked for" in chosen(large, None, quantise="int4").formats.line
+
+
+@pytest.mark.usefixtures("_on_a_card")
+def test_a_long_context_that_was_asked_for_needs_its_room(large: Checkpoint) -> None:
+    for max_context, weights in ((8192, "bf16"), (131072, "fp8")):
+        config = EngineConfig(backend="cuda", memory_gb=32, max_context=max_context)
+        assert choose_formats(config, large, HERE, FACTORY, "asked for").formats.weights == weights
+
+
+def test_memory_within_a_limit() -> None:
+    space = MemorySpace("a card", 100, 60, 0.9)
+    assert space.within(None) is space and space.within(200) is space
+    assert space.within(70) == MemorySpace("a card", 70, 30, 0.9)
+    assert space.within(10).free_beside_weights_bytes == 0
