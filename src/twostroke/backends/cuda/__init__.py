@@ -211,8 +211,9 @@ class CudaFactory:
                 spare = ", spare the copies with --decode-weights plain"
             raise BackendError(
                 f"{torch.cuda.get_device_name()} ran out of memory: the weights take "
-                f"{held_weight_bytes(checkpoint, own) / 1e9:.1f} GB{packed} of its {total / 1e9:.1f}, {free / 1e9:.1f} GB "
-                f"were left; give KV less with --kv-memory{spare}, or bound the step with --max-tokens-per-step"
+                f"{held_weight_bytes(checkpoint, own) / 1e9:.1f} GB{packed} of its {total / 1e9:.1f}, "
+                f"{free / 1e9:.1f} GB were left; give KV less with --kv-memory{spare}, or bound the step with "
+                "--max-tokens-per-step"
             ) from error
 
 
