@@ -27,6 +27,7 @@ def tune(
     backend: Annotated[str, options.engine_option("backend")] = "auto",
     load: Annotated[str, options.engine_option("load")] = "file",
     dtype: Annotated[str, options.engine_option("dtype")] = "auto",
+    quantise: Annotated[str | None, options.engine_option("quantise")] = None,
     seconds: Annotated[
         float, typer.Option(help="About how long to measure; what is left then stays as it is.")
     ] = 240.0,
@@ -37,6 +38,8 @@ def tune(
     """Find the fastest kernels for a model's matrix products on this GPU, in a few minutes.
 
     Measure while nothing else runs on the device. Engines read the result from the cache at their next start.
+
+    Weights that are brought to fewer bits have kernels of their own: say which with --quantise, as for run.
 
     Example: twostroke tune Qwen/Qwen3-4B
     """
@@ -50,7 +53,8 @@ def tune(
     factory, _ = backends.choose(backend, checkpoint)
     if not isinstance(factory, TunableFactory):
         raise BadRequestError(f"the {factory.name} backend has nothing to tune: it chooses its kernels by itself")
-    formats = factory.formats(checkpoint, FormatWish(arithmetic=None if dtype == "auto" else dtype))
+    weights = None if quantise == "none" else quantise
+    formats = factory.formats(checkpoint, FormatWish(weights, None if dtype == "auto" else dtype))
     if isinstance(formats, str):
         raise BadRequestError(f"{factory.name}: {formats}")
     report = _measure(factory, checkpoint, formats, seconds)

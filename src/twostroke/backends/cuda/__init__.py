@@ -149,10 +149,12 @@ class CudaFactory:
         return reason or offered_on(checkpoint, formats, card)
 
     def ceilings(self, checkpoint: Checkpoint, threads: int, formats: Formats) -> Ceilings:
-        from twostroke.backends.cuda.ceilings import machine_rates
+        from twostroke.backends.cuda.ceilings import float8_multiply_adds_per_s, machine_rates
 
         rates = machine_rates()
-        return Ceilings(rates.memory_bytes_per_s, rates.multiply_adds_per_s, f"measured on this {rates.device}: bf16")
+        float8 = float8_multiply_adds_per_s() if formats.arithmetic == "fp8" else None
+        source = f"measured on this {rates.device}: {'bf16' if float8 is None else 'fp8'}"
+        return Ceilings(rates.memory_bytes_per_s, float8 or rates.multiply_adds_per_s, source)
 
     def first_coefficients(self, shape: ModelShape) -> Coefficients:
         layer_s = LAYER_S if shape.experts is None else LAYER_S + EXPERTS_S

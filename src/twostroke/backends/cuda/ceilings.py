@@ -14,6 +14,7 @@ import torch
 
 from twostroke.backends.cuda.compile_ahead import compiled_ahead
 from twostroke.backends.cuda.kernels.read_memory import ROW_BYTES, WIDTH, ReadConfig, num_programs, read, read_configs
+from twostroke.backends.cuda.kernels.target import target_of
 
 MEMORY_BYTES = 2 << 30
 """Forty times an L2 cache, so that none of it is still there at the next pass, and small enough to find room beside
@@ -113,6 +114,25 @@ def _multiply_add_rate() -> float:
     right = torch.randn(MATRIX_SIZE, MATRIX_SIZE, dtype=torch.bfloat16, device="cuda")
     product = torch.empty_like(left)
     return MATRIX_SIZE**3 / _median_s(lambda: torch.mm(left, right, out=product))
+
+
+@cache
+def float8_multiply_adds_per_s() -> float | None:
+    """By the library, with a scale for each row and each output, as prompts are multiplied; None: this card has no
+    float8. Measured once a process, where it is asked for."""
+    if not target_of("cuda").has_float8:
+        return None
+    size = (MATRIX_SIZE, MATRIX_SIZE)
+    left, right = (torch.randn(size, device="cuda").to(torch.float8_e4m3fn) for _ in range(2))
+    scales = torch.ones(MATRIX_SIZE, 1, device="cuda")
+    product = torch.empty(size, dtype=torch.bfloat16, device="cuda")
+
+    def multiply() -> None:
+        torch._scaled_mm(
+            left, right.t(), scales, scales.t(), out_dtype=torch.bfloat16, use_fast_accum=False, out=product
+        )
+
+    return MATRIX_SIZE**3 / _median_s(multiply)
 
 
 def _median_s(work: Callable[[], object]) -> float:
