@@ -23,6 +23,8 @@ LARGEST: Final = 448.0
 LEAST_SCALE: Final = 2.0**-100
 """Of a row of zeros."""
 E4M3: Final = torch.float8_e4m3fn
+SLICE_VALUES: Final = 1 << 24
+"""What is quantised at a time: some dozen times as many bytes are needed meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,14 +65,23 @@ class EightBitMatrix:
 
     def quantise(self, weight: torch.Tensor) -> None:
         """From floats [rows, width], to the nearest."""
-        largest = weight.abs().amax(1).float()
-        scales = torch.clamp(largest / LARGEST, min=LEAST_SCALE)
-        self.put((weight.float() / scales[:, None]).to(E4M3).view(torch.uint8), scales)
+        scales = torch.clamp(weight.abs().amax(1).float() / LARGEST, min=LEAST_SCALE)
+        step = max(1, SLICE_VALUES // self.width)
+        for start in range(0, len(weight), step):
+            part = slice(start, start + step)
+            self._put_rows(part, (weight[part].float() / scales[part, None]).to(E4M3).view(torch.uint8))
+        self._put_scales(scales)
 
     def put(self, codes: torch.Tensor, scales: torch.Tensor) -> None:
         """codes: uint8, bits of e4m3 [rows, width]; scales: float32 [rows]"""
+        self._put_rows(slice(None), codes)
+        self._put_scales(scales)
+
+    def _put_rows(self, rows: slice, codes: torch.Tensor) -> None:
         padded = torch.nn.functional.pad(codes, (0, self.data.shape[1] - self.width))
-        self.data.copy_(padded[:, stored_order(self.data.shape[1], codes.device)])
+        self.data[rows] = padded[:, stored_order(self.data.shape[1], codes.device)]
+
+    def _put_scales(self, scales: torch.Tensor) -> None:
         self.scales.copy_(scales)
         self.factors.copy_(to_units(scales[:, None], is_gated=self.is_gated)[:, 0])
 
