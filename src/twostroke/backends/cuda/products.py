@@ -228,7 +228,7 @@ def _by_scaling(call: Call) -> None:
     quantise_rows(x, eights, scales)
     found = out if call.gated is None else scratch.gate_up[: len(x)]
     left, right = eights.view(E4M3), weight.data.view(E4M3).t()
-    if x.is_cuda:  # sums in float32: of those that tensor cores keep, in fewer bits, none is of many inputs
+    if x.is_cuda:  # fast sums would be kept in fewer bits than float32 has
         torch._scaled_mm(
             left, right, scales[:, None], weight.scales[None, :], out_dtype=found.dtype, use_fast_accum=False, out=found
         )
