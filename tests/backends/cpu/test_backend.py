@@ -243,8 +243,7 @@ def test_formats_are_resolved_with_their_reasons_or_declined(checkpoint: Checkpo
     assert left_open.reasons == ("KV in the fastest of 16 bits on this CPU",)
     declined = {
         FormatWish(kv="fp8"): "it keeps KV in f16, bf16, int8, not in fp8",
-        FormatWish(weights="fp8"): "it brings float weights to q8_0 or q4_1, not to fp8",
-        FormatWish(weights="int4"): "it brings float weights to q8_0 or q4_1, not to int4",
+        FormatWish(weights="nvfp4"): "it brings float weights to q8_0, q4_1, int4, fp8, not to nvfp4",
         FormatWish(arithmetic="bf16"): "its arithmetic follows the weights' kind: it has no bf16 to choose",
     }
     for wish, sentence in declined.items():

@@ -6,6 +6,7 @@ import pytest
 import torch
 from tests.backends.cuda.paged import PagedCache, assert_near, attend, random_queries
 
+from twostroke.backends.cuda.attention import Attention
 from twostroke.backends.cuda.kernels.decode_attention import DecodeScratch, attend_decode
 from twostroke.backends.cuda.kernels.decode_cuts import SplitPlan, cut_contexts, decode_config, split_plan
 from twostroke.backends.cuda.kernels.paged import AttentionShape, Scoring, WalkConfig
@@ -123,3 +124,17 @@ def test_scratch_that_is_too_small_is_refused(device):
         attend_decode(
             queries, cache.kv, index, index, queries[:, 0], Scoring(1.0), scratch, scratch.new_items(), width=4
         )
+
+
+@pytest.mark.parametrize("streams", [1, 3, 4])
+def test_queries_of_few_sequences_walk_apart_and_find_the_same(device, streams):
+    """Up to 16 queries go apart; what a layer gets is the same either way, queries that are not used aside."""
+    contexts, used = [70, 33, 50, 21][:streams], [5, 1, 3, 5][:streams]
+    together, cache, queries, rows, positions, scoring, shape = check(device, contexts, used, 5)
+    attention = Attention(with_queries(shape, 5), device, max_decode_tokens=32, max_queries=32)
+    assert attention._walking_together(5 * streams, 5) == (1 if streams < 4 else 5)
+    out = torch.full_like(together, float("nan"))
+    attention.cut_decodes(positions, [scoring.window], width=5)
+    attention.decode(queries, cache.kv, rows, positions, out, scoring, 5)
+    entered = rows < len(contexts)
+    torch.testing.assert_close(out[entered], together[entered], rtol=1e-4, atol=1e-5)

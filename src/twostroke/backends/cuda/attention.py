@@ -8,6 +8,7 @@ from typing import Final
 
 import torch
 
+from twostroke.backends.cuda.attention_table import settings_for
 from twostroke.backends.cuda.kernels import flash_prefill, prefill_attention
 from twostroke.backends.cuda.kernels.decode_attention import DecodeScratch, attend_decode
 from twostroke.backends.cuda.kernels.decode_cuts import cut_contexts, decode_config, plan_width, split_plan
@@ -59,6 +60,7 @@ class Attention:
         """Share out the keys of a step's decodes, before the first layer of each window attends. `count` (int32 [1]):
         how many of them, the first, are decodes; the others are passed over. `width`: queries of a decode, a position
         each. A decode alone needs no cuts."""
+        width = self._walking_together(len(positions), width)
         shape, number = self.shape, len(positions) // width
         if number == 1:
             return
@@ -81,8 +83,16 @@ class Attention:
         width: int = 1,
     ) -> None:
         """Each token reads its row up to its own position. Its contexts were cut by `cut_decodes`, with this width."""
+        width = self._walking_together(len(queries), width)
         items = None if len(queries) == width else self._decode_items[scoring.window]
         attend_decode(queries, kv, rows, positions, out, scoring, self._decode_scratch, items, width=width)
+
+    def _walking_together(self, num_queries: int, width: int) -> int:
+        """How many queries of a sequence walk over its keys together. Those of few sequences go apart, each as if it
+        were a sequence: joining the parts of a walk takes one program longer than reading the keys again takes many."""
+        if width == 1 or num_queries > self._decode_scratch.max_tokens:
+            return width
+        return 1 if settings_for("drafts", queries=num_queries)["apart"] else width
 
     def tiling(self, num_tokens: int) -> Tiling:
         """How a step of `num_tokens` prompt tokens is cut into tiles."""

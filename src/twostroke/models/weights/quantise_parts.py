@@ -30,7 +30,7 @@ def quantise_parts(kind: WeightKind, values: Float32) -> Parts:
 
 
 def group_of(inputs: int) -> int:
-    """How many inputs share a scale in a row of so many."""
+    """How many inputs of a row share a scale."""
     found = next((size for size in GROUPS if inputs % size == 0), None)
     if found is None:
         raise ValueError(f"a row of {inputs} values is no multiple of {GROUPS[-1]}, the least that share a scale")
