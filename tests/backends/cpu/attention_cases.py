@@ -58,14 +58,29 @@ def to_bf16(array: np.ndarray) -> np.ndarray:
     return rounded.astype(np.uint32).view(np.float32).reshape(array.shape)
 
 
-def as_stored(kind: KVKind, heads: np.ndarray) -> np.ndarray:
+def as_stored(kind: KVKind, heads: np.ndarray, part: str) -> np.ndarray:
     """[tokens, heads, head_dim] K or V as they come back from the store."""
     if kind is KVKind.F16:
         return heads.astype(np.float16).astype(np.float64)
     if kind is KVKind.BF16:
         return to_bf16(heads).astype(np.float64)
-    largest = np.abs(heads).max(axis=-1, keepdims=True)
-    return np.rint(heads * (np.float32(127) / largest)).astype(np.float64) * (largest * np.float32(1 / 127))
+    scales = (key_scales if part == "K" else value_scales)(heads)
+    return np.rint(heads * (1 / scales).astype(np.float32)) * scales
+
+
+def key_scales(heads: np.ndarray) -> np.ndarray:
+    """[tokens, heads, 1]: the largest magnitude over 127, rounded up to bf16."""
+    scales = np.abs(heads).max(axis=-1, keepdims=True) * np.float32(1 / 127)
+    rounded = (scales.view(np.uint32) + np.uint32(0xFFFF)) & np.uint32(0xFFFF0000)
+    return rounded.view(np.float32).astype(np.float64)
+
+
+def value_scales(heads: np.ndarray) -> np.ndarray:
+    """The same as powers of 2^(1 / 512), 1 to 2% larger."""
+    mantissas, exponents = np.frexp(np.abs(heads).max(axis=-1, keepdims=True) * np.float32(1 / 127))
+    part = 2 * mantissas - 1
+    log = (exponents.astype(np.float32) - 1 + part) + (part * (1 - part) * np.float32(0.3444) + np.float32(0.012))
+    return 2 ** (np.trunc(log * 512).astype(np.float64) / 512)
 
 
 def as_multiplied(case: Case, queries: np.ndarray) -> np.ndarray:
@@ -74,6 +89,11 @@ def as_multiplied(case: Case, queries: np.ndarray) -> np.ndarray:
         return queries.astype(np.float64)
     factor = np.float32(case.head_dim**-0.5)
     factor *= np.float32(1) if case.capped else np.float32(1 / np.log(2))
+    if case.kind is KVKind.INT8:
+        scaled = queries.astype(np.float32) * factor
+        largest = np.abs(scaled).max(axis=-1, keepdims=True)
+        units = np.float64(largest) * np.float32(1 / 127) / np.float64(factor)
+        return np.rint(scaled * (np.float32(127) / largest)) * units
     return to_bf16(queries.astype(np.float32) * factor).astype(np.float64) / np.float64(factor)
 
 
@@ -83,6 +103,7 @@ USUAL_ERROR = {KVKind.F16: 1e-7, KVKind.BF16: 5e-4, KVKind.INT8: 1.2e-3}
 
 
 def assert_close(kind: KVKind, ours: np.ndarray, expected: np.ndarray) -> None:
+
     assert np.abs(ours - expected).max() < LARGEST_ERROR[kind]
     assert np.sqrt(((ours - expected) ** 2).mean()) < USUAL_ERROR[kind]
 
@@ -123,13 +144,16 @@ class Attention:
         case, parts = self.case, []
         for projected, (start, count) in zip(self.projected, segments, strict=True):
             heads = projected.reshape(len(projected), -1, case.head_dim)
-            queries, stored = as_multiplied(case, heads), as_stored(case.kind, heads[:, case.num_heads :])
+            queries = as_multiplied(case, heads)
+            all_keys, all_values = (
+                as_stored(case.kind, heads[:, first : first + case.kv_heads], part)
+                for part, first in (("K", case.num_heads), ("V", case.num_heads + case.kv_heads))
+            )
             for position in range(start, start + count):
                 first = 0 if case.window is None else max(0, position - case.window + 1)
                 for head in range(case.num_heads):
                     kv_head = head // case.queries_per_kv_head
-                    keys = stored[first : position + 1, kv_head]
-                    values = stored[first : position + 1, case.kv_heads + kv_head]
+                    keys, values = (x[first : position + 1, kv_head] for x in (all_keys, all_values))
                     scores = keys @ queries[position, head] * case.head_dim**-0.5
                     scores = CAP * np.tanh(scores / CAP) if case.capped else scores
                     weights = np.exp(scores - scores.max())
@@ -201,7 +225,8 @@ def written(attention: Attention, block: int) -> tuple[np.ndarray, np.ndarray]:
     if case.kind is KVKind.F16:
         keys = parts[:, 0].reshape(-1, case.head_dim, 16).swapaxes(1, 2)
         return keys, parts[:, 1].reshape(-1, 16, case.head_dim)
-    keys = parts[:, 0].reshape(-1, case.head_dim // 2, 16, 2).transpose(0, 2, 1, 3)  # [.., 16, dims / 2, 2]
+    group = 4 if case.kind is KVKind.INT8 else 2
+    keys = parts[:, 0].reshape(-1, case.head_dim // group, 16, group).transpose(0, 2, 1, 3)  # [.., 16, groups, group]
     values = parts[:, 1].reshape(-1, 8, case.head_dim, 2).swapaxes(2, 3)  # [.., 8, 2, dims]
     return keys, values
 

@@ -65,15 +65,16 @@ def test_what_lies_under_the_mask_does_not_matter(kind: KVKind) -> None:
     case = replace(CASES["three"], kind=kind)
     attention = Attention(case, [22])
     before = attention.attend([(0, 22)])
-    largest = {KVKind.F16: (0x7BFF, 0xFBFF), KVKind.BF16: (0x7F7F, 0xFF7F), KVKind.INT8: (127, 129)}[kind]
+    largest = {KVKind.F16: (0x7BFF, 0xFBFF), KVKind.BF16: (0x7F7F, 0xFF7F), KVKind.INT8: (255, 129)}[kind]
     block = int(attention.tables[0, 1])
     keys, values = written(attention, block)
     keys[:, 6:] = largest[0]
     hidden = values[:, 6:] if kind is KVKind.F16 else values[:, 3:]
     hidden[:] = largest[1]
     if kind is KVKind.INT8:
-        scales = attention.store.places[0].memory[block, :, case.shape.scales_offset :].view(np.float32)
-        scales.reshape(-1, 2, 16)[:, :, 6:] = 65504 / 127
+        scales = attention.store.places[0].memory[block, :, case.shape.scales_offset :].view(np.uint16)
+        scales.reshape(-1, 2, 16)[:, 0, 6:] = 0x4401  # 65504 / 127, rounded up to bf16
+        scales.reshape(-1, 2, 16)[:, 1, 6:] = 9 * 512 + 10
     assert np.array_equal(attention.attend([(0, 22)]), before)
 
 

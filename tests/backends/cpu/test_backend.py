@@ -222,7 +222,7 @@ def test_a_block_size_that_does_not_fit_is_refused(checkpoint: Checkpoint) -> No
 def test_kv_bytes(checkpoint: Checkpoint) -> None:
     spec = checkpoint.spec
     attention = spec.layers[0].grouped
-    values, scales = 2 * attention.kv_values, 2 * 8 * attention.num_kv_heads
+    values, scales = 2 * attention.kv_values, 2 * 4 * attention.num_kv_heads
     for kind, expected in {None: 2 * values, "bf16": 2 * values, "int8": values + scales}.items():
         formats = FACTORY.formats(checkpoint, FormatWish(kv=kind))
         assert isinstance(formats, Formats)

@@ -7,7 +7,10 @@ from enum import Enum
 
 from twostroke.backends.cpu.isa import InstructionSet
 
-_SCALE_BYTES = 4
+SCALE_BYTES = 2
+"""Of K, in bf16. Of V, as a logarithm. Both are rounded up before numbers are divided by them."""
+STEPS_A_DOUBLING = 512
+"""Of the logarithms of scales."""
 
 
 class KVKind(Enum):
@@ -16,7 +19,8 @@ class KVKind(Enum):
     BF16 = "bf16"
     """Multiplied in pairs, with queries and weights rounded to bf16: twice as fast where the CPU has bf16 dots."""
     INT8 = "int8"
-    """8 bits and a scale for each head and token, multiplied as bf16: about half of the memory."""
+    """8 bits and a scale for each head and token, multiplied as integers: about half of the memory, and of the time that
+    reading it takes."""
 
     @property
     def element_bytes(self) -> int:
@@ -28,7 +32,7 @@ class KVKind(Enum):
 
     def token_bytes(self, head_dim: int) -> int:
         """K and V of one token and one KV head."""
-        scales = 2 * _SCALE_BYTES if self.has_scales else 0
+        scales = 2 * SCALE_BYTES if self.has_scales else 0
         return 2 * head_dim * self.element_bytes + scales
 
 

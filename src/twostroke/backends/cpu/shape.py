@@ -48,7 +48,7 @@ class KernelShape:
 
     @property
     def scales_offset(self) -> int:
-        """Bytes from K to the scales, of kinds that have them: f32 [block_size] of K, then of V."""
+        """Bytes from K to the scales, of kinds that have them: [block_size] of K, then of V."""
         return 2 * self.value_offset
 
     @property
@@ -89,7 +89,6 @@ class AttentionScratch:
     sums: int  # f32 [tile rows], too
     scores: int  # f32 [rows together][SPAN]
     weights: int  # [rows together][SPAN]
-    opened: int  # bf16, K and V of a span, of kinds that are not multiplied as they are stored
     total: int
 
     @classmethod
@@ -97,5 +96,4 @@ class AttentionScratch:
         rows = shape.queries_a_tile(accumulators) * shape.heads_together
         vectors, state = 4 * rows * shape.head_dim, 4 * LANES * (rows // LANES + 2)
         span = 4 * shape.heads_together * shape.queries_together(accumulators) * SPAN
-        opened = 2 * 2 * SPAN * shape.head_dim if shape.kv_kind is KVKind.INT8 else 0
-        return cls(*accumulate((vectors, vectors, state, state, span, span, opened)))
+        return cls(*accumulate((vectors, vectors, state, state, span, span)))

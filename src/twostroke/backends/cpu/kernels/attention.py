@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from twostroke.backends.cpu.arguments import AttentionField, KVGroupField, QueryBlockField, StepField
 from twostroke.backends.cpu.kernels.emitter import F32, I32, I64, LANES, POINTER, Emitter, Value
-from twostroke.backends.cpu.kernels.kv_code import QuantisedCode, kv_code
+from twostroke.backends.cpu.kernels.kv_code import kv_code
 from twostroke.backends.cpu.kernels.operation import Operation, operation
 from twostroke.backends.cpu.kernels.span import (
     LOG2_E,
@@ -21,14 +21,11 @@ from twostroke.backends.cpu.kernels.span import (
     lane_of,
     merge_vector,
 )
-from twostroke.backends.cpu.shape import RUN, SPAN, AttentionScratch, KernelShape
+from twostroke.backends.cpu.shape import SPAN, AttentionScratch, KernelShape
 
 
 def emit_attention(e: Emitter, shape: KernelShape) -> None:
     """Work is (block of queries, group of heads), dealt to parts in turn: neighbours cost nearly the same."""
-    code = kv_code(e, shape)
-    if isinstance(code, QuantisedCode):
-        code.emit_widen()
     for queries in sorted({1, shape.queries_together(e.isa.accumulators)}):
         Accumulate(e, shape, queries).emit()
     piece = _Piece(e, shape)
@@ -144,7 +141,6 @@ class _Piece:
             first_span = e.div(first_run(e, self._position, self._window), RUNS_A_SPAN)
             whole = e.sub(count, e.rem(count, together))
             with e.loop(first_span, e.add(e.div(last_position, SPAN), 1)) as span:
-                self._open(span, last_position)
                 with e.loop(0, whole, together) as query:
                     self._accumulate(together, query, span, running, state)
                 if together > 1:
@@ -163,7 +159,6 @@ class _Piece:
             state = self._state_of_result(result)
             self._prepare()
             self._start(result, state, e.integer(1))
-            self._open(span, self._position)
             self._accumulate(1, e.integer(0), span, result, state)
 
     def emit_merge(self) -> None:
@@ -201,14 +196,14 @@ class _Piece:
         return State(self._e, maxima, self._e.at(maxima, LANES, F32))
 
     def _prepared(self, query: Value) -> Value:
-        return self._e.at(self._scratch, self._e.mul(query, self._code.query_bytes * self._query_floats))
+        return self._e.at(self._scratch, self._e.mul(query, self._code.query_row_bytes * self._heads))
 
     def _prepare(self) -> None:
         e, head_dim = self._e, self._shape.head_dim
         with e.loop(0, self._count) as query:
             source, target = e.at(self._query, e.mul(query, self._query_stride), F32), self._prepared(query)
             for head in range(self._heads):
-                place = e.at(target, head * head_dim * self._code.query_bytes)
+                place = e.at(target, head * self._code.query_row_bytes)
                 self._code.prepare_query(e.at(source, head * head_dim, F32), self._factor, place)
 
     def _start(self, running: Value, state: State, count: Value) -> None:
@@ -218,22 +213,6 @@ class _Piece:
         with e.loop(0, e.mul(count, self._heads), LANES) as row:
             e.store_floats(e.floats(NOTHING_YET), state.maxima, row)
             e.store_floats(e.floats(0.0), state.sums, row)
-
-    def _open(self, span: Value, last_position: Value) -> None:
-        """Widens what the queries will read of a span, for kinds that are not multiplied as they are stored."""
-        e, code = self._e, self._code
-        if not isinstance(code, QuantisedCode):
-            return
-        opened = e.at(self._scratch, self._places.opened)
-        first = e.mul(span, RUNS_A_SPAN)
-        start = e.larger(first, first_run(e, self._position, self._window))
-        stop = e.smaller(e.add(first, RUNS_A_SPAN), e.add(e.div(last_position, RUN), 1))
-        with e.loop(start, stop) as run:
-            target = e.at(opened, e.mul(e.sub(run, first), code.run_bytes))
-            ahead = e.smaller(e.add(run, 1), e.sub(stop, 1))
-            code.open_run(self._pages.keys(run), self._pages.keys(ahead), target)
-            values = e.at(target, RUNS_A_SPAN * code.run_bytes)
-            code.open_run(self._pages.values(run), self._pages.values(ahead), values)
 
     def _accumulate(self, queries: int, query: Value, span: Value, running: Value, state: State) -> None:
         e = self._e

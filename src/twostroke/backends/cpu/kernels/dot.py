@@ -28,6 +28,28 @@ def dot_biased(emitter: Emitter, accumulator: Value, weights: Value, activations
     return _dot(emitter, accumulator, weights, activations, signed=True)
 
 
+def dot_words(emitter: Emitter, accumulator: Value, numbers: Value, factors: Value) -> Value:
+    """Pairs of 16 bits, signed.  # numbers [16] i32: a pair each; factors: a pair in an i32, accumulator [16] i32"""
+    build, spread = emitter.build, emitter.splat(factors)
+    match emitter.isa.name:
+        case "avx512-vnni":
+            name = "llvm.x86.avx512.vpdpwssd.512"
+            return emitter.external(name, I32X16, [I32X16] * 3, [accumulator, numbers, spread])
+        case "avx2" | "avx2-vnni":
+            words = ir.VectorType(I16, 16)
+            halves = [[build.bitcast(x, words) for x in split_vector(emitter, side, 2)] for side in (numbers, spread)]
+            kinds = [words] * 2
+            name = "llvm.x86.avx2.pmadd.wd"
+            pairs = [emitter.external(name, ir.VectorType(I32, 8), kinds, list(both)) for both in zip(*halves, strict=True)]
+            return build.add(accumulator, join_parts(emitter, pairs))
+    for shift in (0, 16):
+        left, right = (
+            build.ashr(build.shl(x, emitter.ints(16 - shift)), emitter.ints(16)) for x in (numbers, spread)
+        )
+        accumulator = build.add(accumulator, build.mul(left, right))
+    return accumulator
+
+
 def _dot(emitter: Emitter, accumulator: Value, weights: Value, activations: Value, *, signed: bool) -> Value:
     match emitter.isa.name:
         case "avx512-vnni":

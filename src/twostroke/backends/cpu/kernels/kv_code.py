@@ -6,18 +6,38 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+from typing import Any
+
 from llvmlite import ir
 
 from twostroke.backends.cpu.kernels import numbers
-from twostroke.backends.cpu.kernels.emitter import F32, I8, I8X16, I16, I32, I32X16, I64, POINTER, Emitter, Value
-from twostroke.backends.cpu.kv_kind import KVKind
+from twostroke.backends.cpu.kernels.dot import BIAS, dot_biased, dot_words, unbiases_itself
+from twostroke.backends.cpu.kernels.emitter import (
+    F32,
+    F32X16,
+    I8,
+    I8X16,
+    I8X64,
+    I16,
+    I16X16,
+    I32,
+    I32X16,
+    ROUND_MAGIC,
+    Emitter,
+    Value,
+)
+from twostroke.backends.cpu.kv_kind import STEPS_A_DOUBLING, KVKind
 from twostroke.backends.cpu.shape import RUN, KernelShape
 
 _LARGEST_F16 = 65504.0
+LARGEST_INT8, _LARGEST_WEIGHT = 127.0, 32767.0
+_SMALLEST_TOP = 1e-15
+LOG_BEND, LOG_ROOM = 0.3444, 0.012
+"""The logarithm of 1 + x is x + 0.3444 x (1 - x) for x up to 1, to within 0.008; and truncation takes a step or two."""
 
 
 def kv_code(e: Emitter, shape: KernelShape) -> KVCode:
-    kinds: dict[KVKind, type[HalfCode | PairCode]] = {
+    kinds: dict[KVKind, type[HalfCode | PairCode | QuantisedCode]] = {
         KVKind.F16: HalfCode,
         KVKind.BF16: PairCode,
         KVKind.INT8: QuantisedCode,
@@ -28,21 +48,30 @@ def kv_code(e: Emitter, shape: KernelShape) -> KVCode:
 class KVCode(ABC):
     """A step multiplies one vector of K (16 keys) or V (16 dimensions) with one broadcast of a query or a weight."""
 
-    numbers_a_step: int
-    """Dimensions that a step of q . k sums, and keys that a step of the weighted sum takes."""
+    dims_a_step: int
+    """That a step of q . k sums."""
+    keys_a_step: int
+    """That a step of the weighted sum takes."""
     query_bytes: int
     """Of one dimension of a prepared query."""
     weight_bytes: int
     series_degree: int
     """Of the series for weights: what their rounding hides need not be computed."""
+    total_kind: Any = F32X16
+    """What steps are added up in."""
 
     def __init__(self, e: Emitter, shape: KernelShape) -> None:
         self._e, self._shape = e, shape
 
     @property
     def run_bytes(self) -> int:
-        """K or V of one run, as it is multiplied."""
-        return 2 * RUN * self._shape.head_dim
+        """K or V of one run."""
+        return RUN * self._shape.head_dim * self._shape.kv_kind.element_bytes
+
+    @property
+    def query_row_bytes(self) -> int:
+        """A prepared query vector."""
+        return self._shape.head_dim * self.query_bytes
 
     @abstractmethod
     def store(self, key: Value, value: Value, block: Value, offset: Value) -> None:
@@ -67,14 +96,35 @@ class KVCode(ABC):
     def multiply(self, total: Value, left: Value, right: Value) -> Value: ...
 
     @abstractmethod
-    def store_weights(self, weights: Value, scales: Value | None, place: Value, total: Value) -> Value:
-        """Stores the weights of 16 keys (times the scales of their values); returns the total with these added."""
+    def store_weights(self, weights: Value, shares: Value | None, place: Value, total: Value) -> Value:
+        """Stores the weights of 16 keys; returns the total with these added, each times its share where there are
+        shares: what its value's scale made of it is then undone."""
+
+    @property
+    def nothing(self) -> Value:
+        """What a weighted sum begins with."""
+        return ir.Constant(self.total_kind, None) if self.total_kind == I32X16 else self._e.floats(0.0)
+
+    def dot_start(self, query: Value) -> Value:
+        """What a sum of q . k begins with."""
+        return self.nothing
+
+    def query_scale(self, query: Value) -> Value:
+        """Of a prepared query, of kinds that have scales."""
+        raise NotImplementedError
+
+    def multiply_value(self, total: Value, value: Value, weight: Value) -> Value:
+        return self.multiply(total, value, weight)
+
+    def weighted_sum(self, total: Value) -> Value:
+        """What steps added up, as floats."""
+        return total
 
 
 class HalfCode(KVCode):
     """f16, multiplied as f32. K is [head_dim][16 keys], V is [16 keys][head_dim]."""
 
-    numbers_a_step = 1
+    dims_a_step = keys_a_step = 1
     query_bytes = weight_bytes = 4
     series_degree = 6
 
@@ -107,16 +157,40 @@ class HalfCode(KVCode):
     def multiply(self, total: Value, left: Value, right: Value) -> Value:
         return self._e.multiply_add(left, right, total)
 
-    def store_weights(self, weights: Value, scales: Value | None, place: Value, total: Value) -> Value:
+    def store_weights(self, weights: Value, shares: Value | None, place: Value, total: Value) -> Value:
         self._e.store_floats(weights, place)
         return self._e.build.fadd(total, weights)
 
 
-class PairCode(KVCode):
-    """bf16 in pairs: K is [head_dim / 2][16 keys][2 dimensions], V is [16 keys / 2][head_dim][2 keys]. Queries are
-    rounded once, and weights too; the sum that divides is that of the rounded weights, so that means stay means."""
+class GroupedCode(KVCode):
+    """K is [head_dim / group][16 keys][group], a group being `dims_a_step` numbers in 32 bits; V is
+    [16 keys / group][head_dim][group], a group being `keys_a_step` numbers."""
 
-    numbers_a_step = 2
+    def _store_part(self, key: Value, value: Value, first: int, block: Value, offset: Value) -> None:
+        """16 dimensions of K and V, from `first` on, as they are stored."""
+        e, shape, group = self._e, self._shape, self.dims_a_step
+        run, lane = e.div(offset, RUN), e.rem(offset, RUN)
+        column = e.at(e.at(block, e.mul(run, self.run_bytes)), lane, I32)
+        groups = e.build.bitcast(key, ir.VectorType(I32, 16 // group))
+        for index in range(16 // group):
+            number = e.build.extract_element(groups, ir.Constant(I32, index))
+            e.store(number, e.at(column, RUN * (first // group + index), I32), 1)
+        group, element = self.keys_a_step, value.type.element
+        values = e.at(e.at(block, shape.value_offset), e.mul(run, self.run_bytes))
+        row = e.at(values, e.add(e.mul(e.div(lane, group), group * shape.head_dim), e.rem(lane, group)), element)
+        for index in range(16):
+            number = e.build.extract_element(value, ir.Constant(I32, index))
+            e.store(number, e.at(row, group * (first + index), element), 1)
+
+    def load_key(self, keys: Value, step: Value) -> Value:
+        return self._e.load(I32X16, self._e.at(keys, self._e.mul(step, RUN), I32), 4)
+
+
+class PairCode(GroupedCode):
+    """bf16 in pairs. Queries are rounded once, and weights too; the sum that divides is that of the rounded weights, so
+    that means stay means."""
+
+    dims_a_step = keys_a_step = 2
     query_bytes = weight_bytes = 2
     series_degree = 3
 
@@ -128,32 +202,11 @@ class PairCode(KVCode):
             )
             self._store_part(key_part, value_part, first, block, offset)
 
-    def _store_part(self, key: Value, value: Value, first: int, block: Value, offset: Value) -> None:
-        """16 dimensions of K and V, from `first` on, each number of `element_bytes`."""
-        e, shape = self._e, self._shape
-        element = I8 if shape.kv_kind is KVKind.INT8 else I16
-        pair = ir.IntType(2 * element.width)
-        run, lane = e.div(offset, RUN), e.rem(offset, RUN)
-        keys = e.at(block, e.mul(run, RUN * shape.head_dim), element)
-        column = e.at(keys, lane, pair)
-        pairs = e.build.bitcast(key, ir.VectorType(pair, 8))
-        for index in range(8):
-            number = e.build.extract_element(pairs, ir.Constant(I32, index))
-            e.store(number, e.at(column, RUN * (first // 2 + index), pair), 1)
-        values = e.at(e.at(block, shape.value_offset), e.mul(run, RUN * shape.head_dim), element)
-        row = e.at(values, e.add(e.mul(e.div(lane, 2), 2 * shape.head_dim), e.rem(lane, 2)), element)
-        for index in range(16):
-            number = e.build.extract_element(value, ir.Constant(I32, index))
-            e.store(number, e.at(row, 2 * (first + index), element), 1)
-
     def prepare_query(self, source: Value, factor: Value, target: Value) -> None:
         e = self._e
         for place in range(0, self._shape.head_dim, 16):
             rounded = numbers.to_bf16(e, e.build.fmul(e.load_floats(source, place), factor))
             e.store(rounded, e.at(target, place, I16), 2)
-
-    def load_key(self, keys: Value, step: Value) -> Value:
-        return self._e.load(I32X16, self._e.at(keys, self._e.mul(step, RUN), I32), 4)
 
     def load_value(self, values: Value, step: Value, column: int) -> Value:
         e = self._e
@@ -165,63 +218,126 @@ class PairCode(KVCode):
     def multiply(self, total: Value, left: Value, right: Value) -> Value:
         return numbers.dot_pairs(self._e, total, left, right)
 
-    def store_weights(self, weights: Value, scales: Value | None, place: Value, total: Value) -> Value:
+    def store_weights(self, weights: Value, shares: Value | None, place: Value, total: Value) -> Value:
         rounded = numbers.to_bf16(self._e, weights)
         self._e.store(rounded, place, 2)
         ones = self._e.ints(0x3F803F80)  # pairs of 1.0
         return numbers.dot_pairs(self._e, total, numbers.as_pairs(self._e, rounded), ones)
 
 
-class QuantisedCode(PairCode):
-    """8 bits in the order of bf16 pairs, and a scale for each token. A span is widened to bf16 (exactly) before the
-    queries of a tile meet it; scales of K multiply scores, scales of V multiply weights."""
+class QuantisedCode(GroupedCode):
+    """8 bits and a scale for each token. Queries are of 8 bits too, with a scale for each head, and products are of
+    integers, exact. Weights are of 16 bits, times the scales of their values, the largest of a span being the largest
+    number: the many small ones of a long context are not lost. K is stored as q + 128, V as it is."""
+
+    dims_a_step, keys_a_step = 4, 2
+    query_bytes = 1
+    weight_bytes = 2
+    series_degree = 3
+    total_kind = I32X16
+
+    @property
+    def query_row_bytes(self) -> int:
+        """With the scale and the start of sums behind the numbers."""
+        return self._shape.head_dim + 16
 
     def store(self, key: Value, value: Value, block: Value, offset: Value) -> None:
         e, shape = self._e, self._shape
-        scales = e.at(block, shape.scales_offset)
-        inverses = []
-        for index, source in enumerate((key, value)):
-            scale, inverse = self._scale_of(source)
-            e.store(scale, e.at(scales, e.add(offset, index * shape.block_size), F32), 4)
-            inverses.append(e.splat(inverse))
+        key_bits, value_log = rounded_up_to_bf16(e, self._scale_of(key)), log_of_scale(e, self._scale_of(value))
+        scales = e.at(e.at(block, shape.scales_offset), offset, I16)
+        e.store(e.build.trunc(e.build.lshr(key_bits, ir.Constant(I32, 16)), I16), scales, 2)
+        e.store(e.build.trunc(value_log, I16), e.at(scales, shape.block_size, I16), 2)
+        log = e.build.fmul(e.build.sitofp(value_log, F32), F32(-1 / STEPS_A_DOUBLING))
+        inverses = (
+            e.splat(e.build.fdiv(F32(1.0), e.build.bitcast(key_bits, F32))),
+            numbers.power_of_two(e, e.splat(log), 6)
+        )
         for first in range(0, shape.head_dim, 16):
-            parts = []
-            for source, inverse in zip((key, value), inverses, strict=True):
-                number = numbers.saturate(e, e.load_floats(source, first), _LARGEST_F16)
-                parts.append(e.build.trunc(e.nearest_bits(e.build.fmul(number, inverse)), I8X16))
-            self._store_part(parts[0], parts[1], first, block, offset)
+            key_part, value_part = (
+                e.build.trunc(e.nearest_bits(e.build.fmul(self._saturated(source, first), inverse)), I8X16)
+                for source, inverse in zip((key, value), inverses, strict=True)
+            )
+            biased = e.build.xor(key_part, ir.Constant(I8X16, [-BIAS] * 16))
+            self._store_part(biased, value_part, first, block, offset)
 
-    def _scale_of(self, source: Value) -> tuple[Value, Value]:
-        """The largest magnitude over 127, and 127 over it."""
+    def _saturated(self, source: Value, first: int) -> Value:
+        return numbers.saturate(self._e, self._e.load_floats(source, first), _LARGEST_F16)
+
+    def _scale_of(self, source: Value) -> Value:
+        """The largest magnitude over 127."""
         e = self._e
-        largest = e.floats(0.0)
+        largest = e.floats(_SMALLEST_TOP)
         for first in range(0, self._shape.head_dim, 16):
-            number = numbers.saturate(e, e.load_floats(source, first), _LARGEST_F16)
+            largest = e.larger_float(largest, e.magnitude(self._saturated(source, first)))
+        return e.build.fmul(e.reduce(largest, e.larger_float), F32(1 / LARGEST_INT8))
+
+    def prepare_query(self, source: Value, factor: Value, target: Value) -> None:
+        """A query that is not finite gets a scale that is not, which scores reveal."""
+        e = self._e
+        places = range(0, self._shape.head_dim, 16)
+        largest, poison = e.floats(_SMALLEST_TOP), e.floats(0.0)
+        for place in places:
+            number = e.build.fmul(e.load_floats(source, place), factor)
             largest = e.larger_float(largest, e.magnitude(number))
-        top = e.larger_float(F32(1e-20), e.reduce(largest, e.larger_float))
-        return e.build.fmul(top, F32(1 / 127)), e.build.fdiv(F32(127.0), top)
+            poison = e.multiply_add(number, e.floats(0.0), poison)
+        top = e.reduce(largest, e.larger_float)
+        inverse, total = e.splat(e.build.fdiv(F32(LARGEST_INT8), top)), e.ints(0)
+        for place in places:
+            number = e.build.fmul(e.build.fmul(e.load_floats(source, place), factor), inverse)
+            rounded = e.build.trunc(e.nearest_bits(number), I8X16)
+            e.store(rounded, e.at(target, place))
+            total = e.build.add(total, e.build.sext(rounded, I32X16))
+        behind = e.at(target, self._shape.head_dim)
+        e.store(e.build.fadd(e.build.fmul(top, F32(1 / LARGEST_INT8)), e.reduce_sum(poison)), behind, 4)
+        bias = 0 if unbiases_itself(e) else -BIAS
+        e.store(e.build.mul(e.reduce_sum(total), ir.Constant(I32, bias)), e.at(behind, 4), 4)
 
-    def emit_widen(self) -> None:
-        """A function that widens numbers of 8 bits to bf16, in the same order. Left to itself, LLVM would inline it,
-        unroll it whole and spill."""
+    def query_scale(self, query: Value) -> Value:
+        return self._e.load(F32, self._e.at(query, self._shape.head_dim), 4)
+
+    def dot_start(self, query: Value) -> Value:
+        """Stored keys are 128 too large."""
+        return self._e.splat(self._e.load(I32, self._e.at(query, self._shape.head_dim + 4), 4))
+
+    def load_value(self, values: Value, step: Value, column: int) -> Value:
         e = self._e
-        pointers = [(name, POINTER) for name in ("source", "ahead", "target")]
-        with e.function("widen", [*pointers, ("count", I64)], apart=True) as values:
-            self._widen(*values)
+        place = e.at(values, e.mul(e.add(e.mul(step, self._shape.head_dim), 16 * column), 2))
+        words = e.build.sext(e.load(ir.VectorType(I8, 32), place), ir.VectorType(I16, 32))
+        return e.build.bitcast(words, I32X16)
 
-    def _widen(self, source: Value, ahead: Value, target: Value, count: Value) -> None:
+    def broadcast(self, numbers: Value, step: Value) -> Value:
+        """Products spread them."""
+        return self._e.load_at(I32, numbers, step)
+
+    def multiply(self, total: Value, left: Value, right: Value) -> Value:
+        return dot_biased(self._e, total, self._e.build.bitcast(left, I8X64), right)
+
+    def multiply_value(self, total: Value, value: Value, weight: Value) -> Value:
+        return dot_words(self._e, total, value, weight)
+
+    def store_weights(self, weights: Value, shares: Value | None, place: Value, total: Value) -> Value:
         e = self._e
-        with e.loop(0, count, 32) as place:
-            e.prefetch(e.at(ahead, place))
-            halves = [e.load(I8X16, e.at(source, e.add(place, offset))) for offset in (0, 16)]
-            floats = [e.build.sitofp(e.build.sext(half, I32X16), ir.VectorType(F32, 16)) for half in halves]
-            e.store(numbers.exact_bf16(e, *floats), e.at(target, place, I16), 2)
+        bits = e.build.bitcast(e.multiply_add(weights, e.floats(_LARGEST_WEIGHT), e.floats(ROUND_MAGIC)), I32X16)
+        e.store(e.build.trunc(bits, I16X16), place, 2)
+        return e.multiply_add(weights, shares, total)
 
-    def open_run(self, source: Value, ahead: Value, target: Value) -> None:
-        """K or V of one run; what lies `ahead` will be wanted next."""
-        self._e.call("widen", [source, ahead, target, self._e.integer(RUN * self._shape.head_dim)])
-
-    def store_weights(self, weights: Value, scales: Value | None, place: Value, total: Value) -> Value:
+    def weighted_sum(self, total: Value) -> Value:
         e = self._e
-        e.store(numbers.to_bf16(e, e.build.fmul(weights, scales)), place, 2)
-        return e.build.fadd(total, weights)
+        return e.build.fmul(e.build.sitofp(total, F32X16), e.floats(1 / _LARGEST_WEIGHT))
+
+
+def rounded_up_to_bf16(e: Emitter, scale: Value) -> Value:
+    """The bits of the float."""
+    bits = e.build.add(e.build.bitcast(scale, I32), ir.Constant(I32, 0xFFFF))
+    return e.build.and_(bits, ir.Constant(I32, -65536))
+
+
+def log_of_scale(e: Emitter, scale: Value) -> Value:
+    """To the base of 2, in steps, such that no scale becomes smaller, and none larger by more than 2%."""
+    build = e.build
+    bits = build.sub(build.bitcast(scale, I32), ir.Constant(I32, 127 << 23))
+    whole = build.sitofp(build.ashr(bits, ir.Constant(I32, 23)), F32)
+    part = build.fmul(build.sitofp(build.and_(bits, ir.Constant(I32, (1 << 23) - 1)), F32), F32(2.0**-23))
+    bend = build.fmul(build.fmul(part, build.fsub(F32(1.0), part)), F32(LOG_BEND))
+    log = build.fadd(build.fadd(whole, part), build.fadd(bend, F32(LOG_ROOM)))
+    return build.fptosi(build.fmul(log, F32(STEPS_A_DOUBLING)), I32)

@@ -7,9 +7,22 @@ import math
 
 from llvmlite import ir
 
-from twostroke.backends.cpu.kernels.emitter import F32, F32X16, I32, I64, LANES, POINTER, Emitter, Value, Variable
-from twostroke.backends.cpu.kernels.kv_code import QuantisedCode, kv_code
+from twostroke.backends.cpu.kernels.emitter import (
+    F32,
+    F32X16,
+    I16X16,
+    I32,
+    I32X16,
+    I64,
+    LANES,
+    POINTER,
+    Emitter,
+    Value,
+    Variable,
+)
+from twostroke.backends.cpu.kernels.kv_code import kv_code
 from twostroke.backends.cpu.kernels.numbers import power_of_two
+from twostroke.backends.cpu.kv_kind import SCALE_BYTES, STEPS_A_DOUBLING
 from twostroke.backends.cpu.shape import RUN, SPAN, AttentionScratch, KernelShape
 
 RUNS_A_SPAN = SPAN // RUN
@@ -21,6 +34,8 @@ _MERGE_DEGREE = 6
 _UNROLL = 8
 TURNS = 8
 """Of queries over a span, in which the next one is fetched."""
+RUNS_AHEAD = 8
+"""Of a query alone: how many runs before they are read keys are fetched."""
 LINE_BYTES = 64
 
 
@@ -56,15 +71,22 @@ class Pages:
         return e.at(block, e.add(e.mul(index, run_bytes), offset))
 
     def key_scales(self, run: Value) -> Value:
-        return self._scales(run, 0)
+        """16 of bf16, widened."""
+        e = self._e
+        bits = e.build.zext(self._halves(run, 0), I32X16)
+        return e.build.bitcast(e.build.shl(bits, e.ints(16)), F32X16)
 
-    def value_scales(self, run: Value) -> Value:
-        return self._scales(run, 4 * self._shape.block_size)
+    def value_scale_logs(self, run: Value) -> Value:
+        """Of the scales of 16 values, to the base of 2."""
+        e = self._e
+        steps = e.build.sext(self._halves(run, SCALE_BYTES * self._shape.block_size), I32X16)
+        return e.build.fmul(e.build.sitofp(steps, F32X16), e.floats(1 / STEPS_A_DOUBLING))
 
-    def _scales(self, run: Value, offset: int) -> Value:
+    def _halves(self, run: Value, offset: int) -> Value:
         e = self._e
         block, index = self.block_of(run)
-        return e.load_floats(e.at(block, e.add(e.mul(index, 4 * RUN), self._shape.scales_offset + offset)))
+        place = e.add(e.mul(index, SCALE_BYTES * RUN), self._shape.scales_offset + offset)
+        return e.load(I16X16, e.at(block, place), 2)
 
 
 class State:
@@ -143,7 +165,7 @@ class Accumulate:
         (self._running, maxima, sums, scratch, self._turn) = values[8:]
         self._cap, self._state = e.splat(cap), State(e, maxima, sums)
         self._pages = Pages(e, shape, store, block_stride, table)
-        row_bytes = shape.head_dim * self._code.query_bytes
+        row_bytes = self._code.query_row_bytes
         self._query_rows = [e.at(queries, row * row_bytes) for row in range(len(self._rows))]
         self._first = e.mul(span, RUNS_A_SPAN)
         self._start = e.larger(self._first, first_run(e, self._position, self._window))
@@ -152,7 +174,6 @@ class Accumulate:
         places = AttentionScratch.of(shape, e.isa.accumulators)
         self._scores = scratch
         self._weights = e.at(scratch, places.weights - places.scores)
-        self._opened = e.at(scratch, places.opened - places.scores)
 
     def _in_lanes(self, values: list[Value]) -> Value:
         """One float a row, as a vector."""
@@ -160,16 +181,6 @@ class Accumulate:
         for row, value in enumerate(values):
             vector = self._e.build.insert_element(vector, value, ir.Constant(I32, row))
         return vector
-
-    def _keys(self, run: Value) -> Value:
-        if not isinstance(self._code, QuantisedCode):
-            return self._pages.keys(run)
-        return self._e.at(self._opened, self._e.mul(self._e.sub(run, self._first), self._code.run_bytes))
-
-    def _values(self, run: Value) -> Value:
-        if not isinstance(self._code, QuantisedCode):
-            return self._pages.values(run)
-        return self._e.at(self._keys(run), RUNS_A_SPAN * self._code.run_bytes)
 
     def _place(self, array: Value, number_bytes: int, row: int, run: Value) -> Value:
         """Of a run's scores or weights."""
@@ -199,31 +210,45 @@ class Accumulate:
     def _score_runs(self, first: Value, count: int, highest: list[Variable]) -> None:
         e, code = self._e, self._code
         runs = [e.add(first, index) for index in range(count)]
-        keys = [self._keys(run) for run in runs]
-        dots = [[e.variable(F32X16, e.floats(0.0)) for _ in runs] for _ in self._rows]
-        if self._queries > 1 and not isinstance(code, QuantisedCode):
-            for run in runs:
+        keys = [self._pages.keys(run) for run in runs]
+        starts = [code.dot_start(query) for query in self._query_rows]
+        dots = [[e.variable(code.total_kind, start) for _ in runs] for start in starts]
+        for run in runs:
+            if self._queries > 1:
                 self._fetch_ahead(run)
-        with e.loop(0, self._shape.head_dim // code.numbers_a_step, _UNROLL) as start:
-            for offset in range(_UNROLL):
+            elif self._shape.kv_kind.element_bytes == 1:
+                self._fetch_soon(run)
+        steps = self._shape.head_dim // code.dims_a_step
+        unroll = math.gcd(steps, _UNROLL)
+        with e.loop(0, steps, unroll) as start:
+            for offset in range(unroll):
                 step = e.add(start, offset)
                 loaded = [code.load_key(place, step) for place in keys]
                 for row, query in enumerate(self._query_rows):
                     number = code.broadcast(query, step)
                     for key, dot in zip(loaded, dots[row], strict=True):
                         dot.value = code.multiply(dot.value, key, number)
-        scales = [self._pages.key_scales(run) if self._shape.kv_kind.has_scales else None for run in runs]
+        scales = [self._run_scales(run) for run in runs]
         with e.build.if_else(self._all_visible(first, count)) as (plain, partly):
             for branch, masked in ((plain, False), (partly, True)):
                 with branch:
                     for index, run in enumerate(runs):
                         for row in range(len(self._rows)):
-                            score = self._finish_score(dots[row][index].value, scales[index])
+                            score = self._finish_score(dots[row][index].value, row, scales[index])
                             if masked:
                                 visible = self._visible(run, self._rows[row][0])
                                 score = e.build.select(visible, score, e.floats(MASKED))
                             e.store_floats(score, self._score_place(row, run))
                             highest[row].value = e.larger_float(highest[row].value, score)
+
+    def _fetch_soon(self, run: Value) -> None:
+        """A query alone would wait for the lines of short runs, which end before the machine's own prefetchers have
+        understood them. It has values fetched when it reads their keys, and keys a few runs before."""
+        e = self._e
+        later = e.smaller(e.add(run, RUNS_AHEAD), self._last)
+        for place in (self._pages.values(run), self._pages.keys(later)):
+            for line in range(0, self._code.run_bytes, LINE_BYTES):
+                e.prefetch(e.at(place, line), nearest=False)
 
     def _fetch_ahead(self, run: Value) -> None:
         """A part of what the next span has in this run's place: the first queries of a tile that come to it would wait
@@ -235,13 +260,23 @@ class Accumulate:
             for line in range(0, part_bytes, LINE_BYTES):
                 e.prefetch(e.at(part, line), nearest=False)
 
-    def _finish_score(self, score: Value, scales: Value | None) -> Value:
+    def _run_scales(self, run: Value) -> tuple[Value, Value] | None:
+        """Of keys, and the logarithms of those of values."""
+        if not self._shape.kv_kind.has_scales:
+            return None
+        return self._pages.key_scales(run), self._pages.value_scale_logs(run)
+
+    def _finish_score(self, score: Value, row: int, scales: tuple[Value, Value] | None) -> Value:
+        """Where values have scales, weights take them on: a score is then that of a key and its value's scale."""
         e = self._e
         if scales is not None:
-            score = e.build.fmul(score, scales)
+            score = e.build.fmul(e.build.sitofp(score, F32X16), e.splat(self._code.query_scale(self._query_rows[row])))
+            if not self._shape.soft_capped:
+                return e.multiply_add(score, *scales)
+            score = e.build.fmul(score, scales[0])
         if self._shape.soft_capped:
             score = e.build.fmul(e.soft_cap(score, self._cap), e.floats(LOG2_E))
-        return score
+        return score if scales is None else e.build.fadd(score, scales[1])
 
     def _all_visible(self, run: Value, count: int) -> Value:
         """Whether every query reads all keys of these runs."""
@@ -266,11 +301,13 @@ class Accumulate:
         sums = [e.variable(F32X16, e.floats(0.0)) for _ in self._rows]
         spread = [e.splat(maximum) for maximum in maxima]
         with e.loop(self._start, self._stop) as run:
-            scales = self._pages.value_scales(run) if self._shape.kv_kind.has_scales else None
+            shares = None
+            if self._shape.kv_kind.has_scales:
+                shares = power_of_two(e, e.build.fneg(self._pages.value_scale_logs(run)), _MERGE_DEGREE)
             for row, total in enumerate(sums):
                 score = e.load_floats(self._score_place(row, run))
                 weights = power_of_two(e, e.build.fsub(score, spread[row]), code.series_degree)
-                total.value = code.store_weights(weights, scales, self._weight_place(row, run), total.value)
+                total.value = code.store_weights(weights, shares, self._weight_place(row, run), total.value)
         return [e.reduce_sum(variable.value) for variable in sums]
 
     def _sum_values(self, old: Value, new: Value) -> None:
@@ -280,13 +317,13 @@ class Accumulate:
         vectors = self._shape.head_dim // LANES
         passes = -(-vectors // max(1, min(vectors, e.isa.accumulators // len(rows))))
         width = -(-vectors // passes)
-        steps = RUN // code.numbers_a_step
-        unroll = min(steps, _UNROLL)
+        steps = RUN // code.keys_a_step
+        unroll = math.gcd(steps, _UNROLL)
         for first in range(0, vectors, width):
             columns = range(first, min(first + width, vectors))
-            totals = [[e.variable(F32X16, e.floats(0.0)) for _ in columns] for _ in rows]
+            totals = [[e.variable(code.total_kind, code.nothing) for _ in columns] for _ in rows]
             with e.loop(self._start, self._stop) as run:
-                values, weights = self._values(run), [self._weight_place(row, run) for row in rows]
+                values, weights = self._pages.values(run), [self._weight_place(row, run) for row in rows]
                 with e.loop(0, steps, unroll) as start:
                     for offset in range(unroll):
                         self._add_values(e.add(start, offset), values, weights, columns, totals)
@@ -294,7 +331,7 @@ class Accumulate:
                 factors = lane_of(e, old, row), lane_of(e, new, row)
                 for column, total in zip(columns, totals[row], strict=True):
                     place = row * self._shape.head_dim + LANES * column
-                    merge_vector(e, self._running, place, total.value, *factors)
+                    merge_vector(e, self._running, place, code.weighted_sum(total.value), *factors)
 
     def _add_values(
         self, step: Value, values: Value, weights: list[Value], columns: range, totals: list[list[Variable]]
@@ -304,4 +341,4 @@ class Accumulate:
         for row, total in enumerate(totals):
             weight = code.broadcast(weights[row], step)
             for value, variable in zip(loaded, total, strict=True):
-                variable.value = code.multiply(variable.value, value, weight)
+                variable.value = code.multiply_value(variable.value, value, weight)
