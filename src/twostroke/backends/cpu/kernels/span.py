@@ -213,16 +213,16 @@ class Accumulate:
         keys = [self._pages.keys(run) for run in runs]
         starts = [code.dot_start(query) for query in self._query_rows]
         dots = [[e.variable(code.total_kind, start) for _ in runs] for start in starts]
-        for run in runs:
-            if self._queries > 1:
+        if self._queries > 1:
+            for run in runs:
                 self._fetch_ahead(run)
-            elif self._shape.kv_kind.element_bytes == 1:
-                self._fetch_soon(run)
+        soon = self._soon(runs)
         steps = self._shape.head_dim // code.dims_a_step
         unroll = math.gcd(steps, _UNROLL)
         with e.loop(0, steps, unroll) as start:
             for offset in range(unroll):
                 step = e.add(start, offset)
+                self._fetch_part(soon, step, steps)
                 loaded = [code.load_key(place, step) for place in keys]
                 for row, query in enumerate(self._query_rows):
                     number = code.broadcast(query, step)
@@ -241,14 +241,22 @@ class Accumulate:
                             e.store_floats(score, self._score_place(row, run))
                             highest[row].value = e.larger_float(highest[row].value, score)
 
-    def _fetch_soon(self, run: Value) -> None:
-        """A query alone would wait for the lines of short runs, which end before the machine's own prefetchers have
-        understood them. It has values fetched when it reads their keys, and keys a few runs before."""
-        e = self._e
-        later = e.smaller(e.add(run, RUNS_AHEAD), self._last)
-        for place in (self._pages.values(run), self._pages.keys(later)):
-            for line in range(0, self._code.run_bytes, LINE_BYTES):
-                e.prefetch(e.at(place, line), nearest=False)
+    def _soon(self, runs: list[Value]) -> list[Value]:
+        """What a query alone has fetched while it reads these keys: their values, and keys a few runs on. It would wait
+        for the lines of short runs, which end before the machine's own prefetchers have understood them."""
+        e, pages = self._e, self._pages
+        if self._queries > 1 or self._shape.kv_kind.element_bytes > 1:
+            return []
+        later = [e.smaller(e.add(run, RUNS_AHEAD), self._last) for run in runs]
+        return [pages.values(run) for run in runs] + [pages.keys(run) for run in later]
+
+    def _fetch_part(self, places: list[Value], step: Value, steps: int) -> None:
+        """A few lines at every step: all at once would hold up the loads behind them."""
+        e, part_bytes = self._e, -(-self._code.run_bytes // steps)
+        for place in places:
+            part = e.at(place, e.mul(step, part_bytes))
+            for line in range(0, part_bytes, LINE_BYTES):
+                e.prefetch(e.at(part, line), nearest=False)
 
     def _fetch_ahead(self, run: Value) -> None:
         """A part of what the next span has in this run's place: the first queries of a tile that come to it would wait
