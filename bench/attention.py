@@ -84,6 +84,9 @@ class Bench:
         self.pool = ThreadPool(self.code, threads, self.shape.scratch_bytes(isa.accumulators, HEAD_DIM))
         self.rotation = RotationTable(RopeSpec(theta=10000.0, dim=HEAD_DIM), context)
         self.rotation.reach(context - 1)
+        self.score_scale = HEAD_DIM**-0.5
+        self.output = float_zeros(0)
+        """What the last run of attention left: [tokens, heads * head_dim]"""
 
     def run(self, start: int, tokens: int, operations: tuple[str, ...], repeats: int) -> list[float]:
         """Seconds of one layer, each repeat."""
@@ -94,10 +97,9 @@ class Bench:
         none = np.zeros(0, dtype=np.int32)
         decodes = sequences if tokens == 1 else 0
         batch = Batch(np.zeros_like(positions), positions, decodes, firsts, counts, starts, (self.tables,), none)
-        rng = np.random.default_rng(start)
         inputs = float_zeros(batch.num_tokens, self.width)
-        inputs[:] = rng.standard_normal(inputs.shape)
-        output = float_zeros(batch.num_tokens, HEADS * HEAD_DIM)
+        inputs[:] = self.random_inputs(start, batch.num_tokens)
+        output = self.output = float_zeros(batch.num_tokens, HEADS * HEAD_DIM)
         blocks = np.ascontiguousarray(self.work.blocks(batch))
         (slots,) = self.store.slots(batch)
         group = int(StepField.KV_GROUPS)
@@ -127,6 +129,10 @@ class Bench:
             seconds.append((clock() - started_s) / self.layers)
         return seconds
 
+    def random_inputs(self, start: int, num_tokens: int) -> np.ndarray:
+        """[num_tokens, width] of queries, keys and values, before they are rotated: the same for the same `start`."""
+        return np.random.default_rng(start).standard_normal((num_tokens, self.width))
+
     def _fields(self, operation: str, layer: int, inputs: np.ndarray, output: np.ndarray) -> dict[IntEnum, int]:
         memory, group = address_of(self.store.places[layer].memory), int(StepField.KV_GROUPS)
         if operation == "attention":
@@ -137,7 +143,7 @@ class Bench:
                 AttentionField.STORE: memory,
                 AttentionField.GROUP: group,
                 AttentionField.WINDOW: NO_WINDOW,
-                AttentionField.SCALE: float_bits(HEAD_DIM**-0.5),
+                AttentionField.SCALE: float_bits(self.score_scale),
                 AttentionField.CAP: float_bits(1.0),
                 AttentionField.OUTPUT: address_of(output),
                 AttentionField.OUTPUT_STRIDE: HEADS * HEAD_DIM,

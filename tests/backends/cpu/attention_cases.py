@@ -97,9 +97,10 @@ def as_multiplied(case: Case, queries: np.ndarray) -> np.ndarray:
     return to_bf16(queries.astype(np.float32) * factor).astype(np.float64) / np.float64(factor)
 
 
-# What is left: f32 sums; and where weights are rounded to 8 bits of mantissa, half of their last one.
-LARGEST_ERROR = {KVKind.F16: 2e-6, KVKind.BF16: 4e-3, KVKind.INT8: 8e-3}
-USUAL_ERROR = {KVKind.F16: 1e-7, KVKind.BF16: 5e-4, KVKind.INT8: 1.2e-3}
+# What is left: f32 sums; where weights are rounded to 8 bits of mantissa, half of their last one; and of int8 the short
+# series for weights: 1.3e-4 at most and 2e-5 usually, measured over all cases.
+LARGEST_ERROR = {KVKind.F16: 2e-6, KVKind.BF16: 4e-3, KVKind.INT8: 3e-4}
+USUAL_ERROR = {KVKind.F16: 1e-7, KVKind.BF16: 5e-4, KVKind.INT8: 4e-5}
 
 
 def assert_close(kind: KVKind, ours: np.ndarray, expected: np.ndarray) -> None:

@@ -19,8 +19,7 @@ class KVKind(Enum):
     BF16 = "bf16"
     """Multiplied in pairs, with queries and weights rounded to bf16: twice as fast where the CPU has bf16 dots."""
     INT8 = "int8"
-    """8 bits and a scale for each head and token, multiplied as integers: about half of the memory, and of the time that
-    reading it takes."""
+    """8 bits and a scale for each head and token, multiplied as integers: about half of the memory."""
 
     @property
     def element_bytes(self) -> int:

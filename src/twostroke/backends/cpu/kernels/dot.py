@@ -40,12 +40,12 @@ def dot_words(emitter: Emitter, accumulator: Value, numbers: Value, factors: Val
             halves = [[build.bitcast(x, words) for x in split_vector(emitter, side, 2)] for side in (numbers, spread)]
             kinds = [words] * 2
             name = "llvm.x86.avx2.pmadd.wd"
-            pairs = [emitter.external(name, ir.VectorType(I32, 8), kinds, list(both)) for both in zip(*halves, strict=True)]
+            pairs = [
+                emitter.external(name, ir.VectorType(I32, 8), kinds, list(both)) for both in zip(*halves, strict=True)
+            ]
             return build.add(accumulator, join_parts(emitter, pairs))
     for shift in (0, 16):
-        left, right = (
-            build.ashr(build.shl(x, emitter.ints(16 - shift)), emitter.ints(16)) for x in (numbers, spread)
-        )
+        left, right = (build.ashr(build.shl(x, emitter.ints(16 - shift)), emitter.ints(16)) for x in (numbers, spread))
         accumulator = build.add(accumulator, build.mul(left, right))
     return accumulator
 

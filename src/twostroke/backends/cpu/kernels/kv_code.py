@@ -5,7 +5,6 @@ A block of one KV head holds K, then V, then scales where the kind has them; eac
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-
 from typing import Any
 
 from llvmlite import ir
@@ -250,7 +249,7 @@ class QuantisedCode(GroupedCode):
         log = e.build.fmul(e.build.sitofp(value_log, F32), F32(-1 / STEPS_A_DOUBLING))
         inverses = (
             e.splat(e.build.fdiv(F32(1.0), e.build.bitcast(key_bits, F32))),
-            numbers.power_of_two(e, e.splat(log), 6)
+            numbers.power_of_two(e, e.splat(log), 6),
         )
         for first in range(0, shape.head_dim, 16):
             key_part, value_part = (
