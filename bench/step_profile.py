@@ -74,6 +74,8 @@ def prepare(
         BackendSettings(max_context=max(lengths), max_tokens_per_step=tokens, threads=threads),
         isa_name=isa,
     )
+    for place in backend.model.kv.places.values():
+        place.memory[:] = 1  # memory that was never written is one page of zeros, read from the nearest cache
     order = np.random.default_rng(0).permutation(sum(blocks))
     joins, grants, first = [], [], 0
     for seq_id, count in enumerate(blocks):

@@ -219,6 +219,7 @@ class _Stages:
             _entry_field(e, self._tape, last, field) for field in (TapeField.PIECES, TapeField.PIECES_OF_MANY)
         )
         pieces = build.select(self._fixed, whole, cut)
+        pieces = build.select(self._clock.is_wanted, e.integer(1), pieces)  # a later piece would write over its times
         prefix = build.or_(build.shl(self._number, e.integer(WORD_STAGE_BITS)), first)
         base = build.shl(prefix, e.integer(_PREFIX_SHIFT))
         with e.loop(first, e.add(last, 1)) as index:
