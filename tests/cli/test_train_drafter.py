@@ -17,7 +17,7 @@ def test_a_drafter_is_trained_and_reported(tmp_path):
     )
     assert run.returncode == 0, run.stderr
     assert "eagle3" in run.stdout and "ngram" in run.stdout and "tokens a step" in run.stdout
-    assert "step 2: loss" in run.stderr and "3 answers to learn from, 1 held out" in run.stderr
+    assert "step 2: loss" in run.stderr and "3 answers of 24 tokens to learn from, 1 held out" in run.stderr
     assert json.loads((tmp_path / "head" / "config.json").read_text())["draft_vocab_size"] == 256 // 6
     assert (tmp_path / "head" / "model.safetensors").is_file()
 

@@ -25,7 +25,7 @@ from twostroke.training.train import Job, Watcher, chosen_device, train_drafter
 CONFIG = EngineConfig(backend="reference", max_context=128, kv=KVConfig(memory_bytes=4_000_000), speculate="off")
 SETTINGS = TrainingSettings(num_steps=6, learning_rate=3e-3, num_drafts=3, texts_a_step=2, max_tokens=80, seed=1)
 CONVERSATIONS = [[{"role": "user", "content": prompt}] for prompt in PROMPTS]
-SILENT = Watcher(lambda done, total: None, lambda report: None, lambda sentence: None)
+SILENT = Watcher(lambda what, done, total: None, lambda report: None, lambda sentence: None)
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def job(folder, **changes):
 
 
 def trained(model, folder, watcher=SILENT, **changes):
-    return train_drafter(build(str(model), CONFIG), CONVERSATIONS, job(folder, **changes), watcher)
+    return train_drafter(lambda: build(str(model), CONFIG), CONVERSATIONS, job(folder, **changes), watcher)
 
 
 def test_a_head_learns_a_tiny_text(model):
@@ -50,7 +50,7 @@ def test_a_head_learns_a_tiny_text(model):
     for prompt in ((84, 72, 69), (65, 66, 67, 68)):
         ids = list(prompt)
         for _ in range(24):
-            ids.append(int(target.read(torch.tensor(ids), (1,)).logits[-1].argmax()))
+            ids.append(int(target.scores(target.read(torch.tensor([ids]), (1,)).normed[0, -1]).argmax()))
         texts.append(Text(prompt, tuple(ids[len(prompt) :])))
     target_ids = torch.from_numpy(draft_vocabulary(texts, 64, 256))
     spec = head_spec(checkpoint.spec, (1, 2, 3), 64)
@@ -105,7 +105,7 @@ def test_answers_are_made_once(model, tmp_path):
     lines = (folder / "answers.jsonl").read_text().splitlines()
     assert len(lines) == len(PROMPTS)
     (folder / "answers.jsonl").write_text("\n".join([*lines[:3], lines[3][:20]]))
-    trained(model, folder, replace(SILENT, answered=lambda done, total: told.append(total)), num_steps=2)
+    trained(model, folder, replace(SILENT, answered=lambda what, done, total: told.append(total)), num_steps=2)
     assert told == [1]
     assert [json.loads(line) for line in (folder / "answers.jsonl").read_text().splitlines()] == [
         json.loads(line) for line in lines

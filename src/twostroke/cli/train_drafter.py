@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from twostroke.training.report import Held
     from twostroke.training.train import Watcher
 
+OWN_QUESTIONS = 2000
+TOLD_EVERY = 0.05
+"""Of the training, between two lines that say how it goes."""
 _RANGES: dict[str, tuple[float, float]] = {
     "steps": (1, 1_000_000),
     "texts_a_step": (1, 1024),
@@ -33,6 +36,9 @@ _RANGES: dict[str, tuple[float, float]] = {
     "learning_rate": (1e-7, 1.0),
     "held_out": (0.001, 0.9),
     "save_every": (1, 1_000_000),
+    "questions": (0, 1_000_000),
+    "minutes": (0.01, 100_000),
+    "answer_minutes": (0.01, 100_000),
 }
 
 
@@ -42,11 +48,20 @@ def train_drafter(
     prompts: Annotated[
         Path | None,
         typer.Option(
-            help="Prompts: text, one a paragraph, or JSON lines. Default: made from this package's documents."
+            help="Prompts: text, one a paragraph, or JSON lines. Default: made from this package's documents, and "
+            "questions that the model writes itself."
         ),
     ] = None,
+    questions: Annotated[
+        int | None,
+        typer.Option(help="Prompts that the model writes itself; default: 2000, or none with --prompts."),
+    ] = None,
     most_prompts: Annotated[int | None, typer.Option(help="Take this many of the prompts; default: all.")] = None,
-    steps: Annotated[int, typer.Option(help="Training steps.")] = 1000,
+    answer_minutes: Annotated[
+        float | None, typer.Option(help="Time for questions and answers; what is not begun by then is left out.")
+    ] = None,
+    steps: Annotated[int, typer.Option(help="Training steps, at most.")] = 1000,
+    minutes: Annotated[float | None, typer.Option(help="Time for training; the rest of the steps is left out.")] = None,
     texts_a_step: Annotated[int, typer.Option(help="Answers that a step learns from.")] = 4,
     drafts: Annotated[int, typer.Option(help="Tokens in a row that the head learns to draft.")] = 5,
     answer_tokens: Annotated[int, typer.Option(help="Tokens of an answer, at most.")] = 256,
@@ -70,7 +85,7 @@ def train_drafter(
     """
     given = dict(locals())
     for name, (low, high) in _RANGES.items():
-        if not low <= given[name] <= high:
+        if given[name] is not None and not low <= given[name] <= high:
             flag = name.replace("_", "-")
             raise BadRequestError(f"--{flag} must be from {low:g} to {high:g}, not {given[name]:g}")
     if find_spec("torch") is None:
@@ -82,13 +97,14 @@ def train_drafter(
     from twostroke.training.train import train_drafter as train
 
     conversations = (own_prompts() if prompts is None else read_prompts(prompts))[:most_prompts]
-    settings = TrainingSettings(steps, learning_rate, drafts, texts_a_step, text_tokens, seed)
-    job = Job(out, settings, answer_tokens, held_out, draft_vocab, device, save_every)
+    most_s, answer_s = (None if given[name] is None else 60 * given[name] for name in ("minutes", "answer_minutes"))
+    settings = TrainingSettings(steps, learning_rate, drafts, texts_a_step, text_tokens, seed, most_s)
+    num_questions = questions if questions is not None else OWN_QUESTIONS if prompts is None else 0
+    job = Job(out, settings, answer_tokens, held_out, draft_vocab, device, save_every, num_questions, answer_s)
     console = Console(stderr=True)
-    # Answers must be those of the model alone, and take their time: nobody drafts for them.
-    assembly = build(model, replace(config, max_context=config.max_context or text_tokens))
+    own = replace(config, max_context=config.max_context or text_tokens)
     with _bars(console) as bars:
-        report = train(assembly, conversations, job, _watcher(bars, console, steps))
+        report = train(lambda: build(model, own), conversations, job, _watcher(bars, console))
     _show(Console(), report, out)
 
 
@@ -98,20 +114,22 @@ def _bars(console: Console) -> Progress:
     return Progress(TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=console, transient=True)
 
 
-def _watcher(bars: Progress, console: Console, num_steps: int) -> Watcher:
+def _watcher(bars: Progress, console: Console) -> Watcher:
     from twostroke.training.train import Watcher
 
-    answering = bars.add_task("answers", total=None)
-    training = bars.add_task("training", total=num_steps)
-    every = max(1, num_steps // 20)
+    tasks = {name: bars.add_task(name, total=None) for name in ("questions", "answers")}
+    training = bars.add_task("training", total=1.0)
+    next_told = 0.0
 
-    def answered(done: int, total: int) -> None:
-        bars.update(answering, completed=done, total=total)
+    def answered(what: str, done: int, total: int) -> None:
+        bars.update(tasks[what], completed=done, total=total, description=f"{what}: {done} of {total}")
 
     def trained(report: StepReport) -> None:
-        right = " ".join(f"{share:.2f}" for share in report.right)
-        bars.update(training, completed=report.step, description=f"training: loss {report.loss:.3f}")
-        if report.step % every == 0 or report.step == num_steps:
+        nonlocal next_told
+        bars.update(training, completed=report.share, description=f"training: loss {report.loss:.3f}")
+        if report.share >= next_told:
+            next_told = min(1.0, report.share + TOLD_EVERY)
+            right = " ".join(f"{share:.2f}" for share in report.right)
             say(console, f"step {report.step}: loss {report.loss:.3f}, right drafts by place {right}")
 
     return Watcher(answered, trained, lambda sentence: say(console, sentence))
@@ -120,9 +138,12 @@ def _watcher(bars: Progress, console: Console, num_steps: int) -> Watcher:
 def _show(console: Console, report: list[Held], out: Path) -> None:
     table = Table(box=None, pad_edge=False)
     table.add_column("drafter")
-    for title in ("tokens a step", "tokens", "steps"):
+    places = [f"draft {place + 1}" for place in range(len(report[0].positions))]
+    for title in ("tokens a step", "tokens", "steps", *places):
         table.add_column(title, justify="right")
     for one in report:
-        table.add_row(one.method, f"{one.accepted_length:.2f}", str(one.num_tokens), str(one.num_steps))
+        shares = [f"{share:.0%}" for share in one.shares]
+        table.add_row(one.method, f"{one.accepted_length:.2f}", str(one.num_tokens), str(one.num_steps), *shares)
     console.print(table)
-    say(console, f"On answers that were held out. Use it with: --speculate eagle3:{out}")
+    say(console, "On answers that were held out; of each draft, the share of steps in which it and all before it held.")
+    say(console, f"Use it with: --speculate eagle3:{out}")

@@ -1,40 +1,62 @@
-"""The model's own answers to the prompts, made by this engine and kept as token ids beside the drafter: what is there
-already is not made again."""
+"""The model's own answers to the prompts, made by this engine with as many streams as it runs, and kept as token ids
+beside the drafter: what is there already is not made again."""
 
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from twostroke.core.errors import BadRequestError
+from twostroke.core.events import TokenEvent
 from twostroke.core.sampling_params import SamplingParams
 from twostroke.engine.offline import LLM
 from twostroke.training.prompts import Conversation
 
-AT_ONCE = 16
-"""Prompts that are answered in one batch, and kept together."""
+KEPT_TOGETHER = 64
+"""Answers that are written to disk at a time."""
+DRAWN_EVERY, DRAWN_TEMPERATURE = 4, 0.8
+"""Each so many-th answer is drawn, so that a head learns of texts that are not the likeliest; the rest are greedy, as
+drafts are held against."""
 Progress = Callable[[int, int], None]
+Ids = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
     """A prompt and what the model wrote."""
 
-    prompt: tuple[int, ...]
-    answer: tuple[int, ...]
+    prompt: Ids
+    answer: Ids
+    is_greedy: bool = True
 
     @property
-    def token_ids(self) -> tuple[int, ...]:
+    def token_ids(self) -> Ids:
         return self.prompt + self.answer
 
 
-def encode(llm: LLM, conversations: Sequence[Conversation], max_prompt_tokens: int) -> list[tuple[int, ...]]:
+class Deadline:
+    """After so many seconds nothing new is begun; None: there is no haste."""
+
+    def __init__(self, seconds: float | None) -> None:
+        self._began_s, self._seconds = time.monotonic(), seconds
+
+    @property
+    def spent_s(self) -> float:
+        return time.monotonic() - self._began_s
+
+    @property
+    def is_over(self) -> bool:
+        return self._seconds is not None and self.spent_s >= self._seconds
+
+
+def encode(llm: LLM, conversations: Sequence[Conversation], max_prompt_tokens: int) -> list[Ids]:
     """Their token ids through the model's chat template, without those that are too long; as plain text where the
     model has none."""
     found = []
@@ -49,23 +71,59 @@ def encode(llm: LLM, conversations: Sequence[Conversation], max_prompt_tokens: i
 
 
 def answers(
-    llm: LLM, prompts: Sequence[tuple[int, ...]], max_tokens: int, kept: Path, progress: Progress
+    llm: LLM, prompts: Sequence[Ids], max_tokens: int, kept: Path, progress: Progress, deadline: Deadline
 ) -> list[Text]:
-    """One for each prompt, greedy. `kept`: the file of those made before."""
+    """One for each prompt that came to its turn. `kept`: the file of those made before."""
     found = _read(kept)
-    sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens)
-    missing = [prompt for prompt in dict.fromkeys(prompts) if prompt not in found]
+    wanted = list(dict.fromkeys(prompts))
+    number_of = {prompt: number for number, prompt in enumerate(wanted)}
+    is_greedy = {prompt: (number + 1) % DRAWN_EVERY != 0 for prompt, number in number_of.items()}
+    missing = [prompt for prompt in wanted if prompt not in found]
     if missing and found:
         _write(kept, found, "w")  # without the line that a run left which was stopped while it wrote
-    for start in range(0, len(missing), AT_ONCE):
-        progress(start, len(missing))
-        group = missing[start : start + AT_ONCE]
-        results = llm.generate([list(prompt) for prompt in group], sampling, progress=False)
-        pairs = zip(group, results, strict=True)
-        made = {prompt: tuple(result.token_ids) for prompt, result in pairs if result.error is None}
-        _write(kept, made, "a")
-        found |= made
-    return [Text(prompt, found[prompt]) for prompt in dict.fromkeys(prompts) if len(found.get(prompt, ())) > 1]
+    greedy, drawn = SamplingParams(temperature=0.0, max_tokens=max_tokens), DRAWN_TEMPERATURE
+    samplings = [
+        greedy if is_greedy[prompt] else replace(greedy, temperature=drawn, seed=number_of[prompt])
+        for prompt in missing
+    ]
+    made: dict[Ids, Ids] = {}
+    for done, (number, answer) in enumerate(written(llm, missing, samplings, deadline), 1):
+        made[missing[number]] = answer
+        progress(done, len(missing))
+        if len(made) == KEPT_TOGETHER:
+            _write(kept, made, "a")
+            found, made = found | made, {}
+    _write(kept, made, "a")
+    found |= made
+    return [Text(one, found[one], is_greedy[one]) for one in wanted if len(found.get(one, ())) > 1]
+
+
+def written(
+    llm: LLM, prompts: Sequence[Ids], samplings: Sequence[SamplingParams], deadline: Deadline
+) -> Iterator[tuple[int, Ids]]:
+    """Each prompt's number and what was written behind it, in the order in which they end; one that failed is left
+    out. Twice as many as can run are at hand, so that none is waited for."""
+    engine, numbers = llm.engine, {}
+    most = 2 * llm.assembly.resolved.sizes.max_running
+    tokens: dict[str, list[int]] = {}
+    begun = 0
+    while begun < len(prompts) or tokens:
+        while begun < len(prompts) and len(tokens) < most and not deadline.is_over:
+            request = llm.request(prompts[begun], samplings[begun])
+            engine.add(request)
+            numbers[request.request_id], tokens[request.request_id] = begun, []
+            begun += 1
+        if not tokens:
+            return
+        for event in engine.step():
+            if not isinstance(event, TokenEvent):
+                continue
+            tokens[event.request_id] += event.token_ids
+            if event.finish_reason is not None:
+                own = tuple(tokens.pop(event.request_id))
+                number = numbers.pop(event.request_id)
+                if event.error is None:
+                    yield number, own
 
 
 def _write(kept: Path, found: dict[tuple[int, ...], tuple[int, ...]], mode: str) -> None:

@@ -3,8 +3,8 @@ the hidden states of the step before, as it will when nobody knows the truth yet
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ from torch.nn.functional import linear, silu
 from twostroke.models.heads.eagle3 import Eagle3Spec
 from twostroke.models.rope_spec import RopeSpec
 from twostroke.models.spec import DenseMlp, GroupedAttention, LayerSpec, ModelSpec
-from twostroke.training.target import Target, rms_norm, rotate, rotation, scores_of
+from twostroke.training.target import Target, attend, in_heads, rms_norm, rotate, rotation
 
 _SPREAD = 0.02
 
@@ -57,11 +57,11 @@ def fresh_weights(spec: Eagle3Spec, target: Target, target_ids: Tensor, seed: in
 
 @dataclass(slots=True)
 class _Past:
-    """Keys and values of the steps so far: those of the first are read by all later positions, of others by their own
-    alone."""
+    """Keys and values of the steps so far, [texts, heads, n, head_dim] each: those of the first are read by all later
+    positions, of others by their own alone."""
 
-    keys: list[Tensor]
-    values: list[Tensor]
+    keys: list[Tensor] = field(default_factory=list)
+    values: list[Tensor] = field(default_factory=list)
 
 
 class Head:
@@ -70,51 +70,61 @@ class Head:
         self.spec, self.weights, self.target_ids = spec, dict(weights), target_ids
         self._embedding = embedding
 
-    def unroll(self, token_ids: Tensor, taps: Tensor, num_steps: int, *, truth: bool) -> list[Tensor]:
-        """token_ids [n] and the target's hidden states of them [n, taps * hidden]. Position i of step j holds the
-        scores of token i + j + 2, from what is known when the target has read i, and token i + 1 was drawn
-        # num_steps of [n - 1, draft vocab]. `truth`: tokens in between are the text's; else the head's own best."""
-        weights, count = self.weights, len(token_ids) - 1
-        hidden = linear(taps[:-1], weights["fc"])
-        past, found, tokens = _Past([], []), [], token_ids[1:]
+    def unroll(self, token_ids: Tensor, taps: Tensor, num_steps: int) -> Iterator[Tensor]:
+        """token_ids [texts, n] and the target's hidden states of them [texts, n, taps * hidden]. Row i of step j is
+        what the scores of token i + j + 2 are made from, with what is known when the target has read i, and token
+        i + 1 was drawn  # num_steps of [texts, n - 1, hidden]. Tokens in between are the text's."""
+        past, hidden, count = _Past(), linear(taps[:, :-1], self.weights["fc"]), token_ids.shape[1] - 1
         for step in range(num_steps):
-            hidden, scores = self._step(self._embedding[tokens], hidden, step, past)
-            found.append(scores)
-            if truth:  # behind the text's end nothing is taught, so what stands there does not matter
-                later = token_ids[step + 2 :]
-                tokens = torch.cat([later, later.new_zeros(count - len(later))])
-            else:
-                tokens = self.target_ids[scores.argmax(dim=-1)]
-        return found
+            # Behind the text's end nothing is taught, so what stands there does not matter.
+            tokens = torch.nn.functional.pad(token_ids[:, step + 1 :], (0, step))[:, :count]
+            hidden = self._step(tokens, hidden, step, past)
+            yield hidden
 
-    def _step(self, embedded: Tensor, hidden: Tensor, step: int, past: _Past) -> tuple[Tensor, Tensor]:
+    def drafts(self, token_ids: Tensor, taps: Tensor, num_steps: int) -> Tensor:
+        """The same where tokens in between are the head's own best: the target's tokens that it drafts
+        # [texts, n - 1, num_steps]"""
+        past, hidden, found = _Past(), linear(taps[:, :-1], self.weights["fc"]), [token_ids[:, 1:]]
+        for step in range(num_steps):
+            hidden = self._step(found[-1], hidden, step, past)
+            found.append(self.target_ids[self.scores(hidden).argmax(dim=-1)])
+        return torch.stack(found[1:], dim=-1)
+
+    def scores(self, hidden: Tensor) -> Tensor:
+        """Of some rows that `unroll` gave  # [..., draft vocab]"""
+        return linear(rms_norm(hidden, self.weights["final_norm"], self.spec.norm_eps), self.weights["output"])
+
+    def _step(self, tokens: Tensor, hidden: Tensor, step: int, past: _Past) -> Tensor:
         weights, spec, own = self.weights, self.spec, self.spec.layer.grouped
-        eps, count = spec.norm_eps, len(hidden)
-        normed = rms_norm(hidden, weights["hidden_norm"], eps)
-        inputs = torch.cat([rms_norm(embedded, weights["embedding_norm"], eps), normed], dim=-1)
-        made = {name: linear(inputs, weights[name]).view(count, -1, own.head_dim) for name in "qkv"}
-        places = torch.arange(step, step + count)
-        cos, sin = rotation(own.rope, places, spec.max_context, hidden.device)
+        eps, count = spec.norm_eps, hidden.shape[1]
+        embedded = rms_norm(self._embedding[tokens], weights["embedding_norm"], eps)
+        inputs = torch.cat([embedded, rms_norm(hidden, weights["hidden_norm"], eps)], dim=-1)
+        made = {name: in_heads(linear(inputs, weights[name]), own.head_dim) for name in "qkv"}
+        cos, sin = rotation(own.rope, torch.arange(step, step + count), spec.max_context, hidden.device)
+        queries = rotate(made["q"], cos, sin)
         past.keys.append(rotate(made["k"], cos, sin))
         past.values.append(made["v"])
-        hidden = hidden + linear(_attend_past(own, rotate(made["q"], cos, sin), past), weights["o"])
+        hidden = hidden + linear(_attend_past(own, queries, past), weights["o"])
         normed = rms_norm(hidden, weights["mlp_norm"], eps)
-        hidden = hidden + linear(silu(linear(normed, weights["gate"])) * linear(normed, weights["up"]), weights["down"])
-        return hidden, linear(rms_norm(hidden, weights["final_norm"], eps), weights["output"])
+        return hidden + linear(silu(linear(normed, weights["gate"])) * linear(normed, weights["up"]), weights["down"])
 
     def arrays(self) -> dict[str, npt.NDArray[np.float32]]:
         return {name: weight.detach().float().cpu().numpy() for name, weight in self.weights.items()}
 
 
 def _attend_past(own: GroupedAttention, queries: Tensor, past: _Past) -> Tensor:
-    """Position i reads the first step's keys up to i, and of each later step that of i  # [n, heads * head_dim]"""
-    count, spread = len(queries), own.queries_per_kv_head
-    causal = torch.ones(count, count, dtype=torch.bool, device=queries.device).tril()
-    scores = [scores_of(own, queries, past.keys[0]).masked_fill(~causal, float("-inf"))]
-    later = [(keys.repeat_interleave(spread, dim=1) * queries).sum(dim=-1) * own.scale for keys in past.keys[1:]]
-    scores += [one.T[:, :, None] for one in later]  # [heads, n, 1] each
-    shares = torch.cat(scores, dim=-1).softmax(dim=-1)
-    mixed = torch.einsum("hnm,mhd->nhd", shares[..., :count], past.values[0].repeat_interleave(spread, dim=1))
-    for index, values in enumerate(past.values[1:]):
-        mixed = mixed + shares[..., count + index].T[:, :, None] * values.repeat_interleave(spread, dim=1)
-    return mixed.flatten(1)
+    """Position i reads the first step's keys up to i, and of each later step that of i
+    # [texts, n, heads * head_dim]"""
+    if len(past.keys) == 1:
+        return attend(own, queries, past.keys[0], past.values[0])
+    count, spread = queries.shape[2], own.queries_per_kv_head
+    keys = [one.repeat_interleave(spread, dim=1) for one in past.keys]
+    values = [one.repeat_interleave(spread, dim=1) for one in past.values]
+    future = torch.ones(count, count, dtype=torch.bool, device=queries.device).triu(1)
+    scores = [(queries @ keys[0].transpose(2, 3)).masked_fill(future, float("-inf"))]
+    scores += [(one * queries).sum(dim=-1, keepdim=True) for one in keys[1:]]
+    shares = (torch.cat(scores, dim=-1) * own.scale).softmax(dim=-1).to(values[0].dtype)
+    mixed = shares[..., :count] @ values[0]
+    for index, one in enumerate(values[1:]):
+        mixed = mixed + shares[..., count + index, None] * one
+    return mixed.transpose(1, 2).flatten(2)

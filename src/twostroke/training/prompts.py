@@ -23,8 +23,13 @@ _ASKS = (
     "Write a Python function with a docstring like this, and show how it is called:\n\n{}",
     "Continue this text:\n\n{}",
 )
-_SHORTEST, _LONGEST = 80, 900
-"""Characters of a document that is worth asking about."""
+_ASKS_TOGETHER = (
+    "{}\n\nSummarise the text above.",
+    "{}\n\nWhat is the text above about? Answer in a few sentences.",
+    "Here are notes of an engineer:\n\n{}\n\nWrite a paragraph for a newcomer about them.",
+)
+_SHORTEST, _LONGEST, _LONGEST_TOGETHER = 80, 900, 2400
+"""Characters of a document that is worth asking about, and of those of a module together."""
 
 
 def read_prompts(path: Path) -> list[Conversation]:
@@ -40,7 +45,7 @@ def read_prompts(path: Path) -> list[Conversation]:
         lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
         found = [_from_json(path, number, line) for number, line in lines]
     else:
-        found = [_said(part.strip()) for part in text.replace("\r\n", "\n").split("\n\n") if part.strip()]
+        found = [said(part.strip()) for part in text.replace("\r\n", "\n").split("\n\n") if part.strip()]
     if len(found) < MIN_PROMPTS:
         raise BadRequestError(f"{path} holds {len(found)} prompts, and {MIN_PROMPTS} are needed at least")
     return found
@@ -58,25 +63,30 @@ def _from_json(path: Path, number: int, line: str) -> Conversation:
         value = value.get("prompt")
     if not isinstance(value, str) or not value.strip():
         raise BadRequestError(f'{path}: line {number} must be a text, or have a "prompt" or "messages" of texts')
-    return _said(value)
+    return said(value)
 
 
 def _is_message(one: object) -> bool:
     return isinstance(one, Mapping) and isinstance(one.get("role"), str) and isinstance(one.get("content"), str)
 
 
-def _said(text: str) -> Conversation:
+def said(text: str) -> Conversation:
     return [{"role": "user", "content": text}]
 
 
 def own_prompts() -> list[Conversation]:
-    """From the documentation strings of this package: it is always there, and the same everywhere."""
+    """From the documentation strings of this package: they are always there, and the same everywhere. Each by itself,
+    and those of a module together, which make a longer text."""
     package = Path(__file__).resolve().parents[1]
     documents: list[str] = []
+    modules: list[str] = []
     for path in sorted(package.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
-                text = ast.get_docstring(node) or ""
-                if _SHORTEST <= len(text) <= _LONGEST:
-                    documents.append(text)
-    return [_said(_ASKS[index % len(_ASKS)].format(text)) for index, text in enumerate(dict.fromkeys(documents))]
+        nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        kinds = (ast.Module, ast.ClassDef, ast.FunctionDef)
+        texts = [text for node in nodes if isinstance(node, kinds) and (text := ast.get_docstring(node))]
+        documents += [text for text in texts if _SHORTEST <= len(text) <= _LONGEST]
+        together = "\n\n".join(texts)[:_LONGEST_TOGETHER]
+        modules += [together] if len(together) > _LONGEST else []
+    found = [_ASKS[index % len(_ASKS)].format(text) for index, text in enumerate(dict.fromkeys(documents))]
+    found += [_ASKS_TOGETHER[index % len(_ASKS_TOGETHER)].format(text) for index, text in enumerate(modules)]
+    return [said(text) for text in found]

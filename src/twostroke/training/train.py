@@ -1,8 +1,9 @@
-"""From a model and prompts to a drafter in a folder: answers, a vocabulary, training, the published files, a report.
-Each stage leaves a file, so a run that was stopped goes on where it stood."""
+"""From a model and prompts to a drafter in a folder: questions, answers, a vocabulary, training, the published files, a
+report. Each stage leaves a file, so a run that was stopped goes on where it stood."""
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 from collections.abc import Callable, Sequence
@@ -15,17 +16,23 @@ import torch
 from twostroke.core.errors import BadRequestError
 from twostroke.engine.build import Assembly
 from twostroke.engine.offline import LLM
+from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.heads.eagle3 import default_taps
-from twostroke.training.answers import Text, answers, draft_vocabulary, encode
+from twostroke.training.answers import Deadline, Text, answers, draft_vocabulary, encode
 from twostroke.training.head import Head, fresh_weights, head_spec
-from twostroke.training.loop import StepReport, Training, TrainingSettings, keep_settings
-from twostroke.training.prompts import Conversation
+from twostroke.training.loop import STATE_FILE, StepReport, Training, TrainingSettings, keep_settings
+from twostroke.training.prompts import Conversation, said
 from twostroke.training.published import write_head
+from twostroke.training.questions import about, questions
 from twostroke.training.report import Held, held_by_head, held_by_text
 from twostroke.training.target import Target, why_not
 
+QUESTIONS_FILE = "questions.jsonl"
 ANSWERS_FILE = "answers.jsonl"
 REPORT_FILE = "report.json"
+MOST_HELD_OUT = 256
+QUESTIONS_SHARE, ANSWERS_SHARE = 0.15, 0.85
+"""Of the time for answers, when the model's questions must be there, and when its first answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,46 +45,43 @@ class Job:
     draft_vocab_size: int | None
     device: str
     save_every: int
+    num_questions: int = 0
+    """That the model asks itself."""
+    answer_s: float | None = None
+    """Time for questions and answers: those that are not begun by then are not made."""
 
 
 @dataclass(frozen=True, slots=True)
 class Watcher:
     """Who is told how far it is."""
 
-    answered: Callable[[int, int], None]
+    answered: Callable[[str, int, int], None]
     trained: Callable[[StepReport], None]
     said: Callable[[str], None]
 
 
-def train_drafter(assembly: Assembly, conversations: Sequence[Conversation], job: Job, watcher: Watcher) -> list[Held]:
-    """Tokens a step on held-out answers, of the head and of others. Closes the assembly's engine when answers are
-    there: its memory is needed."""
-    checkpoint = assembly.checkpoint
-    llm = LLM.from_assembly(assembly)
-    try:
-        if (why := why_not(checkpoint)) is not None:
-            raise BadRequestError(f"no drafter can be trained for {checkpoint.name}: {why}")
-        job.folder.mkdir(parents=True, exist_ok=True)
-        keep_settings(job.folder, _identity(job, checkpoint.name, conversations))
-        longest = min(job.settings.max_tokens, assembly.resolved.max_context) - job.max_answer_tokens
-        if longest < 1:
-            raise BadRequestError("answers leave no room for prompts: take shorter answers, or longer texts")
-        prompts = encode(llm, conversations, longest)
-        kept = job.folder / ANSWERS_FILE
-        texts = answers(llm, prompts, job.max_answer_tokens, kept, watcher.answered)
-    finally:
-        llm.close()
-    taught, held_out = _divided(texts, job.held_out)
-    watcher.said(f"{len(taught)} answers to learn from, {len(held_out)} held out")
+def train_drafter(
+    make_engine: Callable[[], Assembly], conversations: Sequence[Conversation], job: Job, watcher: Watcher
+) -> list[Held]:
+    """Tokens a step on held-out answers, of the head and of others. The engine is made here and closed when answers
+    are there: its memory is needed."""
     device = chosen_device(job.device)
+    checkpoint, texts = _texts(make_engine(), conversations, job, watcher)
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    taught, held_out = _divided(texts, job.held_out)
+    num_tokens = sum(len(text.answer) for text in taught)
+    watcher.said(f"{len(taught)} answers of {num_tokens:,} tokens to learn from, {len(held_out)} held out")
     target = Target(checkpoint, device, checkpoint.spec.max_context)
     head = _new_head(target, taught, job)
+    watcher.said(f"the draft vocabulary has {_covered(head, held_out):.1%} of what was held out")
     training = Training(job.settings, target, head, taught)
     if training.resume(job.folder):
         watcher.said(f"going on from step {training.step}")
 
     def after_step(report: StepReport) -> None:
-        if report.step % job.save_every == 0 or report.step == job.settings.num_steps:
+        if report.step % job.save_every == 0 or report.share >= 1.0:
             training.save(job.folder)
         watcher.trained(report)
 
@@ -85,16 +89,69 @@ def train_drafter(assembly: Assembly, conversations: Sequence[Conversation], job
     write_head(job.folder, head, checkpoint.name)
     most, longest = job.settings.num_drafts, job.settings.max_tokens
     report = [held_by_head(head, target, held_out, most, longest), *held_by_text(held_out, most, longest)]
-    told = [asdict(one) | {"accepted_length": round(one.accepted_length, 3)} for one in report]
-    (job.folder / REPORT_FILE).write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+    told = json.dumps([one.as_figures() for one in report], indent=2)
+    (job.folder / REPORT_FILE).write_text(told + "\n", encoding="utf-8")
     return report
+
+
+def _texts(
+    assembly: Assembly, conversations: Sequence[Conversation], job: Job, watcher: Watcher
+) -> tuple[Checkpoint, list[Text]]:
+    """The model, and all prompts with its answers: to those that were given, to questions that it asks itself, and to
+    what is asked about its answers."""
+    llm = LLM.from_assembly(assembly)
+    try:
+        if (why := why_not(assembly.checkpoint)) is not None:
+            raise BadRequestError(f"no drafter can be trained for {assembly.checkpoint.name}: {why}")
+        longest = min(job.settings.max_tokens, assembly.resolved.max_context) - job.max_answer_tokens
+        if longest < 1:
+            raise BadRequestError("answers leave no room for prompts: take shorter answers, or longer texts")
+        job.folder.mkdir(parents=True, exist_ok=True)
+        keep_settings(job.folder, _identity(job, assembly.checkpoint.name, conversations))
+        # A training that has begun goes on with the answers that there was time for.
+        has_begun = (job.folder / STATE_FILE).is_file()
+        most_s = 0.0 if has_begun and job.answer_s is not None else job.answer_s
+        early, middle, late = (Deadline(most_s and most_s * share) for share in (QUESTIONS_SHARE, ANSWERS_SHARE, 1.0))
+
+        def told(what: str) -> Callable[[int, int], None]:
+            return lambda done, total: watcher.answered(what, done, total)
+
+        asked = questions(
+            llm, job.num_questions, job.settings.seed, job.folder / QUESTIONS_FILE, told("questions"), early
+        )
+        if job.num_questions:
+            watcher.said(f"the model asks itself {len(asked)} questions ({early.spent_s:.0f} s)")
+        kept = job.folder / ANSWERS_FILE
+        prompts = encode(llm, _mixed(conversations, [said(text) for text in asked]), longest)
+        texts = answers(llm, prompts, job.max_answer_tokens, kept, told("answers"), middle)
+        if job.num_questions:
+            prompts += encode(llm, about(llm, texts), longest)
+            texts = answers(llm, prompts, job.max_answer_tokens, kept, told("answers"), late)
+        watcher.said(f"{len(texts)} prompts are answered ({early.spent_s:.0f} s)")
+        return assembly.checkpoint, texts
+    finally:
+        llm.close()
+
+
+def _mixed(given: Sequence[Conversation], own: Sequence[Conversation]) -> list[Conversation]:
+    """Both spread evenly, so that a run that has no time for all has some of each."""
+    places = [(index / len(group), index, one) for group in (given, own) for index, one in enumerate(group)]
+    return [one for _, _, one in sorted(places, key=lambda place: place[:2])]
+
+
+def _covered(head: Head, texts: Sequence[Text]) -> float:
+    """The share of the answers' tokens that the head can draft."""
+    known = set(head.target_ids.tolist())
+    tokens = [token for text in texts for token in text.answer]
+    return sum(token in known for token in tokens) / max(1, len(tokens))
 
 
 def _identity(job: Job, model: str, conversations: Sequence[Conversation]) -> dict[str, Any]:
     """What must be the same for a run to go on from another's state."""
     prompts = hashlib.sha256(json.dumps(list(conversations)).encode()).hexdigest()
     own = {"held_out": job.held_out, "answer_tokens": job.max_answer_tokens, "draft_vocab": job.draft_vocab_size}
-    return {"model": model, "prompts": prompts, **asdict(job.settings), **own}
+    settings = asdict(job.settings) | {"num_questions": job.num_questions}
+    return {"model": model, "prompts": prompts, **settings, **own}
 
 
 def _new_head(target: Target, taught: Sequence[Text], job: Job) -> Head:
@@ -107,13 +164,14 @@ def _new_head(target: Target, taught: Sequence[Text], job: Job) -> Head:
 
 
 def _divided(texts: Sequence[Text], share: float) -> tuple[list[Text], list[Text]]:
-    """Those to learn from, and some held out, spread evenly: the same ones in every run."""
-    if len(texts) < 2:
+    """Those to learn from, and some held out, spread evenly: the same ones in every run. Greedy ones are held out, as
+    only of these the answer is what a draft must equal."""
+    greedy = [text for text in texts if text.is_greedy]
+    if len(texts) < 2 or not greedy:
         raise BadRequestError(f"{len(texts)} prompts were answered, and two are needed at least")
-    count = min(len(texts) - 1, max(1, round(share * len(texts))))
-    period = len(texts) / count
-    out = {int(index * period) for index in range(count)}
-    return [text for index, text in enumerate(texts) if index not in out], [texts[index] for index in sorted(out)]
+    count = min(len(greedy), len(texts) - 1, MOST_HELD_OUT, max(1, round(share * len(greedy))))
+    out = {greedy[int(index * len(greedy) / count)].prompt for index in range(count)}
+    return [text for text in texts if text.prompt not in out], [text for text in texts if text.prompt in out]
 
 
 def chosen_device(asked: str) -> torch.device:
