@@ -9,8 +9,11 @@ from functools import cached_property
 from tests.speculation.oracle import Oracle
 from tests.speculation.random_requests import Sample, Told, play, random_requests, with_stops
 from tests.speculation.tiny import Sizes, make_engine, make_tokenizer
+from tests.speculation.tiny_heads import Helped, make_head
+from twostroke.backends.host.host_backend import HostBackend
 from twostroke.core.request import Request
 from twostroke.models.checkpoint import Checkpoint
+from twostroke.models.heads import Head
 from twostroke.models.weights.tensor import WeightKind
 from twostroke.speculation.drafter import Drafter
 from twostroke.speculation.methods import TEXT_DRAFTERS
@@ -53,11 +56,23 @@ class Case:
         *,
         aborts: bool = False,
         with_model: bool = False,
+        with_head: str | None = None,
+        chance: float = 0.8,
     ) -> Told:
-        """`with_model`: the model drafts for itself, too, its likeliest token at a time."""
-        draft_model = self.checkpoint if with_model else None
-        engine = make_engine(self.backend, self.checkpoint, make_tokenizer(), sizes, drafters, draft_model=draft_model)
-        return play(engine, requests or self.requests, ABORTS if aborts else None)
+        """`with_model`: the model drafts for itself, too, its likeliest token at a time. `with_head`: a head drafts,
+        and of its drafts the share `chance` is mended to be right."""
+        draft_model: Checkpoint | Head | None = self.checkpoint if with_model else None
+        if with_head is not None:
+            draft_model = make_head(with_head, self.checkpoint.spec)
+        around = (lambda head: Helped(head, Oracle(self.plain.answers(), chance))) if with_head else (lambda own: own)
+        engine = make_engine(
+            self.backend, self.checkpoint, make_tokenizer(), sizes, drafters, draft_model=draft_model, around=around
+        )
+        told = play(engine, requests or self.requests, ABORTS if aborts else None)
+        if drafters is not None:
+            assert isinstance(engine.backend, HostBackend) and engine.backend.speculator is not None
+            assert engine.backend.speculator.faults == []
+        return told
 
 
 MakeCase = Callable[[str, int], Case]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,14 +21,18 @@ from twostroke.core.formats import Formats, FormatWish
 from twostroke.core.kv_layout import KVGroup, KVLayout
 from twostroke.core.sequence import Sequence
 from twostroke.core.step import Drafts
+from twostroke.engine.companions import plan_head
 from twostroke.engine.engine import Engine
 from twostroke.models.checkpoint import Checkpoint
+from twostroke.models.heads import Head
+from twostroke.models.heads.eagle3 import Eagle3Head
+from twostroke.models.heads.medusa import MedusaHeads
 from twostroke.models.random_weights import random_checkpoint
 from twostroke.models.weights.tensor import WeightKind
 from twostroke.scheduling.config import SchedulerConfig
 from twostroke.scheduling.plan import Drafting
 from twostroke.scheduling.scheduler import Scheduler
-from twostroke.speculation.drafter import Drafter
+from twostroke.speculation.drafter import ComputingDrafter, Drafter
 from twostroke.speculation.speculator import Speculator
 from twostroke.text.grammar import GrammarCompiler, Vocabulary
 from twostroke.text.token_bytes import BYTE_OF_CHARACTER, Spelling
@@ -137,13 +142,15 @@ def make_backend(
     sizes: Sizes,
     kv: str | None = None,
     layout: KVLayout | None = None,
-    draft_model: Checkpoint | None = None,
+    draft_model: Checkpoint | Head | None = None,
 ) -> HostBackend:
     factory = FACTORIES[name]
     formats = factory.formats(checkpoint, FormatWish(kv=kv))
     assert isinstance(formats, Formats), formats
     companions: tuple[Companion, ...] = ()
-    if draft_model is not None:
+    if isinstance(draft_model, (Eagle3Head, MedusaHeads)):
+        companions = (plan_head(draft_model, 1, factory).companion,)
+    elif draft_model is not None:
         own = factory.formats(draft_model)
         assert isinstance(own, Formats), own
         companions = (Companion("draft", draft_model, own, 1),)
@@ -183,15 +190,18 @@ def make_engine(
     drafters: list[Drafter] | None = None,
     kv: str | None = None,
     room: Drafting | None = None,
-    draft_model: Checkpoint | None = None,
+    draft_model: Checkpoint | Head | None = None,
+    around: Callable[[ComputingDrafter], Drafter] = lambda drafter: drafter,
 ) -> Engine:
-    """`drafters` None: one token a step. `draft_model` drafts before them."""
+    """`drafters` None: one token a step. `draft_model`, a model or a head, drafts before them; `around`: what stands
+    between it and the rest."""
     backend = make_backend(name, checkpoint, sizes, kv, draft_model=draft_model)
     grammars = GrammarCompiler(Vocabulary.of(tokenizer))
     backend.use_grammars(grammars)
     drafting: Drafting | None = None
     if drafters is not None:
-        backend.use_speculator(Speculator([*backend.companion_drafters, *drafters], VOCAB_SIZE))
+        own = map(around, backend.companion_drafters)
+        backend.use_speculator(Speculator([*own, *drafters], VOCAB_SIZE))
         drafting = room or Room()
     scheduler = Scheduler(sizes.scheduler_config(), backend.layout, drafting=drafting, max_drafts=backend.max_drafts)
     return Engine(
