@@ -20,11 +20,10 @@ from twostroke.models.weights.tensor import WeightTensor, from_float32
 from twostroke.speculation.drafter import Ask, ComputingDrafter, Proposal
 
 METHODS = ("eagle3", "medusa")
-_DRAFT_VOCAB = 96
 _NUM_HEADS = 3
 
 
-def make_head(method: str, target: ModelSpec, seed: int = 7) -> Head:
+def make_head(method: str, target: ModelSpec, seed: int = 7, draft_vocab_size: int = 96) -> Head:
     rng = np.random.default_rng(seed)
     if method == "medusa":
         medusa = MedusaSpec(_NUM_HEADS, 1, target.hidden_size, target.vocab_size)
@@ -35,13 +34,13 @@ def make_head(method: str, target: ModelSpec, seed: int = 7) -> Head:
         hidden_size=target.hidden_size,
         target_hidden_size=target.hidden_size,
         vocab_size=target.vocab_size,
-        draft_vocab_size=_DRAFT_VOCAB,
+        draft_vocab_size=draft_vocab_size,
         taps=(0, 1, target.num_layers),
         norm_eps=1e-6,
         max_context=target.max_context,
     )
     shapes = spec.tensor_shapes() | {"output": spec.shared_shapes()["output"]}
-    chosen = np.sort(rng.permutation(target.vocab_size)[:_DRAFT_VOCAB]).astype(np.int64)
+    chosen = np.sort(rng.permutation(target.vocab_size)[:draft_vocab_size]).astype(np.int64)
     return Eagle3Head("tiny-eagle3", spec, _drawn(shapes, rng), chosen)
 
 
