@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tests.scheduling.loop import request
+from tests.scheduling.loop import layout, request
 from twostroke.core.sequence import Sequence
 from twostroke.core.step import DecodeSlot, DraftCosts, Drafted, Drafts, PrefillChunk, SampledToken, Step, StepResult
+from twostroke.scheduling.config import SchedulerConfig
 from twostroke.scheduling.drafted import note_drafts
+from twostroke.scheduling.plan import Drafting
+from twostroke.scheduling.scheduler import Scheduler
 
 COSTS = DraftCosts((0, 1, 2, 4), (1.0, 1.1, 1.2, 1.4))
 TOKENS = tuple(map(SampledToken, (5, 6, 7, 8)))
@@ -67,3 +70,31 @@ def test_a_step_that_wanted_no_drafts_costs_nothing_unless_somebody_worked_for_l
     assert found[0].timing.speculation_gain_s == 0.0
     note_drafts(plain, StepResult(0, {0: TOKENS[:1]}, compute_s=1.0, drafting_s=0.5), found)
     assert found[0].timing.speculation_gain_s == pytest.approx(-0.5)
+
+
+class Costed(Drafting):
+    """Room for three drafts always, at costs that are known."""
+
+    def drafts(self, sequence: Sequence, most: int) -> Drafts | None:
+        return Drafts(min(3, most)) if most > 0 else None
+
+    def costs(self) -> DraftCosts:
+        return COSTS
+
+
+def test_drafts_that_held_behind_the_end_of_an_answer_gained_nothing() -> None:
+    """The stop token is the second of four: one draft became a token, and two held for nobody."""
+    scheduler = Scheduler(SchedulerConfig(max_context=100), layout((None, 32)), drafting=Costed(), max_drafts=4)
+    stream = scheduler.add(request("r", range(4), eos=frozenset({6})))[0]
+    first = scheduler.schedule(0.0)
+    assert first is not None
+    scheduler.apply(first, StepResult(first.step_id, {stream.seq_id: TOKENS[:1]}), 0.0)
+    second = scheduler.schedule(1.0)
+    assert second is not None and second.decodes[0].drafts is not None
+    drafted = {stream.seq_id: Drafted("ngram", 3)}
+    result = StepResult(second.step_id, {stream.seq_id: TOKENS}, compute_s=1.3, drafted=drafted)
+    (advance,) = scheduler.apply(second, result, 2.0)
+    timing = stream.timing
+    assert advance.finished and [token.token_id for token in advance.sampled] == [5, 6]
+    assert (timing.drafts_computed, timing.drafts_held) == (3, 1)
+    assert timing.speculation_gain_s == pytest.approx(1.0 - 0.3)

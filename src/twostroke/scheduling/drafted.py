@@ -12,11 +12,11 @@ NEGLIGIBLE_S = 1e-4
 """What finding out takes that nobody wants drafts: in most steps, and not worth a look at every stream."""
 
 
-def note_drafts(step: Step, result: StepResult, sequences: Mapping[int, Sequence]) -> None:
+def note_drafts(step: Step, result: StepResult, sequences: Mapping[int, Sequence]) -> float:
     """Every stream of the step waits for all of its drafts, so each has its share in what they cost, whose they may
-    be. A draft that held spares its own stream a plain step."""
+    be. A draft that held spares its own stream a plain step: the seconds of one."""
     if not result.drafted and not step.has_drafts and result.drafting_s < NEGLIGIBLE_S:
-        return
+        return 0.0
     plain_s, drafts_s = _seconds(step, result)
     for slot in step.decodes:
         timing = sequences[slot.seq_id].timing
@@ -28,6 +28,13 @@ def note_drafts(step: Step, result: StepResult, sequences: Mapping[int, Sequence
             timing.drafts_computed += drafted.num_drafts
             timing.drafts_held += held
         timing.speculation_gain_s += held * plain_s - drafts_s
+    return plain_s
+
+
+def forget_dropped(sequence: Sequence, num_dropped: int, spared_s: float) -> None:
+    """Of the drafts that were noted, these held behind the answer's end: they became no tokens, and spared nothing."""
+    sequence.timing.drafts_held -= num_dropped
+    sequence.timing.speculation_gain_s -= num_dropped * spared_s
 
 
 def _seconds(step: Step, result: StepResult) -> tuple[float, float]:

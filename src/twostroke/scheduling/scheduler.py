@@ -20,7 +20,7 @@ from twostroke.scheduling.admission import Admission
 from twostroke.scheduling.config import SchedulerConfig
 from twostroke.scheduling.counts import SchedulerCounts, counts_of
 from twostroke.scheduling.decode import DecodePlanner, TextEnds, finish_reason, until_over
-from twostroke.scheduling.drafted import note_drafts
+from twostroke.scheduling.drafted import forget_dropped, note_drafts
 from twostroke.scheduling.pace import Pace
 from twostroke.scheduling.plan import Drafting, StepPlan
 from twostroke.scheduling.prefill import PrefillPlanner
@@ -186,8 +186,8 @@ class Scheduler:
         if result.step_id != step.step_id:
             raise ValueError(f"the result of step {result.step_id} was given for step {step.step_id}")
         sequences = launched.sequences
-        note_drafts(step, result, sequences)
-        advances = self._advance_slots(step.decodes, sequences, result, text_ends)
+        spared_s = note_drafts(step, result, sequences)
+        advances = self._advance_slots(step.decodes, sequences, result, text_ends, spared_s)
         for chunk in step.prefills:
             advance = self._advance_chunk(sequences[chunk.seq_id], chunk, result, record)
             if advance is not None:
@@ -223,6 +223,7 @@ class Scheduler:
         sequences: dict[int, Sequence],
         result: StepResult,
         text_ends: TextEnds | None,
+        spared_s: float,
     ) -> list[SequenceAdvance]:
         """Most of what an engine does between two steps: what `_take_in` does is written out here for one token."""
         sampled, errors, compute_s, now_s = result.sampled, result.errors, result.compute_s, self._now_s
@@ -241,7 +242,8 @@ class Scheduler:
             timing, tokens = sequence.timing, sampled.get(seq_id)
             timing.decode_compute_s += compute_s
             if tokens is None or len(tokens) != 1 or seq_id in errors:
-                advances.append(self._advance_slot(sequence, slot, tokens or (), errors.get(seq_id), text_ends))
+                error = errors.get(seq_id)
+                advances.append(self._advance_slot(sequence, slot, tokens or (), error, text_ends, spared_s))
                 continue
             if state is SequenceState.RUNNING:
                 sequence.num_computed += 1
@@ -260,13 +262,14 @@ class Scheduler:
         sampled: tuple[SampledToken, ...],
         error: str | None,
         text_ends: TextEnds | None,
+        spared_s: float,
     ) -> SequenceAdvance:
-        """Several tokens, none, or an error behind them."""
+        """Several tokens, none, or an error behind them. `spared_s`: what was noted for each draft that held."""
         if len(sampled) > slot.num_queries:
             return self._advance_to_error(sequence, TOO_MANY_TOKENS)
         kept, is_over = until_over(sequence, sampled, text_ends)
         if slot.drafts is not None:
-            sequence.timing.drafts_held -= len(sampled) - len(kept)  # held, and behind the end
+            forget_dropped(sequence, len(sampled) - len(kept), spared_s)
         finished = self._take_in(sequence, len(kept), kept)
         if not is_over and (error is not None or not sampled):
             finished = self.finish(sequence, FinishReason.ERROR, error or NO_TOKEN)
