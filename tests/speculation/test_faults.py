@@ -19,7 +19,7 @@ from twostroke.core.request import Request
 from twostroke.core.step import DraftCosts
 from twostroke.engine.engine import Engine
 from twostroke.models.checkpoint import Checkpoint
-from twostroke.speculation import speculator
+from twostroke.speculation import speculator, turn
 from twostroke.speculation.drafter import Ask, Drafter, Proposal
 from twostroke.speculation.speculator import MAX_FAULTS, MAX_SLOW
 from twostroke.text.tokenizer import Tokenizer
@@ -229,7 +229,7 @@ def test_one_that_takes_more_time_than_its_drafts_bring_sits_turns_out(
 
 
 @pytest.mark.parametrize(("takes_s", "is_slow"), [(0.01, False), (0.6, True)])
-def test_one_that_is_slow_to_hear_of_tokens_is_asked_no_more(
+def test_one_that_is_slow_to_hear_of_tokens_has_a_pause(
     scene: Scene, takes_s: float, is_slow: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
@@ -237,10 +237,29 @@ def test_one_that_is_slow_to_hear_of_tokens_is_asked_no_more(
     slow = Slow(scene.plain.answers(), 0.0, method="extend", clock=clock, takes_s=takes_s)
     _, faults = scene.play(slow, room=Costed())
     if is_slow:
-        assert faults == [
-            "the drafter broken takes too long to hear of tokens",
-            "the drafter broken is asked no more",
-        ]
+        assert faults == ["the drafter broken takes too long to hear of tokens: it has a pause of 256 steps"]
         assert MAX_SLOW <= slow.calls["extend"] < 200
     else:
         assert not faults
+
+
+def test_behind_its_pause_it_is_asked_for_new_streams(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever held it up has passed meanwhile; streams that it did not hear of go without it."""
+    clock = Clock()
+    monkeypatch.setattr(speculator, "time", clock)
+    monkeypatch.setattr(speculator, "MAX_SLOW", 2)
+    monkeypatch.setattr(turn, "FIRST_PAUSE", 4)
+    slow = Slow(scene.plain.answers(), 0.8, method="extend", clock=clock, takes_s=0.6)
+    opened: list[int] = []
+
+    def pause(own: turn.Turn) -> int:
+        slow.takes_s = 0.0
+        opened.append(slow.calls["open"])
+        return whole_pause(own)
+
+    whole_pause = turn.Turn.pause
+    monkeypatch.setattr(turn.Turn, "pause", pause)
+    told, faults = scene.play(slow, room=Costed())
+    assert faults == ["the drafter broken takes too long to hear of tokens: it has a pause of 4 steps"]
+    assert len(opened) == 1 and opened[0] < slow.calls["open"]
+    assert slow.calls["propose"] > 10 and told.held["broken"]

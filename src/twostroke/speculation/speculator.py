@@ -24,7 +24,7 @@ logger = logging.getLogger("twostroke.speculation")
 SLOW_SHARE = 0.5
 """Of a plain step: a drafter that takes more between its turns holds everybody up."""
 MAX_SLOW = 16
-"""A drafter that did so this many steps in a row is asked no more."""
+"""A drafter that did so this many steps in a row has a pause."""
 MAX_REST = 7
 """The most steps in which nobody is asked for a stream whose guesses were not worth computing: asking takes some of the
 time that a small model's step has."""
@@ -84,7 +84,7 @@ class Speculator:
         Only now: nobody's tokens wait for what drafts are made from, and for rows that left nothing is made."""
         self._drafts, self._proposed = {}, {}  # of a step that raised, something may be left
         for turn in self._turns.values():
-            turn.num_steps += 1
+            turn.begin_step()
         for seq_id in step.leaves:
             self._close(seq_id)
         if done is not None:
@@ -119,7 +119,9 @@ class Speculator:
         named = None if asked is None else asked.method
         may_draft = {GrammarDrafter.name: request.sampling.grammar is not None}
         wanted = self._turns.keys() - self._covered if named is None else {named}
-        methods = tuple(name for name in self._turns if may_draft.get(name, name in wanted))
+        methods = tuple(
+            name for name, turn in self._turns.items() if may_draft.get(name, name in wanted) and not turn.is_out
+        )
         self._methods[seq_id] = methods
         self._rests[seq_id] = _Rest()
         for name in methods:
@@ -261,8 +263,16 @@ class Speculator:
         turn.num_slow = turn.num_slow + 1 if is_slow else 0
         if turn.num_slow < MAX_SLOW:
             return False
-        turn.num_faults = MAX_FAULTS - 1
-        self._fault(turn, "takes too long to hear of tokens")
+        name = turn.drafter.name
+        for seq_id, methods in self._methods.items():
+            if name in methods:  # it will not hear how these go on
+                self._methods[seq_id] = tuple(other for other in methods if other != name)
+                turn.acceptance.close(seq_id)
+                self._guarded(turn, partial(turn.drafter.close, seq_id))
+        count = turn.pause()
+        if not turn.is_told:
+            turn.is_told = True
+            self._tell(f"the drafter {name} takes too long to hear of tokens: it has a pause of {count} steps")
         return True
 
     def _sound(self, turn: Turn, ask: Ask, proposal: object) -> Proposal | None:

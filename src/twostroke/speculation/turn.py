@@ -24,6 +24,8 @@ TRIAL_SHARE = 0.01
 """Of all time, the most that trials may take."""
 MAX_SKIPPED = 256
 """The most steps that a slow drafter sits out, unless a trial takes so long that they must be more."""
+FIRST_PAUSE, LONGEST_PAUSE = 256, 16_384
+"""Steps in which one that is slow to hear of tokens hears of nothing: twice as many each time."""
 
 
 class Turn:
@@ -50,10 +52,22 @@ class Turn:
         self._skip = 0
         """Steps that it sits out."""
         self._next_skip = 1
+        self._pause = 0
+        self._next_pause = FIRST_PAUSE
 
     @property
     def is_out(self) -> bool:
-        return self.num_faults >= MAX_FAULTS
+        return self._pause > 0 or self.num_faults >= MAX_FAULTS
+
+    def pause(self) -> int:
+        """Whatever held it up may pass: the steps until it is asked again, for streams that begin then."""
+        self._pause, self.num_slow = self._next_pause, 0
+        self._next_pause = min(2 * self._next_pause, LONGEST_PAUSE)
+        return self._pause
+
+    def begin_step(self) -> None:
+        self.num_steps += 1
+        self._pause = max(0, self._pause - 1)
 
     @property
     def may_rest(self) -> bool:
