@@ -24,6 +24,7 @@ from twostroke.models.spec import LayerSpec, ModelSpec
 from twostroke.text.tokenizer import Tokenizer
 
 _FLOAT32_BYTES = 4
+_LEAST_BLOCK_SIZE = 16
 FLOAT32 = Formats("f32", "f32", "f32")
 _PADDING = re.compile(rb"\[PAD\d+\]")
 """What files name entries that only fill a table up: they are no tokens."""
@@ -96,9 +97,17 @@ def _head_needs(head: Eagle3Head | MedusaHeads, factory: BackendFactory, formats
         return f"the {factory.name} backend cannot run it: {found}" if isinstance(found, str) else found
     if not isinstance(factory, CompanionFactory):
         return f"the {factory.name} backend runs no heads yet"
-    kv_values = head.spec.layer.grouped.kv_values if isinstance(head, Eagle3Head) else 0
+    kv_bytes = 0
+    if isinstance(head, Eagle3Head):
+        kv_bytes = head.spec.layer.grouped.kv_values * _FLOAT32_BYTES + _block_end_bytes(head)
     num_values = sum(prod(tensor.shape) for tensor in head.tensors.values())
-    return HeadNeeds(FLOAT32, num_values * _FLOAT32_BYTES, kv_values * _FLOAT32_BYTES)
+    return HeadNeeds(FLOAT32, num_values * _FLOAT32_BYTES, kv_bytes)
+
+
+def _block_end_bytes(head: Eagle3Head) -> int:
+    """Beside its KV a head keeps a joined hidden state for each block: a token's share of that, in the shortest
+    blocks."""
+    return -(-head.spec.hidden_size * _FLOAT32_BYTES // _LEAST_BLOCK_SIZE)
 
 
 def companion_needs(factory: BackendFactory, companion: Companion) -> tuple[KVGroupNeed, ...]:
