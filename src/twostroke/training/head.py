@@ -21,7 +21,8 @@ _SPREAD = 0.02
 
 
 def head_spec(target: ModelSpec, taps: tuple[int, ...], draft_vocab_size: int) -> Eagle3Spec:
-    """A head as wide as its target, with the heads of its attention and the width of its MLP."""
+    """A head as wide as its target, with the heads of its attention and the width of its MLP. Hidden states are normed
+    before they are its residual: a target's are so large in some places that a young layer adds nothing to them."""
     own = target.layers[0].grouped
     # A rotation that is stretched for long contexts is the target's; a head looks back well enough without.
     rope = RopeSpec(own.rope.theta, own.head_dim)
@@ -36,6 +37,7 @@ def head_spec(target: ModelSpec, taps: tuple[int, ...], draft_vocab_size: int) -
         taps=taps,
         norm_eps=target.norm_eps,
         max_context=target.max_context,
+        norm_before_residual=True,
     )
 
 
@@ -49,7 +51,8 @@ def fresh_weights(spec: Eagle3Spec, target: Target, target_ids: Tensor, seed: in
         one = torch.randn(shape, generator=made) * _SPREAD if len(shape) > 1 else torch.ones(shape)
         weights[name] = one.to(target.embedding.device)
     identity = torch.eye(spec.hidden_size, device=target.embedding.device)
-    weights["fc"] += torch.cat([identity / len(spec.taps)] * len(spec.taps), dim=1)
+    # Hidden states are large, and what is drawn must not drown them.
+    weights["fc"] = _SPREAD * weights["fc"] + torch.cat([identity / len(spec.taps)] * len(spec.taps), dim=1)
     weights["output"] = target.output[target_ids].clone()
     weights["final_norm"] = target.tensors["final_norm"].clone()
     return weights
@@ -98,7 +101,8 @@ class Head:
         weights, spec, own = self.weights, self.spec, self.spec.layer.grouped
         eps, count = spec.norm_eps, hidden.shape[1]
         embedded = rms_norm(self._embedding[tokens], weights["embedding_norm"], eps)
-        inputs = torch.cat([embedded, rms_norm(hidden, weights["hidden_norm"], eps)], dim=-1)
+        hidden = rms_norm(hidden, weights["hidden_norm"], eps)  # `norm_before_residual`
+        inputs = torch.cat([embedded, hidden], dim=-1)
         made = {name: in_heads(linear(inputs, weights[name]), own.head_dim) for name in "qkv"}
         cos, sin = rotation(own.rope, torch.arange(step, step + count), spec.max_context, hidden.device)
         queries = rotate(made["q"], cos, sin)

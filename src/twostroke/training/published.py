@@ -62,6 +62,7 @@ def _config(spec: Eagle3Spec, model: str) -> dict[str, Any]:
         "mlp_bias": False,
         "tie_word_embeddings": False,
         "torch_dtype": "bfloat16",
+        "norm_before_residual": spec.norm_before_residual,
         name: list(spec.taps),
         "eagle_config": {"use_aux_hidden_state": True, name: [tap - 1 for tap in spec.taps]},
     }
