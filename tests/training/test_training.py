@@ -3,6 +3,7 @@ ends with the same files; what cannot be gone on with is refused."""
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,9 +16,10 @@ from twostroke.core.errors import BadRequestError
 from twostroke.engine.build import build
 from twostroke.models.heads.eagle3 import load_eagle3
 from twostroke.models.loading import load_checkpoint
+from twostroke.training import loop
 from twostroke.training.answers import Text, draft_vocabulary
 from twostroke.training.head import Head, fresh_weights, head_spec
-from twostroke.training.loop import Training, TrainingSettings
+from twostroke.training.loop import Training, TrainingSettings, filled_up
 from twostroke.training.report import held_by_head, held_by_text
 from twostroke.training.target import Target
 from twostroke.training.train import Job, Watcher, chosen_device, train_drafter
@@ -96,6 +98,51 @@ def test_a_training_that_was_stopped_ends_with_the_same_files(model, tmp_path):
     assert "going on from step 2" in said
     for name in ("model.safetensors", "config.json", "answers.jsonl"):
         assert (tmp_path / "stopped" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_a_budget_of_time_ends_a_training(model, tmp_path, monkeypatch):
+    """A step takes a second by this clock: the learning rate has fallen by then, and the files are there."""
+    now_s = iter(range(1000))
+    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: next(now_s)))
+    steps = []
+    watcher = replace(SILENT, trained=lambda report: steps.append(report.share))
+    trained(model, tmp_path / "head", watcher, num_steps=1000, max_seconds=4.0)
+    assert steps == [0.25, 0.5, 0.75, 1.0]
+    assert (tmp_path / "head" / "model.safetensors").is_file()
+    steps.clear()
+    trained(model, tmp_path / "head", watcher, num_steps=1000, max_seconds=4.0)
+    assert steps == [], "its time is spent"
+
+
+def test_steps_see_every_text_before_one_comes_again():
+    texts = [Text((1,), tuple(range(2, 5 + number % 7))) for number in range(20)]
+    order = loop._Order(texts, replace(SETTINGS, texts_a_step=4))
+    passes = [[order.of_step(step + 5 * number) for step in range(5)] for number in range(2)]
+    for one in passes:
+        assert sorted(index for step in one for index in step) == list(range(20))
+    assert passes[0] != passes[1]
+    assert loop._Order(texts, replace(SETTINGS, texts_a_step=4)).of_step(7) == passes[1][2]
+    lengths = [[len(texts[index].answer) for index in step] for step in passes[0]]
+    assert sum(max(own) - min(own) for own in lengths) <= 7, "those of a step are about as long"
+
+
+def test_texts_of_a_step_do_not_change_each_other(model):
+    """Beside a longer text, drafts and what is learnt from a text are the same."""
+    checkpoint = load_checkpoint(model)
+    target = Target(checkpoint, torch.device("cpu"), 128)
+    texts = [Text((5, 6, 7), tuple(range(30, 60))), Text((9,), (40, 41, 42, 43))]
+    target_ids = torch.arange(200)
+    spec = head_spec(checkpoint.spec, (1, 2, 3), 200)
+    head = Head(spec, fresh_weights(spec, target, target_ids, 0), target.embedding, target_ids)
+    together = filled_up(texts, 80, torch.device("cpu"))
+    drafts = head.drafts(together, target.read(together, spec.taps).taps, 3)
+    for row, text in enumerate(texts):
+        alone = filled_up([text], 80, torch.device("cpu"))
+        own = head.drafts(alone, target.read(alone, spec.taps).taps, 3)[0]
+        assert torch.equal(own, drafts[row, : len(own)])
+    training = Training(SETTINGS, target, head, texts)
+    both, alone = training._loss(texts)[0], [training._loss([text])[0] for text in texts]
+    assert min(alone) <= both <= max(alone)
 
 
 def test_answers_are_made_once(model, tmp_path):

@@ -104,11 +104,12 @@ class Training:
         """To the end, from where it stands."""
         while self.share < 1.0:
             began_s = time.monotonic()
-            report = self._one_step()
+            loss, right = self._one_step()
             self.spent_s += time.monotonic() - began_s
-            progress(report)
+            progress(StepReport(self.step, loss, right, min(1.0, self.share)))
 
-    def _one_step(self) -> StepReport:
+    def _one_step(self) -> tuple[float, tuple[float, ...]]:
+        """The loss, and of each draft the share that was right."""
         settings = self._settings
         for group in self._optimizer.param_groups:
             group["lr"] = settings.learning_rate * _pace(self.share, 1.0 / settings.num_steps)
@@ -119,7 +120,7 @@ class Training:
         torch.nn.utils.clip_grad_norm_(self._parameters, MAX_NORM)
         self._optimizer.step()
         self.step += 1
-        return StepReport(self.step, float(loss.detach()), right, min(1.0, self.share))
+        return float(loss.detach()), right
 
     def _loss(self, texts: Sequence[Text]) -> tuple[Tensor, tuple[float, ...]]:
         """And of each draft, the share that was right."""
