@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
 from tests.speculation.tiny import BLOCK_SIZE, FACTORIES, Sizes, make_backend, make_checkpoint
 from tests.speculation.tiny_heads import make_head
+
 from twostroke.backends.host.eagle3 import Eagle3Network
 from twostroke.backends.host.head_drafter import Eagle3Drafter
 from twostroke.engine.companions import plan_head

@@ -1,5 +1,5 @@
-"""Answers are the same with a head that drafts and without, greedy and seeded, with all features mixed, on both backends:
-in batches, chunked, in little KV where streams give way, with prefixes that are found again."""
+"""Answers are the same with a head that drafts and without, greedy and seeded, with all features mixed, on both
+backends: in batches, chunked, in little KV where streams give way, with prefixes that are found again."""
 
 from __future__ import annotations
 

@@ -22,8 +22,7 @@ from twostroke.training.prompts import Conversation
 KEPT_TOGETHER = 64
 """Answers that are written to disk at a time."""
 DRAWN_EVERY, DRAWN_TEMPERATURE = 4, 0.8
-"""Each so many-th answer is drawn, so that a head learns of texts that are not the likeliest; the rest are greedy, as
-drafts are held against."""
+"""Of this many answers one is drawn: a head also learns of texts that are not the likeliest. The others are greedy."""
 Progress = Callable[[int, int], None]
 Ids = tuple[int, ...]
 
@@ -42,7 +41,7 @@ class Text:
 
 
 class Deadline:
-    """After so many seconds nothing new is begun; None: there is no haste."""
+    """When its seconds have passed nothing new is begun; None: there is no haste."""
 
     def __init__(self, seconds: float | None) -> None:
         self._began_s, self._seconds = time.monotonic(), seconds
