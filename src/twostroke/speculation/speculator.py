@@ -30,6 +30,8 @@ MAX_REST = 7
 time that a small model's step has."""
 
 
+Proposed = Sequence[tuple[Turn, Proposal]]
+"""What was guessed for a stream, and by whom."""
 DraftsThatPay = Callable[[Sequence[Sequence[float]], int, DraftCosts], list[int]]
 """As `drafts_that_pay`."""
 
@@ -290,11 +292,21 @@ class Speculator:
         self._fault(turn, f"returned what are no tokens: {_shown(proposal)}")
         return None
 
+    def take_proposed(self) -> Mapping[int, Proposed]:
+        """All that was guessed for the step that is launched, for whoever launches others before its tokens come and
+        tells `learn` by itself."""
+        proposed, self._proposed = self._proposed, {}
+        return proposed
+
+    def learn(self, seq_id: int, proposed: Proposed, came: Sequence[int]) -> None:
+        """`came`: all tokens of the row since these were guessed."""
+        for turn, proposal in proposed:
+            turn.learn(seq_id, proposal, came)
+
     def settle(self, seq_id: int, token_ids: Sequence[int]) -> Drafted | None:
         """These tokens came for a row: the drafts that held, and the slot's own behind them."""
         draft = self._drafts.pop(seq_id, None)
-        for turn, proposal in self._proposed.pop(seq_id, ()):
-            turn.learn(seq_id, proposal, token_ids)
+        self.learn(seq_id, self._proposed.pop(seq_id, ()), token_ids)
         for name in self._methods.get(seq_id, ()):
             self._inform(seq_id, name, lambda drafter: drafter.extend(seq_id, token_ids))
         return None if draft is None else Drafted(draft.method, len(draft.token_ids))

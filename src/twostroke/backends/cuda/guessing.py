@@ -5,7 +5,7 @@ thread that launches steps; knows no tensor."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from twostroke.backends.cuda.results import sampling_ids
@@ -13,8 +13,17 @@ from twostroke.backends.cuda.verify import MAX_GUESSES, NO_GUESS, UNPLACED, Gues
 from twostroke.core.sampling_params import SamplingParams
 from twostroke.core.step import DecodeSlot, Drafted, RowJoin, Step, StepResult
 from twostroke.speculation.choice import drafts_of_one_width
-from twostroke.speculation.speculator import Speculator
+from twostroke.speculation.speculator import Proposed, Speculator
 from twostroke.speculation.unseen import UnseenDrafts
+
+
+@dataclass(slots=True)
+class _Guessed:
+    """For a step in flight, to learn from."""
+
+    step_id: int
+    proposed: Proposed
+    came: list[int] = field(default_factory=list)  # since then
 
 
 @dataclass(slots=True)
@@ -22,6 +31,7 @@ class _Stream:
     length: int  # tokens that the host knows
     may_draft: bool
     in_flight: int = 0  # the most tokens that launched steps may bring
+    guessed: list[_Guessed] = field(default_factory=list)  # the earliest first
 
 
 class Guesser:
@@ -80,6 +90,8 @@ class Guesser:
         ahead = {slot.seq_id: self._streams[slot.seq_id].in_flight for slot in slots}
         pays = partial(drafts_of_one_width, most=[width - 1 for width in widths])
         drafts = speculator.draft(replace(step, decodes=slots), ahead, pays)
+        for seq_id, proposed in speculator.take_proposed().items():
+            self._streams[seq_id].guessed.append(_Guessed(step.step_id, proposed))
         for place, slot in enumerate(slots):
             if (draft := drafts.get(slot.seq_id)) is not None:
                 in_time = len(draft.token_ids[:MAX_GUESSES]) - ahead[slot.seq_id]
@@ -117,9 +129,20 @@ class Guesser:
             token_ids = [token.token_id for token in result.sampled.get(seq_id, ())]
             stream.length += len(token_ids)
             if token_ids and self.speculator is not None:
+                self._learn(self.speculator, seq_id, stream, step.step_id, token_ids)
                 self.speculator.settle(seq_id, token_ids)
             if self.unseen is not None and guesses and guesses[place].start == UNPLACED:
                 self.unseen.learn(seq_id, guesses[place].num_drafts, token_ids)
+
+    def _learn(
+        self, speculator: Speculator, seq_id: int, stream: _Stream, step_id: int, token_ids: Sequence[int]
+    ) -> None:
+        """What was guessed for a step began with the tokens that were in flight then, so both count."""
+        for guessed in stream.guessed:
+            guessed.came.extend(token_ids)
+        while stream.guessed and stream.guessed[0].step_id <= step_id:
+            guessed = stream.guessed.pop(0)
+            speculator.learn(seq_id, guessed.proposed, guessed.came)
 
 
 def can_draft(sampling: SamplingParams) -> bool:
