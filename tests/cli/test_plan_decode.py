@@ -140,11 +140,17 @@ def test_copies_are_held_where_the_engines_rule_says_so() -> None:
     assert planned_on("Llama-3.1-70B", "h100").decode_weights is None
 
 
-def test_a_small_model_reads_plain_matrices_and_the_plan_says_why() -> None:
-    small = planned_on("Qwen3-0.6B", "h200")
+def test_a_small_model_reads_plain_matrices_and_the_plan_says_why(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 576, "intermediate_size": 1536, "num_attention_heads": 9, "num_key_value_heads": 3}
+    config = dict(read_model("Llama-3.1-8B").config or {}) | sizes | {"head_dim": 64, "vocab_size": 49152}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    small = planned_on(str(path), "h200")
     assert small.decode_weights is None
     notes = estimate(small, checked_lengths(100, 100)).notes
     assert any("no matrix of this model has a size and shape" in note for note in notes)
+    with pytest.raises(BackendError, match="decode weights cannot be packed here: no matrix of this model"):
+        planned_on(str(path), "h200", EngineConfig(decode_weights="packed"))
 
 
 def test_weights_stored_in_f16_are_computed_in_and_have_no_copies(tmp_path: Path) -> None:
@@ -168,7 +174,6 @@ def test_weights_stored_in_f16_are_computed_in_and_have_no_copies(tmp_path: Path
         ),
         ("Llama-3.1-8B", "h200", {"tensor_parallel": 2}, "this engine runs a model on one device"),
         ("gpt-oss-20b", "h200", {}, "this engine does not run gpt-oss-20b"),
-        ("Qwen3-0.6B", "h200", {}, "no matrix of this model"),
     ],
 )
 def test_copies_that_were_asked_for_and_cannot_be_had(
