@@ -172,6 +172,7 @@ class EngineOptions(TypedDict, total=False):
     speculate: str
     kv: KVConfig
     quantise: str | None
+    memory_gb: float | None
     dtype: str
     load: str
     decode_weights: Literal["auto", "packed", "plain"]

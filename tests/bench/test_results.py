@@ -16,7 +16,8 @@ READERS = sorted(
     path
     for pattern in ("*.md", "docs/*.md", "bench/**/*.md", "bench/**/*.py", "src/**/*.py", "tests/**/*.py")
     for path in ROOT.glob(pattern)
-    if "results/" in path.read_text(encoding="utf-8")
+    if not any(part.startswith(".") for part in path.relative_to(ROOT).parts)  # `make bench-cpu` keeps its peers there
+    and "results/" in path.read_text(encoding="utf-8")
 )
 
 

@@ -88,7 +88,7 @@ def test_every_family_in_every_way(variant: str, tmp_path: Path, half_precision_
     assert np.abs(whole - expected).max() < 5e-3 * expected.std()
     assert np.sqrt(((whole - expected) ** 2).mean()) < 2e-4 * expected.std()
     assert all(np.array_equal(other, whole) for other in others), "the pieces a prompt came in changed its logits"
-    for kind, limit in (("bf16", 0.02), ("int8", 0.03)):
+    for kind, limit in (("bf16", 0.02), ("int8", 0.045)):  # of int8 the queries are brought to 8 bits, too
         rounded, *others = cpu_logits(checkpoint, PIECES, kv=kind)
         assert np.sqrt(((rounded - expected) ** 2).mean()) < limit * expected.std()
         assert all(np.array_equal(other, rounded) for other in others)
