@@ -4,6 +4,8 @@ with the sizes that were compared told."""
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from tests.models.tiny_checkpoints import make_tiny
@@ -11,6 +13,7 @@ from tests.models.tiny_checkpoints import make_tiny
 from twostroke.backends.cuda import FACTORY
 from twostroke.backends.cuda.model_matrices import held_weight_bytes
 from twostroke.config import EngineConfig, KVConfig
+from twostroke.core.errors import BackendError
 from twostroke.core.formats import Formats
 from twostroke.engine.formats import Choice, choose_formats
 from twostroke.machine import Machine, MemorySpace
@@ -83,6 +86,28 @@ def test_a_long_context_that_was_asked_for_needs_its_room(large: Checkpoint) -> 
     for max_context, weights in ((8192, "bf16"), (131072, "fp8")):
         config = EngineConfig(backend="cuda", memory_gb=32, max_context=max_context)
         assert choose_formats(config, large, HERE, FACTORY, "asked for").formats.weights == weights
+
+
+@pytest.mark.usefixtures("_on_a_card")
+def test_a_window_bounds_what_a_long_context_needs(large: Checkpoint) -> None:
+    attention = large.spec.layers[0].grouped
+    layers = tuple(replace(layer, attention=replace(attention, window=1024)) for layer in large.spec.layers)
+    windowed = replace(large, spec=replace(large.spec, layers=layers))
+    config = EngineConfig(backend="cuda", memory_gb=32, max_context=131072)
+    assert choose_formats(config, windowed, HERE, FACTORY, "asked for").formats.weights == "bf16"
+
+
+@pytest.mark.usefixtures("_on_a_card")
+def test_weights_stored_in_few_bits_are_not_rounded_again(tmp_path: Path) -> None:
+    """One float matrix among them, as an output often is, changes nothing."""
+    folder = make_tiny("llama", tmp_path)[0]
+    floats, stored = (random_checkpoint(folder, kind) for kind in (WeightKind.BF16, WeightKind.Q8_0))
+    mixed = replace(stored, tensors={**stored.tensors, "output": floats.tensors["output"]})
+    assert mixed.has_float_matrices and mixed.has_quantised_matrices
+    config = EngineConfig(backend="cuda", memory_gb=0.0001)
+    assert choose_formats(config, mixed, HERE, FACTORY, "asked for").formats.weights == "bf16"
+    with pytest.raises(BackendError, match="rounding them again to int4 would add an error"):
+        choose_formats(replace(config, quantise="int4"), mixed, HERE, FACTORY, "asked for")
 
 
 def test_memory_within_a_limit() -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from twostroke.backends.interface import BackendFactory
-from twostroke.config import EngineConfig, KVGroupNeed
+from twostroke.config import EngineConfig, KVGroupNeed, sequence_bytes
 from twostroke.core.errors import BackendError
 from twostroke.core.formats import STORED, Formats, FormatWish
 from twostroke.cost.model_shape import ModelShape
@@ -83,7 +83,7 @@ def that_fits(choice: Choice, config: EngineConfig, here: Machine) -> Choice:
     """In fewer bits, where float weights leave KV too little memory as they are: the first that leaves enough, or the
     smallest that there is."""
     factory, checkpoint = choice.factory, choice.checkpoint
-    if not checkpoint.has_float_matrices or _has_room(choice, config):
+    if not factory.smaller_weights or not checkpoint.has_float_matrices or _has_room(choice, config):
         return choice
     wish, found = format_wish(config, checkpoint), choice
     for weights in factory.smaller_weights:
@@ -104,7 +104,7 @@ def _kv_wanted(choice: Choice, config: EngineConfig) -> int:
         return config.kv.memory_bytes
     longest = config.max_context or 0
     tokens = max(longest, min(LEAST_KV_TOKENS, choice.checkpoint.spec.max_context * 4))
-    return tokens * sum(need.bytes_per_token for need in choice.kv_needs)
+    return sequence_bytes(choice.factory.suits, choice.kv_needs, tokens)
 
 
 def _has_room(choice: Choice, config: EngineConfig) -> bool:

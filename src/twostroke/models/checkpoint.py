@@ -70,6 +70,10 @@ class Checkpoint:
     def has_float_matrices(self) -> bool:
         return any(self.is_multiplied(name) and not tensor.kind.is_quantised for name, tensor in self.tensors.items())
 
+    @property
+    def has_quantised_matrices(self) -> bool:
+        return any(self.is_multiplied(name) and tensor.kind.is_quantised for name, tensor in self.tensors.items())
+
     def is_multiplied(self, name: str) -> bool:
         """Whether a tensor is a matrix that tokens are multiplied by: all but an embedding that is only looked up."""
         return len(self.tensors[name].shape) == 2 and (name != "embedding" or self.spec.tied_embeddings)

@@ -70,7 +70,10 @@ def folder_quantisation(folder: Path) -> Quantisation | None:
     for file, section, method in BESIDE_CONFIG:
         if (folder / file).is_file():
             values = read_json(folder / file)
-            return read_method(Fields(file, values.get(section, {}) if section else values), method)
+            settings = values.get(section, {}) if section else values
+            if not isinstance(settings, dict):
+                raise Fields(file, values).error(section or file, "must be an object")
+            return read_method(Fields(file, settings), method)
     return None
 
 

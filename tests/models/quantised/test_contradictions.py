@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.models.quantised.folders import AWQ, FORMATS, GPTQ, INT4, Tensors, arguments, compressed, make_quantised
+from tests.models.tiny_checkpoints import make_tiny
 
 from twostroke.core.errors import ModelError
 from twostroke.models.loading import load_checkpoint
@@ -54,6 +55,7 @@ TENSORS: list[tuple[str, Callable[[Tensors], object], str]] = [
     ("ct_int4", change_part("weight_packed", lambda w: w.to(torch.int64)), "weight_packed of I64, and I32 is asked"),
     ("ct_int4", change_part("weight_scale", lambda w: w[:, :1]), "weight_scale of shape"),
     ("ct_int4", change_part("weight_scale", lambda w: w.to(torch.int32)), "weight_scale of I32"),
+    ("ct_int4", change_part("weight_scale", lambda w: w.T), "weight_scale of shape"),
     ("ct_int4", lambda t: t.update({Q + "weight_zero_point": torch.zeros(8, 2, dtype=torch.int32)}), "is symmetric"),
     ("ct_int4", lambda t: t.update({Q + "weight_g_idx": torch.arange(64, dtype=torch.int32) % 2}), "have no order"),
     ("ct_int4", lambda t: t.update({Q + "weight_global_scale": torch.ones(1)}), "has a weight_global_scale, which"),
@@ -196,3 +198,10 @@ def test_configs_that_are_not_understood(config: dict[str, Any], sentence: str, 
     (folder / "config.json").write_text(json.dumps(whole))
     found = refusal(folder)
     assert sentence in found and found.startswith("config.json: quantization_config")
+
+
+@pytest.mark.parametrize("section", [5, None, [], "int4"])
+def test_a_file_beside_the_config_that_is_no_object(section: object, tmp_path: Path) -> None:
+    folder, _ = make_tiny("llama", tmp_path)
+    (folder / "hf_quant_config.json").write_text(json.dumps({"quantization": section}))
+    assert "hf_quant_config.json" in refusal(folder)

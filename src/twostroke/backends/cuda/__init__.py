@@ -10,7 +10,13 @@ from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from twostroke.backends.cuda.model_matrices import QUANTISED_TO, held_weight_bytes, low_bit_code, read_bytes
+from twostroke.backends.cuda.model_matrices import (
+    QUANTISED_TO,
+    held_weight_bytes,
+    low_bit_code,
+    quantising_bytes,
+    read_bytes,
+)
 from twostroke.backends.interface import LAYERS_DIFFER, BackendSettings, HeadNeeds, uncomputed
 from twostroke.core.errors import BackendError, install_hint
 from twostroke.core.formats import ANY_FORMATS, GPU_FLOATS, STORED, Formats, FormatWish
@@ -92,8 +98,12 @@ class CudaFactory:
         """Float matrices of layers are brought to few bits as they are loaded."""
         if wish.weights not in QUANTISED_TO:
             return f"it brings weights to {' or '.join(QUANTISED_TO)} as it loads them, not to {wish.weights}"
+        if checkpoint.has_quantised_matrices:
+            return f"its weights are stored in few bits: rounding them again to {wish.weights} would add an error"
         if checkpoint.spec.moe is not None:
             return f"it has no experts in {wish.weights}"
+        if wish.weights == "fp8" and _lacks_float8():
+            return "this device multiplies no float8: that takes compute capability 8.9 or newer"
         if wish.arithmetic not in (None, "bf16") or wish.kv not in (None, "bf16"):
             return f"with weights in {wish.weights} it computes and keeps KV in bf16"
         arithmetic = "fp8" if wish.weights == "fp8" else "bf16"
@@ -133,7 +143,7 @@ class CudaFactory:
         buffers = Buffers(spec, self.suits.max_tokens_per_step, max_sampled, nowhere, torch.bfloat16, code)
         sampling = SamplingRows(max_sampled, spec.vocab_size, "meta")
         sampling.prepare(SamplingFeatures(draws=True, filters=True, edits=True))
-        weight_bytes = held_weight_bytes(checkpoint, formats)
+        weight_bytes = held_weight_bytes(checkpoint, formats) + quantising_bytes(checkpoint, formats)
         beside = weight_bytes + GRAPH_BYTES + tensor_bytes(buffers) + tensor_bytes(sampling)
         return MemorySpace(torch.cuda.get_device_name(), total, max(0, free - beside), KV_SHARE_OF_DEVICE)
 
@@ -238,6 +248,15 @@ def _no_device() -> str | None:
     if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0 or count.value == 0:
         return "the NVIDIA driver finds no device"
     return None
+
+
+def _lacks_float8() -> bool:
+    """Of a device that is here; of none nothing is known."""
+    if _no_device() is not None:
+        return False
+    import torch
+
+    return torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 9)
 
 
 def _unsupported_shape(checkpoint: Checkpoint) -> str | None:

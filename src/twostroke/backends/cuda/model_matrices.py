@@ -17,6 +17,8 @@ from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.spec import DenseMlp, ModelSpec, expert_name, layer_name
 
 NEEDS_BF16 = "packed weights are bf16 in fewer bits, and this computes in f16"
+QUANTISING_BYTES_A_WEIGHT = 8
+"""The matrix in bf16, and what finding its scales takes."""
 QUANTISED_TO = {"fp8": FP8, "int4": INT4}
 """What layers' matrices are held in, by the name of `Formats.weights`."""
 NEEDS_HOPPER = "products with packed weights need a Hopper GPU (compute capability 9.0)"
@@ -89,6 +91,14 @@ def held_weight_bytes(checkpoint: Checkpoint, formats: Formats) -> int:
         shapes = [matrix.product.shape for matrix in model_matrices(spec) if matrix.kind != "head"]
         total += sum(code.num_bytes(shape) - 2 * prod(shape) for shape in shapes)
     return total
+
+
+def quantising_bytes(checkpoint: Checkpoint, formats: Formats) -> int:
+    """What is needed beside all weights while the largest matrix is brought to few bits as it is loaded."""
+    if low_bit_code(formats) is None:
+        return 0
+    matrices = [matrix for matrix in model_matrices(checkpoint.spec) if matrix.kind != "head"]
+    return QUANTISING_BYTES_A_WEIGHT * max(prod(matrix.product.shape) for matrix in matrices)
 
 
 def read_bytes(checkpoint: Checkpoint, name: str, formats: Formats) -> int:

@@ -116,7 +116,8 @@ def scales_of(stored: Stored, part: str, dtypes: tuple[str, ...], rows: int, inp
         return _block_scales(stored, part, values, kind, rows // experts, inputs, experts)
     group = inputs if scheme.group_size is None else scheme.group_size
     groups = -(-inputs // group)
-    if prod(raw.shape) != rows * groups or raw.shape[-1] not in (groups, rows):
+    is_row_of_rows = groups == 1 and raw.shape[-1] == rows
+    if prod(raw.shape) != rows * groups or not (is_row_of_rows or raw.shape[-1] == groups):
         raise stored.error(f"has a {part} of shape {raw.shape}, and ({rows}, {groups}) is asked for")
     return Scales(values.reshape(rows, groups), kind, 1, min(group, inputs))
 
