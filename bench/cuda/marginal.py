@@ -106,7 +106,7 @@ def run(backend: CudaBackend, path: DecodePath, rows: int, mean: int, options: a
     set_contexts(backend, path, rows, mean, options.spread)
     captured: dict[str, torch.cuda.CUDAGraph] = {}
     KEPT.append(captured)
-    layers = len(backend._parts.decoder._weights.layers)
+    layers = len(backend._parts.decoder.weights.layers)
     only = options.only.split(",")
     chosen = [name for name in variants.names() if name == "whole" or any(word in name for word in only)]
     for name in chosen:

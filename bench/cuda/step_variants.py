@@ -43,7 +43,7 @@ class Variants:
     def __init__(self, backend: CudaBackend) -> None:
         self._parts = backend._parts
         decoder = self._parts.decoder
-        weights = decoder._weights
+        weights = decoder.weights
         self._kind_of: dict[int, str] = {}
         for layer in weights.layers:
             kinds = (

@@ -13,7 +13,8 @@ from tests.models.heads.published import HIDDEN_SIZE, VOCAB_SIZE, PublishedHead
 from tests.models.tiny_checkpoints import make_tiny
 
 from twostroke.backends.cpu import isa
-from twostroke.backends.cpu.head import HeadNetwork, native_head
+from twostroke.backends.cpu.arguments import TapeField, Wait
+from twostroke.backends.cpu.head import HeadNetwork, HeadProgram, native_head
 from twostroke.backends.cpu.model import ModelSettings, Workers
 from twostroke.backends.cpu.thread_count import OthersOnCores, ThreadCount
 from twostroke.backends.cpu.threads import ThreadPool
@@ -61,6 +62,13 @@ def test_native_code_computes_what_numpy_does(tmp_path: Path, kind: str, flags: 
         taps = rng.standard_normal((COUNT, 3 * HIDDEN_SIZE)).astype(np.float32)
         joined = twin.join(taps)
         _assert_close(native.join(taps), joined)
+        many = np.tile(taps, (12, 1))  # so many rows that each stays with its thread: the last one is waited for, too
+        for _ in range(10):
+            _assert_close(native.join(many)[-COUNT:], joined)
+        program = model._program
+        assert isinstance(program, HeadProgram)
+        for entries in (program.join_entries, program.write_entries, program.entries):
+            assert entries[-1, TapeField.WAIT] == Wait.ALWAYS
         tables = rng.permutation(NUM_BLOCKS).astype(np.int32).reshape(STREAMS, -1)
         positions = np.arange(COUNT, dtype=np.int32)
         for table in tables:
