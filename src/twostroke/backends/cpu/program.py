@@ -78,8 +78,8 @@ class Tape:
         self._entries.append((self._code.address(function), address_of(record), int(wait), pieces, pieces_of_many))
 
     def entries(self) -> Record:
-        """[operations, fields of an entry]. The caller keeps the tape alive. At its end all threads are waited for, where
-        rows stay with them too: whoever runs it reads what they wrote, and takes the step's record away."""
+        """[operations, fields of an entry]. The caller keeps the tape alive. At its end all threads are waited for,
+        where rows stay with them too: whoever runs it reads what they wrote, and takes the step's record away."""
         assert len(TapeField) == 5
         found = np.array(self._entries, dtype=np.int64)
         found[-1, TapeField.WAIT] = Wait.ALWAYS
