@@ -18,6 +18,7 @@ from twostroke.backends.cuda.kernels.product_kernels import kernels_for
 from twostroke.backends.cuda.matrix import Matrix, Plain, empty_low_bit, pack
 from twostroke.backends.cuda.model_matrices import layer_matrices
 from twostroke.backends.cuda.products import LAUNCHES, Call, ProductScratch, card_of
+from twostroke.backends.cuda.stored_codes import all_held_in
 from twostroke.backends.cuda.tuned_table import Choices, KernelChoice, Table, TableLine
 from twostroke.backends.cuda.tuning_cases import TOLERANCE, TOLERANCES
 from twostroke.models.spec import ModelSpec
@@ -55,7 +56,7 @@ class ProductBench:
         self._device = torch.device("cuda")
         self._activation = spec.layers[0].mlp.activation
         self._choices = Choices.on(card_of(self._device, torch.bfloat16))
-        self._scratch = ProductScratch(spec, LONG_ROWS, torch.bfloat16, self._device, FP8)
+        self._scratch = ProductScratch(spec, LONG_ROWS, torch.bfloat16, self._device, all_held_in(FP8))
         self.products = [matrix.product for matrix in layer_matrices(spec, 0) if not matrix.product.experts]
         most = LONG_ROWS * max(product.outputs for product in self.products)
         self._outputs = torch.empty(most, dtype=torch.bfloat16, device=self._device)

@@ -148,9 +148,9 @@ def test_steps_without_a_graph_sample_as_many_tokens_as_decode_graphs_have(
     counts: list[int] = []
     steps: list[list[int]] = []  # of each: tokens to sample, tokens that left the last layer, rows of logits
 
-    def record_launch(step: Step) -> Any:
+    def record_launch(step: Step, *waits: Any) -> Any:
         counts[:] = [len(sampling_ids(step))]
-        launched = launch(step)
+        launched = launch(step, *waits)
         steps.append(list(counts))
         return launched
 
@@ -297,7 +297,7 @@ def test_a_launch_that_raises_ends_its_requests_and_keeps_no_row(
     engine = QUICK.engine(llama, backend)
     launch = backend._prefills.launch
 
-    def refuse(step: Any) -> Any:
+    def refuse(step: Any, *waits: Any) -> Any:
         raise RuntimeError("no memory")
 
     for attempt in range(QUICK.max_rows + 1):

@@ -22,6 +22,7 @@ from twostroke.backends.cuda.kernels.product import Card, Product
 from twostroke.backends.cuda.kernels.product_kernels import FLOAT8_BY_RULE, KERNELS
 from twostroke.backends.cuda.matrix import LowBitMatrix, Matrix, empty_low_bit
 from twostroke.backends.cuda.products import Products, ProductScratch, Stream
+from twostroke.backends.cuda.stored_codes import all_held_in
 from twostroke.backends.cuda.tuned_table import NO_END, Choices, Table, TableLine
 from twostroke.models.random_weights import random_checkpoint
 from twostroke.models.spec import ModelSpec
@@ -171,7 +172,7 @@ def test_a_layer_s_products(
         monkeypatch.setattr(products_module, "packed_product", multiply)
     torch.manual_seed(0)
     hidden, inner, rows = spec.hidden_size, spec.dense_width, 5
-    scratch = ProductScratch(spec, 8, BF16, torch.device(device), code)
+    scratch = ProductScratch(spec, 8, BF16, torch.device(device), all_held_in(code))
     x = torch.randn(rows, hidden, device=device).to(BF16)
     norm = torch.ones(hidden, dtype=BF16, device=device)
 

@@ -12,9 +12,11 @@ from tests.backends.cuda.tables import table_of
 from tests.models.tiny_checkpoints import make_tiny
 
 from twostroke.backends.cuda import tuning
+from twostroke.backends.cuda.kernels.packed_format import GROUPED_CODES
 from twostroke.backends.cuda.kernels.product import Product
-from twostroke.backends.cuda.model_matrices import QUANTISED_TO, products_of
+from twostroke.backends.cuda.model_matrices import products_of
 from twostroke.backends.cuda.products import Products, card_of
+from twostroke.backends.cuda.stored_codes import QUANTISED_TO
 from twostroke.backends.cuda.tuned_table import NO_END, Choices, Table, TableLine, parse, table_for
 from twostroke.backends.cuda.tuning import Tuner, _extend, tune
 from twostroke.backends.cuda.tuning_cases import Case, Pool, Trial
@@ -170,3 +172,18 @@ def test_weights_of_few_bits_are_tuned_as_they_are_held(
         assert (lines[0].first, lines[-1].last) == (1, NO_END)
         if product.role != "head":
             assert {line.kernel for line in lines} == {f"{code.name}_unpacked"}, "a host has no other"
+
+
+def test_every_form_of_a_file_is_tuned(spec: ModelSpec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As Q4_K_M has them: numbers that were drawn, in two forms."""
+    monkeypatch.setenv("TWOSTROKE_CACHE", str(tmp_path))
+    monkeypatch.setattr(tuning, "graph_us", lambda case, trials, replays: [10.0 + len(str(one)) for one in trials])
+    monkeypatch.setattr(tuning, "DECODE_COUNTS", (1,))
+    monkeypatch.setattr(tuning, "LONG_COUNTS", (4,))
+    codes = [code for code in GROUPED_CODES if code.name in ("int4_32ka", "int6_16k")]
+    report = tuning.tune_forms(spec, torch.bfloat16, 60.0, lambda *progress: None, codes, device="cpu")
+    assert not report.faults, report.faults
+    found = parse(report.kept.read_text()).products
+    for product in products_of(spec):
+        assert set(found[product]) == ({"plain"} if product.role == "head" else {code.name for code in codes})
+    assert report.num_products == 2 * len(products_of(spec))

@@ -10,13 +10,9 @@ from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from twostroke.backends.cuda.model_matrices import (
-    QUANTISED_TO,
-    held_weight_bytes,
-    low_bit_code,
-    quantising_bytes,
-    read_bytes,
-)
+from twostroke.backends.cuda.kernels.packed_format import FP8
+from twostroke.backends.cuda.model_matrices import held_of, held_weight_bytes, quantising_bytes, read_bytes
+from twostroke.backends.cuda.stored_codes import QUANTISED_TO
 from twostroke.backends.interface import LAYERS_DIFFER, BackendSettings, HeadNeeds, uncomputed
 from twostroke.core.errors import BackendError, install_hint
 from twostroke.core.formats import ANY_FORMATS, GPU_FLOATS, STORED, Formats, FormatWish
@@ -64,7 +60,7 @@ _ELEMENT_BYTES = 2
 class CudaFactory:
     name = "cuda"
     preferred_weights = ()
-    smaller_weights = tuple(QUANTISED_TO)
+    smaller_weights = (STORED, *QUANTISED_TO)
     suits = StepSizes(block_size=64, max_tokens_per_step=8192, max_running=512, itl_target_ms=35.0)
 
     def supports(self, checkpoint: Checkpoint) -> str | None:
@@ -81,9 +77,15 @@ class CudaFactory:
         return None
 
     def formats(self, checkpoint: Checkpoint, wish: FormatWish = ANY_FORMATS) -> Formats | str:
-        if wish.weights not in (None, STORED):
+        if wish.weights not in (None, STORED, *GPU_FLOATS):
             return self._quantised(checkpoint, wish)
-        arithmetic = wish.arithmetic or _stored_dtype(checkpoint)
+        as_stored = self._as_stored(checkpoint, wish)
+        if isinstance(as_stored, Formats):
+            return as_stored
+        asked = wish.weights if wish.weights in GPU_FLOATS else None
+        if asked and wish.arithmetic not in (None, asked):
+            return f"it holds weights in what it computes in: {asked} needs --dtype {asked}"
+        arithmetic = asked or wish.arithmetic or _stored_dtype(checkpoint)
         if arithmetic not in GPU_FLOATS:
             return f"it computes in bf16 or f16, not in {arithmetic}"
         if wish.kv not in (None, *GPU_FLOATS):
@@ -91,8 +93,32 @@ class CudaFactory:
         if wish.kv not in (None, arithmetic):
             return f"it keeps KV in what it computes in, {arithmetic}: {wish.kv} needs --dtype {wish.kv}"
         why = "asked for" if wish.arithmetic else "as the weights are stored, bf16 where that is no 16-bit float"
-        stored = checkpoint.main_kind().name
-        return Formats(arithmetic, arithmetic, arithmetic, stored=stored, reasons=(f"{arithmetic} {why}",))
+        stored, reasons = checkpoint.main_kind().name, (f"{arithmetic} {why}", *([as_stored] if as_stored else []))
+        return Formats(arithmetic, arithmetic, arithmetic, stored=stored, reasons=reasons)
+
+    def _as_stored(self, checkpoint: Checkpoint, wish: FormatWish) -> Formats | str | None:
+        """Layers' matrices in the few bits that they are stored in, where that is asked for; or why not, where there
+        are such. Kernels of these forms have not run on a card yet: else 16 bits, which have."""
+        if not checkpoint.has_quantised_matrices or wish.weights in GPU_FLOATS:
+            return None
+        if wish.weights != STORED:
+            return "--quantise none holds them in the few bits that they are stored in"
+        if checkpoint.spec.moe is not None:
+            return "it has no experts in few bits: they are brought to 16"
+        if wish.arithmetic not in (None, "bf16") or wish.kv not in (None, "bf16"):
+            return "weights in few bits are multiplied in bf16 alone: they are brought to 16"
+        formats = Formats(STORED, "bf16", "bf16", stored=checkpoint.main_kind().name)
+        held = held_of(checkpoint, formats)
+        if not held.codes:
+            return f"weights are brought to 16 bits: {next(iter(held.declined.values()))}"
+        is_float8 = set(held.codes.values()) == {FP8} and not held.declined and not _lacks_float8()
+        why = "prompts are multiplied in float8, few rows in bf16" if is_float8 else "multiplied in bf16"
+        named = tuple(sorted(set(held.declined.values())))
+        reasons = (
+            f"{why} (--quantise bf16 brings them to 16 bits)",
+            *(f"some are brought to 16: {one}" for one in named),
+        )
+        return replace(formats, arithmetic="fp8" if is_float8 else "bf16", reasons=reasons)
 
     def _quantised(self, checkpoint: Checkpoint, wish: FormatWish) -> Formats | str:
         """Float matrices of layers are brought to few bits as they are loaded."""
@@ -139,8 +165,8 @@ class CudaFactory:
 
         free, total = torch.cuda.mem_get_info()
         spec, max_sampled = checkpoint.spec, self.suits.max_running + MAX_CHUNKS
-        nowhere, code = torch.device("meta"), low_bit_code(formats)
-        buffers = Buffers(spec, self.suits.max_tokens_per_step, max_sampled, nowhere, torch.bfloat16, code)
+        nowhere, held = torch.device("meta"), held_of(checkpoint, formats)
+        buffers = Buffers(spec, self.suits.max_tokens_per_step, max_sampled, nowhere, torch.bfloat16, held)
         sampling = SamplingRows(max_sampled, spec.vocab_size, "meta")
         sampling.prepare(SamplingFeatures(draws=True, filters=True, edits=True))
         weight_bytes = held_weight_bytes(checkpoint, formats) + quantising_bytes(checkpoint, formats)
@@ -178,10 +204,10 @@ class CudaFactory:
 
     def tune(self, checkpoint: Checkpoint, formats: Formats, seconds: float, progress: TuningProgress) -> TuningReport:
         from twostroke.backends.cuda.backend import DTYPES
-        from twostroke.backends.cuda.tuning import tune
+        from twostroke.backends.cuda.tuning import tune_forms
 
-        code = low_bit_code(formats)
-        return tune(checkpoint.spec, DTYPES[formats.arithmetic], seconds, progress, code=code)
+        codes = tuple(dict.fromkeys(held_of(checkpoint, formats).codes.values()))
+        return tune_forms(checkpoint.spec, DTYPES[formats.arithmetic], seconds, progress, codes)
 
     def create(self, checkpoint: Checkpoint, layout: KVLayout, settings: BackendSettings) -> CudaBackend:
         import torch

@@ -19,11 +19,12 @@ from twostroke.backends.cuda.decode import DecodePath
 from twostroke.backends.cuda.drafting import MAX_DRAFTS, DeviceDrafter
 from twostroke.backends.cuda.graphs import GraphCache
 from twostroke.backends.cuda.guessing import Guesser
+from twostroke.backends.cuda.kept_blocks import BATCH_BLOCKS, CudaKeptBlocks
 from twostroke.backends.cuda.kernels.paged import AttentionShape
 from twostroke.backends.cuda.kv_store import KVStore
 from twostroke.backends.cuda.logprobs import logprob_readers
 from twostroke.backends.cuda.model import Decoder
-from twostroke.backends.cuda.model_matrices import low_bit_code, products_of
+from twostroke.backends.cuda.model_matrices import held_of, products_of
 from twostroke.backends.cuda.parts import Parts
 from twostroke.backends.cuda.prefill import PrefillPath
 from twostroke.backends.cuda.products import card_of
@@ -35,8 +36,10 @@ from twostroke.backends.cuda.tuned_table import Choices
 from twostroke.backends.cuda.verify import Guess, VerifyPath, most_queries
 from twostroke.backends.cuda.weights import Progress, Weights
 from twostroke.backends.interface import refuse_drafts
-from twostroke.core.formats import Formats
+from twostroke.core.errors import BackendError
+from twostroke.core.formats import STORED, Formats
 from twostroke.core.grammar import Grammars
+from twostroke.core.kv_blocks import KVFormat
 from twostroke.core.kv_layout import KVLayout
 from twostroke.core.step import Step
 from twostroke.models.checkpoint import Checkpoint
@@ -86,18 +89,20 @@ class CudaBackend:
         spec, dtype, has_copies = checkpoint.spec, DTYPES[formats.arithmetic], formats.copies is not None
         started_s = time.perf_counter()
         choices = Choices.on(card_of(device, dtype)) if choices is None else choices
-        code = low_bit_code(formats)
-        weights, loader = Weights.placed(checkpoint, device, dtype, choices if has_copies else None, code)
+        held = held_of(checkpoint, formats)
+        weights, loader = Weights.placed(checkpoint, device, dtype, choices if has_copies else None, held)
         max_rows = min(max_running, max_tokens_per_step)
         max_queries = most_queries(max_rows, max_tokens_per_step) if max_drafts else 0
         max_sampled = max(max_rows + MAX_CHUNKS, max_queries)  # a captured step has room for padding
         sampling = SamplingRows(max_rows, spec.vocab_size, device, max_batch=max_sampled)
         rows = DeviceRows(layout, max_rows, max_context, sampling, device)
-        buffers = Buffers(spec, max_tokens_per_step, max_sampled, device, dtype, code)
+        buffers = Buffers(spec, max_tokens_per_step, max_sampled, device, dtype, held)
         heads = spec.layers[0].grouped  # for all layers: a checkpoint whose layers differ was declined
         sizes = (heads.num_heads, heads.num_kv_heads, heads.head_dim, layout.block_size, dtype, 1 + max_drafts)
         attention = Attention(AttentionShape(*sizes), device, max_rows, max_queries)
         kv = KVStore(spec, layout.of_model(0), device, DTYPES[formats.kv])
+        self._kv, self._layout, self._arithmetic = kv, layout, f"{formats.weights}, {formats.arithmetic}"
+        self._kept: CudaKeptBlocks | None = None
         self._device = device
         self._parts = Parts(
             rows=rows,
@@ -129,6 +134,8 @@ class CudaBackend:
             f"weights in {times.weights_s:.1f} s{packed}, kernels and {len(graphs)} graphs in {rest_s:.1f} s{again}",
             attention.prefill_choice,
             choices.note(products_of(spec), checkpoint.name),
+            *loader.notes,
+            *(f"as stored: {note}" for note in held.notes if formats.weights == STORED),
             *(f"decode reads {name} unpacked: not all of its weights are finite" for name in times.left_plain),
         )
 
@@ -181,12 +188,14 @@ class CudaBackend:
             self._guesser.update(step)
             return self._start(step)
         except Exception:
+            self._parts.decoder.before_layer = None
             self._parts.rows.take_back(step.joins)  # a step that did not start has opened no rows: none will be closed
             self._guesser.take_back(step.joins)
             raise
 
     def _start(self, step: Step) -> CudaTicket:
         parts = self._parts
+        wait = None if self._kept is None else self._copies(self._kept, step)
         parts.rows.update(step)
         guesses = self._guesses(step)
         arrival = self._results.start()
@@ -194,7 +203,7 @@ class CudaBackend:
         width = 1
         prompt_logprobs: dict[int, PromptLogprobReader] = {}
         if step.prefills:
-            rows, prompt_logprobs = self._prefills.launch(step)
+            rows, prompt_logprobs = self._prefills.launch(step, wait)
         elif guesses and self._verifies is not None:
             rows, width = self._verifies.launch(step, guesses)
         elif step.decodes:
@@ -207,6 +216,54 @@ class CudaBackend:
         ticket = self._results.collect(step, arrival, tokens, logprobs, prompt_logprobs, stuck, advances)
         grammars.expect(sampled, ticket)
         return ticket
+
+    def _copies(self, kept: CudaKeptBlocks, step: Step) -> Callable[[int | None], None] | None:
+        """Queue a step's copies; what it is to call before it reads blocks that are on their way, if it reads some."""
+        kept.start(step)
+        jobs = kept.awaited(step.grants)
+        if not jobs:
+            return None
+        if not step.prefills:
+            kept.wait(jobs)
+            return None
+        return lambda layer: kept.wait(jobs) if layer is None else kept.wait_for_layer(jobs, layer)
+
+    # Blocks as bytes
+
+    @property
+    def block_format(self) -> KVFormat:
+        return KVFormat(self.name, self._arithmetic, self._layout.block_size, self._kv.block_formats())
+
+    def read_blocks(self, group: int, block_ids: Sequence[int], into: memoryview) -> None:
+        target = self._blocks_in(group, block_ids, into)
+        for first in range(0, len(block_ids), BATCH_BLOCKS):
+            some = block_ids[first : first + BATCH_BLOCKS]
+            target[first : first + len(some)] = self._kv.gather(group, some).cpu()
+
+    def write_blocks(self, group: int, block_ids: Sequence[int], data: memoryview) -> None:
+        source = self._blocks_in(group, block_ids, data)
+        for first in range(0, len(block_ids), BATCH_BLOCKS):
+            some = block_ids[first : first + BATCH_BLOCKS]
+            sent = source[first : first + len(some)].to(self._device)
+            self._kv.scatter(group, self._kv.layers_of(group), some, sent)
+
+    def _blocks_in(self, group: int, block_ids: Sequence[int], memory: memoryview) -> torch.Tensor:
+        """[blocks, layers, ...] over memory that is not the device's. Every step and copy that was launched is done."""
+        form, num_blocks = self._kv.block_formats()[group], self._layout.groups[group].num_blocks
+        if memory.nbytes != form.num_bytes * len(block_ids):
+            raise BackendError(
+                f"{len(block_ids)} KV blocks of group {group} are {form.num_bytes} bytes each, not {memory.nbytes}"
+            )
+        if any(not 0 <= block < num_blocks for block in block_ids):
+            raise BackendError(f"KV group {group} has blocks 0 to {num_blocks - 1}, not {list(block_ids)}")
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        shape = (len(block_ids), *self._kv.block_shape(group))
+        return torch.frombuffer(memory, dtype=self._kv.dtype).view(shape)
+
+    def keep_blocks(self, num_slots: Sequence[int]) -> CudaKeptBlocks:
+        self._kept = CudaKeptBlocks(self._kv, num_slots, self._device)
+        return self._kept
 
     def _guesses(self, step: Step) -> list[Guess]:
         """Of each slot, what is verified with it; empty: the step has no drafts."""

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from twostroke.backends.cuda.kernels.packed_format import Code
 from twostroke.backends.cuda.kernels.product import padded_rows
 from twostroke.backends.cuda.moe import MoeScratch
 from twostroke.backends.cuda.products import ProductScratch
+from twostroke.backends.cuda.stored_codes import AS_COMPUTED, Held
 from twostroke.models.spec import ModelSpec
 
 
@@ -23,9 +23,9 @@ class Buffers:
         num_logits: int,
         device: torch.device,
         dtype: torch.dtype,
-        code: Code | None = None,
+        held: Held = AS_COMPUTED,
     ) -> None:
-        """`code`: of layers' matrices, where they are held in few bits."""
+        """`held`: how layers' matrices are held."""
 
         def empty(width: int) -> torch.Tensor:
             return torch.zeros(num_tokens, width, dtype=dtype, device=device)
@@ -38,7 +38,7 @@ class Buffers:
         self.qkv = empty(attention_width + attention.kv_values)
         self.attention = empty(attention_width)
         self.activated = empty(spec.dense_width)
-        self.products = ProductScratch(spec, num_tokens, dtype, device, code)
+        self.products = ProductScratch(spec, num_tokens, dtype, device, held)
         self.experts = MoeScratch(spec.moe, spec.hidden_size, num_tokens, dtype, device) if spec.moe else None
         self.selected = torch.zeros(num_logits, spec.hidden_size, dtype=dtype, device=device)
         self.selected_attention = torch.zeros(num_logits, attention_width, dtype=dtype, device=device)

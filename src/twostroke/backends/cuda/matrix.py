@@ -1,5 +1,5 @@
 """A weight on the device, in every form that it is held in: as it is computed with, packed in twelve bits for decode,
-or in eight or four bits alone. A form is a dataclass that knows its bytes; a kernel says which one it reads."""
+or in few bits alone. A form is a dataclass that knows its bytes; a kernel says which one it reads."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 
 from twostroke.backends.cuda.kernels.eight_bits import EightBitMatrix
 from twostroke.backends.cuda.kernels.four_bits import FourBitMatrix
+from twostroke.backends.cuda.kernels.grouped_numbers import GroupedMatrix
 from twostroke.backends.cuda.kernels.packed_format import FP8, Code
 from twostroke.backends.cuda.kernels.packing import PackedMatrix, pack_by_kernel
 from twostroke.backends.cuda.kernels.product import Product
@@ -32,11 +33,13 @@ class Plain:
         return self.weight.nbytes
 
 
-LowBitMatrix = EightBitMatrix | FourBitMatrix
+LowBitMatrix = EightBitMatrix | FourBitMatrix | GroupedMatrix
 
 
-def empty_low_bit(product: Product, code: Code, device: torch.device) -> LowBitMatrix:
-    """Room for a matrix in a code of few bits, to be filled."""
+def empty_low_bit(product: Product, code: Code, device: torch.device, *, has_order: bool = False) -> LowBitMatrix:
+    """Room for a matrix in a code of few bits, to be filled. `has_order`: its inputs have an order of their own."""
+    if code.grouping is not None:
+        return GroupedMatrix.empty(product.shape, code, device, is_gated=product.is_gated, has_order=has_order)
     if code is FP8:
         return EightBitMatrix.empty(product.shape, device, is_gated=product.is_gated)
     return FourBitMatrix.empty(product.shape, code, device, is_gated=product.is_gated)

@@ -92,6 +92,8 @@ class Decoder:
         ]
         self._rotations = {rope: rotation(rope, max_context, weights.embedding.device) for rope in ropes}
         self._follow: Follow | None = None
+        self.before_layer: Callable[[int], None] | None = None
+        """Called before each layer of a pass that no graph holds: its KV may still be on its way."""
         self._taps: dict[int, torch.Tensor] = {}  # [max tokens, hidden] each, side by side
         self._side_by_side = buffers.residual
 
@@ -172,6 +174,8 @@ class Decoder:
         selected = None if last in self._taps else wanted  # what is tapped is tapped of every token
         for index in range(self._spec.num_layers) if layers is None else layers:
             layer = weights.layers[index]
+            if self.before_layer is not None:
+                self.before_layer(index)
             qkv = self._buffers.qkv[: len(tokens)]
             self._products.multiply(stream, layer.attention_norm, layer.qkv, qkv)
             self._rotate_and_store(index, layer, qkv, tokens)

@@ -8,19 +8,22 @@ from dataclasses import dataclass
 from math import prod
 
 from twostroke.backends.cuda.kernels.gemv_config import GEMV_ROWS
-from twostroke.backends.cuda.kernels.packed_format import FP8, INT4, Code, packed_bytes
+from twostroke.backends.cuda.kernels.packed_format import Code, packed_bytes
 from twostroke.backends.cuda.kernels.product import Card, Product, Role
+from twostroke.backends.cuda.stored_codes import AS_COMPUTED, QUANTISED_TO, Held, is_low_bit, stored_held
 from twostroke.backends.cuda.tuned_table import Choices
-from twostroke.core.formats import Formats
+from twostroke.core.formats import STORED, Formats
 from twostroke.cost.model_shape import DecodeWeights, WeightCopies
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.spec import DenseMlp, ModelSpec, expert_name, layer_name
 
+ELEMENT_BYTES = 2
+"""Of a weight in the type that is computed in."""
 NEEDS_BF16 = "packed weights are bf16 in fewer bits, and this computes in f16"
+ORDER_BYTES = 8
+"""Of an input, where inputs have an order of their own."""
 QUANTISING_BYTES_A_WEIGHT = 8
 """The matrix in bf16, and what finding its scales takes."""
-QUANTISED_TO = {"fp8": FP8, "int4": INT4}
-"""What layers' matrices are held in, by the name of `Formats.weights`."""
 NEEDS_HOPPER = "products with packed weights need a Hopper GPU (compute capability 9.0)"
 
 
@@ -78,35 +81,50 @@ def model_matrices(spec: ModelSpec) -> list[ModelMatrix]:
     return [*(matrix for index in range(spec.num_layers) for matrix in layer_matrices(spec, index)), head_of(spec)]
 
 
-def low_bit_code(formats: Formats) -> Code | None:
-    """What layers' matrices are held in; None: the type that is computed in. Head and embedding always are."""
-    return QUANTISED_TO.get(formats.weights)
+def held_of(checkpoint: Checkpoint, formats: Formats) -> Held:
+    """How layers' matrices are held. Head and embedding are in the type that is computed in, always."""
+    if not is_low_bit(formats):
+        return AS_COMPUTED
+    matrices = [matrix for matrix in model_matrices(checkpoint.spec) if matrix.kind != "head"]
+    if formats.weights == STORED:
+        return stored_held(checkpoint, ((matrix.name, matrix.tensors) for matrix in matrices))
+    return Held(dict.fromkeys((matrix.name for matrix in matrices), QUANTISED_TO[formats.weights]))
 
 
 def held_weight_bytes(checkpoint: Checkpoint, formats: Formats) -> int:
     """What all weights take on a device, without copies."""
-    code, spec = low_bit_code(formats), checkpoint.spec
+    held, spec = held_of(checkpoint, formats), checkpoint.spec
     total = 2 * sum(prod(shape) for shape in spec.tensor_shapes().values())
-    if code is not None:
-        shapes = [matrix.product.shape for matrix in model_matrices(spec) if matrix.kind != "head"]
-        total += sum(code.num_bytes(shape) - 2 * prod(shape) for shape in shapes)
+    for matrix in model_matrices(spec):
+        if (code := held.codes.get(matrix.name)) is not None:
+            shape = matrix.product.shape
+            total += code.num_bytes(shape) - 2 * prod(shape)
+            total += ORDER_BYTES * shape[-1] if matrix.name in held.with_order else 0
     return total
 
 
 def quantising_bytes(checkpoint: Checkpoint, formats: Formats) -> int:
     """What is needed beside all weights while the largest matrix is brought to few bits as it is loaded."""
-    if low_bit_code(formats) is None:
+    if not is_low_bit(formats):
         return 0
     matrices = [matrix for matrix in model_matrices(checkpoint.spec) if matrix.kind != "head"]
     return QUANTISING_BYTES_A_WEIGHT * max(prod(matrix.product.shape) for matrix in matrices)
 
 
 def read_bytes(checkpoint: Checkpoint, name: str, formats: Formats) -> int:
-    """What a step reads of a tensor. Of GGUF weights, which are held in 16 bits, as few as are stored: so `sizes_of`
-    counts, too."""
-    code, shape = low_bit_code(formats), checkpoint.tensors[name].shape
-    is_kept = len(shape) == 1 or name in ("embedding", "output") or name.endswith(".router")
-    return checkpoint.held_tensor_bytes(name) if code is None or is_kept else code.num_bytes(shape)
+    """What a step reads of a tensor: of 16 bits a weight, or of the code that its matrix is held in."""
+    shape = checkpoint.tensors[name].shape
+    code = _code_of_tensor(checkpoint, name, formats) if len(shape) == 2 else None
+    return code.num_bytes(shape) if code is not None else ELEMENT_BYTES * prod(shape)
+
+
+def _code_of_tensor(checkpoint: Checkpoint, name: str, formats: Formats) -> Code | None:
+    is_kept = name in ("embedding", "output") or name.endswith(".router")
+    if is_kept or formats.weights != STORED:
+        return None if is_kept else QUANTISED_TO.get(formats.weights)
+    matrices = layer_matrices(checkpoint.spec, int(name.split(".")[1]))  # as `layer_name` has it
+    owner = next(one for one in matrices if name in one.tensors)
+    return stored_held(checkpoint, [(owner.name, owner.tensors)]).codes.get(owner.name)
 
 
 def products_of(spec: ModelSpec) -> list[Product]:
@@ -125,10 +143,10 @@ def with_copies(spec: ModelSpec, choices: Choices, *, is_low_bit: bool = False) 
 
 def offered_on(checkpoint: Checkpoint, formats: Formats, card: Card) -> DecodeWeights | str:
     """What copies for decode take on a card and spare its steps; or why there can be none."""
-    is_low_bit = low_bit_code(formats) is not None
-    if formats.weights != "bf16" and not is_low_bit:
+    is_low = is_low_bit(formats)
+    if formats.weights != "bf16" and not is_low:
         return NEEDS_BF16
-    return sizes_of(checkpoint, Choices.on(card), is_low_bit=is_low_bit) if card.has_hopper_kernels else NEEDS_HOPPER
+    return sizes_of(checkpoint, Choices.on(card), is_low_bit=is_low) if card.has_hopper_kernels else NEEDS_HOPPER
 
 
 def sizes_of(checkpoint: Checkpoint, choices: Choices, *, is_low_bit: bool = False) -> DecodeWeights | str:
@@ -173,5 +191,5 @@ def _plain_tokens(matrices: Sequence[ModelMatrix], choices: Choices) -> int:
 
 def _bytes(checkpoint: Checkpoint, matrices: Sequence[ModelMatrix]) -> tuple[int, int]:
     """Of copies, and of what they are copies of."""
-    replaced_bytes = sum(checkpoint.held_tensor_bytes(name) for matrix in matrices for name in matrix.tensors)
+    replaced_bytes = ELEMENT_BYTES * sum(prod(matrix.product.shape) for matrix in matrices)
     return sum(matrix.packed_bytes for matrix in matrices), replaced_bytes

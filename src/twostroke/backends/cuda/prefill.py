@@ -6,7 +6,7 @@ longer. Sampling follows kernel by kernel, so that one graph serves all that row
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -45,8 +45,11 @@ class PrefillPath:
         room = min(self._max_tokens, max_context)
         self._sizes = CapturedSizes.of(room, max_rows, parts.decoder.multiply_adds_per_token)
 
-    def launch(self, step: Step) -> tuple[list[int], dict[int, PromptLogprobReader]]:
-        """Start the step; tokens as with `DecodePath.launch`. Prompt logprobs can be read when the step is done."""
+    def launch(
+        self, step: Step, wait: Callable[[int | None], None] | None = None
+    ) -> tuple[list[int], dict[int, PromptLogprobReader]]:
+        """Start the step; tokens as with `DecodePath.launch`. Prompt logprobs can be read when the step is done.
+        `wait`: called before a layer whose KV may still be on its way, or with None before all of them."""
         parts = self._parts
         wants_prompts = any(chunk.prompt_logprobs is not None for chunk in step.prefills)
         shape = None
@@ -58,6 +61,10 @@ class PrefillPath:
         staged = self._send(batch, shape)
         rows = batch.sampled_rows[: batch.num_sampled].tolist()
         prompt_logprobs: dict[int, PromptLogprobReader] = {}
+        if wait is not None and shape is not None:
+            wait(None)  # a graph is launched whole
+            wait = None
+        parts.decoder.before_layer = wait
         if shape is not None:
             parts.graphs.run(shape, lambda: self._run(staged))
         elif wants_prompts:
@@ -67,6 +74,7 @@ class PrefillPath:
                 parts.decoder.logits(everything[staged.sampled_tokens])
         else:
             self._run(staged)
+        parts.decoder.before_layer = None
         if rows:
             self._sample(step, staged.sampled_rows[: len(rows)], rows)
         return rows, prompt_logprobs

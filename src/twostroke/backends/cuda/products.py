@@ -4,7 +4,7 @@ kernel multiplies is the table's to say; knows how each is launched, and which t
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -16,15 +16,17 @@ from twostroke.backends.cuda.kernels.eight_bits import E4M3, EightBitMatrix, qua
 from twostroke.backends.cuda.kernels.four_bits import FourBitMatrix, dequantise_into
 from twostroke.backends.cuda.kernels.gemv import linear_few
 from twostroke.backends.cuda.kernels.gemv_config import GemvConfig
+from twostroke.backends.cuda.kernels.grouped_numbers import GroupedMatrix, dequantise_grouped_into
 from twostroke.backends.cuda.kernels.norms import add_rms_norm, rms_norm
-from twostroke.backends.cuda.kernels.packed_format import FP8, LOW_BIT_CODES, LOW_BIT_DEPTH, Code
+from twostroke.backends.cuda.kernels.packed_format import FP8, GROUPED_CODES, LOW_BIT_CODES, LOW_BIT_DEPTH
 from twostroke.backends.cuda.kernels.packed_products import packed_product
 from twostroke.backends.cuda.kernels.product import MAX_PART_ROWS, Card
 from twostroke.backends.cuda.kernels.product_kernels import CUBLAS
 from twostroke.backends.cuda.kernels.target import target_of
 from twostroke.backends.cuda.matrix import Matrix
-from twostroke.backends.cuda.model_matrices import layer_matrices, low_bit_code, offered_on
+from twostroke.backends.cuda.model_matrices import layer_matrices, offered_on
 from twostroke.backends.cuda.native import why_not
+from twostroke.backends.cuda.stored_codes import AS_COMPUTED, Held, is_low_bit
 from twostroke.backends.cuda.tuned_table import Choices, KernelChoice
 from twostroke.core.formats import Formats
 from twostroke.cost.model_shape import DecodeWeights
@@ -45,7 +47,7 @@ def card_of(device: torch.device, dtype: torch.dtype) -> Card:
 def decode_weights(checkpoint: Checkpoint, formats: Formats) -> DecodeWeights | str:
     """What copies for decode take on the current device and spare its steps; or why there can be none."""
     card = card_of(torch.device("cuda"), torch.bfloat16)
-    is_asked = formats.weights == "bf16" or low_bit_code(formats) is not None
+    is_asked = formats.weights == "bf16" or is_low_bit(formats)
     reason = why_not() if target_of("cuda").is_hopper and is_asked else None
     if reason is not None:
         return f"products with packed weights have to be compiled, and {reason}"
@@ -57,15 +59,17 @@ class ProductScratch:
     layers run one after another and share it."""
 
     def __init__(
-        self, spec: ModelSpec, num_tokens: int, dtype: torch.dtype, device: torch.device, code: Code | None = None
+        self, spec: ModelSpec, num_tokens: int, dtype: torch.dtype, device: torch.device, held: Held = AS_COMPUTED
     ) -> None:
-        """`code`: of layers' matrices; None: they are in the type that is computed in."""
+        """`held`: how layers' matrices are held."""
         self.found = torch.zeros(num_tokens, spec.hidden_size, dtype=dtype, device=device)
         self.gate_up = torch.zeros(num_tokens, 2 * spec.dense_width, dtype=dtype, device=device)
         self.sums = torch.zeros(MAX_PART_ROWS * spec.hidden_size, dtype=torch.float32, device=device)
-        shapes = [matrix.product.shape for matrix in layer_matrices(spec, 0)] if code is not None else [(0, 0)]
+        shapes = [matrix.product.shape for matrix in layer_matrices(spec, 0)] if held.codes else [(0, 0)]
         self.unpacked = torch.zeros(max(prod(shape) for shape in shapes), dtype=dtype, device=device)
-        width = max(FP8.rounds(shape[-1]) for shape in shapes) * LOW_BIT_DEPTH if code is FP8 else 0
+        widest = max(shape[-1] for shape in shapes)
+        self.ordered = torch.zeros(num_tokens * widest if held.with_order else 0, dtype=dtype, device=device)
+        width = FP8.rounds(widest) * LOW_BIT_DEPTH if FP8 in held.codes.values() else 0
         self.eights = torch.zeros(num_tokens * width, dtype=torch.uint8, device=device)
         self.eight_scales = torch.zeros(num_tokens if width else 0, dtype=torch.float32, device=device)
 
@@ -204,8 +208,17 @@ def _from_packed(call: Call) -> None:
     packed_product(call.x, call.matrix.packed, call.out, tile=call.tile, num_sms=call.num_sms, gated=call.gated)
 
 
+def _in_order(call: Call) -> torch.Tensor:
+    """The rows, with their inputs as the weights have theirs."""
+    weight, x = call.matrix.low_bit, call.x
+    if not isinstance(weight, GroupedMatrix) or weight.order is None:
+        return x
+    return torch.index_select(x, 1, weight.order, out=call.scratch.ordered[: x.numel()].view(x.shape))
+
+
 def _from_low_bit(call: Call) -> None:
-    packed_product(call.x, call.matrix.low_bit, call.out, tile=call.tile, num_sms=call.num_sms, gated=call.gated)
+    x = _in_order(call)
+    packed_product(x, call.matrix.low_bit, call.out, tile=call.tile, num_sms=call.num_sms, gated=call.gated)
     if (bias := call.matrix.bias) is not None:
         (call.out if call.out.dim() == 2 else call.out[0]).add_(bias)
 
@@ -213,11 +226,13 @@ def _from_low_bit(call: Call) -> None:
 def _by_unpacking(call: Call) -> None:
     weight, shape = call.matrix.low_bit, call.matrix.product.shape
     unpacked = call.scratch.unpacked[: prod(shape)].view(shape)
-    if isinstance(weight, FourBitMatrix):
+    if isinstance(weight, GroupedMatrix):
+        dequantise_grouped_into(weight, unpacked)
+    elif isinstance(weight, FourBitMatrix):
         dequantise_into(weight, unpacked)
     else:
         unpacked.copy_(weight.dequantised())
-    _multiply_plain(call, unpacked)
+    _multiply_plain(replace(call, x=_in_order(call)), unpacked)
 
 
 def _by_scaling(call: Call) -> None:
@@ -245,7 +260,7 @@ LAUNCHES: dict[str, Callable[[Call], None]] = {
     "cluster": _by_clusters,
     "packed": _from_packed,
     "scaled": _by_scaling,
-    **{code.name: _from_low_bit for code in LOW_BIT_CODES},
-    **{f"{code.name}_unpacked": _by_unpacking for code in LOW_BIT_CODES},
+    **{code.name: _from_low_bit for code in (*LOW_BIT_CODES, *GROUPED_CODES)},
+    **{f"{code.name}_unpacked": _by_unpacking for code in (*LOW_BIT_CODES, *GROUPED_CODES)},
 }
 """By the kernels' names; those that fuse are called where they do."""

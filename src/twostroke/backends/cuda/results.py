@@ -83,7 +83,7 @@ class Results:
         advances: Advances = ONE_EACH,
     ) -> CudaTicket:
         """`tokens` on the device, `advances.width` for each decode slot and each chunk that samples, in that order. A
-        sequence in `errors` gets none."""
+        sequence in `errors` gets none: its grammar is stuck."""
         arrival.finish(tokens)
         return CudaTicket(step, arrival, self._free, logprobs, prompt_logprobs, errors, advances)
 
@@ -135,7 +135,8 @@ class CudaTicket:
             else:
                 prompt_logprobs[seq_id] = items
         seconds, drafted = self._arrival.seconds(), self._advances.drafted
-        return StepResult(step.step_id, sampled, prompt_logprobs, errors, seconds, drafted=drafted)
+        stuck = frozenset(seq_id for seq_id in self._errors if errors[seq_id] != NOT_FINITE)
+        return StepResult(step.step_id, sampled, prompt_logprobs, errors, seconds, drafted=drafted, stuck=stuck)
 
     def _came(self, seq_id: int, tokens: list[int]) -> tuple[SampledToken, ...]:
         """Those before the first that is none."""

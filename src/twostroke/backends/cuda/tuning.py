@@ -60,6 +60,27 @@ def tune(
     return TuningReport(pool.card.name, len(products), changes, faults, time.perf_counter() - started_s, kept, text)
 
 
+def tune_forms(
+    spec: ModelSpec,
+    dtype: torch.dtype,
+    seconds: float,
+    progress: TuningProgress,
+    codes: Sequence[Code] = (),
+    device: str = "cuda",
+) -> TuningReport:
+    """One code after another, where matrices are held in several; each has its share of the time. Of a code that not
+    all of a model's matrices have, the others are measured too: another file of the same shape may have them."""
+    share_s = seconds / max(1, len(codes))
+    reports = [tune(spec, dtype, share_s, progress, device, code) for code in codes or (None,)]
+    return replace(
+        reports[-1],
+        num_products=sum(report.num_products for report in reports),
+        changes=[change for report in reports for change in report.changes],
+        faults=[fault for report in reports for fault in report.faults],
+        seconds=sum(report.seconds for report in reports),
+    )
+
+
 def counts_of(product: Product, spec: ModelSpec) -> list[int]:
     """Numbers of rows that are measured; of experts there are several a token."""
     each = spec.moe.experts_per_token if spec.moe is not None and product.experts else 1

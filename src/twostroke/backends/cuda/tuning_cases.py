@@ -12,12 +12,14 @@ import torch
 from torch.nn import functional
 
 from twostroke.backends.cuda.kernels.activation import Activation
+from twostroke.backends.cuda.kernels.grouped_numbers import GroupedMatrix
 from twostroke.backends.cuda.kernels.packed_format import Code, can_pack
 from twostroke.backends.cuda.kernels.product import Product
 from twostroke.backends.cuda.matrix import Matrix, Plain, empty_low_bit, pack
 from twostroke.backends.cuda.model_matrices import products_of
 from twostroke.backends.cuda.moe import MoeBlock, MoeScratch, MoeWeights
 from twostroke.backends.cuda.products import Products, ProductScratch, Stream, card_of
+from twostroke.backends.cuda.stored_codes import all_held_in
 from twostroke.backends.cuda.tuned_table import Choices, Table, TableLine
 from twostroke.models.spec import ModelSpec
 
@@ -164,7 +166,7 @@ class Pool:
         self.outputs, self.room = (torch.zeros(most * outputs, dtype=dtype, device=self.device) for _ in range(2))
         heads = [product.outputs for product in products if product.role == "head"]
         self.logits = torch.zeros(max(heads, default=0) * min(most, MOST_LOGITS), device=self.device)
-        self.scratch = ProductScratch(spec, most, dtype, self.device, code)
+        self.scratch = ProductScratch(spec, most, dtype, self.device, all_held_in(code))
         self._spec = spec
         self._experts: tuple[torch.Tensor, MoeScratch] | None = None
         self._made: dict[Product, list[Matrix]] = {}
@@ -230,6 +232,9 @@ class Pool:
         wanted = 2 * self._pass_values // self._code.num_bytes(product.shape)
         for index in range(max(2, min(MOST_COPIES, wanted))):
             form = empty_low_bit(product, self._code, self.device)
-            form.quantise(drawn[index % len(drawn)])
+            if isinstance(form, GroupedMatrix):
+                form.draw()
+            else:
+                form.quantise(drawn[index % len(drawn)])
             made.append(Matrix("drawn", product, {self._code.name: form}, bias))
         return made

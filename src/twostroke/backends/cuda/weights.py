@@ -8,17 +8,21 @@ import ctypes
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from threading import Lock
 from zlib import crc32
 
 import numpy as np
 import torch
 
-from twostroke.backends.cuda.kernels.packed_format import Code
+from twostroke.backends.cuda import kept_forms
+from twostroke.backends.cuda.kernels.grouped_numbers import GroupedMatrix
 from twostroke.backends.cuda.kernels.product import Product
 from twostroke.backends.cuda.matrix import Form, LowBitMatrix, Matrix, Plain, empty_low_bit, fill_packed, pack
 from twostroke.backends.cuda.model_matrices import ModelMatrix, head_of, layer_matrices, with_copies
 from twostroke.backends.cuda.moe import MoeWeights
+from twostroke.backends.cuda.stored_codes import AS_COMPUTED, Held
+from twostroke.backends.cuda.stored_numbers import fill_stored
 from twostroke.backends.cuda.tuned_table import Choices
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.random_weights import DrawnTensor
@@ -73,11 +77,11 @@ class Weights:
         device: torch.device,
         dtype: torch.dtype,
         copies: Choices | None = None,
-        code: Code | None = None,
+        held: Held = AS_COMPUTED,
     ) -> tuple[Weights, WeightLoader]:
         """Room for the weights, and who fills it; for the copies too that products would read by these choices, if
-        any are given, which `pack` fills. `code`: what layers' matrices are held in, if not in `dtype`."""
-        loader = WeightLoader(checkpoint, device, dtype, code)
+        any are given, which `pack` fills. `held`: which of layers' matrices are held in few bits."""
+        loader = WeightLoader(checkpoint, device, dtype, held)
         spec = checkpoint.spec
         layers = tuple(_layer(loader, spec, index) for index in range(spec.num_layers))
         embedding = loader.place(("embedding",))
@@ -89,7 +93,7 @@ class Weights:
             Matrix("head", head_of(spec).product, {"plain": Plain(head)}),
         )
         if copies is not None and dtype == torch.bfloat16:
-            names = {matrix.name for matrix in with_copies(spec, copies, is_low_bit=code is not None)}
+            names = {matrix.name for matrix in with_copies(spec, copies, is_low_bit=bool(held.codes))}
             for matrix in weights.matrices():
                 if matrix.name in names:
                     matrix.make_room_for_packed()
@@ -146,7 +150,7 @@ class _PlainPlace:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _LowBitPlace:
-    """Tensors, joined by rows, that are quantised as one matrix."""
+    """Tensors, joined by rows, that are one matrix of few bits: quantised here, or as they are stored."""
 
     tensors: Sequence[WeightTensor]
     product: Product
@@ -161,6 +165,10 @@ class _LowBitPlace:
 
     def fill(self) -> None:
         with self.turn:
+            if self.tensors[0].kind.is_quantised:
+                fill_stored(self.place, self.tensors)
+                return
+            assert not isinstance(self.place, GroupedMatrix)
             weight = torch.empty(self.product.shape, dtype=self.dtype, device=self.place.data.device)
             start = 0
             for tensor in self.tensors:
@@ -176,9 +184,11 @@ class WeightLoader:
     checkpoint: Checkpoint
     device: torch.device
     dtype: torch.dtype
-    code: Code | None = None
+    held: Held = AS_COMPUTED
     _places: list[_PlainPlace | _LowBitPlace] = field(default_factory=list)
     _turn: Lock = field(default_factory=Lock)
+    notes: list[str] = field(default_factory=list)
+    """What was kept, or found, for the user to read."""
 
     def place(self, names: Sequence[str], shape: tuple[int, ...] | None = None) -> torch.Tensor:
         """Room for tensors joined by rows, in the shape of all of them."""
@@ -193,24 +203,46 @@ class WeightLoader:
 
     def forms(self, matrix: ModelMatrix) -> dict[str, Form]:
         """Room for one of a layer's matrices, as it is held."""
-        if self.code is None:
+        code = self.held.codes.get(matrix.name)
+        if code is None:
             return {"plain": Plain(self.place(matrix.tensors, matrix.product.shape))}
         tensors = [self.checkpoint.tensors[name] for name in matrix.tensors]
-        room = empty_low_bit(matrix.product, self.code, self.device)
+        room = empty_low_bit(matrix.product, code, self.device, has_order=matrix.name in self.held.with_order)
         self._places.append(_LowBitPlace(tensors, matrix.product, room, self.dtype, self._turn))
-        return {self.code.name: room}
+        return {code.name: room}
 
     def fill(self, progress: Progress | None) -> None:
-        total = sum(place.num_bytes for place in self._places)
+        forms = [place.place for place in self._places if isinstance(place, _LowBitPlace)]
+        path = kept_forms.entry_path(self.checkpoint, self.held, forms)
+        is_kept = path is not None and self._from_kept(path, forms)
+        self._fill_places([one for one in self._places if not (is_kept and isinstance(one, _LowBitPlace))], progress)
+        if path is not None and not is_kept:
+            refused = kept_forms.keep(path, forms, LOAD_THREADS)
+            told = "are kept" if refused is None else "are not kept"
+            why = f" in {path}" if refused is None else f": {refused}"
+            self.notes.append(f"matrices in few bits {told} for the next start{why}")
+
+    def _from_kept(self, path: Path, forms: Sequence[LowBitMatrix]) -> bool:
+        try:
+            is_there = kept_forms.fill_from(path, forms, LOAD_THREADS)
+        except kept_forms.DamagedEntryError:
+            self.notes.append(f"the matrices in few bits kept in {path} were damaged: made again")
+            return False
+        if is_there:
+            self.notes.append(f"matrices in few bits as kept in {path}")
+        return is_there
+
+    def _fill_places(self, places: Sequence[_PlainPlace | _LowBitPlace], progress: Progress | None) -> None:
+        total = sum(place.num_bytes for place in places)
         done = 0
         with ThreadPoolExecutor(LOAD_THREADS, thread_name_prefix="load") as threads:
-            for place, _ in zip(self._places, threads.map(lambda place: place.fill(), self._places), strict=True):
+            for place, _ in zip(places, threads.map(lambda place: place.fill(), places), strict=True):
                 done += place.num_bytes
                 if progress is not None:
                     progress(done, total)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-            if self.code is not None:
+            if self.held.codes:
                 torch.cuda.empty_cache()  # what matrices came in
 
 

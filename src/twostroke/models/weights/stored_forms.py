@@ -3,6 +3,7 @@ Every method's files come to these few forms. How a file names and packs its par
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -191,6 +192,55 @@ class ScaledTensor(WeightTensor):
         share = self.stored_bytes * (stop - start) // max(1, self.num_rows)
         shape, first = (stop - start, self.shape[-1]), self._start + start
         return ScaledTensor(self.name, shape, share, self._frame, self._codes_of, self.activations, first)
+
+    @property
+    def column_unit(self) -> int:
+        own = self._frame
+        together = 1 if own.group_of_input is not None or own.scales.shape[1] == 1 else own.group_size
+        return math.lcm(together, self.kind.block_values)
+
+    def columns(self, start: int, stop: int) -> ScaledTensor:
+        own, codes_of, first_row = self.outline, self._codes_of, self._start
+        first, last = self.kind.row_bytes(start), self.kind.row_bytes(stop)
+        groups = slice(None)
+        if own.group_of_input is None and own.scales.shape[1] > 1:
+            groups = slice(start // own.group_size, -(-stop // own.group_size))
+
+        def own_codes(begin: int, end: int) -> Bytes:
+            return codes_of(first_row + begin, first_row + end)[:, first:last]
+
+        shape = (self.num_rows, stop - start)
+        frame = replace(
+            own,
+            shape=shape,
+            codes=np.empty((self.num_rows, 0), dtype=np.uint8),
+            scales=own.scales[:, groups],
+            zeros=own.zeros if own.zeros is None or own.zeros.shape[1] == 1 else own.zeros[:, groups],
+            group_of_input=None if own.group_of_input is None else own.group_of_input[start:stop],
+        )
+        share = self.stored_bytes * (stop - start) // max(1, self.shape[-1])
+        return ScaledTensor(self.name, shape, share, frame, own_codes, self.activations)
+
+    def every(self, first: int, step: int) -> ScaledTensor:
+        count = len(range(first, self.num_rows, step))
+        own, begin, codes_of = self.outline, self._start + first, self._codes_of
+        scales = own.scales
+        if own.rows_per_scale > 1:
+            scales = np.repeat(scales, own.rows_per_scale, axis=0)[: self.num_rows]
+        zeros = None if own.zeros is None else own.zeros[first::step]
+        shape, empty = (count, self.shape[-1]), np.empty((count, 0), dtype=np.uint8)
+        frame = replace(own, shape=shape, codes=empty, scales=scales[first::step], rows_per_scale=1, zeros=zeros)
+
+        def own_codes(start: int, stop: int) -> Bytes:
+            if stop <= start:
+                return codes_of(begin, begin)
+            return codes_of(begin + start * step, begin + (stop - 1) * step + 1)[::step]
+
+        share = self.stored_bytes * count // max(1, self.num_rows)
+        return ScaledTensor(self.name, shape, share, frame, own_codes, self.activations)
+
+    def turned(self) -> WeightTensor:
+        raise NotImplementedError("no folder that is quantised holds inputs before outputs")
 
     def flat(self) -> ScaledTensor:
         return self.rows(0, self.num_rows)

@@ -107,6 +107,37 @@ class WeightTensor:
         """A view of some rows of a matrix: how fused projections are split."""
         return WeightTensor(self.name, self.kind, (stop - start, *self.shape[1:]), self.data[start:stop])
 
+    @property
+    def column_unit(self) -> int:
+        """Columns are cut at multiples of it: numbers that share a block stay together."""
+        return self.kind.block_values
+
+    def columns(self, start: int, stop: int) -> WeightTensor:
+        """A view of some inputs of a matrix, at multiples of `column_unit`, or up to its end."""
+        first, last = self.kind.row_bytes(start), self.kind.row_bytes(stop)
+        return WeightTensor(self.name, self.kind, (self.shape[0], stop - start), self.data[:, first:last])
+
+    def cut(self, axis: int, start: int, stop: int) -> WeightTensor:
+        """A view of some rows (axis 0) or inputs (axis 1) of a matrix, or of some numbers of a vector."""
+        if len(self.shape) == 1:
+            first, last = self.kind.row_bytes(start), self.kind.row_bytes(stop)
+            return WeightTensor(self.name, self.kind, (stop - start,), self.data[:, first:last])
+        return self.rows(start, stop) if axis == 0 else self.columns(start, stop)
+
+    def every(self, first: int, step: int) -> WeightTensor:
+        """A view of every `step`th row, or number of a vector, from the first named one on."""
+        count = len(range(first, self.shape[0], step))
+        if len(self.shape) > 1:
+            return WeightTensor(self.name, self.kind, (count, *self.shape[1:]), self.data[first::step])
+        numbers = self.data.reshape(self.shape[0], self.kind.block_bytes)[first::step]
+        return WeightTensor(self.name, self.kind, (count,), numbers.reshape(1, -1))
+
+    def turned(self) -> WeightTensor:
+        """A copy of a matrix of floats with rows and columns exchanged."""
+        rows, columns = self.shape
+        numbers = self.data.reshape(rows, columns, self.kind.block_bytes).swapaxes(0, 1)
+        return WeightTensor(self.name, self.kind, (columns, rows), numbers.reshape(columns, -1))
+
     def take_rows(self, order: npt.NDArray[np.intp]) -> WeightTensor:
         """A copy with the rows in another order."""
         return WeightTensor(self.name, self.kind, (len(order), *self.shape[1:]), self.data[order])

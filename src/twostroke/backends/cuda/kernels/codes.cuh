@@ -3,6 +3,9 @@
 //   12  bfloat16 in twelve bits (packing.py)
 //    8  float8 (e4m3), by rows, in an order of inputs that gives a thread sixteen bytes of a row (eight_bits.py)
 //    4  whole numbers of four bits (four_bits.py), with SCALES scales of each row in a round; OFFSETS: and as many offsets
+//    5  numbers and scales as a file has them (grouped_numbers.py): HIGH bits above the lowest four, FLOAT8 or whole;
+//       SCALE_TYPE 0 float16, 1 bfloat16, 2 float32, 3 signed bytes beside a float16 of the round; OFFSETS 0 none, 1 that
+//       is added, 2 the number that stands for nothing
 // UNIT_BYTES are those of 64 rows in a round of DEPTH inputs. Sums are brought back by what was taken off the weights'
 // exponents (TAKEN_OFF). STEPS: those that are unpacked together.
 
@@ -70,6 +73,122 @@ __device__ __forceinline__ void unpack_steps(u32 (&words)[STEPS][4], u32 unit, u
     words[step][1] = two_weights(below);
     words[step][2] = two_weights(above << 8);
     words[step][3] = two_weights(below << 8);
+  }
+}
+
+#elif CODE == 5
+
+constexpr u32 DEPTH = 128;
+constexpr u32 LOW_BYTES = 64 * DEPTH / 2, HIGH_BYTES = 64 * DEPTH * HIGH / 8;
+constexpr u32 KINDS = OFFSETS ? 2 : 1;
+constexpr bool TWO_LEVELS = SCALE_TYPE == 3;
+constexpr u32 VALUE_BYTES = SCALE_TYPE == 2 ? 4 : 2;
+constexpr u32 SCALE_BYTES = TWO_LEVELS ? KINDS * 64 * (2 + SCALES) : SCALES * KINDS * 64 * VALUE_BYTES;
+constexpr u32 UNIT_BYTES = LOW_BYTES + HIGH_BYTES + SCALE_BYTES;
+constexpr bool HAS_FACTORS = false;
+// A whole number is a subnormal float32 as it lies in the upper half of a word, in units of 2^-133; a float8's bits are one
+// that is 2^120 times too small. Scales are 2^73 or 2^60 times as large, so that all weights are 2^60 times too small:
+// float32 is exact there, and bfloat16 rounds as it would in place.
+constexpr float TAKEN_OFF = 1.152921504606847e18f;                             // 2^60
+constexpr float SCALED_UP = FLOAT8 ? 1.152921504606847e18f : 9.44473296573929e21f;  // 2^60, 2^73
+constexpr float OFFSETS_DOWN = 8.673617379884035e-19f;                         // 2^-60
+
+struct Scale {
+  float factor, offset;
+};
+
+__device__ __forceinline__ float float_of_half(u32 bits) {
+  return __uint_as_float((bits & 0x8000) << 16 | (bits & 0x7FFF) << 13) * 5.192296858534828e33f;  // 2^112
+}
+
+// Of two halves of a word.
+__device__ __forceinline__ float float_of(u32 both, u32 half) {
+  if constexpr (SCALE_TYPE == 1) return __uint_as_float(half ? both & 0xFFFF0000 : both << 16);
+  return float_of_half(half ? both >> 16 : both & 0xFFFF);
+}
+
+// Of four bytes, as 2^23 has them in its mantissa.
+__device__ __forceinline__ float signed_byte(u32 bytes, u32 at) {
+  return __uint_as_float(__byte_perm(bytes ^ 0x80808080, 0x4B000000, 0x7540 | at)) - 8388736.0f;
+}
+
+// Of a group in a round, and of the two rows that a thread has. `rows`: where they stand among a unit's 64.
+__device__ __forceinline__ void load_scales(Scale (&found)[2], u32 scales, u32 rows, u32 group) {
+  if constexpr (TWO_LEVELS) {
+    u32 tops = load_word(scales + rows * 2), low_tops = OFFSETS ? load_word(scales + 128 + rows * 2) : 0;
+    u32 from = scales + KINDS * 128 + group / 2 * (KINDS * 128) + rows * 2;
+    u32 bytes = load_word(from), low_bytes = OFFSETS ? load_word(from + 128) : 0;
+#pragma unroll
+    for (u32 half = 0; half < 2; half++) {
+      found[half].factor = float_of_half(tops >> half * 16 & 0xFFFF) * SCALED_UP * signed_byte(bytes, half * 2 + group % 2);
+      found[half].offset = float_of_half(low_tops >> half * 16 & 0xFFFF) * OFFSETS_DOWN;
+      found[half].offset *= -signed_byte(low_bytes, half * 2 + group % 2);
+    }
+  } else {
+    u32 from = scales + (group * KINDS * 64 + rows) * VALUE_BYTES;
+    constexpr u32 FURTHER = 64 * VALUE_BYTES;
+    u32 both = load_word(from), both_offsets = OFFSETS ? load_word(from + FURTHER) : 0;
+#pragma unroll
+    for (u32 half = 0; half < 2; half++) {
+      if constexpr (SCALE_TYPE == 2) {
+        found[half].factor = __uint_as_float(half ? load_word(from + 4) : both);
+        found[half].offset = OFFSETS ? __uint_as_float(half ? load_word(from + FURTHER + 4) : both_offsets) : 0.0f;
+      } else {
+        found[half].factor = float_of(both, half);
+        found[half].offset = OFFSETS ? float_of(both_offsets, half) : 0.0f;
+      }
+      found[half].factor *= SCALED_UP;
+      if constexpr (OFFSETS == 1) found[half].offset *= OFFSETS_DOWN;
+    }
+  }
+  if constexpr (OFFSETS != 1) {
+    constexpr float UNIT = 9.183549615799121e-41f;  // 2^-133
+#pragma unroll
+    for (u32 half = 0; half < 2; half++) {
+      float zero = OFFSETS == 2 ? found[half].offset : FLOAT8 ? 0.0f : (float)(8 << HIGH);
+      found[half].offset = -(zero * found[half].factor) * UNIT;
+    }
+  }
+}
+
+// Two weights of a row: neighbours, in the halves of a word.
+__device__ __forceinline__ u32 two_weights(u32 numbers, const Scale& scale) {
+  if constexpr (FLOAT8) numbers = (numbers & 0x00800080) << 8 | (numbers & 0x007F007F) << 4;
+  float first = fmaf(__uint_as_float(numbers << 16), scale.factor, scale.offset);
+  float second = fmaf(__uint_as_float(numbers & 0xFFFF0000), scale.factor, scale.offset);
+  return packed(first, second);
+}
+
+__device__ __forceinline__ void unpack_steps(u32 (&words)[STEPS][4], u32 unit, u32 thread, u32 first_step) {
+  u32 lane = thread % 32, warp = thread / 32, rows = (warp * 8 + lane / 4) * 2;
+  u32 of_thread = warp * (LOW_BYTES / 4) + first_step / 4 * 512 + lane * 16;
+  uint4 numbers = load_sixteen(unit + of_thread);
+  u32 lows[4] = {numbers.x, numbers.y, numbers.z, numbers.w};
+  u32 highs[4] = {0, 0, 0, 0};  // of each step; of two bits, of each two steps; of one, of each four
+  if constexpr (HIGH == 4) {
+    uint4 above = load_sixteen(unit + LOW_BYTES + of_thread);
+    highs[0] = above.x, highs[1] = above.y, highs[2] = above.z, highs[3] = above.w;
+  } else if constexpr (HIGH == 2) {
+    uint4 above = load_sixteen(unit + LOW_BYTES + warp * 512 + lane * 16);
+    highs[0] = above.x, highs[1] = above.y, highs[2] = above.z, highs[3] = above.w;
+  } else if constexpr (HIGH == 1) {
+    highs[0] = load_word(unit + LOW_BYTES + warp * 256 + lane * 8 + first_step / 4 * 4);
+  }
+  Scale scale[2];
+#pragma unroll
+  for (u32 step = 0; step < STEPS; step++) {
+    u32 at = first_step + step, group = at * SCALES / (DEPTH / 16);
+    if (step == 0 || group != (at - 1) * SCALES / (DEPTH / 16)) {
+      load_scales(scale, unit + LOW_BYTES + HIGH_BYTES, rows, group);
+    }
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) {
+      u32 both = lows[at % 4] >> 4 * i & 0x000F000F;
+      if constexpr (HIGH == 4) both |= (highs[at % 4] >> 4 * i & 0x000F000F) << 4;
+      if constexpr (HIGH == 2) both |= (highs[at / 2] >> (at % 2 * 8 + 2 * i) & 0x00030003) << 4;
+      if constexpr (HIGH == 1) both |= (highs[0] >> (at % 4 * 4 + i) & 0x00010001) << 4;
+      words[step][i] = two_weights(both, scale[i % 2]);
+    }
   }
 }
 

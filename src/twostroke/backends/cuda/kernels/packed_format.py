@@ -3,9 +3,12 @@ it takes then. Knows no torch: whoever plans for a card asks here too."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
+from itertools import product as all_of
 from math import prod
-from typing import Final
+from typing import Final, Literal
 
 UNIT_ROWS: Final = 64
 """Rows lie in units, as many as a warp group multiplies at a time."""
@@ -16,6 +19,44 @@ ROUND_BYTES: Final = UNIT_ROWS * DEPTH * 3 // 2
 
 LOW_BIT_DEPTH: Final = 128
 """As DEPTH, of codes of eight bits and fewer."""
+
+
+ScaleType = Literal["f16", "bf16", "f32", "two"]
+"""What a group's scale is held in: a float, or a signed byte beside a float16 that the groups of a round share."""
+Offset = Literal["none", "added", "zero"]
+"""Of a group: the middle number stands for nothing; a float is added; a number of its own stands for nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grouping:
+    """Of codes that hold numbers and scales as a file has them: weights are made in float32 and rounded once, to what
+    the file's weights are in bfloat16 (grouped_numbers.py)."""
+
+    high_bits: int
+    """Of a number, above the lowest four: 0, 1, 2 or 4."""
+    scale: ScaleType
+    offset: Offset = "none"
+    is_float8: bool = False
+    """Numbers are the bits of an e4m3."""
+
+    @property
+    def middle(self) -> int:
+        return 8 << self.high_bits
+
+    @property
+    def kinds(self) -> int:
+        """Of values that a group has."""
+        return 1 if self.offset == "none" else 2
+
+    @property
+    def number_bytes(self) -> int:
+        """Of a round of a unit."""
+        return UNIT_ROWS * LOW_BIT_DEPTH * (4 + self.high_bits) // 8
+
+    def scale_bytes(self, scales: int) -> int:
+        if self.scale == "two":
+            return self.kinds * UNIT_ROWS * (2 + scales)
+        return self.kinds * UNIT_ROWS * scales * (4 if self.scale == "f32" else 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +73,8 @@ class Code:
     scales: int = 0
     """Of a row in a round; 0: a row has one factor, or none."""
     has_offsets: bool = False
+    grouping: Grouping | None = None
+    """None: scales are held in bfloat16, and weights are made in it."""
 
     @property
     def group(self) -> int:
@@ -43,7 +86,11 @@ class Code:
         return self.scales == 0
 
     def constants(self) -> dict[str, int]:
-        return {"CODE": self.number, "SCALES": self.scales, "OFFSETS": int(self.has_offsets)}
+        found = {"CODE": self.number, "SCALES": self.scales, "OFFSETS": int(self.has_offsets)}
+        if (own := self.grouping) is not None:
+            found |= {"OFFSETS": OFFSETS[own.offset], "HIGH": own.high_bits}
+            found |= {"SCALE_TYPE": SCALE_TYPES[own.scale], "FLOAT8": int(own.is_float8)}
+        return found
 
     def rounds(self, width: int) -> int:
         """The last one may be partly of inputs that are not there."""
@@ -70,6 +117,42 @@ FOUR_BITS: Final = tuple(_four_bits(group, has) for group in (128, 64, 32) for h
 INT4: Final = FOUR_BITS[0]
 """What a bfloat16 matrix becomes when it is brought to four bits as it is loaded."""
 LOW_BIT_CODES: Final = (FP8, *FOUR_BITS)
+"""What a matrix may be brought to as it is loaded."""
+SCALE_TYPES: Final[dict[ScaleType, int]] = {"f16": 0, "bf16": 1, "f32": 2, "two": 3}
+OFFSETS: Final[dict[Offset, int]] = {"none": 0, "added": 1, "zero": 2}
+GROUPED: Final = 5
+"""The kernels' number for all that has a `Grouping`."""
+
+
+@cache
+def grouped_code(group: int, grouping: Grouping) -> Code:
+    """Of numbers as a file has them, with a scale for `group` inputs."""
+    scales = LOW_BIT_DEPTH // group
+    bits, letters = 4 + grouping.high_bits, {"f16": "h", "bf16": "b", "f32": "f", "two": "k"}
+    name = f"int{bits}_{group}{letters[grouping.scale]}{grouping.offset.replace('none', '')[:1]}"
+    unit_bytes = grouping.number_bytes + grouping.scale_bytes(scales)
+    name = f"fp8_{group}" if grouping.is_float8 else name
+    return Code(name, GROUPED, LOW_BIT_DEPTH, unit_bytes, scales, grouping.offset != "none", grouping)
+
+
+def _grouped_codes() -> Iterator[Code]:
+    floats: tuple[ScaleType, ...] = ("f16", "bf16", "f32")
+    offsets: tuple[Offset, ...] = ("none", "zero")
+    for group, scale, offset, high in all_of((128, 64, 32), floats, offsets, (0, 4)):  # folders
+        yield grouped_code(group, Grouping(high, scale, offset))
+    for group in (128, 64, 32):
+        yield grouped_code(group, Grouping(4, "f32", is_float8=True))
+    for high in (0, 1, 4):  # GGUF's blocks of 32, of which those without a minimum are above, but for five bits
+        yield grouped_code(32, Grouping(high, "f16", "added"))
+    yield grouped_code(32, Grouping(1, "f16"))
+    for group, high, offset in ((32, 0, "added"), (32, 1, "added"), (16, 2, "none"), (16, 2, "added")):  # of 256
+        yield grouped_code(group, Grouping(high, "two", offset))
+    for group in (32, 16):  # which hold all of those
+        yield grouped_code(group, Grouping(4, "f32", "added"))
+
+
+GROUPED_CODES: Final = tuple(_grouped_codes())
+"""What weights that are stored in few bits are held in."""
 
 
 def units_of(rows: int) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from twostroke.backends.cuda.kernels.cluster_tiles import ClusterProducts
 from twostroke.backends.cuda.kernels.expert_tiles import FewExperts, GroupedExperts, HopperExperts, PackedExperts
 from twostroke.backends.cuda.kernels.gemv_config import GemvProducts
-from twostroke.backends.cuda.kernels.packed_format import FOUR_BITS, FP8, LOW_BIT_CODES, Code
+from twostroke.backends.cuda.kernels.packed_format import FOUR_BITS, FP8, GROUPED_CODES, LOW_BIT_CODES, Code
 from twostroke.backends.cuda.kernels.packed_tiles import PackedProducts
 from twostroke.backends.cuda.kernels.product import Card, Kernel, Product, Settings
 
@@ -66,8 +66,9 @@ class UnpackedProducts:
 FLOAT8_BY_RULE = 64
 """Rows up to which float8 weights are brought to bfloat16 where no table says otherwise."""
 CUBLAS, GROUPED_EXPERTS = CublasProducts(), GroupedExperts()
-FEW_LOW_BIT = (PackedProducts(FP8, FLOAT8_BY_RULE), *(PackedProducts(code) for code in FOUR_BITS))
-LOW_BIT: tuple[Kernel, ...] = (*FEW_LOW_BIT, ScaledProducts(), *(UnpackedProducts(code) for code in LOW_BIT_CODES))
+FEW_LOW_BIT = (PackedProducts(FP8, FLOAT8_BY_RULE), *(PackedProducts(code) for code in (*FOUR_BITS, *GROUPED_CODES)))
+UNPACKED = tuple(UnpackedProducts(code) for code in (*LOW_BIT_CODES, *GROUPED_CODES))
+LOW_BIT: tuple[Kernel, ...] = (*FEW_LOW_BIT, ScaledProducts(), *UNPACKED)
 ANYWHERE: tuple[Kernel, ...] = (*LOW_BIT, CUBLAS, GROUPED_EXPERTS)
 """What computes a product, of weights in its form, that no table has a line for: the first that takes it, by a rule of
 its own. The last of each form takes it on any card."""

@@ -1,0 +1,168 @@
+"""Which of a model's matrices are held in few bits, and in which code: what was asked for, or what suits the numbers
+and scales that a file has. A matrix of several tensors has one code that holds all of them, without an error. Knows no
+torch: a plan asks here too."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from twostroke.backends.cuda.kernels.packed_format import (
+    FOUR_BITS,
+    FP8,
+    GROUPED_CODES,
+    INT4,
+    LOW_BIT_DEPTH,
+    Code,
+    Grouping,
+    Offset,
+    ScaleType,
+    grouped_code,
+)
+from twostroke.core.formats import STORED, Formats
+from twostroke.models.checkpoint import Checkpoint
+from twostroke.models.weights.stored_forms import ScaledTensor, ScaleKind
+from twostroke.models.weights.tensor import WeightKind, WeightTensor
+
+QUANTISED_TO = {"fp8": FP8, "int4": INT4}
+"""What layers' matrices are brought to as they are loaded, by the name of `Formats.weights`."""
+BLOCKS: Mapping[WeightKind, tuple[int, Grouping]] = {
+    WeightKind.Q8_0: (32, Grouping(4, "f16")),
+    WeightKind.Q4_0: (32, Grouping(0, "f16")),
+    WeightKind.Q4_1: (32, Grouping(0, "f16", "added")),
+    WeightKind.Q5_0: (32, Grouping(1, "f16")),
+    WeightKind.Q5_1: (32, Grouping(1, "f16", "added")),
+    WeightKind.Q4_K: (32, Grouping(0, "two", "added")),
+    WeightKind.Q5_K: (32, Grouping(1, "two", "added")),
+    WeightKind.Q6_K: (16, Grouping(2, "two")),
+}
+"""GGUF's kinds that there is a code for: inputs that share a scale, and how numbers and scales are held."""
+_SCALE_TYPES: Mapping[ScaleKind, ScaleType] = {ScaleKind.F16: "f16", ScaleKind.BF16: "bf16"}
+
+
+def is_low_bit(formats: Formats) -> bool:
+    """Whether layers' matrices are held in fewer bits than they are computed with."""
+    return formats.weights == STORED or formats.weights in QUANTISED_TO
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """How layers' matrices are held, by their names; one that is not there, in the type that is computed in."""
+
+    codes: Mapping[str, Code] = field(default_factory=dict)
+    with_order: frozenset[str] = frozenset()
+    """Those whose inputs have an order of their own."""
+    declined: Mapping[str, str] = field(default_factory=dict)
+    """Why one that is stored in few bits is not held so."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is held as stored and what is not, for a user to read."""
+        found = Counter(code.name for code in self.codes.values())
+        told = [f"{count} matrices in {name}" for name, count in found.most_common()]
+        reasons = Counter(self.declined.values())
+        return tuple(told) + tuple(f"{count} brought to bf16: {why}" for why, count in reasons.most_common())
+
+
+AS_COMPUTED = Held()
+
+
+def all_held_in(code: Code | None) -> Held:
+    """Of one matrix that stands for all; None: in the type that is computed in."""
+    return AS_COMPUTED if code is None else Held({"": code})
+
+
+def stored_held(checkpoint: Checkpoint, matrices: Iterable[tuple[str, tuple[str, ...]]]) -> Held:
+    """`matrices`: of the layers', their names and those of their tensors."""
+    codes, with_order, declined = {}, set(), {}
+    for name, tensors in matrices:
+        found = code_for([checkpoint.tensors[tensor] for tensor in tensors])
+        if isinstance(found, str):
+            declined[name] = found
+            continue
+        codes[name] = found
+        if order_of(checkpoint.tensors[tensors[0]]) is not None:
+            with_order.add(name)
+    return Held(codes, frozenset(with_order), declined)
+
+
+def code_for(tensors: Sequence[WeightTensor]) -> Code | str:
+    """What holds these tensors, joined by rows, as they are; or why nothing does."""
+    if all(_is_by_row(tensor) for tensor in tensors):
+        return FP8
+    orders = [order_of(tensor) for tensor in tensors]
+    if not all(_are_equal(orders[0], order) for order in orders):
+        return "parts of one matrix have inputs in different orders"
+    found = []
+    for tensor in tensors:
+        nature = _nature(tensor)
+        if isinstance(nature, str):
+            return nature
+        found.append(nature)
+    plain = Grouping(0, "bf16")
+    if orders[0] is None and all(grouping == plain for _, grouping in found):
+        group = min(size for size, _ in found)
+        return next(code for code in FOUR_BITS if code.group == group and not code.has_offsets)
+    return _joined(found)
+
+
+Order = npt.NDArray[np.intp]
+
+
+def _are_equal(one: Order | None, other: Order | None) -> bool:
+    return one is other if one is None or other is None else np.array_equal(one, other)
+
+
+def order_of(tensor: WeightTensor) -> Order | None:
+    """Inputs in the order of their groups, where groups do not follow one another."""
+    if not isinstance(tensor, ScaledTensor) or (groups := tensor.outline.group_of_input) is None:
+        return None
+    return np.argsort(groups, kind="stable")
+
+
+def _is_by_row(tensor: WeightTensor) -> bool:
+    """Float8 with a scale a row or fewer, whose inputs are meant to be float8 as well."""
+    if not isinstance(tensor, ScaledTensor) or tensor.kind is not WeightKind.FP8 or tensor.activations is None:
+        return False
+    return tensor.outline.scales.shape[1] == 1
+
+
+def _nature(tensor: WeightTensor) -> tuple[int, Grouping] | str:
+    if tensor.kind in BLOCKS:
+        return BLOCKS[tensor.kind]
+    if not isinstance(tensor, ScaledTensor):
+        what = "has no form on this backend" if tensor.kind.is_quantised else "is not in few bits"
+        return f"{tensor.kind.name} {what}"
+    if tensor.kind not in (WeightKind.FP8, WeightKind.INT8, WeightKind.INT4):
+        return f"{tensor.kind.name.removesuffix('_PARTS')} has no form on this backend"
+    parts = tensor.outline
+    group = LOW_BIT_DEPTH if parts.group_size >= parts.shape[1] else parts.group_size
+    group = LOW_BIT_DEPTH if group % LOW_BIT_DEPTH == 0 else group
+    if group not in (128, 64, 32):
+        return f"groups of {group} inputs have no form on this backend, those of 32, 64 and 128 have"
+    if parts.group_of_input is not None and (np.bincount(parts.group_of_input) != parts.group_size).any():
+        return "an order of inputs leaves groups of different sizes"
+    if tensor.kind is WeightKind.FP8:
+        return group, Grouping(4, "f32", is_float8=True)
+    scale = "f32" if parts.global_scale is not None else _SCALE_TYPES.get(parts.scale_kind, "f32")
+    return group, Grouping(0 if tensor.kind is WeightKind.INT4 else 4, scale, "none" if parts.zeros is None else "zero")
+
+
+def _joined(found: Sequence[tuple[int, Grouping]]) -> Code | str:
+    """The code of fewest bits that holds all of them."""
+    group, groupings = min(size for size, _ in found), {grouping for _, grouping in found}
+    if len({grouping.is_float8 for grouping in groupings}) > 1:
+        return "parts of one matrix are float8 and whole numbers"
+    highs, scales = {grouping.high_bits for grouping in groupings}, {grouping.scale for grouping in groupings}
+    offsets = {grouping.offset for grouping in groupings}
+    offset: Offset = "zero" if "zero" in offsets else "added"
+    if len(offsets) == len(highs) == 1:
+        offset = next(iter(offsets))
+    scale = next(iter(scales)) if len(scales) == 1 else "f32"
+    is_float8 = any(grouping.is_float8 for grouping in groupings)
+    code = grouped_code(group, Grouping(max(highs), scale, offset, is_float8))
+    return code if code in GROUPED_CODES else grouped_code(min(group, 32), Grouping(4, "f32", "added"))
