@@ -28,14 +28,15 @@ def layout_for(spec: ModelSpec, num_tokens: int, block_size: int, num_sequences:
 class Driver:
     """One sequence on a backend."""
 
-    def __init__(self, backend: HostBackend, token_ids: list[int], seq_id: int = 0) -> None:
+    def __init__(self, backend: HostBackend, token_ids: list[int], seq_id: int = 0, among: range | None = None) -> None:
+        """`among`: the blocks it may have, of each group; None: all of them."""
         self.backend, self.token_ids, self.seq_id = backend, token_ids, seq_id
         self.position = 0
         layout = backend.layout
         num_blocks = layout.blocks_for(len(token_ids))
         grants = []
         for index, group in enumerate(layout.groups):
-            ids = random.Random(seq_id + index).sample(range(group.num_blocks), num_blocks)
+            ids = random.Random(seq_id + index).sample(among or range(group.num_blocks), num_blocks)
             grants.append(BlockGrant(seq_id, index, 0, tuple(ids)))
         join = RowJoin(seq_id, Request(str(seq_id), tuple(token_ids)))
         backend.rows.update(Step(0, joins=(join,), grants=tuple(grants)))
@@ -55,6 +56,14 @@ class Driver:
         row.last_token, row.length = self.token_ids[self.position], self.position + 1
         return DecodeSlot(self.seq_id, self.position)
 
+    def share(self, other: Driver, num_blocks: int) -> None:
+        """Begin behind what another sequence has computed of the same tokens: on a prefix hit."""
+        for own, theirs in zip(
+            self.backend.rows[self.seq_id].tables, self.backend.rows[other.seq_id].tables, strict=True
+        ):
+            own[:num_blocks] = theirs[:num_blocks]
+        self.position = num_blocks * self.backend.layout.block_size
+
     def leave(self) -> None:
         self.backend.rows.update(Step(2, leaves=(self.seq_id,)))
 
@@ -70,6 +79,21 @@ class Driver:
             if group.window is not None:
                 oldest = max(0, self.position - group.window + 1)  # the next query reads nothing before it
                 table[: oldest // layout.block_size] = NO_BLOCK
+
+
+def logits_on_a_prefix_hit(backend: HostBackend, token_ids: list[int], num_blocks: int) -> Logits:
+    """Those behind so many blocks that another sequence has computed; of the rest, half is a chunk."""
+    half = backend.layout.groups[0].num_blocks // 2
+    first = Driver(backend, token_ids, 0, range(half))
+    second = Driver(backend, token_ids, 1, range(half, 2 * half))
+    first.prefill(num_blocks * backend.layout.block_size)
+    second.share(first, num_blocks)
+    parts = [second.prefill((len(token_ids) - second.position) // 2)]
+    while second.position < len(token_ids):
+        parts.append(second.decode())
+    first.leave()
+    second.leave()
+    return np.concatenate(parts)
 
 
 def logits_by_prefill(backend: HostBackend, token_ids: list[int], chunk_sizes: list[int]) -> Logits:

@@ -78,3 +78,17 @@ def test_an_engine_is_built_by_whoever_has_what_was_asked_for_and_says_why(
         assert any(note.startswith("backend reference: the fastest") and "not cpu: " in note for note in assembly.notes)
     finally:
         assembly.engine.close()
+
+
+@pytest.mark.usefixtures("no_cuda")
+def test_ranks_are_never_given_a_slower_backend_in_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = load_checkpoint(make_tiny("llama", tmp_path)[0])
+    factory, _ = backends.choose("auto", checkpoint, ranks=2)
+    assert factory.name == "cpu"
+    sentence = "the cpu backend runs this model, but not with --tensor-parallel 4: 4 heads cannot .* for 2"
+    with pytest.raises(BackendError, match=f"^{sentence} ranks; --backend names another$"):
+        backends.choose("auto", checkpoint, ranks=4)  # the reference would
+    assert backends.choose("reference", checkpoint, ranks=4)[0].name == "reference"
+    monkeypatch.setattr("twostroke.backends.cuda.FACTORY.supports", lambda checkpoint: None)
+    with pytest.raises(BackendError, match=r"^the cuda backend .* with --tensor-parallel 2: it does not share"):
+        backends.choose("auto", checkpoint, ranks=2)

@@ -15,6 +15,7 @@ from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.random_weights import random_tensors
 from twostroke.models.rope_spec import RopeSpec
 from twostroke.models.spec import (
+    ClampedGate,
     DenseMlp,
     GroupedAttention,
     LatentAttention,
@@ -22,10 +23,12 @@ from twostroke.models.spec import (
     ModelSpec,
     MoeSpec,
     RecurrentMixer,
+    Routing,
 )
 from twostroke.models.weights.tensor import WeightKind
 
 ATTENTION, MLP = GroupedAttention(4, 2, 16, RopeSpec(1e4, 16)), DenseMlp(96)
+LATENT = LatentAttention(4, 32, 16, 16, 16, RopeSpec(1e4, 16))
 LAYER = LayerSpec(ATTENTION, MLP)
 
 
@@ -37,12 +40,7 @@ def checkpoint_of(*layers: LayerSpec, **ends: bool) -> Checkpoint:
 @pytest.mark.parametrize(
     ("layer", "sentence"),
     [
-        (replace(LAYER, attention=LatentAttention(4, 32, 16, 16, 16)), "it has no latent attention"),
         (replace(LAYER, attention=RecurrentMixer(640)), "it has no layers that keep a state"),
-        (replace(LAYER, attention=replace(ATTENTION, has_sinks=True)), "it has no attention with sinks"),
-        (replace(LAYER, mlp=MoeSpec(4, 2, 32, shared=MLP)), "it has no experts that every token meets"),
-        (replace(LAYER, mlp=MoeSpec(4, 2, 32, router_bias=True)), "no router with a bias"),
-        (replace(LAYER, mlp=MoeSpec(4, 2, 32, has_bias=True)), "have a gate and no biases"),
         (replace(LAYER, mlp=DenseMlp(96, is_gated=False)), "have a gate and no biases"),
         (replace(LAYER, is_parallel=True), "a norm before each block"),
         (replace(LAYER, norm_bias=True), "a norm before each block"),
@@ -53,6 +51,36 @@ def test_every_backend_declines_what_none_computes(layer: LayerSpec, sentence: s
     checkpoint = checkpoint_of(LAYER, layer)
     for reason in (REFERENCE.supports(checkpoint), CPU.supports(checkpoint), cuda._unsupported_shape(checkpoint)):
         assert reason is not None and sentence in reason
+
+
+@pytest.mark.parametrize(
+    ("layer", "sentence"),
+    [
+        (replace(LAYER, attention=LATENT), "it has no latent attention"),
+        (replace(LAYER, mlp=MoeSpec(4, 2, 32, shared=MLP)), "it has no experts that every token meets"),
+    ],
+)
+def test_what_the_reference_alone_computes_is_declined_by_others(layer: LayerSpec, sentence: str) -> None:
+    checkpoint = checkpoint_of(LAYER, layer)
+    assert REFERENCE.supports(checkpoint) is None
+    for reason in (CPU.supports(checkpoint), cuda._unsupported_shape(checkpoint)):
+        assert reason is not None and sentence in reason
+
+
+@pytest.mark.parametrize(
+    ("layer", "sentence"),
+    [
+        (replace(LAYER, attention=replace(ATTENTION, has_sinks=True)), "it has no attention with sinks"),
+        (replace(LAYER, mlp=MoeSpec(4, 2, 32, router_bias=True)), "a softmax without a bias"),
+        (replace(LAYER, mlp=MoeSpec(4, 2, 32, routing=Routing("sigmoid"))), "a softmax without a bias"),
+        (replace(LAYER, mlp=MoeSpec(4, 2, 32, has_bias=True)), "no biases and no clamped gates"),
+        (replace(LAYER, mlp=MoeSpec(4, 2, 32, clamp=ClampedGate())), "no biases and no clamped gates"),
+    ],
+)
+def test_what_hosts_alone_compute_is_declined_on_cards(layer: LayerSpec, sentence: str) -> None:
+    checkpoint = checkpoint_of(layer, layer)
+    assert REFERENCE.supports(checkpoint) is CPU.supports(checkpoint) is None
+    assert sentence in str(cuda._unsupported_shape(checkpoint))
 
 
 @pytest.mark.parametrize("end", ["final_norm_bias", "head_bias"])

@@ -17,8 +17,9 @@ from tests.models.tiny_checkpoints import make_tiny, variants
 from tests.models.tiny_gguf import write_gguf
 
 from twostroke.core.errors import ModelError
+from twostroke.models.canonical import canonical_tensors
 from twostroke.models.families import family_of_gguf
-from twostroke.models.loading import canonical_tensors, load_checkpoint
+from twostroke.models.loading import load_checkpoint
 from twostroke.models.weights.gguf import open_gguf
 from twostroke.models.weights.safetensors import open_folder
 from twostroke.models.weights.tensor import WeightTensor
@@ -235,7 +236,7 @@ def test_gguf_gemma3_patterns(tmp_path: Path) -> None:
         ('{"architectures": []}', "architectures must be a list of one name"),
         ('{"architectures": ["A", "B"]}', "architectures must be a list of one name"),
         ('{"architectures": "LlamaForCausalLM"}', "architectures must be a list of one name"),
-        ('{"architectures": ["BertModel"]}', "'BertModel' is not supported; known are: Gemma2ForCausalLM"),
+        ('{"architectures": ["BertModel"]}', "'BertModel' is not supported; known are: DeepseekV2ForCausalLM"),
         ('{"architectures": ["LlamaForCausalLM"]}', "is missing"),
     ],
 )
@@ -271,7 +272,7 @@ def test_a_gguf_file_of_an_unknown_architecture(tmp_path: Path) -> None:
         writer.write_tensors_to_file()
         writer.close()
         with pytest.raises(
-            ModelError, match="'mamba' is not supported; known are: gemma2" if value else "must be a str"
+            ModelError, match="'mamba' is not supported; known are: deepseek2" if value else "must be a str"
         ):
             load_checkpoint(path)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.backends.driver import layout_for, logits_by_prefill
-from tests.models.tiny_checkpoints import dense_variants, make_tiny, variants
+from tests.models.tiny_checkpoints import cpu_variants, dense_variants, make_tiny, variants
 
 from bench.tokens_alike import read_prompt
 from twostroke import LLM, SamplingParams
@@ -38,7 +38,7 @@ def test_every_family_runs_where_it_is_supported(variant: str, tmp_path: Path) -
     checkpoint = random_checkpoint(config_alone(variant, tmp_path), WeightKind.Q4_1)
     assert {name: tensor.shape for name, tensor in checkpoint.tensors.items()} == checkpoint.spec.tensor_shapes()
     supporting = [factory for factory in (CPU, REFERENCE) if factory.supports(checkpoint) is None]
-    assert len(supporting) == (2 if variant in dense_variants() else 1)
+    assert len(supporting) == (2 if variant in cpu_variants() else 1)
     found = []
     for factory in supporting:
         layout = layout_for(checkpoint.spec, len(TOKENS), 16)
@@ -46,7 +46,10 @@ def test_every_family_runs_where_it_is_supported(variant: str, tmp_path: Path) -
         found.append(logits_by_prefill(backend, TOKENS, [len(TOKENS)]))
         backend.close()
     assert np.isfinite(found[0]).all() and found[-1].std() > 0.05
-    assert np.sqrt(((found[0] - found[-1]) ** 2).mean()) < 0.05 * found[-1].std()
+    # By rows: where activations are rounded, a token that is about as near to two experts may go to the other one.
+    difference = np.sqrt(((found[0] - found[-1]) ** 2).mean(axis=-1))
+    assert np.median(difference) < 0.05 * found[-1].std()
+    assert variant not in dense_variants() or difference.max() < 0.1 * found[-1].std()
 
 
 def test_routers_are_not_quantised(tmp_path: Path) -> None:
@@ -123,7 +126,7 @@ def test_experts_run_on_the_first_backend_that_has_them(tmp_path: Path) -> None:
         (result,) = llm.generate(TOKENS, SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True))
         assert len(result.token_ids) == 5
         (note,) = [note for note in llm.assembly.notes if note.startswith("backend ")]
-        assert "cpu: it has no kernels for a mixture of experts" in note
+        assert note.startswith("backend cpu: the fastest that supports this model")
 
 
 def test_what_is_no_config_is_refused(tmp_path: Path) -> None:

@@ -73,6 +73,12 @@ def _qwen3_moe(**settings: Any) -> PreTrainedModel:
     return transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**{**_SIZES, **own, **settings}))
 
 
+def _qwen2_moe(**settings: Any) -> PreTrainedModel:
+    own = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    own |= {"shared_expert_intermediate_size": 64}
+    return transformers.Qwen2MoeForCausalLM(transformers.Qwen2MoeConfig(**{**_SIZES, **own, **settings}))
+
+
 def _mixtral(**settings: Any) -> PreTrainedModel:
     own = {"num_local_experts": 4, "num_experts_per_tok": 2}
     return transformers.MixtralForCausalLM(transformers.MixtralConfig(**{**_SIZES, **own, **settings}))
@@ -118,6 +124,89 @@ def _phi3(**settings: Any) -> PreTrainedModel:
     return transformers.Phi3ForCausalLM(transformers.Phi3Config(**{**_SIZES, "sliding_window": None, **settings}))
 
 
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10_000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": ORIGINAL_CONTEXT,
+    "beta_fast": 8.0,
+    "beta_slow": 1.0,
+}
+SHARP_ROPE = {**_YARN, "mscale": 0.7, "mscale_all_dim": 1.0}
+"""As DeepSeek's: scores are sharpened, and rotations by the quotient of the two."""
+_LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 64,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+    "rope_parameters": SHARP_ROPE,
+}
+_GROUPS = {"n_group": 4, "topk_group": 2}
+
+
+def _deepseek_v2(**settings: Any) -> PreTrainedModel:
+    own = {**_SIZES, **_LATENT, **settings}
+    return transformers.DeepseekV2ForCausalLM(transformers.DeepseekV2Config(**own))
+
+
+def _deepseek_v3(**settings: Any) -> PreTrainedModel:
+    own = {**_SIZES, **_LATENT, **_GROUPS, **settings}
+    return transformers.DeepseekV3ForCausalLM(transformers.DeepseekV3Config(**own))
+
+
+def _glm4_moe_lite(**settings: Any) -> PreTrainedModel:
+    own = {**_SIZES, **_LATENT, "n_group": 1, "topk_group": 1, "n_shared_experts": 1, **settings}
+    own = {name: value for name, value in own.items() if name not in ("rope_parameters", "first_k_dense_replace")}
+    return transformers.Glm4MoeLiteForCausalLM(transformers.Glm4MoeLiteConfig(**own))
+
+
+def _mistral4(**settings: Any) -> PreTrainedModel:
+    # Queries grow from a context on that the tests outgrow.
+    ropes = {**_YARN, "original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.3, "mscale_all_dim": 1.0}
+    own = {**_SIZES, **_LATENT, **_GROUPS, "first_k_dense_replace": 0, "rope_parameters": ropes, **settings}
+    return transformers.Mistral4ForCausalLM(transformers.Mistral4Config(**own))
+
+
+def _glm4_moe(**settings: Any) -> PreTrainedModel:
+    own = {name: value for name, value in _LATENT.items() if "lora" not in name and "head_dim" not in name}
+    own |= {"head_dim": 32, "attention_bias": True, "use_qk_norm": True, "n_group": 1, "topk_group": 1}
+    own |= {"num_key_value_heads": 2, "routed_scaling_factor": 1.5}
+    own["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+    return transformers.Glm4MoeForCausalLM(transformers.Glm4MoeConfig(**{**_SIZES, **own, **settings}))
+
+
+def _ministral3(**settings: Any) -> PreTrainedModel:
+    ropes = {**_YARN, "original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.3}
+    own = {"head_dim": 32, "rope_parameters": ropes}
+    return transformers.Ministral3ForCausalLM(transformers.Ministral3Config(**{**_SIZES, **own, **settings}))
+
+
+def _mistral3_vision() -> PreTrainedModel:
+    """As Mistral Small 4 is published: its text half is a Mistral 4."""
+    vision = transformers.PixtralVisionConfig(
+        hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, image_size=32, patch_size=16
+    )
+    config = transformers.Mistral3Config(
+        text_config=_mistral4().config, vision_config=vision, image_token_index=3, tie_word_embeddings=False
+    )
+    return transformers.Mistral3ForConditionalGeneration(config)
+
+
+def _gpt_oss(**settings: Any) -> PreTrainedModel:
+    ropes = {**_YARN, "truncate": False}
+    own = {"head_dim": 32, "num_local_experts": 6, "num_experts_per_tok": 3, "rope_parameters": ropes}
+    # A limit low enough for gates to feel it.
+    own |= {"sliding_window": WINDOW, "num_hidden_layers": 4, "swiglu_limit": 1.5}
+    return transformers.GptOssForCausalLM(transformers.GptOssConfig(**{**_SIZES, **own, **settings}))
+
+
 _LONG = {"original_max_position_embeddings": ORIGINAL_CONTEXT}
 _BUILDERS: dict[str, Callable[..., PreTrainedModel]] = {
     "llama": _llama,
@@ -141,7 +230,29 @@ _BUILDERS: dict[str, Callable[..., PreTrainedModel]] = {
     "phi3_partial": lambda: _phi3(
         hidden_size=128, rope_parameters={**_longrope(16), "partial_rotary_factor": 0.5}, **_LONG
     ),
+    "qwen2_moe": _qwen2_moe,
+    "llama_yarn": lambda: _llama(rope_parameters=_YARN),
+    "deepseek_v2": lambda: _deepseek_v2(topk_method="group_limited_greedy", **_GROUPS, routed_scaling_factor=2.0),
+    "deepseek_v2_lite": lambda **settings: _deepseek_v2(q_lora_rank=None, **settings),
+    "deepseek_v3": _deepseek_v3,
+    "glm4_moe_lite": _glm4_moe_lite,
+    "mistral4": _mistral4,
+    "mistral3_vision": _mistral3_vision,
+    "glm4_moe": _glm4_moe,
+    "ministral3": _ministral3,
+    "gpt_oss": _gpt_oss,
 }
+_BEYOND_HOST = (
+    "qwen2_moe",
+    "glm4_moe",
+    "ministral3",
+    "deepseek",
+    "glm4_moe_lite",
+    "mistral4",
+    "mistral3_vision",
+    "gpt_oss",
+)
+"""Families that not every backend computes."""
 
 
 def variants() -> list[str]:
@@ -149,13 +260,18 @@ def variants() -> list[str]:
 
 
 def uniform_variants() -> list[str]:
-    """Those whose layers have the same sizes."""
-    return [variant for variant in _BUILDERS if variant != "qwen3_moe_mixed"]
+    """Those whose layers have the same sizes, and that every backend computes."""
+    return [variant for variant in _BUILDERS if variant != "qwen3_moe_mixed" and not variant.startswith(_BEYOND_HOST)]
 
 
 def dense_variants() -> list[str]:
     """Those without a mixture of experts."""
-    return [variant for variant in _BUILDERS if "moe" not in variant and variant != "mixtral"]
+    return [variant for variant in uniform_variants() if "moe" not in variant and variant != "mixtral"]
+
+
+def cpu_variants() -> list[str]:
+    """Those that the CPU backend computes: all of one size, dense or with experts."""
+    return [*uniform_variants(), "qwen3_moe_mixed", "gpt_oss"]
 
 
 def make_tiny(variant: str, folder: Path, **changes: Any) -> tuple[Path, PreTrainedModel]:
@@ -181,8 +297,13 @@ def _randomise(model: PreTrainedModel, norm_centre: float) -> None:
                 parameter.copy_(0.5 * noise)
             elif "embed" in name:
                 parameter.copy_(0.3 * noise)
+            elif name.endswith("sinks"):
+                parameter.copy_(noise)
             else:
                 parameter.copy_(1.5 * noise / parameter.shape[-1] ** 0.5)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(0.3 * torch.randn_like(buffer))
 
 
 def make_classic(folder: Path) -> None:

@@ -24,6 +24,9 @@ _ARCHITECTURES = {
     "gemma2": gguf.MODEL_ARCH.GEMMA2,
     "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
     "phi3": gguf.MODEL_ARCH.PHI3,
+    "deepseek_v2": gguf.MODEL_ARCH.DEEPSEEK2,
+    "deepseek_v3": gguf.MODEL_ARCH.DEEPSEEK2,
+    "gpt_oss": gguf.MODEL_ARCH.GPT_OSS,
 }
 
 
@@ -45,11 +48,13 @@ def write_gguf(
     for key, value in {**_keys(config), **overrides}.items():
         add_key(writer, f"{name}.{key}", value)
     names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
-    for stored_name, tensor in _gguf_parts(model.state_dict()):
+    has_stacks = "attention.key_length_mla" in overrides
+    for stored_name, tensor in _gguf_parts(model.state_dict(), config, has_stacks):
         if stored_name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         new_name = names.get_name(stored_name, try_suffixes=(".weight", ".bias"))
         assert new_name is not None, stored_name
+        new_name += ".weight" if new_name.endswith("attn_sinks") else ""
         quantised = store(new_name, tensor) if store is not None else None
         if quantised is None:
             writer.add_tensor(new_name, _stored(config, stored_name, tensor))
@@ -64,14 +69,69 @@ def write_gguf(
     return path
 
 
-def _gguf_parts(state: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Stacks of experts have names of their own, and gate and up are apart."""
+def _gguf_parts(state: dict[str, torch.Tensor], config: Any, has_stacks: bool) -> Iterator[tuple[str, torch.Tensor]]:
+    """Stacks of experts have names of their own, and gate and up are apart. `has_stacks`: what expands latents lies in
+    a stack of heads for keys and one for values."""
     for name, tensor in state.items():
-        if name.endswith("mlp.experts.gate_up_proj"):
+        if config.model_type == "gpt_oss" and ".experts." in name:
+            yield from _gpt_oss_parts(name, tensor)
+        elif name.endswith("e_score_correction_bias"):
+            yield name.replace("_bias", ".bias"), tensor
+        elif name.endswith("kv_b_proj.weight") and has_stacks:
+            by_head = tensor.view(config.num_attention_heads, -1, config.kv_lora_rank)
+            keys, values = by_head.split([config.qk_nope_head_dim, config.v_head_dim], dim=1)
+            yield name.replace("kv_b_proj", "k_b_proj"), keys.transpose(1, 2)
+            yield name.replace("kv_b_proj", "v_b_proj"), values
+        elif name.endswith("mlp.experts.gate_up_proj"):
             for part, half in zip(("gate", "up"), tensor.chunk(2, dim=1), strict=True):
                 yield name.replace("gate_up_proj", f"{part}_proj.weight"), half
         else:
             yield name + (".weight" if name.endswith("mlp.experts.down_proj") else ""), tensor
+
+
+def _gpt_oss_parts(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """Stored with inputs first, gates and ups in turn."""
+    kind = "bias" if name.endswith("_bias") else "weight"
+    rows_first = tensor if kind == "bias" else tensor.transpose(1, 2)
+    stem = name.removesuffix("_bias")
+    if stem.endswith("down_proj"):
+        yield f"{stem}.{kind}", rows_first
+    else:
+        for place, part in enumerate(("gate", "up")):
+            yield f"{stem.replace('gate_up', part)}.{kind}", rows_first[:, place::2]
+
+
+def _latent_keys(config: Any) -> dict[str, Any]:
+    """DeepSeek's, in the older manner; the later one is `later_latent_keys` over it."""
+    keys = {
+        "attention.kv_lora_rank": config.kv_lora_rank,
+        "attention.key_length": config.qk_nope_head_dim + config.qk_rope_head_dim,
+        "attention.value_length": config.v_head_dim,
+        "rope.dimension_count": config.qk_rope_head_dim,
+        "rope.scaling.yarn_log_multiplier": 0.1 * config.rope_parameters["mscale_all_dim"],
+        "leading_dense_block_count": config.first_k_dense_replace,
+        "expert_count": config.n_routed_experts,
+        "expert_used_count": config.num_experts_per_tok,
+        "expert_shared_count": config.n_shared_experts,
+        "expert_weights_scale": float(config.routed_scaling_factor),
+    }
+    if config.q_lora_rank is not None:
+        keys["attention.q_lora_rank"] = config.q_lora_rank
+    if config.model_type == "deepseek_v3":
+        keys |= {"expert_weights_norm": True, "expert_gating_func": 2}
+        keys |= {"expert_group_count": config.n_group, "expert_group_used_count": config.topk_group}
+    return keys
+
+
+def later_latent_keys(config: Any) -> dict[str, Any]:
+    """As files since 2025 have it: one KV head, whose key is what is kept of a token."""
+    return {
+        "attention.head_count_kv": 1,
+        "attention.key_length": config.kv_lora_rank + config.qk_rope_head_dim,
+        "attention.value_length": config.kv_lora_rank,
+        "attention.key_length_mla": config.qk_nope_head_dim + config.qk_rope_head_dim,
+        "attention.value_length_mla": config.v_head_dim,
+    }
 
 
 def _keys(config: Any) -> dict[str, Any]:
@@ -96,6 +156,12 @@ def _keys(config: Any) -> dict[str, Any]:
         keys["expert_feed_forward_length"] = config.moe_intermediate_size
     if getattr(config, "sliding_window", None):
         keys["attention.sliding_window"] = config.sliding_window
+    if ropes["rope_type"] == "yarn":
+        keys |= {"rope.scaling.type": "yarn", "rope.scaling.factor": ropes["factor"]}
+        keys["rope.scaling.original_context_length"] = ropes["original_max_position_embeddings"]
+        keys |= {f"rope.scaling.yarn_{name}": ropes[name] for name in ("beta_fast", "beta_slow")}
+    if getattr(config, "kv_lora_rank", None):
+        keys |= _latent_keys(config)
     if ropes["rope_type"] == "linear":
         keys |= {"rope.scaling.type": "linear", "rope.scaling.factor": ropes["factor"]}
     if ropes["rope_type"] == "longrope":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from twostroke.core.grammar import GrammarSpec
 from twostroke.text.grammar import GrammarCompiler, Vocabulary
 from twostroke.text.tokenizer import Tokenizer
-from twostroke.text.tool_parsers import FORMATS, HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS
+from twostroke.text.tool_parsers import FORMATS, HARMONY, HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS
 from twostroke.text.tool_parsers.call_grammar import answer_grammar, calls_grammar, either_grammar
 from twostroke.text.tool_parsers.custom_input import CustomInput
 from twostroke.text.tool_parsers.formats import ToolFormat
@@ -39,6 +40,8 @@ def takes(smollm2_tokenizer: Tokenizer) -> Takes:
 
 def raw(tool_format: ToolFormat, text: str) -> str:
     """A call of the calculator, its input as it stands."""
+    if tool_format is HARMONY:
+        return f'{tool_format.opening}calculate{tool_format.after_name}{{"input": "{text}"}}'
     if tool_format is MISTRAL_ARGS:
         return f'[TOOL_CALLS]calculate[ARGS]{{"input": "{text}"}}'
     body = f'{{"name": "calculate", "{tool_format.arguments_key}": {{"input": "{text}"}}}}'
@@ -65,8 +68,8 @@ def read(tool_format: ToolFormat, pieces: list[str], **options: Any) -> tuple[st
 @pytest.mark.parametrize("tool_format", FORMATS.values(), ids=FORMATS)
 def test_an_answer_may_have_calls_in_it(tool_format: ToolFormat, takes: Takes) -> None:
     call = one(tool_format, "second", '{"x": "y"}')
-    behind = "" if tool_format in (LLAMA3, MISTRAL) else call
-    before = "" if tool_format is LLAMA3 else "Let me see {it}.\n"
+    behind = "" if tool_format in (LLAMA3, MISTRAL, HARMONY) else call
+    before = "" if tool_format in (LLAMA3, HARMONY) else "Let me see {it}.\n"
     for only_one in (True, False):
         spec = answer_grammar(tool_format, FUNCTIONS, {}, only_one=only_one)
         assert takes(spec, 'Just a text, with "quotes" and <tags>.\n') and takes(spec, "")
@@ -144,3 +147,26 @@ def test_an_input_comes_out_of_arguments(arguments: str, text: str) -> None:
     reader = CustomInput()
     pieces = [reader.push(character) for character in arguments]
     assert "".join(pieces) + reader.finish() == text
+
+
+def test_gpt_oss_may_think_before_a_call_and_opens_what_it_says(takes: Takes, smollm2_tokenizer: Tokenizer) -> None:
+    """Over control tokens that this vocabulary has, in the places of Harmony's: they end a text, as those do."""
+    channel = message = "<|im_start|>"  # the other control token here is an end of text
+    own = replace(
+        HARMONY,
+        opening=f"{channel}commentary to=functions.",
+        after_name=f" json{message}",
+        preface=(f"{channel}analysis{message}", f"{channel}assistant"),
+        answer_opening=f"{channel}final{message}",
+    )
+    special = smollm2_tokenizer.special_tokens
+    thought, answer = f"{channel}analysis{message}I see.{channel}assistant", f"{channel}final{message}"
+    call = f'{own.opening}first{own.after_name}{{"a": 1}}'
+    required = calls_grammar(own, FUNCTIONS, special, only_one=True)
+    assert takes(required, call) and takes(required, thought + call)
+    assert not takes(required, thought + answer + "No.") and not takes(required, thought)
+    free = answer_grammar(own, FUNCTIONS, special, only_one=True)
+    assert takes(free, thought + answer + "No.") and takes(free, thought + call) and takes(free, answer + "No.")
+    either = either_grammar(own, FUNCTIONS, special, '{"type": "integer"}', only_one=True)
+    assert takes(either, thought + answer + "7") and takes(either, thought + call)
+    assert not takes(either, thought + answer + "seven")

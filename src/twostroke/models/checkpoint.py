@@ -21,9 +21,10 @@ class FileTensors(dict[str, WeightTensor]):
     """Tensors just as these files hold them. What is made from them may be kept and known again by the files; a plain
     mapping, which a checkpoint with changed or random tensors has, promises nothing of the kind."""
 
-    def __init__(self, tensors: Mapping[str, WeightTensor], files: tuple[Path, ...]) -> None:
+    def __init__(self, tensors: Mapping[str, WeightTensor], files: tuple[Path, ...], part: str = "") -> None:
+        """`part`: which of several they are, where they are cut out of the files' (`models/shard.py`)."""
         super().__init__(tensors)
-        self.files = files
+        self.files, self.part = files, part
 
 
 @dataclass(frozen=True, slots=True)

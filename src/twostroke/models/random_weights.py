@@ -98,6 +98,14 @@ class DrawnTensor(WeightTensor):
             return 0.0, self.gain * self.shape[-1] ** -0.5
         return (0.0, self.gain * _BIAS_SPREAD) if self.name.endswith("_bias") else (1.0, _NORM_NOISE)
 
+    def cut(self, axis: int, start: int, stop: int) -> WeightTensor:
+        """Drawn when it is read, and not before: whoever plans for ranks reads nothing."""
+        return DrawnPart(self, axis, start, stop)
+
+    def drawn_whole(self) -> WeightTensor:
+        """Drawn now, and not kept here."""
+        return WeightTensor(self.name, self.kind, self.shape, self._draw())
+
     def _draw(self) -> Bytes:
         digest = hashlib.sha256(self.name.encode()).digest()
         rng = np.random.default_rng([self.seed, int.from_bytes(digest[:8], "little")])
@@ -106,6 +114,34 @@ class DrawnTensor(WeightTensor):
             vector = mean + spread * rng.standard_normal(self.shape, dtype=np.float32)
             return from_float32(self.name, vector.astype(np.float32)).data
         return _random_matrix(self.shape, self.kind, spread, rng)
+
+
+class DrawnPart(WeightTensor):
+    """A part of a drawn tensor: the same numbers as there."""
+
+    __slots__ = ("_bounds", "_drawn", "_whole")
+    _whole: DrawnTensor
+    _bounds: tuple[int, int, int]
+    _drawn: Bytes | None
+
+    def __init__(self, whole: DrawnTensor, axis: int, start: int, stop: int) -> None:
+        lengths = list(whole.shape)
+        lengths[axis if len(lengths) > 1 else 0] = stop - start
+        fields = {"name": whole.name, "kind": whole.kind, "shape": tuple(lengths), "_whole": whole}
+        for field, value in (fields | {"_bounds": (axis, start, stop), "_drawn": None}).items():
+            object.__setattr__(self, field, value)
+
+    @property
+    def data(self) -> Bytes:
+        drawn = self._drawn
+        if drawn is None:
+            drawn = self._whole.drawn_whole().cut(*self._bounds).data.copy()
+            object.__setattr__(self, "_drawn", drawn)
+        return drawn
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape[:-1]) * self.kind.row_bytes(self.shape[-1])
 
 
 def _kind_of(tensor_name: str, kind: WeightKind) -> WeightKind:

@@ -38,7 +38,21 @@ class FrequencyDivisors:
     divisors: tuple[float, ...]
 
 
-RopeScaling = Llama3Scaling | LinearScaling | LongRopeScaling | FrequencyDivisors
+@dataclass(frozen=True, slots=True)
+class YarnScaling:
+    """Frequencies that turn `fast_turns` times or more within the original context are kept, those that turn
+    `slow_turns` times or fewer are stretched by `factor`, those between are blended by their place."""
+
+    factor: float
+    original_max_context: int
+    attention_factor: float
+    fast_turns: float = 32.0
+    slow_turns: float = 1.0
+    truncates: bool = True
+    """Whether the ends of the blend are whole places."""
+
+
+RopeScaling = Llama3Scaling | LinearScaling | LongRopeScaling | FrequencyDivisors | YarnScaling
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +62,8 @@ class RopeSpec:
     theta: float
     dim: int
     scaling: RopeScaling | None = None
+    pairs_neighbours: bool = False
+    """It pairs `2 i` with `2 i + 1` instead."""
 
     def inverse_frequencies(self, max_context: int) -> tuple[float, ...]:
         """[dim / 2] radians a position."""
@@ -59,6 +75,8 @@ class RopeSpec:
             return tuple(frequency / scaling.factor for frequency in base)
         if isinstance(scaling, Llama3Scaling):
             return tuple(_llama3_frequency(frequency, scaling) for frequency in base)
+        if isinstance(scaling, YarnScaling):
+            return _yarn_frequencies(base, self.theta, scaling)
         if isinstance(scaling, FrequencyDivisors):
             divisors = scaling.divisors
         else:
@@ -69,7 +87,7 @@ class RopeSpec:
     @property
     def attention_factor(self) -> float:
         """What cos and sin are multiplied by."""
-        return self.scaling.attention_factor if isinstance(self.scaling, LongRopeScaling) else 1.0
+        return self.scaling.attention_factor if isinstance(self.scaling, LongRopeScaling | YarnScaling) else 1.0
 
 
 def _llama3_frequency(frequency: float, scaling: Llama3Scaling) -> float:
@@ -82,3 +100,27 @@ def _llama3_frequency(frequency: float, scaling: Llama3Scaling) -> float:
     span = scaling.high_frequency_factor - scaling.low_frequency_factor
     smooth = (scaling.original_max_context / wavelength - scaling.low_frequency_factor) / span
     return (1 - smooth) * frequency / scaling.factor + smooth * frequency
+
+
+def yarn_sharpness(factor: float, weight: float = 1.0) -> float:
+    """YaRN's own choice of how much attention sharpens as the context is stretched."""
+    return 1.0 if factor <= 1.0 else 0.1 * weight * math.log(factor) + 1.0
+
+
+def _yarn_frequencies(base: list[float], theta: float, scaling: YarnScaling) -> tuple[float, ...]:
+    dim = 2 * len(base)
+
+    def place_of(turns: float) -> float:
+        """Of the frequency that turns so often within the original context; a fraction between two."""
+        return dim * math.log(scaling.original_max_context / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    first, last = place_of(scaling.fast_turns), place_of(scaling.slow_turns)
+    if scaling.truncates:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, dim - 1)
+    width = last - first or 0.001
+    stretched = (min(max((place - first) / width, 0.0), 1.0) for place in range(len(base)))
+    return tuple(
+        share * frequency / scaling.factor + (1 - share) * frequency
+        for share, frequency in zip(stretched, base, strict=True)
+    )

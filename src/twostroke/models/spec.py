@@ -4,13 +4,27 @@ Knows no file format and no arithmetic: the standard library is all it needs."""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from twostroke.core.kv_layout import KVContent
+from twostroke.models.mlp_spec import PLAIN_ROUTING as PLAIN_ROUTING
+from twostroke.models.mlp_spec import Activation as Activation
+from twostroke.models.mlp_spec import ClampedGate as ClampedGate
+from twostroke.models.mlp_spec import DenseMlp as DenseMlp
+from twostroke.models.mlp_spec import Mlp as Mlp
+from twostroke.models.mlp_spec import MoeSpec as MoeSpec
+from twostroke.models.mlp_spec import Routing as Routing
+from twostroke.models.mlp_spec import Shapes as Shapes
+from twostroke.models.mlp_spec import expert_name as expert_name
 from twostroke.models.rope_spec import LongRopeScaling, RopeSpec
 
-Activation = Literal["silu", "gelu_tanh"]
-Shapes = dict[str, tuple[int, ...]]
+
+@dataclass(frozen=True, slots=True)
+class QueryGrowth:
+    """Llama 4 and Mistral 4: a query at position p is multiplied by `1 + beta * log(1 + p // context)`, so that it
+    stays as sharp among more keys."""
+
+    beta: float
+    context: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +47,7 @@ class GroupedAttention:
     """RMSNorm over each head of q and k, before rope."""
     has_sinks: bool = False
     """gpt-oss: a learnt score a head, beside those of the keys."""
+    growth: QueryGrowth | None = None
 
     @property
     def scale(self) -> float:
@@ -73,7 +88,7 @@ class GroupedAttention:
 @dataclass(frozen=True, slots=True)
 class LatentAttention:
     """DeepSeek's: keys and values of all heads are made from one vector a token, of `rank` numbers and a few rotated
-    ones; queries may go through a low rank, too."""
+    ones, which is all that is kept of it; queries may go through a low rank, too."""
 
     num_heads: int
     rank: int
@@ -82,7 +97,22 @@ class LatentAttention:
     rotated_dim: int
     """Of a head's keys, what is rotated: all heads have the same."""
     value_dim: int
+    rope: RopeSpec
+    """Of the rotated ones."""
     query_rank: int | None = None
+    own_scale: float | None = None
+    """What scores are multiplied by; None: 1 / sqrt(key_dim)."""
+    growth: QueryGrowth | None = None
+    norm_eps: float = 1e-6
+    """Of the norms within low ranks: all makers leave theirs at this, whatever the layers' own is."""
+
+    @property
+    def scale(self) -> float:
+        return self.key_dim**-0.5 if self.own_scale is None else self.own_scale
+
+    @property
+    def query_width(self) -> int:
+        return self.num_heads * self.key_dim
 
     @property
     def key_dim(self) -> int:
@@ -127,69 +157,6 @@ Attention = GroupedAttention | LatentAttention | RecurrentMixer
 
 
 @dataclass(frozen=True, slots=True)
-class DenseMlp:
-    """One MLP that every token meets."""
-
-    intermediate_size: int
-    activation: Activation = "silu"
-    is_gated: bool = True
-    has_bias: bool = False
-
-    def tensor_shapes(self, hidden: int, prefix: str = "") -> Shapes:
-        size = self.intermediate_size
-        inner: Shapes = {"gate": (size, hidden)} if self.is_gated else {}
-        inner |= {"up": (size, hidden), "down": (hidden, size)}
-        if self.has_bias:
-            inner |= {f"{name}_bias": shape[:1] for name, shape in inner.items()}
-        return {f"{prefix}{name}": shape for name, shape in inner.items()}
-
-
-@dataclass(frozen=True, slots=True)
-class MoeSpec:
-    """A mixture of experts in place of a layer's MLP: a router's softmax over all experts, of which a token is sent
-    to the likeliest few; their outputs are summed, weighted by the router's shares."""
-
-    num_experts: int
-    experts_per_token: int
-    expert_intermediate_size: int
-    normalise_weights: bool = True
-    """Whether the chosen experts' shares are scaled to a sum of 1."""
-    activation: Activation = "silu"
-    has_bias: bool = False
-    """Of the experts' matrices."""
-    router_bias: bool = False
-    shared: DenseMlp | None = None
-    """An MLP beside the experts, that every token meets."""
-    shared_gate: bool = False
-    """A router of its own for it: one number, whose sigmoid is its share."""
-
-    @property
-    def expert(self) -> DenseMlp:
-        """One of them."""
-        return DenseMlp(self.expert_intermediate_size, self.activation, has_bias=self.has_bias)
-
-    def router_shapes(self, hidden: int) -> Shapes:
-        """All that a token meets whichever experts it is sent to."""
-        shapes: Shapes = {"router": (self.num_experts, hidden)}
-        if self.router_bias:
-            shapes["router_bias"] = (self.num_experts,)
-        if self.shared is not None:
-            shapes |= self.shared.tensor_shapes(hidden, "shared.")
-        if self.shared_gate:
-            shapes["shared.router"] = (1, hidden)
-        return shapes
-
-    def tensor_shapes(self, hidden: int) -> Shapes:
-        shapes = self.router_shapes(hidden)
-        for expert in range(self.num_experts):
-            shapes |= self.expert.tensor_shapes(hidden, expert_name(expert, ""))
-        return shapes
-
-
-Mlp = DenseMlp | MoeSpec
-
-
-@dataclass(frozen=True, slots=True)
 class LayerSpec:
     """What one layer is: how its tokens meet each other, and what each then goes through alone."""
 
@@ -204,7 +171,7 @@ class LayerSpec:
 
     @property
     def grouped(self) -> GroupedAttention:
-        """For backends, which decline models with layers of other kinds (`backends.interface.uncomputed`)."""
+        """For backends that decline models with layers of other kinds (`backends.interface.uncomputed`)."""
         if not isinstance(self.attention, GroupedAttention):
             raise TypeError(f"this layer has a {type(self.attention).__name__}, and grouped attention is asked for")
         return self.attention
@@ -255,6 +222,13 @@ class ModelSpec:
     tied_embeddings: bool = False
     final_norm_bias: bool = False
     head_bias: bool = False
+    head_rows: int | None = None
+    """Of a rank that holds a part of the output matrix (`models/shard.py`): its rows; None: one for every token."""
+
+    @property
+    def num_logits(self) -> int:
+        """That a row of the last layer has here."""
+        return self.vocab_size if self.head_rows is None else self.head_rows
 
     @property
     def num_layers(self) -> int:
@@ -299,7 +273,7 @@ class ModelSpec:
         """Every tensor the model has, by canonical name, rows (outputs) first: what a loader must provide."""
         shapes: Shapes = {"embedding": (self.vocab_size, self.hidden_size), "final_norm": (self.hidden_size,)}
         if not self.tied_embeddings:
-            shapes["output"] = (self.vocab_size, self.hidden_size)
+            shapes["output"] = (self.num_logits, self.hidden_size)
         if self.final_norm_bias:
             shapes["final_norm_bias"] = (self.hidden_size,)
         if self.head_bias:
@@ -326,8 +300,3 @@ def _group_of(attention: Attention) -> LayerGroup:
 
 def layer_name(index: int, name: str) -> str:
     return f"layers.{index}.{name}"
-
-
-def expert_name(expert: int, name: str) -> str:
-    """Within a layer."""
-    return f"experts.{expert}.{name}"

@@ -10,6 +10,7 @@ from tokenizers import AddedToken, models, normalizers
 from tokenizers import Tokenizer as Backend
 
 from twostroke.core.errors import ModelError
+from twostroke.text import harmony
 from twostroke.text.backend_errors import backend_errors_as
 from twostroke.text.gguf_fields import TokenizerFields, TokenType
 from twostroke.text.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
@@ -129,7 +130,10 @@ def _token_types(fields: TokenizerFields, metadata: Mapping[str, Any]) -> list[i
 
 
 def _end_of_turn_ids(fields: TokenizerFields) -> set[int]:
-    return {fields.tokens.index(text) for text in END_OF_TURN_TEXTS.intersection(fields.tokens)}
+    ends = END_OF_TURN_TEXTS
+    if set(harmony.SIGNS) <= set(fields.tokens):  # there `<|end|>` ends a message, and others may follow
+        ends = (ends - {harmony.END}) | {harmony.RETURN, harmony.CALL}
+    return {fields.tokens.index(text) for text in ends.intersection(fields.tokens)}
 
 
 def _add_tokens(backend: Backend, tokens: list[str], types: list[int], *, strips_right: bool = False) -> None:

@@ -22,6 +22,13 @@ _REST_WITH_SLASH = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _TEKKEN = rf"{_LOWER_ENDING}|{_UPPER_START}|\p{{N}}|{_REST_WITH_SLASH}"
 _GPT4O = rf"{_LOWER_ENDING}{_CONTRACTIONS}?|{_UPPER_START}{_CONTRACTIONS}?|\p{{N}}{{1,3}}|{_REST_WITH_SLASH}"
 
+# DeepSeek V3 cuts digits and Chinese and Japanese off first, and keeps a sign with the letters behind it.
+_SIGN_AND_LETTERS = r"[!-/:-@\[-`{-~][A-Za-z]+"
+_DEEPSEEK3 = (
+    rf"{_SIGN_AND_LETTERS}|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+"
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
@@ -70,5 +77,7 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "deepseek-r1-qwen": PreTokenizer((_QWEN2,)),
     "tekken": PreTokenizer((_TEKKEN,), whole_words_first=True, adds_bos=True),
     "gpt-4o": PreTokenizer((_GPT4O,)),
+    "deepseek-v3": PreTokenizer((r"\p{N}{1,3}", r"[\u4E00-\u9FA5\u3040-\u309F\u30A0-\u30FF]+", _DEEPSEEK3)),
+    "glm4": PreTokenizer((_LLAMA3,)),
     "llama4": PreTokenizer((_GPT4O,)),
 }

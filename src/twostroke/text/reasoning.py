@@ -1,21 +1,25 @@
 """Splits what a model thinks, between `<think>` and `</think>`, from what it answers, wherever the pieces are cut.
-Parsers by name, as for tools; there is one format so far."""
+Parsers by name, as for tools; the other format is `harmony.py`'s."""
 
 from __future__ import annotations
 
 from twostroke.core.errors import BadRequestError
+from twostroke.text import harmony
 from twostroke.text.tokenizer import Tokenizer
 
 OPENING, CLOSING = "<think>", "</think>"
-PARSERS = ("think", "none")
+PARSERS = ("think", "harmony", "none")
 
 
 def choose(name: str, tokenizer: Tokenizer) -> str:
-    """`auto`: a model whose chat template or vocabulary knows the markers thinks."""
+    """`auto`: a model whose chat template or vocabulary knows a format's markers thinks in it."""
     if name not in ("auto", *PARSERS):
         raise BadRequestError(f"the reasoning parser must be auto, {', '.join(PARSERS)}, not {name!r:.40}")
     if name != "auto":
         return name
+    template, special = tokenizer.chat_template or "", tokenizer.special_tokens.keys()
+    if all(sign in template for sign in harmony.SIGNS) or special >= set(harmony.SIGNS):
+        return "harmony"
     knows = CLOSING in (tokenizer.chat_template or "") or len(tokenizer.encode(CLOSING, add_special_tokens=False)) == 1
     return "think" if knows else "none"
 

@@ -40,11 +40,12 @@ class Case:
     capped: bool = False
     block_size: int = 16
     kind: KVKind = KVKind.F16
+    has_sinks: bool = False
 
     @property
     def shape(self) -> KernelShape:
-        ratio = self.queries_per_kv_head
-        return KernelShape(self.head_dim, ratio, self.block_size, "silu", self.capped, (TileKind.F32,), self.kind)
+        ratio, kinds = self.queries_per_kv_head, (TileKind.F32,)
+        return KernelShape(self.head_dim, ratio, self.block_size, "silu", self.capped, kinds, self.kind, self.has_sinks)
 
     @property
     def num_heads(self) -> int:
@@ -125,6 +126,9 @@ class Attention:
         self.case, self.lengths = case, lengths
         self.isa = instruction_sets.choose(isa_name)
         rng = np.random.default_rng(1)
+        self.sinks = float_zeros(case.num_heads + 16)
+        self.sinks[: case.num_heads] = 2 * rng.standard_normal(case.num_heads)
+        self.sinks[:2] = 500.0, -500.0  # one that takes all, and one that takes nothing
         self.width = (case.num_heads + 2 * case.kv_heads) * case.head_dim
         self.projected = [rng.standard_normal((length, self.width)).astype(np.float32) for length in lengths]
         blocks_each = -(-max(lengths) // case.block_size)
@@ -157,8 +161,10 @@ class Attention:
                     keys, values = (x[first : position + 1, kv_head] for x in (all_keys, all_values))
                     scores = keys @ queries[position, head] * case.head_dim**-0.5
                     scores = CAP * np.tanh(scores / CAP) if case.capped else scores
-                    weights = np.exp(scores - scores.max())
-                    parts.append(weights @ values / weights.sum())
+                    beside = float(self.sinks[head]) if case.has_sinks else -np.inf
+                    highest = max(scores.max(), beside)
+                    weights = np.exp(scores - highest)
+                    parts.append(weights @ values / (weights.sum() + np.exp(beside - highest)))
         return np.array(parts).reshape(-1, case.num_heads, case.head_dim)
 
     def _run(
@@ -188,6 +194,7 @@ class Attention:
         }
         memory = address_of(self.store.places[0].memory)
         queries = case.num_heads * case.head_dim
+        sinks = self.sinks / np.float32(np.log(2))
         rope: dict[IntEnum, int] = {
             RopeField.INPUT: address_of(inputs),
             RopeField.STRIDE: self.width,
@@ -211,6 +218,7 @@ class Attention:
             AttentionField.OUTPUT_STRIDE: queries,
             AttentionField.NUM_BLOCKS: StepField.NUM_QUERY_BLOCKS,
             AttentionField.BLOCKS: StepField.QUERY_BLOCKS,
+            AttentionField.SINKS: address_of(sinks),
         }
         fields = rope if operation == "rope_and_store" else attention
         run(native_code(case.shape, self.isa), [(operation, fields)], step, threads)
@@ -244,6 +252,7 @@ CASES = {
     "seven": Case(16, 7, kv_heads=1),
     "eight": Case(128, 8, kv_heads=1, capped=True),
     "sixteen, in two groups": Case(32, 16, kv_heads=1),
+    "eight, with sinks": Case(64, 8, window=270, has_sinks=True),
 }
 
 each_kind = pytest.mark.parametrize("kind", KVKind, ids=lambda kind: kind.value)

@@ -13,6 +13,7 @@ from tests.backends.cpu.native import instruction_set_names
 from twostroke.backends.cpu.kv_kind import KVKind
 
 LENGTHS = [1, 17, 300, 257, 48, 530]
+SPLIT = ["three", "three, windowed", "three, window across spans", "sixteen, in two groups"]
 SEGMENTS = [(0, 1), (16, 1), (299, 1), (240, 17), (0, 48), (509, 21)]
 
 
@@ -47,7 +48,7 @@ def test_a_query_has_the_same_bits_in_any_company(name: str, kind: KVKind) -> No
 
 
 @each_kind
-@pytest.mark.parametrize("name", ["three", "three, windowed", "three, window across spans", "sixteen, in two groups"])
+@pytest.mark.parametrize("name", [*SPLIT, "eight, with sinks"])
 @pytest.mark.parametrize("threads", [1, 3])
 def test_splitting_a_long_context_changes_no_bit(name: str, threads: int, kind: KVKind) -> None:
     lengths = [530, 256, 257, 40]

@@ -205,7 +205,7 @@ def test_shapes_that_do_not_fit_are_declined(checkpoint: Checkpoint, monkeypatch
     assert "head size that is a multiple of 16, and this model's is 24" in str(reason(head_dim=24))
     assert "multiples of 32, and this model's hidden size is 80" in str(reason(hidden_size=80))
     assert "intermediate size" in str(reason(DenseMlp(100)))
-    assert "mixture of experts" in str(reason(MoeSpec(4, 2, 32)))
+    assert "experts' intermediate size is 40" in str(reason(MoeSpec(4, 2, 40)))
     assert "attention width" in str(reason(num_heads=1, num_kv_heads=1))
     sizes = [96, *[128] * (checkpoint.spec.num_layers - 1)]
     wider = with_mlps(checkpoint.spec, [DenseMlp(size) for size in sizes])

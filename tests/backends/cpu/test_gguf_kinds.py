@@ -90,9 +90,3 @@ def test_memory_and_cost_count_weights_as_they_are_held(tmp_path: Path) -> None:
     assert FACTORY.memory(checkpoint, here, formats).free_beside_weights_bytes == here.available_memory_bytes - held
     shape = shape_of(checkpoint, [1], partial(FACTORY.held_bytes, checkpoint, formats=formats))
     assert shape.weight_bytes_per_step == held - matrices[0].nbytes, "an embedding that is only looked up is not read"
-
-
-def test_experts_are_declined_with_a_sentence_whatever_their_kind(tmp_path: Path) -> None:
-    model = tiny_model(experts=True)
-    checkpoint = load_checkpoint(write_of_kinds(model, tmp_path / "m.gguf", lambda _: WeightKind.MXFP4))
-    assert FACTORY.supports(checkpoint) == "it has no kernels for a mixture of experts"

@@ -18,6 +18,7 @@ from tests.models.tiny_checkpoints import make_tiny
 
 from twostroke.backends.cpu import FACTORY, packed_cache
 from twostroke.backends.cpu.weights import Weights
+from twostroke.backends.host import kept_weights
 from twostroke.backends.interface import BackendSettings
 from twostroke.config import EngineConfig
 from twostroke.core.formats import STORED, Formats, FormatWish
@@ -280,7 +281,7 @@ def test_what_a_killed_process_left_is_cleared_and_a_writer_at_work_is_not(model
 
 def test_the_longest_unused_entries_go_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = np.arange(4096, dtype=np.uint8)
-    monkeypatch.setattr(packed_cache, "_FOLDER_LIMIT_BYTES", 4 * 4200)
+    monkeypatch.setattr(kept_weights, "_FOLDER_LIMIT_BYTES", 4 * 4200)
     paths = [folder / f"source{index}-form" for index in range(5)]
     for index, path in enumerate(paths[:4]):
         assert packed_cache.write(path, data) is None

@@ -9,17 +9,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from tests.backends.driver import layout_for, logits_by_prefill
+from tests.backends.driver import layout_for, logits_by_prefill, logits_on_a_prefix_hit
 from tests.models.tiny_checkpoints import (
     MAX_CONTEXT,
     ORIGINAL_CONTEXT,
+    SHARP_ROPE,
     VOCAB_SIZE,
     make_classic,
     make_tiny,
     transformers_logits,
     variants,
 )
-from tests.models.tiny_gguf import write_gguf
+from tests.models.tiny_gguf import later_latent_keys, write_gguf
 
 from twostroke.backends.interface import BackendSettings
 from twostroke.backends.reference import FACTORY
@@ -29,6 +30,7 @@ from twostroke.models.loading import load_checkpoint
 TOLERANCE = 1e-4
 NUM_TOKENS = 53
 BLOCK_SIZE = 8
+HIT_BLOCKS = 3
 # Longer than any window here and than several blocks; pieces that end inside blocks and inside windows.
 PIECES = {"whole": [53], "chunks": [5, 16, 1, 23, 8], "decodes": [1], "mixed": [20, 11]}
 GGUF_VARIANTS = (
@@ -47,7 +49,20 @@ GGUF_VARIANTS = (
     "phi3",
     "phi3_longrope",
     "phi3_partial",
+    "llama_yarn",
+    "deepseek_v2_lite",
+    "deepseek_v3",
+    "gpt_oss",
 )
+# What a GGUF file does not hold: query_pre_attn_scalar (it follows from the head size), a rotation's sharpening beside
+# the scores', gpt-oss's limit.
+GGUF_CHANGES: dict[str, dict[str, Any]] = {
+    "gemma2": {"query_pre_attn_scalar": 32},
+    "gemma3": {"query_pre_attn_scalar": 32},
+    "deepseek_v2_lite": {"rope_parameters": {**SHARP_ROPE, "mscale": 1.0}},
+    "deepseek_v3": {"rope_parameters": {**SHARP_ROPE, "mscale": 1.0}},
+    "gpt_oss": {"swiglu_limit": 7.0},
+}
 
 
 def tokens(count: int = NUM_TOKENS) -> list[int]:
@@ -65,6 +80,16 @@ def reference_logits(
         backend.close()
 
 
+def hit_logits(checkpoint: Checkpoint, token_ids: list[int]) -> npt.NDArray[np.float32]:
+    layout = layout_for(checkpoint.spec, len(token_ids), BLOCK_SIZE, num_sequences=2)
+    settings = BackendSettings(max_context=ORIGINAL_CONTEXT, max_tokens_per_step=64)
+    backend = FACTORY.create(checkpoint, layout, settings)
+    try:
+        return logits_on_a_prefix_hit(backend, token_ids, HIT_BLOCKS)
+    finally:
+        backend.close()
+
+
 def assert_close(ours: npt.NDArray[np.float32], theirs: npt.NDArray[np.float32]) -> None:
     assert ours.shape == theirs.shape
     assert theirs.std() > 0.5, "logits this flat would prove nothing"
@@ -78,6 +103,7 @@ def test_every_family_in_every_way(variant: str, tmp_path: Path) -> None:
     checkpoint = load_checkpoint(folder)
     for pieces in PIECES.values():
         assert_close(reference_logits(checkpoint, tokens(), pieces), expected)
+    assert_close(hit_logits(checkpoint, tokens()), expected[HIT_BLOCKS * BLOCK_SIZE :])
 
 
 @pytest.mark.parametrize(
@@ -95,14 +121,21 @@ def test_configs_of_the_older_manner(variant: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("variant", GGUF_VARIANTS)
 def test_the_same_model_as_gguf(variant: str, tmp_path: Path) -> None:
-    # A GGUF file does not hold query_pre_attn_scalar (it follows from the head size), nor most of them the pattern.
-    changes: dict[str, Any] = {"query_pre_attn_scalar": 32} if variant.startswith("gemma") else {}
-    folder, model = make_tiny(variant, tmp_path / "folder", **changes)
+    folder, model = make_tiny(variant, tmp_path / "folder", **GGUF_CHANGES.get(variant, {}))
+    # Most files do not hold the pattern.
     overrides = {"attention.sliding_window_pattern": 3} if variant == "gemma3" else {}
     checkpoint = load_checkpoint(write_gguf(model, tmp_path / "tiny.gguf", **overrides))
     expected = transformers_logits(model, tokens())
     assert_close(reference_logits(checkpoint, tokens(), [30, 10]), expected)
     assert checkpoint.spec.tensor_shapes() == load_checkpoint(folder).spec.tensor_shapes()
+
+
+@pytest.mark.parametrize("variant", ["deepseek_v2_lite", "deepseek_v3"])
+def test_gguf_files_with_a_stack_of_heads_for_keys_and_one_for_values(variant: str, tmp_path: Path) -> None:
+    _, model = make_tiny(variant, tmp_path / "folder", **GGUF_CHANGES[variant])
+    path = write_gguf(model, tmp_path / "tiny.gguf", **later_latent_keys(model.config))
+    checkpoint = load_checkpoint(path)
+    assert_close(reference_logits(checkpoint, tokens(), [30, 10]), transformers_logits(model, tokens()))
 
 
 @pytest.mark.parametrize("variant", ["phi3_longrope", "phi3_partial"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from twostroke.backends.reference.mlp import route
+from twostroke.backends.host.routing import route
 from twostroke.models.spec import MoeSpec
 
 LOGITS = np.log(np.array([[1, 4, 2, 3], [5, 1, 5, 5]], dtype=np.float32))

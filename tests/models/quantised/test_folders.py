@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from tests.backends.driver import layout_for, logits_by_prefill
 from tests.models.quantised.folders import FORMATS, Packed, is_packed, make_quantised, mx_parts, write_folder
-from tests.models.tiny_checkpoints import VOCAB_SIZE, make_tiny
+from tests.models.tiny_checkpoints import VOCAB_SIZE, make_tiny, transformers_logits
 
 from twostroke.backends.interface import BackendSettings
 from twostroke.backends.reference import FACTORY
@@ -78,6 +78,29 @@ def test_stacked_experts_in_mxfp4_blocks(tmp_path: Path) -> None:
     kinds = {name.rpartition(".")[2] for name, tensor in found.tensors.items() if tensor.kind.is_quantised}
     assert kinds == {"gate", "up", "down"}
     np.testing.assert_array_equal(logits_of(found), logits_of(meant))
+
+
+def test_gpt_oss_as_its_makers_store_it(tmp_path: Path) -> None:
+    """Experts' blocks hold outputs first, gates and ups in turn; transformers runs the floats that they stand for."""
+    folder, model = make_tiny("gpt_oss", tmp_path / "plain")
+    stored, meant = {}, model.state_dict()
+    for name, tensor in model.state_dict().items():
+        stored[name] = tensor.contiguous()
+        if tensor.ndim == 3:
+            parts = [mx_parts(expert.T.contiguous()) for expert in tensor]
+            meant[name] = torch.stack([floats for _, _, floats in parts]).transpose(1, 2).contiguous()
+            del stored[name]
+            blocks = torch.stack([packed for packed, _, _ in parts])
+            stored[f"{name}_blocks"] = blocks.reshape(len(parts), tensor.shape[2], -1, 16)
+            stored[f"{name}_scales"] = torch.stack([scales for _, scales, _ in parts])
+    model.load_state_dict(meant)
+    config = json.loads((folder / "config.json").read_text())
+    unquantised = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
+    mxfp4 = {"quant_method": "mxfp4", "modules_to_not_convert": unquantised}
+    found = load_checkpoint(write_folder(tmp_path / "found", config | {"quantization_config": mxfp4}, stored))
+    kinds = {name.rpartition(".")[2] for name, tensor in found.tensors.items() if tensor.kind.is_quantised}
+    assert kinds == {"gate", "up", "down"}
+    np.testing.assert_allclose(logits_of(found), transformers_logits(model, TOKENS), rtol=1e-3, atol=1e-4)
 
 
 def test_stacked_experts_in_fp8_blocks(tmp_path: Path) -> None:

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from twostroke.backends.interface import LAYERS_DIFFER, BackendSettings, uncomputed
+from twostroke.backends.cpu.shape import activation_name
+from twostroke.backends.interface import LAYERS_DIFFER, BackendSettings, Feature, uncomputed
 from twostroke.core.errors import BackendError
 from twostroke.core.formats import ANY_FORMATS, STORED, Formats, FormatWish
 from twostroke.core.kv_layout import KVLayout
@@ -14,6 +16,7 @@ from twostroke.cost.devices import Device
 from twostroke.cost.hardware import Ceilings
 from twostroke.machine import Machine, MemorySpace, host_memory
 from twostroke.models.checkpoint import Checkpoint
+from twostroke.models.spec import DenseMlp, expert_name, layer_name
 
 if TYPE_CHECKING:
     from twostroke.backends.cpu.backend import CpuBackend
@@ -31,6 +34,7 @@ class CpuFactory:
     Q8_0 keeps SmolLM2's perplexity within 1% of its float weights', Q4_1 costs more of it."""
 
     suits = StepSizes(block_size=16, max_tokens_per_step=512, max_running=64)
+    rank_unit = 32
 
     def supports(self, checkpoint: Checkpoint) -> str | None:
         from twostroke.backends.cpu import isa
@@ -122,28 +126,49 @@ class CpuFactory:
             max_tokens_per_step=settings.max_tokens_per_step,
             threads=max(1, settings.threads),
             companions=settings.companions,
+            join=settings.join,
         )
+
+
+_LEARNT = frozenset({Feature.ROUTING, Feature.SINKS, Feature.EXPERT_BIASES})
 
 
 def unsupported_shape(checkpoint: Checkpoint) -> str | None:
     spec = checkpoint.spec
-    if (reason := uncomputed(spec)) is not None:
+    if (reason := uncomputed(spec, learnt=_LEARNT)) is not None:
         return reason
-    if spec.moe is not None:
-        return "it has no kernels for a mixture of experts"
-    if spec.common_layer is None:
+    # Some layers may have experts, and others an MLP: each kind of the same sizes.
+    kinds = {type(layer.mlp): layer.mlp for layer in spec.layers}
+    alike = replace(spec, layers=tuple(replace(layer, mlp=DenseMlp(1)) for layer in spec.layers))
+    if alike.common_layer is None or any(layer.mlp != kinds[type(layer.mlp)] for layer in spec.layers):
         return LAYERS_DIFFER
-    attention = spec.common_layer.grouped
+    if len({activation_name(mlp) for mlp in kinds.values()}) > 1:
+        return LAYERS_DIFFER
+    attention = alike.common_layer.grouped
     if attention.head_dim % 16:
         return f"its attention needs a head size that is a multiple of 16, and this model's is {attention.head_dim}"
     sizes = {
         "hidden size": spec.hidden_size,
         "intermediate size": spec.dense_width,
+        "experts' intermediate size": 0 if spec.moe is None else spec.moe.expert_intermediate_size,
         "attention width": attention.query_width,
     }
     for name, size in sizes.items():
         if size % 32:
             return f"its tiles need sizes that are multiples of 32, and this model's {name} is {size}"
+    return _unlike_experts(checkpoint)
+
+
+def _unlike_experts(checkpoint: Checkpoint) -> str | None:
+    """Gate and up are one product, so they are of one kind."""
+    for index, layer in enumerate(checkpoint.spec.layers):
+        for expert in () if layer.moe is None else layer.moe.held_experts:
+            gate, up = (checkpoint.tensors[layer_name(index, expert_name(expert, part))] for part in ("gate", "up"))
+            if gate.kind is not up.kind:
+                kinds = f"{gate.kind.name} and {up.kind.name}"
+                return f"it reads an expert's gate and up in one kind, and here they are {kinds}"
+    if checkpoint.spec.moe is not None and checkpoint.spec.layers[0].sandwich_norms:
+        return "it norms no experts' outputs"
     return None
 
 

@@ -202,6 +202,7 @@ class AttentionField(_Field):
     OUTPUT_STRIDE = auto()
     NUM_BLOCKS = auto()  # which StepField holds the number of query blocks
     BLOCKS = auto()  # and which one their address
+    SINKS = auto()  # f32 [heads], of heads that have one: as scores are, in units of ln 2
 
 
 class Wait(_Field):

@@ -9,6 +9,7 @@ import numpy.typing as npt
 from twostroke.backends.cpu.arguments import TimeField
 from twostroke.backends.cpu.head import HeadNetwork, native_head
 from twostroke.backends.cpu.isa import InstructionSet
+from twostroke.backends.cpu.kv_store import KVStore
 from twostroke.backends.cpu.model import CpuModel, ModelSettings, Workers
 from twostroke.backends.cpu.program import Tape
 from twostroke.backends.cpu.thread_count import OthersOnCores, ThreadCount
@@ -16,7 +17,7 @@ from twostroke.backends.cpu.threads import ThreadPool
 from twostroke.backends.host.batch import Batch
 from twostroke.backends.host.host_backend import HostBackend
 from twostroke.backends.host.scores import Scores
-from twostroke.backends.interface import Companion, all_taps
+from twostroke.backends.interface import Companion, Join, all_taps
 from twostroke.core.errors import BackendError
 from twostroke.core.formats import Formats
 from twostroke.core.kv_layout import KVLayout
@@ -37,7 +38,9 @@ class CpuBackend(HostBackend):
         max_tokens_per_step: int,
         threads: int,
         companions: tuple[Companion, ...] = (),
+        join: Join | None = None,
     ) -> None:
+        """`join`: where this is one rank of several, what they meet by."""
         if layout.block_size % 16:
             raise BackendError(f"the cpu backend needs KV blocks of a multiple of 16 tokens, not {layout.block_size}")
         super().__init__(layout, max_context, checkpoint.spec.vocab_size)
@@ -45,7 +48,7 @@ class CpuBackend(HostBackend):
         self.isa = isa
         settings = ModelSettings(isa, max_context, max_tokens_per_step, threads)
         taps = all_taps(companions)
-        self.model = CpuModel(checkpoint, layout.of_model(0), formats, settings, self._launcher, taps)
+        self.model = CpuModel(checkpoint, layout.of_model(0), formats, settings, self._launcher, taps, join)
         self.notes = self.model.weights.notes
         """What a user should know of how weights are held, a sentence each."""
         models = [self.model]
@@ -62,6 +65,14 @@ class CpuBackend(HostBackend):
         self._thread_count = ThreadCount(threads, others)
         for model in models:
             model.workers = Workers(self._pool, self._thread_count)
+
+    @property
+    def block_store(self) -> KVStore:
+        return self.model.kv
+
+    @property
+    def arithmetic_name(self) -> str:
+        return self.isa.name
 
     def forward(self, batch: Batch) -> npt.NDArray[np.float32]:
         return self.score(batch).logits.copy()

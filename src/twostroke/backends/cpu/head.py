@@ -60,8 +60,9 @@ class HeadProgram(Program):
         threads: int = 1,
         own_copies: bool = False,
         taps: tuple[int, ...] = (),
+        joins: bool = False,
     ) -> None:
-        assert weights.join is not None and not taps
+        assert weights.join is not None and not taps and not joins
         copies, rows = threads if own_copies else 1, max_tokens + MOST_LACKING_ROWS
         self._wide = Operand(max_tokens, 2 * spec.hidden_size, copies=copies, threads=threads)
         self.inputs = float_zeros(rows, 2 * spec.hidden_size)

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from twostroke.backends.cpu.memory import SMALL_BYTES, Arena, Bytes
 from twostroke.backends.cpu.shape import KernelShape
 from twostroke.backends.host.batch import Batch
+from twostroke.core.kv_blocks import BlockFormat
 from twostroke.core.kv_layout import KVGroup, KVLayout
 
 Int32Array = npt.NDArray[np.int32]
@@ -30,6 +31,7 @@ class LayerPlace:
 class KVStore:
     def __init__(self, layout: KVLayout, num_kv_heads: int, shape: KernelShape) -> None:
         self._layout = layout
+        self._element = f"{shape.kv_kind.value} of head size {shape.head_dim}, packed for cpu"
         self.places: dict[int, LayerPlace] = {}
         self._groups: list[Bytes] = []  # [layers, num_blocks, kv_heads, block_bytes] each
         for index, group in enumerate(layout.groups):
@@ -38,6 +40,24 @@ class KVStore:
             self._groups.append(memory)
             for position, layer in enumerate(group.layers):
                 self.places[layer] = LayerPlace(index, memory[position])
+
+    def block_formats(self) -> tuple[BlockFormat, ...]:
+        """K and V of a head lie together, in an order of `kernels/kv_code.py`."""
+        formats = []
+        for group, memory in zip(self._layout.groups, self._groups, strict=True):
+            num_layers, _, num_heads, block_bytes = memory.shape
+            axes = (("layer", num_layers), ("kv head", num_heads), ("byte", block_bytes))
+            formats.append(BlockFormat(group.layers, group.window, self._element, 1, axes))
+        return tuple(formats)
+
+    def copy_out(self, group: int, block: int, into: Bytes) -> None:
+        """A block's bytes, as its format says."""
+        blocks = self._groups[group][:, block]  # [layers, kv_heads, block_bytes]
+        into.reshape(blocks.shape)[...] = blocks
+
+    def copy_in(self, group: int, block: int, data: Bytes) -> None:
+        blocks = self._groups[group][:, block]
+        blocks[...] = data.reshape(blocks.shape)
 
     def touch(self) -> None:
         """Have the system give the memory of the first blocks now: a step would wait for it, page by page."""

@@ -18,19 +18,22 @@ from twostroke.backends.cpu.code import code_for
 from twostroke.backends.cpu.isa import InstructionSet
 from twostroke.backends.cpu.kv_kind import KVKind
 from twostroke.backends.cpu.kv_store import KVStore
-from twostroke.backends.cpu.memory import address_of
+from twostroke.backends.cpu.memory import Floats, address_of
 from twostroke.backends.cpu.program import Program
 from twostroke.backends.cpu.rotation import RotationTable
-from twostroke.backends.cpu.shape import KernelShape
+from twostroke.backends.cpu.shape import KernelShape, activation_name
 from twostroke.backends.cpu.thread_count import ThreadCount
 from twostroke.backends.cpu.threads import ThreadPool
 from twostroke.backends.cpu.weights import Weights, tile_kinds
 from twostroke.backends.host.batch import Batch
 from twostroke.backends.host.host_backend import NOT_FINITE as LOGITS_NOT_FINITE
 from twostroke.backends.host.scores import Scores
+from twostroke.backends.interface import Join
+from twostroke.core.errors import BackendError
 from twostroke.core.formats import Formats
 from twostroke.core.kv_layout import KVLayout
 from twostroke.models.checkpoint import Checkpoint
+from twostroke.models.spec import LayerSpec, ModelSpec
 from twostroke.models.weights.quantisation import dequantise
 
 _KEPT_FIELDS = (StepField.POSITIONS, StepField.LOGIT_ROWS, StepField.QUERY_BLOCKS, StepField.LOGIT_BLOCKS)
@@ -42,11 +45,17 @@ def kernel_shape(checkpoint: Checkpoint, block_size: int, formats: Formats) -> K
         head_dim=layer.grouped.head_dim,
         queries_per_kv_head=layer.grouped.queries_per_kv_head,
         block_size=block_size,
-        activation=layer.mlp.activation,
+        activation=activation_name((layer if checkpoint.spec.moe is None else _with_experts(checkpoint.spec)).mlp),
         soft_capped=layer.grouped.softcap is not None,
         tile_kinds=tile_kinds(checkpoint, formats.weights),
         kv_kind=KVKind(formats.kv),
+        has_sinks=layer.grouped.has_sinks,
     )
+
+
+def _with_experts(spec: ModelSpec) -> LayerSpec:
+    """Dense layers beside them join gate and up alike: others were declined."""
+    return next(layer for layer in spec.layers if layer.moe is not None)
 
 
 def _shown_name(path: Path) -> str:
@@ -84,10 +93,11 @@ class CpuModel:
         settings: ModelSettings,
         launcher: Executor,
         taps: tuple[int, ...] = (),
+        join: Join | None = None,
     ) -> None:
         """`layout`: of its own groups alone. `taps`: after these layers every row's residual is kept. `launcher` has
-        the KV's memory given meanwhile."""
-        self._settings, self._taps, isa = settings, taps, settings.isa
+        the KV's memory given meanwhile. `join`: where this is one rank of several, what they meet by."""
+        self._settings, self._taps, self._join, isa = settings, taps, join, settings.isa
         self.spec, self._file_name = checkpoint.spec, _shown_name(checkpoint.path)
         self._shape = kernel_shape(checkpoint, layout.block_size, formats)
         attention = self.spec.layers[0].grouped
@@ -100,7 +110,8 @@ class CpuModel:
         self._attention = AttentionWork(self._shape, attention.num_kv_heads, isa.accumulators, settings.threads)
         self._single_row = self._make_program(1, 1, own_copies=True)
         self._program = self._make_program(settings.max_tokens_per_step, 1)
-        depth = max(self._widest_hidden, self.spec.dense_width, attention.query_width)
+        expert_width = 0 if self.spec.moe is None else self.spec.moe.expert_intermediate_size
+        depth = max(self._widest_hidden, self.spec.dense_width, expert_width, attention.query_width)
         self.scratch_bytes = self._shape.scratch_bytes(isa.accumulators, depth)
         """What each thread that runs it needs."""
         self.workers: Workers | None = None
@@ -123,6 +134,7 @@ class CpuModel:
             threads=self._settings.threads,
             own_copies=own_copies,
             taps=self._taps,
+            joins=self._join is not None,
         )
 
     def program_for(self, batch: Batch) -> Program:
@@ -142,7 +154,7 @@ class CpuModel:
         num_tokens, num_logits = batch.num_tokens, len(batch.logit_rows)
         highest = [None if token == NOT_FINITE else token for token in program.highest[:num_logits].tolist()]
         return Scores(
-            program.logits[:num_logits, : self.spec.vocab_size],
+            program.logits[:num_logits, : self.spec.num_logits],
             highest,
             tuple(tap[:num_tokens] for tap in program.taps),
             program.last_hidden[:num_logits],
@@ -164,13 +176,17 @@ class CpuModel:
         """The program that computed the batch; what it found lies in its buffers until the next step."""
         program = self.program_for(batch)
         program.hidden[: batch.num_tokens] = self._embed(batch.token_ids)
-        self._run_entries(batch, program.entries, times)
+        self._run_entries(batch, program.entries, times, program)
         return program
 
     def _run_entries(
-        self, batch: Batch, entries: npt.NDArray[np.int64], times: npt.NDArray[np.int64] | None = None
+        self,
+        batch: Batch,
+        entries: npt.NDArray[np.int64],
+        times: npt.NDArray[np.int64] | None = None,
+        program: Program | None = None,
     ) -> None:
-        """Some of a program's tapes, over rows that it was given."""
+        """Some of a program's tapes, over rows that it was given. Of a `program` with breaks, tape by tape."""
         assert self.workers is not None
         num_tokens, workers = batch.num_tokens, self.workers
         for rotation in self._rotations.values():
@@ -180,9 +196,47 @@ class CpuModel:
         is_short = num_tokens < FEW_ROWS
         threads = workers.count.for_step(is_short) if times is None else None
         started_s = time.perf_counter()
-        workers.pool.run(entries, step, times, threads=threads)
+        if program is None or not program.breaks:
+            workers.pool.run(entries, step, times, threads=threads)
+        elif times is not None:
+            raise BackendError("a step with experts, or of a rank, runs as many tapes, which are not timed yet")
+        else:
+            self._run_segments(batch, program, step, threads)
         workers.count.took(time.perf_counter() - started_s, is_short)
         del kept  # the record pointed into it until here
+
+    def _run_segments(self, batch: Batch, program: Program, step: npt.NDArray[np.int64], threads: int | None) -> None:
+        """A tape up to each break, and what the host does there. Ranks meet with equal numbers of rows: they have the
+        same batch."""
+        assert self.workers is not None
+        pool, layer = self.workers.pool, -1
+        for segment, stop in zip(program.segments[:-1], program.breaks, strict=True):
+            pool.run(segment, step, threads=threads)
+            layer += stop.experts
+            count = batch.num_tokens if stop.rows.count is StepField.NUM_TOKENS else len(batch.logit_rows)
+            if count == 0:
+                continue
+            hidden, found = stop.rows.hidden[:count], program.block_output[:count]
+            if stop.experts:
+                if stop.joins:
+                    found[:] = 0
+                self._run_experts(program, layer, found if stop.joins else hidden, threads)
+            if stop.joins:
+                assert self._join is not None
+                self._join(found)
+                if stop.adds:
+                    hidden += found
+        pool.run(program.segments[-1], step, threads=threads)
+
+    def _run_experts(self, program: Program, layer: int, target: Floats, threads: int | None) -> None:
+        """One more tape, of the experts of a layer that rows are sent to; what they find is added to `target`."""
+        assert self.workers is not None and program.experts is not None
+        experts, normed = program.experts, program.routed.floats[: len(target)]
+        chosen, shares = experts.choose(layer, normed)
+        tape, own_step, places = experts.lay_out(layer, normed, chosen)
+        if tape is not None:
+            self.workers.pool.run(tape, own_step, threads=threads)
+        experts.add_up(places, shares, target)
 
     def _embed(self, token_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
         """[num_tokens, hidden]"""

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -29,11 +30,13 @@ from twostroke.backends.cpu.arguments import (
     float_bits,
 )
 from twostroke.backends.cpu.compile import NativeCode
+from twostroke.backends.cpu.experts import ExpertRunner
 from twostroke.backends.cpu.kv_store import KVStore
 from twostroke.backends.cpu.memory import Floats, address_of, float_zeros, zeros
 from twostroke.backends.cpu.operand import Operand
 from twostroke.backends.cpu.packing import PackedMatrix
 from twostroke.backends.cpu.rotation import RotationTable
+from twostroke.backends.cpu.shape import activation_name
 from twostroke.backends.cpu.weights import LayerWeights, Projection, Weights
 from twostroke.models.rope_spec import RopeSpec
 from twostroke.models.spec import ModelSpec
@@ -96,6 +99,18 @@ class Rows:
     blocks: StepField
 
 
+@dataclass(frozen=True, slots=True)
+class Break:
+    """Where the tape stops for the host: to send rows to experts, to meet other ranks, or both."""
+
+    place: int  # the entry that it is before
+    rows: Rows  # what the host works on
+    experts: bool = False
+    joins: bool = False
+    adds: bool = True
+    """Whether the host adds what ranks found to the residual; else an entry behind it does, through a norm."""
+
+
 class Program:
     """The tape of a model, with the buffers its operations pass on to each other."""
 
@@ -112,13 +127,15 @@ class Program:
         threads: int = 1,
         own_copies: bool = False,
         taps: tuple[int, ...] = (),
+        joins: bool = False,
     ) -> None:
         """With `own_copies`, each thread prepares the inputs of matrix products for itself:
         more work in all, and less waiting. It pays for a single row. `taps`: after these layers, every row's residual
-        is copied to a buffer of its own; if the last is among them, all rows go on to its end."""
+        is copied to a buffer of its own; if the last is among them, all rows go on to its end. `joins`: these are one
+        rank's weights, and the tape stops where ranks meet."""
         self._spec, self._kv, self._rotations = spec, kv, rotations
         self.max_tokens, self.max_logits, self._threads = max_tokens, max_logits, threads
-        self._narrows, self._activation = max_tokens > 1, spec.layers[0].mlp.activation
+        self._narrows, self._activation = max_tokens > 1, activation_name(spec.layers[0].mlp)
         rows, self._query_width = max_tokens + MOST_LACKING_ROWS, spec.layers[0].grouped.query_width
         widest = max(max(layer.attention_in.width, layer.mlp_in.width) for layer in weights.layers)
         self.hidden = float_zeros(rows, spec.hidden_size)
@@ -126,12 +143,19 @@ class Program:
         self.highest = zeros((max_logits,), np.int32)
         """The place of each row's highest logit, or NOT_FINITE."""
         self._projected = float_zeros(rows, widest)
-        self._block_output = float_zeros(rows if spec.layers[0].sandwich_norms else 0, spec.hidden_size)
+        self._joins = joins
+        self.block_output = float_zeros(rows if spec.layers[0].sandwich_norms or joins else 0, spec.hidden_size)
+        """What attention or an MLP found, where it is not added to the residual at once."""
         self._attended = float_zeros(rows, self._query_width)
         copies = threads if own_copies else 1
         self._normed = Operand(max_tokens, spec.hidden_size, copies=copies, threads=threads)
         self._mixed = Operand(max_tokens, self._query_width, copies=copies, threads=threads)
         self._gated = Operand(max_tokens, spec.dense_width, threads=threads)
+        self.experts = self._expert_runner(weights, code)
+        """None: the model has dense MLPs."""
+        self.routed = Operand(max_tokens if self.experts else 0, spec.hidden_size)
+        """The rows that go to experts, normed; of one layer."""
+        self.breaks: list[Break] = []
         self._rows = Rows(self.hidden, StepField.NUM_TOKENS, StepField.NUM_QUERY_BLOCKS, StepField.QUERY_BLOCKS)
         narrow_rows = max_logits + MOST_LACKING_ROWS if self._narrows else 0
         self._narrow_hidden = float_zeros(narrow_rows, spec.hidden_size)
@@ -149,6 +173,21 @@ class Program:
         """After the last layer, of the rows whose logits are wanted."""
         self._add_head(weights)
         self.entries = self.tape.entries()
+        self.segments = self._segments()
+        """The entries up to each break, and those behind the last."""
+
+    def _expert_runner(self, weights: Weights, code: NativeCode) -> ExpertRunner | None:
+        moe, layers = self._spec.moe, [layer.experts for layer in weights.layers if layer.experts is not None]
+        if moe is None or not layers:
+            return None
+        return ExpertRunner(moe, layers, self._spec.hidden_size, self.max_tokens, code)
+
+    def _segments(self) -> list[Record]:
+        bounds = [0, *(stop.place for stop in self.breaks), len(self.entries)]
+        segments = [self.entries[first:last] for first, last in pairwise(bounds)]
+        for segment in segments:
+            segment[-1, TapeField.WAIT] = Wait.ALWAYS
+        return segments
 
     def _add_attention_in(self, layer: LayerWeights) -> None:
         """Queries, keys and values of all rows."""
@@ -198,6 +237,7 @@ class Program:
             AttentionField.OUTPUT_STRIDE: self._query_width,
             AttentionField.NUM_BLOCKS: self._rows.num_blocks,
             AttentionField.BLOCKS: self._rows.blocks,
+            AttentionField.SINKS: address_of(layer.sinks),
         }
         self.tape.add("attention", attention, pieces=_ATTENTION_PIECES, pieces_of_many=_ATTENTION_PIECES)
         fields = self._norm_fields(self._attended, None) | narrowing
@@ -219,6 +259,11 @@ class Program:
         return gather
 
     def _add_mlp(self, layer: LayerWeights) -> None:
+        if layer.experts is not None:
+            fields = self._norm_fields(self._rows.hidden, layer.mlp_norm)
+            self.tape.add("norm", fields | self.routed.fields(floats=True, quantised=False))
+            self.breaks.append(Break(len(self.tape.names), self._rows, experts=True, joins=self._joins))
+            return
         self._add_norm(self._normed, layer.mlp_norm, layer.mlp_in)
         if layer.mlp_in.is_one_matrix:
             self._add_gated_projection(layer)
@@ -270,7 +315,7 @@ class Program:
         highest: dict[IntEnum, int] = {
             HighestField.INPUT: address_of(self.logits),
             HighestField.STRIDE: weights.head.width,
-            HighestField.WIDTH: self._spec.vocab_size,
+            HighestField.WIDTH: self._spec.num_logits,
             HighestField.ROWS: StepField.NUM_LOGITS,
             HighestField.OUTPUT: address_of(self.highest),
         }
@@ -326,11 +371,15 @@ class Program:
 
     def _add_to_residual(self, projection: Projection, operand: Operand, norm: Floats | None) -> None:
         """A block's output joins the residual, through a norm of its own where the model has one."""
-        if norm is None:
+        if norm is None and not self._joins:
             self._add_projection(projection, operand, self._rows.hidden, accumulate=True)
             return
-        self._add_projection(projection, operand, self._block_output)
-        fields = self._norm_fields(self._block_output, norm)
+        self._add_projection(projection, operand, self.block_output)
+        if self._joins:
+            self.breaks.append(Break(len(self.tape.names), self._rows, joins=True, adds=norm is None))
+        if norm is None:
+            return
+        fields = self._norm_fields(self.block_output, norm)
         fields |= {NormField.ADD_TO: address_of(self._rows.hidden)}
         self.tape.add("norm_add", fields, wait=self._wait_for_rows())
 

@@ -8,6 +8,7 @@ from itertools import accumulate
 
 from twostroke.backends.cpu.kv_kind import KVKind
 from twostroke.backends.cpu.tile_kinds import OPENED_GROUP_BYTES, TileKind
+from twostroke.models.spec import Mlp
 
 SPAN = 256
 """Positions whose attention scores are held at once."""
@@ -16,6 +17,13 @@ RUN = 16
 LANES = 16
 _TILE_ROWS = 96
 """Query vectors that one piece of prefill's attention takes over each span: K and V are read from far away once."""
+
+CLAMPED = "clamped_"
+
+
+def activation_name(mlp: Mlp) -> str:
+    """Of what joins gate and up: code is made for it, its numbers and all."""
+    return mlp.activation if mlp.clamp is None else f"{CLAMPED}{mlp.clamp.limit!r}_{mlp.clamp.alpha!r}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +36,15 @@ class KernelShape:
     """Attention scores pass a soft cap."""
     tile_kinds: tuple[TileKind, ...]
     kv_kind: KVKind = KVKind.F16
+    has_sinks: bool = False
+    """Each head has a score of nothing, beside those of the keys."""
 
     @property
     def attention_key(self) -> str:
         """What code that attends is specialised for."""
         cap = "capped" if self.soft_capped else "plain"
         sizes = f"{self.head_dim}x{self.queries_per_kv_head}x{self.block_size}"
-        return f"{sizes}-{self.kv_kind.value}-{cap}"
+        return f"{sizes}-{self.kv_kind.value}-{cap}" + ("-sinks" if self.has_sinks else "")
 
     @property
     def block_bytes(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -11,12 +12,13 @@ import numpy as np
 
 from twostroke.backends.cpu import packed_cache
 from twostroke.backends.cpu.arguments import PANEL_OUTPUTS
+from twostroke.backends.cpu.experts import Expert, LayerExperts
 from twostroke.backends.cpu.memory import LINE_BYTES, Arena, Floats, float_zeros, padded
 from twostroke.backends.cpu.packing import PackedMatrix, fill, held_block, packed_bytes, place, tensor_note, tile_kind
 from twostroke.backends.cpu.tile_kinds import TileKind
 from twostroke.core.formats import STORED
 from twostroke.models.checkpoint import Checkpoint
-from twostroke.models.spec import layer_name
+from twostroke.models.spec import expert_name, layer_name
 from twostroke.models.weights.tensor import WeightKind, WeightTensor
 
 
@@ -56,6 +58,10 @@ class LayerWeights:
     k_norm: Floats | None
     post_attention_norm: Floats | None
     post_mlp_norm: Floats | None
+    sinks: Floats | None = None
+    """Of each head, in units of ln 2."""
+    experts: LayerExperts | None = None
+    """In place of `mlp_in` and `mlp_out`, which are the first one's then."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -145,18 +151,43 @@ class _Layout:
 
         attention_norm, mlp_norm = self._vector(name("attention_norm")), self._vector(name("mlp_norm"))
         assert attention_norm is not None and mlp_norm is not None
+        moe = self._spec.layers[index].moe
+        mlps = [""] if moe is None else [expert_name(expert, "") for expert in moe.held_experts]
+        attention_in = self._projection([name("q"), name("k"), name("v")])
+        attention_out = self._projection([name("o")])
+        pairs = [
+            (self._projection([name(f"{own}gate"), name(f"{own}up")]), self._projection([name(f"{own}down")]))
+            for own in mlps
+        ]
         return LayerWeights(
             attention_norm=attention_norm,
-            attention_in=self._projection([name("q"), name("k"), name("v")]),
-            attention_out=self._projection([name("o")]),
+            attention_in=attention_in,
+            attention_out=attention_out,
             mlp_norm=mlp_norm,
-            mlp_in=self._projection([name("gate"), name("up")]),
-            mlp_out=self._projection([name("down")]),
+            mlp_in=pairs[0][0],
+            mlp_out=pairs[0][1],
             q_norm=self._vector(name("q_norm")),
             k_norm=self._vector(name("k_norm")),
             post_attention_norm=self._vector(name("post_attention_norm")),
             post_mlp_norm=self._vector(name("post_mlp_norm")),
+            sinks=self._sinks(name("sinks")),
+            experts=None if moe is None else self._experts(index, pairs),
         )
+
+    def _sinks(self, name: str) -> Floats | None:
+        found = self._vector(name)
+        return None if found is None else found * np.float32(1 / math.log(2))
+
+    def _experts(self, index: int, pairs: list[tuple[Projection, Projection]]) -> LayerExperts:
+        def stored(part: str) -> Floats | None:
+            tensor = self._tensors.get(layer_name(index, part))
+            return None if tensor is None else tensor.to_float32()
+
+        router = stored("router")
+        assert router is not None
+        parts = [(into.parts[0], out.parts[0]) for into, out in pairs]
+        experts = tuple(Expert(into.matrix, out.matrix, into.bias, out.bias) for into, out in parts)
+        return LayerExperts(router, experts, stored("router_bias"), stored("router_correction"))
 
     def _vector(self, name: str) -> Floats | None:
         if name not in self._tensors:

@@ -44,19 +44,38 @@ def soft_cap(x: Array, cap: float | None) -> Array:
     return x if cap is None else np.float32(cap) * np.tanh(x / np.float32(cap))
 
 
-def softmax(scores: Array) -> Array:
-    """Over the last axis. The maximum is taken out first so that exp cannot overflow: it cancels in the quotient."""
-    exponentials = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    weights: Array = exponentials / exponentials.sum(axis=-1, keepdims=True)
+def sigmoid(x: Array) -> Array:
+    """Written with tanh, which cannot overflow."""
+    y: Array = np.float32(0.5) * (1 + np.tanh(np.float32(0.5) * x))
+    return y
+
+
+def softmax(scores: Array, sinks: Array | None = None) -> Array:
+    """Over the last axis. The maximum is taken out first so that exp cannot overflow: it cancels in the quotient.
+    `sinks` [..., 1] are scores of nothing, one beside each row's: they take a share, and leave the rest a sum below
+    1."""
+    largest = scores.max(axis=-1, keepdims=True)
+    if sinks is not None:
+        largest = np.maximum(largest, sinks)
+    exponentials = np.exp(scores - largest)
+    total = exponentials.sum(axis=-1, keepdims=True)
+    if sinks is not None:
+        total = total + np.exp(sinks - largest)
+    weights: Array = exponentials / total
     return weights
 
 
-def rotate(x: Array, cos: Array, sin: Array) -> Array:
+def rotate(x: Array, cos: Array, sin: Array, *, neighbours: bool = False) -> Array:
     """The rotary embedding: turn each pair (x[i], x[i + d/2]) of a head by an angle that grows with the position, so
     that the product of a query and a key depends on how far apart they are, and on nothing else of where they are.
 
-    x [n, heads, head_dim]; cos, sin [n, d/2] with d the rotated dimensions, which may be fewer than a head has."""
+    x [n, heads, head_dim]; cos, sin [n, d/2] with d the rotated dimensions, which may be fewer than a head has.
+    `neighbours`: pairs are (x[2i], x[2i + 1]); the firsts of all pairs then come before the seconds, in queries and
+    keys alike, which changes none of their products."""
     half = cos.shape[-1]
     cos, sin = cos[:, None, :], sin[:, None, :]  # the same for every head
+    if neighbours:
+        pairs, rest = x[..., : 2 * half], x[..., 2 * half :]
+        x = np.concatenate([pairs[..., 0::2], pairs[..., 1::2], rest], axis=-1)
     first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
     return np.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=-1)

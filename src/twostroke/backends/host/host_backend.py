@@ -6,6 +6,7 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
@@ -17,11 +18,14 @@ from twostroke.backends.host.draft_model import DraftModel
 from twostroke.backends.host.draft_rows import DraftRows
 from twostroke.backends.host.head_drafter import Network
 from twostroke.backends.host.heads import head_drafter
+from twostroke.backends.host.kept_blocks import BlockStore, HostKeptBlocks
 from twostroke.backends.host.rows import RowSet
 from twostroke.backends.host.sampler import token_logprobs
 from twostroke.backends.host.scores import HostModel, Scores
 from twostroke.backends.interface import Companion, refuse_drafts
+from twostroke.core.errors import BackendError
 from twostroke.core.grammar import Grammars, GrammarStuckError
+from twostroke.core.kv_blocks import KVFormat
 from twostroke.core.kv_layout import KVLayout
 from twostroke.core.step import Drafted, PrefillChunk, SampledToken, Step, StepResult, TokenLogprobs
 from twostroke.models.checkpoint import Checkpoint
@@ -68,6 +72,17 @@ class HostBackend(ABC):
         self._last_pass: TargetPass | None = None
         """What they have not been told yet."""
         self._max_context, self._vocab_size = max_context, vocab_size
+        self._kept: HostKeptBlocks | None = None
+
+    @property
+    def block_store(self) -> BlockStore:
+        """The KV of the model that answers."""
+        raise BackendError(f"the {self.name} backend does not give its KV out")
+
+    @property
+    def arithmetic_name(self) -> str:
+        """What decides the numbers in KV, beside weights and formats."""
+        return "numpy"
 
     @abstractmethod
     def forward(self, batch: Batch) -> npt.NDArray[np.float32]:
@@ -80,6 +95,46 @@ class HostBackend(ABC):
     def why_not_finite(self) -> str:
         """Asked when a sequence's logits are not finite. A backend that can say more, or mend something, does."""
         return NOT_FINITE
+
+    # Blocks as bytes
+
+    @property
+    def block_format(self) -> KVFormat:
+        return KVFormat(self.name, self.arithmetic_name, self.layout.block_size, self.block_store.block_formats())
+
+    def read_blocks(self, group: int, block_ids: Sequence[int], into: memoryview) -> None:
+        parts = self._parts(group, block_ids, into)
+        self._launcher.submit(self._copy_out, group, block_ids, parts).result()
+
+    def write_blocks(self, group: int, block_ids: Sequence[int], data: memoryview) -> None:
+        parts = self._parts(group, block_ids, data)
+        self._launcher.submit(self._copy_in, group, block_ids, parts).result()
+
+    def _parts(self, group: int, block_ids: Sequence[int], memory: memoryview) -> npt.NDArray[np.uint8]:
+        size, num_blocks = self.block_format.groups[group].num_bytes, self.layout.groups[group].num_blocks
+        if memory.nbytes != size * len(block_ids):
+            raise BackendError(
+                f"{len(block_ids)} KV blocks of group {group} are {size} bytes each, not {memory.nbytes}"
+            )
+        if any(not 0 <= block < num_blocks for block in block_ids):
+            raise BackendError(f"KV group {group} has blocks 0 to {num_blocks - 1}, not {list(block_ids)}")
+        return np.frombuffer(memory, dtype=np.uint8).reshape(len(block_ids), size)
+
+    def _copy_out(self, group: int, block_ids: Sequence[int], parts: npt.NDArray[np.uint8]) -> None:
+        if self._kept is not None:
+            self._kept.finish()
+        for block, part in zip(block_ids, parts, strict=True):
+            self.block_store.copy_out(group, block, part)
+
+    def _copy_in(self, group: int, block_ids: Sequence[int], parts: npt.NDArray[np.uint8]) -> None:
+        if self._kept is not None:
+            self._kept.finish()
+        for block, part in zip(block_ids, parts, strict=True):
+            self.block_store.copy_in(group, block, part)
+
+    def keep_blocks(self, num_slots: Sequence[int]) -> HostKeptBlocks:
+        self._kept = HostKeptBlocks(self.block_store, num_slots)
+        return self._kept
 
     def use_grammars(self, grammars: Grammars) -> None:
         self.rows.grammars = grammars
@@ -128,7 +183,10 @@ class HostBackend(ABC):
 
     def execute(self, step: Step) -> StepResult:
         """Run one step to its end on the calling thread."""
-        started_s = time.perf_counter()
+        if self._kept is not None:
+            self._kept.start(step)
+            self._kept.wait(step.grants)
+        started_s = time.perf_counter()  # copies are no part of what a step like it takes
         self.rows.update(step)
         updated_s = time.perf_counter()
         drafts = self._draft(step)
@@ -136,6 +194,7 @@ class HostBackend(ABC):
         sampled: dict[int, tuple[SampledToken, ...]] = {}
         prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
         errors: dict[int, str] = {}
+        stuck: set[int] = set()
         if step.num_tokens:
             batch = Batch.from_step(step, self.rows, drafts)
             scores = self.score(batch)
@@ -143,7 +202,7 @@ class HostBackend(ABC):
             for slot in step.decodes:
                 guesses = drafts.get(slot.seq_id, ())
                 for place, guess in enumerate((*guesses, None), start=cursor):
-                    if not self._sample(slot.seq_id, logits[place], highest[place], sampled, errors, guess):
+                    if not self._sample(slot.seq_id, logits[place], highest[place], sampled, errors, stuck, guess):
                         break
                 cursor += 1 + len(guesses)
             for chunk in step.prefills:
@@ -157,13 +216,21 @@ class HostBackend(ABC):
                 elif chunk.samples:
                     cursor += 1
                 if chunk.samples and chunk.seq_id not in errors:
-                    self._sample(chunk.seq_id, logits[cursor - 1], highest[cursor - 1], sampled, errors)
+                    self._sample(chunk.seq_id, logits[cursor - 1], highest[cursor - 1], sampled, errors, stuck)
         drafted = {} if self.speculator is None else self._settle(self.speculator, sampled)
         if self.companion_drafters and step.num_tokens:
             self._last_pass = TargetPass(step, batch, drafts, scores)
         compute_s = time.perf_counter() - started_s
         return StepResult(
-            step.step_id, sampled, prompt_logprobs, errors, compute_s, self.others_share, drafted, drafting_s
+            step.step_id,
+            sampled,
+            prompt_logprobs,
+            errors,
+            compute_s,
+            self.others_share,
+            drafted,
+            drafting_s,
+            frozenset(stuck),
         )
 
     def _draft(self, step: Step) -> dict[int, tuple[int, ...]]:
@@ -199,6 +266,7 @@ class HostBackend(ABC):
         highest: int | None,
         sampled: dict[int, tuple[SampledToken, ...]],
         errors: dict[int, str],
+        stuck: set[int],
         guess: int | None = None,
     ) -> bool:
         """Choose the row's next token, as always; whether it is the one that was guessed, so that what was computed
@@ -211,6 +279,7 @@ class HostBackend(ABC):
             token = row.sampler.sample(logits, highest)
         except GrammarStuckError as error:
             errors[seq_id] = str(error)
+            stuck.add(seq_id)
             return False
         row.last_token = token.token_id
         row.length += 1
@@ -219,6 +288,8 @@ class HostBackend(ABC):
 
     def close(self) -> None:
         self._launcher.shutdown(wait=True)
+        if self._kept is not None:
+            self._kept.close()
 
 
 def _chunk_logprobs(chunk: PrefillChunk, logits: npt.NDArray[np.float32]) -> tuple[TokenLogprobs, ...]:

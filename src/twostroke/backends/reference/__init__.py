@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from twostroke.backends.interface import BackendSettings, uncomputed
+from twostroke.backends.interface import BackendSettings, Feature, uncomputed
 from twostroke.core.formats import ANY_FORMATS, STORED, Formats, FormatWish
 from twostroke.core.kv_layout import KVLayout
 from twostroke.core.step_sizes import StepSizes
@@ -13,6 +13,7 @@ from twostroke.cost.devices import Device
 from twostroke.cost.hardware import Ceilings
 from twostroke.machine import Machine, MemorySpace, host_memory
 from twostroke.models.checkpoint import Checkpoint
+from twostroke.models.spec import RecurrentMixer
 
 if TYPE_CHECKING:
     from twostroke.backends.reference.backend import ReferenceBackend
@@ -24,11 +25,12 @@ class ReferenceFactory:
     name = "reference"
     preferred_weights = ()
     smaller_weights: tuple[str, ...] = ()
+    rank_unit = 1
 
     suits = StepSizes(block_size=16, max_tokens_per_step=512, max_running=64)
 
     def supports(self, checkpoint: Checkpoint) -> str | None:
-        return uncomputed(checkpoint.spec)
+        return uncomputed(checkpoint.spec, learnt=frozenset(Feature))
 
     def formats(self, checkpoint: Checkpoint, wish: FormatWish = ANY_FORMATS) -> Formats | str:
         if wish.weights not in (None, STORED):
@@ -40,7 +42,8 @@ class ReferenceFactory:
         return Formats(STORED, "f32", "f32", stored=checkpoint.main_kind().name)
 
     def kv_bytes_per_token(self, checkpoint: Checkpoint, layers: tuple[int, ...], formats: Formats) -> int:
-        return sum(checkpoint.spec.layers[layer].grouped.kv_values for layer in layers) * _FLOAT32_BYTES
+        attentions = (checkpoint.spec.layers[layer].attention for layer in layers)
+        return sum(one.kv_values for one in attentions if not isinstance(one, RecurrentMixer)) * _FLOAT32_BYTES
 
     def held_bytes(self, checkpoint: Checkpoint, name: str, formats: Formats) -> int:
         """Floors are those of the weights as they are stored, which is what others have to reach."""

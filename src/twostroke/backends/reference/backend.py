@@ -11,7 +11,7 @@ import numpy.typing as npt
 from twostroke.backends.host.batch import Batch
 from twostroke.backends.host.host_backend import HostBackend
 from twostroke.backends.host.scores import Scores
-from twostroke.backends.interface import BackendSettings, all_taps
+from twostroke.backends.interface import BackendSettings, Join, all_taps
 from twostroke.backends.reference.kv_store import KVStore
 from twostroke.backends.reference.model import logits, residuals
 from twostroke.backends.reference.weights import Weights
@@ -20,16 +20,24 @@ from twostroke.models.checkpoint import Checkpoint
 
 
 class ReferenceModel:
-    def __init__(self, checkpoint: Checkpoint, layout: KVLayout, max_context: int, taps: tuple[int, ...] = ()) -> None:
-        """`layout`: of its own groups alone. `taps`: layers after which every row's residual is kept."""
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        layout: KVLayout,
+        max_context: int,
+        taps: tuple[int, ...] = (),
+        join: Join | None = None,
+    ) -> None:
+        """`layout`: of its own groups alone. `taps`: layers after which every row's residual is kept. `join`: where
+        this is one rank of several, what they meet by."""
         self.spec = checkpoint.spec
         self._max_context = max_context
-        self._taps = taps
+        self._taps, self._join = taps, join
         self._weights = Weights.from_checkpoint(checkpoint)
-        self._kv = KVStore(layout, checkpoint.spec)
+        self.kv = KVStore(layout, checkpoint.spec)
 
     def score(self, batch: Batch) -> Scores:
-        stream = residuals(self.spec, self._weights, batch, self._kv, self._max_context)
+        stream = residuals(self.spec, self._weights, batch, self.kv, self._max_context, self._join)
         kept = {
             layer: hidden for layer, hidden in enumerate(stream) if layer in (*self._taps, self.spec.num_layers - 1)
         }
@@ -44,13 +52,17 @@ class ReferenceBackend(HostBackend):
     def __init__(self, checkpoint: Checkpoint, layout: KVLayout, settings: BackendSettings) -> None:
         super().__init__(layout, settings.max_context, checkpoint.spec.vocab_size)
         taps = all_taps(settings.companions)
-        self.model = ReferenceModel(checkpoint, layout.of_model(0), settings.max_context, taps)
+        self.model = ReferenceModel(checkpoint, layout.of_model(0), settings.max_context, taps, settings.join)
         for companion in settings.companions:
             if companion.head is not None:
                 self.add_head(companion, checkpoint, taps)
                 continue
             own = ReferenceModel(companion.checkpoint, layout.of_model(companion.number), settings.max_context)
             self.add_companion(companion, own, settings.max_tokens_per_step)
+
+    @property
+    def block_store(self) -> KVStore:
+        return self.model.kv
 
     def forward(self, batch: Batch) -> npt.NDArray[np.float32]:
         return self.score(batch).logits

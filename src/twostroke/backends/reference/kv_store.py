@@ -1,16 +1,20 @@
-"""The tensors behind the blocks. Keys and values of one sequence lie in blocks anywhere in the pool; its block table
-says which. Position p of a sequence is entry `p % block_size` of the block `table[p // block_size]`.
+"""The tensors behind the blocks. What a sequence keeps lies in blocks anywhere in the pool; its block table says which.
+Position p of a sequence is entry `p % block_size` of the block `table[p // block_size]`. Of a token a layer keeps keys
+and values, or, with latent attention, the one vector that both are made from.
 
 Layers of one KV group (full attention, or one width of sliding window) share block ids."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import numpy.typing as npt
 
 from twostroke.backends.host.batch import Batch
+from twostroke.core.kv_blocks import BlockFormat
 from twostroke.core.kv_layout import KVLayout
-from twostroke.models.spec import ModelSpec
+from twostroke.models.spec import Attention, GroupedAttention, LatentAttention, ModelSpec
 
 Array = npt.NDArray[np.float32]
 Slots = npt.NDArray[np.intp]
@@ -19,16 +23,13 @@ Table = npt.NDArray[np.int32]
 
 class KVStore:
     def __init__(self, layout: KVLayout, spec: ModelSpec) -> None:
-        self._block_size = layout.block_size
+        self._block_size, self._groups = layout.block_size, layout.groups
         self._group_of: dict[int, int] = {}
-        self._keys: dict[int, Array] = {}  # of a layer, [num_blocks, block_size, kv_heads, head_dim]
-        self._values: dict[int, Array] = {}
+        self._stores: dict[int, tuple[Array, ...]] = {}  # of a layer, each [num_blocks, block_size, ...]
         for group_index, group in enumerate(layout.groups):
             for layer in group.layers:
-                attention = spec.layers[layer].grouped
-                shape = (group.num_blocks, layout.block_size, attention.num_kv_heads, attention.head_dim)
-                self._keys[layer] = np.zeros(shape, dtype=np.float32)
-                self._values[layer] = np.zeros(shape, dtype=np.float32)
+                shapes = ((group.num_blocks, layout.block_size, *own) for own in _kept(spec.layers[layer].attention))
+                self._stores[layer] = tuple(np.zeros(shape, dtype=np.float32) for shape in shapes)
                 self._group_of[layer] = group_index
 
     def group_of(self, layer: int) -> int:
@@ -45,22 +46,60 @@ class KVStore:
             slots.append(blocks * self._block_size + offsets)
         return slots
 
-    def write(self, layer: int, slots: Slots, keys: Array, values: Array) -> None:
-        """Put new keys and values [num_tokens, kv_heads, head_dim] into their slots."""
-        for store, new in ((self._keys[layer], keys), (self._values[layer], values)):
+    def write(self, layer: int, slots: Slots, *kept: Array) -> None:
+        """Put what new tokens leave behind into their slots: keys and values [num_tokens, kv_heads, head_dim], or
+        latents [num_tokens, width]."""
+        for store, new in zip(self._stores[layer], kept, strict=True):
             store.reshape(-1, *store.shape[2:])[slots] = new  # a view: blocks laid end to end
 
-    def read(self, layer: int, table: Table, start: int, end: int) -> tuple[Array, Array]:
-        """One sequence's keys and values at positions start to end - 1, each [end - start, kv_heads, head_dim].
-        Blocks before `start` are not looked at: behind a sliding window they may long be another sequence's."""
+    def block_formats(self) -> tuple[BlockFormat, ...]:
+        formats = []
+        for group in self._groups:
+            stores = self._stores[group.layers[0]]
+            _, block_size, *own = stores[0].shape
+            what = "keys, values" if len(stores) == 2 else "latent"
+            names = ("kv head", "number") if len(own) == 2 else ("number",)
+            outer = (("layer", len(group.layers)), (what, len(stores)), ("position", block_size))
+            axes = (*outer, *zip(names, own, strict=True))
+            formats.append(BlockFormat(group.layers, group.window, "float32", 4, axes))
+        return tuple(formats)
+
+    def copy_out(self, group: int, block: int, into: npt.NDArray[np.uint8]) -> None:
+        """A block's bytes, as its format says."""
+        for layer, parts in self._parts(group, into):
+            for part, store in zip(parts, self._stores[layer], strict=True):
+                part[:] = store[block]
+
+    def copy_in(self, group: int, block: int, data: npt.NDArray[np.uint8]) -> None:
+        for layer, parts in self._parts(group, data):
+            for part, store in zip(parts, self._stores[layer], strict=True):
+                store[block] = part
+
+    def _parts(self, group: int, memory: npt.NDArray[np.uint8]) -> Iterator[tuple[int, Array]]:
+        """Of each layer, what its stores have of a block: [number of stores, block_size, ...]"""
+        layers = self._groups[group].layers
+        stores = self._stores[layers[0]]
+        shape = (len(layers), len(stores), *stores[0].shape[1:])
+        return zip(layers, memory.view(np.float32).reshape(shape), strict=True)
+
+    def read(self, layer: int, table: Table, start: int, end: int) -> tuple[Array, ...]:
+        """What one sequence keeps of positions start to end - 1: keys and values, each [end - start, kv_heads,
+        head_dim], or latents [end - start, width] alone. Blocks before `start` are not looked at: behind a sliding
+        window they may long be another sequence's."""
         first_block = start // self._block_size
         blocks = table[first_block : -(-end // self._block_size)]
         _check_granted(blocks)
         skip = first_block * self._block_size
         wanted = slice(start - skip, end - skip)
-        keys, values = self._keys[layer], self._values[layer]
-        tail = keys.shape[2:]  # kv_heads, head_dim
-        return keys[blocks].reshape(-1, *tail)[wanted], values[blocks].reshape(-1, *tail)[wanted]
+        return tuple(store[blocks].reshape(-1, *store.shape[2:])[wanted] for store in self._stores[layer])
+
+
+def _kept(attention: Attention) -> tuple[tuple[int, ...], ...]:
+    """The shapes of what a token leaves behind in a layer."""
+    if isinstance(attention, GroupedAttention):
+        return ((attention.num_kv_heads, attention.head_dim),) * 2
+    assert isinstance(attention, LatentAttention)
+    return ((attention.kv_values,),)
 
 
 def _check_granted(blocks: npt.NDArray[np.signedinteger]) -> None:

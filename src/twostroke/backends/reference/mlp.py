@@ -2,43 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 import numpy as np
-import numpy.typing as npt
 
-from twostroke.backends.host.arithmetic import Array, linear, softmax
-from twostroke.backends.reference.weights import GatedMlp
-from twostroke.models.spec import MoeSpec
-
-Activation = Callable[[Array], Array]
+from twostroke.backends.host.arithmetic import Array, gelu_tanh, linear, sigmoid, silu
+from twostroke.backends.host.routing import route
+from twostroke.backends.reference.weights import ExpertWeights, GatedMlp
+from twostroke.models.spec import ClampedGate, DenseMlp, MoeSpec
 
 
-def gated_mlp(weights: GatedMlp, activate: Activation, x: Array) -> Array:
+def gated_mlp(mlp: DenseMlp, weights: GatedMlp, x: Array) -> Array:
     """One projection decides how much of the other passes  # [num_tokens, hidden]"""
-    gated = activate(linear(x, weights.gate)) * linear(x, weights.up)  # [num_tokens, intermediate]
-    return linear(gated, weights.down)
+    gate = linear(x, weights.gate, weights.gate_bias)  # [num_tokens, intermediate]
+    up = linear(x, weights.up, weights.up_bias)
+    return linear(_gated(mlp, gate, up), weights.down, weights.down_bias)
 
 
-def mixture_of_experts(
-    moe: MoeSpec, router: Array, experts: Sequence[GatedMlp], activate: Activation, x: Array
-) -> Array:
+def _gated(mlp: DenseMlp, gate: Array, up: Array) -> Array:
+    if mlp.clamp is not None:
+        return _clamped(mlp.clamp, gate, up)
+    activate = silu if mlp.activation == "silu" else gelu_tanh
+    return activate(gate) * up
+
+
+def _clamped(clamp: ClampedGate, gate: Array, up: Array) -> Array:
+    limit = np.float32(clamp.limit)
+    gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit)
+    return gate * sigmoid(np.float32(clamp.alpha) * gate) * (up + 1)
+
+
+def mixture_of_experts(moe: MoeSpec, weights: ExpertWeights, x: Array) -> Array:
     """Each token goes through the few experts its router likes best; their outputs are summed by the router's shares.
-    Every expert takes all of its tokens at once  # [num_tokens, hidden]"""
-    chosen, shares = route(moe, linear(x, router))
+    Every expert takes all of its tokens at once; what other ranks hold, they add  # [num_tokens, hidden]"""
+    chosen, shares = route(moe, linear(x, weights.router, weights.router_bias), weights.router_correction)
     output = np.zeros_like(x)
-    for expert in np.unique(chosen):
+    for expert in np.unique(chosen).tolist():
+        if expert not in weights.experts:
+            continue
         tokens, places = np.nonzero(chosen == expert)
-        output[tokens] += shares[tokens, places, None] * gated_mlp(experts[expert], activate, x[tokens])
+        output[tokens] += shares[tokens, places, None] * gated_mlp(moe.expert, weights.experts[expert], x[tokens])
+    if moe.shared is not None and weights.shared is not None:
+        met_by_all = gated_mlp(moe.shared, weights.shared, x)
+        if weights.shared_router is not None:
+            met_by_all = sigmoid(linear(x, weights.shared_router)) * met_by_all
+        output += met_by_all
     return output
-
-
-def route(moe: MoeSpec, logits: Array) -> tuple[npt.NDArray[np.intp], Array]:
-    """From [num_tokens, experts] to each token's experts, the likeliest first (of equals the lower), and their shares
-    # both [num_tokens, experts_per_token]"""
-    shares = softmax(logits)
-    chosen = np.argsort(-shares, axis=-1, kind="stable")[:, : moe.experts_per_token]
-    shares = np.take_along_axis(shares, chosen, axis=-1)
-    if moe.normalise_weights:
-        shares = shares / shares.sum(axis=-1, keepdims=True)
-    return chosen, shares

@@ -6,20 +6,38 @@ attention is called once per phase on its own range (decode tokens come first)."
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
-from twostroke.backends.host.arithmetic import Array, gelu_tanh, linear, rms_norm, rotate, silu, soft_cap
+from twostroke.backends.host.arithmetic import Array, linear, rms_norm, rotate, soft_cap
 from twostroke.backends.host.batch import Batch
-from twostroke.backends.reference.decode import attend_decode
-from twostroke.backends.reference.kv_store import KVStore, Slots
+from twostroke.backends.interface import Join
+from twostroke.backends.reference.decode import attend_decode, attend_latent_decode
+from twostroke.backends.reference.kv_store import KVStore, Slots, Table
 from twostroke.backends.reference.mlp import gated_mlp, mixture_of_experts
-from twostroke.backends.reference.prefill import attend_prefill
-from twostroke.backends.reference.weights import LayerWeights, Weights
+from twostroke.backends.reference.prefill import attend_latent_prefill, attend_prefill
+from twostroke.backends.reference.weights import (
+    ExpertWeights,
+    GatedMlp,
+    GroupedWeights,
+    LatentWeights,
+    LayerWeights,
+    Weights,
+)
 from twostroke.models.rope_spec import RopeSpec
-from twostroke.models.spec import GroupedAttention, LayerSpec, ModelSpec
+from twostroke.models.spec import (
+    DenseMlp,
+    GroupedAttention,
+    LatentAttention,
+    LayerSpec,
+    ModelSpec,
+    MoeSpec,
+    QueryGrowth,
+    RecurrentMixer,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +48,18 @@ class StepPlan:
     rotations: dict[RopeSpec, tuple[Array, Array]]  # cos and sin, each [num_tokens, rope dim / 2]
 
 
-def residuals(spec: ModelSpec, weights: Weights, batch: Batch, kv: KVStore, max_context: int) -> Iterator[Array]:
+def residuals(
+    spec: ModelSpec, weights: Weights, batch: Batch, kv: KVStore, max_context: int, join: Join | None = None
+) -> Iterator[Array]:
     """Compute every token of the batch and write its keys and values; after each layer, give the residual stream
-    # [num_tokens, hidden]"""
+    # [num_tokens, hidden]
+
+    `join`: of a rank, which holds some heads and some of each MLP. What it found becomes what all ranks did."""
     plan = StepPlan(kv.slots(batch), _rotations(spec, batch, max_context))
     hidden = weights.embedding[batch.token_ids] * np.float32(spec.embedding_scale)  # [num_tokens, hidden]
     for layer, layer_weights in enumerate(weights.layers):
-        hidden = hidden + _attention_block(spec, layer, layer_weights, hidden, batch, kv, plan)
-        hidden = hidden + _mlp_block(spec, spec.layers[layer], layer_weights, hidden)
+        hidden = hidden + _attention_block(spec, layer, layer_weights, hidden, batch, kv, plan, join)
+        hidden = hidden + _mlp_block(spec, spec.layers[layer], layer_weights, hidden, join)
         yield hidden
 
 
@@ -51,7 +73,8 @@ def logits(spec: ModelSpec, weights: Weights, last: Array) -> Array:
 def _rotations(spec: ModelSpec, batch: Batch, max_context: int) -> dict[RopeSpec, tuple[Array, Array]]:
     """Angles in float64: at position 100,000 a float32 angle is off by a hundredth of a radian."""
     rotations = {}
-    for rope in {layer.grouped.rope for layer in spec.layers}:
+    attentions = (layer.attention for layer in spec.layers)
+    for rope in {one.rope for one in attentions if not isinstance(one, RecurrentMixer)}:
         angles = batch.positions[:, None].astype(np.float64) * rope.inverse_frequencies(max_context)
         cos, sin = np.cos(angles) * rope.attention_factor, np.sin(angles) * rope.attention_factor
         rotations[rope] = (cos.astype(np.float32), sin.astype(np.float32))
@@ -59,11 +82,40 @@ def _rotations(spec: ModelSpec, batch: Batch, max_context: int) -> dict[RopeSpec
 
 
 def _attention_block(
-    spec: ModelSpec, layer: int, weights: LayerWeights, hidden: Array, batch: Batch, kv: KVStore, plan: StepPlan
+    spec: ModelSpec,
+    layer: int,
+    weights: LayerWeights,
+    hidden: Array,
+    batch: Batch,
+    kv: KVStore,
+    plan: StepPlan,
+    join: Join | None,
 ) -> Array:
     """What attention adds to the residual stream  # [num_tokens, hidden]"""
-    attention = spec.layers[layer].grouped
+    attention, own = spec.layers[layer].attention, weights.attention
     normed = rms_norm(hidden, weights.attention_norm, spec.norm_eps)
+    if isinstance(attention, LatentAttention) and isinstance(own, LatentWeights):
+        output = _latent_attention(attention, own, layer, normed, batch, kv, plan)
+    else:
+        assert isinstance(attention, GroupedAttention) and isinstance(own, GroupedWeights)
+        output = _grouped_attention(spec, attention, own, layer, normed, batch, kv, plan)
+    if join is not None:
+        join(output)
+    if weights.post_attention_norm is not None:
+        output = rms_norm(output, weights.post_attention_norm, spec.norm_eps)
+    return output
+
+
+def _grouped_attention(
+    spec: ModelSpec,
+    attention: GroupedAttention,
+    weights: GroupedWeights,
+    layer: int,
+    normed: Array,
+    batch: Batch,
+    kv: KVStore,
+    plan: StepPlan,
+) -> Array:
     queries = _heads(linear(normed, weights.q, weights.q_bias), attention.head_dim)  # [num_tokens, heads, head_dim]
     keys = _heads(linear(normed, weights.k, weights.k_bias), attention.head_dim)  # [num_tokens, kv_heads, head_dim]
     values = _heads(linear(normed, weights.v, weights.v_bias), attention.head_dim)
@@ -73,36 +125,82 @@ def _attention_block(
     # Keys are stored rotated: a position never changes, so it is done once and not at every later read.
     cos, sin = plan.rotations[attention.rope]
     queries, keys = rotate(queries, cos, sin), rotate(keys, cos, sin)
+    if attention.growth is not None:
+        queries = queries * _growth(attention.growth, batch)[:, None, None]
     # Write first, then attend: a token reads its own key, and those of its chunk, from the store like any other.
     kv.write(layer, plan.slots[kv.group_of(layer)], keys, values)
-    mixed = _attend(attention, layer, queries, batch, kv)
-    output = linear(mixed, weights.o, weights.o_bias)
-    if weights.post_attention_norm is not None:
-        output = rms_norm(output, weights.post_attention_norm, spec.norm_eps)
-    return output
+    decode = partial(attend_decode, attention, weights.sinks, kv, layer)
+    prefill = partial(attend_prefill, attention, weights.sinks, kv, layer)
+    mixed = _by_phase(decode, prefill, queries, batch, batch.tables[kv.group_of(layer)])
+    return linear(mixed, weights.o, weights.o_bias)
 
 
-def _attend(attention: GroupedAttention, layer: int, queries: Array, batch: Batch, kv: KVStore) -> Array:
-    """Each phase by its own path  # [num_tokens, heads * head_dim]"""
-    tables = batch.tables[kv.group_of(layer)]
+def _latent_attention(
+    attention: LatentAttention,
+    weights: LatentWeights,
+    layer: int,
+    normed: Array,
+    batch: Batch,
+    kv: KVStore,
+    plan: StepPlan,
+) -> Array:
+    queries = _heads(_latent_queries(attention, weights, normed), attention.key_dim)  # [num_tokens, heads, key_dim]
+    kept = linear(normed, weights.kv_a)  # [num_tokens, rank + rotated]
+    latents = rms_norm(kept[:, : attention.rank], weights.kv_a_norm, attention.norm_eps)
+    turn = partial(rotate, neighbours=attention.rope.pairs_neighbours)
+    cos, sin = plan.rotations[attention.rope]
+    turned = turn(queries[..., attention.plain_dim :], cos, sin)
+    queries = np.concatenate([queries[..., : attention.plain_dim], turned], axis=-1)
+    if attention.growth is not None:
+        queries = queries * _growth(attention.growth, batch)[:, None, None]
+    rotated = turn(kept[:, None, attention.rank :], cos, sin)[:, 0]  # [num_tokens, rotated]: one for all heads
+    kv.write(layer, plan.slots[kv.group_of(layer)], np.concatenate([latents, rotated], axis=1))
+    decode = partial(attend_latent_decode, attention, weights, kv, layer)
+    prefill = partial(attend_latent_prefill, attention, weights, kv, layer)
+    mixed = _by_phase(decode, prefill, queries, batch, batch.tables[kv.group_of(layer)])
+    return linear(mixed, weights.o)
+
+
+def _latent_queries(attention: LatentAttention, weights: LatentWeights, normed: Array) -> Array:
+    """[num_tokens, heads * key_dim]"""
+    if weights.q is not None:
+        return linear(normed, weights.q)
+    assert weights.q_a is not None and weights.q_a_norm is not None and weights.q_b is not None
+    return linear(rms_norm(linear(normed, weights.q_a), weights.q_a_norm, attention.norm_eps), weights.q_b)
+
+
+def _growth(growth: QueryGrowth, batch: Batch) -> Array:
+    """What each token's queries are multiplied by  # [num_tokens]"""
+    contexts = 1 + batch.positions // growth.context
+    return (1 + growth.beta * np.log(contexts)).astype(np.float32)
+
+
+def _by_phase(
+    decode: Callable[[Array, Table, Table], Array],
+    prefill: Callable[[Array, int, Table], Array],
+    queries: Array,
+    batch: Batch,
+    tables: Table,
+) -> Array:
+    """Each phase by its own path  # [num_tokens, heads * the width of a head's values]"""
     decodes = batch.num_decodes
-    parts = [attend_decode(attention, kv, layer, queries[:decodes], batch.positions[:decodes], tables[:decodes])]
+    parts = [decode(queries[:decodes], batch.positions[:decodes], tables[:decodes])]
     for segment in range(decodes, batch.num_segments):
         first, count = int(batch.segment_first[segment]), int(batch.segment_count[segment])
-        start = int(batch.segment_start[segment])
-        parts.append(attend_prefill(attention, kv, layer, queries[first : first + count], start, tables[segment]))
+        parts.append(prefill(queries[first : first + count], int(batch.segment_start[segment]), tables[segment]))
     return np.concatenate(parts)
 
 
-def _mlp_block(spec: ModelSpec, layer: LayerSpec, weights: LayerWeights, hidden: Array) -> Array:
+def _mlp_block(spec: ModelSpec, layer: LayerSpec, weights: LayerWeights, hidden: Array, join: Join | None) -> Array:
     """What the MLP, or the experts in its place, add  # [num_tokens, hidden]"""
     normed = rms_norm(hidden, weights.mlp_norm, spec.norm_eps)
-    activate = silu if layer.mlp.activation == "silu" else gelu_tanh
-    if layer.moe is not None and weights.router is not None:
-        output = mixture_of_experts(layer.moe, weights.router, weights.experts, activate, normed)
+    if isinstance(layer.mlp, MoeSpec) and isinstance(weights.mlp, ExpertWeights):
+        output = mixture_of_experts(layer.mlp, weights.mlp, normed)
     else:
-        assert weights.mlp is not None
-        output = gated_mlp(weights.mlp, activate, normed)
+        assert isinstance(layer.mlp, DenseMlp) and isinstance(weights.mlp, GatedMlp)
+        output = gated_mlp(layer.mlp, weights.mlp, normed)
+    if join is not None:
+        join(output)
     if weights.post_mlp_norm is not None:
         output = rms_norm(output, weights.post_mlp_norm, spec.norm_eps)
     return output

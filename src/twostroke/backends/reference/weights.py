@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from twostroke.models.checkpoint import Checkpoint
-from twostroke.models.spec import LayerSpec, expert_name
+from twostroke.models.spec import LatentAttention, LayerSpec, MoeSpec, expert_name
 
 Array = npt.NDArray[np.float32]
 
@@ -21,6 +21,52 @@ class GatedMlp:
     gate: Array  # [intermediate, hidden]
     up: Array  # [intermediate, hidden]
     down: Array  # [hidden, intermediate]
+    gate_bias: Array | None = None
+    up_bias: Array | None = None
+    down_bias: Array | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertWeights:
+    """A layer's experts, and what sends tokens to them."""
+
+    router: Array  # [experts, hidden]
+    experts: dict[int, GatedMlp]
+    """By number: a rank of several may have some of them."""
+    router_bias: Array | None = None
+    router_correction: Array | None = None
+    shared: GatedMlp | None = None
+    shared_router: Array | None = None  # [1, hidden]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedWeights:
+    q: Array
+    k: Array
+    v: Array
+    o: Array
+    q_bias: Array | None = None
+    k_bias: Array | None = None
+    v_bias: Array | None = None
+    o_bias: Array | None = None
+    q_norm: Array | None = None
+    k_norm: Array | None = None
+    sinks: Array | None = None  # [heads]
+
+
+@dataclass(frozen=True, slots=True)
+class LatentWeights:
+    """Of latent attention. Queries come from the hidden states by `q`, or through a low rank by `q_a` and `q_b`."""
+
+    kv_a: Array  # [rank + rotated, hidden]
+    kv_a_norm: Array  # [rank]
+    key_b: Array  # [heads, plain, rank]: what each head's keys are expanded with
+    value_b: Array  # [heads, value, rank]
+    o: Array
+    q: Array | None = None  # [heads * key, hidden]
+    q_a: Array | None = None
+    q_a_norm: Array | None = None
+    q_b: Array | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,20 +74,9 @@ class LayerWeights:
     """Matrices are [outputs, inputs], vectors [outputs]; what a family lacks is None."""
 
     attention_norm: Array
-    q: Array
-    k: Array
-    v: Array
-    o: Array
+    attention: GroupedWeights | LatentWeights
     mlp_norm: Array
-    mlp: GatedMlp | None = None
-    router: Array | None = None  # [experts, hidden]
-    experts: tuple[GatedMlp, ...] = ()
-    q_bias: Array | None = None
-    k_bias: Array | None = None
-    v_bias: Array | None = None
-    o_bias: Array | None = None
-    q_norm: Array | None = None
-    k_norm: Array | None = None
+    mlp: GatedMlp | ExpertWeights
     post_attention_norm: Array | None = None
     post_mlp_norm: Array | None = None
 
@@ -67,16 +102,41 @@ class Weights:
         return Weights(embedding, layers, tensors["final_norm"].to_float32(), output)
 
 
+_GROUPED = tuple(field.name for field in fields(GroupedWeights))
+_MLP = tuple(field.name for field in fields(GatedMlp))
+_NORMS = ("attention_norm", "mlp_norm", "post_attention_norm", "post_mlp_norm")
+
+
 def _layer_weights(arrays: dict[str, Array], layer: LayerSpec) -> LayerWeights:
-    if layer.moe is None:
-        return LayerWeights(**_without_mlps(arrays), mlp=_gated_mlp(arrays, ""))
-    experts = tuple(_gated_mlp(arrays, expert_name(expert, "")) for expert in range(layer.moe.num_experts))
-    return LayerWeights(**_without_mlps(arrays), experts=experts)
+    attention: GroupedWeights | LatentWeights
+    if isinstance(layer.attention, LatentAttention):
+        attention = _latent(arrays, layer.attention)
+    else:
+        attention = GroupedWeights(**_named(arrays, _GROUPED))
+    mlp = _gated_mlp(arrays, "") if layer.moe is None else _experts(arrays, layer.moe)
+    return LayerWeights(attention=attention, mlp=mlp, **_named(arrays, _NORMS))
+
+
+def _latent(arrays: dict[str, Array], own: LatentAttention) -> LatentWeights:
+    by_head = arrays["kv_b"].reshape(own.num_heads, own.plain_dim + own.value_dim, own.rank)
+    key_b, value_b = by_head[:, : own.plain_dim], by_head[:, own.plain_dim :]
+    others = _named(arrays, ("kv_a", "kv_a_norm", "o", "q", "q_a", "q_a_norm", "q_b"))
+    return LatentWeights(key_b=key_b, value_b=value_b, **others)
+
+
+def _experts(arrays: dict[str, Array], moe: MoeSpec) -> ExpertWeights:
+    return ExpertWeights(
+        experts={expert: _gated_mlp(arrays, expert_name(expert, "")) for expert in moe.held_experts},
+        shared=None if moe.shared is None else _gated_mlp(arrays, "shared."),
+        shared_router=arrays.get("shared.router"),
+        **_named(arrays, ("router", "router_bias", "router_correction")),
+    )
 
 
 def _gated_mlp(arrays: dict[str, Array], prefix: str) -> GatedMlp:
-    return GatedMlp(arrays[f"{prefix}gate"], arrays[f"{prefix}up"], arrays[f"{prefix}down"])
+    return GatedMlp(**_named(arrays, _MLP, prefix))
 
 
-def _without_mlps(arrays: dict[str, Array]) -> dict[str, Any]:
-    return {name: array for name, array in arrays.items() if name.rpartition(".")[2] not in ("gate", "up", "down")}
+def _named(arrays: dict[str, Array], names: tuple[str, ...], prefix: str = "") -> dict[str, Any]:
+    """Those that the model has."""
+    return {name: arrays[prefix + name] for name in names if prefix + name in arrays}

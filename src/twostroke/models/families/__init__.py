@@ -87,7 +87,13 @@ def declared(config: Mapping[str, Any]) -> Declared:
         return Declared(spec, _not_run(family), is_assumed=False)
     if architecture is not None and architecture not in _BY_HF_ARCHITECTURE:
         refusals.insert(0, f"the architecture {shown(architecture)} is not supported")
-    return Declared(spec, f"this engine does not run it: {refusals[0]}" if refusals else None, is_assumed=False)
+    if refusals:
+        return Declared(spec, f"this engine does not run it: {refusals[0]}", is_assumed=False)
+    limits = None
+    if family.only_on is not None:
+        where, why = family.only_on
+        limits = f"this engine runs {family.name} models on {where}: {why}"
+    return Declared(spec, limits, is_assumed=False)
 
 
 def text_half(config: Mapping[str, Any]) -> Mapping[str, Any]:

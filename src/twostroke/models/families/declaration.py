@@ -41,11 +41,20 @@ class TensorNames:
     """Tensors of one expert of a layer: `{}` is its index, and the canonical names are those of one expert."""
     stacked_experts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Tensors with an axis more, in front, that counts a layer's experts."""
+    alternating: frozenset[str] = frozenset()
+    """Names within a layer, of tensors whose rows go to their targets in turn."""
+    inputs_first: frozenset[str] = frozenset()
+    """Names within a layer, of stacks that hold inputs before outputs where they are floats."""
+    latent_stacks: tuple[str, str, str] | None = None
+    """Names within a layer: stacks of what keys and what values of latent attention are made with, and of the matrix
+    that they are together."""
     adjust: Mapping[str, Adjustment] = field(default_factory=dict)
     """By canonical name, without `layers.N.`."""
     ignored_prefixes: tuple[str, ...] = ()
     ignored_suffixes: tuple[str, ...] = ()
     """Tensors that a file may hold and the model does not need."""
+    ignores_further_layers: bool = False
+    """Behind the model's own there may be layers that draft."""
     renamed_prefixes: Mapping[str, str] = field(default_factory=dict)
 
     def is_ignored(self, name: str) -> bool:
@@ -140,3 +149,5 @@ class Family:
     gguf_names: TensorNames = GGUF_NAMES
     not_run: str | None = None
     """Why this engine cannot run it, in a sentence: such a family can be planned and simulated alone."""
+    only_on: tuple[str, str] | None = None
+    """Where this engine runs it, and why nowhere else; None: on every backend."""

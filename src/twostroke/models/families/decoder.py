@@ -12,10 +12,19 @@ from twostroke.core.errors import ModelError
 from twostroke.models.families import experts
 from twostroke.models.families.declaration import StoredTensor
 from twostroke.models.families.fields import Fields, shown
-from twostroke.models.families.latent import latent_from_config
+from twostroke.models.families.latent import latent_from_config, latent_from_gguf
 from twostroke.models.families.rope import MAX_CONTEXT, rope_from_config, rope_from_gguf
 from twostroke.models.rope_spec import RopeSpec
-from twostroke.models.spec import Activation, Attention, DenseMlp, GroupedAttention, LayerSpec, Mlp, ModelSpec
+from twostroke.models.spec import (
+    Activation,
+    Attention,
+    DenseMlp,
+    GroupedAttention,
+    LatentAttention,
+    LayerSpec,
+    Mlp,
+    ModelSpec,
+)
 
 # Far above any model there is: what keeps a hostile file from asking for endless work.
 MAX_LAYERS = 1024
@@ -112,7 +121,7 @@ def spec_from_config(
     dense = DenseMlp(_intermediate_size(config), _ACTIVATIONS.get(activation, "silu"), has_bias=mlp_bias)
     attention: Attention
     if config.get("kv_lora_rank") is not None:
-        attention = latent_from_config(config)
+        attention = latent_from_config(config, _max_context(config))
     else:
         rope = rope_from_config(config, rotary_dim or _head_dim(config), _max_context(config))
         attention = replace(_attention(config, rope), qkv_bias=has_bias, output_bias=has_bias)
@@ -129,6 +138,17 @@ def spec_from_gguf(
     """The same from a GGUF file, where the presence of a tensor says what config.json says with a flag."""
     fields = replace(fields, names=_GGUF_KEYS)
     fields.refuse_unless({name: values for name, values in _GGUF_NEUTRAL.items() if name not in handled})
+    attention: Attention
+    if fields.get("attention.kv_lora_rank") is not None:
+        attention = latent_from_gguf(fields, tensors, _max_context(fields))
+    else:
+        attention = _grouped_from_gguf(fields, tensors, handled)
+    dense = DenseMlp(_intermediate_size(fields))
+    spec = _spec(fields, family, _embedding_rows(fields, tensors), attention, dense)
+    return replace(spec, tied_embeddings="output.weight" not in tensors)
+
+
+def _grouped_from_gguf(fields: Fields, tensors: Mapping[str, StoredTensor], handled: Sequence[str]) -> GroupedAttention:
     head_dim = _head_dim(fields)
     if fields.integer("attention.value_length", 1, _MAX_HEAD_DIM, head_dim) != head_dim:
         raise fields.error("attention.value_length", "differs from attention.key_length, which is not supported")
@@ -137,14 +157,11 @@ def spec_from_gguf(
         raise fields.error("rope.dimension_count", f"must be even, not {rotary_dim}")
     if "rope.dimension_count" not in handled and rotary_dim != head_dim:
         raise fields.error("rope.dimension_count", f"is {rotary_dim} of {head_dim}: partial rotation is not supported")
-    attention = replace(
+    return replace(
         _attention(fields, rope_from_gguf(fields, tensors, rotary_dim, _max_context(fields))),
         qkv_bias="blk.0.attn_q.bias" in tensors,
         output_bias="blk.0.attn_output.bias" in tensors,
     )
-    dense = DenseMlp(_intermediate_size(fields))
-    spec = _spec(fields, family, _embedding_rows(fields, tensors), attention, dense)
-    return replace(spec, tied_embeddings="output.weight" not in tensors)
 
 
 def _spec(fields: Fields, family: str, vocab_size: int, attention: Attention, dense: DenseMlp) -> ModelSpec:
@@ -187,6 +204,15 @@ def _intermediate_size(fields: Fields) -> int:
 
 def _max_context(fields: Fields) -> int:
     return fields.integer("max_position_embeddings", 1, MAX_CONTEXT)
+
+
+def with_latent(spec: ModelSpec, **changes: Any) -> ModelSpec:
+    """The spec with something else about every layer's latent attention."""
+    layers = []
+    for layer in spec.layers:
+        assert isinstance(layer.attention, LatentAttention)
+        layers.append(replace(layer, attention=replace(layer.attention, **changes)))
+    return replace(spec, layers=tuple(layers))
 
 
 def with_attention(spec: ModelSpec, **changes: Any) -> ModelSpec:

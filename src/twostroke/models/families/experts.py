@@ -8,7 +8,7 @@ from typing import Any
 
 from twostroke.models.families.declaration import StoredTensor, TensorNames
 from twostroke.models.families.fields import Fields, shown
-from twostroke.models.spec import DenseMlp, Mlp, ModelSpec, MoeSpec
+from twostroke.models.spec import PLAIN_ROUTING, DenseMlp, Mlp, ModelSpec, MoeSpec, Routing
 
 _MAX_EXPERTS = 4096
 _MAX_EXPERTS_IN_ALL = 2**16
@@ -66,6 +66,40 @@ def with_experts(spec: ModelSpec, **changes: Any) -> ModelSpec:
     return replace(spec, layers=tuple(layers))
 
 
+def with_routing(
+    spec: ModelSpec,
+    config: Fields,
+    routing: Routing = PLAIN_ROUTING,
+    *,
+    groups: tuple[int, int] | None,
+    normalise_weights: bool,
+) -> ModelSpec:
+    """DeepSeek's manner: experts in `n_group` groups, of which `topk_group` are chosen from (`groups` is what silence
+    means; None: there are no groups), and a scale of all shares."""
+    moe = spec.moe
+    if moe is None:
+        return spec
+    number, chosen = 1, 1
+    if groups is not None:
+        number = config.integer("n_group", 1, moe.num_experts, groups[0])
+        chosen = config.integer("topk_group", 1, number, min(groups[1], number))
+    scale = config.number("routed_scaling_factor", 1e-6, 1e6, routing.share_scale)
+    grouped = grouped_routing(replace(routing, share_scale=scale), moe, config, "n_group", number, chosen)
+    return with_experts(spec, routing=grouped, normalise_weights=normalise_weights)
+
+
+def grouped_routing(routing: Routing, moe: MoeSpec, fields: Fields, name: str, number: int, chosen: int) -> Routing:
+    """With experts in `number` groups, of which `chosen` are chosen from; `name`: of the setting that says so."""
+    if chosen == number:  # all groups are chosen from, which is as if there were none
+        return replace(routing, num_groups=1, groups_per_token=1, ranked_by=1)
+    if moe.num_experts % number:
+        raise fields.error(name, f"is {number}, and the {moe.num_experts} experts are not a multiple of it")
+    size = moe.num_experts // number
+    if size < routing.ranked_by or chosen * size < moe.experts_per_token:
+        raise fields.error(name, f"is {number}, too many for {moe.experts_per_token} of {moe.num_experts} experts")
+    return replace(routing, num_groups=number, groups_per_token=chosen)
+
+
 def _shared_size(config: Fields, expert_size: int) -> int:
     """How wide the MLP is that every token meets beside its experts; 0: there is none."""
     by_count = config.integer("n_shared_experts", 0, _MAX_EXPERTS, 0) * expert_size
@@ -74,6 +108,12 @@ def _shared_size(config: Fields, expert_size: int) -> int:
 
 def _sparse_layers(config: Fields, num_layers: int) -> set[int]:
     """Those that have experts."""
+    if config.get("mlp_layer_types") is not None:
+        kinds = config.strings("mlp_layer_types", num_layers)
+        for kind in kinds:
+            if kind not in ("dense", "sparse"):
+                raise config.error("mlp_layer_types", f"holds {shown(kind)}, which is not supported")
+        return {index for index, kind in enumerate(kinds) if kind == "sparse"}
     first = config.integer("first_k_dense_replace", 0, num_layers, 0)
     step = config.integer(config.present("moe_layer_freq", "decoder_sparse_step"), 1, 1024, 1)
     dense = config.integers("mlp_only_layers", 0, num_layers)
@@ -89,32 +129,57 @@ def has_experts(fields: Fields) -> bool:
 def mlps_from_gguf(
     fields: Fields, tensors: Mapping[str, StoredTensor], num_layers: int, dense: DenseMlp
 ) -> tuple[Mlp, ...]:
-    """llama.cpp scales the chosen shares to a sum of 1 in these architectures, unless a key says otherwise."""
+    """llama.cpp scales the chosen shares to a sum of 1 in these architectures, unless a key says otherwise; of
+    DeepSeek's it does where the key says so."""
     num_experts = fields.integer("expert_count", 1, _MAX_EXPERTS)
     _check_total(fields, "expert_count", num_experts, num_layers)
-    if "blk.0.ffn_gate_inp.weight" not in tensors:
+    first = fields.integer("leading_dense_block_count", 0, num_layers, 0)
+    if first < num_layers and f"blk.{first}.ffn_gate_inp.weight" not in tensors:
         raise fields.error("expert_count", f"is {num_experts}, and the file holds no router in its first layer")
-    # 1 is a softmax, which is what these architectures have without a word, too.
-    fields.refuse_unless(
-        {"expert_shared_count": (0,), "expert_gating_func": (0, 1), "expert_weights_scale": (0, 0.0, 1, 1.0)}
-    )
+    size = fields.integer("expert_feed_forward_length", 1, MAX_INTERMEDIATE, dense.intermediate_size)
+    is_deepseek = fields.get("attention.kv_lora_rank") is not None
+    if not is_deepseek:
+        # 1 is a softmax, which is what these architectures have without a word, too.
+        neutral = {"expert_shared_count": (0,), "expert_gating_func": (0, 1), "expert_weights_scale": (0, 0.0, 1, 1.0)}
+        fields.refuse_unless(neutral)
+    shared = fields.integer("expert_shared_count", 0, _MAX_EXPERTS, 0) * size
     moe = MoeSpec(
         num_experts=num_experts,
         experts_per_token=fields.integer("expert_used_count", 1, num_experts),
-        expert_intermediate_size=fields.integer(
-            "expert_feed_forward_length", 1, MAX_INTERMEDIATE, dense.intermediate_size
-        ),
-        normalise_weights=fields.flag("expert_weights_norm", default=True),
+        expert_intermediate_size=size,
+        normalise_weights=fields.flag("expert_weights_norm", default=not is_deepseek),
         activation=dense.activation,
+        shared=replace(dense, intermediate_size=shared) if shared else None,
     )
-    return (moe,) * num_layers
+    moe = replace(moe, routing=_routing_from_gguf(fields, tensors, moe, first))
+    return (dense,) * first + (moe,) * (num_layers - first)
+
+
+def _routing_from_gguf(fields: Fields, tensors: Mapping[str, StoredTensor], moe: MoeSpec, first: int) -> Routing:
+    """Of DeepSeek's: 1 is a softmax, which is V2's without a word, too; 2 a sigmoid."""
+    fields.refuse_unless({"expert_gating_func": (0, 1, 2)})
+    has_correction = f"blk.{first}.exp_probs_b.bias" in tensors
+    routing = Routing(
+        scoring="sigmoid" if fields.get("expert_gating_func") == 2 else "softmax",
+        has_correction=has_correction,
+        ranked_by=2 if has_correction else 1,
+        share_scale=fields.number("expert_weights_scale", 0.0, 1e6, 1.0) or 1.0,
+    )
+    number = fields.integer("expert_group_count", 0, moe.num_experts, 1) or 1
+    chosen = fields.integer("expert_group_used_count", 0, number, 1) or 1
+    return grouped_routing(routing, moe, fields, "expert_group_count", number, chosen)
 
 
 def with_gguf_experts(names: TensorNames) -> TensorNames:
     """Files hold a layer's experts in three stacks; those of early 2024 a tensor for each."""
     return replace(
         names,
-        layer={**names.layer, "ffn_gate_inp.weight": ("router",)},
+        layer={
+            **names.layer,
+            "ffn_gate_inp.weight": ("router",),
+            "exp_probs_b.bias": ("router_correction",),
+            **{f"ffn_{name}_shexp.weight": (f"shared.{name}",) for name in ("gate", "up", "down")},
+        },
         experts={f"ffn_{name}.{{}}.weight": (name,) for name in ("gate", "up", "down")},
         stacked_experts={f"ffn_{name}_exps.weight": (name,) for name in ("gate", "up", "down")},
     )

@@ -13,21 +13,21 @@ from twostroke.models.spec import ModelSpec
 
 def _from_config(config: Fields) -> ModelSpec:
     config.refuse_unless({"attention_bias": (False,)})
-    spec = decoder.spec_from_config(config, "phi3", rotary_dim=_rotary_dim(config), handled=("partial_rotary_factor",))
+    spec = decoder.spec_from_config(config, "phi3", rotary_dim=rotary_dim(config), handled=("partial_rotary_factor",))
     return decoder.windowed(spec, config)
 
 
-def _rotary_dim(config: Fields) -> int | None:
-    """How much of a head is rotated: all of it, unless the rope's section or the config's top names a share."""
+def rotary_dim(config: Fields, default: float = 1.0) -> int | None:
+    """How much of a head is rotated: `default` of it, unless the rope's section or the config's top names a share."""
     share = rope.rope_settings(config).number(
-        "partial_rotary_factor", 0.01, 1.0, config.number("partial_rotary_factor", 0.01, 1.0, 1.0)
+        "partial_rotary_factor", 0.01, 1.0, config.number("partial_rotary_factor", 0.01, 1.0, default)
     )
     num_heads = config.integer("num_attention_heads", 1, 4096)
     head_dim = config.integer("head_dim", 2, 1024, config.integer("hidden_size", 2, 2**17) // num_heads)
-    rotary_dim = int(head_dim * share)
-    if rotary_dim < 2 or rotary_dim % 2:
-        raise config.error("partial_rotary_factor", f"gives {rotary_dim} rotary dimensions, and pairs are needed")
-    return rotary_dim
+    rotated = int(head_dim * share)
+    if rotated < 2 or rotated % 2:
+        raise config.error("partial_rotary_factor", f"gives {rotated} rotary dimensions, and pairs are needed")
+    return rotated
 
 
 def _from_gguf(fields: Fields, tensors: Mapping[str, StoredTensor]) -> ModelSpec:

@@ -17,6 +17,8 @@ from twostroke.models.rope_spec import (
     LongRopeScaling,
     RopeScaling,
     RopeSpec,
+    YarnScaling,
+    yarn_sharpness,
 )
 
 MAX_CONTEXT = 2**30
@@ -58,8 +60,30 @@ def scaling_from(settings: Fields, config: Fields, dim: int, max_context: int) -
         return Llama3Scaling(settings.number("factor", 1e-3, _MAX_FACTOR), low, high, original)
     if kind in ("longrope", "su"):  # "su" is what Phi-3 called it first
         return _longrope_from(settings, config, dim, max_context)
-    settings.refuse(name, f"is {shown(kind)}; the supported ones are default, linear, llama3 and longrope")
+    if kind == "yarn":
+        return _yarn_from(settings, config, max_context)
+    settings.refuse(name, f"is {shown(kind)}; the supported ones are default, linear, llama3, longrope and yarn")
     return None
+
+
+def _yarn_from(settings: Fields, config: Fields, max_context: int) -> YarnScaling:
+    if theta_from(settings, config) <= 1.0:
+        raise settings.error("rope_theta", "must be above 1 for a rope of type 'yarn'")
+    original = settings.integer("original_max_position_embeddings", 1, MAX_CONTEXT)
+    factor = settings.number("factor", 1e-3, _MAX_FACTOR, max_context / original)
+    # DeepSeek's: what queries and keys get beside what scores get (`latent.py`).
+    both = [settings.number(name, 0.0, 100.0, 0.0) for name in ("mscale", "mscale_all_dim")]
+    own = yarn_sharpness(factor)
+    if all(both):
+        own = yarn_sharpness(factor, both[0]) / yarn_sharpness(factor, both[1])
+    return YarnScaling(
+        factor=factor,
+        original_max_context=original,
+        attention_factor=settings.number("attention_factor", 1e-3, 1e3, own),
+        fast_turns=settings.number("beta_fast", 1e-3, 1e6, 32.0),
+        slow_turns=settings.number("beta_slow", 1e-3, 1e6, 1.0),
+        truncates=settings.flag("truncate", default=True),
+    )
 
 
 def _longrope_from(settings: Fields, config: Fields, dim: int, max_context: int) -> LongRopeScaling:
@@ -83,7 +107,7 @@ def longrope_attention_factor(stretch: float, original_max_context: int) -> floa
 def rope_from_gguf(fields: Fields, tensors: Mapping[str, StoredTensor], dim: int, max_context: int) -> RopeSpec:
     theta = fields.number("rope.freq_base", 1.0, _MAX_THETA, DEFAULT_THETA)
     kind = fields.text("rope.scaling.type", "none")
-    fields.refuse_unless({"rope.scaling.type": ("none", "linear", "longrope")})
+    fields.refuse_unless({"rope.scaling.type": ("none", "linear", "longrope", "yarn")})
     scaling: RopeScaling | None = None
     if "rope_factors_long.weight" in tensors or "rope_factors_short.weight" in tensors:
         original = fields.integer("rope.scaling.original_context_length", 2, MAX_CONTEXT, max(max_context, 2))
@@ -103,7 +127,25 @@ def rope_from_gguf(fields: Fields, tensors: Mapping[str, StoredTensor], dim: int
             raise fields.error("rope.scaling.type", "is 'linear' beside a rope_freqs tensor, which is not supported")
     elif kind == "linear":
         scaling = LinearScaling(fields.number("rope.scaling.factor", 1e-3, _MAX_FACTOR))
+    elif kind == "yarn":
+        scaling = _yarn_from_gguf(fields, theta, max_context)
     return RopeSpec(theta, dim, scaling)
+
+
+def _yarn_from_gguf(fields: Fields, theta: float, max_context: int) -> YarnScaling:
+    """llama.cpp multiplies its own factor by YaRN's."""
+    if theta <= 1.0:
+        raise fields.error("rope.freq_base", "must be above 1 for a rope of type 'yarn'")
+    original = fields.integer("rope.scaling.original_context_length", 1, MAX_CONTEXT)
+    factor = fields.number("rope.scaling.factor", 1e-3, _MAX_FACTOR, max_context / original)
+    own = fields.number("rope.scaling.attn_factor", 1e-3, 1e3, 1.0) * yarn_sharpness(factor)
+    return YarnScaling(
+        factor=factor,
+        original_max_context=original,
+        attention_factor=own,
+        fast_turns=fields.number("rope.scaling.yarn_beta_fast", 1e-3, 1e6, 32.0),
+        slow_turns=fields.number("rope.scaling.yarn_beta_slow", 1e-3, 1e6, 1.0),
+    )
 
 
 def _divisors(source: str, tensors: Mapping[str, StoredTensor], name: str, dim: int) -> tuple[float, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from twostroke.core.errors import BadRequestError
+from twostroke.text import harmony
 from twostroke.text.tokenizer import Tokenizer
 from twostroke.text.tool_parsers.formats import ToolFormat
 
@@ -17,7 +18,18 @@ MISTRAL = ToolFormat(name="mistral", opening="[TOOL_CALLS]", skips="[],", is_lis
 MISTRAL_ARGS = ToolFormat(name="mistral-args", opening="[TOOL_CALLS]", after_name="[ARGS]", has_short_ids=True)
 """`[TOOL_CALLS]name[ARGS]{...}`, each call with its own marker, some with `[CALL_ID]...` behind the name: its later."""
 
-FORMATS = {tool_format.name: tool_format for tool_format in (HERMES, LLAMA3, MISTRAL_ARGS, MISTRAL)}
+HARMONY = ToolFormat(
+    name="harmony",
+    opening=harmony.CALL_OPENING,
+    after_name=harmony.CALL_AFTER_NAME,
+    max_calls=1,
+    signs=harmony.SIGNS,
+    preface=harmony.THOUGHT,
+    answer_opening=harmony.ANSWER_OPENING,
+)
+"""`<|channel|>commentary to=functions.name <|constrain|>json<|message|>{...}`, a message of its own: gpt-oss."""
+
+FORMATS = {tool_format.name: tool_format for tool_format in (HARMONY, HERMES, LLAMA3, MISTRAL_ARGS, MISTRAL)}
 """Of two with the same opening, the one that is known by more comes first."""
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,10 @@ if TYPE_CHECKING:
 
 Function = Mapping[str, Any]
 ANY_ARGUMENTS = {"type": "object"}
+_CONTROL = re.compile(r"(<\|[^|]*\|>)")
+"""Control tokens inside a marker."""
 _TEXT = r"TEXT: /(.|\n)*/"
+_UNOPENED = r"UNOPENED: /[^<](.|\n)*/"
 _TEXT_BUT_NO_OBJECT = r"TEXT: /\s*([^{\s](.|\n)*)?/"
 
 
@@ -25,7 +29,7 @@ def calls_grammar(
 ) -> GrammarSpec:
     """At least one call, and nothing else."""
     rules = _Rules(tool_format, functions, special_tokens, only_one)
-    return rules.spec(f"start: {rules.calls()}")
+    return rules.spec(f"start: {rules.preface()}{rules.calls()}")
 
 
 def answer_grammar(
@@ -34,7 +38,7 @@ def answer_grammar(
     """A text with calls in it, or without. Where only one may be, the answer ends behind it. Arguments are any object,
     unless a function is `strict`: a schema that cannot be followed refuses nothing that need not follow it."""
     rules = _Rules(tool_format, _loosened(functions), special_tokens, only_one)
-    return rules.spec(f"start: {rules.text_with_calls()}")
+    return rules.spec(f"start: {rules.preface()}({rules.text_with_calls()})")
 
 
 def either_grammar(
@@ -47,7 +51,8 @@ def either_grammar(
 ) -> GrammarSpec:
     """Calls, or an answer that is JSON of this schema. Arguments as in `answer_grammar`."""
     rules = _Rules(tool_format, _loosened(functions), special_tokens, only_one)
-    return rules.spec(f"start: calls | format\ncalls: {rules.calls()}\nformat: {_json(json.loads(schema))}")
+    start = f"start: {rules.preface()}(calls | {rules.answer_opening()}format)"
+    return rules.spec(f"{start}\ncalls: {rules.calls()}\nformat: {_json(json.loads(schema))}")
 
 
 def raw_head(tool_format: ToolFormat, name: str) -> str:
@@ -110,7 +115,23 @@ class _Rules:
             return self._row(opening, "", "")
         return self._row(f'{opening} "\\n"', "\n", f'"\\n" {self._token(self._format.closing or "")}')
 
+    def preface(self) -> str:
+        """A thought that may stand before all else."""
+        if self._format.preface is None:
+            return ""
+        opening, closing = map(self._token, self._format.preface)
+        self._rules.append(f"preface: {opening} THOUGHT {closing}")
+        self._rules.append(_TEXT.replace("TEXT", "THOUGHT", 1))
+        return "preface? "
+
+    def answer_opening(self) -> str:
+        return f"{self._token(self._format.answer_opening)} " if self._format.answer_opening else ""
+
     def text_with_calls(self) -> str:
+        if self._format.answer_opening:  # a text is a message of its own; one without a marker is let be
+            self._rules += [_TEXT, _UNOPENED]
+            calls = self._row(self._token(self._format.opening), "", "")
+            return f'{self.answer_opening()}TEXT | UNOPENED | "" | {calls}'
         self._rules.append(_TEXT_BUT_NO_OBJECT if self._format.begins_bare else _TEXT)
         if self._format.begins_bare:
             marker = self._token(self._format.opening) if self._format.opening in self._special_tokens else '""'
@@ -161,4 +182,9 @@ class _Rules:
 
     def _token(self, text: str) -> str:
         """A control token is named by its id: its text, written out in characters, would be something else."""
-        return f"<[{self._special_tokens[text]}]>" if text in self._special_tokens else lark_text(text)
+        if text in self._special_tokens:
+            return f"<[{self._special_tokens[text]}]>"
+        parts = [part for part in _CONTROL.split(text) if part]
+        if len(parts) > 1 and any(part in self._special_tokens for part in parts):
+            return " ".join(map(self._token, parts))
+        return lark_text(text)

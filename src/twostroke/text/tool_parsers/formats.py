@@ -34,11 +34,17 @@ class ToolFormat:
     max_calls: int = MAX_CALLS
     has_short_ids: bool = False
     """Calls are named by nine letters and digits, and the template insists."""
+    signs: tuple[str, ...] = ()
+    """What tells it from other formats, where that is not its markers."""
+    preface: tuple[str, str] | None = None
+    """What opens and what closes a thought that may stand before all else."""
+    answer_opening: str = ""
+    """What a text is opened with that is no call."""
 
     @property
     def markers(self) -> frozenset[str]:
         """That tell it from other formats."""
-        return frozenset({self.opening, self.after_name} - {""})
+        return frozenset(self.signs or {self.opening, self.after_name} - {""})
 
     def new_call_id(self) -> str:
         return uuid4().hex[:9] if self.has_short_ids else f"call_{uuid4().hex[:24]}"

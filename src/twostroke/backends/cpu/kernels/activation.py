@@ -1,4 +1,4 @@
-"""The gated activation of the MLP, and the soft cap of logits."""
+"""What joins an MLP's gate and up, and the soft cap of logits."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 from twostroke.backends.cpu.arguments import ActivationField
 from twostroke.backends.cpu.kernels.emitter import F32, Emitter, Value
 from twostroke.backends.cpu.kernels.operation import OperandWriter, operation
+from twostroke.backends.cpu.shape import CLAMPED
 
 
 def _silu(e: Emitter, value: Value) -> Value:
@@ -21,12 +22,24 @@ def _gelu_tanh(e: Emitter, value: Value) -> Value:
     return e.sigmoid_product(value, build.fmul(inner, e.floats(2 * math.sqrt(2 / math.pi))))
 
 
-ACTIVATIONS = {"silu": _silu, "gelu_tanh": _gelu_tanh}
+_ACTIVATIONS = {"silu": _silu, "gelu_tanh": _gelu_tanh}
+
+
+def joined(e: Emitter, activation: str, gate: Value, up: Value) -> Value:
+    """activation(gate) * up; of a clamped one (`shape.activation_name`), gate * sigmoid(alpha * gate) * (up + 1), both
+    held within its limit."""
+    build = e.build
+    if not activation.startswith(CLAMPED):
+        return build.fmul(_ACTIVATIONS[activation](e, gate), up)
+    limit, alpha = (e.floats(float(number)) for number in activation.removeprefix(CLAMPED).split("_"))
+    gate = build.select(build.fcmp_ordered(">", gate, limit), limit, gate)
+    up = build.select(build.fcmp_ordered(">", up, limit), limit, up)
+    up = build.select(build.fcmp_ordered("<", up, build.fneg(limit)), build.fneg(limit), up)
+    return build.fmul(e.sigmoid_product(gate, build.fmul(gate, alpha)), build.fadd(up, e.floats(1.0)))
 
 
 def emit_gated_activation(e: Emitter, activation: str) -> None:
     """operand[row] = activation(gate[row]) * up[row]"""
-    function = ACTIVATIONS[activation]
     with operation(e, f"gated_{activation}") as op:
         width, stride = op.integer(ActivationField.WIDTH), op.integer(ActivationField.STRIDE)
         first, last = op.share_rows(op.rows_in(ActivationField.ROWS))
@@ -37,7 +50,7 @@ def emit_gated_activation(e: Emitter, activation: str) -> None:
             with e.loop(0, e.div(width, 32)) as group:
                 places = [e.add(e.mul(group, 32), offset) for offset in (0, 16)]
                 halves = [
-                    e.build.fmul(function(e, e.load_floats(gate, place)), e.load_floats(up, place)) for place in places
+                    joined(e, activation, e.load_floats(gate, place), e.load_floats(up, place)) for place in places
                 ]
                 writer.write_group(group, *halves)
 

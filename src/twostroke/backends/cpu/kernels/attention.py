@@ -8,6 +8,7 @@ from __future__ import annotations
 from twostroke.backends.cpu.arguments import AttentionField, KVGroupField, QueryBlockField, StepField
 from twostroke.backends.cpu.kernels.emitter import F32, I32, I64, LANES, POINTER, Emitter, Value
 from twostroke.backends.cpu.kernels.kv_code import kv_code
+from twostroke.backends.cpu.kernels.numbers import power_of_two
 from twostroke.backends.cpu.kernels.operation import Operation, operation
 from twostroke.backends.cpu.kernels.span import (
     LOG2_E,
@@ -22,6 +23,10 @@ from twostroke.backends.cpu.kernels.span import (
     merge_vector,
 )
 from twostroke.backends.cpu.shape import SPAN, AttentionScratch, KernelShape
+
+_MOST_DOUBLINGS = 120.0
+"""A sink that is so far above every key takes all there is."""
+_SINK_DEGREE = 6
 
 
 def emit_attention(e: Emitter, shape: KernelShape) -> None:
@@ -75,7 +80,8 @@ def _attend_span(
     with e.when(e.build.icmp_signed("==", e.add(done, 1), spans)):
         e.build.store_atomic(e.integer(0), counter, "monotonic", 8)
         output = arguments[[name for name, _ in _PIECE_PARAMETERS].index("output")]
-        e.call("merge_spans", [results, spans, output, op.scratch])
+        sinks = arguments[[name for name, _ in _PIECE_PARAMETERS].index("sinks")]
+        e.call("merge_spans", [results, spans, output, op.scratch, sinks])
 
 
 _PIECE_PARAMETERS = (
@@ -92,6 +98,7 @@ _PIECE_PARAMETERS = (
     ("output", POINTER),
     ("output_stride", I64),
     ("scratch", POINTER),
+    ("sinks", POINTER),
 )
 
 
@@ -117,6 +124,7 @@ def _piece_arguments(op: Operation, shape: KernelShape, block: _Block, head_grou
         e.at(op.address(AttentionField.OUTPUT), e.add(e.mul(token, output_stride), first_dim), F32),
         output_stride,
         op.scratch,
+        e.at(op.address(AttentionField.SINKS), e.mul(head_group, shape.heads_together), F32),
     ]
 
 
@@ -164,9 +172,15 @@ class _Piece:
     def emit_merge(self) -> None:
         """The results of a query's spans, in order, as `emit_whole` would have merged them."""
         e, head_dim = self._e, self._shape.head_dim
-        parameters = (("results", POINTER), ("spans", I64), ("output", POINTER), ("scratch", POINTER))
-        with e.function("merge_spans", parameters) as (results, spans, output, scratch):
-            self._output, self._output_stride = output, e.integer(0)
+        parameters = (
+            ("results", POINTER),
+            ("spans", I64),
+            ("output", POINTER),
+            ("scratch", POINTER),
+            ("sinks", POINTER),
+        )
+        with e.function("merge_spans", parameters) as (results, spans, output, scratch, sinks):
+            self._output, self._output_stride, self._sinks = output, e.integer(0), sinks
             running, state = self._running_in(scratch)
             self._start(running, state, e.integer(1))
             with e.loop(0, spans) as span:
@@ -182,7 +196,7 @@ class _Piece:
     def _bind(self, values: list[Value]) -> None:
         e = self._e
         (self._query, self._query_stride, self._count, *self._paging, self._position, self._window) = values[:8]
-        (scale, self._cap, self._output, self._output_stride, self._scratch) = values[8:]
+        (scale, self._cap, self._output, self._output_stride, self._scratch, self._sinks) = values[8:]
         self._pages = Pages(e, self._shape, *self._paging)
         self._factor = e.splat(scale if self._shape.soft_capped else e.build.fmul(scale, F32(LOG2_E)))
 
@@ -235,9 +249,14 @@ class _Piece:
     def _finish(self, query: Value, running: Value, state: State) -> None:
         e, head_dim = self._e, self._shape.head_dim
         output = e.at(self._output, e.mul(query, self._output_stride), F32)
-        sums = state.from_row(e.mul(query, self._heads)).sums
+        own = state.from_row(e.mul(query, self._heads))
         mine = e.at(running, e.mul(query, self._query_floats), F32)
         for head in range(self._heads):
-            total = e.broadcast(sums, head)
+            total = e.broadcast(own.sums, head)
+            if self._shape.has_sinks:
+                most = e.floats(_MOST_DOUBLINGS)
+                above = e.build.fsub(e.broadcast(self._sinks, head), e.broadcast(own.maxima, head))
+                bounded = e.build.select(e.build.fcmp_ordered(">", above, most), most, above)
+                total = e.build.fadd(total, power_of_two(e, bounded, _SINK_DEGREE))
             for place in range(head * head_dim, (head + 1) * head_dim, LANES):
                 e.store_floats(e.build.fdiv(e.load_floats(mine, place), total), output, place)

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from twostroke.backends.cpu.arguments import FEW_ROWS, TILE_OUTPUTS, GatedField, MatmulField
-from twostroke.backends.cpu.kernels.activation import ACTIVATIONS
+from twostroke.backends.cpu.kernels.activation import joined
 from twostroke.backends.cpu.kernels.emitter import F32, I1, I64, POINTER, VOID, Emitter, Value
 from twostroke.backends.cpu.kernels.operation import OperandWriter, Operation, operation, rows_stay
 from twostroke.backends.cpu.kernels.tile_calls import TileCalls, TileOutput, tallest_tile, tile_columns
@@ -55,15 +55,14 @@ def emit_gated_matmul(e: Emitter, kind: TileKind) -> None:
 def emit_join(e: Emitter, activation: str) -> None:
     """Rows of one group: activation(gate) * up, from what tiles left in scratch into the target. Products of every
     kind call it, from other modules: they are the same for every activation."""
-    function = ACTIVATIONS[activation]
     with e.function(_JOIN, _JOIN_PARAMETERS) as values:
         target, part, thread, stay, results, row, count, group, width = values
         op = Operation(e, [target, None, part, None, thread, None, None], stay)
         with e.loop(0, count) as index:
             place = e.at(results, e.mul(index, 4 * TILE_OUTPUTS), F32)
             gates, ups = ([e.load_floats(place, first + half) for half in (0, TILE_OUTPUTS)] for first in (0, 32))
-            joined = [e.build.fmul(function(e, gate), up) for gate, up in zip(gates, ups, strict=True)]
-            OperandWriter(op, e.add(row, index), width).write_group(group, *joined)
+            halves = [joined(e, activation, gate, up) for gate, up in zip(gates, ups, strict=True)]
+            OperandWriter(op, e.add(row, index), width).write_group(group, *halves)
 
 
 def _few_or_many(e: Emitter, kind: TileKind, rows: Value, emit: Callable[[Value, bool], None]) -> None:

@@ -1,0 +1,62 @@
+"""Each family's worst difference from its oracle: a tiny random checkpoint, saved by transformers and run by both, in
+float32. The largest difference of any logit over a prompt that is read whole, in chunks, token by token, chunks
+and then tokens, and behind a prefix that another request had computed. Nothing is timed.
+
+    python -m bench.families > table.md
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from tests.backends.reference.test_against_transformers import (
+    BLOCK_SIZE,
+    GGUF_CHANGES,
+    GGUF_VARIANTS,
+    HIT_BLOCKS,
+    PIECES,
+    hit_logits,
+    reference_logits,
+    tokens,
+)
+from tests.models.tiny_checkpoints import cpu_variants, make_tiny, transformers_logits, uniform_variants, variants
+from tests.models.tiny_gguf import write_gguf
+
+from twostroke.models.loading import load_checkpoint
+
+
+def worst_difference(variant: str, folder: Path) -> tuple[float, float | None]:
+    """Of the folder, and of the GGUF file."""
+    path, model = make_tiny(variant, folder / "folder")
+    expected, checkpoint = transformers_logits(model, tokens()), load_checkpoint(path)
+    found = [np.abs(reference_logits(checkpoint, tokens(), pieces) - expected).max() for pieces in PIECES.values()]
+    found.append(np.abs(hit_logits(checkpoint, tokens()) - expected[HIT_BLOCKS * BLOCK_SIZE :]).max())
+    if variant not in GGUF_VARIANTS:
+        return float(max(found)), None
+    _, model = make_tiny(variant, folder / "other", **GGUF_CHANGES.get(variant, {}))
+    overrides = {"attention.sliding_window_pattern": 3} if variant == "gemma3" else {}
+    file = load_checkpoint(write_gguf(model, folder / "tiny.gguf", **overrides))
+    in_file = np.abs(reference_logits(file, tokens(), [30, 10]) - transformers_logits(model, tokens())).max()
+    return float(max(found)), float(in_file)
+
+
+def main() -> None:
+    print("| variant | family | transformers' class | folder | GGUF | runs on |")
+    print("|---|---|---|---|---|---|")
+    for variant in variants():
+        with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
+            path, model = make_tiny(variant, Path(folder))
+            family, oracle = load_checkpoint(path).spec.family, type(model).__name__
+        with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
+            own, in_file = worst_difference(variant, Path(folder))
+        where = ["reference"] + ["cpu"] * (variant in cpu_variants()) + ["cuda"] * (variant in uniform_variants())
+        stored = "" if in_file is None else f"{in_file:.0e}"
+        print(f"| `{variant}` | {family} | `{oracle}` | {own:.0e} | {stored} | {', '.join(where)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

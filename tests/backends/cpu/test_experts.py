@@ -1,0 +1,129 @@
+"""Experts on the CPU against the reference: whichever rows meet which, in whatever pieces and on however many threads;
+stored in any kind; and experts that no row meets are not read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.backends.driver import layout_for, logits_by_prefill
+from tests.models.kind_files import tiny_model, write_of_kinds
+from tests.models.tiny_checkpoints import VOCAB_SIZE, make_tiny
+
+from twostroke.backends.cpu import FACTORY
+from twostroke.backends.interface import BackendFactory, BackendSettings
+from twostroke.backends.reference import FACTORY as REFERENCE
+from twostroke.backends.reference.kv_store import KVStore
+from twostroke.core.formats import Formats, FormatWish
+from twostroke.models.checkpoint import Checkpoint
+from twostroke.models.loading import load_checkpoint
+from twostroke.models.weights.tensor import WeightKind, from_float32
+
+MANY = 200
+"""More rows than products of few rows take, also of one expert."""
+TOKENS = [int(token) for token in np.random.default_rng(7).integers(6, VOCAB_SIZE, MANY)]
+PIECES = [[MANY], [5, 16, 1, 23, 8], [150, 11], [1]]
+VARIANTS = ["qwen3_moe", "qwen3_moe_unnormalised", "qwen3_moe_mixed", "mixtral", "gpt_oss"]
+
+
+@pytest.fixture
+def half_precision_kv(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    write = KVStore.write
+
+    def rounded(store: KVStore, layer: int, slots: np.ndarray, *kept: np.ndarray) -> None:
+        write(store, layer, slots, *(array.astype(np.float16).astype(np.float32) for array in kept))
+
+    monkeypatch.setattr(KVStore, "write", rounded)
+    yield
+
+
+def logits(
+    factory: BackendFactory,
+    checkpoint: Checkpoint,
+    tokens: list[int],
+    pieces: list[list[int]],
+    threads: int = 2,
+    weights: str | None = None,
+) -> list[np.ndarray]:
+    formats = factory.formats(checkpoint, FormatWish(weights, kv="f16" if factory is FACTORY else None))
+    assert isinstance(formats, Formats), formats
+    settings = BackendSettings(max_context=256, max_tokens_per_step=MANY, threads=threads, formats=formats)
+    backend = factory.create(checkpoint, layout_for(checkpoint.spec, len(tokens), 16), settings)
+    try:
+        return [logits_by_prefill(backend, tokens, sizes) for sizes in pieces]
+    finally:
+        backend.close()
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_in_every_way(variant: str, tmp_path: Path, half_precision_kv: None) -> None:
+    checkpoint = load_checkpoint(make_tiny(variant, tmp_path)[0])
+    assert FACTORY.supports(checkpoint) is None
+    (expected,) = logits(REFERENCE, checkpoint, TOKENS, [[MANY]])
+    whole, *others = logits(FACTORY, checkpoint, TOKENS, PIECES)
+    assert np.sqrt(((whole - expected) ** 2).mean()) < 2e-4 * expected.std()
+    assert all(np.array_equal(other, whole) for other in others), "the pieces a prompt came in changed its logits"
+    for threads in (1, 3):
+        (alone,) = logits(FACTORY, checkpoint, TOKENS, [[MANY]], threads)
+        assert np.array_equal(alone, whole), "the number of threads changed the logits"
+
+
+@pytest.mark.parametrize("kind", [WeightKind.MXFP4, WeightKind.Q8_0, WeightKind.Q4_K, WeightKind.Q6_K])
+def test_quantised_as_stored(kind: WeightKind, tmp_path: Path) -> None:
+    checkpoint = load_checkpoint(write_of_kinds(tiny_model(experts=True), tmp_path / "m.gguf", lambda _: kind))
+    held = {tensor.kind for name, tensor in checkpoint.tensors.items() if ".experts." in name}
+    assert held == {kind} and FACTORY.supports(checkpoint) is None
+    tokens = [token % checkpoint.spec.vocab_size for token in TOKENS[:60]]
+    (expected,) = logits(REFERENCE, checkpoint, tokens, [[60]])
+    whole, *others = logits(FACTORY, checkpoint, tokens, [[60], [7, 30], [1]])
+    # Activations are rounded to 8 bits, so a token that is about as near to two experts may go to the other one.
+    difference = np.sqrt(((whole - expected) ** 2).mean(axis=-1))
+    assert np.median(difference) < 0.06 * expected.std()
+    assert all(np.array_equal(other, whole) for other in others)
+
+
+def test_experts_that_nobody_meets_are_not_read(tmp_path: Path) -> None:
+    checkpoint = load_checkpoint(make_tiny("mixtral", tmp_path)[0])
+    spec, tensors = checkpoint.spec, dict(checkpoint.tensors)
+    assert spec.moe is not None
+    for layer in range(spec.num_layers):
+        # Whatever a token is, its experts are 0 and 1: their rows of the router are the others' with more added.
+        router = tensors[f"layers.{layer}.router"].to_float32().copy()
+        router[2:] = 0
+        router[:2] = np.abs(router[:2])
+        tensors[f"layers.{layer}.router"] = from_float32("router", router)
+        norm = np.abs(tensors[f"layers.{layer}.mlp_norm"].to_float32())
+        tensors[f"layers.{layer}.mlp_norm"] = from_float32("norm", norm)
+    own = replace(checkpoint, tensors=tensors)
+    met = {int(expert) for expert in _met(own)}
+    poisoned = dict(tensors)
+    for layer in range(spec.num_layers):
+        for expert in set(range(spec.moe.num_experts)) - met:
+            for part in ("gate", "up", "down"):
+                name = f"layers.{layer}.experts.{expert}.{part}"
+                poisoned[name] = from_float32(name, np.full(tensors[name].shape, np.nan, dtype=np.float32))
+    assert met < set(range(spec.moe.num_experts)), "all experts were met: this proves nothing"
+    (clean,) = logits(FACTORY, own, TOKENS[:1], [[1]])
+    (found,) = logits(FACTORY, replace(own, tensors=poisoned), TOKENS[:1], [[1]])
+    assert np.array_equal(found, clean) and np.isfinite(found).all()
+
+
+def _met(checkpoint: Checkpoint) -> set[int]:
+    """Of the reference: over all layers, for one token."""
+    from twostroke.backends.reference import mlp
+
+    found: set[int] = set()
+    route = mlp.route
+
+    def noted(*arguments: object) -> object:
+        chosen, shares = route(*arguments)  # type: ignore[arg-type]
+        found.update(chosen.reshape(-1).tolist())
+        return chosen, shares
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mlp, "route", noted)
+        logits(REFERENCE, checkpoint, TOKENS[:1], [[1]])
+    return found

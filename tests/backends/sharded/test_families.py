@@ -1,0 +1,131 @@
+"""Two and four ranks give the greedy tokens of one, and its logits but for the order of sums: every family on the
+reference backend, and all that the CPU backend has there. One rank's are tested against transformers elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.backends.driver import Driver, Logits, layout_for, logits_by_prefill
+from tests.backends.sharded.thread_ranks import thread_ranks
+from tests.models.tiny_checkpoints import VOCAB_SIZE, cpu_variants, make_tiny, variants
+
+from twostroke.backends.cpu import FACTORY as CPU
+from twostroke.backends.host.host_backend import HostBackend
+from twostroke.backends.interface import BackendFactory, BackendSettings
+from twostroke.backends.reference import FACTORY as REFERENCE
+from twostroke.core.formats import ANY_FORMATS, Formats, FormatWish
+from twostroke.models.checkpoint import Checkpoint
+from twostroke.models.loading import load_checkpoint
+
+TOLERANCE = 2e-5
+"""Of the largest logit: sums of float32 in another order."""
+KV_TOLERANCES = {"f16": 3e-4, "bf16": 3e-3, "int8": 3e-2}
+"""The same on the CPU, by what KV is rounded to: a sum that is off by its last bit may be rounded the other way."""
+QUANTISED_TOLERANCE = 3e-2
+"""The same where activations are rounded to 8 bits before each product."""
+SIZES = (2, 4)
+MAX_CONTEXT = 64
+NUM_TOKENS, NUM_MORE = 29, 6
+PROMPT = [int(token) for token in np.random.default_rng(7).integers(0, VOCAB_SIZE, NUM_TOKENS)]
+# Widths that four ranks can share in tiles of 32: heads, and columns of an MLP.
+FEW = ("llama_tied", "llama_bias", "gemma3", "qwen3_moe_mixed", "gpt_oss")
+"""Of what the CPU has, each kind of weight once: the others are slow, as their code is compiled."""
+FOR_FOUR: dict[str, dict[str, Any]] = {
+    "qwen3": {"intermediate_size": 160, "num_attention_heads": 8, "num_key_value_heads": 8},
+    "mistral": {"intermediate_size": 128},
+    "gemma2": {"hidden_size": 96, "intermediate_size": 160, "num_attention_heads": 12, "num_key_value_heads": 6},
+    "gpt_oss": {},
+}
+
+
+def settings_for(formats: Formats | str) -> BackendSettings:
+    assert isinstance(formats, Formats), formats
+    return BackendSettings(max_context=MAX_CONTEXT, max_tokens_per_step=32, formats=formats, threads=1)
+
+
+def greedy(backend: HostBackend, count: int) -> tuple[list[int], Logits]:
+    """What follows the prompt, which is read in two chunks; and the logits of it all."""
+    driver = Driver(backend, PROMPT + [0] * count)
+    parts = [driver.prefill(17), driver.prefill(NUM_TOKENS - 17)]
+    tokens = [int(parts[-1][-1].argmax())]
+    for place in range(count):
+        driver.token_ids[NUM_TOKENS + place] = tokens[-1]
+        parts.append(driver.decode())
+        tokens.append(int(parts[-1][-1].argmax()))
+    driver.leave()
+    return tokens, np.concatenate(parts)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Checkpoint]]:
+    """Each variant is made once, whoever asks first."""
+
+    class Made(dict[str, Checkpoint]):
+        def __missing__(self, variant: str) -> Checkpoint:
+            folder: Path = tmp_path_factory.mktemp(variant)
+            self[variant] = load_checkpoint(make_tiny(variant, folder)[0])
+            return self[variant]
+
+    yield Made()
+
+
+def assert_alike(
+    factory: BackendFactory, checkpoint: Checkpoint, sizes: tuple[int, ...], tolerance: float, wish: FormatWish
+) -> None:
+    settings = settings_for(factory.formats(checkpoint, wish))
+    layout = layout_for(checkpoint.spec, NUM_TOKENS + NUM_MORE, 16)
+    alone = factory.create(checkpoint, layout, settings)
+    assert isinstance(alone, HostBackend)
+    tokens, logits = greedy(alone, NUM_MORE)
+    alone.close()
+    for size in sizes:
+        with thread_ranks(factory, checkpoint, size, layout, settings) as ranks:
+            shared_tokens, shared_logits = greedy(ranks, NUM_MORE)
+        np.testing.assert_allclose(shared_logits, logits, rtol=0, atol=tolerance * float(np.abs(logits).max()))
+        assert shared_tokens == tokens, f"{size} ranks"
+
+
+@pytest.mark.parametrize("variant", variants())
+def test_every_family_on_the_reference(variant: str, folders: dict[str, Checkpoint]) -> None:
+    assert_alike(REFERENCE, folders[variant], SIZES, TOLERANCE, ANY_FORMATS)
+
+
+@pytest.mark.parametrize(
+    "variant", [pytest.param(name, marks=() if name in FEW else pytest.mark.slow) for name in cpu_variants()]
+)
+def test_two_ranks_on_the_cpu(variant: str, folders: dict[str, Checkpoint]) -> None:
+    assert_alike(CPU, folders[variant], (2,), KV_TOLERANCES["f16"], FormatWish(kv="f16"))
+
+
+@pytest.mark.parametrize("kind", KV_TOLERANCES)
+def test_kinds_of_kv_on_the_cpu(kind: str, folders: dict[str, Checkpoint]) -> None:
+    assert_alike(CPU, folders["gpt_oss"], (2,), KV_TOLERANCES[kind], FormatWish(kv=kind))
+
+
+@pytest.mark.parametrize(
+    "variant", ["gemma2", "gpt_oss", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mistral", "qwen3"))]
+)
+def test_four_ranks_on_the_cpu(variant: str, tmp_path: Path) -> None:
+    checkpoint = load_checkpoint(make_tiny(variant, tmp_path, **FOR_FOUR[variant])[0])
+    assert_alike(CPU, checkpoint, (4,), KV_TOLERANCES["f16"], FormatWish(kv="f16"))
+
+
+@pytest.mark.parametrize("variant", ["gpt_oss", pytest.param("phi3_partial", marks=pytest.mark.slow)])
+def test_quantised_on_the_cpu(variant: str, folders: dict[str, Checkpoint]) -> None:
+    """Blocks are cut between, never through: both hold the same numbers."""
+    assert_alike(CPU, folders[variant], (2,), QUANTISED_TOLERANCE, FormatWish(weights="q8_0", kv="f16"))
+
+
+def test_the_slow_way_to_meet_gives_the_same_bits(folders: dict[str, Checkpoint]) -> None:
+    checkpoint = folders["qwen3_moe"]
+    layout = layout_for(checkpoint.spec, NUM_TOKENS, 16)
+    found = []
+    for transport in ("shared", "relay"):
+        settings = settings_for(REFERENCE.formats(checkpoint))
+        with thread_ranks(REFERENCE, checkpoint, 3, layout, settings, transport) as ranks:
+            found.append(logits_by_prefill(ranks, PROMPT, [20]))
+    np.testing.assert_array_equal(found[0], found[1])

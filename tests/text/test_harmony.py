@@ -1,0 +1,135 @@
+"""Answers in the Harmony format, by the rules that OpenAI's guide to it states: channels, recipients, ends. Whatever a
+model writes is taken apart alike wherever it is cut, and nothing of it is an error."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.properties import examples
+from twostroke.server.parsing import AnswerParser, finished_calls
+from twostroke.text.harmony import CALL, CHANNEL, CONSTRAIN, END, MESSAGE, RETURN, START, HarmonySplitter
+from twostroke.text.tool_parsers import HARMONY
+
+WEATHER = '{"city": "Oslo", "days": [1, 2]}'
+THOUGHT = f"{CHANNEL}analysis{MESSAGE}The user asks."
+NEXT = f"{END}{START}assistant"
+FINAL = f"{CHANNEL}final{MESSAGE}"
+
+
+def taken_apart(
+    text: str, *, has_calls: bool = True, pieces: list[str] | None = None, is_cut: bool = False
+) -> tuple[str, str, list[tuple[str, str]]]:
+    """Reasoning, content and whole calls, through the parser that the server has."""
+    parser = AnswerParser(HarmonySplitter(has_calls=has_calls), HARMONY.parser() if has_calls else None)
+    parts = [parser.push(piece, 1, is_last=False) for piece in (pieces if pieces is not None else [text])]
+    parts.append(parser.push("", 0, is_last=True, is_cut=is_cut))
+    calls = finished_calls(parts, parser.num_finished_calls)
+    return "".join(part.reasoning for part in parts), "".join(part.content for part in parts), calls
+
+
+@pytest.mark.parametrize(
+    ("text", "reasoning", "content", "calls"),
+    [
+        (f"{THOUGHT}{NEXT}{FINAL}Hello.{RETURN}", "The user asks.", "Hello.", []),
+        (f"{THOUGHT}{NEXT}{FINAL}Hello.", "The user asks.", "Hello.", []),  # the last token may be left out
+        (f"{FINAL}2 < 3 <| x{RETURN}", "", "2 < 3 <| x", []),
+        (
+            f"{THOUGHT}{NEXT}{CHANNEL}commentary to=functions.weather {CONSTRAIN}json{MESSAGE}{WEATHER}{CALL}",
+            "The user asks.",
+            "",
+            [("weather", WEATHER)],
+        ),
+        # A recipient beside the role, and no word of JSON: both are written so, too.
+        (
+            f"{THOUGHT}{NEXT} to=functions.weather{CHANNEL}commentary{MESSAGE}{WEATHER}{CALL}",
+            "The user asks.",
+            "",
+            [("weather", WEATHER)],
+        ),
+        (f"{CHANNEL}analysis to=functions.now{CONSTRAIN}json{MESSAGE}{CALL}", "", "", [("now", "{}")]),
+        # A word to the user before a call.
+        (
+            f"{CHANNEL}commentary{MESSAGE}I will look.{NEXT}{CHANNEL}commentary to=functions.a{MESSAGE}{{}}{CALL}",
+            "",
+            "I will look.",
+            [("a", "{}")],
+        ),
+        (f"{CHANNEL}analysis to=python{MESSAGE}print(1){CALL}", "print(1)", "", []),
+        (f"{THOUGHT}{NEXT}{CHANNEL}analysis{MESSAGE}More.{NEXT}{FINAL}Yes.", "The user asks.\n\nMore.", "Yes.", []),
+        # What is no message is text.
+        ("Hello.", "", "Hello.", []),
+        (f"Hello.{RETURN}", "", "Hello.", []),
+        (
+            f"{CHANNEL}final Hello, there is no message here.",
+            "",
+            f"{CHANNEL}final Hello, there is no message here.",
+            [],
+        ),
+        (f"{CHANNEL}final{END}{FINAL}Hello.", "", f"{CHANNEL}final\n\nHello.", []),
+        (f"{THOUGHT}{FINAL}Hello.", "The user asks.", "Hello.", []),
+        (f"{CHANNEL}other{MESSAGE}Hello.", "", "Hello.", []),
+        (f"{RETURN}{END} {FINAL}Hello.{RETURN}{RETURN}", "", "Hello.", []),
+    ],
+)
+def test_messages(text: str, reasoning: str, content: str, calls: list[tuple[str, str]]) -> None:
+    assert taken_apart(text) == (reasoning, content, calls)
+    assert taken_apart(text, pieces=list(text)) == (reasoning, content, calls)
+
+
+def test_arguments_that_are_no_object_come_out_as_text() -> None:
+    head = f"{CHANNEL}commentary to=functions.weather{MESSAGE}"
+    for body in ("Oslo", "[1]", '"Oslo"'):
+        _, content, calls = taken_apart(f"{head}{body}{CALL}")
+        assert calls == [] and body in content
+    _, _, calls = taken_apart(f'{head}{{"city": "Os', is_cut=True)
+    assert calls == [], "a call that was cut is nobody's to run"
+
+
+def test_calls_that_nobody_asked_for_are_text() -> None:
+    text = f"{THOUGHT}{NEXT}{CHANNEL}commentary to=functions.weather{MESSAGE}{WEATHER}{CALL}"
+    assert taken_apart(text, has_calls=False) == ("The user asks.", WEATHER, [])
+
+
+def test_a_header_without_end_is_held_for_a_while_only() -> None:
+    endless = f"{CHANNEL}{'final ' * 200}"
+    splitter = HarmonySplitter(has_calls=True)
+    assert "".join(splitter.push(endless)) != ""
+
+
+def test_what_was_cut_shows_no_marker() -> None:
+    for cut in (f"{THOUGHT}<|en", f"{THOUGHT}{NEXT}{CHANNEL}fin", f"{THOUGHT}{NEXT}<|chan"):
+        assert taken_apart(cut, is_cut=True) == ("The user asks.", "", [])
+
+
+MARKERS = [START, CHANNEL, MESSAGE, END, RETURN, CALL, CONSTRAIN]
+WORDS = ["assistant", "analysis", "commentary", "final", "json", " to=functions.weather", " to=python", "to="]
+TEXTS = [" ", "\n", "<|", "<|end", "|>", "Hello", WEATHER, "{", "}", '"', "ß"]
+PIECES = st.sampled_from([*MARKERS, *WORDS, *TEXTS])
+
+
+@examples(400)
+@given(st.lists(PIECES, max_size=24), st.data())
+def test_any_row_of_markers_is_read_alike_wherever_it_is_cut(row: list[str], data: st.DataObject) -> None:
+    text = "".join(row)
+    has_calls, is_cut = data.draw(st.booleans()), data.draw(st.booleans())
+    whole = taken_apart(text, has_calls=has_calls, is_cut=is_cut)
+    places = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
+    pieces = [text[start:end] for start, end in zip([0, *places], [*places, len(text)], strict=True)]
+    assert taken_apart(text, has_calls=has_calls, pieces=pieces, is_cut=is_cut) == whole
+    for _, arguments in whole[2]:
+        json.loads(arguments)
+
+
+@examples(200)
+@given(st.lists(st.tuples(st.sampled_from(["analysis", "final"]), st.text(max_size=20)), max_size=6))
+def test_sound_messages_lose_nothing(messages: list[tuple[str, str]]) -> None:
+    kept = [(channel, text) for channel, text in messages if "<|" not in text and not text.endswith("<")]
+    text = NEXT.join(f"{CHANNEL}{channel}{MESSAGE}{said}" for channel, said in kept) + RETURN
+    reasoning, content, calls = taken_apart(text, has_calls=False)
+    for channel, found in (("analysis", reasoning), ("final", content)):
+        assert found == "\n\n".join(said for own, said in kept if own == channel and said)
+    assert calls == []
