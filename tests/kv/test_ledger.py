@@ -75,8 +75,8 @@ def test_the_short_way_to_match_finds_what_the_long_one_finds(digest: Callable[[
     for _ in range(300):
         tokens = [generator.choice((1,) * 9 + (2,)) for _ in range(generator.randint(1, 30))]
         sequence = ledger.sequence(tokens)
-        match = ledger._match_in_full(sequence)
-        assert match == ledger._match_windows(ledger.sequence(tokens))
+        match = ledger._matcher._match_in_full(sequence)
+        assert match == ledger._matcher._match(ledger.sequence(tokens))
         longest = max(longest, match.num_tokens)
         ledger.run(sequence)
     assert longest >= BLOCK_SIZE
@@ -266,6 +266,32 @@ def test_tainted_blocks_are_found_by_nobody() -> None:
     assert ledger.match(ledger.sequence(range(9))).num_tokens == 0
     ledger.check([other])
     ledger.release(other)
+    ledger.check([])
+    assert ledger.pools[0].num_free == 10
+
+
+def test_tainted_blocks_behind_a_window_are_found_by_nobody() -> None:
+    """They are not the sequence's any more, and it wrote them all the same."""
+    ledger = Ledger((5, 10))
+    one = ledger.sequence(range(25))
+    ledger.start(one)
+    ledger.compute(one, 24)
+    assert ledger.match(ledger.sequence(range(9))).num_tokens == 8
+    ledger.release(one, tainted=True)
+    assert ledger.match(ledger.sequence(range(9))).num_tokens == 0
+    ledger.check([])
+    assert ledger.pools[0].num_free == 10
+
+
+def test_blocks_from_before_a_preemption_are_found_by_nobody_once_they_are_tainted() -> None:
+    ledger = Ledger((None, 10))
+    one = ledger.sequence(range(9))
+    ledger.start(one)
+    ledger.compute(one, 9)
+    ledger.release(one)  # preempted: what was in flight then turns out to be wrong
+    assert ledger.match(ledger.sequence(range(9))).num_tokens == 8
+    ledger.taint(one)
+    assert ledger.match(ledger.sequence(range(9))).num_tokens == 0
     ledger.check([])
     assert ledger.pools[0].num_free == 10
 

@@ -44,6 +44,10 @@ class BlockPool:
     def references(self, block: int) -> int:
         return self._references[block]
 
+    def cached_blocks(self) -> Iterable[int]:
+        """Those that nobody holds and that can be found again."""
+        return self._cached
+
     def is_findable(self, block: int) -> bool:
         return bool(self._findable[block])
 
@@ -111,6 +115,10 @@ class BlockPool:
         if self._references[block] == 0:
             del self._cached[block]
             self._free.append(block)
+
+    def cached_latest_first(self) -> list[int]:
+        """Blocks that nobody holds and that can be found; of one sequence, heads before tails."""
+        return list(reversed(self._cached))
 
     def evict_cached(self) -> None:
         """Give up everything that is kept only in case it is found again."""

@@ -32,6 +32,8 @@ def check(ledger: KVLedger, running: list[Sequence], holdings: Mapping[int, Hold
     for sequence in running:
         _check_tables(ledger, sequence, holdings[sequence.seq_id])
     _check_index(ledger)
+    if ledger.tiers is not None:
+        ledger.tiers.check()
 
 
 def _check_tables(ledger: KVLedger, sequence: Sequence, holding: Holding) -> None:
@@ -57,8 +59,12 @@ def _check_tables(ledger: KVLedger, sequence: Sequence, holding: Holding) -> Non
                 raise ConservationError(f"{name}: entry {index} is {block}, and entries from {first_needed} are needed")
         if not group.is_state and holding.end != len(table) * block_size:
             raise ConservationError(f"{name}: {len(table)} blocks, and positions below {holding.end} count as held")
-        if holding.num_granted[number] != len(table):
-            raise ConservationError(f"{name}: {holding.num_granted[number]} of {len(table)} entries were granted")
+        # Whose blocks are being loaded may have no row yet: nothing was granted, and nothing is in flight.
+        begins = sequence.num_in_flight == 0 and sequence.num_computed == holding.num_committed * block_size
+        begins = begins and ledger.tiers is not None
+        granted, first = holding.num_granted[number], holding.first_held[number]
+        if granted != len(table) and not (begins and granted == first):
+            raise ConservationError(f"{name}: {granted} of {len(table)} entries were granted")
 
 
 def _check_sharing(ledger: KVLedger, number: int, tables: list[tuple[Sequence, list[int | None]]]) -> None:

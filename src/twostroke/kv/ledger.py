@@ -13,14 +13,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from twostroke.core.handoff import Handoff
 from twostroke.core.kv_layout import KVGroup, KVLayout
 from twostroke.core.sequence import Sequence
-from twostroke.core.step import BlockGrant
+from twostroke.core.step import BlockCopy, BlockGrant, Step
 from twostroke.core.timing import PrefixBreak
+from twostroke.kv.block_map import BlockRun, block_runs
 from twostroke.kv.block_pool import BlockPool
+from twostroke.kv.handing import Handing
+from twostroke.kv.matching import PrefixMatch, PrefixMatcher
 from twostroke.kv.prefix_chains import PrefixChains
-from twostroke.kv.prefix_index import Digest, PrefixEntry, PrefixIndex
+from twostroke.kv.prefix_index import Digest, PrefixIndex
 from twostroke.kv.prefix_memory import PrefixMemory
+from twostroke.kv.recall import recalled
+from twostroke.kv.tiers.tiers import KVTiers
 
 _ANY_LENGTH = 1 << 62
 """More positions than any sequence has: a state has room for them all."""
@@ -43,14 +49,6 @@ class Holding:
     """`num_computed` from which on there is something to commit: a full block more, or one behind a window."""
 
 
-@dataclass(frozen=True, slots=True)
-class PrefixMatch:
-    """The longest reusable prefix. Good until the next change of the ledger."""
-
-    num_tokens: int
-    tables: tuple[tuple[int | None, ...], ...]
-
-
 class KVLedger:
     def __init__(
         self,
@@ -60,23 +58,38 @@ class KVLedger:
         key: bytes | None = None,
         digest: Digest | None = None,
         explains: bool = True,
+        tiers: KVTiers | None = None,
     ) -> None:
-        """`explains`: remember what was cached, so that `prefix_break` can say why a prompt was not found."""
+        """`explains`: remember what was cached, so that `prefix_break` can say why a prompt was not found. `tiers`:
+        where blocks go that the device gives up."""
         self.layout = layout
         self.index = PrefixIndex(len(layout.groups), key=key, digest=digest)
+        self.tiers = tiers
         self._memory = PrefixMemory() if explains else None
         self.pools = tuple(self._pool(number, group) for number, group in enumerate(layout.groups))
         self._chains = PrefixChains(self.index, self._memory, layout.block_size, prefix_caching=prefix_caching)
+        self._matcher = PrefixMatcher(layout, self.index, self._chains)
+        self._first_needed = self._matcher.first_needed
         self._has_states = any(group.is_state for group in layout.groups)
         self._windowed = [(number, group) for number, group in enumerate(layout.groups) if group.window is not None]
         self._holdings: dict[int, Holding] = {}
+        self.handing = self._handing()
+        """Of prompts to and from other engines; None: there are none."""
+
+    def _handing(self) -> Handing | None:
+        if self.tiers is None or self.tiers.peers is None:
+            return None
+        return Handing(self.layout, self.index, self._chains, self._matcher, self.tiers, self.tiers.peers)
 
     def _pool(self, number: int, group: KVGroup) -> BlockPool:
-        index, memory = self.index, self._memory
+        index, memory, tiers = self.index, self._memory, self.tiers
 
         def on_evict(block: int) -> None:  # without the ledger: a cycle of references would wait for the collector
-            if memory is not None and (entry := index.entry_of(number, block)) is not None:
-                memory.lost(entry.node)
+            if (entry := index.entry_of(number, block)) is not None:
+                if memory is not None:
+                    memory.lost(entry.node)
+                if tiers is not None:
+                    tiers.offer(entry.node, number, block)
             index.remove(number, block)
 
         return BlockPool(group.num_blocks, on_evict)
@@ -97,70 +110,17 @@ class KVLedger:
         """The most blocks that a run of consecutive positions can touch."""
         return self.layout.blocks_for(num_positions - 1) + 1
 
-    def _first_needed(self, group: KVGroup, position: int) -> int:
-        """The first table entry that a query at `position` or later can read."""
-        if group.window is None:
-            return 0
-        return max(0, position - group.window + 1) // self.layout.block_size
-
     # Finding
 
     def match(self, sequence: Sequence) -> PrefixMatch:
-        """The longest prefix that every group can serve, always at least one token short of the known tokens, so that
-        something is left to compute. A full group needs all of its blocks, a window only those still readable."""
-        if self._has_states:
-            return PrefixMatch(0, ((),) * len(self.pools))
-        return self._match_windows(sequence) if self._windowed else self._match_in_full(sequence)
+        """The longest prefix that every group can serve from the device, always at least one token short of the known
+        tokens, so that something is left to compute."""
+        return self._matcher.match(sequence)
 
-    def _match_windows(self, sequence: Sequence) -> PrefixMatch:
-        groups, block_size = self.layout.groups, self.layout.block_size
-        chain = self._chains.of(sequence)
-        entries: list[PrefixEntry | None] = []
-        best_blocks = 0
-        run_starts = [0] * len(groups)  # where the unbroken run of present blocks that ends here began
-        for index in range((len(sequence.tokens) - 1) // block_size):
-            if index + 1 == len(chain):
-                self._chains.extend(chain, sequence)
-            entry = self.index.find(chain[index + 1])
-            if entry is not None:
-                chain[index + 1] = entry.node
-            serves_all, is_over = entry is not None, False
-            for number, group in enumerate(groups):
-                if entry is None or entry.blocks[number] is None:
-                    if group.window is None:
-                        is_over = True  # a full group misses a block: nothing longer can be served
-                        break
-                    run_starts[number] = index + 1
-                if group.window is not None:
-                    # The last block itself is always asked for: a window of one token would match without evidence.
-                    first_needed = min(index, self._first_needed(group, (index + 1) * block_size))
-                    serves_all = serves_all and run_starts[number] <= first_needed
-            if is_over:
-                break
-            entries.append(entry)
-            if serves_all:
-                best_blocks = index + 1
-        firsts = [self._first_needed(group, best_blocks * block_size) for group in groups]
-        tables = tuple(_matched_table(number, first, entries[:best_blocks]) for number, first in enumerate(firsts))
-        return PrefixMatch(best_blocks * block_size, tables)
-
-    def _match_in_full(self, sequence: Sequence) -> PrefixMatch:
-        """The same where no group has a window: blocks as long as every group has them. A prompt of a thousand tokens
-        waits for this loop."""
-        block_size, find, chain = self.layout.block_size, self.index.find, self._chains.of(sequence)
-        found: list[list[int | None]] = []
-        for index in range(1, (len(sequence.tokens) - 1) // block_size + 1):
-            if index == len(chain):
-                self._chains.extend(chain, sequence)
-            entry = find(chain[index])
-            if entry is None:
-                break
-            chain[index] = entry.node
-            if None in entry.blocks:
-                break
-            found.append(entry.blocks)
-        tables = tuple(tuple(blocks[number] for blocks in found) for number in range(len(self.pools)))
-        return PrefixMatch(len(found) * block_size, tables)
+    def recall(self, sequence: Sequence, match: PrefixMatch) -> PrefixMatch | None:
+        """The same with what tiers have, where that is longer and loading it pays; None: some of it is on its way from
+        disk to host memory, and `tiers.is_fetching` says until when."""
+        return match if self.tiers is None else recalled(self._matcher, self.tiers, sequence, match)
 
     def prefix_break(self, sequence: Sequence, match: PrefixMatch) -> PrefixBreak | None:
         """Where the prompt left what is cached, and why; None where it did not, or was not to be found."""
@@ -177,10 +137,32 @@ class KVLedger:
         first_held = [self._first_needed(group, match.num_tokens) for group in self.layout.groups]
         num_committed = match.num_tokens // self.layout.block_size
         tables = tuple(list(table) for table in match.tables)
+        if match.loads:
+            self._load(sequence, match, tables)
         holding = Holding(tables, first_held, list(first_held), num_committed)
         holding.end = match.num_tokens
         holding.commits_at = self._next_commit(holding)
         self._holdings[sequence.seq_id] = holding
+
+    def _load(self, sequence: Sequence, match: PrefixMatch, tables: tuple[list[int | None], ...]) -> None:
+        """Blocks of the device for what host memory has. They count as computed, and can be found: a backend runs
+        copies in launch order, too, and a step waits for those that it reads."""
+        assert self.tiers is not None
+        for load in match.loads:
+            self.tiers.host.pin(load.kept)  # before room is made: what the device gives up must not take its slot
+        chain = self._chains.of(sequence)
+        for number, index, kept in match.loads:
+            block = tables[number][index] = self.pools[number].allocate()
+            self.tiers.load(kept, block)
+            entry = self.index.find_or_add(chain[index + 1])
+            if entry is None:
+                continue  # a collision: this block stays private
+            chain[index + 1] = entry.node
+            if self._memory is not None:
+                self._memory.saw(entry.node)
+            if entry.blocks[number] is None:
+                self.index.place(entry, number, block)
+                self.pools[number].mark_findable(block)
 
     def room(self, sequence: Sequence) -> int:
         """The position up to which `reserve` would succeed now."""
@@ -221,6 +203,8 @@ class KVLedger:
         if sequence.num_computed < holding.commits_at:
             return
         self._enter(sequence, holding, sequence.num_computed // self.layout.block_size)
+        if sequence.request.lease_id and self.handing is not None:
+            self.handing.copy(sequence, holding.tables)
         for number, group in self._windowed:
             self._slide(holding, number, self._first_needed(group, sequence.num_computed))
         holding.commits_at = self._next_commit(holding)
@@ -237,23 +221,24 @@ class KVLedger:
         found, holding.num_committed = range(holding.num_committed, num_full), num_full
         if self._has_states:
             return
-        chain, memory = self._chains.of(sequence), self._memory
+        chain, memory, prefixes = self._chains.of(sequence), self._memory, self.index
+        groups = tuple(zip(range(len(self.pools)), holding.tables, self.pools, strict=True))
         for index in found:
             if index + 1 == len(chain):
                 self._chains.extend(chain, sequence)
             node = chain[index + 1]
-            entry = self.index.find_or_add(node)
+            entry = prefixes.find_or_add(node)
             if entry is None:
                 continue  # a collision: this block stays private
             if entry.node is not node:
                 chain[index + 1] = entry.node
             elif memory is not None:
                 memory.saw(node)
-            for number, table in enumerate(holding.tables):
+            for number, table, pool in groups:
                 block = table[index]
                 if block is not None and entry.blocks[number] is None:
-                    self.index.place(entry, number, block)
-                    self.pools[number].mark_findable(block)
+                    prefixes.place(entry, number, block)
+                    pool.mark_findable(block)
 
     def _slide(self, holding: Holding, number: int, first_needed: int) -> None:
         table = holding.tables[number]
@@ -264,6 +249,17 @@ class KVLedger:
             table[index] = None
             holding.first_held[number] = index + 1
 
+    @property
+    def is_leasing(self) -> bool:
+        """Whether KV is kept for another engine, or comes from one."""
+        return self.tiers is not None and self.tiers.peers is not None and self.tiers.peers.is_busy
+
+    def hand_on(self, sequence: Sequence, *, went_well: bool) -> Handoff | None:
+        """It is about to end, and another engine would take its prompt: what that one is told."""
+        holding = self._holdings.get(sequence.seq_id)
+        tables = None if holding is None else holding.tables
+        return None if self.handing is None else self.handing.end(sequence, tables, went_well=went_well)
+
     def release(self, sequence: Sequence, *, tainted: bool = False) -> None:
         """Give back every block. What is in the index stays findable until evicted, unless its content is `tainted`:
         then no other sequence may find it."""
@@ -271,22 +267,74 @@ class KVLedger:
         for number, (table, pool) in enumerate(zip(holding.tables, self.pools, strict=True)):
             held = [block for block in table[holding.first_held[number] :] if block is not None]
             held.reverse()
-            if tainted:
-                for block in filter(pool.is_findable, held):
-                    self.index.remove(number, block)
-                    pool.mark_lost(block)
             pool.release_many(held)
+        if tainted:
+            self.taint(sequence)
+
+    def taint(self, sequence: Sequence) -> None:
+        """No other sequence may find what this one wrote: nor what has fallen behind a window since, or was written
+        before a preemption, which it does not hold any more."""
+        for node in self._chains.of(sequence)[1:]:
+            if self.tiers is not None:
+                self.tiers.forget(node)
+            if (entry := self.index.find(node)) is None:
+                continue
+            for number, block in enumerate(tuple(entry.blocks)):
+                if block is not None:
+                    self.index.remove(number, block)
+                    self.pools[number].mark_lost(block)
+
+    def taint_ended(self, failed: Iterable[Sequence]) -> None:
+        """The same for those of them that had ended, and were retired, before it was known: their blocks are named
+        anew."""
+        for sequence in failed:
+            if sequence.is_finished:
+                chain = self._chains.of(sequence)
+                while len(chain) <= len(sequence.tokens) // self.layout.block_size:
+                    self._chains.extend(chain, sequence)
+                self.taint(sequence)
+                self.retire(sequence)
 
     def retire(self, sequence: Sequence) -> None:
         """The sequence is finished and released: drop what was kept for its return."""
         self._chains.forget(sequence)
 
     def clear_prefixes(self) -> None:
-        """Forget every block that nobody holds: a prefix is then found only where a running sequence has it."""
+        """Forget every block that nobody holds, in every tier: a prefix is then found only where a running sequence
+        has it."""
+        if self.tiers is not None:
+            self.tiers.is_open = False  # what is forgotten now is not to be kept
         for pool in self.pools:
             pool.evict_cached()
         if self._memory is not None:
             self._memory.clear()
+        if self.tiers is not None:
+            self.tiers.is_open = True
+            self.tiers.clear()
+        if self.index.listener is not None and not len(self.index):
+            self.index.listener.cleared()
+
+    # Copies between the device and host memory
+
+    def copies(self, step_id: int) -> tuple[tuple[BlockCopy, ...], tuple[BlockCopy, ...]]:
+        """The spills and loads that the next step carries."""
+        return ((), ()) if self.tiers is None else self.tiers.launch(step_id)
+
+    def copies_failed(self, step: Step, *, launched: bool) -> set[int]:
+        """A step raised: its copies may not have been made. Where it was never launched, the next one makes its loads.
+        Returns the sequences that hold a block which was to be loaded, and may not have been."""
+        if self.tiers is None:
+            return set()
+        lost = {(group, block) for group, block, _ in self.tiers.failed(step, launched=launched)}
+        for group, block in lost:
+            if self.pools[group].is_findable(block):
+                self.index.remove(group, block)
+                self.pools[group].mark_lost(block)
+        return {
+            seq_id
+            for seq_id, holding in self._holdings.items()
+            if lost and any((group, block) in lost for group, table in enumerate(holding.tables) for block in table)
+        }
 
     # Looking ahead, for admission
 
@@ -302,10 +350,11 @@ class KVLedger:
         """One a group: blocks missing for a sequence that begins with `match` to be computed up to `end`, with `spare`
         blocks left. All 0: it fits."""
         short = []
-        for group, pool, table, left in zip(self.layout.groups, self.pools, match.tables, spare, strict=True):
+        parts = zip(self.layout.groups, self.pools, match.tables, spare, strict=True)
+        for number, (group, pool, table, left) in enumerate(parts):
             ahead = self._blocks_ahead(group, len(table), self._first_needed(group, match.num_tokens), end, max_chunk)
             revived = sum(block is not None and pool.references(block) == 0 for block in table)
-            short.append(max(0, ahead + revived + left - pool.num_available))
+            short.append(max(0, ahead + revived + match.num_loads(number) + left - pool.num_available))
         return tuple(short)
 
     def _blocks_ahead(self, group: KVGroup, num_entries: int, first_held: int, end: int, max_chunk: int) -> int:
@@ -314,6 +363,24 @@ class KVLedger:
         if group.window is not None:
             ahead = min(ahead, self._blocks_spanned(group.window - 1 + max_chunk) - (num_entries - first_held))
         return max(0, ahead)
+
+    def num_shared(self, sequence: Sequence) -> int:
+        """Of a running sequence's tokens, those at the beginning whose blocks others hold, too, in every group: if it
+        loses its own, these stay."""
+        shared = []
+        for table, pool in zip(self._holdings[sequence.seq_id].tables, self.pools, strict=True):
+            alone = (index for index, block in enumerate(table) if block is not None and pool.references(block) < 2)
+            shared.append(next(alone, len(table)))
+        return min(min(shared) * self.layout.block_size, len(sequence.tokens) - 1)
+
+    # Looking on
+
+    def block_runs(self) -> tuple[list[BlockRun], ...]:
+        """One a group: every block, as runs of neighbours of the same kind and holder."""
+        return tuple(
+            block_runs(pool, {seq_id: holding.tables[number] for seq_id, holding in self._holdings.items()})
+            for number, pool in enumerate(self.pools)
+        )
 
     # Proof
 
@@ -325,9 +392,3 @@ class KVLedger:
         from twostroke.kv.conservation import check
 
         check(self, list(running), self._holdings)
-
-
-def _matched_table(number: int, first: int, entries: list[PrefixEntry | None]) -> tuple[int | None, ...]:
-    return tuple(
-        None if entry is None or index < first else entry.blocks[number] for index, entry in enumerate(entries)
-    )

@@ -35,8 +35,8 @@ class PrefixChains:
         """Name one more block."""
         start = (len(chain) - 1) * self._block_size
         tokens = tuple(sequence.tokens[start : start + self._block_size])
-        known = None if self._memory is None else self._memory.name_behind(chain[-1], tokens)
-        chain.append(self._index.child(chain[-1], tokens, known))
+        last, memory = chain[-1], self._memory
+        chain.append(self._index.child(last, tokens, None if memory is None else memory.name_behind(last, tokens)))
 
     def forget(self, sequence: Sequence) -> None:
         self._chains.pop(sequence.seq_id, None)

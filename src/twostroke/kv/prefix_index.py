@@ -9,6 +9,7 @@ from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import Protocol
 
 DIGEST_BYTES = 16
 KEY_BYTES = 32
@@ -64,11 +65,24 @@ class PrefixEntry:
     """One a KV group: the block that holds this prefix's last `block_size` tokens, if the group still has it."""
 
 
+class PrefixListener(Protocol):
+    """Told of every change, within the step that makes it: it notes, and returns at once."""
+
+    def stored(self, node: PrefixNode, group: int) -> None:
+        """This prefix's last block can be found in this group from now on."""
+
+    def removed(self, node: PrefixNode, group: int) -> None: ...
+
+    def cleared(self) -> None:
+        """Nothing can be found any more."""
+
+
 class PrefixIndex:
     def __init__(self, num_groups: int, *, key: bytes | None = None, digest: Digest | None = None) -> None:
         self._num_groups = num_groups
         self._digest = digest or keyed_digest(secrets.token_bytes(KEY_BYTES) if key is None else key)
         self._entries: dict[bytes, PrefixEntry] = {}
+        self.listener: PrefixListener | None = None
         self._of_block: tuple[dict[int, PrefixEntry], ...] = tuple({} for _ in range(num_groups))
 
     def __len__(self) -> int:
@@ -95,14 +109,17 @@ class PrefixIndex:
     def find_or_add(self, node: PrefixNode) -> PrefixEntry | None:
         """The entry for this prefix; the caller places a block in a new one at once. None when another prefix has the
         same hash: the first one keeps its place."""
-        if node.digest in self._entries:
-            return self.find(node)
+        entry = self._entries.get(node.digest)
+        if entry is not None:
+            return entry if entry.node is node or entry.node.same_prefix(node) else None
         entry = self._entries[node.digest] = PrefixEntry(node, [None] * self._num_groups)
         return entry
 
     def place(self, entry: PrefixEntry, group: int, block: int) -> None:
         entry.blocks[group] = block
         self._of_block[group][block] = entry
+        if self.listener is not None:
+            self.listener.stored(entry.node, group)
 
     def remove(self, group: int, block: int) -> None:
         """Forget one group's block; the entry goes with its last block."""
@@ -110,6 +127,8 @@ class PrefixIndex:
         entry.blocks[group] = None
         if entry.blocks.count(None) == self._num_groups:
             del self._entries[entry.node.digest]
+        if self.listener is not None:
+            self.listener.removed(entry.node, group)
 
     def entry_of(self, group: int, block: int) -> PrefixEntry | None:
         return self._of_block[group].get(block)

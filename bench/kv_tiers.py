@@ -1,0 +1,304 @@
+"""KV beyond the device, measured on this machine: `python -m bench.kv_tiers`.
+
+A conversation of 8 turns comes back when the device has forgotten it: its time to first token from host memory, from
+disk after a restart, and computed again, with the same tokens each time. Then decode with tiers that nobody hits,
+beside decode without, in turns. Then what loading and fetching reach of the rates of memory and disk."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from twostroke.backends.interface import BlockBackend
+from twostroke.config import EngineConfig, KVConfig
+from twostroke.core.events import TokenEvent
+from twostroke.core.kv_blocks import KeptBlocks
+from twostroke.core.request import Request
+from twostroke.core.sampling_params import SamplingParams
+from twostroke.core.step import BlockCopy, Step, StepResult
+from twostroke.core.timing import SequenceTiming
+from twostroke.engine.build import Assembly, build
+from twostroke.engine.engine import Engine
+from twostroke.kv.tiers.disk_threads import DiskThreads
+
+ANSWER = 16
+"""Tokens of each answer."""
+
+
+@dataclass
+class Answer:
+    tokens: list[int]
+    timing: SequenceTiming
+
+
+class Players:
+    """Engines over one model, and the requests that they are given."""
+
+    def __init__(self, model: str, context: int, folder: Path, seed: int) -> None:
+        self._model, self._context, self.folder = model, context, folder
+        self._random = random.Random(seed)
+        self._count = 0
+
+    def engine(self, *, host_gb: float | None = None, disk: bool = False, threads: int | None = None) -> Assembly:
+        """Its KV has room for one context alone, so that the next prompt takes the last one's."""
+        memory = self._kv_bytes()
+        kv = KVConfig(memory_bytes=memory, host_gb=host_gb, disk=str(self.folder) if disk else None)
+        config = EngineConfig(max_context=self._context, threads=threads, speculate="off", kv=kv)
+        return build(self._model, config, text=False)
+
+    def _kv_bytes(self) -> int:
+        from twostroke.engine.build import prepare_model
+
+        prepared = prepare_model(self._model, EngineConfig(max_context=self._context))
+        a_token = prepared.resolved.kv_bytes / sum(
+            prepared.resolved.layout.positions(group) for group in prepared.resolved.layout.groups
+        )
+        return int(a_token * (self._context + 64))
+
+    def tokens(self, count: int) -> list[int]:
+        return [self._random.randrange(1000, 40000) for _ in range(count)]
+
+    def ask(self, engine: Engine, prompt: list[int], max_tokens: int = ANSWER) -> Answer:
+        self._count += 1
+        sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+        engine.add(Request(f"r{self._count}", tuple(prompt), sampling))
+        tokens: list[int] = []
+        timing = None
+        while engine.busy:
+            for event in engine.step():
+                if isinstance(event, TokenEvent):
+                    tokens += event.token_ids
+                    timing = event.timing or timing
+        assert timing is not None
+        return Answer(tokens, timing)
+
+    def forget(self, engine: Engine) -> None:
+        """Fill the device with something else."""
+        self.ask(engine, self.tokens(self._context - 2), 1)
+
+
+def conversation(players: Players, engine: Engine, history: int, turns: int) -> list[int]:
+    """Until it has about so many tokens; returns what its next turn asks."""
+    prompt = players.tokens(history - turns * (ANSWER + 40))
+    for _ in range(turns):
+        prompt += players.tokens(40)
+        prompt += players.ask(engine, prompt).tokens
+    return prompt + players.tokens(20)
+
+
+def drop_cached_pages(folder: Path) -> None:
+    """What the system keeps of these files in memory, so that the disk is read."""
+    for path in folder.glob("*.kvsegment"):
+        descriptor = os.open(path, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
+
+
+def returns(players: Players, history: int, turns: int, repeats: int) -> None:
+    plain = players.engine().engine
+    first = players.engine(host_gb=1.0, disk=True).engine
+    prompt = conversation(players, first, history, turns)
+    players.forget(first)
+    ways: dict[str, list[Answer]] = {"computed again": [], "host memory": [], "disk, from its cache": [], "disk": []}
+    for _ in range(repeats):
+        ways["computed again"].append(players.ask(plain, prompt))
+        plain.clear_prefixes()
+        ways["host memory"].append(players.ask(first, prompt))
+        players.forget(first)
+    first.close()
+    for name, prepare in (("disk, from its cache", lambda folder: None), ("disk", drop_cached_pages)):
+        for _ in range(repeats):
+            prepare(players.folder)
+            again = players.engine(host_gb=1.0, disk=True).engine
+            ways[name].append(players.ask(again, prompt))
+            again.close()
+    plain.close()
+    base = median(answer.timing.ttft_s or 0.0 for answer in ways["computed again"])
+    print(f"a conversation of {turns} turns and {len(prompt)} tokens comes back: time to first token")
+    for name, answers in ways.items():
+        ttft_s = median(answer.timing.ttft_s or 0.0 for answer in answers)
+        cached, tiers = answers[-1].timing.cached_tokens, answers[-1].timing.tier_tokens
+        print(
+            f"  {name:22} {ttft_s * 1e3:8.1f} ms  {base / ttft_s:5.1f} x   cached {cached:5} "
+            f"(host {tiers.host}, disk {tiers.disk})"
+        )
+    told = {tuple(answer.tokens) for answers in ways.values() for answer in answers}
+    print("  the same tokens each time" if len(told) == 1 else f"  DIFFERENT TOKENS: {len(told)} answers")
+
+
+class StepClock:
+    """From one step of decodes to the next, copies and all."""
+
+    def __init__(self, seconds: list[float]) -> None:
+        self._seconds, self._last_s = seconds, 0.0
+
+    def __call__(self, step: Step, result: StepResult) -> None:
+        now_s, last_s = time.perf_counter(), self._last_s
+        self._last_s = 0.0 if step.prefills else now_s
+        if last_s and not step.prefills:
+            self._seconds.append(now_s - last_s)
+
+
+def decode_beside(players: Players, repeats: int, streams: int, num_tokens: int) -> None:
+    """Streams that fill the device again and again: with tiers each block that goes is spilled, and none comes back."""
+    engines = {
+        "without tiers": players.engine().engine,
+        "host memory": players.engine(host_gb=0.5).engine,
+        "host memory and disk": players.engine(host_gb=0.5, disk=True).engine,
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in engines}
+    for engine in engines.values():
+        players.forget(engine)
+    for number in range(repeats):
+        for name, engine in engines.items():
+            engine.on_step = StepClock(seconds[name])
+            for stream in range(streams):
+                sampling = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
+                prompt = tuple(players.tokens(100))
+                engine.add(Request(f"d{number}.{stream}", prompt, sampling, cache_salt=f"{number}.{stream}"))
+            while engine.busy:
+                engine.step()
+    base = median(seconds["without tiers"])
+    print(f"decode of {streams} streams, nothing hit: median step")
+    for name, engine in engines.items():
+        tiers = engine.scheduler.counts().tiers
+        moved = (
+            "" if tiers is None else f"  {tiers.totals.spilled_blocks} spilled, {tiers.totals.dropped_blocks} dropped"
+        )
+        found, mean = median(seconds[name]), sum(seconds[name]) / len(seconds[name])
+        print(f"  {name:22} {found * 1e3:8.3f} ms  {found / base - 1:+6.2%}  (mean {mean * 1e3:.3f} ms){moved}")
+        engine.close()
+
+
+def best_rate(copy: Callable[[], int], repeats: int = 7) -> float:
+    """Bytes a second of the best of several."""
+    rates = []
+    for _ in range(repeats):
+        started_s = time.perf_counter()
+        num_bytes = copy()
+        rates.append(num_bytes / (time.perf_counter() - started_s))
+    return max(rates)
+
+
+def rates(players: Players, num_blocks: int) -> None:
+    """Loads as a step makes them, beside one plain copy of as many bytes; fetches as a waiting request has them, beside
+    plain reads of the same files."""
+    assembly = players.engine(host_gb=1.0, disk=True)
+    engine, backend = assembly.engine, assembly.engine.backend
+    assert isinstance(backend, BlockBackend)
+    tiers = engine.scheduler.ledger.tiers
+    assert tiers is not None and tiers.disk is not None
+    kept: KeptBlocks = tiers.blocks
+    block_bytes = tiers.block_bytes[0]
+    copies = tuple(BlockCopy(0, number, number) for number in range(num_blocks))
+    launcher = kept
+    launcher.start(Step(0, spills=copies))  # type: ignore[attr-defined]
+
+    def load() -> int:
+        launcher.start(Step(1, loads=copies))  # type: ignore[attr-defined]
+        launcher.finish()  # type: ignore[attr-defined]
+        return block_bytes * num_blocks
+
+    source = np.ones(block_bytes * num_blocks, dtype=np.uint8)
+    target = np.ones_like(source)
+
+    def plain() -> int:
+        np.copyto(target, source)
+        return source.nbytes
+
+    plain_rate, load_rate = best_rate(plain), best_rate(load)
+    print(f"loading {block_bytes * num_blocks / 1e6:.0f} MB in blocks of {block_bytes / 1e3:.0f} kB")
+    print(f"  a plain copy           {plain_rate / 1e9:8.2f} GB/s")
+    print(f"  loads of a step        {load_rate / 1e9:8.2f} GB/s  {load_rate / plain_rate:.0%}")
+    _disk_rates(players, engine, num_blocks)
+    engine.close()
+
+
+def _disk_rates(players: Players, engine: Engine, num_blocks: int) -> None:
+    from twostroke.kv.tiers.host import Kept
+
+    tiers = engine.scheduler.ledger.tiers
+    assert tiers is not None and tiers.disk is not None
+    disk, index = tiers.disk, engine.scheduler.ledger.index
+    block_size = engine.scheduler.ledger.layout.block_size
+    node, blocks = index.root("salt:rates"), []
+    for number in range(num_blocks):
+        node = index.child(node, tuple(players.tokens(block_size)))
+        payload = memoryview(np.random.default_rng(number).bytes(tiers.block_bytes[0]))
+        assert disk.write(node, 0, payload)
+        found = disk.find(node, 0)
+        assert found is not None
+        blocks.append((Kept(node, 0, number, pins=1), found))
+    threads = DiskThreads(disk, tiers.blocks.view)
+    files = {found.segment.path: found.segment for _, found in blocks}
+
+    def fetch() -> int:
+        drop_cached_pages(players.folder)
+        started_s = time.perf_counter()
+        threads.fetch(0, blocks)
+        fetched = []
+        while not fetched:
+            threads.wait(1.0)
+            fetched = threads.fetched()
+        assert all(fetched[0].arrived)
+        nonlocal took_s
+        took_s = time.perf_counter() - started_s
+        return fetched[0].num_bytes
+
+    def read() -> int:
+        drop_cached_pages(players.folder)
+        nonlocal took_s
+        started_s, num_bytes = time.perf_counter(), 0
+        for path in files:
+            with path.open("rb", buffering=0) as file:
+                while part := file.readinto(buffer):
+                    num_bytes += part
+        took_s = time.perf_counter() - started_s
+        return num_bytes
+
+    buffer, took_s = memoryview(bytearray(8 << 20)), 1.0
+    found_rates: dict[str, list[float]] = {"plain reads": [], "fetches": []}
+    for _ in range(5):
+        for name, way in (("plain reads", read), ("fetches", fetch)):
+            num_bytes = way()
+            found_rates[name].append(num_bytes / took_s)
+    plain = max(found_rates["plain reads"])
+    print(f"fetching {num_blocks * tiers.block_bytes[0] / 1e6:.0f} MB from disk, every byte checked")
+    for name, found in found_rates.items():
+        print(f"  {name:22} {max(found) / 1e9:8.2f} GB/s  {max(found) / plain:.0%}")
+    threads._readers.shutdown()
+    threads._writer.shutdown()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--history", type=int, default=3000, help="tokens of the conversation when it comes back")
+    parser.add_argument("--turns", type=int, default=8)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--streams", type=int, default=4)
+    parser.add_argument("--tokens", type=int, default=200, help="that each stream decodes")
+    parser.add_argument("--parts", default="returns,decode,rates")
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="kv-tiers-") as folder:
+        players = Players(asked.model, asked.history + 200, Path(folder) / "kv", seed=1)
+        if "returns" in asked.parts:
+            returns(players, asked.history, asked.turns, asked.repeats)
+        if "decode" in asked.parts:
+            decode_beside(players, asked.repeats, asked.streams, asked.tokens)
+        if "rates" in asked.parts:
+            rates(players, asked.history // 16)
+
+
+if __name__ == "__main__":
+    main()

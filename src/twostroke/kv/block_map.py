@@ -1,0 +1,48 @@
+"""A group's blocks as a picture has them: runs of neighbours that are free, cached, or held by the same sequence. Reads
+the pool and the tables; changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Literal, NamedTuple
+
+from twostroke.kv.block_pool import BlockPool
+
+BlockState = Literal["free", "cached", "used", "shared"]
+"""Nobody has it; nobody has it and it can be found again; one sequence has it; several have."""
+
+_FREE, _CACHED = -1, -2
+NOBODY = -1
+
+
+class BlockRun(NamedTuple):
+    first: int
+    length: int
+    state: BlockState
+    seq_id: int
+    """Who holds it, of several the one that began first; NOBODY: nobody does."""
+
+
+def block_runs(pool: BlockPool, tables: Mapping[int, Sequence[int | None]]) -> list[BlockRun]:
+    """`tables`: of each sequence its blocks, in the order in which sequences began. One pass over what is held, and one
+    over all."""
+    kinds = [_FREE] * pool.num_blocks  # of what is held: twice the sequence's id, and one more where it is shared
+    for cached in pool.cached_blocks():
+        kinds[cached] = _CACHED
+    for seq_id, table in tables.items():
+        for block in table:
+            if block is not None and kinds[block] < 0:
+                kinds[block] = 2 * seq_id + (pool.references(block) > 1)
+    runs, first = [], 0
+    for kind, same in groupby(kinds):
+        length = len(list(same))
+        runs.append(_run(first, length, kind))
+        first += length
+    return runs
+
+
+def _run(first: int, length: int, kind: int) -> BlockRun:
+    if kind < 0:
+        return BlockRun(first, length, "free" if kind == _FREE else "cached", NOBODY)
+    return BlockRun(first, length, "shared" if kind % 2 else "used", kind // 2)

@@ -1,0 +1,53 @@
+"""Whether a waiting sequence's prefix comes back from host memory and disk, or is computed again: per request, by what
+each is predicted to take."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from twostroke.core.sequence import Sequence
+from twostroke.core.timing import TierTokens
+from twostroke.kv.matching import PrefixMatch, PrefixMatcher
+from twostroke.kv.tiers.tiers import KVTiers
+
+
+def recalled(matcher: PrefixMatcher, tiers: KVTiers, sequence: Sequence, match: PrefixMatch) -> PrefixMatch | None:
+    """See `KVLedger.recall`. `match`: what the device holds."""
+    if not len(tiers.host) and not (tiers.disk is not None and len(tiers.disk)):
+        return match
+    with_disk = tiers.may_fetch(sequence.seq_id)
+    while True:
+        longer = matcher.match_beyond(sequence, tiers, with_disk=with_disk)
+        if longer.num_tokens <= match.num_tokens:
+            return match
+        pays = tiers.worth.loads(match.num_tokens, longer.num_tokens - match.num_tokens, load_seconds(tiers, longer))
+        if not longer.fetches:
+            if not pays:
+                tiers.totals.recomputed_tokens += longer.num_tokens - match.num_tokens
+            return longer if pays else match
+        if pays:
+            for load in reversed(longer.loads):
+                tiers.host.touch(load.kept)  # nor shall what comes later take their slots soon
+                tiers.host.pin(load.kept)  # what is fetched shall not take their slots
+            is_fetched = tiers.fetch(sequence.seq_id, longer.fetches)
+            for load in longer.loads:
+                tiers.host.unpin(load.kept)
+            if is_fetched:
+                return None
+        with_disk = False
+
+
+def load_seconds(tiers: KVTiers, match: PrefixMatch) -> float:
+    """Predicted: the way from disk, and that of all to the device."""
+    fetched = sum(found.record.payload_bytes for _, _, found in match.fetches)
+    loaded = sum(tiers.block_bytes[load.group] for load in match.loads)
+    return tiers.worth.disk_seconds(fetched) + (fetched + loaded) / tiers.blocks.load_bytes_per_s
+
+
+def tier_tokens(match: PrefixMatch, block_size: int) -> TierTokens:
+    """Of a match, the tokens by the tier that they come from: a block counts where its slowest part was."""
+    blocks = {load.place: "" for load in match.loads}
+    for load in match.loads:
+        blocks[load.place] = load.kept.origin or blocks[load.place]
+    found = Counter(blocks.values())
+    return TierTokens(*(found[origin] * block_size for origin in ("", "disk", "peer")))

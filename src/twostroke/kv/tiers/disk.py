@@ -1,0 +1,307 @@
+"""The folder of the disk tier: which blocks lie in which file, appending, reading, making room. Every call may be made
+from any thread. Whatever is damaged, cut short, or gone because another process removed it, is a miss.
+
+Each process appends to a file of its own, which it holds locked; nobody removes a locked file. All processes that share
+a folder read each other's whole records, as they were when the process started. A key in the folder names blocks, so
+that names survive a restart."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import logging
+import os
+import secrets
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from twostroke.core.errors import BackendError
+from twostroke.kv.prefix_index import PrefixNode
+from twostroke.kv.tiers import segment
+from twostroke.kv.tiers.files import Found, OpenFiles, Segment, modified, read_or_make_key, size, write_all
+from twostroke.kv.tiers.segment import DamagedSegmentError
+
+SUFFIX = ".kvsegment"
+KEY_NAME = "key"
+SEGMENT_BYTES = 256 << 20
+LEAST_SEGMENTS = 8
+"""That the space is cut into, so that making room takes no large part of it away."""
+PAUSE_S = 30.0
+"""After a write failed."""
+SCAN_S = 2.0
+"""What a start waits for the folder to be read; the rest is read on a thread."""
+ABANDONED_AFTER_S = 3600.0
+_LOG = logging.getLogger(__name__)
+
+
+class DiskTier:
+    def __init__(self, folder: Path, limit_bytes: int, identity: str, block_size: int) -> None:
+        """`identity`: whose KV it is; files of another are left alone, but for their space."""
+        self._folder, self.limit_bytes = folder, limit_bytes
+        self._segment_bytes = min(SEGMENT_BYTES, limit_bytes // LEAST_SEGMENTS)
+        self._identity, self._block_size = identity.encode(), block_size
+        self._lock = threading.RLock()
+        self._records: dict[tuple[bytes, int], Found] = {}  # by name and group
+        self._own: Segment | None = None
+        self._descriptor = -1
+        self._paused_until_s = 0.0
+        self.used_bytes = 0
+        """Of all files in the folder, as last looked at."""
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder.chmod(0o700)
+            self.key = read_or_make_key(folder / KEY_NAME)
+        except OSError as error:
+            raise BackendError(
+                f"the folder for KV on disk, {folder}, cannot be used ({error.strerror or error}): choose another "
+                "(--kv-disk)"
+            ) from error
+        self._remove_abandoned()
+        self._unread = sorted(self._files(), key=modified, reverse=True)
+        self.used_bytes = sum(map(size, self._unread))
+        self.scan(time.monotonic() + SCAN_S)
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    @property
+    def is_scanned(self) -> bool:
+        return not self._unread
+
+    def scan(self, until_s: float | None = None) -> None:
+        """Enter what earlier processes left, the latest first, until it is all read, or that moment."""
+        while True:
+            with self._lock:
+                if not self._unread or (until_s is not None and time.monotonic() > until_s):
+                    return
+                path = self._unread.pop(0)
+            self._enter(path)
+
+    def _enter(self, path: Path) -> None:
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return
+        try:
+            identity, tag = segment.read_header(descriptor, self.key)
+            if identity != self._identity:
+                return
+            entered = Segment(path, tag, os.fstat(descriptor).st_size)
+            records = list(segment.scan(descriptor, self.key, identity, tag, self._block_size))
+            with self._lock:
+                for record in records:
+                    self._records.setdefault((record.name, record.group), Found(entered, record))
+            if not records:
+                self._remove(path)  # nothing in it can be used
+        except DamagedSegmentError:
+            self._remove(path)
+        except OSError:
+            return
+        finally:
+            os.close(descriptor)
+
+    # Finding and reading
+
+    def find(self, node: PrefixNode, group: int) -> Found | None:
+        """By its names; its tokens are compared when it is read."""
+        found = self._records.get((node.digest, group))
+        if found is None or node.parent is None or found.record.before != node.parent.digest:
+            return None
+        return found
+
+    def read(self, found: Found, node: PrefixNode, into: memoryview, files: OpenFiles | None = None) -> bool:
+        """Whether `into` has the block now; else it is forgotten. `files`: kept open from one block to the next."""
+        try:
+            with contextlib.ExitStack() as stack:
+                files = files or stack.enter_context(OpenFiles())
+                descriptor = files.of(found)
+                segment.read_payload(descriptor, self.key, found.segment.tag, found.record, node.tokens, into)
+        except (OSError, DamagedSegmentError):
+            self._forget(found)
+            return False
+        return True
+
+    def used(self, found: Found) -> None:
+        """What was used last is removed last."""
+        with contextlib.suppress(OSError):
+            os.utime(found.segment.path)
+
+    def _forget(self, found: Found) -> None:
+        name = (found.record.name, found.record.group)
+        with self._lock:
+            if self._records.get(name) is found:
+                del self._records[name]
+
+    def forget(self, node: PrefixNode, group: int) -> None:
+        """Never find it again, in any process: its content is not to be trusted. What lies beside it in its file stays;
+        the file goes where it cannot be marked."""
+        with self._lock:
+            found = self._records.pop((node.digest, group), None)
+            if found is None:
+                return
+            try:
+                self._bury(found)
+            except (FileNotFoundError, DamagedSegmentError):
+                return  # nobody finds it
+            except OSError:
+                if found.segment is self._own:
+                    self._seal()
+                num_bytes = size(found.segment.path)
+                if self._remove(found.segment.path):
+                    self.used_bytes -= num_bytes
+
+    def _bury(self, found: Found) -> None:
+        path = found.segment.path
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            before = os.fstat(descriptor)
+            segment.bury(descriptor, self.key, found.segment.tag, found.record)
+            os.utime(descriptor, ns=(before.st_atime_ns, before.st_mtime_ns))  # this was no use of it
+        finally:
+            os.close(descriptor)
+
+    # Writing
+
+    @property
+    def is_paused(self) -> bool:
+        return time.monotonic() < self._paused_until_s
+
+    def write(self, node: PrefixNode, group: int, payload: memoryview) -> bool:
+        """Append a block; False: there is no room, or the disk does not take it now."""
+        assert node.parent is not None
+        with self._lock:
+            if (node.digest, group) in self._records:
+                return True
+            if self.is_paused or not self._has_room(payload.nbytes):
+                return False
+            assert self._own is not None
+            own, offset = self._own, self._own.size
+            names = (node.digest, node.parent.digest)
+            record, head = segment.encode(self.key, own.tag, offset, group, *names, node.tokens, payload)
+            try:
+                write_all(self._descriptor, [memoryview(head), payload], offset)
+            except OSError as error:
+                self._fail(error, offset)
+                return False
+            own.size = record.end
+            self.used_bytes += record.end - offset
+            self._records[node.digest, group] = Found(own, record)
+            return True
+
+    def _has_room(self, num_bytes: int) -> bool:
+        """A file of our own with room for a block; the longest unused are removed where the folder is full."""
+        own = self._own
+        if own is not None and own.size + num_bytes > self._segment_bytes and own.size > num_bytes:
+            self._seal()
+        elif own is not None and not own.path.exists():
+            self._seal()  # somebody cleared the folder
+        if self._own is None:
+            files = self._files()
+            self.used_bytes = sum(map(size, files))
+            self._make_room(files, min(self._segment_bytes, self.limit_bytes))
+            try:
+                self._begin()
+            except OSError as error:
+                self._fail(error, None)
+                return False
+        if self.used_bytes + num_bytes > self.limit_bytes:
+            self._make_room(self._files(), num_bytes)
+        if self.used_bytes + num_bytes <= self.limit_bytes:
+            return True
+        self._paused_until_s = time.monotonic() + PAUSE_S  # other processes hold what there is
+        return False
+
+    def _make_room(self, files: list[Path], num_bytes: int) -> None:
+        for path in sorted(files, key=modified):
+            if self.used_bytes + num_bytes <= self.limit_bytes:
+                return
+            num_freed = size(path)
+            if self._remove(path):
+                self.used_bytes -= num_freed
+
+    def _begin(self) -> None:
+        """A file of our own: named when it is locked and has its header, so that nobody sees less."""
+        handle, temporary = tempfile.mkstemp(dir=self._folder, prefix=".begun-")
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            begun = segment.header(self.key, self._identity)
+            write_all(handle, [memoryview(begun)], 0)
+            path = self._folder / f"{time.time_ns():020d}-{secrets.token_hex(4)}{SUFFIX}"
+            Path(temporary).rename(path)
+        except BaseException:
+            os.close(handle)
+            with contextlib.suppress(OSError):
+                Path(temporary).unlink()
+            raise
+        self._own, self._descriptor = Segment(path, begun[-segment.TAG_BYTES :], len(begun)), handle
+        self.used_bytes += len(begun)
+
+    def _seal(self) -> None:
+        if self._own is not None:
+            os.close(self._descriptor)  # and its lock goes
+            self._own, self._descriptor = None, -1
+
+    def _fail(self, error: OSError, offset: int | None) -> None:
+        """What was begun is cut off again. A full disk is common, and ends: it is tried again later."""
+        if offset is not None:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._descriptor, offset)
+        self._seal()
+        if self._paused_until_s == 0.0:
+            what = "is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else f"failed ({error.strerror or error})"
+            _LOG.warning("KV is not kept on disk for %.0f s: the disk of %s %s", PAUSE_S, self._folder, what)
+        self._paused_until_s = time.monotonic() + PAUSE_S
+
+    # The folder
+
+    def _files(self) -> list[Path]:
+        with contextlib.suppress(OSError):
+            return [path for path in self._folder.iterdir() if path.name.endswith(SUFFIX)]
+        return []
+
+    def _remove_abandoned(self) -> None:
+        """Files that a process had begun when it was killed."""
+        with contextlib.suppress(OSError):
+            for path in self._folder.iterdir():
+                if (
+                    path.name.startswith((".begun-", ".key-"))
+                    and time.time() - path.stat().st_mtime > ABANDONED_AFTER_S
+                ):
+                    self._remove(path)
+
+    def _remove(self, path: Path) -> bool:
+        """Unless a process writes to it."""
+        if self._own is not None and path == self._own.path:
+            return False
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
+        except OSError:
+            return False
+        finally:
+            os.close(descriptor)
+        with self._lock:
+            for name in [name for name, found in self._records.items() if found.segment.path == path]:
+                del self._records[name]
+        return True
+
+    def clear(self) -> None:
+        """Remove every block that no other process is writing beside, and forget all."""
+        with self._lock:
+            self._seal()
+            self._unread.clear()
+            for path in self._files():
+                self._remove(path)
+            self._records.clear()
+            self.used_bytes = sum(map(size, self._files()))
+
+    def close(self) -> None:
+        with self._lock:
+            self._seal()

@@ -1,0 +1,103 @@
+"""The files of the disk tier: which one a block lies in, the folder's key, and writing that notices a full disk."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from twostroke.kv.prefix_index import KEY_BYTES
+from twostroke.kv.tiers.segment import Record
+
+
+@dataclass(slots=True, eq=False)
+class Segment:
+    path: Path
+    tag: bytes
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A block on disk. Good until its file is removed, which a read then finds out."""
+
+    segment: Segment
+    record: Record
+
+
+class OpenFiles:
+    """Files that several blocks are read from."""
+
+    def __init__(self) -> None:
+        self._descriptors: dict[Path, int] = {}
+
+    def of(self, found: Found) -> int:
+        """Raises OSError."""
+        path = found.segment.path
+        if path not in self._descriptors:
+            self._descriptors[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        return self._descriptors[path]
+
+    def expect(self, found: Found) -> None:
+        """It will be read soon: the system may begin."""
+        with contextlib.suppress(OSError, AttributeError):
+            length = found.record.end - found.record.offset
+            os.posix_fadvise(self.of(found), found.record.offset, length, os.POSIX_FADV_WILLNEED)
+
+    def __enter__(self) -> OpenFiles:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for descriptor in self._descriptors.values():
+            os.close(descriptor)
+        self._descriptors.clear()
+
+
+def read_or_make_key(path: Path) -> bytes:
+    """One key a folder, whoever makes it first: with it blocks are named, and files tagged."""
+    with contextlib.suppress(FileNotFoundError):
+        if len(key := path.read_bytes()) == KEY_BYTES:
+            return key
+        path.unlink()  # cut short: what it named is lost
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".key-")  # mode 0600
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(secrets.token_bytes(KEY_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+        with contextlib.suppress(FileExistsError):
+            os.link(temporary, path)  # fails where another process was quicker
+    finally:
+        Path(temporary).unlink()
+    return path.read_bytes()
+
+
+def write_all(descriptor: int, parts: list[memoryview], offset: int) -> None:
+    """Raises OSError where the disk is full, or took nothing."""
+    while parts:
+        written = os.pwritev(descriptor, parts, offset)
+        if written == 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        offset += written
+        while parts and written >= parts[0].nbytes:
+            written -= parts.pop(0).nbytes
+        if parts:
+            parts[0] = parts[0][written:]
+
+
+def modified(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

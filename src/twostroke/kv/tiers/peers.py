@@ -1,0 +1,330 @@
+"""KV that goes to another engine, and KV that comes from one: who holds which host slot for that, and until when.
+Called by the scheduler's thread alone; bytes are moved by a transport, in threads of its own.
+
+What goes: as a prompt is read, its full blocks are copied to host slots and pinned under its lease. With the end of
+reading the lease is offered to whoever knows its name. It ends when the other engine says so, or in its time, which the
+other's heartbeats extend.
+
+What comes: a request names another engine's lease. Slots are taken and pinned for it, and the transport fills them
+while it waits. They stay pinned until the transport says that no byte can land any more, whoever still wants them; what
+did not come in time is read here."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
+from typing import Any, Protocol
+
+from twostroke.core.handoff import Handoff, HandoffRecord, HandoffTotals
+from twostroke.core.kv_blocks import KeptBlocks
+from twostroke.core.timing import SequenceTiming
+from twostroke.kv.prefix_index import PrefixNode
+from twostroke.kv.tiers.host import HostTier, Kept
+
+LEASE_S = 30.0
+"""From the end of reading, for the other engine to ask."""
+BEAT_S, BEATEN_S = 5.0, 20.0
+"""Whoever waits for bytes says so this often, and is given so much longer each time."""
+FETCH_S = 15.0
+"""What does not come within this is read here."""
+LEASED_SHARE = 0.8
+"""Of host slots, the most that leases hold."""
+FIRST_BYTES_PER_S = 1e9
+"""Until a transfer was timed."""
+WEIGHT_OF_LATEST = 0.3
+
+Place = tuple[int, int]
+"""A group and a slot."""
+
+
+class Fetching(Protocol):
+    """A transfer. `is_settled`: its outcome is known; `is_over`: no byte of it can land any more."""
+
+    @property
+    def is_settled(self) -> bool: ...
+    @property
+    def is_over(self) -> bool: ...
+    @property
+    def arrived(self) -> bool: ...
+    @property
+    def took_s(self) -> float: ...
+    @property
+    def error(self) -> str | None: ...
+
+
+class LeaseNote(Protocol):
+    """What another engine said of a lease: `alive`, or `done`."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def lease_id(self) -> str: ...
+
+
+class Transport(Protocol):
+    """As `cluster/transfer` has them; peers are named by the text of their contact."""
+
+    @property
+    def described(self) -> str: ...
+    def name_of(self, peer: str) -> str: ...
+    def offer(self, lease_id: str, places: Sequence[Place]) -> None: ...
+    def withdraw(self, lease_id: str) -> object: ...
+    def fetch(
+        self, peer: str, lease_id: str, remote: Sequence[Place], local: Sequence[Place], deadline_s: float
+    ) -> Fetching: ...
+    def cancel(self, fetching: Any) -> None: ...
+    def beat(self, peer: str, lease_ids: Sequence[str]) -> None: ...
+    def release(self, peer: str, lease_id: str) -> None: ...
+    def poll(self) -> Iterable[LeaseNote]: ...
+    def wait(self, timeout_s: float) -> None: ...
+    def close(self) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    lease_id: str
+    first: tuple[int, ...]
+    """One a group: the block from which on it is wanted."""
+    num_wanted: int
+    kept: list[list[Kept]]
+    num_blocks: int = 0
+    """From the first on, that are in host slots."""
+    until_s: float = inf
+    is_full: bool = False
+    """No slot was left for the next one."""
+
+    def blocks(self) -> Iterator[Kept]:
+        for own in self.kept:
+            yield from own
+
+
+@dataclass(slots=True, eq=False)
+class PeerFetch:
+    """The blocks of one sequence that come from another engine."""
+
+    seq_id: int
+    blocks: tuple[tuple[Kept, None], ...]
+    handoff: Handoff
+    fetching: Fetching
+    timing: SequenceTiming
+    num_bytes: int
+    beat_s: float
+    arrived: list[bool] = field(default_factory=list)
+    is_settled: bool = False
+    """The scheduler's thread knows its outcome."""
+
+    @property
+    def is_over(self) -> bool:
+        return self.fetching.is_over
+
+
+class Peers:
+    def __init__(
+        self,
+        host: HostTier,
+        blocks: KeptBlocks,
+        block_bytes: Sequence[int],
+        block_size: int,
+        transport: Transport,
+        layout: str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`layout`: what the bytes mean, and whose weights made them."""
+        self.transport, self.layout = transport, layout
+        self.bytes_per_s = FIRST_BYTES_PER_S
+        self._host, self._blocks, self._block_bytes, self._block_size = host, blocks, block_bytes, block_size
+        self._clock = clock
+        self._leases: dict[str, Lease] = {}
+        self._fetches: list[PeerFetch] = []
+        self._totals = HandoffTotals()
+
+    # What goes
+
+    def begin(self, lease_id: str, first: Sequence[int], num_wanted: int) -> Lease:
+        """A prompt of `num_wanted` full blocks is read for another engine."""
+        lease = self._leases[lease_id] = Lease(lease_id, tuple(first), num_wanted, [[] for _ in first])
+        return lease
+
+    def lease(self, lease_id: str) -> Lease | None:
+        return self._leases.get(lease_id)
+
+    def take(self, lease: Lease, nodes: Sequence[PrefixNode], tables: Sequence[Sequence[int | None]]) -> None:
+        """These blocks are computed, and no launched step writes them: copy what is not copied yet. `nodes`: from the
+        first block on."""
+        for index in range(lease.num_blocks, min(len(nodes), lease.num_wanted)):
+            if lease.is_full or not self._take_block(lease, index, nodes[index], tables):
+                lease.is_full = True
+                return
+            lease.num_blocks = index + 1
+
+    def _take_block(self, lease: Lease, index: int, node: PrefixNode, tables: Sequence[Sequence[int | None]]) -> bool:
+        for group, table in enumerate(tables):
+            if index < lease.first[group]:
+                continue
+            kept = self._host.find(node, group)
+            if kept is not None:
+                self._host.pin(kept)
+                self._host.touch(kept)
+            else:
+                block = table[index] if index < len(table) else None
+                if block is None or self._num_leased(group) >= LEASED_SHARE * self._host.num_slots[group]:
+                    return False
+                kept = self._host.take(node, group)
+                if kept is None:
+                    return False
+                self._blocks.copy_out(group, block, kept.slot)
+                self._host.show(kept)
+            lease.kept[group].append(kept)
+        return True
+
+    def _num_leased(self, group: int) -> int:
+        return sum(len(lease.kept[group]) for lease in self._leases.values())
+
+    def grant(self, lease: Lease, read_s: float, queue_s: float) -> Handoff | None:
+        """Reading is over: what another engine needs to take it; None: there is nothing to take."""
+        is_cut = lease.num_blocks < lease.num_wanted
+        if not lease.num_blocks or (is_cut and any(lease.first)):  # a window needs its last blocks
+            self.drop(lease.lease_id)
+            return None
+        for group, own in enumerate(lease.kept):  # a block that failed in one group was taken for those before it
+            for kept in own[lease.num_blocks - lease.first[group] :]:
+                self._host.unpin(kept)
+            del own[lease.num_blocks - lease.first[group] :]
+        lease.until_s = self._clock() + LEASE_S
+        self.transport.offer(lease.lease_id, [(kept.group, kept.slot) for kept in lease.blocks()])
+        slots = tuple(tuple(kept.slot for kept in own) for own in lease.kept)
+        num_tokens = lease.num_blocks * self._block_size
+        described = self.transport.described
+        self._totals.granted += 1
+        self._totals.granted_tokens += num_tokens
+        return Handoff(lease.lease_id, described, num_tokens, slots, self.layout, LEASE_S, read_s, queue_s)
+
+    def drop(self, lease_id: str) -> None:
+        """Nobody may take it any more. Whoever was reading is cut off, and does not use what it has."""
+        lease = self._leases.pop(lease_id, None)
+        if lease is None:
+            return
+        if lease.until_s != inf:
+            self.transport.withdraw(lease_id)
+        for kept in lease.blocks():
+            self._host.unpin(kept)
+
+    # What comes
+
+    def fetch(
+        self, seq_id: int, handoff: Handoff, wanted: Sequence[tuple[PrefixNode, Place]], timing: SequenceTiming
+    ) -> PeerFetch | None:
+        """Bring these blocks to host slots. `wanted`: each with where its owner has it. None: there is no room for
+        them, and the lease is given back."""
+        taken: list[Kept] = []
+        for node, (group, _) in wanted:
+            kept = self._host.take(node, group)
+            if kept is None:
+                break
+            taken.append(kept)
+        if len(taken) < len(wanted):
+            for kept in taken:
+                self._host.forget(kept)
+                self._host.unpin(kept)
+            self.refuse(handoff, timing, "host memory has no room for it (--kv-host-gb)")
+            return None
+        num_bytes, now_s = sum(self._block_bytes[kept.group] for kept in taken), self._clock()
+        fetching = self.transport.fetch(
+            handoff.peer,
+            handoff.lease_id,
+            [place for _, place in wanted],
+            [(kept.group, kept.slot) for kept in taken],
+            now_s + min(FETCH_S, handoff.lease_s),
+        )
+        blocks = tuple((kept, None) for kept in taken)
+        fetch = PeerFetch(seq_id, blocks, handoff, fetching, timing, num_bytes, now_s)
+        self._fetches.append(fetch)
+        return fetch
+
+    def refuse(self, handoff: Handoff, timing: SequenceTiming, why: str) -> None:
+        """It is not taken: the prompt is read here, and its owner need not keep it."""
+        self._totals.refused += 1
+        self.transport.release(handoff.peer, handoff.lease_id)
+        name = self.transport.name_of(handoff.peer)
+        timing.handoff = HandoffRecord(name, 0, 0, 0.0, handoff.read_s, handoff.queue_s, why)
+
+    def give_up(self, fetch: PeerFetch) -> None:
+        """Its sequence is gone; its slots are not free before it `is_over`."""
+        self.transport.cancel(fetch.fetching)
+
+    def seconds(self, num_bytes: int) -> float:
+        """Predicted, to fetch this many bytes."""
+        return num_bytes / self.bytes_per_s
+
+    # Both
+
+    def settle(self) -> list[PeerFetch]:
+        """Take in what the transport has done. Returns the fetches whose outcome is known now."""
+        now_s = self._clock()
+        for note in self.transport.poll():
+            self._hear(note.kind, note.lease_id, now_s)
+        for lease in list(self._leases.values()):
+            if lease.until_s < now_s:
+                self._totals.expired += 1
+                self.drop(lease.lease_id)
+        settled = [fetch for fetch in self._fetches if fetch.fetching.is_settled]
+        for fetch in settled:
+            self._fetches.remove(fetch)
+            self._end(fetch)
+        for fetch in self._fetches:
+            if now_s - fetch.beat_s > BEAT_S:
+                fetch.beat_s = now_s
+                self.transport.beat(fetch.handoff.peer, [fetch.handoff.lease_id])
+        return settled
+
+    def _hear(self, kind: str, lease_id: str, now_s: float) -> None:
+        lease = self._leases.get(lease_id)
+        if lease is None or lease.until_s == inf:
+            return  # it is over, or was never offered
+        if kind == "alive":
+            lease.until_s = max(lease.until_s, now_s + BEATEN_S)
+        elif kind == "done":
+            self._totals.taken += 1
+            self.drop(lease_id)
+
+    def _end(self, fetch: PeerFetch) -> None:
+        fetching, handoff = fetch.fetching, fetch.handoff
+        fetch.arrived = [fetching.arrived] * len(fetch.blocks)
+        self.transport.release(handoff.peer, handoff.lease_id)
+        num_tokens, num_bytes = (handoff.num_tokens, fetch.num_bytes) if fetching.arrived else (0, 0)
+        why_not = None if fetching.arrived else fetching.error or "it did not arrive"
+        fetch.timing.handoff = HandoffRecord(
+            self.transport.name_of(handoff.peer),
+            num_tokens,
+            num_bytes,
+            fetching.took_s,
+            handoff.read_s,
+            handoff.queue_s,
+            why_not,
+        )
+        totals = self._totals
+        totals.fetched += fetching.arrived
+        totals.failed += not fetching.arrived
+        totals.fetched_tokens += num_tokens
+        totals.fetched_bytes += num_bytes
+        totals.fetch_s += fetching.took_s if fetching.arrived else 0.0
+        if num_bytes and fetching.took_s > 0.0:
+            self.bytes_per_s += WEIGHT_OF_LATEST * (num_bytes / fetching.took_s - self.bytes_per_s)
+
+    def totals(self) -> HandoffTotals:
+        return replace(self._totals, leases=len(self._leases))
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is leased or fetched: then `settle` has to be called now and then."""
+        return bool(self._leases or self._fetches)
+
+    def pins(self) -> Counter[Kept]:
+        """By leases alone: fetches are the tiers' to count."""
+        return Counter(kept for lease in self._leases.values() for kept in lease.blocks())
+
+    def close(self) -> None:
+        self.transport.close()
