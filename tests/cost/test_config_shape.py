@@ -62,6 +62,8 @@ def known(name: str) -> dict[str, Any]:
         ("Gemma-3-27B", 27.009),
         ("Phi-4", 14.660),
         ("DeepSeek-V3", 671.026),
+        ("DeepSeek-V2-Lite", 15.706),
+        ("Kimi-K2", 1026.41),
         ("gpt-oss-20b", 20.91),
         ("gpt-oss-120b", 116.83),
     ],
@@ -90,7 +92,10 @@ def _transformers_parameters(config: dict[str, Any]) -> int:
     """Counted by building the model without memory, two layers of it."""
     built = transformers.AutoConfig.for_model(**config)
     with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(built)
+        if config["model_type"] == "mistral4":  # which AutoModelForCausalLM does not list
+            model = transformers.Mistral4ForCausalLM(built)
+        else:
+            model = transformers.AutoModelForCausalLM.from_config(built)
     # DeepSeek's router correction is a buffer there, a tensor of the checkpoint all the same.
     buffers = [buffer for name, buffer in model.named_buffers() if "correction_bias" in name]
     return sum(prod(tensor.shape) for tensor in [*model.parameters(), *buffers])
@@ -98,9 +103,10 @@ def _transformers_parameters(config: dict[str, Any]) -> int:
 
 @pytest.mark.parametrize("name", [name for name in KNOWN_SHAPES if "Gemma" not in name])
 def test_layers_count_as_in_transformers(name: str) -> None:
-    config = known(name) | {"num_hidden_layers": 2, "first_k_dense_replace": 1}
-    if config["model_type"] != "deepseek_v3":
-        del config["first_k_dense_replace"]
+    config = known(name) | {"num_hidden_layers": 2}
+    if "kv_lora_rank" in config and config["first_k_dense_replace"]:
+        config["first_k_dense_replace"] = 1
+    config["model_type"] = config["model_type"].replace("kimi_k2", "deepseek_v3")  # as transformers knows it
     counted = dimensions_from_config(config).num_parameters
     assert counted == _transformers_parameters(config)
 
@@ -172,7 +178,7 @@ def test_layers_of_several_kinds_are_each_counted_as_they_are() -> None:
     """Made up: of three layers one keeps a state, one a latent, and one keys and values behind a window."""
     mlp, rope = DenseMlp(32), RopeSpec(1e4, 8)
     grouped = LayerSpec(GroupedAttention(4, 2, 8, rope, window=16), mlp)
-    latent = LayerSpec(LatentAttention(4, rank=12, plain_dim=8, rotated_dim=4, value_dim=8), mlp)
+    latent = LayerSpec(LatentAttention(4, rank=12, plain_dim=8, rotated_dim=4, value_dim=8, rope=rope), mlp)
     recurrent = LayerSpec(RecurrentMixer(640, (("in", (64, 16)), ("out", (16, 64)), ("decay", (8,)))), mlp)
     spec = ModelSpec("made_up", 10, 16, 100, (recurrent, latent, grouped), 1e-5)
     assert [(one.content, one.window, one.values, one.layers) for one in spec.kv_groups()] == [

@@ -23,6 +23,7 @@ from twostroke.engine.build import build
 from twostroke.engine.engine import Engine
 from twostroke.engine.explaining import engine_facts
 from twostroke.explain.explanation import Explainer, Explanation
+from twostroke.scheduling.policies import DEFAULT_POLICY
 from twostroke.speculation.budget import DraftBudget
 from twostroke.speculation.drafter import Drafter
 from twostroke.speculation.speculator import Speculator
@@ -54,6 +55,8 @@ class Ask:
     max_tokens: int
     priority: int = 0
     call: str = ""
+    service_level: str = ""
+    tenant: str = ""
 
 
 def prompt(seed: int, length: int) -> tuple[int, ...]:
@@ -110,8 +113,11 @@ class Stage:
         max_running: int = 16,
         max_tokens_per_step: int = 256,
         drafter: Drafter | None = None,
+        service_levels: Path | None = None,
+        policy: str = DEFAULT_POLICY,
     ) -> None:
-        """`drafter`: who drafts, within a budget of the known cost; None: nobody."""
+        """`drafter`: who drafts, within a budget of the known cost; None: nobody. `service_levels`: the file with the
+        classes. `policy`: `fifo` where it matters who came first."""
         config = EngineConfig(
             backend="reference",
             load="random",
@@ -120,9 +126,13 @@ class Stage:
             max_tokens_per_step=max_tokens_per_step,
             kv=KVConfig(memory_bytes=num_blocks * BLOCK_BYTES),
             speculate="off",
+            service_levels=None if service_levels is None else str(service_levels),
+            policy=policy,
         )
         assembly = build(str(folder), config, text=False)
         self.cost = StepCost(assembly.shape, CEILINGS)
+        # The scheduler expects what steps take on the virtual clock, not what they would on the machine under us.
+        assembly.engine.scheduler._forecast.step_seconds = self.cost.seconds
         self.paced = Paced(assembly.engine.backend, self.cost)
         vocab_size = assembly.checkpoint.spec.vocab_size
         self.engine = Engine(
@@ -148,7 +158,8 @@ class Stage:
             while waiting and waiting[0][1].at_s <= self.paced.now_s:
                 name, ask = waiting.pop(0)
                 sampling = SamplingParams(temperature=0.0, max_tokens=ask.max_tokens, ignore_eos=True)
-                self.engine.add(Request(name, ask.prompt, sampling, ask.priority, call=ask.call))
+                more = {"call": ask.call, "service_level": ask.service_level, "tenant": ask.tenant}
+                self.engine.add(Request(name, ask.prompt, sampling, ask.priority, **more))
             for event in self.engine.step():
                 if isinstance(event, TokenEvent) and event.timing is not None and event.sample_index == 0:
                     timings[event.request_id] = event.timing

@@ -24,7 +24,7 @@ def check_whole(spans: Sequence[Span], timing: SequenceTiming) -> None:
 
 
 def test_chunks_and_what_lay_beside_and_between_them(folder: Path) -> None:
-    stage = Stage(folder, max_tokens_per_step=64)
+    stage = Stage(folder, max_tokens_per_step=64, policy="fifo")
     asks = {
         "stream": Ask(0.0, prompt(1, 10), 60),
         "older": Ask(0.1, prompt(2, 200), 2),

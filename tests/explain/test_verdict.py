@@ -134,11 +134,11 @@ def test_a_noisy_neighbour_while_it_streams(folder: Path, fitted: bool) -> None:
 @FITTED
 def test_a_noisy_neighbour_before_it_starts(folder: Path, fitted: bool) -> None:
     asks = {f"{number}": Ask(0.001 * number, prompt(20 + number, 500), 2) for number in range(8)}
-    stage = Stage(folder)
+    stage = Stage(folder, policy="fifo")
     timing = stage.play(asks)["7"]
     verdict = stage.explain(timing, fitted=fitted).verdict
     check(verdict, Cause.NOISY_NEIGHBOUR, "start", "other requests' work (3,", "tokens of their prompts)")
-    urgent = Stage(folder)
+    urgent = Stage(folder, policy="fifo")
     gain_s = ttft(timing) - ttft(urgent.play(asks | {"7": replace(asks["7"], priority=-1)})["7"])
     assert verdict.change is not None and "pass the 6 requests ahead of it" in verdict.change.text
     assert verdict.change.gain_s == pytest.approx(gain_s, rel=0.25)

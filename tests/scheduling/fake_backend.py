@@ -6,17 +6,43 @@ It verifies drafts, the host's or its own, of which a random number holds; the k
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 from twostroke.backends.interface import refuse_drafts
+from twostroke.core.kv_blocks import BlockFormat, KVFormat
 from twostroke.core.kv_layout import KVLayout
 from twostroke.core.request import Request
 from twostroke.core.step import DecodeSlot, Drafts, PrefillChunk, RowJoin, SampledToken, Step, StepResult, TokenLogprobs
 
 MASK = (1 << 61) - 1
 RUBBISH = -1
+NOTHING = -2
+"""In a copy of a block: nothing was ever written there."""
+
+
+def fake_format(layout: KVLayout) -> KVFormat:
+    """A content of 8 bytes for each position."""
+    axes = (("layer", 1), ("position", layout.block_size))
+    groups = tuple(BlockFormat(group.layers, group.window, "int64", 8, axes) for group in layout.groups)
+    return KVFormat("fake", "", layout.block_size, groups)
+
+
+class FakeBlocks:
+    """Host memory, as bytes."""
+
+    def __init__(self, layout: KVLayout, num_slots: Sequence[int], bytes_per_s: float = 1e3) -> None:
+        self.spill_bytes_per_s = self.load_bytes_per_s = bytes_per_s
+        size = layout.block_size * 8
+        self._slots = [[memoryview(bytearray(size)) for _ in range(count)] for count in num_slots]
+
+    is_idle = False
+    """It tells nobody: loads are over when they should be."""
+
+    def view(self, group: int, slot: int) -> memoryview:
+        return self._slots[group][slot]
 
 
 def mix(prefix: int, token: int) -> int:
@@ -121,6 +147,8 @@ class FakeBackend:
         self.num_holding: Callable[[int], int] = partial(random.Random(seed).randint, 0)
         """Of so many drafts that it makes for itself, how many hold."""
         self.steps: list[Step] = []
+        self.blocks: FakeBlocks | None = None
+        """Where there are tiers."""
 
     def launch(self, step: Step) -> FakeTicket:
         assert step.num_tokens > 0, "an empty step"
@@ -128,6 +156,7 @@ class FakeBackend:
         if self.steps:
             assert step.step_id == self.steps[-1].step_id + 1
         self.steps.append(step)
+        self._copy(step)
         self._update_rows(step)
         work = (*step.decodes, *step.prefills)
         assert len({item.seq_id for item in work}) == len(work), "a sequence with two pieces of work"
@@ -142,6 +171,18 @@ class FakeBackend:
 
     def close(self) -> None:
         self.rows.clear()
+
+    def _copy(self, step: Step) -> None:
+        """Loads change blocks at once here: whoever still needed what was there would notice."""
+        size = self.layout.block_size
+        for group, block, slot in step.spills:
+            assert self.blocks is not None
+            contents = [self.kv[group].get((block, offset), NOTHING) for offset in range(size)]
+            self.blocks.view(group, slot)[:] = struct.pack(f"<{size}q", *contents)
+        for group, block, slot in step.loads:
+            assert self.blocks is not None
+            for offset, content in enumerate(struct.unpack(f"<{size}q", self.blocks.view(group, slot))):
+                self.kv[group][block, offset] = content
 
     def _update_rows(self, step: Step) -> None:
         for seq_id in step.leaves:

@@ -6,19 +6,27 @@ import random
 from collections import deque
 from dataclasses import dataclass, field
 
-from tests.scheduling.fake_backend import FakeBackend, FakeTicket, expected_output
+from tests.scheduling.fake_backend import FakeBackend, FakeBlocks, FakeTicket, expected_output, fake_format
 from twostroke.core.kv_layout import KVGroup, KVLayout
 from twostroke.core.request import Request
 from twostroke.core.sampling_params import SamplingParams
 from twostroke.core.sequence import FinishReason, Sequence
+from twostroke.core.service_level import ServiceLevels
 from twostroke.core.step import Drafts, Step
 from twostroke.kv.ledger import KVLedger
 from twostroke.kv.prefix_index import Digest
+from twostroke.kv.tiers.disk import DiskTier
+from twostroke.kv.tiers.host import HostTier
+from twostroke.kv.tiers.tiers import KVTiers
+from twostroke.kv.tiers.worth import Worth
+from twostroke.scheduling.advance import SequenceAdvance
 from twostroke.scheduling.config import SchedulerConfig
 from twostroke.scheduling.decode import TextEnds
+from twostroke.scheduling.forecast import StepSeconds
 from twostroke.scheduling.pace import PrefillPace
 from twostroke.scheduling.plan import Drafting
-from twostroke.scheduling.scheduler import Scheduler, SequenceAdvance
+from twostroke.scheduling.policies import DEFAULT_POLICY
+from twostroke.scheduling.scheduler import Scheduler
 
 VOCAB_SIZE = 32
 
@@ -41,10 +49,11 @@ def request(
     seed: int = 0,
     tenant: str = "",
     call: str = "",
+    level: str = "",
     **sampling: object,
 ) -> Request:
     sampling_params = SamplingParams(**sampling)  # type: ignore[arg-type]
-    return Request(name, tuple(prompt), sampling_params, priority, eos, salt, arrival_s, seed, tenant, call)
+    return Request(name, tuple(prompt), sampling_params, priority, eos, salt, arrival_s, seed, tenant, call, level)
 
 
 @dataclass
@@ -74,6 +83,13 @@ class RandomDrafting(Drafting):
         return Drafts(count, tuple(guesses), start=num_known)
 
 
+class AlwaysWorth(Worth):
+    """Whatever it costs, blocks are spilled."""
+
+    def may_spill(self, seconds: float) -> bool:
+        return True
+
+
 class Loop:
     def __init__(
         self,
@@ -86,16 +102,38 @@ class Loop:
         drafting: Drafting | None = None,
         max_drafts: int | None = None,
         seed: int = 0,
+        host_slots: int = 0,
+        disk: DiskTier | None = None,
+        worth: Worth | None = None,
+        bytes_per_s: float = 1e3,
+        policy: str = DEFAULT_POLICY,
+        levels: ServiceLevels | None = None,
+        step_seconds: StepSeconds | None = None,
         **config: object,
     ) -> None:
-        """`drafts`: the most that a slot may have, at random, where nobody says how many."""
+        """`drafts`: the most that a slot may have, at random, where nobody says how many. `host_slots`: of each KV
+        group; 0: there are no tiers. `bytes_per_s`: of copies, so that loads take some turns or none."""
         config.setdefault("max_context", 64)
         self.config = SchedulerConfig(**config)  # type: ignore[arg-type]
-        ledger = KVLedger(kv_layout, prefix_caching=self.config.prefix_caching, digest=digest)
+        tiers = blocks = None
+        if host_slots:
+            slots = [host_slots] * len(kv_layout.groups)
+            blocks = FakeBlocks(kv_layout, slots, bytes_per_s)
+            tiers = KVTiers(HostTier(slots), fake_format(kv_layout), blocks, disk=disk, worth=worth or AlwaysWorth())
+        key = None if disk is None else disk.key
+        ledger = KVLedger(kv_layout, prefix_caching=self.config.prefix_caching, digest=digest, key=key, tiers=tiers)
         if drafts and drafting is None:
             drafting = RandomDrafting(drafts, seed)
         self.scheduler = Scheduler(
-            self.config, kv_layout, ledger=ledger, pace=pace, drafting=drafting, max_drafts=max_drafts
+            self.config,
+            kv_layout,
+            ledger=ledger,
+            pace=pace,
+            drafting=drafting,
+            max_drafts=max_drafts,
+            policy=policy,
+            levels=levels,
+            step_seconds=step_seconds,
         )
         self.backend = FakeBackend(
             kv_layout,
@@ -105,6 +143,7 @@ class Loop:
             caching=self.config.prefix_caching,
             seed=seed,
         )
+        self.backend.blocks = blocks
         self.depth = depth
         self.now_s = 0.0
         self.in_flight: deque[tuple[Step, FakeTicket]] = deque()
@@ -124,7 +163,11 @@ class Loop:
         step = self.scheduler.schedule(self.now_s)
         if step is None:
             # Nothing to launch is only right when results are awaited or nobody is left.
-            assert self.in_flight or not self.unfinished, "an empty step while work can run"
+            tiers = self.scheduler.ledger.tiers
+            waits = tiers is not None and tiers.num_fetching
+            assert self.in_flight or not self.unfinished or waits, "an empty step while work can run"
+            if waits and not self.in_flight:
+                self.scheduler.wait_for_tiers(10.0)
         else:
             self._check_ranges(step)
             self.in_flight.append((step, self.backend.launch(step)))

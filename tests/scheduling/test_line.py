@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from tests.scheduling.loop import Loop, layout, request
 from twostroke.core.sequence import Sequence, SequenceState
+from twostroke.core.service_level import ServiceLevels
+from twostroke.scheduling.forecast import Forecast
 from twostroke.scheduling.line import Line
-from twostroke.scheduling.queue import rank_of
+from twostroke.scheduling.policies import policy_named
 from twostroke.scheduling.shares import AGAIN_AFTER_TOKENS, Shares
 
 AGING_S = 30.0
@@ -14,7 +16,8 @@ AGING_S = 30.0
 class Admissions:
     def __init__(self) -> None:
         self.shares = Shares()
-        self.line = Line(AGING_S, self.shares)
+        self.policy = policy_named("fair", Forecast(), AGING_S, ServiceLevels())
+        self.line = Line(self.policy, self.shares)
         self.now_s = 0.0
         self._next_id = 0
 
@@ -23,15 +26,17 @@ class Admissions:
         for _ in range(number):
             asked = request(f"{self._next_id}", [1], priority=priority, arrival_s=self.now_s, tenant=tenant, call=call)
             added.append(Sequence(self._next_id, asked, 0, 10))
+            self.policy.enter(added[-1])
             self.line.add(added[-1])
             self._next_id += 1
         return added
 
     def take(self) -> Sequence:
         self.now_s += 1.0
-        head = self.line.first(lambda sequence: True)
+        head = self.line.first(lambda sequence: True, self.now_s)
         assert head is not None
         self.line.take(head, self.now_s)
+        self.policy.note_reading(head, 1.0, self.now_s)
         return head
 
     def order(self) -> list[str]:
@@ -68,12 +73,19 @@ def test_priority_orders_the_calls_of_a_tenant_and_ages() -> None:
     assert line.order() == ["alow", "ahigh"]
 
 
-def test_who_has_nothing_running_comes_first_unless_another_call_is_more_urgent() -> None:
+def test_who_took_least_comes_first_and_who_comes_back_has_what_it_lent() -> None:
     line = Admissions()
-    for tenant in ("a", "b"):
-        line.shares.add(line.add(tenant, "runs")[0])
-    line.add("c", "none")
-    assert line.order() == ["cnone", "aruns", "bruns"]
+    line.add("a", "1", number=4)
+    line.add("b", "2", number=2)
+    assert [line.take().request.tenant for _ in range(3)] == ["a", "b", "a"]
+    line.add("c", "3", number=3)
+    assert line.order() == ["c3", "b2", "c3", "a1", "c3", "a1"]
+
+
+def test_a_call_that_has_nothing_running_comes_first_unless_another_is_more_urgent() -> None:
+    line = Admissions()
+    line.shares.add(line.add("a", "runs")[0])
+    line.take()
     line.add("a", "runs", priority=-1)
     line.add("a", "none")
     line.add("a", "low", priority=1)
@@ -100,14 +112,15 @@ def test_an_endless_stream_of_new_calls_does_not_starve_the_second_sample_of_one
         assert passed < 5
 
 
-def test_one_that_lost_its_kv_comes_before_every_newcomer_of_other_tenants() -> None:
+def test_one_that_lost_its_kv_comes_before_its_tenants_newcomers_and_in_its_tenants_turn() -> None:
     line = Admissions()
     line.add("a", "1", number=2)
     (lost,) = line.add("b", "2")
     assert [line.take().request.tenant for _ in range(2)] == ["a", "b"]
-    line.line.resume(lost, rank_of(lost, AGING_S))
-    line.add("c", "3", priority=-100)
-    assert line.order() == ["b2", "a1", "c3"]
+    line.line.resume(lost, line.policy.rank(lost))
+    line.add("b", "4", number=2)
+    line.add("c", "3")
+    assert line.order() == ["c3", "a1", "b2", "b4", "b4"]
 
 
 def test_who_leaves_gives_up_its_place_and_no_other() -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from tests.scheduling.loop import Loop, layout, request
 from twostroke.core.sequence import FinishReason, Sequence
 from twostroke.scheduling.prefill import prefill_chunk
@@ -23,8 +25,14 @@ def test_a_long_prompt_is_read_in_chunks_and_its_last_chunk_samples() -> None:
     loop.check_outputs()
 
 
-def test_prompts_share_a_step_and_prefills_begun_come_first() -> None:
-    loop = Loop(layout((None, 40)), max_tokens_per_step=16, max_chunk_tokens=10)
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [("fifo", [(0, 10, 14), (1, 0, 10), (2, 0, 2)]), ("slack", [(1, 0, 10), (0, 10, 14), (2, 0, 2)])],
+)
+def test_prompts_share_a_step_and_prefills_begun_come_first_unless_another_is_more_urgent(
+    policy: str, expected: list[tuple[int, int, int]]
+) -> None:
+    loop = Loop(layout((None, 40)), max_tokens_per_step=16, max_chunk_tokens=10, policy=policy)
     loop.add(request("a", range(14), max_tokens=3))
     loop.turn()
     loop.add(request("b", range(20, 30), max_tokens=3, priority=-5))
@@ -32,7 +40,7 @@ def test_prompts_share_a_step_and_prefills_begun_come_first() -> None:
     loop.turn()
     first, second = loop.backend.steps
     assert [(chunk.seq_id, chunk.start, chunk.end) for chunk in first.prefills] == [(0, 0, 10)]
-    assert [(chunk.seq_id, chunk.start, chunk.end) for chunk in second.prefills] == [(0, 10, 14), (1, 0, 10), (2, 0, 2)]
+    assert [(chunk.seq_id, chunk.start, chunk.end) for chunk in second.prefills] == expected
     loop.run()
     loop.check_outputs()
 

@@ -36,6 +36,8 @@ configs = st.fixed_dictionaries(
         "depth": st.integers(0, 2),
         "drafts": st.sampled_from([0, 0, 1, 3, 7]),
         "seed": st.integers(0, 99),
+        "host_slots": st.sampled_from([0, 0, 1, 3, 9, 30]),
+        "bytes_per_s": st.sampled_from([1.0, 10.0, 1e3]),
         # One bit of hash makes collisions the rule: only the comparison of tokens is left to keep prefixes apart.
         "digest": st.sampled_from([None, None, lambda before, tokens: bytes([(sum(before) + sum(tokens)) % 2])]),
     }
@@ -132,6 +134,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     def clear_prefixes(self) -> None:
         self.loop.scheduler.clear_prefixes()
         assert all(group.cached == 0 for group in self.loop.scheduler.counts().blocks)
+        tiers = self.loop.scheduler.ledger.tiers
+        assert tiers is None or not len(tiers.host)
 
     @invariant()
     def conserved(self) -> None:

@@ -4,11 +4,15 @@ import pytest
 
 from tests.scheduling.loop import request
 from twostroke.core.sequence import Sequence
-from twostroke.scheduling.queue import RankedQueue, rank_of
+from twostroke.scheduling.queue import Rank, RankedQueue, rank_from
 
 
 def sequence(seq_id: int, priority: int = 0, arrival_s: float = 0.0) -> Sequence:
     return Sequence(seq_id, request(f"r{seq_id}", [1], priority=priority, arrival_s=arrival_s), 0, 10)
+
+
+def rank_of(member: Sequence, aging_s: float) -> Rank:
+    return rank_from(member, member.request.arrival_s, aging_s)
 
 
 def test_lower_priority_numbers_go_first_then_the_order_of_arrival() -> None:

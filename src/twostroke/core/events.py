@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from twostroke.core.handoff import Handoff
 from twostroke.core.sequence import FinishReason
 from twostroke.core.step import TokenLogprobs
 from twostroke.core.timing import SequenceTiming
@@ -36,6 +37,8 @@ class TokenEvent(NamedTuple):
     """Set on the last event."""
     stop_string: str | None = None
     """The one that ended the answer, where one did."""
+    handoff: Handoff | None = None
+    """On the last event of a request with a `lease_id`: what another engine needs; None: nothing was kept for it."""
 
 
 Event = PrefillProgress | TokenEvent

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from twostroke.core.errors import BadRequestError
+from twostroke.core.handoff import Handoff
 from twostroke.core.sampling_params import SamplingParams
 
 
@@ -26,6 +27,12 @@ class Request:
     """Whose it is: those who wait take turns by tenant, whatever their priorities."""
     call: str = ""
     """What it came in with: calls of a tenant take turns, too. Empty: it waits by itself, in order of arrival."""
+    service_level: str = ""
+    """The class whose promise it is held to, by name; empty: the default."""
+    lease_id: str = ""
+    """Its prompt's KV is kept for another engine, which will ask for it by this name; empty: nobody will."""
+    handoff: Handoff | None = None
+    """Another engine has read its prompt."""
 
     def __post_init__(self) -> None:
         given: object = self.prompt_token_ids

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from twostroke.core.handoff import Handoff
 from twostroke.core.request import Request
 from twostroke.core.timing import SequenceTiming
 
@@ -54,6 +55,8 @@ class Sequence:
     finish_reason: FinishReason | None = None
     error: str | None = None
     timing: SequenceTiming = field(default_factory=SequenceTiming)
+    handoff: Handoff | None = None
+    """Where its prompt was read for another engine, and is over: what that one is told."""
     stop_ids: frozenset[int] = frozenset()
     """The request's, looked at for every token."""
 

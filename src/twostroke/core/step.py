@@ -121,9 +121,17 @@ class BlockGrant:
     block_ids: tuple[int, ...]
 
 
+class BlockCopy(NamedTuple):
+    """One block of a KV group, between the device and a slot in host memory."""
+
+    group: int
+    block_id: int
+    slot: int
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A backend takes leaves, then joins, then grants; then computes decodes and prefills side by side."""
+    """A backend takes spills, then loads, leaves, joins and grants; then computes decodes and prefills side by side."""
 
     step_id: int
     prefills: tuple[PrefillChunk, ...] = ()
@@ -133,6 +141,11 @@ class Step:
     grants: tuple[BlockGrant, ...] = ()
     draft_costs: DraftCosts = NO_COSTS
     """For a backend that drafts for itself."""
+    spills: tuple[BlockCopy, ...] = ()
+    """Blocks to copy to host memory before this step, or a later one, writes to them."""
+    loads: tuple[BlockCopy, ...] = ()
+    """Blocks to copy from host memory, behind all that was launched before. They may still be on their way while this
+    step computes: a step waits for those that its own grants name."""
 
     @property
     def num_prefill_tokens(self) -> int:
@@ -183,3 +196,5 @@ class StepResult:
     """Of each slot that drafts were computed for. Of those that held, each brought a token behind the slot's own."""
     drafting_s: float = 0.0
     """Of `compute_s`, what making drafts took: looking them up, or computing them and what they are made from."""
+    stuck: frozenset[int] = frozenset()
+    """Of those in `errors`, whose grammar allows no token: their KV is right, and others may use it."""

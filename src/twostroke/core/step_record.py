@@ -44,6 +44,21 @@ class StepTotals(NamedTuple):
     def mixed_s(self) -> float:
         return self.compute_s - self.decode_only_s
 
+    @property
+    def stream_step_s(self) -> float | None:
+        """What a step without prompts took; None: there was none."""
+        return self.decode_only_s / self.decode_only_steps if self.decode_only_steps else None
+
+    @property
+    def reading_s(self) -> float:
+        """What went into prompts: the seconds of steps with prefill, less what their slots alone would have taken."""
+        return max(0.0, self.mixed_s - self.mixed_steps * (self.stream_step_s or 0.0))
+
+    @property
+    def mean_context(self) -> float | None:
+        """Tokens that a stream knew; None: there was no stream."""
+        return self.context_tokens / self.decode_slots if self.decode_slots else None
+
 
 class StepRecord(NamedTuple):
     began_s: float

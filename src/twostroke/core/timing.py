@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from operator import sub
 from typing import NamedTuple
 
+from twostroke.core.handoff import HandoffRecord
+from twostroke.core.service_level import Promise
 from twostroke.core.step_record import ChunkRecord, StepRecord
 
 
@@ -20,6 +22,23 @@ class PrefixBreak(NamedTuple):
     `new`: nothing was ever cached behind what was found."""
     tokens: int = 0
     """Evicted: how many were lost in a row. Differs: how many of those behind are the same in the earlier prompt."""
+
+
+class TierTokens(NamedTuple):
+    """Of the prompt tokens that were cached, those that were not on the device when they were looked for."""
+
+    host: int = 0
+    disk: int = 0
+    peer: int = 0
+
+    @property
+    def words(self) -> str:
+        """To follow a number of cached tokens; empty where all were on the device."""
+        named = ((self.host, "in host memory"), (self.disk, "on disk"), (self.peer, "read by another engine"))
+        return "".join(f", {tokens:,} of them {where}" for tokens, where in named if tokens)
+
+
+NO_TIERS = TierTokens()
 
 
 @dataclass(slots=True)
@@ -42,10 +61,16 @@ class QueueRecord:
     """Steps were full of older work: other prompts, for the most part."""
     sibling_s: float = 0.0
     """The first sample of the same request was reading the prompt for all of them."""
+    tiers_s: float = 0.0
+    """Blocks of those that wait were on their way from disk."""
     refused_s: float | None = None
     """When it was first in line, and was first refused for want of blocks."""
     short_blocks: tuple[int, ...] = ()
     """One a KV group: how many were missing then."""
+    kin_read_s: float | None = None
+    """Until its first token, what steps took for other prompts of its tenant; None: it has no tenant."""
+    others_read_s: float | None = None
+    """The same, for prompts of other tenants."""
 
 
 @dataclass(slots=True)
@@ -59,6 +84,8 @@ class SequenceTiming:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     """Prompt tokens whose KV came from the prefix cache, at first admission."""
+    tier_tokens: TierTokens = NO_TIERS
+    """Of those, what came from host memory and from disk."""
     recomputed_tokens: int = 0
     """Tokens computed again because of preemption."""
     prefill_chunks: int = 0
@@ -79,6 +106,10 @@ class SequenceTiming:
     they brought."""
     wants_no_drafts: bool = False
     """The request said so."""
+    promise: Promise | None = None
+    """What its class was promised; None: nobody promised anything."""
+    handoff: HandoffRecord | None = None
+    """Where another engine had read its prompt: what came of that."""
     queue: QueueRecord = field(default_factory=QueueRecord)
     prefix: PrefixBreak | None = None
     """None: every full block was found, or nothing was looked for."""
@@ -129,6 +160,16 @@ class SequenceTiming:
         """The gaps between one advance and the next: tokens of one step come at one moment, and no gap is between
         them."""
         return gaps_of(self.token_times_s)
+
+    @property
+    def kept_ttft(self) -> bool | None:
+        """Whether the first token came in time; None: nothing was promised."""
+        return None if self.promise is None else self.promise.kept_ttft(self.ttft_s)
+
+    @property
+    def kept_itl(self) -> bool | None:
+        """Whether the gaps between tokens were as promised; None: nothing was."""
+        return None if self.promise is None else self.promise.kept_itl(self.itl_s)
 
     @property
     def decode_steps(self) -> int:

@@ -70,6 +70,42 @@ _DEEPSEEK_V3 = {
     "max_position_embeddings": 163_840,
 }
 
+_DEEPSEEK_V2_LITE = {
+    "moe_intermediate_size": 1408,
+    "n_routed_experts": 64,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 6,
+    "first_k_dense_replace": 1,
+    "kv_lora_rank": 512,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "max_position_embeddings": 163_840,
+}
+_KIMI_K2 = {**_DEEPSEEK_V3, "n_routed_experts": 384, "first_k_dense_replace": 1, "max_position_embeddings": 131_072}
+_GLM_FLASH = {
+    **_DEEPSEEK_V3,
+    "moe_intermediate_size": 1536,
+    "n_routed_experts": 64,
+    "num_experts_per_tok": 4,
+    "first_k_dense_replace": 1,
+    "q_lora_rank": 768,
+    "qk_nope_head_dim": 192,
+    "v_head_dim": 256,
+    "max_position_embeddings": 202_752,
+}
+_MISTRAL_SMALL_4 = {
+    **_DEEPSEEK_V3,
+    "n_routed_experts": 128,
+    "num_experts_per_tok": 4,
+    "first_k_dense_replace": 0,
+    "kv_lora_rank": 256,
+    "q_lora_rank": 1024,
+    "qk_nope_head_dim": 64,
+    "max_position_embeddings": 1_048_576,
+}
+
 KNOWN_SHAPES: dict[str, KnownShape] = {
     "SmolLM2-135M": KnownShape(_config("llama", 576, 1536, 30, 9, 3, **_SMOLLM2)),
     "SmolLM2-360M": KnownShape(_config("llama", 960, 2560, 32, 15, 5, **_SMOLLM2)),
@@ -117,6 +153,10 @@ KNOWN_SHAPES: dict[str, KnownShape] = {
     "Gemma-3-27B": KnownShape(_config("gemma3_text", 5376, 21_504, 62, 32, 16, head_dim=128, **_GEMMA3)),
     "Phi-4": KnownShape(_config("phi3", 5120, 17_920, 40, 40, 10, 100_352, max_position_embeddings=16_384)),
     "DeepSeek-V3": KnownShape(_config("deepseek_v3", 7168, 18_432, 61, 128, 128, 129_280, **_DEEPSEEK_V3), "fp8"),
+    "DeepSeek-V2-Lite": KnownShape(_config("deepseek_v2", 2048, 10_944, 27, 16, 16, 102_400, **_DEEPSEEK_V2_LITE)),
+    "Kimi-K2": KnownShape(_config("kimi_k2", 7168, 18_432, 61, 64, 64, 163_840, **_KIMI_K2), "fp8"),
+    "GLM-4.7-Flash": KnownShape(_config("glm4_moe_lite", 2048, 10_240, 47, 20, 20, 154_880, **_GLM_FLASH)),
+    "Mistral-Small-4": KnownShape(_config("mistral4", 4096, 12_288, 36, 32, 32, 131_072, **_MISTRAL_SMALL_4), "fp8"),
     "gpt-oss-20b": KnownShape(_config("gpt_oss", 2880, 2880, 24, 64, 8, **_GPT_OSS, num_local_experts=32), "mxfp4"),
     "gpt-oss-120b": KnownShape(_config("gpt_oss", 2880, 2880, 36, 64, 8, **_GPT_OSS, num_local_experts=128), "mxfp4"),
 }

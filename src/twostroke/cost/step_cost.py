@@ -88,7 +88,27 @@ class StepTerms:
         self._head_s_per_token = shape.head_matmul_parameters / ceilings.multiply_adds_per_s
 
     def seconds(self, work: StepWork, factors: Sequence[float]) -> float:
+        if not work.chunks and not work.queries and work.contexts:
+            return self._streams_seconds(work.contexts, factors)
         return math.fsum(map(mul, self.of(work), factors))
+
+    def _streams_seconds(self, contexts: Sequence[int], factors: Sequence[float]) -> float:
+        """The same of a step in which streams only write, one token each: most steps are such, and whoever schedules
+        asks for several of them at each. The terms that are 0 are left out: an exact sum does not miss them."""
+        num_tokens = len(contexts)
+        weights_s = self._shape.expected_bytes_read(num_tokens) / self._read_bytes_per_s
+        matmul_s = self._matmul_s_per_token * num_tokens
+        step, _, alone, weights, in_shadow, matmul, _, kv, sampled = factors
+        return math.fsum(
+            (
+                OVERHEAD_UNIT_S * step,
+                weights_s * (alone if num_tokens == 1 else weights),
+                (matmul_s if matmul_s < weights_s else weights_s) * in_shadow,
+                (matmul_s - weights_s) * matmul if matmul_s > weights_s else 0.0,
+                contexts_bytes_read(self._shape, contexts) / self._read_bytes_per_s * kv,
+                self._head_s_per_token * num_tokens * sampled,
+            )
+        )
 
     def of(self, work: StepWork) -> tuple[float, ...]:
         num_queries = num_tokens = work.num_queries

@@ -87,6 +87,7 @@ def start_account(timing: SequenceTiming, facts: EngineFacts, yardstick: Yardsti
         own_s = timing.prefill_s
     away_s = sum(end_s - start_s for start_s, end_s in away_spans(timing) if end_s <= first_token_s)
     own_s += queue.sibling_s  # another sample of the request read the same prompt
+    own_s += queue.tiers_s  # its KV was read from disk
     rest_s = timing.ttft_s - queue.slots_s - queue.blocks_s - away_s - beside_s - own_s
     floor_s = prefill_floor_s(
         facts.shape, timing.cached_tokens, timing.prompt_tokens - timing.cached_tokens, facts.ceilings

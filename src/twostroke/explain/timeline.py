@@ -6,9 +6,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from operator import sub
 
+from twostroke.core.handoff import HandoffRecord
 from twostroke.core.step_record import ChunkRecord
 from twostroke.core.timing import QueueRecord, SequenceTiming
 from twostroke.explain import wording
+from twostroke.explain.handoff import moved
 
 LEAST_S = 1e-6
 
@@ -16,7 +18,8 @@ LEAST_S = 1e-6
 @dataclass(frozen=True, slots=True)
 class Span:
     kind: str
-    """`reception`, `queue`, `prefill`, `others`, `decode`, `preempted` or `delivery`."""
+    """`reception`, `queue`, `prefill`, `others`, `decode`, `preempted` or `delivery`; of a prompt that another engine
+    read, `queue there`, `prefill there` and `handoff`, too."""
     start_s: float
     """Seconds since the engine had the request; what lies before is negative."""
     seconds: float
@@ -60,6 +63,8 @@ def timeline(timing: SequenceTiming, delivery: Delivery | None = None) -> tuple[
         line.spans.append(
             Span("reception", delivery.received_s - timing.arrival_s, line.until(delivery.received_s), note)
         )
+    if timing.handoff is not None:
+        _add_handoff(line, timing, timing.handoff)
     end_s = timing.finished_s if timing.finished_s is not None else timing.arrival_s
     line.add("queue", end_s if timing.scheduled_s is None else timing.scheduled_s, queue_note(timing.queue))
     away = away_spans(timing)
@@ -89,6 +94,21 @@ class _Line:
         if end_s - self.now_s >= LEAST_S:
             self.spans.append(Span(kind, self.now_s - self._origin_s, end_s - self.now_s, note))
             self.now_s = end_s
+
+
+def _add_handoff(line: _Line, timing: SequenceTiming, record: HandoffRecord) -> None:
+    """What the other engine did lies right before what this one did: what a router took meanwhile is not known."""
+    before_s = line.spans[0].start_s if line.spans else 0.0
+    read_s = max(0.0, record.read_s - record.queue_s)
+    there = [
+        Span("queue there", before_s - record.read_s, record.queue_s, f"on {record.peer}"),
+        Span("prefill there", before_s - read_s, read_s, f"on {record.peer}"),
+    ]
+    line.spans[:0] = [span for span in there if span.seconds >= LEAST_S]
+    latest_s = timing.scheduled_s if timing.scheduled_s is not None else timing.finished_s
+    came_s = timing.arrival_s + record.took_s
+    came_s = came_s if latest_s is None else min(came_s, latest_s)
+    line.add("handoff", came_s, f"not taken: {record.why_not}" if record.why_not is not None else moved(record))
 
 
 def _add_prefill(line: _Line, timing: SequenceTiming, away: list[tuple[float, float]], end_s: float) -> None:
@@ -140,6 +160,7 @@ def queue_note(queue: QueueRecord) -> str:
         (queue.blocks_s, "KV had no room"),
         (queue.prompts_s, "steps were full of older work"),
         (queue.sibling_s, "another sample was reading the same prompt"),
+        (queue.tiers_s, "KV was being read from disk"),
     )
     parts = [f"{text} for {wording.seconds(waited_s)}" for waited_s, text in reasons if waited_s >= LEAST_S]
     if queue.ahead:

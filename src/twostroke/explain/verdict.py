@@ -4,7 +4,7 @@ what came before a sample's first token and after it, and of the two the one tha
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from twostroke.core.timing import SequenceTiming
@@ -12,6 +12,7 @@ from twostroke.explain import changes, speculation, wording
 from twostroke.explain.account import StartAccount, StreamAccount, start_account, stream_account, stream_floor_s
 from twostroke.explain.changes import Change
 from twostroke.explain.facts import EngineFacts, Yardstick
+from twostroke.explain.promise import promise_kept
 from twostroke.explain.timeline import prefill_chunks
 
 HELD_UP = 0.2
@@ -64,6 +65,8 @@ class Verdict:
     """`start`, `stream`, or None where nothing held it up."""
     start: Finding | None
     stream: Finding | None
+    promise: str | None = None
+    """What its class promised, what was kept, and who took the time where it was not; None: it promises nothing."""
 
     @property
     def change(self) -> Change | None:
@@ -72,10 +75,20 @@ class Verdict:
 
 
 def verdict(timing: SequenceTiming, facts: EngineFacts, yardstick: Yardstick) -> Verdict:
-    start = start_account(timing, facts, yardstick)
+    start, stream = start_account(timing, facts, yardstick), stream_account(timing, facts, yardstick)
+    found = _found(timing, facts, yardstick, start, stream)
+    return replace(found, promise=promise_kept(timing, start, stream))
+
+
+def _found(
+    timing: SequenceTiming,
+    facts: EngineFacts,
+    yardstick: Yardstick,
+    start: StartAccount | None,
+    stream: StreamAccount | None,
+) -> Verdict:
     if start is None:
         return Verdict(_without_token(timing), Cause.UNKNOWN, None, None, None)
-    stream = stream_account(timing, facts, yardstick)
     start_finding = find_start(timing, facts, yardstick, start)
     if stream is not None:
         stream_finding: Finding | None = find_stream(timing, facts, yardstick, stream)
@@ -221,7 +234,7 @@ def _reading(timing: SequenceTiming, facts: EngineFacts, yardstick: Yardstick, a
             what += f" (of the tokens after it {broken.tokens:,} are the same)"
         return Finding(Cause.CACHE_MISS, account.whole_s, kept.gain_s, account.floor_s, what, kept)
     if timing.cached_tokens:
-        what += f" ({timing.cached_tokens:,} more were cached)"
+        what += f" ({timing.cached_tokens:,} more were cached{timing.tier_tokens.words})"
     if account.floor_s > 0.0:
         what += f", {wording.times(account.own_s / account.floor_s)} the floor"
     change = changes.shorter_prompt(timing, facts, account, yardstick)

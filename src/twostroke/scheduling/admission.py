@@ -1,26 +1,47 @@
 """Who runs: admission of waiting sequences in their turn, and preemption of running ones when KV runs out, or when
-somebody has none of the running slots.
+somebody has fewer of the running slots than others.
 
-Progress: what is accepted fits the pools alone; the oldest running sequence is never preempted; the first in line is
-never passed by one that could run in its place. So whoever runs comes to an end, and whoever waits becomes the first.
+What is let in is expected to fit until it ends, by the lengths that answers were measured to have. Where that was
+wrong, somebody loses its KV: of the younger ones whoever is not made late by it and costs least to compute again.
+Tokens that were emitted are kept.
+
+Progress: what is accepted fits the pools alone; alone, it is always let in; whoever needs blocks takes them from
+younger ones only, so the oldest running sequence is never preempted; the first in line is never passed by one that
+could run in its place, and the policy's order lets only finitely many go before one that waits. So whoever is oldest
+comes to an end, whoever runs becomes the oldest, and whoever waits becomes the first. One that gives its slot away has
+written a number of tokens since it last did, so that ends, too.
 """
 
 from __future__ import annotations
 
 import math
+from itertools import islice
+from operator import add
 from typing import NamedTuple
 
 from twostroke.core.errors import BadRequestError
 from twostroke.core.request import Request
-from twostroke.core.sequence import Sequence, SequenceState
+from twostroke.core.sequence import Phase, Sequence, SequenceState
+from twostroke.core.service_level import DEFAULT_LEVEL
 from twostroke.core.setting import shown
-from twostroke.kv.ledger import KVLedger, PrefixMatch
+from twostroke.core.timing import NO_TIERS, TierTokens
+from twostroke.cost.floor import StepWork
+from twostroke.kv.ledger import KVLedger
+from twostroke.kv.matching import PrefixMatch
+from twostroke.kv.recall import load_seconds, tier_tokens
 from twostroke.scheduling.config import SchedulerConfig
+from twostroke.scheduling.forecast import Forecast
 from twostroke.scheduling.line import Line
+from twostroke.scheduling.output_lengths import OutputLengths, peak_growth
 from twostroke.scheduling.plan import StepPlan
+from twostroke.scheduling.policies.policy import Policy
 from twostroke.scheduling.queue import Rank, RankedQueue
 from twostroke.scheduling.shares import Shares
+from twostroke.scheduling.victims import loss
 from twostroke.scheduling.waits import Wait, WaitClock
+
+MOST_VICTIMS = 16
+"""Of the youngest, how many are looked at when one has to give its KV."""
 
 
 class Candidate(NamedTuple):
@@ -31,9 +52,12 @@ class Candidate(NamedTuple):
 
 
 class Admission:
-    def __init__(self, config: SchedulerConfig, ledger: KVLedger) -> None:
+    def __init__(self, config: SchedulerConfig, ledger: KVLedger, policy: Policy, forecast: Forecast) -> None:
         self._config = config
         self._ledger = ledger
+        self._policy = policy
+        self._forecast = forecast
+        self._lengths = OutputLengths()
         self._token_limit, self._limited_by = config.max_context, f"max_context is {config.max_context}"
         pool_limit = ledger.max_total_tokens
         if pool_limit is not None and pool_limit < config.max_context:
@@ -42,13 +66,18 @@ class Admission:
         self._watermarks = [0 if g.is_state else math.ceil(pool.num_blocks * config.kv_watermark) for g, pool in pools]
         self._first_samples: dict[int, Sequence] = {}  # by sequence id, for siblings that wait for their prompt
         self._shares = Shares()
-        self.waiting = Line(config.priority_aging_s, self._shares)
+        self.waiting = Line(policy, self._shares)
         self.running = RankedQueue[Sequence]()
         self.waits = WaitClock()
         self.rows_to_close: list[int] = []
+        self._arriving: dict[int, float] = {}  # those let in without a row yet, and when their blocks should be there
+        self.step_limit_s = math.inf
+        """What a step beside the present streams may take; infinite: anything."""
+        self._held_back = False
         self.num_preemptions = 0
         self.prefix_hit_tokens = 0
         self.prefix_lookup_tokens = 0
+        self.tier_hit_tokens = NO_TIERS
 
     def total_tokens(self, request: Request) -> int:
         """Prompt plus output, at most; raises for what could never finish."""
@@ -74,6 +103,7 @@ class Admission:
         free_blocks = tuple([pool.num_available for pool in self._ledger.pools])
         for sequence in samples:
             num_tokens, num_waiting = self.waiting.num_prompt_tokens, len(self.waiting)
+            self._policy.enter(sequence)
             ahead = self.waiting.add(sequence)
             record = sequence.timing.queue
             record.ahead, record.ahead_tokens = ahead, num_tokens * ahead // max(1, num_waiting)
@@ -81,6 +111,33 @@ class Admission:
             self.waits.begin(sequence)
             if sequence is not samples[0]:
                 self._first_samples[sequence.seq_id] = samples[0]
+        if self._ledger.handing is not None:
+            self._ledger.handing.fetch(samples[0])
+        tiers = self._ledger.tiers
+        if tiers is not None and tiers.disk is not None and len(tiers.disk):
+            self._ledger.recall(samples[0], self._ledger.match(samples[0]))  # the disk is read while it waits
+
+    def ahead_of(self, newcomer: Sequence) -> tuple[float, int]:
+        """The predicted seconds of reading that go before it, and how many of those that wait: of its own flow whoever
+        ranks before it and is not lost, of every other flow as much as its own has, for they take turns."""
+        flow, rank, now_s = self._policy.flow(newcomer), self._policy.rank(newcomer), self.waits.now_s
+        own_s, own, others = 0.0, 0, dict[str, tuple[float, int]]()
+        reading = [(one, 0) for one in self.running if one.phase is Phase.PREFILL]
+        for sequence, waits in (*reading, *((one, 1) for one in self.waiting)):
+            seconds, other = self._forecast.reading_s(sequence), self._policy.flow(sequence)
+            if other != flow:
+                before_s, before = others.get(other, (0.0, 0))
+                others[other] = before_s + seconds, before + waits
+            elif self._policy.rank(sequence) < rank and self._policy.lost_s(sequence) >= now_s:
+                own_s, own = own_s + seconds, own + waits
+        most_s, most = own_s + self._forecast.reading_s(newcomer), own + 1
+        for before_s, before in others.values():
+            own_s, own = own_s + min(before_s, most_s), own + min(before, most)
+        return own_s, own
+
+    @property
+    def num_free_slots(self) -> int:
+        return self._config.running_limit - len(self.running)
 
     @property
     def is_taken(self) -> bool:
@@ -94,24 +151,61 @@ class Admission:
 
     # Waiting to running
 
-    def next(self, plan: StepPlan) -> Candidate | None:
-        """The first in line, if it may be let in."""
+    def first(self, plan: StepPlan) -> Sequence | None:
+        """Whoever is first in line, if there is a slot for it."""
         if plan.has_preempted or self.is_taken:
             self.waits.reason = Wait.BLOCKS if plan.has_preempted else Wait.SLOTS
             return None
-        head = self.waiting.first(self._is_eligible)
+        self._held_back = False
+        head = self.waiting.first(self._is_eligible, self.waits.now_s, self._may_begin)
         if head is None:
-            self.waits.reason = Wait.SIBLING if len(self.waiting) else Wait.STEP
-            return None
+            self.waits.reason = self._why_nobody()
+        return head
+
+    def _may_begin(self, flow: str) -> bool:
+        """A flow whose streams take more of a step than its share leaves the rest to others that have work, so that
+        these can be read in time. It waits behind its own streams alone, and those end."""
+        share = self._policy.share(flow)
+        if share >= 1.0 or self.step_limit_s == math.inf:
+            return True
+        running = [(one.next_position + 1, self._policy.flow(one) == flow) for one in self.running]
+        contexts, others = [length for length, _ in running], [length for length, is_own in running if not is_own]
+        if len(others) == len(contexts):
+            return True
+        step_seconds = self._forecast.step_seconds
+        taken_s = step_seconds(StepWork(contexts=contexts)) - step_seconds(StepWork(contexts=others))
+        may_begin = taken_s < share * self.step_limit_s
+        self._held_back = self._held_back or not may_begin
+        return may_begin
+
+    def fitting(self, head: Sequence) -> Candidate | None:
+        """The same, if there is KV for it, and it need not wait for the disk."""
         match = self._ledger.match(head)
-        target = min(len(head.tokens) + 1, head.max_total_tokens - 1)
-        # Alone, it always may: it fits, if need be by chunks as small as the room.
-        if len(self.running):
-            short = self._ledger.shortage(match, target, self._config.chunk_limit, self._spare_blocks())
-            if any(short):
-                self.waits.refuse(head, short)
-                return None
-        return Candidate(head, match)
+        if self._is_short(head, match):
+            return None
+        recalled = self._ledger.recall(head, match)
+        if recalled is None or (recalled.loads and self._is_short(head, recalled)):
+            return None
+        return Candidate(head, recalled)
+
+    def is_fetching(self, sequence: Sequence) -> bool:
+        """Whether its blocks are on their way from disk: it may be passed."""
+        tiers = self._ledger.tiers
+        return tiers is not None and tiers.is_fetching(sequence.seq_id)
+
+    def _is_short(self, head: Sequence, match: PrefixMatch) -> bool:
+        """Whether the first in line does not fit in KV now."""
+        short = self.shortage(head, match)
+        if any(short):
+            self.waits.refuse(head, short)
+        return any(short)
+
+    def shortage(self, newcomer: Sequence, match: PrefixMatch) -> tuple[int, ...]:
+        """Blocks of each group that are missing to let it in."""
+        if not len(self.running):  # alone, it always may: it fits, if need be by chunks as small as the room
+            return ()
+        target = min(len(newcomer.tokens) + 1, newcomer.max_total_tokens - 1)
+        return self._ledger.shortage(match, target, self._config.chunk_limit, self._spare_blocks(newcomer))
 
     def admit(self, plan: StepPlan, candidate: Candidate) -> None:
         """Let it in: it is given its matched blocks and a row, and no work yet."""
@@ -119,24 +213,54 @@ class Admission:
         self.running.add(head, self._rank_behind_others(head, self.waiting.take(head, self.waits.now_s)))
         self._shares.add(head)
         self._first_samples.pop(head.seq_id, None)
+        tiers_used = tier_tokens(match, self._ledger.layout.block_size)
         self._ledger.begin(head, match)
         head.state = SequenceState.RUNNING
         head.num_computed = match.num_tokens
         head.prefill_len = len(head.tokens)
         if head.timing.preemptions == 0:
             head.timing.cached_tokens = match.num_tokens
+            head.timing.tier_tokens = tiers_used
+            self.tier_hit_tokens = TierTokens(*map(add, self.tier_hit_tokens, tiers_used))
             head.timing.prefix = self._ledger.prefix_break(head, match)
             self.waits.end(head)
             self.prefix_hit_tokens += match.num_tokens
             self.prefix_lookup_tokens += head.prompt_len
+        tiers = self._ledger.tiers
+        if tiers is not None:
+            tiers.let_in(head.seq_id)
+            if match.loads and len(plan):  # its blocks come while this step computes for others
+                self._arriving[head.seq_id] = self.waits.now_s + load_seconds(tiers, match)
+                return
         plan.add_join(head)
 
+    def is_arriving(self, sequence: Sequence) -> bool:
+        """Whether its blocks are being loaded, and it has no row yet."""
+        tiers, due_s = self._ledger.tiers, self._arriving.get(sequence.seq_id)
+        return due_s is not None and due_s > self.waits.now_s and tiers is not None and not tiers.is_quiet
+
+    def arriving(self) -> list[Sequence]:
+        return [sequence for sequence in self.running if sequence.seq_id in self._arriving]
+
+    def open_row(self, plan: StepPlan, sequence: Sequence) -> None:
+        """It has work in this step: open its row, if that was put off."""
+        if self._arriving.pop(sequence.seq_id, None) is not None:
+            plan.add_join(sequence)
+
+    def _why_nobody(self) -> Wait:
+        tiers = self._ledger.tiers
+        if tiers is not None and tiers.num_fetching:
+            return Wait.TIERS
+        if not len(self.waiting):
+            return Wait.STEP
+        return Wait.SLOTS if self._held_back else Wait.SIBLING
+
     def _rank_behind_others(self, sequence: Sequence, rank: Rank) -> Rank:
-        """Between tenants whoever was let in first is the older: no priority takes another tenant's KV."""
-        tenant, running = sequence.request.tenant, self.running
-        others = (running.rank(other) for other in running if other.request.tenant != tenant)
+        """Between flows whoever was let in first is the older: no priority takes another tenant's KV."""
+        flow, running = self._policy.flow(sequence), self.running
+        others = (running.rank(other) for other in running if self._policy.flow(other) != flow)
         youngest = max(others, default=rank)
-        return rank if rank >= youngest else (youngest[0], youngest[1] + 1, sequence.seq_id)
+        return rank if rank >= youngest else (youngest[0], youngest[1], youngest[2] + 1, sequence.seq_id)
 
     def note_full(self) -> None:
         """A step has no tokens or seconds left for whoever still waits."""
@@ -145,20 +269,39 @@ class Admission:
     def _is_eligible(self, sequence: Sequence) -> bool:
         """Sample 0 computes the prompt for its siblings; a preempted sequence first learns what it has in flight.
         Whoever is not eligible may be passed, but not forever: both conditions end by themselves."""
-        if sequence.num_in_flight:
+        tiers = self._ledger.tiers
+        if sequence.num_in_flight or (tiers is not None and tiers.is_fetching(sequence.seq_id)):
             return False
         first = self._first_samples.get(sequence.seq_id)
         return first is None or first.num_output > 0 or first.is_finished
 
-    def _spare_blocks(self) -> list[int]:
-        """One a group: what admission must leave free: the watermark, and what running prefills still have to take."""
-        spare = list(self._watermarks)
+    def _spare_blocks(self, newcomer: Sequence) -> list[int]:
+        """One a group: what must be left free beside a newcomer: what running prefills still have to take, and what
+        all streams, it among them, are expected to grow by; the watermark at least."""
+        growth = self._ledger.layout.blocks_for(self._expected_growth(newcomer))
+        grows = [group.window is None and not group.is_state for group in self._ledger.layout.groups]
+        spare = [max(mark, growth * grow) for mark, grow in zip(self._watermarks, grows, strict=True)]
         for sequence in self.running:
             if sequence.num_computed + sequence.num_in_flight < sequence.prefill_len:
                 target = min(sequence.prefill_len + 1, sequence.max_total_tokens - 1)
                 ahead = self._ledger.blocks_to_come(sequence, target, self._config.chunk_limit)
                 spare = [left + more for left, more in zip(spare, ahead, strict=True)]
         return spare
+
+    def _expected_growth(self, newcomer: Sequence) -> int:
+        """Tokens that answers will add to KV at most, if nobody else comes. 0: not known."""
+        streams = []
+        for sequence in (*self.running, newcomer):
+            if not self.num_preemptions and not self._lengths.knows(_level_of(sequence)):
+                return 0
+            streams.append((len(sequence.tokens) - sequence.timing.cached_tokens, self.more_tokens(sequence)))
+        return peak_growth(streams)
+
+    def more_tokens(self, sequence: Sequence) -> int:
+        """That it will still write: as its class was measured, and else half as much again."""
+        most = sequence.max_total_tokens - len(sequence.tokens)
+        more = self._lengths.more(_level_of(sequence), sequence.num_output, most)
+        return min(most, 1 + sequence.num_output // 2) if more is None else more
 
     # Running to waiting
 
@@ -170,29 +313,45 @@ class Admission:
             self.waiting.give_way(sequence, self.waits.now_s)
 
     def who_gives_way(self) -> Sequence | None:
-        if not len(self.waiting) or not self.is_taken:
+        if not len(self.waiting) or not self.is_taken or not self._policy.calls_take_turns:
             return None
-        head = self.waiting.first(self._is_eligible)
+        head = self.waiting.first(self._is_eligible, self.waits.now_s)
         return None if head is None else self._shares.who_gives_way(head, reversed(self.running))
 
     def make_room(self, plan: StepPlan, sequence: Sequence, end: int) -> bool:
-        """Blocks for `sequence` up to `end`, if need be by preempting younger ones, the youngest first. False: only
-        older ones, or such as have work in this step, could give way."""
+        """Blocks for `sequence` up to `end`, if need be by preempting younger ones. False: only older ones, or such as
+        have work in this step, could give way."""
         while self._ledger.room(sequence) < end:
-            victim = self._youngest(plan)
-            if victim is None or self.running.rank(victim) <= self.running.rank(sequence):
+            victim = self._victim(plan, sequence)
+            if victim is None:
                 return False
             self._preempt(victim)
             plan.has_preempted = True
         return True
 
-    def _youngest(self, plan: StepPlan) -> Sequence | None:
-        return next((sequence for sequence in reversed(self.running) if sequence not in plan), None)
+    def _victim(self, plan: StepPlan, sequence: Sequence) -> Sequence | None:
+        """Of the youngest, all of them younger than this one: who is not made late by it, and costs least to compute
+        again."""
+        rank = self.running.rank(sequence)
+        younger = (one for one in reversed(self.running) if self.running.rank(one) > rank and one not in plan)
+        looked_at = list(islice(younger, MOST_VICTIMS))
+        if len(looked_at) < 2:
+            return next(iter(looked_at), None)
+        return min(looked_at, key=lambda one: loss(one, self._forecast, self._ledger, self.waits.now_s))
 
     def _preempt(self, sequence: Sequence) -> None:
         rank = self.running.rank(sequence)
         self._pause(sequence)
         self.waiting.resume(sequence, rank)
+
+    def without_blocks(self, seq_ids: set[int]) -> list[Sequence]:
+        """These run on blocks that were never loaded. Whoever has computed nothing with them begins again; the others,
+        which have work in flight, are returned: what comes back for them is wrong."""
+        harmed = [sequence for sequence in self.running if sequence.seq_id in seq_ids]
+        for sequence in harmed:
+            if not sequence.num_in_flight:
+                self._preempt(sequence)
+        return [sequence for sequence in harmed if sequence.num_in_flight]
 
     def _pause(self, sequence: Sequence) -> None:
         """Its blocks go, its tokens stay: it is computed again later, from what the prefix index still has. Tokens in
@@ -209,14 +368,33 @@ class Admission:
         self.running.remove(sequence)
         self._shares.remove(sequence)
         self._ledger.release(sequence, tainted=tainted)
-        self.rows_to_close.append(sequence.seq_id)
+        if self._arriving.pop(sequence.seq_id, None) is None:
+            self.rows_to_close.append(sequence.seq_id)
+
+    def note_length(self, sequence: Sequence) -> None:
+        """It came to its own end."""
+        self._lengths.take(_level_of(sequence), sequence.num_output)
 
     def retire(self, sequence: Sequence, *, tainted: bool = False) -> None:
         """Forget a sequence that is finished, wherever it was."""
+        self._policy.leave(sequence)
         if sequence.state is SequenceState.RUNNING:
             self.stop_running(sequence, tainted=tainted)
         else:
             self.waiting.drop(sequence)
             self._first_samples.pop(sequence.seq_id, None)
             self.waits.end(sequence)
-        self._ledger.retire(sequence)
+            if tainted:
+                self._ledger.taint(sequence)
+        if self._ledger.tiers is not None:
+            self._ledger.tiers.let_in(sequence.seq_id)
+
+    def take_over(self, before: Admission) -> None:
+        """What another has counted and left to close; nobody waits or runs in either."""
+        self.rows_to_close += before.rows_to_close
+        self.num_preemptions, self.tier_hit_tokens = before.num_preemptions, before.tier_hit_tokens
+        self.prefix_hit_tokens, self.prefix_lookup_tokens = before.prefix_hit_tokens, before.prefix_lookup_tokens
+
+
+def _level_of(sequence: Sequence) -> str:
+    return sequence.request.service_level or DEFAULT_LEVEL

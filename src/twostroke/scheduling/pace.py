@@ -1,6 +1,6 @@
-"""How much of the waiting prompts a step reads: beside running streams what the inter-token target allows, and not
-another prompt where those read already are better off with their first token now. All by what the cost model says of
-whole steps. Knows costs; knows nothing of queues or blocks."""
+"""How much of the waiting prompts a step reads: beside running streams what these were promised, and not another prompt
+where those read already are better off with their first token now. All by what the cost model says of whole steps.
+Knows costs; knows nothing of queues or blocks."""
 
 from __future__ import annotations
 
@@ -24,6 +24,11 @@ LONG_WAIT = 4.0
 ROUND_TOKENS = 128
 """Where the pace cuts a prompt, it leaves the step a multiple of this many tokens, decodes and all. Few different sizes
 are what matrix products and captured graphs like."""
+ROUND_TOKENS_UNPACED = 16
+"""The same on a backend that has no target of its own, such as the CPU's, and what always moves there: a token takes
+longer to read, and 64 of them would be several promised gaps."""
+PROMISED_SHARE = 0.9
+"""Of a gap that was promised, what a step may take by prediction: predictions are off, and a gap is a step and some."""
 LOST_SHARE = 0.03
 """A step ends with a prompt only if reading the next one in a step of its own costs no more than this share of it."""
 
@@ -32,50 +37,92 @@ class Room:
     """The prompts of one step while it is planned. This one takes whatever the step's token budget allows."""
 
     is_full = False
+    allowed_s = inf
+    """What the step may take."""
 
-    def goes_on(self, start: int, num_tokens: int, *, samples: bool) -> bool:
-        """Whether a chunk of another prompt belongs in this step. `samples`: its last token is the prompt's."""
+    def goes_on(self, start: int, num_tokens: int, *, samples: bool, share: float = 1.0) -> bool:
+        """Whether a chunk of another prompt belongs in this step. `samples`: its last token is the prompt's. `share`:
+        of what the step may take, what it may take with this chunk."""
         return True
 
-    def take(self, start: int, num_tokens: int, *, samples: bool, may_wait: bool = True) -> int:
+    def take(self, start: int, num_tokens: int, *, samples: bool, may_wait: bool = True, share: float = 1.0) -> int:
         """How much of a chunk to take into the step. Less than all of it: the step is full then. None only for a prompt
         that may wait, and never for the first of a step."""
         return num_tokens
 
 
 class Pace(Protocol):
-    def open(self, decodes: Sequence[DecodeSlot], num_waiting: int, waiting_tokens: int, max_tokens: int) -> Room:
+    def open(
+        self,
+        decodes: Sequence[DecodeSlot],
+        num_waiting: int,
+        waiting_tokens: int,
+        max_tokens: int,
+        promised_s: float = inf,
+    ) -> Room:
         """A step with these decodes begins; that many prompts wait to be read, with that many tokens in all, and
-        `max_tokens` of them fit into its budget."""
+        `max_tokens` of them fit into its budget. `promised_s`: the shortest gap that a stream was promised."""
+
+    def limit_s(self, promised_s: float) -> float:
+        """What a step with streams may take where nobody else has to be thought of."""
 
 
 class Unpaced:
     """No pace: prompts fill every step."""
 
-    def open(self, decodes: Sequence[DecodeSlot], num_waiting: int, waiting_tokens: int, max_tokens: int) -> Room:
+    def open(
+        self,
+        decodes: Sequence[DecodeSlot],
+        num_waiting: int,
+        waiting_tokens: int,
+        max_tokens: int,
+        promised_s: float = inf,
+    ) -> Room:
         return Room()
+
+    def limit_s(self, promised_s: float) -> float:
+        return inf
 
 
 class PrefillPace:
-    def __init__(self, step_seconds: Callable[[StepWork], float], itl_target_s: float) -> None:
-        """`step_seconds`: what a step should take, as `StepCost.seconds` says it; it may learn meanwhile."""
-        if itl_target_s <= 0.0:
+    def __init__(
+        self,
+        step_seconds: Callable[[StepWork], float],
+        itl_target_s: float | None,
+        round_tokens: int = ROUND_TOKENS,
+    ) -> None:
+        """`step_seconds`: what a step should take, as `StepCost.seconds` says it; it may learn meanwhile.
+        `itl_target_s`: what is aimed at where nothing shorter was promised; None: nothing."""
+        if itl_target_s is not None and itl_target_s <= 0.0:
             raise ValueError(f"itl_target_s must be above 0, not {itl_target_s}")
-        self.itl_target_s = itl_target_s
+        self.itl_target_s = inf if itl_target_s is None else itl_target_s
+        self._round_tokens = round_tokens
         self._step_seconds = step_seconds
         self._last: PacedRoom | None = None  # of the step before, if it had prompts beside streams
 
-    def open(self, decodes: Sequence[DecodeSlot], num_waiting: int, waiting_tokens: int, max_tokens: int) -> Room:
+    def open(
+        self,
+        decodes: Sequence[DecodeSlot],
+        num_waiting: int,
+        waiting_tokens: int,
+        max_tokens: int,
+        promised_s: float = inf,
+    ) -> Room:
         last, self._last = self._last, None
-        if not num_waiting:
+        if not num_waiting or self.itl_target_s == promised_s == inf:
             return Room()
-        allowed_s = self.allowed_s(len(decodes), num_waiting, waiting_tokens, last) if decodes else inf
+        allowed_s = inf
+        if decodes:
+            allowed_s = self.allowed_s(len(decodes), num_waiting, waiting_tokens, last)
+            allowed_s = min(allowed_s, PROMISED_SHARE * promised_s)
         work = work_of(Step(0, decodes=tuple(decodes)))
-        room = PacedRoom(
-            self._step_seconds, work, len(decodes), allowed_s, num_waiting, min(waiting_tokens, max_tokens)
-        )
+        max_tokens = min(waiting_tokens, max_tokens)
+        room = PacedRoom(self._step_seconds, work, len(decodes), allowed_s, num_waiting, max_tokens, self._round_tokens)
         self._last = room if decodes else None
         return room
+
+    def limit_s(self, promised_s: float) -> float:
+        return min(PROMISED_SHARE * promised_s, self.itl_target_s)
 
     def allowed_s(
         self, num_streams: int, num_waiting: int, waiting_tokens: int, last: PacedRoom | None = None
@@ -93,6 +140,13 @@ class PrefillPace:
         return max(target_s, last.full_s) if last.full_s >= LONG_WAIT * self.itl_target_s else target_s
 
 
+def pace_of(step_seconds: Callable[[StepWork], float], itl_target_ms: float | None) -> PrefillPace:
+    """An engine's. Without a target a backend likes steps of any size, and only a promise cuts them."""
+    if itl_target_ms is None:
+        return PrefillPace(step_seconds, None, ROUND_TOKENS_UNPACED)
+    return PrefillPace(step_seconds, itl_target_ms / 1e3)
+
+
 class PacedRoom(Room):
     def __init__(
         self,
@@ -102,12 +156,14 @@ class PacedRoom(Room):
         allowed_s: float,
         num_waiting: int,
         max_tokens: int,
+        round_tokens: int,
     ) -> None:
         self._step_seconds = step_seconds
+        self._round_tokens = round_tokens
         self._work = self._decodes = decodes
         self._num_streams = num_streams
         self._num_tokens = decodes.num_tokens
-        self._allowed_s = allowed_s
+        self.allowed_s = allowed_s
         self._num_waiting = num_waiting
         self._tokens_left = max_tokens
         self._left_out_s = 0.0
@@ -117,17 +173,18 @@ class PacedRoom(Room):
     @property
     def full_s(self) -> float:
         """How long its streams are to wait for the step, or would have if it had taken all that fits."""
-        return min(self._allowed_s, self._step_seconds(self._work) + self._left_out_s)
+        return min(self.allowed_s, self._step_seconds(self._work) + self._left_out_s)
 
-    def goes_on(self, start: int, num_tokens: int, *, samples: bool) -> bool:
+    def goes_on(self, start: int, num_tokens: int, *, samples: bool, share: float = 1.0) -> bool:
         if self.is_full or not self._work.chunks:
             return not self.is_full
-        needed = ROUND_TOKENS - self._num_tokens % ROUND_TOKENS
-        if self._seconds_with(start, needed) > self._allowed_s or self._ends_here(start, num_tokens, samples):
+        needed = self._round_tokens - self._num_tokens % self._round_tokens
+        allowed_s = share * self.allowed_s
+        if self._seconds_with(start, needed) > allowed_s or self._ends_here(start, num_tokens, samples, allowed_s):
             self.is_full = True
         return not self.is_full
 
-    def _ends_here(self, start: int, num_tokens: int, samples: bool) -> bool:
+    def _ends_here(self, start: int, num_tokens: int, samples: bool, allowed_s: float) -> bool:
         """Whether the prompts that are read to their ends in this step should have their first tokens without waiting
         for the next prompt. A step of its own delays that one, and all behind it, by what two steps cannot share and by
         the decodes that it has again. Where arithmetic binds anyway, the first of these is next to nothing. Streams are
@@ -135,7 +192,7 @@ class PacedRoom(Room):
         num_ending = self._work.num_sampling_chunks
         if not num_ending or (samples and num_ending < self._num_streams):
             return False
-        num_tokens = max(1, self._tokens_within(start, num_tokens))
+        num_tokens = max(1, self._tokens_within(start, num_tokens, allowed_s))
         so_far_s, together_s = self._step_seconds(self._work), self._seconds_with(start, num_tokens)
         own = StepWork(((start, num_tokens),), 1)
         lost_s = so_far_s + self._step_seconds(own) - together_s
@@ -147,16 +204,16 @@ class PacedRoom(Room):
         self.full_tokens += self._tokens_left
         return True
 
-    def take(self, start: int, num_tokens: int, *, samples: bool, may_wait: bool = True) -> int:
-        fits = self._tokens_within(start, num_tokens)
+    def take(self, start: int, num_tokens: int, *, samples: bool, may_wait: bool = True, share: float = 1.0) -> int:
+        fits = self._tokens_within(start, num_tokens, share * self.allowed_s)
         taken = num_tokens
         if fits < num_tokens:
             self.is_full = True
-            taken = (self._num_tokens + fits) // ROUND_TOKENS * ROUND_TOKENS - self._num_tokens
+            taken = (self._num_tokens + fits) // self._round_tokens * self._round_tokens - self._num_tokens
             if self._work.chunks and may_wait:
                 taken = max(0, taken)
-            elif taken < LEAST_TOKENS:
-                taken = max(fits, min(LEAST_TOKENS, num_tokens))
+            elif taken < (least := min(LEAST_TOKENS, self._round_tokens)):
+                taken = max(fits, min(least, num_tokens))
         if taken > 0:
             self._work = self._with(start, taken, samples and taken == num_tokens)
             self._num_tokens += taken
@@ -164,11 +221,11 @@ class PacedRoom(Room):
             self.full_tokens += taken
         return taken
 
-    def _tokens_within(self, start: int, limit: int) -> int:
+    def _tokens_within(self, start: int, limit: int, allowed_s: float) -> int:
         """The longest chunk from `start` on, up to `limit`, with which the step takes no longer than it may."""
-        if self._allowed_s == inf or self._seconds_with(start, limit) <= self._allowed_s:
+        if allowed_s == inf or self._seconds_with(start, limit) <= allowed_s:
             return limit
-        return bisect_right(range(1, limit), self._allowed_s, key=lambda length: self._seconds_with(start, length))
+        return bisect_right(range(1, limit), allowed_s, key=lambda length: self._seconds_with(start, length))
 
     def _seconds_with(self, start: int, num_tokens: int) -> float:
         return self._step_seconds(self._with(start, num_tokens, True))

@@ -6,7 +6,17 @@ from collections.abc import Sequence as Series
 from typing import Protocol
 
 from twostroke.core.sequence import Sequence
-from twostroke.core.step import NO_COSTS, BlockGrant, DecodeSlot, DraftCosts, Drafts, PrefillChunk, RowJoin, Step
+from twostroke.core.step import (
+    NO_COSTS,
+    BlockCopy,
+    BlockGrant,
+    DecodeSlot,
+    DraftCosts,
+    Drafts,
+    PrefillChunk,
+    RowJoin,
+    Step,
+)
 
 
 class Drafting(Protocol):
@@ -32,6 +42,8 @@ class StepPlan:
         self.prefilling: list[Sequence] = []
         """Running sequences that still have something to read, the first to go first."""
         self.has_preempted = False
+        self.reading_s = 0.0
+        """Predicted for its chunks, each alone."""
         self._prefills: list[PrefillChunk] = []
         self.decodes: list[DecodeSlot] = []
         self._joins: list[RowJoin] = []
@@ -74,8 +86,14 @@ class StepPlan:
         output = tuple(sequence.output_token_ids)
         self._joins.append(RowJoin(sequence.seq_id, sequence.request, sequence.sample_index, output))
 
-    def freeze(self, step_id: int, leaves: tuple[int, ...], drafting: Drafting | None = None) -> Step:
-        """`drafting`: whoever gave it drafts knows what they cost."""
+    def freeze(
+        self,
+        step_id: int,
+        leaves: tuple[int, ...],
+        drafting: Drafting | None = None,
+        copies: tuple[tuple[BlockCopy, ...], tuple[BlockCopy, ...]] = ((), ()),
+    ) -> Step:
+        """`drafting`: whoever gave it drafts knows what they cost. `copies`: spills and loads."""
         costs = NO_COSTS
         if drafting is not None and any(slot.drafts for slot in self.decodes):
             costs = drafting.costs()
@@ -87,4 +105,6 @@ class StepPlan:
             leaves=leaves,
             grants=tuple(self._grants),
             draft_costs=costs,
+            spills=copies[0],
+            loads=copies[1],
         )

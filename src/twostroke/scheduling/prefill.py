@@ -2,49 +2,117 @@
 
 from __future__ import annotations
 
-from twostroke.core.sequence import Sequence, SequenceState
+from math import inf
+
+from twostroke.core.sequence import Phase, Sequence, SequenceState
 from twostroke.core.step import PrefillChunk
 from twostroke.kv.ledger import KVLedger
-from twostroke.scheduling.admission import Admission
+from twostroke.scheduling.admission import Admission, Candidate
 from twostroke.scheduling.config import SchedulerConfig
 from twostroke.scheduling.pace import Pace, Room, Unpaced
 from twostroke.scheduling.plan import StepPlan
+from twostroke.scheduling.policies.policy import Policy
+from twostroke.scheduling.promises import Promises
 
 
 class PrefillPlanner:
     def __init__(
-        self, config: SchedulerConfig, ledger: KVLedger, admission: Admission, pace: Pace | None = None
+        self,
+        config: SchedulerConfig,
+        ledger: KVLedger,
+        admission: Admission,
+        policy: Policy,
+        promises: Promises,
+        pace: Pace | None = None,
     ) -> None:
         self.chunk_limit = config.chunk_limit
+        self._max_tokens = config.max_tokens_per_step
         self._ledger = ledger
         self._admission = admission
-        self._pace = pace or Unpaced()
+        self._policy = policy
+        self._promises = promises
+        self._pace = pace if pace is not None and policy.paces else Unpaced()
 
     def fill(self, plan: StepPlan, now_s: float) -> None:
-        """Prefills already begun come first, then new sequences, while the step has tokens left and the pace goes
-        on."""
-        prefilling, waiting = plan.prefilling, self._admission.waiting
-        left = sum(sequence.prefill_len - sequence.next_position for sequence in prefilling)
-        num_tokens = left + waiting.num_prompt_tokens
-        room = self._pace.open(plan.decodes, len(prefilling) + len(waiting), num_tokens, plan.tokens_left)
-        for sequence in prefilling:
-            if sequence.state is SequenceState.RUNNING:  # else it was preempted on the way
-                if plan.is_full or not self._goes_on(plan, room, sequence.next_position, sequence.prefill_len):
-                    break
-                self._add_chunk(plan, room, sequence, now_s)
-        while not plan.is_full and not room.is_full:
-            candidate = self._admission.next(plan)
-            if candidate is None:
+        """Chunks of prompts, begun ones and new ones in the policy's order, while the step has tokens left and the pace
+        goes on. Whose blocks are still being loaded waits for them, unless there is nothing else to do."""
+        self._fill(plan, now_s)
+        if len(plan):
+            return
+        for sequence in self._admission.arriving():
+            num_tokens = sequence.prefill_len - sequence.next_position
+            room = self._pace.open(plan.decodes, 1, num_tokens, plan.tokens_left, inf)
+            self._add_chunk(plan, room, sequence, now_s, is_new=True)
+            if len(plan):
                 return
-            if not self._goes_on(plan, room, candidate.match.num_tokens, len(candidate.sequence.tokens)):
-                break
-            self._admission.admit(plan, candidate)
-            self._add_chunk(plan, room, candidate.sequence, now_s, is_new=True)
+
+    def _fill(self, plan: StepPlan, now_s: float) -> None:
+        room = self._open(plan)
+        is_refused = False
+        while not plan.is_full and not room.is_full:
+            begun = self._first_begun(plan, now_s)
+            candidate = None if is_refused else self._candidate(plan, begun, now_s)
+            is_refused = is_refused or (candidate is None and begun is None)
+            if candidate is not None:
+                if not self._goes_on(plan, room, candidate.sequence, candidate.match.num_tokens):
+                    break
+                self._admission.admit(plan, candidate)
+                if self._admission.is_arriving(candidate.sequence):
+                    continue
+                self._add_chunk(plan, room, candidate.sequence, now_s, is_new=True)
+            elif begun is not None:
+                if not self._goes_on(plan, room, begun, begun.next_position):
+                    break
+                plan.prefilling.remove(begun)
+                self._add_chunk(plan, room, begun, now_s)
+            else:
+                return  # admission said what is waited for
         self._admission.note_full()
 
-    def _goes_on(self, plan: StepPlan, room: Room, start: int, end: int) -> bool:
-        num_tokens = self._most(plan, start, end)
-        return room.goes_on(start, num_tokens, samples=start + num_tokens == end)
+    def _open(self, plan: StepPlan) -> Room:
+        begun, waiting = plan.prefilling, self._admission.waiting
+        num_tokens = waiting.num_prompt_tokens + sum(one.prefill_len - one.next_position for one in begun)
+        promised_s = self._promises.tightest_itl_s(plan.sequences.values()) if num_tokens else inf
+        self._admission.step_limit_s = self._pace.limit_s(promised_s)
+        room = self._pace.open(plan.decodes, len(begun) + len(waiting), num_tokens, plan.tokens_left, promised_s)
+        if num_tokens:
+            contexts = [slot.position + 1 for slot in plan.decodes]
+            self._promises.forecast.note_streams(contexts, plan.tokens_left, room.allowed_s)
+        return room
+
+    def note_streams(self) -> None:
+        """Tell the forecast who writes now, where nobody reads or waits; else the last step's plan has."""
+        running = list(self._admission.running)
+        if len(self._admission.waiting) or any(one.phase is Phase.PREFILL for one in running):
+            return
+        limit_s = self._pace.limit_s(self._promises.tightest_itl_s(running))
+        tokens_left = self._max_tokens - len(running)
+        self._promises.forecast.note_streams([one.next_position + 1 for one in running], tokens_left, limit_s)
+
+    def _first_begun(self, plan: StepPlan, now_s: float) -> Sequence | None:
+        """Of those whose reading was begun, and that have nothing in this step yet."""
+        first: Sequence | None = None
+        for sequence in plan.prefilling:
+            if sequence.state is not SequenceState.RUNNING or self._admission.is_arriving(sequence):
+                continue  # preempted on the way, or its blocks are not there yet
+            if first is None or self._policy.goes_before(sequence, first, now_s):
+                first = sequence
+        return first
+
+    def _candidate(self, plan: StepPlan, begun: Sequence | None, now_s: float) -> Candidate | None:
+        """Whoever waits and is to be read now, and fits."""
+        while (head := self._admission.first(plan)) is not None:
+            if begun is not None and not self._policy.goes_before(head, begun, now_s):
+                return None
+            candidate = self._admission.fitting(head)
+            if candidate is not None or not self._admission.is_fetching(head):
+                return candidate
+        return None
+
+    def _goes_on(self, plan: StepPlan, room: Room, sequence: Sequence, start: int) -> bool:
+        num_tokens, end = self._most(plan, start, len(sequence.tokens)), len(sequence.tokens)
+        share = self._policy.step_share(sequence)
+        return room.goes_on(start, num_tokens, samples=start + num_tokens == end, share=share)
 
     def _most(self, plan: StepPlan, start: int, end: int) -> int:
         """Of a sequence's tokens from `start` to `end`, those that one step may take."""
@@ -57,13 +125,18 @@ class PrefillPlanner:
         if not self._admission.make_room(plan, sequence, start + 1):
             return  # only older sequences hold what it needs: it sits this step out
         limit = min(self._most(plan, start, sequence.prefill_len), self._ledger.room(sequence) - start)
-        taken = room.take(start, limit, samples=start + limit == sequence.prefill_len, may_wait=not is_new)
+        samples, share = start + limit == sequence.prefill_len, self._policy.step_share(sequence)
+        taken = room.take(start, limit, samples=samples, may_wait=not is_new, share=share)
         if not taken:
             return
         chunk = prefill_chunk(sequence, start, start + taken)
         grants = self._ledger.reserve(sequence, chunk.end)
         assert grants is not None  # it lies within the ledger's room
+        self._admission.open_row(plan, sequence)
         plan.add_chunk(sequence, chunk, grants)
+        seconds = self._promises.forecast.prefill_s(start, chunk.end)
+        plan.reading_s += seconds
+        self._policy.note_reading(sequence, seconds, now_s)
         timing = sequence.timing
         timing.prefill_chunks += 1
         timing.recomputed_tokens += max(0, min(chunk.end, sequence.high_water) - start)

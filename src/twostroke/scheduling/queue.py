@@ -1,8 +1,7 @@
-"""Who goes first: the rank of a sequence by its arrival and priority, and a list kept in the order of ranks."""
+"""Who goes first: the rank of a sequence by a moment and its priority, and a list kept in the order of ranks."""
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
 from collections.abc import Callable, Hashable, Iterator
 from typing import Generic, TypeVar
@@ -12,19 +11,19 @@ from twostroke.core.sequence import Sequence
 MAX_PRIORITY = 100
 """Priorities beyond this count as this: no single request may be worth unbounded waiting of the others."""
 
-Rank = tuple[float, int, int]
-"""Seconds; where those are equal, whoever was put behind another tenant's (see `Admission`); then the sequence's id."""
+Rank = tuple[float, float, int, int]
+"""Seconds; where those are equal, seconds of reading; then whoever was put behind another flow's (see `Admission`);
+then the sequence's id."""
 
 Item = TypeVar("Item", bound=Hashable)
 
 
-def rank_of(sequence: Sequence, priority_aging_s: float, since_s: float = -math.inf) -> Rank:
-    """Lower goes first. All who wait age alike, so the order of two sequences is fixed when the later one arrives, or
-    when its turn begins (`since_s`): a request can only be passed by those that come within (levels apart) x
-    `priority_aging_s` after it. Those are finitely many, so none starves. Equal priorities keep the order they came
-    in."""
+def rank_from(sequence: Sequence, moment_s: float, priority_aging_s: float, reading_s: float = 0.0) -> Rank:
+    """Lower goes first. `moment_s`: when it came, or is due. All who wait age alike, so the order of two sequences is
+    fixed when the later one arrives: a request can only be passed by those that come within (levels apart) x
+    `priority_aging_s` after it. Those are finitely many, so none starves. Equal ones keep the order they came in."""
     priority = max(-MAX_PRIORITY, min(MAX_PRIORITY, sequence.request.priority))
-    return (max(sequence.request.arrival_s, since_s) + priority * priority_aging_s, 0, sequence.seq_id)
+    return (moment_s + priority * priority_aging_s, reading_s, 0, sequence.seq_id)
 
 
 class RankedQueue(Generic[Item]):
@@ -44,6 +43,10 @@ class RankedQueue(Generic[Item]):
     def __iter__(self) -> Iterator[Item]:
         """A snapshot: the queue may change while it is walked."""
         return iter(tuple(self._items))
+
+    def walk(self) -> Iterator[Item]:
+        """The same for whoever changes nothing meanwhile."""
+        return iter(self._items)
 
     def __reversed__(self) -> Iterator[Item]:
         return reversed(tuple(self._items))

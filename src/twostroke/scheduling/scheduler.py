@@ -6,46 +6,33 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence as Series
-from dataclasses import dataclass
 
-from twostroke.core.errors import BadRequestError
+from twostroke.core.errors import BadRequestError, PromiseError
 from twostroke.core.kv_layout import KVLayout
 from twostroke.core.request import Request
 from twostroke.core.sequence import FinishReason, Sequence, SequenceState
-from twostroke.core.step import DecodeSlot, PrefillChunk, SampledToken, Step, StepResult, TokenLogprobs
+from twostroke.core.service_level import ServiceLevels
+from twostroke.core.step import DecodeSlot, PrefillChunk, SampledToken, Step, StepResult
 from twostroke.core.step_record import ChunkRecord, StepRecord
 from twostroke.core.timing import SequenceTiming
 from twostroke.kv.ledger import KVLedger
 from twostroke.scheduling.admission import Admission
+from twostroke.scheduling.advance import Launched, SequenceAdvance, land
 from twostroke.scheduling.config import SchedulerConfig
 from twostroke.scheduling.counts import SchedulerCounts, counts_of
 from twostroke.scheduling.decode import DecodePlanner, TextEnds, finish_reason, until_over
 from twostroke.scheduling.drafted import forget_dropped, note_drafts
+from twostroke.scheduling.forecast import Forecast, StepSeconds
+from twostroke.scheduling.newcomers import Newcomers
 from twostroke.scheduling.pace import Pace
 from twostroke.scheduling.plan import Drafting, StepPlan
+from twostroke.scheduling.policies import DEFAULT_POLICY, policy_named
 from twostroke.scheduling.prefill import PrefillPlanner
+from twostroke.scheduling.promises import Promises
+from twostroke.scheduling.readings import Readings
 
 NO_TOKEN = "the backend returned no token"
 TOO_MANY_TOKENS = "the backend returned more tokens than were asked for"
-
-
-@dataclass(slots=True)
-class SequenceAdvance:
-    """What one step did for one sequence. (Not frozen: one is made for every token, and read once.)"""
-
-    sequence: Sequence
-    sampled: tuple[SampledToken, ...] = ()
-    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-    prefill_computed: int | None = None
-    """Positions computed, of `sequence.prefill_len`, when the step held a chunk of it."""
-    finished: bool = False
-    """Its `finish_reason` and `error` say why."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Launched:
-    step: Step
-    sequences: dict[int, Sequence]
 
 
 class Scheduler:
@@ -58,26 +45,44 @@ class Scheduler:
         pace: Pace | None = None,
         drafting: Drafting | None = None,
         max_drafts: int | None = None,
+        policy: str = DEFAULT_POLICY,
+        levels: ServiceLevels | None = None,
+        step_seconds: StepSeconds | None = None,
     ) -> None:
         """`pace`: how much prefill a step may hold; None: up to its token budget. `drafting`: what is drafted for
-        streams; None: nothing. `max_drafts`: that the backend takes in a slot; None: any number."""
+        streams; None: nothing. `max_drafts`: that the backend takes in a slot; None: any number. `policy`: who is
+        next, by name. `levels`: the classes of requests; None: one, without a promise. `step_seconds`: what a step
+        should take; None: nobody knows."""
         self.config = config
+        self._forecast = Forecast(step_seconds)
         self.ledger = ledger or KVLedger(layout, prefix_caching=config.prefix_caching)
-        self._admission = Admission(config, self.ledger)
-        self._decodes = DecodePlanner(self.ledger, self._admission, drafting, max_drafts)
-        self._prefills = PrefillPlanner(config, self.ledger, self._admission, pace)
-        self._launched: deque[_Launched] = deque()  # oldest first: results arrive in launch order
+        self._pace, self._max_drafts = pace, max_drafts
+        self._readings = Readings()
+        self._join(policy, levels or ServiceLevels(), drafting)
+        self._launched: deque[Launched] = deque()  # oldest first: results arrive in launch order
         self._samples: dict[str, list[Sequence]] = {}  # unfinished ones, by request
+        self._stuck: frozenset[int] = frozenset()  # whose error, in the result last taken in, spoilt no KV
         self._next_seq_id = 0
         self._next_step_id = 0
         self._now_s = 0.0
 
+    def _join(self, policy: str, levels: ServiceLevels, drafting: Drafting | None) -> None:
+        config, ledger = self.config, self.ledger
+        self._promises = Promises(levels, self._forecast, config.max_tokens_per_step)
+        self._policy = policy_named(policy, self._forecast, config.priority_aging_s, levels)
+        self._admission = Admission(config, ledger, self._policy, self._forecast)
+        self._decodes = DecodePlanner(ledger, self._admission, drafting, self._max_drafts)
+        self._prefills = PrefillPlanner(config, ledger, self._admission, self._policy, self._promises, self._pace)
+        self._newcomers = Newcomers(ledger, self._forecast, self._promises, self._admission, self._prefills)
+
     # In and out
 
     def add(self, request: Request) -> list[Sequence]:
-        """Queue a request; one Sequence a sample. Raises BadRequestError for what could never finish."""
+        """Queue a request; one Sequence a sample. Raises BadRequestError for what could never finish, and PromiseError
+        for what would be late, where its class refuses that."""
         if request.request_id in self._samples:
             raise BadRequestError(f"the request id {request.request_id!r} is in use by a request that is not finished")
+        level = self._promises.levels.named(request.service_level)
         max_total_tokens = self._admission.total_tokens(request)
         asked = request.sampling.speculation
         samples = []
@@ -89,9 +94,21 @@ class Scheduler:
             )
             samples.append(Sequence(self._next_seq_id, request, sample_index, max_total_tokens, timing=timing))
             self._next_seq_id += 1
+        try:
+            self._newcomers.promise(level, samples)
+        except PromiseError:
+            self._forget(samples[0])
+            raise
         self._samples[request.request_id] = list(samples)
         self._admission.enqueue(samples)
+        self._readings.begin(samples)
         return samples
+
+    def _forget(self, sequence: Sequence) -> None:
+        """It is over, or was never let in: drop what was kept of it."""
+        self._readings.end(sequence)
+        self.ledger.retire(sequence)
+        self._forecast.forget(sequence)
 
     def abort(self, request_id: str, now_s: float | None = None) -> list[Sequence]:
         """End every unfinished sample of a request, at any moment; unknown ids are no error. Returns those ended."""
@@ -106,7 +123,14 @@ class Scheduler:
         """End a sequence now, also with work in flight: what is still to come for it is dropped. False: it was over."""
         if sequence.is_finished:
             return False
-        self._admission.retire(sequence, tainted=reason is FinishReason.ERROR)
+        if sequence.state is SequenceState.RUNNING:
+            self._forecast.note_end(self._now_s if now_s is None else now_s)
+        if went_well := reason in (FinishReason.STOP, FinishReason.LENGTH):
+            self._admission.note_length(sequence)
+        if sequence.request.lease_id:
+            sequence.handoff = self.ledger.hand_on(sequence, went_well=went_well)
+        self._admission.retire(sequence, tainted=reason is FinishReason.ERROR and sequence.seq_id not in self._stuck)
+        self._forget(sequence)
         sequence.state = SequenceState.FINISHED
         sequence.finish_reason = reason
         sequence.error = error
@@ -115,6 +139,8 @@ class Scheduler:
         samples.remove(sequence)
         if not samples:
             del self._samples[sequence.request.request_id]
+        if not self._samples:
+            self._forecast.note_idle()
         return True
 
     @property
@@ -123,7 +149,19 @@ class Scheduler:
         return bool(self._samples or self._launched)
 
     def counts(self) -> SchedulerCounts:
-        return counts_of(self._admission, self.ledger, len(self._launched))
+        levels, forecast = self._promises.levels, self._forecast
+        return counts_of(self._admission, self.ledger, len(self._launched), levels, forecast, self._now_s)
+
+    def unfinished(self, request_id: str | None = None) -> list[Sequence]:
+        """The samples of a request that have not ended; None: of all requests."""
+        if request_id is not None:
+            return list(self._samples.get(request_id, ()))
+        return [sequence for samples in self._samples.values() for sequence in samples]
+
+    @property
+    def line_lengths(self) -> tuple[int, int]:
+        """How many wait, and how many run."""
+        return len(self._admission.waiting), len(self._admission.running)
 
     def steady_streams(self) -> list[Sequence]:
         """All who run, as long as steps hold nothing but a slot of each: nobody reads, nobody is at the end of its
@@ -134,6 +172,17 @@ class Scheduler:
             return []
         ready = [one for one in streams if one.prefill_len <= one.next_position < one.max_total_tokens - 1]
         return streams if len(ready) == len(streams) else []
+
+    def settle_tiers(self) -> None:
+        """Take in what came from disk and from other engines, and end leases that are over, without a step."""
+        if self.ledger.tiers is not None:
+            self.ledger.tiers.settle()
+
+    def wait_for_tiers(self, timeout_s: float) -> None:
+        """Where somebody waits for blocks from disk: until some are there, or this long."""
+        tiers = self.ledger.tiers
+        if tiers is not None and tiers.num_fetching:
+            tiers.wait(timeout_s)
 
     def clear_prefixes(self) -> None:
         """Forget cached prefixes that no running sequence holds, at any moment."""
@@ -150,6 +199,16 @@ class Scheduler:
         """What is drafted for streams, from the next step on; None: nothing."""
         self._decodes.drafting = drafting
 
+    def use_policy(self, policy: str, levels: ServiceLevels) -> tuple[str, ServiceLevels]:
+        """Who is next, and what is promised to whom, from now on, for whoever compares policies on one engine; only
+        while nobody waits or runs. Returns what held before."""
+        if self.has_work:
+            raise ValueError("a policy cannot change while requests wait or run")
+        before, admission = (self._policy.name, self._promises.levels), self._admission
+        self._join(policy, levels, self._decodes.drafting)
+        self._admission.take_over(admission)
+        return before
+
     def check(self) -> None:
         """Prove that no block is lost or shared wrongly; raises ConservationError."""
         self.ledger.check(self._admission.running)
@@ -159,7 +218,10 @@ class Scheduler:
     def schedule(self, now_s: float) -> Step | None:
         """The next step to launch; None when nothing can be launched before a result is applied or a request added."""
         self._now_s = now_s
+        if self.ledger.tiers is not None:
+            self.ledger.tiers.settle()
         self._admission.waits.tick(now_s)
+        self._forecast.note_kv(now_s, self.ledger.pools)
         self._admission.make_way()
         plan = StepPlan(self.config.max_tokens_per_step)
         self._decodes.fill(plan)
@@ -167,10 +229,10 @@ class Scheduler:
         if not len(plan):
             return None
         leaves = tuple(self._admission.rows_to_close)
-        step = plan.freeze(self._next_step_id, leaves, self._decodes.drafting)
+        step = plan.freeze(self._next_step_id, leaves, self._decodes.drafting, self.ledger.copies(self._next_step_id))
         self._admission.rows_to_close.clear()
         self._next_step_id += 1
-        self._launched.append(_Launched(step, plan.sequences))
+        self._launched.append(Launched(step, plan.sequences, plan.reading_s))
         return step
 
     def apply(
@@ -183,9 +245,16 @@ class Scheduler:
     ) -> list[SequenceAdvance]:
         """Take in the results of the oldest launched step. `record`: what whoever read a chunk in it will remember."""
         launched = self._take(step, now_s)
+        if self.ledger.tiers is not None:
+            self.ledger.tiers.landed(step, result.compute_s)
         if result.step_id != step.step_id:
             raise ValueError(f"the result of step {result.step_id} was given for step {step.step_id}")
         sequences = launched.sequences
+        self._stuck = result.stuck
+        spoilt = (seq_id for seq_id in result.errors if seq_id not in result.stuck)
+        self.ledger.taint_ended(sequences[seq_id] for seq_id in spoilt if seq_id in sequences)
+        self._note_seconds(launched, result.compute_s)
+        self._readings.note(step, sequences, result.compute_s)
         spared_s = note_drafts(step, result, sequences)
         advances = self._advance_slots(step.decodes, sequences, result, text_ends, spared_s)
         for chunk in step.prefills:
@@ -193,6 +262,13 @@ class Scheduler:
             if advance is not None:
                 advances.append(advance)
         return advances
+
+    def _note_seconds(self, launched: Launched, compute_s: float) -> None:
+        decodes, sequences = launched.step.decodes, launched.sequences
+        self._forecast.note_step(compute_s, launched.reading_s, len(decodes))
+        if decodes and self._policy.counts_writing:
+            streams = [sequences[slot.seq_id] for slot in decodes]
+            self._policy.note_writing(streams, max(0.0, compute_s - launched.reading_s))
 
     def fail(self, step: Step, message: str, now_s: float, *, launched: bool = True) -> list[SequenceAdvance]:
         """The backend raised on the oldest launched step: its sequences end with an error, all others go on. Where it
@@ -202,16 +278,20 @@ class Scheduler:
         lost: list[DecodeSlot | PrefillChunk] = [*step.decodes, *step.prefills]
         for work in lost:
             sequence = sequences[work.seq_id]
-            _land(sequence, work)
+            land(sequence, work)
             if self.finish(sequence, FinishReason.ERROR, message):
                 advances.append(SequenceAdvance(sequence, finished=True))
+        unloaded = self._admission.without_blocks(self.ledger.copies_failed(step, launched=launched))
+        for sequence in unloaded:
+            self.finish(sequence, FinishReason.ERROR, message)
+        advances += [SequenceAdvance(sequence, finished=True) for sequence in unloaded]
         if not launched:
             never_opened = {join.seq_id for join in step.joins}
             to_close = [seq_id for seq_id in self._admission.rows_to_close if seq_id not in never_opened]
             self._admission.rows_to_close[:] = [*step.leaves, *to_close]
         return advances
 
-    def _take(self, step: Step, now_s: float) -> _Launched:
+    def _take(self, step: Step, now_s: float) -> Launched:
         if not self._launched or self._launched[0].step.step_id != step.step_id:
             raise ValueError(f"step {step.step_id} is not the oldest launched step")
         self._now_s = now_s
@@ -235,7 +315,7 @@ class Scheduler:
             if drafts is None:
                 sequence.num_in_flight -= 1
             else:
-                _land(sequence, slot)
+                land(sequence, slot)
             state = sequence.state
             if state is SequenceState.FINISHED:
                 continue  # found finished after this step was launched: a wasted slot, and nothing else
@@ -279,7 +359,7 @@ class Scheduler:
         self, sequence: Sequence, chunk: PrefillChunk, result: StepResult, record: StepRecord | None
     ) -> SequenceAdvance | None:
         num_tokens, seq_id = len(chunk.token_ids), chunk.seq_id
-        _land(sequence, chunk)
+        land(sequence, chunk)
         if sequence.state is SequenceState.FINISHED:
             return None
         sequence.timing.prefill_compute_s += result.compute_s
@@ -291,6 +371,8 @@ class Scheduler:
             error = TOO_MANY_TOKENS if sampled else NO_TOKEN
         if error is not None:
             return self._advance_to_error(sequence, error)
+        if sampled:
+            self._readings.end(sequence)
         finished = self._take_in(sequence, num_tokens, sampled)
         computed = sequence.num_computed or None  # it was preempted meanwhile
         return SequenceAdvance(sequence, sampled, result.prompt_logprobs.get(seq_id, ()), computed, finished)
@@ -313,12 +395,3 @@ class Scheduler:
     def _end_if_over(self, sequence: Sequence) -> bool:
         reason = finish_reason(sequence, sequence.tokens[-1], len(sequence.tokens))
         return reason is not None and self.finish(sequence, reason)
-
-
-def _land(sequence: Sequence, work: PrefillChunk | DecodeSlot) -> None:
-    """It is in flight no more, whatever came of it."""
-    if isinstance(work, PrefillChunk):
-        sequence.num_in_flight -= len(work.token_ids)
-    else:
-        sequence.num_in_flight -= work.num_queries
-        sequence.num_drafts_in_flight -= work.num_queries - 1

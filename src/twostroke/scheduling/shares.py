@@ -1,10 +1,11 @@
-"""Who holds how many of the running slots, and who gives one away to a tenant, or a call, that has none: else a few
-long answers of one would keep everybody else waiting to their end. Requests without a call neither give nor take."""
+"""Who holds how many of the running slots, and who gives one away to a tenant that holds fewer, or to a call that has
+none: else the long answers of one would keep everybody else waiting to their end. Requests without a call neither give
+nor take."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from twostroke.core.sequence import Sequence
 
@@ -34,23 +35,22 @@ class Shares:
         if not calls:
             del self._by_call[request.tenant]
 
-    def has_slot(self, tenant: str, call: str | None = None) -> bool:
+    def has_slot(self, tenant: str, call: str) -> bool:
         """Whether something of it runs; what belongs to no call never counts."""
-        held: Mapping[str, int] = self._by_tenant if call is None else self._by_call.get(tenant, {})
-        return held.get(tenant if call is None else call, 0) > 0
+        calls = self._by_call.get(tenant)
+        return calls is not None and calls[call] > 0
 
     def who_gives_way(self, head: Sequence, youngest_first: Iterator[Sequence]) -> Sequence | None:
-        """The youngest of whoever holds most and at least two, if `head` is of a tenant that has none: of all tenants,
-        whatever their priorities. Else, if its call has none: of its tenant's calls that are not more urgent."""
+        """The youngest of the tenant that holds most, if `head` is of one that holds less by two at least, whatever
+        their priorities. Else, if its call has none: of its tenant's calls that are not more urgent."""
         tenant, call = head.request.tenant, head.request.call
         if not call:
             return None
-        if not self.has_slot(tenant):
-            most = max(self._by_tenant.values(), default=0)
+        most = max(self._by_tenant.values(), default=0)
+        if self._by_tenant[tenant] + 1 < most:
             largest = {name for name, number in self._by_tenant.items() if number == most}
             found = (other for other in youngest_first if other.request.call and other.request.tenant in largest)
-        elif not self.has_slot(tenant, call):
-            own = self._by_call[tenant]
+        elif (own := self._by_call.get(tenant)) is not None and not own[call]:
             most = max(own.values())
             largest = {name for name, number in own.items() if number == most}
             found = (

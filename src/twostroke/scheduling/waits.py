@@ -15,6 +15,7 @@ class Wait(IntEnum):
     BLOCKS = 2
     PROMPTS = 3
     SIBLING = 4
+    TIERS = 5
 
 
 class WaitClock:
@@ -54,3 +55,4 @@ class WaitClock:
         record = sequence.timing.queue
         record.slots_s, record.blocks_s = waited[Wait.SLOTS], waited[Wait.BLOCKS]
         record.prompts_s, record.sibling_s = waited[Wait.PROMPTS], waited[Wait.SIBLING]
+        record.tiers_s = waited[Wait.TIERS]

@@ -1,0 +1,125 @@
+"""Who plays a trace for `bench/promises.py`: a simulated H200, or the real engine on this machine's CPU. Both give, of
+every request that was answered, who sent it and its timing."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Sequence as Series
+from dataclasses import dataclass, replace
+from math import inf
+from pathlib import Path
+
+from twostroke.cli.simulate_device import on_device
+from twostroke.config import EngineConfig
+from twostroke.core.events import TokenEvent
+from twostroke.core.request import Request
+from twostroke.core.service_level import ServiceLevels
+from twostroke.core.timing import SequenceTiming
+from twostroke.engine.build import build
+from twostroke.engine.engine import Engine
+from twostroke.planner.simulate import Prompts, Replica, ReplicaSpec, collector_paused
+from twostroke.planner.trace import TraceRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    request: Request
+    timing: SequenceTiming
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A policy, and how many tokens a step may have; None: as suits the backend."""
+
+    policy: str
+    step_tokens: int | None = None
+
+    def __str__(self) -> str:
+        return self.policy if self.step_tokens is None else f"{self.policy}, {self.step_tokens} tokens a step"
+
+
+class Simulated:
+    name = "simulated: Llama-3.1-8B on an H200"
+
+    def __init__(self, levels: ServiceLevels) -> None:
+        spec = on_device("Llama-3.1-8B", "h200", 1, EngineConfig(max_context=16_384)).spec
+        self._spec = replace(spec, levels=levels)
+
+    def play(self, way: Way, trace: Series[TraceRequest]) -> list[Answered]:
+        spec: ReplicaSpec = replace(self._spec, policy=way.policy)
+        if way.step_tokens is not None:
+            spec = replace(spec, scheduler=replace(spec.scheduler, max_tokens_per_step=way.step_tokens))
+        replica, prompts, ended = Replica(spec), Prompts(), []
+        with collector_paused():
+            for asked in trace:
+                ended += replica.play_until(asked.arrival_s)
+                replica.add(prompts.request(asked))
+            ended += replica.play_until(inf)
+        return [Answered(one.sequence.request, one.sequence.timing) for one in ended]
+
+
+def levels_text(levels: ServiceLevels) -> str:
+    """As the file has them."""
+    lines = []
+    for level in levels.levels:
+        if not level.is_derived:
+            promised = {"ttft_ms": level.ttft_s, "itl_ms": level.itl_s}
+            lines.append(f"[levels.{level.name}]")
+            lines += [f"{name} = {1e3 * value:.3f}" for name, value in promised.items() if value is not None]
+    return "\n".join(lines)
+
+
+class Real:
+    """SmolLM2 on the CPU. Requests come at their moments of the clock, whatever the engine is at."""
+
+    name = "SmolLM2 on this machine's CPU"
+
+    def __init__(self, levels: ServiceLevels, max_context: int = 4608) -> None:
+        self._levels = levels
+        self._max_context = max_context
+
+    def play(self, way: Way, trace: Series[TraceRequest]) -> list[Answered]:
+        with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
+            file.write(levels_text(self._levels))
+            file.flush()
+            config = EngineConfig(
+                backend="cpu",
+                max_context=self._max_context,
+                max_tokens_per_step=way.step_tokens,
+                policy=way.policy,
+                service_levels=str(Path(file.name)),
+                speculate="off",
+            )
+            engine = build("smollm2", config, text=False).engine
+        prompts, found, sent, waiting = Prompts(), [], {}, list(trace)
+        try:
+            self._warm(engine, prompts)
+            started_s = time.perf_counter()
+            while waiting or engine.busy:
+                while waiting and time.perf_counter() - started_s >= waiting[0].arrival_s:
+                    request = bounded(prompts.request(waiting.pop(0)))
+                    sent[engine.add(request)] = request
+                if not engine.busy:
+                    time.sleep(max(0.0, waiting[0].arrival_s - (time.perf_counter() - started_s)))
+                    continue
+                found += [
+                    Answered(sent[event.request_id], event.timing)
+                    for event in engine.step()
+                    if isinstance(event, TokenEvent) and event.timing is not None and event.request_id in sent
+                ]
+        finally:
+            engine.close()
+        return found
+
+    def _warm(self, engine: Engine, prompts: Prompts) -> None:
+        """Steps of every kind, so that their cost is known."""
+        for num_tokens in (self._max_context // 2, 300, 40):
+            engine.add(bounded(prompts.request(TraceRequest(0.0, num_tokens, 40))))
+        while engine.busy:
+            engine.step()
+
+
+def bounded(request: Request) -> Request:
+    """With token ids that the model has."""
+    return replace(request, prompt_token_ids=tuple(token % 40_000 + 5 for token in request.prompt_token_ids))

@@ -1,0 +1,74 @@
+"""A prompt's KV on its way from the engine that read it to the one that writes the answer: plain data that both tell
+each other. Knows neither transports nor slots' owners."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+@dataclass(frozen=True, slots=True)
+class Handoff:
+    """KV of the first tokens of a prompt, kept by the engine that read them until it is taken or its lease is over."""
+
+    lease_id: str
+    peer: str
+    """How its owner is reached, as its transport describes it."""
+    num_tokens: int
+    """Whole blocks, from the first token on; at least one token of the prompt is left to read."""
+    slots: tuple[tuple[int, ...], ...]
+    """One a KV group: the owner's host slots of the last blocks before `num_tokens`: all of them, or those that a
+    window still reads."""
+    layout: str
+    """What the bytes mean, and whose weights made them: they are taken in only where this is equal."""
+    lease_s: float
+    """From the end of reading: how long it is kept for nobody."""
+    read_s: float = 0.0
+    """What the owner took from the request's arrival to the end of reading."""
+    queue_s: float = 0.0
+    """Of that, before its first chunk."""
+
+
+class HandoffRecord(NamedTuple):
+    """What became of a handoff, where the answer was written."""
+
+    peer: str
+    """The engine that read the prompt, by its name."""
+    num_tokens: int
+    """Whose KV arrived; 0: none, and the prompt was read here."""
+    num_bytes: int
+    took_s: float
+    """From the request for the bytes to the last of them, or until it was given up."""
+    read_s: float
+    """What reading took there, its queue included."""
+    queue_s: float
+    why_not: str | None = None
+    """Where nothing arrived: why."""
+
+    @property
+    def bytes_per_s(self) -> float:
+        return self.num_bytes / self.took_s if self.took_s > 0.0 else 0.0
+
+
+@dataclass(slots=True)
+class HandoffTotals:
+    """Of one engine since it started."""
+
+    leases: int = 0
+    """Not a total: kept for other engines at this moment."""
+    granted: int = 0
+    """Prompts that were read for others."""
+    granted_tokens: int = 0
+    taken: int = 0
+    """Of those, that another said to have, or not to want any more."""
+    expired: int = 0
+    """Of those, that nobody took in time."""
+    fetched: int = 0
+    """Prompts of others whose KV arrived."""
+    fetched_tokens: int = 0
+    fetched_bytes: int = 0
+    fetch_s: float = 0.0
+    refused: int = 0
+    """Prompts of others that were read here all the same: cached already, no room, another model."""
+    failed: int = 0
+    """The same, because nothing arrived in time."""

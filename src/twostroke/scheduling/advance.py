@@ -1,0 +1,40 @@
+"""A step on its way, and what applying it did for a sequence, for whoever tells its caller. Plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from twostroke.core.sequence import Sequence
+from twostroke.core.step import DecodeSlot, PrefillChunk, SampledToken, Step, TokenLogprobs
+
+
+@dataclass(slots=True)
+class SequenceAdvance:
+    """What one step did for one sequence. (Not frozen: one is made for every token, and read once.)"""
+
+    sequence: Sequence
+    sampled: tuple[SampledToken, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    prefill_computed: int | None = None
+    """Positions computed, of `sequence.prefill_len`, when the step held a chunk of it."""
+    finished: bool = False
+    """Its `finish_reason` and `error` say why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A step whose result has not come back."""
+
+    step: Step
+    sequences: dict[int, Sequence]
+    reading_s: float
+    """Predicted for its prompts, each alone."""
+
+
+def land(sequence: Sequence, work: PrefillChunk | DecodeSlot) -> None:
+    """It is in flight no more, whatever came of it."""
+    if isinstance(work, PrefillChunk):
+        sequence.num_in_flight -= len(work.token_ids)
+    else:
+        sequence.num_in_flight -= work.num_queries
+        sequence.num_drafts_in_flight -= work.num_queries - 1

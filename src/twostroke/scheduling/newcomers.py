@@ -1,0 +1,85 @@
+"""What a request may expect when it comes: how much of its prompt need not be read, what it is promised, and when its
+first token should come. Refuses what would be late, where its class wants that. Knows forecasts and who is there;
+changes neither."""
+
+from __future__ import annotations
+
+from twostroke.core.sequence import Sequence
+from twostroke.core.service_level import ServiceLevel
+from twostroke.cost.floor import StepWork
+from twostroke.kv.ledger import KVLedger
+from twostroke.kv.recall import load_seconds
+from twostroke.scheduling.admission import Admission
+from twostroke.scheduling.forecast import Forecast
+from twostroke.scheduling.prefill import PrefillPlanner
+from twostroke.scheduling.promises import Promises, refuse_late
+
+
+class Newcomers:
+    def __init__(
+        self,
+        ledger: KVLedger,
+        forecast: Forecast,
+        promises: Promises,
+        admission: Admission,
+        prefills: PrefillPlanner,
+    ) -> None:
+        self._ledger = ledger
+        self._forecast = forecast
+        self._promises = promises
+        self._admission = admission
+        self._prefills = prefills
+
+    def promise(self, level: ServiceLevel, samples: list[Sequence]) -> None:
+        """Sample 0 reads the prompt for all, but for what the prefix cache or a tier has of it. Raises PromiseError."""
+        first, forecast = samples[0], self._forecast
+        num_held, load_s = self._held(first)
+        forecast.expect(first, num_held)
+        reading_s = load_s + forecast.reading_s(first)
+        promise = self._promises.promise_to(level, reading_s)
+        for sequence in samples:
+            sequence.timing.promise = promise
+        if level.when_late == "refuse":
+            refuse_late(level, load_s + self._first_token_s(first), reading_s)
+        for sibling in samples[1:]:
+            forecast.expect(sibling, sibling.prompt_len - 1)
+
+    def _held(self, newcomer: Sequence) -> tuple[int, float]:
+        """Its tokens that are to be had without reading, and the seconds to load what the device does not hold of them:
+        what `KVLedger.recall` would do now, without doing it."""
+        match, tiers = self._ledger.match(newcomer), self._ledger.tiers
+        if tiers is None:
+            return match.num_tokens, 0.0
+        for with_disk in (True, False) if tiers.may_fetch(newcomer.seq_id) else (False,):
+            longer = self._ledger._matcher.match_beyond(newcomer, tiers, with_disk=with_disk)
+            num_more, load_s = longer.num_tokens - match.num_tokens, load_seconds(tiers, longer)
+            if num_more > 0 and tiers.worth.loads(match.num_tokens, num_more, load_s):
+                return longer.num_tokens, load_s
+        return match.num_tokens, 0.0
+
+    def _first_token_s(self, newcomer: Sequence) -> float:
+        """From now to its first token."""
+        self._prefills.note_streams()
+        ahead_s, ahead = self._admission.ahead_of(newcomer)
+        num_slots_short = max(0, ahead + 1 - self._admission.num_free_slots)
+        own_s = self._forecast.reading_s(newcomer)
+        in_line_s = self._forecast.first_token_s(ahead_s, own_s, num_slots_short)
+        has_ends = self._forecast.between_ends_s.value > 0.0
+        room_s = self._room_s(newcomer, 0 if has_ends else num_slots_short)
+        return max(in_line_s, room_s + self._forecast.first_token_s(0.0, own_s)) if room_s else in_line_s
+
+    def _room_s(self, newcomer: Sequence, num_slots_short: int) -> float:
+        """Until enough of those who run have ended for a slot and its blocks: by what each of them will still write, a
+        token a step."""
+        short = max(self._admission.shortage(newcomer, self._ledger.match(newcomer)), default=0)
+        if short <= 0 and num_slots_short <= 0:
+            return 0.0
+        ends = sorted((self._admission.more_tokens(one), one.seq_id, one) for one in self._admission.running)
+        num_steps = 0
+        for num_steps, _, one in ends:
+            num_slots_short -= 1
+            short -= self._ledger.layout.blocks_for(len(one.tokens) + num_steps - one.timing.cached_tokens)
+            if short <= 0 and num_slots_short <= 0:
+                break
+        contexts = [one.next_position + 1 for one in self._admission.running]
+        return num_steps * self._forecast.step_seconds(StepWork(contexts=contexts))

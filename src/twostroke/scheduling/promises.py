@@ -1,0 +1,62 @@
+"""What each request is promised, and the refusal of one whose promise cannot be kept. A class says what it promises.
+The default one, where nobody said it, promises what the hardware does for everybody, request by request. Knows
+forecasts; knows nothing of queues."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import inf
+
+from twostroke.core.errors import PromiseError
+from twostroke.core.sequence import Sequence
+from twostroke.core.service_level import DEFAULT_LEVEL, Promise, ServiceLevel, ServiceLevels
+from twostroke.cost.floor import StepWork
+from twostroke.scheduling.forecast import Forecast, nominal_seconds
+
+DERIVED_TTFT = 4.0
+"""Where nobody said what is promised, a first token comes within this many times what reading the prompt takes alone,
+behind one full step."""
+DERIVED_ITL = 2.0
+"""Likewise, a gap is no longer than this many full steps: what costs no throughput to keep."""
+
+
+class Promises:
+    def __init__(self, levels: ServiceLevels, forecast: Forecast, max_tokens_per_step: int) -> None:
+        self.levels = levels
+        self.forecast = forecast
+        self._itl_s = {level.name: level.itl_s for level in levels.levels if level.itl_s is not None}
+        self._full_step = StepWork(((0, max_tokens_per_step),), 1)
+
+    def promise_to(self, level: ServiceLevel, reading_s: float) -> Promise:
+        """A request of this class whose prompt takes so long to read."""
+        if not level.is_derived or self.forecast.step_seconds is nominal_seconds:
+            return level.promise
+        full_s = self.forecast.step_seconds(self._full_step)
+        return Promise(level.name, DERIVED_TTFT * (full_s + reading_s), DERIVED_ITL * full_s)
+
+    def tightest_itl_s(self, streams: Iterable[Sequence]) -> float:
+        """The shortest gap that a class of these was promised; what is derived bounds no step. Infinite: none was."""
+        if not self._itl_s:
+            return inf
+        levels = {sequence.request.service_level or DEFAULT_LEVEL for sequence in streams}
+        return min((self._itl_s[name] for name in levels if name in self._itl_s), default=inf)
+
+
+def refuse_late(level: ServiceLevel, predicted_s: float, reading_s: float = 0.0) -> None:
+    """Raises PromiseError where the class refuses rather than to be late, and this one would be. What is in the way
+    drains by a second a second, so the same request is in time once that much is gone; never, where `reading_s`, its
+    own prompt alone, takes longer than was promised."""
+    if level.when_late != "refuse" or level.ttft_s is None or predicted_s <= level.ttft_s:
+        return
+    if reading_s > level.ttft_s:
+        raise PromiseError(
+            f"the class {level.name} promises a first token in {level.ttft_s * 1e3:.3g} ms, and reading this prompt "
+            f"alone takes {reading_s * 1e3:.3g}: another class may take it",
+            inf,
+        )
+    retry_after_s = predicted_s - level.ttft_s
+    raise PromiseError(
+        f"the class {level.name} promises a first token in {level.ttft_s * 1e3:.0f} ms, and it would come in "
+        f"{predicted_s * 1e3:.0f}: what is before it takes that long; try again in {retry_after_s:.1f} s",
+        retry_after_s,
+    )
