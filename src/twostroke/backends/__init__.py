@@ -18,6 +18,10 @@ BACKENDS: dict[str, str] = {
 """Name to the module whose `FACTORY` is its BackendFactory, the fastest first: `auto` takes the first that supports."""
 
 
+SHARDED = "twostroke.backends.sharded"
+"""The module that makes one backend of several ranks of another."""
+
+
 def load_factory(name: str) -> BackendFactory:
     if name not in BACKENDS:
         raise BackendError(f"there is no backend {name!r}; the backends are: {', '.join(BACKENDS)}")
@@ -25,13 +29,26 @@ def load_factory(name: str) -> BackendFactory:
     return factory
 
 
-def choose(name: str, checkpoint: Checkpoint, wish: FormatWish = ANY_FORMATS) -> tuple[BackendFactory, str]:
+def _shared(name: str, ranks: int) -> BackendFactory:
+    factory: BackendFactory = import_module(SHARDED).ShardedFactory(load_factory(name), ranks)
+    return factory
+
+
+def choose(
+    name: str, checkpoint: Checkpoint, wish: FormatWish = ANY_FORMATS, ranks: int = 1
+) -> tuple[BackendFactory, str]:
     """The factory for `name` and the reason for the choice. "auto": the first that supports the model and has the
-    formats that were asked for. Whether a backend that was named has them, its own `formats` says."""
+    formats that were asked for. Whether a backend that was named has them, its own `formats` says. `ranks`: that share
+    the model, each with a part of it."""
     declined: list[str] = []
     for candidate in BACKENDS if name == "auto" else (name,):
-        factory = load_factory(candidate)
+        factory = load_factory(candidate) if ranks == 1 else _shared(candidate, ranks)
         reason = factory.supports(checkpoint)
+        if reason is not None and ranks > 1 and load_factory(candidate).supports(checkpoint) is None:
+            raise BackendError(  # whoever asks for ranks wants to be faster: no slower backend is taken for them
+                f"the {candidate} backend runs this model, but not with --tensor-parallel {ranks}: {reason}"
+                + ("; --backend names another" if name == "auto" else "")
+            )
         if reason is None and name != "auto":
             return factory, "asked for"
         if reason is None and wish != ANY_FORMATS:

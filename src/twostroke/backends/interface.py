@@ -3,14 +3,16 @@ Sequence. It declares what it supports, or declines with a reason. Chooses no wo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from twostroke.core.errors import BackendError
 from twostroke.core.formats import ANY_FORMATS, Formats, FormatWish
 from twostroke.core.grammar import Grammars
+from twostroke.core.kv_blocks import KeptBlocks, KVFormat
 from twostroke.core.kv_layout import KVLayout
 from twostroke.core.step import Step, StepResult
 from twostroke.core.step_sizes import StepSizes
@@ -22,10 +24,23 @@ from twostroke.machine import Machine, MemorySpace
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.heads.eagle3 import Eagle3Head
 from twostroke.models.heads.medusa import MedusaHeads
-from twostroke.models.spec import DenseMlp, LatentAttention, LayerSpec, ModelSpec, MoeSpec, RecurrentMixer
+from twostroke.models.spec import (
+    PLAIN_ROUTING,
+    DenseMlp,
+    GroupedAttention,
+    LatentAttention,
+    LayerSpec,
+    ModelSpec,
+    MoeSpec,
+    RecurrentMixer,
+)
 from twostroke.speculation.drafter import Drafter
 from twostroke.speculation.speculator import Speculator
 from twostroke.speculation.unseen import UnseenDrafts
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 LAYERS_DIFFER = "its layers differ in more than their windows and ropes, and this backend has one size for all of them"
 
@@ -64,28 +79,72 @@ def refuse_drafts(backend: Backend, step: Step) -> None:
             )
 
 
-def uncomputed(spec: ModelSpec) -> str | None:
-    """What a model has that no backend computes, in a sentence: each of them asks, and declines. None: nothing."""
+class Feature(Enum):
+    """What some models have and not every backend computes: one that has learnt it says so to `uncomputed`."""
+
+    LATENT = "it has no latent attention"
+    SINKS = "it has no attention with sinks"
+    GROWTH = "it has no queries that grow with their position"
+    SHARED_EXPERTS = "it has no experts that every token meets"
+    ROUTING = "its routers are a softmax without a bias, a correction or groups"
+    EXPERT_BIASES = "its experts have no biases and no clamped gates"
+
+
+def uncomputed(spec: ModelSpec, learnt: frozenset[Feature] = frozenset()) -> str | None:
+    """What a model has that a backend does not compute, in a sentence: each of them asks, and declines. None:
+    nothing."""
     if spec.final_norm_bias or spec.head_bias:
         return "it has no biases on the last norm and the output head"
-    return next((reason for layer in dict.fromkeys(spec.layers) if (reason := _uncomputed_layer(layer))), None)
+    reasons = (_uncomputed_layer(layer, learnt) for layer in dict.fromkeys(spec.layers))
+    return next((reason for reason in reasons if reason is not None), None)
 
 
-def _uncomputed_layer(layer: LayerSpec) -> str | None:
+def _uncomputed_layer(layer: LayerSpec, learnt: frozenset[Feature]) -> str | None:
     attention, mlp = layer.attention, layer.mlp
-    if isinstance(attention, LatentAttention):
-        return "it has no latent attention"
     if isinstance(attention, RecurrentMixer):
         return "it has no layers that keep a state in place of keys and values"
-    if attention.has_sinks:
-        return "it has no attention with sinks"
-    if isinstance(mlp, MoeSpec) and (mlp.shared is not None or mlp.router_bias):
-        return "it has no experts that every token meets, and no router with a bias"
-    if mlp.has_bias or (isinstance(mlp, DenseMlp) and not mlp.is_gated):
-        return "its MLPs and experts have a gate and no biases"
+    lacking = next((feature for feature in features_of(layer) if feature not in learnt), None)
+    if lacking is not None:
+        return lacking.value
+    if isinstance(mlp, DenseMlp) and (mlp.has_bias or not mlp.is_gated):
+        return "its MLPs have a gate and no biases"
     if layer.is_parallel or layer.norm_bias:
         return "its layers have a norm before each block, without a bias"
     return None
+
+
+def features_of(layer: LayerSpec) -> Iterator[Feature]:
+    attention, mlp = layer.attention, layer.mlp
+    if isinstance(attention, LatentAttention):
+        yield Feature.LATENT
+    if isinstance(attention, GroupedAttention) and attention.has_sinks:
+        yield Feature.SINKS
+    if isinstance(attention, GroupedAttention) and attention.growth is not None:
+        yield Feature.GROWTH
+    if isinstance(mlp, MoeSpec):
+        if mlp.shared is not None:
+            yield Feature.SHARED_EXPERTS
+        if mlp.router_bias or mlp.routing != PLAIN_ROUTING:
+            yield Feature.ROUTING
+        if mlp.has_bias or mlp.clamp is not None:
+            yield Feature.EXPERT_BIASES
+
+
+@runtime_checkable
+class BlockBackend(Protocol):
+    """A backend that gives KV blocks out as bytes and takes them in: to tiers behind the device, or to another engine
+    whose `block_format` is equal. Steps may carry spills and loads once `keep_blocks` was called."""
+
+    block_format: KVFormat
+
+    def read_blocks(self, group: int, block_ids: Sequence[int], into: memoryview) -> None:
+        """The bytes of these blocks, one behind the other, as they are when all launched steps are done."""
+
+    def write_blocks(self, group: int, block_ids: Sequence[int], data: memoryview) -> None:
+        """The same the other way: every step that is launched later reads them."""
+
+    def keep_blocks(self, num_slots: Sequence[int]) -> KeptBlocks:
+        """Room in host memory for this many blocks of each group. Told once, before the first step."""
 
 
 @runtime_checkable
@@ -143,6 +202,13 @@ class UnseenBackend(Protocol):
     unseen: UnseenDrafts | None
 
 
+class Join(Protocol):
+    """Where the ranks of one copy meet: all call it at the same places of a pass, with as many numbers."""
+
+    def __call__(self, values: npt.NDArray[np.float32]) -> None:
+        """Put the sum over all ranks in their place, the same to the bit on every rank."""
+
+
 @dataclass(frozen=True, slots=True)
 class BackendSettings:
     """What a backend is created with, beside the model and the layout of its KV."""
@@ -158,6 +224,9 @@ class BackendSettings:
     """Given to a backend whose factory is a CompanionFactory alone."""
     drafts: bool = True
     """Whether anybody may draft: else nothing need be made ready for it."""
+    join: Join | None = None
+    """Given to a backend whose factory is a RankedFactory alone, with a checkpoint that is one rank's part: what it
+    calls with the outputs of attention and of the MLP, before they are added to the residual stream."""
 
 
 class BackendFactory(Protocol):
@@ -211,6 +280,22 @@ class CompanionFactory(Protocol):
 
     def companion_bytes(self, checkpoint: Checkpoint, formats: Formats) -> int:
         """Memory that such a model's weights take."""
+
+
+@runtime_checkable
+class RankedFactory(Protocol):
+    """A backend on the host that may be one rank of several, which hold a model together (`backends/sharded`)."""
+
+    rank_unit: int
+    """Widths of a rank's matrices are multiples of it."""
+
+
+@runtime_checkable
+class SharingFactory(Protocol):
+    """A backend of several ranks that share a model."""
+
+    def described(self, checkpoint: Checkpoint) -> str:
+        """What each rank holds, for a user to read."""
 
 
 @runtime_checkable

@@ -1,0 +1,80 @@
+"""The process of a rank above 0: `python -m twostroke.backends.sharded.rank_process`, its setup on standard input. It
+computes every batch that rank 0 tells it, and keeps nothing between two but weights and KV: rows and sampling are rank
+0's. It ends when rank 0 says so, when another rank is gone, or when its standard input closes: never later than its
+parent. What went wrong it says in one line on standard output."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from enum import IntEnum
+
+from twostroke.backends.host.host_backend import HostBackend
+from twostroke.backends.sharded.batch_bytes import from_bytes
+from twostroke.backends.sharded.lines import RankLostError
+from twostroke.backends.sharded.meeting import Meeting
+from twostroke.backends.sharded.setup import RankSetup
+from twostroke.core.errors import TwostrokeError
+
+
+class Exit(IntEnum):
+    TOLD = 0
+    PARENT_GONE = 3
+    RANK_LOST = 4
+    FAILED = 5
+
+
+def main() -> int:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the engine, which ends its ranks
+    words = os.dup(1)
+    os.dup2(2, 1)  # whatever else is printed does not come between
+    setup = RankSetup.from_json(sys.stdin.buffer.readline())
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    with setup.on_own_cores():
+        return _work(setup, words)
+
+
+def _work(setup: RankSetup, words: int) -> int:
+    meeting = setup.meeting()
+    try:
+        own = setup.create(meeting, setup.source.load())
+    except TwostrokeError as error:
+        return _fail(words, str(error))
+    except (MemoryError, OSError) as error:
+        return _fail(words, str(error) or "there is not enough memory")
+    _say(words, {"ready": True})
+    try:
+        _compute(own, meeting)
+    except RankLostError:
+        return Exit.RANK_LOST
+    except Exception as error:
+        return _fail(words, f"{type(error).__name__}: {error}")
+    finally:
+        own.close()
+    return Exit.TOLD
+
+
+def _compute(own: HostBackend, meeting: Meeting) -> None:
+    while message := meeting.hear():
+        meeting.collect(own.score(from_bytes(message)).logits)
+
+
+def _say(words: int, fields: dict[str, object]) -> None:
+    os.write(words, json.dumps(fields).encode() + b"\n")
+
+
+def _fail(words: int, sentence: str) -> int:
+    _say(words, {"failed": sentence[:2000]})
+    return Exit.FAILED
+
+
+def _end_with_parent() -> None:
+    os.read(0, 1)  # nothing more is ever written: this returns when the other end is gone
+    os._exit(Exit.PARENT_GONE)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
