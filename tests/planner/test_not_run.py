@@ -16,6 +16,7 @@ from twostroke.planner.deployment import Deployment
 from twostroke.planner.not_run import not_run
 
 LLAMA = dimensions_from_config(KNOWN_SHAPES["Llama-3.1-8B"].config)
+MIXTURE = dimensions_from_config(KNOWN_SHAPES["Qwen3-30B-A3B"].config)
 RUN = Deployment("Llama-3.1-8B", LLAMA, find_device("h200"))
 
 
@@ -24,9 +25,15 @@ RUN = Deployment("Llama-3.1-8B", LLAMA, find_device("h200"))
     [
         ({}, None),
         ({"formats": Formats.of("bf16", "f16")}, None),
-        ({"formats": Formats.of("fp8")}, "on a GPU this engine holds weights in 16 bits: fp8 is planned, not run"),
+        ({"formats": Formats.of("fp8")}, None),
+        ({"dimensions": MIXTURE}, None),
+        (
+            {"dimensions": MIXTURE, "formats": Formats.of("fp8")},
+            "on a GPU this engine holds experts in 16 bits: fp8 is planned, not run",
+        ),
         ({"formats": Formats.of("q4_k")}, "q4_k is planned, not run"),
-        ({"own_shape": RUN.shape}, "GGUF is planned, not run"),
+        ({"own_shape": RUN.shape}, "holds weights as their file has them, which has not been run on one yet"),
+        ({"dimensions": MIXTURE, "own_shape": RUN.shape}, "experts in 16 bits: a file in fewer is planned, not run"),
         ({"formats": Formats.of("bf16", "fp8")}, "on a GPU this engine keeps KV in 16 bits: fp8 is planned, not run"),
         ({"tensor_parallel": 2}, "this engine runs a model on one device: 2 are planned, not run"),
         ({"device": find_device("b200")}, "this engine has not been run on B200 yet"),
@@ -45,14 +52,21 @@ def test_a_deployment_says_what_was_not_run_of_it(change: dict[str, object], sen
 def test_a_plan_says_it_first() -> None:
     notes = plan("gpt-oss-120b", "mi325x").notes
     assert notes[0] == (
-        "this engine does not run gpt_oss models: no backend here computes attention with sinks and experts with biases"
+        "this engine runs gpt_oss models on hosts alone: "
+        "no kernel for a card here computes attention with sinks and experts with biases"
     )
     assert notes[1].startswith("this engine does not run on MI325X")
 
 
 def test_every_family_that_is_not_run_says_why_and_every_other_is_read_as_before_a_run() -> None:
-    said = {family.name for family in FAMILIES if family.not_run is not None}
-    assert said == {"deepseek_v2", "deepseek_v3", "gemma", "gpt_oss", "phi", "qwen2_moe", "smollm3"}
+    assert {family.name for family in FAMILIES if family.not_run is not None} == {"gemma", "phi", "smollm3"}
+    slow = {family.name for family in FAMILIES if family.only_on is not None}
+    assert slow == {"deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite", "gpt_oss", "kimi_k2"} | {
+        "ministral3",
+        "mistral4",
+        "qwen2_moe",
+    }
+    said = slow | {family.name for family in FAMILIES if family.not_run is not None}
     for name, known in KNOWN_SHAPES.items():
         dimensions = dimensions_from_config(known.config)
         assert (dimensions.not_run is not None) == (dimensions.spec.family in said), name

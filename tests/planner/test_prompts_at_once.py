@@ -7,11 +7,13 @@ import random
 import statistics
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
 from twostroke.cli.simulate_device import on_device
 from twostroke.config import EngineConfig
+from twostroke.core.service_level import ServiceLevels
 from twostroke.cost.floor import work_of
 from twostroke.cost.hardware import Ceilings
 from twostroke.cost.step_cost import StepCost
@@ -40,7 +42,8 @@ LOADS = {
 
 def replica_of(model: str) -> ReplicaSpec:
     config = EngineConfig(max_context=16_384)
-    return on_device(model, "h200", 1, config).spec
+    spec = on_device(model, "h200", 1, config).spec
+    return replace(spec, levels=ServiceLevels())  # in order of arrival: what is tried is which prompts share a step
 
 
 @contextmanager

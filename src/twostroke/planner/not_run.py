@@ -9,6 +9,9 @@ from twostroke.planner.deployment import Deployment
 GPU_WEIGHTS = (*GPU_FLOATS, "f32")
 """What may be planned as held: weights in 32 bits are brought to 16 as they are loaded."""
 
+GPU_FEW_BITS = ("fp8", "int4")
+"""What layers' weights are brought to on a GPU where they are asked to be."""
+
 
 def not_run(deployment: Deployment) -> tuple[str, ...]:
     """A sentence each; none: this engine has run such a model on such a device."""
@@ -18,11 +21,20 @@ def not_run(deployment: Deployment) -> tuple[str, ...]:
     reasons = [reason for reason in (model, device.not_run) if reason is not None]
     if device.vendor != "NVIDIA":
         return tuple(reasons)  # where it does not run at all, formats are no matter
-    kept, kv = "GGUF" if deployment.own_shape is not None else deployment.formats.weights, deployment.formats.kv
-    if kept not in GPU_WEIGHTS:
-        reasons.append(f"on a GPU this engine holds weights in 16 bits: {kept} is planned, not run")
+    kept, kv = deployment.formats.weights, deployment.formats.kv
+    is_16_bits, has_experts = kept in GPU_WEIGHTS, deployment.dimensions.spec.moe is not None
+    if deployment.own_shape is not None and not has_experts:
+        reasons.append("on a GPU this engine holds weights as their file has them, which has not been run on one yet")
+    elif has_experts and (deployment.own_shape is not None or not is_16_bits):
+        reasons.append(f"on a GPU this engine holds experts in 16 bits: {_named(deployment)} is planned, not run")
+    elif not is_16_bits and kept not in GPU_FEW_BITS:
+        reasons.append(f"on a GPU this engine brings weights to fp8 or int4: {kept} is planned, not run")
     if kv not in GPU_FLOATS:
         reasons.append(f"on a GPU this engine keeps KV in 16 bits: {kv} is planned, not run")
     if deployment.devices_per_copy > 1:
         reasons.append(f"this engine runs a model on one device: {deployment.devices_per_copy} are planned, not run")
     return tuple(reasons)
+
+
+def _named(deployment: Deployment) -> str:
+    return "a file in fewer" if deployment.own_shape is not None else deployment.formats.weights

@@ -7,6 +7,7 @@ from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from twostroke.core.service_level import DEFAULT_LEVEL
 from twostroke.core.timing import SequenceTiming, gaps_of
 
 PERCENTILES = {"p50": 0.50, "p90": 0.90, "p99": 0.99}
@@ -26,6 +27,30 @@ class Objective:
 
 
 @dataclass(slots=True)
+class LevelServed:
+    """What became of a class's requests."""
+
+    ttft_s: array[float] = field(default_factory=lambda: array("d"))
+    itl_s: array[float] = field(default_factory=lambda: array("d"))
+    num_kept_ttft: int = 0
+    num_kept_itl: int = 0
+    num_kept: int = 0
+    """Both, as far as they were promised."""
+    num_refused: int = 0
+    """At once, because they would have been late."""
+
+    def take(self, timing: SequenceTiming, ttft_s: float, gaps_s: list[float]) -> None:
+        self.ttft_s.append(ttft_s)
+        self.itl_s.fromlist(gaps_s)
+        promise = timing.promise
+        kept_ttft = promise is None or promise.kept_ttft(ttft_s) is not False
+        kept_itl = promise is None or promise.kept_itl(gaps_s) is not False
+        self.num_kept_ttft += kept_ttft
+        self.num_kept_itl += kept_itl
+        self.num_kept += kept_ttft and kept_itl
+
+
+@dataclass(slots=True)
 class Served:
     """The finished requests, kept flat: there may be millions of tokens."""
 
@@ -35,6 +60,14 @@ class Served:
     itl_s: array[float] = field(default_factory=lambda: array("d"))
     prompt_tokens: int = 0
     output_tokens: int = 0
+    levels: dict[str, LevelServed] = field(default_factory=dict)
+    """By name, those that anybody asked for."""
+
+    def refuse(self, level: str) -> None:
+        self._level(level).num_refused += 1
+
+    def _level(self, name: str) -> LevelServed:
+        return self.levels.setdefault(name or DEFAULT_LEVEL, LevelServed())
 
     def take(self, timings: Iterable[SequenceTiming]) -> None:
         for timing in timings:
@@ -43,7 +76,9 @@ class Served:
             self.ttft_s.append(ttft_s)
             self.queue_s.append(queue_s)
             self.tpot_s.append(timing.tpot_s)
-            self.itl_s.fromlist(gaps_of(timing.token_times_s))
+            gaps_s = gaps_of(timing.token_times_s)
+            self.itl_s.fromlist(gaps_s)
+            self._level("" if timing.promise is None else timing.promise.level).take(timing, ttft_s, gaps_s)
             self.prompt_tokens += timing.prompt_tokens
             self.output_tokens += len(timing.token_times_s)
 
@@ -54,6 +89,41 @@ def percentiles(values: Iterable[float], fractions: Mapping[str, float] = PERCEN
     return {
         name: ordered[min(len(ordered) - 1, int(part * len(ordered)))] for name, part in fractions.items() if ordered
     }
+
+
+@dataclass(frozen=True, slots=True)
+class LevelReport:
+    """Of one class: how many asked, how many of them were served as promised, and what they felt."""
+
+    name: str
+    requests: int
+    """Those that were refused among them."""
+    refused: int
+    kept_ttft_share: float
+    """Of those that were served."""
+    kept_itl_share: float
+    kept_share: float
+    """Of all that asked, those for whom everything was kept that was promised."""
+    goodput_per_s: float
+    """Those, a second."""
+    ttft_s: dict[str, float]
+    itl_s: dict[str, float]
+
+    @classmethod
+    def of(cls, name: str, served: LevelServed, duration_s: float) -> LevelReport:
+        num_served = len(served.ttft_s)
+        num_asked = num_served + served.num_refused
+        return cls(
+            name,
+            num_asked,
+            served.num_refused,
+            served.num_kept_ttft / max(1, num_served),
+            served.num_kept_itl / max(1, num_served),
+            served.num_kept / max(1, num_asked),
+            served.num_kept / duration_s if duration_s > 0.0 else 0.0,
+            percentiles(served.ttft_s),
+            percentiles(served.itl_s),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +143,8 @@ class SimulationReport:
     tpot_s: dict[str, float]
     output_tokens_per_s: float
     requests_per_s: float
+    levels: tuple[LevelReport, ...]
+    """By class, those that anybody asked for."""
 
     @classmethod
     def of(
@@ -102,11 +174,17 @@ class SimulationReport:
             tpot_s=percentiles(value for value in served.tpot_s if value is not None),
             output_tokens_per_s=served.output_tokens * per_s,
             requests_per_s=len(served.ttft_s) * per_s,
+            levels=tuple(LevelReport.of(name, served.levels[name], duration_s) for name in sorted(served.levels)),
         )
+
+    @property
+    def num_late(self) -> int:
+        """Refused at once, because their class refuses rather than to be late."""
+        return sum(level.refused for level in self.levels)
 
     def goodput(self, objective: Objective) -> tuple[float, float]:
         """Requests that met the objective: their share of all that asked, and how many a second."""
         pairs = zip(self.served.ttft_s, self.served.tpot_s, strict=True)
         good = sum(objective.met(ttft_s, tpot_s) for ttft_s, tpot_s in pairs)
-        asked = len(self.served.ttft_s) + self.num_refused
+        asked = len(self.served.ttft_s) + self.num_refused + self.num_late
         return good / max(1, asked), good / self.duration_s if self.duration_s > 0.0 else 0.0

@@ -10,14 +10,15 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Series
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from math import inf
 
-from twostroke.core.errors import BadRequestError
+from twostroke.core.errors import BadRequestError, PromiseError
 from twostroke.core.kv_layout import KVLayout
 from twostroke.core.request import Request
 from twostroke.core.sampling_params import SamplingParams
+from twostroke.core.service_level import ServiceLevels
 from twostroke.core.step import SampledToken, Step, StepResult
 from twostroke.cost.classify import RequestLengths, WorkloadClass, classify
 from twostroke.cost.floor import StepWork, work_of
@@ -29,9 +30,11 @@ from twostroke.planner.glide import Foreseen, Glide
 from twostroke.planner.report import Served, SimulationReport
 from twostroke.planner.speculating import Speculating, SupposedDrafting
 from twostroke.planner.trace import TraceRequest
+from twostroke.scheduling.advance import SequenceAdvance
 from twostroke.scheduling.config import SchedulerConfig
-from twostroke.scheduling.pace import PrefillPace
-from twostroke.scheduling.scheduler import Scheduler, SequenceAdvance
+from twostroke.scheduling.pace import pace_of
+from twostroke.scheduling.policies import DEFAULT_POLICY
+from twostroke.scheduling.scheduler import Scheduler
 
 ROUTERS = ("round-robin", "least-loaded")
 SAMPLED = (SampledToken(0),)
@@ -64,19 +67,35 @@ class ReplicaSpec:
     run_ahead: bool = True
     speculating: Speculating | None = None
     """How often drafts are supposed to hold; None: nobody drafts."""
+    policy: str = DEFAULT_POLICY
+    levels: ServiceLevels = field(default_factory=ServiceLevels)
+
+    @property
+    def promises_anything(self) -> bool:
+        """Whether somebody said what is promised."""
+        return any(level.ttft_s is not None or level.itl_s is not None for level in self.levels.levels)
 
 
 class Replica:
     """An engine's loop on a clock of its own."""
 
     def __init__(self, spec: ReplicaSpec) -> None:
-        pace = None if spec.itl_target_s is None else PrefillPace(spec.step_seconds, spec.itl_target_s)
+        pace = pace_of(spec.step_seconds, None if spec.itl_target_s is None else 1e3 * spec.itl_target_s)
         caching = spec.scheduler.prefix_caching
         ledger = KVLedger(spec.layout, prefix_caching=caching, digest=quick_digest, explains=False)
         drafting = None
         if spec.speculating is not None:
             drafting = SupposedDrafting(spec.speculating, spec.step_seconds)
-        self.scheduler = Scheduler(spec.scheduler, spec.layout, ledger=ledger, pace=pace, drafting=drafting)
+        self.scheduler = Scheduler(
+            spec.scheduler,
+            spec.layout,
+            ledger=ledger,
+            pace=pace,
+            drafting=drafting,
+            policy=spec.policy,
+            levels=spec.levels,
+            step_seconds=spec.step_seconds,
+        )
         self._spec = spec
         self._max_in_flight = 2 if spec.run_ahead else 1
         self._in_flight: deque[tuple[Step, float, float]] = deque()  # with its seconds, and when it ends
@@ -92,11 +111,11 @@ class Replica:
     def busy(self) -> bool:
         return bool(self._in_flight) or self.scheduler.has_work
 
-    def add(self, request: Request) -> None:
-        """Between steps; an idle replica wakes up for it."""
-        self._end_glide()
+    def add(self, request: Request, at_s: float | None = None) -> None:
+        """Between steps; an idle replica wakes up for it. `at_s`: when it comes here; None: when it arrives."""
+        self.settle()
         if not self.busy:
-            self.now_s = max(self.now_s, request.arrival_s)
+            self.now_s = max(self.now_s, request.arrival_s if at_s is None else at_s)
         self.scheduler.add(request)
         self.num_unfinished += 1
 
@@ -114,7 +133,7 @@ class Replica:
 
     def step(self) -> list[SequenceAdvance]:
         """Launch what can be launched, and let the clock run to the end of the oldest step in flight: what it did."""
-        self._end_glide()
+        self.settle()
         while len(self._in_flight) < self._max_in_flight:
             step = self.scheduler.schedule(self.now_s)
             if step is None:
@@ -181,9 +200,9 @@ class Replica:
             self.now_s = max(self.now_s, glide.oldest_ends_s)
             glide.taken_s.append(self.now_s)
         if glide.is_over:
-            self._end_glide()
+            self.settle()
 
-    def _end_glide(self) -> None:
+    def settle(self) -> None:
         """Tell the scheduler of its turns, as of one step of several tokens a slot."""
         glide, self._glide = self._glide, None
         if glide is None or not glide.steps:
@@ -236,7 +255,16 @@ class Prompts:
         if sampling is None:
             sampling = SamplingParams(max_tokens=asked.output_tokens, ignore_eos=True)
             self._sampling[asked.output_tokens] = sampling
-        return Request(f"simulated-{number}", prompt, sampling, arrival_s=asked.arrival_s)
+        name = f"simulated-{number}"
+        return Request(
+            name,
+            prompt,
+            sampling,
+            arrival_s=asked.arrival_s,
+            tenant=asked.tenant,
+            call=name if asked.tenant else "",
+            service_level=asked.service_level,
+        )
 
 
 def _begun_by(token: int, num_tokens: int) -> tuple[int, ...]:
@@ -255,6 +283,8 @@ def simulate(
         raise BadRequestError(f"there must be at least one replica, not {replicas}")
     if router not in ROUTERS:
         raise BadRequestError(f"the router must be one of {', '.join(ROUTERS)}, not {router!r:.60}")
+    for name in {asked.service_level for asked in trace}:
+        spec.levels.named(name)  # raises for one that is not there
     with collector_paused():
         return _serve([Replica(spec) for _ in range(replicas)], trace, router)
 
@@ -284,6 +314,8 @@ def _serve(running: list[Replica], trace: Series[TraceRequest], router: str) -> 
             chosen.add(prompts.request(asked))
         except BadRequestError:
             refused += 1
+        except PromiseError:
+            served.refuse(asked.service_level)
     for replica in running:
         served.take(advance.sequence.timing for advance in replica.play_until(inf))
     began_s = trace[0].arrival_s if trace else 0.0

@@ -26,6 +26,10 @@ class TraceRequest:
     prefix: str | None = None
     """Requests with the same name begin with the same `prefix_tokens` tokens."""
     prefix_tokens: int = 0
+    tenant: str = ""
+    """Who sent it, by name."""
+    service_level: str = ""
+    """The class whose promise it is held to, by name; empty: the default."""
 
     def __post_init__(self) -> None:
         for name in ("prompt_tokens", "output_tokens"):
@@ -38,6 +42,9 @@ class TraceRequest:
             )
         if self.prefix is not None and not isinstance(self.prefix, str):
             raise BadRequestError(f"prefix must be a name, not {self.prefix!r:.60}")
+        for name in ("tenant", "service_level"):
+            if not isinstance(getattr(self, name), str):
+                raise BadRequestError(f"{name} must be a name, not {getattr(self, name)!r:.60}")
         whole = isinstance(self.prefix_tokens, int) and not isinstance(self.prefix_tokens, bool)
         if not whole or not 0 <= self.prefix_tokens <= self.prompt_tokens:
             raise BadRequestError(
@@ -120,5 +127,5 @@ def _parse(lines: Iterable[str]) -> Iterator[TraceRequest]:
         except (ValueError, TypeError, RecursionError):
             raise BadRequestError(
                 f"line {number} of the trace is not an object with arrival_s, prompt_tokens, output_tokens and at most "
-                f"prefix and prefix_tokens: {line.strip()!r:.80}"
+                f"prefix, prefix_tokens, tenant and service_level: {line.strip()!r:.80}"
             ) from None

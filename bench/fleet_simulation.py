@@ -1,0 +1,180 @@
+"""A thousand replicas in two pools, simulated: routing by prefix, replicas that fail, a surge that the policy scales
+for. `python -m bench.fleet_simulation` prints what came of it and how long it took, writes
+bench/results/fleet-thousand.json and draws docs/plots/fleet-replicas.svg and docs/plots/fleet-ttft.svg. The scheduler
+of every replica is the real one."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from bench.fleet_day import PolicyScaler
+from bench.line_chart import Line, chart
+from bench.readme import RESULTS, ROOT
+from twostroke.cli.simulate_device import on_device
+from twostroke.cluster.autoscale import Bounds, Rules
+from twostroke.config import EngineConfig
+from twostroke.core.service_level import DEFAULT_LEVEL, ServiceLevel, ServiceLevels
+from twostroke.planner.fleet.fleet import simulate_fleet
+from twostroke.planner.fleet.link import find_link
+from twostroke.planner.fleet.report import FleetReport
+from twostroke.planner.fleet.spec import Failure, FleetSpec
+from twostroke.planner.report import percentiles
+from twostroke.planner.simulate import ReplicaSpec
+from twostroke.planner.trace import Lengths, TraceRequest
+
+LEVELS = ServiceLevels((ServiceLevel(DEFAULT_LEVEL, ttft_s=3.0, itl_s=0.05),))
+PREFIXES, PREFIX_TOKENS = 2000, 2048
+"""Beginnings that prompts share, each as long; the n-th is asked for 1/n as often as the first."""
+PREFILL, DECODE = "#c2500a", "#0b6fb3"
+BUCKET_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Surge:
+    """A rate that rises by half in the middle."""
+
+    replicas: int = 1000
+    per_replica_per_s: float = 1.0
+    duration_s: float = 100.0
+    surge_factor: float = 1.5
+    failures: int = 10
+    seed: int = 0
+
+    def rate_at(self, moment_s: float) -> float:
+        rate = self.replicas * self.per_replica_per_s / self.surge_factor
+        return rate * (self.surge_factor if self.duration_s / 3 <= moment_s < 2 * self.duration_s / 3 else 1.0)
+
+    def trace(self) -> list[TraceRequest]:
+        generator = random.Random(self.seed)
+        most = self.replicas * self.per_replica_per_s
+        weights = [1.0 / (number + 1) for number in range(PREFIXES)]
+        own, answers = Lengths(200, 4000), Lengths(100, 500)
+        now_s, moments = 0.0, []
+        while (now_s := now_s + generator.expovariate(most)) < self.duration_s:
+            if generator.random() * most < self.rate_at(now_s):
+                moments.append(now_s)
+        chosen = generator.choices(range(PREFIXES), weights, k=len(moments))
+        return [
+            TraceRequest(
+                moment_s,
+                PREFIX_TOKENS + own.draw(generator),
+                answers.draw(generator),
+                f"prefix-{number}",
+                PREFIX_TOKENS,
+            )
+            for moment_s, number in zip(moments, chosen, strict=True)
+        ]
+
+    def broken(self) -> tuple[Failure, ...]:
+        generator = random.Random(self.seed + 1)
+        return tuple(
+            Failure(
+                generator.uniform(0.2, 0.8) * self.duration_s,
+                generator.choice(("prefill", "decode")),
+                generator.randrange(self.replicas),
+            )
+            for _ in range(self.failures)
+        )
+
+
+def replica() -> ReplicaSpec:
+    """Llama-3.1-70B in 8 bits on an H200, by its data sheet and what was measured of others there."""
+    return replace(on_device("Llama-3.1-70B", "h200", 1, EngineConfig(quantise="fp8")).spec, levels=LEVELS)
+
+
+def fleet_of(surge: Surge, router: str = "prefix") -> FleetSpec:
+    prefill = max(1, round(0.25 * surge.replicas / surge.surge_factor))
+    decode = max(1, round(0.65 * surge.replicas / surge.surge_factor))
+    return FleetSpec(
+        replica(),
+        decode,
+        prefill,
+        find_link("ndr"),
+        router,
+        tick_s=0.25,
+        start_s=15.0,
+        look_s=5.0,
+        failures=surge.broken(),
+        seed=surge.seed,
+    )
+
+
+def played(surge: Surge, trace: Sequence[TraceRequest], router: str = "prefix") -> FleetReport:
+    rules = Rules(start_s=15.0, settle_s=10.0, hold_s=60.0, idle_s=60.0)
+    return simulate_fleet(fleet_of(surge, router), trace, PolicyScaler(Bounds(1, surge.replicas), rules))
+
+
+def record(surge: Surge, trace: Sequence[TraceRequest], report: FleetReport) -> dict[str, Any]:
+    felt, by_time = report.felt, dict[int, list[float]]()
+    for arrival_s, ttft_s in zip(felt.arrival_s, felt.ttft_s, strict=True):
+        by_time.setdefault(int(arrival_s / BUCKET_S), []).append(ttft_s)
+    handoffs, simulation = report.handoffs, report.simulation
+    return {
+        "requests": len(trace),
+        "prefixes": PREFIXES,
+        "served": len(felt.ttft_s),
+        "kept_share": report.kept_share,
+        "ttft_s": simulation.ttft_s,
+        "itl_s": simulation.itl_s,
+        "most_replicas": max((one.prefill + one.decode for one in report.moments), default=0),
+        "replica_hours": report.replica_hours,
+        "busy_share": simulation.busy_share,
+        "prefix_hit_share": simulation.prefix_hit_tokens / max(1, sum(one.prefix_tokens for one in trace)),
+        "failures": report.num_failures,
+        "sent_again": report.num_sent_again,
+        "broken": report.num_broken,
+        "handoffs": handoffs.number,
+        "stayed": handoffs.num_kept,
+        "handoff_bytes_mean": handoffs.mean_bytes,
+        "handoff_exposed_s": handoffs.exposed_s,
+        "moments": [[one.moment_s, one.prefill, one.decode] for one in report.moments],
+        "ttft_by_time": [[BUCKET_S * place, *percentiles(by_time[place]).values()] for place in sorted(by_time)],
+    }
+
+
+def pictures(found: dict[str, Any]) -> dict[str, str]:
+    replicas = [
+        Line("prefill", PREFILL, [(row[0], row[1]) for row in found["moments"]]),
+        Line("decode", DECODE, [(row[0], row[2]) for row in found["moments"]]),
+    ]
+    times = [
+        Line(name, colour, [(row[0], row[place]) for row in found["ttft_by_time"]], is_dashed=place == 3)
+        for place, name, colour in ((1, "p50", DECODE), (2, "p90", PREFILL), (3, "p99", PREFILL))
+    ]
+    return {
+        "fleet-replicas.svg": chart("Replicas while a surge passes, ten fail", "second", "replicas", replicas),
+        "fleet-ttft.svg": chart("Time to the first token, by arrival", "second", "seconds", times),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--replicas", type=int, default=1000)
+    parser.add_argument("--seconds", type=float, default=100.0)
+    parser.add_argument("--router", default="prefix")
+    parser.add_argument("--no-files", action="store_true", help="Print alone.")
+    asked = parser.parse_args()
+    surge = Surge(replicas=asked.replicas, duration_s=asked.seconds)
+    trace = surge.trace()
+    started_s = time.perf_counter()
+    report = played(surge, trace, asked.router)
+    took_s = time.perf_counter() - started_s
+    found = record(surge, trace, report)
+    for name, value in found.items():
+        if not isinstance(value, list):
+            print(f"{name:20} {value}")
+    print(f"{'took_s':20} {took_s:.0f}")
+    if not asked.no_files:
+        (RESULTS / "fleet-thousand.json").write_text(json.dumps(found) + "\n", encoding="utf-8")
+        for name, text in pictures(found).items():
+            (ROOT / "docs" / "plots" / name).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

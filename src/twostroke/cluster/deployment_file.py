@@ -1,0 +1,178 @@
+"""A fleet on Ray as an operator writes it: a TOML file. Every slip is one sentence that names the file and the field.
+
+model = "smollm2"
+options = ["--max-context", "4096"]     # of `twostroke serve`, for every worker
+drain_s = 30                            # what answers may take to end before a replica is removed
+
+[router]                                # smg, started in the cluster; or router = "http://10.0.0.7:8000", that is there
+host = "127.0.0.1"                      # where it listens
+port = 8000
+resource = "router"                     # optional: a resource of Ray's that only one machine has, where it is to run
+
+[pools.prefill]                         # prefill and decode, or one pool: both
+min = 1
+max = 4
+cpus = 2.0                              # what Ray sets aside for a replica
+gpus = 0                                # cards of one replica, all on one machine
+resource = "prefill"                    # optional: a resource of Ray's that this pool's machines have
+options = ["--threads", "2"]            # for workers of this pool
+
+[scaling]                               # how fast pools follow their load: the fields of cluster/autoscale.py's Rules
+hold_s = 300
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from twostroke.cluster.endpoints import check_url
+from twostroke.cluster.role import Role
+from twostroke.core.errors import BadRequestError
+from twostroke.core.setting import shown
+
+MAX_FILE_BYTES = 1 << 20
+MOST_REPLICAS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class PoolPlan:
+    role: Role
+    least: int = 1
+    most: int = 1
+    cpus: float = 1.0
+    gpus: int = 0
+    resource: str | None = None
+    """A resource of Ray's that machines of this pool have; None: any machine."""
+    options: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DeploymentPlan:
+    model: str
+    pools: tuple[PoolPlan, ...]
+    router_url: str | None = None
+    """Of one that is there; None: one is started in the cluster."""
+    router_host: str = "127.0.0.1"
+    router_port: int = 8000
+    router_resource: str | None = None
+    options: tuple[str, ...] = ()
+    drain_s: float = 30.0
+    scaling: tuple[tuple[str, float], ...] = ()
+
+
+def read_deployment(path: str | Path) -> DeploymentPlan:
+    try:
+        with Path(path).open("rb") as file:
+            content = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise BadRequestError(f"the fleet {path} could not be read: {error.strerror}") from None
+    if len(content) > MAX_FILE_BYTES:
+        raise BadRequestError(f"the fleet {path} is longer than {MAX_FILE_BYTES} bytes")
+    try:
+        return parse_deployment(content.decode("utf-8"), f"the fleet {path}")
+    except UnicodeDecodeError:
+        raise BadRequestError(f"the fleet {path} is not text") from None
+
+
+def parse_deployment(text: str, source: str = "the fleet") -> DeploymentPlan:
+    """Raises BadRequestError, naming the place, for anything that is not as described above."""
+    try:
+        given = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise BadRequestError(f"{source}: this is not TOML: {error}") from None
+    _refuse_unknown(given, ("model", "options", "drain_s", "router", "pools", "scaling"), source)
+    model = given.get("model")
+    if not isinstance(model, str) or not model:
+        raise BadRequestError(f'{source}: model must be a name or a path, like "smollm2", not {shown(model):.60}')
+    url, host, port, resource = _router(given.get("router", {}), source)
+    scaling = _table(given.get("scaling", {}), f"{source}: scaling")
+    return DeploymentPlan(
+        model=model,
+        pools=_pools(_table(given.get("pools", {}), f"{source}: pools"), source),
+        router_url=url,
+        router_host=host,
+        router_port=port,
+        router_resource=resource,
+        options=_options(given, source),
+        drain_s=_number(given, "drain_s", 30.0, 0.0, 86400.0, source),
+        scaling=tuple((name, _number(scaling, name, 0.0, 0.0, 1e6, f"{source}: scaling")) for name in scaling),
+    )
+
+
+def _router(given: Any, source: str) -> tuple[str | None, str, int, str | None]:
+    if isinstance(given, str):
+        check_url(f"{source}: router", given)
+        return given.rstrip("/"), "", 0, None
+    table, where = _table(given, f"{source}: router"), f"{source}: router"
+    _refuse_unknown(table, ("host", "port", "resource"), where)
+    host = table.get("host", "127.0.0.1")
+    if not isinstance(host, str) or not host:
+        raise BadRequestError(f"{where}.host must be an address to listen on, not {shown(host):.60}")
+    port = int(_number(table, "port", 8000, 1, 65535, where, whole=True))
+    return None, host, port, _resource(table, where)
+
+
+def _pools(tables: Mapping[str, Any], source: str) -> tuple[PoolPlan, ...]:
+    if set(tables) not in ({"both"}, {"prefill", "decode"}):
+        named = ", ".join(tables) or "none"
+        raise BadRequestError(f"{source}: pools are [pools.prefill] and [pools.decode], or [pools.both]; here: {named}")
+    return tuple(_pool(Role(name), table, f"{source}: pools.{name}") for name, table in sorted(tables.items()))
+
+
+def _pool(role: Role, given: Any, where: str) -> PoolPlan:
+    table = _table(given, where)
+    _refuse_unknown(table, ("min", "max", "cpus", "gpus", "resource", "options"), where)
+    least = int(_number(table, "min", 1, 1, MOST_REPLICAS, where, whole=True))
+    most = int(_number(table, "max", max(1, least), 1, MOST_REPLICAS, where, whole=True))
+    if most < least:
+        raise BadRequestError(f"{where}: max is {most}, which is less than min, {least}")
+    return PoolPlan(
+        role=role,
+        least=least,
+        most=most,
+        cpus=_number(table, "cpus", 1.0, 0.0, 4096.0, where),
+        gpus=int(_number(table, "gpus", 0, 0, 64, where, whole=True)),
+        resource=_resource(table, where),
+        options=_options(table, where),
+    )
+
+
+def _resource(given: Mapping[str, Any], where: str) -> str | None:
+    name = given.get("resource")
+    if name is not None and (not isinstance(name, str) or not name):
+        raise BadRequestError(f"{where}: resource must be the name of a resource, not {shown(name):.60}")
+    return name
+
+
+def _options(given: Mapping[str, Any], where: str) -> tuple[str, ...]:
+    options = given.get("options", [])
+    if not isinstance(options, list) or not all(isinstance(option, str) for option in options):
+        raise BadRequestError(f'{where}: options must be a list of texts, like ["--threads", "2"]')
+    return tuple(options)
+
+
+def _number(
+    given: Mapping[str, Any], name: str, default: float, low: float, high: float, where: str, *, whole: bool = False
+) -> float:
+    value = given.get(name, default)
+    is_number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
+    if not is_number or not low <= value <= high:
+        kind = "an integer" if whole else "a number"
+        raise BadRequestError(f"{where}: {name} must be {kind} from {low:g} to {high:g}, not {shown(value):.60}")
+    return value  # type: ignore[no-any-return]
+
+
+def _table(value: Any, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise BadRequestError(f"{where} must be a table, not {shown(value):.60}")
+    return value
+
+
+def _refuse_unknown(given: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
+    unknown = [name for name in given if name not in known]
+    if unknown:
+        raise BadRequestError(f"{where} has no field {unknown[0]!r:.60}: it has {', '.join(known)}")

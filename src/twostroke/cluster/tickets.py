@@ -1,0 +1,124 @@
+"""`kv_transfer_params`: what an engine that read a prompt tells the one that will write the answer, through routers
+that copy the object unread. What counts in it is one signed text: the fleet's key made it, for one prompt, for a while.
+Anything else is refused, for the object names a machine to connect to and memory to read."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+import json
+import struct
+import time
+from collections.abc import Container, Mapping, Sequence
+from hashlib import blake2b, sha256
+from math import ceil
+from typing import Any
+
+from twostroke.core.errors import BadRequestError
+from twostroke.core.handoff import Handoff
+
+FIELD = "kv_transfer_params"
+TICKET = "twostroke"
+"""The entry of the object that is ours; the others are what vLLM's workers say, for whoever looks at them."""
+VERSION = 1
+SKEW_S = 5.0
+"""That two machines' clocks may be apart."""
+MOST_CHARS = 1 << 20
+
+
+def prompt_digest(key: bytes, token_ids: Sequence[int]) -> str:
+    """Of a prompt, for those who have the key: nobody can tell from it what the prompt was."""
+    return blake2b(struct.pack(f"<{len(token_ids)}I", *token_ids), key=key[:64], digest_size=16).hexdigest()
+
+
+def signed(key: bytes, handoff: Handoff, token_ids: Sequence[int], now_s: float | None = None) -> dict[str, Any]:
+    """The object for the one that will write the answer. `now_s`: of `time.time`."""
+    now_s = time.time() if now_s is None else now_s
+    payload = {
+        "version": VERSION,
+        "lease": handoff.lease_id,
+        "peer": handoff.peer,
+        "tokens": handoff.num_tokens,
+        "slots": handoff.slots,
+        "layout": handoff.layout,
+        "prompt": prompt_digest(key, token_ids),
+        "until": ceil(now_s + handoff.lease_s),
+        "lease_ms": round(handoff.lease_s * 1e3),
+        "read_us": round(handoff.read_s * 1e6),
+        "queue_us": round(handoff.queue_s * 1e6),
+    }
+    text = json.dumps(payload, separators=(",", ":"), sort_keys=True).encode()
+    ticket = f"{_in_letters(text)}.{_in_letters(_mac(key, text))}"
+    contact = json.loads(handoff.peer)
+    return {
+        "do_remote_prefill": True,
+        "do_remote_decode": False,
+        "remote_block_ids": [list(slots) for slots in handoff.slots],
+        "remote_engine_id": str(contact.get("engine_id", "")),
+        "remote_request_id": handoff.lease_id,
+        "remote_host": str(contact.get("host", "")),
+        "remote_port": contact.get("port", 0),
+        "remote_num_tokens": handoff.num_tokens,
+        "tp_size": 1,
+        "transfer_mode": "pull",
+        TICKET: ticket,
+    }
+
+
+def asks_for_handoff(params: Mapping[str, Any]) -> bool:
+    """Whether a prompt is to be read for another engine; else another one has read it."""
+    return params.get("do_remote_decode") is True
+
+
+def opened(
+    key: bytes,
+    params: Mapping[str, Any],
+    token_ids: Sequence[int],
+    hosts: Container[str],
+    now_s: float | None = None,
+) -> Handoff:
+    """What a signed object says of this prompt. Raises BadRequestError for one that the fleet's key did not make, or
+    for another prompt, or too long ago, or of a machine that is not one of `hosts`."""
+    payload = _checked_payload(key, params.get(TICKET))
+    now_s = time.time() if now_s is None else now_s
+    if payload.get("version") != VERSION:
+        raise BadRequestError(f"{FIELD} is of another version of this program")
+    if not hmac.compare_digest(str(payload["prompt"]), prompt_digest(key, token_ids)):
+        raise BadRequestError(f"{FIELD} was made for another prompt")
+    if now_s > payload["until"] + SKEW_S:
+        raise BadRequestError(f"{FIELD} has expired: its KV was kept until {now_s - payload['until']:.0f} s ago")
+    host = str(json.loads(payload["peer"]).get("host", ""))
+    if host not in hosts:
+        raise BadRequestError(f"{FIELD} names the machine {host!r}, which is not one of this server's peers (--peer)")
+    return Handoff(
+        payload["lease"],
+        payload["peer"],
+        payload["tokens"],
+        tuple(tuple(slots) for slots in payload["slots"]),
+        payload["layout"],
+        payload["lease_ms"] / 1e3,
+        payload["read_us"] / 1e6,
+        payload["queue_us"] / 1e6,
+    )
+
+
+def _checked_payload(key: bytes, ticket: object) -> dict[str, Any]:
+    if not isinstance(ticket, str) or ticket.count(".") != 1 or len(ticket) > MOST_CHARS:
+        raise BadRequestError(f"{FIELD} is for the engines of a fleet, which sign it: leave it out")
+    try:
+        text, mac = (base64.urlsafe_b64decode(part.encode()) for part in ticket.split("."))
+    except (binascii.Error, ValueError):
+        raise BadRequestError(f"{FIELD} has a signature that cannot be read") from None
+    if not hmac.compare_digest(mac, _mac(key, text)):
+        raise BadRequestError(f"{FIELD} was not made by an engine of this fleet: its signature is another")
+    payload: dict[str, Any] = json.loads(text)
+    return payload
+
+
+def _mac(key: bytes, text: bytes) -> bytes:
+    return hmac.digest(key, b"kv_transfer_params\0" + text, sha256)
+
+
+def _in_letters(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).decode()

@@ -1,0 +1,86 @@
+"""A fleet of real servers on SmolLM2: who reads, who writes, and one that does both alone, to compare with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.server.running import RunningServer, running_server
+
+KEY = "a key that only this fleet has"
+OPTIONS = ("smollm2", "--backend", "cpu", "--threads", "1", "--max-context", "2048", "--kv-memory", "200MB")
+FLEET_OPTIONS = ("--kv-host-gb", "0.3", "--drain", "2")
+ASKS = {"do_remote_decode": True, "do_remote_prefill": False}
+
+
+@contextmanager
+def servers(folder: Path, *roles: str, transfer: str = "sockets", options: tuple[str, ...] = ()) -> Iterator[Any]:
+    """One a role; `alone` is of no fleet."""
+    with ExitStack() as stack:
+        started = []
+        for number, role in enumerate(roles):
+            flags = () if role == "alone" else ("--role", role, "--transfer", transfer, *FLEET_OPTIONS)
+            running = running_server(folder / f"log-{number}", *OPTIONS, *flags, *options, TWOSTROKE_FLEET_KEY=KEY)
+            started.append(stack.enter_context(running))
+        yield tuple(started)
+
+
+def read(reader: RunningServer, path: str, body: dict[str, Any]) -> Any:
+    """The first leg, as routers send it: the whole request, unstreamed, one token."""
+    asked = {**body, "max_tokens": 1, "stream": False, "kv_transfer_params": ASKS}
+    asked.pop("stream_options", None)
+    answer = reader.post(path, asked)
+    assert answer.status_code == 200, answer.text
+    return answer.json().get("kv_transfer_params")
+
+
+def write(writer: RunningServer, path: str, body: dict[str, Any], params: Any) -> httpx.Response:
+    """The second leg: the request as it came, with what the first one answered."""
+    return writer.post(path, {**body, **({} if params is None else {"kv_transfer_params": params})})
+
+
+def told(answer: httpx.Response) -> Any:
+    """What a client is told, but for ids and times."""
+    assert answer.status_code == 200, answer.text
+    if answer.headers["content-type"].startswith("text/event-stream"):
+        events = [line[6:] for line in answer.text.splitlines() if line.startswith("data: ")]
+        assert events[-1] == "[DONE]"
+        return [_bare(json.loads(event)) for event in events[:-1]]
+    return _bare(answer.json())
+
+
+def _bare(given: Any) -> Any:
+    if isinstance(given, dict):
+        left_out = ("id", "created", "timing", "prompt_tokens_details", "kv_transfer_params")
+        return {name: _bare(value) for name, value in given.items() if name not in left_out}
+    if isinstance(given, float):
+        return round(given, 9)  # vllm-router reads numbers and writes them anew, and the last digit may be another
+    return [_bare(one) for one in given] if isinstance(given, list) else given
+
+
+def drawn_request(number: int, words: list[str], seed: int) -> tuple[str, dict[str, Any]]:
+    """A path and a body: greedy and drawn, logprobs, grammars, several samples, stops, streams, shared prefixes."""
+    text = " ".join(words)
+    common: dict[str, Any] = {"max_tokens": 4 + number % 9, "temperature": 0.0 if number % 3 else 0.9, "seed": seed}
+    if number % 4 == 0:
+        common["logprobs"] = 2
+    if number % 5 == 1:
+        common["n"] = 2
+    if number % 7 == 2:
+        common["stop"] = [" the", "\n"]
+    if number % 6 == 3:
+        common["stream"] = True
+    if number % 8 == 5:
+        common["guided_regex"] = "[a-z ]{3,20}\\."
+    if number % 2:
+        return "/v1/completions", {"model": "smollm2", "prompt": f"{text}\n", **common}
+    if "logprobs" in common:
+        common |= {"logprobs": True, "top_logprobs": 2}
+    shared = "You are a clerk who answers in as few words as can be, and always in English. " * (1 + number % 4)
+    messages = [{"role": "system", "content": shared}, {"role": "user", "content": f"{text}?"}]
+    return "/v1/chat/completions", {"model": "smollm2", "messages": messages, **common}

@@ -1,0 +1,141 @@
+"""Prompts read by one server and answered by another, over HTTP as routers have it: what clients are told is what one
+server alone tells them; what goes wrong between the two costs time, and no answer."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.fleets import ASKS, drawn_request, read, servers, told, write
+from tests.server.running import RunningServer
+
+WORDS = (Path(__file__).resolve().parents[2] / "LICENSE").read_text().split()
+Fleet = tuple[RunningServer, RunningServer, RunningServer]
+
+
+@pytest.fixture(scope="module")
+def fleet(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    with servers(tmp_path_factory.mktemp("fleet"), "prefill", "decode", "alone") as started:
+        yield started
+
+
+def prompt_of(seed: int, length: int = 160) -> dict[str, Any]:
+    drawn = random.Random(seed)
+    text = " ".join(drawn.choice(WORDS) for _ in range(length))
+    return {"model": "smollm2", "prompt": text, "max_tokens": 6, "temperature": 0.0}
+
+
+def test_clients_are_told_what_one_server_alone_tells_them(fleet: Fleet) -> None:
+    reader, writer, alone = fleet
+    num_handed, drawn = 0, random.Random(5)
+    for number in range(12):
+        path, body = drawn_request(number, drawn.choices(WORDS, k=drawn.randint(5, 160)), seed=number)
+        params = read(reader, path, body)
+        answer = write(writer, path, body, params)
+        assert told(answer) == told(alone.post(path, body)), body
+        num_handed += '"peer"' in answer.text
+    assert num_handed > 3
+    reader.wait_until(lambda: reader.metric("twostroke_kv_leases") == 0)
+    writer.wait_until_idle()
+    assert writer.metric("twostroke_handoffs_total", outcome="failed") == 0
+
+
+def test_an_answer_says_who_read_its_prompt_and_what_came_over(fleet: Fleet) -> None:
+    reader, writer, _ = fleet
+    body = prompt_of(1)
+    answer = write(writer, "/v1/completions", body, read(reader, "/v1/completions", body)).json()
+    handoff, prefill = answer["timing"]["handoff"], answer["timing"]["prefill"]
+    assert handoff["tokens"] == prefill["cached_tokens"] == prefill["cached_by_tier"]["peer"] > 100
+    assert handoff["bytes"] > 1e6 and 0 < handoff["seconds"] < 5 and handoff["why_not"] is None
+    assert "read the prompt in" in handoff["sentence"] and "came over in" in handoff["sentence"]
+    kept = writer.get("/v1/twostroke/requests/last").json()["choices"][0]
+    kinds = [span["kind"] for span in kept["timeline"]]
+    assert kinds[:1] == ["queue there"] or kinds[:1] == ["prefill there"]
+    assert kinds.index("prefill there") < kinds.index("handoff") < kinds.index("prefill")
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"twostroke": "e30=.e30="}, "its signature is another"),
+        ({"twostroke": None}, "is for the engines of a fleet, which sign it"),
+    ],
+)
+def test_what_the_fleet_did_not_sign_is_refused(fleet: Fleet, change: dict[str, Any], sentence: str) -> None:
+    reader, writer, alone = fleet
+    body = prompt_of(2)
+    params = read(reader, "/v1/completions", body)
+    refused = write(writer, "/v1/completions", body, {**params, **change})
+    assert refused.status_code == 400 and sentence in refused.json()["error"]["message"]
+    assert refused.json()["error"]["param"] == "kv_transfer_params"
+    other = write(writer, "/v1/completions", prompt_of(3), params)
+    assert other.status_code == 400 and "was made for another prompt" in other.text
+    assert write(alone, "/v1/completions", body, params).status_code == 400
+    assert write(reader, "/v1/completions", body, params).status_code == 400
+    assert writer.post("/v1/completions", {**body, "kv_transfer_params": ASKS}).status_code == 400
+    assert write(writer, "/v1/completions", body, params).status_code == 200
+    again = write(writer, "/v1/completions", body, params)
+    assert again.status_code == 400 and "was used before" in again.text
+
+
+@pytest.mark.fleet
+def test_a_reader_that_died_after_reading_costs_time_and_no_answer(fleet: Fleet, tmp_path: Path) -> None:
+    _, writer, alone = fleet
+    body = prompt_of(4)
+    with servers(tmp_path, "prefill") as (reader,):
+        params = read(reader, "/v1/completions", body)
+        os.kill(reader.engine_pid(), signal.SIGKILL)
+        answer = write(writer, "/v1/completions", body, params)
+    assert told(answer) == told(alone.post("/v1/completions", body))
+    assert answer.json()["timing"]["handoff"]["why_not"]
+    writer.wait_until_idle()
+
+
+@pytest.mark.fleet
+def test_a_reader_that_stopped_is_waited_for_as_long_as_a_lease_and_no_longer(fleet: Fleet, tmp_path: Path) -> None:
+    _, writer, alone = fleet
+    body = prompt_of(5)
+    with servers(tmp_path, "prefill") as (reader,):
+        params = read(reader, "/v1/completions", body)
+        engine = reader.engine_pid()
+        os.kill(engine, signal.SIGSTOP)
+        try:
+            answer = write(writer, "/v1/completions", body, params)
+        finally:
+            os.kill(engine, signal.SIGCONT)
+        assert told(answer) == told(alone.post("/v1/completions", body))
+        assert answer.json()["timing"]["handoff"]["why_not"]
+        writer.wait_until_idle()
+        # It goes on, and is taken from again.
+        body = prompt_of(6)
+        answer = write(writer, "/v1/completions", body, read(reader, "/v1/completions", body))
+        assert answer.json()["timing"]["handoff"]["why_not"] is None
+
+
+@pytest.mark.fleet
+def test_a_server_that_stops_waits_until_its_leases_are_taken(fleet: Fleet, tmp_path: Path) -> None:
+    _, writer, _ = fleet
+    body = prompt_of(7)
+    with servers(tmp_path, "prefill", options=("--drain", "20")) as (reader,):
+        params = read(reader, "/v1/completions", body)
+        reader.wait_until(lambda: reader.metric("twostroke_kv_leases") == 1)
+        reader.process.send_signal(signal.SIGTERM)
+        answer = write(writer, "/v1/completions", body, params)
+        assert answer.json()["timing"]["handoff"]["why_not"] is None
+        assert reader.process.wait(15) == 0
+
+
+def test_a_server_of_a_fleet_needs_its_key(tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    command = [sys.executable, "-c", "from twostroke.cli import main; main()", "serve", "smollm2", "--role", "prefill"]
+    environment = {name: value for name, value in os.environ.items() if name != "TWOSTROKE_FLEET_KEY"}
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+    assert ended.returncode != 0 and "needs the fleet's key" in ended.stderr and "openssl rand -hex 32" in ended.stderr

@@ -1,0 +1,564 @@
+"""KV from one process's host slots into another's, by every transport: whole, or not at all, and never into slots that
+were called free. `sockets` is what NIXL is held against; `nixl-tcp` is NIXL as between two hosts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.cluster.transfers import KEY, LARGE, OTHER_KEY, Engine, wait_for
+from twostroke.cluster.transfer import TRANSPORTS, choose, nixl, nixl_agent, open_transport
+from twostroke.cluster.transfer.channel import RefusedError, TransferError
+from twostroke.cluster.transfer.interface import Contact, TransferConfig
+from twostroke.cluster.transfer.lines import Lines
+from twostroke.cluster.transfer.listener import MOST_STRANGERS
+from twostroke.cluster.transfer.sockets import MOST_FETCHES
+from twostroke.core.errors import BadRequestError
+
+
+def _contact(**changed: object) -> str:
+    fields = {"transport": "sockets", "host": "127.0.0.1", "port": 1, "engine_id": "a"} | changed
+    return json.dumps(fields)
+
+
+def all_of(byte: int, num_bytes: int) -> str:
+    return hashlib.sha256(bytes([byte]) * num_bytes).hexdigest()
+
+
+Start = Callable[..., Engine]
+needs_nixl = pytest.mark.skipif(nixl.missing() is not None, reason=nixl.missing() or "")
+WAYS = [
+    "sockets",
+    pytest.param("nixl", marks=needs_nixl),
+    pytest.param("nixl-tcp", marks=[needs_nixl, pytest.mark.slow]),
+]
+FAR_WAYS = ["sockets", pytest.param("nixl-tcp", marks=needs_nixl)]
+"""Where a stopped peer stops its bytes: on one host NIXL reads a stopped process's memory all the same."""
+
+
+@pytest.fixture(scope="module", params=WAYS)
+def pair(request: pytest.FixtureRequest) -> Iterator[tuple[Engine, Engine]]:
+    """An owner and a reader that no test of theirs harms."""
+    engines = Engine(request.param, "owner", kept=True), Engine(request.param, "reader", kept=True)
+    engines[0].do("fill", seed=1)
+    yield engines
+    for engine in engines:
+        engine.end()
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    engines: list[Engine] = []
+
+    def started(*given: str, **further: object) -> Engine:
+        engines.append(Engine(*given, **further))  # type: ignore[arg-type]
+        return engines[-1]
+
+    yield started
+    for engine in engines:
+        engine.end()
+
+
+def fetched(reader: Engine, owner: Engine, lease: str, remote: list, local: list, seconds: float = 10.0) -> dict:
+    number = reader.do("fetch", peer=owner.contact, lease=lease, remote=remote, local=local, seconds=seconds)
+    return reader.do("until", number=number, what="is_over", limit_s=seconds + 10.0)
+
+
+def serves_still(owner: Engine, reader: Engine) -> None:
+    """A block goes over, whatever was before."""
+    lease = f"still-{secrets.token_hex(4)}"
+    owner.do("offer", lease=lease, places=[(0, 0)])
+    assert fetched(reader, owner, lease, [(0, 0)], [(0, 1)])["arrived"]
+    owner.do("withdraw", lease=lease)
+
+
+# What goes well
+
+
+@pytest.mark.parametrize("count", [1, 2, 63, 400])
+def test_bytes_are_the_same_wherever_they_lie(pair: tuple[Engine, Engine], count: int) -> None:
+    owner, reader = pair
+    remote, local = owner.some(count, seed=count), reader.some(count, seed=count)
+    assert [group for group, _ in remote] == [group for group, _ in local]
+    reader.do("scribble", places=reader.places(), byte=0)
+    owner.do("offer", lease=f"many-{count}", places=remote)
+    state = fetched(reader, owner, f"many-{count}", remote, local)
+    assert state["arrived"] and state["is_settled"] and state["error"] is None and state["took_s"] > 0
+    assert state["num_bytes"] == sum(owner.sizes[group] for group, _ in remote)
+    assert reader.do("digests", places=local) == owner.expected(1, remote)
+    untouched = [place for place in reader.places() if place not in set(local)]
+    assert reader.do("digests", places=untouched) == [all_of(0, reader.sizes[group]) for group, _ in untouched]
+
+
+def test_an_offer_grows_with_its_prompt(pair: tuple[Engine, Engine]) -> None:
+    owner, reader = pair
+    owner.do("offer", lease="grows", places=[(0, 3)])
+    assert "not in lease" in fetched(reader, owner, "grows", [(0, 3), (0, 4)], [(0, 0), (0, 1)])["error"]
+    owner.do("offer", lease="grows", places=[(0, 4)])
+    assert fetched(reader, owner, "grows", [(0, 3), (0, 4)], [(0, 0), (0, 1)])["arrived"]
+
+
+def test_fetches_beside_each_other_do_not_mix(pair: tuple[Engine, Engine]) -> None:
+    owner, reader = pair
+    slices = [[(0, slot) for slot in range(first, first + 20)] for first in range(0, 240, 20)]
+    for number, places in enumerate(slices):
+        owner.do("offer", lease=f"beside-{number}", places=places)
+    targets = slices[::-1]
+    numbers = [
+        reader.do("fetch", peer=owner.contact, lease=f"beside-{number}", remote=remote, local=local, seconds=10)
+        for number, (remote, local) in enumerate(zip(slices, targets, strict=True))
+    ]
+    for number, remote, local in zip(numbers, slices, targets, strict=True):
+        assert reader.do("until", number=number, what="is_over", limit_s=20)["arrived"]
+        assert reader.do("digests", places=local) == owner.expected(1, remote)
+
+
+def test_both_may_own_and_read_at_once(pair: tuple[Engine, Engine]) -> None:
+    one, two = pair
+    two.do("fill", seed=2)
+    for engine in pair:
+        engine.do("offer", lease="both", places=engine.places(0)[:100])
+    given = {"lease": "both", "remote": one.places(0)[:100], "seconds": 10}
+    targets = one.places(0)[150:250]
+    first = one.do("fetch", peer=two.contact, local=targets, **given)
+    second = two.do("fetch", peer=one.contact, local=targets, **given)
+    assert one.do("until", number=first, what="is_over", limit_s=20)["arrived"]
+    assert two.do("until", number=second, what="is_over", limit_s=20)["arrived"]
+    assert one.do("digests", places=targets) == two.expected(2, two.places(0)[:100])
+    assert two.do("digests", places=targets) == one.expected(1, one.places(0)[:100])
+    one.do("fill", seed=1)
+
+
+def test_notes_come_of_leases_that_are_on_offer(pair: tuple[Engine, Engine]) -> None:
+    owner, reader = pair
+    owner.do("offer", lease="noted", places=[(0, 0)])
+    before = len(owner.do("notes"))
+    reader.do("beat", peer=owner.contact, leases=["noted", "never-was"])
+    reader.do("beat", peer=owner.contact, leases=["noted"])
+    wait_for(lambda: len(owner.do("notes")) > before)
+    reader.do("release", peer=owner.contact, lease="noted")
+    wait_for(lambda: ["done", "noted", None] in owner.do("notes"))
+    news = owner.do("notes")[before:]
+    assert {tuple(note) for note in news} == {("alive", "noted", None), ("done", "noted", None)}
+    assert news[-1][0] == "done"
+
+
+def test_a_fetch_is_told_once_settled_and_once_over(pair: tuple[Engine, Engine]) -> None:
+    owner, reader = pair
+    owner.do("offer", lease="told", places=[(0, 0)])
+    before = len(reader.do("notes"))
+    number = reader.do("fetch", peer=owner.contact, lease="told", remote=[(0, 0)], local=[(0, 9)], seconds=10)
+    reader.do("until", number=number, what="is_over", limit_s=20)
+    wait_for(lambda: len(reader.do("notes")) >= before + 2)
+    assert reader.do("notes")[before:] == [["settled", "told", number], ["over", "told", number]]
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("lease", "remote", "reason"),
+    [
+        ("unknown", [(0, 0)], "no lease unknown"),
+        ("refused", [(0, 5)], "slot 5 of KV group 0 is not in lease"),
+        ("refused", [(2, 0)], "other sizes"),
+        ("gone", [(0, 0)], "no lease gone"),
+    ],
+)
+def test_what_is_not_on_offer_is_refused(pair: tuple[Engine, Engine], lease: str, remote: list, reason: str) -> None:
+    owner, reader = pair
+    owner.do("offer", lease="refused", places=[(0, 0), (2, 0)])
+    owner.do("offer", lease="gone", places=[(0, 0)])
+    assert owner.do("withdraw", lease="gone") is True
+    reader.do("scribble", places=[(0, 7)], byte=7)
+    before = reader.do("digests", places=[(0, 7)])
+    state = fetched(reader, owner, lease, remote, [(0, 7)])
+    assert not state["arrived"] and state["is_over"] and reason in state["error"]
+    assert reader.do("digests", places=[(0, 7)]) == before
+    serves_still(owner, reader)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_wrong_key_opens_nothing(start: Start, way: str) -> None:
+    owner, stranger = start(way, "owner"), start(way, "stranger", key=OTHER_KEY)
+    owner.do("fill", seed=1)
+    owner.do("offer", lease="a", places=[(0, 0)])
+    state = fetched(stranger, owner, "a", [(0, 0)], [(0, 0)])
+    assert not state["arrived"] and "key" in state["error"]
+    stranger.do("release", peer=owner.contact, lease="a")
+    time.sleep(0.1)
+    assert owner.do("notes") == []
+
+
+def test_garbage_at_the_port_harms_nobody(pair: tuple[Engine, Engine]) -> None:
+    owner, reader = pair
+    silent = []
+    for count in (0, 1, 40, 71, 72, 100, 5000):
+        connection = socket.create_connection(("127.0.0.1", owner.port), 5)
+        connection.sendall(secrets.token_bytes(count))
+        if count < 72:
+            silent.append(connection)  # its greeting is not whole, and never will be
+            continue
+        assert len(_rest(connection)) <= 40  # the listener's nonce, and not a byte of an answer
+        connection.close()
+    serves_still(owner, reader)
+    for connection in silent:
+        connection.close()
+
+
+def _rest(connection: socket.socket) -> bytes:
+    found = b""
+    try:
+        while more := connection.recv(4096):
+            found += more
+    except ConnectionResetError:
+        pass
+    return found
+
+
+def test_a_message_of_a_member_that_makes_no_sense_ends_its_connection_alone(pair: tuple[Engine, Engine]) -> None:
+    owner, reader = pair
+    lines, peer = Lines(bytes.fromhex(KEY)), Contact.read(owner.contact)
+    until_s = time.monotonic() + 10
+    channel = lines.take(peer, until_s)
+    for message in (
+        {},
+        {"ask": "fly"},
+        {"ask": ["read"]},
+        {"ask": "read", "lease": 3},
+        {"ask": "read", "lease": "x", "sizes": [], "places": [[0, True]]},
+    ):
+        channel.send(message, until_s)
+        assert "error" in channel.receive(until_s)
+    channel.send_views([memoryview(b"\x00\x00\x00\x05[[[[[")], until_s)
+    with pytest.raises(TransferError) as ended:
+        channel.receive(until_s)
+    assert not isinstance(ended.value, RefusedError)
+    channel.close()
+    channel = lines.take(peer, until_s)
+    channel.send_views([memoryview(b"\xff\xff\xff\xff")], until_s)
+    with pytest.raises(TransferError):
+        channel.receive(until_s)
+    channel.close()
+    serves_still(owner, reader)
+
+
+# What goes wrong
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_owner_that_was_killed_is_an_error_and_its_successor_is_read(start: Start, way: str) -> None:
+    owner, reader = start(way, "owner"), start(way, "reader")
+    owner.do("fill", seed=1)
+    owner.do("offer", lease="a", places=owner.places(0))
+    assert fetched(reader, owner, "a", [(0, 0)], [(0, 0)])["arrived"]
+    port = owner.port
+    owner.signal(signal.SIGKILL)
+    state = fetched(reader, owner, "a", [(0, 1)], [(0, 1)])
+    assert not state["arrived"] and state["is_over"] and state["took_s"] < 5
+    reader.do("beat", peer=owner.contact, leases=["a"])  # to nobody
+    second = start(way, "owner", port=port)
+    second.do("fill", seed=2)
+    second.do("offer", lease="b", places=second.places(0))
+    assert second.contact == owner.contact
+    assert fetched(reader, second, "b", [(0, 1)], [(0, 2)])["arrived"]
+    assert reader.do("digests", places=[(0, 2)]) == second.expected(2, [(0, 1)])
+
+
+def interrupted(start: Start, way: str, sign: int, seconds: float) -> tuple[Engine, Engine, int, list]:
+    """An owner that got a signal while its bytes were on their way."""
+    sizes, counts = LARGE
+    reader = start(way, "reader", sizes=sizes, counts=counts)
+    for _ in range(6):
+        owner = start(way, "owner", sizes=sizes, counts=counts)
+        owner.do("scribble", places=owner.places(), byte=9)
+        reader.do("scribble", places=reader.places(), byte=0)
+        owner.do("offer", lease="a", places=owner.places())
+        given = {"peer": owner.contact, "lease": "a", "remote": owner.places(), "local": reader.places()}
+        number, was_on_its_way = reader.do("interrupt", **given, seconds=seconds, pid=owner.process.pid, sign=sign)
+        if was_on_its_way:
+            return owner, reader, number, owner.places()
+        owner.end()
+    pytest.fail("every transfer was over before its owner could be reached")
+
+
+@pytest.mark.parametrize("way", ["sockets", WAYS[2]])
+def test_an_owner_that_dies_in_the_middle_leaves_an_error(start: Start, way: str) -> None:
+    owner, reader, number, places = interrupted(start, way, signal.SIGKILL, 20.0)
+    state = reader.do("until", number=number, what="is_over", limit_s=20)
+    assert state["is_over"] and not state["arrived"] and state["error"] and state["took_s"] < 10
+    nothing_lands(reader, places, start(way, "owner", sizes=owner.sizes, counts=owner.counts))
+
+
+@pytest.mark.parametrize("way", FAR_WAYS)
+def test_an_owner_that_is_stopped_is_late_and_lands_nothing_afterwards(start: Start, way: str) -> None:
+    owner, reader, number, places = interrupted(start, way, signal.SIGSTOP, 1.0)
+    state = reader.do("until", number=number, what="is_settled", limit_s=10)
+    assert state["is_settled"] and not state["arrived"] and "deadline" in state["error"]
+    assert state["took_s"] < 5
+    other = start(way, "other", sizes=owner.sizes, counts=owner.counts)
+    serves_still(other, reader)  # one peer's trouble is its own
+    state = reader.do("until", number=number, what="is_over", limit_s=1.0)
+    if way == "sockets":
+        assert state["is_over"]  # its connection was closed here
+        nothing_lands(reader, places, other, meanwhile=lambda: owner.signal(signal.SIGCONT))
+    else:
+        assert not state["is_over"]  # NIXL would still fill the slots, as they are asked for
+        owner.signal(signal.SIGCONT)
+        assert reader.do("until", number=number, what="is_over", limit_s=20)["is_over"]
+        nothing_lands(reader, places, other)
+    assert not reader.do("state", number=number)["arrived"]
+    assert owner.do("withdraw", lease="a") is True
+    serves_still(owner, reader)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", FAR_WAYS)
+def test_a_stopped_owner_that_is_killed_leaves_the_slots_free(start: Start, way: str) -> None:
+    owner, reader, number, places = interrupted(start, way, signal.SIGSTOP, 0.5)
+    reader.do("until", number=number, what="is_settled", limit_s=10)
+    owner.signal(signal.SIGKILL)
+    state = reader.do("until", number=number, what="is_over", limit_s=20)
+    assert state["is_over"] and not state["arrived"]
+    nothing_lands(reader, places, start(way, "owner", sizes=owner.sizes, counts=owner.counts))
+
+
+def nothing_lands(reader: Engine, places: list, other: Engine, meanwhile: Callable[[], None] = lambda: None) -> None:
+    """Into slots that were called free, but what is fetched anew: into the second. While it fetches, the reader takes
+    in whatever comes; NIXL takes in nothing otherwise."""
+    reader.do("scribble", places=places, byte=5)
+    free = [place for place in places if place != (0, 1)]
+    meanwhile()
+    until_s = time.monotonic() + 0.5
+    while time.monotonic() < until_s:
+        serves_still(other, reader)
+    assert reader.do("holds", places=free, byte=5)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_stopped_owner_that_was_never_met_is_late_too(start: Start, way: str) -> None:
+    owner, reader = start(way, "owner"), start(way, "reader")
+    owner.do("offer", lease="a", places=[(0, 0)])
+    reader.contact  # noqa: B018 - it has started
+    owner.signal(signal.SIGSTOP)
+    state = fetched(reader, owner, "a", [(0, 0)], [(0, 0)], seconds=0.3)
+    assert state["is_over"] and not state["arrived"] and state["took_s"] < 2
+    owner.signal(signal.SIGCONT)
+    serves_still(owner, reader)
+
+
+@pytest.mark.parametrize("is_stopped", [True, False], ids=["stopped", "running"])
+@pytest.mark.parametrize("way", FAR_WAYS)
+def test_an_owner_takes_its_slots_back_from_whoever_reads(start: Start, way: str, is_stopped: bool) -> None:
+    """It writes other things there at once. A reader that was not done is never told that it has the whole."""
+    sizes, counts = LARGE
+    owner, reader = (start(way, name, sizes=sizes, counts=counts) for name in ("owner", "reader"))
+    for attempt in range(8):
+        owner.do("scribble", places=owner.places(), byte=9)
+        reader.do("scribble", places=reader.places(), byte=0)
+        owner.do("offer", lease=f"a{attempt}", places=owner.places())
+        given = {"lease": f"a{attempt}", "remote": owner.places(), "local": reader.places(), "seconds": 30}
+        sign = signal.SIGSTOP if is_stopped else 0
+        reader.begin("interrupt", peer=owner.contact, pid=reader.process.pid, sign=sign, **given)
+        if is_stopped:
+            wait_for(reader.is_stopped)
+            assert owner.do("withdraw", lease=f"a{attempt}") is True
+            owner.do("scribble", places=owner.places(), byte=1)
+            reader.signal(signal.SIGCONT)
+            number, was_on_its_way = reader.heard()
+        else:
+            number, was_on_its_way = reader.heard()
+            assert owner.do("withdraw", lease=f"a{attempt}") is True
+            owner.do("scribble", places=owner.places(), byte=1)
+        state = reader.do("until", number=number, what="is_over", limit_s=20)
+        assert state["is_over"]
+        if state["arrived"]:
+            assert reader.do("holds", places=reader.places(), byte=9)
+        elif was_on_its_way:
+            break
+    else:
+        pytest.fail("every transfer was over before its offer was")
+    serves_still(owner, reader)
+
+
+@pytest.mark.parametrize("how", ["cancel", "close"])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_fetch_that_is_ended_here_lands_nothing_afterwards(start: Start, way: str, how: str) -> None:
+    sizes, counts = LARGE
+    owner, reader = (start(way, name, sizes=sizes, counts=counts) for name in ("owner", "reader"))
+    owner.do("offer", lease="a", places=owner.places())
+    given = {"peer": owner.contact, "lease": "a", "remote": owner.places(), "local": reader.places(), "seconds": 20}
+    number = reader.do("fetch", **given)
+    if how == "cancel":
+        reader.do("cancel", number=number)
+        state = reader.do("until", number=number, what="is_over", limit_s=10)
+        assert state["is_over"] and (state["arrived"] or "cancelled" in state["error"])
+        nothing_lands(reader, reader.places(), owner)
+        return
+    assert reader.do("close") < 5
+    state = reader.do("state", number=number)
+    assert state["is_over"] and (state["arrived"] or "closed" in state["error"])
+    assert "closed" in reader.do("state", number=reader.do("fetch", **given))["error"]
+    reader.do("scribble", places=reader.places(), byte=5)
+    time.sleep(0.3)
+    assert reader.do("holds", places=reader.places(), byte=5)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_owner_that_closes_ends_its_readers(start: Start, way: str) -> None:
+    sizes, counts = LARGE
+    owner, reader = (start(way, name, sizes=sizes, counts=counts) for name in ("owner", "reader"))
+    owner.do("offer", lease="a", places=owner.places())
+    given = {"peer": owner.contact, "lease": "a", "remote": owner.places(), "local": reader.places(), "seconds": 20}
+    number = reader.do("fetch", **given)
+    assert owner.do("close") < 5
+    assert reader.do("until", number=number, what="is_over", limit_s=20)["is_over"]
+    assert not fetched(reader, owner, "a", owner.places(), reader.places())["arrived"]
+
+
+def test_a_deadline_that_has_passed_is_an_error(pair: tuple[Engine, Engine]) -> None:
+    owner, reader = pair
+    owner.do("offer", lease="late", places=[(0, 0)])
+    state = fetched(reader, owner, "late", [(0, 0)], [(0, 0)], seconds=-1.0)
+    assert state["is_over"] and "deadline" in state["error"]
+    serves_still(owner, reader)
+
+
+def test_nobody_there_is_an_error(pair: tuple[Engine, Engine]) -> None:
+    owner, reader = pair
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    nobody = Contact(Contact.read(owner.contact).transport, "127.0.0.1", port, "nobody").described()
+    number = reader.do("fetch", peer=nobody, lease="a", remote=[(0, 0)], local=[(0, 0)], seconds=5)
+    state = reader.do("until", number=number, what="is_over", limit_s=10)
+    assert state["is_over"] and "no connection" in state["error"]
+    other = Contact.read(owner.contact)
+    wrong = Contact(other.transport, other.host, other.port, "somebody-else").described()
+    number = reader.do("fetch", peer=wrong, lease="a", remote=[(0, 0)], local=[(0, 0)], seconds=5)
+    assert "another engine" in reader.do("until", number=number, what="is_over", limit_s=10)["error"]
+
+
+def test_silent_callers_keep_nobody_out(pair: tuple[Engine, Engine]) -> None:
+    owner, reader = pair
+    held = [socket.create_connection(("127.0.0.1", owner.port)) for _ in range(2 * MOST_STRANGERS)]
+    serves_still(owner, reader)
+    for connection in held:
+        connection.close()
+
+
+@pytest.mark.parametrize("way", ["sockets"])
+def test_too_many_fetches_are_refused_and_not_queued(start: Start, way: str) -> None:
+    owner, reader = start(way, "owner"), start(way, "reader")
+    owner.do("offer", lease="a", places=[(0, 0)])
+    reader.do("fill", seed=1)
+    owner.signal(signal.SIGSTOP)
+    given = {"peer": owner.contact, "lease": "a", "remote": [(0, 0)], "seconds": 1.0}
+    numbers = [reader.do("fetch", local=[(0, slot)], **given) for slot in range(MOST_FETCHES + 3)]
+    refused = [reader.do("state", number=number)["error"] for number in numbers[-3:]]
+    assert all(error is not None and "the most at once" in error for error in refused)
+    for number in numbers:
+        assert reader.do("until", number=number, what="is_over", limit_s=10)["is_over"]
+    owner.signal(signal.SIGCONT)
+    serves_still(owner, reader)
+
+
+def test_nothing_turns_while_nothing_is_read(pair: tuple[Engine, Engine]) -> None:
+    owner, reader = pair
+    owner.do("offer", lease="idle", places=owner.places())
+    serves_still(owner, reader)
+    before = [engine.do("processor_s") for engine in pair]
+    time.sleep(0.5)
+    assert all(engine.do("processor_s") - began < 0.05 for engine, began in zip(pair, before, strict=True))
+
+
+@needs_nixl
+@pytest.mark.parametrize("ways", [("nixl", "sockets"), ("sockets", "nixl")], ids=str)
+def test_one_side_may_be_without_nixl(start: Start, ways: tuple[str, str]) -> None:
+    owner, reader = (start(way, name) for way, name in zip(ways, ("owner", "reader"), strict=True))
+    owner.do("fill", seed=1)
+    owner.do("offer", lease="a", places=owner.places(0))
+    assert fetched(reader, owner, "a", owner.places(0)[:9], reader.places(0)[9:18])["arrived"]
+    assert reader.do("digests", places=reader.places(0)[9:18]) == owner.expected(1, owner.places(0)[:9])
+
+
+# What is told before anything is opened
+
+
+class Nothing:
+    def view(self, group: int, slot: int) -> memoryview:
+        raise AssertionError("there are no slots")
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"name": "pigeons"}, "no transport 'pigeons'"),
+        ({"key": b"short"}, "at least 16"),
+        ({"engine_id": "a b"}, "engine's id"),
+        ({"host": "0.0.0.0"}, "address they"),
+        ({"host": "no.such.host.invalid"}, "cannot be served"),
+    ],
+)
+def test_what_cannot_be_opened_is_said_in_a_sentence(given: dict, reason: str) -> None:
+    settings = {"name": "sockets", "slots": Nothing(), "places": [], "key": b"k" * 32, "engine_id": "a"} | given
+    with pytest.raises(BadRequestError, match=reason):
+        open_transport(**settings)
+
+
+def test_a_port_that_is_taken_is_said() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(BadRequestError, match="another host or port"):
+        open_transport("sockets", Nothing(), [], b"k" * 32, engine_id="a", port=taken.getsockname()[1])
+
+
+def test_auto_takes_the_first_that_can_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    name, why = choose("auto")
+    assert name == ("sockets" if nixl.missing() else "nixl") and name in TRANSPORTS
+    monkeypatch.setattr(nixl_agent, "LIBRARIES", ("no_such_library",))
+    name, why = choose("auto")
+    assert name == "sockets" and "pip install --no-deps" in why
+    with pytest.raises(BadRequestError, match="pip install --no-deps"):
+        choose("nixl")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "null",
+        "{}",
+        "[" * 5000,
+        '{"transport":"sockets","host":"h","port":1}',
+        _contact(port="1"),
+        _contact(port=True),
+        _contact(port=0),
+        _contact(port=65536),
+        _contact(host=""),
+        _contact(host="a b"),
+        _contact(host=7),
+        _contact(engine_id="x" * 200),
+        _contact(engine_id=None),
+        _contact(transport=3),
+        _contact(further=1),
+        _contact(host="h" * 2000),
+    ],
+)
+def test_a_contact_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(BadRequestError, match="contact"):
+        Contact.read(text)
+
+
+def test_a_contact_survives_its_text() -> None:
+    contact = Contact("sockets", "10.0.0.1", 5600, "10.0.0.1-17-ab12")
+    assert Contact.read(contact.described()) == contact
+
+
+def test_the_key_is_in_no_log() -> None:
+    assert "secret" not in repr(TransferConfig("a", b"secret" * 4))
