@@ -113,7 +113,7 @@ def test_a_client_that_goes_away_while_its_prompt_is_made_ready_gives_its_place_
                 time.sleep(0.01)
                 await asyncio.sleep(0)
                 await asyncio.sleep(0)
-                place.open_call([(1,)], SamplingParams())  # no engine hears of it
+                place.open_call([(1,)], SamplingParams(), "default")  # no engine hears of it
         assert gone.value.status_code == 499
         assert door._metrics.disconnects._value.get() == 2
 

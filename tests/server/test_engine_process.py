@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,10 +18,13 @@ from twostroke.core.events import TokenEvent
 from twostroke.core.grammar import GrammarSpec
 from twostroke.core.request import Request
 from twostroke.core.sampling_params import SamplingParams
+from twostroke.core.sequence import FinishReason
 from twostroke.engine.build import Assembly, build
 from twostroke.server import messages as m
+from twostroke.server import watch_events as w
 from twostroke.server.engine_process import EngineLoop
 from twostroke.server.heartbeat import Heart
+from twostroke.server.step_watch import StepWatch
 
 LIMIT_S = 120.0
 PLAIN = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True, speculation="off")
@@ -125,3 +129,45 @@ def test_a_grammar_that_cannot_be_followed_is_refused_after_all(assembly: Assemb
             api.listen()
         refused = next(message for message in api.heard if isinstance(message, m.Refused))
         assert refused.request_id == "bad" and refused.is_bad_request and "unclosed" in refused.message
+
+
+def told_order(api: Api, request_id: str) -> list[str]:
+    """Of a request: what of its arrival and its end was sent, in order."""
+    order = []
+    for message in api.heard:
+        if isinstance(message, m.Seen):
+            order += ["arrived" for one in message.events if isinstance(one, w.Arrived) and one.id == request_id]
+        elif isinstance(message, m.StepOutputs):
+            order += ["ended" for one in message.outputs if one.request_id == request_id and one.finish_reason]
+    return order
+
+
+def test_a_viewer_hears_of_an_arrival_before_the_end_even_when_both_are_of_one_turn(assembly: Assembly) -> None:
+    one_token = replace(PLAIN, max_tokens=1)
+    with running_loop(assembly) as api:
+        api.send(m.Watch(True))
+        for number in range(4):
+            api.send(m.Add(Request(f"short-{number}", (5, 6, 7 + number), one_token)))
+            api.wait_for(f"short-{number}", 1)
+            assert told_order(api, f"short-{number}") == ["arrived", "ended"]
+        api.send(m.Hold(True))  # so that both messages are there when the loop looks next
+        api.send(m.Add(Request("left", (5, 6, 7), PLAIN)))
+        api.send(m.Abort(("left",)))
+        assert api.wait_for("left", 1)[0].finish_reason is FinishReason.ABORT
+        assert told_order(api, "left") == ["arrived", "ended"]
+
+
+@pytest.mark.parametrize("broken", ["__init__", "added", "launched", "came_back", "take"])
+def test_a_fault_of_the_watch_ends_no_request(assembly: Assembly, monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("a fault of the watch")
+
+    monkeypatch.setattr(StepWatch, broken, fail)
+    with running_loop(assembly) as api:
+        api.send(m.Watch(True))
+        api.send(m.Add(Request("one", (5, 6, 7), replace(PLAIN, max_tokens=3))))
+        end_s = time.monotonic() + LIMIT_S
+        while not (outputs := api.outputs("one")) or outputs[-1].finish_reason is None:
+            assert time.monotonic() < end_s and not any(isinstance(one, m.Refused) for one in api.heard)
+            api.listen()
+        assert outputs[-1].finish_reason is FinishReason.LENGTH

@@ -79,7 +79,7 @@ def test_a_bound_name_is_known_by_what_it_resolves_to(monkeypatch: pytest.Monkey
             raise socket.gaierror
         return [(0, 0, 0, "", (address[host], 0))]
 
-    monkeypatch.setattr("twostroke.server.heads.socket.getaddrinfo", resolve)
+    monkeypatch.setattr("twostroke.server.loopback.socket.getaddrinfo", resolve)
     assert is_loopback("box") and not is_loopback("lan") and not is_loopback("nowhere") and not is_loopback("")
     assert refused_host(ServerSettings("small", host="box"), "evil.example")
     assert not refused_host(ServerSettings("small", host="box"), "box:8000")

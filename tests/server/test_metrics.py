@@ -12,7 +12,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.server.running import RunningServer
 from twostroke.core.events import TokenEvent
 from twostroke.core.sequence import FinishReason
+from twostroke.core.service_level import Promise
 from twostroke.core.timing import SequenceTiming
+from twostroke.server.level_metrics import judged
 from twostroke.server.messages import STEP_BUCKETS_S, Stats, StepHistogram
 from twostroke.server.metrics import Metrics
 
@@ -86,3 +88,30 @@ def test_every_metric_is_defined_and_the_dashboard_asks_for_none_that_is_not(ser
     for expression in expressions:
         for name in re.findall(r"twostroke_\w+", expression):
             assert re.sub(r"_(total|bucket|sum|count)$", "", name) in families, name
+
+
+@pytest.mark.parametrize(
+    ("reason", "first_s", "finished_s", "expected"),
+    [
+        (FinishReason.STOP, 0.4, 2.0, (True, True)),
+        (FinishReason.STOP, 0.6, 2.0, (False, True)),
+        (FinishReason.ABORT, None, 0.4, (None, None)),  # it left before its time was over
+        (FinishReason.ABORT, None, 0.6, (False, None)),
+        (FinishReason.ERROR, None, 0.1, (False, None)),
+        (FinishReason.ABORT, 0.4, 0.9, (True, True)),
+    ],
+)
+def test_a_promise_is_judged_where_something_can_be_said(
+    reason: FinishReason, first_s: float | None, finished_s: float, expected: tuple[bool | None, bool | None]
+) -> None:
+    times_s = [] if first_s is None else [10.0 + first_s, 10.0 + first_s + 0.05]
+    timing = SequenceTiming(
+        arrival_s=10.0, token_times_s=times_s, finished_s=10.0 + finished_s, promise=Promise("chat", 0.5, 0.1)
+    )
+    assert judged(timing, timing.itl_s, reason) == expected
+    metrics = Metrics()
+    metrics.finished(TokenEvent("r", 0, (), "", finish_reason=reason, timing=timing))
+    found = samples(metrics.render().decode())
+    good = found.get(("twostroke_good_requests_total", (("service_level", "chat"),)), 0.0)
+    assert good == (expected == (True, True) and reason is FinishReason.STOP)
+    assert found["twostroke_level_requests_total", (("reason", reason.value), ("service_level", "chat"))] == 1

@@ -37,8 +37,13 @@ ROUTES = [
     ("GET", "/health"),
     ("GET", "/ready"),
     ("GET", "/metrics"),
+    ("GET", "/autoscale"),
+    ("GET", "/v1/loads"),
     ("GET", "/version"),
     ("GET", "/tokenizer_info"),
+    ("POST", "/watch/control"),
+    ("POST", "/watch/plan"),
+    ("GET", "/watch/plan/options"),
 ]
 
 

@@ -11,10 +11,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.cli.test_cli import twostroke
 from tests.server.running import RunningServer
-from twostroke.cli.plan_here import here
-from twostroke.cli.plan_model import read_model
 from twostroke.config import EngineConfig
 from twostroke.core.errors import BadRequestError
+from twostroke.planner.asked.here import here
+from twostroke.planner.asked.model import read_model
 from twostroke.planner.live import calibrate, fetch_metrics, parse_metrics
 
 

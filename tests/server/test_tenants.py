@@ -150,5 +150,7 @@ def test_no_salt_of_a_request_reaches_the_space_of_another_key() -> None:
         assert tenants.salt(1, guess) not in {tenants.salt(0, salt) for salt in ("", "x", guess)}
     assert tenants.salt(0, "x") != tenants.salt(0, "")
     assert Tenants(["a"], share_prefixes=False).name(0) != tenants.name(0)  # nothing to be worked out from a key
+    lasting = [Tenants(["a", "b"], share_prefixes=False, secret=b"kept with KV on disk") for _ in range(2)]
+    assert lasting[0].salt(0, "x") == lasting[1].salt(0, "x") != lasting[1].salt(1, "x")
     assert tenants.salt(-1, "x") == Tenants([], share_prefixes=False).salt(-1, "x") == "x"
     assert Tenants(["a", "b"], share_prefixes=True).salt(1, "x") == "x"

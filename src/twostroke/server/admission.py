@@ -16,7 +16,8 @@ from starlette.requests import Request
 from twostroke.core.sampling_params import SamplingParams
 from twostroke.server.calls import Call, ClientWatch, client_gone, too_late
 from twostroke.server.client import EngineClient, EngineState
-from twostroke.server.errors import CLIENT_GONE, ApiError, engine_unavailable
+from twostroke.server.errors import CLIENT_GONE, REQUEST_ID_SCOPE, ApiError, engine_unavailable
+from twostroke.server.handoffs import NO_HANDOFF, HandoffWish
 from twostroke.server.inbox import Inbox
 from twostroke.server.metrics import Metrics
 from twostroke.server.quotas import Quotas, Work, work_of
@@ -40,7 +41,9 @@ class Admission:
         self._client = client
         self._metrics = metrics
         self._tracing = tracing
-        self._tenants = Tenants(settings.api_keys, share_prefixes=settings.share_prefixes)
+        self._tenants = Tenants(
+            settings.api_keys, share_prefixes=settings.share_prefixes, secret=client.tenant_secret()
+        )
         self._quotas = Quotas(settings, metrics)
         self._in_flight_by_key: Counter[int] = Counter()
         self._preparing_by_key: Counter[int] = Counter()
@@ -58,6 +61,8 @@ class Admission:
     async def place(self, request: Request, num_prompts: int = 1) -> AsyncIterator[Place]:
         """A request is made ready inside of it. It ends at the request's deadline, and when its client goes away."""
         key, limits = request.scope.get(KEY_SCOPE, -1), self._settings.limits
+        # Before it may be turned away: a queue that is full as the engine is paused would stay so for everybody.
+        self._client.asked(request.scope.get(REQUEST_ID_SCOPE, ""))
         self._admit(key, num_prompts)
         watch = ClientWatch(request.receive)
         place = Place(self, request, watch, key, _deadline_s(request, limits.request_timeout_s))
@@ -83,7 +88,14 @@ class Admission:
                 self._in_flight_by_key[key] -= 1
 
     def open_call(
-        self, place: Place, prompts: Sequence[tuple[int, ...]], sampling: SamplingParams, priority: int, cache_salt: str
+        self,
+        place: Place,
+        prompts: Sequence[tuple[int, ...]],
+        sampling: SamplingParams,
+        priority: int,
+        cache_salt: str,
+        service_level: str,
+        wish: HandoffWish = NO_HANDOFF,
     ) -> Call:
         request, key = place.request, place.key
         if place.watch.is_gone:
@@ -94,9 +106,12 @@ class Admission:
             inbox = self._client.submit(
                 prompts,
                 sampling,
+                request.scope.get(REQUEST_ID_SCOPE, ""),
                 priority=priority,
                 cache_salt=self._tenants.salt(key, cache_salt),
                 tenant=self._tenants.name(key),
+                service_level=service_level,
+                **wish._asdict(),
             )
         except ApiError:
             self._quotas.give_back(key, work)
@@ -169,12 +184,15 @@ class Place:
         self,
         prompts: Sequence[tuple[int, ...]],
         sampling: SamplingParams,
+        service_level: str,
         *,
         priority: int | None = None,
         cache_salt: str | None = None,
+        wish: HandoffWish = NO_HANDOFF,
     ) -> Call:
         """The request, ready, to the engine. Whoever opens a call closes it, or hands it to an EventStream."""
-        return self._admission.open_call(self, prompts, sampling, priority or 0, cache_salt or "")
+        salt = cache_salt or ""
+        return self._admission.open_call(self, prompts, sampling, priority or 0, salt, service_level, wish)
 
 
 def _deadline_s(request: Request, timeout_s: float) -> float:

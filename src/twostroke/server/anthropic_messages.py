@@ -46,6 +46,7 @@ async def create_message(body: MessagesBody, request: Request) -> Response:
     service = service_of(request)
     asked = _Asked(body, service)
     facts = service.facts()
+    level = service.level_of(request, body.service_level, body.service_tier)
     chat = ChatBody.model_construct(
         max_tokens=body.max_tokens,
         temperature=body.temperature,
@@ -73,7 +74,7 @@ async def create_message(body: MessagesBody, request: Request) -> Response:
             if error.code == "context_length_exceeded":  # agents know by these words that they have to be shorter
                 raise bad_request(f"prompt is too long: {error.message}", "messages", error.code) from None
             raise
-        call = place.open_call([ready.prompt], ready.sampling)
+        call = place.open_call([ready.prompt], ready.sampling, level)
     writer = MessageWriter(service, facts, body, len(ready.prompt))
     writer.answers.choices[0].parser = ready.parser() or AnswerParser()
     follow(request, writer.answers, writer.id)

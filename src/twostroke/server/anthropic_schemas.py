@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
-from twostroke.server.schemas import MAX_COUNT, Body, Count, Few, Many, Speculating, Table, Text
+from twostroke.server.schemas import MAX_COUNT, Body, Count, Few, LevelName, Many, Speculating, Table, Text
 
 
 class Block(Body):
@@ -76,3 +76,5 @@ class MessagesBody(CountBody):
     stop_sequences: Many[Text] | None = None
     metadata: Table[Any] | None = None
     speculation: Speculating = Field(None, description="auto, off, a method's name, or method and max_drafts.")
+    service_level: LevelName | None = Field(None, description="The class whose promise it is held to, by name.")
+    service_tier: LevelName | None = Field(None, description="As service_level, where a class has that name.")

@@ -15,11 +15,16 @@ from twostroke.server import (
     completions,
     errors,
     explaining,
+    loads,
     ollama_answers,
     ollama_models,
+    page,
+    planning,
     responses,
     routes,
+    scaling,
     tokenizer_info,
+    watching,
 )
 from twostroke.server.access_log import AccessLog
 from twostroke.server.guard import Guard
@@ -42,7 +47,7 @@ def create_app(service: Service) -> ASGIApp:
     app.add_exception_handler(RequestValidationError, errors.on_invalid_body)
     app.add_exception_handler(Exception, errors.on_bug)
     apis = (chat, completions, responses, anthropic_messages, ollama_answers, ollama_models)
-    for module in (*apis, routes, explaining, tokenizer_info):
+    for module in (*apis, routes, loads, scaling, explaining, tokenizer_info, page, watching, planning):
         app.include_router(module.router)
     service.warm_up = app.openapi  # it keeps what it made
     # Behind the guard: who is not let in leaves no trace.
@@ -55,6 +60,6 @@ def create_app(service: Service) -> ASGIApp:
             allow_origins=list(origins),
             allow_methods=["*"],
             allow_headers=["*"],
-            expose_headers=["x-request-id"],
+            expose_headers=["x-request-id", "retry-after", "retry-after-ms"],
         )
     return AccessLog(guarded) if service.settings.access_log else guarded

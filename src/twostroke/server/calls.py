@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from starlette.types import Receive
 
 from twostroke.core.events import TokenEvent
+from twostroke.core.handoff import Handoff
 from twostroke.core.sequence import FinishReason
 from twostroke.core.step import TokenLogprobs
 from twostroke.core.timing import SequenceTiming
@@ -97,7 +98,7 @@ class Answer:
 
     __slots__ = (
         *("finish_reason", "logprobs", "num_tokens", "parser", "parts", "prompt_logprobs", "stop_string", "text"),
-        "timing",
+        *("handoff", "timing"),
     )
 
     def __init__(self) -> None:
@@ -111,6 +112,7 @@ class Answer:
         self.stop_string: str | None = None
         self.num_tokens = 0
         self.timing = SequenceTiming()
+        self.handoff: Handoff | None = None
 
     def absorb(self, output: TokenEvent) -> None:
         self.num_tokens += len(output.token_ids)
@@ -130,6 +132,7 @@ class Answer:
             self.finish_reason, self.stop_string = output.finish_reason.value, output.stop_string
             if self.finish_reason == "stop" and self.parser is not None and self.parser.num_finished_calls:
                 self.finish_reason = "tool_calls"
+            self.handoff = output.handoff
             if output.timing is not None:
                 self.timing = output.timing
 

@@ -19,6 +19,7 @@ from twostroke.server.calls import Answer, Answers
 from twostroke.server.conversation import prepare
 from twostroke.server.errors import ApiError, bad_request, refuse_given
 from twostroke.server.explaining import follow
+from twostroke.server.handoffs import HandedOn, read_only
 from twostroke.server.logprobs import chat_logprobs
 from twostroke.server.messages import Ready
 from twostroke.server.openapi import JSON_OR_EVENTS
@@ -52,7 +53,9 @@ async def chat_completions(body: ChatBody, request: Request) -> Response:
     service = service_of(request)
     service.check_model(body.model)
     refuse_given(body, _REFUSED)
+    read_only(body)
     facts = service.facts()
+    level = service.level_of(request, body.service_level, body.service_tier)
     sampling = chat_sampling(body, service.settings.limits)
     tools = tool_request(body, service.tool_format, service.encoder().tokenizer)
     messages = template_messages(body.messages, service.settings.limits)
@@ -63,9 +66,14 @@ async def chat_completions(body: ChatBody, request: Request) -> Response:
         asked = await prepare(
             service, messages, tools, sampling, grammar, param="messages", limit=limit, options=options
         )
-        call = place.open_call([asked.prompt], asked.sampling, priority=body.priority, cache_salt=body.cache_salt)
+        wish = service.handoffs.wish(body.kv_transfer_params, [asked.prompt])
+        call = place.open_call(
+            [asked.prompt], asked.sampling, level, priority=body.priority, cache_salt=body.cache_salt, wish=wish
+        )
     writer = ChatWriter(service, facts, sampling, body, tools.custom)
     writer.prompt_tokens = len(asked.prompt)
+    if wish.lease_id:
+        writer.handed_on = lambda handoff: service.handoffs.answer(handoff, asked.prompt)
     follow(request, writer.answers, writer.id)
     for answer in writer.answers.choices:
         answer.parser = asked.parser()
@@ -150,6 +158,8 @@ class ChatWriter:
         self._counts_on = options is not None and options.continuous_usage_stats
         self._unfinished = sampling.n
         self._plain = [self._plain_chunks(index) for index in range(sampling.n)] if body.stream else []
+        self.handed_on: HandedOn | None = None
+        """Of a prompt that was read for another engine: what goes with the answer."""
 
     def whole(self) -> replies.ChatReply:
         choices = []
@@ -159,7 +169,10 @@ class ChatWriter:
             own_timing = self.answers.own_timing(index, self._facts)
             choices.append(replies.ChatChoice(index, message, answer.finish_reason or "stop", logprobs, own_timing))
         usage, timing = self.answers.usage(), self.answers.timing(0, self._facts)
-        return replies.ChatReply(self.id, "chat.completion", self._created, self._model, choices, usage, timing)
+        reply = replies.ChatReply(self.id, "chat.completion", self._created, self._model, choices, usage, timing)
+        if self.handed_on is None or (params := self.handed_on(self.answers.choices[0].handoff)) is None:
+            return reply
+        return msgspec.structs.replace(reply, kv_transfer_params=params)
 
     def begin(self) -> bytes:
         opening = replies.Delta(role="assistant", content="")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import Enum
 from itertools import count
@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 import zmq
 
 from twostroke.core.errors import BackendError
+from twostroke.core.handoff import Handoff
 from twostroke.core.request import Request
 from twostroke.core.sampling_params import SamplingParams
+from twostroke.engine.tier_secret import tier_secret
 from twostroke.server import messages as m
 from twostroke.server.errors import ApiError, engine_unavailable, server_stopped
 from twostroke.server.heartbeat import HeartWatch
@@ -29,6 +31,7 @@ from twostroke.server.spawning import private_folder, start_process
 
 if TYPE_CHECKING:
     from twostroke.server.tracing import Tracing
+    from twostroke.server.watch_hub import WatchHub
 
 LAST_WORDS_S = 0.2
 STOP_LIMIT_S = 5.0
@@ -48,6 +51,9 @@ class Common(TypedDict, total=False):
     priority: int
     cache_salt: str
     tenant: str
+    service_level: str
+    lease_id: str
+    handoff: Handoff | None
 
 
 class EngineClient:
@@ -82,6 +88,9 @@ class EngineClient:
         self.state = EngineState.STARTING
         self.facts: m.Ready | None = None
         """Of the engine that was last ready; a restarted one has the same model and settings."""
+        self.hub: WatchHub | None = None
+        """Told what those who watch want to know."""
+        self._num_hub_faults = 0
 
     async def start(self) -> m.Ready:
         """Returns when the engine is ready; raises BackendError when it cannot be built. Later deaths are mended."""
@@ -102,11 +111,20 @@ class EngineClient:
         self._context.destroy(linger=0)
 
     @property
+    def model(self) -> str:
+        """As whoever started the server named it: a short name, a path, a Hub id."""
+        return self._settings.model
+
+    @property
     def health(self) -> str:
         """`ready`, or what is wrong instead."""
         if self.state is EngineState.READY and self._watch is not None and self._watch.is_doubtful:
             return "stalled"
         return self.state.value
+
+    def tenant_secret(self) -> bytes | None:
+        """To name tenants with where their prefixes outlive this server; None: they do not."""
+        return tier_secret(self._settings.config.kv)
 
     @property
     def num_waiting(self) -> int:
@@ -117,13 +135,17 @@ class EngineClient:
     def num_in_flight(self) -> int:
         return self._mail.num_in_flight
 
-    def submit(self, prompts: Sequence[tuple[int, ...]], sampling: SamplingParams, **common: Unpack[Common]) -> Inbox:
-        """Queue one request a prompt; what the engine refuses arrives in the inbox as an error."""
+    def submit(
+        self, prompts: Sequence[tuple[int, ...]], sampling: SamplingParams, name: str = "", **common: Unpack[Common]
+    ) -> Inbox:
+        """Queue one request a prompt; what the engine refuses arrives in the inbox as an error. `name`: what its client
+        calls the call."""
         if self._refusal is not None:
             raise self._refusal
         if self.state is not EngineState.READY:
             raise self.unavailable()
         inbox = self._mail.open(len(prompts), sampling.n, self._close_inbox)
+        inbox.name = name
         request_ids = inbox.unfinished
         adds = [
             m.encode(m.Add(Request(request_id, prompt, sampling, **common, call=request_ids[0])))
@@ -132,7 +154,23 @@ class EngineClient:
         self._mail.expect(inbox)
         for add in adds:
             self._send(add)
+        self.asked(name)  # whoever had paused the engine meanwhile
         return inbox
+
+    def asked(self, name: str) -> None:
+        """A request has come: an engine that another viewer had paused goes on."""
+        self._tell_hub(lambda hub: hub.holding.submitted(name))
+
+    def tell(self, message: m.Watch | m.Hold | m.Grant) -> None:
+        """To the engine, where there is one; one that starts later is told by whoever asked."""
+        if self.state is EngineState.READY:
+            self._send(m.encode(message))
+
+    def name_of(self, request_id: str) -> str:
+        return self._mail.name_of(request_id)
+
+    def names_in_flight(self) -> set[str]:
+        return self._mail.names()
 
     def unavailable(self) -> ApiError:
         if self.state is EngineState.STARTING:
@@ -226,6 +264,7 @@ class EngineClient:
         self.state = EngineState.RESTARTING
         self._back_off_s = back_off_s = self.restarts.ended(is_hung=self._is_hung)
         self._fail_all()
+        self._tell_hub(lambda hub: hub.flush())  # which tells the state
         return back_off_s
 
     def _read(self, socket: zmq.Socket[bytes]) -> None:
@@ -240,18 +279,33 @@ class EngineClient:
     def _hear(self, message: m.FromEngine) -> None:
         if isinstance(message, m.StepOutputs):
             self._mail.deal_out(message)
+            self._tell_hub(lambda hub: hub.ended(message.outputs) if hub.is_on else None)
+        elif isinstance(message, m.Seen):
+            self._tell_hub(lambda hub: hub.seen(message.events))
         elif isinstance(message, m.Stats):
-            self._metrics.engine = message
+            self._metrics.heard(message)
         elif isinstance(message, m.Refused):
             self._mail.refuse(message)
         elif isinstance(message, m.Ready):
-            self.facts = message
+            self.facts = self._metrics.facts = message
             self.state = EngineState.READY
             self.restarts.ready()
+            self._tell_hub(lambda hub: hub.engine_ready())
             if self._ready is not None and not self._ready.done():
                 self._ready.set_result(message)
         else:
             self._failure = message.message
+
+    def _tell_hub(self, tell: Callable[[WatchHub], None]) -> None:
+        """What goes wrong there is the page's alone: the engine and its answers go on."""
+        if self.hub is None:
+            return
+        try:
+            tell(self.hub)
+        except Exception as error:
+            self._num_hub_faults += 1
+            if self._num_hub_faults & (self._num_hub_faults - 1) == 0:  # the first, the second, the fourth ...
+                log(f"the live page was not told of something: {type(error).__name__}: {error}")
 
     def end_all(self, error: ApiError) -> None:
         """Every call in flight, and any that still comes, ends with this error; what the engine does is dropped."""

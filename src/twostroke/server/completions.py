@@ -19,6 +19,7 @@ from twostroke.server.bodies import CheckedRoute
 from twostroke.server.calls import Answer, Answers
 from twostroke.server.errors import ApiError, bad_request
 from twostroke.server.explaining import follow
+from twostroke.server.handoffs import HandedOn, read_only
 from twostroke.server.logprobs import LEAST_LOGPROB, CompletionLogprobsWriter, joined
 from twostroke.server.messages import Ready
 from twostroke.server.openapi import JSON_OR_EVENTS
@@ -41,7 +42,9 @@ _MARK = "\u263a"
 async def completions(body: CompletionBody, request: Request) -> Response:
     service = service_of(request)
     service.check_model(body.model)
+    read_only(body)
     facts = service.facts()
+    level = service.level_of(request, body.service_level, body.service_tier)
     sampling = completion_sampling(body, service.settings.limits)
     infill = _infill(body, service.encoder().tokenizer)
     if infill is not None:
@@ -55,9 +58,12 @@ async def completions(body: CompletionBody, request: Request) -> Response:
         echoes = None
         if body.echo:
             echoes = [await _echo(encoder, prompt, token_ids) for prompt, token_ids in zip(prompts, ids, strict=True)]
-        call = place.open_call(ids, sampling, priority=body.priority, cache_salt=body.cache_salt)
+        wish = service.handoffs.wish(body.kv_transfer_params, ids)
+        call = place.open_call(ids, sampling, level, priority=body.priority, cache_salt=body.cache_salt, wish=wish)
     writer = CompletionWriter(service, facts, sampling, body, Answers(len(ids), sampling.n), echoes)
     writer.prompt_tokens = sum(map(len, ids))
+    if wish.lease_id:
+        writer.handed_on = lambda handoff: service.handoffs.answer(handoff, ids[0])
     follow(request, writer.answers, writer.id)
     takes_long = sampling.logprobs is not None and (body.echo or not body.stream)
     return await respond(call, writer, is_streamed=bool(body.stream), aside=service.aside if takes_long else None)
@@ -170,6 +176,8 @@ class CompletionWriter:
         self._echoed: set[int] = set()
         self._plain = [self._plain_chunks(index) for index in range(len(self.answers.choices))] if body.stream else []
         self._unfinished = len(self.answers.choices)
+        self.handed_on: HandedOn | None = None
+        """Of a prompt that was read for another engine: what goes with the answer."""
 
     def whole(self) -> replies.Chunk:
         choices = []
@@ -189,7 +197,9 @@ class CompletionWriter:
                     self.answers.own_timing(index, self._facts),
                 )
             )
-        return self._reply(choices, usage=self._usage(), timing=self.answers.timing(0, self._facts))
+        params = None if self.handed_on is None else self.handed_on(self.answers.choices[0].handoff)
+        timing = self.answers.timing(0, self._facts)
+        return self._reply(choices, usage=self._usage(), timing=timing, kv_transfer_params=params)
 
     def _shown(self) -> list[int]:
         """Of each prompt's samples as many as were asked for: all of them, or the likeliest of `best_of`."""

@@ -15,6 +15,7 @@ from twostroke.server.sampling import check_served
 from twostroke.server.service import Service
 from twostroke.server.structured import Named
 from twostroke.server.tools import ToolRequest, told_of_tools
+from twostroke.text.harmony import HarmonySplitter
 from twostroke.text.reasoning import CLOSING, OPENING, ThinkSplitter
 from twostroke.text.tool_parsers.formats import ToolFormat
 
@@ -33,12 +34,18 @@ class Conversation:
     tool_format: ToolFormat | None
     """None where no calls are looked for."""
     tools: ToolRequest
+    is_harmony: bool = False
+    """Answers are messages of OpenAI's Harmony format."""
 
     def parser(self) -> AnswerParser | None:
         """One sample's; None: its answer is nothing but text."""
-        if self.thought is None and self.tool_format is None:
+        if self.thought is None and self.tool_format is None and not self.is_harmony:
             return None
-        thoughts = None if self.thought is None else ThinkSplitter(is_open=self.thought == "open")
+        thoughts: ThinkSplitter | HarmonySplitter | None = None
+        if self.is_harmony:
+            thoughts = HarmonySplitter(has_calls=self.tool_format is not None)
+        elif self.thought is not None:
+            thoughts = ThinkSplitter(is_open=self.thought == "open")
         calls, max_calls = None, 1 if self.tools.only_one else None
         if self.tool_format is not None:
             calls = self.tool_format.parser(custom=self.tools.custom, max_calls=max_calls)
@@ -77,9 +84,10 @@ async def prepare(
         before = "none"  # whoever wrote the grammar has written the thought into it
     sampling = await service.constrained(sampling, held_to, before)
     markers = {OPENING, CLOSING} if thought is not None else set()
-    if tools.is_on or markers & encoder.tokenizer.special_tokens.keys():  # markers may be control tokens
+    is_harmony = service.reasoning_parser == "harmony"
+    if is_harmony or tools.is_on or markers & encoder.tokenizer.special_tokens.keys():  # markers may be control tokens
         sampling = replace(sampling, skip_special_tokens=False)
-    return Conversation(prompt, sampling, thought, service.tool_format if tools.is_on else None, tools)
+    return Conversation(prompt, sampling, thought, service.tool_format if tools.is_on else None, tools, is_harmony)
 
 
 async def chat_tokens(
@@ -91,8 +99,20 @@ async def chat_tokens(
 ) -> Sequence[int]:
     """A conversation as the model reads it, to be answered or only to be counted."""
     encoder = service.encoder()
+    if service.reasoning_parser == "harmony":
+        messages = [_harmony_turn(message) for message in messages]
     messages = await encoder.beside(lambda: told_of_tools(messages, tools.tools, encoder.tokenizer))
     return await encoder.chat(messages, tools=tools.tools or None, options=options, room=room)
+
+
+def _harmony_turn(message: dict[str, Any]) -> dict[str, Any]:
+    """As gpt-oss's template reads it: a thought before a call is `thinking`, and a call has no content beside that."""
+    thought = message.get("reasoning_content")
+    if not message.get("tool_calls") or not thought or message.get("thinking"):
+        return message
+    content = message.get("content")
+    whole = f"{thought}\n\n{content}" if isinstance(content, str) and content else thought
+    return {**message, "thinking": whole, "content": None}
 
 
 def _thought(service: Service, prompt: tuple[int, ...]) -> str | None:

@@ -11,33 +11,50 @@ import sys
 import threading
 import time
 from bisect import bisect_left
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from typing import TypeVar
 
 import msgspec
 import zmq
 
-from twostroke.core.errors import BadRequestError, TwostrokeError
+from twostroke.cluster.demand import LevelSignals
+from twostroke.cluster.endpoints import read_endpoint
+from twostroke.cluster.kv_events import KVEventPublisher, KVEvents
+from twostroke.core.errors import BackendLostError, BadRequestError, PromiseError, TwostrokeError
 from twostroke.core.events import Event, PrefillProgress, TokenEvent
 from twostroke.core.request import Request
 from twostroke.core.step import Step, StepResult
 from twostroke.cost.floor import work_of
 from twostroke.engine.build import Assembly, build
 from twostroke.engine.explaining import doubt_of, engine_facts, trusted_cost
+from twostroke.engine.tiers import tier_report
 from twostroke.server import messages as m
 from twostroke.server.heartbeat import Doing, Heart
 from twostroke.server.log import log, show_what_rooms_say
+from twostroke.server.step_watch import StepWatch
+
+Noted = TypeVar("Noted")
 
 BUSY_STATS_S = 0.5
 IDLE_STATS_S = 5.0
 LONGEST_WAIT_S = 0.5
 LINGER_MS = 2000
+LOST = 4
+"""The status that it ends with when its backend cannot go on."""
 COMPILING_POLL_MS = 2
 """An idle engine looks this often whether a grammar is ready."""
 
 
 class EngineLoop:
-    def __init__(self, assembly: Assembly, socket: zmq.Socket[bytes], heart: Heart) -> None:
+    def __init__(
+        self,
+        assembly: Assembly,
+        socket: zmq.Socket[bytes],
+        heart: Heart,
+        kv_events: KVEventPublisher | None = None,
+    ) -> None:
         self._assembly = assembly
         self._engine = assembly.engine
         self._eos_ids = assembly.tokenizer.eos_token_ids if assembly.tokenizer is not None else frozenset()
@@ -53,6 +70,13 @@ class EngineLoop:
         self._engine.on_step = self._count_step
         self._engine.on_launch = self._announce
         self._heart = heart
+        self._kv_events = kv_events
+        self._levels = assembly.resolved.config.promised()
+        self._watch: StepWatch | None = None
+        """While somebody watches."""
+        self._is_held = False
+        self._granted = 0
+        """Steps that a held engine may still take."""
 
     def run(self) -> None:
         heart = self._heart
@@ -65,16 +89,41 @@ class EngineLoop:
             if self._stopped:
                 self._compiler.shutdown(wait=False, cancel_futures=True)
                 return
-            if self._engine.busy:
+            self._tell_seen()  # who has come, before a word of its end: it may come and end in one turn
+            if self._may_step():
                 heart.doing = Doing.STEPPING
                 self._tell(self._engine.step())
+                if self._engine.lost is not None:
+                    raise self._engine.lost
             else:
                 heart.doing = Doing.WAITING
+                self._engine.scheduler.settle_tiers()
+                self._tell(self._engine.take_events())
+            self._tell_seen()
+            if self._kv_events is not None:
+                self._kv_events.publish()
             self._send_stats()
 
+    def _may_step(self) -> bool:
+        """A held engine takes the steps that it is granted, after those in flight. With nothing to do they are void."""
+        if not self._engine.busy:
+            self._granted = 0
+        if not self._engine.busy or self._stands_still:
+            return False
+        if self._is_held and not self._engine.num_in_flight:
+            self._granted -= 1
+        return True
+
+    @property
+    def _stands_still(self) -> bool:
+        return self._is_held and not self._granted and not self._engine.num_in_flight
+
     def _take_messages(self) -> None:
-        """All that is there; an idle engine waits for the next."""
-        wait_s = 0.0 if self._engine.busy else max(0.0, self._stats_due_s - time.monotonic())
+        """All that is there; an idle engine waits for the next, and so does one that is held."""
+        is_idle = not self._engine.busy or self._stands_still
+        wait_s = max(0.0, self._stats_due_s - time.monotonic()) if is_idle else 0.0
+        if self._watch is not None and (map_in_s := self._watch.map_due_in_s) is not None:
+            wait_s = min(wait_s, map_in_s + 1e-3)
         wait_ms = int(min(wait_s, LONGEST_WAIT_S) * 1e3)  # it shows that it moves, however little there is to do
         if self._compiling:
             wait_ms = min(wait_ms, COMPILING_POLL_MS)
@@ -90,6 +139,16 @@ class EngineLoop:
                 if (compiling := self._compiling.pop(request_id, None)) is not None:
                     compiling[1].cancel()
                 self._engine.abort(request_id)
+            self._note(StepWatch.released)
+        elif isinstance(message, m.Watch):
+            self._watch = None
+            if message.is_on:
+                self._begin_watching()
+        elif isinstance(message, m.Hold):
+            self._is_held, self._granted = message.is_held, 0
+            self._engine.run_ahead(not message.is_held)
+        elif isinstance(message, m.Grant):
+            self._granted += message.steps
         else:
             self._stopped = True
 
@@ -113,8 +172,11 @@ class EngineLoop:
             if compiled is not None:
                 compiled.result()
             self._engine.add(replace(request, eos_token_ids=self._eos_ids))
+            self._note(lambda watch: watch.added(request))
         except BadRequestError as error:
             self._send(m.Refused(request_id, str(error)))
+        except PromiseError as error:
+            self._send(m.Refused(request_id, str(error), retry_after_s=error.retry_after_s))
         except Exception as error:  # a bug, and this request's alone
             log(f"request {request_id} could not be added: {type(error).__name__}: {error}")
             self._send(m.Refused(request_id, "the engine could not take this request", is_bad_request=False))
@@ -125,9 +187,35 @@ class EngineLoop:
         if progress or outputs:
             self._send(m.StepOutputs(progress, outputs))
 
+    def _tell_seen(self) -> None:
+        if events := self._note(StepWatch.take):
+            self._send(m.Seen(events))
+
+    def _note(self, note: Callable[[StepWatch], Noted]) -> Noted | None:
+        """While somebody watches. What goes wrong there ends the watch, and no request."""
+        if self._watch is None:
+            return None
+        try:
+            return note(self._watch)
+        except Exception as error:
+            self._give_up_watching(error)
+            return None
+
+    def _begin_watching(self) -> None:
+        try:
+            self._watch = StepWatch(self._engine)
+        except Exception as error:
+            self._give_up_watching(error)
+
+    def _give_up_watching(self, error: Exception) -> None:
+        self._watch = None
+        log(f"steps are not told to the live page any more: {type(error).__name__}: {error}")
+
     def _announce(self, step: Step) -> None:
         cost = self._engine.step_cost
-        self._heart.launching(0.0 if cost is None else cost.seconds(work_of(step)))
+        predicted_s = None if cost is None else cost.seconds(work_of(step))
+        self._heart.launching(predicted_s or 0.0)
+        self._note(lambda watch: watch.launched(step, predicted_s))
 
     def _count_step(self, step: Step, result: StepResult) -> None:
         kind = "mixed" if step.prefills and step.decodes else "prefill" if step.prefills else "decode"
@@ -138,10 +226,11 @@ class EngineLoop:
             if method not in self._drafts:
                 self._drafts[method] = m.DraftCounts.empty()
             self._drafts[method].add(num_drafts, len(result.sampled.get(seq_id, ())))
+        self._note(lambda watch: watch.came_back(step, result))
 
     def _send_stats(self) -> None:
         """When they are due, and at once when work begins or ends."""
-        now_s, busy = time.monotonic(), self._engine.busy
+        now_s, busy = time.monotonic(), self._engine.busy or self._engine.scheduler.ledger.is_leasing
         if now_s < self._stats_due_s and busy == self._was_busy:
             return
         self._was_busy = busy
@@ -164,6 +253,23 @@ class EngineLoop:
                 step_cost=None if cost is None else (cost.ceilings, cost.coefficients),
                 step_cost_doubt=doubt_of(self._engine.step_cost),
                 step_cost_error=self._engine.step_cost.error if self._engine.step_cost is not None else None,
+                tiers=tier_report(counts),
+                handoffs=None if counts.tiers is None else counts.tiers.handoffs,
+                prefill_backlog_s=counts.prefill_backlog_s,
+                kv_full_s=counts.kv_full_s,
+                levels=tuple(
+                    LevelSignals(
+                        name=level.name,
+                        waiting=level.waiting,
+                        running=level.running,
+                        prefill_backlog_s=level.prefill_backlog_s,
+                        ttft_s=self._levels.named(level.name).ttft_s,
+                        itl_s=self._levels.named(level.name).itl_s,
+                        ttft_headroom_s=level.ttft_headroom_s,
+                        itl_headroom_s=level.itl_headroom_s,
+                    )
+                    for level in counts.levels
+                ),
             )
         )
 
@@ -187,7 +293,21 @@ def ready_message(assembly: Assembly) -> m.Ready:
         hidden_size=checkpoint.spec.hidden_size,
         file_format="safetensors" if checkpoint.gguf_metadata is None else "gguf",
         weight_kind=checkpoint.main_kind(assembly.formats.weights).name,
+        kv_groups=resolved.layout.groups,
+        levels=resolved.config.promised().levels,
     )
+
+
+def publish_kv_events(assembly: Assembly, settings: m.EngineSettings) -> KVEventPublisher | None:
+    """None: nobody asked for them. Raises BackendError where an address cannot be had."""
+    if settings.kv_events is None:
+        return None
+    ledger = assembly.engine.scheduler.ledger
+    events = KVEvents(ledger.layout.groups, ledger.layout.block_size)
+    publisher = KVEventPublisher(events, read_endpoint(settings.kv_events), settings.kv_events_topic)
+    ledger.index.listener = events
+    log(f"KV events: published at {publisher.endpoints.events}, repeated at {publisher.endpoints.replay}")
+    return publisher
 
 
 def main(path: str, heart_descriptor: int) -> int:
@@ -202,10 +322,11 @@ def main(path: str, heart_descriptor: int) -> int:
     socket.setsockopt(zmq.LINGER, LINGER_MS)
     socket.connect(f"ipc://{path}")
     try:
-        assembly = build(settings.model, settings.config)
+        assembly = build(settings.model, settings.config, fleet=settings.fleet)
         # This process has one engine for life: the garbage collector need not look at it again while tokens wait.
         gc.collect()
         gc.freeze()
+        kv_events = publish_kv_events(assembly, settings)
         socket.send(m.encode(ready_message(assembly)))
     except TwostrokeError as error:
         return _fail(socket, str(error))
@@ -214,8 +335,13 @@ def main(path: str, heart_descriptor: int) -> int:
     if assembly.grammars is not None:  # now, as nobody waits yet: the first to ask would hold up every other stream
         threading.Thread(target=assembly.grammars.prepare, daemon=True).start()
     try:
-        EngineLoop(assembly, socket, heart).run()
+        EngineLoop(assembly, socket, heart, kv_events).run()
+    except BackendLostError as error:  # a new process may do better, and is started by the API process
+        log(f"the engine ends: the {assembly.backend_name} backend is lost: {error}")
+        return LOST
     finally:
+        if kv_events is not None:
+            kv_events.close()
         socket.close()
         assembly.engine.close()
     return 0

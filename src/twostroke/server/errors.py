@@ -4,6 +4,7 @@ Below the paths of another API they have that API's shape."""
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -21,6 +22,8 @@ REQUEST_ID_SCOPE = "twostroke.request_id"
 MAX_MESSAGE_CHARS = 1000
 CLIENT_GONE = 499
 """Never sent, as nobody is there to read it."""
+
+PROMISE_CODE = "promise_cannot_be_kept"
 
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 _ANTHROPIC_TYPES = _TYPES | {
@@ -106,6 +109,15 @@ def named_as(names: Mapping[str, str]) -> Iterator[None]:
         if error.param is not None and param is not None and message.startswith(error.param):
             message = param + message[len(error.param) :]
         raise ApiError(error.status_code, message, param=param, code=error.code, headers=error.headers) from None
+
+
+def cannot_keep_promise(message: str, retry_after_s: float) -> ApiError:
+    """Its class refuses rather than to be late. What waiting would not help is the request's own fault."""
+    if math.isinf(retry_after_s):
+        return bad_request(message, code=PROMISE_CODE)
+    headers = {"Retry-After": str(max(1, math.ceil(retry_after_s)))}
+    headers["retry-after-ms"] = str(max(1, math.ceil(retry_after_s * 1e3)))  # finer, for clients that know it
+    return ApiError(429, message, code=PROMISE_CODE, headers=headers)
 
 
 def engine_unavailable(reason: str, retry_after_s: int = 1) -> ApiError:

@@ -35,6 +35,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     max_running: int | None
     engine: Stats | None
     requests: list[ExplainedRequest]
+    goodput: dict[str, float] = {}
+    """By class: requests a second that kept their promise, over the last minute."""
 
 
 @router.get("/v1/twostroke/requests/{request_id:path}")
@@ -59,6 +61,7 @@ async def top(request: Request) -> Response:
         max_running=None if facts is None else facts.engine.max_running,
         engine=service.metrics.engine,
         requests=list(islice(service.kept.latest(request.scope.get(KEY_SCOPE, -1)), SHOWN_REQUESTS)),
+        goodput=service.metrics.levels.recent.goodput(),
     )
     return Response(msgspec.json.encode(snapshot), media_type="application/json")
 

@@ -20,6 +20,9 @@ from twostroke.server.settings import ServerSettings
 
 OPEN_PATHS = frozenset({"/health", "/ready"})
 """Everything else asks for a key where there are keys: a route that is forgotten is closed, not open."""
+LOOK_PATHS = frozenset({"/v1/models", "/v1/loads", "/version", "/metrics"})
+"""What a router may look at with the key that it was given."""
+PAGE_PATHS = "/page/"
 DISCARD_BYTES = 256 * 2**20
 DISCARD_S = 10.0
 """Most clients read an answer only once their body is sent. Where the connection stays open, it is read and thrown away
@@ -29,7 +32,9 @@ KNOWN_ROUTES = frozenset(
         *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/models", "/tokenize", "/detokenize"),
         *("/v1/messages", "/v1/messages/count_tokens", "/api/chat", "/api/generate", "/api/tags", "/api/show"),
         *("/api/ps", "/api/version", "/api/embed", "/api/embeddings"),
-        *("/health", "/ready", "/metrics", "/version", "/v1/twostroke/top", "/tokenizer_info"),
+        *("/health", "/ready", "/metrics", "/autoscale", "/version", "/v1/twostroke/top", "/tokenizer_info"),
+        *("/v1/loads",),
+        *("/", "/watch", "/watch/control", "/watch/plan", "/watch/plan/options"),
     }
 )
 
@@ -47,10 +52,12 @@ class Guard:
         self._metrics = metrics
         self._held_bytes = 0
         """Of the bodies of all requests in flight."""
-        self._pulse = Pulse(metrics, lambda: metrics.http_in_flight > 0)
+        self._pulse = Pulse(metrics, lambda: metrics.http_in_flight > metrics.viewers)
         self._head = HeadCheck(settings)
+        self._has_page = settings.page_mode != "off"
         # Digests have one length, so that comparing them tells nothing of a key's.
         self._key_digests = [sha256(key.encode()).digest() for key in settings.api_keys]
+        self._look_digest = None if settings.look_key is None else sha256(settings.look_key.encode()).digest()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -76,8 +83,8 @@ class Guard:
         try:
             self._head.check(scope)
             headers = Headers(scope=scope)
-            if self._key_digests and scope["path"] not in OPEN_PATHS:
-                scope[KEY_SCOPE] = self._key_number(headers)
+            if self._key_digests and not self._is_open(scope["path"]):
+                scope[KEY_SCOPE] = self._key_number(headers, scope["path"])
             stays = _stays_open(scope, headers)
             await self._check_declared_length(headers, receive, stays)
         except ApiError as error:
@@ -85,11 +92,17 @@ class Guard:
             return
         await self._app(scope, self._limited(receive, held, stays), send)
 
-    def _key_number(self, headers: Headers) -> int:
+    def _is_open(self, path: str) -> bool:
+        """The page's own files are everybody's: what it shows is fetched with a key."""
+        return path in OPEN_PATHS or (self._has_page and (path == "/" or path.startswith(PAGE_PATHS)))
+
+    def _key_number(self, headers: Headers, path: str) -> int:
         scheme, _, key = headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer":
             key = headers.get("x-api-key", "")
         given = sha256(key.strip().encode()).digest()
+        if self._look_digest is not None and path in LOOK_PATHS and hmac.compare_digest(self._look_digest, given):
+            return -1
         found = -1
         for number, digest in enumerate(self._key_digests):  # all of them, whichever fits
             if hmac.compare_digest(digest, given):

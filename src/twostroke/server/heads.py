@@ -4,10 +4,8 @@ body ends, and the id that it is known by. Knows no routes and no bodies."""
 from __future__ import annotations
 
 import re
-import socket
 from collections.abc import Iterable
 from contextlib import suppress
-from ipaddress import ip_address
 from urllib.parse import unquote, urlsplit
 from uuid import uuid4
 
@@ -15,6 +13,7 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from twostroke.server.errors import ApiError, bad_request
+from twostroke.server.loopback import is_loopback, is_loopback_address
 from twostroke.server.settings import ServerSettings
 
 REQUEST_ID_HEADER = b"x-request-id"
@@ -68,7 +67,7 @@ class HeadCheck:
             raise ApiError(403, message, code="origin_not_allowed")
 
     def _is_ours(self, name: str) -> bool:
-        return name in self._hosts or name == "localhost" or name.endswith(".localhost") or _is_loopback_address(name)
+        return name in self._hosts or name == "localhost" or name.endswith(".localhost") or is_loopback_address(name)
 
 
 def as_routed(scope: Scope) -> Scope:
@@ -98,24 +97,6 @@ def host_name(authority: str) -> str:
         if name := urlsplit(f"//{authority}").hostname:
             return name.rstrip(".")
     return authority.lower()
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches what listens there."""
-    if _is_loopback_address(host):
-        return True
-    try:
-        addresses = {str(entry[4][0]) for entry in socket.getaddrinfo(host or None, None)} if host else set()
-    except (OSError, UnicodeError):
-        return False
-    return bool(addresses) and all(map(_is_loopback_address, addresses))
-
-
-def _is_loopback_address(name: str) -> bool:
-    try:
-        return ip_address(name).is_loopback
-    except ValueError:
-        return False
 
 
 def _check_size(scope: Scope) -> None:

@@ -21,6 +21,8 @@ class Inbox:
         self._news: list[News] = []
         self.error: ApiError | None = None
         """What ended the call early."""
+        self.name = ""
+        """What the client calls the call: the answer's x-request-id."""
         self._on_news: Callable[[], None] | None = None
         self._on_close = on_close
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from twostroke.core.errors import BadRequestError
 from twostroke.core.sequence import FinishReason
-from twostroke.server.errors import ApiError, failed_answer
+from twostroke.server.errors import ApiError, cannot_keep_promise, failed_answer
 from twostroke.server.inbox import Inbox
 from twostroke.server.messages import Refused, StepOutputs
 from twostroke.server.metrics import Metrics
@@ -18,6 +18,8 @@ from twostroke.server.sampling import as_api_error
 if TYPE_CHECKING:
     from twostroke.server.tracing import Tracing
 
+MAX_LEFT = 1024
+
 
 class Mailroom:
     def __init__(self, metrics: Metrics, tracing: Tracing | None) -> None:
@@ -25,6 +27,8 @@ class Mailroom:
         self._tracing = tracing
         self._inboxes: dict[str, Inbox] = {}
         self._numbers = count()
+        self._left: dict[str, str] = {}
+        """Names of the latest requests that were given up: the engine may be yet to tell that they came."""
 
     @property
     def num_waiting(self) -> int:
@@ -35,6 +39,14 @@ class Mailroom:
     def num_in_flight(self) -> int:
         return len(self._inboxes)
 
+    def names(self) -> set[str]:
+        """Of the calls in flight."""
+        return {inbox.name for inbox in self._inboxes.values()}
+
+    def name_of(self, request_id: str) -> str:
+        inbox = self._inboxes.get(request_id)
+        return self._left.get(request_id, "") if inbox is None else inbox.name
+
     def open(self, num_prompts: int, num_samples: int, on_close: Callable[[Inbox], None]) -> Inbox:
         """For a call whose requests are yet to be handed over; then `expect` it."""
         return Inbox([f"{next(self._numbers)}" for _ in range(num_prompts)], num_samples, on_close)
@@ -44,7 +56,11 @@ class Mailroom:
 
     def forget(self, inbox: Inbox) -> list[str]:
         """Its requests that are not finished, if there are any."""
-        return [request_id for request_id in inbox.unfinished if self._inboxes.pop(request_id, None) is not None]
+        left = [request_id for request_id in inbox.unfinished if self._inboxes.pop(request_id, None) is not None]
+        self._left.update(dict.fromkeys(left, inbox.name))
+        while len(self._left) > MAX_LEFT:
+            del self._left[next(iter(self._left))]
+        return left
 
     def deal_out(self, step: StepOutputs) -> None:
         """Each call is told once, of all that the step brought it."""
@@ -74,9 +90,10 @@ class Mailroom:
         if self._tracing is not None:
             self._tracing.refused(message.request_id)
         inbox = self._inboxes.pop(message.request_id, None)
+        if message.retry_after_s is not None:
+            self._metrics.rejected.labels("promise").inc()
         if inbox is not None:
-            error = ApiError(500, message.message, code="engine_error")
-            inbox.fail(as_api_error(BadRequestError(message.message)) if message.is_bad_request else error)
+            inbox.fail(_refusal(message))
 
     def end_all(self, error: ApiError) -> None:
         """Every call in flight ends with this error, and is closed."""
@@ -90,3 +107,11 @@ class Mailroom:
         self._metrics.failed(sum(inbox.num_unfinished_samples for inbox in inboxes))
         for inbox in inboxes:
             inbox.fail(error)
+
+
+def _refusal(message: Refused) -> ApiError:
+    if message.retry_after_s is not None:
+        return cannot_keep_promise(message.message, message.retry_after_s)
+    if message.is_bad_request:
+        return as_api_error(BadRequestError(message.message))
+    return ApiError(500, message.message, code="engine_error")

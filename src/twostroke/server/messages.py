@@ -8,13 +8,20 @@ from typing import cast
 import msgspec
 import zmq
 
+from twostroke.cluster.demand import LevelSignals
 from twostroke.config import EngineConfig
 from twostroke.core.events import PrefillProgress, TokenEvent
+from twostroke.core.handoff import HandoffTotals
+from twostroke.core.kv_layout import KVGroup
 from twostroke.core.request import Request
+from twostroke.core.service_level import ServiceLevel
 from twostroke.core.step_record import StepTotals
+from twostroke.core.tier_report import TierReport
 from twostroke.cost.hardware import Ceilings
 from twostroke.cost.step_cost import Coefficients
+from twostroke.engine.fleet import FleetSettings
 from twostroke.explain.facts import EngineFacts
+from twostroke.server.watch_events import EngineEvent
 
 FittedCost = tuple[Ceilings, Coefficients]
 
@@ -29,6 +36,11 @@ class EngineSettings(msgspec.Struct, frozen=True):
 
     model: str
     config: EngineConfig
+    fleet: FleetSettings | None = None
+    """None: it is of no fleet."""
+    kv_events: str | None = None
+    """Where changes of the prefix index are published, as `cluster/endpoints.py` reads it; None: nowhere."""
+    kv_events_topic: str = ""
 
 
 # To the engine
@@ -47,7 +59,25 @@ class Stop(msgspec.Struct, frozen=True, tag="stop"):
     """End the process; what is unfinished is dropped."""
 
 
-ToEngine = Add | Abort | Stop
+class Watch(msgspec.Struct, frozen=True, tag="watch"):
+    """Somebody wants to see every step from now on, with what runs already; or nobody does any more."""
+
+    is_on: bool
+
+
+class Hold(msgspec.Struct, frozen=True, tag="hold"):
+    """Take no step unasked, or go on as usual."""
+
+    is_held: bool
+
+
+class Grant(msgspec.Struct, frozen=True, tag="grant"):
+    """As many steps of a held engine."""
+
+    steps: int
+
+
+ToEngine = Add | Abort | Stop | Watch | Hold | Grant
 
 
 # From the engine
@@ -71,6 +101,9 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     """gguf or safetensors."""
     weight_kind: str = ""
     """In which most of the weights are held, like Q4_K or BF16."""
+    kv_groups: tuple[KVGroup, ...] = ()
+    levels: tuple[ServiceLevel, ...] = ()
+    """The classes of requests, as their file says."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
@@ -80,11 +113,14 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
-    """A request that could never be served, or (not `is_bad_request`) that met a bug."""
+    """A request that could never be served, that would be late (`retry_after_s`), or (not `is_bad_request`) that met a
+    bug."""
 
     request_id: str
     message: str
     is_bad_request: bool = True
+    retry_after_s: float | None = None
+    """Set where its class promises what cannot be kept now: when it could be; infinite: never."""
 
 
 class StepOutputs(msgspec.Struct, frozen=True, tag="step"):
@@ -153,9 +189,25 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
     """Of the engine's predictions of its steps, of late: mean of |predicted - measured| / measured."""
     step_cost_doubt: str | None = None
     """Where there is no `step_cost`, why."""
+    tiers: TierReport | None = None
+    """None: there is no KV beyond the device."""
+    handoffs: HandoffTotals | None = None
+    """None: this engine is of no fleet."""
+    prefill_backlog_s: float | None = None
+    """What reading `prefill_backlog_tokens` should take, nothing else being computed."""
+    kv_full_s: float | None = None
+    """Until KV should be full, as streams grow and end; None: it should not be."""
+    levels: tuple[LevelSignals, ...] = ()
+    """One a class."""
 
 
-FromEngine = Ready | Failed | Refused | StepOutputs | Stats
+class Seen(msgspec.Struct, frozen=True, tag="seen"):
+    """What whoever watches is to be told; nothing is sent where nobody does."""
+
+    events: list[EngineEvent]
+
+
+FromEngine = Ready | Failed | Refused | StepOutputs | Stats | Seen
 
 
 def has_message(socket: zmq.Socket[bytes]) -> bool:

@@ -62,7 +62,7 @@ async def chat(body: OllamaChatBody, request: Request) -> Response:
     if not body.messages:
         return _nothing_to_do(body, model, is_chat=True)
     fields = as_chat(body, facts, body.tools)
-    sampling = _sampling(fields, service)
+    sampling, level = _sampling(fields, service), _level(body, request)
     tools = tool_request(fields, service.tool_format, service.encoder().tokenizer)
     messages = template_messages(body.messages, service.settings.limits)
     options, grammar = thinking_options(body, service, model), grammar_of(body)
@@ -70,7 +70,7 @@ async def chat(body: OllamaChatBody, request: Request) -> Response:
         asked = await prepare(
             service, messages, tools, sampling, grammar, param="messages", limit=None, options=options
         )
-        call = place.open_call([asked.prompt], asked.sampling)
+        call = place.open_call([asked.prompt], asked.sampling, level)
     writer = LineWriter(service, facts, request, model, asked.parser(), is_chat=True)
     return await respond(call, writer, is_streamed=body.stream is not False, media_type=JSON_LINES)
 
@@ -86,7 +86,7 @@ async def generate(body: GenerateBody, request: Request) -> Response:
         return _nothing_to_do(body, model, is_chat=False)
     if body.raw and body.system:
         raise bad_request("system goes through the model's chat template, and raw is to go past it", "system")
-    sampling = _sampling(as_chat(body, facts), service)
+    sampling, level = _sampling(as_chat(body, facts), service), _level(body, request)
     options, grammar = thinking_options(body, service, model), grammar_of(body)
     is_raw = body.raw or (service.encoder().tokenizer.chat_template is None and not body.system)
     async with service.admission.place(request) as place:
@@ -105,7 +105,7 @@ async def generate(body: GenerateBody, request: Request) -> Response:
                 options=options,
             )
             prompt, sampling, parser = asked.prompt, asked.sampling, asked.parser()
-        call = place.open_call([prompt], sampling)
+        call = place.open_call([prompt], sampling, level)
     writer = LineWriter(service, facts, request, model, parser, is_chat=False)
     return await respond(call, writer, is_streamed=body.stream is not False, media_type=JSON_LINES)
 
@@ -123,6 +123,11 @@ async def _raw(
 def _sampling(fields: ChatBody, service: Service) -> SamplingParams:
     with named_as(OPTION_FIELDS):
         return chat_sampling(fields, service.settings.limits)
+
+
+def _level(body: AnswerBody, request: Request) -> str:
+    with named_as(OPTION_FIELDS):
+        return service_of(request).level_of(request, None if body.options is None else body.options.service_level)
 
 
 def _nothing_to_do(body: AnswerBody, model: str, *, is_chat: bool) -> Response:

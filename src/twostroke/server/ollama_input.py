@@ -19,7 +19,10 @@ LATEST = ":latest"
 EFFORTS = ("low", "medium", "high")
 DEFAULT_TEMPERATURE, DEFAULT_TOP_K, DEFAULT_TOP_P = 0.8, 40, 0.9
 """Ollama's own, which its clients count on."""
-OPTION_FIELDS = {"stop": "options.stop", "max_tokens": "options.num_predict", "speculation": "options.speculation"}
+OPTION_FIELDS = {
+    **{name: f"options.{name}" for name in ("stop", "speculation", "service_level")},
+    "max_tokens": "options.num_predict",
+}
 """From chat's names to Ollama's."""
 _NEUTRAL = {"mirostat": 0, "tfs_z": 1, "typical_p": 1}
 _AT_ONCE = (0, "0", "0s", "0m", "0h")
@@ -149,7 +152,7 @@ def thinking_options(body: AnswerBody, service: Service, model: str) -> dict[str
     think = body.think
     if isinstance(think, str) and think not in EFFORTS:
         raise bad_request(f"think must be true, false, {', '.join(EFFORTS)}, not {think!r:.60}", "think")
-    if think and service.reasoning_parser != "think":
+    if think and service.reasoning_parser == "none":
         raise bad_request(f'"{model:.200}" does not support thinking', "think")
     effort = think if isinstance(think, str) else None
     return thinking_variables(

@@ -7,7 +7,7 @@ from hashlib import sha256
 from typing import Any
 
 from fastapi import APIRouter, Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import Response
 
 from twostroke.server.bodies import CheckedRoute
 from twostroke.server.errors import bad_request
@@ -28,11 +28,6 @@ _FOREVER = timedelta(days=36500)
 
 def _json(value: object) -> Response:
     return Response(encode(value), media_type="application/json")
-
-
-@router.get("/", include_in_schema=False)
-async def is_there() -> Response:
-    return PlainTextResponse("Twostroke is running")
 
 
 @router.get("/api/version")
@@ -133,5 +128,5 @@ def _model_info(facts: Ready) -> dict[str, Any]:
 
 def _capabilities(service: Service) -> list[str]:
     can_chat = service.encoder().tokenizer.chat_template is not None
-    thinks = service.reasoning_parser == "think"
+    thinks = service.reasoning_parser != "none"
     return ["completion", *(["tools"] if can_chat else []), *(["thinking"] if thinks else [])]

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
-from twostroke.server.schemas import MAX_CHAT_LOGPROBS, MAX_COUNT, Body, Few, Many, Speculating, Table, Text
+from twostroke.server.schemas import MAX_CHAT_LOGPROBS, MAX_COUNT, Body, Few, LevelName, Many, Speculating, Table, Text
 
 
 class Options(Body):
@@ -25,6 +25,7 @@ class Options(Body):
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     speculation: Speculating = Field(None, description="auto, off, a method's name, or method and max_drafts.")
+    service_level: LevelName | None = Field(None, description="The class whose promise it is held to, by name.")
     mirostat: float | None = Field(None, description="Only 0.")
     tfs_z: float | None = Field(None, description="Only 1.")
     typical_p: float | None = Field(None, description="Only 1.")

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from twostroke.core.step import TokenLogprobs
+from twostroke.text.harmony import HarmonySplitter
 from twostroke.text.reasoning import ThinkSplitter
 from twostroke.text.tool_parsers.call_parser import CallDelta, ToolCallParser
 
@@ -24,7 +25,7 @@ class Parts:
 class AnswerParser:
     def __init__(
         self,
-        thoughts: ThinkSplitter | None = None,
+        thoughts: ThinkSplitter | HarmonySplitter | None = None,
         tools: ToolCallParser | None = None,
         *,
         is_held_to_calls: bool = False,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
+from twostroke.core.handoff import HandoffRecord
 from twostroke.core.timing import SequenceTiming
 from twostroke.cost.step_cost import StepCost
 from twostroke.engine.floors import phase_floors
 from twostroke.explain.explanation import Explainer, Explanation
+from twostroke.explain.handoff import handoff_sentence
 from twostroke.explain.timeline import Delivery
 from twostroke.server.messages import Ready, Stats
 
@@ -21,6 +23,8 @@ class PrefillTiming(msgspec.Struct, frozen=True):
     tokens_per_s: float | None
     floor_s: float
     """The least this machine could have taken, alone."""
+    cached_by_tier: dict[str, int] = {}
+    """Of `cached_tokens`, by where they were found: `device`, `host` or `disk`; `peer`: in another engine."""
 
 
 class SpeculationTiming(msgspec.Struct, frozen=True):
@@ -48,6 +52,38 @@ class DecodeTiming(msgspec.Struct, frozen=True):
     """None: no draft was computed."""
 
 
+class Promised(msgspec.Struct, frozen=True):
+    """By its class; None: nothing of that kind."""
+
+    ttft_s: float | None
+    itl_s: float | None
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """None: nothing of that kind was promised."""
+
+    ttft: bool | None
+    itl: bool | None
+
+
+class HandoffTiming(msgspec.Struct, frozen=True):
+    """The prompt was read by another engine of the fleet."""
+
+    read_by: str
+    read_s: float
+    """There, from the request's arrival; its queue included."""
+    queue_s: float
+    tokens: int
+    """Whose KV arrived; 0: none, and the prompt was read here."""
+    bytes: int
+    seconds: float
+    """Of the transfer."""
+    gb_per_s: float
+    sentence: str = ""
+    why_not: str | None = None
+    """Where nothing arrived: why."""
+
+
 class Timing(msgspec.Struct, frozen=True):
     queue_s: float | None
     ttft_s: float | None
@@ -58,6 +94,14 @@ class Timing(msgspec.Struct, frozen=True):
     verdict: str
     cause: str
     """Of `Cause`, in lower case."""
+    service_level: str | None = None
+    """The class it was served in; None: this engine has none."""
+    promised: Promised | None = None
+    kept: Kept | None = None
+    promise: str | None = None
+    """Both in a sentence, with who took the time where the promise was not kept; None: nothing was promised."""
+    handoff: HandoffTiming | None = None
+    """None: no other engine read the prompt."""
 
 
 def explain(
@@ -71,7 +115,7 @@ def explain(
 
 def timing_report(timing: SequenceTiming, facts: Ready, explanation: Explanation | None = None) -> Timing:
     """`explanation`: the sample's, where it was made already."""
-    verdict = (explanation or explain(timing, facts)).verdict
+    verdict, promise = (explanation or explain(timing, facts)).verdict, timing.promise
     floors = phase_floors(facts.engine.shape, facts.engine.ceilings, timing)
     read, written = timing.prompt_tokens - timing.cached_tokens, len(timing.token_times_s)
     gaps_s = sorted(timing.itl_s)
@@ -82,6 +126,7 @@ def timing_report(timing: SequenceTiming, facts: Ready, explanation: Explanation
         seconds=_rounded(timing.prefill_s),
         tokens_per_s=_rate(read, timing.prefill_s),
         floor_s=round(floors.prefill_s, 6),
+        cached_by_tier=_by_tier(timing),
     )
     decode = DecodeTiming(
         tokens=written,
@@ -102,7 +147,34 @@ def timing_report(timing: SequenceTiming, facts: Ready, explanation: Explanation
         preemptions=timing.preemptions,
         verdict=verdict.sentence,
         cause=verdict.cause.value,
+        service_level=None if promise is None else promise.level,
+        promised=None if promise is None else Promised(promise.ttft_s, promise.itl_s),
+        kept=None if promise is None else Kept(timing.kept_ttft, timing.kept_itl),
+        promise=verdict.promise,
+        handoff=_handoff(timing.handoff),
     )
+
+
+def _handoff(record: HandoffRecord | None) -> HandoffTiming | None:
+    if record is None:
+        return None
+    return HandoffTiming(
+        read_by=record.peer,
+        read_s=round(record.read_s, 6),
+        queue_s=round(record.queue_s, 6),
+        tokens=record.num_tokens,
+        bytes=record.num_bytes,
+        seconds=round(record.took_s, 6),
+        gb_per_s=round(record.bytes_per_s / 1e9, 3),
+        sentence=handoff_sentence(record),
+        why_not=record.why_not,
+    )
+
+
+def _by_tier(timing: SequenceTiming) -> dict[str, int]:
+    tiers = timing.tier_tokens
+    found = {"device": timing.cached_tokens - sum(tiers), **tiers._asdict()}
+    return {tier: tokens for tier, tokens in found.items() if tokens}
 
 
 def _speculation(timing: SequenceTiming) -> SpeculationTiming | None:

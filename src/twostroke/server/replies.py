@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -140,6 +141,7 @@ class ChatReply(msgspec.Struct, frozen=True):
     usage: Usage
     timing: Timing
     system_fingerprint: None = None
+    kv_transfer_params: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Delta(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -186,3 +188,4 @@ class Chunk(msgspec.Struct, frozen=True, omit_defaults=True):
     usage: Usage | RunningUsage | None = None
     timing: Timing | None = None
     prefill_progress: PrefillProgress | None = None
+    kv_transfer_params: dict[str, Any] | None = None

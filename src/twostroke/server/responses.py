@@ -54,6 +54,7 @@ async def responses(body: ResponsesBody, request: Request) -> Response:
     service.check_model(body.model)
     _refuse_unsupported(body)
     facts = service.facts()
+    level = service.level_of(request, body.service_level, body.service_tier)
     sampling = responses_sampling(body, service.settings.limits)
     tools = tool_request(body, service.tool_format, service.encoder().tokenizer)
     asked_for = await _read_input(service, body, request.scope.get(KEY_SCOPE, -1))
@@ -63,7 +64,9 @@ async def responses(body: ResponsesBody, request: Request) -> Response:
         asked = await prepare(
             service, asked_for.messages, tools, sampling, grammar, param="input", limit=limit, options=options
         )
-        call = place.open_call([asked.prompt], asked.sampling, priority=body.priority, cache_salt=body.cache_salt)
+        call = place.open_call(
+            [asked.prompt], asked.sampling, level, priority=body.priority, cache_salt=body.cache_salt
+        )
     writer = ResponseWriter(service, facts, sampling, body, asked_for, tools.custom)
     writer.answers.choices[0].parser = asked.parser() or AnswerParser()
     follow(request, writer.answers, writer.id)

@@ -14,6 +14,7 @@ from types import FrameType
 
 import uvicorn
 
+from twostroke.cluster.registration import Registration
 from twostroke.core.errors import BackendError, TwostrokeError
 from twostroke.engine.build import read_tokenizer
 from twostroke.server.app import create_app
@@ -21,9 +22,12 @@ from twostroke.server.client import EngineClient
 from twostroke.server.connections import connection_class
 from twostroke.server.errors import server_stopped, server_stopping
 from twostroke.server.heads import MAX_HEADER_BYTES
+from twostroke.server.joining import registration_of, with_look_key
+from twostroke.server.levels import LevelChoice
 from twostroke.server.log import log
 from twostroke.server.messages import EngineSettings, Ready
 from twostroke.server.metrics import Metrics
+from twostroke.server.recorder import FileRecorder
 from twostroke.server.service import Service
 from twostroke.server.settings import ServerSettings
 
@@ -38,14 +42,21 @@ LAST_BYTES_S = 5
 def serve(engine: EngineSettings, settings: ServerSettings, on_ready: Callable[[Ready, str], None]) -> None:
     """Runs until it is told to stop. `on_ready` is given the engine's facts and the server's address."""
     sys.setswitchinterval(SWITCH_S)
+    settings = with_look_key(settings)
     listener = listen(settings.host, settings.port)
+    recorder = None if settings.record is None else FileRecorder(settings.record)
     host, port = listener.getsockname()[:2]
     address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     try:
+        registration = registration_of(settings, address)
         with asyncio.Runner(loop_factory=_event_loop()) as runner:
-            runner.run(_serve(engine, settings, listener, lambda facts: on_ready(facts, address)))
+            runner.run(
+                _serve(engine, settings, listener, lambda facts: on_ready(facts, address), recorder, registration)
+            )
     finally:
         listener.close()
+        if recorder is not None:
+            recorder.close()
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -75,21 +86,44 @@ class _Server(uvicorn.Server):
     told; Uvicorn's own would close it first, and raise the signal again in the end, while this process still has an
     engine to stop."""
 
-    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+    def __init__(self, config: uvicorn.Config, service: Service, registration: Registration | None = None) -> None:
         super().__init__(config)
         self._service = service
+        self._registration = registration
+        self._leaving: asyncio.Task[None] | None = None
+        self._loop = asyncio.get_running_loop()
+        self._is_told = False
         self._drained_by_s: float | None = None
         """None while nobody has told it to stop."""
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        admission = self._service.admission
-        if self._drained_by_s is None:
-            number = self._service.client.num_in_flight + admission.num_preparing
-            log(f"stopping: {number} requests in flight may finish; a second Ctrl-C stops at once")
-            admission.draining = True
-            self._drained_by_s = time.monotonic() + self._service.settings.drain_s
-        else:
+        """In the middle of whatever the signal broke into: nothing is sent, logged or published from here."""
+        if self._is_told:
             self.should_exit = self.force_exit = True
+        else:
+            self._is_told = True
+            self._loop.call_soon_threadsafe(self._leave)
+
+    def _leave(self) -> None:
+        """Before it drains: a router that is not told goes on sending, and its clients would be turned away."""
+        if self._registration is None:
+            self._drain()
+        else:
+            self._leaving = self._loop.create_task(self._registration.leave())
+            self._leaving.add_done_callback(lambda _: self._drain())
+
+    def _drain(self) -> None:
+        admission = self._service.admission
+        number = self._service.client.num_in_flight + admission.num_preparing
+        log(f"stopping: {number} requests in flight may finish; a second Ctrl-C stops at once")
+        admission.draining = True
+        self._drained_by_s = time.monotonic() + self._service.settings.drain_s
+        self._service.hub.holding.release("the server is stopping")
+
+    def _num_leases(self) -> int:
+        """Prompts that were read for other servers, which have not taken them yet."""
+        stats = self._service.metrics.engine
+        return 0 if stats is None or stats.handoffs is None else stats.handoffs.leases
 
     async def on_tick(self, counter: int) -> bool:
         """Ten times a second."""
@@ -97,15 +131,22 @@ class _Server(uvicorn.Server):
             self._service.client.end_all(server_stopped())
         if self._drained_by_s is not None and not self.should_exit:
             client, admission = self._service.client, self._service.admission
-            is_idle = client.num_in_flight + admission.num_preparing == 0
+            is_idle = client.num_in_flight + admission.num_preparing + self._num_leases() == 0
             if not is_idle and time.monotonic() >= self._drained_by_s:
                 client.end_all(server_stopping())
             self.should_exit = is_idle or time.monotonic() >= self._drained_by_s
+        if self.should_exit:
+            self._service.hub.close()
         return await super().on_tick(counter)
 
 
 async def _serve(
-    engine: EngineSettings, settings: ServerSettings, listener: socket.socket, on_ready: Callable[[Ready], None]
+    engine: EngineSettings,
+    settings: ServerSettings,
+    listener: socket.socket,
+    on_ready: Callable[[Ready], None],
+    recorder: FileRecorder | None = None,
+    registration: Registration | None = None,
 ) -> None:
     metrics, tracing = Metrics(), None
     if settings.traces_url is not None:
@@ -113,7 +154,11 @@ async def _serve(
 
         tracing = Tracing(settings.traces_url)
     client = EngineClient(engine, metrics, tracing, timeout_s=settings.engine_timeout_s)
-    service = Service(settings, client, metrics, tracing)
+    promised = engine.config.promised()
+    levels = LevelChoice(promised, promised.keys, settings.api_keys, settings.key_names)
+    service = Service(settings, client, metrics, tracing, levels)
+    if recorder is not None:
+        service.hub.record(recorder)
     config = uvicorn.Config(
         create_app(service),
         http=connection_class(settings.limits, metrics),
@@ -126,9 +171,9 @@ async def _serve(
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=LAST_BYTES_S,
     )
-    server = _Server(config, service)
+    server = _Server(config, service, registration)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
-    starting = asyncio.create_task(_start(engine, service, on_ready))
+    starting = asyncio.create_task(_start(engine, service, on_ready, registration))
     try:
         await asyncio.wait({serving, starting}, return_when=asyncio.FIRST_COMPLETED)
         if starting.done() and (error := starting.exception()) is not None:
@@ -144,11 +189,17 @@ async def _serve(
         if service.grammars is not None:
             service.grammars.close()
         service.aside.close()
+        service.plans.close()
         if tracing is not None:
             tracing.close()
 
 
-async def _start(engine: EngineSettings, service: Service, on_ready: Callable[[Ready], None]) -> None:
+async def _start(
+    engine: EngineSettings,
+    service: Service,
+    on_ready: Callable[[Ready], None],
+    registration: Registration | None = None,
+) -> None:
     """The tokenizer is read here while the engine is built there."""
     ready = asyncio.create_task(service.client.start())
     try:
@@ -164,3 +215,5 @@ async def _start(engine: EngineSettings, service: Service, on_ready: Callable[[R
     gc.freeze()
     with suppress(OSError):  # a log on a full disk
         on_ready(facts)
+    if registration is not None:
+        registration.start()

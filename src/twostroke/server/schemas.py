@@ -90,6 +90,7 @@ class Speculation(Body):
     max_drafts: int | None = Field(None, ge=0, le=MAX_DRAFTS, description="The most drafts a step; 0: none.")
 
 
+LevelName = Annotated[Text, Field(max_length=64)]
 Speculating = Annotated[Text, Field(max_length=64)] | Speculation | None
 
 
@@ -116,12 +117,15 @@ class DrawingBody(Body):
     priority: int | None = Field(None, ge=-1000, le=1000, description="Lower runs first.")
     cache_salt: Salt | None = Field(None, description="Only requests of the same salt share cached prefixes.")
     speculation: Speculating = Field(None, description="auto, off, a method's name, or method and max_drafts.")
+    service_level: LevelName | None = Field(None, description="The class whose promise it is held to, by name.")
+    service_tier: LevelName | None = Field(None, description="As service_level, where a class has that name.")
 
 
 class SamplingBody(DrawingBody):
     """What chat and plain completions share."""
 
     n: int | None = Field(None, ge=1, le=MAX_SAMPLES)
+    kv_transfer_params: Table[Any] | None = Field(None, description="Between the servers of a fleet, by its router.")
     response_format: Table[Any] | None = Field(None, description="text, json_object or json_schema.")
     structured_outputs: StructuredOutputs | None = None
     guided_json: Text | Table[Any] | None = Field(None, description="As structured_outputs.json, and so the others.")

@@ -9,18 +9,25 @@ from typing import TYPE_CHECKING
 from starlette.requests import Request
 
 from twostroke.core.sampling_params import SamplingParams
-from twostroke.server.admission import Admission
+from twostroke.core.service_level import ServiceLevels
+from twostroke.server.admission import KEY_SCOPE, Admission
 from twostroke.server.aside import Aside
 from twostroke.server.client import EngineClient
 from twostroke.server.errors import ApiError, bad_request, engine_unavailable
+from twostroke.server.handoffs import Handoffs
 from twostroke.server.kept import KeptRequests
+from twostroke.server.levels import LevelChoice
 from twostroke.server.messages import Ready
 from twostroke.server.metrics import Metrics
+from twostroke.server.plans import Plans
 from twostroke.server.prompts import PromptEncoder
 from twostroke.server.response_store import ResponseStore
 from twostroke.server.settings import ServerSettings
+from twostroke.server.signals import LoadCollector
 from twostroke.server.structured import GrammarGate, Named
 from twostroke.server.turns import Turns
+from twostroke.server.vllm_metrics import VllmMetrics
+from twostroke.server.watch_hub import WatchHub
 from twostroke.text import reasoning, tool_parsers
 from twostroke.text.template_variables import template_variables
 from twostroke.text.tokenizer import Tokenizer
@@ -32,9 +39,16 @@ if TYPE_CHECKING:
 
 class Service:
     def __init__(
-        self, settings: ServerSettings, client: EngineClient, metrics: Metrics, tracing: Tracing | None = None
+        self,
+        settings: ServerSettings,
+        client: EngineClient,
+        metrics: Metrics,
+        tracing: Tracing | None = None,
+        levels: LevelChoice | None = None,
     ) -> None:
+        """`levels`: which classes there are, and who may have which; None: the default alone."""
         self.settings = settings
+        self._levels = levels or LevelChoice(ServiceLevels(), key_names=settings.key_names)
         self.tracing = tracing
         self.client = client
         self.metrics = metrics
@@ -46,12 +60,19 @@ class Service:
         self.template_variables: frozenset[str] = frozenset()
         """The variables that the model's chat template reads."""
         self.admission = Admission(settings, client, metrics, tracing)
+        self.handoffs = Handoffs(settings.role, settings.fleet_key, settings.peers)
+        LoadCollector(metrics)
+        if settings.vllm_metrics:
+            VllmMetrics(metrics, settings.model_name)
         self.kept = KeptRequests()
         self.aside = Aside()
         self.turns = Turns()
         """For what keeps the event loop for long."""
         self.warm_up: Callable[[], object] = lambda: None
         """What takes long the first time, to be done while nobody waits."""
+        self.plans = Plans(settings.model_name, client.model)
+        page = settings.page_mode
+        client.hub = self.hub = WatchHub(settings.model_name, "view" if page == "off" else page, metrics, client)
         self.responses = ResponseStore(settings.limits.max_stored_responses, settings.limits.max_stored_bytes)
 
     def read_answers_of(self, tokenizer: Tokenizer) -> None:
@@ -81,6 +102,10 @@ class Service:
         if self.grammars is None:
             raise engine_unavailable("the server is still starting")
         return replace(sampling, grammar=replace(await self.grammars.admit(named), thought=thought))
+
+    def level_of(self, request: Request, wish: str | None, tier: str | None = None) -> str:
+        """The class that a request is served in; a wish that cannot be had is refused."""
+        return self._levels.choose(request.scope.get(KEY_SCOPE, -1), wish, tier)
 
     def check_model(self, name: str | None) -> None:
         if name is not None and not self.settings.knows_model(name):

@@ -6,13 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from math import inf
+from typing import Literal, cast
 from urllib.parse import urlsplit
 
+from twostroke.cluster.endpoints import check_url, read_endpoint
 from twostroke.core.errors import BadRequestError
-from twostroke.core.setting import check_settings, integer, number, several, switch, text
+from twostroke.core.setting import check_settings, choice, integer, number, several, switch, text
+from twostroke.server.loopback import is_loopback
 
 LISTENING, LIMITS, KEYS, TIMES, ANSWERS = "Listening", "Limits", "Limits of a key", "Time limits", "Answers"
+PAGE, FLEET = "The live page", "Fleet"
 """The panels of `serve`'s help."""
+
+PageMode = Literal["off", "view", "full"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +111,8 @@ class ServerSettings:
     port: int = integer(8000, 0, 65535, LISTENING, "The port; 0 takes a free one.")
     api_keys: tuple[str, ...] = ()
     """Empty: no key is asked for."""
+    key_names: tuple[str, ...] = ()
+    """What keys are called where classes are given to them: one a key, empty where it has none."""
     share_prefixes: bool = switch(
         False, KEYS, "Let API keys share cached prefixes: a key can then tell by its times what another has asked."
     )
@@ -121,6 +129,9 @@ class ServerSettings:
         metavar="NAME",
     )
     access_log: bool = switch(False, LISTENING, "A line a request on standard error.")
+    vllm_metrics: bool = switch(
+        True, LISTENING, "Have /metrics under vLLM's names too, which gateways and autoscalers scrape."
+    )
     drain_s: float = number(
         30.0,
         0.0,
@@ -142,13 +153,90 @@ class ServerSettings:
     tool_parser: str = text(
         "auto",
         ANSWERS,
-        "How the model writes tool calls: hermes, llama3, mistral, mistral-args; auto: as its template does.",
+        "How the model writes tool calls: harmony, hermes, llama3, mistral, mistral-args; auto: as its template does.",
     )
     reasoning_parser: str = text(
-        "auto", ANSWERS, "think: split <think>...</think> from answers; none; auto: if the model knows it."
+        "auto",
+        ANSWERS,
+        "think: split <think>...</think> from answers; harmony: gpt-oss's channels; none; auto: as the model knows it.",
     )
+    page: str | None = choice(
+        None,
+        ("off", "view", "full"),
+        PAGE,
+        "The page at /, which shows every step as it happens. view: it shows; full: it also chats, and pauses an "
+        "engine that nobody else uses. Default: full where only this machine is let in, else off.",
+    )
+    record: str | None = text(
+        None,
+        PAGE,
+        "Keep what the page is told (names, lengths and times, no text) in this file, for `twostroke replay`.",
+        metavar="FILE",
+    )
+    role: str | None = choice(
+        None,
+        ("prefill", "decode", "both"),
+        FLEET,
+        "What this server does in a fleet: prefill reads prompts for others, decode writes answers to them, both does "
+        "either. Default: it is of no fleet.",
+    )
+    transfer: str = choice(
+        "auto",
+        ("auto", "nixl", "sockets"),
+        FLEET,
+        "How KV goes from server to server: nixl, sockets (plain TCP), or auto: nixl where it is installed.",
+    )
+    transfer_host: str = text(
+        "127.0.0.1",
+        FLEET,
+        "Where others take this server's KV: an address of this machine that they reach.",
+        metavar="HOST",
+    )
+    peers: tuple[str, ...] = several(
+        "texts",
+        FLEET,
+        "A machine that KV may be taken from, beside this one, as its --transfer-host says; may be given several "
+        "times.",
+        flag="--peer",
+        metavar="HOST",
+    )
+    fleet_key: bytes = field(default=b"", repr=False)
+    """What the servers of a fleet sign with."""
+    register: str | None = text(
+        None,
+        FLEET,
+        "The address of a router (smg) that this server adds itself to once it is ready, again whenever the router was "
+        "started anew, and that it leaves before it stops. Its key, if it asks for one: TWOSTROKE_ROUTER_KEY.",
+        metavar="URL",
+    )
+    advertise: str | None = text(
+        None,
+        FLEET,
+        "The address that the router reaches this server by; default: where it listens, which has to be no wildcard.",
+        metavar="URL",
+    )
+    kv_events: str | None = text(
+        None,
+        FLEET,
+        "Tell which prefixes are cached, as vLLM does over ZeroMQ: a port of this machine (5557), HOST:PORT, or "
+        "tcp://*:5557 for all of its addresses; what was missed is asked for one port further. Prompts are in there, "
+        "as token ids: for private networks only.",
+        metavar="ENDPOINT",
+    )
+    kv_events_topic: str = text(
+        "", FLEET, "The topic of those messages, like kv@HOST@MODEL for llm-d.", metavar="TOPIC"
+    )
+    look_key: str | None = None
+    """What a router looks at this server with, where keys are asked for."""
     traces_url: str | None = None
     """Where OpenTelemetry traces are sent; None: there are none."""
+
+    @property
+    def page_mode(self) -> PageMode:
+        """As chosen, or as it suits where the server listens."""
+        if self.page is None:
+            return "full" if is_loopback(self.host) else "off"
+        return cast("PageMode", self.page)
 
     @property
     def listed_names(self) -> list[str]:
@@ -161,6 +249,11 @@ class ServerSettings:
         check_settings(self)
         if not all((self.model_name, *self.other_names)):
             raise BadRequestError("a model's name must not be empty")
+        for name in ("register", "advertise"):
+            if (url := getattr(self, name)) is not None:
+                check_url(name, url)
+        if self.kv_events is not None:
+            read_endpoint(self.kv_events)
         if any(not key.isascii() or not key.isprintable() or not key.strip() for key in self.api_keys):
             raise BadRequestError("an API key must be printable ASCII characters, and not empty")
 

@@ -11,10 +11,11 @@ NO_TENANT = ""
 
 
 class Tenants:
-    """One for the life of a server: names do not outlive it, nor do cached prefixes."""
+    """One for the life of a server: names outlive it where cached prefixes do."""
 
-    def __init__(self, api_keys: Sequence[str], *, share_prefixes: bool) -> None:
-        secret = secrets.token_bytes(32)
+    def __init__(self, api_keys: Sequence[str], *, share_prefixes: bool, secret: bytes | None = None) -> None:
+        """`secret`: one that lasts as long as prefixes on disk; None: they end with this server, and so do names."""
+        secret = secrets.token_bytes(32) if secret is None else secret
         self._names = [hmac.digest(secret, key.encode(), "sha256").hex() for key in api_keys]
         self._share_prefixes = share_prefixes
 

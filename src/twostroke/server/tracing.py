@@ -180,7 +180,7 @@ class Tracing:
             trace.cached_tokens += timing.cached_tokens
         trace.output_tokens += len(timing.token_times_s)
         first_s = timing.first_token_s
-        prefill = {
+        prefill: dict[str, Any] = {
             "twostroke.prefill.tokens": computed,
             "twostroke.prefill.cached_tokens": timing.cached_tokens,
             "twostroke.prefill.chunks": timing.prefill_chunks,
@@ -189,6 +189,12 @@ class Tracing:
             "twostroke.decode.tokens": len(timing.token_times_s),
             "twostroke.preemptions": timing.preemptions,
         }
+        if timing.promise is not None:
+            prefill["twostroke.service_level"] = decode["twostroke.service_level"] = timing.promise.level
+        if timing.kept_ttft is not None:
+            prefill["twostroke.promise.kept"] = timing.kept_ttft
+        if timing.kept_itl is not None:
+            decode["twostroke.promise.kept"] = timing.kept_itl
         if timing.tpot_s is not None:
             decode["twostroke.decode.tpot_s"] = timing.tpot_s
         for name, start_s, end_s, attributes in (

@@ -1,0 +1,91 @@
+"""What this server does for a fleet with a request: read its prompt for another engine, or write an answer to what
+another has read. Signs what goes, and opens what comes. Knows no transport."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+from twostroke.cluster import tickets
+from twostroke.core.errors import BadRequestError
+from twostroke.core.handoff import Handoff
+from twostroke.server.errors import bad_request
+from twostroke.server.loopback import is_loopback
+from twostroke.server.schemas import SamplingBody
+
+MOST_REMEMBERED = 100_000
+HandedOn = Callable[[Handoff | None], "dict[str, Any] | None"]
+
+
+class HandoffWish(NamedTuple):
+    """Of a request, what is done for other engines; nothing is, where both are empty."""
+
+    lease_id: str = ""
+    handoff: Handoff | None = None
+
+
+NO_HANDOFF = HandoffWish()
+
+
+def read_only(body: SamplingBody) -> None:
+    """A router asks whoever reads a prompt for one token, and leaves the least number of tokens as it was."""
+    if body.kv_transfer_params is not None and tickets.asks_for_handoff(body.kv_transfer_params):
+        body.min_tokens = None
+
+
+class Handoffs:
+    def __init__(self, role: str | None, key: bytes, peers: Sequence[str]) -> None:
+        """`role`: None: of no fleet. `peers`: machines that KV may be taken from, beside this one."""
+        self.role = role
+        self._key, self._peers = key, _Hosts(peers)
+        self._used: dict[str, float] = {}  # leases that requests came with, and until when to remember them
+
+    def wish(self, params: dict[str, Any] | None, prompts: Sequence[tuple[int, ...]]) -> HandoffWish:
+        """What `kv_transfer_params` asks for. Raises for what no router of this fleet would send here."""
+        if params is None:
+            return NO_HANDOFF
+        if self.role is None:
+            raise _refused("is for servers of a fleet (--role), and this is none: leave it out")
+        if len(prompts) != 1:
+            raise _refused(f"goes with one prompt, not with {len(prompts)}")
+        if tickets.asks_for_handoff(params):
+            if self.role == "decode":
+                raise _refused("asks this server to read for another one, and its role is to write (--role decode)")
+            return HandoffWish(lease_id=uuid4().hex)
+        if self.role == "prefill":
+            raise _refused("asks this server to write, and its role is to read for others (--role prefill)")
+        try:
+            handoff = tickets.opened(self._key, params, prompts[0], self._peers)
+        except BadRequestError as error:
+            raise bad_request(str(error), tickets.FIELD) from None
+        self._use(handoff)
+        return HandoffWish(handoff=handoff)
+
+    def _use(self, handoff: Handoff) -> None:
+        now_s = time.monotonic()
+        if len(self._used) > MOST_REMEMBERED or (self._used and next(iter(self._used.values())) < now_s):
+            self._used = {lease: until_s for lease, until_s in self._used.items() if until_s > now_s}
+        if handoff.lease_id in self._used:
+            raise _refused("was used before: each is for one answer")
+        self._used[handoff.lease_id] = now_s + handoff.lease_s + 2 * tickets.SKEW_S
+
+    def answer(self, handoff: Handoff | None, token_ids: Sequence[int]) -> dict[str, Any] | None:
+        """What goes with an answer to the one that will write; None: there is nothing to take, and it reads the prompt
+        itself."""
+        return None if handoff is None else tickets.signed(self._key, handoff, token_ids)
+
+
+class _Hosts:
+    """Machines that KV may be taken from: this one, and those that are named."""
+
+    def __init__(self, named: Sequence[str]) -> None:
+        self._named = frozenset(named)
+
+    def __contains__(self, host: object) -> bool:
+        return isinstance(host, str) and (host in self._named or is_loopback(host))
+
+
+def _refused(why: str) -> Exception:
+    return bad_request(f"{tickets.FIELD} {why}", tickets.FIELD)

@@ -1,0 +1,98 @@
+// One request, and what of it was true at a given moment: its state, its phases' seconds, its TTFT and TPOT.
+// The server's own figures count once the request has ended; before that they are read off the steps.
+
+function newRequest(number) {
+  return {
+    number,
+    id: null,
+    place: 0, // among the requests of the same call
+    arrived_s: null,
+    admitted_s: null,
+    ended_s: null,
+    promptTokens: null,
+    maxTokens: null,
+    level: null,
+    sample: 0,
+    cachedTokens: null,
+    tiers: {},
+    prefixBreak: null,
+    chunks: [],
+    tokenTimes: [],
+    drafts: 0,
+    held: 0,
+    preemptions: 0,
+    ended: null,
+  };
+}
+
+function tokensUntil(request, at_s) {
+  const times = request.tokenTimes;
+  let low = 0;
+  let high = times.length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (times[middle] <= at_s) low = middle + 1;
+    else high = middle;
+  }
+  return low;
+}
+
+/** null: it had not arrived yet. */
+function requestAt(request, at_s) {
+  const arrived_s = request.arrived_s ?? request.chunks[0]?.began_s ?? request.tokenTimes[0] ?? null;
+  if (arrived_s === null || arrived_s > at_s) return null;
+  if (request.ended && request.ended_s <= at_s) return endedState(request);
+  const tokens = tokensUntil(request, at_s);
+  const admitted_s = request.admitted_s !== null && request.admitted_s <= at_s ? request.admitted_s : null;
+  const first_s = tokens ? request.tokenTimes[0] : null;
+  const last_s = tokens ? request.tokenTimes[tokens - 1] : null;
+  const began_s = admitted_s ?? first_s;
+  return {
+    state: tokens ? "writing" : admitted_s === null ? "waiting" : "reading",
+    tokens,
+    queue_s: (began_s ?? at_s) - arrived_s,
+    prefill_s: began_s === null ? 0 : (first_s ?? at_s) - began_s,
+    interference_s: null,
+    prefillInterference_s: null,
+    decode_s: first_s === null ? 0 : last_s - first_s,
+    ttft_s: first_s === null ? null : first_s - arrived_s,
+    tpot_s: tokens > 1 ? (last_s - first_s) / (tokens - 1) : null,
+    total_s: (last_s ?? at_s) - arrived_s,
+    cachedTokens: request.cachedTokens,
+    keptTtft: null,
+    keptItl: null,
+    verdict: null,
+    arrived_s,
+  };
+}
+
+function endedState(request) {
+  const { ended } = request;
+  return {
+    state: "ended",
+    reason: ended.reason,
+    tokens: ended.output_tokens,
+    queue_s: ended.queue_s,
+    prefill_s: ended.prefill_s,
+    interference_s: ended.interference_s,
+    prefillInterference_s: ended.prefill_interference_s,
+    decode_s: ended.decode_s,
+    ttft_s: ended.ttft_s,
+    tpot_s: ended.tpot_s,
+    total_s: sum(ended.queue_s, ended.prefill_s, ended.decode_s),
+    cachedTokens: ended.cached_tokens,
+    keptTtft: ended.kept_ttft,
+    keptItl: ended.kept_itl,
+    verdict: ended.verdict,
+    cause: ended.cause,
+    arrived_s: request.arrived_s ?? ended.at_s,
+  };
+}
+
+function sum(...parts) {
+  return parts.reduce((total, part) => total + (part || 0), 0);
+}
+
+const STATE_WORDS = { waiting: "waiting", reading: "reading (prefill)", writing: "writing (decode)", ended: "done" };
+
+export { STATE_WORDS, newRequest, requestAt, tokensUntil };
