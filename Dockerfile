@@ -10,9 +10,11 @@ COPY src src
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 
 FROM python:3.12-slim
+# cluster: with a router, for a fleet (deploy/compose.yaml).
+ARG EXTRAS=server
 COPY constraints.txt /tmp/constraints.txt
 RUN --mount=type=bind,from=build,source=/wheels,target=/wheels \
-    pip install --no-cache-dir --constraint /tmp/constraints.txt "$(echo /wheels/*.whl)[server]"
+    pip install --no-cache-dir --constraint /tmp/constraints.txt "$(echo /wheels/*.whl)[${EXTRAS}]"
 RUN useradd --create-home --uid 1000 twostroke && install --directory --owner twostroke --group twostroke /cache
 USER 1000
 WORKDIR /home/twostroke

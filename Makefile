@@ -8,7 +8,7 @@ PROMPT ?= Explain in two sentences why the sky is blue.
 # Tests start hundreds of processes: each would compile what it imports anew where nothing may be kept.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run serve readme test test-slow fuzz test-clients clients-page check lint wheel clean help bench-cpu bench-gpu
+.PHONY: run serve readme test test-slow test-fleet test-browser screenshots fuzz stress test-clients clients-page check lint wheel clean help bench-cpu bench-gpu
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/:/'
@@ -39,15 +39,22 @@ serve: $(VENV)/.server   ## install the server, fetch the default model, serve i
 	$(BIN)/twostroke serve smollm2 $(SERVE_OPTIONS)
 
 test: $(VENV)/.dev   ## install the development extras and run the tests
-	$(BIN)/python -m pytest -m "not slow and not gpu and not clients" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -m "not slow and not gpu and not clients and not browser and not fleet" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-slow: $(VENV)/.dev   ## the tests that take minutes
-	$(BIN)/python -m pytest -m "slow and not gpu and not clients"
+	$(BIN)/python -m pytest -m "slow and not gpu and not clients and not browser and not fleet"
+
+test-fleet: $(VENV)/.dev   ## several servers behind a router, as processes: what happens when one dies
+	$(BIN)/python -m pytest tests/cluster -m fleet
 
 # Some of them: make fuzz FUZZED=tests/scheduling
 fuzz: $(VENV)/.dev   ## try every property on twenty times as many cases, others each time
-	$(BIN)/python -m pytest $(FUZZED) -m "hypothesis and not slow and not gpu and not clients" --hypothesis-profile=search \
+	$(BIN)/python -m pytest $(FUZZED) -m "hypothesis and not slow and not gpu and not clients and not browser and not fleet" --hypothesis-profile=search \
 	  -n $(WORKERS) --dist worksteal -o timeout=3600
+
+# An hour, from a seed: make stress SECONDS=3600 SEED=7
+stress: $(VENV)/.dev   ## random trouble for an engine on a virtual clock and for a real server (SECONDS, SEED)
+	$(BIN)/python -m tests.stress --seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED))
 
 # All of them, or some: make test-clients CLIENTS=instructor,dspy
 test-clients: $(VENV)/.dev   ## install the clients that people bring, each in an environment of its own, and try them
@@ -55,6 +62,17 @@ test-clients: $(VENV)/.dev   ## install the clients that people bring, each in a
 
 clients-page: $(VENV)/.dev   ## write docs/clients.md from what test-clients found
 	$(BIN)/python -m tests.clients page "$(CLIENTS)"
+
+$(VENV)/.browser: pyproject.toml constraints.txt $(VENV)/.dev
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]'
+	@touch $@ $(VENV)/.dev
+
+# Its path, where it is not found by itself: make test-browser CHROMIUM=/opt/chrome/chrome
+test-browser: $(VENV)/.browser   ## try the live page in Chromium, against a real server
+	$(if $(CHROMIUM),CHROMIUM=$(CHROMIUM)) $(BIN)/python -m pytest tests/web -m browser
+
+screenshots: $(VENV)/.browser   ## make the pictures of docs/page anew
+	$(if $(CHROMIUM),CHROMIUM=$(CHROMIUM)) $(BIN)/python -m tests.web.screenshots
 
 lint: $(VENV)/.dev   ## ruff and mypy
 	$(BIN)/ruff check .

@@ -1,8 +1,11 @@
 """What each form of weights costs in quality: perplexity of a text, and how often the likeliest token stays that of
-float32, on the reference (the form alone) and on the CPU (with its 8-bit activations); and the error of a product with
-random weights against float64.
+float32, on the reference (the form alone), on the CPU (with its 8-bit activations) and on a card; and the error of a
+product with random weights against float64.
 
     PYTHONPATH=src python bench/form_quality.py TEXT_FILE [--model smollm2] [--tokens 1200] [--forms q8_0,fp8,int4,q4_1]
+        [--backends reference,cpu]    on a card: --backends reference,cuda --forms bf16,fp8,int4
+
+A backend that does not have a form says so.
 
 A model that is stored quantised is first brought to float32: its own weights are what every form is held against."""
 
@@ -11,6 +14,7 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +22,8 @@ import numpy.typing as npt
 
 from twostroke import LLM
 from twostroke.config import EngineConfig
+from twostroke.core.errors import BackendError
+from twostroke.core.formats import GPU_FLOATS
 from twostroke.engine.build import assemble
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.loading import load_checkpoint
@@ -41,6 +47,7 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--tokens", type=int, default=1200)
     parser.add_argument("--forms", default="q8_0,fp8,int4,q4_1")
+    parser.add_argument("--backends", default="reference,cpu")
     options = parser.parse_args()
     forms = options.forms.split(",")
     products(forms)
@@ -49,10 +56,17 @@ def main() -> None:
     floats = replace(stored, tensors={n: from_float32(n, t.to_float32()) for n, t in stored.tensors.items()})
     first = scored(floats, tokenizer, "reference", None, text, options.tokens)
     report("float", "reference", first, first)
-    for form in forms:
-        held = replace(floats, tensors={name: brought(floats, name, form) for name in floats.tensors})
-        report(form, "reference", scored(held, tokenizer, "reference", None, text, options.tokens), first)
-        report(form, "cpu", scored(floats, tokenizer, "cpu", form, text, options.tokens), first)
+    for form, backend in product(forms, options.backends.split(",")):
+        is_form_alone = backend == "reference"
+        if is_form_alone and form in GPU_FLOATS:
+            continue
+        given = (floats, form)
+        if is_form_alone:
+            given = replace(floats, tensors={name: brought(floats, name, form) for name in floats.tensors}), None
+        try:
+            report(form, backend, scored(given[0], tokenizer, backend, given[1], text, options.tokens), first)
+        except BackendError as error:
+            print(f"{form:5} {backend}: {error}", flush=True)
 
 
 def brought(floats: Checkpoint, name: str, form: str):  # type: ignore[no-untyped-def]
@@ -79,7 +93,7 @@ def products(forms: list[str]) -> None:
     weights = rng.standard_normal((OUTPUTS, INPUTS)).astype(np.float32)
     inputs = rng.standard_normal((ROWS, INPUTS))
     exact = inputs @ weights.astype(np.float64).T
-    for form in forms:
+    for form in (form for form in forms if form not in GPU_FLOATS):
         error = inputs @ rounded(WeightKind[form.upper()], weights).astype(np.float64).T - exact
         share = np.sqrt((error**2).mean() / (exact**2).mean())
         print(f"{form:5} product of {ROWS} x {INPUTS} x {OUTPUTS}: error {share:.3%}", flush=True)

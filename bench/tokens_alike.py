@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from twostroke import LLM, SamplingParams
 from twostroke.backends.host.arithmetic import Array
+from twostroke.backends.interface import Join
 from twostroke.backends.reference import mlp, model
 from twostroke.backends.reference.weights import LayerWeights
 from twostroke.models import random_weights
@@ -39,14 +40,16 @@ def read_prompt(folder: Path, num_tokens: int) -> Layers:
     seen = Layers()
     block, route = model._mlp_block, mlp.route
 
-    def watch(spec: ModelSpec, layer: LayerSpec, weights: LayerWeights, hidden: Array) -> Array:
+    def watch(
+        spec: ModelSpec, layer: LayerSpec, weights: LayerWeights, hidden: Array, join: Join | None = None
+    ) -> Array:
         unit = hidden / np.linalg.norm(hidden, axis=-1, keepdims=True)
         pairs = num_tokens * (num_tokens - 1)
         seen.likeness.append(float((np.square(unit.sum(0)).sum() - num_tokens) / pairs))
-        return block(spec, layer, weights, hidden)
+        return block(spec, layer, weights, hidden, join)
 
-    def count(moe: MoeSpec, logits: Array) -> tuple[npt.NDArray[np.intp], Array]:
-        chosen, shares = route(moe, logits)
+    def count(moe: MoeSpec, logits: Array, correction: Array | None = None) -> tuple[npt.NDArray[np.intp], Array]:
+        chosen, shares = route(moe, logits, correction)
         seen.experts_met.append(len(np.unique(chosen)))
         return chosen, shares
 

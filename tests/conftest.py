@@ -10,6 +10,8 @@ import sys
 
 # Before numpy and torch are imported: two threads of BLAS beside another process take longer than one alone.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Some virtual machines announce AMX and stop the process at its first instruction, which torch's 16-bit products are.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 from tests.cores import keep_to_share, num_workers
 

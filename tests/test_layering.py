@@ -40,8 +40,9 @@ ROOMS = {
     "scheduling": room("core kv cost"),
     "models": room("core cache", "numpy huggingface_hub"),
     # Declarations alone: whoever plans reads them, and loads nothing.
-    "models.spec": room("core models.rope_spec"),
+    "models.spec": room("core models.rope_spec models.mlp_spec"),
     "models.rope_spec": room(),
+    "models.mlp_spec": room(),
     "models.families": room("core models.spec models.rope_spec models.quantised"),
     "models.quantised": room("core models.families"),
     "speculation": room("core cost", "numpy"),
@@ -49,17 +50,28 @@ ROOMS = {
     "backends": room("core cost speculation models cache machine", "numpy"),
     "backends.cpu": room("core cost speculation models cache machine", "numpy llvmlite"),
     "backends.cuda": room("core cost speculation models cache machine", "numpy torch triton"),
-    "engine": room(BELOW_ENGINE, "rich"),
+    "engine": room(f"{BELOW_ENGINE} cluster.transfer", "rich"),
     "lab": room("core cost config machine models backends engine", "matplotlib"),
+    "web": room("core"),
+    "cluster": room("core kv", "zmq msgspec"),
+    "cluster.transfer": room("core", "numpy"),
+    # How many replicas a load asks for, and what is done about it: arithmetic over signals.
+    "cluster.demand": room(),
+    "cluster.autoscale": room("cluster.demand"),
+    # What extras bring, each in one place.
+    "cluster.deploy": room("core", "ray"),
+    "cluster.smg_child": room("core", "smg"),
     "server": room(
-        "core cost explain text config engine",
+        "core cost explain text config engine planner web cluster",
         "fastapi starlette pydantic pydantic_core uvicorn h11 uvloop msgspec zmq prometheus_client opentelemetry",
     ),
-    "planner": room("core kv cost scheduling models.spec models.families", "matplotlib"),
+    "planner": room("core kv cost scheduling models.spec models.families cluster.demand", "matplotlib"),
+    # From names to deployments: it looks at files and at this machine.
+    "planner.asked": room("core kv cost models backends config machine engine"),
     "training": room("core models speculation engine", "numpy torch"),
-    "cli": room(f"{BELOW_ENGINE} engine lab server planner training", "typer rich"),
+    "cli": room(f"{BELOW_ENGINE} engine lab server planner training web cluster", "typer rich"),
 }
-DECLARATIONS = {"models.spec", "models.rope_spec", "models.families", "models.quantised"}
+DECLARATIONS = {"models.spec", "models.rope_spec", "models.mlp_spec", "models.families", "models.quantised"}
 UNSAFE = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 SHARED_BACKEND_PARTS = ("twostroke.backends.interface", "twostroke.backends.host")
 # Whoever chooses or loads a concrete part; inside the engine that is build.py alone.
@@ -201,6 +213,11 @@ def test_imports_follow_the_arrows(module):
         ("twostroke.planner.estimate", "from twostroke.engine.shape import shape_of"),
         ("twostroke.planner.estimate", "from twostroke.backends.interface import Backend"),
         ("twostroke.cost.devices", "from twostroke.planner.deployment import Deployment"),
+        ("twostroke.cluster.transfer.sockets", "from twostroke.kv.tiers.host import HostTier"),
+        ("twostroke.cluster.transfer.nixl", "import torch"),
+        ("twostroke.cluster.kv_events", "from twostroke.server.messages import Stats"),
+        ("twostroke.cluster.fleet", "import ray"),
+        ("twostroke.kv.prefix_index", "from twostroke.cluster.kv_events import KVEvents"),
         ("twostroke.utils", "import math"),
     ],
 )
@@ -234,5 +251,6 @@ def test_the_architectures_table_has_the_same_arrows():
     drawn = dict(re.findall(r"^\| `(\w+)/` \|[^|]*\| ([^|]*) \|", text, re.MULTILINE))
     assert set(drawn) == {name for name in ROOMS if "." not in name} - {"machine", "cache", "config"}
     for name, arrows in drawn.items():
-        rooms = {"nothing": "", "all rooms": f"{BELOW_ENGINE} engine lab server planner training"}.get(arrows, arrows)
+        everything = f"{BELOW_ENGINE} engine lab server planner training web cluster"
+        rooms = {"nothing": "", "all rooms": everything}.get(arrows, arrows)
         assert set(rooms.replace(",", " ").split()) == ROOMS[name].rooms, name

@@ -102,7 +102,8 @@ def test_an_image_runs_the_command_as_a_user_with_a_cache_that_stays(path: Path)
     assert words["ENTRYPOINT"] == '["twostroke"]' and words["VOLUME"] == "/cache"
     assert words["USER"] == "1000" and "TWOSTROKE_CACHE=/cache" in words["ENV"]
     assert "HEALTHCHECK" in words and words["EXPOSE"] == "8000"
-    extras = re.findall(r"\[([a-z,]+)\]\"$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    installed = r"\[([a-z,]+)\]\"$|^ARG EXTRAS=([a-z,]+)$"
+    extras = ["".join(found) for found in re.findall(installed, path.read_text(encoding="utf-8"), re.MULTILINE)]
     there = tomllib.loads(text_of("pyproject.toml"))["project"]["optional-dependencies"]
     assert all(extra in there for found in extras for extra in found.split(",")) and extras
 

@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "twostroke"
-DATA_SUFFIXES = (".cu", ".cuh", ".json", ".jinja", ".typed", ".txt")
+DATA_SUFFIXES = (".cu", ".cuh", ".json", ".jinja", ".typed", ".txt", *(".html", ".js", ".css", ".md", ".LICENSE"))
 
 
 def run(*command: str | Path, timeout_s: float = 120.0) -> str:
@@ -58,6 +58,7 @@ def test_it_holds_every_file_of_the_package_and_nothing_else(wheel: Path) -> Non
     there = [path for path in PACKAGE.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
     assert held == {path.relative_to(PACKAGE.parent).as_posix() for path in there}
     assert {path.suffix for path in there} <= {".py", *DATA_SUFFIXES}
+    assert "twostroke/web/static/index.html" in held
     assert any(name.endswith(".cu") for name in held) and "twostroke/py.typed" in held
     assert any(name.endswith("/licenses/LICENSE") for name in names)
 

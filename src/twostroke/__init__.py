@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from twostroke.config import EngineConfig as EngineConfig
     from twostroke.config import KVConfig as KVConfig
+    from twostroke.core.errors import PromiseError as PromiseError
     from twostroke.core.errors import TwostrokeError as TwostrokeError
     from twostroke.core.events import PrefillProgress as PrefillProgress
     from twostroke.core.events import TokenEvent as TokenEvent
@@ -29,6 +30,7 @@ _HOMES = {
     "GrammarSpec": "twostroke.core.grammar",
     "KVConfig": "twostroke.config",
     "PrefillProgress": "twostroke.core.events",
+    "PromiseError": "twostroke.core.errors",
     "Request": "twostroke.core.request",
     "SamplingParams": "twostroke.core.sampling_params",
     "TokenEvent": "twostroke.core.events",

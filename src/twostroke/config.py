@@ -7,58 +7,27 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, TypedDict
 
 from twostroke.core.errors import BadRequestError
-from twostroke.core.formats import ARITHMETICS, KV_BITS, WEIGHT_FORMATS
+from twostroke.core.formats import ARITHMETICS, WEIGHT_FORMATS
+from twostroke.core.kv_config import FORMATS
+from twostroke.core.kv_config import KVConfig as KVConfig
 from twostroke.core.kv_layout import KVContent, KVGroup, KVLayout
+from twostroke.core.service_level import DEFAULT_LEVEL, ServiceLevel, ServiceLevels
+from twostroke.core.service_level_file import read_service_levels
 from twostroke.core.setting import check_settings, choice, integer, number, switch, text
 from twostroke.core.step_sizes import StepSizes
 from twostroke.core.units import size
 from twostroke.machine import MemorySpace
 
 KV_MEMORY_OPTION = "--kv-memory, or KVConfig(memory_bytes=...)"
-KV_KINDS = ("auto", *KV_BITS)
 QUANTISE_CHOICES = ("none", *WEIGHT_FORMATS)
 DTYPE_CHOICES = ("auto", *ARITHMETICS)
 """A backend declines what it does not have, with a sentence."""
 
-ENGINE, FORMATS, KV = "Engine", "Formats", "KV cache"
-"""The panels of a command's help."""
+POLICIES = ("fifo", "slack", "fair")
+"""As `scheduling/policies` has them."""
 
-
-@dataclass(frozen=True, slots=True)
-class KVConfig:
-    block_size: int | None = integer(
-        None,
-        16,
-        256,
-        KV,
-        "Tokens in a block of KV, a multiple of 16; default: as suits the backend.",
-        multiple_of=16,
-        must_be="a multiple of 16 up to 256",
-    )
-    memory_bytes: int | None = integer(
-        None,
-        1,
-        None,
-        KV,
-        "Memory for KV blocks, like 512MB or 2GiB; default: a share of what is free.",
-        kind="size",
-        must_be="a whole number of bytes, like 2 * 10**9",
-        flag="--kv-memory",
-        metavar="SIZE",
-    )
-    prefix_caching: bool = switch(True, KV, "Reuse the KV of a prompt's beginning that was read before.")
-    kind: str = choice(
-        "auto",
-        KV_KINDS,
-        FORMATS,
-        "What K and V are kept in: f16, bf16 or int8 (half the memory, a little less exact); auto: the fastest of 16 "
-        "bits.",
-        flag="--kv-type",
-        metavar="KIND",
-    )
-
-    def __post_init__(self) -> None:
-        check_settings(self)
+ENGINE = "Engine"
+"""A panel of a command's help, beside KV's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +68,31 @@ class EngineConfig:
         "smoother streams. Larger: faster prompts. Default: 35 on cuda; elsewhere the step's token budget decides.",
         is_above_low=True,
     )
+    policy: str = choice(
+        "fair",
+        POLICIES,
+        ENGINE,
+        "Who is read next. fair: API keys share the engine by the seconds that they take, and of a key's requests the "
+        "one that is due first; slack: whatever is due first, whoever sent it; fifo: in order of arrival.",
+        metavar="fifo|slack|fair",
+    )
+    service_levels: str | None = text(
+        None,
+        ENGINE,
+        "A TOML file with what classes of requests are promised: a table [levels.NAME] each, with ttft_ms, itl_ms, "
+        "weight and when_late (queue or refuse). Default: one class, which promises what the hardware does anyway.",
+        must_be="the path of a TOML file",
+        metavar="FILE",
+    )
+    tensor_parallel: int = integer(
+        1,
+        1,
+        64,
+        ENGINE,
+        "Ranks that hold one copy of the model together, a process each, with a part of every matrix and of the KV: on "
+        "cpu for machines with several sockets, on reference to try it. Not on cuda yet.",
+        metavar="N",
+    )
     run_ahead: bool = switch(
         True, ENGINE, "Schedule one step ahead of the results, so that neither host nor device waits for the other."
     )
@@ -117,7 +111,7 @@ class EngineConfig:
         FORMATS,
         "What float weights are brought to on load: q8_0, q4_1, int4 or fp8 on cpu, fp8 or int4 on cuda, or none; "
         "default: as suits the backend, on cpu q8_0, on cuda none, or fewer bits if memory is short. Weights stored "
-        "quantised stay as they are.",
+        "quantised stay as they are; on cuda they are brought to bf16 unless none is asked for or memory is short.",
         metavar="KIND",
     )
     memory_gb: float | None = number(
@@ -158,6 +152,12 @@ class EngineConfig:
         if not isinstance(self.kv, KVConfig):
             raise BadRequestError(f"kv must be a KVConfig, like KVConfig(kind='int8'), not {self.kv!r:.60}")
 
+    def promised(self) -> ServiceLevels:
+        """The classes of requests, read from their file. Raises BadRequestError for one that cannot be read."""
+        if self.service_levels is not None:
+            return read_service_levels(self.service_levels)
+        return ServiceLevels((ServiceLevel(DEFAULT_LEVEL, is_derived=True),))
+
 
 class EngineOptions(TypedDict, total=False):
     """The fields of EngineConfig, for whoever passes them on by name: a type checker finds a slip in one."""
@@ -168,6 +168,9 @@ class EngineOptions(TypedDict, total=False):
     max_tokens_per_step: int | None
     max_running: int | None
     itl_target_ms: float | None
+    policy: str
+    service_levels: str | None
+    tensor_parallel: int
     run_ahead: bool
     speculate: str
     kv: KVConfig

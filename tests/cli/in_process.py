@@ -11,6 +11,7 @@ import sys
 
 import pytest
 
+import twostroke.cli.app  # noqa: F401  # with every command, whichever is typed first
 from twostroke.cli import main
 
 

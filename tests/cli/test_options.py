@@ -127,6 +127,7 @@ DOCUMENTS = (
     "performance-gpu.md",
     "python.md",
     "metrics.md",
+    "fleet.md",
 )
 
 

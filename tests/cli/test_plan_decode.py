@@ -13,8 +13,6 @@ import pytest
 from tests.cli.test_cli import ENVIRONMENT
 
 from twostroke.backends import load_factory
-from twostroke.cli.plan_decode import with_decode_weights
-from twostroke.cli.plan_model import read_model
 from twostroke.config import EngineConfig
 from twostroke.core.errors import BackendError, BadRequestError
 from twostroke.core.formats import Formats
@@ -22,6 +20,8 @@ from twostroke.cost.devices import DEVICES, find_device
 from twostroke.cost.floor import step_floor_s
 from twostroke.cost.model_shape import WeightCopies
 from twostroke.cost.roofline import decode_work
+from twostroke.planner.asked.decode import with_decode_weights
+from twostroke.planner.asked.model import read_model
 from twostroke.planner.deployment import MAX_USERS, Deployment
 from twostroke.planner.estimate import checked_lengths, estimate
 

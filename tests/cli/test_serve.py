@@ -13,6 +13,9 @@ import pytest
 from tests.cli.in_process import typed
 from tests.server.running import running_server
 
+from twostroke.cli.serve import KEYS_VARIABLE, api_keys
+from twostroke.core.errors import BadRequestError
+
 COMMAND = [sys.executable, "-c", "from twostroke.cli import main; main()", "serve"]
 
 
@@ -33,6 +36,8 @@ def test_help_teaches() -> None:
         "--max-queue",
         "--max-tokens-per-key",
         "--share-prefixes",
+        "--service-levels",
+        "--no-vllm-metrics",
         "--engine-timeout",
         "429",
         "response_format",
@@ -108,3 +113,34 @@ def test_an_empty_key_file_lets_nobody_in_by_mistake(smollm2_path: Path, tmp_pat
     keys.write_text("# none yet\n")
     done = typed("serve", "smollm2", "--api-key-file", str(keys))
     assert done.returncode == 2 and "holds no API key" in done.stderr
+
+
+def test_a_name_may_stand_before_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("# who may ask\nalice sk-1\nsk-2\n\n  bob\tsk-3  \n")
+    monkeypatch.setenv(KEYS_VARIABLE, "carol sk-4, sk-5,")
+    found = api_keys(keys)
+    assert found == {"sk-4": "carol", "sk-5": "", "sk-1": "alice", "sk-2": "", "sk-3": "bob"}
+
+
+@pytest.mark.parametrize(
+    ("lines", "complaint"),
+    [
+        ("alice my secret", "line 1 of .* has 3 words"),
+        ("alice secret\nalice other", "line 2 of .* gives the name 'alice' to a second API key"),
+        ("alice secret\nbob secret", "line 2 of .* gives a second name, 'bob', to the API key 'alice'"),
+    ],
+)
+def test_a_slip_in_a_file_of_keys_is_said_and_no_key_with_it(tmp_path: Path, lines: str, complaint: str) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text(lines)
+    with pytest.raises(BadRequestError, match=complaint) as refused:
+        api_keys(keys)
+    assert "secret" not in str(refused.value) and "other" not in str(refused.value)
+
+
+def test_a_class_for_a_key_that_is_not_there_ends_the_start(smollm2_path: Path, tmp_path: Path) -> None:
+    levels = tmp_path / "levels.toml"
+    levels.write_text('[levels.chat]\nttft_ms = 500\n[keys]\nalise = "chat"\n')
+    done = typed("serve", "smollm2", "--port", "0", "--service-levels", str(levels))
+    assert done.returncode == 2 and "bind a key 'alise', and no API key has that name" in done.stderr

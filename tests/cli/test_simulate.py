@@ -127,7 +127,7 @@ def test_simulate_needs_no_weights_for_another_device() -> None:
         (("--replicas", "0"), "replicas must be"),
         (("--router", "dice"), "the router must be"),
         (("--on", "abacus"), "there is no device"),
-        (("--tensor-parallel", "2"), "--tensor-parallel goes with"),
+        (("--tensor-parallel", "64"), "cannot be shared by"),
         (("--on", "h200", "--backend", "nonsense"), "--backend goes with --on this"),
         (("--on", "h200", "--threads", "2"), "--threads goes with --on this"),
         (("--on", "h200", "--dtype", "f16"), "--dtype goes with --on this"),

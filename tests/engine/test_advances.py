@@ -1,5 +1,5 @@
 """However a stream of tokens is cut into advances, what the caller is told is what he is told of one token at a time:
-text, stop strings and ids, limits, logprobs, errors, timing; and no more becomes findable."""
+text, stop strings and ids, limits, logprobs, errors, timing; and the same blocks become findable."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from twostroke.scheduling.plan import Drafting
 from twostroke.scheduling.scheduler import Scheduler
 from twostroke.text.tokenizer import Tokenizer
 
-PROMPT_TOKENS, MAX_TOKENS = 5, 40
+PROMPT_TOKENS, MAX_TOKENS, BLOCK_SIZE = 5, 40, 4
 TEXTS = ("the end of a line.\nAnother", " naïve café", "🙂👩‍🚀!", "aaaaab", "\n\n", " 42, 43, 44", "stop", "日本語")
 
 
@@ -103,9 +103,9 @@ class Told:
 def play(
     tokenizer: Tokenizer, requests: list[Request], scripts: dict[str, Script], *, run_ahead: bool, drafts: bool
 ) -> Told:
-    layout = KVLayout(4, (KVGroup((0,), None, 64),))
+    layout = KVLayout(BLOCK_SIZE, (KVGroup((0,), None, 64),))
     config = SchedulerConfig(max_context=120, max_tokens_per_step=64)
-    scheduler = Scheduler(config, layout, drafting=Always() if drafts else None)
+    scheduler = Scheduler(config, layout, drafting=Always() if drafts else None, policy="fifo")
     engine = Engine(scheduler, ScriptedBackend(scripts), tokenizer.vocab_size, tokenizer, run_ahead=run_ahead)
     for request in requests:
         engine.add(request)
@@ -155,6 +155,7 @@ def test_an_answer_is_told_alike_however_its_tokens_come(
     tokenizer: Tokenizer, data: st.DataObject, run_ahead: bool
 ) -> None:
     eos = min(tokenizer.eos_token_ids)
+    prompt = tuple(range(100, 100 + PROMPT_TOKENS))
     requests, scripts = [], {}
     for name in ("first", "second"):
         sampling, pieces, cuts, breaks_at = data.draw(cases())
@@ -164,7 +165,6 @@ def test_an_answer_is_told_alike_however_its_tokens_come(
         tokens = (tokens * 120)[:120]
         stop_ids = data.draw(st.sampled_from([(), (), (tokens[7],)]))
         params = SamplingParams(**sampling, stop_token_ids=stop_ids)  # type: ignore[arg-type]
-        prompt = tuple(range(100, 100 + PROMPT_TOKENS))
         requests.append(Request(name, prompt, params, eos_token_ids=frozenset({eos}), cache_salt=name))
         scripts[name] = (tokens, cuts, breaks_at)
 
@@ -175,7 +175,16 @@ def test_an_answer_is_told_alike_however_its_tokens_come(
     several = play(tokenizer, requests, fresh(True), run_ahead=run_ahead, drafts=True)
     assert several.events == one_by_one.events
     assert several.token_times == one_by_one.token_times
-    assert several.findable == one_by_one.findable
+    # A row that broke may have been over before: then only a step that ran ahead met what broke, and it depends on
+    # the cuts whether one did.
+    broken = [name for name, (_, _, breaks_at) in scripts.items() if breaks_at is not None]
+    untrusted = {block for name in broken for block in blocks_of(prompt, scripts[name][0])}
+    assert several.findable ^ one_by_one.findable <= untrusted
+
+
+def blocks_of(prompt: tuple[int, ...], answer: list[int]) -> set[tuple[int, ...]]:
+    tokens = (*prompt, *answer)
+    return {tokens[start : start + BLOCK_SIZE] for start in range(0, len(tokens), BLOCK_SIZE)}
 
 
 def test_a_stop_string_in_the_middle_of_an_advance_drops_the_rest(tokenizer: Tokenizer) -> None:

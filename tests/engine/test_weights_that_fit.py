@@ -14,7 +14,7 @@ from twostroke.backends.cuda import FACTORY
 from twostroke.backends.cuda.model_matrices import held_weight_bytes
 from twostroke.config import EngineConfig, KVConfig
 from twostroke.core.errors import BackendError
-from twostroke.core.formats import Formats
+from twostroke.core.formats import STORED, Formats
 from twostroke.engine.formats import Choice, choose_formats
 from twostroke.machine import Machine, MemorySpace
 from twostroke.models.checkpoint import Checkpoint
@@ -105,7 +105,7 @@ def test_weights_stored_in_few_bits_are_not_rounded_again(tmp_path: Path) -> Non
     mixed = replace(stored, tensors={**stored.tensors, "output": floats.tensors["output"]})
     assert mixed.has_float_matrices and mixed.has_quantised_matrices
     config = EngineConfig(backend="cuda", memory_gb=0.0001)
-    assert choose_formats(config, mixed, HERE, FACTORY, "asked for").formats.weights == "bf16"
+    assert choose_formats(config, mixed, HERE, FACTORY, "asked for").formats.weights == STORED
     with pytest.raises(BackendError, match="rounding them again to int4 would add an error"):
         choose_formats(replace(config, quantise="int4"), mixed, HERE, FACTORY, "asked for")
 

@@ -9,11 +9,21 @@ from dataclasses import replace
 import pytest
 
 from twostroke.core.errors import BadRequestError
+from twostroke.core.service_level import ServiceLevels
 from twostroke.cost.floor import step_floor_s
 from twostroke.engine.build import Assembly
 from twostroke.lab.apparatus import Apparatus, Effort, Measured
 from twostroke.lab.chart import Mark
-from twostroke.lab.experiments import EXPERIMENTS, batch_size, choose, kv_cache, kv_memory, prefill_length, prefix_cache
+from twostroke.lab.experiments import (
+    EXPERIMENTS,
+    batch_size,
+    choose,
+    kv_cache,
+    kv_memory,
+    prefill_length,
+    prefix_cache,
+    promise,
+)
 from twostroke.lab.experiments.experiment import Experiment, Say, between
 from twostroke.lab.experiments.saturation import first_come_first_read
 from twostroke.lab.finding import Finding, from_record, to_record
@@ -154,7 +164,7 @@ def test_whole_numbers_between() -> None:
 
 def test_experiments_are_chosen_by_name_in_the_reports_order() -> None:
     assert [experiment.name for experiment in choose("roofline, prefill-length")] == ["prefill-length", "roofline"]
-    assert len(choose(None)) == len(EXPERIMENTS) == 11
+    assert len(choose(None)) == len(EXPERIMENTS) == 12
     with pytest.raises(BadRequestError, match="the experiments are: prefill-length"):
         choose("prefil")
 
@@ -186,3 +196,30 @@ def test_more_streams_are_promised_only_where_the_last_ones_gained() -> None:
     assert batch_size._beyond([8, 16], rates) == "Beyond 8 streams the bars tell no gain."
     rates[1] = Measured((190.0, 200.0))
     assert batch_size._beyond([8, 16], rates) == "More streams would write more still."
+
+
+def test_what_is_due_first_is_read_first_and_the_lost_yield_by_hand(tiny: Assembly) -> None:
+    # A step takes a second for each 10 tokens, 40 of them at most. The document comes first, and its promise leaves
+    # time for the chats that come while its first 40 tokens are read; the last chat is lost whatever is done.
+    prediction = replace(prediction_of(tiny, None), chunk_tokens=40, calibrated_s=lambda work: work.num_tokens / 10)
+    asks = [
+        promise.Ask(0.0, 80, promise.DOCUMENT, 20.0),
+        promise.Ask(1.0, 20, promise.CHAT, 6.0),
+        promise.Ask(2.0, 20, promise.CHAT, 6.0),
+        promise.Ask(3.0, 20, promise.CHAT, 0.5),
+    ]
+    assert promise.first_tokens(prediction, asks, by_due=False) == [8.0, 11.0, 10.0, 11.0]
+    assert promise.first_tokens(prediction, asks, by_due=True) == [12.0, 7.0, 6.0, 11.0]
+
+
+def test_policies_are_compared_on_one_engine_which_is_as_it_was_after(
+    tiny: Assembly, findings: dict[str, Finding]
+) -> None:
+    kept = findings["promise"].numbers["kept"]
+    assert set(kept) == {"fifo", "slack"}
+    assert all(0.0 <= one <= 1.0 for seen in kept.values() for one in seen.values())
+    scheduler, config = tiny.engine.scheduler, tiny.resolved.config
+    before = scheduler.use_policy("slack", ServiceLevels())
+    assert before == (config.policy, config.promised())
+    assert scheduler.use_policy(*before) == ("slack", ServiceLevels())
+    scheduler.check()

@@ -15,7 +15,7 @@ from twostroke.lab.wording import share
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "two-phases.md").read_text(encoding="utf-8")
 RECORD = json.loads((ROOT / "bench" / "results" / "lab-smollm2.json").read_text(encoding="utf-8"))
-TAUGHT = [name for name in EXPERIMENTS if name != "speculation"]
+TAUGHT = [name for name in EXPERIMENTS if name not in ("promise", "speculation")]
 """That one is of decode alone, and has a page of its own."""
 FINDINGS = {finding.name: finding for finding in findings_of(RECORD)}
 

@@ -24,7 +24,9 @@ from twostroke.training.report import held_by_head, held_by_text
 from twostroke.training.target import Target
 from twostroke.training.train import Job, Watcher, chosen_device, train_drafter
 
-CONFIG = EngineConfig(backend="reference", max_context=128, kv=KVConfig(memory_bytes=4_000_000), speculate="off")
+CONFIG = EngineConfig(
+    backend="reference", max_context=128, kv=KVConfig(memory_bytes=4_000_000), speculate="off", policy="fifo"
+)
 SETTINGS = TrainingSettings(num_steps=6, learning_rate=3e-3, num_drafts=3, texts_a_step=2, max_tokens=80, seed=1)
 CONVERSATIONS = [[{"role": "user", "content": prompt}] for prompt in PROMPTS]
 SILENT = Watcher(lambda what, done, total: None, lambda report: None, lambda sentence: None)

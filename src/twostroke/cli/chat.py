@@ -27,6 +27,7 @@ def chat(
     system: options.System = None,
     sampling: Annotated[SamplingParams, options.Without(("n", "logprobs", "prompt_logprobs"))] = SAMPLING,
     config: EngineConfig = options.OWN,
+    service_level: options.ServiceLevel = "",
     history: Annotated[
         bool, typer.Option(help="Keep what you type, in the cache folder, for the arrow keys of later conversations.")
     ] = True,
@@ -58,7 +59,7 @@ def chat(
                 continue
             turn = [*messages, {"role": "user", "content": line}]
             try:
-                result = session.stream_answer(llm, llm.chat_token_ids(turn), sampling, console)
+                result = session.stream_answer(llm, llm.chat_token_ids(turn), sampling, console, service_level)
             except BadRequestError as error:
                 console.print(
                     f"{error}. /reset starts a new conversation.", style="yellow", highlight=False, markup=False

@@ -54,4 +54,6 @@ def _print_choice(console: Console, choice: dict[str, Any]) -> None:
         [Span(**span) for span in choice["timeline"]],
         is_fitted=choice["predicted_by"] == "step_cost",
         doubt=choice.get("doubt"),
+        promise=choice["timing"].get("promise"),
+        handoff=(choice["timing"].get("handoff") or {}).get("sentence"),
     )

@@ -18,9 +18,13 @@ NAMES = {
     "others": "others' steps",
     "decode": "decode (write)",
     "preempted": "preempted",
+    "queue there": "queue there",
+    "prefill there": "prefill there",
+    "handoff": "handoff (KV)",
     "delivery": "delivery",
 }
 COLOURS = {"prefill": "cyan", "decode": "green", "queue": "yellow", "others": "magenta", "preempted": "red"}
+COLOURS |= {"prefill there": "cyan", "queue there": "yellow", "handoff": "blue"}
 BAR_CHARS = 30
 MOST_ROWS = 16
 FIRST_ROWS, LAST_ROWS = 9, 5
@@ -35,10 +39,13 @@ def print_explanation(
     *,
     is_fitted: bool,
     doubt: str | None = None,
+    promise: str | None = None,
+    handoff: str | None = None,
 ) -> None:
-    """`doubt`: why there are no fitted costs to go by, where that is known."""
+    """`doubt`: why there are no fitted costs to go by, where that is known. `promise`: what its class promised and what
+    was kept, where it promised anything. `handoff`: what another engine did of it, where one did."""
     console.print(Text(verdict[:1].upper() + verdict[1:] + ".", style="bold"))
-    for name, sentence in (("Start", start), ("Stream", stream)):
+    for name, sentence in (("Handoff", handoff), ("Start", start), ("Stream", stream), ("Promise", promise)):
         if sentence is not None and sentence not in verdict:
             console.print(Text(f"{name}: {sentence}."))
     if spans:

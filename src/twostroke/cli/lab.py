@@ -91,6 +91,7 @@ def lab(
     prefix-cache     with and without prefix caching
     chunk-size       a long prompt among streams: their gaps, its first token
     saturation       too many prompts: the queue grows while KV stays empty
+    promise          promises kept against load: in order of arrival, and of what is due
     speculation      drafts: accepted length and speed, by text and batch
 
     Keep the machine quiet meanwhile: without --quick it takes some eight minutes on two cores. Ctrl-C ends it

@@ -24,6 +24,12 @@ Model = Annotated[
     ),
 ]
 System = Annotated[str | None, typer.Option(help="A system message for the chat template.")]
+ServiceLevel = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME", help="The class of --service-levels whose promise it is held to; default: the default one."
+    ),
+]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say what was chosen, and why.")]
 OWN = EngineConfig()
 """Every choice left open."""
@@ -113,6 +119,22 @@ def expanded(command: Callable[..., None]) -> Callable[..., None]:
     run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
+
+
+def typed_again(settings: Any, defaults: Any) -> list[str]:
+    """The options that bring another command the same settings, of which `defaults` are its own."""
+    typed: list[str] = []
+    own = {choice.path: choice.default for choice in choices_of(defaults)}
+    for choice in choices_of(settings):
+        kind, value = choice.setting.kind, choice.default
+        if value == own[choice.path]:
+            continue
+        if kind == "switch":
+            typed.append(choice.flag if value else f"--no-{choice.flag[2:]}")
+        else:
+            values = value if kind in ("texts", "integers") else (_as_typed(choice.setting, value),)
+            typed += [part for one in values for part in (choice.flag, str(one))]
+    return typed
 
 
 def _filled(defaults: Any, given: Mapping[tuple[str, ...], Any]) -> Any:

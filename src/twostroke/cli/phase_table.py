@@ -50,7 +50,7 @@ def print_phases(
         )
     queue = timing.queue_s or 0.0
     chunks = timing.prefill_chunks
-    details = [f"{timing.cached_tokens} more tokens cached"] if timing.cached_tokens else []
+    details = [f"{timing.cached_tokens} more tokens cached{timing.tier_tokens.words}"] if timing.cached_tokens else []
     details += [f"queue {units.seconds(queue)}", f"{chunks} prefill chunk" + "s" * (chunks != 1)]
     if timing.draft_steps:
         details.append(speculation_line(timing))
@@ -100,7 +100,7 @@ def turn_line(timing: SequenceTiming) -> str:
     drafts = f" · {speculation_line(timing)}" if timing.draft_steps else ""
     others = f" · other programs took {share:.0%} of the cores" if share >= WORTH_A_WORD else ""
     return (
-        f"read {computed} of {timing.prompt_tokens} tokens ({timing.cached_tokens} cached)"
+        f"read {computed} of {timing.prompt_tokens} tokens ({timing.cached_tokens} cached{timing.tier_tokens.words})"
         f" in {units.seconds(timing.prefill_s)}"
         f" · wrote {len(timing.token_times_s)} in {units.seconds(timing.decode_s)}"
         f" ({units.rate(len(timing.token_times_s) - 1, timing.decode_s)})"

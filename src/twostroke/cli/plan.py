@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,9 +10,9 @@ import typer
 from rich.console import Console
 
 from twostroke.cli import options
-from twostroke.cli.plan_wish import DeploymentWish, LoadWish, Wish
-from twostroke.cli.speculation_wish import SpeculationWish
 from twostroke.core.errors import BadRequestError
+from twostroke.planner.asked.speculation import SpeculationWish
+from twostroke.planner.asked.wish import DeploymentWish, LoadWish, Wish
 
 if TYPE_CHECKING:
     from twostroke.cost.devices import Device
@@ -29,6 +28,23 @@ Model = Annotated[
     ),
 ]
 Search = Annotated[bool, typer.Option("--search", help="Find the cheapest deployment that meets the service level.")]
+Disaggregate = Annotated[
+    bool,
+    typer.Option(
+        "--disaggregate",
+        help="One pool against two, one that reads and one that writes, on the same devices, simulated: the best "
+        "split, what handing KV over costs, and from which prompt length, load and link on it pays.",
+    ),
+]
+LinkName = Annotated[
+    str | None,
+    typer.Option(
+        "--link",
+        metavar="GBPS|NAME",
+        help="With --disaggregate, what each device hands KV over by: GB a second (50), 400Gbit, 100gbe, ndr, or a "
+        "device's own (h200). Default: the device's, within one machine of eight, else 400gbe.",
+    ),
+]
 FromServer = Annotated[
     str | None,
     typer.Option(
@@ -52,7 +68,11 @@ def plan(
     load: LoadWish = ANYBODY,
     drafts: SpeculationWish = NO_DRAFTS,
     decode_weights: Annotated[str, options.engine_option("decode_weights")] = "auto",
+    policy: Annotated[str, options.engine_option("policy")] = options.OWN.policy,
+    service_levels: Annotated[str | None, options.engine_option("service_levels")] = None,
     search: Search = False,
+    disaggregate: Disaggregate = False,
+    link: LinkName = None,
     from_server: FromServer = None,
     api_key: ApiKey = None,
     matrices: Matrices = False,
@@ -83,19 +103,30 @@ def plan(
     twostroke plan smollm2 --on this --from-server http://localhost:8000
     twostroke plan Llama-3.1-70B --on h200 --plot decode.png
     twostroke plan Llama-3.1-8B --on h200 --users 16 --accept 0.7 --drafts 4
+    twostroke plan Llama-3.1-8B --on h200 --count 8 --disaggregate --link ndr --input 4000 --output 200 --rate 60
     """
-    from twostroke.cli.plan_model import read_model
     from twostroke.config import EngineConfig
+    from twostroke.planner.asked.model import read_model
 
     if plot is not None:
         from twostroke.planner.plots import check_plot_file
 
         check_plot_file(plot)
-    config = EngineConfig(decode_weights=decode_weights)  # type: ignore[arg-type]  # it says itself what it may be
+    # What it may be, each says itself.
+    config = EngineConfig(decode_weights=decode_weights, policy=policy, service_levels=service_levels)  # type: ignore[arg-type]
+    config.promised()  # a slip in the file is told before anything is planned
+    if not (search or disaggregate) and (config.policy, config.service_levels) != (options.OWN.policy, None):
+        raise BadRequestError("--policy and --service-levels belong to --search and --disaggregate, which simulate")
     load.lengths()  # checked before anything is read
     speculating = drafts.speculating()
     wish = Wish(read_model(model), asked, config, speculating)
-    if search:
+    if link is not None and not disaggregate:
+        raise BadRequestError("--link belongs to --disaggregate: one pool hands nothing over")
+    if disaggregate:
+        if search or from_server is not None or matrices or plot is not None:
+            raise BadRequestError("--disaggregate goes with no --search, --from-server, --matrices or --plot")
+        _disaggregate(wish, load, link, as_json)
+    elif search:
         if asked.is_cut or from_server is not None or matrices or plot is not None:
             raise BadRequestError(
                 "--search tries every cut and count itself: it goes with no parallelism, --count, --from-server, "
@@ -116,24 +147,20 @@ def _estimate(
     plot: Path | None,
 ) -> None:
     """One deployment. `server`: whose metrics to go by, and its key."""
-    from twostroke.cli import plan_record, plan_table
+    from twostroke.cli import plan_table
+    from twostroke.planner.asked.plan import deploy
     from twostroke.planner.estimate import estimate
+    from twostroke.planner.record import record
 
-    on, console = wish.asked.on, Console()
-    if len(on) > 1:
-        raise BadRequestError("one --on at a time, or --search to compare several devices")
-    if load.is_for_search:
-        raise BadRequestError("--rate, --slo-ttft-ms and --slo-tpot-ms belong to --search")
-    own = wish.asked.own_efficiency()
-    deployment, fitted = wish.on(on[0] if on else "h200")
-    own = own or fitted
+    console = Console()
+    deployment, own = deploy(wish, load)
     if server[0] is not None:
         own = _measured(console, deployment, server[0], server[1], as_json)
     if plot is not None:
         _plot(wish, plot, deployment.device)
     result = estimate(deployment, load.lengths(), users=load.users, efficiency=own)
     if as_json:
-        _print_json(console, plan_record.record(result))
+        _print_json(console, record(result))
         return
     plan_table.show(console, result)
     if matrices:
@@ -170,7 +197,7 @@ def _search(wish: Wish, asked: LoadWish, as_json: bool) -> None:
     if found and load.requests_per_s is not None:
         from twostroke.cli.plan_tail import confirmed
 
-        found, tail, is_met = confirmed(found, lengths, level, load)
+        found, tail, is_met = confirmed(found, lengths, level, load, wish.config)
     console = Console()
     if as_json:
         _print_json(console, plan_record.search_record(found, rejected, tail, is_met))
@@ -178,6 +205,17 @@ def _search(wish: Wish, asked: LoadWish, as_json: bool) -> None:
         plan_table.show_search(console, found, rejected, lengths, tail, is_met)
     if not is_met:
         raise typer.Exit(1)
+
+
+def _disaggregate(wish: Wish, load: LoadWish, link: str | None, as_json: bool) -> None:
+    from twostroke.cli import plan_pools
+
+    console = Console()
+    found = plan_pools.compared(wish, load, link)
+    if as_json:
+        _print_json(console, plan_pools.pools_plan(found))
+    else:
+        plan_pools.show(console, found)
 
 
 def _plot(wish: Wish, path: Path, chosen: Device) -> None:
@@ -194,4 +232,6 @@ def _plot(wish: Wish, path: Path, chosen: Device) -> None:
 
 
 def _print_json(console: Console, record: dict[str, Any]) -> None:
-    console.out(json.dumps(record, indent=2), highlight=False)
+    from twostroke.planner.record import as_json
+
+    console.out(as_json(record), highlight=False)

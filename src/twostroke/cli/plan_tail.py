@@ -12,7 +12,6 @@ from twostroke.cli.simulate_device import replica_on
 from twostroke.config import EngineConfig
 from twostroke.core.errors import BadRequestError
 from twostroke.cost.classify import RequestLengths
-from twostroke.planner.efficiency import Efficiency
 from twostroke.planner.report import Objective
 from twostroke.planner.search import MAX_REPLICAS, Found, Load, ServiceLevel, cheapness, with_replicas
 from twostroke.planner.simulate import simulate
@@ -43,7 +42,7 @@ MOST_TRIES = 10
 
 
 def confirmed(
-    found: Sequence[Found], lengths: RequestLengths, level: ServiceLevel, load: Load
+    found: Sequence[Found], lengths: RequestLengths, level: ServiceLevel, load: Load, config: EngineConfig
 ) -> tuple[list[Found], Tail | None, bool]:
     """The cheapest whose simulation meets the level first, and what was simulated of it; whether it meets it. What
     fails gets a quarter more copies, and its turn by its new price. Where too many fail, the best of them."""
@@ -51,7 +50,7 @@ def confirmed(
     left, failed = list(found), []
     for _ in range(MOST_TRIES):
         one = left.pop(0)
-        tail = tail_of(one, lengths, level, load.requests_per_s, one.efficiency)
+        tail = tail_of(one, lengths, level, load.requests_per_s, config)
         if tail is None or tail.met_share >= MET_SHARE:
             return [one, *left], tail, True
         failed.append((tail.met_share, one, tail))
@@ -65,7 +64,7 @@ def confirmed(
 
 
 def tail_of(
-    found: Found, lengths: RequestLengths, level: ServiceLevel, requests_per_s: float, efficiency: Efficiency
+    found: Found, lengths: RequestLengths, level: ServiceLevel, requests_per_s: float, config: EngineConfig
 ) -> Tail | None:
     """None: requests are too long to simulate enough of them, or longer than what an engine would take there."""
     rate = requests_per_s / found.deployment.replicas / found.deployment.lanes
@@ -77,7 +76,7 @@ def tail_of(
     if lengths.cached_tokens:
         trace = [replace(one, prefix="shared", prefix_tokens=lengths.cached_tokens) for one in trace]
     try:
-        report = simulate(replica_on(found.deployment, efficiency, EngineConfig()), trace)
+        report = simulate(replica_on(found.deployment, found.efficiency, config), trace)
     except BadRequestError:
         return None
     if not report.served.ttft_s:

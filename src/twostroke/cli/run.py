@@ -32,6 +32,7 @@ def run(
     raw: Annotated[bool, typer.Option(help="Continue the prompt as it is: no chat template.")] = False,
     sampling: SamplingParams = SAMPLING,
     config: EngineConfig = options.OWN,
+    service_level: options.ServiceLevel = "",
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object with the answer and its timing.")
     ] = False,
@@ -49,12 +50,16 @@ def run(
     with session.load(model, config, console, verbose=verbose, chats=not raw) as llm:
         prompt_ids = _prompt_ids(llm, text, system, raw)
         if as_json:
-            print(json.dumps(_as_json(llm, _whole(llm, prompt_ids, sampling), sampling), ensure_ascii=False))
+            print(
+                json.dumps(
+                    _as_json(llm, _whole(llm, prompt_ids, sampling, service_level), sampling), ensure_ascii=False
+                )
+            )
             return
         if sampling.n == 1:
-            result = session.stream_answer(llm, prompt_ids, sampling, console)
+            result = session.stream_answer(llm, prompt_ids, sampling, console, service_level)
         else:
-            result = _whole(llm, prompt_ids, sampling)
+            result = _whole(llm, prompt_ids, sampling, service_level)
             for number, sample in enumerate(result.samples, 1):
                 console.print(f"answer {number} of {sampling.n}", style="dim", highlight=False)
                 print(sample.text, flush=True)
@@ -73,8 +78,8 @@ def run(
             _print_explanation(console, result)
 
 
-def _whole(llm: LLM, prompt_ids: list[int], sampling: SamplingParams) -> GenerationResult:
-    (result,) = llm.generate([prompt_ids], sampling, progress=False)
+def _whole(llm: LLM, prompt_ids: list[int], sampling: SamplingParams, service_level: str) -> GenerationResult:
+    (result,) = llm.generate([prompt_ids], sampling, progress=False, service_level=service_level)
     for sample in result.samples:
         if sample.error is not None:
             raise BackendError(sample.error)
@@ -95,6 +100,7 @@ def _print_explanation(console: Console, result: GenerationResult) -> None:
         found.spans,
         is_fitted=found.is_fitted,
         doubt=found.doubt,
+        promise=found.verdict.promise,
     )
 
 
@@ -128,7 +134,7 @@ def _floors(llm: LLM, result: GenerationResult) -> PhaseFloors:
 
 
 def _as_json(llm: LLM, result: GenerationResult, sampling: SamplingParams) -> dict[str, object]:
-    timing = result.timing
+    timing, verdict = result.timing, result.explain().verdict
     told: dict[str, object] = {
         "text": result.text,
         "token_ids": result.token_ids,
@@ -146,7 +152,8 @@ def _as_json(llm: LLM, result: GenerationResult, sampling: SamplingParams) -> di
             "preemptions": timing.preemptions,
         },
         "floor": dataclasses.asdict(_floors(llm, result)),
-        "verdict": result.explain().verdict.sentence,
+        "verdict": verdict.sentence,
+        "promise": verdict.promise,
     }
     if sampling.n > 1:
         told["samples"] = [

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import secrets
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -18,9 +20,12 @@ from twostroke.core.errors import BackendError, BadRequestError, install_hint
 from twostroke.server.settings import ServerSettings
 
 if TYPE_CHECKING:
+    from twostroke.engine.fleet import FleetSettings
     from twostroke.server.messages import Ready
 
 KEYS_VARIABLE = "TWOSTROKE_API_KEYS"
+FLEET_KEY_VARIABLE = "TWOSTROKE_FLEET_KEY"
+LEAST_KEY_CHARS = 16
 SETTINGS = ServerSettings("MODEL")
 
 
@@ -33,7 +38,17 @@ Names = Annotated[
 ]
 KeyFile = Annotated[
     Path | None,
-    typer.Option(help=f"API keys, one a line; or {KEYS_VARIABLE}=key1,key2. Without any, none is asked."),
+    typer.Option(
+        help=f"API keys, one a line, or a name and a key (the name is for the [keys] of --service-levels); or "
+        f"{KEYS_VARIABLE}=key1,key2. Without any, none is asked."
+    ),
+]
+FleetKeyFile = Annotated[
+    Path | None,
+    typer.Option(
+        help=f"A file with the key that the servers of a fleet share, and sign with; or {FLEET_KEY_VARIABLE}.",
+        rich_help_panel="Fleet",
+    ),
 ]
 Collector = Annotated[
     str | None,
@@ -49,6 +64,7 @@ def serve(
     model: options.Model,
     name: Names = None,
     api_key_file: KeyFile = None,
+    fleet_key_file: FleetKeyFile = None,
     otlp_endpoint: Collector = None,
     settings: ServerSettings = SETTINGS,
     config: EngineConfig = options.OWN,
@@ -81,21 +97,52 @@ def serve(
 
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     session.check_has_text(config)
+    keys = api_keys(api_key_file)
+    fleet_key = read_fleet_key(fleet_key_file, settings.role)
     settings = replace(
         settings,
         model_name=name[0] if name else model,
         other_names=tuple(name[1:]) if name else (),
-        api_keys=_api_keys(api_key_file),
+        api_keys=tuple(keys),
+        key_names=tuple(keys.values()),
         traces_url=_traces_url(otlp_endpoint, console),
+        fleet_key=fleet_key,
     )
     resolve(model, progress=console.print)  # a download's progress bar has the screen for itself
     if not settings.api_keys:
         _warn_of_no_keys(settings, console)
     run_server(
-        EngineSettings(model, config),
+        EngineSettings(model, config, _fleet_settings(settings), settings.kv_events, settings.kv_events_topic),
         settings,
-        lambda facts, address: _show(console, settings.model_name, facts, address, bool(settings.api_keys)),
+        lambda facts, address: _show(console, settings, facts, address),
     )
+
+
+def read_fleet_key(path: Path | None, role: str | None) -> bytes:
+    """From a file, or the environment; nothing where a server is of no fleet."""
+    if role is None:
+        return b""
+    text = os.environ.get(FLEET_KEY_VARIABLE, "")
+    if path is not None:
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadRequestError(f"cannot read the fleet's key in {path}: {error}") from None
+    if len(text.strip()) < LEAST_KEY_CHARS:
+        raise BadRequestError(
+            f"--role {role} needs the fleet's key, {LEAST_KEY_CHARS} characters or more that all its servers share: "
+            f"--fleet-key-file, or {FLEET_KEY_VARIABLE}; `openssl rand -hex 32` makes one"
+        )
+    return hashlib.sha256(text.strip().encode()).digest()
+
+
+def _fleet_settings(settings: ServerSettings) -> FleetSettings | None:
+    from twostroke.engine.fleet import FleetSettings
+
+    if settings.role is None:
+        return None
+    engine_id = f"{settings.transfer_host}-{os.getpid()}-{secrets.token_hex(4)}"
+    return FleetSettings(settings.fleet_key.hex(), settings.transfer, settings.transfer_host, engine_id)
 
 
 def _warn_of_no_keys(settings: ServerSettings, console: Console) -> None:
@@ -106,19 +153,41 @@ def _warn_of_no_keys(settings: ServerSettings, console: Console) -> None:
             console.print(f"warning: --max-{what.replace('_', '-')}per-key limits nobody, as there are no API keys")
 
 
-def _api_keys(path: Path | None) -> tuple[str, ...]:
-    """From a file, a key a line, and from the environment, between commas."""
-    keys = [key.strip() for key in os.environ.get(KEYS_VARIABLE, "").split(",")]
+def api_keys(path: Path | None) -> dict[str, str]:
+    """From a file, a key a line, and from the environment, between commas: by key, its name, or nothing."""
+    entries = [("the variable " + KEYS_VARIABLE, one) for one in os.environ.get(KEYS_VARIABLE, "").split(",")]
     if path is not None:
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise BadRequestError(f"cannot read the API keys in {path}: {error}") from None
-        from_file = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+        from_file = [
+            (f"line {number} of {path}", line)
+            for number, line in enumerate(lines, 1)
+            if line.strip() and not line.lstrip().startswith("#")
+        ]
         if not from_file:
             raise BadRequestError(f"{path} holds no API key")
-        keys += from_file
-    return tuple(dict.fromkeys(key for key in keys if key))
+        entries += from_file
+    return _named_keys(entries)
+
+
+def _named_keys(entries: list[tuple[str, str]]) -> dict[str, str]:
+    """Where each is from, and what it says. No error repeats a key."""
+    names: dict[str, str] = {}
+    for where, entry in entries:
+        words = entry.split()
+        if len(words) > 2:
+            raise BadRequestError(f"{where} has {len(words)} words: it may have a key, or a name and a key")
+        if not words:
+            continue
+        name, key = ("", words[0]) if len(words) == 1 else (words[0], words[1])
+        if name and name in (other for used, other in names.items() if used != key):
+            raise BadRequestError(f"{where} gives the name {name!r} to a second API key")
+        if name and names.get(key):
+            raise BadRequestError(f"{where} gives a second name, {name!r}, to the API key {names[key]!r}")
+        names[key] = name or names.get(key, "")
+    return names
 
 
 def _traces_url(collector: str | None, console: Console) -> str | None:
@@ -139,8 +208,9 @@ def _traces_url(collector: str | None, console: Console) -> str | None:
     return url
 
 
-def _show(console: Console, name: str, facts: Ready, address: str, asks_for_key: bool) -> None:
+def _show(console: Console, settings: ServerSettings, facts: Ready, address: str) -> None:
     """What was resolved, why, and the line to try."""
+    name = settings.model_name
     weights = f"{facts.num_parameters / 1e6:,.0f}M parameters, {units.size(facts.weight_bytes)} of weights"
     console.print(f"{name}: {facts.family}, {weights}")
     for note in facts.notes:
@@ -150,8 +220,10 @@ def _show(console: Console, name: str, facts: Ready, address: str, asks_for_key:
         f"  concurrency: up to {facts.engine.max_running} requests at a time; KV holds {fits:,.1f} of the longest, "
         f"{facts.max_context} tokens"
     )
+    if settings.page_mode != "off":
+        console.print(f"  page: {address}/ shows every step as it happens")
     console.print(f"ready at {address}/v1\nTry:")
-    key = ' -H "Authorization: Bearer $API_KEY"' if asks_for_key else ""
+    key = ' -H "Authorization: Bearer $API_KEY"' if settings.api_keys else ""
     question = {"role": "user", "content": "Explain in two sentences why the sky is blue."}
     body = shlex.quote(json.dumps({"model": name, "messages": [question], "temperature": 0, "max_tokens": 128}))
     console.print(f"  curl {address}/v1/chat/completions{key} -H 'Content-Type: application/json' -d {body}")

@@ -73,11 +73,13 @@ def _load_shown(model: str, config: EngineConfig, console: Console, process: Pop
         return LLM(model, config, template_process=process)
 
 
-def stream_answer(llm: LLM, prompt_ids: Sequence[int], sampling: SamplingParams, console: Console) -> GenerationResult:
+def stream_answer(
+    llm: LLM, prompt_ids: Sequence[int], sampling: SamplingParams, console: Console, service_level: str = ""
+) -> GenerationResult:
     """Print the answer as it is written; the result holds it whole."""
     result, write = GenerationResult("", None, tuple(prompt_ids), [Sample()]), writer_to(sys.stdout)
     shows_progress = console.is_terminal and len(prompt_ids) >= PROGRESS_FROM_TOKENS
-    for event in llm.stream(prompt_ids, sampling):
+    for event in llm.stream(prompt_ids, sampling, service_level=service_level):
         if isinstance(event, PrefillProgress):
             if shows_progress:
                 console.print(f"\rreading {event.computed_tokens}/{event.total_tokens}", end="", style="dim")

@@ -11,14 +11,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from twostroke.cli import options
+from twostroke.cli.simulate_pools import pools_of
 from twostroke.cli.simulate_wish import ReplicasWish, TraceWish, requests_of
-from twostroke.cli.speculation_wish import SpeculationWish
 from twostroke.config import EngineConfig
 from twostroke.core.errors import BadRequestError, ModelError
+from twostroke.planner.asked.speculation import SpeculationWish
 
 if TYPE_CHECKING:
     from twostroke.cli.simulate_table import Simulated
+    from twostroke.planner.fleet.report import FleetReport
+    from twostroke.planner.fleet.spec import FleetSpec
+    from twostroke.planner.report import SimulationReport
+    from twostroke.planner.simulate import ReplicaSpec
     from twostroke.planner.speculating import Speculating
+    from twostroke.planner.trace import TraceRequest
 
 Model = Annotated[
     str,
@@ -32,7 +38,7 @@ TraceFile = Annotated[
     Path | None,
     typer.Option(
         help="A file instead: a JSON object a line with arrival_s, prompt_tokens, output_tokens and, where prompts "
-        "begin alike, prefix (a name) and prefix_tokens."
+        "begin alike, prefix (a name) and prefix_tokens; who sent it, tenant, and its class, service_level."
     ),
 ]
 ONE_REPLICA, SOME_TRACE, NO_DRAFTS = ReplicasWish(), TraceWish(), SpeculationWish()
@@ -57,36 +63,52 @@ def simulate(
     twostroke simulate smollm2 --rate 4 --input 100-500 --output 20-100 --slo-ttft-ms 500
     twostroke simulate Llama-3.1-70B --on h200 --tensor-parallel 2 --replicas 4 --rate 10 --input 200-2000
     twostroke simulate Llama-3.1-8B --on h200 --rate 10 --accept 0.7 --drafts 4
+    twostroke simulate Llama-3.1-8B --on h200 --trace mixed.jsonl --service-levels levels.toml --policy fifo
+    twostroke simulate Llama-3.1-8B --on h200 --prefill 3 --decode 5 --link 50 --rate 40 --input 4000
     """
     from twostroke.cli import simulate_table
     from twostroke.planner.simulate import classify_trace
-    from twostroke.planner.simulate import simulate as play
 
     objective = replicas.objective()
     asked = drawn.requests() if trace is None else requests_of(trace)
     simulated = _simulated(model, replicas, config, drafts.speculating())
+    pools = pools_of(replicas, simulated.spec, asked, config.tensor_parallel)
     started_s = time.perf_counter()
-    report = play(simulated.spec, asked, replicas=replicas.count, router=replicas.router)
+    report, fleet = _play(simulated.spec, asked, replicas, pools)
     took_s = time.perf_counter() - started_s
     load = classify_trace(simulated.spec, asked, report)
-    played = simulate_table.Played(report, objective, simulated, replicas.count, load, took_s)
+    count = replicas.count if pools is None else pools.prefill + pools.decode
+    played = simulate_table.Played(report, objective, simulated, count, load, took_s, pools, fleet)
     if as_json:
         typer.echo(json.dumps(simulate_table.record(played), indent=1))
     else:
         simulate_table.show(played)
 
 
+def _play(
+    spec: ReplicaSpec, asked: list[TraceRequest], replicas: ReplicasWish, pools: FleetSpec | None
+) -> tuple[SimulationReport, FleetReport | None]:
+    from twostroke.planner.fleet.fleet import simulate_fleet
+    from twostroke.planner.fleet.spec import FleetSpec
+    from twostroke.planner.simulate import ROUTERS
+    from twostroke.planner.simulate import simulate as play
+
+    router = "least-loaded" if replicas.router == "auto" else replicas.router
+    if pools is None and router in ROUTERS:
+        return play(spec, asked, replicas=replicas.count, router=router), None
+    fleet = simulate_fleet(pools or FleetSpec(spec, decode=replicas.count, router=router), asked)
+    return fleet.simulation, None if pools is None else fleet
+
+
 def _simulated(model: str, replicas: ReplicasWish, config: EngineConfig, speculating: Speculating | None) -> Simulated:
     if replicas.on == "this":
-        if replicas.tensor_parallel != 1:
-            raise BadRequestError("--tensor-parallel goes with --on DEVICE: this engine runs a replica on one device")
         return here(model, config, speculating)
     from twostroke.cli.simulate_device import on_device
 
     for name in ("backend", "threads", "dtype"):
         if getattr(config, name) != getattr(options.OWN, name):
             raise BadRequestError(f"--{name} goes with --on this: {replicas.on} is simulated by its data sheet alone")
-    return on_device(model, replicas.on, replicas.tensor_parallel, config, speculating)
+    return on_device(model, replicas.on, config.tensor_parallel, config, speculating)
 
 
 def here(model: str, config: EngineConfig, speculating: Speculating | None = None) -> Simulated:
@@ -122,6 +144,8 @@ def here(model: str, config: EngineConfig, speculating: Speculating | None = Non
         newcomer_s_per_token=0.0 if calibration is None else calibration.newcomer_s_per_token,
         itl_target_s=None if itl_target_ms is None else itl_target_ms / 1e3,
         speculating=speculating,
+        policy=config.policy,
+        levels=config.promised(),
     )
     note = None if speculating is None else speculating.note
     return Simulated(spec, f"{model} on {prepared.factory.name} ({prepared.device})", source, note)

@@ -3,14 +3,14 @@ engine has on a GPU. Needs no weights."""
 
 from __future__ import annotations
 
-from twostroke.cli.plan_decode import kv_needs_of, resolved_on, with_decode_weights
-from twostroke.cli.plan_model import read_model
 from twostroke.cli.simulate_table import Simulated
 from twostroke.config import EngineConfig
 from twostroke.core.errors import BadRequestError
 from twostroke.core.formats import Formats, find_kv_bits
 from twostroke.cost.devices import find_device
 from twostroke.machine import MemorySpace
+from twostroke.planner.asked.decode import kv_needs_of, resolved_on, with_decode_weights
+from twostroke.planner.asked.model import read_model
 from twostroke.planner.deployment import Deployment
 from twostroke.planner.efficiency import Efficiency
 from twostroke.planner.estimate import expected_of, phases_of
@@ -74,4 +74,6 @@ def replica_on(deployment: Deployment, efficiency: Efficiency, config: EngineCon
         newcomer_s=efficiency.newcomer_seconds(0),
         itl_target_s=None if itl_target_ms is None else itl_target_ms / 1e3,
         speculating=deployment.speculating,
+        policy=config.policy,
+        levels=config.promised(),
     )

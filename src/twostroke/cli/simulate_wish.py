@@ -58,9 +58,24 @@ class ReplicasWish:
         "this: the engine of this machine, calibrated; or a device of the plan's table: h200.",
         metavar="DEVICE",
     )
-    tensor_parallel: int = integer(1, 1, None, REPLICAS, "Devices that share one replica; with --on DEVICE.")
     count: int = integer(1, 1, MAX_REPLICAS, REPLICAS, "Engines side by side.", flag="--replicas")
-    router: str = text("least-loaded", REPLICAS, "Who gets the next request: least-loaded, or round-robin.")
+    router: str = text(
+        "auto",
+        REPLICAS,
+        "Who gets the next request: least-loaded (one pool's default), round-robin, least-backlog (predicted seconds "
+        "of prompts), or prefix (the same, less what is cached there; two pools' default where prompts begin alike).",
+    )
+    prefill: int | None = integer(
+        None, 1, MAX_REPLICAS, REPLICAS, "Two pools: this many replicas read prompts, and hand KV over to"
+    )
+    decode: int | None = integer(None, 1, MAX_REPLICAS, REPLICAS, "this many that write answers.")
+    link: str | None = text(
+        None,
+        REPLICAS,
+        "What each device of a replica hands KV over by: GB a second (50), 400Gbit, 100gbe, ndr, or a device (h200) "
+        "whose own link it is. Default: the device's, within one machine of eight, else 400gbe.",
+        metavar="GBPS|NAME",
+    )
     slo_ttft_ms: float | None = number(
         None, 0.0, None, REPLICAS, "A request is good if its first token comes by then,", is_above_low=True
     )
@@ -73,3 +88,7 @@ class ReplicasWish:
 
         limits_ms = (self.slo_ttft_ms, self.slo_tpot_ms)
         return Objective(*(None if value is None else value / 1e3 for value in limits_ms))
+
+    @property
+    def has_pools(self) -> bool:
+        return self.prefill is not None or self.decode is not None

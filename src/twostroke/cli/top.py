@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
@@ -65,12 +66,38 @@ def _engine_lines(now: dict[str, Any], before: dict[str, Any], elapsed_s: float)
     free, cached, used = (sum(group[state] for group in engine["blocks"]) for state in range(3))
     looked_up = engine["prefix_lookup_tokens"]
     hit_rate = f"{engine['prefix_hit_tokens'] / looked_up:.0%}" if looked_up else "-"
+    backlog_s, full_s = engine.get("prefill_backlog_s"), engine.get("kv_full_s")
+    taking = "" if not backlog_s else f", about {units.seconds(backlog_s)}"
+    filling = "" if full_s is None else f" · full in about {units.seconds(full_s)}"
     return [
         _rates(engine, before["engine"] or engine, elapsed_s),
         f"running   {engine['running_prefill']} reading, {engine['running_decode']} writing of {now['max_running']}"
-        f" · waiting {engine['waiting']} · {engine['prefill_backlog_tokens']:,} tokens to read",
+        f" · waiting {engine['waiting']} · {engine['prefill_backlog_tokens']:,} tokens to read{taking}",
         f"KV        {used / max(1, free + cached + used):.0%} held, {cached} of {free + cached + used} blocks cached"
-        f" · prefix hits {hit_rate} · preemptions {engine['preemptions']}",
+        f" · prefix hits {hit_rate} · preemptions {engine['preemptions']}{filling}",
+        *_level_lines(engine.get("levels", ()), now.get("goodput", {})),
+    ]
+
+
+def _level_lines(levels: Sequence[dict[str, Any]], goodput: dict[str, float]) -> list[str]:
+    """What is left of each class's promise, by phase, and what was kept of late; of several classes, or of one that
+    promises anything."""
+    if len(levels) < 2 and not any(_headrooms(level) for level in levels):
+        return []
+    lines: list[str] = []
+    for level in levels:
+        parts = [f"{level['running']} running, {level['waiting']} waiting", *_headrooms(level)]
+        parts.append(f"goodput {goodput.get(level['name'], 0.0):.2f}/s")
+        lines.append(f"{'class' if not lines else '':<10}{level['name']}: {' · '.join(parts)}")
+    return lines
+
+
+def _headrooms(level: dict[str, Any]) -> list[str]:
+    rooms = (("first token", level["ttft_headroom_s"]), ("gaps", level["itl_headroom_s"]))
+    return [
+        f"{name} {units.seconds(abs(left_s))} {'to spare' if left_s >= 0.0 else 'late'}"
+        for name, left_s in rooms
+        if left_s is not None
     ]
 
 
@@ -113,11 +140,16 @@ def _requests(requests: list[dict[str, Any]]) -> Group:
     table.add_column("request", min_width=SHORT_ID, no_wrap=True)
     for name in ("TTFT", "TPOT", "total"):
         table.add_column(name, justify="right", min_width=TIME_CELLS, no_wrap=True)
+    has_promises = any(choice["timing"].get("promised") is not None for _, choice in choices)
+    if has_promises:
+        table.add_column("class", no_wrap=True)
+        table.add_column("promise", no_wrap=True)
     table.add_column("verdict", no_wrap=True, overflow="ellipsis")
     for name, choice in choices[:SHOWN_REQUESTS]:
         timing = choice["timing"]
         times = (timing["ttft_s"], timing["decode"]["tpot_s"], timing["total_s"])
-        table.add_row(Text(name[:SHORT_ID]), *map(units.seconds, times), Text(timing["verdict"]))
+        promise = (timing["service_level"] or "-", _kept(timing["kept"])) if has_promises else ()
+        table.add_row(Text(name[:SHORT_ID]), *map(units.seconds, times), *map(Text, promise), Text(timing["verdict"]))
     latest, verdict = choices[0][0], choices[0][1]["timing"]["verdict"]
     return Group(
         Text(f"latest {len(choices)}: {found}"),
@@ -126,3 +158,11 @@ def _requests(requests: list[dict[str, Any]]) -> Group:
         Text(f"{latest[:SHORT_ID]}: {verdict}."),
         Text(f"twostroke explain {latest[:SHORT_ID]} has its timeline", style="dim"),
     )
+
+
+def _kept(kept: dict[str, bool | None] | None) -> str:
+    """`kept`, or which part of it was not."""
+    if kept is None or (kept["ttft"] is None and kept["itl"] is None):
+        return "-"
+    broken = [name for name, phase in (("late", "ttft"), ("gaps", "itl")) if kept[phase] is False]
+    return ", ".join(broken) or "kept"

@@ -27,7 +27,10 @@ from twostroke.engine.companions import beside, plan_companion, plan_head, refus
 from twostroke.engine.decode_weights import choose_decode_weights
 from twostroke.engine.drafting import speculation
 from twostroke.engine.engine import Engine
+from twostroke.engine.fleet import FleetSettings
 from twostroke.engine.formats import Choice, choose_formats, format_wish
+from twostroke.engine.ranks import ranks_reasons, refuse_with_ranks, with_ranks
+from twostroke.engine.tiers import ledger_of, make_tiers, prefill_seconds, refuse_tiers
 from twostroke.machine import MemorySpace
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.heads import HEADS, load_head
@@ -36,7 +39,7 @@ from twostroke.models.loading import load_checkpoint, read_config
 from twostroke.models.resolve import resolve as resolve_model
 from twostroke.models.weights.tensor import WeightKind
 from twostroke.scheduling.config import SchedulerConfig
-from twostroke.scheduling.pace import PrefillPace
+from twostroke.scheduling.pace import pace_of
 from twostroke.scheduling.scheduler import Scheduler
 from twostroke.speculation.methods import methods_of, methods_with_files
 from twostroke.text.grammar import LazyGrammars
@@ -80,6 +83,14 @@ class Preparation:
             max_running=self.resolved.sizes.max_running,
             prefix_caching=self.resolved.config.kv.prefix_caching,
         )
+
+    @property
+    def computed(self) -> str:
+        """What decides the numbers in KV beside the weights' files and the backend: KV of two engines that agree in
+        this is the same."""
+        short, formats = self.checkpoint.spec.short_rope_context, self.formats
+        rope = "long rope" if short is not None and self.resolved.max_context > short else "rope as stored"
+        return f"weights {formats.weights}, arithmetic {formats.arithmetic}, KV {formats.kv}, {rope}"
 
     @property
     def _calibration_key(self) -> CalibrationKey:
@@ -136,13 +147,14 @@ class Assembly:
         return self.preparation.ceilings()
 
 
-def build(model: str, config: EngineConfig, *, text: bool = True) -> Assembly:
-    """`text` False: token ids in and out, and no tokenizer is loaded."""
+def build(model: str, config: EngineConfig, *, text: bool = True, fleet: FleetSettings | None = None) -> Assembly:
+    """`text` False: token ids in and out, and no tokenizer is loaded. `fleet`: its KV goes to other engines, and comes
+    from them."""
     if config.load == "random":
         return _build_random(model, config)
     checkpoint = _load(model)
     tokenizer = load_tokenizer(checkpoint.path, checkpoint.gguf_metadata) if text else None
-    return assemble(checkpoint, tokenizer, config)
+    return assemble(checkpoint, tokenizer, config, fleet)
 
 
 def prepare_model(model: str, config: EngineConfig) -> Preparation:
@@ -186,7 +198,9 @@ def _say(message: str) -> None:
 
 def choose(checkpoint: Checkpoint, config: EngineConfig, here: machine.Machine) -> Choice:
     """The backend, and the formats that it holds and computes in."""
-    factory, reason = backends.choose(config.backend, checkpoint, format_wish(config, checkpoint))
+    refuse_with_ranks(config)
+    wish = format_wish(config, checkpoint)
+    factory, reason = backends.choose(config.backend, checkpoint, wish, config.tensor_parallel)
     return choose_formats(config, checkpoint, here, factory, reason)
 
 
@@ -219,9 +233,10 @@ def prepare(checkpoint: Checkpoint, config: EngineConfig) -> Preparation:
         formats,
         holding.resolved,
         replace(choice.shape, decode_weights=holding.copies),
-        device=f"{memory.owner}, {machine.processor_name()}",
+        device=f"{memory.owner}, {machine.processor_name()}{with_ranks(config)}",
         reasons=(
             f"backend {factory.name}: {choice.backend_reason}",
+            *ranks_reasons(config, checkpoint, factory),
             f"formats: {formats.line}",
             *holding.resolved.reasons,
             *(plan.line(holding.resolved) for plan in plans),
@@ -235,7 +250,10 @@ def _load(model: str) -> Checkpoint:
     return load_checkpoint(resolve_model(model, progress=_say), name=model)
 
 
-def assemble(checkpoint: Checkpoint, tokenizer: Tokenizer | None, config: EngineConfig) -> Assembly:
+def assemble(
+    checkpoint: Checkpoint, tokenizer: Tokenizer | None, config: EngineConfig, fleet: FleetSettings | None = None
+) -> Assembly:
+    refuse_with_ranks(config, in_fleet=fleet is not None)
     prepared = prepare(checkpoint, config)
     for companion in prepared.companions:
         if companion.head is not None:
@@ -244,6 +262,7 @@ def assemble(checkpoint: Checkpoint, tokenizer: Tokenizer | None, config: Engine
         other = None if tokenizer is None else load_tokenizer(own.path, own.gguf_metadata)
         refuse_other_tokens(checkpoint, own, tokenizer, other)
     checkpoint, factory, resolved, shape = prepared.checkpoint, prepared.factory, prepared.resolved, prepared.shape
+    refuse_tiers(config.kv, resolved.layout)
     try:
         backend = factory.create(
             checkpoint,
@@ -270,12 +289,22 @@ def assemble(checkpoint: Checkpoint, tokenizer: Tokenizer | None, config: Engine
     else:  # a pace needs the cost of steps from the first one on
         first = factory.first_coefficients(shape) if isinstance(factory, CostedFactory) else None
         step_cost = StepCost(shape, NOTHING_MEASURED if itl_target_ms is None else prepared.ceilings(), first)
-    pace = None if itl_target_ms is None else PrefillPace(step_cost.seconds, itl_target_ms / 1e3)
+    pace = pace_of(step_cost.seconds, itl_target_ms)
     drafting, drafts_note = speculation(
         config.speculate, backend, step_cost, checkpoint.spec.vocab_size, shares=config.kv.prefix_caching
     )
+    reads_s = prefill_seconds(step_cost, resolved.sizes.max_tokens_per_step)
+    tiers, tiers_note = make_tiers(config.kv, resolved.layout, checkpoint, backend, reads_s, prepared.computed, fleet)
     scheduler = Scheduler(
-        prepared.scheduler_config, resolved.layout, pace=pace, drafting=drafting, max_drafts=backend.max_drafts
+        prepared.scheduler_config,
+        resolved.layout,
+        ledger=ledger_of(prepared.scheduler_config, resolved.layout, tiers),
+        pace=pace,
+        drafting=drafting,
+        max_drafts=backend.max_drafts,
+        policy=config.policy,
+        levels=config.promised(),
+        step_seconds=step_cost.seconds,
     )
     grammars = None
     if tokenizer is not None and isinstance(backend, MaskingBackend):
@@ -292,7 +321,8 @@ def assemble(checkpoint: Checkpoint, tokenizer: Tokenizer | None, config: Engine
         step_cost=step_cost,
         draft_methods=() if drafting is None else drafting.methods,
     )
-    notes = (*prepared.reasons, drafts_note, *getattr(backend, "notes", ()))
+    notes = (*prepared.reasons, drafts_note, *([] if tiers_note is None else [tiers_note]))
+    notes = (*notes, *getattr(backend, "notes", ()))
     if calibration is not None:
         notes = (*notes, f"step costs: calibrated {calibration.taken}, off by {calibration.error:.0%} on average")
     return Assembly(engine, checkpoint, tokenizer, resolved, factory, shape, notes, prepared, grammars)

@@ -9,10 +9,11 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import replace
 
 from twostroke.backends.interface import Backend, SpeculatingBackend, Ticket
-from twostroke.core.errors import BackendError, BadRequestError
+from twostroke.core.errors import BackendError, BackendLostError, BadRequestError
 from twostroke.core.events import Event, PrefillProgress, TokenEvent
 from twostroke.core.grammar import Grammars
 from twostroke.core.request import Request
@@ -25,8 +26,13 @@ from twostroke.cost.step_cost import StepCost
 from twostroke.engine.interrupts import HeldInterrupts, uninterrupted
 from twostroke.engine.step_log import StepLog
 from twostroke.engine.streaming import TextStream
-from twostroke.scheduling.scheduler import Scheduler, SequenceAdvance
+from twostroke.engine.tiers import keep_on_disk
+from twostroke.scheduling.advance import SequenceAdvance
+from twostroke.scheduling.scheduler import Scheduler
 from twostroke.text.tokenizer import Tokenizer
+
+TIER_WAIT_S = 0.02
+"""The longest that a step without work waits for blocks from disk."""
 
 
 class _UnlaunchedTicket:
@@ -67,7 +73,7 @@ class Engine:
         self._grammars = grammars
         self._clock = clock
         self._seeds = random.Random(secrets.randbits(128))  # asked for each seed, the system would take longer
-        self._max_in_flight = 2 if run_ahead else 1
+        self._max_in_flight = self._most_in_flight = 2 if run_ahead else 1
         self._in_flight: deque[tuple[Step, Ticket, float]] = deque()  # the last: when it was launched
         self.step_log = StepLog()
         self._unlearned: list[tuple[Step, StepResult]] = []  # steps that `step_cost` has not seen yet
@@ -76,6 +82,8 @@ class Engine:
         self._live: dict[str, int] = {}  # request id -> samples that have not finished
         self._compiled: dict[str, object] = {}  # request id -> its grammar, so that no step has to compile it again
         self._pending: list[Event] = []  # events that no call of `step` has returned yet
+        self.lost: BackendLostError | None = None
+        """Why no step will ever come back again; None: the backend goes on."""
         self.on_step: Callable[[Step, StepResult], None] | None = None
         """Told of every step that came back, for whoever counts them."""
         self.on_launch: Callable[[Step], None] | None = None
@@ -85,6 +93,16 @@ class Engine:
     def busy(self) -> bool:
         """Whether a call of `step` has something to do."""
         return bool(self._in_flight or self._pending or self.scheduler.has_work)
+
+    @property
+    def num_in_flight(self) -> int:
+        """Steps that were launched and have not been waited for."""
+        return len(self._in_flight)
+
+    def run_ahead(self, allowed: bool) -> None:
+        """Whether the next step may be launched before this one is back, where the engine was built to: whoever goes
+        step by step wants nothing to happen in between."""
+        self._max_in_flight = self._most_in_flight if allowed else 1
 
     @property
     def is_forked(self) -> bool:
@@ -174,6 +192,12 @@ class Engine:
                 self._settle(step, ticket, outcome, launched_s)
                 if not self._in_flight:
                     self._learn()
+            else:
+                self.scheduler.wait_for_tiers(TIER_WAIT_S)
+        return self.take_events()
+
+    def take_events(self) -> list[Event]:
+        """What was not told yet, without a step: that a request was aborted, say."""
         events, self._pending = self._pending, []
         return events
 
@@ -205,6 +229,8 @@ class Engine:
             if self.on_step is not None:
                 self.on_step(step, outcome)
         else:
+            if isinstance(outcome, BackendLostError):
+                self.lost = outcome
             message = f"the {self.backend.name} backend failed: {str(outcome) or type(outcome).__name__}"
             launched = not isinstance(ticket, _UnlaunchedTicket)
             advances = self.scheduler.fail(step, message, now_s, launched=launched)
@@ -220,6 +246,11 @@ class Engine:
         self._unlearned.clear()
 
     def close(self) -> None:
+        tiers = self.scheduler.ledger.tiers
+        if tiers is not None and not self.is_forked:
+            with suppress(Exception):  # a backend that failed gives nothing out, and is closed all the same
+                keep_on_disk(self.scheduler.ledger, self.backend)
+            tiers.close()
         self.backend.close()
 
     def _tell(self, advance: SequenceAdvance) -> None:
@@ -287,5 +318,10 @@ class Engine:
             del self._live[name]
             self._compiled.pop(name, None)
         return event._replace(
-            text=text, finish_reason=reason, error=sequence.error, timing=sequence.timing, stop_string=stop_string
+            text=text,
+            finish_reason=reason,
+            error=sequence.error,
+            timing=sequence.timing,
+            stop_string=stop_string,
+            handoff=sequence.handoff,
         )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from twostroke.backends.interface import BackendFactory
 from twostroke.config import EngineConfig, KVGroupNeed, sequence_bytes
 from twostroke.core.errors import BackendError
-from twostroke.core.formats import STORED, Formats, FormatWish
+from twostroke.core.formats import GPU_FLOATS, STORED, Formats, FormatWish
 from twostroke.cost.model_shape import ModelShape
 from twostroke.engine.shape import shape_of
 from twostroke.machine import Machine, MemorySpace
@@ -80,13 +80,15 @@ def _choice(
 
 
 def that_fits(choice: Choice, config: EngineConfig, here: Machine) -> Choice:
-    """In fewer bits, where float weights leave KV too little memory as they are: the first that leaves enough, or the
+    """In fewer bits, where weights leave KV too little memory as they are: the first that leaves enough, or the
     smallest that there is."""
     factory, checkpoint = choice.factory, choice.checkpoint
-    if not factory.smaller_weights or not checkpoint.has_float_matrices or _has_room(choice, config):
+    if not factory.smaller_weights or _has_room(choice, config):
         return choice
     wish, found = format_wish(config, checkpoint), choice
     for weights in factory.smaller_weights:
+        if weights == STORED and not checkpoint.has_quantised_matrices:
+            continue  # they are floats, as they are held now
         formats = factory.formats(checkpoint, replace(wish, weights=weights))
         if isinstance(formats, str):
             continue
@@ -115,7 +117,9 @@ def _has_room(choice: Choice, config: EngineConfig) -> bool:
 def _too_large(choice: Choice, config: EngineConfig, weights: str) -> str:
     memory, held_gb = choice.memory, choice.shape.weight_bytes / GB
     sizes = f"{memory.total_bytes / GB:.0f} GB beside {_kv_wanted(choice, config) / GB:.1f} GB of KV"
-    return f"{held_gb:.1f} GB in {choice.formats.weights} do not fit {sizes}: {weights} (--quantise none keeps them)"
+    held = choice.formats.weights
+    taken, keeps = ("as they are stored", held) if weights == STORED else (weights, "none")
+    return f"{held_gb:.1f} GB in {held} do not fit {sizes}: {taken} (--quantise {keeps} keeps them)"
 
 
 def kv_needs(factory: BackendFactory, checkpoint: Checkpoint, formats: Formats) -> tuple[KVGroupNeed, ...]:
@@ -140,7 +144,7 @@ def asked_weights(asked: str | None, checkpoint: Checkpoint) -> tuple[str | None
     touched: quantising twice would add an error for nothing."""
     if asked is None:
         return None, None
-    if not checkpoint.has_float_matrices:
+    if not checkpoint.has_float_matrices and asked not in GPU_FLOATS:
         return STORED, f"--quantise {asked} changes nothing, the weights are stored quantised"
     return (STORED if asked == "none" else asked), f"quantise {asked} as asked for"
 

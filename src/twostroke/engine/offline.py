@@ -86,12 +86,14 @@ class LLM:
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         progress: bool | None = None,
+        service_level: str = "",
     ) -> list[GenerationResult]:
         """Answer every prompt (text or token ids), in one continuous batch; results come in the prompts' order.
-        `progress` shows a bar; None: when there are several prompts and a terminal to show it on."""
+        `progress` shows a bar; None: when there are several prompts and a terminal to show it on. `service_level`: the
+        class whose promise they are held to; empty: the default."""
         batch = _as_batch(prompts)
         choices = _per_prompt(sampling, len(batch))
-        requests = [self.request(prompt, choice) for prompt, choice in zip(batch, choices, strict=True)]
+        requests = [self.request(prompt, choice, service_level) for prompt, choice in zip(batch, choices, strict=True)]
         texts = [prompt if isinstance(prompt, str) else None for prompt in batch]
         if progress is None:
             progress = len(batch) > 1 and sys.stderr.isatty()
@@ -103,18 +105,21 @@ class LLM:
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         progress: bool | None = None,
+        service_level: str = "",
     ) -> list[GenerationResult]:
         """Answer one conversation, or several at once, through the model's chat template."""
         if isinstance(messages, (str, Mapping)):
             raise BadRequestError("messages must be a list of messages, each with a role and content")
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
         prompts = [self.chat_token_ids(conversation) for conversation in conversations]  # type: ignore[arg-type]
-        return self.generate(prompts, sampling, progress=progress)
+        return self.generate(prompts, sampling, progress=progress, service_level=service_level)
 
-    def stream(self, prompt: Prompt, sampling: SamplingParams | None = None) -> Iterator[Event]:
+    def stream(
+        self, prompt: Prompt, sampling: SamplingParams | None = None, *, service_level: str = ""
+    ) -> Iterator[Event]:
         """Yield events as the answer comes: PrefillProgress while the prompt is read, TokenEvent as it is written.
         Leaving the loop early aborts the request."""
-        return self._events_of(self.request(prompt, sampling or SamplingParams()))
+        return self._events_of(self.request(prompt, sampling or SamplingParams(), service_level))
 
     def chat_token_ids(self, messages: Sequence[Message]) -> list[int]:
         """The prompt of a conversation, as the model's chat template renders it. Special tokens that a user wrote
@@ -134,7 +139,7 @@ class LLM:
         process, self._template_process = self._template_process, None
         return ChatEncoder(self.tokenizer, process)
 
-    def request(self, prompt: Prompt, sampling: SamplingParams) -> Request:
+    def request(self, prompt: Prompt, sampling: SamplingParams, service_level: str = "") -> Request:
         self.engine.check_process()
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         # By kinds: asking an abstract class about each token takes half a millisecond for a thousand of them.
@@ -146,6 +151,7 @@ class LLM:
             prompt_token_ids=tuple(ids) if kinds == {int} else tuple(map(int, ids)),
             sampling=sampling,
             eos_token_ids=frozenset() if self.assembly.tokenizer is None else self.tokenizer.eos_token_ids,
+            service_level=service_level,
         )
 
     def close(self) -> None:

@@ -28,7 +28,7 @@ def shape_of(
     if (moe := spec.moe) is not None:
         names = [name for name in shapes if ".experts." in name]
         expert_bytes = sum(map(held_bytes, names))
-        in_experts = sum(matrices[name] for name in names)
+        in_experts = sum(matrices.get(name, 0) for name in names)  # biases are read, and multiply nothing
         experts = ExpertsShape(moe.num_experts, moe.experts_per_token, expert_bytes, in_experts)
         weight_bytes -= expert_bytes
         in_layers -= in_experts - experts.active_parameters

@@ -41,6 +41,8 @@ class EngineAdapter:
         self._engine = engine
         self.written: dict[str, list[int]] | None = None
         """The tokens of each request since this was last set to an empty dictionary; None: they are not kept."""
+        self.service_level = ""
+        """The class of what is added from now on."""
         self._temperature = temperature
         self._num_requests = 0
         self._recorder = engine.backend if isinstance(engine.backend, StepRecorder) else StepRecorder(engine.backend)
@@ -55,7 +57,8 @@ class EngineAdapter:
         sampling = SamplingParams(
             temperature=self._temperature, max_tokens=out_len, ignore_eos=True, speculation=NO_DRAFTS
         )
-        request_id = self._engine.add(Request(f"bench-{self._num_requests}", tuple(token_ids), sampling))
+        name = f"bench-{self._num_requests}"
+        request_id = self._engine.add(Request(name, tuple(token_ids), sampling, service_level=self.service_level))
         self._live.add(request_id)
         return request_id
 

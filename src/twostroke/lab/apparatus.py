@@ -121,6 +121,10 @@ class Apparatus:
     def prompt(self, num_tokens: int) -> list[int]:
         return random_ids(num_tokens, self._vocab_size, self._draw)
 
+    def serve_as(self, level: str) -> None:
+        """The class of what is added from now on; empty: the default."""
+        self._adapter.service_level = level
+
     def forget(self) -> None:
         self._adapter.clear_prefix()
 

@@ -12,6 +12,7 @@ from twostroke.lab.experiments import (
     phase_split,
     prefill_length,
     prefix_cache,
+    promise,
     roofline,
     saturation,
     speculation,
@@ -29,6 +30,7 @@ _MODULES = (
     prefix_cache,
     chunk_size,
     saturation,
+    promise,
     speculation,
 )
 EXPERIMENTS: dict[str, Experiment] = {module.EXPERIMENT.name: module.EXPERIMENT for module in _MODULES}

@@ -1,0 +1,65 @@
+"""From what an engine of a fleet is told to the peers of its tiers: where its KV may be taken, and what its bytes
+mean."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from twostroke.cluster.transfer import open_transport
+from twostroke.cluster.transfer.interface import Contact, Transport
+from twostroke.core.kv_layout import KVLayout
+from twostroke.kv.tiers.peers import Fetching, Peers, Place
+from twostroke.kv.tiers.tiers import KVTiers
+
+HOST_GB = 1.0
+"""Of host memory for KV on its way, where none was asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSettings:
+    """What an engine needs to know of its fleet."""
+
+    key: str = field(repr=False)
+    """In hexadecimal: who has it may read and write the KV that is on its way."""
+    transport: str = "auto"
+    host: str = "127.0.0.1"
+    """Where its KV may be taken: an address of this machine."""
+    engine_id: str = ""
+
+
+class _Named:
+    """A transport whose peers are called by the text of their contact, as handoffs carry it."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self.described = transport.contact.described()
+        self.offer, self.withdraw, self.cancel = transport.offer, transport.withdraw, transport.cancel
+        self.poll, self.wait, self.close = transport.poll, transport.wait, transport.close
+
+    def name_of(self, peer: str) -> str:
+        return Contact.read(peer).engine_id
+
+    def fetch(
+        self, peer: str, lease_id: str, remote: Sequence[Place], local: Sequence[Place], deadline_s: float
+    ) -> Fetching:
+        return self._transport.fetch(Contact.read(peer), lease_id, remote, local, deadline_s)
+
+    def beat(self, peer: str, lease_ids: Sequence[str]) -> None:
+        self._transport.beat(Contact.read(peer), lease_ids)
+
+    def release(self, peer: str, lease_id: str) -> None:
+        self._transport.release(Contact.read(peer), lease_id)
+
+
+def make_peers(fleet: FleetSettings, tiers: KVTiers, layout: KVLayout, identity: str) -> str:
+    """Join the fleet; returns a sentence on how. `identity`: what must be the same for KV to be another's own."""
+    places = [(group, slot) for group, count in enumerate(tiers.host.num_slots) for slot in range(count)]
+    transport, why = open_transport(
+        fleet.transport, tiers.blocks, places, bytes.fromhex(fleet.key), host=fleet.host, engine_id=fleet.engine_id
+    )
+    digest = hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()
+    tiers.peers = Peers(tiers.host, tiers.blocks, tiers.block_bytes, layout.block_size, _Named(transport), digest)
+    contact = transport.contact
+    return f"fleet: KV goes by {why}, from {contact.host}:{contact.port}"

@@ -1,0 +1,39 @@
+"""The page of families: its table has a row for each variant that the tests hold to its oracle, in the bounds that they
+hold it in, and says of each backend what the backend says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.backends.reference.test_against_transformers import GGUF_VARIANTS, TOLERANCE
+from tests.models.tiny_checkpoints import cpu_variants, uniform_variants, variants
+
+ROOT = Path(__file__).parents[2]
+ROW = re.compile(r"\| `(\w+)` \| (\w+) \| `(\w+)` \| (\S+) \| (\S*) ?\| ([\w, ]+) \|")
+
+
+def rows(name: str) -> list[tuple[str, ...]]:
+    return [match.groups() for match in ROW.finditer((ROOT / name).read_text(encoding="utf-8"))]
+
+
+def test_the_page_is_the_record() -> None:
+    assert rows("docs/families.md") == rows("bench/results/families.txt")
+
+
+def test_every_variant_has_a_row_within_the_bound() -> None:
+    found = {row[0]: row for row in rows("docs/families.md")}
+    assert list(found) == variants()
+    for variant, (_, _, _, folder, in_file, where) in found.items():
+        assert float(folder) <= TOLERANCE
+        assert bool(in_file) == (variant in GGUF_VARIANTS)
+        assert float(in_file or 0) <= TOLERANCE
+        expected = ["reference"] + ["cpu"] * (variant in cpu_variants()) + ["cuda"] * (variant in uniform_variants())
+        assert where.split(", ") == expected
+
+
+@pytest.mark.parametrize("text", ["| `llama` | llama | `L` | 2e-05 |  | reference, cpu |"])
+def test_rows_are_found(text: str) -> None:
+    assert ROW.findall(text) == [("llama", "llama", "L", "2e-05", "", "reference, cpu")]
