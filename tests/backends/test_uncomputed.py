@@ -22,6 +22,7 @@ from twostroke.models.spec import (
     LayerSpec,
     ModelSpec,
     MoeSpec,
+    QueryGrowth,
     RecurrentMixer,
     Routing,
 )
@@ -57,7 +58,6 @@ def test_every_backend_declines_what_none_computes(layer: LayerSpec, sentence: s
     ("layer", "sentence"),
     [
         (replace(LAYER, attention=LATENT), "it has no latent attention"),
-        (replace(LAYER, mlp=MoeSpec(4, 2, 32, shared=MLP)), "it has no experts that every token meets"),
     ],
 )
 def test_what_the_reference_alone_computes_is_declined_by_others(layer: LayerSpec, sentence: str) -> None:
@@ -71,6 +71,8 @@ def test_what_the_reference_alone_computes_is_declined_by_others(layer: LayerSpe
     ("layer", "sentence"),
     [
         (replace(LAYER, attention=replace(ATTENTION, has_sinks=True)), "it has no attention with sinks"),
+        (replace(LAYER, attention=replace(ATTENTION, growth=QueryGrowth(0.1, 64))), "queries that grow"),
+        (replace(LAYER, mlp=MoeSpec(4, 2, 32, shared=MLP)), "it has no experts that every token meets"),
         (replace(LAYER, mlp=MoeSpec(4, 2, 32, router_bias=True)), "a softmax without a bias"),
         (replace(LAYER, mlp=MoeSpec(4, 2, 32, routing=Routing("sigmoid"))), "a softmax without a bias"),
         (replace(LAYER, mlp=MoeSpec(4, 2, 32, has_bias=True)), "no biases and no clamped gates"),

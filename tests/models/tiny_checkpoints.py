@@ -271,7 +271,7 @@ def dense_variants() -> list[str]:
 
 def cpu_variants() -> list[str]:
     """Those that the CPU backend computes: all of one size, dense or with experts."""
-    return [*uniform_variants(), "qwen3_moe_mixed", "gpt_oss"]
+    return [*uniform_variants(), "qwen3_moe_mixed", "gpt_oss", "qwen2_moe", "glm4_moe", "ministral3"]
 
 
 def make_tiny(variant: str, folder: Path, **changes: Any) -> tuple[Path, PreTrainedModel]:

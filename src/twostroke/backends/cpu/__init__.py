@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from twostroke.backends.cpu.shape import activation_name
+from twostroke.backends.cpu.shape import activation_name, mlp_widths
 from twostroke.backends.interface import LAYERS_DIFFER, BackendSettings, Feature, uncomputed
 from twostroke.core.errors import BackendError
 from twostroke.core.formats import ANY_FORMATS, STORED, Formats, FormatWish
@@ -130,7 +130,7 @@ class CpuFactory:
         )
 
 
-_LEARNT = frozenset({Feature.ROUTING, Feature.SINKS, Feature.EXPERT_BIASES})
+_LEARNT = frozenset({Feature.GROWTH, Feature.ROUTING, Feature.SHARED_EXPERTS, Feature.SINKS, Feature.EXPERT_BIASES})
 
 
 def unsupported_shape(checkpoint: Checkpoint) -> str | None:
@@ -149,8 +149,7 @@ def unsupported_shape(checkpoint: Checkpoint) -> str | None:
         return f"its attention needs a head size that is a multiple of 16, and this model's is {attention.head_dim}"
     sizes = {
         "hidden size": spec.hidden_size,
-        "intermediate size": spec.dense_width,
-        "experts' intermediate size": 0 if spec.moe is None else spec.moe.expert_intermediate_size,
+        **mlp_widths(spec),
         "attention width": attention.query_width,
     }
     for name, size in sizes.items():

@@ -151,6 +151,18 @@ class NormField(_OperandUser):
     ADD_TO = auto()  # norm_add: f32 [rows, width]
 
 
+class ShareField(_Field):
+    """What an expert that every row meets found, joining the residual by its share."""
+
+    INPUT = auto()  # f32 [rows, width] what it found
+    WIDTH = auto()
+    NORMED = auto()  # f32 [rows, width] what its router reads
+    ROUTER = auto()  # f32 [width]
+    ROWS = auto()
+    TARGET = auto()  # f32 [rows, width]
+    ACCUMULATE = auto()  # 1: add to what the target holds
+
+
 class ActivationField(_OperandUser):
     INPUT = auto()  # f32 [rows, stride]
     STRIDE = auto()
@@ -185,6 +197,7 @@ class RopeField(_Field):
     COSINES = auto()  # f32 [max_context, half]
     SINES = auto()
     HALF = auto()  # rotated pairs
+    GROWTH = auto()  # f32 [max_context] what queries are multiplied by, or 0
     STORE = auto()
     GROUP = auto()  # the first StepField of the layer's KV group
 

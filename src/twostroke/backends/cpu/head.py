@@ -5,7 +5,7 @@ Attention reads from slot 0 on. Nothing belongs there, so zeros are stored: a ke
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Literal
 
@@ -18,7 +18,7 @@ from twostroke.backends.cpu.memory import float_zeros
 from twostroke.backends.cpu.model import CpuModel, ModelSettings
 from twostroke.backends.cpu.operand import GROUP_VALUES, Operand
 from twostroke.backends.cpu.program import Program, Rows, Tape
-from twostroke.backends.cpu.rotation import RotationTable
+from twostroke.backends.cpu.rotation import Positions
 from twostroke.backends.cpu.weights import LayerWeights, Weights
 from twostroke.backends.host.arithmetic import Array, rms_norm
 from twostroke.backends.host.batch import Batch
@@ -28,7 +28,6 @@ from twostroke.core.formats import Formats
 from twostroke.core.kv_layout import KVLayout
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.heads.eagle3 import Eagle3Head, Eagle3Spec
-from twostroke.models.rope_spec import RopeSpec
 from twostroke.models.spec import ModelSpec, layer_name
 from twostroke.models.weights.quantisation import dequantise
 from twostroke.models.weights.tensor import WeightTensor
@@ -52,7 +51,7 @@ class HeadProgram(Program):
         spec: ModelSpec,
         weights: Weights,
         kv: KVStore,
-        rotations: Mapping[RopeSpec, RotationTable],
+        positions: Positions,
         code: NativeCode,
         *,
         max_tokens: int,
@@ -70,7 +69,7 @@ class HeadProgram(Program):
             spec,
             weights,
             kv,
-            rotations,
+            positions,
             code,
             max_tokens=max_tokens,
             max_logits=max_logits,

@@ -20,8 +20,8 @@ from twostroke.backends.cpu.kv_kind import KVKind
 from twostroke.backends.cpu.kv_store import KVStore
 from twostroke.backends.cpu.memory import Floats, address_of
 from twostroke.backends.cpu.program import Program
-from twostroke.backends.cpu.rotation import RotationTable
-from twostroke.backends.cpu.shape import KernelShape, activation_name
+from twostroke.backends.cpu.rotation import Positions
+from twostroke.backends.cpu.shape import KernelShape, activation_name, mlp_widths
 from twostroke.backends.cpu.thread_count import ThreadCount
 from twostroke.backends.cpu.threads import ThreadPool
 from twostroke.backends.cpu.weights import Weights, tile_kinds
@@ -105,13 +105,11 @@ class CpuModel:
         touched = launcher.submit(self.kv.touch)  # beside the rest, which takes longer and mostly one core
         self.code = code_for(self._shape, isa)
         self.weights = Weights.from_checkpoint(checkpoint, settings.threads, formats.weights)
-        ropes = {layer.grouped.rope for layer in self.spec.layers}
-        self._rotations = {rope: RotationTable(rope, settings.max_context) for rope in ropes}
+        self._positions = Positions(self.spec, settings.max_context)
         self._attention = AttentionWork(self._shape, attention.num_kv_heads, isa.accumulators, settings.threads)
         self._single_row = self._make_program(1, 1, own_copies=True)
         self._program = self._make_program(settings.max_tokens_per_step, 1)
-        expert_width = 0 if self.spec.moe is None else self.spec.moe.expert_intermediate_size
-        depth = max(self._widest_hidden, self.spec.dense_width, expert_width, attention.query_width)
+        depth = max(self._widest_hidden, *mlp_widths(self.spec).values(), attention.query_width)
         self.scratch_bytes = self._shape.scratch_bytes(isa.accumulators, depth)
         """What each thread that runs it needs."""
         self.workers: Workers | None = None
@@ -127,7 +125,7 @@ class CpuModel:
             self.spec,
             self.weights,
             self.kv,
-            self._rotations,
+            self._positions,
             self.code,
             max_tokens=max_tokens,
             max_logits=max_logits,
@@ -189,8 +187,7 @@ class CpuModel:
         """Some of a program's tapes, over rows that it was given. Of a `program` with breaks, tape by tape."""
         assert self.workers is not None
         num_tokens, workers = batch.num_tokens, self.workers
-        for rotation in self._rotations.values():
-            rotation.reach(int(batch.positions.max()))
+        self._positions.reach(int(batch.positions.max()))
         slots = self.kv.slots(batch)
         step, kept = self._step_record(batch, slots)
         is_short = num_tokens < FEW_ROWS
@@ -218,7 +215,7 @@ class CpuModel:
                 continue
             hidden, found = stop.rows.hidden[:count], program.block_output[:count]
             if stop.experts:
-                if stop.joins:
+                if stop.joins and not stop.found:
                     found[:] = 0
                 self._run_experts(program, layer, found if stop.joins else hidden, threads)
             if stop.joins:

@@ -24,6 +24,7 @@ from twostroke.backends.cpu.arguments import (
     NormField,
     OperandField,
     RopeField,
+    ShareField,
     StepField,
     TapeField,
     Wait,
@@ -35,10 +36,9 @@ from twostroke.backends.cpu.kv_store import KVStore
 from twostroke.backends.cpu.memory import Floats, address_of, float_zeros, zeros
 from twostroke.backends.cpu.operand import Operand
 from twostroke.backends.cpu.packing import PackedMatrix
-from twostroke.backends.cpu.rotation import RotationTable
+from twostroke.backends.cpu.rotation import Positions
 from twostroke.backends.cpu.shape import activation_name
-from twostroke.backends.cpu.weights import LayerWeights, Projection, Weights
-from twostroke.models.rope_spec import RopeSpec
+from twostroke.backends.cpu.weights import LayerWeights, Projection, SharedExpert, Weights
 from twostroke.models.spec import ModelSpec
 
 Record = npt.NDArray[np.int64]
@@ -107,6 +107,8 @@ class Break:
     rows: Rows  # what the host works on
     experts: bool = False
     joins: bool = False
+    found: bool = False
+    """Whether what ranks are to sum is begun already, by an expert that every row meets."""
     adds: bool = True
     """Whether the host adds what ranks found to the residual; else an entry behind it does, through a norm."""
 
@@ -119,7 +121,7 @@ class Program:
         spec: ModelSpec,
         weights: Weights,
         kv: KVStore,
-        rotations: Mapping[RopeSpec, RotationTable],
+        positions: Positions,
         code: NativeCode,
         *,
         max_tokens: int,
@@ -133,11 +135,11 @@ class Program:
         more work in all, and less waiting. It pays for a single row. `taps`: after these layers, every row's residual
         is copied to a buffer of its own; if the last is among them, all rows go on to its end. `joins`: these are one
         rank's weights, and the tape stops where ranks meet."""
-        self._spec, self._kv, self._rotations = spec, kv, rotations
+        self._spec, self._kv, self._positions = spec, kv, positions
         self.max_tokens, self.max_logits, self._threads = max_tokens, max_logits, threads
         self._narrows, self._activation = max_tokens > 1, activation_name(spec.layers[0].mlp)
         rows, self._query_width = max_tokens + MOST_LACKING_ROWS, spec.layers[0].grouped.query_width
-        widest = max(max(layer.attention_in.width, layer.mlp_in.width) for layer in weights.layers)
+        widest = max(_widest_output(layer) for layer in weights.layers)
         self.hidden = float_zeros(rows, spec.hidden_size)
         self.logits = float_zeros(max_logits + MOST_LACKING_ROWS, weights.head.width)
         self.highest = zeros((max_logits,), np.int32)
@@ -155,6 +157,11 @@ class Program:
         """None: the model has dense MLPs."""
         self.routed = Operand(max_tokens if self.experts else 0, spec.hidden_size)
         """The rows that go to experts, normed; of one layer."""
+        shared = None if spec.moe is None else spec.moe.shared
+        self._shared_gated = Operand(max_tokens, 0 if shared is None else shared.intermediate_size, threads=threads)
+        has_share = spec.moe is not None and spec.moe.shared_gate
+        self._shared_output = float_zeros(rows if has_share else 0, spec.hidden_size)
+        """What an expert found that every row meets, before its share of it is taken."""
         self.breaks: list[Break] = []
         self._rows = Rows(self.hidden, StepField.NUM_TOKENS, StepField.NUM_QUERY_BLOCKS, StepField.QUERY_BLOCKS)
         narrow_rows = max_logits + MOST_LACKING_ROWS if self._narrows else 0
@@ -199,7 +206,7 @@ class Program:
         spec, own, place = self._spec, self._spec.layers[index].grouped, self._kv.places[index]
         q_column, k_column, v_column = layer.attention_in.columns
         self._add_attention_in(layer)
-        rotation = self._rotations[own.rope]
+        rotation = self._positions.rotations[own.rope]
         assert q_column == 0
         rope: dict[IntEnum, int] = {
             RopeField.INPUT: address_of(self._projected),
@@ -214,6 +221,7 @@ class Program:
             RopeField.COSINES: address_of(rotation.cosines),
             RopeField.SINES: address_of(rotation.sines),
             RopeField.HALF: rotation.half,
+            RopeField.GROWTH: address_of(self._positions.growth(own.growth)),
             RopeField.STORE: address_of(place.memory),
             RopeField.GROUP: _group_field(place.group),
         }
@@ -262,19 +270,46 @@ class Program:
         if layer.experts is not None:
             fields = self._norm_fields(self._rows.hidden, layer.mlp_norm)
             self.tape.add("norm", fields | self.routed.fields(floats=True, quantised=False))
-            self.breaks.append(Break(len(self.tape.names), self._rows, experts=True, joins=self._joins))
+            if layer.shared is not None:
+                self._add_shared_expert(layer.shared, layer.mlp_norm)
+            found = layer.shared is not None
+            self.breaks.append(Break(len(self.tape.names), self._rows, True, self._joins, found))
             return
         self._add_norm(self._normed, layer.mlp_norm, layer.mlp_in)
-        if layer.mlp_in.is_one_matrix:
-            self._add_gated_projection(layer)
-        else:
-            self._add_projection(layer.mlp_in, self._normed, self._projected)
-            self._add_activation(layer)
+        self._add_gated(layer.mlp_in, layer.mlp_out, self._gated)
         self._add_to_residual(layer.mlp_out, self._gated, layer.post_mlp_norm)
 
-    def _add_gated_projection(self, layer: LayerWeights) -> None:
+    def _add_shared_expert(self, shared: SharedExpert, norm: Floats) -> None:
+        """What it finds joins the residual ahead of what experts find; of a rank, begins what ranks sum."""
+        target, adds = (self.block_output, False) if self._joins else (self._rows.hidden, True)
+        self._add_norm(self._normed, norm, shared.mlp_in)
+        self._add_gated(shared.mlp_in, shared.mlp_out, self._shared_gated)
+        if shared.router is None:
+            self._add_projection(shared.mlp_out, self._shared_gated, target, accumulate=adds)
+            return
+        self._add_projection(shared.mlp_out, self._shared_gated, self._shared_output)
+        fields: dict[IntEnum, int] = {
+            ShareField.INPUT: address_of(self._shared_output),
+            ShareField.WIDTH: self._spec.hidden_size,
+            ShareField.NORMED: address_of(self.routed.floats),
+            ShareField.ROUTER: address_of(shared.router),
+            ShareField.ROWS: self._rows.count,
+            ShareField.TARGET: address_of(target),
+            ShareField.ACCUMULATE: int(adds),
+        }
+        self.tape.add("share", fields, wait=self._wait_for_rows())
+
+    def _add_gated(self, mlp_in: Projection, mlp_out: Projection, gated: Operand) -> None:
+        """From normed rows to what goes down, in the forms that this reads."""
+        if mlp_in.is_one_matrix:
+            self._add_gated_projection(mlp_in, mlp_out, gated)
+        else:
+            self._add_projection(mlp_in, self._normed, self._projected)
+            self._add_activation(mlp_in, mlp_out, gated)
+
+    def _add_gated_projection(self, mlp_in: Projection, mlp_out: Projection, gated: Operand) -> None:
         """Gate, up and the activation in one: what they pass on to each other never reaches memory."""
-        matrix = layer.mlp_in.parts[0].matrix
+        matrix = mlp_in.parts[0].matrix
         tiles = matrix.num_tiles // 2
         fields: dict[IntEnum, int] = {
             GatedField.WEIGHTS: address_of(matrix.data),
@@ -284,19 +319,19 @@ class Program:
             GatedField.ROWS: self._rows.count,
         }
         fields |= self._normed.fields(floats=True, quantised=True, halves=True)
-        fields |= self._gated.target_fields(**_forms_read(layer.mlp_out))
+        fields |= gated.target_fields(**_forms_read(mlp_out))
         name = f"matmul_gated_{matrix.kind.name.lower()}"
         self.tape.add(name, fields, wait=self._wait_for_rows(), matrix=matrix, pieces=self._pieces(matrix))
 
-    def _add_activation(self, layer: LayerWeights) -> None:
+    def _add_activation(self, mlp_in: Projection, mlp_out: Projection, gated: Operand) -> None:
         activation: dict[IntEnum, int] = {
             ActivationField.INPUT: address_of(self._projected),
-            ActivationField.STRIDE: layer.mlp_in.width,
-            ActivationField.UP_OFFSET: layer.mlp_in.columns[1],
-            ActivationField.WIDTH: self._spec.dense_width,
+            ActivationField.STRIDE: mlp_in.width,
+            ActivationField.UP_OFFSET: mlp_in.columns[1],
+            ActivationField.WIDTH: gated.floats.shape[1],
             ActivationField.ROWS: self._rows.count,
         }
-        self._add_row_operation(f"gated_{self._activation}", activation, self._gated, layer.mlp_out)
+        self._add_row_operation(f"gated_{self._activation}", activation, gated, mlp_out)
 
     def _add_head(self, weights: Weights) -> None:
         cap = self._spec.logits_softcap
@@ -387,6 +422,12 @@ class Program:
 def _group_field(group: int) -> int:
     """Where the step record has a KV group's fields."""
     return int(StepField.KV_GROUPS) + len(KVGroupField) * group
+
+
+def _widest_output(layer: LayerWeights) -> int:
+    """Of what projections leave side by side for another operation."""
+    shared = 0 if layer.shared is None else layer.shared.mlp_in.width
+    return max(layer.attention_in.width, layer.mlp_in.width, shared)
 
 
 def _forms_read(projection: Projection) -> dict[str, bool]:

@@ -8,7 +8,7 @@ from itertools import accumulate
 
 from twostroke.backends.cpu.kv_kind import KVKind
 from twostroke.backends.cpu.tile_kinds import OPENED_GROUP_BYTES, TileKind
-from twostroke.models.spec import Mlp
+from twostroke.models.spec import Mlp, ModelSpec
 
 SPAN = 256
 """Positions whose attention scores are held at once."""
@@ -24,6 +24,17 @@ CLAMPED = "clamped_"
 def activation_name(mlp: Mlp) -> str:
     """Of what joins gate and up: code is made for it, its numbers and all."""
     return mlp.activation if mlp.clamp is None else f"{CLAMPED}{mlp.clamp.limit!r}_{mlp.clamp.alpha!r}"
+
+
+def mlp_widths(spec: ModelSpec) -> dict[str, int]:
+    """The widths within a model's MLPs, by name; 0: there is none."""
+    moe = spec.moe
+    shared = None if moe is None else moe.shared
+    return {
+        "intermediate size": spec.dense_width,
+        "experts' intermediate size": 0 if moe is None else moe.expert_intermediate_size,
+        "shared expert's intermediate size": 0 if shared is None else shared.intermediate_size,
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,16 @@ class Projection:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class SharedExpert:
+    """An MLP beside the experts, that every row meets."""
+
+    mlp_in: Projection
+    mlp_out: Projection
+    router: Floats | None
+    """Of its share; None: all of it counts."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class LayerWeights:
     attention_norm: Floats
     attention_in: Projection
@@ -62,6 +72,7 @@ class LayerWeights:
     """Of each head, in units of ln 2."""
     experts: LayerExperts | None = None
     """In place of `mlp_in` and `mlp_out`, which are the first one's then."""
+    shared: SharedExpert | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -159,6 +170,7 @@ class _Layout:
             (self._projection([name(f"{own}gate"), name(f"{own}up")]), self._projection([name(f"{own}down")]))
             for own in mlps
         ]
+        shared = None if moe is None or moe.shared is None else self._shared_expert(index)
         return LayerWeights(
             attention_norm=attention_norm,
             attention_in=attention_in,
@@ -172,7 +184,13 @@ class _Layout:
             post_mlp_norm=self._vector(name("post_mlp_norm")),
             sinks=self._sinks(name("sinks")),
             experts=None if moe is None else self._experts(index, pairs),
+            shared=shared,
         )
+
+    def _shared_expert(self, index: int) -> SharedExpert:
+        gate, up, down, router = (layer_name(index, f"shared.{part}") for part in ("gate", "up", "down", "router"))
+        own_router = self._tensors[router].to_float32().reshape(-1) if router in self._tensors else None
+        return SharedExpert(self._projection([gate, up]), self._projection([down]), own_router)
 
     def _sinks(self, name: str) -> Floats | None:
         found = self._vector(name)

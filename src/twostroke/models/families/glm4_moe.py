@@ -28,7 +28,7 @@ FAMILY = Family(
     _from_config,
     hf_names=HF_LATENT_NAMES,
     only_on=(
-        "its reference backend alone, which is slow",
-        "no fast backend here computes experts that every token meets",
+        "hosts alone",
+        "no kernel for a card here computes experts that every token meets",
     ),
 )

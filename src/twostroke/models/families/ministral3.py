@@ -20,5 +20,5 @@ FAMILY = Family(
     ("Ministral3ForCausalLM",),
     (),
     _from_config,
-    only_on=("its reference backend alone, which is slow", "no fast backend here has queries that grow"),
+    only_on=("hosts alone", "no kernel for a card here has queries that grow"),
 )

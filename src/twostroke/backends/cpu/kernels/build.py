@@ -12,6 +12,7 @@ from twostroke.backends.cpu.kernels.highest import emit_highest
 from twostroke.backends.cpu.kernels.matmul import emit_gated_matmul, emit_join, emit_matmul
 from twostroke.backends.cpu.kernels.norms import emit_norm, emit_norm_add, emit_prepare
 from twostroke.backends.cpu.kernels.rope_kv import emit_rope_and_store
+from twostroke.backends.cpu.kernels.share import emit_share
 from twostroke.backends.cpu.kernels.threads import emit_threads
 from twostroke.backends.cpu.kernels.tile_calls import emit_tiles
 from twostroke.backends.cpu.shape import KernelShape
@@ -39,6 +40,7 @@ def rows_text(activation: str, isa: InstructionSet) -> str:
     emit_norm(emitter)
     emit_norm_add(emitter)
     emit_prepare(emitter)
+    emit_share(emitter)
     emit_gated_activation(emitter, activation)
     emit_soft_cap(emitter)
     emit_highest(emitter)
