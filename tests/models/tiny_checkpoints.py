@@ -207,6 +207,12 @@ def _gpt_oss(**settings: Any) -> PreTrainedModel:
     return transformers.GptOssForCausalLM(transformers.GptOssConfig(**{**_SIZES, **own, **settings}))
 
 
+def _minimax_m2(**settings: Any) -> PreTrainedModel:
+    own: dict[str, Any] = {"head_dim": 32, "num_local_experts": 6, "num_experts_per_tok": 3}
+    own["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+    return transformers.MiniMaxM2ForCausalLM(transformers.MiniMaxM2Config(**{**_SIZES, **own, **settings}))
+
+
 _LONG = {"original_max_position_embeddings": ORIGINAL_CONTEXT}
 _BUILDERS: dict[str, Callable[..., PreTrainedModel]] = {
     "llama": _llama,
@@ -241,6 +247,7 @@ _BUILDERS: dict[str, Callable[..., PreTrainedModel]] = {
     "glm4_moe": _glm4_moe,
     "ministral3": _ministral3,
     "gpt_oss": _gpt_oss,
+    "minimax_m2": _minimax_m2,
 }
 _BEYOND_HOST = (
     "qwen2_moe",
@@ -251,6 +258,7 @@ _BEYOND_HOST = (
     "mistral4",
     "mistral3_vision",
     "gpt_oss",
+    "minimax_m2",
 )
 """Families that not every backend computes."""
 

@@ -27,6 +27,7 @@ _ARCHITECTURES = {
     "deepseek_v2": gguf.MODEL_ARCH.DEEPSEEK2,
     "deepseek_v3": gguf.MODEL_ARCH.DEEPSEEK2,
     "gpt_oss": gguf.MODEL_ARCH.GPT_OSS,
+    "minimax_m2": gguf.MODEL_ARCH.MINIMAXM2,
 }
 
 
@@ -154,6 +155,8 @@ def _keys(config: Any) -> dict[str, Any]:
         keys |= {"expert_count": config.num_local_experts, "expert_used_count": config.num_experts_per_tok}
     if getattr(config, "moe_intermediate_size", None):
         keys["expert_feed_forward_length"] = config.moe_intermediate_size
+    if config.model_type == "minimax_m2":
+        keys |= {"expert_feed_forward_length": config.intermediate_size, "expert_gating_func": 2}
     if getattr(config, "sliding_window", None):
         keys["attention.sliding_window"] = config.sliding_window
     if ropes["rope_type"] == "yarn":
