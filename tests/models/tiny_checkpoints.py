@@ -259,6 +259,14 @@ def _gemma4_vision() -> PreTrainedModel:
     return transformers.Gemma4ForConditionalGeneration(config)
 
 
+def _gemma4_unified(**settings: Any) -> PreTrainedModel:
+    """As 12B is."""
+    left_out = ("vocab_size_per_layer_input",)
+    own = {name: value for name, value in _GEMMA4.items() if name not in left_out}
+    own |= {"attention_k_eq_v": True, "num_global_key_value_heads": 1}
+    return transformers.Gemma4UnifiedForCausalLM(transformers.Gemma4UnifiedTextConfig(**{**own, **settings}))
+
+
 _LONG = {"original_max_position_embeddings": ORIGINAL_CONTEXT}
 _BUILDERS: dict[str, Callable[..., PreTrainedModel]] = {
     "llama": _llama,
@@ -298,6 +306,7 @@ _BUILDERS: dict[str, Callable[..., PreTrainedModel]] = {
     "gemma4_large": _gemma4_large,
     "gemma4_moe": _gemma4_moe,
     "gemma4_vision": _gemma4_vision,
+    "gemma4_unified": _gemma4_unified,
 }
 _BEYOND_HOST = (
     "qwen2_moe",

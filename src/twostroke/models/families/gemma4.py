@@ -235,14 +235,28 @@ def _of_kind(numbers: Sequence[int], sliding: Sequence[bool], slides: bool) -> i
     return next((number for number, one in zip(numbers, sliding, strict=True) if one is slides), numbers[0])
 
 
-_HF = ("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration", "Gemma4UnifiedForConditionalGeneration")
+def _unified_from_config(config: Fields) -> ModelSpec:
+    """Of 12B, whose images and sounds need no towers of their own."""
+    defaults = {"hidden_size_per_layer_input": 0, "sliding_window": 1024, "max_position_embeddings": 262_144}
+    return replace(_from_config(_text_config(config).over(defaults)), family="gemma4_unified")
+
+
+_ONLY_ON = ("its reference backend alone, which is slow", "no fast backend here has layers of two head sizes")
 FAMILY = Family(
     "gemma4",
-    _HF,
+    ("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"),
     ("gemma4",),
     _from_config,
     _from_gguf,
     HF_GEMMA4_NAMES,
     GGUF_GEMMA4_NAMES,
-    only_on=("its reference backend alone, which is slow", "no fast backend here has layers of two head sizes"),
+    only_on=_ONLY_ON,
+)
+UNIFIED = Family(
+    "gemma4_unified",
+    ("Gemma4UnifiedForCausalLM", "Gemma4UnifiedForConditionalGeneration"),
+    (),
+    _unified_from_config,
+    hf_names=HF_GEMMA4_NAMES,
+    only_on=_ONLY_ON,
 )
