@@ -88,6 +88,12 @@ class Feature(Enum):
     SHARED_EXPERTS = "it has no experts that every token meets"
     ROUTING = "its routers are a softmax without a bias, a correction or groups"
     EXPERT_BIASES = "its experts have no biases and no clamped gates"
+    SHARED_KV = "it has no layers that read another layer's keys and values"
+    OWN_VALUES = "its values have a matrix of their own, and no norm"
+    WIDE_NORMS = "it norms queries and keys by the head alone"
+    LAYER_INPUTS = "it has no vectors for each layer and token, and no scales of layers"
+    OUTPUT_NORMS = "its layers have a norm before each block"
+    NORMED_EXPERTS = "its experts read what the layer's norm gave"
 
 
 def uncomputed(spec: ModelSpec, learnt: frozenset[Feature] = frozenset()) -> str | None:
@@ -121,7 +127,20 @@ def features_of(layer: LayerSpec) -> Iterator[Feature]:
         yield Feature.SINKS
     if isinstance(attention, GroupedAttention) and attention.growth is not None:
         yield Feature.GROWTH
+    if isinstance(attention, GroupedAttention):
+        if attention.shares_kv_of is not None:
+            yield Feature.SHARED_KV
+        if attention.value_norm or attention.keys_are_values:
+            yield Feature.OWN_VALUES
+        if attention.norm_spans_heads:
+            yield Feature.WIDE_NORMS
+    if layer.layer_input is not None or layer.has_scale:
+        yield Feature.LAYER_INPUTS
+    if not layer.input_norms:
+        yield Feature.OUTPUT_NORMS
     if isinstance(mlp, MoeSpec):
+        if mlp.has_own_norms:
+            yield Feature.NORMED_EXPERTS
         if mlp.shared is not None:
             yield Feature.SHARED_EXPERTS
         if mlp.router_bias or mlp.routing != PLAIN_ROUTING:

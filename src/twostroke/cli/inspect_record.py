@@ -10,6 +10,7 @@ from twostroke.config import EngineConfig
 from twostroke.core.errors import TwostrokeError
 from twostroke.engine.build import choose, prepare
 from twostroke.models.checkpoint import Checkpoint
+from twostroke.models.spec import ModelSpec
 
 
 def record(checkpoint: Checkpoint, backend: str) -> dict[str, Any]:
@@ -33,6 +34,8 @@ def record(checkpoint: Checkpoint, backend: str) -> dict[str, Any]:
         "num_heads": attention.num_heads,
         "num_kv_heads": attention.num_kv_heads,
         "head_dim": attention.head_dim,
+        "other_heads": _other_heads(spec),
+        "layers_that_share_kv": sum(spec.kv_source(index) != index for index in range(spec.num_layers)),
         "vocab_size": spec.vocab_size,
         "max_context": spec.max_context,
         "short_rope_context": spec.short_rope_context,
@@ -41,6 +44,13 @@ def record(checkpoint: Checkpoint, backend: str) -> dict[str, Any]:
         "weights": _weights(checkpoint),
         "here": _here(checkpoint, backend),
     }
+
+
+def _other_heads(spec: ModelSpec) -> list[dict[str, int]]:
+    """Of layers whose heads are not the first one's."""
+    kinds = dict.fromkeys((own.num_heads, own.num_kv_heads, own.head_dim) for own in (one.grouped for one in spec.layers))
+    names = ("num_heads", "num_kv_heads", "head_dim")
+    return [dict(zip(names, kind, strict=True)) for kind in list(kinds)[1:]]
 
 
 def _weights(checkpoint: Checkpoint) -> dict[str, Any]:

@@ -47,7 +47,7 @@ def decode_run_floor_s(
     """The same for `num_tokens` in a row, the first of them at a context of `first_context`. `num_steps`: in which they
     were written, where drafts held; the contexts of steps are spread evenly over the answer."""
     kv_bytes = sum(
-        group.query_key_pairs(first_context - 1, num_tokens) * group.bytes_per_token for group in shape.kv_groups
+        group.query_key_pairs(first_context - 1, num_tokens) * group.read_bytes_per_token for group in shape.kv_groups
     )
     weights = shape.weight_bytes_read(1)
     run_s = (num_tokens * weights + kv_bytes) / ceilings.read_bytes_per_s
@@ -107,7 +107,7 @@ def contexts_bytes_read(shape: ModelShape, contexts: Sequence[int]) -> int:
     read = 0
     for group in shape.kv_groups:
         positions = sum(contexts) if group.window is None else sum(map(min, contexts, repeat(group.window)))
-        read += group.bytes_per_token * positions
+        read += group.read_bytes_per_token * positions
     return read
 
 
@@ -115,7 +115,7 @@ def step_bytes_read(shape: ModelShape, work: StepWork) -> float:
     """The weights that it meets, once, in the form that a step of this size reads; each context; what lies before a
     chunk, once for all its queries."""
     prefixes = sum(
-        (start if group.window is None else min(start, group.window - 1)) * group.bytes_per_token
+        (start if group.window is None else min(start, group.window - 1)) * group.read_bytes_per_token
         for start, _ in work.chunks
         for group in shape.kv_groups
     )

@@ -22,7 +22,7 @@ def shape_of(
     shapes = spec.tensor_shapes()
     head = "embedding" if spec.tied_embeddings else "output"
     matrices = {name: prod(shape) for name, shape in shapes.items() if len(shape) == 2}
-    in_layers = sum(count for name, count in matrices.items() if name not in ("embedding", "output"))
+    in_layers = sum(count for name, count in matrices.items() if name not in ("embedding", "layer_embedding", "output"))
     weight_bytes = sum(map(held_bytes, checkpoint.tensors))
     experts = None
     if (moe := spec.moe) is not None:
@@ -33,6 +33,7 @@ def shape_of(
         weight_bytes -= expert_bytes
         in_layers -= in_experts - experts.active_parameters
     embedding_bytes = 0 if spec.tied_embeddings else checkpoint.tensors["embedding"].nbytes
+    embedding_bytes += 0 if spec.layer_input is None else checkpoint.tensors["layer_embedding"].nbytes
     weight_bytes -= embedding_bytes
     num_heads, head_dim = heads_of(spec)
     return ModelShape(

@@ -77,7 +77,8 @@ class Checkpoint:
 
     def is_multiplied(self, name: str) -> bool:
         """Whether a tensor is a matrix that tokens are multiplied by: all but an embedding that is only looked up."""
-        return len(self.tensors[name].shape) == 2 and (name != "embedding" or self.spec.tied_embeddings)
+        is_looked_up = name == "layer_embedding" or (name == "embedding" and not self.spec.tied_embeddings)
+        return len(self.tensors[name].shape) == 2 and not is_looked_up
 
     def held_kind(self, name: str, weights: str = STORED) -> WeightKind:
         """How a tensor is multiplied by: quantised ones always as they are stored, float matrices in `weights`, which

@@ -22,7 +22,7 @@ from twostroke.models.weights.safetensors import open_folder, read_folder, weigh
 from twostroke.models.weights.tensor import WeightTensor
 
 _MAX_CONFIG_BYTES = 16 * 2**20
-_ROLES = {"output": Role.HEAD, "embedding": Role.EMBEDDING, "router": Role.ROUTER}
+_ROLES = {"output": Role.HEAD, "embedding": Role.EMBEDDING, "layer_embedding": Role.EMBEDDING, "router": Role.ROUTER}
 
 
 def load_checkpoint(path: Path, name: str | None = None) -> Checkpoint:

@@ -80,6 +80,9 @@ class MoeSpec:
     routing: Routing = PLAIN_ROUTING
     clamp: ClampedGate | None = None
     """Of the experts, in place of the activation."""
+    has_own_norms: bool = False
+    """Gemma 4: router and experts read the residual stream through norms of their own, beside the MLP that every token
+    meets. The outputs of both are normed before they are summed, and an expert's share has a factor of its own."""
     held: tuple[int, int] | None = None
     """Of a rank that holds some of the experts (`models/shard.py`): the first, and the one behind the last; None: it
     holds all."""
@@ -105,6 +108,9 @@ class MoeSpec:
             shapes |= self.shared.tensor_shapes(hidden, "shared.")
         if self.shared_gate:
             shapes["shared.router"] = (1, hidden)
+        if self.has_own_norms:
+            names = ("router_norm", "experts_norm", "post_experts_norm", "post_shared_norm")
+            shapes |= dict.fromkeys(names, (hidden,)) | {"expert_scale": (self.num_experts,)}
         return shapes
 
     def tensor_shapes(self, hidden: int) -> Shapes:

@@ -31,6 +31,9 @@ class KVStore:
                 shapes = ((group.num_blocks, layout.block_size, *own) for own in _kept(spec.layers[layer].attention))
                 self._stores[layer] = tuple(np.zeros(shape, dtype=np.float32) for shape in shapes)
                 self._group_of[layer] = group_index
+        for layer in range(spec.num_layers):  # those that share another's read the very same arrays
+            source = spec.kv_source(layer)
+            self._stores[layer], self._group_of[layer] = self._stores[source], self._group_of[source]
 
     def group_of(self, layer: int) -> int:
         return self._group_of[layer]
