@@ -94,7 +94,8 @@ class Dimensions:
     def matrices(self) -> tuple[Matrix, ...]:
         head = Matrix("head", self.spec.vocab_size, self.spec.hidden_size, 1, Part.HEAD)
         found = [(name, shape, count, part) for (name, shape, part), count in self._tensors.items() if len(shape) == 2]
-        return (*(Matrix(name, shape[0], shape[1], count, part) for name, shape, count, part in found), head)
+        heads = (head,) if self.spec.has_output else ()
+        return (*(Matrix(name, shape[0], shape[1], count, part) for name, shape, count, part in found), *heads)
 
     def _vectors_of(self, part: Part) -> int:
         """Norms and biases."""
@@ -106,14 +107,21 @@ class Dimensions:
     def vector_parameters(self) -> int:
         """Norms and biases that every token meets."""
         spec = self.spec
-        ends = spec.hidden_size * (1 + spec.final_norm_bias) + spec.vocab_size * spec.head_bias
+        ends = spec.hidden_size * (spec.has_final_norm + spec.final_norm_bias) + spec.vocab_size * spec.head_bias
         return self._vectors_of(Part.LAYER) + ends
 
     @property
     def num_parameters(self) -> int:
-        embedding = 0 if self.spec.tied_embeddings else self.spec.vocab_size * self.spec.hidden_size
         vectors = self.vector_parameters + self._vectors_of(Part.EXPERT)
-        return sum(matrix.parameters for matrix in self.matrices) + vectors + embedding
+        return sum(matrix.parameters for matrix in self.matrices) + vectors + self._looked_up
+
+    @property
+    def _looked_up(self) -> int:
+        """Parameters of tables that nothing is multiplied by."""
+        spec = self.spec
+        tables = 0 if spec.places is None else sum(map(prod, spec.places.tensor_shapes(spec.hidden_size).values()))
+        is_multiplied = spec.tied_embeddings and spec.has_output
+        return tables + (0 if is_multiplied else spec.vocab_size * spec.hidden_size)
 
     def parameters_of(self, part: Part) -> int:
         return sum(matrix.parameters for matrix in self.matrices if matrix.part is part)
@@ -142,7 +150,6 @@ class Dimensions:
             in_layers += in_experts // self.num_experts * self.experts_per_token
         groups, (num_heads, head_dim) = self.spec.kv_groups(), heads_of(self.spec)
         kv_bytes = [_bytes(len(group.layers) * group.values, kv_bits) for group in groups]
-        untied = 0 if self.spec.tied_embeddings else self.spec.vocab_size * self.spec.hidden_size
         return ModelShape(
             num_parameters=self.num_parameters,
             layer_matmul_parameters=in_layers,
@@ -152,7 +159,7 @@ class Dimensions:
             head_dim=head_dim,
             kv_groups=kv_group_shapes(self.spec, kv_bytes),
             experts=experts,
-            embedding_bytes=_bytes(untied, head_bits),
+            embedding_bytes=_bytes(self._looked_up, head_bits),
         )
 
 

@@ -47,6 +47,10 @@ class StepPlan:
     slots: list[Slots]  # a KV group each, [num_tokens]: where new keys and values are written
     rotations: dict[RopeSpec, tuple[Array, Array]]  # cos and sin, each [num_tokens, rope dim / 2]
 
+    @classmethod
+    def of(cls, spec: ModelSpec, batch: Batch, kv: KVStore, max_context: int) -> StepPlan:
+        return cls(kv.slots(batch), _rotations(spec, batch, max_context))
+
 
 def residuals(
     spec: ModelSpec, weights: Weights, batch: Batch, kv: KVStore, max_context: int, join: Join | None = None
@@ -55,7 +59,7 @@ def residuals(
     # [num_tokens, hidden]
 
     `join`: of a rank, which holds some heads and some of each MLP. What it found becomes what all ranks did."""
-    plan = StepPlan(kv.slots(batch), _rotations(spec, batch, max_context))
+    plan = StepPlan.of(spec, batch, kv, max_context)
     hidden = weights.embedding[batch.token_ids] * np.float32(spec.embedding_scale)  # [num_tokens, hidden]
     for layer, layer_weights in enumerate(weights.layers):
         hidden = hidden + _attention_block(spec, layer, layer_weights, hidden, batch, kv, plan, join)
@@ -66,6 +70,7 @@ def residuals(
 def logits(spec: ModelSpec, weights: Weights, last: Array) -> Array:
     """Of rows of the last layer's residual stream. Logits are wide (a number for each token of the vocabulary): they
     are computed only of the rows that are wanted  # [rows, vocab]"""
+    assert weights.output is not None
     normed = rms_norm(last, weights.final_norm, spec.norm_eps)
     return soft_cap(linear(normed, weights.output), spec.logits_softcap)
 
@@ -98,7 +103,7 @@ def _attention_block(
         output = _latent_attention(attention, own, layer, normed, batch, kv, plan)
     else:
         assert isinstance(attention, GroupedAttention) and isinstance(own, GroupedWeights)
-        output = _grouped_attention(spec, attention, own, layer, normed, batch, kv, plan)
+        output = grouped_attention(spec, attention, own, layer, normed, batch, kv, plan)
     if join is not None:
         join(output)
     if weights.post_attention_norm is not None:
@@ -106,7 +111,7 @@ def _attention_block(
     return output
 
 
-def _grouped_attention(
+def grouped_attention(
     spec: ModelSpec,
     attention: GroupedAttention,
     weights: GroupedWeights,
@@ -116,6 +121,7 @@ def _grouped_attention(
     kv: KVStore,
     plan: StepPlan,
 ) -> Array:
+    """Of hidden states that were normed, if the model norms them before  # [num_tokens, hidden]"""
     queries = _heads(linear(normed, weights.q, weights.q_bias), attention.head_dim)  # [num_tokens, heads, head_dim]
     keys = _heads(linear(normed, weights.k, weights.k_bias), attention.head_dim)  # [num_tokens, kv_heads, head_dim]
     values = _heads(linear(normed, weights.v, weights.v_bias), attention.head_dim)
