@@ -94,6 +94,9 @@ class Feature(Enum):
     LAYER_INPUTS = "it has no vectors for each layer and token, and no scales of layers"
     OUTPUT_NORMS = "its layers have a norm before each block"
     NORMED_EXPERTS = "its experts read what the layer's norm gave"
+    VECTORS = "it gives no vectors"
+    BOTH_WAYS = "its tokens see only those before them"
+    ENCODER = "it has no encoders, whose positions are looked up and whose norms stand behind their blocks"
 
 
 def uncomputed(spec: ModelSpec, learnt: frozenset[Feature] = frozenset()) -> str | None:
@@ -101,6 +104,10 @@ def uncomputed(spec: ModelSpec, learnt: frozenset[Feature] = frozenset()) -> str
     nothing."""
     if spec.final_norm_bias or spec.head_bias:
         return "it has no biases on the last norm and the output head"
+    if not spec.has_output and Feature.VECTORS not in learnt:
+        return Feature.VECTORS.value
+    if spec.places is not None and Feature.ENCODER not in learnt:
+        return Feature.ENCODER.value
     reasons = (_uncomputed_layer(layer, learnt) for layer in dict.fromkeys(spec.layers))
     return next((reason for reason in reasons if reason is not None), None)
 
@@ -112,9 +119,11 @@ def _uncomputed_layer(layer: LayerSpec, learnt: frozenset[Feature]) -> str | Non
     lacking = next((feature for feature in features_of(layer) if feature not in learnt), None)
     if lacking is not None:
         return lacking.value
+    if layer.norms_after and layer.norm_bias and not layer.is_parallel:
+        return None  # an encoder's
     if isinstance(mlp, DenseMlp) and (mlp.has_bias or not mlp.is_gated):
         return "its MLPs have a gate and no biases"
-    if layer.is_parallel or layer.norm_bias:
+    if layer.is_parallel or layer.norm_bias or layer.norms_after:
         return "its layers have a norm before each block, without a bias"
     return None
 
@@ -138,6 +147,10 @@ def features_of(layer: LayerSpec) -> Iterator[Feature]:
         yield Feature.LAYER_INPUTS
     if not layer.input_norms:
         yield Feature.OUTPUT_NORMS
+    if isinstance(attention, GroupedAttention) and not attention.is_causal:
+        yield Feature.BOTH_WAYS
+    if layer.norms_after and layer.norm_bias:
+        yield Feature.ENCODER
     if isinstance(mlp, MoeSpec):
         if mlp.has_own_norms:
             yield Feature.NORMED_EXPERTS

@@ -98,7 +98,8 @@ class Dimensions:
     def matrices(self) -> tuple[Matrix, ...]:
         head = Matrix("head", self.spec.vocab_size, self.spec.hidden_size, 1, Part.HEAD)
         found = [(name, shape, count, part) for (name, shape, part), count in self._tensors.items() if len(shape) == 2]
-        return (*(Matrix(name, shape[0], shape[1], count, part) for name, shape, count, part in found), head)
+        heads = (head,) if self.spec.has_output else ()
+        return (*(Matrix(name, shape[0], shape[1], count, part) for name, shape, count, part in found), *heads)
 
     def _vectors_of(self, part: Part) -> int:
         """Norms and biases."""
@@ -110,16 +111,18 @@ class Dimensions:
     def vector_parameters(self) -> int:
         """Norms and biases that every token meets."""
         spec = self.spec
-        ends = spec.hidden_size * (1 + spec.final_norm_bias) + spec.vocab_size * spec.head_bias
+        ends = spec.hidden_size * (spec.has_final_norm + spec.final_norm_bias) + spec.vocab_size * spec.head_bias
         return self._vectors_of(Part.LAYER) + ends
 
     @property
     def looked_up_parameters(self) -> int:
         """Of tables that a step gathers a row a token of."""
         spec = self.spec
-        embedding = 0 if spec.tied_embeddings else spec.vocab_size * spec.hidden_size
+        is_multiplied = spec.tied_embeddings and spec.has_output
+        embedding = 0 if is_multiplied else spec.vocab_size * spec.hidden_size
+        places = 0 if spec.places is None else sum(map(prod, spec.places.tensor_shapes(spec.hidden_size).values()))
         width = 0 if spec.layer_input is None else spec.layer_input.width
-        return embedding + spec.vocab_size * spec.num_layers * width
+        return embedding + places + spec.vocab_size * spec.num_layers * width
 
     @property
     def num_parameters(self) -> int:

@@ -30,7 +30,7 @@ def canonical_tensors(
         if is_left_out(stored_name, names, spec):
             continue
         targets, own_name = targets_of(names.plain(stored_name), names, in_layer)
-        if targets == ("output",) and spec.tied_embeddings:
+        if targets == ("output",) and (spec.tied_embeddings or not spec.has_output):
             continue  # some files repeat the embedding under this name; the model is declared to use the embedding
         if targets is None or any(target not in shapes for target in targets):
             unknown.append(stored_name)

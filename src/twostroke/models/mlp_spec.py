@@ -6,7 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Activation = Literal["silu", "gelu_tanh"]
+Activation = Literal["silu", "gelu_tanh", "gelu"]
+"""The last is the exact one, by the error function."""
 Shapes = dict[str, tuple[int, ...]]
 
 

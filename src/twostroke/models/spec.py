@@ -4,6 +4,7 @@ Knows no file format and no arithmetic: the standard library is all it needs."""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from twostroke.core.kv_layout import KVContent
 from twostroke.models.layer_input_spec import LayerInput as LayerInput
@@ -61,6 +62,8 @@ class GroupedAttention:
     has_sinks: bool = False
     """gpt-oss: a learnt score a head, beside those of the keys."""
     growth: QueryGrowth | None = None
+    is_causal: bool = True
+    """Else tokens see each other both ways, and a window reaches as far ahead as back: an encoder."""
 
     @property
     def scale(self) -> float:
@@ -198,6 +201,8 @@ class LayerSpec:
     layer_input: LayerInput | None = None
     has_scale: bool = False
     """Gemma 4: what the layer gives is multiplied by a learnt number."""
+    norms_after: bool = False
+    """BERT: each block's sum with the residual is normed, and nothing before it."""
 
     @property
     def grouped(self) -> GroupedAttention:
@@ -247,6 +252,32 @@ class LayerGroup:
     layers: tuple[int, ...] = ()
 
 
+StepActivation = Literal["identity", "tanh", "gelu", "relu", "sigmoid"]
+"""Of what a pooled vector goes through (`models/pooling.py`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class LearntPlaces:
+    """BERT: beside a token's own embedding, one of its position and one of its text, the first or the second of two.
+    Their sum is normed."""
+
+    num_positions: int
+    first_position: int = 0
+    """RoBERTa: the row of the first token's."""
+    num_texts: int = 2
+
+    @property
+    def max_context(self) -> int:
+        return self.num_positions - self.first_position
+
+    def tensor_shapes(self, hidden: int) -> Shapes:
+        shapes: Shapes = {
+            "position_embedding": (self.num_positions, hidden),
+            "text_embedding": (self.num_texts, hidden),
+        }
+        return shapes | {"embedding_norm": (hidden,), "embedding_norm_bias": (hidden,)}
+
+
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
     family: str
@@ -262,6 +293,11 @@ class ModelSpec:
     head_bias: bool = False
     head_rows: int | None = None
     """Of a rank that holds a part of the output matrix (`models/shard.py`): its rows; None: one for every token."""
+    has_output: bool = True
+    """Else it scores no tokens: its last states are pooled into a vector (`models/pooling.py`)."""
+    has_final_norm: bool = True
+    places: LearntPlaces | None = None
+    """None: positions are rotated."""
 
     @property
     def num_logits(self) -> int:
@@ -271,6 +307,10 @@ class ModelSpec:
     @property
     def num_layers(self) -> int:
         return len(self.layers)
+
+    @property
+    def is_causal(self) -> bool:
+        return all(layer.attention.is_causal for layer in self.layers if isinstance(layer.attention, GroupedAttention))
 
     @property
     def common_layer(self) -> LayerSpec | None:
@@ -322,8 +362,12 @@ class ModelSpec:
 
     def tensor_shapes(self) -> Shapes:
         """Every tensor the model has, by canonical name, rows (outputs) first: what a loader must provide."""
-        shapes: Shapes = {"embedding": (self.vocab_size, self.hidden_size), "final_norm": (self.hidden_size,)}
-        if not self.tied_embeddings:
+        shapes: Shapes = {"embedding": (self.vocab_size, self.hidden_size)}
+        if self.has_final_norm:
+            shapes["final_norm"] = (self.hidden_size,)
+        if self.places is not None:
+            shapes |= self.places.tensor_shapes(self.hidden_size)
+        if self.has_output and not self.tied_embeddings:
             shapes["output"] = (self.num_logits, self.hidden_size)
         if self.final_norm_bias:
             shapes["final_norm_bias"] = (self.hidden_size,)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from twostroke.backends.host.arithmetic import Array, gelu_tanh, linear, rms_norm, sigmoid, silu
+from twostroke.backends.host.arithmetic import Array, gelu, gelu_tanh, linear, rms_norm, sigmoid, silu
 from twostroke.backends.host.routing import route
 from twostroke.backends.interface import Join
-from twostroke.backends.reference.weights import ExpertWeights, GatedMlp
-from twostroke.models.spec import ClampedGate, DenseMlp, MoeSpec
+from twostroke.backends.reference.weights import ExpertWeights, GatedMlp, PlainMlp
+from twostroke.models.spec import Activation, ClampedGate, DenseMlp, MoeSpec
 
 
 def gated_mlp(mlp: DenseMlp, weights: GatedMlp, x: Array) -> Array:
@@ -18,11 +18,21 @@ def gated_mlp(mlp: DenseMlp, weights: GatedMlp, x: Array) -> Array:
     return linear(_gated(mlp, gate, up), weights.down, weights.down_bias)
 
 
+def plain_mlp(mlp: DenseMlp, weights: PlainMlp, x: Array) -> Array:
+    """[num_tokens, hidden]"""
+    return linear(_activate(mlp.activation, linear(x, weights.up, weights.up_bias)), weights.down, weights.down_bias)
+
+
+def _activate(activation: Activation, x: Array) -> Array:
+    if activation == "silu":
+        return silu(x)
+    return gelu(x) if activation == "gelu" else gelu_tanh(x)
+
+
 def _gated(mlp: DenseMlp, gate: Array, up: Array) -> Array:
     if mlp.clamp is not None:
         return _clamped(mlp.clamp, gate, up)
-    activate = silu if mlp.activation == "silu" else gelu_tanh
-    return activate(gate) * up
+    return _activate(mlp.activation, gate) * up
 
 
 def _clamped(clamp: ClampedGate, gate: Array, up: Array) -> Array:

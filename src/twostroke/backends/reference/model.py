@@ -48,6 +48,10 @@ class StepPlan:
     slots: list[Slots]  # a KV group each, [num_tokens]: where new keys and values are written
     rotations: dict[RopeSpec, tuple[Array, Array]]  # cos and sin, each [num_tokens, rope dim / 2]
 
+    @classmethod
+    def of(cls, spec: ModelSpec, batch: Batch, kv: KVStore, max_context: int) -> StepPlan:
+        return cls(kv.slots(batch), _rotations(spec, batch, max_context))
+
 
 def residuals(
     spec: ModelSpec, weights: Weights, batch: Batch, kv: KVStore, max_context: int, join: Join | None = None
@@ -56,7 +60,7 @@ def residuals(
     # [num_tokens, hidden]
 
     `join`: of a rank, which holds some heads and some of each MLP. What it found becomes what all ranks did."""
-    plan = StepPlan(kv.slots(batch), _rotations(spec, batch, max_context))
+    plan = StepPlan.of(spec, batch, kv, max_context)
     hidden = weights.embedding[batch.token_ids] * np.float32(spec.embedding_scale)  # [num_tokens, hidden]
     inputs = layer_inputs(spec, weights.layer_inputs, batch.token_ids, hidden)
     for layer, layer_weights in enumerate(weights.layers):
@@ -72,6 +76,7 @@ def residuals(
 def logits(spec: ModelSpec, weights: Weights, last: Array) -> Array:
     """Of rows of the last layer's residual stream. Logits are wide (a number for each token of the vocabulary): they
     are computed only of the rows that are wanted  # [rows, vocab]"""
+    assert weights.output is not None
     normed = rms_norm(last, weights.final_norm, spec.norm_eps)
     return soft_cap(linear(normed, weights.output), spec.logits_softcap)
 
@@ -104,13 +109,13 @@ def _attention_block(
         output = _latent_attention(attention, own, layer, normed, batch, kv, plan)
     else:
         assert isinstance(attention, GroupedAttention) and isinstance(own, GroupedWeights)
-        output = _grouped_attention(spec, attention, own, layer, normed, batch, kv, plan)
+        output = grouped_attention(spec, attention, own, layer, normed, batch, kv, plan)
     if join is not None:
         join(output)
     return _maybe_normed(output, weights.post_attention_norm, spec.norm_eps)
 
 
-def _grouped_attention(
+def grouped_attention(
     spec: ModelSpec,
     attention: GroupedAttention,
     weights: GroupedWeights,
@@ -120,6 +125,7 @@ def _grouped_attention(
     kv: KVStore,
     plan: StepPlan,
 ) -> Array:
+    """Of hidden states that were normed, if the model norms them before  # [num_tokens, hidden]"""
     width, eps = attention.head_dim, spec.norm_eps
     cos, sin = plan.rotations[attention.rope]
     queries = linear(normed, weights.q, weights.q_bias)

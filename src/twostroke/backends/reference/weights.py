@@ -28,6 +28,16 @@ class GatedMlp:
 
 
 @dataclass(frozen=True, slots=True)
+class PlainMlp:
+    """The same without a gate."""
+
+    up: Array  # [intermediate, hidden]
+    down: Array  # [hidden, intermediate]
+    up_bias: Array | None = None
+    down_bias: Array | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ExpertWeights:
     """A layer's experts, and what sends tokens to them."""
 
@@ -82,11 +92,13 @@ class LayerWeights:
     """Matrices are [outputs, inputs], vectors [outputs]; what a family lacks is None."""
 
     attention: GroupedWeights | LatentWeights
-    mlp: GatedMlp | ExpertWeights
+    mlp: GatedMlp | PlainMlp | ExpertWeights
     attention_norm: Array | None = None
     mlp_norm: Array | None = None
     post_attention_norm: Array | None = None
     post_mlp_norm: Array | None = None
+    attention_norm_bias: Array | None = None
+    mlp_norm_bias: Array | None = None
     input_gate: Array | None = None  # [width, hidden]
     input_projection: Array | None = None  # [hidden, width]
     post_input_norm: Array | None = None
@@ -103,11 +115,22 @@ class LayerInputWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class PlaceWeights:
+    """Of a model that looks positions up."""
+
+    positions: Array  # [positions, hidden]
+    texts: Array  # [2, hidden]
+    norm: Array
+    norm_bias: Array
+
+
+@dataclass(frozen=True, slots=True)
 class Weights:
     embedding: Array  # [vocab, hidden]
     layers: tuple[LayerWeights, ...]
-    final_norm: Array  # [hidden]
-    output: Array  # [vocab, hidden]; the embedding itself when the two are tied
+    final_norm: Array  # [hidden]; empty: there is none
+    output: Array | None  # [vocab, hidden]; the embedding itself when the two are tied; None: it scores no tokens
+    places: PlaceWeights | None = None
     layer_inputs: LayerInputWeights | None = None
 
     @staticmethod
@@ -120,14 +143,23 @@ class Weights:
                 by_layer[int(index)][own_name] = tensor.to_float32()
         layers = tuple(_layer_weights(own, layer) for own, layer in zip(by_layer, spec.layers, strict=True))
         embedding = tensors["embedding"].to_float32()
-        output = embedding if spec.tied_embeddings else tensors["output"].to_float32()
-        return Weights(embedding, layers, tensors["final_norm"].to_float32(), output, _layer_inputs(checkpoint))
+        output = None
+        if spec.has_output:
+            output = embedding if spec.tied_embeddings else tensors["output"].to_float32()
+        final_norm = tensors["final_norm"].to_float32() if spec.has_final_norm else np.zeros(0, dtype=np.float32)
+        places = None
+        if spec.places is not None:
+            places = PlaceWeights(*(tensors[name].to_float32() for name in _PLACES))
+        return Weights(embedding, layers, final_norm, output, places, _layer_inputs(checkpoint))
 
 
 _GROUPED = tuple(field.name for field in fields(GroupedWeights))
 _MLP = tuple(field.name for field in fields(GatedMlp))
 _AROUND = tuple(field.name for field in fields(LayerWeights) if field.name not in ("attention", "mlp"))
-_ROUTER = tuple(field.name for field in fields(ExpertWeights) if field.name not in ("experts", "shared", "shared_router"))
+_ROUTER = tuple(
+    field.name for field in fields(ExpertWeights) if field.name not in ("experts", "shared", "shared_router")
+)
+_PLACES = ("position_embedding", "text_embedding", "embedding_norm", "embedding_norm_bias")
 
 
 def _layer_weights(arrays: dict[str, Array], layer: LayerSpec) -> LayerWeights:
@@ -136,7 +168,13 @@ def _layer_weights(arrays: dict[str, Array], layer: LayerSpec) -> LayerWeights:
         attention = _latent(arrays, layer.attention)
     else:
         attention = GroupedWeights(**_named(arrays, _GROUPED))
-    mlp = _gated_mlp(arrays, "") if layer.moe is None else _experts(arrays, layer.moe)
+    mlp: GatedMlp | PlainMlp | ExpertWeights
+    if layer.moe is not None:
+        mlp = _experts(arrays, layer.moe)
+    elif layer.dense is not None and not layer.dense.is_gated:
+        mlp = PlainMlp(**_named(arrays, ("up", "down", "up_bias", "down_bias")))
+    else:
+        mlp = _gated_mlp(arrays, "")
     return LayerWeights(attention=attention, mlp=mlp, **_named(arrays, _AROUND))
 
 

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from twostroke.core.errors import ModelError
 from twostroke.models.families.fields import Fields
-from twostroke.models.spec import ModelSpec, expert_name
+from twostroke.models.spec import ModelSpec, StepActivation, expert_name
 
 
 class StoredTensor(Protocol):
@@ -156,5 +156,8 @@ class Family:
     gguf_names: TensorNames = GGUF_NAMES
     not_run: str | None = None
     """Why this engine cannot run it, in a sentence: such a family can be planned and simulated alone."""
+    classifiers: Mapping[str, tuple[tuple[str, StepActivation], ...]] = field(default_factory=dict)
+    """Of architectures that score pairs of texts: the names of the matrices that the first token's state goes through,
+    less `.weight` and `.bias`, and what follows each."""
     only_on: tuple[str, str] | None = None
     """Where this engine runs it, and why nowhere else; None: on every backend."""

@@ -140,8 +140,9 @@ def _gemma4(
     keys_are_values: bool,
 ) -> ModelSpec:
     """What all Gemma 4's have. A layer that shares reads the last of its kind that does not."""
-    num_heads, window = spec.layers[0].grouped.num_heads, fields.integer(
-        fields.present("sliding_window", "attention.sliding_window"), 1, 2**30
+    num_heads, window = (
+        spec.layers[0].grouped.num_heads,
+        fields.integer(fields.present("sliding_window", "attention.sliding_window"), 1, 2**30),
     )
     width = fields.integer(
         fields.present("hidden_size_per_layer_input", "embedding_length_per_layer_input"), 0, _MAX_WIDTH, 0
