@@ -22,7 +22,6 @@ from twostroke.models.spec import (
     LayerSpec,
     ModelSpec,
     MoeSpec,
-    QueryGrowth,
     RecurrentMixer,
     Routing,
 )
@@ -68,21 +67,18 @@ def test_what_the_reference_alone_computes_is_declined_by_others(layer: LayerSpe
 
 
 @pytest.mark.parametrize(
-    ("layer", "sentence"),
+    "layer",
     [
-        (replace(LAYER, attention=replace(ATTENTION, has_sinks=True)), "it has no attention with sinks"),
-        (replace(LAYER, attention=replace(ATTENTION, growth=QueryGrowth(0.1, 64))), "queries that grow"),
-        (replace(LAYER, mlp=MoeSpec(4, 2, 32, shared=MLP)), "it has no experts that every token meets"),
-        (replace(LAYER, mlp=MoeSpec(4, 2, 32, router_bias=True)), "a softmax without a bias"),
-        (replace(LAYER, mlp=MoeSpec(4, 2, 32, routing=Routing("sigmoid"))), "a softmax without a bias"),
-        (replace(LAYER, mlp=MoeSpec(4, 2, 32, has_bias=True)), "no biases and no clamped gates"),
-        (replace(LAYER, mlp=MoeSpec(4, 2, 32, clamp=ClampedGate())), "no biases and no clamped gates"),
+        replace(LAYER, attention=replace(ATTENTION, has_sinks=True)),
+        replace(LAYER, mlp=MoeSpec(4, 2, 32, router_bias=True)),
+        replace(LAYER, mlp=MoeSpec(4, 2, 32, routing=Routing("sigmoid"))),
+        replace(LAYER, mlp=MoeSpec(4, 2, 32, has_bias=True)),
+        replace(LAYER, mlp=MoeSpec(4, 2, 32, clamp=ClampedGate())),
     ],
 )
-def test_what_hosts_alone_compute_is_declined_on_cards(layer: LayerSpec, sentence: str) -> None:
+def test_sinks_and_experts_of_other_kinds_are_computed_by_all(layer: LayerSpec) -> None:
     checkpoint = checkpoint_of(layer, layer)
-    assert REFERENCE.supports(checkpoint) is CPU.supports(checkpoint) is None
-    assert sentence in str(cuda._unsupported_shape(checkpoint))
+    assert REFERENCE.supports(checkpoint) is CPU.supports(checkpoint) is cuda._unsupported_shape(checkpoint) is None
 
 
 @pytest.mark.parametrize("end", ["final_norm_bias", "head_bias"])

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from twostroke.backends.cuda.kernels.packed_format import FP8
 from twostroke.backends.cuda.model_matrices import held_of, held_weight_bytes, quantising_bytes, read_bytes
 from twostroke.backends.cuda.stored_codes import QUANTISED_TO
-from twostroke.backends.interface import LAYERS_DIFFER, BackendSettings, HeadNeeds, uncomputed
+from twostroke.backends.interface import LAYERS_DIFFER, BackendSettings, Feature, HeadNeeds, uncomputed
 from twostroke.core.errors import BackendError, install_hint
 from twostroke.core.formats import ANY_FORMATS, GPU_FLOATS, STORED, Formats, FormatWish
 from twostroke.core.kv_layout import KVLayout
@@ -40,6 +40,8 @@ GRAPH_BYTES = 1 << 30
 LEAST_CAPABILITY = (8, 0)
 """The first with bf16 matrix units and asynchronous copies."""
 MAX_HEAD_DIM = 256
+COMPUTED = frozenset({Feature.SINKS, Feature.ROUTING, Feature.EXPERT_BIASES})
+"""What some models have, and kernels here compute."""
 LAYER_S, EXPERTS_S = 15e-6, 15e-6
 """Of a layer, whatever its size: norms, rotation and the waits between kernels; and on top, to choose experts."""
 FIRST_COEFFICIENTS = Coefficients(
@@ -290,7 +292,7 @@ def _unsupported_shape(checkpoint: Checkpoint) -> str | None:
 
 
 def _unsupported_layers(spec: ModelSpec) -> str | None:
-    if (reason := uncomputed(spec)) is not None:
+    if (reason := uncomputed(spec, COMPUTED)) is not None:
         return reason
     if spec.common_layer is None:
         return LAYERS_DIFFER

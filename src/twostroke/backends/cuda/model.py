@@ -71,7 +71,10 @@ class Decoder:
             for keys, values, group in zip(kv.keys, kv.values, kv.group_of, strict=True)
         ]
         heads = [layer.grouped for layer in spec.layers]
-        self._scorings = [Scoring(own.scale, own.window, own.softcap) for own in heads]
+        self._scorings = [
+            Scoring(own.scale, own.window, own.softcap, sinks=layer.sinks)
+            for own, layer in zip(heads, weights.layers, strict=True)
+        ]
         self._products = Products(spec, buffers.products, choices)
         ropes = {layer.grouped.rope for layer in spec.layers}
         shapes = spec.tensor_shapes()
@@ -85,9 +88,7 @@ class Decoder:
         """One of each kind: enough to meet every kernel of all of them, and of no other use."""
         self._windows = tuple(dict.fromkeys(layer.window for layer in spec.layers))
         self._experts = [
-            MoeBlock(own.moe, layer.mlp, choices, own.moe.activation)
-            if own.moe and isinstance(layer.mlp, MoeWeights)
-            else None
+            MoeBlock(own.moe, layer.mlp, choices) if own.moe and isinstance(layer.mlp, MoeWeights) else None
             for own, layer in zip(spec.layers, weights.layers, strict=True)
         ]
         self._rotations = {rope: rotation(rope, max_context, weights.embedding.device) for rope in ropes}

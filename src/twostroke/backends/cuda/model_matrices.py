@@ -65,15 +65,15 @@ def layer_matrices(spec: ModelSpec, index: int) -> list[ModelMatrix]:
         matrix("qkv", qkv, ("q", "k", "v"), ("q_bias", "k_bias", "v_bias") if attention.qkv_bias else ()),
         matrix("o", output, ("o",), ("o_bias",) if attention.output_bias else ()),
     ]
-    experts, width, names = 0, 0, [""]
-    if isinstance(mlp, DenseMlp):
-        width = mlp.intermediate_size
-    else:
-        experts, width = mlp.num_experts, mlp.expert_intermediate_size
-        names = [expert_name(expert, "") for expert in range(experts)]
-    gates = (f"{name}{part}" for name in names for part in ("gate", "up"))
-    found.append(matrix("gate_up", Product("gated", width, hidden, experts=experts), gates))
-    found.append(matrix("down", Product(joins, hidden, width, experts=experts), (f"{name}down" for name in names)))
+    one, experts = (mlp, 0) if isinstance(mlp, DenseMlp) else (mlp.expert, mlp.num_experts)
+    names = [expert_name(expert, "") for expert in range(experts)] or [""]
+    gates = [f"{name}{part}" for name in names for part in ("gate", "up")]
+    downs = [f"{name}down" for name in names]
+    width, has_bias = one.intermediate_size, one.has_bias
+    inner = Product("gated", width, hidden, has_bias, experts, is_clamped=one.clamp is not None)
+    outer = Product(joins, hidden, width, has_bias, experts)
+    for kind, product, tensors in (("gate_up", inner, gates), ("down", outer, downs)):
+        found.append(matrix(kind, product, tensors, (f"{name}_bias" for name in tensors) if has_bias else ()))
     return found
 
 

@@ -11,19 +11,28 @@ import triton.language as tl
 from twostroke.backends.cuda.kernels.target import dependent
 from twostroke.backends.cuda.kernels.turns import start_next_and_wait
 from twostroke.backends.cuda.kernels.whole_numbers import cdiv
+from twostroke.models.mlp_spec import ClampedGate
 
 Activation = Literal["silu", "gelu_tanh"]
+Gate = Activation | ClampedGate
+"""What kernels in Triton compute; those in CUDA C++ and Gluon have activations alone, and decline the others."""
 GATES: Final[dict[Activation | None, int]] = {None: 0, "silu": 1, "gelu_tanh": 2}
 """As kernels in CUDA C++ number them."""
 
 _BLOCK: Final = 1024
 
 
+def activation_of(gate: Gate | None) -> Activation | None:
+    """Of a gate that is no more than that."""
+    assert not isinstance(gate, ClampedGate)
+    return gate
+
+
 def gated(
     gate_up: torch.Tensor,  # [num_tokens, 2 * intermediate]: gate, then up
     out: torch.Tensor,  # [num_tokens, intermediate]
     *,
-    kind: Activation,
+    kind: Gate,
 ) -> None:
     """out = activation(gate) * up."""
     num_tokens, intermediate = out.shape
@@ -36,12 +45,15 @@ def gated(
 
 @triton.jit
 def activate(gate, up, KIND: tl.constexpr):
-    """activation(gate) * up, of float32 tensors of one shape."""
-    tl.static_assert((KIND == "silu") | (KIND == "gelu_tanh"))
+    """activation(gate) * up, of float32 tensors of one shape; KIND: a `Gate`."""
     inner = gate
     if KIND == "gelu_tanh":
         # gelu's 0.5 * (1 + tanh(z)) is sigmoid(2z): one exponential, and no overflow.
         inner = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
+    elif KIND != "silu":
+        gate = tl.minimum(gate, KIND.limit)
+        inner = gate * KIND.alpha
+        up = tl.minimum(tl.maximum(up, -KIND.limit), KIND.limit) + 1.0
     return gate * tl.sigmoid(inner) * up
 
 
