@@ -250,8 +250,14 @@ def _gemma4_moe(**settings: Any) -> PreTrainedModel:
 def _gemma4_vision() -> PreTrainedModel:
     """As all are published: text inside a model that sees and hears."""
     vision = transformers.Gemma4VisionConfig(
-        hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2,
-        head_dim=16, patch_size=4, pooling_kernel_size=1,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=16,
+        patch_size=4,
+        pooling_kernel_size=1,
     )
     config = transformers.Gemma4Config(
         text_config=_gemma4_config(), vision_config=vision, audio_config=None, image_token_id=3
@@ -325,6 +331,14 @@ _BEYOND_HOST = (
 
 def variants() -> list[str]:
     return list(_BUILDERS)
+
+
+NORMED_OVER_HEADS = ("minimax_m2",)
+"""Those whose norms of queries span all heads, which no ranks can share."""
+
+
+def sharded_variants() -> list[str]:
+    return [variant for variant in _BUILDERS if variant not in NORMED_OVER_HEADS]
 
 
 def uniform_variants() -> list[str]:

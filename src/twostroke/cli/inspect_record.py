@@ -48,7 +48,9 @@ def record(checkpoint: Checkpoint, backend: str) -> dict[str, Any]:
 
 def _other_heads(spec: ModelSpec) -> list[dict[str, int]]:
     """Of layers whose heads are not the first one's."""
-    kinds = dict.fromkeys((own.num_heads, own.num_kv_heads, own.head_dim) for own in (one.grouped for one in spec.layers))
+    kinds = dict.fromkeys(
+        (own.num_heads, own.num_kv_heads, own.head_dim) for own in (one.grouped for one in spec.layers)
+    )
     names = ("num_heads", "num_kv_heads", "head_dim")
     return [dict(zip(names, kind, strict=True)) for kind in list(kinds)[1:]]
 

@@ -60,9 +60,7 @@ class ProportionalScaling:
     factor: float = 1.0
 
 
-RopeScaling = (
-    Llama3Scaling | LinearScaling | LongRopeScaling | FrequencyDivisors | YarnScaling | ProportionalScaling
-)
+RopeScaling = Llama3Scaling | LinearScaling | LongRopeScaling | FrequencyDivisors | YarnScaling | ProportionalScaling
 
 
 @dataclass(frozen=True, slots=True)

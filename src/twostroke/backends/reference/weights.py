@@ -127,7 +127,9 @@ class Weights:
 _GROUPED = tuple(field.name for field in fields(GroupedWeights))
 _MLP = tuple(field.name for field in fields(GatedMlp))
 _AROUND = tuple(field.name for field in fields(LayerWeights) if field.name not in ("attention", "mlp"))
-_ROUTER = tuple(field.name for field in fields(ExpertWeights) if field.name not in ("experts", "shared", "shared_router"))
+_ROUTER = tuple(
+    field.name for field in fields(ExpertWeights) if field.name not in ("experts", "shared", "shared_router")
+)
 
 
 def _layer_weights(arrays: dict[str, Array], layer: LayerSpec) -> LayerWeights:
