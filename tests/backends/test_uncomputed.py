@@ -57,6 +57,13 @@ def test_every_backend_declines_what_none_computes(layer: LayerSpec, sentence: s
     ("layer", "sentence"),
     [
         (replace(LAYER, attention=LATENT), "it has no latent attention"),
+        (replace(LAYER, attention=replace(ATTENTION, shares_kv_of=0)), "another layer's keys and values"),
+        (replace(LAYER, attention=replace(ATTENTION, value_norm=True)), "its values have a matrix of their own"),
+        (replace(LAYER, attention=replace(ATTENTION, keys_are_values=True)), "its values have a matrix of their own"),
+        (replace(LAYER, attention=replace(ATTENTION, qk_norm=True, norm_spans_heads=True)), "by the head alone"),
+        (replace(LAYER, has_scale=True), "no scales of layers"),
+        (replace(LAYER, sandwich_norms=True, input_norms=False), "a norm before each block"),
+        (replace(LAYER, mlp=MoeSpec(4, 2, 32, has_own_norms=True)), "read what the layer's norm gave"),
     ],
 )
 def test_what_the_reference_alone_computes_is_declined_by_others(layer: LayerSpec, sentence: str) -> None:

@@ -333,6 +333,14 @@ def variants() -> list[str]:
     return list(_BUILDERS)
 
 
+NORMED_OVER_HEADS = ("minimax_m2",)
+"""Those whose norms of queries span all heads, which no ranks can share."""
+
+
+def sharded_variants() -> list[str]:
+    return [variant for variant in _BUILDERS if variant not in NORMED_OVER_HEADS]
+
+
 def uniform_variants() -> list[str]:
     """Those whose layers have the same sizes, and that every backend computes."""
     return [variant for variant in _BUILDERS if variant != "qwen3_moe_mixed" and not variant.startswith(_BEYOND_HOST)]

@@ -33,8 +33,9 @@ _ARCHITECTURES = {
 }
 
 
-_GEMMA4_SCALES = {"scale.weight": "ffn_gate_inp.scale", "per_expert_scale.weight": "ffn_down_exps.scale"}
-"""What names the converter gives without its map."""
+_GEMMA4_BARE = (".router.", ".experts.", "layer_scalar")
+_GEMMA4_SCALES = {".router.scale.weight": "ffn_gate_inp.scale", ".per_expert_scale.weight": "ffn_down_exps.scale"}
+"""Names that the converter gives without its map."""
 Stored = tuple[np.ndarray[Any, np.dtype[np.uint8]], gguf.GGMLQuantizationType]
 
 
@@ -58,10 +59,7 @@ def write_gguf(
     for stored_name, tensor in _gguf_parts(model.state_dict(), config, has_stacks):
         if stored_name == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        new_name = _GEMMA4_SCALES.get(stored_name.rpartition(".router.")[2]) if ".router." in stored_name else None
-        layer = stored_name.split(".layers.")[-1].split(".")[0]
-        new_name = new_name and f"blk.{layer}.{new_name}"
-        new_name = new_name or names.get_name(stored_name, try_suffixes=(".weight", ".bias"))
+        new_name = _gemma4_scale(stored_name) or names.get_name(stored_name, try_suffixes=(".weight", ".bias"))
         assert new_name is not None, stored_name
         new_name += ".weight" if new_name.endswith("attn_sinks") else ""
         quantised = store(new_name, tensor) if store is not None else None
@@ -78,14 +76,19 @@ def write_gguf(
     return path
 
 
+def _gemma4_scale(name: str) -> str | None:
+    for ending, new_name in _GEMMA4_SCALES.items():
+        if name.endswith(ending):
+            return f"blk.{name.split('.layers.')[1].split('.')[0]}.{new_name}"
+    return None
+
+
 def _gguf_parts(state: dict[str, torch.Tensor], config: Any, has_stacks: bool) -> Iterator[tuple[str, torch.Tensor]]:
     """Stacks of experts have names of their own, and gate and up are apart. `has_stacks`: what expands latents lies in
     a stack of heads for keys and one for values."""
     for name, tensor in state.items():
-        if config.model_type == "gemma4_text" and ".router." in name or name.endswith("layer_scalar"):
+        if config.model_type == "gemma4_text" and any(part in name for part in _GEMMA4_BARE):
             yield name if name.endswith(".weight") else f"{name}.weight", tensor
-        elif ".layers." in name and ".experts." in name and config.model_type == "gemma4_text":
-            yield f"{name}.weight", tensor
         elif config.model_type == "gpt_oss" and ".experts." in name:
             yield from _gpt_oss_parts(name, tensor)
         elif name.endswith("e_score_correction_bias"):

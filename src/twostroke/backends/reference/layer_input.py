@@ -1,5 +1,5 @@
-"""Gemma 4's vectors for each token and layer: made once a step, before the first layer, and let into the residual stream
-behind each layer's MLP by a gate."""
+"""Gemma 4's vectors for each token and layer: made once a step, before the first layer, and let into the residual
+stream behind each layer's MLP by a gate."""
 
 from __future__ import annotations
 

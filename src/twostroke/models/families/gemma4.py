@@ -1,6 +1,6 @@
 """Gemma 4, text: sliding layers with heads of one size and full layers with wider ones, values that are normed and may
-be what keys are made of, upper layers that read lower layers' KV, inputs for each layer, and experts beside the MLP. The
-text half of a model that also sees and hears is taken out of it; the rest is left."""
+be what keys are made of, upper layers that read lower layers' KV, inputs for each layer, and experts beside the MLP.
+The text half of a model that also sees and hears is taken out of it; the rest is left."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ def _text_config(config: Fields) -> Fields:
 
 
 def _heads_from_config(config: Fields, sliding: Sequence[bool]) -> tuple[_Heads, _Heads]:
-    """Of sliding layers and of full ones. Published configs have `global_head_dim`, those that transformers 5 saves what
-    differs from the rest, layer by layer."""
+    """Of sliding layers and of full ones. Published configs have `global_head_dim`; those that transformers 5 saves
+    have what differs from the rest, layer by layer."""
     local_dim, local_heads = config.integer("head_dim", 2, 1024), config.integer("num_key_value_heads", 1, 4096)
     whole_dim = config.integer("global_head_dim", 2, 1024, 512)
     whole_heads = local_heads
