@@ -34,6 +34,7 @@ FAMILIES = (
     "gpt_oss",
     "gemma4",
     "gemma4_moe",
+    "lfm2_moe",
 )
 MAX_CONTEXT = 64
 MAX_TOKENS = 9
@@ -182,7 +183,8 @@ def test_a_few_schedules(family: Checkpoint) -> None:
 @pytest.mark.slow
 def test_many_schedules(family: Checkpoint) -> None:
     tally = hold(family, "reference", MANY)
-    assert min(tally.cached, tally.preempted, tally.aborted) > 10, tally
+    shares_prefixes = all(group.content != "state" for group in family.spec.kv_groups())
+    assert min(tally.preempted, tally.aborted) > 10 and (tally.cached > 10 or not shares_prefixes), tally
 
 
 def test_the_families_are_variants() -> None:

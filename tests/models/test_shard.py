@@ -170,3 +170,9 @@ def test_blocks_of_the_file_bind_where_it_is_cut() -> None:
     )
     with pytest.raises(ModelError, match="8 KV heads, which stay together in runs of 4, cannot be shared by 4 ranks"):
         parts_of(stored, 4)
+
+
+def test_layers_that_keep_states_are_not_shared(tmp_path: Path) -> None:
+    checkpoint = load_checkpoint(make_tiny("lfm2", tmp_path)[0])
+    with pytest.raises(ModelError, match="layers that keep a state in place of keys and values cannot be shared"):
+        parts_of(checkpoint, 2)

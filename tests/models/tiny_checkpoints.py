@@ -273,6 +273,19 @@ def _gemma4_unified(**settings: Any) -> PreTrainedModel:
     return transformers.Gemma4UnifiedForCausalLM(transformers.Gemma4UnifiedTextConfig(**{**own, **settings}))
 
 
+def _lfm2(**settings: Any) -> PreTrainedModel:
+    own = {"num_hidden_layers": 4, "layer_types": ["conv", "full_attention", "conv", "full_attention"]}
+    # Two thirds of 150, rounded up to a multiple of 32.
+    own |= {"intermediate_size": 150, "block_multiple_of": 32, "tie_word_embeddings": False}
+    return transformers.Lfm2ForCausalLM(transformers.Lfm2Config(**{**_SIZES, **own, **settings}))
+
+
+def _lfm2_moe(**settings: Any) -> PreTrainedModel:
+    own = {"num_hidden_layers": 4, "layer_types": ["conv", "full_attention", "conv", "conv"], "num_dense_layers": 1}
+    own |= {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "conv_L_cache": 4}
+    return transformers.Lfm2MoeForCausalLM(transformers.Lfm2MoeConfig(**{**_SIZES, **own, **settings}))
+
+
 _LONG = {"original_max_position_embeddings": ORIGINAL_CONTEXT}
 _BUILDERS: dict[str, Callable[..., PreTrainedModel]] = {
     "llama": _llama,
@@ -313,6 +326,8 @@ _BUILDERS: dict[str, Callable[..., PreTrainedModel]] = {
     "gemma4_moe": _gemma4_moe,
     "gemma4_vision": _gemma4_vision,
     "gemma4_unified": _gemma4_unified,
+    "lfm2": _lfm2,
+    "lfm2_moe": _lfm2_moe,
 }
 _BEYOND_HOST = (
     "qwen2_moe",
@@ -325,8 +340,10 @@ _BEYOND_HOST = (
     "gpt_oss",
     "minimax_m2",
     "gemma4",
+    "lfm2",
 )
 """Families that not every backend computes."""
+_KEEP_STATES = ("lfm2",)
 
 
 def variants() -> list[str]:
@@ -338,7 +355,8 @@ NORMED_OVER_HEADS = ("minimax_m2",)
 
 
 def sharded_variants() -> list[str]:
-    return [variant for variant in _BUILDERS if variant not in NORMED_OVER_HEADS]
+    """Those whose layers several ranks can share: none keeps a state."""
+    return [one for one in _BUILDERS if one not in NORMED_OVER_HEADS and not one.startswith(_KEEP_STATES)]
 
 
 def uniform_variants() -> list[str]:
@@ -386,7 +404,7 @@ def _randomise(model: PreTrainedModel, norm_centre: float) -> None:
             else:
                 parameter.copy_(1.5 * noise / parameter.shape[-1] ** 0.5)
         for name, buffer in model.named_buffers():
-            if name.endswith("e_score_correction_bias"):
+            if name.endswith(("e_score_correction_bias", "expert_bias")):
                 buffer.copy_(0.3 * torch.randn_like(buffer))
             elif name.endswith("layer_scalar"):
                 buffer.copy_(1 + 0.2 * torch.randn_like(buffer))

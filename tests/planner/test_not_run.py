@@ -61,6 +61,8 @@ def test_every_family_that_is_not_run_says_why_and_every_other_is_read_as_before
     assert slow == {"deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite", "kimi_k2"} | {
         "gemma4",
         "gemma4_unified",
+        "lfm2",
+        "lfm2_moe",
         "minimax_m2",
         "ministral3",
         "mistral4",

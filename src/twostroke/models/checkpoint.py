@@ -79,11 +79,12 @@ class Checkpoint:
         return any(self.is_multiplied(name) and tensor.kind.is_quantised for name, tensor in self.tensors.items())
 
     def is_multiplied(self, name: str) -> bool:
-        """Whether a tensor is a matrix that tokens are multiplied by: all but an embedding that is only looked up."""
+        """Whether a tensor is a matrix that tokens are multiplied by: all but an embedding that is only looked up, and
+        convolutions, whose rows meet one channel each."""
         if name == "embedding":
             return self.spec.tied_embeddings and self.spec.has_output
         is_looked_up = name in ("layer_embedding", "position_embedding", "text_embedding")
-        return len(self.tensors[name].shape) == 2 and not is_looked_up
+        return len(self.tensors[name].shape) == 2 and not is_looked_up and not name.endswith(".conv")
 
     def held_kind(self, name: str, weights: str = STORED) -> WeightKind:
         """How a tensor is multiplied by: quantised ones always as they are stored, float matrices in `weights`, which

@@ -57,6 +57,8 @@ GGUF_VARIANTS = (
     "gemma4",
     "gemma4_large",
     "gemma4_moe",
+    "lfm2",
+    "lfm2_moe",
 )
 # What a GGUF file does not hold: query_pre_attn_scalar (it follows from the head size), a rotation's sharpening beside
 # the scores', gpt-oss's limit.

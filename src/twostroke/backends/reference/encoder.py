@@ -10,9 +10,9 @@ import numpy as np
 from twostroke.backends.host.arithmetic import Array, layer_norm
 from twostroke.backends.host.batch import Batch
 from twostroke.backends.reference.kv_store import KVStore
-from twostroke.backends.reference.mlp import plain_mlp
+from twostroke.backends.reference.mlp import gated_mlp
 from twostroke.backends.reference.model import StepPlan, grouped_attention
-from twostroke.backends.reference.weights import GroupedWeights, PlaceWeights, PlainMlp, Weights
+from twostroke.backends.reference.weights import GatedMlp, GroupedWeights, PlaceWeights, Weights
 from twostroke.models.spec import DenseMlp, LearntPlaces, ModelSpec
 
 
@@ -22,12 +22,13 @@ def encoder_states(spec: ModelSpec, weights: Weights, batch: Batch, kv: KVStore,
     plan = StepPlan.of(spec, batch, kv, max_context)
     hidden = _embedded(spec.places, weights.places, weights.embedding[batch.token_ids], batch, spec.norm_eps)
     for index, (layer, own) in enumerate(zip(spec.layers, weights.layers, strict=True)):
-        assert isinstance(own.attention, GroupedWeights) and isinstance(own.mlp, PlainMlp)
+        assert isinstance(own.attention, GroupedWeights) and isinstance(own.mlp, GatedMlp)
         assert isinstance(layer.mlp, DenseMlp)
-        assert own.attention_norm_bias is not None and own.mlp_norm_bias is not None
+        assert own.attention_norm is not None and own.attention_norm_bias is not None
+        assert own.mlp_norm is not None and own.mlp_norm_bias is not None
         hidden = hidden + grouped_attention(spec, layer.grouped, own.attention, index, hidden, batch, kv, plan)
         hidden = layer_norm(hidden, own.attention_norm, own.attention_norm_bias, spec.norm_eps)
-        hidden = hidden + plain_mlp(layer.mlp, own.mlp, hidden)
+        hidden = hidden + gated_mlp(layer.mlp, own.mlp, hidden)
         hidden = layer_norm(hidden, own.mlp_norm, own.mlp_norm_bias, spec.norm_eps)
         yield hidden
 

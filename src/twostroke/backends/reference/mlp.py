@@ -7,32 +7,28 @@ import numpy as np
 from twostroke.backends.host.arithmetic import Array, gelu, gelu_tanh, linear, rms_norm, sigmoid, silu
 from twostroke.backends.host.routing import route
 from twostroke.backends.interface import Join
-from twostroke.backends.reference.weights import ExpertWeights, GatedMlp, PlainMlp
-from twostroke.models.spec import Activation, ClampedGate, DenseMlp, MoeSpec
+from twostroke.backends.reference.weights import ExpertWeights, GatedMlp
+from twostroke.models.spec import ClampedGate, DenseMlp, MoeSpec
 
 
 def gated_mlp(mlp: DenseMlp, weights: GatedMlp, x: Array) -> Array:
-    """One projection decides how much of the other passes  # [num_tokens, hidden]"""
-    gate = linear(x, weights.gate, weights.gate_bias)  # [num_tokens, intermediate]
-    up = linear(x, weights.up, weights.up_bias)
-    return linear(_gated(mlp, gate, up), weights.down, weights.down_bias)
+    """One projection decides how much of the other passes; without a gate, it decides for itself
+    # [num_tokens, hidden]"""
+    inner = linear(x, weights.up, weights.up_bias)  # [num_tokens, intermediate]
+    if weights.gate is None:
+        inner = _activated(mlp, inner)
+    else:
+        gate = linear(x, weights.gate, weights.gate_bias)
+        inner = _clamped(mlp.clamp, gate, inner) if mlp.clamp is not None else _activated(mlp, gate) * inner
+    return linear(inner, weights.down, weights.down_bias)
 
 
-def plain_mlp(mlp: DenseMlp, weights: PlainMlp, x: Array) -> Array:
-    """[num_tokens, hidden]"""
-    return linear(_activate(mlp.activation, linear(x, weights.up, weights.up_bias)), weights.down, weights.down_bias)
-
-
-def _activate(activation: Activation, x: Array) -> Array:
-    if activation == "silu":
+def _activated(mlp: DenseMlp, x: Array) -> Array:
+    if mlp.squared_relu:
+        return np.square(np.maximum(x, 0))
+    if mlp.activation == "silu":
         return silu(x)
-    return gelu(x) if activation == "gelu" else gelu_tanh(x)
-
-
-def _gated(mlp: DenseMlp, gate: Array, up: Array) -> Array:
-    if mlp.clamp is not None:
-        return _clamped(mlp.clamp, gate, up)
-    return _activate(mlp.activation, gate) * up
+    return gelu(x) if mlp.activation == "gelu" else gelu_tanh(x)
 
 
 def _clamped(clamp: ClampedGate, gate: Array, up: Array) -> Array:

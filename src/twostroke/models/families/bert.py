@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 from twostroke.models.families import decoder
 from twostroke.models.families.declaration import Family, TensorNames
 from twostroke.models.families.experts import MAX_INTERMEDIATE
