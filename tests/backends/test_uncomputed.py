@@ -13,7 +13,7 @@ from twostroke.backends.interface import LAYERS_DIFFER, uncomputed
 from twostroke.backends.reference import FACTORY as REFERENCE
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.random_weights import random_tensors
-from twostroke.models.rope_spec import RopeSpec
+from twostroke.models.rope_spec import NO_ROPE, RopeSpec
 from twostroke.models.spec import (
     ClampedGate,
     DenseMlp,
@@ -22,8 +22,8 @@ from twostroke.models.spec import (
     LayerSpec,
     ModelSpec,
     MoeSpec,
-    RecurrentMixer,
     Routing,
+    ShortConvolution,
 )
 from twostroke.models.weights.tensor import WeightKind
 
@@ -32,7 +32,7 @@ LATENT = LatentAttention(4, 32, 16, 16, 16, RopeSpec(1e4, 16))
 LAYER = LayerSpec(ATTENTION, MLP)
 
 
-def checkpoint_of(*layers: LayerSpec, **ends: bool) -> Checkpoint:
+def checkpoint_of(*layers: LayerSpec, **ends: float) -> Checkpoint:
     spec = ModelSpec("made_up", 32, 64, 128, layers, 1e-5, **ends)
     return Checkpoint("made up", Path("made_up"), spec, random_tensors(spec, WeightKind.F32))
 
@@ -40,8 +40,7 @@ def checkpoint_of(*layers: LayerSpec, **ends: bool) -> Checkpoint:
 @pytest.mark.parametrize(
     ("layer", "sentence"),
     [
-        (replace(LAYER, attention=RecurrentMixer(640)), "it has no layers that keep a state"),
-        (replace(LAYER, mlp=DenseMlp(96, is_gated=False)), "have a gate and no biases"),
+        (replace(LAYER, mlp=DenseMlp(96, has_bias=True)), "its MLPs have no biases"),
         (replace(LAYER, is_parallel=True), "a norm before each block"),
         (replace(LAYER, norm_bias=True), "a norm before each block"),
     ],
@@ -57,6 +56,14 @@ def test_every_backend_declines_what_none_computes(layer: LayerSpec, sentence: s
     ("layer", "sentence"),
     [
         (replace(LAYER, attention=LATENT), "it has no latent attention"),
+        (replace(LAYER, attention=ShortConvolution(64, 3)), "it has no layers that keep a state"),
+        (replace(LAYER, attention=replace(ATTENTION, output_gate=True)), "whose output passes a gate"),
+        (replace(LAYER, attention=replace(ATTENTION, rope=NO_ROPE)), "a rotary embedding in every layer"),
+        (replace(LAYER, attention=None), "its layers have attention and an MLP, both"),
+        (replace(LAYER, mlp=None), "its layers have attention and an MLP, both"),
+        (replace(LAYER, mlp=DenseMlp(96, is_gated=False)), "its MLPs have a gate"),
+        (replace(LAYER, mlp=DenseMlp(96, squared_relu=True)), "its MLPs have a gate"),
+        (replace(LAYER, mlp=MoeSpec(4, 2, 32, is_gated=False)), "its MLPs have a gate"),
         (replace(LAYER, mlp=MoeSpec(4, 2, 32, shared=MLP)), "it has no experts that every token meets"),
     ],
 )
@@ -81,6 +88,14 @@ def test_what_hosts_alone_compute_is_declined_on_cards(layer: LayerSpec, sentenc
     checkpoint = checkpoint_of(layer, layer)
     assert REFERENCE.supports(checkpoint) is CPU.supports(checkpoint) is None
     assert sentence in str(cuda._unsupported_shape(checkpoint))
+
+
+@pytest.mark.parametrize("scale", ["residual_scale", "logits_scale"])
+def test_what_granite_multiplies_is_declined_by_others(scale: str) -> None:
+    checkpoint = checkpoint_of(LAYER, **{scale: 0.5})
+    assert REFERENCE.supports(checkpoint) is None
+    for reason in (CPU.supports(checkpoint), cuda._unsupported_shape(checkpoint)):
+        assert reason is not None and "neither what blocks find nor logits" in reason
 
 
 @pytest.mark.parametrize("end", ["final_norm_bias", "head_bias"])

@@ -25,7 +25,7 @@ from twostroke.scheduling.config import SchedulerConfig
 from twostroke.scheduling.scheduler import Scheduler
 
 ON_CPU = ("qwen3_moe", "mixtral", "gpt_oss")
-FAMILIES = ("deepseek_v2", "deepseek_v2_lite", "deepseek_v3", "glm4_moe_lite", "mistral4", "gpt_oss")
+FAMILIES = ("deepseek_v2", "deepseek_v2_lite", "deepseek_v3", "glm4_moe_lite", "mistral4", "gpt_oss", "lfm2_moe")
 MAX_CONTEXT = 64
 MAX_TOKENS = 9
 FEW, MANY = 3, 200
@@ -173,7 +173,8 @@ def test_a_few_schedules(family: Checkpoint) -> None:
 @pytest.mark.slow
 def test_many_schedules(family: Checkpoint) -> None:
     tally = hold(family, "reference", MANY)
-    assert min(tally.cached, tally.preempted, tally.aborted) > 10, tally
+    shares_prefixes = all(group.content != "state" for group in family.spec.kv_groups())
+    assert min(tally.preempted, tally.aborted) > 10 and (tally.cached > 10 or not shares_prefixes), tally
 
 
 def test_the_families_are_variants() -> None:

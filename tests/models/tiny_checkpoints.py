@@ -207,6 +207,19 @@ def _gpt_oss(**settings: Any) -> PreTrainedModel:
     return transformers.GptOssForCausalLM(transformers.GptOssConfig(**{**_SIZES, **own, **settings}))
 
 
+def _lfm2(**settings: Any) -> PreTrainedModel:
+    own = {"num_hidden_layers": 4, "layer_types": ["conv", "full_attention", "conv", "full_attention"]}
+    # Two thirds of 150, rounded up to a multiple of 32.
+    own |= {"intermediate_size": 150, "block_multiple_of": 32, "tie_word_embeddings": False}
+    return transformers.Lfm2ForCausalLM(transformers.Lfm2Config(**{**_SIZES, **own, **settings}))
+
+
+def _lfm2_moe(**settings: Any) -> PreTrainedModel:
+    own = {"num_hidden_layers": 4, "layer_types": ["conv", "full_attention", "conv", "conv"], "num_dense_layers": 1}
+    own |= {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "conv_L_cache": 4}
+    return transformers.Lfm2MoeForCausalLM(transformers.Lfm2MoeConfig(**{**_SIZES, **own, **settings}))
+
+
 _LONG = {"original_max_position_embeddings": ORIGINAL_CONTEXT}
 _BUILDERS: dict[str, Callable[..., PreTrainedModel]] = {
     "llama": _llama,
@@ -241,6 +254,8 @@ _BUILDERS: dict[str, Callable[..., PreTrainedModel]] = {
     "glm4_moe": _glm4_moe,
     "ministral3": _ministral3,
     "gpt_oss": _gpt_oss,
+    "lfm2": _lfm2,
+    "lfm2_moe": _lfm2_moe,
 }
 _BEYOND_HOST = (
     "qwen2_moe",
@@ -251,12 +266,19 @@ _BEYOND_HOST = (
     "mistral4",
     "mistral3_vision",
     "gpt_oss",
+    "lfm2",
 )
 """Families that not every backend computes."""
+_KEEP_STATES = ("lfm2",)
 
 
 def variants() -> list[str]:
     return list(_BUILDERS)
+
+
+def shareable_variants() -> list[str]:
+    """Those whose layers several ranks can share: none keeps a state."""
+    return [variant for variant in _BUILDERS if not variant.startswith(_KEEP_STATES)]
 
 
 def uniform_variants() -> list[str]:
@@ -302,7 +324,7 @@ def _randomise(model: PreTrainedModel, norm_centre: float) -> None:
             else:
                 parameter.copy_(1.5 * noise / parameter.shape[-1] ** 0.5)
         for name, buffer in model.named_buffers():
-            if name.endswith("e_score_correction_bias"):
+            if name.endswith(("e_score_correction_bias", "expert_bias")):
                 buffer.copy_(0.3 * torch.randn_like(buffer))
 
 

@@ -27,6 +27,8 @@ _ARCHITECTURES = {
     "deepseek_v2": gguf.MODEL_ARCH.DEEPSEEK2,
     "deepseek_v3": gguf.MODEL_ARCH.DEEPSEEK2,
     "gpt_oss": gguf.MODEL_ARCH.GPT_OSS,
+    "lfm2": gguf.MODEL_ARCH.LFM2,
+    "lfm2_moe": gguf.MODEL_ARCH.LFM2MOE,
 }
 
 
@@ -73,20 +75,33 @@ def _gguf_parts(state: dict[str, torch.Tensor], config: Any, has_stacks: bool) -
     """Stacks of experts have names of their own, and gate and up are apart. `has_stacks`: what expands latents lies in
     a stack of heads for keys and one for values."""
     for name, tensor in state.items():
+        # As the `gguf` package knows them.
+        stem = name.rpartition(".")[0].removeprefix("model." if config.model_type == "lfm2_moe" else "") + "."
         if config.model_type == "gpt_oss" and ".experts." in name:
             yield from _gpt_oss_parts(name, tensor)
         elif name.endswith("e_score_correction_bias"):
             yield name.replace("_bias", ".bias"), tensor
+        elif name.endswith("feed_forward.expert_bias"):
+            yield f"{name}.bias", tensor
+        elif name.endswith("conv.weight"):
+            yield name, tensor.squeeze(1)
         elif name.endswith("kv_b_proj.weight") and has_stacks:
             by_head = tensor.view(config.num_attention_heads, -1, config.kv_lora_rank)
             keys, values = by_head.split([config.qk_nope_head_dim, config.v_head_dim], dim=1)
             yield name.replace("kv_b_proj", "k_b_proj"), keys.transpose(1, 2)
             yield name.replace("kv_b_proj", "v_b_proj"), values
-        elif name.endswith("mlp.experts.gate_up_proj"):
-            for part, half in zip(("gate", "up"), tensor.chunk(2, dim=1), strict=True):
-                yield name.replace("gate_up_proj", f"{part}_proj.weight"), half
+        elif name.endswith(".experts.gate_up_proj"):
+            for part, half in zip(_expert_parts(config)[:2], tensor.chunk(2, dim=1), strict=True):
+                yield stem + f"{part}.weight", half
+        elif name.endswith(".experts.down_proj"):
+            yield stem + f"{_expert_parts(config)[2]}.weight", tensor
         else:
-            yield name + (".weight" if name.endswith("mlp.experts.down_proj") else ""), tensor
+            yield name, tensor
+
+
+def _expert_parts(config: Any) -> tuple[str, ...]:
+    """As the `gguf` package knows gate, up and down of stacked experts."""
+    return ("w1", "w3", "w2") if config.model_type == "lfm2_moe" else ("gate_proj", "up_proj", "down_proj")
 
 
 def _gpt_oss_parts(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
@@ -134,6 +149,20 @@ def later_latent_keys(config: Any) -> dict[str, Any]:
     }
 
 
+def _convolution_keys(config: Any) -> dict[str, Any]:
+    """LFM2's: KV heads layer by layer, and the width of the MLP as it is."""
+    heads = [config.num_key_value_heads if kind == "full_attention" else 0 for kind in config.layer_types]
+    keys = {"attention.head_count_kv": heads, "shortconv.l_cache": config.conv_L_cache}
+    keys["attention.layer_norm_rms_epsilon"] = config.norm_eps
+    if config.model_type == "lfm2":
+        unit = config.block_multiple_of
+        keys["feed_forward_length"] = (int(2 * config.intermediate_size / 3) + unit - 1) // unit * unit
+    else:
+        keys |= {"leading_dense_block_count": config.num_dense_layers, "expert_gating_func": 2}
+        keys |= {"expert_count": config.num_experts, "expert_used_count": config.num_experts_per_tok}
+    return keys
+
+
 def _keys(config: Any) -> dict[str, Any]:
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     ropes = config.rope_parameters.get("full_attention", config.rope_parameters)
@@ -144,7 +173,7 @@ def _keys(config: Any) -> dict[str, Any]:
         "feed_forward_length": config.intermediate_size,
         "attention.head_count": config.num_attention_heads,
         "attention.head_count_kv": config.num_key_value_heads,
-        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "attention.layer_norm_rms_epsilon": getattr(config, "rms_norm_eps", None),
         "attention.key_length": head_dim,
         "attention.value_length": head_dim,
         "rope.freq_base": ropes["rope_theta"],
@@ -160,6 +189,8 @@ def _keys(config: Any) -> dict[str, Any]:
         keys |= {"rope.scaling.type": "yarn", "rope.scaling.factor": ropes["factor"]}
         keys["rope.scaling.original_context_length"] = ropes["original_max_position_embeddings"]
         keys |= {f"rope.scaling.yarn_{name}": ropes[name] for name in ("beta_fast", "beta_slow")}
+    if hasattr(config, "conv_L_cache"):
+        keys |= _convolution_keys(config)
     if getattr(config, "kv_lora_rank", None):
         keys |= _latent_keys(config)
     if ropes["rope_type"] == "linear":

@@ -13,7 +13,7 @@ from math import ceil, prod
 from twostroke.core.errors import BadRequestError
 from twostroke.cost.model_shape import ExpertsShape, KVGroupShape, LatentWork, ModelShape
 from twostroke.models.families.rope import MAX_CONTEXT
-from twostroke.models.spec import Attention, GroupedAttention, LatentAttention, LayerGroup, ModelSpec, RecurrentMixer
+from twostroke.models.spec import Attention, GroupedAttention, LatentAttention, LayerGroup, ModelSpec, Recurrent
 
 
 class Part(Enum):
@@ -79,10 +79,12 @@ class Dimensions:
         counts: Counter[tuple[str, tuple[int, ...], Part]] = Counter()
         hidden = self.spec.hidden_size
         for layer, count in Counter(self.spec.layers).items():
-            met_by_all = layer.norm_shapes(hidden) | layer.attention.tensor_shapes(hidden)
-            if (moe := layer.moe) is None:
-                met_by_all |= layer.mlp.tensor_shapes(hidden)
-            else:
+            met_by_all = layer.norm_shapes(hidden)
+            if layer.attention is not None:
+                met_by_all |= layer.attention.tensor_shapes(hidden)
+            if layer.dense is not None:
+                met_by_all |= layer.dense.tensor_shapes(hidden)
+            if (moe := layer.moe) is not None:
                 met_by_all |= moe.router_shapes(hidden)
                 for name, shape in moe.expert.tensor_shapes(hidden).items():
                     counts[f"expert {name}", shape, Part.EXPERT] += count * moe.num_experts
@@ -174,15 +176,15 @@ def kv_group_shapes(spec: ModelSpec, bytes_by_group: Sequence[int]) -> tuple[KVG
     )
 
 
-def _group_shape(group: LayerGroup, attentions: list[Attention], num_bytes: int) -> KVGroupShape:
+def _group_shape(group: LayerGroup, attentions: list[Attention | None], num_bytes: int) -> KVGroupShape:
     """A state is read and written by each token once: like a window of one, for its cost."""
     pairs, latents = 0, []
     for attention in attentions:
         if isinstance(attention, LatentAttention):
             latents.append(attention)
-        elif isinstance(attention, RecurrentMixer):
+        elif isinstance(attention, Recurrent):
             pairs += 2 * attention.state_values
-        else:
+        elif attention is not None:
             pairs += 2 * attention.query_width
     latent = None
     if latents:

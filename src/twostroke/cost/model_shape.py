@@ -36,6 +36,17 @@ class KVGroupShape:
     the model's heads."""
     latent: LatentWork | None = None
 
+    @property
+    def moved_per_position(self) -> int:
+        """Bytes that a step moves for each position that it reads: a state is written back whole, too."""
+        return 2 * self.bytes_per_token if self.content == "state" else self.bytes_per_token
+
+    def moved_before(self, start: int) -> int:
+        """Bytes that a chunk moves of what lies before its first position, once for all its queries."""
+        if self.content == "state":
+            return self.moved_per_position if start else self.bytes_per_token
+        return (start if self.window is None else min(start, self.window - 1)) * self.bytes_per_token
+
     def positions_read(self, context_len: int) -> int:
         """How many positions the last query of a context reads, itself among them."""
         return context_len if self.window is None else min(context_len, self.window)
@@ -199,8 +210,13 @@ class ModelShape:
         return sum(group.bytes_per_token for group in self.kv_groups if group.content != "state")
 
     def kv_bytes_read(self, context_len: int) -> int:
-        """Bytes of K and V that the last query of a context reads, its own position among them."""
+        """Bytes of K and V that the last query of a context reads, its own position among them, and of states; all that
+        a sequence keeps."""
         return sum(group.positions_read(context_len) * group.bytes_per_token for group in self.kv_groups)
+
+    def kv_bytes_moved(self, context_len: int) -> int:
+        """What the last query of a context reads and, of states, writes."""
+        return sum(group.positions_read(context_len) * group.moved_per_position for group in self.kv_groups)
 
     def attention_multiply_adds(self, start: int, num_tokens: int) -> int:
         """Scores and weighted values of a causal range: head_dim multiply-adds each, a head, a query-key pair."""

@@ -126,6 +126,8 @@ def _split(
 ) -> list[tuple[str, WeightTensor]]:
     """`alternate`: rows go to the targets in turn; else each target's rows follow another's."""
     wanted = [shapes[target] for target in targets]
+    if len(tensor.shape) > len(wanted[0]) and 1 in tensor.shape[1:]:
+        tensor = tensor.without_unit_axis()
     whole = (sum(shape[0] for shape in wanted), *wanted[0][1:])
     if tensor.shape != whole:
         raise ModelError(f"{source}: {shown(tensor.name)} has shape {tensor.shape}, and the model asks for {whole}")

@@ -76,8 +76,10 @@ class Checkpoint:
         return any(self.is_multiplied(name) and tensor.kind.is_quantised for name, tensor in self.tensors.items())
 
     def is_multiplied(self, name: str) -> bool:
-        """Whether a tensor is a matrix that tokens are multiplied by: all but an embedding that is only looked up."""
-        return len(self.tensors[name].shape) == 2 and (name != "embedding" or self.spec.tied_embeddings)
+        """Whether a tensor is a matrix that tokens are multiplied by: all but an embedding that is only looked up, and
+        convolutions, whose rows meet one channel each."""
+        is_looked_up = name == "embedding" and not self.spec.tied_embeddings
+        return len(self.tensors[name].shape) == 2 and not is_looked_up and not name.endswith(".conv")
 
     def held_kind(self, name: str, weights: str = STORED) -> WeightKind:
         """How a tensor is multiplied by: quantised ones always as they are stored, float matrices in `weights`, which

@@ -29,6 +29,8 @@ class DenseMlp:
     has_bias: bool = False
     clamp: ClampedGate | None = None
     """In place of the activation."""
+    squared_relu: bool = False
+    """Nemotron-H: in place of the activation, the square of what is above zero."""
 
     def tensor_shapes(self, hidden: int, prefix: str = "") -> Shapes:
         size = self.intermediate_size
@@ -80,6 +82,10 @@ class MoeSpec:
     routing: Routing = PLAIN_ROUTING
     clamp: ClampedGate | None = None
     """Of the experts, in place of the activation."""
+    is_gated: bool = True
+    """Whether the experts have gates."""
+    squared_relu: bool = False
+    """Of the experts, in place of the activation."""
     held: tuple[int, int] | None = None
     """Of a rank that holds some of the experts (`models/shard.py`): the first, and the one behind the last; None: it
     holds all."""
@@ -92,7 +98,14 @@ class MoeSpec:
     @property
     def expert(self) -> DenseMlp:
         """One of them."""
-        return DenseMlp(self.expert_intermediate_size, self.activation, has_bias=self.has_bias, clamp=self.clamp)
+        return DenseMlp(
+            self.expert_intermediate_size,
+            self.activation,
+            is_gated=self.is_gated,
+            has_bias=self.has_bias,
+            clamp=self.clamp,
+            squared_relu=self.squared_relu,
+        )
 
     def router_shapes(self, hidden: int) -> Shapes:
         """All that a token meets whichever experts it is sent to."""

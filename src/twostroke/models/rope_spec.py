@@ -57,7 +57,8 @@ RopeScaling = Llama3Scaling | LinearScaling | LongRopeScaling | FrequencyDivisor
 
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
-    """Rotary embedding over the first `dim` of a head's dimensions, pairing `i` with `i + dim / 2`."""
+    """Rotary embedding over the first `dim` of a head's dimensions, pairing `i` with `i + dim / 2`. Where `dim` is 0,
+    nothing is rotated."""
 
     theta: float
     dim: int
@@ -88,6 +89,10 @@ class RopeSpec:
     def attention_factor(self) -> float:
         """What cos and sin are multiplied by."""
         return self.scaling.attention_factor if isinstance(self.scaling, LongRopeScaling | YarnScaling) else 1.0
+
+
+NO_ROPE = RopeSpec(1.0, 0)
+"""Of attention that knows no positions: layers around it, which keep states, do."""
 
 
 def _llama3_frequency(frequency: float, scaling: Llama3Scaling) -> float:

@@ -4,6 +4,8 @@ Knows no file format and no arithmetic: the standard library is all it needs."""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import or_
 
 from twostroke.core.kv_layout import KVContent
 from twostroke.models.mlp_spec import PLAIN_ROUTING as PLAIN_ROUTING
@@ -15,6 +17,10 @@ from twostroke.models.mlp_spec import MoeSpec as MoeSpec
 from twostroke.models.mlp_spec import Routing as Routing
 from twostroke.models.mlp_spec import Shapes as Shapes
 from twostroke.models.mlp_spec import expert_name as expert_name
+from twostroke.models.recurrent_spec import GatedDeltaNet as GatedDeltaNet
+from twostroke.models.recurrent_spec import Mamba2 as Mamba2
+from twostroke.models.recurrent_spec import Recurrent as Recurrent
+from twostroke.models.recurrent_spec import ShortConvolution as ShortConvolution
 from twostroke.models.rope_spec import LongRopeScaling, RopeSpec
 
 
@@ -47,6 +53,8 @@ class GroupedAttention:
     """RMSNorm over each head of q and k, before rope."""
     has_sinks: bool = False
     """gpt-oss: a learnt score a head, beside those of the keys."""
+    output_gate: bool = False
+    """Qwen3-Next: what heads found passes by the sigmoid of one more projection, number by number."""
     growth: QueryGrowth | None = None
 
     @property
@@ -76,6 +84,8 @@ class GroupedAttention:
         shapes: Shapes = {"q": (query, hidden), "k": (kv, hidden), "v": (kv, hidden), "o": (hidden, query)}
         if self.qkv_bias:
             shapes |= {"q_bias": (query,), "k_bias": (kv,), "v_bias": (kv,)}
+        if self.output_gate:
+            shapes["q_gate"] = (query, hidden)
         if self.output_bias:
             shapes["o_bias"] = (hidden,)
         if self.qk_norm:
@@ -140,28 +150,16 @@ class LatentAttention:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class RecurrentMixer:
-    """In place of attention, a state of fixed size that each token changes (Mamba, gated delta nets). Kinds differ in
-    their tensors, so a kind names its own."""
-
-    state_values: int
-    """Numbers that one sequence keeps, however long it is."""
-    tensors: tuple[tuple[str, tuple[int, ...]], ...] = ()
-
-    def tensor_shapes(self, hidden: int) -> Shapes:
-        return dict(self.tensors)
-
-
-Attention = GroupedAttention | LatentAttention | RecurrentMixer
+Attention = GroupedAttention | LatentAttention | Recurrent
 
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """What one layer is: how its tokens meet each other, and what each then goes through alone."""
+    """What one layer is: how its tokens meet each other, and what each then goes through alone. Nemotron-H has layers
+    of either alone."""
 
-    attention: Attention
-    mlp: Mlp
+    attention: Attention | None
+    mlp: Mlp | None
     sandwich_norms: bool = False
     """Gemma: each block's output is normed too, before it joins the residual."""
     is_parallel: bool = False
@@ -177,6 +175,13 @@ class LayerSpec:
         return self.attention
 
     @property
+    def present_mlp(self) -> Mlp:
+        """For backends that decline models with layers that have none."""
+        if self.mlp is None:
+            raise TypeError("this layer has no MLP, and one is asked for")
+        return self.mlp
+
+    @property
     def dense(self) -> DenseMlp | None:
         return self.mlp if isinstance(self.mlp, DenseMlp) else None
 
@@ -189,13 +194,15 @@ class LayerSpec:
         return self.attention.window if isinstance(self.attention, GroupedAttention) else None
 
     def norm_shapes(self, hidden: int) -> Shapes:
-        names = ["attention_norm"] if self.is_parallel else ["attention_norm", "mlp_norm"]
+        names = [] if self.attention is None else ["attention_norm"]
+        names += [] if self.is_parallel or self.mlp is None else ["mlp_norm"]
         names += ["post_attention_norm", "post_mlp_norm"] if self.sandwich_norms else []
         names += [f"{name}_bias" for name in names] if self.norm_bias else []
         return dict.fromkeys(names, (hidden,))
 
     def tensor_shapes(self, hidden: int) -> Shapes:
-        return self.norm_shapes(hidden) | self.attention.tensor_shapes(hidden) | self.mlp.tensor_shapes(hidden)
+        blocks = (block.tensor_shapes(hidden) for block in (self.attention, self.mlp) if block is not None)
+        return reduce(or_, blocks, self.norm_shapes(hidden))
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +226,9 @@ class ModelSpec:
     norm_eps: float
     logits_softcap: float | None = None
     embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    """Granite: what each block finds is multiplied by it before it joins the residual."""
+    logits_scale: float = 1.0
     tied_embeddings: bool = False
     final_norm_bias: bool = False
     head_bias: bool = False
@@ -265,7 +275,8 @@ class ModelSpec:
         """The layers by what they leave behind and how long it is read: full attention first, states last."""
         found: dict[LayerGroup, list[int]] = {}
         for index, layer in enumerate(self.layers):
-            found.setdefault(_group_of(layer.attention), []).append(index)
+            if layer.attention is not None:
+                found.setdefault(_group_of(layer.attention), []).append(index)
         ordered = sorted(found, key=lambda one: (one.content == "state", one.window or 0, one.content, one.values))
         return tuple(replace(group, layers=tuple(found[group])) for group in ordered)
 
@@ -284,14 +295,14 @@ class ModelSpec:
         return shapes
 
 
-def _without_place(attention: Attention) -> Attention:
+def _without_place(attention: Attention | None) -> Attention | None:
     if not isinstance(attention, GroupedAttention):
         return attention
     return replace(attention, window=None, rope=RopeSpec(1.0, attention.rope.dim))
 
 
 def _group_of(attention: Attention) -> LayerGroup:
-    if isinstance(attention, RecurrentMixer):
+    if isinstance(attention, Recurrent):
         return LayerGroup("state", None, attention.state_values)
     if isinstance(attention, LatentAttention):
         return LayerGroup("latent", None, attention.kv_values)

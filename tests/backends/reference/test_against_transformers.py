@@ -53,6 +53,8 @@ GGUF_VARIANTS = (
     "deepseek_v2_lite",
     "deepseek_v3",
     "gpt_oss",
+    "lfm2",
+    "lfm2_moe",
 )
 # What a GGUF file does not hold: query_pre_attn_scalar (it follows from the head size), a rotation's sharpening beside
 # the scores', gpt-oss's limit.

@@ -45,7 +45,9 @@ def kernel_shape(checkpoint: Checkpoint, block_size: int, formats: Formats) -> K
         head_dim=layer.grouped.head_dim,
         queries_per_kv_head=layer.grouped.queries_per_kv_head,
         block_size=block_size,
-        activation=activation_name((layer if checkpoint.spec.moe is None else _with_experts(checkpoint.spec)).mlp),
+        activation=activation_name(
+            (layer if checkpoint.spec.moe is None else _with_experts(checkpoint.spec)).present_mlp
+        ),
         soft_capped=layer.grouped.softcap is not None,
         tile_kinds=tile_kinds(checkpoint, formats.weights),
         kv_kind=KVKind(formats.kv),

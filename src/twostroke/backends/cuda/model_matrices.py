@@ -57,7 +57,7 @@ def layer_matrices(spec: ModelSpec, index: int) -> list[ModelMatrix]:
         return ModelMatrix(kind, layer_name(index, kind), product, *names)
 
     layer, hidden = spec.layers[index], spec.hidden_size
-    attention, mlp = layer.grouped, layer.mlp
+    attention, mlp = layer.grouped, layer.present_mlp
     joins: Role = "sandwich" if layer.sandwich_norms else "join"
     qkv = Product("plain", attention.query_width + attention.kv_values, hidden, has_bias=attention.qkv_bias)
     output = Product(joins, hidden, attention.query_width, has_bias=attention.output_bias)

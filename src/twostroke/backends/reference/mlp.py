@@ -11,17 +11,21 @@ from twostroke.models.spec import ClampedGate, DenseMlp, MoeSpec
 
 
 def gated_mlp(mlp: DenseMlp, weights: GatedMlp, x: Array) -> Array:
-    """One projection decides how much of the other passes  # [num_tokens, hidden]"""
-    gate = linear(x, weights.gate, weights.gate_bias)  # [num_tokens, intermediate]
-    up = linear(x, weights.up, weights.up_bias)
-    return linear(_gated(mlp, gate, up), weights.down, weights.down_bias)
+    """One projection decides how much of the other passes; without a gate, it decides for itself
+    # [num_tokens, hidden]"""
+    inner = linear(x, weights.up, weights.up_bias)  # [num_tokens, intermediate]
+    if weights.gate is None:
+        inner = _activated(mlp, inner)
+    else:
+        gate = linear(x, weights.gate, weights.gate_bias)
+        inner = _clamped(mlp.clamp, gate, inner) if mlp.clamp is not None else _activated(mlp, gate) * inner
+    return linear(inner, weights.down, weights.down_bias)
 
 
-def _gated(mlp: DenseMlp, gate: Array, up: Array) -> Array:
-    if mlp.clamp is not None:
-        return _clamped(mlp.clamp, gate, up)
-    activate = silu if mlp.activation == "silu" else gelu_tanh
-    return activate(gate) * up
+def _activated(mlp: DenseMlp, x: Array) -> Array:
+    if mlp.squared_relu:
+        return np.square(np.maximum(x, 0))
+    return silu(x) if mlp.activation == "silu" else gelu_tanh(x)
 
 
 def _clamped(clamp: ClampedGate, gate: Array, up: Array) -> Array:

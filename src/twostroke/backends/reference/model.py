@@ -12,13 +12,15 @@ from functools import partial
 
 import numpy as np
 
-from twostroke.backends.host.arithmetic import Array, linear, rms_norm, rotate, soft_cap
+from twostroke.backends.host.arithmetic import Array, linear, rms_norm, rotate, sigmoid, soft_cap
 from twostroke.backends.host.batch import Batch
 from twostroke.backends.interface import Join
 from twostroke.backends.reference.decode import attend_decode, attend_latent_decode
 from twostroke.backends.reference.kv_store import KVStore, Slots, Table
 from twostroke.backends.reference.mlp import gated_mlp, mixture_of_experts
 from twostroke.backends.reference.prefill import attend_latent_prefill, attend_prefill
+from twostroke.backends.reference.recurrent import mix_recurrent
+from twostroke.backends.reference.recurrent_weights import RecurrentWeights
 from twostroke.backends.reference.weights import (
     ExpertWeights,
     GatedMlp,
@@ -36,7 +38,7 @@ from twostroke.models.spec import (
     ModelSpec,
     MoeSpec,
     QueryGrowth,
-    RecurrentMixer,
+    Recurrent,
 )
 
 
@@ -55,11 +57,14 @@ def residuals(
     # [num_tokens, hidden]
 
     `join`: of a rank, which holds some heads and some of each MLP. What it found becomes what all ranks did."""
+    kv.states.drop_aside()
     plan = StepPlan(kv.slots(batch), _rotations(spec, batch, max_context))
     hidden = weights.embedding[batch.token_ids] * np.float32(spec.embedding_scale)  # [num_tokens, hidden]
     for layer, layer_weights in enumerate(weights.layers):
-        hidden = hidden + _attention_block(spec, layer, layer_weights, hidden, batch, kv, plan, join)
-        hidden = hidden + _mlp_block(spec, spec.layers[layer], layer_weights, hidden, join)
+        if layer_weights.attention is not None:
+            hidden = hidden + _attention_block(spec, layer, layer_weights, hidden, batch, kv, plan, join)
+        if layer_weights.mlp is not None:
+            hidden = hidden + _mlp_block(spec, spec.layers[layer], layer_weights, hidden, join)
         yield hidden
 
 
@@ -67,14 +72,14 @@ def logits(spec: ModelSpec, weights: Weights, last: Array) -> Array:
     """Of rows of the last layer's residual stream. Logits are wide (a number for each token of the vocabulary): they
     are computed only of the rows that are wanted  # [rows, vocab]"""
     normed = rms_norm(last, weights.final_norm, spec.norm_eps)
-    return soft_cap(linear(normed, weights.output), spec.logits_softcap)
+    return soft_cap(linear(normed, weights.output) * np.float32(spec.logits_scale), spec.logits_softcap)
 
 
 def _rotations(spec: ModelSpec, batch: Batch, max_context: int) -> dict[RopeSpec, tuple[Array, Array]]:
     """Angles in float64: at position 100,000 a float32 angle is off by a hundredth of a radian."""
     rotations = {}
     attentions = (layer.attention for layer in spec.layers)
-    for rope in {one.rope for one in attentions if not isinstance(one, RecurrentMixer)}:
+    for rope in {one.rope for one in attentions if isinstance(one, GroupedAttention | LatentAttention)}:
         angles = batch.positions[:, None].astype(np.float64) * rope.inverse_frequencies(max_context)
         cos, sin = np.cos(angles) * rope.attention_factor, np.sin(angles) * rope.attention_factor
         rotations[rope] = (cos.astype(np.float32), sin.astype(np.float32))
@@ -93,8 +98,12 @@ def _attention_block(
 ) -> Array:
     """What attention adds to the residual stream  # [num_tokens, hidden]"""
     attention, own = spec.layers[layer].attention, weights.attention
+    assert weights.attention_norm is not None
     normed = rms_norm(hidden, weights.attention_norm, spec.norm_eps)
-    if isinstance(attention, LatentAttention) and isinstance(own, LatentWeights):
+    if isinstance(attention, Recurrent) and isinstance(own, RecurrentWeights):
+        tables = batch.tables[kv.group_of(layer)]
+        output = mix_recurrent(attention, own, layer, normed, batch, kv.states, tables)
+    elif isinstance(attention, LatentAttention) and isinstance(own, LatentWeights):
         output = _latent_attention(attention, own, layer, normed, batch, kv, plan)
     else:
         assert isinstance(attention, GroupedAttention) and isinstance(own, GroupedWeights)
@@ -103,7 +112,7 @@ def _attention_block(
         join(output)
     if weights.post_attention_norm is not None:
         output = rms_norm(output, weights.post_attention_norm, spec.norm_eps)
-    return output
+    return output * np.float32(spec.residual_scale)
 
 
 def _grouped_attention(
@@ -132,6 +141,8 @@ def _grouped_attention(
     decode = partial(attend_decode, attention, weights.sinks, kv, layer)
     prefill = partial(attend_prefill, attention, weights.sinks, kv, layer)
     mixed = _by_phase(decode, prefill, queries, batch, batch.tables[kv.group_of(layer)])
+    if weights.q_gate is not None:
+        mixed = mixed * sigmoid(linear(normed, weights.q_gate))
     return linear(mixed, weights.o, weights.o_bias)
 
 
@@ -193,6 +204,7 @@ def _by_phase(
 
 def _mlp_block(spec: ModelSpec, layer: LayerSpec, weights: LayerWeights, hidden: Array, join: Join | None) -> Array:
     """What the MLP, or the experts in its place, add  # [num_tokens, hidden]"""
+    assert weights.mlp_norm is not None
     normed = rms_norm(hidden, weights.mlp_norm, spec.norm_eps)
     if isinstance(layer.mlp, MoeSpec) and isinstance(weights.mlp, ExpertWeights):
         output = mixture_of_experts(layer.mlp, weights.mlp, normed)
@@ -203,7 +215,7 @@ def _mlp_block(spec: ModelSpec, layer: LayerSpec, weights: LayerWeights, hidden:
         join(output)
     if weights.post_mlp_norm is not None:
         output = rms_norm(output, weights.post_mlp_norm, spec.norm_eps)
-    return output
+    return output * np.float32(spec.residual_scale)
 
 
 def _heads(x: Array, head_dim: int) -> Array:

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from twostroke.backends.reference.recurrent_weights import RecurrentWeights, recurrent_weights
 from twostroke.models.checkpoint import Checkpoint
-from twostroke.models.spec import LatentAttention, LayerSpec, MoeSpec, expert_name
+from twostroke.models.spec import GroupedAttention, LatentAttention, LayerSpec, MoeSpec, Recurrent, expert_name
 
 Array = npt.NDArray[np.float32]
 
@@ -18,9 +19,9 @@ Array = npt.NDArray[np.float32]
 class GatedMlp:
     """A layer's MLP, or one of its experts."""
 
-    gate: Array  # [intermediate, hidden]
     up: Array  # [intermediate, hidden]
     down: Array  # [hidden, intermediate]
+    gate: Array | None = None  # [intermediate, hidden]
     gate_bias: Array | None = None
     up_bias: Array | None = None
     down_bias: Array | None = None
@@ -51,6 +52,7 @@ class GroupedWeights:
     o_bias: Array | None = None
     q_norm: Array | None = None
     k_norm: Array | None = None
+    q_gate: Array | None = None  # [heads * head_dim, hidden]
     sinks: Array | None = None  # [heads]
 
 
@@ -73,10 +75,10 @@ class LatentWeights:
 class LayerWeights:
     """Matrices are [outputs, inputs], vectors [outputs]; what a family lacks is None."""
 
-    attention_norm: Array
-    attention: GroupedWeights | LatentWeights
-    mlp_norm: Array
-    mlp: GatedMlp | ExpertWeights
+    attention_norm: Array | None = None
+    attention: GroupedWeights | LatentWeights | RecurrentWeights | None = None
+    mlp_norm: Array | None = None
+    mlp: GatedMlp | ExpertWeights | None = None
     post_attention_norm: Array | None = None
     post_mlp_norm: Array | None = None
 
@@ -108,12 +110,16 @@ _NORMS = ("attention_norm", "mlp_norm", "post_attention_norm", "post_mlp_norm")
 
 
 def _layer_weights(arrays: dict[str, Array], layer: LayerSpec) -> LayerWeights:
-    attention: GroupedWeights | LatentWeights
+    attention: GroupedWeights | LatentWeights | RecurrentWeights | None = None
     if isinstance(layer.attention, LatentAttention):
         attention = _latent(arrays, layer.attention)
-    else:
+    elif isinstance(layer.attention, GroupedAttention):
         attention = GroupedWeights(**_named(arrays, _GROUPED))
-    mlp = _gated_mlp(arrays, "") if layer.moe is None else _experts(arrays, layer.moe)
+    elif isinstance(layer.attention, Recurrent):
+        attention = recurrent_weights(arrays, layer.attention)
+    mlp: GatedMlp | ExpertWeights | None = None
+    if layer.mlp is not None:
+        mlp = _gated_mlp(arrays, "") if layer.moe is None else _experts(arrays, layer.moe)
     return LayerWeights(attention=attention, mlp=mlp, **_named(arrays, _NORMS))
 
 

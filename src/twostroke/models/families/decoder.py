@@ -105,7 +105,7 @@ def spec_from_config(
     refuse_quantised(config)
     config.refuse_unless({name: values for name, values in _HF_NEUTRAL.items() if name not in handled})
     for name in _RECURRENT:
-        if config.get(name) is not None:
+        if name not in handled and config.get(name) is not None:
             raise config.error(name, "tells of layers without attention, which are neither computed nor counted yet")
     if "partial_rotary_factor" not in handled:
         for name in ("rope_scaling", "rope_parameters"):
@@ -223,9 +223,11 @@ def with_attention(spec: ModelSpec, **changes: Any) -> ModelSpec:
     )
 
 
-def with_gguf_experts(spec: ModelSpec, fields: Fields, tensors: Mapping[str, StoredTensor]) -> ModelSpec:
+def with_gguf_experts(
+    spec: ModelSpec, fields: Fields, tensors: Mapping[str, StoredTensor], handled: Sequence[str] = ()
+) -> ModelSpec:
     dense = DenseMlp(spec.dense_width)
-    return with_mlps(spec, experts.mlps_from_gguf(fields, tensors, spec.num_layers, dense))
+    return with_mlps(spec, experts.mlps_from_gguf(fields, tensors, spec.num_layers, dense, handled))
 
 
 def with_mlps(spec: ModelSpec, mlps: Sequence[Mlp]) -> ModelSpec:
