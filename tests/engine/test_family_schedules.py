@@ -106,7 +106,10 @@ def made(checkpoint: Checkpoint, schedule: Schedule, backend: str) -> tuple[Engi
     )
     own = factory.create(checkpoint, layout, settings)
     config = SchedulerConfig(
-        max_context=MAX_CONTEXT, max_tokens_per_step=schedule.step_tokens, max_running=schedule.max_running
+        max_context=MAX_CONTEXT,
+        max_tokens_per_step=schedule.step_tokens,
+        max_running=schedule.max_running,
+        snapshot_tokens=1,
     )
     return Engine(Scheduler(config, layout), own, checkpoint.spec.vocab_size), own
 
@@ -183,8 +186,7 @@ def test_a_few_schedules(family: Checkpoint) -> None:
 @pytest.mark.slow
 def test_many_schedules(family: Checkpoint) -> None:
     tally = hold(family, "reference", MANY)
-    shares_prefixes = all(group.content != "state" for group in family.spec.kv_groups())
-    assert min(tally.preempted, tally.aborted) > 10 and (tally.cached > 10 or not shares_prefixes), tally
+    assert min(tally.cached, tally.preempted, tally.aborted) > 10, tally
 
 
 def test_the_families_are_variants() -> None:

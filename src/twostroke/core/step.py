@@ -132,9 +132,32 @@ class BlockCopy(NamedTuple):
     slot: int
 
 
+class StateRestore(NamedTuple):
+    """A sequence goes on from a state that was kept: it is copied into the sequence's own slot. No slot that a step
+    restores from is written to by it, so a step's copies may be made in any order."""
+
+    seq_id: int
+    group: int
+    source: int
+    target: int
+
+
+class StateSave(NamedTuple):
+    """Keep a copy of a sequence's state as it is behind its first `length` tokens, if this step computes the last of
+    them. Of a chunk that is its end. Where drafts are about, it may turn out to be another step that does: the save is
+    part of all that may, and the one that does makes it, if the token held."""
+
+    seq_id: int
+    group: int
+    slot: int
+    """Where the copy goes."""
+    length: int
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A backend takes spills, then loads, leaves, joins and grants; then computes decodes and prefills side by side."""
+    """A backend takes spills, then loads, leaves, joins, grants and restores; then computes decodes and prefills side
+    by side; then makes saves. A chunk that begins at position 0 finds no state before it, whatever its slot holds."""
 
     step_id: int
     prefills: tuple[PrefillChunk, ...] = ()
@@ -149,6 +172,8 @@ class Step:
     loads: tuple[BlockCopy, ...] = ()
     """Blocks to copy from host memory, behind all that was launched before. They may still be on their way while this
     step computes: a step waits for those that its own grants name."""
+    restores: tuple[StateRestore, ...] = ()
+    saves: tuple[StateSave, ...] = ()
 
     @property
     def num_prefill_tokens(self) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from twostroke.kv.snapshots import SNAPSHOT_TOKENS
+
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
@@ -19,6 +21,8 @@ class SchedulerConfig:
     """A prompt is read in one chunk, as the model's tokens see each other both ways, or are all pooled."""
     prefix_caching: bool = True
     """Off: only the samples of one request share blocks."""
+    snapshot_tokens: int = SNAPSHOT_TOKENS
+    """Between two snapshots of a sequence's states, at least."""
     kv_watermark: float = 0.01
     """The share of each KV group that admission leaves to the streams already running."""
     priority_aging_s: float = 30.0
@@ -26,7 +30,7 @@ class SchedulerConfig:
     this much longer. So nothing waits forever, however urgent the newcomers are."""
 
     def __post_init__(self) -> None:
-        for name in ("max_context", "max_tokens_per_step", "max_running"):
+        for name in ("max_context", "max_tokens_per_step", "max_running", "snapshot_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.max_chunk_tokens is not None and self.max_chunk_tokens < 1:

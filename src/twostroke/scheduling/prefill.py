@@ -130,10 +130,14 @@ class PrefillPlanner:
         if not self._admission.make_room(plan, sequence, end):
             return  # only older sequences hold what it needs: it sits this step out
         limit = min(self._most(plan, start, sequence.prefill_len), self._ledger.room(sequence) - start)
+        if (states := self._ledger.states) is not None:
+            limit = states.chunk_end(sequence, start, start + limit) - start
         samples, share = start + limit == sequence.prefill_len, self._policy.step_share(sequence)
         taken = room.take(start, limit, samples=samples, may_wait=not is_new, share=share)
         if not taken:
             return
+        if states is not None and taken < limit:
+            taken = states.chunk_end(sequence, start, start + taken) - start
         chunk = prefill_chunk(sequence, start, start + taken)
         grants = self._ledger.reserve(sequence, chunk.end)
         assert grants is not None  # it lies within the ledger's room

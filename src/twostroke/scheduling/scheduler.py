@@ -56,7 +56,9 @@ class Scheduler:
         should take; None: nobody knows."""
         self.config = config
         self._forecast = Forecast(step_seconds)
-        self.ledger = ledger or KVLedger(layout, prefix_caching=config.prefix_caching)
+        self.ledger = ledger or KVLedger(
+            layout, prefix_caching=config.prefix_caching, snapshot_tokens=config.snapshot_tokens
+        )
         self._pace, self._max_drafts = pace, max_drafts
         self._readings = Readings()
         self._join(policy, levels or ServiceLevels(), drafting)
@@ -229,8 +231,10 @@ class Scheduler:
         self._prefills.fill(plan, now_s)
         if not len(plan):
             return None
-        leaves = tuple(self._admission.rows_to_close)
-        step = plan.freeze(self._next_step_id, leaves, self._decodes.drafting, self.ledger.copies(self._next_step_id))
+        if self.ledger.states is not None:
+            plan.take_snapshots(self.ledger.states)
+        leaves, copies = tuple(self._admission.rows_to_close), self.ledger.copies(self._next_step_id)
+        step = plan.freeze(self._next_step_id, leaves, self._decodes.drafting, copies)
         self._admission.rows_to_close.clear()
         self._next_step_id += 1
         self._launched.append(Launched(step, plan.sequences, plan.reading_s))

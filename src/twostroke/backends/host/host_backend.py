@@ -23,6 +23,7 @@ from twostroke.backends.host.pooling import Pooler
 from twostroke.backends.host.rows import RowSet
 from twostroke.backends.host.sampler import token_logprobs
 from twostroke.backends.host.scores import HostModel, Scores
+from twostroke.backends.host.states import HostStates, StateKeeper
 from twostroke.backends.interface import Companion, refuse_drafts
 from twostroke.core.errors import BackendError
 from twostroke.core.grammar import Grammars, GrammarStuckError
@@ -78,6 +79,7 @@ class HostBackend(ABC):
         """What they have not been told yet."""
         self._max_context, self._vocab_size = max_context, vocab_size
         self._kept: HostKeptBlocks | None = None
+        self._states: StateKeeper | None = None
 
     @property
     def block_store(self) -> BlockStore:
@@ -146,6 +148,10 @@ class HostBackend(ABC):
         self._kept = HostKeptBlocks(self.block_store, num_slots)
         return self._kept
 
+    def use_states(self, states: HostStates) -> None:
+        """Of a model whose layers keep some: told once, before the first step."""
+        self._states = StateKeeper(self.layout, self.rows, states)
+
     def use_grammars(self, grammars: Grammars) -> None:
         self.rows.grammars = grammars
 
@@ -198,6 +204,8 @@ class HostBackend(ABC):
             self._kept.wait(step.grants)
         started_s = time.perf_counter()  # copies are no part of what a step like it takes
         self.rows.update(step)
+        if self._states is not None:
+            self._states.begin(step)
         if self._pooler is not None:
             vectors, failed = self._vectors(self._pooler, step)
             compute_s = time.perf_counter() - started_s
@@ -231,6 +239,8 @@ class HostBackend(ABC):
                     cursor += 1
                 if chunk.samples and chunk.seq_id not in errors:
                     self._sample(chunk.seq_id, logits[cursor - 1], highest[cursor - 1], sampled, errors, stuck)
+        if self._states is not None:
+            self._states.end(step, drafts, sampled)
         drafted = {} if self.speculator is None else self._settle(self.speculator, sampled)
         if self.companion_drafters and step.num_tokens:
             self._last_pass = TargetPass(step, batch, drafts, scores)

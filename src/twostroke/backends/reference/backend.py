@@ -64,7 +64,7 @@ class ReferenceBackend(HostBackend):
         taps = all_taps(settings.companions)
         self.model = ReferenceModel(checkpoint, layout.of_model(0), settings.max_context, taps, settings.join)
         if any(group.is_state for group in layout.of_model(0).groups):
-            self.max_drafts = 0  # nobody tells the states yet how many drafts held
+            self.use_states(self.model.kv.states)
         for companion in settings.companions:
             if companion.head is not None:
                 self.add_head(companion, checkpoint, taps)
