@@ -36,6 +36,10 @@ class StepField(_Field):
     ATTENDS_BY_ROWS = auto()  # 1: pieces of attention are dealt in runs, 0: in turn
     SPAN_RESULTS = auto()  # f32, what the spans of split queries leave for their merging
     SPAN_COUNTS = auto()  # i64, how many spans of a split query are done
+    NUM_DECODES = auto()  # the first tokens
+    HEAD_PARTS = auto()  # of latent attention: how many pieces the heads of a query are cut into
+    NUM_CHUNK_BLOCKS = auto()
+    CHUNK_BLOCKS = auto()  # i32 [num_chunk_blocks, QueryBlockField], of latent attention: those of chunks alone
     KV_GROUPS = auto()  # three fields a KV group follow from here, see KVGroupField
 
 
@@ -144,6 +148,7 @@ class GatedField(_OperandUser):
 class NormField(_OperandUser):
     INPUT = auto()  # f32 [rows, width]
     WIDTH = auto()
+    STRIDE = auto()  # floats from row to row of the input; 0: as many as it is wide
     WEIGHT = auto()  # f32 [width]
     EPSILON = auto()
     ROWS = auto()
@@ -216,6 +221,37 @@ class AttentionField(_Field):
     NUM_BLOCKS = auto()  # which StepField holds the number of query blocks
     BLOCKS = auto()  # and which one their address
     SINKS = auto()  # f32 [heads], of heads that have one: as scores are, in units of ln 2
+
+
+class LatentField(_Field):
+    """What a token leaves behind, and its queries, rotated: of latent attention."""
+
+    INPUT = auto()  # f32 [rows, stride]: a latent, and a key to be rotated
+    STRIDE = auto()
+    QUERIES = auto()  # f32 [rows, query_stride]: of each head what is not rotated, then what is
+    QUERY_STRIDE = auto()
+    NORM = auto()  # f32 [rank]
+    EPSILON = auto()
+    COSINES = auto()  # f32 [max_context, rotated_dim / 2]
+    SINES = auto()
+    NEIGHBOURS = auto()  # 1: pairs are (2 i, 2 i + 1), 0: (i, i + rotated_dim / 2)
+    GROWTH = auto()  # f32 [max_context], or 0
+    STORE = auto()
+    GROUP = auto()
+
+
+class LatentAttentionField(_Field):
+    """Of a decode over latents, and of a chunk over keys and values that are made of them."""
+
+    QUERIES = auto()  # f32 [rows, stride]
+    STRIDE = auto()
+    STORE = auto()
+    GROUP = auto()
+    SCALE = auto()
+    OUTPUT = auto()  # f32 [rows, output_stride]
+    OUTPUT_STRIDE = auto()
+    KEY_B = auto()  # [heads, plain_dim, rank] what keys are made by: bf16 or f32, as latents are multiplied
+    VALUE_B = auto()  # [heads, rank, value_dim] the same of values; of bf16 [heads, rank / 2, value_dim, 2]
 
 
 class Wait(_Field):

@@ -31,7 +31,8 @@ class LayerPlace:
 class KVStore:
     def __init__(self, layout: KVLayout, num_kv_heads: int, shape: KernelShape) -> None:
         self._layout = layout
-        self._element = f"{shape.kv_kind.value} of head size {shape.head_dim}, packed for cpu"
+        self._element = f"{shape.kv_kind.value} of {_content(shape)}, packed for cpu"
+        self._part = "kv head" if shape.latent is None else "latent"
         self.places: dict[int, LayerPlace] = {}
         self._groups: list[Bytes] = []  # [layers, num_blocks, kv_heads, block_bytes] each
         for index, group in enumerate(layout.groups):
@@ -42,11 +43,11 @@ class KVStore:
                 self.places[layer] = LayerPlace(index, memory[position])
 
     def block_formats(self) -> tuple[BlockFormat, ...]:
-        """K and V of a head lie together, in an order of `kernels/kv_code.py`."""
+        """K and V of a head lie together, in an order of `kernels/kv_code.py`; latents as K does."""
         formats = []
         for group, memory in zip(self._layout.groups, self._groups, strict=True):
             num_layers, _, num_heads, block_bytes = memory.shape
-            axes = (("layer", num_layers), ("kv head", num_heads), ("byte", block_bytes))
+            axes = (("layer", num_layers), (self._part, num_heads), ("byte", block_bytes))
             formats.append(BlockFormat(group.layers, group.window, self._element, 1, axes))
         return tuple(formats)
 
@@ -96,6 +97,11 @@ class KVStore:
             is_read &= entries >= oldest[:, None]
         if not (granted | ~is_read).all():
             raise IndexError("a step reads or writes a position whose KV block was never granted")
+
+
+def _content(shape: KernelShape) -> str:
+    own = shape.latent
+    return f"head size {shape.head_dim}" if own is None else f"latents of {own.rank} and {own.rotated_dim}"
 
 
 def _layers_memory(size: tuple[int, int, int, int]) -> Bytes:

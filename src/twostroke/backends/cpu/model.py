@@ -18,10 +18,12 @@ from twostroke.backends.cpu.code import code_for
 from twostroke.backends.cpu.isa import InstructionSet
 from twostroke.backends.cpu.kv_kind import KVKind
 from twostroke.backends.cpu.kv_store import KVStore
+from twostroke.backends.cpu.latent_program import LatentProgram
+from twostroke.backends.cpu.latent_work import LatentWork
 from twostroke.backends.cpu.memory import Floats, address_of
 from twostroke.backends.cpu.program import Program
 from twostroke.backends.cpu.rotation import Positions
-from twostroke.backends.cpu.shape import KernelShape, activation_name, mlp_widths
+from twostroke.backends.cpu.shape import KernelShape, activation_name, attended_width, latent_shape, mlp_widths
 from twostroke.backends.cpu.thread_count import ThreadCount
 from twostroke.backends.cpu.threads import ThreadPool
 from twostroke.backends.cpu.weights import Weights, tile_kinds
@@ -33,24 +35,29 @@ from twostroke.core.errors import BackendError
 from twostroke.core.formats import Formats
 from twostroke.core.kv_layout import KVLayout
 from twostroke.models.checkpoint import Checkpoint
-from twostroke.models.spec import LayerSpec, ModelSpec
+from twostroke.models.spec import GroupedAttention, LatentAttention, LayerSpec, ModelSpec
 from twostroke.models.weights.quantisation import dequantise
 
-_KEPT_FIELDS = (StepField.POSITIONS, StepField.LOGIT_ROWS, StepField.QUERY_BLOCKS, StepField.LOGIT_BLOCKS)
+_COUNT_FIELDS = (StepField.NUM_QUERY_BLOCKS, StepField.NUM_LOGIT_BLOCKS, StepField.NUM_CHUNK_BLOCKS)
+_LIST_FIELDS = (StepField.QUERY_BLOCKS, StepField.LOGIT_BLOCKS, StepField.CHUNK_BLOCKS)
+_KEPT_FIELDS = (StepField.POSITIONS, StepField.LOGIT_ROWS, *_LIST_FIELDS)
 
 
 def kernel_shape(checkpoint: Checkpoint, block_size: int, formats: Formats) -> KernelShape:
     layer = checkpoint.spec.layers[0]  # for all of them: a checkpoint whose layers differ was declined
+    activation = activation_name((layer if checkpoint.spec.moe is None else _with_experts(checkpoint.spec)).present_mlp)
+    tiles, kv_kind = tile_kinds(checkpoint, formats.weights), KVKind(formats.kv)
+    if isinstance(layer.attention, LatentAttention):
+        own = latent_shape(layer.attention)
+        return KernelShape.of_latents(own, block_size, activation, tile_kinds=tiles, kv_kind=kv_kind)
     return KernelShape(
         head_dim=layer.grouped.head_dim,
         queries_per_kv_head=layer.grouped.queries_per_kv_head,
         block_size=block_size,
-        activation=activation_name(
-            (layer if checkpoint.spec.moe is None else _with_experts(checkpoint.spec)).present_mlp
-        ),
+        activation=activation,
         soft_capped=layer.grouped.softcap is not None,
-        tile_kinds=tile_kinds(checkpoint, formats.weights),
-        kv_kind=KVKind(formats.kv),
+        tile_kinds=tiles,
+        kv_kind=kv_kind,
         has_sinks=layer.grouped.has_sinks,
     )
 
@@ -85,7 +92,7 @@ class Workers:
 
 
 class CpuModel:
-    program_type = Program
+    program_type: type[Program] = Program
 
     def __init__(
         self,
@@ -102,16 +109,23 @@ class CpuModel:
         self._settings, self._taps, self._join, isa = settings, taps, join, settings.isa
         self.spec, self._file_name = checkpoint.spec, _shown_name(checkpoint.path)
         self._shape = kernel_shape(checkpoint, layout.block_size, formats)
-        attention = self.spec.layers[0].grouped
-        self.kv = KVStore(layout, attention.num_kv_heads, self._shape)
+        attention = self.spec.layers[0].attention
+        kv_heads = attention.num_kv_heads if isinstance(attention, GroupedAttention) else 1
+        self.kv = KVStore(layout, kv_heads, self._shape)
         touched = launcher.submit(self.kv.touch)  # beside the rest, which takes longer and mostly one core
         self.code = code_for(self._shape, isa)
-        self.weights = Weights.from_checkpoint(checkpoint, settings.threads, formats.weights)
+        self.weights = Weights.from_checkpoint(checkpoint, settings.threads, formats.weights, self._shape.kv_kind)
         self._positions = Positions(self.spec, settings.max_context)
-        self._attention = AttentionWork(self._shape, attention.num_kv_heads, isa.accumulators, settings.threads)
+        self._attention: AttentionWork | LatentWork
+        if self._shape.latent is None:
+            self._attention = AttentionWork(self._shape, kv_heads, isa.accumulators, settings.threads)
+        else:
+            self._attention = LatentWork(self._shape, isa.accumulators, settings.threads)
+            self.program_type = LatentProgram
         self._single_row = self._make_program(1, 1, own_copies=True)
         self._program = self._make_program(settings.max_tokens_per_step, 1)
-        depth = max(self._widest_hidden, *mlp_widths(self.spec).values(), attention.query_width)
+        depth = max(self._widest_hidden, *mlp_widths(self.spec).values(), attended_width(attention))
+        depth = max(depth, attention.query_rank or 0 if isinstance(attention, LatentAttention) else 0)
         self.scratch_bytes = self._shape.scratch_bytes(isa.accumulators, depth)
         """What each thread that runs it needs."""
         self.workers: Workers | None = None
@@ -252,17 +266,19 @@ class CpuModel:
     ) -> tuple[npt.NDArray[np.int64], list[npt.NDArray[np.int32]]]:
         """The record that the tape reads, and the arrays it points into."""
         num_logits, work = len(batch.logit_rows), self._attention
-        blocks = work.blocks(batch)
-        logit_blocks = blocks if num_logits == batch.num_tokens else work.logit_blocks(batch)
-        kept = [np.ascontiguousarray(array) for array in (batch.positions, batch.logit_rows, blocks, logit_blocks)]
+        pieces = work.pieces(batch)
+        lists = (pieces.blocks, pieces.logit_blocks, pieces.chunk_blocks)
+        kept = [np.ascontiguousarray(array) for array in (batch.positions, batch.logit_rows, *lists)]
         record = [0] * int(StepField.KV_GROUPS)
         record[StepField.NUM_TOKENS], record[StepField.NUM_LOGITS] = batch.num_tokens, num_logits
-        record[StepField.NUM_QUERY_BLOCKS], record[StepField.NUM_LOGIT_BLOCKS] = len(blocks), len(logit_blocks)
+        record[StepField.NUM_DECODES], record[StepField.HEAD_PARTS] = batch.num_decodes, pieces.head_parts
+        for field, array in zip(_COUNT_FIELDS, lists, strict=True):
+            record[field] = len(array)
         for field, array in zip(_KEPT_FIELDS, kept, strict=True):
             record[field] = address_of(array)
         record[StepField.ATTENDS_BY_ROWS] = int(attends_by_rows(batch))
-        record[StepField.SPAN_RESULTS] = address_of(work.span_results)
-        record[StepField.SPAN_COUNTS] = address_of(work.span_counts)
+        record[StepField.SPAN_RESULTS] = address_of(work.room.results)
+        record[StepField.SPAN_COUNTS] = address_of(work.room.counts)
         assert len(KVGroupField) == 3
         for group_slots, table in zip(slots, batch.tables, strict=True):
             rows = np.ascontiguousarray(table)

@@ -37,7 +37,7 @@ from twostroke.backends.cpu.memory import Floats, address_of, float_zeros, zeros
 from twostroke.backends.cpu.operand import Operand
 from twostroke.backends.cpu.packing import PackedMatrix
 from twostroke.backends.cpu.rotation import Positions
-from twostroke.backends.cpu.shape import activation_name
+from twostroke.backends.cpu.shape import activation_name, attended_width
 from twostroke.backends.cpu.weights import LayerWeights, Projection, SharedExpert, Weights
 from twostroke.models.spec import ModelSpec
 
@@ -45,7 +45,7 @@ Record = npt.NDArray[np.int64]
 NO_WINDOW = 1 << 30
 _PIECE_BYTES = 96 << 10
 """Weights of a piece of a product, at least: some microseconds of reading, beside which dealing it out is nothing."""
-_ATTENTION_PIECES = 4
+ATTENTION_PIECES = 4
 
 
 class Tape:
@@ -138,7 +138,7 @@ class Program:
         self._spec, self._kv, self._positions = spec, kv, positions
         self.max_tokens, self.max_logits, self._threads = max_tokens, max_logits, threads
         self._narrows, self._activation = max_tokens > 1, activation_name(spec.layers[0].present_mlp)
-        rows, self._query_width = max_tokens + MOST_LACKING_ROWS, spec.layers[0].grouped.query_width
+        rows, self._query_width = max_tokens + MOST_LACKING_ROWS, attended_width(spec.layers[0].attention)
         widest = max(_widest_output(layer) for layer in weights.layers)
         self.hidden = float_zeros(rows, spec.hidden_size)
         self.logits = float_zeros(max_logits + MOST_LACKING_ROWS, weights.head.width)
@@ -223,21 +223,20 @@ class Program:
             RopeField.HALF: rotation.half,
             RopeField.GROWTH: address_of(self._positions.growth(own.growth)),
             RopeField.STORE: address_of(place.memory),
-            RopeField.GROUP: _group_field(place.group),
+            RopeField.GROUP: group_field(place.group),
         }
         self.tape.add("rope_and_store", rope)
 
     def _add_attention(self, index: int, layer: LayerWeights) -> None:
-        spec, own, place = self._spec, self._spec.layers[index].grouped, self._kv.places[index]
+        own, place = self._spec.layers[index].grouped, self._kv.places[index]
         self._add_keys_and_values(index, layer)
-        is_last = index == spec.num_layers - 1
-        narrowing = self._narrow() if is_last and self._narrows and not self._narrows_late else {}
+        narrowing = self._narrow_in(index)
         attention: dict[IntEnum, int] = {
             AttentionField.QUERIES: address_of(self._projected),
             AttentionField.STRIDE: layer.attention_in.width,
             AttentionField.NUM_KV_HEADS: own.num_kv_heads,
             AttentionField.STORE: address_of(place.memory),
-            AttentionField.GROUP: _group_field(place.group),
+            AttentionField.GROUP: group_field(place.group),
             AttentionField.WINDOW: own.window or NO_WINDOW,
             AttentionField.SCALE: float_bits(own.scale),
             AttentionField.CAP: float_bits(own.softcap or 1.0),
@@ -247,7 +246,10 @@ class Program:
             AttentionField.BLOCKS: self._rows.blocks,
             AttentionField.SINKS: address_of(layer.sinks),
         }
-        self.tape.add("attention", attention, pieces=_ATTENTION_PIECES, pieces_of_many=_ATTENTION_PIECES)
+        self.tape.add("attention", attention, pieces=ATTENTION_PIECES, pieces_of_many=ATTENTION_PIECES)
+        self._add_attention_out(layer, narrowing)
+
+    def _add_attention_out(self, layer: LayerWeights, narrowing: dict[IntEnum, int]) -> None:
         fields = self._norm_fields(self._attended, None) | narrowing
         self._add_row_operation("prepare", fields, self._mixed, layer.attention_out)
         self._add_to_residual(layer.attention_out, self._mixed, layer.post_attention_norm)
@@ -255,6 +257,11 @@ class Program:
     def _add_copy(self, target: Floats) -> None:
         fields = self._norm_fields(self._rows.hidden, None) | {OperandField.FLOATS: address_of(target)}
         self.tape.add("prepare", fields, wait=Wait.ALWAYS)
+
+    def _narrow_in(self, index: int) -> dict[IntEnum, int]:
+        """Within the last layer, once all rows have left behind what later ones read."""
+        is_last = index == self._spec.num_layers - 1
+        return self._narrow() if is_last and self._narrows and not self._narrows_late else {}
 
     def _narrow(self, wait: Wait = Wait.NEVER) -> dict[IntEnum, int]:
         """From here on only the rows whose logits are wanted: their residual moves together. Returns what tells the
@@ -419,7 +426,7 @@ class Program:
         self.tape.add("norm_add", fields, wait=self._wait_for_rows())
 
 
-def _group_field(group: int) -> int:
+def group_field(group: int) -> int:
     """Where the step record has a KV group's fields."""
     return int(StepField.KV_GROUPS) + len(KVGroupField) * group
 

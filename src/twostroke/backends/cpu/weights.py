@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from twostroke.backends.cpu import packed_cache
 from twostroke.backends.cpu.arguments import PANEL_OUTPUTS
 from twostroke.backends.cpu.experts import Expert, LayerExperts
-from twostroke.backends.cpu.memory import LINE_BYTES, Arena, Floats, float_zeros, padded
+from twostroke.backends.cpu.kv_kind import KVKind
+from twostroke.backends.cpu.memory import LINE_BYTES, Arena, Floats, Scalar, float_zeros, padded
 from twostroke.backends.cpu.packing import PackedMatrix, fill, held_block, packed_bytes, place, tensor_note, tile_kind
+from twostroke.backends.cpu.shape import expanded_bytes
 from twostroke.backends.cpu.tile_kinds import TileKind
 from twostroke.core.formats import STORED
 from twostroke.models.checkpoint import Checkpoint
-from twostroke.models.spec import expert_name, layer_name
+from twostroke.models.spec import LatentAttention, expert_name, layer_name
 from twostroke.models.weights.tensor import WeightKind, WeightTensor
+from twostroke.models.weights.write_safetensors import bfloat16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,6 +62,17 @@ class SharedExpert:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class LatentWeights:
+    """Beside `attention_in`, which makes queries, or what these are made of, and what is kept of a token."""
+
+    latent_norm: Floats
+    key_b: npt.NDArray[np.generic]  # [heads, plain_dim, rank] f32, or the bits of bf16
+    value_b: npt.NDArray[np.generic]  # [heads, rank, value_dim] f32, or [heads, rank / 2, value_dim, 2] of bf16
+    query_norm: Floats | None
+    query_b: Projection | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class LayerWeights:
     attention_norm: Floats
     attention_in: Projection
@@ -73,6 +89,7 @@ class LayerWeights:
     experts: LayerExperts | None = None
     """In place of `mlp_in` and `mlp_out`, which are the first one's then."""
     shared: SharedExpert | None = None
+    latent: LatentWeights | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,10 +105,12 @@ class Weights:
     """The entry of the cache of packed weights that they were mapped from; None: they were packed now."""
 
     @staticmethod
-    def from_checkpoint(checkpoint: Checkpoint, threads: int = 1, weights: str = STORED) -> Weights:
-        """From the cache of packed weights, or packed now by `threads` threads, and put there."""
-        matrices = [name for name in checkpoint.tensors if checkpoint.is_multiplied(name)]
-        num_bytes = sum(held_bytes(checkpoint, name, weights) for name in matrices)
+    def from_checkpoint(
+        checkpoint: Checkpoint, threads: int = 1, weights: str = STORED, kv_kind: KVKind = KVKind.F16
+    ) -> Weights:
+        """From the cache of packed weights, or packed now by `threads` threads, and put there. `kv_kind`: what latents
+        are kept in, and multiplied with."""
+        num_bytes = sum(held_bytes(checkpoint, name, weights) for name in _packed(checkpoint))
         path = packed_cache.entry_path(checkpoint, weights)
         notes, kept = [], None
         if path is not None:
@@ -100,7 +119,7 @@ class Weights:
             except packed_cache.DamagedEntryError:
                 notes.append(f"the packed weights kept in {path} were damaged: packed again")
         arena = Arena(num_bytes) if kept is None else Arena.over(kept)
-        layout = _Layout(checkpoint, arena, weights)
+        layout = _Layout(checkpoint, arena, weights, kv_kind)
         placed = layout.weights()
         if kept is not None:
             return replace(placed, kept_at=path)
@@ -112,9 +131,23 @@ class Weights:
 
 def tile_kinds(checkpoint: Checkpoint, weights: str = STORED) -> tuple[TileKind, ...]:
     """The kinds of tile that a model needs, in a fixed order. `weights`, here and below: as in Formats."""
-    matrices = (name for name in checkpoint.tensors if checkpoint.is_multiplied(name))
-    found = {tile_kind(_held_block(checkpoint, name, weights)) for name in matrices}
+    found = {tile_kind(_held_block(checkpoint, name, weights)) for name in _packed(checkpoint)}
     return tuple(kind for kind in TileKind if kind in found)
+
+
+def _packed(checkpoint: Checkpoint) -> Iterator[str]:
+    """The matrices that are tiles."""
+    return (name for name in checkpoint.tensors if checkpoint.is_multiplied(name) and not is_plain(name))
+
+
+def is_plain(name: str) -> bool:
+    """Whether a matrix is multiplied head by head, with latents, and so held in their numbers."""
+    return name.endswith(".kv_b")
+
+
+def plain_bytes(checkpoint: Checkpoint, name: str, kv_kind: KVKind) -> int:
+    """What such a matrix takes."""
+    return math.prod(checkpoint.tensors[name].shape) * expanded_bytes(kv_kind)
 
 
 def held_bytes(checkpoint: Checkpoint, name: str, weights: str = STORED) -> int:
@@ -130,8 +163,8 @@ def _held_block(checkpoint: Checkpoint, name: str, weights: str) -> WeightKind:
 class _Layout:
     """Where every tensor goes, found without reading a matrix; then `fill` packs them, if nobody did before."""
 
-    def __init__(self, checkpoint: Checkpoint, arena: Arena, weights: str) -> None:
-        self._arena = arena
+    def __init__(self, checkpoint: Checkpoint, arena: Arena, weights: str, kv_kind: KVKind) -> None:
+        self._arena, self._kv_kind = arena, kv_kind
         self._held = {name: checkpoint.held_kind(name, weights) for name in checkpoint.tensors}
         self._spec, self._tensors = checkpoint.spec, checkpoint.tensors
         self._changed: Counter[str] = Counter()
@@ -164,7 +197,13 @@ class _Layout:
         assert attention_norm is not None and mlp_norm is not None
         moe = self._spec.layers[index].moe
         mlps = [""] if moe is None else [expert_name(expert, "") for expert in moe.held_experts]
-        attention_in = self._projection([name("q"), name("k"), name("v")])
+        attention, latent = self._spec.layers[index].attention, None
+        if isinstance(attention, LatentAttention):
+            into = "q" if attention.query_rank is None else "q_a"
+            attention_in = self._projection([name(into), name("kv_a")])
+            latent = self._latent(index, attention)
+        else:
+            attention_in = self._projection([name("q"), name("k"), name("v")])
         attention_out = self._projection([name("o")])
         pairs = [
             (self._projection([name(f"{own}gate"), name(f"{own}up")]), self._projection([name(f"{own}down")]))
@@ -185,7 +224,15 @@ class _Layout:
             sinks=self._sinks(name("sinks")),
             experts=None if moe is None else self._experts(index, pairs),
             shared=shared,
+            latent=latent,
         )
+
+    def _latent(self, index: int, own: LatentAttention) -> LatentWeights:
+        latent_norm = self._vector(layer_name(index, "kv_a_norm"))
+        assert latent_norm is not None
+        key_b, value_b = latent_matrices(self._tensors[layer_name(index, "kv_b")], own, self._kv_kind)
+        query_b = None if own.query_rank is None else self._projection([layer_name(index, "q_b")])
+        return LatentWeights(latent_norm, key_b, value_b, self._vector(layer_name(index, "q_a_norm")), query_b)
 
     def _shared_expert(self, index: int) -> SharedExpert:
         gate, up, down, router = (layer_name(index, f"shared.{part}") for part in ("gate", "up", "down", "router"))
@@ -256,3 +303,21 @@ class _Layout:
         bias = float_zeros(width)
         bias[:] = np.concatenate(present)
         return bias
+
+
+def latent_matrices(
+    tensor: WeightTensor, own: LatentAttention, kv_kind: KVKind
+) -> tuple[npt.NDArray[np.generic], npt.NDArray[np.generic]]:
+    """What makes keys, and what makes values, as `LatentWeights` has them."""
+    by_head = tensor.to_float32().reshape(own.num_heads, own.plain_dim + own.value_dim, own.rank)
+    key_b, value_b = by_head[:, : own.plain_dim], by_head[:, own.plain_dim :].swapaxes(1, 2)
+    if kv_kind is not KVKind.BF16:
+        return _in_memory(key_b), _in_memory(value_b)
+    pairs = value_b.reshape(own.num_heads, own.rank // 2, 2, own.value_dim).swapaxes(2, 3)
+    return _in_memory(bfloat16(key_b)), _in_memory(bfloat16(pairs))
+
+
+def _in_memory(array: npt.NDArray[Scalar]) -> npt.NDArray[Scalar]:
+    held = Arena(array.nbytes).take(array.nbytes).view(array.dtype).reshape(array.shape)
+    held[...] = array
+    return held

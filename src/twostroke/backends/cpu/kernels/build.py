@@ -9,6 +9,10 @@ from twostroke.backends.cpu.kernels.activation import emit_gated_activation, emi
 from twostroke.backends.cpu.kernels.attention import emit_attention
 from twostroke.backends.cpu.kernels.emitter import Emitter
 from twostroke.backends.cpu.kernels.highest import emit_highest
+from twostroke.backends.cpu.kernels.latent_decode import emit_latent_decode
+from twostroke.backends.cpu.kernels.latent_prefill import emit_latent_prefill
+from twostroke.backends.cpu.kernels.latent_products import emit_latent_products
+from twostroke.backends.cpu.kernels.latent_store import emit_latent_store
 from twostroke.backends.cpu.kernels.matmul import emit_gated_matmul, emit_join, emit_matmul
 from twostroke.backends.cpu.kernels.norms import emit_norm, emit_norm_add, emit_prepare
 from twostroke.backends.cpu.kernels.rope_kv import emit_rope_and_store
@@ -21,6 +25,12 @@ from twostroke.backends.cpu.tile_kinds import TileKind
 
 def attention_text(shape: KernelShape, isa: InstructionSet) -> str:
     emitter = _emitter(isa)
+    if shape.latent is not None:
+        emit_latent_store(emitter, shape)
+        emit_latent_products(emitter, shape)
+        emit_latent_decode(emitter, shape)
+        emit_latent_prefill(emitter, shape)
+        return str(emitter.module)
     emit_rope_and_store(emitter, shape)
     emit_attention(emitter, shape)
     return str(emitter.module)

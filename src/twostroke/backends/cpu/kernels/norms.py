@@ -23,7 +23,9 @@ def _source_row(op: Operation, row: Value) -> Value:
     source = e.variable(I64, row)
     with e.when(e.is_nonzero(op.integer(NormField.GATHER))):
         source.value = e.build.sext(e.load_at(I32, op.step_address(StepField.LOGIT_ROWS), row), I64)
-    return source.value
+    stride = op.integer(NormField.STRIDE)
+    stride = e.build.select(e.is_nonzero(stride), stride, op.integer(NormField.WIDTH))
+    return e.at(op.address(NormField.INPUT), e.mul(source.value, stride), F32)
 
 
 def emit_norm(e: Emitter) -> None:
@@ -32,7 +34,7 @@ def emit_norm(e: Emitter) -> None:
         width, weight = op.integer(NormField.WIDTH), op.address(NormField.WEIGHT)
         first, last = op.share_rows(op.rows_in(NormField.ROWS))
         with e.loop(first, last) as row:
-            values = e.at(op.address(NormField.INPUT), e.mul(_source_row(op, row), width), F32)
+            values = _source_row(op, row)
             inverse = inverse_rms(e, values, width, op.float(NormField.EPSILON))
             writer = OperandWriter(op, row, width)
             with e.loop(0, e.div(width, 32)) as group:
@@ -65,7 +67,7 @@ def emit_prepare(e: Emitter) -> None:
         width = op.integer(NormField.WIDTH)
         first, last = op.share_rows(op.rows_in(NormField.ROWS))
         with e.loop(first, last) as row:
-            values = e.at(op.address(NormField.INPUT), e.mul(_source_row(op, row), width), F32)
+            values = _source_row(op, row)
             writer = OperandWriter(op, row, width)
             with e.loop(0, e.div(width, 32)) as group:
                 place = e.mul(group, 32)
