@@ -37,7 +37,11 @@ TYPES = {
 }
 SHAPE = {"hidden": 2048, "intermediate": 768, "experts": 128, "top_k": 8, "EXPERTS_PADDED": 128, "PDL": True}
 NOTHING_ODD = {
-    **{"KIND": "silu", "NORMALISE": True, "PRECISION": "tf32", "ROUTING": PLAIN_ROUTING, "BY_LOGITS": True},
+    "KIND": "silu",
+    "NORMALISE": True,
+    "PRECISION": "tf32",
+    "ROUTING": PLAIN_ROUTING,
+    "BY_LOGITS": True,
     **dict.fromkeys(("bias", "correction", "chosen")),
 }
 GPT_OSS = {"hidden": 2880, "intermediate": 2880, "experts": 32, "top_k": 4, "EXPERTS_PADDED": 32}
@@ -122,7 +126,7 @@ def compile_odd_kinds() -> None:
     for gated in (True, False):
         compile_grouped(
             f"grouped in bulk gpt-oss {gated}", tile if gated else RULE[False][24], gated, 2880, 2880, HOPPER,
-            biases, **{"experts": 32, "top_k": 4, "EXPERTS_PADDED": 32, "GATED": ClampedGate() if gated else None},
+            biases, experts=32, top_k=4, EXPERTS_PADDED=32, GATED=ClampedGate() if gated else None,
         )  # fmt: skip
     for num_tokens in ROUTED_TOKENS:
         tile = moe_routing.choose_tile(num_tokens, is_wide=True).for_experts(256, by_logits=False)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-
 LOG2_OF_E = tl.constexpr(1.4426950408889634)
 
 

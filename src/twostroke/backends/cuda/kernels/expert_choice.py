@@ -66,7 +66,7 @@ def in_best_groups(wanted, ids, experts: tl.constexpr, ROUTING: tl.constexpr):
     wanted = tl.where(wanted == wanted, wanted, float("-inf"))
     groups = tl.arange(0, padded)[None, :]
     best = tl.full([wanted.shape[0], padded], float("-inf"), tl.float32)
-    for group in range(0, num_groups):
+    for group in range(num_groups):
         left = tl.where(own_group == group, wanted, float("-inf"))
         top = tl.max(left, 1)[:, None]
         total = top
@@ -77,7 +77,7 @@ def in_best_groups(wanted, ids, experts: tl.constexpr, ROUTING: tl.constexpr):
             total += top
         best = tl.where(groups == group, total, best)
     found = tl.zeros([wanted.shape[0], wanted.shape[1]], tl.int32)
-    for _ in range(0, groups_per_token):
+    for _ in range(groups_per_token):
         highest = tl.max(best, 1)[:, None]
         winner = tl.min(tl.where(best == highest, groups, 2**30), 1)[:, None]
         found += (own_group == winner).to(tl.int32)
