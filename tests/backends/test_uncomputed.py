@@ -20,8 +20,10 @@ from twostroke.models.spec import (
     GroupedAttention,
     LatentAttention,
     LayerSpec,
+    Mlp,
     ModelSpec,
     MoeSpec,
+    QueryGrowth,
     Routing,
     ShortConvolution,
 )
@@ -81,6 +83,34 @@ def test_what_the_reference_alone_computes_is_declined_by_others(layer: LayerSpe
 
 
 @pytest.mark.parametrize(
+    ("layer", "sentence"),
+    [
+        (replace(LAYER, mlp=MoeSpec(4, 2, 32, shared=MLP)), "it has no experts that every token meets"),
+        (replace(LAYER, attention=replace(ATTENTION, growth=QueryGrowth(0.1, 64))), "it has no queries that grow"),
+    ],
+)
+def test_what_cards_compute_and_the_cpu_declines(layer: LayerSpec, sentence: str) -> None:
+    checkpoint = checkpoint_of(layer, layer)
+    assert REFERENCE.supports(checkpoint) is cuda._unsupported_shape(checkpoint) is None
+    assert sentence in str(CPU.supports(checkpoint))
+
+
+@pytest.mark.parametrize(
+    ("layers", "sentence"),
+    [
+        ((MoeSpec(4, 2, 32), MoeSpec(8, 2, 32)), "experts of several kinds"),
+        ((MoeSpec(4, 2, 32), MoeSpec(4, 2, 32, shared=DenseMlp(96, clamp=ClampedGate()))), "experts of several kinds"),
+        ((MoeSpec(4, 2, 32, shared=DenseMlp(96, clamp=ClampedGate())), MLP), "a plain gate and no biases"),
+        ((DenseMlp(96, clamp=ClampedGate()), MLP), "a plain gate and no biases"),
+        ((MoeSpec(4, 2, 32, activation="gelu_tanh"), MLP), "several activations"),
+    ],
+)
+def test_mlps_that_a_card_has_no_room_or_kernel_for(layers: tuple[Mlp, ...], sentence: str) -> None:
+    checkpoint = checkpoint_of(*(replace(LAYER, mlp=mlp) for mlp in layers))
+    assert sentence in str(cuda._unsupported_shape(checkpoint))
+
+
+@pytest.mark.parametrize(
     "layer",
     [
         replace(LAYER, attention=replace(ATTENTION, has_sinks=True)),
@@ -113,6 +143,7 @@ def test_layers_of_several_sizes_run_where_each_is_read_by_itself() -> None:
     for other in (wider, replace(LAYER, attention=GroupedAttention(8, 4, 16, RopeSpec(1e4, 16)))):
         checkpoint = checkpoint_of(LAYER, other)
         assert REFERENCE.supports(checkpoint) is None
-        assert CPU.supports(checkpoint) == cuda._unsupported_shape(checkpoint) == LAYERS_DIFFER
+        assert CPU.supports(checkpoint) == LAYERS_DIFFER
+        assert cuda._unsupported_shape(checkpoint) == (None if other is wider else LAYERS_DIFFER)
     alike = checkpoint_of(LAYER, windowed)
     assert REFERENCE.supports(alike) is CPU.supports(alike) is cuda._unsupported_shape(alike) is None

@@ -17,9 +17,12 @@ from twostroke.models.loading import load_checkpoint
 QUICK = Sizes(step_tokens=12, max_rows=4, max_context=32)
 SMALL: dict[str, dict[str, Any]] = {
     "gpt_oss": {"num_hidden_layers": 2, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8},
+    "qwen2_moe": {"num_hidden_layers": 2, "num_experts": 4, "num_experts_per_tok": 2},
+    "glm4_moe": {"num_hidden_layers": 2, "n_routed_experts": 4, "num_experts_per_tok": 2},
+    "ministral3": {"num_hidden_layers": 1},
 }
 """Of the default tests: sizes that the interpreter is done with soon."""
-LONGER = ("gpt_oss",)
+LONGER = ("gpt_oss", "qwen2_moe", "qwen3_moe_mixed", "glm4_moe", "ministral3")
 
 
 def tiny(variant: str, folder: Path, **changes: Any) -> Checkpoint:

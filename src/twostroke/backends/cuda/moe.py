@@ -25,12 +25,27 @@ from twostroke.models.spec import MoeSpec
 
 
 @dataclass(frozen=True, slots=True)
+class SharedWeights:
+    """Of an MLP beside the experts, that every token meets."""
+
+    gate_up: Matrix  # [2 * intermediate, hidden]: gate, then up
+    down: Matrix  # [hidden, intermediate]
+    router: torch.Tensor | None  # [1, hidden]: of its share
+
+
+@dataclass(frozen=True, slots=True)
 class MoeWeights:
     router: torch.Tensor  # [experts, hidden]
     gate_up: Matrix  # [experts, 2 * intermediate, hidden]: gate, then up
     down: Matrix  # [experts, hidden, intermediate]
     router_bias: torch.Tensor | None = None  # float32 [experts]
     router_correction: torch.Tensor | None = None  # float32 [experts]
+    shared: SharedWeights | None = None
+
+    @property
+    def matrices(self) -> tuple[Matrix, ...]:
+        own = self.gate_up, self.down
+        return own if self.shared is None else (*own, self.shared.gate_up, self.shared.down)
 
 
 class MoeScratch:

@@ -20,7 +20,7 @@ from twostroke.backends.cuda.kernels.grouped_numbers import GroupedMatrix
 from twostroke.backends.cuda.kernels.product import Product
 from twostroke.backends.cuda.matrix import Form, LowBitMatrix, Matrix, Plain, empty_low_bit, fill_packed, pack
 from twostroke.backends.cuda.model_matrices import ModelMatrix, head_of, layer_matrices, with_copies
-from twostroke.backends.cuda.moe import MoeWeights
+from twostroke.backends.cuda.moe import MoeWeights, SharedWeights
 from twostroke.backends.cuda.stored_codes import AS_COMPUTED, Held
 from twostroke.backends.cuda.stored_numbers import fill_stored
 from twostroke.backends.cuda.tuned_table import Choices
@@ -44,6 +44,10 @@ class DenseWeights:
     gate_up: Matrix  # [2 * intermediate, hidden]: gate, then up
     down: Matrix  # [hidden, intermediate]
 
+    @property
+    def matrices(self) -> tuple[Matrix, ...]:
+        return self.gate_up, self.down
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerWeights:
@@ -62,7 +66,7 @@ class LayerWeights:
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:
-        return self.qkv, self.o, self.mlp.gate_up, self.mlp.down
+        return self.qkv, self.o, *self.mlp.matrices
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -132,7 +136,11 @@ def _layer(loader: WeightLoader, spec: ModelSpec, index: int) -> LayerWeights:
             floats("router_bias", moe.router_bias),
             floats("router_correction", moe.routing.has_correction),
         )
-        mlp = MoeWeights(place("router"), gate_up, down, bias, correction)
+        shared = None
+        if moe.shared is not None:
+            own_router = place("shared.router") if moe.shared_gate else None
+            shared = SharedWeights(matrices["shared_gate_up"], matrices["shared_down"], own_router)
+        mlp = MoeWeights(place("router"), gate_up, down, bias, correction, shared)
     return LayerWeights(
         attention_norm=place("attention_norm"),
         qkv=matrices["qkv"],

@@ -1,6 +1,6 @@
 """Prefill attention for Hopper in CUDA C++ (`flash_prefill.cu`): a producer warp, warp groups that take turns, wide
-blocks of keys. Causal, with windows, soft caps and sinks; head sizes 64, 128 and 256, pages of a multiple of 64; tiles, their
-parts and the scratch are those of the plain kernel. Knows the launch; the kernel walks the tiles."""
+blocks of keys. Causal, with windows, soft caps and sinks; head sizes 64, 128 and 256, pages of a multiple of 64; tiles,
+their parts and the scratch are those of the plain kernel. Knows the launch; the kernel walks the tiles."""
 
 from __future__ import annotations
 

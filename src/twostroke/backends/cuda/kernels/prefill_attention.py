@@ -211,7 +211,7 @@ def attend(
     config = config or prefill_config(work.tile_rows, shape.head_dim)
     launcher(_prefill_kernel, (shape.kv_heads, len(work.items)))(
         queries, kv.keys, kv.values, kv.table, work.items, out, scratch.partials, scratch.log_sums, scoring.sinks,
-        scoring.factor, scoring.cap_factor, scoring.window, queries.stride(0), kv.table.stride(0), SHAPE=shape, CONFIG=config,
-        TILE=work.tile_rows, num_warps=config.warps,
+        scoring.factor, scoring.cap_factor, scoring.window, queries.stride(0), kv.table.stride(0), SHAPE=shape,
+        CONFIG=config, TILE=work.tile_rows, num_warps=config.warps,
     )  # fmt: skip
     join_tiles(work, scratch, out, shape, scoring.sinks)
