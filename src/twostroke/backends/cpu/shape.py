@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Literal
 
 from twostroke.backends.cpu.kv_kind import KVKind
 from twostroke.backends.cpu.tile_kinds import OPENED_GROUP_BYTES, TileKind
@@ -27,6 +28,19 @@ def activation_name(mlp: Mlp) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class RecurrentShape:
+    """Of layers that keep a state."""
+
+    taps: int
+    rule: Literal["delta", "mamba"] | None
+    """Of what comes behind the convolution; None: nothing does, and it is gated."""
+
+    @property
+    def key(self) -> str:
+        return f"{self.rule or 'convolution'}-{self.taps}"
+
+
+@dataclass(frozen=True, slots=True)
 class KernelShape:
     head_dim: int
     queries_per_kv_head: int
@@ -38,6 +52,7 @@ class KernelShape:
     kv_kind: KVKind = KVKind.F16
     has_sinks: bool = False
     """Each head has a score of nothing, beside those of the keys."""
+    recurrent: RecurrentShape | None = None
 
     @property
     def attention_key(self) -> str:
