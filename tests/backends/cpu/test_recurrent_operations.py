@@ -23,10 +23,9 @@ from twostroke.backends.cpu.arguments import (
     StepField,
     float_bits,
 )
-from twostroke.backends.cpu.kernels.recurrent import convolution_name
 from twostroke.backends.cpu.memory import address_of, float_zeros
 from twostroke.backends.cpu.operand import Operand
-from twostroke.backends.cpu.shape import RecurrentShape
+from twostroke.backends.cpu.shape import RecurrentShape, convolution_name
 
 Array = npt.NDArray[np.float64]
 pytestmark = pytest.mark.parametrize("isa_name", instruction_set_names())

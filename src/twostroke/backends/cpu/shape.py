@@ -27,6 +27,10 @@ def activation_name(mlp: Mlp) -> str:
     return mlp.activation if mlp.clamp is None else f"{CLAMPED}{mlp.clamp.limit!r}_{mlp.clamp.alpha!r}"
 
 
+def convolution_name(taps: int, *, is_gated: bool) -> str:
+    return f"convolve_{'gated' if is_gated else 'silu'}_{taps}"
+
+
 @dataclass(frozen=True, slots=True)
 class RecurrentShape:
     """Of layers that keep a state."""

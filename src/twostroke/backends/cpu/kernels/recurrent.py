@@ -19,6 +19,7 @@ from twostroke.backends.cpu.arguments import (
 )
 from twostroke.backends.cpu.kernels.emitter import F32, F32X16, I32, I64, LANES, Emitter, Value, Variable
 from twostroke.backends.cpu.kernels.operation import Operation, operation
+from twostroke.backends.cpu.shape import convolution_name
 
 _CHAINS = 4
 """Sums over keys are this many, joined at last: each waits for the one before it in its own chain alone."""
@@ -71,10 +72,6 @@ def _items(op: Operation, per_run: Value) -> Iterator[tuple[_Run, Value]]:
     first, last = op.share(e.mul(op.step_integer(StepField.NUM_RUNS), per_run))
     with e.loop(first, last) as item:
         yield _Run(op, e.div(item, per_run)), e.rem(item, per_run)
-
-
-def convolution_name(taps: int, *, is_gated: bool) -> str:
-    return f"convolve_{'gated' if is_gated else 'silu'}_{taps}"
 
 
 def emit_convolution(e: Emitter, taps: int, *, is_gated: bool) -> None:

@@ -1,5 +1,5 @@
-"""What layers that keep a state do row by row: how far a state fades at a token, keys of length 1, and norms that a gate
-goes through. A row is one thread's work."""
+"""What layers that keep a state do row by row: how far a state fades at a token, keys of length 1, norms and their
+gates. A row is one thread's work."""
 
 from __future__ import annotations
 
