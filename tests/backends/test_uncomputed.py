@@ -57,7 +57,6 @@ def test_every_backend_declines_what_none_computes(layer: LayerSpec, sentence: s
 @pytest.mark.parametrize(
     ("layer", "sentence"),
     [
-        (replace(LAYER, attention=LATENT), "it has no latent attention"),
         (replace(LAYER, attention=replace(ATTENTION, shares_kv_of=0)), "another layer's keys and values"),
         (replace(LAYER, attention=replace(ATTENTION, value_norm=True)), "its values have a matrix of their own"),
         (replace(LAYER, attention=replace(ATTENTION, keys_are_values=True)), "its values have a matrix of their own"),
@@ -83,19 +82,6 @@ def test_what_the_reference_alone_computes_is_declined_by_others(layer: LayerSpe
 
 
 @pytest.mark.parametrize(
-    ("layer", "sentence"),
-    [
-        (replace(LAYER, mlp=MoeSpec(4, 2, 32, shared=MLP)), "it has no experts that every token meets"),
-        (replace(LAYER, attention=replace(ATTENTION, growth=QueryGrowth(0.1, 64))), "it has no queries that grow"),
-    ],
-)
-def test_what_cards_compute_and_the_cpu_declines(layer: LayerSpec, sentence: str) -> None:
-    checkpoint = checkpoint_of(layer, layer)
-    assert REFERENCE.supports(checkpoint) is cuda._unsupported_shape(checkpoint) is None
-    assert sentence in str(CPU.supports(checkpoint))
-
-
-@pytest.mark.parametrize(
     ("layers", "sentence"),
     [
         ((MoeSpec(4, 2, 32), MoeSpec(8, 2, 32)), "experts of several kinds"),
@@ -114,6 +100,8 @@ def test_mlps_that_a_card_has_no_room_or_kernel_for(layers: tuple[Mlp, ...], sen
     "layer",
     [
         replace(LAYER, attention=replace(ATTENTION, has_sinks=True)),
+        replace(LAYER, attention=replace(ATTENTION, growth=QueryGrowth(0.1, 64))),
+        replace(LAYER, mlp=MoeSpec(4, 2, 32, shared=MLP)),
         replace(LAYER, mlp=MoeSpec(4, 2, 32, router_bias=True)),
         replace(LAYER, mlp=MoeSpec(4, 2, 32, routing=Routing("sigmoid"))),
         replace(LAYER, mlp=MoeSpec(4, 2, 32, has_bias=True)),

@@ -48,7 +48,9 @@ def _check_dues(ledger: KVLedger, sequence: Sequence, states: Snapshots) -> None
     if lengths != sorted(set(lengths)) or any(length % ledger.layout.block_size for length in lengths):
         raise ConservationError(f"{name} is to have snapshots behind {lengths} tokens")
     if lengths and lengths[0] <= sequence.num_computed:
-        raise ConservationError(f"{name} has computed {sequence.num_computed} positions, and no snapshot at {lengths[0]}")
+        raise ConservationError(
+            f"{name} has computed {sequence.num_computed} positions, and no snapshot at {lengths[0]}"
+        )
     for due in dues:
         for number, slot in zip(states.numbers, due.slots, strict=True):
             if ledger.pools[number].is_findable(slot):

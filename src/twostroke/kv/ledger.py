@@ -68,7 +68,9 @@ class KVLedger:
         self.index = PrefixIndex(len(layout.groups), key=key, digest=digest)
         self.tiers = tiers
         self._memory = PrefixMemory() if explains else None
-        self.pools = tuple(BlockPool(group.num_blocks, self._evicted(number)) for number, group in enumerate(layout.groups))
+        self.pools = tuple(
+            BlockPool(group.num_blocks, self._evicted(number)) for number, group in enumerate(layout.groups)
+        )
         self._chains = PrefixChains(self.index, self._memory, layout.block_size, prefix_caching=prefix_caching)
         self._matcher = PrefixMatcher(layout, self.index, self._chains)
         self._first_needed = self._matcher.first_needed
