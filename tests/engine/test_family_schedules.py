@@ -24,7 +24,7 @@ from twostroke.models.loading import load_checkpoint
 from twostroke.scheduling.config import SchedulerConfig
 from twostroke.scheduling.scheduler import Scheduler
 
-ON_CPU = ("qwen3_moe", "mixtral", "gpt_oss", "qwen2_moe", "glm4_moe", "ministral3")
+ON_CPU = ("qwen3_moe", "mixtral", "gpt_oss", "qwen2_moe", "glm4_moe", "ministral3", "lfm2", "lfm2_moe")
 FAMILIES = (
     "deepseek_v2",
     "deepseek_v2_lite",

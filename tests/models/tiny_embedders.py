@@ -20,7 +20,28 @@ from transformers import PreTrainedModel
 Array = npt.NDArray[np.float32]
 
 MAX_TOKENS = 64
-_WORDS = ["the", "a", "two", "phases", "of", "request", "are", "prefill", "and", "decode", "cat", "dog", "sat", "on", "mat", "what", "is", "reads", "writes", "tokens"]
+_WORDS = [
+    "the",
+    "a",
+    "two",
+    "phases",
+    "of",
+    "request",
+    "are",
+    "prefill",
+    "and",
+    "decode",
+    "cat",
+    "dog",
+    "sat",
+    "on",
+    "mat",
+    "what",
+    "is",
+    "reads",
+    "writes",
+    "tokens",
+]
 _LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789.,?!:"
 _SIZES: dict[str, Any] = {
     "vocab_size": 256,

@@ -49,6 +49,8 @@ class CpuBackend(HostBackend):
         settings = ModelSettings(isa, max_context, max_tokens_per_step, threads)
         taps = all_taps(companions)
         self.model = CpuModel(checkpoint, layout.of_model(0), formats, settings, self._launcher, taps, join)
+        if self.model.kv.states.groups:
+            self.use_states(self.model.kv.states)
         self.notes = self.model.weights.notes
         """What a user should know of how weights are held, a sentence each."""
         models = [self.model]
