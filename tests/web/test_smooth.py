@@ -1,4 +1,4 @@
-"""What the page itself does while sixteen streams run, by the browser's own tracing. It is told in processor time, which
+"""What the page itself does while sixteen streams run, by the browser's own tracing. Processor time is told, which
 a busy machine does not stretch: `bench.page_frames` has frames a second, and tasks by the clock."""
 
 from __future__ import annotations
