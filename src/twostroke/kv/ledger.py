@@ -18,7 +18,7 @@ from twostroke.core.kv_layout import KVGroup, KVLayout
 from twostroke.core.sequence import Sequence
 from twostroke.core.step import BlockCopy, BlockGrant, Step
 from twostroke.core.timing import PrefixBreak
-from twostroke.kv.block_map import BlockRun, block_runs
+from twostroke.kv.block_map import BlockRun, block_runs, slot_runs
 from twostroke.kv.block_pool import BlockPool
 from twostroke.kv.handing import Handing
 from twostroke.kv.matching import PrefixMatch, PrefixMatcher
@@ -430,6 +430,10 @@ class KVLedger:
             block_runs(pool, {seq_id: holding.tables[number] for seq_id, holding in self._holdings.items()})
             for number, pool in enumerate(self.pools)
         )
+
+    def slot_runs(self) -> tuple[list[BlockRun], ...]:
+        """One a group: every slot of host memory, likewise; none where there are no tiers."""
+        return () if self.tiers is None else tuple(slot_runs(self.tiers, group) for group in range(len(self.pools)))
 
     # Proof
 
