@@ -71,7 +71,9 @@ def _check_tables(ledger: KVLedger, sequence: Sequence, holding: Holding) -> Non
         )
     for number, (group, table) in enumerate(zip(ledger.layout.groups, holding.tables, strict=True)):
         name = f"sequence {sequence.seq_id}, KV group {number}"
-        if len(table) < ledger.layout.entries_for(group, sequence.next_position) and not _waits(ledger, sequence, group):
+        if len(table) < ledger.layout.entries_for(group, sequence.next_position) and not _waits(
+            ledger, sequence, group
+        ):
             raise ConservationError(f"{name}: {len(table)} blocks for {sequence.next_position} positions")
         if group.is_state and len(table) > 1:
             raise ConservationError(f"{name}: {len(table)} slots for one state")
