@@ -233,7 +233,10 @@ class LearntPlaces:
         return self.num_positions - self.first_position
 
     def tensor_shapes(self, hidden: int) -> Shapes:
-        shapes: Shapes = {"position_embedding": (self.num_positions, hidden), "text_embedding": (self.num_texts, hidden)}
+        shapes: Shapes = {
+            "position_embedding": (self.num_positions, hidden),
+            "text_embedding": (self.num_texts, hidden),
+        }
         return shapes | {"embedding_norm": (hidden,), "embedding_norm_bias": (hidden,)}
 
 

@@ -130,7 +130,7 @@ class CpuFactory:
         )
 
 
-_LEARNT = frozenset({Feature.ROUTING, Feature.SINKS, Feature.EXPERT_BIASES})
+_LEARNT = frozenset({Feature.ROUTING, Feature.SINKS, Feature.EXPERT_BIASES, Feature.VECTORS})
 
 
 def unsupported_shape(checkpoint: Checkpoint) -> str | None:

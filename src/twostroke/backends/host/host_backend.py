@@ -63,9 +63,7 @@ class HostBackend(ABC):
     name: str
     max_drafts = MAX_DRAFTS
 
-    def __init__(
-        self, layout: KVLayout, max_context: int, vocab_size: int, pooling: Pooling | None = None
-    ) -> None:
+    def __init__(self, layout: KVLayout, max_context: int, vocab_size: int, pooling: Pooling | None = None) -> None:
         """`pooling`: of a model that gives vectors; None: it writes tokens."""
         self.layout = layout
         self._pooler = None if pooling is None else Pooler(pooling)

@@ -16,9 +16,7 @@ from twostroke.backends.reference.weights import GroupedWeights, PlaceWeights, P
 from twostroke.models.spec import DenseMlp, LearntPlaces, ModelSpec
 
 
-def encoder_states(
-    spec: ModelSpec, weights: Weights, batch: Batch, kv: KVStore, max_context: int
-) -> Iterator[Array]:
+def encoder_states(spec: ModelSpec, weights: Weights, batch: Batch, kv: KVStore, max_context: int) -> Iterator[Array]:
     """Compute every token of the batch; after each layer, give their states  # [num_tokens, hidden]"""
     assert spec.places is not None and weights.places is not None
     plan = StepPlan.of(spec, batch, kv, max_context)

@@ -7,7 +7,7 @@ import numpy as np
 from twostroke.backends.host.arithmetic import Array, gelu, gelu_tanh, linear, sigmoid, silu
 from twostroke.backends.host.routing import route
 from twostroke.backends.reference.weights import ExpertWeights, GatedMlp, PlainMlp
-from twostroke.models.spec import Activation, ClampedGate, DenseMlp, MoeSpec
+from twostroke.models.spec import ClampedGate, DenseMlp, MoeSpec
 
 
 def gated_mlp(mlp: DenseMlp, weights: GatedMlp, x: Array) -> Array:
@@ -19,19 +19,19 @@ def gated_mlp(mlp: DenseMlp, weights: GatedMlp, x: Array) -> Array:
 
 def plain_mlp(mlp: DenseMlp, weights: PlainMlp, x: Array) -> Array:
     """[num_tokens, hidden]"""
-    return linear(_activate(mlp.activation, linear(x, weights.up, weights.up_bias)), weights.down, weights.down_bias)
+    return linear(_activate(mlp, linear(x, weights.up, weights.up_bias)), weights.down, weights.down_bias)
 
 
-def _activate(activation: Activation, x: Array) -> Array:
-    if activation == "silu":
+def _activate(mlp: DenseMlp, x: Array) -> Array:
+    if mlp.activation == "silu":
         return silu(x)
-    return gelu(x) if activation == "gelu" else gelu_tanh(x)
+    return gelu(x) if mlp.is_exact else gelu_tanh(x)
 
 
 def _gated(mlp: DenseMlp, gate: Array, up: Array) -> Array:
     if mlp.clamp is not None:
         return _clamped(mlp.clamp, gate, up)
-    return _activate(mlp.activation, gate) * up
+    return _activate(mlp, gate) * up
 
 
 def _clamped(clamp: ClampedGate, gate: Array, up: Array) -> Array:

@@ -45,9 +45,7 @@ def _from_config(config: Fields) -> ModelSpec:
     if both_ways and config.get("sliding_window") is not None:  # it is told as wide as it is in all, ahead and back
         half = config.integer("sliding_window", 1, rope.MAX_CONTEXT) // 2
         config = config.without("sliding_window").over({"sliding_window": half + 1})
-    spec = decoder.with_attention(
-        spec, qk_norm=True, own_scale=scale_from_config(config), is_causal=not both_ways
-    )
+    spec = decoder.with_attention(spec, qk_norm=True, own_scale=scale_from_config(config), is_causal=not both_ways)
     spec = replace(spec, logits_softcap=soft_cap(config, "final_logit_softcapping"))
     period = config.integer("sliding_window_pattern", 1, decoder.MAX_LAYERS, _PERIOD)
     sliding = decoder.sliding_layers(config, spec.num_layers, decoder.every_nth_full(spec.num_layers, period))
