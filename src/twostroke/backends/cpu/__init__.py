@@ -160,6 +160,7 @@ _LEARNT = frozenset(
         Feature.SHARED_EXPERTS,
         Feature.SINKS,
         Feature.STATES,
+        Feature.VECTORS,
     }
 )
 

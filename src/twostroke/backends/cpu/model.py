@@ -36,6 +36,7 @@ from twostroke.backends.cpu.shape import (
 from twostroke.backends.cpu.thread_count import ThreadCount
 from twostroke.backends.cpu.threads import ThreadPool
 from twostroke.backends.cpu.weights import Weights, tile_kinds
+from twostroke.backends.host.arithmetic import rms_norm
 from twostroke.backends.host.batch import Batch
 from twostroke.backends.host.host_backend import NOT_FINITE as LOGITS_NOT_FINITE
 from twostroke.backends.host.scores import Scores
@@ -190,6 +191,11 @@ class CpuModel:
             tuple(tap[:num_tokens] for tap in program.taps),
             program.last_hidden[:num_logits],
         )
+
+    def states(self, batch: Batch) -> Floats:
+        """After the last norm, of the rows that are wanted  # [len(batch.logit_rows), hidden]"""
+        last = self.run(batch).last_hidden[: len(batch.logit_rows)]
+        return rms_norm(last, self.weights.final_norm[: self.spec.hidden_size], self.spec.norm_eps)
 
     def why_not_finite(self) -> str:
         """Weights that were kept are suspected first: packing them anew takes a moment, and heals them. Files are named

@@ -142,7 +142,8 @@ class Program:
         rows, self._query_width = max_tokens + MOST_LACKING_ROWS, attended_width(attending(spec))
         widest = max(_widest_output(layer) for layer in weights.layers)
         self.hidden = float_zeros(rows, spec.hidden_size)
-        self.logits = float_zeros(max_logits + MOST_LACKING_ROWS, weights.head.width)
+        head = weights.head
+        self.logits = float_zeros(max_logits + MOST_LACKING_ROWS, 0 if head is None else head.width)
         self.highest = zeros((max_logits,), np.int32)
         """The place of each row's highest logit, or NOT_FINITE."""
         self._projected = float_zeros(rows, widest)
@@ -180,7 +181,8 @@ class Program:
             self._narrow(Wait.ALWAYS)
         self.last_hidden = self._rows.hidden
         """After the last layer, of the rows whose logits are wanted."""
-        self._add_head(weights)
+        if head is not None:
+            self._add_head(head, weights.final_norm)
         self.entries = self.tape.entries()
         self.segments = self._segments()
         """The entries up to each break, and those behind the last."""
@@ -357,23 +359,23 @@ class Program:
         }
         self._add_row_operation(f"gated_{self._activation}", activation, gated, mlp_out)
 
-    def _add_head(self, weights: Weights) -> None:
+    def _add_head(self, head: Projection, final_norm: Floats) -> None:
         cap = self._spec.logits_softcap
         if not self._narrows:  # the one row there is wants logits, or none does
             self._rows = replace(self._rows, count=StepField.NUM_LOGITS)
-        self._add_norm(self._normed, weights.final_norm, weights.head)
-        self._add_projection(weights.head, self._normed, self.logits)
+        self._add_norm(self._normed, final_norm, head)
+        self._add_projection(head, self._normed, self.logits)
         if cap is not None:
             fields: dict[IntEnum, int] = {
                 ActivationField.INPUT: address_of(self.logits),
-                ActivationField.STRIDE: weights.head.width,
+                ActivationField.STRIDE: head.width,
                 ActivationField.ROWS: StepField.NUM_LOGITS,
                 ActivationField.CAP: float_bits(cap),
             }
             self.tape.add("soft_cap", fields)
         highest: dict[IntEnum, int] = {
             HighestField.INPUT: address_of(self.logits),
-            HighestField.STRIDE: weights.head.width,
+            HighestField.STRIDE: head.width,
             HighestField.WIDTH: self._spec.num_logits,
             HighestField.ROWS: StepField.NUM_LOGITS,
             HighestField.OUTPUT: address_of(self.highest),

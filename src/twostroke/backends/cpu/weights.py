@@ -102,7 +102,8 @@ class Weights:
     embedding: WeightTensor
     layers: tuple[LayerWeights, ...]
     final_norm: Floats
-    head: Projection
+    head: Projection | None
+    """None: it scores no tokens."""
     notes: tuple[str, ...]
     join: Projection | None = None
     """Of a head: what joins the hidden states that it reads."""
@@ -177,7 +178,9 @@ class _Layout:
 
     def weights(self) -> Weights:
         layers = tuple(self._layer(index) for index in range(self._spec.num_layers))
-        head = self._projection(["embedding" if self._spec.tied_embeddings else "output"])
+        head = None
+        if self._spec.has_output:
+            head = self._projection(["embedding" if self._spec.tied_embeddings else "output"])
         final_norm = self._vector("final_norm")
         assert final_norm is not None
         notes = tuple(f"{count} tensors {change}" for change, count in sorted(self._changed.items()))
