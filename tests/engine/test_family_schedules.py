@@ -25,7 +25,17 @@ from twostroke.scheduling.config import SchedulerConfig
 from twostroke.scheduling.scheduler import Scheduler
 
 ON_CPU = ("qwen3_moe", "mixtral", "gpt_oss", "qwen2_moe", "glm4_moe", "ministral3")
-FAMILIES = ("deepseek_v2", "deepseek_v2_lite", "deepseek_v3", "glm4_moe_lite", "mistral4", "gpt_oss")
+FAMILIES = (
+    "deepseek_v2",
+    "deepseek_v2_lite",
+    "deepseek_v3",
+    "glm4_moe_lite",
+    "mistral4",
+    "gpt_oss",
+    "gemma4",
+    "gemma4_moe",
+    "lfm2_moe",
+)
 MAX_CONTEXT = 64
 MAX_TOKENS = 9
 FEW, MANY = 3, 200
@@ -96,7 +106,10 @@ def made(checkpoint: Checkpoint, schedule: Schedule, backend: str) -> tuple[Engi
     )
     own = factory.create(checkpoint, layout, settings)
     config = SchedulerConfig(
-        max_context=MAX_CONTEXT, max_tokens_per_step=schedule.step_tokens, max_running=schedule.max_running
+        max_context=MAX_CONTEXT,
+        max_tokens_per_step=schedule.step_tokens,
+        max_running=schedule.max_running,
+        snapshot_tokens=1,
     )
     return Engine(Scheduler(config, layout), own, checkpoint.spec.vocab_size), own
 

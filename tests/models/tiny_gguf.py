@@ -4,6 +4,7 @@ gives them. Uses the `gguf` package, so that the file is not of our own making."
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,16 @@ _ARCHITECTURES = {
     "deepseek_v2": gguf.MODEL_ARCH.DEEPSEEK2,
     "deepseek_v3": gguf.MODEL_ARCH.DEEPSEEK2,
     "gpt_oss": gguf.MODEL_ARCH.GPT_OSS,
+    "minimax_m2": gguf.MODEL_ARCH.MINIMAXM2,
+    "gemma4_text": gguf.MODEL_ARCH.GEMMA4,
+    "lfm2": gguf.MODEL_ARCH.LFM2,
+    "lfm2_moe": gguf.MODEL_ARCH.LFM2MOE,
 }
 
 
+_GEMMA4_BARE = (".router.", ".experts.", "layer_scalar")
+_GEMMA4_SCALES = {".router.scale.weight": "ffn_gate_inp.scale", ".per_expert_scale.weight": "ffn_down_exps.scale"}
+"""Names that the converter gives without its map."""
 Stored = tuple[np.ndarray[Any, np.dtype[np.uint8]], gguf.GGMLQuantizationType]
 
 
@@ -41,7 +49,8 @@ def write_gguf(
 ) -> Path:
     """`overrides` replace or add keys, without the architecture's prefix. `store`, asked with each tensor's name in the
     file and its values, may give bytes of another kind."""
-    config = model.config
+    config = deepcopy(model.config)
+    config.allow_global_per_layer_attribute_access = True  # what sliding layers have
     architecture = _ARCHITECTURES[config.model_type]
     name = gguf.MODEL_ARCH_NAMES[architecture]
     writer = gguf.GGUFWriter(path, name)
@@ -52,7 +61,7 @@ def write_gguf(
     for stored_name, tensor in _gguf_parts(model.state_dict(), config, has_stacks):
         if stored_name == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        new_name = names.get_name(stored_name, try_suffixes=(".weight", ".bias"))
+        new_name = _gemma4_scale(stored_name) or names.get_name(stored_name, try_suffixes=(".weight", ".bias"))
         assert new_name is not None, stored_name
         new_name += ".weight" if new_name.endswith("attn_sinks") else ""
         quantised = store(new_name, tensor) if store is not None else None
@@ -69,24 +78,46 @@ def write_gguf(
     return path
 
 
+def _gemma4_scale(name: str) -> str | None:
+    for ending, new_name in _GEMMA4_SCALES.items():
+        if name.endswith(ending):
+            return f"blk.{name.split('.layers.')[1].split('.')[0]}.{new_name}"
+    return None
+
+
 def _gguf_parts(state: dict[str, torch.Tensor], config: Any, has_stacks: bool) -> Iterator[tuple[str, torch.Tensor]]:
     """Stacks of experts have names of their own, and gate and up are apart. `has_stacks`: what expands latents lies in
     a stack of heads for keys and one for values."""
     for name, tensor in state.items():
-        if config.model_type == "gpt_oss" and ".experts." in name:
+        # As the `gguf` package knows them.
+        stem = name.rpartition(".")[0].removeprefix("model." if config.model_type == "lfm2_moe" else "") + "."
+        if config.model_type == "gemma4_text" and any(part in name for part in _GEMMA4_BARE):
+            yield name if name.endswith(".weight") else f"{name}.weight", tensor
+        elif config.model_type == "gpt_oss" and ".experts." in name:
             yield from _gpt_oss_parts(name, tensor)
         elif name.endswith("e_score_correction_bias"):
             yield name.replace("_bias", ".bias"), tensor
+        elif name.endswith("feed_forward.expert_bias"):
+            yield f"{name}.bias", tensor
+        elif name.endswith("conv.weight"):
+            yield name, tensor.squeeze(1)
         elif name.endswith("kv_b_proj.weight") and has_stacks:
             by_head = tensor.view(config.num_attention_heads, -1, config.kv_lora_rank)
             keys, values = by_head.split([config.qk_nope_head_dim, config.v_head_dim], dim=1)
             yield name.replace("kv_b_proj", "k_b_proj"), keys.transpose(1, 2)
             yield name.replace("kv_b_proj", "v_b_proj"), values
-        elif name.endswith("mlp.experts.gate_up_proj"):
-            for part, half in zip(("gate", "up"), tensor.chunk(2, dim=1), strict=True):
-                yield name.replace("gate_up_proj", f"{part}_proj.weight"), half
+        elif name.endswith(".experts.gate_up_proj"):
+            for part, half in zip(_expert_parts(config)[:2], tensor.chunk(2, dim=1), strict=True):
+                yield stem + f"{part}.weight", half
+        elif name.endswith(".experts.down_proj"):
+            yield stem + f"{_expert_parts(config)[2]}.weight", tensor
         else:
-            yield name + (".weight" if name.endswith("mlp.experts.down_proj") else ""), tensor
+            yield name, tensor
+
+
+def _expert_parts(config: Any) -> tuple[str, ...]:
+    """As the `gguf` package knows gate, up and down of stacked experts."""
+    return ("w1", "w3", "w2") if config.model_type == "lfm2_moe" else ("gate_proj", "up_proj", "down_proj")
 
 
 def _gpt_oss_parts(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
@@ -134,6 +165,20 @@ def later_latent_keys(config: Any) -> dict[str, Any]:
     }
 
 
+def _convolution_keys(config: Any) -> dict[str, Any]:
+    """LFM2's: KV heads layer by layer, and the width of the MLP as it is."""
+    heads = [config.num_key_value_heads if kind == "full_attention" else 0 for kind in config.layer_types]
+    keys = {"attention.head_count_kv": heads, "shortconv.l_cache": config.conv_L_cache}
+    keys["attention.layer_norm_rms_epsilon"] = config.norm_eps
+    if config.model_type == "lfm2":
+        unit = config.block_multiple_of
+        keys["feed_forward_length"] = (int(2 * config.intermediate_size / 3) + unit - 1) // unit * unit
+    else:
+        keys |= {"leading_dense_block_count": config.num_dense_layers, "expert_gating_func": 2}
+        keys |= {"expert_count": config.num_experts, "expert_used_count": config.num_experts_per_tok}
+    return keys
+
+
 def _keys(config: Any) -> dict[str, Any]:
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     ropes = config.rope_parameters.get("full_attention", config.rope_parameters)
@@ -144,7 +189,7 @@ def _keys(config: Any) -> dict[str, Any]:
         "feed_forward_length": config.intermediate_size,
         "attention.head_count": config.num_attention_heads,
         "attention.head_count_kv": config.num_key_value_heads,
-        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "attention.layer_norm_rms_epsilon": getattr(config, "rms_norm_eps", None),
         "attention.key_length": head_dim,
         "attention.value_length": head_dim,
         "rope.freq_base": ropes["rope_theta"],
@@ -154,12 +199,18 @@ def _keys(config: Any) -> dict[str, Any]:
         keys |= {"expert_count": config.num_local_experts, "expert_used_count": config.num_experts_per_tok}
     if getattr(config, "moe_intermediate_size", None):
         keys["expert_feed_forward_length"] = config.moe_intermediate_size
+    if config.model_type == "minimax_m2":
+        keys |= {"expert_feed_forward_length": config.intermediate_size, "expert_gating_func": 2}
+    if config.model_type == "gemma4_text":
+        keys |= _gemma4_keys(config)
     if getattr(config, "sliding_window", None):
         keys["attention.sliding_window"] = config.sliding_window
     if ropes["rope_type"] == "yarn":
         keys |= {"rope.scaling.type": "yarn", "rope.scaling.factor": ropes["factor"]}
         keys["rope.scaling.original_context_length"] = ropes["original_max_position_embeddings"]
         keys |= {f"rope.scaling.yarn_{name}": ropes[name] for name in ("beta_fast", "beta_slow")}
+    if hasattr(config, "conv_L_cache"):
+        keys |= _convolution_keys(config)
     if getattr(config, "kv_lora_rank", None):
         keys |= _latent_keys(config)
     if ropes["rope_type"] == "linear":
@@ -172,6 +223,33 @@ def _keys(config: Any) -> dict[str, Any]:
     for cap in ("attn_logit_softcapping", "final_logit_softcapping"):
         if getattr(config, cap, None):
             keys[cap] = getattr(config, cap)
+    return keys
+
+
+def _gemma4_keys(config: Any) -> dict[str, Any]:
+    slides = [kind == "sliding_attention" for kind in config.layer_types]
+    by_layer = [config.per_layer_config[layer] for layer in range(config.num_hidden_layers)]
+    whole_dim, local_dim = by_layer[-1].head_dim, config.head_dim
+    first_sharing = config.num_hidden_layers - config.num_kv_shared_layers
+    keys = {
+        "attention.shared_kv_layers": config.num_kv_shared_layers,
+        "embedding_length_per_layer_input": config.hidden_size_per_layer_input,
+        "attention.sliding_window_pattern": slides,
+        "attention.key_length": whole_dim,
+        "attention.value_length": whole_dim,
+        "attention.key_length_swa": local_dim,
+        "attention.value_length_swa": local_dim,
+        "rope.dimension_count": whole_dim,
+        "rope.dimension_count_swa": local_dim,
+        "rope.freq_base_swa": config.rope_parameters["sliding_attention"]["rope_theta"],
+    }
+    if config.use_double_wide_mlp:
+        width = config.intermediate_size
+        keys["feed_forward_length"] = [width * (1 + (layer >= first_sharing)) for layer in range(len(slides))]
+    if config.attention_k_eq_v:
+        keys["attention.head_count_kv"] = [layer.num_key_value_heads for layer in by_layer]
+    if config.enable_moe_block:
+        keys |= {"expert_count": config.num_experts, "expert_used_count": config.top_k_experts}
     return keys
 
 
@@ -189,7 +267,7 @@ def add_key(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
 
 
 def _stored(config: Any, name: str, tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[np.float32]]:
-    if config.model_type.startswith("gemma") and name.endswith("norm.weight"):
+    if config.model_type in ("gemma2", "gemma3_text") and name.endswith("norm.weight"):
         tensor = tensor + 1
     if config.model_type in ("llama", "mistral", "mixtral"):
         if ".q_proj." in name:
@@ -207,6 +285,10 @@ def _pairs_from_halves(tensor: torch.Tensor, num_heads: int) -> torch.Tensor:
 
 def _rope_tensors(config: Any) -> dict[str, np.ndarray[Any, np.dtype[np.float32]]]:
     ropes = config.rope_parameters
+    if config.model_type == "gemma4_text":
+        pairs = config.per_layer_config[config.num_hidden_layers - 1].head_dim // 2
+        rotated = int(pairs * ropes["full_attention"]["partial_rotary_factor"])
+        return {"rope_freqs.weight": np.array([1.0] * rotated + [1e30] * (pairs - rotated), dtype=np.float32)}
     if ropes.get("rope_type") == "longrope":
         return {
             "rope_factors_long.weight": np.array(ropes["long_factor"], dtype=np.float32),

@@ -108,6 +108,30 @@ test("history is bounded, and numbers of steps stay what they were", () => {
   assert.equal(history.steps[0].id, history.firstStep);
 });
 
+test("history is bounded by what its steps hold, too", () => {
+  const history = filled([HELLO]);
+  const slots = Array.from({ length: 500 }, (_, number) => [number, 10, 0, 0]);
+  for (let id = 0; id < 4000; id += 1) history.apply(step(id, 101 + id * 0.01, [], slots));
+  assert.ok(history.steps.length >= 2000 && history.steps.length <= 2500);
+  assert.equal(history.work, history.steps.length * 500);
+  assert.equal(history.steps[0].id, history.firstStep);
+  assert.equal(history.steps.at(-1).id, 3999);
+});
+
+test("requests whose end was missed do not stay for ever, and one that goes on does", () => {
+  const history = filled([HELLO]);
+  const arrived = (r, at_s) => ({ t: "arrived", r, id: `call ${r}`, at_s, prompt_tokens: 4, sample: 0 });
+  history.apply({ t: "skipped", count: 7 });
+  history.apply(arrived(0, 100));
+  for (let r = 1; r <= 1000; r += 1) {
+    history.apply(arrived(r, 100 + r));
+    history.apply(step(r, 100 + r, [], [[0, 10, 0, 0]]));
+  }
+  assert.ok(history.requests.size <= 402);
+  assert.ok(history.requests.has(0) && history.requests.has(1000));
+  assert.equal(history.requests.has(1), false);
+});
+
 test("block maps are bounded by what they hold, and the latest stays", () => {
   const history = filled([HELLO]);
   const runs = Array.from({ length: 9000 }, (_, first) => [first, 1, first % 2 ? "free" : "used", 1]);

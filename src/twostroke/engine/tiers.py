@@ -101,7 +101,8 @@ def make_tiers(
 def ledger_of(config: SchedulerConfig, layout: KVLayout, tiers: KVTiers | None) -> KVLedger:
     """Blocks are named with the folder's key where there is one, so that a restart finds them."""
     key = None if tiers is None or tiers.disk is None else tiers.disk.key
-    return KVLedger(layout, prefix_caching=config.prefix_caching, key=key, tiers=tiers)
+    caching, snapshot_tokens = config.prefix_caching, config.snapshot_tokens
+    return KVLedger(layout, prefix_caching=caching, key=key, tiers=tiers, snapshot_tokens=snapshot_tokens)
 
 
 def slots_of(layout: KVLayout, block_format: KVFormat, host_bytes: int) -> list[int]:

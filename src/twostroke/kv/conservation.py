@@ -12,6 +12,7 @@ from twostroke.kv.block_pool import ConservationError
 
 if TYPE_CHECKING:
     from twostroke.kv.ledger import Holding, KVLedger
+    from twostroke.kv.snapshots import Snapshots
 
 
 def check(ledger: KVLedger, running: list[Sequence], holdings: Mapping[int, Holding]) -> None:
@@ -24,6 +25,8 @@ def check(ledger: KVLedger, running: list[Sequence], holdings: Mapping[int, Hold
     for number, pool in enumerate(ledger.pools):
         tables = [(sequence, holdings[sequence.seq_id].tables[number]) for sequence in running]
         held = Counter(block for _, table in tables for block in table if block is not None)
+        if ledger.states is not None and number in ledger.states.numbers:
+            held += ledger.states.held(number)
         try:
             pool.check(held)
             _check_sharing(ledger, number, tables)
@@ -31,9 +34,27 @@ def check(ledger: KVLedger, running: list[Sequence], holdings: Mapping[int, Hold
             raise ConservationError(f"KV group {number}: {error}") from None
     for sequence in running:
         _check_tables(ledger, sequence, holdings[sequence.seq_id])
+        if ledger.states is not None:
+            _check_dues(ledger, sequence, ledger.states)
     _check_index(ledger)
     if ledger.tiers is not None:
         ledger.tiers.check()
+
+
+def _check_dues(ledger: KVLedger, sequence: Sequence, states: Snapshots) -> None:
+    """Snapshots that were not taken yet lie ahead, in order, and nobody can find them."""
+    dues, name = states.keeping(sequence).dues, f"sequence {sequence.seq_id}"
+    lengths = [due.length for due in dues]
+    if lengths != sorted(set(lengths)) or any(length % ledger.layout.block_size for length in lengths):
+        raise ConservationError(f"{name} is to have snapshots behind {lengths} tokens")
+    if lengths and lengths[0] <= sequence.num_computed:
+        raise ConservationError(
+            f"{name} has computed {sequence.num_computed} positions, and no snapshot at {lengths[0]}"
+        )
+    for due in dues:
+        for number, slot in zip(states.numbers, due.slots, strict=True):
+            if ledger.pools[number].is_findable(slot):
+                raise ConservationError(f"{name}: snapshot {slot} of KV group {number} is found before it is taken")
 
 
 def _check_tables(ledger: KVLedger, sequence: Sequence, holding: Holding) -> None:
@@ -76,6 +97,8 @@ def _check_sharing(ledger: KVLedger, number: int, tables: list[tuple[Sequence, l
             if block is None:
                 continue
             entry = ledger.index.entry_of(number, block)
+            if entry is not None and ledger.layout.groups[number].is_state:
+                raise ConservationError(f"slot {block} of sequence {sequence.seq_id} changes, and can be found")
             end = (index + 1) * block_size
             if entry is not None and list(entry.node.tokens) != sequence.tokens[end - block_size : end]:
                 raise ConservationError(f"block {block} of sequence {sequence.seq_id} is indexed with other tokens")

@@ -11,7 +11,7 @@ import numpy as np
 from twostroke.core.errors import ModelError
 from twostroke.models.families.declaration import Adjustment, TensorNames
 from twostroke.models.families.fields import shown
-from twostroke.models.spec import LatentAttention, ModelSpec, layer_name
+from twostroke.models.spec import KV_TENSORS, GroupedAttention, LatentAttention, ModelSpec, layer_name
 from twostroke.models.weights.tensor import WeightTensor, from_float32
 
 _SHOWN_NAMES = 4
@@ -30,7 +30,7 @@ def canonical_tensors(
         if is_left_out(stored_name, names, spec):
             continue
         targets, own_name = targets_of(names.plain(stored_name), names, in_layer)
-        if targets == ("output",) and spec.tied_embeddings:
+        if targets == ("output",) and (spec.tied_embeddings or not spec.has_output):
             continue  # some files repeat the embedding under this name; the model is declared to use the embedding
         if targets is None or any(target not in shapes for target in targets):
             unknown.append(stored_name)
@@ -56,8 +56,16 @@ def is_left_out(stored_name: str, names: TensorNames, spec: ModelSpec) -> bool:
     """Whether a file may hold a tensor that the model does not need."""
     if names.is_ignored(stored_name):
         return True
-    match = _in_layer(names.plain(stored_name), names) if names.ignores_further_layers else None
-    return match is not None and int(match[1]) >= spec.num_layers
+    match = _in_layer(names.plain(stored_name), names)
+    if match is None:
+        return False
+    if int(match[1]) >= spec.num_layers:
+        return names.ignores_further_layers
+    attention = spec.layers[int(match[1])].attention
+    if not isinstance(attention, GroupedAttention) or attention.shares_kv_of is None:
+        return False
+    # Published files hold keys and values of layers that read others'.
+    return all(target in KV_TENSORS for target in names.layer.get(match[2], ("",)))
 
 
 def targets_of(
@@ -126,6 +134,8 @@ def _split(
 ) -> list[tuple[str, WeightTensor]]:
     """`alternate`: rows go to the targets in turn; else each target's rows follow another's."""
     wanted = [shapes[target] for target in targets]
+    if len(tensor.shape) > len(wanted[0]) and 1 in tensor.shape[1:]:
+        tensor = tensor.without_unit_axis()
     whole = (sum(shape[0] for shape in wanted), *wanted[0][1:])
     if tensor.shape != whole:
         raise ModelError(f"{source}: {shown(tensor.name)} has shape {tensor.shape}, and the model asks for {whole}")

@@ -53,6 +53,12 @@ GGUF_VARIANTS = (
     "deepseek_v2_lite",
     "deepseek_v3",
     "gpt_oss",
+    "minimax_m2",
+    "gemma4",
+    "gemma4_large",
+    "gemma4_moe",
+    "lfm2",
+    "lfm2_moe",
 )
 # What a GGUF file does not hold: query_pre_attn_scalar (it follows from the head size), a rotation's sharpening beside
 # the scores', gpt-oss's limit.

@@ -149,7 +149,7 @@ def unsupported_shape(checkpoint: Checkpoint) -> str | None:
     if (reason := uncomputed(spec, learnt=_LEARNT)) is not None:
         return reason
     # Some layers may have experts, and others an MLP: each kind of the same sizes.
-    kinds = {type(layer.mlp): layer.mlp for layer in spec.layers}
+    kinds = {type(layer.mlp): layer.present_mlp for layer in spec.layers}
     alike = replace(spec, layers=tuple(replace(layer, mlp=DenseMlp(1)) for layer in spec.layers))
     if alike.common_layer is None or any(layer.mlp != kinds[type(layer.mlp)] for layer in spec.layers):
         return LAYERS_DIFFER

@@ -45,7 +45,7 @@ _KEPT_FIELDS = (StepField.POSITIONS, StepField.LOGIT_ROWS, *_LIST_FIELDS)
 
 def kernel_shape(checkpoint: Checkpoint, block_size: int, formats: Formats) -> KernelShape:
     layer = checkpoint.spec.layers[0]  # for all of them: a checkpoint whose layers differ was declined
-    activation = activation_name((layer if checkpoint.spec.moe is None else _with_experts(checkpoint.spec)).mlp)
+    activation = activation_name((layer if checkpoint.spec.moe is None else _with_experts(checkpoint.spec)).present_mlp)
     tiles, kv_kind = tile_kinds(checkpoint, formats.weights), KVKind(formats.kv)
     if isinstance(layer.attention, LatentAttention):
         own = latent_shape(layer.attention)

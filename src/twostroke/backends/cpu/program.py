@@ -137,7 +137,7 @@ class Program:
         rank's weights, and the tape stops where ranks meet."""
         self._spec, self._kv, self._positions = spec, kv, positions
         self.max_tokens, self.max_logits, self._threads = max_tokens, max_logits, threads
-        self._narrows, self._activation = max_tokens > 1, activation_name(spec.layers[0].mlp)
+        self._narrows, self._activation = max_tokens > 1, activation_name(spec.layers[0].present_mlp)
         rows, self._query_width = max_tokens + MOST_LACKING_ROWS, attended_width(spec.layers[0].attention)
         widest = max(_widest_output(layer) for layer in weights.layers)
         self.hidden = float_zeros(rows, spec.hidden_size)

@@ -8,7 +8,7 @@ import numpy as np
 
 from twostroke.backends.cpu.memory import Floats, float_zeros
 from twostroke.models.rope_spec import RopeSpec
-from twostroke.models.spec import ModelSpec, QueryGrowth, RecurrentMixer
+from twostroke.models.spec import GroupedAttention, LatentAttention, ModelSpec, QueryGrowth
 
 _RUN = 1024
 
@@ -40,7 +40,7 @@ class Positions:
 
     def __init__(self, spec: ModelSpec, max_context: int) -> None:
         attentions = [layer.attention for layer in spec.layers]
-        known = [one for one in attentions if not isinstance(one, RecurrentMixer)]
+        known = [one for one in attentions if isinstance(one, GroupedAttention | LatentAttention)]
         self.rotations = {rope: RotationTable(rope, max_context) for rope in {one.rope for one in known}}
         growths = {one.growth for one in known if one.growth is not None}
         self._growths = {growth: _growth_factors(growth, max_context) for growth in growths}

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any
+from typing import Any, Literal
 
 from twostroke.backends.cpu.kv_kind import KVKind
 from twostroke.backends.cpu.tile_kinds import OPENED_GROUP_BYTES, TileKind
@@ -74,6 +74,23 @@ def latent_shape(own: LatentAttention) -> LatentShape:
     return LatentShape(own.num_heads, own.rank, own.plain_dim, own.rotated_dim, own.value_dim)
 
 
+def convolution_name(taps: int, *, is_gated: bool) -> str:
+    return f"convolve_{'gated' if is_gated else 'silu'}_{taps}"
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentShape:
+    """Of layers that keep a state."""
+
+    taps: int
+    rule: Literal["delta", "mamba"] | None
+    """Of what comes behind the convolution; None: nothing does, and it is gated."""
+
+    @property
+    def key(self) -> str:
+        return f"{self.rule or 'convolution'}-{self.taps}"
+
+
 @dataclass(frozen=True, slots=True)
 class KernelShape:
     head_dim: int
@@ -87,6 +104,7 @@ class KernelShape:
     kv_kind: KVKind = KVKind.F16
     has_sinks: bool = False
     """Each head has a score of nothing, beside those of the keys."""
+    recurrent: RecurrentShape | None = None
     own_value_dim: int | None = None
     """None: values are as wide as keys."""
     latent: LatentShape | None = None

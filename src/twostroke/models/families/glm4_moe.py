@@ -27,8 +27,4 @@ FAMILY = Family(
     (),
     _from_config,
     hf_names=HF_LATENT_NAMES,
-    only_on=(
-        "hosts alone",
-        "no kernel for a card here computes experts that every token meets",
-    ),
 )

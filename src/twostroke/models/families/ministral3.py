@@ -20,5 +20,4 @@ FAMILY = Family(
     ("Ministral3ForCausalLM",),
     (),
     _from_config,
-    only_on=("hosts alone", "no kernel for a card here has queries that grow"),
 )

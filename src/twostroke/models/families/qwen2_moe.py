@@ -35,8 +35,4 @@ FAMILY = Family(
     (),
     _from_config,
     hf_names=_HF_NAMES,
-    only_on=(
-        "hosts alone",
-        "no kernel for a card here computes experts that every token meets",
-    ),
 )

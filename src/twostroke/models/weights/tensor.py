@@ -103,6 +103,12 @@ class WeightTensor:
         """[experts, rows, inputs] as [experts * rows, inputs], which its bytes are already."""
         return WeightTensor(self.name, self.kind, (self.shape[0] * self.shape[1], self.shape[2]), self.data)
 
+    def without_unit_axis(self) -> WeightTensor:
+        """[channels, 1, taps], as files hold a convolution, as [channels, taps]; [n, 1] as a vector of n."""
+        if len(self.shape) == 2 and self.shape[1] == 1:
+            return WeightTensor(self.name, self.kind, self.shape[:1], self.data.reshape(1, -1))
+        return self.flat() if len(self.shape) == 3 and self.shape[1] == 1 else self
+
     def rows(self, start: int, stop: int) -> WeightTensor:
         """A view of some rows of a matrix: how fused projections are split."""
         return WeightTensor(self.name, self.kind, (stop - start, *self.shape[1:]), self.data[start:stop])

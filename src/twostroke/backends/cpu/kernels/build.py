@@ -15,11 +15,13 @@ from twostroke.backends.cpu.kernels.latent_products import emit_latent_products
 from twostroke.backends.cpu.kernels.latent_store import emit_latent_store
 from twostroke.backends.cpu.kernels.matmul import emit_gated_matmul, emit_join, emit_matmul
 from twostroke.backends.cpu.kernels.norms import emit_norm, emit_norm_add, emit_prepare
+from twostroke.backends.cpu.kernels.recurrent import emit_convolution, emit_recurrence
+from twostroke.backends.cpu.kernels.recurrent_rows import emit_decays, emit_gated_norm, emit_prepare_gated
 from twostroke.backends.cpu.kernels.rope_kv import emit_rope_and_store
 from twostroke.backends.cpu.kernels.share import emit_share
 from twostroke.backends.cpu.kernels.threads import emit_threads
 from twostroke.backends.cpu.kernels.tile_calls import emit_tiles
-from twostroke.backends.cpu.shape import KernelShape
+from twostroke.backends.cpu.shape import KernelShape, RecurrentShape
 from twostroke.backends.cpu.tile_kinds import TileKind
 
 
@@ -51,9 +53,20 @@ def rows_text(activation: str, isa: InstructionSet) -> str:
     emit_norm_add(emitter)
     emit_prepare(emitter)
     emit_share(emitter)
+    emit_prepare_gated(emitter)
     emit_gated_activation(emitter, activation)
     emit_soft_cap(emitter)
     emit_highest(emitter)
+    return str(emitter.module)
+
+
+def recurrent_text(shape: RecurrentShape, isa: InstructionSet) -> str:
+    emitter = _emitter(isa)
+    emit_convolution(emitter, shape.taps, is_gated=shape.rule is None)
+    if shape.rule is not None:
+        emit_decays(emitter, is_delta=shape.rule == "delta")
+        emit_recurrence(emitter, is_delta=shape.rule == "delta")
+        emit_gated_norm(emitter, gate_first=shape.rule != "delta")
     return str(emitter.module)
 
 
