@@ -8,12 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
+import torch
 from tests.backends.cpu.native import instruction_set_names
 from tests.backends.driver import Driver, layout_for, logits_by_prefill
-from tests.models.tiny_checkpoints import VOCAB_SIZE, make_tiny
-from tests.models.tiny_gguf import make_gguf
+from tests.models.tiny_checkpoints import SHARP_ROPE, VOCAB_SIZE, make_tiny
+from tests.models.tiny_gguf import Stored, later_latent_keys, write_gguf
 
 from twostroke.backends.cpu import FACTORY
 from twostroke.backends.cpu.backend import CpuBackend
@@ -26,12 +28,14 @@ from twostroke.core.step import PrefillChunk, Step
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.loading import load_checkpoint
 from twostroke.models.spec import LatentAttention
+from twostroke.models.weights.tensor import WeightKind
 
 VARIANTS = ["deepseek_v2", "deepseek_v2_lite", "deepseek_v3", "glm4_moe_lite", "mistral4"]
 LONG = 600
 """Two spans of keys and a part of a third; more than a tile of a chunk takes."""
 TOKENS = [int(token) for token in np.random.default_rng(7).integers(6, VOCAB_SIZE, LONG)]
 SHORT = TOKENS[:53]
+KIND = gguf.GGMLQuantizationType.Q8_0
 REAL: dict[str, Any] = {
     "kv_lora_rank": 512,
     "qk_nope_head_dim": 128,
@@ -192,16 +196,25 @@ def test_blocks_that_were_copied_out_and_in_elsewhere_are_read_alike(tmp_path: P
     second.close()
 
 
-@pytest.mark.parametrize("variant", ["deepseek_v2_lite", "deepseek_v3"])
-def test_quantised_and_from_a_gguf_file(variant: str, tmp_path: Path) -> None:
-    """In 8 bits: activations are, too."""
-    folder, model = make_tiny(variant, tmp_path / "folder")
-    checkpoints = [load_checkpoint(folder), load_checkpoint(make_gguf(variant, model, tmp_path / "model.gguf"))]
-    expected = reference_logits(checkpoints[0], SHORT, [len(SHORT)])
-    for checkpoint in checkpoints:
-        whole, chunks, decoded = cpu_logits(checkpoint, SHORT, [[53], [7, 30, 16], [20]], weights="q8_0")
-        assert np.array_equal(chunks, whole)
-        assert usual(whole, expected) < 0.06 and usual(decoded, expected) < 0.06
+@pytest.mark.parametrize("stacks", [False, True], ids=["one matrix", "stacks of heads"])
+def test_a_gguf_file_in_8_bits(stacks: bool, tmp_path: Path) -> None:
+    """Keys and values made by one matrix, or by a stack of heads each. In a layer without experts: activations are
+    brought to 8 bits, too, and a token may be sent elsewhere for that."""
+    sizes = {"qk_nope_head_dim": 32, "qk_rope_head_dim": 32, "v_head_dim": 32, "num_hidden_layers": 1}
+    _, model = make_tiny("deepseek_v3", tmp_path / "folder", **sizes, rope_parameters={**SHARP_ROPE, "mscale": 1.0})
+
+    def in_8_bits(name: str, tensor: torch.Tensor) -> Stored | None:
+        if tensor.ndim < 2 or "ffn_gate_inp" in name or "token_embd" in name:
+            return None
+        return gguf.quants.quantize(tensor.float().numpy(), KIND), KIND
+
+    keys = later_latent_keys(model.config) if stacks else {}
+    checkpoint = load_checkpoint(write_gguf(model, tmp_path / "tiny.gguf", in_8_bits, **keys))
+    assert checkpoint.tensors["layers.0.kv_a"].kind is WeightKind.Q8_0
+    expected = reference_logits(checkpoint, SHORT, [len(SHORT)])
+    whole, chunks, decoded = cpu_logits(checkpoint, SHORT, [[53], [7, 30, 16], [20]])
+    assert np.array_equal(chunks, whole)
+    assert usual(whole, expected) < 0.06 and usual(decoded, expected) < 0.06
 
 
 def test_what_does_not_fit_is_declined(tmp_path: Path) -> None:

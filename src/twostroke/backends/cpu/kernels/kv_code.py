@@ -84,7 +84,7 @@ class KVCode(ABC):
     def load_key(self, keys: Value, step: Value) -> Value: ...
 
     @abstractmethod
-    def load_value(self, values: Value, step: Value, column: int) -> Value:
+    def load_value(self, values: Value, step: Value, column: Value) -> Value:
         """16 dimensions, from 16 * column on."""
 
     @abstractmethod
@@ -156,8 +156,9 @@ class HalfCode(KVCode):
     def load_key(self, keys: Value, step: Value) -> Value:
         return self._e.load_halves(keys, self._e.mul(step, RUN))
 
-    def load_value(self, values: Value, step: Value, column: int) -> Value:
-        return self._e.load_halves(values, self._e.add(self._e.mul(step, self._shape.value_dim), 16 * column))
+    def load_value(self, values: Value, step: Value, column: Value) -> Value:
+        e = self._e
+        return e.load_halves(values, e.add(e.mul(step, self._shape.value_dim), e.mul(column, 16)))
 
     def broadcast(self, numbers: Value, step: Value) -> Value:
         return self._e.broadcast(numbers, step)
@@ -176,8 +177,9 @@ class FloatCode(HalfCode):
     def load_key(self, keys: Value, step: Value) -> Value:
         return self._e.load_floats(keys, self._e.mul(step, RUN))
 
-    def load_value(self, values: Value, step: Value, column: int) -> Value:
-        return self._e.load_floats(values, self._e.add(self._e.mul(step, self._shape.value_dim), 16 * column))
+    def load_value(self, values: Value, step: Value, column: Value) -> Value:
+        e = self._e
+        return e.load_floats(values, e.add(e.mul(step, self._shape.value_dim), e.mul(column, 16)))
 
 
 class GroupedCode(KVCode):
@@ -237,9 +239,9 @@ class PairCode(GroupedCode):
             rounded = numbers.to_bf16(e, e.build.fmul(e.load_floats(source, place), factor))
             e.store(rounded, e.at(target, place, I16), 2)
 
-    def load_value(self, values: Value, step: Value, column: int) -> Value:
+    def load_value(self, values: Value, step: Value, column: Value) -> Value:
         e = self._e
-        return e.load(I32X16, e.at(values, e.add(e.mul(step, self._shape.value_dim), 16 * column), I32), 4)
+        return e.load(I32X16, e.at(values, e.add(e.mul(step, self._shape.value_dim), e.mul(column, 16)), I32), 4)
 
     def broadcast(self, numbers: Value, step: Value) -> Value:
         return self._e.splat(self._e.load_at(I32, numbers, step))
@@ -328,9 +330,9 @@ class QuantisedCode(GroupedCode):
         """Stored keys are 128 too large."""
         return self._e.splat(self._e.load(I32, self._e.at(query, self._shape.head_dim + 4), 4))
 
-    def load_value(self, values: Value, step: Value, column: int) -> Value:
+    def load_value(self, values: Value, step: Value, column: Value) -> Value:
         e = self._e
-        place = e.at(values, e.mul(e.add(e.mul(step, self._shape.head_dim), 16 * column), 2))
+        place = e.at(values, e.mul(e.add(e.mul(step, self._shape.head_dim), e.mul(column, 16)), 2))
         words = e.build.sext(e.load(ir.VectorType(I8, 32), place), ir.VectorType(I16, 32))
         return e.build.bitcast(words, I32X16)
 

@@ -32,6 +32,8 @@ LOG2_E = 1 / math.log(2)
 """Scores are in units of ln 2, so that weights are powers of two."""
 _MERGE_DEGREE = 6
 _UNROLL = 8
+_MOST_PASSES = 8
+"""Over a span's values that are written out one by one."""
 TURNS = 8
 """Of queries over a span, in which the next one is fetched."""
 RUNS_AHEAD = 8
@@ -334,29 +336,38 @@ class Accumulate:
 
     def _sum_values(self, old: Value, new: Value) -> None:
         """running = running * old + weights x values * new, a few vectors of the head at a time so that sums stay in
-        registers."""
-        e, code, rows = self._e, self._code, range(len(self._rows))
+        registers. Wide values are a loop: their code would grow with them."""
+        e = self._e
         vectors = self._shape.value_dim // LANES
-        passes = -(-vectors // max(1, min(vectors, e.isa.accumulators // len(rows))))
+        passes = -(-vectors // max(1, min(vectors, e.isa.accumulators // len(self._rows))))
         width = -(-vectors // passes)
+        if passes > _MOST_PASSES:
+            width = max(number for number in range(1, width + 1) if vectors % number == 0)
+            with e.loop(0, vectors, width) as start:
+                self._sum_columns([e.add(start, index) for index in range(width)], old, new)
+            return
+        for first in range(0, vectors, width):
+            columns = [e.integer(column) for column in range(first, min(first + width, vectors))]
+            self._sum_columns(columns, old, new)
+
+    def _sum_columns(self, columns: list[Value], old: Value, new: Value) -> None:
+        e, code, rows = self._e, self._code, range(len(self._rows))
         steps = RUN // code.keys_a_step
         unroll = math.gcd(steps, _UNROLL)
-        for first in range(0, vectors, width):
-            columns = range(first, min(first + width, vectors))
-            totals = [[e.variable(code.total_kind, code.nothing) for _ in columns] for _ in rows]
-            with e.loop(self._start, self._stop) as run:
-                values, weights = self._pages.values(run), [self._weight_place(row, run) for row in rows]
-                with e.loop(0, steps, unroll) as start:
-                    for offset in range(unroll):
-                        self._add_values(e.add(start, offset), values, weights, columns, totals)
-            for row in rows:
-                factors = lane_of(e, old, row), lane_of(e, new, row)
-                for column, total in zip(columns, totals[row], strict=True):
-                    place = row * self._shape.value_dim + LANES * column
-                    merge_vector(e, self._running, place, code.weighted_sum(total.value), *factors)
+        totals = [[e.variable(code.total_kind, code.nothing) for _ in columns] for _ in rows]
+        with e.loop(self._start, self._stop) as run:
+            values, weights = self._pages.values(run), [self._weight_place(row, run) for row in rows]
+            with e.loop(0, steps, unroll) as start:
+                for offset in range(unroll):
+                    self._add_values(e.add(start, offset), values, weights, columns, totals)
+        for row in rows:
+            factors = lane_of(e, old, row), lane_of(e, new, row)
+            for column, total in zip(columns, totals[row], strict=True):
+                place = e.add(e.mul(column, LANES), row * self._shape.value_dim)
+                merge_vector(e, self._running, place, code.weighted_sum(total.value), *factors)
 
     def _add_values(
-        self, step: Value, values: Value, weights: list[Value], columns: range, totals: list[list[Variable]]
+        self, step: Value, values: Value, weights: list[Value], columns: list[Value], totals: list[list[Variable]]
     ) -> None:
         code = self._code
         loaded = [code.load_value(values, step, column) for column in columns]
