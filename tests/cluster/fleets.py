@@ -31,12 +31,18 @@ def servers(folder: Path, *roles: str, transfer: str = "sockets", options: tuple
 
 
 def read(reader: RunningServer, path: str, body: dict[str, Any]) -> Any:
-    """The first leg, as routers send it: the whole request, unstreamed, one token."""
-    asked = {**body, "max_tokens": 1, "stream": False, "kv_transfer_params": ASKS}
+    """The first leg: what goes to the second."""
+    return first_leg(reader, path, body).get("kv_transfer_params")
+
+
+def first_leg(reader: RunningServer, path: str, body: dict[str, Any]) -> Any:
+    """As routers send it: the whole request, unstreamed, one token, in the words of OpenAI whatever the route."""
+    limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+    asked = {**body, limit: 1, "stream": False, "kv_transfer_params": ASKS}
     asked.pop("stream_options", None)
     answer = reader.post(path, asked)
     assert answer.status_code == 200, answer.text
-    return answer.json().get("kv_transfer_params")
+    return answer.json()
 
 
 def write(writer: RunningServer, path: str, body: dict[str, Any], params: Any) -> httpx.Response:

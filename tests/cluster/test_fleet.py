@@ -6,13 +6,13 @@ from __future__ import annotations
 import os
 import random
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cluster.fleets import ASKS, drawn_request, read, servers, told, write
+from tests.cluster.fleets import ASKS, drawn_request, first_leg, read, servers, told, write
 from tests.server.running import RunningServer
 
 WORDS = (Path(__file__).resolve().parents[2] / "LICENSE").read_text().split()
@@ -58,6 +58,49 @@ def test_an_answer_says_who_read_its_prompt_and_what_came_over(fleet: Fleet) -> 
     kinds = [span["kind"] for span in kept["timeline"]]
     assert kinds[:1] == ["queue there"] or kinds[:1] == ["prefill there"]
     assert kinds.index("prefill there") < kinds.index("handoff") < kinds.index("prefill")
+
+
+def body_of(path: str) -> dict[str, Any]:
+    """Of eight tokens, greedy; each route has a prompt of its own."""
+    text = " ".join(random.Random(path).choices(WORDS, k=120))
+    messages, options = [{"role": "user", "content": text}], {"num_predict": 8, "temperature": 0.0}
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/responses": {"input": text, "max_output_tokens": 8, "temperature": 0.0},
+        "/v1/messages": {"messages": messages, "max_tokens": 8, "temperature": 0.0},
+        "/api/chat": {"messages": messages, "options": options, "stream": False},
+        "/api/generate": {"prompt": text, "options": options, "stream": False},
+    }
+    return {"model": "smollm2", **bodies[path]}
+
+
+TEXTS: dict[str, Callable[[Any], str]] = {
+    "/v1/responses": lambda answer: answer["output"][0]["content"][0]["text"],
+    "/v1/messages": lambda answer: answer["content"][0]["text"],
+    "/api/chat": lambda answer: answer["message"]["content"],
+    "/api/generate": lambda answer: answer["response"],
+}
+
+
+@pytest.mark.parametrize("path", TEXTS)
+def test_other_apis_are_read_there_and_written_here_too(fleet: Fleet, path: str) -> None:
+    reader, writer, alone = fleet
+    body = body_of(path)
+    read_there = first_leg(reader, path, body)
+    written = read_there["eval_count"] if path.startswith("/api") else read_there["usage"]["output_tokens"]
+    assert written == 1, "whoever reads writes no answer"
+    params = read_there["kv_transfer_params"]
+    answer = write(writer, path, body, params).json()
+    text = TEXTS[path](answer)
+    assert text and text == TEXTS[path](alone.post(path, body).json())
+    assert answer["timing"]["handoff"]["why_not"] is None and answer["timing"]["handoff"]["tokens"] > 100
+    again = write(writer, path, body, params)
+    assert again.status_code == 400 and "was used before" in again.text
+    forged = write(writer, path, body, {"twostroke": "e30=.e30="})
+    assert forged.status_code == 400 and "its signature is another" in forged.text
+    assert write(alone, path, body, params).status_code == 400
+    if path == "/v1/responses":
+        assert writer.get(f"{path}/{answer['id']}").status_code == 200
+        assert reader.get(f"{path}/{read_there['id']}").status_code == 404, "what is thrown away is not kept"
 
 
 @pytest.mark.parametrize(
