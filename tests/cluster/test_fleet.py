@@ -6,16 +6,15 @@ from __future__ import annotations
 import os
 import random
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cluster.fleets import ASKS, drawn_request, first_leg, read, servers, told, write
+from tests.cluster.fleets import ASKS, TEXTS, WORDS, body_of, drawn_request, first_leg, read, servers, told, write
 from tests.server.running import RunningServer
 
-WORDS = (Path(__file__).resolve().parents[2] / "LICENSE").read_text().split()
 Fleet = tuple[RunningServer, RunningServer, RunningServer]
 
 
@@ -58,27 +57,6 @@ def test_an_answer_says_who_read_its_prompt_and_what_came_over(fleet: Fleet) -> 
     kinds = [span["kind"] for span in kept["timeline"]]
     assert kinds[:1] == ["queue there"] or kinds[:1] == ["prefill there"]
     assert kinds.index("prefill there") < kinds.index("handoff") < kinds.index("prefill")
-
-
-def body_of(path: str) -> dict[str, Any]:
-    """Of eight tokens, greedy; each route has a prompt of its own."""
-    text = " ".join(random.Random(path).choices(WORDS, k=120))
-    messages, options = [{"role": "user", "content": text}], {"num_predict": 8, "temperature": 0.0}
-    bodies: dict[str, dict[str, Any]] = {
-        "/v1/responses": {"input": text, "max_output_tokens": 8, "temperature": 0.0},
-        "/v1/messages": {"messages": messages, "max_tokens": 8, "temperature": 0.0},
-        "/api/chat": {"messages": messages, "options": options, "stream": False},
-        "/api/generate": {"prompt": text, "options": options, "stream": False},
-    }
-    return {"model": "smollm2", **bodies[path]}
-
-
-TEXTS: dict[str, Callable[[Any], str]] = {
-    "/v1/responses": lambda answer: answer["output"][0]["content"][0]["text"],
-    "/v1/messages": lambda answer: answer["content"][0]["text"],
-    "/api/chat": lambda answer: answer["message"]["content"],
-    "/api/generate": lambda answer: answer["response"],
-}
 
 
 @pytest.mark.parametrize("path", TEXTS)
