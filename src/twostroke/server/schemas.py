@@ -92,6 +92,7 @@ class Speculation(Body):
 
 LevelName = Annotated[Text, Field(max_length=64)]
 Speculating = Annotated[Text, Field(max_length=64)] | Speculation | None
+HandoffParams = Table[Any] | None
 
 
 class DrawingBody(Body):
@@ -119,13 +120,13 @@ class DrawingBody(Body):
     speculation: Speculating = Field(None, description="auto, off, a method's name, or method and max_drafts.")
     service_level: LevelName | None = Field(None, description="The class whose promise it is held to, by name.")
     service_tier: LevelName | None = Field(None, description="As service_level, where a class has that name.")
+    kv_transfer_params: HandoffParams = Field(None, description="Between the servers of a fleet, by its router.")
 
 
 class SamplingBody(DrawingBody):
     """What chat and plain completions share."""
 
     n: int | None = Field(None, ge=1, le=MAX_SAMPLES)
-    kv_transfer_params: Table[Any] | None = Field(None, description="Between the servers of a fleet, by its router.")
     response_format: Table[Any] | None = Field(None, description="text, json_object or json_schema.")
     structured_outputs: StructuredOutputs | None = None
     guided_json: Text | Table[Any] | None = Field(None, description="As structured_outputs.json, and so the others.")
