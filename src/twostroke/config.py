@@ -228,10 +228,12 @@ def resolve(
     suits: StepSizes,
     machine_threads: int,
     short_rope_context: int | None = None,
+    reads_whole: bool = False,
 ) -> ResolvedConfig:
     """Fill in what was left open, sizes by what `suits` the backend. Raises when what was asked for cannot be had, with
     what would fit. `short_rope_context`: beyond it a model reads every prompt with other rope factors, so it is only
-    exceeded when that is asked for."""
+    exceeded when that is asked for. `reads_whole`: prompts are read in one step each, and their KV does not outlive
+    it."""
     reasons: list[str] = []
     threads = config.threads or machine_threads
     reasons.append(f"{threads} threads: " + ("asked for" if config.threads else "the cores this process may use"))
@@ -244,7 +246,15 @@ def resolve(
     max_context = config.max_context or short_rope_context or model_max_context
     if max_context > model_max_context:
         raise BadRequestError(f"max_context {max_context} is more than the {model_max_context} this model was made for")
+    if reads_whole:
+        if config.max_tokens_per_step is None:
+            sizes = replace(sizes, max_tokens_per_step=max(sizes.max_tokens_per_step, max_context))
+        max_context = min(max_context, sizes.max_tokens_per_step)
     budget, why = _kv_budget(config, memory)
+    if reads_whole:  # of the step that is computed and the one that is prepared, each prompt in blocks of its own
+        most = 2 * (sizes.max_tokens_per_step + sizes.max_running * sizes.block_size)
+        budget = min(budget, max(most, max_context) * sum(group.bytes_per_token for group in groups))
+        why = "for the texts of two steps"
     block_bytes = sizes.block_size * sum(group.bytes_per_token for group in groups)
     fits = _fitting_context(sizes, groups, budget, max_context)
     if fits < min(max_context, sizes.block_size * 2):
@@ -265,7 +275,7 @@ def resolve(
         reasons.append(f"context {max_context}: {_why_context(config, model_max_context, short_rope_context)}")
     warnings = _rope_warnings(max_context, short_rope_context)
     reasons += warnings
-    layout = _layout(sizes, groups, budget, max_context)
+    layout = _layout(replace(sizes, max_running=2**31) if reads_whole else sizes, groups, budget, max_context)
     kv_bytes = sum(
         layout.positions(group) * need.bytes_per_token for group, need in zip(layout.groups, groups, strict=True)
     )

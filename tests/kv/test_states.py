@@ -130,7 +130,9 @@ def test_a_snapshot_takes_no_slot_from_whoever_runs_and_goes_first_if_another_fo
     assert ledger.match(ledger.sequence(range(18))).num_tokens in (0, 4, 8, 12), "the stalest of its own went"
     others = [ledger.sequence(range(200 + 20 * number, 209 + 20 * number)) for number in range(3)]
     for number, sequence in enumerate(others):
-        read(ledger, sequence, 8, gone=False, beside=(long, *others[:number]))  # with the last of them every slot is somebody's own
+        read(
+            ledger, sequence, 8, gone=False, beside=(long, *others[:number])
+        )  # with the last of them every slot is somebody's own
     assert ledger.match(ledger.sequence(range(50))).num_tokens == 0
     assert ledger.pools[1].num_available == 0
     ledger.check([long, *others])

@@ -39,6 +39,8 @@ class TokenEvent(NamedTuple):
     """The one that ended the answer, where one did."""
     handoff: Handoff | None = None
     """On the last event of a request with a `lease_id`: what another engine needs; None: nothing was kept for it."""
+    vector: bytes | None = None
+    """On the last event of a request for one: 32-bit floats, the lowest byte first."""
 
 
 Event = PrefillProgress | TokenEvent

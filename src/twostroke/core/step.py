@@ -28,6 +28,9 @@ class PrefillChunk:
     """When set: for each position of the chunk whose next token is known, the logprob of that next token, and this
     many of the most likely ones. The next token of the chunk's last position comes in `next_token_id`."""
     next_token_id: int | None = None
+    pools: bool = False
+    """In place of `samples`, of a request for a vector: this chunk completes the prompt, and its last states are pooled
+    into one. Where the model pools more than the last of them, the chunk is the whole prompt."""
 
     @property
     def end(self) -> int:
@@ -223,3 +226,5 @@ class StepResult:
     """Of `compute_s`, what making drafts took: looking them up, or computing them and what they are made from."""
     stuck: frozenset[int] = frozenset()
     """Of those in `errors`, whose grammar allows no token: their KV is right, and others may use it."""
+    vectors: Mapping[int, bytes] = field(default_factory=dict)
+    """Of each chunk that `pools`, in 32-bit floats, the lowest byte first."""

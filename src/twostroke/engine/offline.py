@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack
 
 from twostroke.config import EngineConfig, EngineOptions
-from twostroke.core.errors import BadRequestError
+from twostroke.core.errors import BackendError, BadRequestError
 from twostroke.core.events import Event, PrefillProgress, TokenEvent
 from twostroke.core.request import Request
 from twostroke.core.sampling_params import SamplingParams
@@ -30,6 +30,10 @@ from twostroke.text.side_process import end_process
 from twostroke.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from twostroke.engine.embedding import Ranked
     from twostroke.explain.explanation import Explainer
 
 Prompt = str | Sequence[int]
@@ -121,6 +125,42 @@ class LLM:
         Leaving the loop early aborts the request."""
         return self._events_of(self.request(prompt, sampling or SamplingParams(), service_level))
 
+    def embed(
+        self,
+        texts: Prompt | Sequence[Prompt],
+        *,
+        prompt_name: str | None = None,
+        dimensions: int | None = None,
+        truncate: bool = False,
+        progress: bool | None = None,
+    ) -> npt.NDArray[np.float32]:
+        """The vectors of texts (or token ids), a row each  # [texts, dimensions]
+
+        `prompt_name`: of the model's prompts, the one to put before each text; None: its default, if it has one.
+        `dimensions`: only the first so many numbers, brought to length 1 again. `truncate`: a text that is too long is
+        cut at its end, and not refused."""
+        from twostroke.engine.embedding import embed
+
+        return embed(self, _as_batch(texts), prompt_name, dimensions, truncate, progress)
+
+    def rerank(
+        self, query: str, documents: Sequence[str], *, top_n: int | None = None, truncate: bool = False
+    ) -> list[Ranked]:
+        """The documents by how well they answer the query, the best first: `index` and `score` of each. A reranker
+        scores each beside the query; with an embedding model the score is the cosine of their vectors."""
+        from twostroke.engine.embedding import rerank
+
+        return rerank(self, query, documents, top_n, truncate)
+
+    def vectors(self, requests: list[Request], progress: bool | None = None) -> list[bytes]:
+        """What requests for vectors bring, as events have it. Raises BackendError for the first that failed."""
+        shown = len(requests) > 1 and sys.stderr.isatty() if progress is None else progress
+        results = self._run(requests, [None] * len(requests), shown)
+        for result in results:
+            if result.vector is None:
+                raise BackendError(result.error or "a text was given up before its vector came")
+        return [result.vector for result in results if result.vector is not None]
+
     def chat_token_ids(self, messages: Sequence[Message]) -> list[int]:
         """The prompt of a conversation, as the model's chat template renders it. Special tokens that a user wrote
         inside a message stay plain text."""
@@ -139,7 +179,15 @@ class LLM:
         process, self._template_process = self._template_process, None
         return ChatEncoder(self.tokenizer, process)
 
-    def request(self, prompt: Prompt, sampling: SamplingParams, service_level: str = "") -> Request:
+    def request(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams,
+        service_level: str = "",
+        *,
+        wants_vector: bool = False,
+        second_text_at: int | None = None,
+    ) -> Request:
         self.engine.check_process()
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         # By kinds: asking an abstract class about each token takes half a millisecond for a thousand of them.
@@ -152,6 +200,8 @@ class LLM:
             sampling=sampling,
             eos_token_ids=frozenset() if self.assembly.tokenizer is None else self.tokenizer.eos_token_ids,
             service_level=service_level,
+            wants_vector=wants_vector,
+            second_text_at=second_text_at,
         )
 
     def close(self) -> None:

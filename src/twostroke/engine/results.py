@@ -35,6 +35,8 @@ class GenerationResult:
     prompt_token_ids: tuple[int, ...]
     samples: list[Sample]
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    vector: bytes | None = field(default=None, repr=False)
+    """Of a request for one: 32-bit floats, the lowest byte first."""
     explainer: Explainer | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -72,6 +74,7 @@ class GenerationResult:
         sample.logprobs.extend(event.logprobs)
         self.prompt_logprobs.extend(event.prompt_logprobs)
         if event.finish_reason is not None:
+            self.vector = event.vector
             sample.finish_reason = event.finish_reason.value
             sample.error = event.error
             if event.timing is not None:

@@ -177,6 +177,7 @@ def tier_report(counts: SchedulerCounts) -> TierReport | None:
     return TierReport(
         hit_tokens={"device": counts.prefix_hit_tokens - sum(hits), **hits._asdict()},
         bytes={"host": tiers.host_bytes, "disk": tiers.disk_bytes},
+        blocks={"host": tiers.host_blocks, "disk": tiers.disk_blocks},
         limit_bytes={"host": tiers.host_limit_bytes}
         | ({"disk": tiers.disk_limit_bytes} if tiers.disk_limit_bytes else {}),
         moved_blocks={move: getattr(totals, f"{move}_blocks") for move in moves},

@@ -49,7 +49,9 @@ def _check_dues(ledger: KVLedger, sequence: Sequence, states: Snapshots) -> None
     if lengths != sorted(set(lengths)) or any(length % ledger.layout.block_size for length in lengths):
         raise ConservationError(f"{name} is to have snapshots behind {lengths} tokens")
     if lengths and lengths[0] <= sequence.num_computed:
-        raise ConservationError(f"{name} has computed {sequence.num_computed} positions, and no snapshot at {lengths[0]}")
+        raise ConservationError(
+            f"{name} has computed {sequence.num_computed} positions, and no snapshot at {lengths[0]}"
+        )
     for due in dues:
         for number, slot in zip(states.numbers, due.slots, strict=True):
             if ledger.pools[number].is_findable(slot):
@@ -69,7 +71,9 @@ def _check_tables(ledger: KVLedger, sequence: Sequence, holding: Holding) -> Non
         )
     for number, (group, table) in enumerate(zip(ledger.layout.groups, holding.tables, strict=True)):
         name = f"sequence {sequence.seq_id}, KV group {number}"
-        if len(table) < ledger.layout.entries_for(group, sequence.next_position) and not _waits(ledger, sequence, group):
+        if len(table) < ledger.layout.entries_for(group, sequence.next_position) and not _waits(
+            ledger, sequence, group
+        ):
             raise ConservationError(f"{name}: {len(table)} blocks for {sequence.next_position} positions")
         if group.is_state and len(table) > 1:
             raise ConservationError(f"{name}: {len(table)} slots for one state")

@@ -19,7 +19,7 @@ from twostroke.core.kv_layout import KVGroup, KVLayout
 from twostroke.core.sequence import Sequence
 from twostroke.core.step import BlockCopy, BlockGrant, Step
 from twostroke.core.timing import PrefixBreak
-from twostroke.kv.block_map import BlockRun, block_runs
+from twostroke.kv.block_map import BlockRun, block_runs, slot_runs
 from twostroke.kv.block_pool import BlockPool
 from twostroke.kv.handing import Handing
 from twostroke.kv.matching import PrefixMatch, PrefixMatcher
@@ -69,7 +69,9 @@ class KVLedger:
         self.index = PrefixIndex(len(layout.groups), key=key, digest=digest)
         self.tiers = tiers
         self._memory = PrefixMemory() if explains else None
-        self.pools = tuple(BlockPool(group.num_blocks, self._evicted(number)) for number, group in enumerate(layout.groups))
+        self.pools = tuple(
+            BlockPool(group.num_blocks, self._evicted(number)) for number, group in enumerate(layout.groups)
+        )
         self._chains = PrefixChains(self.index, self._memory, layout.block_size, prefix_caching=prefix_caching)
         self._matcher = PrefixMatcher(layout, self.index, self._chains)
         self._first_needed = self._matcher.first_needed
@@ -434,6 +436,10 @@ class KVLedger:
                 tables = {seq_id: [*table, *self.states.held_by(seq_id, number)] for seq_id, table in tables.items()}
             runs.append(block_runs(pool, tables))
         return tuple(runs)
+
+    def slot_runs(self) -> tuple[list[BlockRun], ...]:
+        """One a group: every slot of host memory, likewise; none where there are no tiers."""
+        return () if self.tiers is None else tuple(slot_runs(self.tiers, group) for group in range(len(self.pools)))
 
     # Proof
 

@@ -83,6 +83,8 @@ class Admission:
         """Prompt plus output, at most; raises for what could never finish."""
         prompt_len, max_tokens = len(request.prompt_token_ids), request.sampling.max_tokens
         limit, where = self._token_limit, self._limited_by
+        if request.wants_vector:
+            return self._vector_tokens(prompt_len)
         if prompt_len >= limit:
             raise BadRequestError(
                 f"the prompt has {prompt_len} tokens, and {where} tokens, of which one at least is for the answer"
@@ -95,6 +97,15 @@ class Admission:
                 f"{shown(prompt_len + max_tokens)} tokens, and {where}"
             )
         return prompt_len + max_tokens
+
+    def _vector_tokens(self, prompt_len: int) -> int:
+        """The vector counts as the one token that follows the prompt, and that is never an input."""
+        limit = min(self._config.max_context, (self._ledger.max_total_tokens or self._config.max_context + 1) - 1)
+        if self._config.whole_prompts:
+            limit = min(limit, self._config.max_tokens_per_step)
+        if prompt_len > limit:
+            raise BadRequestError(f"the text has {prompt_len} tokens, and this model takes {limit} at most")
+        return prompt_len + 1
 
     def enqueue(self, samples: list[Sequence]) -> None:
         if not len(self.running):  # whatever was waited for is over

@@ -19,6 +19,8 @@ class SequenceAdvance:
     """Positions computed, of `sequence.prefill_len`, when the step held a chunk of it."""
     finished: bool = False
     """Its `finish_reason` and `error` say why."""
+    vector: bytes | None = None
+    """Of a request for one, which is finished with it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ from twostroke.scheduling.promises import Promises
 from twostroke.scheduling.readings import Readings
 
 NO_TOKEN = "the backend returned no token"
+NO_VECTOR = "the backend returned no vector"
 TOO_MANY_TOKENS = "the backend returned more tokens than were asked for"
 
 
@@ -373,13 +374,18 @@ class Scheduler:
         error = result.errors.get(seq_id)
         if error is None and chunk.samples and len(sampled) != 1:
             error = TOO_MANY_TOKENS if sampled else NO_TOKEN
+        vector = result.vectors.get(seq_id) if chunk.pools else None
+        if error is None and chunk.pools and vector is None:
+            error = NO_VECTOR
         if error is not None:
             return self._advance_to_error(sequence, error)
-        if sampled:
+        if sampled or chunk.pools:
             self._readings.end(sequence)
         finished = self._take_in(sequence, num_tokens, sampled)
         computed = sequence.num_computed or None  # it was preempted meanwhile
-        return SequenceAdvance(sequence, sampled, result.prompt_logprobs.get(seq_id, ()), computed, finished)
+        if chunk.pools:
+            finished = self.finish(sequence, FinishReason.STOP)
+        return SequenceAdvance(sequence, sampled, result.prompt_logprobs.get(seq_id, ()), computed, finished, vector)
 
     def _take_in(self, sequence: Sequence, num_tokens: int, sampled: tuple[SampledToken, ...]) -> bool:
         """`num_tokens` more positions are computed, and these tokens follow; True when the last of them ends the

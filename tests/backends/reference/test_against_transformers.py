@@ -53,8 +53,15 @@ GGUF_VARIANTS = (
     "deepseek_v2_lite",
     "deepseek_v3",
     "gpt_oss",
+    "minimax_m2",
+    "gemma4",
+    "gemma4_large",
+    "gemma4_moe",
     "lfm2",
     "lfm2_moe",
+    "qwen3_next",
+    "qwen3_5",
+    "qwen3_5_moe",
 )
 # What a GGUF file does not hold: query_pre_attn_scalar (it follows from the head size), a rotation's sharpening beside
 # the scores', gpt-oss's limit.

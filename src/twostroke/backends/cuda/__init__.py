@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from twostroke.backends.cuda.kernels.packed_format import FP8
 from twostroke.backends.cuda.model_matrices import held_of, held_weight_bytes, quantising_bytes, read_bytes
 from twostroke.backends.cuda.stored_codes import QUANTISED_TO
-from twostroke.backends.interface import LAYERS_DIFFER, BackendSettings, HeadNeeds, uncomputed
+from twostroke.backends.interface import LAYERS_DIFFER, BackendSettings, Feature, HeadNeeds, uncomputed
 from twostroke.core.errors import BackendError, install_hint
 from twostroke.core.formats import ANY_FORMATS, GPU_FLOATS, STORED, Formats, FormatWish
 from twostroke.core.kv_layout import KVLayout
@@ -26,7 +26,7 @@ from twostroke.machine import Machine, MemorySpace
 from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.heads.eagle3 import Eagle3Head
 from twostroke.models.heads.medusa import MedusaHeads
-from twostroke.models.spec import ModelSpec
+from twostroke.models.spec import DenseMlp, ModelSpec
 
 if TYPE_CHECKING:
     from twostroke.backends.cuda.backend import CudaBackend
@@ -40,6 +40,8 @@ GRAPH_BYTES = 1 << 30
 LEAST_CAPABILITY = (8, 0)
 """The first with bf16 matrix units and asynchronous copies."""
 MAX_HEAD_DIM = 256
+COMPUTED = frozenset({Feature.SINKS, Feature.ROUTING, Feature.EXPERT_BIASES, Feature.SHARED_EXPERTS, Feature.GROWTH})
+"""What some models have, and kernels here compute."""
 LAYER_S, EXPERTS_S = 15e-6, 15e-6
 """Of a layer, whatever its size: norms, rotation and the waits between kernels; and on top, to choose experts."""
 FIRST_COEFFICIENTS = Coefficients(
@@ -290,15 +292,33 @@ def _unsupported_shape(checkpoint: Checkpoint) -> str | None:
 
 
 def _unsupported_layers(spec: ModelSpec) -> str | None:
-    if (reason := uncomputed(spec)) is not None:
+    if (reason := uncomputed(spec, COMPUTED)) is not None:
         return reason
-    if spec.common_layer is None:
+    alike = replace(spec, layers=tuple(replace(layer, mlp=DenseMlp(1)) for layer in spec.layers))
+    if alike.common_layer is None:
         return LAYERS_DIFFER
-    attention = spec.common_layer.grouped
+    if (reason := _unsupported_mlps(spec)) is not None:
+        return reason
+    attention = alike.common_layer.grouped
     if attention.head_dim > MAX_HEAD_DIM or attention.head_dim % 16:
         return f"its attention needs a head size of a multiple of 16 up to {MAX_HEAD_DIM}, not {attention.head_dim}"
     if attention.queries_per_kv_head > 16:
         return f"its attention shares a key among 16 queries at most, not {attention.queries_per_kv_head}"
+    return None
+
+
+def _unsupported_mlps(spec: ModelSpec) -> str | None:
+    """Layers may have experts or none, and MLPs of any widths."""
+    mixtures = {layer.moe for layer in spec.layers if layer.moe is not None}
+    if len(mixtures) > 1:
+        return "its layers have experts of several kinds, and this backend has room for one"
+    dense = [layer.dense for layer in spec.layers] + [moe.shared for moe in mixtures]
+    if any(mlp is not None and (mlp.clamp is not None or mlp.has_bias or not mlp.is_gated) for mlp in dense):
+        return "MLPs that every token meets have a plain gate and no biases here"
+    if len({mlp.activation for mlp in (*dense, *mixtures) if mlp is not None}) > 1:
+        return "its MLPs have several activations, and this backend has one for all of them"
+    if mixtures and any(layer.sandwich_norms for layer in spec.layers):
+        return "it has no experts with a norm behind them"
     return None
 
 
