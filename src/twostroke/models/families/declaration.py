@@ -49,6 +49,10 @@ class TensorNames:
     attention says how many)."""
     inputs_first: frozenset[str] = frozenset()
     """Names within a layer, of stacks that hold inputs before outputs where they are floats."""
+    otherwise: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Names within a layer, and what they are in layers that have nothing of what `layer` says."""
+    flattened: frozenset[str] = frozenset()
+    """Names within a layer, of vectors that files may give more axes than one."""
     latent_stacks: tuple[str, str, str] | None = None
     """Names within a layer: stacks of what keys and what values of latent attention are made with, and of the matrix
     that they are together."""
