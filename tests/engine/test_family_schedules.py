@@ -26,6 +26,7 @@ from twostroke.scheduling.scheduler import Scheduler
 
 ON_CPU = ("qwen3_moe", "mixtral", "gpt_oss")
 FAMILIES = ("deepseek_v2", "deepseek_v2_lite", "deepseek_v3", "glm4_moe_lite", "mistral4", "gpt_oss", "lfm2_moe")
+FAMILIES += ("qwen3_next", "qwen3_5", "granite_hybrid", "nemotron_h")
 MAX_CONTEXT = 64
 MAX_TOKENS = 9
 FEW, MANY = 3, 200

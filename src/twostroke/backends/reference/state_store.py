@@ -23,7 +23,7 @@ class StateStore:
         self._groups = groups
         self._shapes: dict[int, tuple[tuple[int, ...], ...]] = {}
         self._states: dict[int, Array] = {}  # of a layer [num_slots, state_values]: its parts, one behind the other
-        self._aside: dict[int, dict[int, list[Array]]] = {}  # of a slot, by layer: the states after its drafts
+        self._aside: dict[tuple[int, int], list[Array]] = {}  # of a layer and a slot: the states after its drafts
         for group in groups.values():
             for layer in group.layers:
                 own = spec.layers[layer].attention
@@ -42,11 +42,12 @@ class StateStore:
 
     def keep_aside(self, layer: int, slot: int, state: State) -> None:
         """The state after one more draft than the last that was kept."""
-        self._aside.setdefault(slot, {}).setdefault(layer, []).append(_joined(state))
+        self._aside.setdefault((layer, slot), []).append(_joined(state))
 
-    def commit(self, slot: int, num_drafts: int) -> None:
+    def commit(self, group: int, slot: int, num_drafts: int) -> None:
         """So many drafts of the slot's last step hold; all that was kept aside for it is forgotten."""
-        for layer, states in self._aside.pop(slot, {}).items():
+        for layer in self._groups[group].layers:
+            states = self._aside.pop((layer, slot), [])
             if num_drafts:
                 self._states[layer][slot] = states[num_drafts - 1]
 
