@@ -331,6 +331,34 @@ def _qwen3_5_vision() -> PreTrainedModel:
     return transformers.Qwen3_5ForConditionalGeneration(config)
 
 
+_MAMBA: dict[str, Any] = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_d_state": 12,
+    "mamba_n_groups": 2,
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.4,
+    "residual_multiplier": 0.7,
+    "logits_scaling": 0.8,
+    "shared_intermediate_size": 64,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+}
+
+
+def _granite_hybrid(**settings: Any) -> PreTrainedModel:
+    own = {**_SIZES, **_MAMBA, "num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 32, **settings}
+    return transformers.GraniteMoeHybridForCausalLM(transformers.GraniteMoeHybridConfig(**own))
+
+
+def _nemotron_h(**settings: Any) -> PreTrainedModel:
+    kinds = ["linear_attention", "mlp", "full_attention", "moe", "linear_attention", "moe"]
+    own = {"layers_block_type": kinds, "head_dim": 32, "mamba_num_heads": 8, "mamba_head_dim": 16, "n_groups": 2}
+    own |= {"ssm_state_size": 12, "n_routed_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+    # Steps short enough for some to be lengthened.
+    own |= {"moe_shared_expert_intermediate_size": 64, "routed_scaling_factor": 1.5, "time_step_min": 0.3}
+    return transformers.NemotronHForCausalLM(transformers.NemotronHConfig(**{**_SIZES, **own, **settings}))
+
+
 _LONG = {"original_max_position_embeddings": ORIGINAL_CONTEXT}
 _BUILDERS: dict[str, Callable[..., PreTrainedModel]] = {
     "llama": _llama,
@@ -374,10 +402,15 @@ _BUILDERS: dict[str, Callable[..., PreTrainedModel]] = {
     "lfm2": _lfm2,
     "lfm2_moe": _lfm2_moe,
     "qwen3_next": _qwen3_next,
-    "qwen3_next_mixed": lambda: _qwen3_next(mlp_only_layers=[1], norm_topk_prob=False, linear_num_value_heads=2),
+    "qwen3_next_mixed": lambda: _qwen3_next(mlp_only_layers=[1], norm_topk_prob=False, linear_value_head_dim=16),
     "qwen3_5": _qwen3_5,
     "qwen3_5_moe": _qwen3_5_moe,
     "qwen3_5_vision": _qwen3_5_vision,
+    "granite_hybrid": _granite_hybrid,
+    "granite_hybrid_dense": lambda **settings: _granite_hybrid(
+        **{"num_local_experts": 0, "position_embedding_type": "rope", "mamba_n_groups": 1, **settings}
+    ),
+    "nemotron_h": _nemotron_h,
 }
 _BEYOND_HOST = (
     "qwen2_moe",
@@ -393,9 +426,11 @@ _BEYOND_HOST = (
     "lfm2",
     "qwen3_next",
     "qwen3_5",
+    "granite_hybrid",
+    "nemotron_h",
 )
 """Families that not every backend computes."""
-_KEEP_STATES = ("lfm2", "qwen3_next", "qwen3_5")
+_KEEP_STATES = ("lfm2", "qwen3_next", "qwen3_5", "granite_hybrid", "nemotron_h")
 
 
 def variants() -> list[str]:
