@@ -248,7 +248,7 @@ class VectorBody(Body):
 
     model: Text | None = Field(None, max_length=512)
     truncate_prompt_tokens: int | None = Field(
-        None, ge=-1, le=MAX_COUNT, description="Texts are cut to so many tokens; -1: to what the model takes."
+        None, ge=-1, le=MAX_COUNT, description="Texts are cut to this many tokens; -1: to what the model takes."
     )
     priority: int | None = Field(None, ge=-1000, le=1000, description="Lower runs first.")
     service_level: LevelName | None = Field(None, description="The class whose promise it is held to, by name.")
@@ -258,7 +258,9 @@ class VectorBody(Body):
 class EmbeddingBody(VectorBody):
     input: Text | Many[Text] | Many[TokenId] | Many[Many[TokenId]]
     encoding_format: Literal["float", "base64"] | None = None
-    dimensions: int | None = Field(None, ge=1, le=MAX_COUNT, description="The first so many numbers, normalised anew.")
+    dimensions: int | None = Field(
+        None, ge=1, le=MAX_COUNT, description="This many of the first numbers, normalised anew."
+    )
     prompt_name: Text | None = Field(None, max_length=256, description="Of the model's prompts; default: its own.")
 
 
@@ -269,8 +271,8 @@ class TextDocument(Body):
 class RerankBody(VectorBody):
     query: Text
     documents: Many[Text] | Few[TextDocument]
-    top_n: int | None = Field(None, ge=0, le=MAX_COUNT, description="The best so many; 0 or none: all.")
+    top_n: int | None = Field(None, ge=0, le=MAX_COUNT, description="This many of the best; 0 or none: all.")
     return_documents: bool | None = Field(None, description="The texts, too; default: yes.")
     max_tokens_per_doc: int | None = Field(
-        None, ge=0, le=MAX_COUNT, description="Documents are cut to so many; 0: not."
+        None, ge=0, le=MAX_COUNT, description="Documents are cut to this many; 0: not."
     )
