@@ -31,7 +31,7 @@ def activation_name(mlp: Mlp) -> str:
     return mlp.activation if mlp.clamp is None else f"{CLAMPED}{mlp.clamp.limit!r}_{mlp.clamp.alpha!r}"
 
 
-def attended_width(attention: Attention) -> int:
+def attended_width(attention: Attention | None) -> int:
     """Of what attention hands on to its output projection."""
     if isinstance(attention, LatentAttention):
         return attention.num_heads * attention.value_dim
@@ -221,14 +221,13 @@ class AttentionScratch:
 class LatentScratch:
     """The same of latent attention: of a decode over latents, or of a chunk over keys and values made of them."""
 
-    queries: int  # behind the values of a span, and its keys where they are made
+    values: int  # of a span, made of latents; its keys lie before them where they are made, too
+    queries: int  # f32 [rows][head_dim] at most
     running: int  # f32 [rows][value_dim]
     maxima: int
     sums: int
     scores: int
     total: int
-    values: int = 0
-    """What is made of a span of latents: first its keys, if any."""
 
     @classmethod
     def of(cls, shape: KernelShape, accumulators: int) -> LatentScratch:
@@ -247,8 +246,7 @@ class LatentScratch:
     def _after(cls, keys: int, values: int, shape: KernelShape, rows: int, accumulators: int) -> LatentScratch:
         queries, running = 4 * rows * shape.head_dim, 4 * rows * shape.value_dim
         state, span = 4 * LANES * (rows // LANES + 2), shape.span_bytes(accumulators)
-        places = accumulate((keys + values, queries, running, state, state, 2 * span))
-        return cls(*places, values=keys)
+        return cls(*accumulate((keys, values, queries, running, state, state, 2 * span)))
 
 
 def expanded_bytes(kind: KVKind) -> int:
