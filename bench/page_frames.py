@@ -33,11 +33,11 @@ ANSWER_TOKENS = 400
 
 
 @contextmanager
-def streams(server: RunningServer, number: int) -> Iterator[None]:
+def streams(server: RunningServer, number: int, answer_tokens: int = ANSWER_TOKENS) -> Iterator[None]:
     """So many at once, asked again whenever they are answered."""
     ended = threading.Event()
     prompts = [f"Story {index}: once upon a time" for index in range(number)]
-    body = {"prompt": prompts, "max_tokens": ANSWER_TOKENS, "ignore_eos": True, "temperature": 1}
+    body = {"prompt": prompts, "max_tokens": answer_tokens, "ignore_eos": True, "temperature": 1}
 
     def ask() -> None:
         while not ended.is_set():

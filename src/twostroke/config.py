@@ -213,6 +213,13 @@ class ResolvedConfig:
         return self.layout.groups[0].num_blocks * self.layout.block_size
 
 
+STATES_SHARE = 0.25
+"""Of the memory for KV, what states may take beside blocks: more short sequences can run then than long ones fit."""
+SNAPSHOTS_A_SEQUENCE = 7
+"""That there is room for at most, for each sequence that may run: conversations that wait for their next turn are more
+than those that are answered."""
+
+
 def resolve(
     config: EngineConfig,
     model_max_context: int,
@@ -272,11 +279,17 @@ def resolve(
     kv_bytes = sum(
         layout.positions(group) * need.bytes_per_token for group, need in zip(layout.groups, groups, strict=True)
     )
-    blocks = " + ".join(str(group.num_blocks) for group in layout.groups)
-    reasons.append(f"KV {blocks} blocks of {sizes.block_size} tokens, {size(kv_bytes)}: {why}")
+    reasons.append(f"KV {_described(layout)}, {size(kv_bytes)}: {why}")
     return ResolvedConfig(
         replace(config, threads=threads), threads, max_context, sizes, layout, kv_bytes, tuple(reasons), warnings
     )
+
+
+def _described(layout: KVLayout) -> str:
+    blocks = " + ".join(str(group.num_blocks) for group in layout.groups if not group.is_state)
+    slots = " + ".join(str(group.num_blocks) for group in layout.groups if group.is_state)
+    parts = [f"{blocks} blocks of {layout.block_size} tokens"] if blocks else []
+    return " and ".join([*parts, f"{slots} slots for states"] if slots else parts)
 
 
 def _why_context(config: EngineConfig, model_max_context: int, short_rope_context: int | None) -> str:
@@ -340,19 +353,23 @@ def _fitting_context(sizes: StepSizes, groups: tuple[KVGroupNeed, ...], budget: 
 
 
 def _layout(sizes: StepSizes, groups: tuple[KVGroupNeed, ...], budget: int, max_context: int) -> KVLayout:
-    """Blocks for as many full-length sequences as the budget holds, up to all that may run, and slots for their
-    states."""
+    """Blocks for as many full-length sequences as the budget holds, up to all that may run, and slots for states."""
     size = sizes.block_size
     one = [_group_tokens(sizes, group, max_context) for group in groups]
-    one_bytes = sum(tokens * group.bytes_per_token for tokens, group in zip(one, groups, strict=True))
-    sequences = max(1.0, min(float(sizes.max_running), budget / one_bytes))
+    of_one = [tokens * group.bytes_per_token for tokens, group in zip(one, groups, strict=True)]
+    state_bytes = sum(taken for taken, group in zip(of_one, groups, strict=True) if group.content == "state")
+    one_bytes = sum(of_one) - state_bytes
+    slots = _state_slots(sizes, one_bytes, state_bytes, budget) if state_bytes else 0
+    sequences = 1.0
+    if one_bytes:
+        sequences = max(1.0, min(float(sizes.max_running), (budget - slots * state_bytes) / one_bytes))
     return KVLayout(
         block_size=size,
         groups=tuple(
             KVGroup(
                 group.layers,
                 group.window,
-                int(sequences * tokens) // (1 if group.content == "state" else size),
+                slots if group.content == "state" else int(sequences * tokens) // size,
                 group.content,
                 group.values,
                 group.model,
@@ -360,3 +377,12 @@ def _layout(sizes: StepSizes, groups: tuple[KVGroupNeed, ...], budget: int, max_
             for tokens, group in zip(one, groups, strict=True)
         ),
     )
+
+
+def _state_slots(sizes: StepSizes, one_bytes: int, state_bytes: int, budget: int) -> int:
+    """One for each sequence that may run, and more for snapshots: a share of the budget, or what leaves each sequence
+    of full length its part, if that is more. `one_bytes`: what such a sequence takes beside its states."""
+    each = 1 + SNAPSHOTS_A_SEQUENCE
+    slots = max(STATES_SHARE * budget / state_bytes, each * budget / (one_bytes + each * state_bytes))
+    left = (budget - one_bytes) // state_bytes  # one sequence fits in any case
+    return max(1, min(int(slots), left, each * sizes.max_running))

@@ -25,8 +25,8 @@ from twostroke.models.loading import load_checkpoint
 from twostroke.scheduling.config import SchedulerConfig
 from twostroke.scheduling.scheduler import Scheduler
 
-GROUPED_ON_CPU = ("qwen3_moe", "mixtral", "gpt_oss", "qwen2_moe", "glm4_moe", "ministral3")
-ON_CPU = (*GROUPED_ON_CPU, "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "mistral4")
+OTHERS_ON_CPU = ("qwen3_moe", "mixtral", "gpt_oss", "qwen2_moe", "glm4_moe", "ministral3", "lfm2", "lfm2_moe")
+ON_CPU = (*OTHERS_ON_CPU, "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "mistral4")
 FAMILIES = (
     "deepseek_v2",
     "deepseek_v2_lite",

@@ -81,7 +81,9 @@ class Small:
         **config: object,
     ) -> None:
         groups = tuple(
-            KVGroup(one.layers, one.window, num_states if one.content == "state" else num_blocks, one.content, one.values)
+            KVGroup(
+                one.layers, one.window, num_states if one.content == "state" else num_blocks, one.content, one.values
+            )
             for one in checkpoint.spec.kv_groups()
         )
         layout = KVLayout(BLOCK_SIZE, groups)

@@ -286,6 +286,51 @@ def _lfm2_moe(**settings: Any) -> PreTrainedModel:
     return transformers.Lfm2MoeForCausalLM(transformers.Lfm2MoeConfig(**{**_SIZES, **own, **settings}))
 
 
+# A delta net norms what it reads, however little that is, and its last bits with it: less so with this epsilon.
+_DELTA_NET: dict[str, Any] = {
+    "rms_norm_eps": 1e-3,
+    "num_hidden_layers": 4,
+    "head_dim": 32,
+    "layer_types": ["linear_attention", "full_attention"] * 2,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25},
+}
+_SHARED_EXPERT = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+_SHARED_EXPERT |= {"shared_expert_intermediate_size": 64}
+
+
+def _qwen3_next(**settings: Any) -> PreTrainedModel:
+    own = {**_SIZES, **_DELTA_NET, **_SHARED_EXPERT, **settings}
+    return transformers.Qwen3NextForCausalLM(transformers.Qwen3NextConfig(**own))
+
+
+def _qwen3_5(**settings: Any) -> PreTrainedModel:
+    return transformers.Qwen3_5ForCausalLM(transformers.Qwen3_5TextConfig(**{**_SIZES, **_DELTA_NET, **settings}))
+
+
+def _qwen3_5_moe(**settings: Any) -> PreTrainedModel:
+    own = {**_SIZES, **_DELTA_NET, **_SHARED_EXPERT, **settings}
+    own.pop("intermediate_size")
+    return transformers.Qwen3_5MoeForCausalLM(transformers.Qwen3_5MoeTextConfig(**own))
+
+
+def _qwen3_5_vision() -> PreTrainedModel:
+    """As Qwen3.5 is published: the nested config, the prefixed names, the tensors to leave out."""
+    vision = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64}
+    config = transformers.Qwen3_5Config(
+        text_config=_qwen3_5().config.to_dict(),
+        vision_config=vision,
+        image_token_id=3,
+        video_token_id=4,
+        vision_start_token_id=5,
+        vision_end_token_id=6,
+    )
+    return transformers.Qwen3_5ForConditionalGeneration(config)
+
+
 _LONG = {"original_max_position_embeddings": ORIGINAL_CONTEXT}
 _BUILDERS: dict[str, Callable[..., PreTrainedModel]] = {
     "llama": _llama,
@@ -328,6 +373,11 @@ _BUILDERS: dict[str, Callable[..., PreTrainedModel]] = {
     "gemma4_unified": _gemma4_unified,
     "lfm2": _lfm2,
     "lfm2_moe": _lfm2_moe,
+    "qwen3_next": _qwen3_next,
+    "qwen3_next_mixed": lambda: _qwen3_next(mlp_only_layers=[1], norm_topk_prob=False, linear_num_value_heads=2),
+    "qwen3_5": _qwen3_5,
+    "qwen3_5_moe": _qwen3_5_moe,
+    "qwen3_5_vision": _qwen3_5_vision,
 }
 _BEYOND_HOST = (
     "qwen2_moe",
@@ -341,9 +391,11 @@ _BEYOND_HOST = (
     "minimax_m2",
     "gemma4",
     "lfm2",
+    "qwen3_next",
+    "qwen3_5",
 )
 """Families that not every backend computes."""
-_KEEP_STATES = ("lfm2",)
+_KEEP_STATES = ("lfm2", "qwen3_next", "qwen3_5")
 
 
 def variants() -> list[str]:
@@ -393,7 +445,8 @@ def make_tiny(variant: str, folder: Path, **changes: Any) -> tuple[Path, PreTrai
     model = builder(**changes) if changes else builder()
     model = model.eval()
     model.set_attn_implementation("eager")
-    _randomise(model, norm_centre=0.0 if variant.startswith(("gemma2", "gemma3")) else 1.0)
+    less_one = ("gemma2", "gemma3", "qwen3_next", "qwen3_5")
+    _randomise(model, norm_centre=0.0 if variant.startswith(less_one) else 1.0)
     model.save_pretrained(folder)
     return folder, model
 
@@ -404,7 +457,10 @@ def _randomise(model: PreTrainedModel, norm_centre: float) -> None:
         for name, parameter in model.named_parameters():
             noise = torch.randn_like(parameter)
             if "norm" in name:
-                parameter.copy_(norm_centre + 0.2 * noise)
+                plain = "linear_attn.norm" in name  # a delta net's own is stored as it is
+                parameter.copy_((1.0 if plain else norm_centre) + 0.2 * noise)
+            elif name.endswith("A_log"):
+                parameter.copy_(noise)
             elif name.endswith("bias"):
                 parameter.copy_(0.5 * noise)
             elif "embed" in name:

@@ -13,14 +13,16 @@ import numpy.typing as npt
 import torch
 import transformers
 from safetensors.torch import save_file
-from tests.models.tiny_checkpoints import _randomise
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedModel
 
 Array = npt.NDArray[np.float32]
 
 MAX_TOKENS = 64
-_WORDS = ["the", "a", "two", "phases", "of", "request", "are", "prefill", "and", "decode", "cat", "dog", "sat", "on", "mat", "what", "is", "reads", "writes", "tokens"]
+_WORDS = (
+    *("the", "a", "two", "phases", "of", "request", "are", "prefill", "and", "decode"),
+    *("cat", "dog", "sat", "on", "mat", "what", "is", "reads", "writes", "tokens"),
+)
 _LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789.,?!:"
 _SIZES: dict[str, Any] = {
     "vocab_size": 256,
@@ -93,6 +95,21 @@ def make_reranker(kind: str, folder: Path, num_labels: int = 1) -> tuple[Path, P
     return folder, model
 
 
+def _randomise(model: PreTrainedModel, norm_centre: float) -> None:
+    """Every weight matters, and other texts have other vectors."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn_like(parameter)
+            if "norm" in name.lower() and name.endswith("weight"):
+                parameter.copy_(norm_centre + 0.2 * noise)
+            elif name.endswith("bias"):
+                parameter.copy_(0.3 * noise)
+            elif "embed" in name:
+                parameter.copy_(noise)
+            else:
+                parameter.copy_(1.5 * noise / parameter.shape[-1] ** 0.5)
+
+
 def _qwen3() -> PreTrainedModel:
     return transformers.Qwen3Model(transformers.Qwen3Config(**_DECODER))
 
@@ -117,7 +134,7 @@ def _tokenizer(kind: str) -> Tokenizer:
     each side."""
     if kind.startswith("bert"):
         return _wordpiece()
-    return _unigram() if kind in ("xlm_roberta", "gemma3") else _byte_level()
+    return _unigram() if kind in ("xlm_roberta", "gemma3") else byte_level_tokenizer()
 
 
 def _wordpiece() -> Tokenizer:
@@ -148,8 +165,8 @@ def _unigram() -> Tokenizer:
     return tokenizer
 
 
-def _byte_level() -> Tokenizer:
-    vocab = {character: index for index, character in enumerate(pre_tokenizers.ByteLevel.alphabet()[:250])}
+def byte_level_tokenizer() -> Tokenizer:
+    vocab = {character: index for index, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet())[:250])}
     vocab["<|endoftext|>"] = 251
     tokenizer = Tokenizer(models.BPE(vocab, []))
     tokenizer.add_special_tokens(["<|endoftext|>"])

@@ -32,6 +32,9 @@ _ARCHITECTURES = {
     "gemma4_text": gguf.MODEL_ARCH.GEMMA4,
     "lfm2": gguf.MODEL_ARCH.LFM2,
     "lfm2_moe": gguf.MODEL_ARCH.LFM2MOE,
+    "qwen3_next": gguf.MODEL_ARCH.QWEN3NEXT,
+    "qwen3_5_text": gguf.MODEL_ARCH.QWEN35,
+    "qwen3_5_moe_text": gguf.MODEL_ARCH.QWEN35MOE,
 }
 
 
@@ -55,7 +58,8 @@ def write_gguf(
     name = gguf.MODEL_ARCH_NAMES[architecture]
     writer = gguf.GGUFWriter(path, name)
     for key, value in {**_keys(config), **overrides}.items():
-        add_key(writer, f"{name}.{key}", value)
+        if value is not None:
+            add_key(writer, f"{name}.{key}", value)
     names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
     has_stacks = "attention.key_length_mla" in overrides
     for stored_name, tensor in _gguf_parts(model.state_dict(), config, has_stacks):
@@ -93,6 +97,8 @@ def _gguf_parts(state: dict[str, torch.Tensor], config: Any, has_stacks: bool) -
         stem = name.rpartition(".")[0].removeprefix("model." if config.model_type == "lfm2_moe" else "") + "."
         if config.model_type == "gemma4_text" and any(part in name for part in _GEMMA4_BARE):
             yield name if name.endswith(".weight") else f"{name}.weight", tensor
+        elif ".linear_attn." in name:
+            yield from _delta_net_parts(name, tensor, config)
         elif config.model_type == "gpt_oss" and ".experts." in name:
             yield from _gpt_oss_parts(name, tensor)
         elif name.endswith("e_score_correction_bias"):
@@ -118,6 +124,47 @@ def _gguf_parts(state: dict[str, torch.Tensor], config: Any, has_stacks: bool) -
 def _expert_parts(config: Any) -> tuple[str, ...]:
     """As the `gguf` package knows gate, up and down of stacked experts."""
     return ("w1", "w3", "w2") if config.model_type == "lfm2_moe" else ("gate_proj", "up_proj", "down_proj")
+
+
+def _delta_net_parts(name: str, tensor: torch.Tensor, config: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Of Qwen3-Next, q, k and v are taken out of each head of keys; of Qwen3.5, heads of values are put in another
+    order: the first of each head of keys, then the second of each."""
+    keys, heads = config.linear_num_key_heads, config.linear_num_value_heads
+    key_dim, value_dim, each = config.linear_key_head_dim, config.linear_value_head_dim, heads // keys
+    stem, _, own = name.rpartition(".linear_attn.")
+    stem += ".linear_attn."
+    if own == "in_proj_qkvz.weight":
+        parts = tensor.view(keys, -1, tensor.shape[1]).split(
+            [key_dim, key_dim, each * value_dim, each * value_dim], dim=1
+        )
+        q, k, v, z = (part.reshape(-1, tensor.shape[1]) for part in parts)
+        yield f"{stem}in_proj_qkv.weight", torch.cat([q, k, v])
+        yield f"{stem}in_proj_z.weight", z
+        return
+
+    def ordered(values: torch.Tensor, width: int) -> torch.Tensor:
+        if config.model_type == "qwen3_next":
+            return values
+        return values.view(keys, each, width, *values.shape[1:]).transpose(0, 1).reshape(values.shape)
+
+    width = 2 * keys * key_dim
+    if own == "A_log":
+        yield name, ordered(-tensor.exp(), 1)
+    elif own == "dt_bias":
+        yield f"{stem}dt_proj.bias", ordered(tensor, 1)
+    elif own == "conv1d.weight":
+        tensor = tensor.squeeze(1)
+        yield name, torch.cat([tensor[:width], ordered(tensor[width:], value_dim)])
+    elif own == "in_proj_qkv.weight":
+        yield name, torch.cat([tensor[:width], ordered(tensor[width:], value_dim)])
+    elif own in ("in_proj_b.weight", "in_proj_a.weight"):
+        yield name, ordered(tensor, 1)
+    elif own == "in_proj_z.weight":
+        yield name, ordered(tensor, value_dim)
+    elif own == "out_proj.weight":
+        yield name, ordered(tensor.T, value_dim).T
+    else:
+        yield name, tensor
 
 
 def _gpt_oss_parts(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
@@ -165,6 +212,21 @@ def later_latent_keys(config: Any) -> dict[str, Any]:
     }
 
 
+def _delta_net_keys(config: Any) -> dict[str, Any]:
+    keys = {
+        "ssm.conv_kernel": config.linear_conv_kernel_dim,
+        "ssm.state_size": config.linear_key_head_dim,
+        "ssm.group_count": config.linear_num_key_heads,
+        "ssm.time_step_rank": config.linear_num_value_heads,
+        "ssm.inner_size": config.linear_value_head_dim * config.linear_num_value_heads,
+        "full_attention_interval": 1 + config.layer_types.index("full_attention"),
+    }
+    if getattr(config, "num_experts", None):
+        keys |= {"expert_count": config.num_experts, "expert_used_count": config.num_experts_per_tok}
+        keys["expert_shared_feed_forward_length"] = config.shared_expert_intermediate_size
+    return keys
+
+
 def _convolution_keys(config: Any) -> dict[str, Any]:
     """LFM2's: KV heads layer by layer, and the width of the MLP as it is."""
     heads = [config.num_key_value_heads if kind == "full_attention" else 0 for kind in config.layer_types]
@@ -186,7 +248,7 @@ def _keys(config: Any) -> dict[str, Any]:
         "context_length": config.max_position_embeddings,
         "embedding_length": config.hidden_size,
         "block_count": config.num_hidden_layers,
-        "feed_forward_length": config.intermediate_size,
+        "feed_forward_length": getattr(config, "intermediate_size", None),
         "attention.head_count": config.num_attention_heads,
         "attention.head_count_kv": config.num_key_value_heads,
         "attention.layer_norm_rms_epsilon": getattr(config, "rms_norm_eps", None),
@@ -209,6 +271,8 @@ def _keys(config: Any) -> dict[str, Any]:
         keys |= {"rope.scaling.type": "yarn", "rope.scaling.factor": ropes["factor"]}
         keys["rope.scaling.original_context_length"] = ropes["original_max_position_embeddings"]
         keys |= {f"rope.scaling.yarn_{name}": ropes[name] for name in ("beta_fast", "beta_slow")}
+    if hasattr(config, "linear_num_key_heads"):
+        keys |= _delta_net_keys(config)
     if hasattr(config, "conv_L_cache"):
         keys |= _convolution_keys(config)
     if getattr(config, "kv_lora_rank", None):
@@ -267,7 +331,8 @@ def add_key(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
 
 
 def _stored(config: Any, name: str, tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[np.float32]]:
-    if config.model_type in ("gemma2", "gemma3_text") and name.endswith("norm.weight"):
+    is_less_one = config.model_type.startswith(("gemma2", "gemma3", "qwen3_next", "qwen3_5"))
+    if is_less_one and name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
         tensor = tensor + 1
     if config.model_type in ("llama", "mistral", "mixtral"):
         if ".q_proj." in name:

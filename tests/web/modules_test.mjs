@@ -5,6 +5,7 @@ import test from "node:test";
 
 const static_ = new URL("../../src/twostroke/web/static/", import.meta.url);
 const { History, upperBound } = await import(new URL("history.js", static_));
+const { BANDS, bandsOf, sizeOf, totalsOf, touchedOf } = await import(new URL("block_bands.js", static_));
 const { Player } = await import(new URL("player.js", static_));
 const { requestAt } = await import(new URL("request_state.js", static_));
 const { linesOf, replayed } = await import(new URL("recording.js", static_));
@@ -130,6 +131,29 @@ test("requests whose end was missed do not stay for ever, and one that goes on d
   assert.ok(history.requests.size <= 402);
   assert.ok(history.requests.has(0) && history.requests.has(1000));
   assert.equal(history.requests.has(1), false);
+});
+
+test("a map has a band for each tier that there is", () => {
+  const runs = [
+    [0, 3, "used", 3],
+    [3, 5, "free", -1],
+  ];
+  assert.deepEqual(bandsOf({ groups: [{ runs }], tiers: [] }, 0), ["device"], "also of a record that knew no bands");
+  const host = [
+    [0, 2, "kept", -1],
+    [2, 1, "moving", -1],
+    [3, 4, "written", -1],
+    [7, 9, "free", -1],
+  ];
+  const map = { t: "kv", at_s: 102, groups: [{ runs, host }], tiers: [{ name: "host" }, { name: "disk", blocks: 12 }] };
+  assert.deepEqual(bandsOf(map, 0), ["device", "host", "disk"]);
+  assert.equal(sizeOf(BANDS.host.runsOf(map, 0)), 16);
+  assert.equal(touchedOf(host), 7);
+  assert.deepEqual(totalsOf(host), { kept: 2, moving: 1, written: 4, free: 9 });
+  assert.deepEqual(BANDS.disk.runsOf(map, 0), [[0, 12, "disk", -1]]);
+  const history = filled([HELLO, map, { ...map, at_s: 103, groups: [{ runs, host: [[0, 16, "free", -1]] }] }]);
+  assert.equal(history.touched["host 0"], 7, "what was ever in use stays in sight");
+  assert.equal(history.mapRuns, 6 + 3);
 });
 
 test("block maps are bounded by what they hold, and the latest stays", () => {

@@ -25,6 +25,7 @@ def test_the_key_is_asked_for_and_stays_out_of_addresses(
         watched.page.on("request", lambda request: addresses.append(request.url))
         watched.page.goto(server.address)
         watched.page.wait_for_selector("dialog[open]")
+        assert not watched.page.locator("text=Playground").count(), "whether it may act is not known yet"
         watched.page.keyboard.press("Escape")
         watched.page.wait_for_selector("dialog:not([open])", state="attached")
         watched.page.click("button:text-is('Give a key')")
@@ -38,6 +39,7 @@ def test_the_key_is_asked_for_and_stays_out_of_addresses(
         watched.page.fill("dialog input", "quite-secret")
         watched.page.click("dialog button[type=submit]")
         watched.page.wait_for_selector(".status.live")
+        assert "Bearer $API_KEY" in watched.page.inner_text(".empty pre"), "a line to try needs the key's place"
         watched.turn_to("planner")
         watched.page.wait_for_selector("[data-path]")
         assert addresses and not any("quite-secret" in address for address in addresses)
@@ -59,8 +61,8 @@ def test_a_page_for_looking_has_nothing_that_acts(
         running_server(tmp_path / "log", *options) as server,
         tab(running_browser, server.address) as watched,
     ):
-        watched.open("steps")
-        assert watched.page.inner_text(".empty h2") == "No step yet"
+        watched.open("playground")
+        assert watched.page.inner_text(".empty h2") == "No step yet", "there is no such view"
         server.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4})
         watched.page.wait_for_selector(".timeline")
         tabs = watched.page.locator("nav.tabs a").all_inner_texts()

@@ -171,7 +171,7 @@ class Step:
     """Blocks to copy to host memory before this step, or a later one, writes to them."""
     loads: tuple[BlockCopy, ...] = ()
     """Blocks to copy from host memory, behind all that was launched before. They may still be on their way while this
-    step computes: a step waits for those that its own grants name."""
+    step computes: a step waits for those that its own grants and saves name."""
     restores: tuple[StateRestore, ...] = ()
     saves: tuple[StateSave, ...] = ()
 

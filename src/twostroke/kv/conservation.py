@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from twostroke.core.kv_layout import KVGroup
 from twostroke.core.sequence import Sequence
 from twostroke.kv.block_pool import ConservationError
 
@@ -70,7 +71,9 @@ def _check_tables(ledger: KVLedger, sequence: Sequence, holding: Holding) -> Non
         )
     for number, (group, table) in enumerate(zip(ledger.layout.groups, holding.tables, strict=True)):
         name = f"sequence {sequence.seq_id}, KV group {number}"
-        if len(table) < ledger.layout.entries_for(group, sequence.next_position):
+        if len(table) < ledger.layout.entries_for(group, sequence.next_position) and not _waits(
+            ledger, sequence, group
+        ):
             raise ConservationError(f"{name}: {len(table)} blocks for {sequence.next_position} positions")
         if group.is_state and len(table) > 1:
             raise ConservationError(f"{name}: {len(table)} slots for one state")
@@ -86,6 +89,13 @@ def _check_tables(ledger: KVLedger, sequence: Sequence, holding: Holding) -> Non
         granted, first = holding.num_granted[number], holding.first_held[number]
         if granted != len(table) and not (begins and granted == first):
             raise ConservationError(f"{name}: {granted} of {len(table)} entries were granted")
+
+
+def _waits(ledger: KVLedger, sequence: Sequence, group: KVGroup) -> bool:
+    """Whether its state lies in a snapshot yet: it has none of its own before its first step."""
+    if not group.is_state or ledger.states is None or sequence.num_in_flight:
+        return False
+    return bool(ledger.states.keeping(sequence).sources)
 
 
 def _check_sharing(ledger: KVLedger, number: int, tables: list[tuple[Sequence, list[int | None]]]) -> None:

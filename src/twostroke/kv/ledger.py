@@ -11,6 +11,7 @@ steps in launch order, so a block's next owner cannot touch it before that step 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Series
 from dataclasses import dataclass
 
 from twostroke.core.handoff import Handoff
@@ -18,7 +19,7 @@ from twostroke.core.kv_layout import KVGroup, KVLayout
 from twostroke.core.sequence import Sequence
 from twostroke.core.step import BlockCopy, BlockGrant, Step
 from twostroke.core.timing import PrefixBreak
-from twostroke.kv.block_map import BlockRun, block_runs
+from twostroke.kv.block_map import BlockRun, block_runs, slot_runs
 from twostroke.kv.block_pool import BlockPool
 from twostroke.kv.handing import Handing
 from twostroke.kv.matching import PrefixMatch, PrefixMatcher
@@ -426,10 +427,19 @@ class KVLedger:
 
     def block_runs(self) -> tuple[list[BlockRun], ...]:
         """One a group: every block, as runs of neighbours of the same kind and holder."""
-        return tuple(
-            block_runs(pool, {seq_id: holding.tables[number] for seq_id, holding in self._holdings.items()})
-            for number, pool in enumerate(self.pools)
-        )
+        runs = []
+        for number, pool in enumerate(self.pools):
+            tables: dict[int, Series[int | None]] = {
+                seq_id: holding.tables[number] for seq_id, holding in self._holdings.items()
+            }
+            if self.states is not None and number in self.states.numbers:
+                tables = {seq_id: [*table, *self.states.held_by(seq_id, number)] for seq_id, table in tables.items()}
+            runs.append(block_runs(pool, tables))
+        return tuple(runs)
+
+    def slot_runs(self) -> tuple[list[BlockRun], ...]:
+        """One a group: every slot of host memory, likewise; none where there are no tiers."""
+        return () if self.tiers is None else tuple(slot_runs(self.tiers, group) for group in range(len(self.pools)))
 
     # Proof
 

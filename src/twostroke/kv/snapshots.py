@@ -233,9 +233,13 @@ class Snapshots:
 
     def held(self, number: int) -> Counter[int]:
         """Slots of a group that are held for snapshots, beside sequences' own."""
-        place = self.numbers.index(number)
         found = Counter(source for group, source in self._copied if group == number)
-        for keeping in self._keepings.values():
-            found.update(due.slots[place] for due in keeping.dues)
-            found.update(source for source in keeping.sources[place : place + 1] if source is not None)
+        for seq_id in self._keepings:
+            found.update(self.held_by(seq_id, number))
         return found
+
+    def held_by(self, seq_id: int, number: int) -> list[int]:
+        """The same by one sequence: those to be taken of it, and that which it begins from."""
+        keeping, place = self._keepings[seq_id], self.numbers.index(number)
+        sources = [source for source in keeping.sources[place : place + 1] if source is not None]
+        return [due.slots[place] for due in keeping.dues] + sources

@@ -11,7 +11,14 @@ import numpy as np
 from twostroke.core.errors import ModelError
 from twostroke.models.families.declaration import Adjustment, TensorNames
 from twostroke.models.families.fields import shown
-from twostroke.models.spec import KV_TENSORS, GroupedAttention, LatentAttention, ModelSpec, layer_name
+from twostroke.models.spec import (
+    KV_TENSORS,
+    GatedDeltaNet,
+    GroupedAttention,
+    LatentAttention,
+    ModelSpec,
+    layer_name,
+)
 from twostroke.models.weights.tensor import WeightTensor, from_float32
 
 _SHOWN_NAMES = 4
@@ -35,7 +42,7 @@ def canonical_tensors(
         if targets is None or any(target not in shapes for target in targets):
             unknown.append(stored_name)
             continue
-        for target, part in _pieces(source, tensor, targets, own_name, names, shapes):
+        for target, part in _pieces(source, tensor, targets, own_name, names, shapes, spec):
             if target in found:
                 raise ModelError(f"{source}: {shown(stored_name)} gives {target} a second time")
             adjustment = names.adjust.get(target.rpartition(".")[2])
@@ -93,8 +100,12 @@ def _pieces(
     own_name: str,
     names: TensorNames,
     shapes: Mapping[str, tuple[int, ...]],
+    spec: ModelSpec,
 ) -> Iterator[tuple[str, WeightTensor]]:
     alternate = own_name in names.alternating
+    if own_name in names.by_head:
+        yield from _split_by_head(source, tensor, targets, shapes, _row_heads(spec, targets[0]))
+        return
     if own_name not in names.stacked_experts:
         yield from _split(source, tensor, targets, shapes, alternate)
         return
@@ -134,11 +145,7 @@ def _split(
 ) -> list[tuple[str, WeightTensor]]:
     """`alternate`: rows go to the targets in turn; else each target's rows follow another's."""
     wanted = [shapes[target] for target in targets]
-    if len(tensor.shape) > len(wanted[0]) and 1 in tensor.shape[1:]:
-        tensor = tensor.without_unit_axis()
-    whole = (sum(shape[0] for shape in wanted), *wanted[0][1:])
-    if tensor.shape != whole:
-        raise ModelError(f"{source}: {shown(tensor.name)} has shape {tensor.shape}, and the model asks for {whole}")
+    tensor = _whole(source, tensor, wanted)
     if len(targets) == 1:
         return [(targets[0], tensor)]
     if alternate:
@@ -150,9 +157,49 @@ def _split(
     return parts
 
 
+def _whole(source: str, tensor: WeightTensor, wanted: list[tuple[int, ...]]) -> WeightTensor:
+    """The tensor, if it has what is wanted of it, whatever axes of length 1 a file has put in or left out."""
+    shape = (sum(part[0] for part in wanted), *wanted[0][1:])
+    if tensor.shape == shape:
+        return tensor
+    if _counted(tensor.shape) != _counted(shape) or tensor.kind.has_parts:
+        raise ModelError(f"{source}: {shown(tensor.name)} has shape {tensor.shape}, and the model asks for {shape}")
+    return tensor.shaped(shape)
+
+
+def _counted(shape: tuple[int, ...]) -> list[int]:
+    return [size for size in shape if size > 1]
+
+
+def _row_heads(spec: ModelSpec, target: str) -> int:
+    attention = spec.layers[int(target.split(".")[1])].attention
+    assert isinstance(attention, GroupedAttention | GatedDeltaNet)
+    return attention.row_heads
+
+
+def _split_by_head(
+    source: str,
+    tensor: WeightTensor,
+    targets: tuple[str, ...],
+    shapes: Mapping[str, tuple[int, ...]],
+    num_heads: int,
+) -> Iterator[tuple[str, WeightTensor]]:
+    """Of each head, so many rows of the first target, then of the next: copies, since a target's rows lie apart."""
+    wanted = [shapes[target] for target in targets]
+    whole = _whole(source, tensor, wanted)
+    by_head = np.arange(whole.shape[0]).reshape(num_heads, -1)
+    start = 0
+    for target, shape in zip(targets, wanted, strict=True):
+        end = start + shape[0] // num_heads
+        yield target, whole.take_rows(by_head[:, start:end].reshape(-1))
+        start = end
+
+
 def _adjusted(tensor: WeightTensor, adjustment: Adjustment, target: str, spec: ModelSpec) -> WeightTensor:
     if adjustment is Adjustment.ADD_ONE:
         return from_float32(tensor.name, tensor.to_float32() + np.float32(1))
+    if adjustment is Adjustment.MINUS_EXPONENTIAL:
+        return from_float32(tensor.name, -np.exp(tensor.to_float32()))
     # From 0, d/2, 1, d/2 + 1, ... back to 0, 1, ... d - 1, so that every backend rotates `i` with `i + d / 2` and knows
     # no other way.
     head_dim = spec.layers[int(target.split(".")[1])].grouped.head_dim

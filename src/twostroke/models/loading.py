@@ -52,17 +52,16 @@ def _load_gguf(path: Path, name: str) -> Checkpoint:
 def _load_folder(path: Path, name: str) -> Checkpoint:
     family, spec = read_folder_spec(path)
     found = pooling_of_folder(path, family, spec, Fields("config.json", read_config(path)))
-    names, more_files = family.hf_names, ()
+    names = family.hf_names
     if found is not None:
-        spec, more_files = found.spec, found.files
-        names = bare_names(names, read_folder(path))
+        spec, names = found.spec, bare_names(names, read_folder(path))
     quantisation, kv_scales = folder_quantisation(path), None
     if quantisation is None:
         stored = open_folder(path, None if found is None else {})  # encoders may carry their positions' numbers
     else:
         stored, kv_scales = _quantised_tensors(path, quantisation, names, spec)
     tensors = canonical_tensors(str(path), stored, names, spec)
-    files = FileTensors(tensors, (path / "config.json", *weight_files(path), *more_files))
+    files = FileTensors(tensors, (path / "config.json", *weight_files(path), *(() if found is None else found.files)))
     pooling = None if found is None else found.pooling(str(path), stored)
     return Checkpoint(name, path, spec, files, quantisation=quantisation, kv_scales=kv_scales, pooling=pooling)
 

@@ -6,8 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Activation = Literal["silu", "gelu_tanh", "gelu"]
-"""The last is the exact one, by the error function."""
+Activation = Literal["silu", "gelu_tanh"]
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -32,6 +31,8 @@ class DenseMlp:
     """In place of the activation."""
     squared_relu: bool = False
     """Nemotron-H: in place of the activation, the square of what is above zero."""
+    is_exact: bool = False
+    """BERT: its GELU is by the error function, not by tanh."""
 
     def tensor_shapes(self, hidden: int, prefix: str = "") -> Shapes:
         size = self.intermediate_size

@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from twostroke.core.errors import ModelError
+from twostroke.core.vectors import VectorFacts
 from twostroke.models.families.declaration import Family, TensorNames
 from twostroke.models.families.fields import Fields
 from twostroke.models.pooling import DenseStep, Pooling, States
 from twostroke.models.sentence_folder import MODULES, read_sentence_folder
-from twostroke.models.spec import ModelSpec
+from twostroke.models.spec import ModelSpec, StepActivation
 from twostroke.models.weights.tensor import WeightTensor
 
 _BARE = "Model"
@@ -77,12 +78,12 @@ def pooling_of_gguf(fields: Fields, spec: ModelSpec) -> Pooling | None:
         raise fields.error("pooling_type", f"is {kind}: rerankers in GGUF files are not read")
     if kind not in _GGUF_STATES:
         raise fields.error("pooling_type", f"is {kind}, which is not known")
-    return Pooling(_GGUF_STATES[kind], spec.hidden_size, normalises=True)
+    return Pooling(_GGUF_STATES[kind], VectorFacts(spec.hidden_size), normalises=True)
 
 
 def _classifier(
     source: str,
-    steps: tuple[tuple[str, str], ...],
+    steps: tuple[tuple[str, StepActivation], ...],
     spec: ModelSpec,
     stored: Mapping[str, WeightTensor],
 ) -> Pooling:
@@ -94,7 +95,7 @@ def _classifier(
         if bias.shape != weight.shape[:1]:
             raise ModelError(f"{source}: {name}.bias has shape {bias.shape}, and {weight.shape[:1]} is asked for")
         inputs = weight.shape[0]
-        found.append(DenseStep(weight, bias, activation))  # type: ignore[arg-type]
+        found.append(DenseStep(weight, bias, activation))
     if inputs != 1:
         raise ModelError(f"{source}: it scores {inputs} labels, and a reranker has one")
-    return Pooling("first", 1, tuple(found), scores=True)
+    return Pooling("first", VectorFacts(1, scores=True), tuple(found))

@@ -3,9 +3,10 @@ through. Knows no file: `sentence_folder.py` reads folders."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
+from twostroke.core.vectors import VectorFacts
 from twostroke.models.spec import StepActivation
 from twostroke.models.weights.tensor import WeightTensor
 
@@ -22,30 +23,13 @@ class DenseStep:
     activation: StepActivation = "identity"
 
 
-@dataclass(frozen=True, slots=True)
-class Prompts:
-    """Texts that stand before what is embedded, by name: a query's and a document's often differ."""
-
-    by_name: dict[str, str] = field(default_factory=dict)
-    default: str | None = None
-    """The name of the one that is taken where a request names none."""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Pooling:
     states: States
-    dimensions: int
-    """Of the vector."""
+    facts: VectorFacts
     steps: tuple[DenseStep, ...] = ()
     normalises: bool = False
     """The vector is brought to length 1."""
-    scores: bool = False
-    """It is no vector but the score of a pair of texts: a reranker's."""
-    prompts: Prompts = Prompts()
-    lowers_case: bool = False
-    """Texts are lowered before they are tokenized."""
-    shorter: tuple[int, ...] = ()
-    """What a vector may be cut to, where the model says so; none: anything."""
 
     @property
     def reads_whole(self) -> bool:

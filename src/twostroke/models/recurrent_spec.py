@@ -38,8 +38,8 @@ class ShortConvolution:
 @dataclass(frozen=True, slots=True)
 class GatedDeltaNet:
     """Qwen3-Next: a head keeps a matrix from keys to values. A token lets it fade, reads what it holds under the
-    token's key, and writes a part of what is missing to the token's value (the delta rule). Query heads share no
-    matrix: each key head serves `values_per_key_head` value heads, in order, and each of those has its own."""
+    token's key, and writes a part of what is missing to the token's value (the delta rule). A head of keys and queries
+    serves `values_per_key_head` value heads, in order, and each of those has a matrix of its own."""
 
     num_key_heads: int
     num_value_heads: int
@@ -47,6 +47,13 @@ class GatedDeltaNet:
     value_dim: int
     taps: int
     """Of the convolution that q, k and v go through, each channel by itself."""
+    tiled: bool = False
+    """Value heads are ordered otherwise: head i is served by key head `i % num_key_heads`. Later GGUF files have it."""
+
+    @property
+    def row_heads(self) -> int:
+        """Of matrices that hold several of its tensors, head after head."""
+        return self.num_key_heads
 
     @property
     def values_per_key_head(self) -> int:

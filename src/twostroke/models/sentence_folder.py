@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from twostroke.core.errors import ModelError
+from twostroke.core.vectors import VectorFacts
 from twostroke.models.families.fields import Fields, shown
 from twostroke.models.json_files import read_json, read_json_list
-from twostroke.models.pooling import DenseStep, Pooling, Prompts, States
+from twostroke.models.pooling import DenseStep, Pooling, States
 from twostroke.models.spec import StepActivation
 from twostroke.models.weights.safetensors import open_safetensors
 from twostroke.models.weights.tensor import WeightTensor
@@ -65,15 +66,15 @@ def read_sentence_folder(folder: Path, hidden_size: int, config: Fields) -> Sent
             dimensions = step.weight.shape[0]
             files.append(folder / path / "model.safetensors")
     lowers_case, max_tokens = _text_settings(folder)
-    pooling = Pooling(
-        states,
+    prompts, default_prompt = _prompts(folder)
+    facts = VectorFacts(
         dimensions,
-        tuple(steps),
-        normalises=kinds[-1] == "Normalize",
-        prompts=_prompts(folder),
-        lowers_case=lowers_case,
         shorter=config.integers("matryoshka_dimensions", 1, dimensions),
+        prompts=prompts,
+        default_prompt=default_prompt,
+        lowers_case=lowers_case,
     )
+    pooling = Pooling(states, facts, tuple(steps), normalises=kinds[-1] == "Normalize")
     return SentenceFolder(pooling, max_tokens, tuple(files))
 
 
@@ -120,7 +121,8 @@ def _dense_step(folder: Path, path: str, inputs: int) -> DenseStep:
     shapes: dict[str, tuple[int, ...]] = {"linear.weight": (outputs, inputs)}
     if fields.flag("bias", default=True):
         shapes["linear.bias"] = (outputs,)
-    return DenseStep(*_exactly(str(file), tensors, shapes), activation=_ACTIVATIONS[name])
+    weight, *biases = _exactly(str(file), tensors, shapes)
+    return DenseStep(weight, biases[0] if biases else None, _ACTIVATIONS[name])
 
 
 def _exactly(source: str, tensors: dict[str, WeightTensor], shapes: dict[str, tuple[int, ...]]) -> list[WeightTensor]:
@@ -132,17 +134,18 @@ def _exactly(source: str, tensors: dict[str, WeightTensor], shapes: dict[str, tu
     return [tensors[name] for name in shapes]
 
 
-def _prompts(folder: Path) -> Prompts:
+def _prompts(folder: Path) -> tuple[dict[str, str], str | None]:
+    """By name, and the name of the default."""
     path = folder / "config_sentence_transformers.json"
     if not path.is_file():
-        return Prompts()
+        return {}, None
     fields = Fields(path.name, read_json(path))
     found = fields.section("prompts")
     by_name = {} if found is None else {name: found.text(name) for name in found.values}
     default = None if fields.get("default_prompt_name") is None else fields.text("default_prompt_name")
     if default is not None and default not in by_name:
         raise fields.error("default_prompt_name", f"is {shown(default)}, and there is no such prompt")
-    return Prompts(by_name, default)
+    return by_name, default
 
 
 def _text_settings(folder: Path) -> tuple[bool, int | None]:

@@ -78,6 +78,11 @@ class GroupedAttention:
         return self.head_dim**-0.5 if self.own_scale is None else self.own_scale
 
     @property
+    def row_heads(self) -> int:
+        """Of matrices that hold several of its tensors, head after head."""
+        return self.num_heads
+
+    @property
     def queries_per_kv_head(self) -> int:
         return self.num_heads // self.num_kv_heads
 

@@ -45,7 +45,7 @@ _THINKING = {"enabled": True, "adaptive": None, "between_tools": False, "disable
 async def create_message(body: MessagesBody, request: Request) -> Response:
     service = service_of(request)
     asked = _Asked(body, service)
-    facts = service.facts()
+    facts = service.writing_facts()
     level = service.level_of(request, body.service_level, body.service_tier)
     chat = ChatBody.model_construct(
         max_tokens=body.max_tokens,

@@ -54,7 +54,7 @@ async def chat_completions(body: ChatBody, request: Request) -> Response:
     service.check_model(body.model)
     refuse_given(body, _REFUSED)
     read_only(body)
-    facts = service.facts()
+    facts = service.writing_facts()
     level = service.level_of(request, body.service_level, body.service_tier)
     sampling = chat_sampling(body, service.settings.limits)
     tools = tool_request(body, service.tool_format, service.encoder().tokenizer)

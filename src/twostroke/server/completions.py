@@ -43,7 +43,7 @@ async def completions(body: CompletionBody, request: Request) -> Response:
     service = service_of(request)
     service.check_model(body.model)
     read_only(body)
-    facts = service.facts()
+    facts = service.writing_facts()
     level = service.level_of(request, body.service_level, body.service_tier)
     sampling = completion_sampling(body, service.settings.limits)
     infill = _infill(body, service.encoder().tokenizer)

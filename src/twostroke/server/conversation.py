@@ -48,8 +48,17 @@ class Conversation:
             thoughts = ThinkSplitter(is_open=self.thought == "open")
         calls, max_calls = None, 1 if self.tools.only_one else None
         if self.tool_format is not None:
-            calls = self.tool_format.parser(custom=self.tools.custom, max_calls=max_calls)
+            calls = self.tool_format.parser(
+                custom=self.tools.custom, max_calls=max_calls, schemas=schemas_of(self.tools.tools)
+            )
         return AnswerParser(thoughts, calls, is_held_to_calls=self.tools.is_required)
+
+
+def schemas_of(tools: list[dict[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """Of the parameters of functions that say what theirs are, by name."""
+    functions = [tool.get("function") or {} for tool in tools]
+    found = ((function.get("name"), function.get("parameters")) for function in functions)
+    return {name: schema for name, schema in found if isinstance(name, str) and isinstance(schema, Mapping)}
 
 
 def fitted(sampling: SamplingParams, prompt: tuple[int, ...], facts: Ready) -> SamplingParams:

@@ -279,7 +279,9 @@ class EngineLoop:
 
 def ready_message(assembly: Assembly) -> m.Ready:
     resolved, checkpoint = assembly.resolved, assembly.checkpoint
-    room = assembly.engine.scheduler.ledger.max_total_tokens
+    room, pooling = assembly.engine.scheduler.ledger.max_total_tokens, checkpoint.pooling
+    if room is not None and pooling is not None:
+        room -= 1  # a vector counts as the token that follows a text
     return m.Ready(
         backend=assembly.backend_name,
         family=checkpoint.spec.family,
@@ -295,6 +297,7 @@ def ready_message(assembly: Assembly) -> m.Ready:
         weight_kind=checkpoint.main_kind(assembly.formats.weights).name,
         kv_groups=resolved.layout.groups,
         levels=resolved.config.promised().levels,
+        vectors=None if pooling is None else pooling.facts,
     )
 
 

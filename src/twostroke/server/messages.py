@@ -17,6 +17,7 @@ from twostroke.core.request import Request
 from twostroke.core.service_level import ServiceLevel
 from twostroke.core.step_record import StepTotals
 from twostroke.core.tier_report import TierReport
+from twostroke.core.vectors import VectorFacts
 from twostroke.cost.hardware import Ceilings
 from twostroke.cost.step_cost import Coefficients
 from twostroke.engine.fleet import FleetSettings
@@ -104,6 +105,8 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     kv_groups: tuple[KVGroup, ...] = ()
     levels: tuple[ServiceLevel, ...] = ()
     """The classes of requests, as their file says."""
+    vectors: VectorFacts | None = None
+    """None: it writes text."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):

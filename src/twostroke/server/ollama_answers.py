@@ -58,7 +58,7 @@ _REFUSED = {
 @router.post("/api/chat", responses=OLLAMA_LINES)
 async def chat(body: OllamaChatBody, request: Request) -> Response:
     service = service_of(request)
-    model, facts = checked_model(body, service), service.facts()
+    model, facts = checked_model(body, service), service.writing_facts()
     if not body.messages:
         return _nothing_to_do(body, model, is_chat=True)
     fields = as_chat(body, facts, body.tools)
@@ -78,7 +78,7 @@ async def chat(body: OllamaChatBody, request: Request) -> Response:
 @router.post("/api/generate", responses=OLLAMA_LINES)
 async def generate(body: GenerateBody, request: Request) -> Response:
     service = service_of(request)
-    model, facts = checked_model(body, service), service.facts()
+    model, facts = checked_model(body, service), service.writing_facts()
     for name, reason in _REFUSED.items():
         if getattr(body, name):
             raise bad_request(f"{name} is not supported: {reason}", name)

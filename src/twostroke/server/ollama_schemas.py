@@ -74,5 +74,14 @@ class GenerateBody(AnswerBody):
 
 
 class EmbedBody(ModelBody):
-    input: Any = None
-    prompt: Any = None
+    input: Text | Many[Text] | None = Field(None, description="One text, or several.")
+    truncate: bool | None = Field(None, description="false: a text that is too long is refused, and not cut.")
+    dimensions: int | None = Field(None, ge=1, le=MAX_COUNT)
+    options: Options | None = None
+    keep_alive: float | Text | None = Field(None, description="The model stays, whatever is said.")
+
+
+class OlderEmbedBody(ModelBody):
+    prompt: Text | None = None
+    options: Options | None = None
+    keep_alive: float | Text | None = Field(None, description="The model stays, whatever is said.")

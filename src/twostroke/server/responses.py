@@ -53,7 +53,7 @@ async def responses(body: ResponsesBody, request: Request) -> Response:
     service = service_of(request)
     service.check_model(body.model)
     _refuse_unsupported(body)
-    facts = service.facts()
+    facts = service.writing_facts()
     level = service.level_of(request, body.service_level, body.service_tier)
     sampling = responses_sampling(body, service.settings.limits)
     tools = tool_request(body, service.tool_format, service.encoder().tokenizer)

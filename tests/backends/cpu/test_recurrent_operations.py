@@ -127,8 +127,8 @@ def test_convolutions_change_the_states_of_their_sequences(isa_name: str, is_gat
     assert np.array_equal(states[:, :part], before[:, :part]) and np.array_equal(states[5], before[5])
 
 
-@pytest.mark.parametrize("is_delta", [True, False])
-def test_matrices_fade_are_written_to_and_read(isa_name: str, is_delta: bool) -> None:
+@pytest.mark.parametrize(("is_delta", "is_tiled"), [(True, False), (True, True), (False, False)])
+def test_matrices_fade_are_written_to_and_read(isa_name: str, is_delta: bool, is_tiled: bool) -> None:
     heads, heads_a_key, key_dim, value_dim, part = 6, 2, 24, 32, 8
     key_heads, stride = heads // heads_a_key, 512
     values = floats(NUM_ROWS, stride, seed=1, scale=0.3)
@@ -144,7 +144,8 @@ def test_matrices_fade_are_written_to_and_read(isa_name: str, is_delta: bool) ->
         RecurrenceField.STRIDE: stride,
         RecurrenceField.DECAYS: address_of(decays),
         RecurrenceField.NUM_HEADS: heads,
-        RecurrenceField.HEADS_A_KEY: heads_a_key,
+        RecurrenceField.HEADS_A_KEY: 0 if is_tiled else heads_a_key,
+        RecurrenceField.NUM_KEY_HEADS: key_heads,
         RecurrenceField.KEY_DIM: key_dim,
         RecurrenceField.VALUE_DIM: value_dim,
         RecurrenceField.SKIP: address_of(skip),
@@ -162,9 +163,9 @@ def test_matrices_fade_are_written_to_and_read(isa_name: str, is_delta: bool) ->
         state = np.zeros((heads, key_dim, value_dim)) if one.is_first else matrices(before[one.slot])
         for token in range(one.count):
             wide = values[row].astype(np.float64)
+            of_head = np.arange(heads) % key_heads if is_tiled else np.arange(heads) // heads_a_key
             query, key = (
-                np.repeat(wide[places[name] :][: key_heads * key_dim].reshape(key_heads, key_dim), heads_a_key, axis=0)
-                for name in ("q", "k")
+                wide[places[name] :][: key_heads * key_dim].reshape(key_heads, key_dim)[of_head] for name in ("q", "k")
             )
             value = wide[places["v"] :][: heads * value_dim].reshape(heads, value_dim)
             state = state * decays[row, 0, :heads, None, None]

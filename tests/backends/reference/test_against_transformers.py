@@ -59,6 +59,9 @@ GGUF_VARIANTS = (
     "gemma4_moe",
     "lfm2",
     "lfm2_moe",
+    "qwen3_next",
+    "qwen3_5",
+    "qwen3_5_moe",
 )
 # What a GGUF file does not hold: query_pre_attn_scalar (it follows from the head size), a rotation's sharpening beside
 # the scores', gpt-oss's limit.

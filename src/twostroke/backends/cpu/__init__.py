@@ -6,7 +6,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from twostroke.backends.cpu.shape import activation_name, attended_width, latent_shape, mlp_widths
+from twostroke.backends.cpu.recurrent_shape import unsupported_recurrent
+from twostroke.backends.cpu.shape import activation_name, attended_width, attending, latent_shape, mlp_widths
 from twostroke.backends.interface import LAYERS_DIFFER, BackendSettings, Feature, uncomputed
 from twostroke.core.errors import BackendError
 from twostroke.core.formats import ANY_FORMATS, STORED, Formats, FormatWish
@@ -16,7 +17,15 @@ from twostroke.cost.devices import Device
 from twostroke.cost.hardware import Ceilings
 from twostroke.machine import Machine, MemorySpace, host_memory
 from twostroke.models.checkpoint import Checkpoint
-from twostroke.models.spec import DenseMlp, GroupedAttention, LatentAttention, expert_name, layer_name
+from twostroke.models.spec import (
+    DenseMlp,
+    GroupedAttention,
+    LatentAttention,
+    ModelSpec,
+    Recurrent,
+    expert_name,
+    layer_name,
+)
 
 if TYPE_CHECKING:
     from twostroke.backends.cpu.backend import CpuBackend
@@ -84,6 +93,8 @@ class CpuFactory:
                 total += kind.element_bytes * latent_shape(one).kept_width
             elif isinstance(one, GroupedAttention):
                 total += one.num_kv_heads * kind.token_bytes(one.head_dim)
+            elif isinstance(one, Recurrent):
+                total += 4 * one.state_values
         return total
 
     def held_bytes(self, checkpoint: Checkpoint, name: str, formats: Formats) -> int:
@@ -140,7 +151,17 @@ class CpuFactory:
 
 
 _LEARNT = frozenset(
-    {Feature.GROWTH, Feature.LATENT, Feature.ROUTING, Feature.SHARED_EXPERTS, Feature.SINKS, Feature.EXPERT_BIASES}
+    {
+        Feature.EXPERT_BIASES,
+        Feature.GROWTH,
+        Feature.LATENT,
+        Feature.OUTPUT_GATE,
+        Feature.ROUTING,
+        Feature.SHARED_EXPERTS,
+        Feature.SINKS,
+        Feature.STATES,
+        Feature.VECTORS,
+    }
 )
 
 
@@ -150,12 +171,13 @@ def unsupported_shape(checkpoint: Checkpoint) -> str | None:
         return reason
     # Some layers may have experts, and others an MLP: each kind of the same sizes.
     kinds = {type(layer.mlp): layer.present_mlp for layer in spec.layers}
-    alike = replace(spec, layers=tuple(replace(layer, mlp=DenseMlp(1)) for layer in spec.layers))
-    if alike.common_layer is None or any(layer.mlp != kinds[type(layer.mlp)] for layer in spec.layers):
+    if any(layer.mlp != kinds[type(layer.mlp)] for layer in spec.layers) or not _attend_alike(spec):
         return LAYERS_DIFFER
+    if (reason := unsupported_recurrent(spec)) is not None:
+        return reason
     if len({activation_name(mlp) for mlp in kinds.values()}) > 1:
         return LAYERS_DIFFER
-    attention = alike.common_layer.attention
+    attention = attending(spec)
     sizes = {"hidden size": spec.hidden_size, **mlp_widths(spec), "attention width": attended_width(attention)}
     if isinstance(attention, LatentAttention):
         if (reason := _unlike_latents(attention)) is not None:
@@ -167,6 +189,19 @@ def unsupported_shape(checkpoint: Checkpoint) -> str | None:
         if size % 32:
             return f"its tiles need sizes that are multiples of 32, and this model's {name} is {size}"
     return _unlike_experts(checkpoint)
+
+
+def _attend_alike(spec: ModelSpec) -> bool:
+    """Whether layers differ in their place and MLPs alone, but for those that keep a state; some must attend."""
+    layers = tuple(replace(layer, mlp=DenseMlp(1)) for layer in spec.layers)
+    first = next((layer for layer in layers if not isinstance(layer.attention, Recurrent)), None)
+    if first is None:
+        return False
+    attend = tuple(
+        replace(layer, attention=first.attention) if isinstance(layer.attention, Recurrent) else layer
+        for layer in layers
+    )
+    return replace(spec, layers=attend).common_layer is not None
 
 
 def _unlike_latents(attention: LatentAttention) -> str | None:

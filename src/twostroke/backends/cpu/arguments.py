@@ -328,7 +328,8 @@ class RecurrenceField(_StateUser):
     STRIDE = auto()
     DECAYS = auto()  # f32 [rows, 2, heads to a multiple of 16]
     NUM_HEADS = auto()
-    HEADS_A_KEY = auto()  # that share queries and keys, in order
+    HEADS_A_KEY = auto()  # that share queries and keys, in order; 0: head i has those of i modulo NUM_KEY_HEADS
+    NUM_KEY_HEADS = auto()
     KEY_DIM = auto()
     VALUE_DIM = auto()
     SKIP = auto()  # f32 [heads]: of values that are added to what is read

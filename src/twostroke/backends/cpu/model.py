@@ -22,11 +22,21 @@ from twostroke.backends.cpu.latent_program import LatentProgram
 from twostroke.backends.cpu.latent_work import LatentWork
 from twostroke.backends.cpu.memory import Floats, address_of
 from twostroke.backends.cpu.program import Program
+from twostroke.backends.cpu.recurrent_program import RecurrentProgram
+from twostroke.backends.cpu.recurrent_shape import recurrent_mixer, recurrent_shape, recurrent_width
 from twostroke.backends.cpu.rotation import Positions
-from twostroke.backends.cpu.shape import KernelShape, activation_name, attended_width, latent_shape, mlp_widths
+from twostroke.backends.cpu.shape import (
+    KernelShape,
+    activation_name,
+    attended_width,
+    attending,
+    latent_shape,
+    mlp_widths,
+)
 from twostroke.backends.cpu.thread_count import ThreadCount
 from twostroke.backends.cpu.threads import ThreadPool
 from twostroke.backends.cpu.weights import Weights, tile_kinds
+from twostroke.backends.host.arithmetic import rms_norm
 from twostroke.backends.host.batch import Batch
 from twostroke.backends.host.host_backend import NOT_FINITE as LOGITS_NOT_FINITE
 from twostroke.backends.host.scores import Scores
@@ -44,21 +54,23 @@ _KEPT_FIELDS = (StepField.POSITIONS, StepField.LOGIT_ROWS, *_LIST_FIELDS)
 
 
 def kernel_shape(checkpoint: Checkpoint, block_size: int, formats: Formats) -> KernelShape:
-    layer = checkpoint.spec.layers[0]  # for all of them: a checkpoint whose layers differ was declined
-    activation = activation_name((layer if checkpoint.spec.moe is None else _with_experts(checkpoint.spec)).present_mlp)
+    spec = checkpoint.spec
+    attention = attending(spec)
+    activation = activation_name((spec.layers[0] if spec.moe is None else _with_experts(spec)).present_mlp)
     tiles, kv_kind = tile_kinds(checkpoint, formats.weights), KVKind(formats.kv)
-    if isinstance(layer.attention, LatentAttention):
-        own = latent_shape(layer.attention)
+    if isinstance(attention, LatentAttention):
+        own = latent_shape(attention)
         return KernelShape.of_latents(own, block_size, activation, tile_kinds=tiles, kv_kind=kv_kind)
     return KernelShape(
-        head_dim=layer.grouped.head_dim,
-        queries_per_kv_head=layer.grouped.queries_per_kv_head,
+        head_dim=attention.head_dim,
+        queries_per_kv_head=attention.queries_per_kv_head,
         block_size=block_size,
         activation=activation,
-        soft_capped=layer.grouped.softcap is not None,
+        soft_capped=attention.softcap is not None,
         tile_kinds=tiles,
         kv_kind=kv_kind,
-        has_sinks=layer.grouped.has_sinks,
+        has_sinks=attention.has_sinks,
+        recurrent=recurrent_shape(spec),
     )
 
 
@@ -109,9 +121,9 @@ class CpuModel:
         self._settings, self._taps, self._join, isa = settings, taps, join, settings.isa
         self.spec, self._file_name = checkpoint.spec, _shown_name(checkpoint.path)
         self._shape = kernel_shape(checkpoint, layout.block_size, formats)
-        attention = self.spec.layers[0].attention
+        attention, mixer = attending(self.spec), recurrent_mixer(self.spec)
         kv_heads = attention.num_kv_heads if isinstance(attention, GroupedAttention) else 1
-        self.kv = KVStore(layout, kv_heads, self._shape)
+        self.kv = KVStore(layout, kv_heads, self._shape, mixer)
         touched = launcher.submit(self.kv.touch)  # beside the rest, which takes longer and mostly one core
         self.code = code_for(self._shape, isa)
         self.weights = Weights.from_checkpoint(checkpoint, settings.threads, formats.weights, self._shape.kv_kind)
@@ -122,10 +134,13 @@ class CpuModel:
         else:
             self._attention = LatentWork(self._shape, isa.accumulators, settings.threads)
             self.program_type = LatentProgram
+        if mixer is not None:
+            self.program_type = RecurrentProgram
         self._single_row = self._make_program(1, 1, own_copies=True)
         self._program = self._make_program(settings.max_tokens_per_step, 1)
         depth = max(self._widest_hidden, *mlp_widths(self.spec).values(), attended_width(attention))
         depth = max(depth, attention.query_rank or 0 if isinstance(attention, LatentAttention) else 0)
+        depth = max(depth, 0 if mixer is None else recurrent_width(mixer))
         self.scratch_bytes = self._shape.scratch_bytes(isa.accumulators, depth)
         """What each thread that runs it needs."""
         self.workers: Workers | None = None
@@ -155,6 +170,9 @@ class CpuModel:
         num_tokens, num_logits = batch.num_tokens, len(batch.logit_rows)
         if num_tokens == 1:
             return self._single_row
+        if self.kv.states.make_room(batch):
+            self._single_row = self._make_program(1, 1, own_copies=True)
+            self._program = self._make_program(self._program.max_tokens, self._program.max_logits)
         now = self._program
         if num_tokens > now.max_tokens or num_logits > now.max_logits:
             # Logits are wide: room for twice as many as were ever asked for, never for more than tokens.
@@ -173,6 +191,11 @@ class CpuModel:
             tuple(tap[:num_tokens] for tap in program.taps),
             program.last_hidden[:num_logits],
         )
+
+    def states(self, batch: Batch) -> Floats:
+        """After the last norm, of the rows that are wanted  # [len(batch.logit_rows), hidden]"""
+        last = self.run(batch).last_hidden[: len(batch.logit_rows)]
+        return rms_norm(last, self.weights.final_norm[: self.spec.hidden_size], self.spec.norm_eps)
 
     def why_not_finite(self) -> str:
         """Weights that were kept are suspected first: packing them anew takes a moment, and heals them. Files are named
@@ -276,6 +299,9 @@ class CpuModel:
             record[field] = len(array)
         for field, array in zip(_KEPT_FIELDS, kept, strict=True):
             record[field] = address_of(array)
+        if self.kv.states.groups:
+            kept.append(self.kv.states.runs(batch))
+            record[StepField.NUM_RUNS], record[StepField.RUNS] = len(kept[-1]), address_of(kept[-1])
         record[StepField.ATTENDS_BY_ROWS] = int(attends_by_rows(batch))
         record[StepField.SPAN_RESULTS] = address_of(work.room.results)
         record[StepField.SPAN_COUNTS] = address_of(work.room.counts)

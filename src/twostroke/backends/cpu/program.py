@@ -18,6 +18,7 @@ from twostroke.backends.cpu.arguments import (
     ActivationField,
     AttentionField,
     GatedField,
+    GatedNormField,
     HighestField,
     KVGroupField,
     MatmulField,
@@ -37,7 +38,7 @@ from twostroke.backends.cpu.memory import Floats, address_of, float_zeros, zeros
 from twostroke.backends.cpu.operand import Operand
 from twostroke.backends.cpu.packing import PackedMatrix
 from twostroke.backends.cpu.rotation import Positions
-from twostroke.backends.cpu.shape import activation_name, attended_width
+from twostroke.backends.cpu.shape import activation_name, attended_width, attending
 from twostroke.backends.cpu.weights import LayerWeights, Projection, SharedExpert, Weights
 from twostroke.models.spec import ModelSpec
 
@@ -138,10 +139,11 @@ class Program:
         self._spec, self._kv, self._positions = spec, kv, positions
         self.max_tokens, self.max_logits, self._threads = max_tokens, max_logits, threads
         self._narrows, self._activation = max_tokens > 1, activation_name(spec.layers[0].present_mlp)
-        rows, self._query_width = max_tokens + MOST_LACKING_ROWS, attended_width(spec.layers[0].attention)
+        rows, self._query_width = max_tokens + MOST_LACKING_ROWS, attended_width(attending(spec))
         widest = max(_widest_output(layer) for layer in weights.layers)
         self.hidden = float_zeros(rows, spec.hidden_size)
-        self.logits = float_zeros(max_logits + MOST_LACKING_ROWS, weights.head.width)
+        head = weights.head
+        self.logits = float_zeros(max_logits + MOST_LACKING_ROWS, 0 if head is None else head.width)
         self.highest = zeros((max_logits,), np.int32)
         """The place of each row's highest logit, or NOT_FINITE."""
         self._projected = float_zeros(rows, widest)
@@ -167,7 +169,8 @@ class Program:
         narrow_rows = max_logits + MOST_LACKING_ROWS if self._narrows else 0
         self._narrow_hidden = float_zeros(narrow_rows, spec.hidden_size)
         self.taps = tuple(float_zeros(rows, spec.hidden_size) for _ in taps)  # [max_tokens, hidden] each
-        self._narrows_late = self._narrows and spec.num_layers - 1 in taps
+        is_late = spec.num_layers - 1 in taps or weights.layers[-1].recurrent is not None
+        self._narrows_late = self._narrows and is_late
         self.tape = Tape(code)
         for index, layer in enumerate(weights.layers):
             self._add_attention(index, layer)
@@ -178,7 +181,8 @@ class Program:
             self._narrow(Wait.ALWAYS)
         self.last_hidden = self._rows.hidden
         """After the last layer, of the rows whose logits are wanted."""
-        self._add_head(weights)
+        if head is not None:
+            self._add_head(head, weights.final_norm)
         self.entries = self.tape.entries()
         self.segments = self._segments()
         """The entries up to each break, and those behind the last."""
@@ -196,15 +200,15 @@ class Program:
             segment[-1, TapeField.WAIT] = Wait.ALWAYS
         return segments
 
-    def _add_attention_in(self, layer: LayerWeights) -> None:
+    def _add_attention_in(self, layer: LayerWeights, wait: Wait | None = None) -> None:
         """Queries, keys and values of all rows."""
         self._add_norm(self._normed, layer.attention_norm, layer.attention_in)
-        self._add_projection(layer.attention_in, self._normed, self._projected)
+        self._add_projection(layer.attention_in, self._normed, self._projected, wait=wait)
 
     def _add_keys_and_values(self, index: int, layer: LayerWeights) -> None:
         """Up to where they are stored, and queries are rotated."""
         spec, own, place = self._spec, self._spec.layers[index].grouped, self._kv.places[index]
-        q_column, k_column, v_column = layer.attention_in.columns
+        q_column, k_column, v_column, *_ = layer.attention_in.columns
         self._add_attention_in(layer)
         rotation = self._positions.rotations[own.rope]
         assert q_column == 0
@@ -250,9 +254,24 @@ class Program:
         self._add_attention_out(layer, narrowing)
 
     def _add_attention_out(self, layer: LayerWeights, narrowing: dict[IntEnum, int]) -> None:
-        fields = self._norm_fields(self._attended, None) | narrowing
-        self._add_row_operation("prepare", fields, self._mixed, layer.attention_out)
+        if layer.has_output_gate:
+            self._add_output_gate(layer, is_narrowing=bool(narrowing))
+        else:
+            fields = self._norm_fields(self._attended, None) | narrowing
+            self._add_row_operation("prepare", fields, self._mixed, layer.attention_out)
         self._add_to_residual(layer.attention_out, self._mixed, layer.post_attention_norm)
+
+    def _add_output_gate(self, layer: LayerWeights, *, is_narrowing: bool) -> None:
+        """What heads found passes by the sigmoid of the last of their projections."""
+        fields: dict[IntEnum, int] = {
+            GatedNormField.INPUT: address_of(self._attended),
+            GatedNormField.WIDTH: self._query_width,
+            GatedNormField.GATE: address_of(self._projected) + 4 * layer.attention_in.columns[-1],
+            GatedNormField.GATE_STRIDE: layer.attention_in.width,
+            GatedNormField.ROWS: self._rows.count,
+            GatedNormField.GATHER: int(is_narrowing),
+        }
+        self._add_row_operation("prepare_gated", fields, self._mixed, layer.attention_out)
 
     def _add_copy(self, target: Floats) -> None:
         fields = self._norm_fields(self._rows.hidden, None) | {OperandField.FLOATS: address_of(target)}
@@ -340,23 +359,23 @@ class Program:
         }
         self._add_row_operation(f"gated_{self._activation}", activation, gated, mlp_out)
 
-    def _add_head(self, weights: Weights) -> None:
+    def _add_head(self, head: Projection, final_norm: Floats) -> None:
         cap = self._spec.logits_softcap
         if not self._narrows:  # the one row there is wants logits, or none does
             self._rows = replace(self._rows, count=StepField.NUM_LOGITS)
-        self._add_norm(self._normed, weights.final_norm, weights.head)
-        self._add_projection(weights.head, self._normed, self.logits)
+        self._add_norm(self._normed, final_norm, head)
+        self._add_projection(head, self._normed, self.logits)
         if cap is not None:
             fields: dict[IntEnum, int] = {
                 ActivationField.INPUT: address_of(self.logits),
-                ActivationField.STRIDE: weights.head.width,
+                ActivationField.STRIDE: head.width,
                 ActivationField.ROWS: StepField.NUM_LOGITS,
                 ActivationField.CAP: float_bits(cap),
             }
             self.tape.add("soft_cap", fields)
         highest: dict[IntEnum, int] = {
             HighestField.INPUT: address_of(self.logits),
-            HighestField.STRIDE: weights.head.width,
+            HighestField.STRIDE: head.width,
             HighestField.WIDTH: self._spec.num_logits,
             HighestField.ROWS: StepField.NUM_LOGITS,
             HighestField.OUTPUT: address_of(self.highest),
@@ -388,9 +407,16 @@ class Program:
         return Wait.UNLESS_ROWS_STAY if self._rows.count is StepField.NUM_TOKENS else Wait.ALWAYS
 
     def _add_projection(
-        self, projection: Projection, operand: Operand, output: Floats, *, accumulate: bool = False
+        self,
+        projection: Projection,
+        operand: Operand,
+        output: Floats,
+        *,
+        accumulate: bool = False,
+        wait: Wait | None = None,
     ) -> None:
-        """Its parts write columns of their own: one barrier, after the last."""
+        """Its parts write columns of their own: one barrier, after the last; None: as suits rows."""
+        last = self._wait_for_rows() if wait is None else wait
         for part in projection.parts:
             matrix = part.matrix
             fields: dict[IntEnum, int] = {
@@ -404,9 +430,9 @@ class Program:
                 MatmulField.ACCUMULATE: int(accumulate),
             }
             fields |= operand.fields(floats=True, quantised=True, halves=True)
-            wait = self._wait_for_rows() if part is projection.parts[-1] else Wait.NEVER
             name, pieces = f"matmul_{matrix.kind.name.lower()}", self._pieces(matrix)
-            self.tape.add(name, fields, wait=wait, matrix=matrix, pieces=pieces)
+            own_wait = last if part is projection.parts[-1] else Wait.NEVER
+            self.tape.add(name, fields, wait=own_wait, matrix=matrix, pieces=pieces)
 
     def _pieces(self, matrix: PackedMatrix) -> int:
         return min(max(matrix.data.nbytes // (self._threads * _PIECE_BYTES), 1), MOST_PIECES)

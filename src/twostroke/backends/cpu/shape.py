@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from twostroke.backends.cpu.kv_kind import KVKind
 from twostroke.backends.cpu.tile_kinds import OPENED_GROUP_BYTES, TileKind
-from twostroke.models.spec import Attention, GroupedAttention, LatentAttention, Mlp, ModelSpec
+from twostroke.models.spec import GroupedAttention, LatentAttention, Mlp, ModelSpec
 
 SPAN = 256
 """Positions whose attention scores are held at once."""
@@ -31,11 +31,16 @@ def activation_name(mlp: Mlp) -> str:
     return mlp.activation if mlp.clamp is None else f"{CLAMPED}{mlp.clamp.limit!r}_{mlp.clamp.alpha!r}"
 
 
-def attended_width(attention: Attention | None) -> int:
+def attending(spec: ModelSpec) -> GroupedAttention | LatentAttention:
+    """The attention of the first layer that has one, which stands for all: layers that differ were declined."""
+    found = (layer.attention for layer in spec.layers)
+    return next(one for one in found if isinstance(one, GroupedAttention | LatentAttention))
+
+
+def attended_width(attention: GroupedAttention | LatentAttention) -> int:
     """Of what attention hands on to its output projection."""
     if isinstance(attention, LatentAttention):
         return attention.num_heads * attention.value_dim
-    assert isinstance(attention, GroupedAttention)
     return attention.query_width
 
 

@@ -18,11 +18,13 @@ from twostroke.backends.cpu.experts import Expert, LayerExperts
 from twostroke.backends.cpu.kv_kind import KVKind
 from twostroke.backends.cpu.memory import LINE_BYTES, Arena, Floats, Scalar, float_zeros, padded
 from twostroke.backends.cpu.packing import PackedMatrix, fill, held_block, packed_bytes, place, tensor_note, tile_kind
+from twostroke.backends.cpu.recurrent import RecurrentVectors
+from twostroke.backends.cpu.recurrent_shape import projected_names
 from twostroke.backends.cpu.shape import expanded_bytes
 from twostroke.backends.cpu.tile_kinds import TileKind
 from twostroke.core.formats import STORED
 from twostroke.models.checkpoint import Checkpoint
-from twostroke.models.spec import LatentAttention, expert_name, layer_name
+from twostroke.models.spec import LatentAttention, Recurrent, expert_name, layer_name
 from twostroke.models.weights.tensor import WeightKind, WeightTensor
 from twostroke.models.weights.write_safetensors import bfloat16
 
@@ -90,6 +92,9 @@ class LayerWeights:
     """In place of `mlp_in` and `mlp_out`, which are the first one's then."""
     shared: SharedExpert | None = None
     latent: LatentWeights | None = None
+    recurrent: RecurrentVectors | None = None
+    has_output_gate: bool = False
+    """Whether the last of `attention_in` gates what heads find."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,7 +102,8 @@ class Weights:
     embedding: WeightTensor
     layers: tuple[LayerWeights, ...]
     final_norm: Floats
-    head: Projection
+    head: Projection | None
+    """None: it scores no tokens."""
     notes: tuple[str, ...]
     join: Projection | None = None
     """Of a head: what joins the hidden states that it reads."""
@@ -172,7 +178,9 @@ class _Layout:
 
     def weights(self) -> Weights:
         layers = tuple(self._layer(index) for index in range(self._spec.num_layers))
-        head = self._projection(["embedding" if self._spec.tied_embeddings else "output"])
+        head = None
+        if self._spec.has_output:
+            head = self._projection(["embedding" if self._spec.tied_embeddings else "output"])
         final_norm = self._vector("final_norm")
         assert final_norm is not None
         notes = tuple(f"{count} tensors {change}" for change, count in sorted(self._changed.items()))
@@ -197,13 +205,17 @@ class _Layout:
         assert attention_norm is not None and mlp_norm is not None
         moe = self._spec.layers[index].moe
         mlps = [""] if moe is None else [expert_name(expert, "") for expert in moe.held_experts]
-        attention, latent = self._spec.layers[index].attention, None
+        attention, latent, recurrent = self._spec.layers[index].attention, None, None
         if isinstance(attention, LatentAttention):
             into = "q" if attention.query_rank is None else "q_a"
             attention_in = self._projection([name(into), name("kv_a")])
             latent = self._latent(index, attention)
+        elif isinstance(attention, Recurrent):
+            attention_in = self._projection([name(part) for part in projected_names(attention)])
+            recurrent = RecurrentVectors.of(self._tensors, index, attention)
         else:
-            attention_in = self._projection([name("q"), name("k"), name("v")])
+            gate = [name("q_gate")] if name("q_gate") in self._tensors else []
+            attention_in = self._projection([name("q"), name("k"), name("v"), *gate])
         attention_out = self._projection([name("o")])
         pairs = [
             (self._projection([name(f"{own}gate"), name(f"{own}up")]), self._projection([name(f"{own}down")]))
@@ -225,6 +237,8 @@ class _Layout:
             experts=None if moe is None else self._experts(index, pairs),
             shared=shared,
             latent=latent,
+            recurrent=recurrent,
+            has_output_gate=name("q_gate") in self._tensors,
         )
 
     def _latent(self, index: int, own: LatentAttention) -> LatentWeights:

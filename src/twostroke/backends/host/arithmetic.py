@@ -73,6 +73,12 @@ def sigmoid(x: Array) -> Array:
     return y
 
 
+def softplus(x: Array) -> Array:
+    """log(1 + exp(x)), which is above 0 and, far up, x itself."""
+    y: Array = np.logaddexp(np.float32(0), x)
+    return y
+
+
 def softmax(scores: Array, sinks: Array | None = None) -> Array:
     """Over the last axis. The maximum is taken out first so that exp cannot overflow: it cancels in the quotient.
     `sinks` [..., 1] are scores of nothing, one beside each row's: they take a share, and leave the rest a sum below

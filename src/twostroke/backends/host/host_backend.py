@@ -201,7 +201,7 @@ class HostBackend(ABC):
         """Run one step to its end on the calling thread."""
         if self._kept is not None:
             self._kept.start(step)
-            self._kept.wait(step.grants)
+            self._kept.wait(step)
         started_s = time.perf_counter()  # copies are no part of what a step like it takes
         self.rows.update(step)
         if self._states is not None:

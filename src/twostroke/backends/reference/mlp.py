@@ -28,7 +28,7 @@ def _activated(mlp: DenseMlp, x: Array) -> Array:
         return np.square(np.maximum(x, 0))
     if mlp.activation == "silu":
         return silu(x)
-    return gelu(x) if mlp.activation == "gelu" else gelu_tanh(x)
+    return gelu(x) if mlp.is_exact else gelu_tanh(x)
 
 
 def _clamped(clamp: ClampedGate, gate: Array, up: Array) -> Array:

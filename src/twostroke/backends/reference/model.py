@@ -112,7 +112,7 @@ def _attention_block(
     normed = _maybe_normed(hidden, weights.attention_norm, spec.norm_eps)
     if isinstance(attention, Recurrent) and isinstance(own, RecurrentWeights):
         tables = batch.tables[kv.group_of(layer)]
-        output = mix_recurrent(attention, own, layer, normed, batch, kv.states, tables)
+        output = mix_recurrent(attention, own, layer, normed, batch, kv.states, tables, spec.norm_eps)
     elif isinstance(attention, LatentAttention) and isinstance(own, LatentWeights):
         output = _latent_attention(attention, own, layer, normed, batch, kv, plan)
     else:

@@ -86,4 +86,5 @@ def neighbourhood(first: int, end: int, start: int, window: int | None) -> npt.N
     """The same of an encoder: every key, or those less than a window away on either side."""
     queries = np.arange(first, end)[:, None]
     keys = np.arange(start, end)[None, :]
-    return np.abs(queries - keys) < (end + 1 if window is None else window)
+    near: npt.NDArray[np.bool_] = np.abs(queries - keys) < (end + 1 if window is None else window)
+    return near

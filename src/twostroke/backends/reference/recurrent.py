@@ -8,14 +8,17 @@ from collections.abc import Callable
 
 import numpy as np
 
-from twostroke.backends.host.arithmetic import Array, linear
+from twostroke.backends.host.arithmetic import Array, linear, rms_norm, sigmoid, silu, softplus
 from twostroke.backends.host.batch import Batch
 from twostroke.backends.reference.kv_store import Table
-from twostroke.backends.reference.recurrent_decode import convolve_token
-from twostroke.backends.reference.recurrent_prefill import convolve_chunk
-from twostroke.backends.reference.recurrent_weights import ConvolutionWeights, RecurrentWeights
+from twostroke.backends.reference.recurrent_decode import convolve_token, delta_token
+from twostroke.backends.reference.recurrent_prefill import convolve_chunk, delta_chunk
+from twostroke.backends.reference.recurrent_weights import ConvolutionWeights, DeltaWeights, RecurrentWeights
 from twostroke.backends.reference.state_store import State, StateStore
-from twostroke.models.spec import Recurrent
+from twostroke.models.spec import GatedDeltaNet, Recurrent
+
+_LENGTH_EPS = 1e-6
+"""Of the length that queries and keys of a delta net are divided by: its makers' own."""
 
 Rule = Callable[[slice, State], tuple[Array, State]]
 """From some tokens of one sequence and the state before them to their outputs [count, width] and the state after."""
@@ -29,10 +32,14 @@ def mix_recurrent(
     batch: Batch,
     states: StateStore,
     tables: Table,
+    eps: float,
 ) -> Array:
     """What a recurrent layer adds to the residual stream  # [num_tokens, hidden]"""
+    walk = _walk(layer, batch, states, tables)
+    if isinstance(mixer, GatedDeltaNet) and isinstance(weights, DeltaWeights):
+        return _gated_delta_net(mixer, weights, normed, eps, walk)
     assert isinstance(weights, ConvolutionWeights)
-    return _short_convolution(weights, normed, _walk(layer, batch, states, tables))
+    return _short_convolution(weights, normed, walk)
 
 
 Walk = Callable[[Rule, Rule], Array]
@@ -79,3 +86,38 @@ def _short_convolution(weights: ConvolutionWeights, normed: Array, walk: Walk) -
         return outputs, (kept,)
 
     return linear(linear(normed, weights.c) * walk(decode, prefill), weights.o)
+
+
+def _gated_delta_net(mixer: GatedDeltaNet, weights: DeltaWeights, normed: Array, eps: float, walk: Walk) -> Array:
+    inputs = np.concatenate([linear(normed, part) for part in (weights.q, weights.k, weights.v)], axis=1)
+    betas = sigmoid(linear(normed, weights.beta))  # [num_tokens, value heads]
+    fading = weights.decay * softplus(linear(normed, weights.dt) + weights.dt_bias)
+
+    def decode(rows: slice, state: State) -> tuple[Array, State]:
+        mixed, kept = convolve_token(inputs[rows][0], weights.conv, state[0])
+        query, key, value = (part[0] for part in _delta_heads(mixer, silu(mixed)[None]))
+        found, matrix = delta_token(query, key, value, betas[rows][0], fading[rows][0], state[1])
+        return found[None], (kept, matrix)
+
+    def prefill(rows: slice, state: State) -> tuple[Array, State]:
+        mixed, kept = convolve_chunk(inputs[rows], weights.conv, state[0])
+        queries, keys, values = _delta_heads(mixer, silu(mixed))
+        found, matrix = delta_chunk(queries, keys, values, betas[rows], fading[rows], state[1])
+        return found, (kept, matrix)
+
+    gates = linear(normed, weights.z).reshape(len(normed), mixer.num_value_heads, mixer.value_dim)
+    found = rms_norm(walk(decode, prefill), weights.gated_norm, eps) * silu(gates)
+    return linear(found.reshape(len(normed), -1), weights.o)
+
+
+def _delta_heads(mixer: GatedDeltaNet, mixed: Array) -> tuple[Array, Array, Array]:
+    """Queries and keys of length 1, a head for each value head, and values  # each [count, value heads, dim]"""
+    count, keys = len(mixed), mixer.key_width
+    by_head = mixed[:, : 2 * keys].reshape(count, 2, mixer.num_key_heads, mixer.key_dim)
+    lengths = np.sqrt(np.square(by_head).sum(axis=-1, keepdims=True) + np.float32(_LENGTH_EPS))
+    if mixer.tiled:
+        both = np.tile(by_head / lengths, (1, 1, mixer.values_per_key_head, 1))
+    else:
+        both = np.repeat(by_head / lengths, mixer.values_per_key_head, axis=2)
+    values = mixed[:, 2 * keys :].reshape(count, mixer.num_value_heads, mixer.value_dim)
+    return both[:, 0] * np.float32(mixer.key_dim**-0.5), both[:, 1], values

@@ -18,3 +18,23 @@ def convolve_token(inputs: Array, weight: Array, before: Array) -> tuple[Array, 
     for tap, earlier in enumerate(window):
         outputs += earlier * weight[:, tap]
     return outputs, window[1:]
+
+
+def delta_token(
+    query: Array, key: Array, value: Array, beta: Array, fading: Array, state: Array
+) -> tuple[Array, Array]:
+    """The gated delta rule: query and key [heads, key_dim], value [heads, value_dim], beta and fading (a logarithm,
+    below 0) [heads], state [heads, key_dim, value_dim]. Returns what the query found, and the state after the token."""
+    faded = state * np.exp(fading)[:, None, None]
+    known = (key[:, None] @ faded)[:, 0]  # [heads, value_dim]: what the state has under the key
+    written = beta[:, None] * (value - known)
+    state = faded + key[:, :, None] * written[:, None]
+    return (query[:, None] @ state)[:, 0], state
+
+
+def scan_token(inputs: Array, b: Array, c: Array, fading: Array, state: Array) -> tuple[Array, Array]:
+    """Mamba-2's: inputs [heads, head_dim], already as long as their step; b and c [heads, state_size]; fading (a
+    logarithm, below 0) [heads]; state [heads, head_dim, state_size]. Returns what was read, and the state after the
+    token."""
+    state = state * np.exp(fading)[:, None, None] + inputs[:, :, None] * b[:, None]
+    return (state @ c[:, :, None])[:, :, 0], state

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from twostroke.models.spec import Recurrent, ShortConvolution
+from twostroke.models.spec import GatedDeltaNet, Recurrent, ShortConvolution
 
 Array = npt.NDArray[np.float32]
 
@@ -22,8 +22,25 @@ class ConvolutionWeights:
     o: Array
 
 
-RecurrentWeights = ConvolutionWeights
-_KINDS: dict[type[Recurrent], type[Any]] = {ShortConvolution: ConvolutionWeights}
+@dataclass(frozen=True, slots=True)
+class DeltaWeights:
+    """Of a gated delta net."""
+
+    q: Array  # [key heads * key_dim, hidden]
+    k: Array
+    v: Array  # [value heads * value_dim, hidden]
+    z: Array  # [value heads * value_dim, hidden]: what the gated norm opens by
+    beta: Array  # [value heads, hidden]
+    dt: Array  # [value heads, hidden]
+    dt_bias: Array  # [value heads]
+    decay: Array  # [value heads], below 0
+    conv: Array  # [all of q, k and v, taps]
+    gated_norm: Array  # [value_dim]
+    o: Array
+
+
+RecurrentWeights = ConvolutionWeights | DeltaWeights
+_KINDS: dict[type[Recurrent], type[Any]] = {ShortConvolution: ConvolutionWeights, GatedDeltaNet: DeltaWeights}
 
 
 def recurrent_weights(arrays: dict[str, Array], mixer: Recurrent) -> RecurrentWeights:

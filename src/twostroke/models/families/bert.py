@@ -7,9 +7,9 @@ from twostroke.models.families.declaration import Family, TensorNames
 from twostroke.models.families.experts import MAX_INTERMEDIATE
 from twostroke.models.families.fields import Fields, shown
 from twostroke.models.rope_spec import RopeSpec
-from twostroke.models.spec import Activation, DenseMlp, GroupedAttention, LayerSpec, LearntPlaces, ModelSpec
+from twostroke.models.spec import DenseMlp, GroupedAttention, LayerSpec, LearntPlaces, ModelSpec
 
-_ACTIVATIONS: dict[str, Activation] = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
+_EXACT, _ACTIVATIONS = "gelu", ("gelu", "gelu_new", "gelu_pytorch_tanh")
 _NEUTRAL = {
     "position_embedding_type": ("absolute",),
     "is_decoder": (False,),
@@ -36,9 +36,10 @@ def encoder_spec(config: Fields, family: str, first_position: int = 0) -> ModelS
     )
     mlp = DenseMlp(
         config.integer("intermediate_size", 1, MAX_INTERMEDIATE),
-        _ACTIVATIONS.get(activation, "gelu"),
+        "gelu_tanh",
         is_gated=False,
         has_bias=True,
+        is_exact=activation == _EXACT,
     )
     places = LearntPlaces(
         config.integer("max_position_embeddings", first_position + 1, _MAX_POSITIONS),

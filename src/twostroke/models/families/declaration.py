@@ -27,6 +27,7 @@ class Adjustment(Enum):
     """What a format stored differently from what the model multiplies by, and how it is put right."""
 
     ADD_ONE = "Gemma's checkpoints store a norm's weight less one"
+    MINUS_EXPONENTIAL = "folders store the logarithm of what a state decays by, without its sign"
     HALVES_FROM_PAIRS = "GGUF's llama files order each head's q and k rows for a rotation of neighbours"
 
 
@@ -43,6 +44,9 @@ class TensorNames:
     """Tensors with an axis more, in front, that counts a layer's experts."""
     alternating: frozenset[str] = frozenset()
     """Names within a layer, of tensors whose rows go to their targets in turn."""
+    by_head: frozenset[str] = frozenset()
+    """Names within a layer, of tensors that hold what one head has of each target, head after head (`row_heads` of
+    attention says how many)."""
     inputs_first: frozenset[str] = frozenset()
     """Names within a layer, of stacks that hold inputs before outputs where they are floats."""
     mlp_is_shared: bool = False

@@ -145,9 +145,11 @@ def mlps_from_gguf(
     is_deepseek = fields.get("attention.kv_lora_rank") is not None
     if not is_deepseek and f"blk.{first}.exp_probs_b.bias" not in tensors:
         # 1 is a softmax, which is what these architectures have without a word, too.
-        neutral = {"expert_shared_count": (0,), "expert_gating_func": (0, 1), "expert_weights_scale": (0, 0.0, 1, 1.0)}
+        neutral = {"expert_gating_func": (0, 1), "expert_weights_scale": (0, 0.0, 1, 1.0)}
+        neutral |= dict.fromkeys(("expert_shared_count", "expert_shared_feed_forward_length"), (0,))
         fields.refuse_unless({name: values for name, values in neutral.items() if name not in handled})
-    shared = fields.integer("expert_shared_count", 0, _MAX_EXPERTS, 0) * size
+    by_count = fields.integer("expert_shared_count", 0, _MAX_EXPERTS, 0) * size
+    shared = fields.integer("expert_shared_feed_forward_length", 0, MAX_INTERMEDIATE, by_count)
     moe = MoeSpec(
         num_experts=num_experts,
         experts_per_token=fields.integer("expert_used_count", 1, num_experts),

@@ -10,8 +10,9 @@ from twostroke.models.families.fields import Fields, shown
 from twostroke.models.spec import ModelSpec, Recurrent
 
 MAX_TAPS = 64
+MAX_HEADS = 4096
+MAX_HEAD = 1024
 MAX_WIDTH = 2**20
-"""Of a convolution's channels, and of a head's state."""
 RECURRENT_ALONE = (
     "its reference backend alone, which is slow",
     "no fast backend here computes layers that keep states",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from twostroke.models.families.bert import ENCODER_NAMES, encoder_spec
 from twostroke.models.families.declaration import Family
 from twostroke.models.families.fields import Fields
-from twostroke.models.spec import ModelSpec
+from twostroke.models.spec import ModelSpec, StepActivation
 
-_SCORES = (("classifier.dense", "tanh"), ("classifier.out_proj", "identity"))
+_SCORES: tuple[tuple[str, StepActivation], ...] = (("classifier.dense", "tanh"), ("classifier.out_proj", "identity"))
 
 
 def _from_config(config: Fields) -> ModelSpec:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from math import prod
 
 import numpy as np
 import numpy.typing as npt
@@ -103,11 +104,10 @@ class WeightTensor:
         """[experts, rows, inputs] as [experts * rows, inputs], which its bytes are already."""
         return WeightTensor(self.name, self.kind, (self.shape[0] * self.shape[1], self.shape[2]), self.data)
 
-    def without_unit_axis(self) -> WeightTensor:
-        """[channels, 1, taps], as files hold a convolution, as [channels, taps]; [n, 1] as a vector of n."""
-        if len(self.shape) == 2 and self.shape[1] == 1:
-            return WeightTensor(self.name, self.kind, self.shape[:1], self.data.reshape(1, -1))
-        return self.flat() if len(self.shape) == 3 and self.shape[1] == 1 else self
+    def shaped(self, shape: tuple[int, ...]) -> WeightTensor:
+        """The same numbers in a shape that differs in axes of length 1: [channels, 1, taps], as folders hold a
+        convolution, as [channels, taps]; [n, 1] as a vector of n."""
+        return WeightTensor(self.name, self.kind, shape, self.data.reshape(prod(shape[:-1]), -1))
 
     def rows(self, start: int, stop: int) -> WeightTensor:
         """A view of some rows of a matrix: how fused projections are split."""

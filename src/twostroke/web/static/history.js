@@ -1,6 +1,7 @@
 // What the events of a run say, kept by time: steps, requests and block maps of the last minutes, each bounded.
 // Knows the events; knows nothing of the network, of drawing, or of which moment is being looked at.
 
+import { BANDS, bandsOf, touchedOf } from "./block_bands.js";
 import { newRequest } from "./request_state.js";
 
 const MAX_STEPS = 40000;
@@ -32,7 +33,7 @@ class History {
     this.engineState = hello?.state ?? null; // starting, ready, restarting, stopped
     this.latest_s = hello ? hello.now_s : 0;
     this.clockOffset_s = hello ? hello.now_s - performance.now() / 1000 : 0;
-    this.topBlock = []; // of each group: how many blocks from the first on were ever in use
+    this.touched = {}; // of each band of each group: how many blocks from the first on were ever in use
     this.draftsSeen = false;
     this.skipped = 0; // events that this viewer was too slow for
     this.revision += 1;
@@ -169,9 +170,11 @@ const HANDLERS = {
     history.maps.push(event);
     history.mapRuns += runsOf(event);
     if (history.bounded) forgetMaps(history);
-    event.groups.forEach(({ runs }, index) => {
-      const [first, blocks] = runs.findLast((run) => run[2] !== "free") || [0, 0];
-      history.topBlock[index] = Math.max(history.topBlock[index] || 0, first + blocks);
+    event.groups.forEach((_, group) => {
+      for (const band of bandsOf(event, group)) {
+        const name = `${band} ${group}`;
+        history.touched[name] = Math.max(history.touched[name] || 0, touchedOf(BANDS[band].runsOf(event, group)));
+      }
     });
     history.seen(event.at_s);
   },
@@ -218,7 +221,7 @@ function lastSign_s(request) {
   return Math.max(arrived_s ?? 0, admitted_s ?? 0, chunks.at(-1)?.done_s ?? 0, tokenTimes.at(-1) ?? 0);
 }
 
-const runsOf = ({ groups }) => groups.reduce((total, { runs }) => total + runs.length, 0);
+const runsOf = ({ groups }) => groups.reduce((total, { runs, host }) => total + runs.length + (host?.length || 0), 0);
 
 /** The oldest first; the latest stays, whatever its size. */
 function forgetMaps(history) {

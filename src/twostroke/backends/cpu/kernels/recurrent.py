@@ -137,7 +137,7 @@ def emit_recurrence(e: Emitter, *, is_delta: bool) -> None:
             slot = run.slot(offset)
             with e.when(run.is_first), e.loop(0, key_dim) as key:
                 e.store_floats(e.floats(0.0), slot, e.mul(key, LANES))
-            key_place = e.mul(e.div(head, op.integer(field.HEADS_A_KEY)), key_dim)
+            key_place = e.mul(_key_head(op, head), key_dim)
             value_place = e.add(e.mul(head, value_dim), e.mul(block, LANES))
             source = e.variable(slot.type, slot)
             with e.loop(0, run.count) as token:
@@ -158,6 +158,15 @@ def emit_recurrence(e: Emitter, *, is_delta: bool) -> None:
                 output = e.add(e.mul(row, e.mul(heads, value_dim)), value_place)
                 e.store_floats(found, op.address(field.OUTPUT), output)
                 source.value = target
+
+
+def _key_head(op: Operation, head: Value) -> Value:
+    """Whose queries and keys a head has."""
+    e, build = op.emitter, op.emitter.build
+    shared = op.integer(RecurrenceField.HEADS_A_KEY)
+    in_order = e.div(head, e.larger(shared, 1))
+    in_turn = e.rem(head, op.integer(RecurrenceField.NUM_KEY_HEADS))
+    return build.select(e.is_nonzero(shared), in_order, in_turn)
 
 
 def _change(e: Emitter, token: _Token, key_dim: Value, source: Value, target: Value, *, is_delta: bool) -> Value:
