@@ -113,6 +113,14 @@ def test_sinks_and_experts_of_other_kinds_are_computed_by_all(layer: LayerSpec) 
     assert REFERENCE.supports(checkpoint) is CPU.supports(checkpoint) is cuda._unsupported_shape(checkpoint) is None
 
 
+def test_latents_are_read_by_hosts_alone() -> None:
+    layer = replace(LAYER, attention=LATENT)
+    checkpoint = checkpoint_of(layer, layer)
+    assert REFERENCE.supports(checkpoint) is CPU.supports(checkpoint) is None
+    assert "it has no latent attention" in str(cuda._unsupported_shape(checkpoint))
+    assert CPU.supports(checkpoint_of(LAYER, layer)) == LAYERS_DIFFER
+
+
 @pytest.mark.parametrize("scale", ["residual_scale", "logits_scale"])
 def test_what_granite_multiplies_is_declined_by_others(scale: str) -> None:
     checkpoint = checkpoint_of(LAYER, **{scale: 0.5})

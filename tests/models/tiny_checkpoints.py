@@ -458,7 +458,19 @@ def dense_variants() -> list[str]:
 
 def cpu_variants() -> list[str]:
     """Those that the CPU backend computes: all of one size, dense or with experts."""
-    return [*uniform_variants(), "qwen3_moe_mixed", "gpt_oss", "qwen2_moe", "glm4_moe", "ministral3"]
+    return [
+        *uniform_variants(),
+        "qwen3_moe_mixed",
+        "gpt_oss",
+        "qwen2_moe",
+        "glm4_moe",
+        "ministral3",
+        *latent_variants(),
+    ]
+
+
+def latent_variants() -> list[str]:
+    return ["deepseek_v2", "deepseek_v2_lite", "deepseek_v3", "glm4_moe_lite", "mistral4", "mistral3_vision"]
 
 
 def make_tiny(variant: str, folder: Path, **changes: Any) -> tuple[Path, PreTrainedModel]:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from tests.backends.cpu.native import instruction_set_names
 from tests.backends.driver import Driver, layout_for, logits_by_prefill
-from tests.models.tiny_checkpoints import SHARP_ROPE, VOCAB_SIZE, make_tiny
+from tests.models.tiny_checkpoints import SHARP_ROPE, VOCAB_SIZE, latent_variants, make_tiny
 from tests.models.tiny_gguf import Stored, later_latent_keys, write_gguf
 
 from twostroke.backends.cpu import FACTORY
@@ -30,7 +30,6 @@ from twostroke.models.loading import load_checkpoint
 from twostroke.models.spec import LatentAttention
 from twostroke.models.weights.tensor import WeightKind
 
-VARIANTS = ["deepseek_v2", "deepseek_v2_lite", "deepseek_v3", "glm4_moe_lite", "mistral4"]
 LONG = 600
 """Two spans of keys and a part of a third; more than a tile of a chunk takes."""
 TOKENS = [int(token) for token in np.random.default_rng(7).integers(6, VOCAB_SIZE, LONG)]
@@ -99,7 +98,7 @@ def usual(found: np.ndarray, expected: np.ndarray) -> float:
     return float(np.median(np.sqrt(((found - expected) ** 2).mean(axis=-1))) / expected.std())
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", [one for one in latent_variants() if one != "mistral3_vision"])
 def test_in_every_way(variant: str, tmp_path: Path, half_precision_kv: None) -> None:
     checkpoint = tiny(variant, tmp_path)
     expected = reference_logits(checkpoint, SHORT, [len(SHORT)])
@@ -126,7 +125,7 @@ def test_over_several_spans_on_any_number_of_threads(kind: str, tmp_path: Path, 
         assert np.array_equal(found[0], whole) and np.array_equal(found[1], decoded)
 
 
-@pytest.mark.parametrize("kind", ["f16", "bf16"])
+@pytest.mark.parametrize("kind", [pytest.param("f16", marks=pytest.mark.slow), "bf16"])
 def test_in_the_sizes_of_a_published_model(kind: str, tmp_path: Path, half_precision_kv: None) -> None:
     checkpoint = tiny("deepseek_v2_lite", tmp_path, **REAL)
     tokens, limit = TOKENS[:290], 2e-4 if kind == "f16" else 0.03

@@ -34,7 +34,7 @@ MAX_CONTEXT = 64
 NUM_TOKENS, NUM_MORE = 29, 6
 PROMPT = [int(token) for token in np.random.default_rng(7).integers(0, VOCAB_SIZE, NUM_TOKENS)]
 # Widths that four ranks can share in tiles of 32: heads, and columns of an MLP.
-FEW = ("llama_tied", "llama_bias", "gemma3", "qwen3_moe_mixed", "gpt_oss", "qwen2_moe", "glm4_moe")
+FEW = ("llama_tied", "llama_bias", "gemma3", "qwen3_moe_mixed", "gpt_oss", "qwen2_moe", "glm4_moe", "deepseek_v3")
 """Of what the CPU has, each kind of weight once: the others are slow, as their code is compiled."""
 FOR_FOUR: dict[str, dict[str, Any]] = {
     "qwen3": {"intermediate_size": 160, "num_attention_heads": 8, "num_key_value_heads": 8},

@@ -183,7 +183,7 @@ def unsupported_shape(checkpoint: Checkpoint) -> str | None:
         if (reason := _unlike_latents(attention)) is not None:
             return reason
         sizes |= {"rank of latents": attention.rank, "rank of queries": attention.query_rank or 0}
-    elif attention.head_dim % 16:
+    elif isinstance(attention, GroupedAttention) and attention.head_dim % 16:
         return f"its attention needs a head size that is a multiple of 16, and this model's is {attention.head_dim}"
     for name, size in sizes.items():
         if size % 32:

@@ -226,14 +226,13 @@ class AttentionScratch:
 class LatentScratch:
     """The same of latent attention: of a decode over latents, or of a chunk over keys and values made of them."""
 
-    queries: int  # behind the values of a span, and its keys where they are made
+    values: int  # of a span, made of latents; its keys lie before them where they are made, too
+    queries: int  # f32 [rows][head_dim] at most
     running: int  # f32 [rows][value_dim]
     maxima: int
     sums: int
     scores: int
     total: int
-    values: int = 0
-    """What is made of a span of latents: first its keys, if any."""
 
     @classmethod
     def of(cls, shape: KernelShape, accumulators: int) -> LatentScratch:
@@ -252,8 +251,7 @@ class LatentScratch:
     def _after(cls, keys: int, values: int, shape: KernelShape, rows: int, accumulators: int) -> LatentScratch:
         queries, running = 4 * rows * shape.head_dim, 4 * rows * shape.value_dim
         state, span = 4 * LANES * (rows // LANES + 2), shape.span_bytes(accumulators)
-        places = accumulate((keys + values, queries, running, state, state, 2 * span))
-        return cls(*places, values=keys)
+        return cls(*accumulate((keys, values, queries, running, state, state, 2 * span)))
 
 
 def expanded_bytes(kind: KVKind) -> int:

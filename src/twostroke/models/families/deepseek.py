@@ -73,7 +73,7 @@ _GGUF_NAMES = replace(
     latent_stacks=latent.GGUF_LATENT_STACKS,
     ignores_further_layers=True,
 )
-ONLY_ON = ("its reference backend alone, which is slow", "no fast backend here computes latent attention")
+ONLY_ON = ("hosts alone", "no kernel for a card here computes latent attention")
 V2 = Family(
     "deepseek_v2",
     ("DeepseekV2ForCausalLM",),
