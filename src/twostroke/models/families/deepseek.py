@@ -73,7 +73,7 @@ _GGUF_NAMES = replace(
     latent_stacks=latent.GGUF_LATENT_STACKS,
     ignores_further_layers=True,
 )
-ONLY_ON = ("its reference backend alone, which is slow", "no fast backend here computes latent attention")
+ONLY_ON = ("cards, and on its reference backend, which is slow", "its CPU backend computes no latent attention")
 V2 = Family(
     "deepseek_v2",
     ("DeepseekV2ForCausalLM",),
