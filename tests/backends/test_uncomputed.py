@@ -15,6 +15,7 @@ from twostroke.models.checkpoint import Checkpoint
 from twostroke.models.random_weights import random_tensors
 from twostroke.models.rope_spec import NO_ROPE, RopeSpec
 from twostroke.models.spec import (
+    Attention,
     ClampedGate,
     DenseMlp,
     GroupedAttention,
@@ -57,6 +58,7 @@ def test_every_backend_declines_what_none_computes(layer: LayerSpec, sentence: s
 @pytest.mark.parametrize(
     ("layer", "sentence"),
     [
+<<<<<<< HEAD
         (replace(LAYER, attention=replace(ATTENTION, shares_kv_of=0)), "another layer's keys and values"),
         (replace(LAYER, attention=replace(ATTENTION, value_norm=True)), "its values have a matrix of their own"),
         (replace(LAYER, attention=replace(ATTENTION, keys_are_values=True)), "its values have a matrix of their own"),
@@ -79,6 +81,33 @@ def test_what_the_reference_alone_computes_is_declined_by_others(layer: LayerSpe
     assert REFERENCE.supports(checkpoint) is None
     for reason in (CPU.supports(checkpoint), cuda._unsupported_shape(checkpoint)):
         assert reason is not None and sentence in reason
+=======
+        (replace(LAYER, attention=LATENT), "it has no latent attention"),
+        (replace(LAYER, mlp=MoeSpec(4, 2, 32, shared=MLP)), "it has no experts that every token meets"),
+        (replace(LAYER, attention=replace(ATTENTION, growth=QueryGrowth(0.1, 64))), "it has no queries that grow"),
+    ],
+)
+def test_what_cards_compute_and_the_cpu_declines(layer: LayerSpec, sentence: str) -> None:
+    checkpoint = checkpoint_of(layer, layer)
+    assert REFERENCE.supports(checkpoint) is cuda._unsupported_shape(checkpoint) is None
+    assert sentence in str(CPU.supports(checkpoint))
+
+
+@pytest.mark.parametrize(
+    ("attention", "sentence"),
+    [
+        (replace(LATENT, rank=1024), "a rank of a multiple of 8 up to 512, not 1024"),
+        (replace(LATENT, rank=36), "a rank of a multiple of 8 up to 512, not 36"),
+        (replace(LATENT, value_dim=264), "a value of a multiple of 8 up to 256, not 264"),
+        (replace(ATTENTION, rope=RopeSpec(1e4, 16, pairs_neighbours=True)), "this model's are neighbours"),
+    ],
+)
+def test_attention_that_a_card_has_no_kernel_for(attention: Attention, sentence: str) -> None:
+    checkpoint = checkpoint_of(*[replace(LAYER, attention=attention)] * 2)
+    assert sentence in str(cuda._unsupported_shape(checkpoint))
+    mixed = checkpoint_of(LAYER, replace(LAYER, attention=LATENT))
+    assert cuda._unsupported_shape(mixed) == LAYERS_DIFFER
+>>>>>>> cudafam
 
 
 @pytest.mark.parametrize(

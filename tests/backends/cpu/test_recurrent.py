@@ -4,7 +4,6 @@ sequence may be cut, and with drafts of which some hold."""
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np

@@ -73,7 +73,11 @@ _GGUF_NAMES = replace(
     latent_stacks=latent.GGUF_LATENT_STACKS,
     ignores_further_layers=True,
 )
+<<<<<<< HEAD
 ONLY_ON = ("hosts alone", "no kernel for a card here computes latent attention")
+=======
+ONLY_ON = ("cards, and on its reference backend, which is slow", "its CPU backend computes no latent attention")
+>>>>>>> cudafam
 V2 = Family(
     "deepseek_v2",
     ("DeepseekV2ForCausalLM",),
