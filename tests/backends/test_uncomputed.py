@@ -58,7 +58,6 @@ def test_every_backend_declines_what_none_computes(layer: LayerSpec, sentence: s
 @pytest.mark.parametrize(
     ("layer", "sentence"),
     [
-<<<<<<< HEAD
         (replace(LAYER, attention=replace(ATTENTION, shares_kv_of=0)), "another layer's keys and values"),
         (replace(LAYER, attention=replace(ATTENTION, value_norm=True)), "its values have a matrix of their own"),
         (replace(LAYER, attention=replace(ATTENTION, keys_are_values=True)), "its values have a matrix of their own"),
@@ -66,8 +65,6 @@ def test_every_backend_declines_what_none_computes(layer: LayerSpec, sentence: s
         (replace(LAYER, has_scale=True), "no scales of layers"),
         (replace(LAYER, sandwich_norms=True, input_norms=False), "a norm before each block"),
         (replace(LAYER, mlp=MoeSpec(4, 2, 32, has_own_norms=True)), "read what the layer's norm gave"),
-        (replace(LAYER, attention=ShortConvolution(64, 3)), "it has no layers that keep a state"),
-        (replace(LAYER, attention=replace(ATTENTION, output_gate=True)), "whose output passes a gate"),
         (replace(LAYER, attention=replace(ATTENTION, rope=NO_ROPE)), "a rotary embedding in every layer"),
         (replace(LAYER, attention=None), "its layers have attention and an MLP, both"),
         (replace(LAYER, mlp=None), "its layers have attention and an MLP, both"),
@@ -81,16 +78,19 @@ def test_what_the_reference_alone_computes_is_declined_by_others(layer: LayerSpe
     assert REFERENCE.supports(checkpoint) is None
     for reason in (CPU.supports(checkpoint), cuda._unsupported_shape(checkpoint)):
         assert reason is not None and sentence in reason
-=======
-        (replace(LAYER, attention=LATENT), "it has no latent attention"),
-        (replace(LAYER, mlp=MoeSpec(4, 2, 32, shared=MLP)), "it has no experts that every token meets"),
-        (replace(LAYER, attention=replace(ATTENTION, growth=QueryGrowth(0.1, 64))), "it has no queries that grow"),
+
+
+@pytest.mark.parametrize(
+    ("layer", "sentence"),
+    [
+        (replace(LAYER, attention=ShortConvolution(64, 3)), "it has no layers that keep a state"),
+        (replace(LAYER, attention=replace(ATTENTION, output_gate=True)), "whose output passes a gate"),
     ],
 )
-def test_what_cards_compute_and_the_cpu_declines(layer: LayerSpec, sentence: str) -> None:
-    checkpoint = checkpoint_of(layer, layer)
-    assert REFERENCE.supports(checkpoint) is cuda._unsupported_shape(checkpoint) is None
-    assert sentence in str(CPU.supports(checkpoint))
+def test_what_hosts_compute_is_declined_on_cards(layer: LayerSpec, sentence: str) -> None:
+    checkpoint = checkpoint_of(layer, replace(layer, attention=ATTENTION) if layer.window is None else layer)
+    assert REFERENCE.supports(checkpoint) is None
+    assert sentence in str(cuda._unsupported_shape(checkpoint))
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,6 @@ def test_attention_that_a_card_has_no_kernel_for(attention: Attention, sentence:
     assert sentence in str(cuda._unsupported_shape(checkpoint))
     mixed = checkpoint_of(LAYER, replace(LAYER, attention=LATENT))
     assert cuda._unsupported_shape(mixed) == LAYERS_DIFFER
->>>>>>> cudafam
 
 
 @pytest.mark.parametrize(

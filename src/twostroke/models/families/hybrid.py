@@ -15,9 +15,10 @@ MAX_TAPS = 64
 MAX_HEADS = 4096
 MAX_HEAD = 1024
 MAX_WIDTH = 2**20
-RECURRENT_ALONE = (
+ON_HOSTS = ("hosts alone", "no kernel for a card here computes layers that keep states")
+MAMBA_ALONE = (
     "its reference backend alone, which is slow",
-    "no fast backend here computes layers that keep states",
+    "no fast backend here computes all of its layers",
 )
 
 
