@@ -88,7 +88,7 @@ def test_what_the_reference_alone_computes_is_declined_by_others(layer: LayerSpe
     ],
 )
 def test_what_hosts_compute_is_declined_on_cards(layer: LayerSpec, sentence: str) -> None:
-    checkpoint = checkpoint_of(layer, replace(layer, attention=ATTENTION) if layer.window is None else layer)
+    checkpoint = checkpoint_of(layer, layer)
     assert REFERENCE.supports(checkpoint) is None
     assert sentence in str(cuda._unsupported_shape(checkpoint))
 
@@ -141,12 +141,11 @@ def test_sinks_and_experts_of_other_kinds_are_computed_by_all(layer: LayerSpec) 
     assert REFERENCE.supports(checkpoint) is CPU.supports(checkpoint) is cuda._unsupported_shape(checkpoint) is None
 
 
-def test_latents_are_read_by_hosts_alone() -> None:
+def test_latents_are_read_by_all_where_all_layers_have_them() -> None:
     layer = replace(LAYER, attention=LATENT)
-    checkpoint = checkpoint_of(layer, layer)
-    assert REFERENCE.supports(checkpoint) is CPU.supports(checkpoint) is None
-    assert "it has no latent attention" in str(cuda._unsupported_shape(checkpoint))
-    assert CPU.supports(checkpoint_of(LAYER, layer)) == LAYERS_DIFFER
+    for checkpoint, reason in ((checkpoint_of(layer, layer), None), (checkpoint_of(LAYER, layer), LAYERS_DIFFER)):
+        assert REFERENCE.supports(checkpoint) is None
+        assert CPU.supports(checkpoint) == cuda._unsupported_shape(checkpoint) == reason
 
 
 @pytest.mark.parametrize("scale", ["residual_scale", "logits_scale"])

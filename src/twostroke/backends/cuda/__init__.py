@@ -44,7 +44,16 @@ MAX_RANK, MAX_ROTATED = 512, 128
 """Of latent attention; its keys but for what is rotated, and its values, are heads."""
 LATENT_UNIT = 8
 """Its sizes are multiples of it: sixteen bytes of 16-bit numbers."""
-COMPUTED = frozenset(Feature)
+COMPUTED = frozenset(
+    {
+        Feature.EXPERT_BIASES,
+        Feature.GROWTH,
+        Feature.LATENT,
+        Feature.ROUTING,
+        Feature.SHARED_EXPERTS,
+        Feature.SINKS,
+    }
+)
 """What some models have, and kernels here compute."""
 LAYER_S, EXPERTS_S = 15e-6, 15e-6
 """Of a layer, whatever its size: norms, rotation and the waits between kernels; and on top, to choose experts."""
