@@ -26,7 +26,7 @@ from twostroke.scheduling.config import SchedulerConfig
 from twostroke.scheduling.plan import Drafting
 from twostroke.scheduling.scheduler import Scheduler
 
-HYBRIDS = ("lfm2_moe",)
+HYBRIDS = ("lfm2_moe", "qwen3_next")
 BLOCK_SIZE = 8
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 
