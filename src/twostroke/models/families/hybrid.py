@@ -15,6 +15,8 @@ MAX_TAPS = 64
 MAX_HEADS = 4096
 MAX_HEAD = 1024
 MAX_WIDTH = 2**20
+_LONGEST = 1e6
+"""That a step of a Mamba-2 may be told to be at most, if it is told."""
 ON_HOSTS = ("hosts alone", "no kernel for a card here computes layers that keep states")
 MAMBA_ALONE = (
     "its reference backend alone, which is slow",
@@ -69,8 +71,10 @@ def step_limits(config: Fields) -> tuple[float, float]:
         return 0.0, inf
     if isinstance(value, list):
         limits = [inf if one in (inf, {"__float__": "Infinity"}) else one for one in value]
-        if len(limits) == 2 and all(type(one) in (int, float) for one in limits) and 0 <= limits[0] < limits[1]:
-            return float(limits[0]), float(limits[1])
+        if len(limits) == 2 and all(type(one) in (int, float) for one in limits):
+            shortest, longest = limits
+            if 0 <= shortest < longest and shortest < _LONGEST and (longest == inf or longest < _LONGEST):
+                return float(shortest), float(longest)
     raise config.error("time_step_limit", f"must be two numbers from 0 on, in order, not {shown(value)}")
 
 

@@ -21,8 +21,9 @@ def _from_config(config: Fields) -> ModelSpec:
     config.refuse_unless({**neutral, "mlp_hidden_act": ("relu2",), "mamba_hidden_act": ("silu",)})
     config.refuse_unless({"sliding_window": ()})
     kinds = _kinds(config)
-    known = {"hidden_act": "silu", "rms_norm_eps": config.number("layer_norm_epsilon", 0.0, 1.0, 1e-5)}
-    plain = config.without(*_EXPERT_FIELDS, "num_hidden_layers").over({**known, "num_hidden_layers": len(kinds)})
+    config = replace(config.over({"layer_norm_epsilon": 1e-5}), names={"rms_norm_eps": "layer_norm_epsilon"})
+    plain = config.without(*_EXPERT_FIELDS, "num_hidden_layers")
+    plain = plain.over({"hidden_act": "silu", "num_hidden_layers": len(kinds)})
     spec = decoder.spec_from_config(plain, "nemotron_h", handled=("ssm_state_size", "mamba_num_heads"))
     attention = replace(spec.layers[0].grouped, rope=NO_ROPE)
     mlp = DenseMlp(spec.dense_width, is_gated=False, squared_relu=True)
