@@ -29,9 +29,10 @@ from twostroke.backends.cpu.isa import InstructionSet
 from twostroke.backends.cpu.kv_kind import KVKind, fastest
 from twostroke.backends.cpu.kv_store import KVStore
 from twostroke.backends.cpu.memory import address_of, float_zeros
-from twostroke.backends.cpu.program import NO_WINDOW, Tape
+from twostroke.backends.cpu.program import NO_WINDOW
 from twostroke.backends.cpu.rotation import RotationTable
 from twostroke.backends.cpu.shape import KernelShape
+from twostroke.backends.cpu.tape import Tape
 from twostroke.backends.cpu.threads import ThreadPool
 from twostroke.backends.cpu.tile_kinds import TileKind
 from twostroke.backends.host.batch import Batch

@@ -19,7 +19,7 @@ from twostroke.backends.cpu import FACTORY
 from twostroke.backends.cpu.arguments import TimeField
 from twostroke.backends.cpu.backend import CpuBackend
 from twostroke.backends.cpu.kernels import operation
-from twostroke.backends.cpu.program import Tape
+from twostroke.backends.cpu.tape import Tape
 from twostroke.backends.host.batch import Batch
 from twostroke.backends.interface import BackendSettings
 from twostroke.core.kv_layout import KVGroup, KVLayout

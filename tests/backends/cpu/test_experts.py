@@ -87,11 +87,12 @@ def test_quantised_as_stored(kind: WeightKind, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("variant", ["qwen2_moe", "glm4_moe"])
 def test_beside_an_expert_that_all_meet_in_8_bits(variant: str, tmp_path: Path) -> None:
+    """Weights and activations, both: the reference has neither."""
     checkpoint = load_checkpoint(make_tiny(variant, tmp_path)[0])
     (expected,) = logits(REFERENCE, checkpoint, TOKENS[:60], [[60]])
     whole, *others = logits(FACTORY, checkpoint, TOKENS[:60], [[60], [7, 30], [1]], weights="q8_0")
     difference = np.sqrt(((whole - expected) ** 2).mean(axis=-1))
-    assert np.median(difference) < 0.06 * expected.std()
+    assert np.median(difference) < 0.1 * expected.std()
     assert all(np.array_equal(other, whole) for other in others)
 
 

@@ -11,7 +11,7 @@ from twostroke.backends.cpu.head import HeadNetwork, native_head
 from twostroke.backends.cpu.isa import InstructionSet
 from twostroke.backends.cpu.kv_store import KVStore
 from twostroke.backends.cpu.model import CpuModel, ModelSettings, Workers
-from twostroke.backends.cpu.program import Tape
+from twostroke.backends.cpu.tape import Tape
 from twostroke.backends.cpu.thread_count import OthersOnCores, ThreadCount
 from twostroke.backends.cpu.threads import ThreadPool
 from twostroke.backends.host.batch import Batch

@@ -58,9 +58,12 @@ def kernel_shape(checkpoint: Checkpoint, block_size: int, formats: Formats) -> K
     attention = attending(spec)
     activation = activation_name((spec.layers[0] if spec.moe is None else _with_experts(spec)).present_mlp)
     tiles, kv_kind = tile_kinds(checkpoint, formats.weights), KVKind(formats.kv)
+    num_experts = 0 if spec.moe is None else spec.moe.num_experts
     if isinstance(attention, LatentAttention):
         own = latent_shape(attention)
-        return KernelShape.of_latents(own, block_size, activation, tile_kinds=tiles, kv_kind=kv_kind)
+        return KernelShape.of_latents(
+            own, block_size, activation, tile_kinds=tiles, kv_kind=kv_kind, num_experts=num_experts
+        )
     return KernelShape(
         head_dim=attention.head_dim,
         queries_per_kv_head=attention.queries_per_kv_head,
@@ -71,6 +74,7 @@ def kernel_shape(checkpoint: Checkpoint, block_size: int, formats: Formats) -> K
         kv_kind=kv_kind,
         has_sinks=attention.has_sinks,
         recurrent=recurrent_shape(spec),
+        num_experts=num_experts,
     )
 
 
@@ -235,44 +239,27 @@ class CpuModel:
         if program is None or not program.breaks:
             workers.pool.run(entries, step, times, threads=threads)
         elif times is not None:
-            raise BackendError("a step with experts, or of a rank, runs as many tapes, which are not timed yet")
+            raise BackendError("a step of a rank runs as many tapes, which are not timed yet")
         else:
             self._run_segments(batch, program, step, threads)
         workers.count.took(time.perf_counter() - started_s, is_short)
         del kept  # the record pointed into it until here
 
     def _run_segments(self, batch: Batch, program: Program, step: npt.NDArray[np.int64], threads: int | None) -> None:
-        """A tape up to each break, and what the host does there. Ranks meet with equal numbers of rows: they have the
-        same batch."""
-        assert self.workers is not None
-        pool, layer = self.workers.pool, -1
+        """A tape up to each break, where ranks meet. They do so with equal numbers of rows: they have the same
+        batch."""
+        assert self.workers is not None and self._join is not None
+        pool = self.workers.pool
         for segment, stop in zip(program.segments[:-1], program.breaks, strict=True):
             pool.run(segment, step, threads=threads)
-            layer += stop.experts
             count = batch.num_tokens if stop.rows.count is StepField.NUM_TOKENS else len(batch.logit_rows)
             if count == 0:
                 continue
-            hidden, found = stop.rows.hidden[:count], program.block_output[:count]
-            if stop.experts:
-                if stop.joins and not stop.found:
-                    found[:] = 0
-                self._run_experts(program, layer, found if stop.joins else hidden, threads)
-            if stop.joins:
-                assert self._join is not None
-                self._join(found)
-                if stop.adds:
-                    hidden += found
+            found = program.block_output[:count]
+            self._join(found)
+            if stop.adds:
+                stop.rows.hidden[:count] += found
         pool.run(program.segments[-1], step, threads=threads)
-
-    def _run_experts(self, program: Program, layer: int, target: Floats, threads: int | None) -> None:
-        """One more tape, of the experts of a layer that rows are sent to; what they find is added to `target`."""
-        assert self.workers is not None and program.experts is not None
-        experts, normed = program.experts, program.routed.floats[: len(target)]
-        chosen, shares = experts.choose(layer, normed)
-        tape, own_step, places = experts.lay_out(layer, normed, chosen)
-        if tape is not None:
-            self.workers.pool.run(tape, own_step, threads=threads)
-        experts.add_up(places, shares, target)
 
     def _embed(self, token_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
         """[num_tokens, hidden]"""

@@ -4,13 +4,11 @@ Once the last layer's keys and values are stored, only the rows whose logits are
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 
 from twostroke.backends.cpu.arguments import (
     MOST_LACKING_ROWS,
@@ -32,62 +30,21 @@ from twostroke.backends.cpu.arguments import (
     float_bits,
 )
 from twostroke.backends.cpu.compile import NativeCode
-from twostroke.backends.cpu.experts import ExpertRunner
+from twostroke.backends.cpu.experts import ExpertRunner, LayerExperts
 from twostroke.backends.cpu.kv_store import KVStore
 from twostroke.backends.cpu.memory import Floats, address_of, float_zeros, zeros
 from twostroke.backends.cpu.operand import Operand
 from twostroke.backends.cpu.packing import PackedMatrix
 from twostroke.backends.cpu.rotation import Positions
 from twostroke.backends.cpu.shape import activation_name, attended_width, attending
+from twostroke.backends.cpu.tape import Record, Tape
 from twostroke.backends.cpu.weights import LayerWeights, Projection, SharedExpert, Weights
 from twostroke.models.spec import ModelSpec
 
-Record = npt.NDArray[np.int64]
 NO_WINDOW = 1 << 30
 _PIECE_BYTES = 96 << 10
 """Weights of a piece of a product, at least: some microseconds of reading, beside which dealing it out is nothing."""
 ATTENTION_PIECES = 4
-
-
-class Tape:
-    """Entries in the order they run."""
-
-    def __init__(self, code: NativeCode) -> None:
-        self._code = code
-        self._entries: list[tuple[int, ...]] = []
-        self.names: list[str] = []
-        self.matrices: list[PackedMatrix | None] = []
-        """What each entry multiplies by, if anything: for who wants to know what a step's time went to."""
-        self._records: list[Record] = []
-
-    def add(
-        self,
-        function: str,
-        fields: Mapping[IntEnum, int],
-        *,
-        wait: Wait = Wait.ALWAYS,
-        matrix: PackedMatrix | None = None,
-        pieces: int = 1,
-        pieces_of_many: int = 1,
-    ) -> None:
-        """One operation; fields that are not given are 0. A stage is cut into pieces as its last entry says; with no
-        pieces, every thread does this operation for itself before others of its stage."""
-        assert pieces <= MOST_PIECES and (pieces or wait is Wait.NEVER)
-        record = np.zeros(max(fields) + 16, dtype=np.int64)
-        for field, value in fields.items():
-            record[field] = value
-        self.names.append(function)
-        self.matrices.append(matrix)
-        self._records.append(record)  # keeps it where the tape points
-        self._entries.append((self._code.address(function), address_of(record), int(wait), pieces, pieces_of_many))
-
-    def entries(self) -> Record:
-        """[operations, fields of an entry]. The caller keeps the tape alive. At its end all threads are waited for,
-        where rows stay with them too: whoever runs it reads what they wrote, and takes the step's record away."""
-        assert len(TapeField) == 5
-        found = np.array(self._entries, dtype=np.int64)
-        found[-1, TapeField.WAIT] = Wait.ALWAYS
-        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +59,10 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Break:
-    """Where the tape stops for the host: to send rows to experts, to meet other ranks, or both."""
+    """Where the tape stops for ranks to meet."""
 
     place: int  # the entry that it is before
-    rows: Rows  # what the host works on
-    experts: bool = False
-    joins: bool = False
-    found: bool = False
-    """Whether what ranks are to sum is begun already, by an expert that every row meets."""
+    rows: Rows
     adds: bool = True
     """Whether the host adds what ranks found to the residual; else an entry behind it does, through a norm."""
 
@@ -154,9 +107,8 @@ class Program:
         self._normed = Operand(max_tokens, spec.hidden_size, copies=copies, threads=threads)
         self._mixed = Operand(max_tokens, self._query_width, copies=copies, threads=threads)
         self._gated = Operand(max_tokens, spec.dense_width, threads=threads)
-        self.experts = self._expert_runner(weights, code)
-        """None: the model has dense MLPs."""
-        self.routed = Operand(max_tokens if self.experts else 0, spec.hidden_size)
+        self._experts, self._expert_layers = self._expert_runner(weights, code), 0
+        self._routed = Operand(max_tokens if self._experts else 0, spec.hidden_size)
         """The rows that go to experts, normed; of one layer."""
         shared = None if spec.moe is None else spec.moe.shared
         self._shared_gated = Operand(max_tokens, 0 if shared is None else shared.intermediate_size, threads=threads)
@@ -293,16 +245,27 @@ class Program:
 
     def _add_mlp(self, layer: LayerWeights) -> None:
         if layer.experts is not None:
-            fields = self._norm_fields(self._rows.hidden, layer.mlp_norm)
-            self.tape.add("norm", fields | self.routed.fields(floats=True, quantised=False))
-            if layer.shared is not None:
-                self._add_shared_expert(layer.shared, layer.mlp_norm)
-            found = layer.shared is not None
-            self.breaks.append(Break(len(self.tape.names), self._rows, True, self._joins, found))
+            self._add_experts(layer, layer.experts)
             return
         self._add_norm(self._normed, layer.mlp_norm, layer.mlp_in)
         self._add_gated(layer.mlp_in, layer.mlp_out, self._gated)
         self._add_to_residual(layer.mlp_out, self._gated, layer.post_mlp_norm)
+
+    def _add_experts(self, layer: LayerWeights, own: LayerExperts) -> None:
+        assert self._experts is not None
+        forms = _forms_read(own.router) | {"floats": True}  # what experts are sent is made from floats
+        fields = self._norm_fields(self._rows.hidden, layer.mlp_norm)
+        self.tape.add("norm", fields | self._routed.fields(**forms))
+        self._add_projection(own.router, self._routed, self._experts.router_logits, wait=Wait.ALWAYS)
+        if layer.shared is not None:
+            self._add_shared_expert(layer.shared, layer.mlp_norm)
+        target = self.block_output if self._joins else self._rows.hidden
+        adds = not self._joins or layer.shared is not None
+        normed = self._routed.floats
+        self._experts.add(self.tape, self._expert_layers, own, self._rows.count, normed, target, adds)
+        self._expert_layers += 1
+        if self._joins:
+            self.breaks.append(Break(len(self.tape.names), self._rows))
 
     def _add_shared_expert(self, shared: SharedExpert, norm: Floats) -> None:
         """What it finds joins the residual ahead of what experts find; of a rank, begins what ranks sum."""
@@ -316,7 +279,7 @@ class Program:
         fields: dict[IntEnum, int] = {
             ShareField.INPUT: address_of(self._shared_output),
             ShareField.WIDTH: self._spec.hidden_size,
-            ShareField.NORMED: address_of(self.routed.floats),
+            ShareField.NORMED: address_of(self._routed.floats),
             ShareField.ROUTER: address_of(shared.router),
             ShareField.ROWS: self._rows.count,
             ShareField.TARGET: address_of(target),
@@ -443,7 +406,7 @@ class Program:
             return
         self._add_projection(projection, operand, self.block_output)
         if self._joins:
-            self.breaks.append(Break(len(self.tape.names), self._rows, joins=True, adds=norm is None))
+            self.breaks.append(Break(len(self.tape.names), self._rows, adds=norm is None))
         if norm is None:
             return
         fields = self._norm_fields(self.block_output, norm)

@@ -23,6 +23,10 @@ CHUNK_TILE = 512
 """Tokens of a chunk that share keys and values made of latents, for one head: making them takes longer than to attend
 with less than some hundred of them."""
 
+ROUTING_ARRAYS = 4
+"""Of a number for each expert, that choosing some takes in scratch: scores, what they are worth, and no more groups
+than experts, twice."""
+
 CLAMPED = "clamped_"
 
 
@@ -110,6 +114,8 @@ class KernelShape:
     has_sinks: bool = False
     """Each head has a score of nothing, beside those of the keys."""
     recurrent: RecurrentShape | None = None
+    num_experts: int = 0
+    """0: its MLPs are dense."""
     own_value_dim: int | None = None
     """None: values are as wide as keys."""
     latent: LatentShape | None = None
@@ -193,6 +199,7 @@ class KernelShape:
     def scratch_bytes(self, accumulators: int, depth: int) -> int:
         """What one thread needs at most: to open a panel of weights this deep, or to attend."""
         panel = 4096 + depth // 32 * OPENED_GROUP_BYTES * 4  # four columns, and what a few tiles leave to be joined
+        panel = max(panel, 4 * ROUTING_ARRAYS * (self.num_experts + LANES))
         if self.latent is None:
             return max(panel, AttentionScratch.of(self, accumulators).total)
         places = LatentScratch.of(self, accumulators), LatentScratch.of_expanded(self, accumulators)

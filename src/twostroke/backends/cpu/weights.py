@@ -259,15 +259,10 @@ class _Layout:
         return None if found is None else found * np.float32(1 / math.log(2))
 
     def _experts(self, index: int, pairs: list[tuple[Projection, Projection]]) -> LayerExperts:
-        def stored(part: str) -> Floats | None:
-            tensor = self._tensors.get(layer_name(index, part))
-            return None if tensor is None else tensor.to_float32()
-
-        router = stored("router")
-        assert router is not None
+        router = self._projection([layer_name(index, "router")])
         parts = [(into.parts[0], out.parts[0]) for into, out in pairs]
         experts = tuple(Expert(into.matrix, out.matrix, into.bias, out.bias) for into, out in parts)
-        return LayerExperts(router, experts, stored("router_bias"), stored("router_correction"))
+        return LayerExperts(router, experts, self._vector(layer_name(index, "router_correction")))
 
     def _vector(self, name: str) -> Floats | None:
         if name not in self._tensors:

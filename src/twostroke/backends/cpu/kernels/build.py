@@ -18,6 +18,7 @@ from twostroke.backends.cpu.kernels.norms import emit_norm, emit_norm_add, emit_
 from twostroke.backends.cpu.kernels.recurrent import emit_convolution, emit_recurrence
 from twostroke.backends.cpu.kernels.recurrent_rows import emit_decays, emit_gated_norm, emit_prepare_gated
 from twostroke.backends.cpu.kernels.rope_kv import emit_rope_and_store
+from twostroke.backends.cpu.kernels.routing import emit_routing
 from twostroke.backends.cpu.kernels.share import emit_share
 from twostroke.backends.cpu.kernels.threads import emit_threads
 from twostroke.backends.cpu.kernels.tile_calls import emit_tiles
@@ -57,6 +58,12 @@ def rows_text(activation: str, isa: InstructionSet) -> str:
     emit_gated_activation(emitter, activation)
     emit_soft_cap(emitter)
     emit_highest(emitter)
+    return str(emitter.module)
+
+
+def routing_text(isa: InstructionSet) -> str:
+    emitter = _emitter(isa)
+    emit_routing(emitter)
     return str(emitter.module)
 
 
