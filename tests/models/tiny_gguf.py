@@ -30,6 +30,11 @@ _ARCHITECTURES = {
     "gpt_oss": gguf.MODEL_ARCH.GPT_OSS,
     "minimax_m2": gguf.MODEL_ARCH.MINIMAXM2,
     "gemma4_text": gguf.MODEL_ARCH.GEMMA4,
+    "olmo2": gguf.MODEL_ARCH.OLMO2,
+    "olmo3": gguf.MODEL_ARCH.OLMO2,
+    "granite": gguf.MODEL_ARCH.GRANITE,
+    "seed_oss": gguf.MODEL_ARCH.SEED_OSS,
+    "ernie4_5": gguf.MODEL_ARCH.ERNIE4_5,
 }
 
 
@@ -174,6 +179,9 @@ def _keys(config: Any) -> dict[str, Any]:
         keys |= {"expert_feed_forward_length": config.intermediate_size, "expert_gating_func": 2}
     if config.model_type == "gemma4_text":
         keys |= _gemma4_keys(config)
+    if config.model_type == "granite":
+        keys |= {"embedding_scale": config.embedding_multiplier, "residual_scale": config.residual_multiplier}
+        keys |= {"attention.scale": config.attention_multiplier, "logit_scale": config.logits_scaling}
     if getattr(config, "sliding_window", None):
         keys["attention.sliding_window"] = config.sliding_window
     if ropes["rope_type"] == "yarn":
@@ -238,7 +246,7 @@ def add_key(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
 def _stored(config: Any, name: str, tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[np.float32]]:
     if config.model_type in ("gemma2", "gemma3_text") and name.endswith("norm.weight"):
         tensor = tensor + 1
-    if config.model_type in ("llama", "mistral", "mixtral"):
+    if config.model_type in ("llama", "mistral", "mixtral", "granite"):
         if ".q_proj." in name:
             tensor = _pairs_from_halves(tensor, config.num_attention_heads)
         if ".k_proj." in name:

@@ -65,6 +65,8 @@ def test_every_family_that_is_not_run_says_why_and_every_other_is_read_as_before
         "gemma4",
         "gemma4_unified",
         "minimax_m2",
+        "olmo2",
+        "olmo3",
         "ministral3",
         "mistral4",
         "qwen2_moe",

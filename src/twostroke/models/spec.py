@@ -258,6 +258,8 @@ class ModelSpec:
     logits_softcap: float | None = None
     embedding_scale: float = 1.0
     tied_embeddings: bool = False
+    final_norm_scale: float = 1.0
+    """What the last norm's weight is multiplied by as it is loaded: backends find it done."""
     final_norm_bias: bool = False
     head_bias: bool = False
     head_rows: int | None = None

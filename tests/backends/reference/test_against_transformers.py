@@ -57,6 +57,11 @@ GGUF_VARIANTS = (
     "gemma4",
     "gemma4_large",
     "gemma4_moe",
+    "olmo2",
+    "olmo3",
+    "granite",
+    "seed_oss",
+    "ernie4_5",
 )
 # What a GGUF file does not hold: query_pre_attn_scalar (it follows from the head size), a rotation's sharpening beside
 # the scores', gpt-oss's limit.

@@ -27,7 +27,8 @@ class Adjustment(Enum):
     """What a format stored differently from what the model multiplies by, and how it is put right."""
 
     ADD_ONE = "Gemma's checkpoints store a norm's weight less one"
-    HALVES_FROM_PAIRS = "GGUF's llama files order each head's q and k rows for a rotation of neighbours"
+    FINAL_NORM_SCALE = "Granite divides its logits by a number"
+    HALVES_FROM_PAIRS = "GGUF's llama files, and ERNIE's, order each head's q and k rows for a rotation of neighbours"
 
 
 @dataclass(frozen=True, slots=True)
