@@ -36,6 +36,11 @@ _ARCHITECTURES = {
     "qwen3_5_text": gguf.MODEL_ARCH.QWEN35,
     "qwen3_5_moe_text": gguf.MODEL_ARCH.QWEN35MOE,
     "granitemoehybrid": gguf.MODEL_ARCH.GRANITE_HYBRID,
+    "olmo2": gguf.MODEL_ARCH.OLMO2,
+    "olmo3": gguf.MODEL_ARCH.OLMO2,
+    "granite": gguf.MODEL_ARCH.GRANITE,
+    "seed_oss": gguf.MODEL_ARCH.SEED_OSS,
+    "ernie4_5": gguf.MODEL_ARCH.ERNIE4_5,
 }
 
 
@@ -321,6 +326,9 @@ def _keys(config: Any) -> dict[str, Any]:
         keys |= {"expert_feed_forward_length": config.intermediate_size, "expert_gating_func": 2}
     if config.model_type == "gemma4_text":
         keys |= _gemma4_keys(config)
+    if config.model_type == "granite":
+        keys |= {"embedding_scale": config.embedding_multiplier, "residual_scale": config.residual_multiplier}
+        keys |= {"attention.scale": config.attention_multiplier, "logit_scale": config.logits_scaling}
     if getattr(config, "sliding_window", None):
         keys["attention.sliding_window"] = config.sliding_window
     if ropes["rope_type"] == "yarn":
@@ -392,7 +400,7 @@ def _stored(config: Any, name: str, tensor: torch.Tensor) -> np.ndarray[Any, np.
     is_less_one = config.model_type.startswith(("gemma2", "gemma3", "qwen3_next", "qwen3_5"))
     if is_less_one and name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
         tensor = tensor + 1
-    if config.model_type in ("llama", "mistral", "mixtral", "granitemoehybrid"):
+    if config.model_type in ("llama", "mistral", "mixtral", "granite", "granitemoehybrid"):
         if ".q_proj." in name:
             tensor = _pairs_from_halves(tensor, config.num_attention_heads)
         if ".k_proj." in name:

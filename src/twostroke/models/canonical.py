@@ -203,6 +203,8 @@ def _adjusted(tensor: WeightTensor, adjustment: Adjustment, target: str, spec: M
         return from_float32(tensor.name, tensor.to_float32() + np.float32(1))
     if adjustment is Adjustment.MINUS_EXPONENTIAL:
         return from_float32(tensor.name, -np.exp(tensor.to_float32()))
+    if adjustment is Adjustment.FINAL_NORM_SCALE:
+        return from_float32(tensor.name, tensor.to_float32() * np.float32(spec.final_norm_scale))
     # From 0, d/2, 1, d/2 + 1, ... back to 0, 1, ... d - 1, so that every backend rotates `i` with `i + d / 2` and knows
     # no other way.
     head_dim = spec.layers[int(target.split(".")[1])].grouped.head_dim

@@ -64,6 +64,11 @@ GGUF_VARIANTS = (
     "qwen3_5_moe",
     "granite_hybrid",
     "granite_hybrid_dense",
+    "olmo2",
+    "olmo3",
+    "granite",
+    "seed_oss",
+    "ernie4_5",
 )
 # What a GGUF file does not hold: query_pre_attn_scalar (it follows from the head size), a rotation's sharpening beside
 # the scores', gpt-oss's limit, groups of Granite's heads.

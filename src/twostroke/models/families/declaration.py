@@ -28,7 +28,8 @@ class Adjustment(Enum):
 
     ADD_ONE = "Gemma's checkpoints store a norm's weight less one"
     MINUS_EXPONENTIAL = "folders store the logarithm of what a state decays by, without its sign"
-    HALVES_FROM_PAIRS = "GGUF's llama files order each head's q and k rows for a rotation of neighbours"
+    FINAL_NORM_SCALE = "Granite divides its logits by a number"
+    HALVES_FROM_PAIRS = "GGUF's llama files, and ERNIE's, order each head's q and k rows for a rotation of neighbours"
 
 
 @dataclass(frozen=True, slots=True)
